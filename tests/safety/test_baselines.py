@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import update
 
 from prolepsis.core.stats import JudgedDraft, TrafficClassCounts
-from prolepsis.safety.baselines import BaselineStore
+from prolepsis.safety.baselines import Baselines, BaselineStore
 from prolepsis.safety.benefit import Benefits
 from prolepsis.safety.drift import DriftStreams
 from prolepsis.store.database import Database
@@ -36,30 +36,30 @@ def learnt() -> tuple[DriftStreams, Benefits]:
 def test_what_one_server_learnt_another_reads(database: Database) -> None:
     streams, benefits = learnt()
     store = BaselineStore(database)
-    store.write(streams.states(), benefits.states())
-    read, shares = BaselineStore(database).read()
-    assert dict(read) == dict(streams.states())
-    assert dict(shares) == dict(benefits.states())
+    store.write(Baselines(streams.states(), benefits.states()))
+    read = BaselineStore(database).read()
+    assert dict(read.streams) == dict(streams.states())
+    assert dict(read.benefits) == dict(benefits.states())
     streams.see(KEY, "head@2", [JudgedDraft(True, 0.9)], 0.0)
-    store.write(streams.states(), benefits.states())
-    assert {version for _, version in BaselineStore(database).read()[0]} == {"head@1", "head@2"}
+    store.write(Baselines(streams.states(), benefits.states()))
+    assert {version for _, version in BaselineStore(database).read().streams} == {"head@1", "head@2"}
 
 
 def test_a_version_that_is_out_of_use_is_dropped_though_servers_start_again(database: Database) -> None:
     streams, benefits = learnt()
-    BaselineStore(database).write(streams.states(), benefits.states())
+    BaselineStore(database).write(Baselines(streams.states(), benefits.states()))
     with database.write() as connection:
         connection.execute(update(drift_baselines).values(kept_at=1.0))
     again, later = BaselineStore(database), DriftStreams()
-    later.restore(again.read()[0], 0.0)
+    later.restore(again.read().streams, 0.0)
     later.see(KEY, "head@2", [JudgedDraft(True, 0.9)], 0.0)
-    again.write(later.states(), {})
-    assert {version for _, version in BaselineStore(database).read()[0]} == {"head@2"}
+    again.write(Baselines(later.states(), {}))
+    assert {version for _, version in BaselineStore(database).read().streams} == {"head@2"}
 
 
 def test_a_row_of_another_format_is_learnt_again(database: Database) -> None:
     streams, benefits = learnt()
-    BaselineStore(database).write(streams.states(), benefits.states())
+    BaselineStore(database).write(Baselines(streams.states(), benefits.states()))
     with database.write() as connection:
         connection.execute(update(drift_baselines).values(state='{"older": true}'))
-    assert BaselineStore(database).read() == ({}, {})
+    assert BaselineStore(database).read() == Baselines({}, {})

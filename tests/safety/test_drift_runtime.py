@@ -135,7 +135,7 @@ async def test_baselines_are_written_every_minute(tmp_path: Path) -> None:
     for now, kept in ((59.0, 0), (60.0, 1)):
         watched.now = now
         await watched.drift.tick()
-        assert len(store.read()[0]) == kept
+        assert len(store.read().streams) == kept
 
 
 @pytest.fixture

@@ -2,13 +2,14 @@
 
 import os
 import secrets
+import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from functools import cache
 from pathlib import Path
 
 import pytest
-from sqlalchemy import delete, make_url, update
+from sqlalchemy import delete, make_url, text, update
 
 from prolepsis.audit.entry import START_OF_CHAIN
 from prolepsis.store.database import Database, store_url
@@ -83,6 +84,19 @@ def _unreachable() -> str | None:
         server = make_url(SERVER).render_as_string(hide_password=True)
         return f"no PostgreSQL server at {server}, set PROLEPSIS_TEST_POSTGRES to the URL of one: {error}"
     return None
+
+
+_WAITING = text("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'")
+
+
+def num_waiting_is(number: int, database: Database) -> bool:
+    """Return whether so many connections to a database of PostgreSQL wait for locks, soon."""
+    deadline = time.monotonic() + 10.0
+    while time.monotonic() < deadline:
+        with database.read() as connection:
+            if connection.scalar(_WAITING) == number:
+                return True
+    return False
 
 
 @contextmanager

@@ -5,24 +5,14 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 
-from sqlalchemy import func, select, text
+from sqlalchemy import func, select
 
 from prolepsis.store.controls import Control, ControlKey, ControlTable
 from prolepsis.store.database import Database
 from prolepsis.store.tables import controls
-from tests.store.databases import opened
+from tests.store.databases import num_waiting_is, opened
 
 KEY: ControlKey = ("kill", "everything")
-WAITING = text("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'")
-
-
-def _is_reached(number: int, database: Database) -> bool:
-    deadline = time.monotonic() + 10.0
-    while time.monotonic() < deadline:
-        with database.read() as connection:
-            if connection.scalar(WAITING) == number:
-                return True
-    return False
 
 
 def test_an_older_act_that_waited_for_a_newer_one_does_not_undo_it(postgresql: str) -> None:
@@ -35,7 +25,7 @@ def test_an_older_act_that_waited_for_a_newer_one_does_not_undo_it(postgresql: s
             connection.execute(select(controls).with_for_update())
             for database, control in ((newer, Control("on", 3.0)), (older, Control("off", 2.0))):
                 written.append(threads.submit(ControlTable(database).exchange, {KEY: control}))
-                assert _is_reached(len(written), ours), "it waits for the row"
+                assert num_waiting_is(len(written), ours), "it waits for the row"
         for one in written:
             assert one.result(10)[KEY] == Control("on", 3.0)
 

@@ -1,6 +1,5 @@
 """Eligibility while serving: requests that end are counted, and /admin/eligibility shows the figures."""
 
-import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -10,16 +9,13 @@ from prometheus_client import CollectorRegistry
 
 from prolepsis.core.audit_event import SERVER, AuditEvent, Emit, discard
 from prolepsis.core.ended import RequestEnded
-from prolepsis.core.errors import StoreUnavailable
 from prolepsis.policy.eligibility import MIN_DRAFTS, UNLIMITED, DraftFigures, Eligibility, Judged, Limits
 from prolepsis.policy.eligibility_store import EligibilityStore, Learnt
 from prolepsis.policy.model import Policy, Terms, control_terms
+from prolepsis.store.learnt import Keeper
 from prolepsis.telemetry.declare import counter
 from prolepsis.web.feature import Feature
 from prolepsis.web.routes import READERS, Route, Routes
-
-KEEP_EVERY_S = 60.0
-"""Seconds between two writes of what was learnt."""
 
 log = structlog.get_logger(__name__)
 
@@ -56,10 +52,7 @@ class EligibilityFeature(Feature):
         self._policy = policy
         self._version = ""
         """Of the policy whose conditions are held."""
-        self._store = store
-        self._is_restored = store is None
-        self._clock = clock
-        self._kept_at = clock()
+        self._keeper = Keeper(self.name, store, restore=self._take, learnt=self._learnt, clock=clock)
         self.routes = _routes(self)
         self._emit = emit
         by = ("traffic_class", "condition", "eligible")
@@ -69,29 +62,21 @@ class EligibilityFeature(Feature):
     async def tick(self) -> None:
         """Read what earlier runs learnt, and keep what this one does, when that is due."""
         self.follow_policy()
-        if self._store is None:
-            return
-        if not self._is_restored:
-            learnt = await asyncio.to_thread(self._store.read)
-            self.eligibility.restore(learnt.figures, learnt.held)
-            self._is_restored, self._version = True, ""
-            self.follow_policy()
-        elif self._clock() - self._kept_at >= KEEP_EVERY_S:
-            self._kept_at = self._clock()
-            await self._keep(self._store)
+        await self._keeper.tick()
 
     async def close(self) -> None:
         """Keep what was learnt for the next start."""
-        if self._store is not None and self._is_restored:
-            await self._keep(self._store)
+        await self._keeper.close()
 
-    async def _keep(self, store: EligibilityStore) -> None:
-        held = self.eligibility
+    def _take(self, learnt: Learnt) -> None:
+        self.eligibility.restore(learnt.figures, learnt.held)
+        self._version = ""  # what was restored may hold conditions of an earlier policy
+        self.follow_policy()
+
+    def _learnt(self) -> Learnt:
+        held = self.eligibility  # copied: a thread writes it while requests go on
         figures = {of: {name: replace(one) for name, one in known.items()} for of, known in held.figures.items()}
-        try:
-            await asyncio.to_thread(store.write, Learnt(figures, held.judged))
-        except StoreUnavailable as error:
-            log.error("eligibility_not_kept", error=str(error))
+        return Learnt(figures, held.judged)
 
     def follow_policy(self) -> None:
         """Forget the conditions of an earlier policy that the present one does not have."""

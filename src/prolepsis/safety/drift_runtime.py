@@ -1,6 +1,5 @@
 """Drift while serving: it polls the engine's counts, and reports alarms to log, metrics and the audit log."""
 
-import asyncio
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -12,12 +11,12 @@ from pydantic import Field
 
 from prolepsis.core.audit_event import SERVER, AuditEvent, Emit, discard
 from prolepsis.core.ended import RequestEnded
-from prolepsis.core.errors import StoreUnavailable
 from prolepsis.core.facts import TRAFFIC_CLASS
 from prolepsis.core.stats import JudgedDraft, TrafficClassCounts
-from prolepsis.safety.baselines import BaselineStore
+from prolepsis.safety.baselines import Baselines, BaselineStore
 from prolepsis.safety.benefit import Benefits
 from prolepsis.safety.drift import STATUSES, DriftAlarm, DriftStreams, Key, Status
+from prolepsis.store.learnt import Keeper
 from prolepsis.telemetry.declare import counter, gauge
 from prolepsis.web.body_reader import read_body
 from prolepsis.web.caller import SignedIn
@@ -27,9 +26,6 @@ from prolepsis.web.fields import Body
 from prolepsis.web.routes import OPERATORS, READERS, Route, Routes
 
 log = structlog.get_logger(__name__)
-
-KEEP_EVERY_S = 60.0
-"""Least time between two writes of the baselines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,39 +85,28 @@ class DriftFeature(Feature):
         self._version_of = version_of
         self._emit = emit
         self._on_cliff = on_cliff
-        self._store = store
-        self._is_restored = store is None
-        self._kept_at = clock()
         self._clock = clock
+        used = store if streams is not None else None
+        self._keeper = Keeper(self.name, used, restore=self._take, learnt=self._learnt, clock=clock)
         self._shown: dict[Key, tuple[Status, *tuple[float | None, ...]]] = {}
         self._metrics = _Metrics(registry)
 
     async def tick(self) -> None:
         """Take in the engine's counts; read and keep the baselines when that is due."""
         self.poll()
-        if self.streams is None or self._store is None:
-            return
-        if not self._is_restored:
-            states, benefits = await asyncio.to_thread(self._store.read)
-            self.streams.restore(states, self._clock())
-            self.benefits.restore(benefits)
-            self._is_restored = True
-        elif self._clock() - self._kept_at >= KEEP_EVERY_S:
-            self._kept_at = self._clock()
-            await self._keep(self._store)
+        await self._keeper.tick()
 
     async def close(self) -> None:
         """Keep the baselines for the next start."""
-        if self._store is not None and self._is_restored:
-            await self._keep(self._store)
+        await self._keeper.close()
 
-    async def _keep(self, store: BaselineStore) -> None:
-        if self.streams is None:
-            return
-        try:
-            await asyncio.to_thread(store.write, self.streams.states(), self.benefits.states())
-        except StoreUnavailable as error:
-            log.error("baselines_not_kept", error=str(error))
+    def _take(self, learnt: Baselines) -> None:
+        if self.streams is not None:
+            self.streams.restore(learnt.streams, self._clock())
+            self.benefits.restore(learnt.benefits)
+
+    def _learnt(self) -> Baselines:
+        return Baselines(self.streams.states() if self.streams is not None else {}, self.benefits.states())
 
     def on_request_end(self, ended: RequestEnded) -> None:
         """Take in the first judged drafts of a request, and what its drafts brought."""
