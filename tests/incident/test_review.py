@@ -6,15 +6,24 @@ from math import nan
 
 import pytest
 
+from prolepsis.core.traffic_sums import Drafted
 from prolepsis.incident.period import Period
 from prolepsis.incident.prometheus import Firing
 from prolepsis.incident.review import Budget, Review, budgets
 from prolepsis.incident.review_page import page
 from prolepsis.incident.timeline import Happening, Kind
-from prolepsis.incident.week import Drafted, Figures, Traffic
+from prolepsis.incident.week import Figures, Traffic
 
 END = datetime(2026, 11, 22, tzinfo=UTC)
-GOOD = Traffic(100, 1, 5000, 1000, 800, device_s=50.0, predicted_plain_s=100.0)
+GOOD = Traffic(
+    num_requests=100,
+    num_failed=1,
+    num_output_tokens=5000,
+    num_draft_tokens=1000,
+    num_accepted=800,
+    device_s=50.0,
+    predicted_plain_s=100.0,
+)
 FIGURES = Figures({"chat": GOOD}, {("chat", "suffix"): Drafted(1000, 800)}, {"overloaded": 1})
 QUIET = Review(
     period=Period(END - timedelta(days=7), END), this=FIGURES, before=FIGURES, happened=(), budgets=None, alerts=()

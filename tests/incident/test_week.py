@@ -4,10 +4,11 @@ from datetime import UTC, datetime
 
 import pytest
 
+from prolepsis.core.traffic_sums import Drafted
 from prolepsis.cost import period_history
 from prolepsis.cost.device_time import DeviceCost
 from prolepsis.incident.period import Period
-from prolepsis.incident.week import NO_CLASS, Drafted, Figures, Spent, figures
+from prolepsis.incident.week import NO_CLASS, Figures, Spent, figures
 from prolepsis.store import records
 from prolepsis.store.database import Database
 from tests.store.fakes import record

@@ -19,6 +19,7 @@ from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.events import Tokens
 from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
 from prolepsis.core.stats import ProposerCounts, RequestStats
+from prolepsis.core.traffic_sums import ratio
 from prolepsis.engine.client import EngineClient
 from prolepsis.engine.text import StopStrings, TextStream
 from prolepsis.models.files.chat_tokenizer import ChatTokenizer, encode_message
@@ -66,7 +67,7 @@ def _proposer(counts: ProposerCounts) -> dict[str, object]:
         "num_drafts": counts.num_drafts,
         "num_draft_tokens": counts.num_draft_tokens,
         "num_accepted": counts.num_accepted,
-        "acceptance_rate": _rounded(_ratio(counts.num_accepted, counts.num_draft_tokens), 4),
+        "acceptance_rate": _rounded(ratio(counts.num_accepted, counts.num_draft_tokens), 4),
         "acceptance_length": _rounded(_acceptance_length(counts), 3),
         "per_position": [{"drafted": drafted, "accepted": accepted} for drafted, accepted in counts.per_position],
     }
@@ -74,18 +75,14 @@ def _proposer(counts: ProposerCounts) -> dict[str, object]:
 
 def _proposer_row(counts: ProposerCounts) -> list[str]:
     rates = " ".join(f"{accepted / drafted:.2f}" for drafted, accepted in counts.per_position[:8] if drafted)
-    rate, length = _ratio(counts.num_accepted, counts.num_draft_tokens), _acceptance_length(counts)
+    rate, length = ratio(counts.num_accepted, counts.num_draft_tokens), _acceptance_length(counts)
     numbers = [str(n) for n in (counts.num_drafts, counts.num_draft_tokens, counts.num_accepted)]
     return [*numbers, "-" if rate is None else f"{rate:.3f}", "-" if length is None else f"{length:.2f}", rates]
 
 
 def _acceptance_length(counts: ProposerCounts) -> float | None:
-    extra = _ratio(counts.num_accepted, counts.num_drafts)
+    extra = ratio(counts.num_accepted, counts.num_drafts)
     return None if extra is None else 1 + extra
-
-
-def _ratio(part: int, whole: int) -> float | None:
-    return part / whole if whole else None
 
 
 def _ms(seconds: float | None) -> float | None:

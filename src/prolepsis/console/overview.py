@@ -8,6 +8,7 @@ from prolepsis.console.drawing import Chart, Line
 from prolepsis.console.pages import HOME, Page, Pages, Visit
 from prolepsis.console.timeline import Span
 from prolepsis.console.traffic import TrafficReply
+from prolepsis.core.traffic_sums import TrafficSums
 from prolepsis.correctness.runtime import CorrectnessReply
 from prolepsis.engine.client import EngineClient
 from prolepsis.policy.routes import PolicyReply
@@ -47,16 +48,11 @@ def declare_overview(pages: Pages, client: EngineClient, store: Store | None) ->
     pages.get(HOME, "Overview", overview)
 
 
-def recent(spans: Sequence[Span], num: int = 20) -> Span:
+def recent(spans: Sequence[Span], num: int = 20) -> TrafficSums:
     """Return the sums of the last spans, five minutes of them."""
-    total = Span(spans[-1].at if spans else 0.0)
+    total = TrafficSums()
     for span in spans[-num:]:
-        total.num_requests += span.num_requests
-        total.num_output_tokens += span.num_output_tokens
-        total.num_draft_tokens += span.num_draft_tokens
-        total.num_accepted += span.num_accepted
-        total.device_s += span.device_s
-        total.predicted_plain_s += span.predicted_plain_s
+        total.add(span)
     return total
 
 

@@ -5,31 +5,18 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from prolepsis.core.traffic_sums import TrafficSums
+
 
 @dataclass(slots=True)
-class Span:
+class Span(TrafficSums):
     """What ended within one span; gauges hold their last value in it."""
 
-    at: float
+    at: float = field(kw_only=True)
     """Its beginning, Unix time."""
-    num_requests: int = 0
-    num_output_tokens: int = 0
-    num_draft_tokens: int = 0
-    num_accepted: int = 0
-    device_s: float = 0.0
-    predicted_plain_s: float = 0.0
     num_running: int = 0
     num_waiting: int = 0
     kv_usage: float = 0.0
-
-    @property
-    def acceptance_rate(self) -> float | None:
-        return self.num_accepted / self.num_draft_tokens if self.num_draft_tokens else None
-
-    @property
-    def saved(self) -> float | None:
-        """1 - device time / predicted device time of plain decoding."""
-        return 1.0 - self.device_s / self.predicted_plain_s if self.predicted_plain_s else None
 
 
 @dataclass(slots=True)
@@ -48,9 +35,9 @@ class Timeline:
         """Return the span of the present; the clock may have been set back, then it is the last one."""
         start = self.now() // self.width_s * self.width_s
         if not self._spans or start - self._spans[-1].at > self.width_s * self.length:
-            self._spans.append(Span(start))
+            self._spans.append(Span(at=start))
         while start > self._spans[-1].at:
-            self._spans.append(Span(self._spans[-1].at + self.width_s))
+            self._spans.append(Span(at=self._spans[-1].at + self.width_s))
         return self._spans[-1]
 
     @property

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from prolepsis.console.timeline import Span, Timeline
 from prolepsis.core.ended import RequestEnded
 from prolepsis.core.stats import EffectiveReason, Mode, PlainReason, ProposerCounts, RequestStats
+from prolepsis.core.traffic_sums import TrafficSums, ratio, sums_of
 from prolepsis.engine.client import EngineHealth
 from prolepsis.web.feature import Feature
 from prolepsis.web.routes import READERS, Route, Routes
@@ -66,7 +67,7 @@ class TrafficReply:
 @dataclass(slots=True)
 class _ClassFigures:
     minutes: Timeline
-    sums: Span = field(default_factory=lambda: Span(0.0))
+    sums: TrafficSums = field(default_factory=TrafficSums)
     num_steps: int = 0
     modes: Counter[Mode] = field(default_factory=Counter)
     reasons: Counter[EffectiveReason] = field(default_factory=Counter)
@@ -75,8 +76,9 @@ class _ClassFigures:
     first_token_s: deque[float] = field(default_factory=lambda: deque(maxlen=_LATENCIES))
 
     def add(self, stats: RequestStats) -> None:
-        for span in (self.sums, self.minutes.current()):
-            add_to(span, stats)
+        ended = sums_of(stats)
+        for sums in (self.sums, self.minutes.current()):
+            sums.add(ended)
         self.num_steps += stats.num_steps
         self.modes[stats.mode.mode] += 1
         self.reasons[stats.mode.reason] += 1
@@ -118,22 +120,12 @@ class TrafficFeature(Feature):
             if name in self._classes or len(self._classes) < MAX_CLASSES:
                 figures = self._classes.setdefault(name, _ClassFigures(Timeline(60.0, 60, self._time)))
                 figures.add(prompt.stats)
-            add_to(self.all.current(), prompt.stats)
+            self.all.current().add(sums_of(prompt.stats))
 
     @property
     def reply(self) -> TrafficReply:
         ordered = sorted(self._classes.items(), key=lambda item: -item[1].sums.num_output_tokens)
         return TrafficReply([_shown(name, one) for name, one in ordered], list(self.all.spans))
-
-
-def add_to(span: Span, stats: RequestStats) -> None:
-    """Count one request that ended."""
-    span.num_requests += 1
-    span.num_output_tokens += stats.num_output_tokens
-    span.num_draft_tokens += stats.num_draft_tokens
-    span.num_accepted += stats.num_accepted
-    span.device_s += stats.device.total
-    span.predicted_plain_s += stats.device.predicted_plain
 
 
 def _shown(name: str, one: _ClassFigures) -> TrafficClassReply:
@@ -146,7 +138,7 @@ def _shown(name: str, one: _ClassFigures) -> TrafficClassReply:
         num_draft_tokens=sums.num_draft_tokens,
         num_accepted=sums.num_accepted,
         acceptance_rate=sums.acceptance_rate,
-        tokens_per_step=sums.num_output_tokens / one.num_steps if one.num_steps else None,
+        tokens_per_step=ratio(sums.num_output_tokens, one.num_steps),
         device_s=sums.device_s,
         predicted_plain_s=sums.predicted_plain_s,
         saved=sums.saved,

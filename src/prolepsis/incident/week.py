@@ -7,6 +7,7 @@ from typing import Any
 
 from sqlalchemy import Connection, case, func, select
 
+from prolepsis.core.traffic_sums import Drafted, TrafficSums
 from prolepsis.incident.period import Period
 from prolepsis.store.tables import cost_periods, request_records
 
@@ -14,39 +15,11 @@ NO_CLASS = "no class"
 _BATCH = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class Drafted:
-    """Draft tokens of a proposer, and those that were accepted."""
+@dataclass(slots=True)
+class Traffic(TrafficSums):
+    """Requests that ended; device seconds are of those whose time without drafts is predicted."""
 
-    num_draft_tokens: int = 0
-    num_accepted: int = 0
-
-    @property
-    def acceptance_rate(self) -> float | None:
-        return self.num_accepted / self.num_draft_tokens if self.num_draft_tokens else None
-
-
-@dataclass(frozen=True, slots=True)
-class Traffic:
-    """Requests that ended."""
-
-    num_requests: int = 0
     num_failed: int = 0
-    num_output_tokens: int = 0
-    num_draft_tokens: int = 0
-    num_accepted: int = 0
-    device_s: float = 0.0
-    """Of requests whose time without drafts is predicted."""
-    predicted_plain_s: float = 0.0
-
-    @property
-    def acceptance_rate(self) -> float | None:
-        return self.num_accepted / self.num_draft_tokens if self.num_draft_tokens else None
-
-    @property
-    def saved(self) -> float | None:
-        """1 - device time / predicted device time of plain decoding."""
-        return 1.0 - self.device_s / self.predicted_plain_s if self.predicted_plain_s else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +79,15 @@ def _classes(connection: Connection, here: Any) -> dict[str, Traffic]:
     found = {}
     for name, *counts, device_s, plain_s in rows:
         number, failed, tokens, drafted, accepted = map(int, counts)  # PostgreSQL sums whole numbers to decimals
-        found[name or NO_CLASS] = Traffic(number, failed, tokens, drafted, accepted, device_s or 0.0, plain_s)
+        found[name or NO_CLASS] = Traffic(
+            num_requests=number,
+            num_failed=failed,
+            num_output_tokens=tokens,
+            num_draft_tokens=drafted,
+            num_accepted=accepted,
+            device_s=device_s or 0.0,
+            predicted_plain_s=plain_s,
+        )
     return found
 
 

@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry
 
 from prolepsis.core.audit_event import SERVER, AuditEvent, Emit, discard
 from prolepsis.core.ended import RequestEnded
+from prolepsis.core.traffic_sums import ratio
 from prolepsis.policy.eligibility import MIN_DRAFTS, UNLIMITED, DraftFigures, Eligibility, Judged, Limits
 from prolepsis.policy.eligibility_store import EligibilityStore, Learnt
 from prolepsis.policy.model import Policy, Terms, control_terms
@@ -157,6 +158,6 @@ def _shown(traffic_class: str, proposer: str, one: DraftFigures) -> DraftFigures
         proposer=proposer,
         version=one.version,
         num_drafts=one.num_drafts,
-        acceptance_rate=one.accepted / one.drafted if one.drafted else None,
-        saved_s_per_million_tokens=1e6 * one.saved_s / one.tokens if one.tokens else None,
+        acceptance_rate=ratio(one.accepted, one.drafted),
+        saved_s_per_million_tokens=ratio(1e6 * one.saved_s, one.tokens),
     )
