@@ -11,12 +11,13 @@ from prolepsis.cli.bench.arms import ArmSetup, EngineArm, parse_arms
 from prolepsis.cli.bench.ask import ask, in_flight
 from prolepsis.cli.bench.measure import Outcome, Run, Schedule, Turn, measure, rotated
 from prolepsis.cli.bench.prompts import EncodedPrompt
-from prolepsis.cli.bench.report import Figures, percentile, rate, spread
+from prolepsis.cli.bench.report import Figures, rate, spread
 from prolepsis.core.errors import DeadlineExceeded, EngineError
 from prolepsis.core.events import Aborted, Failed
 from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.core.stats import RequestStats
 from prolepsis.engine.timings import StepTiming, Timings
+from prolepsis.statistics.percentile import percentile
 from tests.cli.bench_fakes import NUM_TOKENS, PROPOSERS, table_client
 from tests.fake_client import FakeEngineClient
 from tests.virtual_time import virtual_time

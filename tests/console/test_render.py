@@ -20,7 +20,7 @@ THIN = "\u202f"
         (age(None), "–"),
         (moment(0.0), "1970-01-01 00:00:00 UTC"),
         (moment("2026-11-22T10:00:00.5+01:00"), "2026-11-22 09:00:00 UTC"),
-        (size(10_400_000), f"10.4{THIN}MB"),
+        (size(10_400_000), f"9.92{THIN}MiB"),
         (amount(0.00002004, "EUR"), f"0.000020{THIN}EUR"),
         (amount(0.0125, "EUR"), f"0.0125{THIN}EUR"),
         (amount(1234.5, "EUR"), f"1{THIN}234.50{THIN}EUR"),

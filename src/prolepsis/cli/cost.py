@@ -17,10 +17,10 @@ from prolepsis.cli.output import (
     print_facts,
     print_json,
     print_table,
-    shown_duration,
     shown_time,
 )
 from prolepsis.cli.store import StoreOption, ready_database
+from prolepsis.core.units import duration
 from prolepsis.cost import period_history
 from prolepsis.cost import price_history as stored_prices
 from prolepsis.cost.device_time import DeviceCost
@@ -78,7 +78,7 @@ def _shown(period: DeviceCost) -> list[str]:
         period.paid_per_million_tokens,
         period.used_per_million_tokens,
     )
-    times = [shown_time(period.started_at), shown_duration(period.held_s), shown_duration(period.used_s)]
+    times = [shown_time(period.started_at), duration(period.held_s), duration(period.used_s)]
     money = ["-" if one is None else f"{one:.4g} {period.currency}" for one in amounts]
     return [*times, str(period.num_output_tokens), *money]
 

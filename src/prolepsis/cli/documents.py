@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from prolepsis.cli.output import print_facts, print_json, print_table, shown_bytes, shown_duration, shown_time, warn
+from prolepsis.cli.output import print_facts, print_json, print_table, shown_time, warn
+from prolepsis.core.units import duration, size
 
 Columns = Mapping[str, Sequence[str]]
 """The columns of tables, by the path of the list in the document: each a field, its path, or HEADER=PATH.
@@ -127,9 +128,9 @@ def _shown_number(name: str, value: float) -> str:
     if name in _TIMES or name.endswith("_at"):
         return shown_time(value)
     if name.endswith("_bytes"):
-        return shown_bytes(value)
+        return size(value)
     if _SECONDS.search(name):
-        return shown_duration(value)
+        return duration(value)
     if isinstance(value, int):
         return f"{value:,}" if abs(value) >= _GROUPED else str(value)
     return f"{100 * value:.4g}%" if name.endswith(_PERCENTAGES) else f"{value:.4g}"

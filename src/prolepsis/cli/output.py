@@ -2,7 +2,6 @@
 
 import io
 import json
-import math
 import os
 import re
 import sys
@@ -175,27 +174,6 @@ def print_facts(facts: Sequence[tuple[str, object]], console: Console | None = N
 def shown_time(seconds: float) -> str:
     """Return a Unix time as tables show it, in UTC."""
     return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S}"
-
-
-_UNITS_OF_TIME = (("d", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3), ("µs", 1e-6))
-
-
-def shown_duration(seconds: float) -> str:
-    """Return a time in the unit that fits it."""
-    if math.isinf(seconds):
-        return "never"
-    fitting = (unit for unit in _UNITS_OF_TIME if abs(seconds) >= (2 if unit[1] > 1 else 1) * unit[1])
-    unit, size = next(fitting, ("s", 1.0))
-    return f"{seconds / size:.3g} {unit}"
-
-
-def shown_bytes(count: float) -> str:
-    """Return an amount of memory in the unit that fits it."""
-    for unit in ("B", "KiB", "MiB"):
-        if abs(count) < 1024:
-            return f"{count:.3g} {unit}"
-        count /= 1024
-    return f"{count:.3g} GiB"
 
 
 _NUMBER = re.compile(r"(-?[\d.,]+(e[-+]\d+)?( ?([%x]|[a-zA-Zµ]{1,3}))?(/\d+)?( \(.*\))?|-)?")

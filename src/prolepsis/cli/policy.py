@@ -19,11 +19,11 @@ from prolepsis.cli.output import (
     note,
     print_json,
     print_table,
-    shown_duration,
     stdout,
     warn,
 )
 from prolepsis.core.files import read_text
+from prolepsis.core.units import duration
 from prolepsis.core.validation import Finding
 from prolepsis.core.yaml_document import Document, located
 from prolepsis.policy.check import InvalidPolicy, read_policy
@@ -240,4 +240,4 @@ def _expected(stage: Forecast) -> dict[str, object]:
         return {"least_s": None, "most_s": None, "expected": "no guardrail decides: manual only"}
     times = {"least_s": stage.wait.least_s, "most_s": stage.wait.most_s}
     finite = {name: None if math.isinf(seconds) else round(seconds, 1) for name, seconds in times.items()}
-    return {**finite, "expected": " to ".join(map(shown_duration, times.values()))}
+    return {**finite, "expected": " to ".join(map(duration, times.values()))}

@@ -7,10 +7,12 @@ from datetime import UTC, datetime
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from prolepsis.core import units
+
 UNKNOWN = "–"
 """In place of a value that is not known."""
-_AGES = ((60.0, "s"), (60.0, "min"), (24.0, "h"), (float("inf"), "d"))
-_SIZES = ("B", "KB", "MB", "GB", "TB")
+THIN = "\u202f"
+"""The space between a number and its unit."""
 
 
 def environment() -> Environment:
@@ -29,38 +31,31 @@ def environment() -> Environment:
 
 def count(value: float | None) -> str:
     """Return a whole number with groups of three."""
-    return UNKNOWN if value is None else f"{value:,.0f}".replace(",", "\u202f")
+    return UNKNOWN if value is None else f"{value:,.0f}".replace(",", THIN)
 
 
 def number(value: float | None, digits: int = 2) -> str:
-    return UNKNOWN if value is None else f"{value:,.{digits}f}".replace(",", "\u202f")
+    return UNKNOWN if value is None else f"{value:,.{digits}f}".replace(",", THIN)
 
 
 def share(value: float | None, digits: int = 1) -> str:
     """Return a share of 1 in percent."""
-    return UNKNOWN if value is None else f"{100 * value:.{digits}f}\u202f%"
+    return UNKNOWN if value is None else f"{100 * value:.{digits}f}{THIN}%"
 
 
 def seconds(value: float | None) -> str:
     """Return a duration in the unit that suits it."""
     if value is None:
         return UNKNOWN
-    if abs(value) < 1.0:
-        return f"{1000 * value:.3g}\u202fms" if abs(value) >= 1e-6 else "0\u202fms"
-    return f"{value:.3g}\u202fs" if abs(value) < 120.0 else _in_steps(value)
+    return units.duration(value).replace(" ", THIN) if abs(value) >= 1e-6 else f"0{THIN}ms"
 
 
 def age(at: float | None) -> str:
     """Return how long ago a Unix time was."""
-    return UNKNOWN if at is None else f"{_in_steps(max(0.0, time.time() - at))} ago"
-
-
-def _in_steps(left: float) -> str:
-    for most, unit in _AGES:
-        if left < 2 * most:
-            return f"{left:.0f}\u202f{unit}"
-        left /= most
-    raise AssertionError("the last unit has no end")
+    if at is None:
+        return UNKNOWN
+    value, unit = units.in_unit_of_time(max(0.0, round(time.time() - at)))
+    return f"{value:.0f}{THIN}{unit} ago"
 
 
 def moment(at: float | str | None) -> str:
@@ -73,12 +68,7 @@ def moment(at: float | str | None) -> str:
 
 def size(value: float | None) -> str:
     """Return a number of bytes."""
-    if value is None:
-        return UNKNOWN
-    unit = 0
-    while value >= 1000.0 and unit + 1 < len(_SIZES):
-        value, unit = value / 1000.0, unit + 1
-    return f"{value:.3g}\u202f{_SIZES[unit]}"
+    return UNKNOWN if value is None else units.size(value).replace(" ", THIN)
 
 
 def amount(value: float | None, currency: str | None) -> str:
@@ -87,7 +77,7 @@ def amount(value: float | None, currency: str | None) -> str:
         return UNKNOWN
     counting = 3 if abs(value) >= 0.01 else 2
     digits = max(2, counting - 1 - math.floor(math.log10(abs(value)))) if value else 2
-    return f"{number(value, min(digits, 9))}\u202f{currency or ''}".strip()
+    return f"{number(value, min(digits, 9))}{THIN}{currency or ''}".strip()
 
 
 def plain(value: object) -> str:

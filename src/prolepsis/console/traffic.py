@@ -10,6 +10,7 @@ from prolepsis.core.ended import RequestEnded
 from prolepsis.core.stats import EffectiveReason, Mode, PlainReason, ProposerCounts, RequestStats
 from prolepsis.core.traffic_sums import TrafficSums, ratio, sums_of
 from prolepsis.engine.client import EngineHealth
+from prolepsis.statistics.percentile import percentile
 from prolepsis.web.feature import Feature
 from prolepsis.web.routes import READERS, Route, Routes
 
@@ -149,15 +150,9 @@ def _shown(name: str, one: _ClassFigures) -> TrafficClassReply:
             proposer: ProposerShare(counts.num_draft_tokens, counts.num_accepted, counts.per_position)
             for proposer, counts in sorted(one.proposers.items())
         },
-        first_token_s=[quantile(one.first_token_s, level) for level in (0.5, 0.95)],
+        first_token_s=[percentile(one.first_token_s, level) for level in (0.5, 0.95)],
         minutes=list(one.minutes.spans),
     )
-
-
-def quantile(values: Sequence[float], level: float) -> float | None:
-    """Return the value below which about `level` of the values are, None without any."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(level * len(ordered)))] if ordered else None
 
 
 def _routes(feature: TrafficFeature) -> Sequence[Route]:

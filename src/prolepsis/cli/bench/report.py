@@ -10,6 +10,7 @@ from prolepsis.cli.bench.measure import Outcome, Run, Schedule
 from prolepsis.cli.bench.prompts import EncodedPrompt
 from prolepsis.core.requests import SamplingParams
 from prolepsis.engine.client import EngineInfo
+from prolepsis.statistics.percentile import percentile
 
 ALL = "all"
 NOT_LOOPING = "not looping"
@@ -23,17 +24,6 @@ def spread(values: Iterable[float]) -> Figure:
     found = sorted(values)
     median = statistics.median(found) if found else None
     return {"median": median, "min": found[0] if found else None, "max": found[-1] if found else None}
-
-
-def percentile(values: Sequence[float], share: float) -> float | None:
-    """Return the value below which `share` (0 to 1) of `values` lie, interpolated between neighbours."""
-    if not values:
-        return None
-    ordered = sorted(values)
-    place = share * (len(ordered) - 1)
-    low = int(place)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
 
 
 class Figures:

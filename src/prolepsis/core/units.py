@@ -1,0 +1,29 @@
+"""Times and sizes in the unit that fits them, for people."""
+
+import math
+
+_TIMES = (("d", 86400.0), ("h", 3600.0), ("min", 60.0), ("s", 1.0), ("ms", 1e-3), ("µs", 1e-6))
+_SIZES = ("B", "KiB", "MiB", "GiB")
+
+
+def in_unit_of_time(seconds: float) -> tuple[float, str]:
+    """Return a time in the largest unit of which it has one, above the second two."""
+    fitting = ((size, unit) for unit, size in _TIMES if abs(seconds) >= (2 if size > 1 else 1) * size)
+    size, unit = next(fitting, (1.0, "s"))
+    return seconds / size, unit
+
+
+def duration(seconds: float) -> str:
+    """Return a time as text; one without an end is "never"."""
+    if math.isinf(seconds):
+        return "never"
+    value, unit = in_unit_of_time(seconds)
+    return f"{value:.3g} {unit}"
+
+
+def size(num_bytes: float) -> str:
+    """Return an amount of memory as text."""
+    unit = 0
+    while abs(num_bytes) >= 1024 and unit + 1 < len(_SIZES):
+        num_bytes, unit = num_bytes / 1024, unit + 1
+    return f"{num_bytes:.3g} {_SIZES[unit]}"
