@@ -1,3 +1,4 @@
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -6,6 +7,7 @@ import pytest
 
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import ConfigError
+from prolepsis.core.extras import Extra
 from prolepsis.tracing import settings
 from prolepsis.tracing.settings import Destination, destination
 
@@ -24,9 +26,11 @@ def test_an_address(given: str, endpoint: str) -> None:
     assert destination(ServerConfig(traces=given), {}) == Destination(endpoint)
 
 
-@pytest.mark.parametrize("given", ["collector:4318", "ftp://collector", "http://", "on"])
+@pytest.mark.parametrize(
+    "given", ["collector:4318", "ftp://collector", "http://", "http://host:99999", "http://[x", "on"]
+)
 def test_what_is_no_address_is_refused(given: str) -> None:
-    with pytest.raises(ConfigError, match=f"traces is '{given}'; allowed: an http.s. URL, auto or none"):
+    with pytest.raises(ConfigError, match=re.escape(f"traces is '{given}'; allowed: an http(s) URL, auto or none")):
         destination(ServerConfig(traces=given), {})
 
 
@@ -50,7 +54,7 @@ def test_the_environment_turns_an_address_off_too() -> None:
 
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settings, "_NEEDED", "opentelemetry.exporter.otlp.is_not_here")
+    monkeypatch.setattr(settings, "OTEL", Extra("otel", "OpenTelemetry", "opentelemetry.exporter.otlp.is_not_here"))
     with pytest.raises(ConfigError, match=r"pip install 'prolepsis\[otel\]'"):
         destination(ServerConfig(traces="http://collector:4318"), {})
     assert destination(ServerConfig(), ENDPOINT) is None

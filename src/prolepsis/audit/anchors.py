@@ -3,14 +3,12 @@
 import asyncio
 import json
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from itertools import product
 from pathlib import Path
 from typing import Protocol
-from urllib.parse import urlsplit
 
 import httpx
 import structlog
@@ -20,6 +18,7 @@ from sqlalchemy import Connection
 
 from prolepsis.audit import chain
 from prolepsis.core.errors import ConfigError, StoreUnavailable
+from prolepsis.core.urls import HTTP, address, scheme_of, without_user
 from prolepsis.store import record_chain
 from prolepsis.store.database import Database
 from prolepsis.store.signing import ChainName, SignedHead
@@ -30,7 +29,6 @@ AUTO, LOG, NONE = "auto", "log", "none"
 WEBHOOK_TIMEOUT_S = 10.0
 _HEAD = TypeAdapter(SignedHead)
 _TORN_SHOWN = 10
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):")
 
 log = structlog.get_logger(__name__)
 
@@ -93,16 +91,13 @@ class AnchorWebhook:
 
     def __init__(self, url: str) -> None:
         """Raises `ConfigError` for an address that no request can be sent to."""
-        try:
-            host, _ = urlsplit(url).hostname, urlsplit(url).port
-            self._url = httpx.URL(url)
-        except (ValueError, httpx.InvalidURL):
-            host = None
-        if not host:
-            shown = url.partition("://")[2].rpartition("@")[2].partition("/")[0][:80]
-            allowed = "http(s)://HOST or HOST:PORT with a port of 0 to 65535"
+        parts = address(url)
+        if parts is None or parts.hostname is None:
+            shown = without_user(url.partition("://")[2]).partition("/")[0][:80]
+            allowed = "http(s)://HOST or HOST:PORT with a port of 1 to 65535"
             raise ConfigError(f"audit_anchor has the address {shown!r}; allowed: {allowed}", param="audit_anchor")
-        self.name = host
+        self._url = url
+        self.name = parts.hostname
 
     def keep(self, head: SignedHead) -> None:
         httpx.post(self._url, json=head.plain(), timeout=WEBHOOK_TIMEOUT_S).raise_for_status()
@@ -121,9 +116,8 @@ def _place(setting: str, default: Path) -> AnchorPlace:
         return AnchorLog()
     if setting == AUTO:
         return AnchorFile(default)
-    found = _SCHEME.match(setting)
-    scheme = found[1].lower() if found else ""
-    if scheme in ("http", "https"):
+    scheme = scheme_of(setting)
+    if scheme in HTTP:
         return AnchorWebhook(setting)
     if scheme or not setting:
         message = f"audit_anchor is {setting[:80]!r}; allowed: auto, log, none, a file, http:// or https://"

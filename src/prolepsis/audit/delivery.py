@@ -9,13 +9,15 @@ from datetime import datetime
 from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Protocol
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from prolepsis.audit.entry import AuditEntry
 from prolepsis.core.errors import ConfigError, DeliveryFailed
+from prolepsis.core.extras import OTEL
 from prolepsis.core.files import JsonFile
+from prolepsis.core.urls import address, scheme_of
 
 if TYPE_CHECKING:
     from opentelemetry._logs import LogRecord
@@ -115,10 +117,9 @@ class OtlpLogs:
     """An OTLP endpoint for logs over HTTP; `OTEL_EXPORTER_OTLP_HEADERS` and the like hold. Needs the extra `otel`."""
 
     def __init__(self, url: str) -> None:
-        try:
-            from opentelemetry.exporter.otlp.proto.http._log_exporter import OTLPLogExporter
-        except ImportError:
-            raise ConfigError("delivery by OTLP needs OpenTelemetry: pip install 'prolepsis[otel]'") from None
+        OTEL.require("delivery by OTLP", param="output")
+        from opentelemetry.exporter.otlp.proto.http._log_exporter import OTLPLogExporter
+
         self._url = url
         self._exporter = OTLPLogExporter(url, timeout=TIMEOUT_S)
 
@@ -157,12 +158,11 @@ def destination(name: str, *, append: bool) -> Destination:
 
     `append`: a file keeps what it has.
     """
-    url = urlsplit(name)
-    if url.scheme in _PORT and url.hostname and _has_port(url):
+    if (url := address(name, _PORT)) is not None:
         return Syslog(url)
-    if url.scheme in ("http", "https") and url.hostname and _has_port(url):
+    if address(name) is not None:
         return OtlpLogs(name)
-    if url.scheme or not name:
+    if scheme_of(name) or not name:
         raise ConfigError(f"output is {name[:80]!r}; allowed: {_ALLOWED}", param="output")
     try:
         file = Path(name).open("a" if append else "w", encoding="utf-8")  # noqa: SIM115  # JsonLines closes it
@@ -179,14 +179,6 @@ def _ends_in_mid_line(file: Path) -> bool:
             return False
         content.seek(-1, os.SEEK_END)
         return content.read() != b"\n"
-
-
-def _has_port(url: SplitResult) -> bool:
-    """Return whether the port is absent or a valid number."""
-    try:
-        return url.port is None or url.port > 0
-    except ValueError:
-        return False
 
 
 class Cursor:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import httpx
 import structlog
@@ -15,6 +15,7 @@ from pydantic import BaseModel, Field, TypeAdapter
 
 from prolepsis.core.audit_event import SERVER, AuditEvent, Emit
 from prolepsis.core.errors import ConfigError
+from prolepsis.core.urls import address, without_user
 from prolepsis.rollout.live import LiveRollout
 from prolepsis.rollout.machine import Kind, RolloutEvent
 from prolepsis.telemetry.declare import counter
@@ -176,13 +177,8 @@ def author_of(rollout_id: str) -> str:
 
 def check_alertmanager(url: str) -> None:
     """Raise `ConfigError` for an address that is none."""
-    try:
-        parts, port = urlsplit(url), urlsplit(url).port
-        is_address = parts.scheme in ("http", "https") and bool(httpx.URL(url).host) and port != 0
-    except (ValueError, httpx.InvalidURL):
-        is_address = False
-    if url != OFF and not is_address:
-        shown = url.rpartition("@")[2][:80]
+    if url != OFF and address(url) is None:
+        shown = without_user(url)[:80]
         message = f"alertmanager is {shown!r}; allowed: an http(s) URL such as http://127.0.0.1:9093, or none"
         raise ConfigError(message, param="alertmanager")
 

@@ -4,7 +4,6 @@ import os
 import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import quote
 
@@ -13,6 +12,7 @@ from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from prolepsis.core.errors import ConfigError, StoreUnavailable
+from prolepsis.core.extras import POSTGRES
 from prolepsis.core.files import data_directory
 
 AUTO = "auto"
@@ -159,8 +159,7 @@ def _beginning(engine: Engine) -> Engine:
 
 def _postgresql(url: URL) -> Engine:
     """Connections with time limits for connecting, statements, locks and a dead network."""
-    if find_spec("psycopg") is None:
-        raise ConfigError("store is on PostgreSQL, which needs psycopg: install prolepsis[postgres]", param="store")
+    POSTGRES.require("a store on PostgreSQL", param="store")
     bounds = {
         "application_name": "prolepsis",
         "connect_timeout": int(LOCK_WAIT_S),

@@ -2,8 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
-from urllib.parse import urlsplit
 from uuid import uuid4
 
 import structlog
@@ -11,6 +9,8 @@ import structlog
 from prolepsis import __version__
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import ConfigError
+from prolepsis.core.extras import OTEL
+from prolepsis.core.urls import address, without_user
 from prolepsis.engine.client import EngineInfo
 from prolepsis.tracing import names
 
@@ -18,8 +18,6 @@ log = structlog.get_logger(__name__)
 
 _VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PATH = "/v1/traces"
-_NEEDED = "opentelemetry.exporter.otlp.proto.http"
-_INSTALL = "pip install 'prolepsis[otel]'"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +40,8 @@ def destination(config: ServerConfig, environment: Mapping[str, str]) -> Destina
         return Destination(_endpoint(config.traces))
     if environment.get("OTEL_TRACES_EXPORTER") == "none" or not any(map(environment.get, _VARIABLES)):
         return None
-    if not _is_installed():
-        log.warning("no_traces", reason="OpenTelemetry is not installed", install=_INSTALL)
+    if not OTEL.is_installed:
+        log.warning("no_traces", reason="OpenTelemetry is not installed", install=OTEL.install)
         return None
     return Destination(None)
 
@@ -53,8 +51,7 @@ def check_traces(config: ServerConfig) -> None:
     if config.traces in ("auto", "none"):
         return
     _endpoint(config.traces)
-    if not _is_installed():
-        raise ConfigError(f"traces needs OpenTelemetry, which is not installed: {_INSTALL}", param="traces")
+    OTEL.require("traces", param="traces")
 
 
 def described(info: EngineInfo) -> dict[str, str]:
@@ -70,14 +67,7 @@ def described(info: EngineInfo) -> dict[str, str]:
 
 def _endpoint(given: str) -> str:
     """Return the full address; one without a path is a collector's."""
-    parts = urlsplit(given)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(f"traces is {given!r}; allowed: an http(s) URL, auto or none", param="traces")
+    parts = address(given)
+    if parts is None:
+        raise ConfigError(f"traces is {without_user(given)!r}; allowed: an http(s) URL, auto or none", param="traces")
     return given if parts.path.strip("/") else parts._replace(path=_PATH).geturl()
-
-
-def _is_installed() -> bool:
-    try:
-        return find_spec(_NEEDED) is not None
-    except ModuleNotFoundError:
-        return False

@@ -1,0 +1,36 @@
+"""Packages that only some installations have: those of our extras."""
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+from prolepsis.core.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Extra:
+    """An extra of this package, and a module that comes with it."""
+
+    name: str
+    package: str
+    """As people call it."""
+    module: str
+
+    @property
+    def is_installed(self) -> bool:
+        try:
+            return find_spec(self.module) is not None
+        except ModuleNotFoundError:  # a package that the module is part of
+            return False
+
+    @property
+    def install(self) -> str:
+        return f"pip install 'prolepsis[{self.name}]'"
+
+    def require(self, what: str, param: str) -> None:
+        """Raise `ConfigError` if it is not installed; `what` needs it, `param` is the setting that asks for `what`."""
+        if not self.is_installed:
+            raise ConfigError(f"{what} needs {self.package}, which is not installed: {self.install}", param=param)
+
+
+OTEL = Extra("otel", "OpenTelemetry", "opentelemetry.exporter.otlp.proto.http")
+POSTGRES = Extra("postgres", "psycopg", "psycopg")
