@@ -12,17 +12,15 @@ import argparse
 import asyncio
 import json
 import multiprocessing
-import statistics
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 import httpx
 
-from benchmarks.other_tenants import TOO_MANY, gaps, signed
-from prolepsis.cli.bench.provenance import provenance
+from benchmarks.other_tenants import TOO_MANY
+from benchmarks.stream_gaps import gaps, parser_of, report, signed, summary
 from prolepsis.web.uploads import body_limit
 
 MANY_AT_ONCE = 500
@@ -150,7 +148,7 @@ async def measure(args: argparse.Namespace) -> dict[str, object]:
                 streams, ended = await _beside(name, target, lambda: gaps(http, model, args.key))
                 seen.setdefault(name, []).append(streams)
                 outcomes.setdefault(name, Outcomes()).update(ended)
-    return {name: {**_summary(rounds), "outcomes": dict(outcomes[name])} for name, rounds in seen.items()}
+    return {name: {**summary(rounds), "outcomes": dict(outcomes[name])} for name, rounds in seen.items()}
 
 
 async def _beside(
@@ -178,29 +176,10 @@ def _first(found: "multiprocessing.Queue[Outcomes]") -> Outcomes:
     return Outcomes()
 
 
-def _summary(rounds: list[list[float]]) -> dict[str, object]:
-    """Milliseconds; worst gaps of the rounds from the least to the largest."""
-    every = sorted(gap for one in rounds for gap in one)
-    return {
-        "median": round(1e3 * statistics.median(every), 1),
-        "p99": round(1e3 * every[int(0.99 * len(every))], 1),
-        "worst": [round(1e3 * max(one), 1) for one in sorted(rounds, key=max)],
-    }
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("url")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser = parser_of(__doc__)
     parser.add_argument("--cases", nargs="*", choices=list(FLOODS))
-    parser.add_argument("--key", default="")
-    parser.add_argument("--other-key", default="")
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
-    result = {"provenance": provenance({}, {}), "gaps_ms": asyncio.run(measure(args))}
-    print(json.dumps(result["gaps_ms"], indent=2))
-    if args.json:
-        args.json.write_text(json.dumps(result, indent=2))
+    report(measure, parser.parse_args())
 
 
 if __name__ == "__main__":
