@@ -3,9 +3,7 @@
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from threading import Thread
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -20,6 +18,7 @@ from prolepsis.store.database import Database
 from prolepsis.store.signing import AuditKeys
 from prolepsis.store.tables import audit_entries, audit_head
 from tests.audit.test_tampering import in_memory
+from tests.loopback import Reply, Request, serving
 
 
 @pytest.fixture
@@ -85,21 +84,12 @@ def test_no_line_makes_the_others_unreadable(tmp_path: Path, line: str) -> None:
 def webhook(status: list[int], bodies: list[object]) -> Iterator[str]:
     """Serve a URL that takes anchors with the present status."""
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            bodies.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
-            self.send_response(status[0])
-            self.end_headers()
+    def take(request: Request) -> Reply:
+        bodies.append(json.loads(request.body))
+        return Reply(status[0])
 
-        def log_message(self, *_: object) -> None:
-            """Say nothing."""
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}/anchors?token=secret"
-        server.shutdown()
-        thread.join()
+    with serving(take) as url:
+        yield f"{url}/anchors?token=secret"
 
 
 async def test_a_webhook_gets_it_again_until_it_takes_it(database: Database) -> None:

@@ -4,12 +4,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from gzip import decompress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
 
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
+
+from tests.loopback import Reply, Request, serving
 
 Value = str | bool | int | float | list["Value"]
 
@@ -37,18 +37,19 @@ class Receiver:
     spans: list[ReceivedSpan] = field(default_factory=list)
     resource: dict[str, Value] = field(default_factory=dict)
     paths: list[str] = field(default_factory=list)
-    headers: dict[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
     raw: bytes = b""
     """All bodies, uncompressed, one after the other."""
 
-    def take(self, path: str, headers: Mapping[str, str], body: bytes) -> None:
-        self.paths.append(path)
-        self.headers = {name.lower(): value for name, value in headers.items()}
-        whole = decompress(body) if self.headers.get("content-encoding") == "gzip" else body
+    def take(self, request: Request) -> Reply:
+        self.paths.append(request.path)
+        self.headers = request.headers
+        whole = decompress(request.body) if self.headers.get("content-encoding") == "gzip" else request.body
         self.raw += whole
         for one in ExportTraceServiceRequest.FromString(whole).resource_spans:
             self.resource |= _attributes(one.resource.attributes)
             self.spans += [_received(span) for scope in one.scope_spans for span in scope.spans]
+        return Reply(self.status)
 
     def trace(self, trace_id: str) -> list[ReceivedSpan]:
         """Return the spans of a trace, in the order of their beginnings."""
@@ -60,25 +61,8 @@ def receiving() -> Iterator[Receiver]:
     """Run a receiver on loopback while the block runs."""
     receiver = Receiver()
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            receiver.take(self.path, dict(self.headers), self.rfile.read(int(self.headers["content-length"])))
-            self.send_response(receiver.status)
-            self.send_header("content-length", "0")
-            self.end_headers()
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        receiver.url = f"http://127.0.0.1:{server.server_port}"
-        thread = Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        try:
-            yield receiver
-        finally:
-            server.shutdown()
-            thread.join()
+    with serving(receiver.take) as receiver.url:
+        yield receiver
 
 
 def _received(span: Span) -> ReceivedSpan:

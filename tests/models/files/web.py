@@ -2,11 +2,11 @@
 
 import hashlib
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from tests.loopback import Reply, Request, serving
 
 COMMIT = "c0ffee" + 34 * "0"
 """Of every repository served."""
@@ -42,51 +42,22 @@ class Web:
         document = {"id": repository, "sha": COMMIT, "siblings": siblings, "cardData": card or {}}
         self.pages[f"/api/models/{repository}/revision/main"] = json.dumps(document).encode()
 
+    def answer(self, request: Request) -> Reply:
+        path = request.path.partition("?")[0]
+        wanted = request.headers.get("range")
+        self.asked.append((path, wanted))
+        body = self.pages.get(path)
+        status = self.statuses.pop(0) if self.statuses else (404 if body is None else 200)
+        body = body or b""
+        if status == 200 and wanted and self.ranges:
+            first = int(wanted.removeprefix("bytes=").rstrip("-"))
+            status, body = (206, body[first:]) if first < len(body) else (416, b"")
+        headers = {"content-type": self.types.get(path, "application/octet-stream"), **self.headers.get(path, {})}
+        return Reply(status, body, headers, self.cut_after.pop(0) if self.cut_after else None)
+
 
 @contextmanager
 def serve(web: Web) -> Iterator[Web]:
     """Serve `web` on a free port while the block runs."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            answer(self, web)
-
-        do_HEAD = do_GET  # noqa: N815
-
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
-    thread.start()
-    web.url = f"http://127.0.0.1:{server.server_port}"
-    try:
+    with serving(web.answer) as web.url:
         yield web
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
-
-
-def answer(handler: BaseHTTPRequestHandler, web: Web) -> None:
-    """Answer one request as `web` says."""
-    path = handler.path.partition("?")[0]
-    wanted = handler.headers.get("Range")
-    web.asked.append((path, wanted))
-    body = web.pages.get(path)
-    status = web.statuses.pop(0) if web.statuses else (404 if body is None else 200)
-    body = body or b""
-    if status == 200 and wanted and web.ranges:
-        first = int(wanted.removeprefix("bytes=").rstrip("-"))
-        status, body = (206, body[first:]) if first < len(body) else (416, b"")
-    cut = web.cut_after.pop(0) if web.cut_after else len(body)  # before the headers: they are the whole answer to HEAD
-    handler.send_response(status)
-    handler.send_header("Content-Length", str(len(body)))
-    handler.send_header("Content-Type", web.types.get(path, "application/octet-stream"))
-    for name, value in web.headers.get(path, {}).items():
-        handler.send_header(name, value)
-    handler.send_header("Connection", "close")
-    handler.end_headers()
-    if handler.command == "GET":
-        handler.wfile.write(body[:cut])
-    handler.close_connection = True
