@@ -14,6 +14,7 @@ from xdist.scheduler import LoadScopeScheduling
 if TYPE_CHECKING:  # a run of a few tests imports what they need
     from prolepsis.models.load import LoadedModel
     from prolepsis.store.database import Database
+    from prolepsis.store.store import Store
 
 DEFAULT_MODEL = "test_default_model"
 """Files whose names begin so share the default model, which one worker loads once."""
@@ -90,6 +91,18 @@ def sqlite(migrated_sqlite: Path, tmp_path: Path) -> str:
 
     shutil.copy(migrated_sqlite, tmp_path)
     return sqlite_setting(tmp_path)
+
+
+@pytest.fixture
+def store(sqlite: str) -> Iterator["Store"]:
+    """An open store in a file of SQLite, with nothing in it."""
+    from prolepsis.core.config import ServerConfig
+    from prolepsis.store.store import opened_store
+    from prolepsis.telemetry.metrics import Metrics
+
+    with opened_store(ServerConfig(store=sqlite), Metrics().registry) as opened:
+        assert opened is not None
+        yield opened
 
 
 @pytest.fixture(scope="session")

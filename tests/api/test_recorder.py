@@ -1,7 +1,7 @@
 """Each request that ended is recorded once, by how it ended; the server's own acts are in the audit log."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from prolepsis.policy.runtime import Policies
 from prolepsis.policy.source import PolicyFile
 from prolepsis.rollout.runtime import Rollouts
 from prolepsis.safety.flag_file import FlagFileProvider
-from prolepsis.store.store import Store, open_store
+from prolepsis.store.store import Store
 from prolepsis.telemetry.metrics import Metrics
 from tests.api.fakes import ByteTokenizer, FakeEngine
 from tests.rollout.stores import memory_store
@@ -31,14 +31,6 @@ from tests.safety.flag_files import flag, write
 from tests.store.fakes import append, latest_records
 
 BODY = {"model": "tiny", "prompt": "Hi", "max_tokens": 40}
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    opened = open_store(f"sqlite:///{tmp_path / 'store.sqlite'}", Metrics().registry)
-    assert opened is not None
-    yield opened
-    opened.close()
 
 
 @pytest.fixture

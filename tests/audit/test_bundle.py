@@ -1,8 +1,6 @@
 """Bundles: what is in a redacted one, and that a changed one is refused."""
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 
 import httpx
 import pytest
@@ -14,19 +12,12 @@ from prolepsis.audit.bundle import Form, bundle_of, read_bundle, to_json
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import ConfigError, InvalidParameter
-from prolepsis.store.store import Store, opened_store
+from prolepsis.store.store import Store
 from prolepsis.telemetry.metrics import Metrics
 from tests.api.fakes import ByteTokenizer, FakeEngine
 
 ASKED = {"model": "tiny", "prompt": ["Say hi", "Say ho"], "max_tokens": 40, "seed": 7}
 NAMED = "ticket-of-acme"
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with opened_store(ServerConfig(store=f"sqlite:///{tmp_path / 'store.sqlite'}"), Metrics().registry) as opened:
-        assert opened is not None
-        yield opened
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from prolepsis.audit.log import forget_tenant
 from prolepsis.cli.main import app as commands
 from prolepsis.core.config import ServerConfig
 from prolepsis.store import records, retries
-from prolepsis.store.store import Store, opened_store
+from prolepsis.store.store import Store
 from prolepsis.store.tables import audit_entries, request_records
 from prolepsis.telemetry.metrics import Metrics
 from tests.api.fakes import ByteTokenizer, FakeEngine
@@ -27,13 +26,6 @@ from tests.api.fakes import ByteTokenizer, FakeEngine
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 HEADERS = {"x-request-id": "ticket-7;ann@example.org", "traceparent": f"00-{TRACE}-00f067aa0ba902b7-01"}
 ASKED = {"model": "tiny", "prompt": "Say hi", "max_tokens": 40}
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with opened_store(ServerConfig(store=f"sqlite:///{tmp_path / 'store.sqlite'}"), Metrics().registry) as opened:
-        assert opened is not None
-        yield opened
 
 
 @pytest.fixture

@@ -21,32 +21,36 @@ from prolepsis.policy.runtime import Policies
 from prolepsis.policy.source import PolicyFile
 from prolepsis.rollout.machine import RolloutEvent
 from prolepsis.rollout.runtime import Rollouts, audit_event
+from prolepsis.store.database import Database
 from prolepsis.store.store import Store, opened_store
 from prolepsis.telemetry.metrics import Metrics
 from tests.api.fakes import ByteTokenizer, FakeEngine
 from tests.api.test_run import process
 from tests.fake_client import INFO
 from tests.rollout.stores import memory_store
-from tests.store.databases import opened
+from tests.store.databases import opened, sqlite_setting
 
 
-def entries_of(setting: str) -> list[AuditEntry]:
-    with closing(opened(setting)) as database, database.read() as connection:
+def entries_of(database: Database) -> list[AuditEntry]:
+    with database.read() as connection:
         entries = list(chain.entries(connection))
     assert verify(entries).faults == ()
     return entries
 
 
-async def test_changes_of_the_policy_are_recorded_with_before_and_after(tmp_path: Path) -> None:
-    file, setting = tmp_path / "policy.yaml", f"sqlite:///{tmp_path / 'store.sqlite'}"
+def written_to(store: Store) -> list[AuditEntry]:
+    assert store.writer.flush(20.0)
+    return entries_of(store.database)
+
+
+async def test_changes_of_the_policy_are_recorded_with_before_and_after(tmp_path: Path, store: Store) -> None:
+    file = tmp_path / "policy.yaml"
     file.write_text("version: 1\ndefault: {mode: off}\n")
-    with opened_store(ServerConfig(store=setting), Metrics().registry) as store:
-        rollouts = Rollouts(memory_store(), lambda _: None, Metrics().registry, model="tiny")
-        assert store is not None
-        policies = Policies(PolicyFile(file), INFO.proposers, rollouts, emit=AuditLog(store.writer).record)
-        file.write_text("version: 2\ndefault: {mode: on}\n")
-        await policies.tick()
-    loaded, reloaded = entries_of(setting)
+    rollouts = Rollouts(memory_store(), lambda _: None, Metrics().registry, model="tiny")
+    policies = Policies(PolicyFile(file), INFO.proposers, rollouts, emit=AuditLog(store.writer).record)
+    file.write_text("version: 2\ndefault: {mode: on}\n")
+    await policies.tick()
+    loaded, reloaded = written_to(store)
     assert (loaded.action, reloaded.action) == ("policy.loaded", "policy.reloaded")
     assert reloaded.versions["policy"].startswith("2@")
     assert loaded.details is not None
@@ -58,16 +62,14 @@ async def test_changes_of_the_policy_are_recorded_with_before_and_after(tmp_path
     assert (reloaded.details.actor, reloaded.details.subject) == ("server", str(file))
 
 
-async def test_what_is_done_by_hand_is_recorded_with_who_did_it(tmp_path: Path) -> None:
-    setting = f"sqlite:///{tmp_path / 'store.sqlite'}"
-    config = ServerConfig(store=setting, kill_file=tmp_path / "kill.json", breaker_file=tmp_path / "breakers.json")
-    with opened_store(config, Metrics().registry) as store:
-        app = build(config, FakeEngine(), ByteTokenizer(), Metrics(), sources=Sources(store=store))
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
-            assert (await http.put("/admin/kill", json={"on": True, "reason": "drill"})).status_code == 200
-            breaker = {"proposer": INFO.proposers[0], "traffic_class": "text/none/free/short", "state": "forced_open"}
-            assert (await http.put("/admin/breakers", json=breaker)).status_code == 200, breaker
-    killed, opened_by_hand = entries_of(setting)
+async def test_what_is_done_by_hand_is_recorded_with_who_did_it(tmp_path: Path, store: Store) -> None:
+    config = ServerConfig(kill_file=tmp_path / "kill.json", breaker_file=tmp_path / "breakers.json")
+    app = build(config, FakeEngine(), ByteTokenizer(), Metrics(), sources=Sources(store=store))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
+        assert (await http.put("/admin/kill", json={"on": True, "reason": "drill"})).status_code == 200
+        breaker = {"proposer": INFO.proposers[0], "traffic_class": "text/none/free/short", "state": "forced_open"}
+        assert (await http.put("/admin/breakers", json=breaker)).status_code == 200, breaker
+    killed, opened_by_hand = written_to(store)
     assert (killed.action, opened_by_hand.action) == ("kill.on", "breaker.forced_open")
     assert killed.details is not None
     assert opened_by_hand.details is not None
@@ -78,12 +80,9 @@ async def test_what_is_done_by_hand_is_recorded_with_who_did_it(tmp_path: Path) 
     assert killed.details.after["shared"][0]["reason"] == "drill"
 
 
-def test_changes_of_a_rollout_are_recorded_with_their_numbers(tmp_path: Path) -> None:
-    setting = f"sqlite:///{tmp_path / 'store.sqlite'}"
-    with opened_store(ServerConfig(store=setting), Metrics().registry) as store:
-        assert store is not None
-        AuditLog(store.writer).record(audit_event(RolloutEvent(7.0, "code@1", "3@ab", 1, "started", "shadow", "by k1")))
-    (started,) = entries_of(setting)
+def test_changes_of_a_rollout_are_recorded_with_their_numbers(store: Store) -> None:
+    AuditLog(store.writer).record(audit_event(RolloutEvent(7.0, "code@1", "3@ab", 1, "started", "shadow", "by k1")))
+    (started,) = written_to(store)
     assert (started.action, started.versions) == ("rollout.started", {"policy": "3@ab"})
     assert started.details is not None
     assert isinstance(started.details.after, dict)
@@ -95,7 +94,8 @@ def test_a_process_records_its_start_and_its_stop(tmp_path: Path, monkeypatch: p
     with process("None", 0.0, 1.0) as (running, _):
         os.kill(running.pid, signal.SIGTERM)
         assert running.wait(20) == 0
-    started, stopped = entries_of(f"sqlite:///{tmp_path / 'store.sqlite'}")
+    with closing(opened(sqlite_setting(tmp_path))) as database:
+        started, stopped = entries_of(database)
     assert (started.action, stopped.action) == ("server.started", "server.stopped")
     assert started.versions["model"] == INFO.model
     assert started.details is not None

@@ -21,9 +21,8 @@ from prolepsis.cli.output import UNPROVEN
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.config import ServerConfig
 from prolepsis.engine.thread import ThreadEngineClient
-from prolepsis.store.store import Store, opened_store
+from prolepsis.store.store import Store
 from prolepsis.telemetry.logs import configure_logs
-from prolepsis.telemetry.metrics import Metrics
 from tests.api.conftest import served
 from tests.api.fakes import FakeEngine
 from tests.audit.test_requests import ASKED, after_of, ask, kept
@@ -36,16 +35,13 @@ class Running:
 
 
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+def store(store: Store, sqlite: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     """The store that commands use here."""
-    setting = f"sqlite:///{tmp_path / 'store.sqlite'}"
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PROLEPSIS_STORE", setting)
+    monkeypatch.setenv("PROLEPSIS_STORE", sqlite)
     monkeypatch.setenv("COLUMNS", "200")
     configure_logs("error")  # the server runs in this process: its lines would be among the command's
-    with opened_store(ServerConfig(store=setting), Metrics().registry) as opened:
-        assert opened is not None
-        yield opened
+    yield store
     structlog.reset_defaults()
 
 

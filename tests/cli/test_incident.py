@@ -14,11 +14,9 @@ from prolepsis.audit import chain
 from prolepsis.audit.entry import SERVED
 from prolepsis.cli.main import app
 from prolepsis.core.audit_event import SERVER, AuditEvent
-from prolepsis.core.config import ServerConfig
 from prolepsis.policy import versions
-from prolepsis.store.store import Store, opened_store
+from prolepsis.store.store import Store
 from prolepsis.telemetry.logs import configure_logs
-from prolepsis.telemetry.metrics import Metrics
 from tests.api.conftest import served
 from tests.api.fakes import FakeEngine
 
@@ -31,19 +29,16 @@ EVENTS = (
 
 
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+def store(store: Store, sqlite: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     """The store that commands use here, with `EVENTS`."""
-    setting = f"sqlite:///{tmp_path / 'store.sqlite'}"
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PROLEPSIS_STORE", setting)
+    monkeypatch.setenv("PROLEPSIS_STORE", sqlite)
     monkeypatch.setenv("PROLEPSIS_DATA", str(tmp_path))
     monkeypatch.setenv("COLUMNS", "200")
     configure_logs("error")
-    with opened_store(ServerConfig(store=setting), Metrics().registry) as opened:
-        assert opened is not None
-        with opened.database.write() as connection:
-            chain.append(connection, EVENTS)
-        yield opened
+    with store.database.write() as connection:
+        chain.append(connection, EVENTS)
+    yield store
     structlog.reset_defaults()
 
 

@@ -10,10 +10,9 @@ from typer.testing import CliRunner, Result
 from prolepsis.audit import chain
 from prolepsis.cli.main import app
 from prolepsis.core.audit_event import SERVER, AuditEvent
-from prolepsis.core.config import DAY_S, ServerConfig
+from prolepsis.core.config import DAY_S
 from prolepsis.store import records
-from prolepsis.store.store import opened_store
-from prolepsis.telemetry.metrics import Metrics
+from prolepsis.store.store import Store
 from tests.store.fakes import record
 
 OPENED = AuditEvent(actor=SERVER, action="breaker.open", subject="suffix chat", after={"reason": "cliff"})
@@ -24,21 +23,18 @@ def proposed(num_accepted: int) -> dict[str, object]:
 
 
 @pytest.fixture(autouse=True)
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A store with two weeks; acceptance fell from one to the other."""
-    setting = f"sqlite:///{tmp_path / 'store.sqlite'}"
-    monkeypatch.setenv("PROLEPSIS_STORE", setting)
+def two_weeks(store: Store, sqlite: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What commands have on record here; acceptance fell from one week to the other."""
+    monkeypatch.setenv("PROLEPSIS_STORE", sqlite)
     monkeypatch.chdir(tmp_path)
     now = time.time()
     written = [
         record(ended_at=now - 60, traffic_class="chat", proposers=proposed(300)),
         record(ended_at=now - 8 * DAY_S, traffic_class="chat", proposers=proposed(500)),
     ]
-    with opened_store(ServerConfig(store=setting), Metrics().registry) as opened:
-        assert opened is not None
-        with opened.database.write() as connection:
-            records.add(connection, written)
-            chain.append(connection, [OPENED])
+    with store.database.write() as connection:
+        records.add(connection, written)
+        chain.append(connection, [OPENED])
 
 
 def review(*words: str) -> Result:

@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -28,7 +28,7 @@ from prolepsis.policy.runtime import Policies
 from prolepsis.policy.source import PolicyFile
 from prolepsis.rollout.runtime import Rollouts
 from prolepsis.safety.kill_switch import kill_file
-from prolepsis.store.store import Store, opened_store
+from prolepsis.store.store import Store
 from prolepsis.telemetry.metrics import Metrics
 from tests import fakes
 from tests.api.fakes import ByteTokenizer, FakeEngine
@@ -46,13 +46,6 @@ default:
   rollout: {step_weights: [95]}
   guardrails: [{name: same, metric: correctness, limit: 0.9}]
 """
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with opened_store(ServerConfig(store=f"sqlite:///{tmp_path / 'store.sqlite'}"), Metrics().registry) as opened:
-        assert opened is not None
-        yield opened
 
 
 def table(*, flawed: bool = False) -> ThreadEngineClient:
@@ -150,7 +143,7 @@ async def test_a_corrupted_emission_is_structural_and_on_record(tmp_path: Path, 
         assert served.metric("replays_total", outcome="structural") == 1.0
         assert served.metric("speculation_killed", source="operator") == 0.0
     assert store.writer.flush(20.0)
-    [entry] = entries_of(str(store.database.name))
+    [entry] = entries_of(store.database)
     assert entry.action == "replay.structural"
     assert entry.details is not None
     assert entry.details.subject == difference["request_id"]

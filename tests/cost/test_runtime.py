@@ -25,7 +25,7 @@ from prolepsis.cost.runtime import CostFeature, CostReply, ExperimentReply
 from prolepsis.policy.runtime import Policies
 from prolepsis.policy.source import PolicyFile
 from prolepsis.rollout.runtime import Rollouts
-from prolepsis.store.store import Store, open_store
+from prolepsis.store.store import Store
 from prolepsis.telemetry.metrics import Metrics
 from tests.api.fakes import ByteTokenizer, FakeEngine
 from tests.rollout.stores import memory_store
@@ -191,14 +191,6 @@ async def test_an_edited_book_changes_no_amount_of_the_past(tmp_path: Path) -> N
     assert after.device.amount_used == pytest.approx(after.total.amount)
     assert [one.num_output_tokens for one in after.periods] == [0, 4]
     assert after.device.used_per_million_tokens == pytest.approx(SPECULATING_S / 4 * 1000)
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Any:
-    opened = open_store(f"sqlite:///{tmp_path / 'store.sqlite'}", Metrics().registry)
-    assert opened is not None
-    yield opened
-    opened.close()
 
 
 async def test_books_that_were_used_and_device_seconds_are_on_record(tmp_path: Path, store: Store) -> None:

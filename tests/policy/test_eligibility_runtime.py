@@ -16,7 +16,7 @@ from prolepsis.cost.prices import PriceFile
 from prolepsis.policy.runtime import Policies
 from prolepsis.policy.source import PolicyFile
 from prolepsis.rollout.runtime import Rollouts
-from prolepsis.store.store import Store, opened_store
+from prolepsis.store.store import Store
 from prolepsis.telemetry.metrics import Metrics
 from tests.api.fakes import ByteTokenizer, FakeEngine
 from tests.fake_client import INFO
@@ -111,18 +111,17 @@ async def test_an_edit_of_the_thresholds_takes_the_old_conditions_away_and_no_ot
     assert shown["figures"][0]["num_drafts"] == 3 * (NEEDED + 1), "what was measured stays"
 
 
-async def test_a_restart_goes_on_with_what_was_learnt(tmp_path: Path) -> None:
-    with opened_store(ServerConfig(store=f"sqlite:///{tmp_path / 'store.sqlite'}"), Metrics().registry) as store:
-        app = EligibilityApp(tmp_path, RULE.format(0.5, ""), store=store)
-        await app.tick()
-        assert await app.modes(NEEDED + 1) == ["shadow"] * NEEDED + ["auto"]
-        before = await app.shown()
-        for feature in app.features:
-            await feature.close()
-        again = EligibilityApp(tmp_path, RULE.format(0.5, ""), store=store)
-        await again.tick()
-        assert await again.shown() == before
-        assert await again.modes(1) == ["auto"]
+async def test_a_restart_goes_on_with_what_was_learnt(tmp_path: Path, store: Store) -> None:
+    app = EligibilityApp(tmp_path, RULE.format(0.5, ""), store=store)
+    await app.tick()
+    assert await app.modes(NEEDED + 1) == ["shadow"] * NEEDED + ["auto"]
+    before = await app.shown()
+    for feature in app.features:
+        await feature.close()
+    again = EligibilityApp(tmp_path, RULE.format(0.5, ""), store=store)
+    await again.tick()
+    assert await again.shown() == before
+    assert await again.modes(1) == ["auto"]
 
 
 async def test_low_acceptance_stays_in_shadow_or_plain_as_the_share_says(tmp_path: Path) -> None:

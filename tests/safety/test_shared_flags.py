@@ -20,7 +20,7 @@ from prolepsis.safety.flag_file import ENABLED, KILL, FlagFileProvider
 from prolepsis.safety.shared_controls import SharedControls, copy_file
 from prolepsis.safety.shared_flags import MAX_FLAGS, SharedFlags, made_entry, plain_definition, stricter
 from prolepsis.store.controls import Control, ControlTable
-from prolepsis.store.store import Store, opened_store
+from prolepsis.store.store import Store
 from prolepsis.telemetry.metrics import Metrics
 from tests.api.conftest import served
 from tests.api.fakes import ByteTokenizer, FakeEngine
@@ -79,12 +79,6 @@ async def server(
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
         await tick()
         yield Server(http, engine, tick, killed)
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Any:
-    with opened_store(ServerConfig(store=f"sqlite:///{tmp_path / 'store.sqlite'}"), Metrics().registry) as opened:
-        yield opened
 
 
 async def test_a_flag_set_on_one_replica_counts_on_all(tmp_path: Path, store: Store) -> None:
