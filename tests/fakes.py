@@ -7,6 +7,7 @@ import math
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import blake2b
 from itertools import pairwise
 from typing import TypeVar
@@ -27,6 +28,7 @@ from prolepsis.engine.runner import Computed, Runner
 from prolepsis.engine.scheduler import Scheduler, SchedulerLimits
 from prolepsis.engine.speculation import Speculation
 from prolepsis.engine.step import Engine, EngineParts, StepVerifier
+from prolepsis.engine.text import Detokenizer
 from prolepsis.grammar.grammars import Grammars
 from prolepsis.kv.pages import PagePool
 from prolepsis.models.protocol import PAGE_SIZE, Batch, KVCache, ModelInfo
@@ -183,6 +185,7 @@ class EngineSetup:
     model: TableModel = field(default_factory=TableModel)
     clock: Callable[[], float] | None = None
     grammars: Grammars | None = None
+    detokenizer: Detokenizer = field(default_factory=Letters)
     consumers: Sequence[HiddenStateConsumer] = ()
     watch: CallWatch | None = None
     stuck_after_s: float | None = None
@@ -206,12 +209,13 @@ def build_as(kind: type[E], setup: EngineSetup) -> E:
     )
     window = DraftWindow(flat_cost())
     proposers = ProposerSet(setup.proposers, window, AcceptanceEstimator(), VOCAB, watch=setup.watch)
-    info = EngineInfo("table", "table", VOCAB, setup.max_model_len, "fp", "strict", "table", proposers.names)
+    named = partial(EngineInfo, weights="table", tokenizer=Letters.fingerprint)
+    info = named("table", "table", VOCAB, setup.max_model_len, "fp", "strict", "table", proposers.names)
     plan = AppliedPlan()
     parts = EngineParts(
         info=info,
         plan=plan,
-        scheduler=Scheduler(limits, paging, plan, Letters(), setup.grammars),
+        scheduler=Scheduler(limits, paging, plan, setup.detokenizer, setup.grammars),
         speculation=Speculation(proposers, max_step_tokens=setup.max_step_tokens, max_model_len=setup.max_model_len),
         runner=Runner(model, cache),
         verifier=setup.verifier,

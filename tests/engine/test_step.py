@@ -4,7 +4,14 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from prolepsis.core.errors import ContextTooLong, DeadlineExceeded, EngineDead, EngineError, InvalidParameter
+from prolepsis.core.errors import (
+    ContextTooLong,
+    DeadlineExceeded,
+    EngineDead,
+    EngineError,
+    InvalidParameter,
+    StepFailed,
+)
 from prolepsis.core.events import Aborted, Failed, Finished, Tokens
 from prolepsis.core.messages import Abort, ApplyPlan, Submit
 from prolepsis.core.plan import SpecPlan
@@ -276,7 +283,7 @@ def test_repeated_failure_ends_the_engine_cleanly() -> None:
     engine.runner.model.fail_next = 99  # type: ignore[attr-defined]
     events = run(engine, *(request(str(i), [1], LONG) for i in range(6)))
     kinds = [type(end.error) for end in terminals(events).values() if isinstance(end, Failed)]
-    assert kinds == [EngineError] * MAX_FAILED_STEPS + [EngineDead] * (6 - MAX_FAILED_STEPS)
+    assert kinds == [StepFailed] * MAX_FAILED_STEPS + [EngineDead] * (6 - MAX_FAILED_STEPS)
     with pytest.raises(EngineDead):
         engine.validate(request("late", [1]))
     (late,) = run(engine, request("late", [1]))

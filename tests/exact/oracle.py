@@ -47,7 +47,7 @@ def target(threads: int = 1) -> LoadedModel:
         save_tiny(Path(folder), "llama", {"head_dim": 32})
         checkpoint = open_checkpoint(Path(folder), torch.bfloat16)
         model = NativeModel(checkpoint, LeanShape.from_config(checkpoint.config), "tiny", threads)
-    return LoadedModel(model, cast(Tokenizer, Letters()), "tiny", "tiny")
+    return LoadedModel(model, cast(Tokenizer, Letters()), "tiny", "tiny", "tiny")
 
 
 def at_any_price(engine: Engine) -> Engine:

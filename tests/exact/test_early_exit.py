@@ -45,7 +45,7 @@ def target() -> LoadedModel:
         model.save_pretrained(folder)
         checkpoint = open_checkpoint(Path(folder), torch.bfloat16)
         native = NativeModel(checkpoint, LeanShape.from_config(checkpoint.config), "tiny", threads=1)
-    return LoadedModel(native, cast(Tokenizer, Letters()), "tiny", "tiny")
+    return LoadedModel(native, cast(Tokenizer, Letters()), "tiny", "tiny", "tiny")
 
 
 def with_exit(num_layers: int = 2, **changes: object) -> Engine:

@@ -5,6 +5,7 @@ ProlepsisError
 │   ├── InvalidParameter       a request parameter outside its range, or a combination that cannot be served
 │   ├── InvalidGrammar         a schema, regex, choice or grammar that cannot be compiled
 │   ├── ContextTooLong         prompt and answer do not fit the model's context or the page pool
+│   ├── OtherExactGroup        an answer that was begun by an engine whose tokens may differ: names what differs
 │   ├── ModelNotFound          a name that no served model has
 │   ├── RolloutNotFound        an id of no rollout of the policy in use
 │   ├── RolloutConflict        what is asked of a rollout cannot be done now
@@ -22,8 +23,12 @@ ProlepsisError
     ├── DeadlineExceeded       the request's own deadline passed
     ├── TokensOutOfPlace       a token of the answer would be repeated or skipped on its way to the client
     ├── GrammarFailed          a grammar that compiled gave up while the answer was matched
-    └── EngineDead             the engine thread ended; nothing is accepted any more
+    ├── StepFailed             a step of the engine raised; the engine lives
+    └── EngineDead             the engine ended; nothing is accepted any more
+        └── NotContinued       a request lost its engine, and no other went on with it: says why
 """
+
+from prolepsis.core.continuation import NotContinuedReason
 
 
 class ProlepsisError(Exception):
@@ -53,6 +58,10 @@ class InvalidGrammar(UserError):
 
 class ContextTooLong(UserError):
     code = "context_length_exceeded"
+
+
+class OtherExactGroup(UserError):
+    code = "other_exact_group"
 
 
 class ModelNotFound(UserError):
@@ -123,5 +132,17 @@ class GrammarFailed(EngineError):
     code = "grammar_failed"
 
 
+class StepFailed(EngineError):
+    """Its code is that of `EngineError`."""
+
+
 class EngineDead(EngineError):
     code = "engine_dead"
+
+
+class NotContinued(EngineDead):
+    code = "not_continued"
+
+    def __init__(self, message: str, *, reason: NotContinuedReason) -> None:
+        super().__init__(message)
+        self.reason = reason

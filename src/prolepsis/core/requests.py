@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
+from prolepsis.core.continuation import Continuation
 from prolepsis.core.errors import InvalidParameter
 
 GrammarKind = Literal["json_schema", "regex", "choice", "lark"]
@@ -207,6 +208,8 @@ class GenerateRequest:
 
     A replay is decoded plainly. Nothing that others computed is reused for it, and no proposer learns from it.
     """
+    continue_from: Continuation | None = None
+    """What another engine emitted for it before it was lost; only what follows is emitted here."""
 
     @property
     def is_replay(self) -> bool:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, fields
 from itertools import groupby
 from typing import Literal, get_args
 
+from prolepsis.core.continuation import Continued
 from prolepsis.core.rounds import Round
 
 DeviceKind = Literal["prefill", "plain", "verify", "propose", "host"]
@@ -236,6 +237,12 @@ class RequestStats:
     num_cached_tokens: int = 0
     """Prompt tokens whose KV came from the prefix cache."""
     num_output_tokens: int = 0
+    num_continued_tokens: int = 0
+    """Output tokens that another engine had emitted before; no part of those here."""
+    not_exact: tuple[str, ...] = ()
+    """Why the tokens after them may differ from those that were to come (`Continuation.differences`)."""
+    continued: list[Continued] = field(default_factory=list)
+    """Each time it lost its engine and went on in another; filled in by what holds its stream."""
     num_steps: int = 0
     """Target passes that emitted tokens for this request."""
     num_preemptions: int = 0

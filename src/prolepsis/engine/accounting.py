@@ -114,7 +114,7 @@ def count_started(sequence: SequenceState, now: float) -> None:
         request.queued_since = None
     if not request.started:
         request.started = True
-        request.stats.num_cached_tokens = sequence.num_computed
+        request.stats.num_cached_tokens = min(sequence.num_computed, sequence.num_prompt_tokens)
     request.num_running += 1
 
 

@@ -88,7 +88,7 @@ class Request:
     stats: RequestStats = field(default_factory=RequestStats)
     started: bool = False
     forked: bool = False
-    """The first sequence computed the prompt, the others share its pages."""
+    """The first live sequence computed the prompt, the others share its pages."""
     num_running: int = 0
     shadow_admitted: bool | None = None
     """In shadow: whether the budget lets it draft; None before that is decided."""
@@ -98,6 +98,11 @@ class Request:
     @property
     def request_id(self) -> str:
         return self.source.request_id
+
+    @property
+    def live(self) -> list[SequenceState]:
+        """Its sequences that have not ended."""
+        return [sequence for sequence in self.sequences if not sequence.ended]
 
     @property
     def deadline(self) -> float | None:

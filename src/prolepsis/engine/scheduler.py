@@ -23,6 +23,7 @@ from prolepsis.core.events import Aborted, Event, Failed, Finished, Terminal, To
 from prolepsis.core.plan import AppliedPlan
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.engine.accounting import close_stats, count_emitted, count_shadow, count_started, count_stopped
+from prolepsis.engine.continuation import check_continuation, take_up
 from prolepsis.engine.ending import Ending, find_ending
 from prolepsis.engine.paging import Paging
 from prolepsis.engine.request import Request, SequenceState, open_request
@@ -119,6 +120,8 @@ class Scheduler:
         if source.is_replay and len(source.emitted) != source.n:
             message = f"emitted is of {len(source.emitted)} sequences; allowed: of all {source.n}"
             raise InvalidParameter(message, param="emitted")
+        if source.continue_from is not None:
+            check_continuation(source, source.continue_from, self.limits.max_model_len, vocab_size)
 
     def compile(self, source: GenerateRequest) -> CompiledGrammar | None:
         """Return the request's compiled grammar, None if it has none; raises `InvalidGrammar`.
@@ -142,10 +145,12 @@ class Scheduler:
         self._serial += 1
         ends = self.limits.eos_token_ids
         request = open_request(source, arrival, self._serial, ends, self._detokenizer, grammar=grammar)
+        if source.continue_from is not None:
+            take_up(request, source.continue_from, self.limits.max_model_len, grammar)
         self.requests[source.request_id] = request
         if request.deadline is not None:
             self._deadlines[source.request_id] = request.deadline
-        insort(self.waiting, request.sequences[0], key=_by_rank)
+        insort(self.waiting, request.live[0], key=_by_rank)
 
     def abort(self, request_id: str, reason: str, now: float) -> None:
         """End a request from outside; unknown and ended ones are ignored."""
@@ -218,10 +223,9 @@ class Scheduler:
         for owner in (self.requests, self.running, self.waiting, self._deadlines):
             owner.clear()
         for request in requests:
-            for sequence in request.sequences:
-                if not sequence.ended:
-                    sequence.ended = True
-                    self._ended.append(sequence)
+            for sequence in request.live:
+                sequence.ended = True
+                self._ended.append(sequence)
             self._emit_terminal(request, Failed(request.request_id, error, request.stats), now)
 
     def forget_prefixes(self) -> None:
@@ -235,7 +239,7 @@ class Scheduler:
 
     def check(self) -> None:
         """Prove that pages and lists agree. Raises `AssertionError` with a sentence."""
-        live = [s for request in self.requests.values() for s in request.sequences if not s.ended]
+        live = [sequence for request in self.requests.values() for sequence in request.live]
         self._paging.pool.check([s.pages for s in live])
         assert {s.key for s in live if s.running} == {s.key for s in self.running}, "running sequences are in the list"
         assert self.running == sorted(self.running, key=_by_rank), "running sequences are ranked"
@@ -357,7 +361,7 @@ class Scheduler:
         if request.forked:
             return
         request.forked = True
-        for sibling in request.sequences[1:]:
+        for sibling in [one for one in request.live if one is not first]:
             if len(self.running) < self._max_running:
                 self._paging.fork(first, sibling)
                 self._run(sibling, now)
@@ -370,16 +374,15 @@ class Scheduler:
         sequence.ended = True
         self._ended.append(sequence)
         request = sequence.request
-        if all(s.ended for s in request.sequences):
+        if not request.live:
             self._close(request, Finished(request.request_id, request.stats), now)
 
     def _close(self, request: Request, terminal: Terminal, now: float) -> None:
         """End the sequences of a request that still live, and emit its last event."""
-        for sequence in request.sequences:
-            if not sequence.ended:
-                self._stop(sequence, now)
-                sequence.ended = True
-                self._ended.append(sequence)
+        for sequence in request.live:
+            self._stop(sequence, now)
+            sequence.ended = True
+            self._ended.append(sequence)
         del self.requests[request.request_id]
         self._deadlines.pop(request.request_id, None)
         self._emit_terminal(request, terminal, now)

@@ -13,7 +13,7 @@ from typing import Protocol
 import structlog
 
 from prolepsis.core.config import CANDIDATE_HEAD, DRAFT_HEAD, HeadProposerName
-from prolepsis.core.errors import EngineDead, EngineError, InvalidParameter, UserError
+from prolepsis.core.errors import EngineDead, EngineError, InvalidParameter, OtherExactGroup, StepFailed, UserError
 from prolepsis.core.events import Event, Failed
 from prolepsis.core.messages import Abort, ApplyPlan, Message, StopRun, Submit, SwapHead
 from prolepsis.core.plan import AppliedPlan
@@ -144,6 +144,7 @@ class Engine:
         """Raise `UserError` if `request` cannot be served, `EngineDead` if nothing can; from any thread."""
         if self.dead is not None:
             raise self.dead
+        self._differences(request)
         self.scheduler.validate(request)
 
     def compile(self, request: GenerateRequest) -> object:
@@ -227,9 +228,12 @@ class Engine:
         try:
             if self.dead is not None:
                 raise self.dead
+            differences = self._differences(request)
             self.scheduler.submit(request, arrival)
-            self.scheduler.requests[request.request_id].stats.heads.update(self._head_labels)
-        except (UserError, EngineDead) as error:
+            stats = self.scheduler.requests[request.request_id].stats
+            stats.heads.update(self._head_labels)
+            stats.not_exact = differences
+        except (UserError, EngineError) as error:
             if request.request_id in self.scheduler.requests:
                 log.error("request_id_in_use", request_id=request.request_id)  # the one terminal event is the first's
             else:
@@ -237,6 +241,17 @@ class Engine:
         except Exception as error:  # contained: one request that cannot even be opened must not take the engine along
             log.exception("submit_failed")
             self._refused.append(Failed(request.request_id, EngineError(f"not accepted: {error!r}"), RequestStats()))
+
+    def _differences(self, request: GenerateRequest) -> tuple[str, ...]:
+        """Return why what follows the tokens of another engine may differ here; raises `OtherExactGroup`."""
+        continuation = request.continue_from
+        if continuation is None:
+            return ()
+        differences = continuation.differences(self.info.exact_group)
+        if differences and continuation.outside_group == "refuse":
+            message = f"the answer was begun in another exact group: {'; '.join(differences)}; allowed: the same group"
+            raise OtherExactGroup(message, param="continue_from")
+        return differences
 
     def _swap_head(self, message: SwapHead) -> None:
         proposers, slot = self.speculation.proposers, self._draft_heads[message.proposer]
@@ -334,7 +349,7 @@ class Engine:
     def _fail_step(self, error: Exception) -> None:
         """Fail the requests that the step was for; if it had no rows yet, all of them."""
         failed = {row.sequence.request.request_id for row in self._rows} or set(self.scheduler.requests)
-        failure = EngineError(f"a step failed: {error!r}")
+        failure = StepFailed(f"a step failed: {error!r}")
         self._num_failed_steps += 1
         try:
             for request_id in failed:

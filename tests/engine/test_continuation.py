@@ -1,0 +1,115 @@
+"""Continuations that are refused, each saying what was given and what is allowed."""
+
+from dataclasses import replace
+
+import pytest
+
+from prolepsis.core.continuation import Continuation
+from prolepsis.core.errors import ContextTooLong, InvalidParameter, OtherExactGroup, ProlepsisError
+from prolepsis.core.events import Failed, Finished
+from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams
+from prolepsis.engine.step import Engine
+from tests.fakes import EOS, VOCAB, EngineSetup, build, drain, request, submit, terminals
+from tests.grammar.tiny import few_tokens, grammars
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+
+
+def continued(
+    engine: Engine,
+    *emitted: tuple[int, ...],
+    params: SamplingParams = GREEDY,
+    grammar: GrammarSpec | None = None,
+) -> GenerateRequest:
+    source = replace(request("r", [1, 2, 3], params, n=len(emitted)), grammar=grammar)
+    return replace(source, continue_from=Continuation(emitted=emitted, group=engine.info.exact_group))
+
+
+def refusal(engine: Engine, source: GenerateRequest) -> ProlepsisError:
+    """Submit a request that must be refused, and prove that the engine serves the next one."""
+    submit(engine, source, request("next", [4, 5]))
+    ends = terminals(drain(engine))
+    assert isinstance(ends["next"], Finished)
+    failed = ends["r"]
+    assert isinstance(failed, Failed)
+    assert getattr(failed.error, "param", None) == "continue_from"
+    return failed.error
+
+
+@pytest.mark.parametrize(
+    ("emitted", "message"),
+    [
+        (((1,) * 9,), "has 9 tokens of sample 0; allowed: at most max_tokens (8)"),
+        (((1,), (2, VOCAB)), f"holds token {VOCAB}; allowed: 0 to {VOCAB - 1}"),
+        (((1,), (2, -1)), f"holds token -1; allowed: 0 to {VOCAB - 1}"),
+        (((1,) * 8,), "has ended already, each of its samples; allowed: a sample that has not ended"),
+        (((1,) * 8, (2,) * 8), "has ended already"),
+    ],
+)
+def test_tokens_that_cannot_be_output(emitted: tuple[tuple[int, ...], ...], message: str) -> None:
+    engine = build(EngineSetup())
+    error = refusal(engine, continued(engine, *emitted))
+    assert isinstance(error, InvalidParameter)
+    assert message in str(error)
+
+
+@pytest.mark.parametrize(
+    ("params", "emitted"),
+    [
+        (replace(GREEDY, ignore_eos=False), (1, EOS, 2)),
+        (replace(GREEDY, stop_token_ids=(7,)), (1, 7, 2)),
+        (replace(GREEDY, stop=("bc",)), (1, 2, 2)),
+    ],
+)
+def test_tokens_after_the_end(params: SamplingParams, emitted: tuple[int, ...]) -> None:
+    engine = build(EngineSetup())
+    error = refusal(engine, continued(engine, emitted, params=params))
+    assert "goes on after sample 0 ended with token 1" in str(error)
+    patient = replace(params, min_tokens=3)
+    submit(engine, continued(engine, emitted, params=patient))
+    assert isinstance(terminals(drain(engine))["r"], Finished), "below min_tokens nothing ends it"
+
+
+@pytest.mark.parametrize(("text", "number"), [("abb", 1), ("0", 0)])
+def test_tokens_that_the_grammar_refuses(text: str, number: int) -> None:
+    tokenizer = few_tokens()
+    engine = build(EngineSetup(grammars=grammars(tokenizer), detokenizer=tokenizer))
+    tokens = tuple(tokenizer.encode(text).ids)
+    error = refusal(engine, continued(engine, tokens, grammar=GrammarSpec("regex", "(ab|a){2,5}1")))
+    assert f"holds token {tokens[number]} as number {number} of sample 0" in str(error)
+
+
+def test_an_answer_that_the_grammar_has_ended() -> None:
+    tokenizer = few_tokens()
+    engine = build(EngineSetup(grammars=grammars(tokenizer), detokenizer=tokenizer))
+    tokens = tuple(tokenizer.encode("01").ids)
+    error = refusal(engine, continued(engine, tokens, grammar=GrammarSpec("regex", "01")))
+    assert "has ended already" in str(error)
+
+
+def test_more_than_the_context_holds() -> None:
+    engine = build(EngineSetup(max_model_len=16))
+    error = refusal(engine, continued(engine, (1,) * 14, params=replace(GREEDY, max_tokens=40)))
+    assert isinstance(error, ContextTooLong)
+    assert "the prompt has 3 tokens, continue_from 14; allowed: 16 together" in str(error)
+
+
+def test_as_many_answers_as_samples_and_no_replay() -> None:
+    engine = build(EngineSetup())
+    source = continued(engine, (1,), (2,))
+    assert "is of 2 samples; allowed: of all 3" in str(refusal(engine, replace(source, n=3)))
+    assert "was given with emitted" in str(refusal(engine, replace(source, emitted=((1,), (2,)))))
+
+
+def test_outside_its_exact_group_it_is_refused_or_marked() -> None:
+    engine = build(EngineSetup())
+    source = continued(engine, (1, 2))
+    assert source.continue_from is not None
+    elsewhere = replace(source.continue_from, group=replace(engine.info.exact_group, forward="other"))
+    with pytest.raises(OtherExactGroup, match="forward other recorded, table here; allowed: the same group"):
+        engine.validate(replace(source, continue_from=elsewhere))
+    assert isinstance(refusal(engine, replace(source, continue_from=elsewhere)), OtherExactGroup)
+    submit(engine, replace(source, continue_from=replace(elsewhere, outside_group="continue")))
+    end = terminals(drain(engine))["r"]
+    assert isinstance(end, Finished)
+    assert end.stats.not_exact == ("forward other recorded, table here",)
