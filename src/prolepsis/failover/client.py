@@ -1,0 +1,283 @@
+"""An engine client over several engines: a request that loses its engine goes on in another, and its consumer sees one
+stream, with no token twice or lost and one terminal event.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+
+import structlog
+from prometheus_client import CollectorRegistry
+
+from prolepsis.core.config import DRAFT_HEAD, HeadProposerName
+from prolepsis.core.continuation import EngineLoss
+from prolepsis.core.errors import (
+    EngineDead,
+    EngineError,
+    InvalidParameter,
+    NotContinued,
+    StepFailed,
+    TokensOutOfPlace,
+    UserError,
+)
+from prolepsis.core.events import Aborted, Event, Failed, Terminal
+from prolepsis.core.plan import SpecPlan
+from prolepsis.core.requests import GenerateRequest
+from prolepsis.core.stats import ProposerMemory, RequestStats, TrafficClassCounts
+from prolepsis.engine.client import EngineClient, EngineHealth, EngineInfo, HeadSwapped, InstalledHead
+from prolepsis.failover.controls import Controls
+from prolepsis.failover.members import Member, Members, differences
+from prolepsis.failover.metrics import FailoverMetrics
+from prolepsis.failover.settings import FailoverSettings
+from prolepsis.failover.stream import KeptStream
+from prolepsis.failover.views import health_of, summed_counts, summed_memory
+
+log = structlog.get_logger(__name__)
+
+_Loss = tuple[EngineLoss, RequestStats | None, str]
+"""Why, the engine's figures of the request if it still gave them, and what it was."""
+
+
+class FailoverClient:
+    """An `EngineClient` that keeps each stream's tokens and, when an engine is lost, goes on in another of its group.
+
+    What changes engines (plan, stopped runs, draft heads) reaches all of them, those that are started later too.
+    """
+
+    def __init__(
+        self,
+        members: Sequence[Member],
+        registry: CollectorRegistry | None = None,
+        settings: FailoverSettings | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self._settings = settings or FailoverSettings()
+        self._metrics = FailoverMetrics(registry or CollectorRegistry())
+        self._controls = Controls()
+        self._clock = clock
+        self._members = Members(
+            members, self._settings, self._metrics, self._controls.bring_up_to_date, clock=clock, sleep=sleep
+        )
+        self._streams: dict[str, KeptStream] = {}
+        self._serving: dict[str, EngineClient] = {}
+        """The engine of each request that has one now."""
+        self._watching: asyncio.Task[None] | None = None
+
+    @property
+    def info(self) -> EngineInfo:
+        """Facts about the first engine that is there, else about the first that was."""
+        present = [one.client.info for one in self._members.present if one.client is not None]
+        return present[0] if present else self._members.all[0].info
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
+        stream = self._open(request)
+        try:
+            ended = False
+            while not ended:
+                async with aclosing(self._attempt(stream)) as events:
+                    async for event in events:
+                        ended = isinstance(event, Terminal)
+                        yield event
+        finally:
+            del self._streams[request.request_id]
+
+    def abort(self, request_id: str) -> None:
+        stream = self._streams.get(request_id)
+        if stream is not None:
+            stream.is_aborted = True
+            self._members.wake()
+        if request_id in self._serving:
+            self._serving[request_id].abort(request_id)
+
+    def apply_plan(self, plan: SpecPlan) -> None:
+        self._controls.plan = plan
+        for client in self._clients:
+            client.apply_plan(plan)
+
+    def stop_run(self, name: str) -> None:
+        self._controls.stopped[name] = None
+        for client in self._clients:
+            client.stop_run(name)
+
+    async def heads(self) -> Sequence[InstalledHead]:
+        return await self._first.heads()
+
+    async def swap_head(self, name: str, proposer: HeadProposerName = DRAFT_HEAD) -> HeadSwapped:
+        """Swap it in all engines, one after the other; the result is the first's. One that fails leaves the rest."""
+        self._first  # noqa: B018  raises where there is none
+        results = [await client.swap_head(name, proposer) for client in self._clients]
+        self._controls.heads[proposer] = name
+        return results[0]
+
+    def health(self) -> EngineHealth:
+        return health_of(self._members.all)
+
+    def proposer_counts(self) -> Sequence[TrafficClassCounts]:
+        """Return the sums over the engines that are there; those of a lost engine are gone."""
+        return summed_counts([client.proposer_counts() for client in self._clients])
+
+    def proposer_memory(self) -> Sequence[ProposerMemory]:
+        return summed_memory([client.proposer_memory() for client in self._clients])
+
+    async def close(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+        await self._members.close()
+
+    def check(self) -> None:
+        """Look at the engines' health, and take requests from those that are gone and did not say so."""
+        for member in self._members.check():
+            client = member.client
+            if client is not None:
+                self._lose(member, client, client.health().detail)
+                self._interrupt(member)
+
+    @property
+    def _clients(self) -> list[EngineClient]:
+        return [one.client for one in self._members.all if one.client is not None]
+
+    @property
+    def _first(self) -> EngineClient:
+        clients = self._clients
+        if not clients:
+            raise EngineDead("no engine is there")
+        return clients[0]
+
+    def _open(self, request: GenerateRequest) -> KeptStream:
+        if request.request_id in self._streams:
+            message = f"request_id {request.request_id!r} is in use; allowed: a new one"
+            raise InvalidParameter(message, param="request_id")
+        if self._watching is None:
+            self._watching = asyncio.get_running_loop().create_task(self._watch())
+        stream = self._streams[request.request_id] = KeptStream(request, self._clock)
+        return stream
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.check_s)
+            self.check()
+
+    async def _attempt(self, stream: KeptStream) -> AsyncGenerator[Event, None]:
+        """Yield what one engine gives of the stream; without a terminal event the next one goes on.
+
+        Raises what refuses the request before any engine is lost for it.
+        """
+        try:
+            member = await self._members.place(stream, stream.last)
+        except NotContinued as error:
+            if not stream.losses:
+                raise
+            yield self._not_continued(stream, error)
+            return
+        if member is None or member.client is None:
+            yield stream.aborted("shutdown" if self._members.is_closing else "client")
+            return
+        client, request_id = member.client, stream.source.request_id
+        stream.last, stream.is_exact = member, not differences(stream, client.info)
+        events = client.generate(stream.next_request(self._settings.outside_group))
+        member.streams.add(stream)
+        self._serving[request_id] = client
+        try:
+            while (event := await self._next(stream, member, client, events)) is not None:
+                yield event
+                if isinstance(event, Terminal):
+                    return
+        finally:
+            member.streams.discard(stream)
+            del self._serving[request_id]
+            if isinstance(events, AsyncGenerator):
+                await events.aclose()
+
+    async def _next(
+        self, stream: KeptStream, member: Member, client: EngineClient, events: AsyncIterator[Event]
+    ) -> Event | None:
+        """Return the next event for the consumer; None if the engine was lost and another is to go on."""
+        try:
+            found = await self._event_or_loss(stream, events)
+        except UserError as error:
+            if not stream.losses:
+                raise
+            return self._not_continued(stream, NotContinued(f"not taken up: {error}", reason="refused"))
+        except EngineError as error:
+            if not stream.losses:
+                raise
+            return stream.failed(error)
+        if isinstance(found, Event):
+            try:
+                event, continued = stream.take(found, client.info)
+            except TokensOutOfPlace as error:
+                return stream.failed(error)
+            if continued is not None:
+                self._metrics.continued(continued, exact=stream.is_exact)
+            return event
+        loss, stats, detail = found
+        if loss != "step_failed":
+            self._lose(member, client, detail)
+        return self._after(stream, loss, stats, detail)
+
+    async def _event_or_loss(self, stream: KeptStream, events: AsyncIterator[Event]) -> Event | _Loss:
+        """Wait for the engine's next event; return how it was lost if that comes first."""
+        if stream.is_interrupted:
+            return "not_alive", None, "the engine is not alive"
+        try:
+            async with asyncio.timeout(None) as stream.scope:
+                event = await anext(events)
+        except TimeoutError:
+            if not stream.is_interrupted:
+                raise
+            return "not_alive", None, "the engine is not alive"
+        except StopAsyncIteration:
+            return "engine_dead", None, "the engine's events ended without a last one"
+        except EngineDead as error:
+            return "engine_dead", None, str(error)
+        finally:
+            stream.scope = None
+        if isinstance(event, Failed) and isinstance(event.error, UserError) and stream.losses:
+            raise event.error
+        loss = self._loss_in(event)
+        return event if loss is None else loss
+
+    def _loss_in(self, event: Event) -> _Loss | None:
+        """Return the loss that a terminal event tells of; None if it is the stream's own end, or none."""
+        match event:
+            case Failed(error=EngineDead()):
+                return "engine_dead", event.stats, str(event.error)
+            case Failed(error=StepFailed()):
+                return "step_failed", event.stats, str(event.error)
+            case Aborted(reason="shutdown") if not self._members.is_closing:
+                return "shutdown", event.stats, "the engine was closed"
+        return None
+
+    def _after(self, stream: KeptStream, loss: EngineLoss, stats: RequestStats | None, detail: str) -> Event | None:
+        """Return what ends the stream after a loss; None if it goes on."""
+        stream.lose(loss, stats)
+        if stream.is_complete:
+            return stream.finished()
+        if stream.is_aborted:
+            return stream.aborted("client")
+        limits, losses = self._settings, stream.losses
+        if stream.source.is_replay:
+            return self._not_continued(stream, NotContinued(f"{detail}; a replay stays with it", reason="replay"))
+        if len(losses) > limits.max_losses or losses.count("step_failed") > limits.max_failed_steps:
+            message = f"{detail}; the request had lost {len(losses) - 1} engines before"
+            return self._not_continued(stream, NotContinued(message, reason="too_often"))
+        log.warning("request_loses_engine", request_id=stream.source.request_id, loss=loss, tokens=stream.num_tokens)
+        return None
+
+    def _not_continued(self, stream: KeptStream, error: NotContinued) -> Failed:
+        self._metrics.refused(error.reason)
+        log.error("request_not_continued", request_id=stream.source.request_id, reason=error.reason)
+        return stream.failed(error)
+
+    def _lose(self, member: Member, client: EngineClient, detail: str) -> None:
+        self._members.lose(member, client, detail)
+
+    def _interrupt(self, member: Member) -> None:
+        now = asyncio.get_running_loop().time()
+        for stream in member.streams:
+            stream.is_interrupted = True
+            if stream.scope is not None:
+                stream.scope.reschedule(now)

@@ -1,0 +1,190 @@
+"""The engines that may serve a request: which are there, which fits a stream, and starting lost ones again."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+
+import structlog
+
+from prolepsis.core.continuation import Continuation
+from prolepsis.core.errors import NotContinued
+from prolepsis.engine.client import EngineClient, EngineInfo
+from prolepsis.failover.metrics import FailoverMetrics
+from prolepsis.failover.settings import FailoverSettings
+from prolepsis.failover.stream import KeptStream
+
+log = structlog.get_logger(__name__)
+
+_CLOSE_S = 5.0
+"""A lost engine is not waited for any longer."""
+
+StartClient = Callable[[], Awaitable[EngineClient]]
+"""Returns a client of the engine that takes a lost one's place: built in this process, started in another, or connected
+to again. Raises what kept it from starting."""
+
+
+class Member:
+    """One engine's place. It is empty while its engine is lost and not started again."""
+
+    def __init__(self, client: EngineClient, start: StartClient | None = None) -> None:
+        """Without `start` a lost engine stays away."""
+        self.client: EngineClient | None = client
+        self.info = client.info
+        """Of the last engine."""
+        self.start = start
+        self.streams: set[KeptStream] = set()
+        self.is_suspect = False
+        """Its engine was not alive when last looked at."""
+        self.detail = ""
+        """Why the place is empty."""
+        self.num_starts = 0
+        """In a row."""
+        self.started_at = -float("inf")
+
+    @property
+    def may_return(self) -> bool:
+        """Whether an engine will be started in an empty place."""
+        return self.client is None and self.start is not None
+
+    @property
+    def rank(self) -> tuple[bool, int]:
+        """Ready engines come first, then those with few streams."""
+        return (self.client is None or not self.client.health().ready, len(self.streams))
+
+
+class Members:
+    """Chooses engines for streams and starts lost ones again; belongs to one event loop."""
+
+    def __init__(
+        self,
+        members: Sequence[Member],
+        settings: FailoverSettings,
+        metrics: FailoverMetrics,
+        prepare: Callable[[EngineClient], Awaitable[None]],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        """`prepare` brings an engine that was just started up to date, before it serves."""
+        self.all = tuple(members)
+        self._settings = settings
+        self._metrics = metrics
+        self._prepare = prepare
+        self._clock = clock
+        self._sleep = sleep
+        self._changed = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.is_closing = False
+
+    @property
+    def present(self) -> list[Member]:
+        """The members that have an engine which is alive."""
+        return [one for one in self.all if one.client is not None and one.client.health().alive]
+
+    async def place(self, stream: KeptStream, last: object) -> Member | None:
+        """Return the member that serves the stream next, another than `last` if there is one.
+
+        Waits while one may return. None: the stream ended meanwhile. Raises `NotContinued`.
+        """
+        limits = [limit for limit in (self._settings.wait_s, stream.left_s) if limit is not None]
+        try:
+            async with asyncio.timeout(min(limits)):
+                while not (stream.is_aborted or self.is_closing):
+                    found = self._choose(stream, last)
+                    if found is not None:
+                        return found
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            raise NotContinued(f"no engine was there within {min(limits):g} s", reason="no_engine") from None
+        return None
+
+    def wake(self) -> None:
+        """Let the streams that wait look again: an engine returned, a stream ended."""
+        self._changed.set()
+
+    def lose(self, member: Member, client: EngineClient, detail: str) -> None:
+        """A member's engine is lost; another is started in its place. What is known already is ignored."""
+        if member.client is not client or self.is_closing:
+            return
+        member.client, member.is_suspect, member.detail = None, False, detail
+        log.error("engine_lost", detail=detail, restarts=member.start is not None)
+        task = asyncio.get_running_loop().create_task(self._replace(member, client))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        self.wake()
+
+    def check(self) -> list[Member]:
+        """Look at the engines' health; return the members whose engines were not alive twice."""
+        lost: list[Member] = []
+        for member in self.all:
+            is_bad = member.client is not None and not member.client.health().alive
+            if is_bad and member.is_suspect:
+                lost.append(member)
+            member.is_suspect = is_bad
+        return lost
+
+    async def close(self) -> None:
+        """Start nothing more, and close all engines."""
+        self.is_closing = True
+        self.wake()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*(one.client.close() for one in self.all if one.client is not None))
+
+    def _choose(self, stream: KeptStream, last: object) -> Member | None:
+        present = self.present
+        fitting = [one for one in present if not differences(stream, one.info)]
+        if not fitting and self._settings.outside_group == "continue":
+            fitting = present
+        if fitting:
+            return min(fitting, key=lambda one: (one is last, *one.rank))
+        if any(one.may_return for one in self.all):
+            return None
+        if not present:
+            raise NotContinued("no engine is left", reason="no_engine")
+        found = "; ".join(differences(stream, present[0].info))
+        raise NotContinued(f"the engines left are of another exact group: {found}", reason="other_group")
+
+    async def _replace(self, member: Member, lost: EngineClient) -> None:
+        with suppress(Exception):  # contained: it is lost, and whatever its end says changes nothing
+            await asyncio.wait_for(lost.close(), _CLOSE_S)
+        del lost  # its memory is free before another engine asks for some
+        while member.client is None and member.start is not None:
+            if self._clock() - member.started_at > self._settings.steady_s:
+                member.num_starts = 0
+            if member.num_starts >= self._settings.max_restarts:
+                log.error("engine_given_up", starts=member.num_starts)
+                member.start = None
+                break
+            if member.num_starts:
+                await self._sleep(self._settings.backoff_s * 2 ** (member.num_starts - 1))
+            member.num_starts += 1
+            await self._start(member, member.start)
+        self.wake()
+
+    async def _start(self, member: Member, start: StartClient) -> None:
+        member.started_at = self._clock()
+        try:
+            client = await start()
+            await self._prepare(client)
+        except Exception as error:  # contained: it is tried again, a few times
+            log.exception("engine_not_started")
+            self._metrics.restarted("failed")
+            member.detail = f"the engine did not start: {error}"
+            return
+        self._metrics.restarted("started")
+        log.info("engine_started_again", seconds=round(self._clock() - member.started_at, 3))
+        member.client, member.info, member.detail = client, client.info, ""
+
+
+def differences(stream: KeptStream, info: EngineInfo) -> tuple[str, ...]:
+    """Return why an engine is not known to go on with the stream's very tokens; empty: it does."""
+    if stream.group is None:
+        return ()
+    found = Continuation(emitted=(), group=stream.group).differences(info.exact_group)
+    if info.max_model_len != stream.max_model_len:
+        found += (f"max_model_len {stream.max_model_len} recorded, {info.max_model_len} here",)
+    return found

@@ -1,0 +1,140 @@
+"""One request's stream, as it is kept to go on elsewhere: the tokens that came, and the figures of the engines so far.
+
+Pure but for its clock: it talks to no engine.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+
+from prolepsis.core.continuation import Continuation, Continued, EngineLoss, OutsideGroup
+from prolepsis.core.errors import ProlepsisError, TokensOutOfPlace
+from prolepsis.core.events import Aborted, Event, Failed, Finished, Terminal, Tokens
+from prolepsis.core.exact_group import ExactGroup
+from prolepsis.core.requests import GenerateRequest
+from prolepsis.core.stats import RequestStats
+from prolepsis.engine.client import EngineInfo
+from prolepsis.failover.figures import joined
+
+_SHORTEST_DEADLINE_S = 0.001
+"""For an engine to refuse: a deadline that has passed meanwhile."""
+
+
+class KeptStream:
+    """What the consumer of one request has got, and what another engine must know to go on."""
+
+    def __init__(self, source: GenerateRequest, clock: Callable[[], float]) -> None:
+        self.source = source
+        self.arrival = clock()
+        self.is_aborted = False
+        """By its consumer: nothing is continued."""
+        self.scope: asyncio.Timeout | None = None
+        """Of the wait for its next event; ended to take the request from an engine that says nothing more."""
+        self.losses: list[EngineLoss] = []
+        self.group: ExactGroup | None = None
+        """Of the engine that emitted its last tokens; None: there are none."""
+        self.max_model_len = 0
+        """Of that engine: an answer may end with its context."""
+        self.is_interrupted = False
+        """Its engine says nothing more: what it said and was not taken yet is left."""
+        self.last: object = None
+        """The place of the engine that served it last."""
+        self.is_exact = True
+        """That engine's tokens are those that were to come."""
+        self._clock = clock
+        self._emitted: list[list[int]] = [[] for _ in range(source.n)]
+        self._ended: set[int] = set()
+        self._parts: list[RequestStats] = []
+        self._continued: list[Continued] = []
+        self._first_token_s: float | None = None
+        self._lost: tuple[EngineLoss, float] | None = None
+
+    @property
+    def num_tokens(self) -> int:
+        """Output tokens that came so far, of all samples."""
+        return sum(map(len, self._emitted))
+
+    @property
+    def is_complete(self) -> bool:
+        """Every sample has ended; only the terminal event may be missing."""
+        return len(self._ended) == self.source.n
+
+    @property
+    def left_s(self) -> float | None:
+        """Seconds until its deadline; None without one."""
+        limit = self.source.deadline_s
+        return None if limit is None else max(_SHORTEST_DEADLINE_S, self.arrival + limit - self._clock())
+
+    def next_request(self, outside_group: OutsideGroup) -> GenerateRequest:
+        """Return what to ask an engine for: the request itself, or what is left of it."""
+        if not self.losses:
+            return self.source
+        rest = replace(self.source, deadline_s=self.left_s)
+        if self.group is None:
+            return rest
+        emitted = tuple(tuple(tokens) for tokens in self._emitted)
+        continuation = Continuation(emitted=emitted, group=self.group, outside_group=outside_group)
+        return replace(rest, continue_from=continuation)
+
+    def take(self, event: Event, info: EngineInfo) -> tuple[Event, Continued | None]:
+        """Take in an event of the engine that `info` is of; return it for the consumer, and the pause that it ends.
+
+        Raises `TokensOutOfPlace` where tokens would be repeated or skipped.
+        """
+        if isinstance(event, Terminal):
+            return self.end(event), None
+        self._follow(event)
+        self.group, self.max_model_len = info.exact_group, info.max_model_len
+        if self._first_token_s is None:
+            self._first_token_s = self._clock() - self.arrival
+        return event, self._resumed(len(event.token_ids))
+
+    def lose(self, loss: EngineLoss, part: RequestStats | None = None) -> None:
+        """The engine is lost for the request; `part`: its figures, if it still gave them."""
+        if part is not None:
+            self._parts.append(part)
+        self.losses.append(loss)
+        self.is_interrupted = False
+        self._lost = self._lost or (loss, self._clock())
+
+    def end(self, terminal: Terminal) -> Terminal:
+        """Return the terminal event with the figures of all engines."""
+        return replace(terminal, stats=self.stats(terminal.stats)) if self.losses else terminal
+
+    def stats(self, last: RequestStats | None = None) -> RequestStats:
+        """Return the figures of the request over all engines; tokens and times are those that the consumer saw."""
+        total = joined([*self._parts, *([last] if last is not None else [])])
+        total.num_prompt_tokens = len(self.source.prompt_token_ids)
+        total.num_output_tokens = self.num_tokens
+        total.continued = list(self._continued)
+        total.arrival, total.first_token_s = self.arrival, self._first_token_s
+        total.total_s = self._clock() - self.arrival
+        total.traffic_class = self.source.traffic_class
+        return total
+
+    def finished(self) -> Finished:
+        """Return the terminal event that a lost engine owes: its samples have all ended."""
+        return Finished(self.source.request_id, self.stats())
+
+    def aborted(self, reason: str) -> Aborted:
+        return Aborted(self.source.request_id, self.stats(), reason)
+
+    def failed(self, error: ProlepsisError) -> Failed:
+        return Failed(self.source.request_id, error, self.stats())
+
+    def _follow(self, event: Tokens) -> None:
+        tokens = self._emitted[event.index]
+        if event.position != len(tokens) or event.index in self._ended:
+            where = f"sample {event.index} goes on at token {event.position}"
+            raise TokensOutOfPlace(f"{where}; allowed: {len(tokens)}, the next one, of a sample that has not ended")
+        tokens += event.token_ids
+        if event.finish_reason is not None:
+            self._ended.add(event.index)
+
+    def _resumed(self, num_new: int) -> Continued | None:
+        if self._lost is None:
+            return None
+        (loss, since), self._lost = self._lost, None
+        before = self.num_tokens - num_new
+        self._continued.append(Continued(loss=loss, num_tokens=before, pause_s=self._clock() - since))
+        return self._continued[-1]

@@ -1,0 +1,73 @@
+"""Several engines seen as one."""
+
+from collections.abc import Iterable, Sequence
+
+from prolepsis.core.stats import ProposerMemory, TrafficClassCounts
+from prolepsis.engine.client import EngineHealth
+from prolepsis.failover.members import Member
+
+
+def health_of(members: Sequence[Member]) -> EngineHealth:
+    """Return the health of all: alive while one is or will be started, ready while one is; loads add up."""
+    found = [one.client.health() for one in members if one.client is not None]
+    details = [health.detail for health in found] + [_absence(one) for one in members if one.client is None]
+    return EngineHealth(
+        alive=any(health.alive for health in found) or any(one.start is not None for one in members),
+        ready=any(health.ready for health in found),
+        detail="; ".join(filter(None, details)),
+        num_running=sum(health.num_running for health in found),
+        num_waiting=sum(health.num_waiting for health in found),
+        kv_usage=sum(health.kv_usage for health in found) / len(found) if found else 0.0,
+    )
+
+
+def summed_counts(parts: Iterable[Sequence[TrafficClassCounts]]) -> list[TrafficClassCounts]:
+    """Return the counts of each proposer and traffic class over all engines; of what is in a row, the worst."""
+    total: dict[tuple[str, str], TrafficClassCounts] = {}
+    for part in parts:
+        for counts in part:
+            key = counts.proposer, counts.traffic_class
+            total[key] = _added(total[key], counts) if key in total else counts
+    return list(total.values())
+
+
+def summed_memory(parts: Iterable[Sequence[ProposerMemory]]) -> list[ProposerMemory]:
+    """Return the memory of each proposer over all engines."""
+    total: dict[str, ProposerMemory] = {}
+    for part in parts:
+        for memory in part:
+            before = total.get(memory.proposer, ProposerMemory(memory.proposer))
+            total[memory.proposer] = ProposerMemory(
+                memory.proposer,
+                before.weights + memory.weights,
+                before.kv + memory.kv,
+                before.index + memory.index,
+            )
+    return list(total.values())
+
+
+def _absence(member: Member) -> str:
+    state = "starting the engine again" if member.may_return else "the engine stays away"
+    return f"{state}: {member.detail}"
+
+
+def _added(one: TrafficClassCounts, other: TrafficClassCounts) -> TrafficClassCounts:
+    return TrafficClassCounts(
+        one.proposer,
+        one.traffic_class,
+        num_asked=one.num_asked + other.num_asked,
+        num_judged=one.num_judged + other.num_judged,
+        num_right=one.num_right + other.num_right,
+        num_estimated=one.num_estimated + other.num_estimated,
+        overestimated=one.overestimated + other.overestimated,
+        num_rounds=one.num_rounds + other.num_rounds,
+        spent=one.spent + other.spent,
+        gained=one.gained + other.gained,
+        gained_squared=one.gained_squared + other.gained_squared,
+        num_errors=one.num_errors + other.num_errors,
+        errors_in_row=max(one.errors_in_row, other.errors_in_row),
+        num_late=one.num_late + other.num_late,
+        late_in_row=max(one.late_in_row, other.late_in_row),
+        num_overdue=one.num_overdue + other.num_overdue,
+        is_lost=one.is_lost or other.is_lost,
+    )
