@@ -22,7 +22,8 @@ from prolepsis.cli.bench.provenance import provenance
 from prolepsis.core.config import DEFAULT_MODEL
 from prolepsis.core.requests import JSON_STYLE
 from prolepsis.models.files.store import resolve
-from prolepsis.models.files.tokenizer import Tokenizer, load_tokenizer
+from prolepsis.models.files.tokenizer import Tokenizer
+from prolepsis.models.files.tokenizer_files import load_tokenizer
 
 
 class Walker(Protocol):

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from prolepsis.cli.bench.provenance import provenance
-from prolepsis.cli.engine import start_engine
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.ended import PromptEnded, RequestAbout, RequestEnded
 from prolepsis.core.events import Terminal, Tokens
@@ -28,6 +27,7 @@ from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.core.stats import RequestStats
 from prolepsis.core.token_intervals import TokenIntervals
 from prolepsis.engine.client import EngineClient
+from prolepsis.engine.start import start_engine
 from prolepsis.telemetry.metrics import Metrics
 
 PROMPT_TOKENS = 48

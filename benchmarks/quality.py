@@ -32,7 +32,8 @@ from prolepsis.core.config import DEFAULT_MODEL
 from prolepsis.core.files import sha256_of
 from prolepsis.models.files.quality import MeasuredQuality, record_quality
 from prolepsis.models.files.store import resolve
-from prolepsis.models.files.tokenizer import Tokenizer, load_tokenizer
+from prolepsis.models.files.tokenizer import Tokenizer
+from prolepsis.models.files.tokenizer_files import load_tokenizer
 from prolepsis.native.processor import default_threads
 
 CHUNK = 512

@@ -10,7 +10,8 @@ from prolepsis.core.config import DEFAULT_MODEL
 from prolepsis.core.errors import FetchError
 from prolepsis.models.files.quality import measured_quality
 from prolepsis.models.files.store import Store
-from prolepsis.models.files.tokenizer import Tokenizer, load_tokenizer
+from prolepsis.models.files.tokenizer import Tokenizer
+from prolepsis.models.files.tokenizer_files import load_tokenizer
 from prolepsis.models.files.weights import open_checkpoint
 from prolepsis.models.targets.general import GeneralModel
 from prolepsis.models.targets.lean import LeanModel

@@ -6,7 +6,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -37,7 +37,6 @@ from prolepsis.core.files import sha256_of
 from prolepsis.core.plan import SpecPlan
 from prolepsis.cost.prices import PriceFile
 from prolepsis.engine.client import EngineClient, EngineInfo, weights_of
-from prolepsis.native.build import compile_seconds
 from prolepsis.policy.runtime import Policies
 from prolepsis.policy.source import PolicyFile, StoredPolicy
 from prolepsis.rollout.runtime import Rollouts, audit_event
@@ -64,6 +63,8 @@ log = structlog.get_logger(__name__)
 class StartedEngine:
     client: EngineClient
     tokenizer: Tokenizer
+    compile_seconds: Sequence[float] = ()
+    """Of each file of native code that was compiled for it."""
 
 
 StartEngine = Callable[[EngineConfig, Metrics], StartedEngine]
@@ -99,7 +100,7 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine
             kept = _rollout_store(store) if source else None
             began = time.monotonic()
             engine = start_engine(engine_config, metrics)
-            metrics.startup.loaded(time.monotonic() - began, compile_seconds)
+            metrics.startup.loaded(time.monotonic() - began, engine.compile_seconds)
             emit = AuditLog(store.writer if store else None).record
             emit(_started(engine.client.info, engine_config, config))
             policies, rollouts = None, None

@@ -10,12 +10,12 @@ from prolepsis.audit.bundle import Bundle
 from prolepsis.audit.entry import AuditEntry
 from prolepsis.audit.routes import recorded_in, replay_reply
 from prolepsis.cli.config import Settings
-from prolepsis.cli.engine import Running
 from prolepsis.core.errors import ConfigError, InvalidParameter
 from prolepsis.core.exact_group import FINGERPRINT
 from prolepsis.core.recording import Recording, SampleDifference
 from prolepsis.correctness.replay import replay
 from prolepsis.engine.client import EngineClient, EngineInfo
+from prolepsis.engine.start import Running
 
 StartEngine = Callable[[Settings], AbstractAsyncContextManager[Running]]
 

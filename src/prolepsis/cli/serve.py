@@ -12,6 +12,7 @@ from prolepsis.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from prolepsis.api.run import StartedEngine
+    from prolepsis.kv.memory import MemoryUse
     from prolepsis.telemetry.metrics import Metrics
 
 ADDRESS_FIELDS = ("host", "port")
@@ -25,8 +26,9 @@ def serve(
     log_json: Annotated[bool, typer.Option("--log-json", help="write log lines as JSON")] = False,
 ) -> None:
     """Serve a model over HTTP with OpenAI's API until interrupted."""
-    from prolepsis.cli.engine import loading, start_engine
     from prolepsis.cli.models import ensure_model
+    from prolepsis.engine.process.messages import LogSettings
+    from prolepsis.engine.start import loading
     from prolepsis.telemetry.logs import configure_logs
 
     configure_logs(log_level, as_json=log_json)
@@ -35,8 +37,17 @@ def serve(
 
     def start(config: EngineConfig, metrics: "Metrics") -> "StartedEngine":
         ensure_model(settings)
-        engine = start_engine(config, metrics, settings.server)
-        return run.StartedEngine(engine.client, engine.tokenizer)
+        reserved = _reserved(settings.server)
+        if _has_own_process(settings.server):
+            from prolepsis.engine.process.spawn import spawn_engine
+
+            spawned = spawn_engine(config, metrics, reserved, LogSettings(log_level, log_json))
+            return run.StartedEngine(spawned.client, spawned.tokenizer, spawned.compile_seconds)
+        from prolepsis.engine.start import start_engine
+        from prolepsis.native.build import compile_seconds
+
+        engine = start_engine(config, metrics, reserved)
+        return run.StartedEngine(engine.client, engine.tokenizer, compile_seconds)
 
     try:
         run.serve(settings.engine, settings.server, start)
@@ -45,3 +56,21 @@ def serve(
             raise
         print_error(error)
         raise typer.Exit(NOT_SERVED) from error
+
+
+def _has_own_process(config: ServerConfig) -> bool:
+    from prolepsis.native.processor import default_threads
+
+    if config.engine_process == "auto":
+        return default_threads() > 1
+    return config.engine_process == "on"
+
+
+def _reserved(config: ServerConfig) -> list["MemoryUse"]:
+    """Return what the server takes of the machine's memory besides the engine."""
+    from prolepsis.kv.memory import MemoryUse
+
+    return [
+        MemoryUse("response cache", config.response_cache_bytes, "response_cache_bytes"),
+        MemoryUse("answers kept for retries", config.idempotency_bytes, "idempotency_bytes"),
+    ]

@@ -128,6 +128,11 @@ class ServerConfig(BaseModel):
 
     host: str = Field(default="127.0.0.1", description="address to listen on")
     port: int = Field(default=8000, ge=0, le=65535, description="port to listen on; 0: any free port")
+    engine_process: Literal["auto", "on", "off"] = Field(
+        default="off",
+        description="run the engine in a process of its own, so that HTTP and JSON do not hold it up; auto: where "
+        "there are two cores or more",
+    )
     served_model_names: tuple[str, ...] = Field(
         default=(), description="model names that clients may use; default: the model's own name"
     )

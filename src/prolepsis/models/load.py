@@ -15,7 +15,8 @@ from prolepsis.kv.machine import memory_of
 from prolepsis.kv.memory import MemoryUse, Room
 from prolepsis.models.files.store import default_sampling, resolve
 from prolepsis.models.files.stored import Q4_1, Q8_0, quantised
-from prolepsis.models.files.tokenizer import Tokenizer, load_tokenizer
+from prolepsis.models.files.tokenizer import Tokenizer
+from prolepsis.models.files.tokenizer_files import load_tokenizer
 from prolepsis.models.files.weight_bytes import least_loaded_bytes
 from prolepsis.models.files.weights import Checkpoint, ModelSource, open_checkpoint, open_model
 from prolepsis.models.protocol import TargetModel

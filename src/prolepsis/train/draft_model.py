@@ -20,7 +20,7 @@ import torch.nn.functional as F  # noqa: N812  torch's own convention
 from torch import Tensor
 
 from prolepsis.core.errors import ConfigError
-from prolepsis.models.files.tokenizer import save_tokenizer
+from prolepsis.models.files.tokenizer_files import save_tokenizer
 from prolepsis.models.heads.format import weights_checksum
 from prolepsis.models.provenance import KEY
 from prolepsis.models.targets.lean import rms_norm

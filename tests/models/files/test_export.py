@@ -8,7 +8,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from prolepsis.core.errors import ModelLoadError
 from prolepsis.models.files.export import export_model
-from prolepsis.models.files.tokenizer import load_tokenizer
+from prolepsis.models.files.tokenizer_files import load_tokenizer
 from prolepsis.models.files.weights import open_checkpoint
 from tests.models.files.gguf_files import byte_level_vocabulary, write_gguf
 from tests.models.tiny import save_tiny

@@ -10,7 +10,8 @@ import pytest
 
 from prolepsis.core.errors import ModelLoadError
 from prolepsis.models.files.sentencepiece import BYTE, CONTROL, NORMAL, SPACE, USER_DEFINED, Vocabulary
-from prolepsis.models.files.tokenizer import Tokenizer, load_tokenizer
+from prolepsis.models.files.tokenizer import Tokenizer
+from prolepsis.models.files.tokenizer_files import load_tokenizer
 
 CONTROLS = ["<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>"]
 OWN = ["\n", "\n\n", "\n\n\n", "  ", "   "]

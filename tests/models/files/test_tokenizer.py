@@ -9,7 +9,8 @@ from tokenizers.models import BPE
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from prolepsis.core.errors import InvalidParameter, ModelLoadError
-from prolepsis.models.files.tokenizer import Tokenizer, TokenizerParts, load_tokenizer
+from prolepsis.models.files.tokenizer import Tokenizer, TokenizerParts
+from prolepsis.models.files.tokenizer_files import load_tokenizer
 from tests.models.files.gguf_files import TEMPLATE, byte_level_vocabulary, write_gguf
 from tests.models.tiny import save_tiny
 

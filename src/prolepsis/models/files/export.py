@@ -4,7 +4,7 @@ import shutil
 from pathlib import Path
 
 from prolepsis.core.errors import ModelLoadError
-from prolepsis.models.files.tokenizer import save_tokenizer
+from prolepsis.models.files.tokenizer_files import save_tokenizer
 
 
 def export_model(source: Path, directory: Path) -> Path:

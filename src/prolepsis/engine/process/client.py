@@ -1,0 +1,295 @@
+"""Asks an engine in a process of its own, from the server's event loop."""
+
+import asyncio
+import signal
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import count
+from typing import Protocol
+
+import structlog
+
+from prolepsis.core.config import DRAFT_HEAD, HeadProposerName
+from prolepsis.core.errors import DeadlineExceeded, EngineDead, ProlepsisError
+from prolepsis.core.events import Aborted, Event, Failed, Terminal, Tokens
+from prolepsis.core.messages import Abort, ApplyPlan, StopRun
+from prolepsis.core.plan import SpecPlan
+from prolepsis.core.requests import GenerateRequest
+from prolepsis.core.stats import ProposerMemory, RequestStats, TrafficClassCounts
+from prolepsis.engine.client import EngineHealth, EngineInfo, HeadSwapped, InstalledHead
+from prolepsis.engine.observer import EngineObserver
+from prolepsis.engine.process.channel import Channel
+from prolepsis.engine.process.messages import (
+    Answered,
+    Ask,
+    Close,
+    Command,
+    Generate,
+    Leave,
+    Observed,
+    Refused,
+    Started,
+    Status,
+    Streamed,
+)
+
+_DEADLINE_GRACE_S = 0.06
+"""The engine's process ends a request at its deadline, with all its figures; later it is ended without them."""
+_SILENT_TICKS = 3
+"""Ticks without a status after which the process is not ready."""
+_CLOSE_S = 10.0
+"""How long a process may take to end by itself."""
+
+log = structlog.get_logger(__name__)
+
+
+class EngineProcess(Protocol):
+    """What a client asks of the operating system's process; `subprocess.Popen` has it."""
+
+    pid: int
+
+    def poll(self) -> int | None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+    def kill(self) -> None: ...
+
+
+@dataclass(slots=True)
+class _Stream:
+    """The events of one request on their way to its reader; an error is raised there."""
+
+    request: GenerateRequest
+    arrival: float
+    events: "asyncio.Queue[Event | Exception]" = field(default_factory=asyncio.Queue)
+    num_output_tokens: int = 0
+
+    def put(self, event: Event) -> None:
+        if isinstance(event, Tokens):
+            self.num_output_tokens += len(event.token_ids)
+        self.events.put_nowait(event)
+
+    def stats(self, now: float) -> RequestStats:
+        """Return what is known here."""
+        return RequestStats(
+            num_prompt_tokens=len(self.request.prompt_token_ids),
+            num_output_tokens=self.num_output_tokens,
+            total_s=now - self.arrival,
+        )
+
+
+class ProcessEngineClient:
+    """An `EngineClient` of an engine in another process.
+
+    Facts and health are those of its last status, a quarter of a second old at most. When the process is gone, each of
+    its requests fails with `EngineDead`. A process that says nothing for `stuck_after_s` seconds is killed.
+    """
+
+    def __init__(
+        self,
+        process: EngineProcess,
+        channel: Channel,
+        started: Started,
+        observer: EngineObserver | None = None,
+        *,
+        stuck_after_s: float = 0.0,
+        tick_s: float = 1.0,
+    ) -> None:
+        """`stuck_after_s`: 0 waits for ever; `tick_s`: how often the client looks whether the process is silent."""
+        self.process = process
+        self._channel = channel
+        self._status = Status(EngineHealth(alive=True, ready=True, detail=""), started.info, (), ())
+        self._observer = observer
+        self._stuck_after_s = stuck_after_s
+        self._tick_s = tick_s
+        self._numbers = count()
+        self._streams: dict[int, _Stream] = {}
+        self._asked: dict[int, asyncio.Future[object]] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._num_silent = 0
+        """Ticks since the last status. Ticks, not seconds: while the machine sleeps there are none."""
+        self._dead: EngineDead | None = None
+        self._closing = False
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._status.info
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
+        self._attach()
+        self._check_alive()
+        number, stream = next(self._numbers), _Stream(request, time.monotonic())
+        self._streams[number] = stream
+        self._channel.send(Generate(number, request))
+        timer = self._deadline_timer(number, request)
+        event: Event | Exception | None = None
+        try:
+            while not isinstance(event, Terminal):
+                event = await stream.events.get()
+                if isinstance(event, Exception):
+                    raise event
+                yield event
+        finally:
+            if timer is not None:
+                timer.cancel()
+            if self._streams.pop(number, None) is not None:
+                self._channel.send(Leave(number))
+
+    def abort(self, request_id: str) -> None:
+        self._command(Abort(request_id))
+
+    def apply_plan(self, plan: SpecPlan) -> None:
+        self._command(ApplyPlan(plan))
+
+    def stop_run(self, name: str) -> None:
+        self._command(StopRun(name))
+
+    async def heads(self) -> Sequence[InstalledHead]:
+        answer = await self._ask("heads")
+        assert isinstance(answer, Sequence)
+        return answer
+
+    async def swap_head(self, name: str, proposer: HeadProposerName = DRAFT_HEAD) -> HeadSwapped:
+        answer = await self._ask("swap_head", name, proposer)
+        assert isinstance(answer, HeadSwapped)
+        return answer
+
+    def health(self) -> EngineHealth:
+        """Return how the engine was a moment ago, or that its process is gone or silent."""
+        with suppress(RuntimeError):  # no event loop runs yet
+            self._attach()
+        if self._closing:
+            return EngineHealth(alive=False, ready=False, detail="closed")
+        if self._dead is not None:
+            return EngineHealth(alive=False, ready=False, detail=str(self._dead))
+        if self._num_silent >= _SILENT_TICKS:
+            detail = f"the engine's process has been silent for {self._num_silent * self._tick_s:g} s"
+            return replace(self._status.health, ready=False, detail=detail)
+        return self._status.health
+
+    def proposer_counts(self) -> Sequence[TrafficClassCounts]:
+        return self._status.counts
+
+    def proposer_memory(self) -> Sequence[ProposerMemory]:
+        return self._status.memory
+
+    async def close(self) -> None:
+        if self._closing:
+            return
+        self._attach()
+        self._closing = True
+        reading, watching = self._tasks
+        watching.cancel()
+        self._channel.send(Close())
+        try:
+            async with asyncio.timeout(_CLOSE_S):
+                await asyncio.shield(reading)
+        except TimeoutError:
+            log.error("engine_process_killed", pid=self.process.pid, after_s=_CLOSE_S)
+            self.process.kill()
+            await reading
+        await self._channel.close()
+
+    def _attach(self) -> None:
+        """Begin to listen to the process, on the running event loop."""
+        if not self._tasks:
+            loop = asyncio.get_running_loop()
+            self._tasks = [loop.create_task(self._read()), loop.create_task(self._watch())]
+
+    async def _read(self) -> None:
+        await self._channel.open()
+        with suppress(EOFError):
+            while True:
+                for message in await self._channel.receive():
+                    self._handle(message)
+        code = await asyncio.get_running_loop().run_in_executor(None, self.process.wait)
+        self._end(_ended(code))
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(self._tick_s)
+            self._num_silent += 1
+            if self._stuck_after_s and self._num_silent * self._tick_s > self._stuck_after_s:
+                log.error("engine_process_stuck", pid=self.process.pid, silent_s=self._num_silent * self._tick_s)
+                self.process.kill()
+                return
+
+    def _handle(self, message: object) -> None:
+        match message:
+            case Streamed(number, event):
+                self._deliver(number, event)
+            case Refused(number, error):
+                stream = self._streams.pop(number, None)
+                if stream is not None:  # else its reader is gone
+                    stream.events.put_nowait(error)
+            case Observed(method, arguments):
+                if self._observer is not None:
+                    getattr(self._observer, method)(*arguments)
+            case Status():
+                self._status, self._num_silent = message, 0
+            case Answered(number, value, error):
+                answer = self._asked.pop(number)
+                if not answer.done():  # else whoever asked is gone
+                    answer.set_exception(error) if error is not None else answer.set_result(value)
+            case _:
+                raise AssertionError(f"{type(message).__name__} is no message of an engine's process")
+
+    def _deliver(self, number: int, event: Event) -> None:
+        stream = self._streams.get(number)
+        if stream is not None:
+            stream.put(event)
+        if isinstance(event, Terminal):
+            self._streams.pop(number, None)
+
+    def _end(self, error: EngineDead) -> None:
+        """The process is gone: end what it was asked for."""
+        self._dead = error
+        if not self._closing:
+            log.error("engine_process_lost", pid=self.process.pid, detail=str(error))
+        now = time.monotonic()
+        for stream in self._streams.values():
+            request_id, stats = stream.request.request_id, stream.stats(now)
+            stream.put(Aborted(request_id, stats, "shutdown") if self._closing else Failed(request_id, error, stats))
+        for answer in self._asked.values():
+            if not answer.done():
+                answer.set_exception(error)
+        self._streams.clear()
+        self._asked.clear()
+
+    def _command(self, command: Command) -> None:
+        self._channel.send(command)
+
+    async def _ask(self, method: str, *arguments: object) -> object:
+        self._attach()
+        self._check_alive()
+        number = next(self._numbers)
+        answer = self._asked[number] = asyncio.get_running_loop().create_future()
+        self._channel.send(Ask(number, method, arguments))
+        return await answer
+
+    def _check_alive(self) -> None:
+        if self._closing:
+            raise EngineDead("the engine is closed")
+        if self._dead is not None:
+            raise self._dead
+
+    def _deadline_timer(self, number: int, request: GenerateRequest) -> asyncio.TimerHandle | None:
+        """End the request at its deadline even if the process hangs."""
+        if request.deadline_s is None:
+            return None
+        error = DeadlineExceeded(f"not finished {request.deadline_s} s after its arrival")
+        return asyncio.get_running_loop().call_later(request.deadline_s + _DEADLINE_GRACE_S, self._leave, number, error)
+
+    def _leave(self, number: int, error: ProlepsisError) -> None:
+        """End a request here; what still comes for it is dropped."""
+        stream = self._streams.pop(number, None)
+        if stream is not None:
+            self._channel.send(Leave(number))
+            stream.put(Failed(stream.request.request_id, error, stream.stats(time.monotonic())))
+
+
+def _ended(code: int) -> EngineDead:
+    how = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with status {code}"
+    return EngineDead(f"the engine's process ended {how}")

@@ -1,0 +1,168 @@
+"""The engine's process: loads the model, and answers the server at the other end of its socket.
+
+Run as `python -m prolepsis.engine.process.host DESCRIPTOR`. It ends with the server, however that ends.
+"""
+
+import asyncio
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+from contextlib import aclosing, suppress
+from functools import partial
+
+import structlog
+
+from prolepsis.core.errors import EngineError, ProlepsisError
+from prolepsis.core.messages import Abort, ApplyPlan, StopRun
+from prolepsis.core.stats import RequestStats
+from prolepsis.engine.client import EngineClient
+from prolepsis.engine.process.channel import Channel, read_now, write_now
+from prolepsis.engine.process.messages import (
+    Answered,
+    Ask,
+    Close,
+    Generate,
+    Leave,
+    Observed,
+    Refused,
+    Start,
+    Started,
+    StartFailed,
+    Status,
+    Streamed,
+)
+from prolepsis.engine.start import start_engine
+from prolepsis.telemetry.logs import configure_logs
+
+STATUS_S = 0.25
+"""Seconds between two statuses."""
+ASKED = frozenset({"heads", "swap_head"})
+"""Coroutines of an engine's client that a server may call."""
+
+log = structlog.get_logger(__name__)
+
+
+class Relay:
+    """An `EngineObserver` that passes each call on to the server, with the events of the same step."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+
+    def step_done(self, seconds: Mapping[str, float], num_tokens: int) -> None:
+        self._channel.put(Observed("step_done", (dict(seconds), num_tokens)))
+
+    def request_ended(self, stats: RequestStats) -> None:
+        self._channel.put(Observed("request_ended", (stats,)))
+
+    def proposer_failed(self, proposer: str, num_failures: int = 1) -> None:
+        self._channel.put(Observed("proposer_failed", (proposer, num_failures)))
+
+    def grammar_failed(self) -> None:
+        self._channel.put(Observed("grammar_failed", ()))
+
+
+class Host:
+    """Does what a server asks of one engine's client."""
+
+    def __init__(self, channel: Channel, client: EngineClient) -> None:
+        self._channel = channel
+        self._client = client
+        self._streams: dict[int, asyncio.Task[None]] = {}
+        self._answers: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Serve until the server closes, or is gone; then end the engine and its requests."""
+        await self._channel.open()
+        reports = asyncio.create_task(self._report())
+        with suppress(EOFError):
+            while Close() not in (batch := await self._channel.receive()):
+                for message in batch:
+                    self._handle(message)
+        reports.cancel()
+        await self._client.close()
+        await asyncio.gather(*self._streams.values(), *self._answers, return_exceptions=True)
+        await self._channel.close()
+
+    def _handle(self, message: object) -> None:
+        match message:
+            case Generate():
+                stream = self._streams[message.stream] = asyncio.create_task(self._stream(message))
+                stream.add_done_callback(partial(self._forget, message.stream))
+            case Leave(number):
+                if (running := self._streams.get(number)) is not None:
+                    running.cancel()
+            case Abort():
+                self._client.abort(message.request_id)
+            case ApplyPlan():
+                self._client.apply_plan(message.plan)
+            case StopRun():
+                self._client.stop_run(message.rollout_run)
+            case Ask():
+                answer = asyncio.create_task(self._answer(message))
+                self._answers.add(answer)
+                answer.add_done_callback(self._answers.discard)
+            case _:
+                raise AssertionError(f"{type(message).__name__} is no message to an engine's process")
+
+    def _forget(self, stream: int, _: object) -> None:
+        del self._streams[stream]
+
+    async def _stream(self, message: Generate) -> None:
+        try:
+            async with aclosing(self._client.generate(message.request)) as events:  # type: ignore[type-var]
+                async for event in events:
+                    self._channel.send(Streamed(message.stream, event))
+        except Exception as error:  # the server raises it where the request was made
+            self._channel.send(Refused(message.stream, _portable(error)))
+
+    async def _answer(self, ask: Ask) -> None:
+        assert ask.method in ASKED, ask.method
+        try:
+            value = await getattr(self._client, ask.method)(*ask.arguments)
+        except Exception as error:  # the server raises it where the question was asked
+            self._channel.send(Answered(ask.number, None, _portable(error)))
+            return
+        self._channel.send(self._status())  # first: whoever asked finds the new facts
+        self._channel.send(Answered(ask.number, value))
+
+    async def _report(self) -> None:
+        while True:
+            self._channel.send(self._status())
+            await asyncio.sleep(STATUS_S)
+
+    def _status(self) -> Status:
+        client = self._client
+        return Status(client.health(), client.info, tuple(client.proposer_counts()), tuple(client.proposer_memory()))
+
+
+def _portable(error: Exception) -> Exception:
+    """Return an error that another process can rebuild; others travel as text."""
+    if isinstance(error, ProlepsisError):
+        return error.with_traceback(None)
+    log.error("engine_process_error", exc_info=error)
+    return EngineError(f"{type(error).__name__}: {error}")
+
+
+def main(connection: socket.socket) -> None:
+    """Load what the server asks for, and serve it."""
+    [start] = read_now(connection)
+    assert isinstance(start, Start)
+    configure_logs(start.logs.level, as_json=start.logs.as_json)
+    channel = Channel(connection)
+    try:
+        engine = start_engine(start.config, Relay(channel), start.reserved)
+    except Exception as error:  # the server raises it: it knows whom to tell
+        write_now(connection, StartFailed(_portable(error)))
+        return
+    from prolepsis.native.build import compile_seconds
+
+    write_now(connection, Started(engine.client.info, engine.tokenizer, tuple(compile_seconds)))
+    for number in (signal.SIGINT, signal.SIGTERM):  # a terminal and a service manager send them to the server, too
+        signal.signal(number, signal.SIG_IGN)
+    asyncio.run(Host(channel, engine.client).run())
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # while it loads
+    main(socket.socket(fileno=int(sys.argv[1])))

@@ -1,0 +1,137 @@
+"""What travels between a server and its engine's process: frozen values, pickled, in the order they were sent.
+
+Both processes are one program at one version, and the socket between them has no name: nothing else can write to it.
+
+   server                          engine's process
+   Start                     -->
+                             <--   Started | StartFailed
+   Generate, Leave           -->
+                             <--   Streamed (events of a stream), Refused
+   Command                   -->                                        (abort, plans, stopped runs: no answer)
+   Ask                       -->
+                             <--   Answered
+                             <--   Observed, Status
+   Close, or the end of the socket
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from prolepsis.core.config import EngineConfig
+from prolepsis.core.events import Event
+from prolepsis.core.messages import Abort, ApplyPlan, StopRun
+from prolepsis.core.requests import GenerateRequest
+from prolepsis.core.stats import ProposerMemory, TrafficClassCounts
+from prolepsis.engine.client import EngineHealth, EngineInfo
+from prolepsis.kv.memory import MemoryUse
+from prolepsis.models.files.tokenizer import Tokenizer
+from prolepsis.telemetry.logs import Level
+
+
+@dataclass(frozen=True, slots=True)
+class LogSettings:
+    """How the engine's process writes its log lines: to the standard error that it shares with the server."""
+
+    level: Level = "info"
+    as_json: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Load the model and run an engine."""
+
+    config: EngineConfig
+    reserved: tuple[MemoryUse, ...]
+    """What the server takes of the machine's memory."""
+    logs: LogSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """The engine is there."""
+
+    info: EngineInfo
+    tokenizer: Tokenizer
+    compile_seconds: tuple[float, ...]
+    """Of each file of native code that was compiled."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartFailed:
+    """There is no engine; the process ends."""
+
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True)
+class Generate:
+    """Send the events of a request under a number that is used once."""
+
+    stream: int
+    request: GenerateRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """The reader of a stream is gone."""
+
+    stream: int
+
+
+@dataclass(frozen=True, slots=True)
+class Streamed:
+    stream: int
+    event: Event
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """The request of a stream was refused before its first event."""
+
+    stream: int
+    error: Exception
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Call a coroutine of the engine's client by name."""
+
+    number: int
+    method: str
+    arguments: tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    number: int
+    value: object
+    error: Exception | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """A call of the engine's observer."""
+
+    method: str
+    arguments: tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """How the engine is, several times a second; a process that sends none hangs."""
+
+    health: EngineHealth
+    info: EngineInfo
+    counts: Sequence[TrafficClassCounts]
+    memory: Sequence[ProposerMemory]
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """End the requests and the process."""
+
+
+Command = Abort | ApplyPlan | StopRun
+Sent = Start | Generate | Leave | Command | Ask | Close
+Received = Started | StartFailed | Streamed | Refused | Answered | Observed | Status
+"""As the server sees it, and so is `Sent`."""

@@ -1,0 +1,54 @@
+"""Starts an engine's process and waits until its model is loaded."""
+
+import socket
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from prolepsis.core.config import EngineConfig
+from prolepsis.core.errors import EngineDead
+from prolepsis.engine.observer import EngineObserver
+from prolepsis.engine.process.channel import Channel, read_now, write_now
+from prolepsis.engine.process.client import ProcessEngineClient
+from prolepsis.engine.process.messages import LogSettings, Start, Started, StartFailed
+from prolepsis.kv.memory import MemoryUse
+from prolepsis.models.files.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class SpawnedEngine:
+    client: ProcessEngineClient
+    tokenizer: Tokenizer
+    compile_seconds: Sequence[float]
+    """Of each file of native code that was compiled."""
+
+
+def spawn_engine(
+    config: EngineConfig,
+    observer: EngineObserver | None = None,
+    reserved: Sequence[MemoryUse] = (),
+    logs: LogSettings | None = None,
+) -> SpawnedEngine:
+    """Load the model in a new process; raises what `start_engine` raises there, `EngineDead` if it ends by itself."""
+    here, there = socket.socketpair()
+    command = [sys.executable, "-m", "prolepsis.engine.process.host", str(there.fileno())]
+    process = subprocess.Popen(command, pass_fds=(there.fileno(),))  # noqa: S603  # our own module
+    there.close()
+    try:
+        write_now(here, Start(config, tuple(reserved), logs or LogSettings()))
+        [answer] = read_now(here)
+    except BaseException as error:  # an interrupt too must leave no process
+        here.close()
+        process.kill()
+        code = process.wait()
+        if isinstance(error, EOFError | ConnectionError):
+            raise EngineDead(f"the engine's process ended with status {code} while it loaded") from error
+        raise
+    if isinstance(answer, StartFailed):
+        process.wait()
+        here.close()
+        raise answer.error
+    assert isinstance(answer, Started), answer
+    client = ProcessEngineClient(process, Channel(here), answer, observer, stuck_after_s=config.stuck_after_s)
+    return SpawnedEngine(client, answer.tokenizer, answer.compile_seconds)

@@ -1,0 +1,61 @@
+"""Loads a model and starts an engine around it. What is slow to import is imported here when it is asked for."""
+
+import ctypes
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from prolepsis.core.config import EngineConfig
+from prolepsis.kv.memory import MemoryUse
+
+if TYPE_CHECKING:
+    from prolepsis.engine.observer import EngineObserver
+    from prolepsis.engine.thread import ThreadEngineClient
+    from prolepsis.models.files.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """An engine in its thread, and its model's tokenizer."""
+
+    client: "ThreadEngineClient"
+    tokenizer: "Tokenizer"
+
+
+@contextmanager
+def loading() -> Iterator[None]:
+    """Put the garbage collector off while modules and models load; at the end return to the system what they freed.
+
+    The collector would visit the growing number of objects again and again (a quarter of the time), though little of
+    it is garbage. It passes over them later, too. Weights on their way leave holes of 100 MB.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+        if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:  # the GNU C library's
+            trim(0)
+
+
+def start_engine(
+    config: EngineConfig, observer: "EngineObserver | None" = None, reserved: Sequence[MemoryUse] = ()
+) -> Running:
+    """Load the model and put an engine and its client together; `reserved` is what else takes memory.
+
+    Raises `MemoryPlanError` if the machine has too little for all of them.
+    """
+    with loading():
+        from prolepsis.models.files.store import resolve
+
+        resolve(config.model, config.model_dir)  # quick, and names a model that is not here
+        from prolepsis.engine.build import build_engine
+        from prolepsis.engine.thread import ThreadEngineClient
+        from prolepsis.models.load import load_model
+
+        target = load_model(config)
+        engine = build_engine(config, observer, target=target, reserved=reserved)
+    return Running(ThreadEngineClient(engine), target.tokenizer)

@@ -1,0 +1,100 @@
+"""Batches over a socket pair."""
+
+import asyncio
+import socket
+import threading
+
+import pytest
+
+from prolepsis.core import errors
+from prolepsis.core.errors import ProlepsisError, UserError
+from prolepsis.engine.process.channel import Channel, read_now, write_now
+
+
+async def opened() -> tuple[Channel, Channel]:
+    here, there = (Channel(end) for end in socket.socketpair())
+    await here.open()
+    await there.open()
+    return here, there
+
+
+async def test_what_is_sent_in_one_turn_travels_as_one_batch_in_order() -> None:
+    here, there = await opened()
+    for message in ("a", "b", "c"):
+        here.send(message)
+    assert await there.receive() == ["a", "b", "c"]
+    here.send("d")
+    assert await there.receive() == ["d"]
+    await here.close()
+    await there.close()
+
+
+async def test_what_is_put_waits_for_what_is_sent() -> None:
+    here, there = await opened()
+    here.put("first")
+    here.send("second")
+    assert await there.receive() == ["first", "second"]
+    await here.close()
+    await there.close()
+
+
+async def test_messages_from_before_the_opening_and_other_threads_arrive() -> None:
+    here, there = (Channel(end) for end in socket.socketpair())
+    here.send("early")
+    await here.open()
+    await there.open()
+    assert await there.receive() == ["early"]
+    thread = threading.Thread(target=here.send, args=("from a thread",))
+    thread.start()
+    assert await there.receive() == ["from a thread"]
+    thread.join()
+    await here.close()
+    await there.close()
+
+
+async def test_a_large_message_arrives_whole() -> None:
+    here, there = await opened()
+    large = tuple(range(200_000))
+    here.send(large)
+    assert await there.receive() == [large]
+    await here.close()
+    await there.close()
+
+
+async def test_the_end_of_the_other_side_is_told_after_its_last_words() -> None:
+    here, there = await opened()
+    here.send("last")
+    await here.close()
+    assert await there.receive() == ["last"]
+    with pytest.raises(EOFError, match="gone"):
+        await there.receive()
+    there.send("to nobody")
+    await asyncio.sleep(0)
+    await there.close()
+
+
+def test_before_there_is_an_event_loop_batches_are_waited_for() -> None:
+    here, there = socket.socketpair()
+    large = bytes(50_000)
+    write_now(here, "a", large)
+    assert read_now(there) == ["a", large]
+    here.close()
+    with pytest.raises(EOFError, match="gone"):
+        read_now(there)
+    there.close()
+
+
+ERRORS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, ProlepsisError)]
+
+
+@pytest.mark.parametrize("kind", ERRORS, ids=lambda kind: kind.__name__)
+async def test_every_error_arrives_as_it_was(kind: type[ProlepsisError]) -> None:
+    here, there = await opened()
+    given = kind("what, and what is allowed", param="seed") if issubclass(kind, UserError) else kind("what happened")
+    here.send(given)
+    [found] = await there.receive()
+    assert type(found) is kind
+    assert str(found) == str(given)
+    assert vars(found) == vars(given)
+    await here.close()
+    await there.close()

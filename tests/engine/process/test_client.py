@@ -1,0 +1,158 @@
+"""The engine behind a socket is the engine in its thread: the same events, errors and ends."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+
+from prolepsis.core.errors import ContextTooLong, DeadlineExceeded, EngineDead, InvalidParameter, ModelError
+from prolepsis.core.events import Aborted, Event, Failed, Finished
+from prolepsis.core.plan import PANIC_PLAN
+from prolepsis.core.requests import GenerateRequest, SamplingParams
+from prolepsis.core.stats import RequestStats
+from prolepsis.engine.client import EngineClient
+from prolepsis.engine.observer import EngineObserver
+from prolepsis.engine.process.client import ProcessEngineClient
+from prolepsis.engine.thread import ThreadEngineClient
+from prolepsis.sampling.noise import noise_key
+from prolepsis.telemetry.metrics import Metrics
+from tests.engine.process.hosted import hosted, silent
+from tests.fake_client import FakeEngineClient
+from tests.fakes import EngineSetup, build, outputs, reference, request
+
+ENDLESS = SamplingParams(temperature=0.0, max_tokens=100_000, ignore_eos=True)
+
+
+def small(observer: EngineObserver) -> ThreadEngineClient:
+    return ThreadEngineClient(build(EngineSetup(max_model_len=1024, observer=observer)))
+
+
+@pytest.fixture
+async def client() -> AsyncIterator[ProcessEngineClient]:
+    async with hosted(small) as client:
+        yield client
+
+
+async def collect(client: EngineClient, source: GenerateRequest) -> list[Event]:
+    return [event async for event in client.generate(source)]
+
+
+async def test_concurrent_requests_get_their_own_events(client: ProcessEngineClient) -> None:
+    sampled = SamplingParams(temperature=0.8, max_tokens=20, seed=3)
+    sources = [request(str(i), [i + 1, 2], sampled, n=2) for i in range(5)]
+    found = await asyncio.gather(*(collect(client, source) for source in sources))
+    for source, events in zip(sources, found, strict=True):
+        assert {event.request_id for event in events} == {source.request_id}
+        assert isinstance(events[-1], Finished)
+        for index in range(2):
+            assert outputs(events)[source.request_id, index] == reference(source, noise_key(3, index))
+
+
+async def test_closing_the_iterator_early_aborts(client: ProcessEngineClient) -> None:
+    stream = client.generate(request("a", [1], ENDLESS))
+    await anext(stream)
+    with pytest.raises(InvalidParameter, match="in use"):
+        await anext(client.generate(request("a", [1])))
+    await stream.aclose()
+    await collect(client, request("b", [2]))  # by then the engine has seen the abort
+    assert isinstance((await collect(client, request("a", [2])))[-1], Finished)
+
+
+async def test_abort_from_outside_ends_the_iterator(client: ProcessEngineClient) -> None:
+    stream = client.generate(request("a", [1], ENDLESS))
+    await anext(stream)
+    client.abort("a")
+    client.abort("unknown")
+    rest = [event async for event in stream]
+    assert isinstance(rest[-1], Aborted)
+
+
+async def test_refusal_comes_before_the_first_event(client: ProcessEngineClient) -> None:
+    with pytest.raises(ContextTooLong, match="1024"):
+        await collect(client, request("a", [1] * 2000))
+    assert isinstance((await collect(client, request("a", [1])))[-1], Finished), "its id is free again"
+
+
+async def test_closing_ends_requests_and_refuses_more() -> None:
+    async with hosted(small) as client:
+        stream = client.generate(request("a", [1], ENDLESS))
+        await anext(stream)
+        await client.close()
+        *_, last = [event async for event in stream]
+        assert isinstance(last, Aborted)
+        assert last.reason == "shutdown"
+        assert last.stats.num_output_tokens > 0, "the engine itself ended it, with its figures"
+        with pytest.raises(EngineDead, match="closed"):
+            await collect(client, request("b", [1]))
+        assert not client.health().alive
+
+
+async def test_the_observer_learns_of_steps_and_requests() -> None:
+    metrics = Metrics()
+    async with hosted(small, metrics) as client:
+        [*_, last] = await collect(client, request("a", [1]))
+    text = metrics.exposition().decode()
+    assert f"prolepsis_generation_tokens_total {last.stats.num_output_tokens}.0" in text  # type: ignore[union-attr]
+    assert "prolepsis_steps_total" in text
+
+
+async def test_commands_and_questions_reach_the_engine() -> None:
+    engine = FakeEngineClient(lambda source: [Finished(source.request_id, RequestStats())])
+    async with hosted(lambda _: engine) as client:
+        client.apply_plan(PANIC_PLAN)
+        client.stop_run("run-1")
+        swapped = await client.swap_head("other")
+        assert engine.plans == [PANIC_PLAN]
+        assert engine.stopped == ["run-1"]
+        assert engine.swaps == ["other"]
+        assert swapped.current == client.info.draft_head, "the facts were there before the answer"
+        assert client.health() == engine.reported
+        engine.heads_error = ModelError("the folder is gone")
+        with pytest.raises(ModelError, match="the folder is gone"):
+            await client.heads()
+
+
+async def test_a_lost_process_fails_each_of_its_requests() -> None:
+    async with hosted(small) as client:
+        streams = [client.generate(request(name, [1], ENDLESS)) for name in "ab"]
+        for stream in streams:
+            await anext(stream)
+        asked = asyncio.ensure_future(client.heads())
+        client.process.kill()
+        for stream in streams:
+            *_, last = [event async for event in stream]
+            assert isinstance(last, Failed)
+            assert isinstance(last.error, EngineDead)
+            assert "SIGKILL" in str(last.error)
+            assert last.stats.num_output_tokens > 0
+        with pytest.raises(EngineDead, match="SIGKILL"):
+            await collect(client, request("c", [1]))
+        assert "SIGKILL" in client.health().detail
+        assert not client.health().alive
+        await asyncio.wait([asked])
+
+
+async def test_a_deadline_holds_though_the_process_hangs() -> None:
+    async with silent() as client:
+        [last] = await collect(client, replace(request("a", [1]), deadline_s=0.01))
+        assert isinstance(last, Failed)
+        assert isinstance(last.error, DeadlineExceeded)
+
+
+async def test_a_silent_process_is_not_ready() -> None:
+    async with silent(tick_s=0.001) as client:
+        assert client.health().ready
+        while client.health().ready:  # noqa: ASYNC110  # health is asked for, it tells nothing by itself
+            await asyncio.sleep(0)
+        assert client.health().alive
+        assert "silent for" in client.health().detail
+
+
+async def test_a_process_that_stays_silent_is_killed() -> None:
+    async with silent(stuck_after_s=0.05, tick_s=0.01) as client:
+        [last] = await collect(client, request("a", [1]))
+        assert isinstance(last, Failed)
+        assert isinstance(last.error, EngineDead)
+        assert client.process.poll() == -9
+        assert not client.health().alive
