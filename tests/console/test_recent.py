@@ -1,12 +1,14 @@
 """The last requests, with all that a person asks about one of them."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import httpx
 
-from prolepsis.console.recent import MAX_RECENT, RecentFeature
+from prolepsis.console.recent import MAX_LISTED_ROUNDS, MAX_RECENT, RecentFeature
 from prolepsis.core.ended import Keep, RequestAbout
 from prolepsis.core.requests import GenerateRequest, SamplingParams
+from prolepsis.core.rounds import MAX_ROUNDS
 from tests.console.scene import Scene
 
 ABOUT = RequestAbout(answer_id="a", tenant="acme", key_id="", tier="standard", route="/v1/completions", model="tiny")
@@ -28,3 +30,27 @@ async def test_no_more_requests_than_the_bound_are_kept(
     assert len(shown["rounds"]) == 6
     feature.requests.extend(list(feature.requests) * MAX_RECENT)
     assert len(feature.requests) == MAX_RECENT
+
+
+async def test_a_reply_has_a_bound_and_says_which_requests_come_without_rounds(
+    open_scene: Scene, browse: Callable[[Scene], httpx.AsyncClient]
+) -> None:
+    http = browse(open_scene)
+    await http.post("/v1/chat/completions", json=CHAT)
+    [feature] = [one for one in open_scene.app.state.features if isinstance(one, RecentFeature)]
+    [served] = feature.requests
+    longest = replace(served, rounds=(served.rounds * MAX_ROUNDS)[:MAX_ROUNDS])
+    feature.requests.extend([longest] * MAX_RECENT)
+    all_of_them = await http.get("/admin/recent", params={"last": MAX_RECENT})
+    one_name = await http.get(f"/admin/recent/{served.record['answer_id']}")
+    num_whole = MAX_LISTED_ROUNDS // MAX_ROUNDS
+    for reply in (all_of_them, one_name):
+        shown = reply.json()
+        assert len(shown["requests"]) == MAX_RECENT
+        assert [len(one["rounds"]) for one in shown["requests"]] == [MAX_ROUNDS] * num_whole + [0] * (
+            MAX_RECENT - num_whole
+        )
+        assert shown["num_without_rounds"] == MAX_RECENT - num_whole
+        assert len(reply.content) < 1_500_000
+    few = (await http.get("/admin/recent", params={"last": num_whole})).json()
+    assert few["num_without_rounds"] == 0

@@ -2,7 +2,8 @@
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -21,6 +22,8 @@ from prolepsis.web.routes import AUDITORS, OPERATORS, Roles, Route, Routes
 
 MAX_RECENT = 512
 """Each has at most `MAX_ROUNDS` rounds of some 310 bytes: about 10 MB, if every request is that long."""
+MAX_LISTED_ROUNDS = 2_048
+"""In one reply: with those of all requests it would have some 10 MB, so it has about 1 MB at most."""
 FINDERS: Roles = OPERATORS | AUDITORS
 Order = Literal["newest", "slowest", "least_accepted"]
 
@@ -43,6 +46,8 @@ class RecentRequest:
 @dataclass(frozen=True, slots=True)
 class RecentReply:
     requests: list[RecentRequest]
+    num_without_rounds: int
+    """So many requests, the last ones here, come without their rounds: a reply has `MAX_LISTED_ROUNDS` at most."""
 
 
 class RecentQuery(Body):
@@ -84,6 +89,14 @@ class RecentFeature(Feature):
         return [one for one in self.requests if name in one.names]
 
 
+def bounded(requests: Sequence[RecentRequest]) -> RecentReply:
+    """Return the requests with rounds as long as there is room for them."""
+    totals = accumulate(len(one.rounds) for one in requests)
+    num_whole = sum(total <= MAX_LISTED_ROUNDS for total in totals)
+    bare = [replace(one, rounds=[]) for one in requests[num_whole:]]
+    return RecentReply([*requests[:num_whole], *bare], len(bare))
+
+
 def _recent(about: RequestAbout, prompt: PromptEnded) -> RecentRequest:
     record = dict(request_record(about, prompt).row)
     return RecentRequest(record, dict(prompt.stats.plain_steps), list(prompt.stats.rounds))
@@ -102,7 +115,7 @@ def _routes(feature: RecentFeature) -> Sequence[Route]:
 
     @routes.get("/admin/recent", roles=FINDERS, summary="The last requests: newest, slowest or least accepted first")
     async def recent(query: Annotated[RecentQuery, read_query(RecentQuery)]) -> RecentReply:
-        return RecentReply(feature.ordered(query.order, query.last))
+        return bounded(feature.ordered(query.order, query.last))
 
     @routes.get("/admin/recent/{name}", roles=FINDERS, summary="A request that ended lately, with its rounds")
     async def one(name: str) -> RecentReply:
@@ -110,6 +123,6 @@ def _routes(feature: RecentFeature) -> Sequence[Route]:
         if not found:
             message = f"No request called {name[:128]!r} is among the last {MAX_RECENT}."
             raise RequestRefused(message, code="request_not_found", param="name", status=404)
-        return RecentReply(found)
+        return bounded(found)
 
     return routes.all
