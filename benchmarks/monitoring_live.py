@@ -31,7 +31,7 @@ import yaml
 
 from benchmarks.load import MIX, Seen, Target
 from prolepsis.cli.bench.provenance import provenance
-from prolepsis.monitoring.files import DOCS, monitoring_files, write_monitoring
+from prolepsis.monitoring.files import RUNBOOK_URL, monitoring_files, write_monitoring
 from prolepsis.monitoring.objectives import parse_objectives
 from prolepsis.monitoring.rules import shipped
 
@@ -234,7 +234,7 @@ def prometheus_command(folder: Path, port: int, server: int) -> list[str]:
 def measure(args: argparse.Namespace, folder: Path) -> Mapping[Expression, list[str] | None]:
     """Return for each expression which of its queries have no data, None where it needs weeks."""
     objectives = parse_objectives(shipped("slos.yaml"), "slos.yaml")
-    write_monitoring(folder, monitoring_files(objectives, DOCS))
+    write_monitoring(folder, monitoring_files(objectives, RUNBOOK_URL))
     every = list(dict.fromkeys(expressions(folder)))
     server, port = free_port(), free_port()
     url, asked = f"http://127.0.0.1:{server}", f"http://127.0.0.1:{port}"

@@ -1,4 +1,4 @@
-"""A scene behind a real server, for a real browser."""
+"""An application behind a real server, for a real browser."""
 
 import threading
 import time
@@ -8,6 +8,7 @@ from pathlib import Path
 
 import httpx
 import uvicorn
+from fastapi import FastAPI
 
 from prolepsis.api.run import bind
 from prolepsis.core.config import ServerConfig
@@ -20,21 +21,27 @@ ASKED = (
 
 
 @contextmanager
+def served(app: FastAPI) -> Iterator[str]:
+    """Give the address of a running server."""
+    listener = bind(ServerConfig(port=0))
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on"))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        while not server.started:
+            time.sleep(0.01)
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+        listener.close()
+
+
+@contextmanager
 def served_scene(folder: Path, *, with_keys: bool) -> Iterator[tuple[str, Scene]]:
     """Give the address of a running server, and its scene."""
-    with scene(folder, with_keys=with_keys) as site:
-        listener = bind(ServerConfig(port=0))
-        server = uvicorn.Server(uvicorn.Config(site.app, log_config=None, lifespan="on"))
-        thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-        thread.start()
-        try:
-            while not server.started:
-                time.sleep(0.01)
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}", site
-        finally:
-            server.should_exit = True
-            thread.join()
-            listener.close()
+    with scene(folder, with_keys=with_keys) as site, served(site.app) as url:
+        yield url, site
 
 
 def traffic(url: str, site: Scene, number: int) -> None:

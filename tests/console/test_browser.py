@@ -36,6 +36,8 @@ SITE_PAGES = (
     "/audit",
     "/audit/1",
     "/kill",
+    "/runbooks",
+    "/runbooks/acceptance-cliff",
 )
 
 

@@ -2,7 +2,7 @@
 
 import json
 
-from prolepsis.console.drawing import Chart, Line, interval, path_of
+from prolepsis.console.drawing import WIDTH, Chart, Line, Mark, interval, path_of
 
 
 def test_a_line_has_a_gap_where_there_is_no_value() -> None:
@@ -30,3 +30,11 @@ def test_an_interval_keeps_its_order() -> None:
     assert 0.0 < one.zero < one.allowed < one.lower < one.estimate < one.upper < 100.0
     same = interval(0.0, 0.0, 0.0, 0.0)
     assert same.estimate == 50.0
+
+
+def test_a_change_is_marked_at_its_time_and_one_behind_the_lines_at_their_end() -> None:
+    marks = [Mark(at, "head.swapped", "draft_head", "/console/audit/1") for at in (10.0, 40.0)]
+    chart = Chart(title="A", unit="%", at=[0.0, 20.0], lines=[Line("x", [1.0, 2.0])], marks=marks)
+    assert chart.places() == [WIDTH / 2, WIDTH]
+    assert chart.summary.endswith("; 2 marked changes, listed below")
+    assert json.loads(chart.data)["marks"][1] == {"at": 40.0, "name": "head.swapped"}

@@ -2,12 +2,15 @@
 
 import json
 import re
+import time
 from collections.abc import Callable
+from functools import partial
 
 import httpx
 import pytest
 
 from prolepsis.console.routes import NAVIGATION
+from prolepsis.console.traffic import TrafficFeature
 from prolepsis.web.caller import Role
 from tests.console.browser import press, sign_in, token_of
 from tests.console.scene import CHAT, POLICY, Scene, key_with
@@ -170,3 +173,76 @@ async def test_the_audit_log_is_filtered_and_paged(open_scene: Scene, browse: Br
     assert numbers == [*range(numbers[0], 0, -1)], "each entry once, the newest first"
     applied = (await http.get("/console/audit?action=policy.applied")).text
     assert len(re.findall(r'href="/console/audit/(\d+)"', applied)) == applied.count("<td>policy.applied</td>") == 1
+
+
+async def test_changes_are_marked_listed_and_lead_to_their_entry_and_back(open_scene: Scene, browse: Browse) -> None:
+    http = browse(open_scene)
+    [feature] = [one for one in open_scene.app.state.features if isinstance(one, TrafficFeature)]
+    for minutes in (3, 2, 1):
+        feature.now = partial(float, time.time() - 60.0 * minutes)
+        await serve(http)
+    feature.now = time.time
+    await press(http, "head", head="mine@1", proposer="draft_head", reason="compare")
+    assert open_scene.store.writer.flush(20.0)
+    entry = (await http.get("/admin/changes")).json()["changes"][0]
+    assert (entry["action"], entry["reason"]) == ("head.swapped", "compare")
+    for path in ("/console", "/console/proposers", "/console/quality", f"/console/traffic/{CHAT}"):
+        page = (await http.get(path)).text
+        assert f'<a href="/console/audit/{entry["seq"]}" aria-label="Entry {entry["seq"]}: head.swapped">' in page, path
+    for path in ("/console", f"/console/traffic/{CHAT}"):
+        assert '<path class="mark"' in (await http.get(path)).text, path
+    page = (await http.get(f"/console/audit/{entry['seq']}")).text
+    assert '<a href="/console/proposers#heads">draft_head</a>' in page
+    assert "head mine@2 → mine@1" in page
+    assert (
+        f'<a href="/console/audit/{entry["seq"]}">swapped in lately</a>' in (await http.get("/console/proposers")).text
+    )
+
+
+async def test_a_change_is_undone_from_its_entry_once(open_scene: Scene, browse: Browse) -> None:
+    http = browse(open_scene)
+    await press(http, "head", head="mine@1", proposer="draft_head", reason="compare")
+    edited = POLICY.replace("use: chat", "use: code")
+    await press(http, "policy", "/console/policy/edit", text=edited, expect="1", reason="longer drafts")
+    assert open_scene.store.writer.flush(20.0)
+    newest = (await http.get("/admin/changes")).json()["changes"]
+    changes = {one["action"]: f"/console/audit/{one['seq']}" for one in reversed(newest)}
+    swap, policy = changes["head.swapped"], changes["policy.applied"]
+    assert "Put mine@2 back</button>" in (await http.get(swap)).text
+    assert "/console/kill?scope=proposer%3Adraft_head" in (await http.get(swap)).text
+    undone = await press(http, "head", swap, head="mine@2", proposer="draft_head", reason="worse")
+    assert "no longer in effect" in undone.text
+    assert "Put mine@2 back</button>" not in undone.text
+    assert open_scene.engine.info.draft_head == "mine@2"
+    assert "Use version 1 again</button>" in (await http.get(policy)).text
+    undone = await press(http, "policy-rollback", policy, to="1", expect="2", reason="worse")
+    assert "version 3 is in use" in undone.text
+    assert "again</button>" not in undone.text
+
+
+async def test_what_is_hidden_from_a_role_is_named(keyed_scene: Scene, browse: Browse) -> None:
+    owner = browse(keyed_scene)
+    await sign_in(owner, key_with(keyed_scene, "admin"))
+    await press(owner, "head", head="mine@1", proposer="draft_head", reason="compare")
+    assert keyed_scene.store.writer.flush(20.0)
+    operator, auditor = browse(keyed_scene), browse(keyed_scene)
+    await sign_in(operator, key_with(keyed_scene, "operator"))
+    await sign_in(auditor, key_with(keyed_scene, "auditor"))
+    shown = (await auditor.get("/console/quality")).text
+    entry = re.search(r"/console/audit/\d+", shown)
+    assert entry is not None
+    page = (await auditor.get(entry[0])).text
+    assert "your key needs the role operator" in page
+    assert "back</button>" not in page
+    for path in ("/console", "/console/proposers", "/console/quality"):
+        hidden = (await operator.get(path)).text
+        assert "it needs the role auditor" in hidden, path
+        assert "head.swapped" not in hidden, path
+
+
+async def test_what_needs_attention_names_its_alert_and_its_runbook(open_scene: Scene, browse: Browse) -> None:
+    http = browse(open_scene)
+    await open_scene.tick()
+    await press(http, "breaker", state="forced_open", proposer="suffix", traffic_class=CHAT)
+    page = (await http.get("/console")).text
+    assert 'Alert BreakerOpen:</span> <a href="/console/runbooks/breaker">runbook</a>' in page

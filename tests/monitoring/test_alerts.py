@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from prolepsis.monitoring.burn_rates import burn_rate_groups
-from prolepsis.monitoring.files import monitoring_files, write_monitoring
+from prolepsis.monitoring.files import RUNBOOK_URL, monitoring_files, write_monitoring
 from prolepsis.monitoring.objectives import parse_objectives
 from prolepsis.monitoring.rules import alert_groups, all_rules, shipped
 
@@ -184,7 +184,7 @@ def test_every_alert_has_a_case_that_fires() -> None:
     ids=["budgets", "minutes", "weeks"],
 )
 def test_alerts_fire_for_what_they_are_for(cases: list[Case], every: str, files: list[str], tmp_path: Path) -> None:
-    write_monitoring(tmp_path, monitoring_files(OBJECTIVES, "https://docs.example.org"))
+    write_monitoring(tmp_path, monitoring_files(OBJECTIVES, RUNBOOK_URL))
     labels = {str(rule["alert"]): rule["labels"] for rule in all_rules(alert_groups()) if "alert" in rule}
     document = {
         "rule_files": [str(tmp_path / "rules" / file) for file in files],
@@ -230,14 +230,14 @@ def _plain(labels: object) -> dict[str, str]:
 
 @needs_promtool
 def test_the_files_are_what_prometheus_reads(tmp_path: Path) -> None:
-    write_monitoring(tmp_path, monitoring_files(OBJECTIVES, "https://docs.example.org"))
+    write_monitoring(tmp_path, monitoring_files(OBJECTIVES, RUNBOOK_URL))
     assert PROMTOOL is not None
     _succeeds(tmp_path, PROMTOOL, "check", "config", "--lint=all", "--lint-fatal", "prometheus.yaml")
 
 
 @pytest.mark.skipif(AMTOOL is None, reason="amtool is missing: apt-get install prometheus-alertmanager")
 def test_the_file_is_what_alertmanager_reads(tmp_path: Path) -> None:
-    write_monitoring(tmp_path, monitoring_files(OBJECTIVES, "https://docs.example.org"))
+    write_monitoring(tmp_path, monitoring_files(OBJECTIVES, RUNBOOK_URL))
     assert AMTOOL is not None
     _succeeds(tmp_path, AMTOOL, "check-config", "alertmanager.yaml")
 

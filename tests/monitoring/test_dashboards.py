@@ -11,7 +11,7 @@ import pytest
 
 from prolepsis.monitoring.burn_rates import burn_rate_groups
 from prolepsis.monitoring.dashboards import ANNOTATIONS, DASHBOARDS, VARIABLES
-from prolepsis.monitoring.files import DOCS, monitoring_files
+from prolepsis.monitoring.files import RUNBOOK_URL, monitoring_files
 from prolepsis.monitoring.objectives import parse_objectives
 from prolepsis.monitoring.rules import alert_groups, all_rules, shipped
 from tests.telemetry.servers import server_with_everything
@@ -36,7 +36,7 @@ def plain(expression: str) -> str:
 
 
 def test_what_is_committed_is_what_is_generated() -> None:
-    files = {**monitoring_files(OBJECTIVES, DOCS), "slos.yaml": shipped("slos.yaml")}
+    files = {**monitoring_files(OBJECTIVES, RUNBOOK_URL), "slos.yaml": shipped("slos.yaml")}
     committed = {str(file.relative_to(COMMITTED)): file.read_text() for file in COMMITTED.rglob("*") if file.is_file()}
     assert committed.keys() == files.keys()
     for name, content in files.items():
@@ -60,7 +60,9 @@ def test_every_series_is_exported_or_recorded(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("dashboard", DASHBOARDS, ids=lambda one: str(one.uid))
 def test_panels_have_names_and_places_of_their_own(dashboard: object) -> None:
-    text = next(c for n, c in monitoring_files(OBJECTIVES, DOCS).items() if n.endswith(f"{_name(dashboard)}.json"))
+    text = next(
+        c for n, c in monitoring_files(OBJECTIVES, RUNBOOK_URL).items() if n.endswith(f"{_name(dashboard)}.json")
+    )
     panels = json.loads(text)["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
     for one, other in combinations((panel["gridPos"] for panel in panels), 2):

@@ -6,17 +6,17 @@ from pathlib import Path
 import pytest
 
 from prolepsis.cli.main import COMMANDS
+from prolepsis.console.runbook import by_alert, runbooks
+from prolepsis.core.errors import ConfigError
 from prolepsis.monitoring.burn_rates import burn_rate_groups
+from prolepsis.monitoring.files import RUNBOOK_URL, monitoring_files
 from prolepsis.monitoring.objectives import parse_objectives
 from prolepsis.monitoring.rules import alert_groups, all_rules, shipped, with_runbooks
 
 RUNBOOKS = Path(__file__).parents[2] / "docs" / "runbooks"
 PAGES = sorted(RUNBOOKS.glob("*.md"))
-ALERTS = [
-    rule
-    for rule in all_rules([*alert_groups(), *burn_rate_groups(parse_objectives(shipped("slos.yaml"), "slos.yaml"))])
-    if "alert" in rule
-]
+OBJECTIVES = parse_objectives(shipped("slos.yaml"), "slos.yaml")
+ALERTS = [rule for rule in all_rules([*alert_groups(), *burn_rate_groups(OBJECTIVES)]) if "alert" in rule]
 
 
 def page_of(rule: dict[str, object]) -> str:
@@ -45,8 +45,25 @@ def test_the_commands_of_a_page_exist(page: Path) -> None:
     assert commands <= COMMANDS.keys()
 
 
-def test_links_lead_to_the_folder_that_is_given() -> None:
+def test_links_are_addresses_with_the_name_of_the_page() -> None:
     (group,) = with_runbooks(
-        [{"name": "a", "rules": [{"alert": "A", "annotations": {"runbook": "cost"}}]}], "https://x/y/"
+        [{"name": "a", "rules": [{"alert": "A", "annotations": {"runbook": "cost"}}]}], "https://x/y/{name}.html"
     )
     assert group["rules"] == [{"alert": "A", "annotations": {"runbook_url": "https://x/y/cost.html"}}]
+
+
+def test_an_address_without_the_name_of_a_page_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"allowed: an address with \{name\}"):
+        monitoring_files(OBJECTIVES, "https://x/y")
+
+
+def test_by_default_a_link_leads_to_the_console_of_the_server_that_is_scraped() -> None:
+    files = monitoring_files(OBJECTIVES, RUNBOOK_URL)
+    (target,) = re.findall(r"targets: \[([^]]+)\]", files["prometheus.yaml"].split("job_name: prolepsis")[1])[:1]
+    assert f"runbook_url: http://{target.strip(chr(34))}/console/runbooks/cost\n" in files["rules/alerts.yaml"]
+
+
+def test_what_the_console_takes_for_the_alerts_of_a_page_are_its_alerts() -> None:
+    assert {alert: page.name for alert, page in by_alert(runbooks()).items()} == {
+        str(rule["alert"]): page_of(rule) for rule in ALERTS
+    }

@@ -163,6 +163,36 @@ def written_page(connection: Connection, since: datetime, until: datetime, after
     return [_read(row) for row in connection.execute(query).mappings()]
 
 
+def last_before(connection: Connection, time: datetime) -> int:
+    """Return the number of the last entry that was written before a time, 0 without one.
+
+    By halving, as times have no index and grow with the numbers (but for the clocks of replicas).
+    """
+    low, high = 0, head(connection)[0]
+    while low < high:
+        middle = (low + high + 1) // 2
+        at = connection.scalar(select(audit_entries.c.at).where(audit_entries.c.seq == middle))
+        low, high = (middle, high) if at is not None and at < _stored_time(time) else (low, middle - 1)
+    return low
+
+
+def acts(connection: Connection, after: int, last: int) -> list[tuple[int, str, str | None]]:
+    """Return number, action and actor of the entries that follow number `after` up to `last`.
+
+    Those of served requests are left out; an erased actor is None.
+    """
+    entries = audit_entries.c
+    which = (entries.seq > after) & (entries.seq <= last) & (entries.action != SERVED)
+    query = select(entries.seq, entries.action, entries.actor).where(which).order_by(entries.seq)
+    return [(row.seq, row.action, row.actor) for row in connection.execute(query)]
+
+
+def numbered(connection: Connection, seqs: Iterable[int]) -> list[AuditEntry]:
+    """Return the entries of these numbers, in their order."""
+    query = select(audit_entries).where(audit_entries.c.seq.in_([*seqs])).order_by(audit_entries.c.seq)
+    return [_read(row) for row in connection.execute(query).mappings()]
+
+
 def _stored_time(time: datetime) -> str:
     return time.astimezone(UTC).isoformat(timespec="microseconds")
 

@@ -11,6 +11,7 @@ from pydantic import AwareDatetime, Field, model_validator
 
 from prolepsis.audit import chain
 from prolepsis.audit.bundle import Bundle, Form, bundle_of, exported, to_json
+from prolepsis.audit.changes import ChangesReply, RecentChanges
 from prolepsis.audit.entry import RECORDING, SERVED, START_OF_CHAIN, AuditEntry
 from prolepsis.audit.found import FoundRequest, find_request
 from prolepsis.audit.verify import Anchor
@@ -90,12 +91,17 @@ def audit_routes(
 ) -> Sequence[Route]:
     """Return the routes that show entries and replay their requests."""
     routes = Routes()
+    recent = RecentChanges(store.database) if store is not None else None
 
     @routes.get("/admin/audit", roles=AUDITORS, summary="Entries of the audit log", reply=AuditReply)
     async def audit(query: Annotated[AuditQuery, read_query(AuditQuery)]) -> JSONResponse:
         head, signed, entries = await _reading(lambda: _entries(store, query))
         shown = {"head": head, "signed_head": signed and signed.plain()}
         return JSONResponse({**shown, "entries": [entry.plain() for entry in entries]})
+
+    @routes.get("/admin/changes", roles=AUDITORS, summary="What was changed in the last day, the newest first")
+    async def changes() -> ChangesReply:
+        return await _reading(recent.read) if recent is not None else ChangesReply("", [])
 
     @routes.get(
         "/admin/audit/{entry}",

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from prolepsis.cli.output import EPILOG, command_group, note
-from prolepsis.monitoring.files import DOCS, monitoring_files, write_monitoring
+from prolepsis.monitoring.files import RUNBOOK_URL, monitoring_files, write_monitoring
 from prolepsis.monitoring.objectives import parse_objectives, read_objectives
 from prolepsis.monitoring.rules import shipped
 
@@ -26,13 +26,13 @@ def write(
         Path | None,
         typer.Option(help="objectives in Sloth's schema; default: the package's own, written too"),
     ] = None,
-    runbooks: Annotated[
-        str, typer.Option(help="address of the folder with the pages of docs/runbooks, for the links of alerts")
-    ] = DOCS,
+    runbook_url: Annotated[
+        str, typer.Option(help="address of a runbook, for the links of alerts; {name} stands for the name of its page")
+    ] = RUNBOOK_URL,
 ) -> None:
     """Write dashboards for Grafana, and rules and settings for Prometheus and Alertmanager; old files are replaced."""
     objectives = read_objectives(slos) if slos else parse_objectives(shipped("slos.yaml"), "slos.yaml")
-    files = dict(monitoring_files(objectives, runbooks))
+    files = dict(monitoring_files(objectives, runbook_url))
     if slos is None:
         files["slos.yaml"] = shipped("slos.yaml")
     write_monitoring(folder, files)

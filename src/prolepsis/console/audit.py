@@ -4,8 +4,10 @@ import json
 from collections.abc import Mapping
 from urllib.parse import quote
 
-from prolepsis.audit.entry import RECORDING, SERVED, AuditEntry
+from prolepsis.audit.changes import change_of
+from prolepsis.audit.entry import RECORDING, AuditEntry
 from prolepsis.audit.routes import AuditReply
+from prolepsis.console.changes import page_of, standing
 from prolepsis.console.pages import GoTo, Page, Pages, Visit
 
 PAGE = 50
@@ -24,6 +26,7 @@ async def _log(visit: Visit) -> Page | GoTo:
     reply = await visit.section(AuditReply, "/admin/audit", query)
     entries = reply.value.entries if reply.value else []
     values = {"audit": reply, "entries": entries[::-1], "query": visit.query, "earlier": _earlier(entries, query)}
+    values["page_of"] = page_of
     return Page("audit.html", "Audit log", values, live="after" not in query)
 
 
@@ -43,7 +46,9 @@ async def _one(visit: Visit) -> Page:
         "entry": entry,
         "before": pretty(details.before) if details else "",
         "after": pretty(details.after) if details else "",
-        "is_request": entry.action == SERVED,
+        "page": page_of(entry),
+        "change": change_of(entry),
+        "standing": await standing(visit, entry),
         "may_replay": RECORDING in after and visit.may("POST", "/admin/audit/{entry}/replay"),
     }
     return Page("audit_entry.html", f"Audit entry {entry.seq}", values, live=False)

@@ -16,6 +16,18 @@ class Line:
     values: Sequence[float | None]
 
 
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A moment at which something was changed."""
+
+    at: float
+    """Unix time."""
+    name: str
+    text: str
+    path: str
+    """The page that shows more."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
     """Lines over a common time."""
@@ -27,6 +39,8 @@ class Chart:
     lines: Sequence[Line]
     top: float | None = None
     """Highest value of the scale; None: what is needed. The lowest is 0, or what is needed below it."""
+    marks: Sequence[Mark] = ()
+    """Since the beginning of the lines, the oldest first; those behind their end are drawn there."""
 
     @property
     def is_empty(self) -> bool:
@@ -42,19 +56,28 @@ class Chart:
     @property
     def summary(self) -> str:
         """What the chart shows, for those who do not see it."""
-        return f"{self.title}: " + ", ".join(f"{line.name} {_latest(line)}" for line in self.lines)
+        changes = f"; {len(self.marks)} marked changes, listed below" if self.marks else ""
+        return f"{self.title}: " + ", ".join(f"{line.name} {_latest(line)}" for line in self.lines) + changes
 
     def paths(self) -> list[str]:
         """Return the path of each line."""
         return [path_of(line.values, *self.span) for line in self.lines]
+
+    def places(self) -> list[float]:
+        """Return where on the width of the paths each mark is."""
+        if not self.marks:
+            return []
+        whole = (self.at[-1] - self.at[0]) or 1.0
+        return [round(WIDTH * min(1.0, (mark.at - self.at[0]) / whole), 1) for mark in self.marks]
 
     @property
     def data(self) -> str:
         """The same as JSON, for the script that draws it with a cursor."""
         lines = [{"name": line.name, "values": [_short(value) for value in line.values]} for line in self.lines]
         low, high = self.span
-        shown = {"x": list(self.at), "lines": lines, "unit": self.unit, "low": low, "high": _short(high)}
-        return json.dumps(shown, separators=(",", ":"))
+        marks = [{"at": mark.at, "name": mark.name} for mark in self.marks]
+        scale = {"unit": self.unit, "low": low, "high": _short(high)}
+        return json.dumps({"x": list(self.at), "lines": lines, "marks": marks, **scale}, separators=(",", ":"))
 
 
 def path_of(values: Sequence[float | None], low: float, high: float) -> str:

@@ -1,11 +1,15 @@
 """The first page: is it healthy, does it pay, what needs a person."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from prolepsis.audit.changes import ChangesReply
+from prolepsis.console.admin import Section
+from prolepsis.console.changes import marks, recent_changes
 from prolepsis.console.drawing import Chart, Line
 from prolepsis.console.pages import HOME, Page, Pages, Visit
+from prolepsis.console.runbook import Runbook
 from prolepsis.console.timeline import Span
 from prolepsis.console.traffic import TrafficReply
 from prolepsis.core.traffic_sums import TrafficSums
@@ -14,7 +18,7 @@ from prolepsis.engine.client import EngineClient
 from prolepsis.policy.routes import PolicyReply
 from prolepsis.rollout.routes import RolloutsReply
 from prolepsis.safety.breaker_runtime import BreakersReply
-from prolepsis.safety.drift_runtime import DriftReply
+from prolepsis.safety.drift_runtime import DriftReply, DriftStreamReply
 from prolepsis.safety.kill_switch import KillStatus
 from prolepsis.store.store import Store
 
@@ -28,18 +32,24 @@ class Attention:
     urgency: Urgency
     text: str
     path: str
+    alert: str = ""
+    """The alert that fires for it where a monitoring system watches; its runbook says what to do."""
 
 
-def declare_overview(pages: Pages, client: EngineClient, store: Store | None) -> None:
+def declare_overview(pages: Pages, client: EngineClient, store: Store | None, runbooks: Mapping[str, Runbook]) -> None:
+    """`runbooks`: by alert."""
+
     async def overview(visit: Visit) -> Page:
-        traffic = await visit.read(TrafficReply, "/admin/traffic")
+        traffic, changes = await visit.read(TrafficReply, "/admin/traffic"), await recent_changes(visit)
         values = {
             "health": client.health(),
             "exactness": client.info.exactness,
             "exactness_reason": client.info.exactness_reason,
             "recent": recent(traffic.spans),
-            "charts": charts(traffic.spans),
+            "charts": charts(traffic.spans, changes),
+            "changes": changes,
             "attention": [*await _attention(visit), *_store_attention(store)],
+            "runbooks": runbooks,
             "correctness": await visit.section(CorrectnessReply, "/admin/correctness"),
             "policy": await visit.section(PolicyReply, "/admin/policy"),
         }
@@ -56,7 +66,7 @@ def recent(spans: Sequence[Span], num: int = 20) -> TrafficSums:
     return total
 
 
-def charts(spans: Sequence[Span], width_s: float = 15.0) -> list[Chart]:
+def charts(spans: Sequence[Span], changes: Section[ChangesReply], width_s: float = 15.0) -> list[Chart]:
     """Return what the last hour looked like, without the span that is not over."""
     over = spans[:-1]
     at = [span.at for span in over]
@@ -70,7 +80,14 @@ def charts(spans: Sequence[Span], width_s: float = 15.0) -> list[Chart]:
     load = [Line("running", [span.num_running for span in over]), Line("waiting", [span.num_waiting for span in over])]
     return [
         Chart(title="Output", unit="tokens/s", at=at, lines=[rate]),
-        Chart(title="Acceptance", unit="% of drafted tokens", at=at, lines=[acceptance], top=100.0),
+        Chart(
+            title="Acceptance",
+            unit="% of drafted tokens",
+            at=at,
+            lines=[acceptance],
+            top=100.0,
+            marks=marks(changes, at),
+        ),
         Chart(title="Device time saved", unit="% against predicted plain decoding", at=at, lines=[saved], top=50.0),
         Chart(title="Requests in the engine", unit="requests", at=at, lines=load, top=4.0),
     ]
@@ -98,7 +115,7 @@ async def _attention(visit: Visit) -> list[Attention]:
 def _of_kill(status: KillStatus) -> Iterator[Attention]:
     if status.on:
         by = ", ".join(status.sources)
-        yield Attention("bad", f"Speculation is stopped everywhere, by {by}.", "/console/kill")
+        yield Attention("bad", f"Speculation is stopped everywhere, by {by}.", "/console/kill", "KillSwitchOn")
     elif status.killed:
         yield Attention("warn", f"Speculation is stopped in: {', '.join(status.killed)}.", "/console/kill")
     for fault in (status.fault, status.not_saved):
@@ -109,7 +126,7 @@ def _of_kill(status: KillStatus) -> Iterator[Attention]:
 def _of_correctness(reply: CorrectnessReply) -> Iterator[Attention]:
     if wrong := reply.outcomes["structural"]:
         text = f"{wrong} replayed requests had other tokens than plain decoding gives."
-        yield Attention("bad", text, "/console/quality")
+        yield Attention("bad", text, "/console/quality", "OutputsDiffer")
 
 
 def _of_rollouts(reply: RolloutsReply) -> Iterator[Attention]:
@@ -120,24 +137,29 @@ def _of_rollouts(reply: RolloutsReply) -> Iterator[Attention]:
         elif one.phase == "held":
             yield Attention("warn", f"Rollout of {one.rule} is held in {one.stage}.", path)
         elif one.phase == "rolled_back":
-            yield Attention("warn", f"Rollout of {one.rule} was taken back.", path)
+            yield Attention("warn", f"Rollout of {one.rule} was taken back.", path, "RolloutTakenBack")
 
 
 def _of_proposers(breakers: BreakersReply | None, drift: DriftReply | None) -> Iterator[Attention]:
     for one in breakers.breakers if breakers else ():
         if one.state in ("open", "half_open", "forced_open"):
             text = f"Breaker of {one.proposer} in {one.traffic_class} is {one.state.replace('_', ' ')}."
-            yield Attention("warn", text, "/console/proposers")
+            yield Attention("warn", text, "/console/proposers#breakers", "BreakerOpen")
     for stream in drift.streams if drift else ():
         if stream.status in ("drifted", "cliff"):
-            urgency: Urgency = "bad" if stream.status == "cliff" else "warn"
-            text = f"Acceptance of {stream.proposer} in {stream.traffic_class}: {stream.status}."
-            yield Attention(urgency, text, "/console/quality")
+            yield _of_stream(stream)
+
+
+def _of_stream(stream: DriftStreamReply) -> Attention:
+    where, page = f"{stream.proposer} in {stream.traffic_class}", "/console/quality#drift"
+    if stream.status == "cliff":
+        return Attention("bad", f"Drafts of {where} are hardly ever right.", page, "AcceptanceCliff")
+    return Attention("warn", f"Acceptance of {where} is lower than usual.", page, "AcceptanceDrift")
 
 
 def _store_attention(store: Store | None) -> Iterator[Attention]:
     health = store.writer.health() if store is not None else None
     if health is not None and not health.ok:
-        yield Attention("bad", f"The store cannot be written; {health.num_queued} items wait.", HOME)
+        yield Attention("bad", f"The store cannot be written; {health.num_queued} items wait.", HOME, "StoreDown")
     if health is not None and (lost := sum(health.dropped.values())):
-        yield Attention("warn", f"{lost} records or audit entries were dropped since the start.", HOME)
+        yield Attention("warn", f"{lost} records or audit entries were dropped since the start.", HOME, "RecordsLost")

@@ -1,5 +1,6 @@
 """Proposers: what they draft with, their breakers and memory, and draft heads to swap in."""
 
+from prolepsis.console.changes import last_swaps, recent_changes
 from prolepsis.console.pages import Page, Pages, Visit
 from prolepsis.core.config import CANDIDATE_HEAD, DRAFT_HEAD
 from prolepsis.cost.runtime import CostReply
@@ -25,8 +26,10 @@ SETTABLE = {
 
 def declare_proposers(pages: Pages, client: EngineClient) -> None:
     async def proposers(visit: Visit) -> Page:
-        cost = await visit.section(CostReply, "/admin/cost")
+        cost, changes = await visit.section(CostReply, "/admin/cost"), await recent_changes(visit)
         values = {
+            "changes": changes,
+            "swaps": last_swaps(changes),
             "heads": await visit.section(HeadsReply, "/admin/heads"),
             "slots": (DRAFT_HEAD, CANDIDATE_HEAD),
             "breakers": await visit.section(BreakersReply, "/admin/breakers"),

@@ -1,6 +1,10 @@
 """Drift of proposers, and correctness: replays without speculation and their mismatches."""
 
+from collections.abc import Mapping
+
+from prolepsis.console.changes import recent_changes
 from prolepsis.console.pages import Page, Pages, Visit
+from prolepsis.console.runbook import Runbook
 from prolepsis.correctness.runtime import CorrectnessReply
 from prolepsis.safety.drift_runtime import DriftReply
 
@@ -10,6 +14,8 @@ STATUS = {
     "drifted": ("warn", "drifted"),
     "cliff": ("bad", "cliff"),
 }
+ALERTS = {"cliff": "AcceptanceCliff", "drifted": "AcceptanceDrift"}
+"""By the status of a stream."""
 OUTCOMES = {
     "match": ("ok", "same tokens as without speculation"),
     "near_tie": ("warn", "rounding decided between nearly tied tokens"),
@@ -18,12 +24,17 @@ OUTCOMES = {
 }
 
 
-def declare_quality(pages: Pages) -> None:
+def declare_quality(pages: Pages, runbooks: Mapping[str, Runbook]) -> None:
+    """`runbooks`: by alert."""
+
     async def quality(visit: Visit) -> Page:
         values = {
             "drift": await visit.section(DriftReply, "/admin/drift"),
             "correctness": await visit.section(CorrectnessReply, "/admin/correctness"),
+            "changes": await recent_changes(visit),
             "status": STATUS,
+            "alerts": ALERTS,
+            "runbooks": runbooks,
             "outcomes": OUTCOMES,
             "may_reset": visit.may("POST", "/admin/drift/reset"),
             "may_find": visit.may("GET", "/admin/requests/{name}"),

@@ -50,11 +50,12 @@ def seconds(value: float | None) -> str:
     return units.duration(value).replace(" ", THIN) if abs(value) >= 1e-6 else f"0{THIN}ms"
 
 
-def age(at: float | None) -> str:
-    """Return how long ago a Unix time was."""
+def age(at: float | str | None) -> str:
+    """Return how long ago a time was, given as Unix time or as ISO text."""
     if at is None:
         return UNKNOWN
-    value, unit = units.in_unit_of_time(max(0.0, round(time.time() - at)))
+    began = datetime.fromisoformat(at).timestamp() if isinstance(at, str) else at
+    value, unit = units.in_unit_of_time(max(0.0, round(time.time() - began)))
     return f"{value:.0f}{THIN}{unit} ago"
 
 

@@ -20,6 +20,8 @@ from prolepsis.console.quality import declare_quality
 from prolepsis.console.render import environment
 from prolepsis.console.requests import declare_requests
 from prolepsis.console.rollouts import declare_rollouts
+from prolepsis.console.runbook import by_alert, runbooks
+from prolepsis.console.runbook_pages import declare_runbooks
 from prolepsis.console.sessions import KeyRing, Sessions
 from prolepsis.console.sign_in import declare_sign_in
 from prolepsis.console.traffic import TrafficReply
@@ -43,6 +45,7 @@ NAVIGATION = (
     ("/console/requests", "Requests"),
     ("/console/audit", "Audit"),
     ("/console/kill", "Kill switch"),
+    ("/console/runbooks", "Runbooks"),
 )
 
 
@@ -63,7 +66,7 @@ class ConsoleParts:
 def console_routes(admin: Sequence[Route], parts: ConsoleParts) -> Sequence[Route]:
     """Return the console's routes over the admin routes of the features."""
     assets, templates = Assets(), environment()
-    templates.globals["asset"] = assets.url
+    templates.globals |= {"asset": assets.url, "name_of": parts.keys.name_of}
     pages = Pages(
         templates,
         AdminRoutes(admin),
@@ -73,18 +76,20 @@ def console_routes(admin: Sequence[Route], parts: ConsoleParts) -> Sequence[Rout
         observe=parts.observe,
         frame=lambda visit: frame(visit, parts),
     )
+    manual = runbooks()
     declare_sign_in(pages, parts.emit)
     declare_acts(pages)
-    declare_overview(pages, parts.client, parts.store)
+    declare_overview(pages, parts.client, parts.store, by_alert(manual))
     declare_traffic(pages)
     declare_rollouts(pages)
     declare_policy(pages)
     declare_proposers(pages, parts.client)
-    declare_quality(pages)
+    declare_quality(pages, by_alert(manual))
     declare_cost(pages)
     declare_requests(pages)
     declare_audit(pages)
     declare_kill(pages)
+    declare_runbooks(pages, manual)
     _declare_assets(pages, assets)
     return pages.routes.all
 

@@ -33,6 +33,9 @@ class KeyRing(Protocol):
         Without keys it is the developer.
         """
 
+    def name_of(self, key_id: str) -> str:
+        """Return how people call a key, empty for what is no key here."""
+
 
 @dataclass(frozen=True, slots=True)
 class Notice:

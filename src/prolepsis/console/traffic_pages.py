@@ -2,6 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
+from prolepsis.audit.changes import ChangesReply
+from prolepsis.console.admin import Section
+from prolepsis.console.changes import marks, recent_changes
 from prolepsis.console.drawing import Chart, Line, path_of
 from prolepsis.console.pages import Page, Pages, Visit
 from prolepsis.console.timeline import Span
@@ -53,9 +56,11 @@ def declare_traffic(pages: Pages) -> None:
             raise RequestRefused(message, code="unknown_traffic_class", status=404)
         eligibility = await visit.section(EligibilityReply, "/admin/eligibility")
         breakers = await visit.section(BreakersReply, "/admin/breakers")
+        changes = await recent_changes(visit)
         values = {
             "one": found,
-            "charts": charts(found.minutes[:-1]),
+            "charts": charts(found.minutes[:-1], changes),
+            "changes": changes,
             "why": WHY,
             "figures": [f for f in eligibility.value.figures if f.traffic_class == name] if eligibility.value else [],
             "conditions": [c for c in eligibility.value.conditions if c.traffic_class == name]
@@ -74,7 +79,7 @@ def acceptance(minutes: Sequence[Span]) -> list[float | None]:
     return [span.acceptance_rate for span in minutes]
 
 
-def charts(minutes: Sequence[Span]) -> list[Chart]:
+def charts(minutes: Sequence[Span], changes: Section[ChangesReply]) -> list[Chart]:
     at = [span.at for span in minutes]
 
     def percent(values: Sequence[float | None]) -> list[float | None]:
@@ -87,6 +92,7 @@ def charts(minutes: Sequence[Span]) -> list[Chart]:
             at=at,
             lines=[Line("accepted", percent(acceptance(minutes)))],
             top=100.0,
+            marks=marks(changes, at),
         ),
         Chart(
             title="Device time saved",

@@ -1,13 +1,13 @@
 """The timeline: changes, events of the safety features, rollouts, deployments and alerts in one order."""
 
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Literal
 
 from prolepsis.audit.entry import AuditEntry
+from prolepsis.audit.told import told
 from prolepsis.incident.prometheus import Firing
 
 Kind = Literal["alert", "deployment", "rollout", "event", "change"]
@@ -15,12 +15,6 @@ Kind = Literal["alert", "deployment", "rollout", "event", "change"]
 LONGEST_DETAILS = 100
 _MOST_FIELDS = 4
 _EVENTS = frozenset({"breaker", "drift", "replay", "eligibility"})
-_NOT_DETAILS = frozenset(
-    {"at", "by", "actor", "kind", "flag", "rollout_id", "policy_version", "traffic_class", "proposer", "$schema"}
-)
-"""Fields that another column has, or that no reader of a table needs."""
-_FIRST = ("on", "state", "before", "after", "reason", "stage", "version", "acceptance")
-_DIGEST = re.compile(r"[0-9a-f]{32,}")
 ALERTMANAGER = "Prometheus"
 
 
@@ -51,10 +45,10 @@ def of_entry(entry: AuditEntry) -> Happening:
         return Happening(at, _kind(entry), entry.action, "erased", "", "")
     details = entry.details
     if entry.action.startswith("server."):
-        told = [f"{name} {version}" for name, version in entry.versions.items()]
+        words = [f"{name} {version}" for name, version in entry.versions.items()]
     else:
-        told = list(islice(_told(details.before, details.after), _MOST_FIELDS))
-    return Happening(at, _kind(entry), entry.action, details.actor, details.subject, _short(", ".join(told)))
+        words = list(islice(told(details.before, details.after), _MOST_FIELDS))
+    return Happening(at, _kind(entry), entry.action, details.actor, details.subject, _short(", ".join(words)))
 
 
 def markdown(rows: Iterable[Happening], title: str) -> str:
@@ -92,30 +86,6 @@ def _of_alert(alert: Firing) -> Iterator[Happening]:
     yield Happening(alert.since, "alert", f"{alert.name} {fires}", ALERTMANAGER, subject, labels)
     if alert.until is not None:
         yield Happening(alert.until, "alert", f"{alert.name} ends", ALERTMANAGER, subject, labels)
-
-
-def _told(before: object, after: object) -> Iterator[str]:
-    """Yield what an entry says in few words: the fields that changed, those of most meaning first."""
-    was = before if isinstance(before, Mapping) else {}
-    if not isinstance(after, Mapping):
-        return
-    names = sorted(after, key=lambda name: _FIRST.index(name) if name in _FIRST else len(_FIRST))
-    for name in names:
-        value = after[name]
-        is_told = name not in _NOT_DETAILS and isinstance(value, str | int | float) and value not in ("", was.get(name))
-        if is_told and name in was and isinstance(was[name], str | int | float):
-            yield f"{name} {_value(was[name])} -> {_value(value)}"
-        elif is_told:
-            yield f"{name} {_value(value)}"
-
-
-def _value(value: object) -> str:
-    match value:
-        case bool():
-            return "yes" if value else "no"
-        case float():
-            return f"{value:.4g}"
-    return _DIGEST.sub(lambda match: match[0][:12], str(value))
 
 
 def _short(text: str) -> str:

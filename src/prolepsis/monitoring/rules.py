@@ -19,9 +19,9 @@ def alert_groups() -> list[Group]:
     return cast(list[Group], yaml.safe_load(shipped("alerts.yaml"))["groups"])
 
 
-def with_runbooks(groups: Sequence[Group], runbooks: str) -> list[Group]:
-    """Return the groups with the address of a page in place of its name; `runbooks` is the folder of the pages."""
-    return [{**group, "rules": [_linked(rule, runbooks) for rule in _rules(group)]} for group in groups]
+def with_runbooks(groups: Sequence[Group], runbook_url: str) -> list[Group]:
+    """Return the groups with the address of a runbook, `runbook_url` with {name} filled in, in place of its name."""
+    return [{**group, "rules": [_linked(rule, runbook_url) for rule in _rules(group)]} for group in groups]
 
 
 def all_rules(groups: Sequence[Group]) -> Iterator[Rule]:
@@ -34,9 +34,9 @@ def _rules(group: Group) -> list[Rule]:
     return cast(list[Rule], group["rules"])
 
 
-def _linked(rule: Rule, runbooks: str) -> Rule:
+def _linked(rule: Rule, runbook_url: str) -> Rule:
     if "alert" not in rule:
         return rule
     annotations = dict(cast(dict[str, Any], rule["annotations"]))
     page = annotations.pop("runbook")
-    return {**rule, "annotations": {**annotations, "runbook_url": f"{runbooks.rstrip('/')}/{page}.html"}}
+    return {**rule, "annotations": {**annotations, "runbook_url": runbook_url.replace("{name}", page)}}

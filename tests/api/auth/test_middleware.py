@@ -63,6 +63,7 @@ EXPECTED: dict[str, Roles | None] = {
     "POST /admin/policy/rollback": OPERATORS,
     "GET /admin/correctness": READERS,
     "GET /admin/audit": AUDITORS,
+    "GET /admin/changes": AUDITORS,
     "GET /admin/audit/{entry}": AUDITORS,
     "POST /admin/audit/{entry}/replay": AUDITORS,
     "GET /admin/cost": READERS,

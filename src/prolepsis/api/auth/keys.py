@@ -72,6 +72,10 @@ class Keys:
         self._look()
         return self._owner(self._by_digest.get(signed_in)) if self._required else DEVELOPER
 
+    def name_of(self, key_id: str) -> str:
+        """Return the note of a key, else its tenant; empty for what is no key here, or no more."""
+        return next((record.note or record.tenant for record in self._records if record.id == key_id), "")
+
     def _owner(self, record: KeyRecord | None) -> Caller:
         if record is None:
             raise not_authenticated("The API key is not valid here.", "invalid_api_key")

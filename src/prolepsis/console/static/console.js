@@ -16,8 +16,28 @@ function options(data, width) {
     width, height: 150, legend: { live: true }, cursor: { y: false },
     scales: { x: { range: () => [Math.min(data.x[0], data.x.at(-1) - 900), data.x.at(-1)] }, y: { range: [data.low, data.high] } },
     axes: [{ ...axis, values: (_, times) => times.map((time) => clock(time, 5)) }, { ...axis, size: 46 }],
+    hooks: { draw: [(plot) => drawMarks(plot, data.marks)] },
     series: [{ label: "UTC", value: (_, time) => clock(time, 8) }, ...lines],
   };
+}
+
+// Dashed lines where something was changed, with its name as long as names do not meet.
+function drawMarks(plot, marks) {
+  const { ctx, bbox } = plot, end = plot.data[0].at(-1);
+  let free = -Infinity;
+  ctx.save();
+  Object.assign(ctx, { strokeStyle: color("--l1"), fillStyle: color("--l1"), lineWidth: devicePixelRatio, textAlign: "left", textBaseline: "alphabetic", font: `${11 * devicePixelRatio}px system-ui` });
+  ctx.setLineDash([4 * devicePixelRatio, 3 * devicePixelRatio]);
+  for (const mark of marks) {
+    const x = plot.valToPos(Math.min(mark.at, end), "x", true), width = ctx.measureText(mark.name).width;
+    ctx.beginPath();
+    ctx.moveTo(x, bbox.top);
+    ctx.lineTo(x, bbox.top + bbox.height);
+    ctx.stroke();
+    const left = x + 4 + width > bbox.left + bbox.width ? x - width - 4 : x + 4;
+    if (left > free) { ctx.fillText(mark.name, left, bbox.top + 11 * devicePixelRatio); free = left + width; }
+  }
+  ctx.restore();
 }
 
 function draw(holder) {

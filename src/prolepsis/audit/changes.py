@@ -1,0 +1,104 @@
+"""Changes of the last day, found in the audit log: what may have caused what is seen now."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import islice
+
+from prolepsis.audit import chain
+from prolepsis.audit.entry import AuditEntry
+from prolepsis.audit.told import reason_of, told
+from prolepsis.core.audit_event import SERVER
+from prolepsis.store.database import Database
+
+WINDOW_S = 86_400.0
+MAX_CHANGES = 200
+AREAS = frozenset({"flags", "head", "kill", "policy", "prices", "rollout", "server"})
+"""What actions of these areas change can make drafts better or worse, or requests slower or dearer."""
+_BY_PEOPLE = frozenset({"breaker", "drift"})
+"""Areas in which the server acts by itself too, which is an effect and no cause."""
+_NO_CHANGE = frozenset({"policy.loaded", "flags.loaded"})
+"""At a start, which has an entry of its own."""
+_NUM_TOLD = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """An entry of the audit log in one line."""
+
+    seq: int
+    at: str
+    """UTC, ISO 8601."""
+    action: str
+    actor: str
+    subject: str
+    what: str
+    """The fields that changed, in few words."""
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ChangesReply:
+    since: str
+    changes: list[Change]
+    """The newest first; `MAX_CHANGES` at most."""
+
+
+class RecentChanges:
+    """Reads each entry of the log once, as times have no index there; any thread may call it."""
+
+    def __init__(self, database: Database, now: Callable[[], float] = time.time) -> None:
+        """`now` is Unix time."""
+        self._database = database
+        self._now = now
+        self._seen: int | None = None
+        self._numbers: deque[int] = deque(maxlen=MAX_CHANGES)
+        self._lock = threading.Lock()
+
+    def read(self) -> ChangesReply:
+        """Return the changes of the last day; raises `StoreUnavailable`."""
+        since = datetime.fromtimestamp(self._now() - WINDOW_S, UTC)
+        with self._lock, self._database.read() as connection:
+            after = chain.last_before(connection, since) if self._seen is None else self._seen
+            last, _ = chain.head(connection)
+            acts = chain.acts(connection, after, last)
+            self._numbers.extend(seq for seq, action, actor in acts if is_change(action, actor))
+            self._seen = last
+            entries = chain.numbered(connection, self._numbers)
+        recent = [entry for entry in entries if datetime.fromisoformat(entry.at) >= since]
+        return ChangesReply(since.isoformat(timespec="seconds"), [change_of(one) for one in _once(recent)][::-1])
+
+
+def is_change(action: str, actor: str | None) -> bool:
+    """Return whether an entry is one of a change; the actor of an erased entry is None."""
+    area = action.partition(".")[0]
+    return (area in AREAS and action not in _NO_CHANGE) or (area in _BY_PEOPLE and actor != SERVER)
+
+
+def change_of(entry: AuditEntry) -> Change:
+    """Return an entry in one line, whose details may be erased."""
+    details = entry.details
+    if details is None:
+        return Change(entry.seq, entry.at, entry.action, "erased", "", "", "")
+    reason = reason_of(details.before, details.after)
+    if entry.action.startswith("server."):
+        words: Iterable[str] = (f"{name} {version}" for name, version in entry.versions.items())
+    else:
+        words = (one for one in told(details.before, details.after) if not one.startswith("reason "))
+    what = ", ".join(islice(words, _NUM_TOLD))
+    return Change(entry.seq, entry.at, entry.action, details.actor, details.subject, what, reason)
+
+
+def _once(entries: Iterable[AuditEntry]) -> Iterator[AuditEntry]:
+    """Leave out that replicas took over a version of the policy that an entry before says was applied."""
+    applied: set[str] = set()
+    for entry in entries:
+        version = entry.versions.get("policy", "")
+        if entry.action == "policy.reloaded" and version in applied:
+            continue
+        if entry.action.startswith("policy."):
+            applied.add(version)
+        yield entry

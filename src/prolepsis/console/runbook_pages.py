@@ -1,0 +1,22 @@
+"""Runbooks in the console: alerts lead here, and their links to the page that shows more."""
+
+from collections.abc import Mapping
+
+from prolepsis.console.pages import Page, Pages, Visit
+from prolepsis.console.runbook import RUNBOOKS, Runbook
+from prolepsis.web.errors import RequestRefused
+
+
+def declare_runbooks(pages: Pages, runbooks: Mapping[str, Runbook]) -> None:
+    async def listed(visit: Visit) -> Page:
+        return Page("runbooks.html", "Runbooks", {"runbooks": runbooks.values()}, live=False)
+
+    async def one(visit: Visit) -> Page:
+        found = runbooks.get(visit.names["name"])
+        if found is None:
+            message = f"There is no runbook {visit.names['name'][:64]!r}; allowed: {', '.join(runbooks)}."
+            raise RequestRefused(message, code="unknown_runbook", param="name", status=404)
+        return Page("runbook.html", found.title, {"runbook": found}, live=False)
+
+    pages.get(RUNBOOKS, "Runbooks", listed)
+    pages.get(f"{RUNBOOKS}/{{name}}", "One runbook", one)
