@@ -53,6 +53,8 @@ WASTED = "prolepsis_spec_decode_correction_seconds_total"
 TOKENS = "prolepsis_generation_tokens_total"
 WEEK = 7 * 24 * 2
 """Samples in a week at one in half an hour."""
+DAY = 24 * 2
+"""Samples in a day, likewise."""
 PAGE, TICKET = {"severity": "page"}, {"severity": "ticket"}
 HEAD = {"proposer": "draft_head", "traffic_class": "a/b/free/short"}
 
@@ -72,6 +74,7 @@ BUDGETS = [
     Case("CorrectnessBudgetBurns", ratio(STRUCTURAL, MATCH, 0.05), 120, (PAGE, TICKET)),
     Case("CorrectionBudgetBurns", ratio(WASTED, DEVICE, 0.5), 150, (TICKET,)),
     Case("CorrectionBudgetBurns", ratio(WASTED, DEVICE, 0.1), 150, ()),
+    Case("CorrectionBudgetBurns", {WASTED: "0+2x60", DEVICE: "0+4x60"}, 30, ()),  # of two minutes
     Case("AcceptanceFloorBudgetBurns", ratio(ACCEPTED, DRAFTED, 0.1), 150, (TICKET,)),
     Case("AcceptanceFloorBudgetBurns", ratio(ACCEPTED, DRAFTED, 0.5), 150, ()),
     Case("CostBudgetBurns", {DEVICE: "0+60x90", TOKENS: "0+1000x90", PRICE: "0.001x90"}, 150, (TICKET,)),
@@ -118,6 +121,15 @@ OTHERS = [
         9,
         (),
     ),
+    Case(
+        "EngineStuck",  # scrapes are seldom, and steps are taken
+        {
+            'prolepsis_num_requests_running{instance="a"}': "2x10",
+            'prolepsis_steps_total{instance="a"}': "0 _ 9 _ 18 _ 27 _ 36 _ 45",
+        },
+        9,
+        (),
+    ),
     Case("TrafficLost", {TOKENS: f"0+30000x{WEEK} {30000 * WEEK}x6"}, (WEEK + 4) * 30, every="30m"),
     Case("Saturated", {'prolepsis_shed_level{instance="a"}': "2x10"}, 8, ({"instance": "a"},)),
     Case("QueueGrows", {'prolepsis_admission_queue_age_seconds{instance="a"}': "9x10"}, 8, ({"instance": "a"},)),
@@ -129,6 +141,27 @@ OTHERS = [
             'prolepsis_speculation_killed{source="file", instance="b"}': "0x6",
         },
         5,
+        (),
+    ),
+    Case(
+        "KillSwitchOn", {'prolepsis_speculation_killed{source="file", instance="a"}': "1x6"}, 5, ({"source": "file"},)
+    ),
+    Case(
+        "ServerNotSpeculating",
+        {
+            'prolepsis_speculation_killed{source="file", instance="a"}': "1x9",
+            'prolepsis_speculation_killed{source="file", instance="b"}': "0x9",
+        },
+        8,
+        ({"instance": "a", "source": "file"},),
+    ),
+    Case(
+        "ServerNotSpeculating",  # all of them: that is `KillSwitchOn`
+        {
+            'prolepsis_speculation_killed{source="file", instance="a"}': "1x9",
+            'prolepsis_speculation_killed{source="flag", instance="b"}': "1x9",
+        },
+        8,
         (),
     ),
     Case("BreakerOpen", {f'prolepsis_breaker_state{{{OF}, state="open"}}': "1x5"}, 4, (HEAD,)),
@@ -164,7 +197,14 @@ OTHERS = [
     Case("SpendAboveDay", {DEVICE: "0+1800x20", PRICE: "0.01x20"}, 300, every="30m"),
     Case("SpendAboveDay", {DEVICE: "0+1800x20", PRICE: "0.001x20"}, 300, (), every="30m"),
     Case("SpendAboveDay", {DEVICE: "0+1800x20", PRICE: "0.01x4 stale 0.01x15"}, 300, every="30m"),  # a restart
-    Case("SpendForecast", {DEVICE: "0+1800x20", PRICE: "0.01x20"}, 540, every="30m"),
+    Case("SpendForecast", {DEVICE: f"0+1800x{3 * DAY}", PRICE: f"0.01x{3 * DAY}"}, 3 * DAY * 30, every="30m"),
+    Case(
+        "SpendForecast",  # the first hours of a server are no trend
+        {DEVICE: "0+36x8 288+90x12", PRICE: "0.01x20"},
+        540,
+        (),
+        every="30m",
+    ),
 ]
 
 

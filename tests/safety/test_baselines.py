@@ -45,6 +45,14 @@ def test_what_one_server_learnt_another_reads(database: Database) -> None:
     assert {version for _, version in BaselineStore(database).read().streams} == {"head@1", "head@2"}
 
 
+def test_the_version_that_was_used_last_is_read_last(database: Database) -> None:
+    store, streams = BaselineStore(database), DriftStreams()
+    for version in ("b@1", "c@1", "a@1"):
+        streams.see(KEY, version, [JudgedDraft(True, 0.9)], 0.0)
+        store.write(Baselines(streams.states(), {}))
+    assert [version for _, version in BaselineStore(database).read().streams][-1] == "a@1"
+
+
 def test_a_version_that_is_out_of_use_is_dropped_though_servers_start_again(database: Database) -> None:
     streams, benefits = learnt()
     BaselineStore(database).write(Baselines(streams.states(), benefits.states()))

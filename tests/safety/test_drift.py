@@ -64,9 +64,92 @@ def test_the_counts_show_a_cliff_of_requests_that_have_not_ended() -> None:
 
 def test_a_baseline_belongs_to_its_version_and_is_there_again_with_it() -> None:
     streams = learnt()
-    assert requests(streams, 100, WRONG, version="2") == [], "another head has no baseline yet"
+    assert requests(streams, 100, HALF, version="2") == []
     assert (streams.all[HEAD].version, streams.all[HEAD].status) == ("2", "learning")
     assert {alarm.kind for alarm in requests(streams, 30, WRONG)} == {"cliff"}, "the first one has its own"
+
+
+def exchanged(streams: DriftStreams, version: str = "damaged@9 fp") -> None:
+    """Put another version in use."""
+    streams.observe([counts(1000, 500)], lambda _: version, 100.0)
+
+
+def test_a_version_that_begins_at_nothing_is_a_cliff_of_its_traffic_class_by_its_first_requests() -> None:
+    streams = learnt("head@1 fp")
+    exchanged(streams)
+    [cliff] = requests(streams, 199, WRONG, version="damaged@9 fp")
+    assert (cliff.kind, cliff.version, cliff.after) == ("cliff", "damaged@9 fp", 0.0)
+    assert cliff.before == pytest.approx(0.5)
+    assert streams.all[HEAD].status == "cliff"
+
+
+def test_few_requests_of_a_version_are_no_cliff() -> None:
+    streams = learnt("head@1 fp")
+    exchanged(streams)
+    assert requests(streams, DriftSettings().cliff_requests - 1, WRONG, version="damaged@9 fp") == []
+
+
+def test_a_version_that_begins_at_nothing_is_a_cliff_by_the_counts_too() -> None:
+    streams = learnt("head@1 fp")
+    exchanged(streams)
+    [cliff] = streams.observe([counts(1040, 500)], lambda _: "damaged@9 fp", 105.0)
+    assert (cliff.kind, cliff.version) == ("cliff", "damaged@9 fp")
+    assert cliff.before == pytest.approx(0.5)
+    assert streams.observe([counts(1080, 500)], lambda _: "damaged@9 fp", 110.0) == [], "it is told once"
+    [recovered] = streams.observe([counts(1110, 515)], lambda _: "damaged@9 fp", 115.0)
+    assert recovered.kind == "recovered"
+
+
+def test_the_sound_version_is_steady_as_soon_as_it_is_back() -> None:
+    streams = learnt("head@1 fp")
+    exchanged(streams)
+    requests(streams, 100, WRONG, version="damaged@9 fp")
+    exchanged(streams, "head@1 fp")
+    assert streams.all[HEAD].status == "steady"
+    assert streams.all[HEAD].acceptance == pytest.approx(0.5)
+    exchanged(streams, "damaged@9 fp")
+    assert [alarm.kind for alarm in requests(streams, 100, WRONG, version="damaged@9 fp")] == ["cliff"]
+
+
+def test_a_version_that_is_only_worse_is_no_alarm_and_has_its_own_baseline_then() -> None:
+    streams, few = learnt("head@1 fp"), [JudgedDraft(True, 0.5), *[JudgedDraft(False, 0.5)] * 4]
+    exchanged(streams)
+    assert requests(streams, 300, few, version="damaged@9 fp") == []
+    assert streams.all[HEAD].status == "steady"
+    assert streams.all[HEAD].acceptance == pytest.approx(0.2)
+
+
+def test_a_level_goes_through_versions_that_nothing_is_known_of() -> None:
+    streams = learnt("head@1 fp")
+    exchanged(streams, "head@2 fp")
+    exchanged(streams, "none fp")
+    exchanged(streams)
+    assert [alarm.kind for alarm in requests(streams, 60, WRONG, version="damaged@9 fp")] == ["cliff"]
+
+
+def test_the_level_of_another_target_says_nothing() -> None:
+    streams = learnt("head@1 fp")
+    exchanged(streams, "other@1 another")
+    assert requests(streams, 300, WRONG, version="other@1 another") == []
+
+
+@pytest.mark.parametrize("read_late", [False, True])
+def test_a_start_with_another_version_is_held_against_the_last_one_before_it(read_late: bool) -> None:
+    before, after = learnt("head@1 fp"), DriftStreams(SETTINGS)
+    kept = {place: StreamState.from_json(state.to_json()) for place, state in before.states().items()}
+    if read_late:
+        requests(after, 3, WRONG, version="damaged@9 fp")
+    after.restore(kept, 0.0)
+    assert [alarm.kind for alarm in requests(after, 60, WRONG, version="damaged@9 fp")] == ["cliff"]
+
+
+def test_an_operator_accepts_the_level_of_a_version() -> None:
+    streams = learnt("head@1 fp")
+    exchanged(streams)
+    requests(streams, 60, WRONG, version="damaged@9 fp")
+    streams.reset(HEAD, 200.0)
+    assert requests(streams, 300, WRONG, version="damaged@9 fp") == []
+    assert streams.all[HEAD].status == "steady"
 
 
 def test_counts_that_fell_begin_again_and_the_baseline_stays() -> None:

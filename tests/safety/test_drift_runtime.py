@@ -34,7 +34,7 @@ class Watched:
         self.events: list[AuditEvent] = []
         self.now = 0.0
         self.counts = TrafficClassCounts("draft_head", TRAFFIC_CLASS)
-        self.version = "head@1"
+        self.version = "head@1 fp"
         self.left_out: list[int] = []
         self.breakers = BreakerFeature(
             Breakers(BreakerSettings()),
@@ -87,7 +87,7 @@ def test_a_cliff_is_reported_once_counted_and_opens_the_breaker(watched: Watched
     watched.see(40, 0)
     [event] = watched.events
     assert isinstance(event.after, dict)
-    assert (event.action, event.versions, event.after["after"]) == ("drift.cliff", {"proposer": "head@1"}, 0.0)
+    assert (event.action, event.versions, event.after["after"]) == ("drift.cliff", {"proposer": "head@1 fp"}, 0.0)
     assert event.after["before"] == pytest.approx(0.7)
     assert watched.sample("drift_alarms_total", kind="cliff") == 1.0
     assert watched.sample("drift_status", status="cliff") == 1.0
@@ -96,11 +96,21 @@ def test_a_cliff_is_reported_once_counted_and_opens_the_breaker(watched: Watched
 
 
 def test_a_deployment_is_no_cliff(watched: Watched) -> None:
-    watched.version = "head@2"
-    watched.see(40, 0)
-    watched.see(40, 0)
+    watched.version = "head@2 fp"
+    watched.see(40, 10)
+    watched.see(40, 10)
     assert watched.events == []
     assert watched.sample("drift_status", status="learning") == 1.0
+
+
+def test_a_damaged_head_that_is_deployed_is_a_cliff(watched: Watched) -> None:
+    watched.version = "damaged@9 fp"
+    watched.see(40, 0)
+    watched.see(40, 0)
+    [event] = watched.events
+    assert (event.action, event.versions) == ("drift.cliff", {"proposer": "damaged@9 fp"})
+    assert watched.sample("drift_status", status="cliff") == 1.0
+    assert watched.sample("breaker_state", state="open") == 1.0
 
 
 def test_a_benefit_that_is_gone_is_a_warning(watched: Watched) -> None:

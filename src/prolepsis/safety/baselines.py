@@ -29,7 +29,7 @@ class BaselineStore:
         self._table = LearntTable(database, drift_baselines)
 
     def read(self) -> Baselines:
-        """Return what was learnt; nothing of rows of another format."""
+        """Return what was learnt, the last written last; nothing of rows of another format."""
         streams: dict[tuple[Key, str], StreamState] = {}
         benefits: dict[Key, MeanState] = {}
         for (proposer, traffic_class, version), text in self._table.read().items():

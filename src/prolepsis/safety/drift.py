@@ -1,7 +1,8 @@
 """Drift of a proposer in one traffic class: worse than its baseline (drift), or suddenly useless (a cliff). Pure.
 
 A baseline belongs to what it measures: proposer, traffic class, and the version of head and target. It is learnt from
-requests, as drafts of one request do about equally well: each gives one score, from its first judged drafts.
+requests, as drafts of one request do about equally well: each gives one score, from its first judged drafts. A cliff is
+a fall of the traffic class, whichever version it had before: a damaged head begins with its deployment.
 """
 
 from collections import deque
@@ -39,6 +40,8 @@ class DriftSettings:
     """Minimum number of judged drafts in the window in which a cliff is detected."""
     cliff_s: float = 10.0
     """Minimum duration of that window in seconds."""
+    cliff_requests: int = 20
+    """Requests that show a cliff of a version without a baseline, against the level before it."""
     cliff_share: float = 0.1
     """A cliff: acceptance is at most this share of its earlier value."""
     cliff_from: float = 0.3
@@ -117,6 +120,13 @@ class StreamState(JsonValue):
     drifted: bool
     reliability: tuple[tuple[float, float, float], ...]
     before_fall: float | None = None
+    """The level before a change, or of the version before, while this one has no baseline."""
+
+    @property
+    def level(self) -> float | None:
+        """As in `DriftStream.acceptance`."""
+        known = self.acceptance
+        return self.before_fall if known.is_learning and self.before_fall is not None else known.mean
 
 
 class DriftStream:
@@ -143,7 +153,7 @@ class DriftStream:
         self._settings = settings
         self._in_cliff = False
         self._before_fall = state.before_fall if state is not None else None
-        """The last baseline, while another one is learnt."""
+        """The last baseline, or that of the version before, while another one is learnt."""
         self._drifted = state is not None and state.drifted
         self._acceptance = MeanWatch(settings.tolerance, state.acceptance if state else None)
         gap_tolerance = settings.min_gap_rise / 2.0  # on the scale of scores
@@ -167,9 +177,17 @@ class DriftStream:
 
     @property
     def acceptance(self) -> float | None:
-        """The baseline, the one before while it is learnt again; None before there is enough to tell a cliff from."""
-        is_learning = self._acceptance.baseline is None and self._before_fall is not None
-        return self._before_fall if is_learning else self._acceptance.mean
+        """The baseline, the one before while it is learnt; None before there is enough to tell a cliff from."""
+        return self._before_fall if self._compares_with_before else self._acceptance.mean
+
+    @property
+    def _compares_with_before(self) -> bool:
+        return self._acceptance.baseline is None and self._before_fall is not None
+
+    def follow(self, level: float | None) -> None:
+        """Tell a cliff from the level of the version before, until this one has a baseline."""
+        if self._before_fall is None:
+            self._before_fall = level
 
     @property
     def overestimated(self) -> float | None:
@@ -204,8 +222,11 @@ class DriftStream:
 
     def _see_acceptance(self, score: float, now: float) -> list[DriftAlarm]:
         """A fall to nearly nothing is a cliff: the baseline stays, to tell its end by."""
-        watch, before = self._acceptance, self._acceptance.mean
-        change = watch.see(score)
+        watch, before, compares = self._acceptance, self.acceptance, self._compares_with_before
+        change, begun = watch.see(score), watch.mean_after(self._settings.cliff_requests)
+        if compares and before is not None and begun is not None and self._is_cliff(before, begun):
+            watch.restart()
+            return [self._begin_cliff(before, begun, now)]
         if change is None:
             return []
         if change == "lower" and before is not None and self._is_cliff(before, watch.recent):
@@ -273,19 +294,21 @@ class DriftStreams:
         self._settings = settings or DriftSettings()
         self._streams: dict[Key, DriftStream] = {}
         self.kept: dict[tuple[Key, str], StreamState] = {}
-        """What streams of other versions, and of earlier starts, had learnt."""
+        """What streams of other versions, and of earlier starts, had learnt; the version used last is the last one."""
 
     @property
     def all(self) -> Mapping[Key, DriftStream]:
         return self._streams
 
     def restore(self, states: Mapping[tuple[Key, str], StreamState], now: float) -> None:
-        """Go on from what was learnt before a restart, unless more is known by now."""
-        self.kept = {**states, **self.kept}
+        """Go on from what was learnt before a restart, the last version last, unless more is known by now."""
+        older = {place: state for place, state in states.items() if place not in self.kept}
+        self.kept = {**older, **self.kept}
         for key, stream in self._streams.items():
             state = self.kept.pop((key, stream.version), None)
             if state is not None and state.acceptance.number >= stream.state.acceptance.number:
                 self._streams[key] = DriftStream(stream.seen, stream.version, now, self._settings, state)
+            self._streams[key].follow(self._level_before(key, stream.version))
 
     def states(self) -> Mapping[tuple[Key, str], StreamState]:
         """Return what every stream has learnt, also those of other versions."""
@@ -324,4 +347,19 @@ class DriftStreams:
                 self.kept[key, stream.version] = stream.state
             state = self.kept.pop((key, version), None)
             stream = self._streams[key] = DriftStream(reading, version, now, self._settings, state)
+            stream.follow(self._level_before(key, version))
         return stream
+
+    def _level_before(self, key: Key, version: str) -> float | None:
+        """Return the level that a traffic class had with the last version known of the same target."""
+        of_key = (
+            state.level
+            for (other, kept), state in reversed(self.kept.items())
+            if other == key and _target_of(kept) == _target_of(version)
+        )
+        return next((level for level in of_key if level is not None), None)
+
+
+def _target_of(version: str) -> str:
+    """Return the target of a version, which its last word names (`EngineInfo.weights_of`)."""
+    return version.rpartition(" ")[2]

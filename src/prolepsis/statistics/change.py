@@ -51,6 +51,16 @@ class MeanState(JsonValue):
     histogram: tuple[int, ...] = field(default=(0,) * POINTS)
 
     @property
+    def mean(self) -> float | None:
+        """As in `MeanWatch`."""
+        return self.total / self.number if self.number >= _SOME else None
+
+    @property
+    def is_learning(self) -> bool:
+        """Whether there is no baseline yet."""
+        return self.number < LEARN
+
+    @property
     def is_whole(self) -> bool:
         """Whether this version of the software wrote it."""
         return len(self.lower) == len(self.higher) == NUM_SIZES and len(self.histogram) == POINTS
@@ -89,12 +99,16 @@ class MeanWatch:
     @property
     def mean(self) -> float | None:
         """The baseline, or what it is by now; None before the fiftieth score."""
-        return self._total / self._number if self._number >= _SOME else None
+        return self.mean_after(_SOME)
+
+    def mean_after(self, least: int) -> float | None:
+        """Return the baseline, or what it is by now; None before this many scores."""
+        return self._total / self._number if self._number >= least else None
 
     @property
     def baseline(self) -> float | None:
         """None while it is learnt."""
-        return self.mean if self._number >= LEARN else None
+        return self.mean_after(LEARN)
 
     def see(self, score: float) -> Change | None:
         """Take in a score in [0, 1]; return how the mean changed. `restart` or `bet_again` has to follow a change."""

@@ -38,9 +38,10 @@ class LearntTable:
         self._written: dict[Place, str] = {}
 
     def read(self) -> Mapping[Place, str]:
-        """Return all texts."""
+        """Return all texts, the last written last."""
+        of = self._table.c
         with self._database.read() as connection:
-            rows = connection.execute(select(*self._key, self._table.c.state)).all()
+            rows = connection.execute(select(*self._key, of.state).order_by(of.kept_at)).all()
         texts: dict[Place, str] = {(row[0], row[1], row[2]): row[3] for row in rows}
         self._written |= texts
         return texts
