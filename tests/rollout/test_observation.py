@@ -29,16 +29,27 @@ default:
 """
 
 
+def shows(*stats: RequestStats, n: int = 1) -> dict[str, float]:
+    """Return the values of a request with these prompts, of so many samples each."""
+    return values_of([prompt for one in stats for prompt in ended(stats=one, n=n).prompts])
+
+
 def test_values_of_one_request_with_two_prompts() -> None:
     short = RequestStats(num_output_tokens=1, first_token_s=0.1, total_s=0.1)
     long = RequestStats(
         num_output_tokens=11, first_token_s=0.2, total_s=0.7, proposers={"suffix": ProposerCounts(2, 8, 6)}
     )
-    assert values_of([short, long]) == pytest.approx(
+    assert shows(short, long) == pytest.approx(
         {"error": 0.0, "latency_ms": 700.0, "acceptance": 0.75, "first_token_ms": 200.0, "latency_per_token_ms": 50.0}
     )
-    assert values_of([RequestStats(total_s=1.0, shadow={"suffix": ProposerCounts(1, 4, 1)})])["acceptance"] == 0.25
-    assert set(values_of([RequestStats()])) == {"error", "latency_ms"}
+    assert shows(RequestStats(total_s=1.0, shadow={"suffix": ProposerCounts(1, 4, 1)}))["acceptance"] == 0.25
+    assert set(shows(RequestStats())) == {"error", "latency_ms"}
+
+
+def test_samples_that_are_decoded_at_the_same_time_make_no_token_faster() -> None:
+    four = RequestStats(num_output_tokens=44, first_token_s=0.2, total_s=0.7)
+    assert shows(four, n=4)["latency_per_token_ms"] == pytest.approx(50.0)
+    assert "latency_per_token_ms" not in shows(RequestStats(num_output_tokens=4, first_token_s=0.2, total_s=0.2), n=4)
 
 
 def test_a_token_costs_all_that_its_request_took_of_the_device() -> None:
@@ -46,17 +57,17 @@ def test_a_token_costs_all_that_its_request_took_of_the_device() -> None:
         RequestStats(num_output_tokens=3, device=DeviceSeconds(prefill=0.02, plain=0.05, predicted_plain=9.0)),
         RequestStats(num_output_tokens=2, device=DeviceSeconds(verify=0.01, propose=0.015, host=0.005)),
     ]
-    assert values_of(parts)["device_ms_per_token"] == pytest.approx(20.0)
+    assert shows(*parts)["device_ms_per_token"] == pytest.approx(20.0)
 
 
 def test_every_request_shows_how_far_a_step_got_unless_something_else_kept_it_plain() -> None:
     drafted = RequestStats(num_output_tokens=24, num_steps=12, proposers={"suffix": ProposerCounts(8, 20, 12)})
-    assert values_of([drafted])["acceptance_length"] == 2.0
+    assert shows(drafted)["acceptance_length"] == 2.0
     spared = RequestStats(num_output_tokens=24, num_steps=24, mode=EffectiveMode("off", "too_costly", 1))
-    assert values_of([drafted, spared])["acceptance_length"] == pytest.approx(48 / 36)
-    assert "acceptance" not in values_of([spared])
+    assert shows(drafted, spared)["acceptance_length"] == pytest.approx(48 / 36)
+    assert "acceptance" not in shows(spared)
     killed = RequestStats(num_output_tokens=24, num_steps=20, mode=EffectiveMode("on", "killed", 1))
-    assert "acceptance_length" not in values_of([killed])
+    assert "acceptance_length" not in shows(killed)
 
 
 STATS = RequestStats(num_output_tokens=3)
@@ -70,9 +81,10 @@ def ended(
     is_cached: bool = False,
     stats: RequestStats = STATS,
     num_shown: int | None = None,
+    n: int = 1,
 ) -> RequestEnded:
     prompt = PromptEnded(
-        request=GenerateRequest("r", (1,), SamplingParams(), grammar=grammar),
+        request=GenerateRequest("r", (1,), SamplingParams(), n=n, grammar=grammar),
         end=end,
         error=None,
         stats=stats,

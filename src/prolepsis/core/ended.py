@@ -150,6 +150,17 @@ class PromptEnded:
     """In which its answer waited for the client to take it."""
     intervals: TokenIntervals = field(default_factory=TokenIntervals)
 
+    @property
+    def per_token_s(self) -> float | None:
+        """Mean time of a token after the first of its sample; None where a sample has no other.
+
+        Samples are decoded at the same time, so each has all of it.
+        """
+        stats, num_samples = self.stats, self.request.n
+        if stats.first_token_s is None or stats.num_output_tokens <= num_samples:
+            return None
+        return num_samples * (stats.total_s - stats.first_token_s) / (stats.num_output_tokens - num_samples)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestEnded:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from prolepsis.core.ended import PromptEnded, RequestEnded
-from prolepsis.core.stats import EffectiveReason, ProposerCounts, RequestStats
+from prolepsis.core.stats import EffectiveReason, ProposerCounts
 
 _STOPPED: tuple[EffectiveReason, ...] = (
     "killed",
@@ -40,11 +40,11 @@ def observed(ended: RequestEnded) -> Mapping[str, float] | None:
     return values
 
 
-def _shown(prompt: PromptEnded) -> RequestStats:
-    """Return the counts of a prompt, without tokens after the one at which an output policy stopped its answer."""
+def _shown(prompt: PromptEnded) -> PromptEnded:
+    """Return a prompt without the tokens after the one at which an output policy stopped its answer."""
     if prompt.num_shown_tokens is None:
-        return prompt.stats
-    return replace(prompt.stats, num_output_tokens=prompt.num_shown_tokens)
+        return prompt
+    return replace(prompt, stats=replace(prompt.stats, num_output_tokens=prompt.num_shown_tokens))
 
 
 def _is_structured(prompts: Sequence[PromptEnded]) -> bool:
@@ -61,8 +61,9 @@ def _is_whole(prompts: Sequence[PromptEnded]) -> bool:
     return not any("length" in prompt.finish_reasons for prompt in prompts)
 
 
-def values_of(stats: Sequence[RequestStats]) -> dict[str, float]:
+def values_of(prompts: Sequence[PromptEnded]) -> dict[str, float]:
     """Return a request's values by `rollout_terms.Value`, from the counts of its prompts; the longest time in ms."""
+    stats = [prompt.stats for prompt in prompts]
     values: dict[str, float] = {"error": 0.0, "latency_ms": 1000.0 * max(s.total_s for s in stats)}
     counts: list[ProposerCounts] = [c for s in stats for c in (*s.proposers.values(), *s.shadow.values())]
     drafted = sum(c.num_draft_tokens for c in counts)
@@ -74,11 +75,7 @@ def values_of(stats: Sequence[RequestStats]) -> dict[str, float]:
     firsts = [s.first_token_s for s in stats if s.first_token_s is not None]
     if firsts:
         values["first_token_ms"] = 1000.0 * max(firsts)
-    between = [
-        (s.total_s - s.first_token_s) / (s.num_output_tokens - 1)
-        for s in stats
-        if s.first_token_s is not None and s.num_output_tokens > 1
-    ]
+    between = [seconds for prompt in prompts if (seconds := prompt.per_token_s) is not None]
     if between:
         values["latency_per_token_ms"] = 1000.0 * max(between)
     num_tokens, device_s = sum(s.num_output_tokens for s in stats), sum(s.device.total for s in stats)

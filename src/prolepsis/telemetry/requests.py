@@ -118,9 +118,7 @@ class _Latencies:
         if prompt.end != "finished":
             return
         self._total.labels(about.route, about.tier, stats.mode.mode).observe(prompt.waited_s + stats.total_s, exemplar)
-        samples = prompt.request.n  # they are decoded at the same time, and each has a first token
-        if stats.first_token_s is not None and stats.num_output_tokens > samples:
-            seconds = samples * (stats.total_s - stats.first_token_s) / (stats.num_output_tokens - samples)
+        if (seconds := prompt.per_token_s) is not None:
             _observe(self._per_token, (route, rule), seconds, exemplar)
 
 
