@@ -2,16 +2,19 @@
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from prometheus_client import CollectorRegistry
+from pydantic import TypeAdapter
 from sqlalchemy.exc import IntegrityError
 from structlog.testing import capture_logs
 
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.errors import InvalidParameter, StoreUnavailable
+from prolepsis.core.files import JsonFile
 from prolepsis.core.kill_scope import EVERYTHING
 from prolepsis.core.plan import DisabledProposer
 from prolepsis.core.stats import TrafficClassCounts
@@ -19,7 +22,7 @@ from prolepsis.safety.breaker import Breakers, BreakerSettings
 from prolepsis.safety.breaker_runtime import BreakerFeature, breaker_file
 from prolepsis.safety.kill_switch import MAX_SCOPES, kill_file
 from prolepsis.safety.kill_switch_runtime import KillSwitch
-from prolepsis.safety.shared_controls import SharedControls, Values, copy_file
+from prolepsis.safety.shared_controls import ControlCopy, SharedControls, Values, copy_file
 from prolepsis.store.controls import Control, ControlKey, ControlTable
 from prolepsis.store.database import Database
 from tests.rollout.stores import memory_database
@@ -167,6 +170,31 @@ async def test_a_copy_that_cannot_be_written_is_said(table: Table, tmp_path: Pat
     (tmp_path / "a.json").write_text("")
     assert "cannot be written" in controls.set(KIND, "tenant:bank", "1")
     await settle(controls)
+
+
+class Raced(JsonFile[ControlCopy]):
+    """A file that another server changes, if it can, just before this one writes."""
+
+    def __init__(self, path: Path, race: Callable[[], object]) -> None:
+        super().__init__(path, TypeAdapter(ControlCopy), absent=ControlCopy(), param="kill_file")
+        self.other = Thread(target=race)
+
+    def write(self, value: ControlCopy) -> None:
+        self.other.start()
+        self.other.join(0.2)  # it ends unless it waits for us
+        super().write(value)
+
+
+async def test_servers_without_a_store_that_act_at_once_keep_both_acts(tmp_path: Path) -> None:
+    path = tmp_path / "controls.json"
+    theirs = SharedControls(None, copy_file(path))
+    raced = Raced(path, lambda: theirs.set(KIND, "tenant:bank", "1"))
+    ours = SharedControls(None, raced)
+    ours.set(KIND, "tenant:shop", "1")
+    raced.other.join(5)
+    for one in (ours, theirs):
+        await one.tick()
+        assert dict(one.of(KIND)) == {"tenant:bank": "1", "tenant:shop": "1"}
 
 
 def kill_switch(

@@ -6,7 +6,7 @@ import os
 import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import file_digest, sha256
 from pathlib import Path
@@ -136,6 +136,14 @@ class JsonFile(Generic[Value]):
             write_whole(self.path, self._adapter.dump_json(value, indent=2) + b"\n")
         except OSError as error:
             raise ConfigError(f"{self._name} cannot be written: {error.strerror}", param=self._param) from None
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Hold the file against others that lock it, from reading to writing; where that fails, `write` says why."""
+        with ExitStack() as held:
+            with suppress(OSError):
+                held.enter_context(exclusive(self.path.with_name(f"{self.path.name}.lock")))
+            yield
 
     def changed(self) -> bool:
         """Return whether the file changed since the last call, or since this object was made."""

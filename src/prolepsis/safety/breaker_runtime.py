@@ -197,11 +197,12 @@ class BreakerFeature(Feature):
 
         The next tick follows the file, with the overrides of other servers.
         """
-        entries = self._in_file
-        with suppress(ConfigError):  # a damaged file is replaced
-            entries = {one.key: one for one in self._file.read()}
-        others = tuple(one for one in entries.values() if one.key != key)
-        self._file.write((*others, entry) if entry is not None else others)
+        with self._file.locked():
+            entries = self._in_file
+            with suppress(ConfigError):  # a damaged file is replaced
+                entries = {one.key: one for one in self._file.read()}
+            others = tuple(one for one in entries.values() if one.key != key)
+            self._file.write((*others, entry) if entry is not None else others)
 
     def _follow_file(self, breakers: Breakers) -> None:
         """Apply the file's overrides, and close the breakers whose override is gone; a damaged file changes nothing."""

@@ -103,12 +103,13 @@ class SharedControls(Feature):
         Returns why it would be lost if the server ended before that, else "".
         """
         before, key = self._told(), (kind, name)
-        if self._table is None and self._copy.changed():  # by another server of this machine
-            self._read()
-        known = [one.at for one in (self._values.get(key), self._pending.get(key)) if one is not None]
-        at = max([self._now(), *(math.nextafter(one, math.inf) for one in known)])  # it follows all that is known here
-        self._pending[key] = Control(value, at)
-        fault = self._save()
+        with self._copy.locked():
+            if self._table is None and self._copy.changed():  # by another server of this machine
+                self._read()
+            known = [one.at for one in (self._values.get(key), self._pending.get(key)) if one is not None]
+            at = max([self._now(), *(math.nextafter(one, math.inf) for one in known)])  # it follows all that is known
+            self._pending[key] = Control(value, at)
+            fault = self._save()
         self._tell_changes(before)
         if self._table is not None:
             self._start(self._table)
