@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 from prolepsis.audit import chain
 from prolepsis.audit.verify import Anchor, Evidence, verify
-from prolepsis.audit.waiting import take
+from prolepsis.audit.waiting import leave, take
 from prolepsis.audit.waiting_runtime import WaitingActs
 from prolepsis.cli.main import app
 from prolepsis.core.audit_event import AuditEvent
@@ -102,6 +102,21 @@ def test_what_changes_signed_chains_needs_the_key(site: Site, words: tuple[str, 
     assert (done.exit_code, "does not exist; the first start of a server makes it" in done.stderr) == (2, True)
     assert (len(site.entries()), take(site.server)) == (1, 0)
     assert site.run(*words, PROLEPSIS_AUDIT_KEY=str(site.keys.path)).exit_code == 0
+
+
+def test_acts_about_a_tenant_that_wait_are_forgotten_with_it(site: Site) -> None:
+    acts = [
+        AuditEvent(actor="ann", action="key.created", tenant=tenant, subject=f"of {tenant}")
+        for tenant in ("acme", "bank")
+    ]
+    with site.server.write() as connection:
+        for act in acts:
+            leave(connection, act)
+    assert site.run("store", "forget-tenant", "acme", PROLEPSIS_AUDIT_KEY=str(site.keys.path)).exit_code == 0
+    take(site.server)
+    [_, of_acme, of_bank, forgotten] = site.entries()
+    assert (of_acme["action"], of_acme["details"], forgotten["erases"]) == ("key.created", None, (of_acme["seq"],))
+    assert of_bank["details"]["subject"] == "of bank"
 
 
 def test_before_the_first_start_acts_wait_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from sqlalchemy import Connection
 
 from prolepsis.audit import chain
 from prolepsis.audit.entry import SERVED, AuditEntry, RedactedEvent, redact
+from prolepsis.audit.waiting import take
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.store import records
@@ -75,12 +76,15 @@ class ForgottenTenant:
 def forget_tenant(database: Database, tenant: str, actor: str) -> ForgottenTenant:
     """Delete a tenant's request records, then erase the details of the audit entries about it.
 
-    The chain still verifies. A running server writes its queue afterwards. If this fails half way, it can be repeated
-    from the start. Raises `StoreUnavailable`, and `InvalidParameter` if the name is empty.
+    The chain still verifies. Acts that wait for a server get their entries first. A running server writes its queue
+    afterwards. If this fails half way, it can be repeated from the start. Raises `StoreUnavailable`, and
+    `InvalidParameter` if the name is empty.
     """
     if not tenant:
         raise InvalidParameter("tenant is empty; allowed: the name of a tenant", param="tenant")
     num_records = records.forget(database, tenant)
+    while take(database):
+        pass
     event = AuditEvent(actor=actor, action="tenant.forgotten", after={"request_records": num_records})
     with database.write() as connection:
         chain.head(connection, hold=True)
