@@ -1,17 +1,30 @@
 """Delivery of audit entries: what arrives, in which form, and from where a delivery goes on."""
 
+import errno
 import io
 import json
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
+from typing import ClassVar
 
 import pytest
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest, ExportLogsServiceResponse
 
-from prolepsis.audit.delivery import BATCH, Cursor, Destination, JsonLines, deliver, destination, syslog_message
+from prolepsis.audit.delivery import (
+    BATCH,
+    Cursor,
+    Destination,
+    JsonLines,
+    deliver,
+    destination,
+    held_cursor,
+    syslog_message,
+)
 from prolepsis.audit.entry import SERVED, START_OF_CHAIN, AuditEntry, Details
 from prolepsis.core.errors import ConfigError, DeliveryFailed
 
@@ -111,6 +124,25 @@ def test_a_stream_that_cannot_be_written_is_a_failed_delivery() -> None:
         JsonLines(Full()).deliver(chain_of(1))
 
 
+def test_a_pipe_whose_reader_is_gone_is_no_delivery_to_try_again() -> None:
+    class Gone(io.StringIO):
+        def flush(self) -> None:
+            raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+    with pytest.raises(BrokenPipeError):
+        JsonLines(Gone()).deliver(chain_of(1))
+
+
+def test_a_cursor_belongs_to_one_export_at_a_time(tmp_path: Path) -> None:
+    file = tmp_path / "cursor.json"
+    with held_cursor(file, 7) as cursor:
+        cursor.advance(chain_of(1)[0])
+        with pytest.raises(ConfigError, match="another export goes on from cursor"), held_cursor(file, 0):
+            pass
+    with held_cursor(file, 0) as cursor:
+        assert cursor.seq == 1
+
+
 @pytest.mark.parametrize("name", ["", "syslog://", "syslog://host:99999", "ftp://host/x", "http://host:no/v1/logs"])
 def test_an_unknown_destination_is_named(name: str) -> None:
     with pytest.raises(ConfigError, match=r"output is .*; allowed: a file, syslog://"):
@@ -181,3 +213,41 @@ def test_the_header_of_a_message_is_plain_ascii() -> None:
     header = syslog_message(entry).split("\N{ZERO WIDTH NO-BREAK SPACE}".encode())[0]
     assert header.isascii()
     assert header.split()[5] == b"killoncart." + b"x" * 21
+
+
+class Logs(BaseHTTPRequestHandler):
+    """A receiver of OTLP logs that refuses the first entry that it is sent."""
+
+    bodies: ClassVar[list[ExportLogsServiceRequest]]
+
+    def do_POST(self) -> None:
+        self.bodies.append(ExportLogsServiceRequest.FromString(self.rfile.read(int(self.headers["content-length"]))))
+        reply = ExportLogsServiceResponse()
+        if len(self.bodies) == 1:
+            reply.partial_success.rejected_log_records = 1
+            reply.partial_success.error_message = "too old"
+        self.send_response(200)
+        self.send_header("content-type", "application/x-protobuf")
+        self.send_header("content-length", str(reply.ByteSize()))
+        self.end_headers()
+        self.wfile.write(reply.SerializeToString())
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+def test_entries_that_a_receiver_refuses_are_not_delivered() -> None:
+    Logs.bodies = []
+    with HTTPServer(("127.0.0.1", 0), Logs) as server:
+        thread = Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            with closing(destination(f"http://127.0.0.1:{server.server_port}/v1/logs", append=True)) as to:
+                with pytest.raises(DeliveryFailed, match="refused 1 entries: too old"):
+                    to.deliver(chain_of(2))
+                to.deliver(chain_of(2))
+        finally:
+            server.shutdown()
+            thread.join()
+    bodies = [record.body.string_value for record in Logs.bodies[1].resource_logs[0].scope_logs[0].log_records]
+    assert [json.loads(body)["seq"] for body in bodies] == [1, 2]

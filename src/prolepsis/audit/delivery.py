@@ -5,6 +5,7 @@ import os
 import socket
 import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
@@ -16,11 +17,12 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 from prolepsis.audit.entry import AuditEntry
 from prolepsis.core.errors import ConfigError, DeliveryFailed
 from prolepsis.core.extras import OTEL
-from prolepsis.core.files import JsonFile
+from prolepsis.core.files import JsonFile, exclusive
 from prolepsis.core.urls import address, scheme_of
 
 if TYPE_CHECKING:
     from opentelemetry._logs import LogRecord
+    from requests import Response
 
 BATCH = 100
 """Entries of one delivery; after a failure at most so many arrive twice."""
@@ -46,7 +48,7 @@ def json_line(entry: AuditEntry) -> str:
 
 
 class JsonLines:
-    """A file or standard output, one entry a line."""
+    """A file or standard output, one entry a line. A pipe whose reader is gone is a `BrokenPipeError`: it stays so."""
 
     def __init__(self, to: IO[str]) -> None:
         self._to = to
@@ -57,6 +59,8 @@ class JsonLines:
             self._to.flush()
             if self._to.seekable():
                 os.fsync(self._to.fileno())
+        except BrokenPipeError:
+            raise
         except OSError as error:
             raise DeliveryFailed(f"entries cannot be written: {error.strerror}") from None
 
@@ -118,10 +122,14 @@ class OtlpLogs:
 
     def __init__(self, url: str) -> None:
         OTEL.require("delivery by OTLP", param="output")
+        import requests
         from opentelemetry.exporter.otlp.proto.http._log_exporter import OTLPLogExporter
 
+        session = requests.Session()
+        session.hooks["response"].append(self._see)  # the SDK takes no notice of what the receiver refuses
+        self._refused = ""
         self._url = url
-        self._exporter = OTLPLogExporter(url, timeout=TIMEOUT_S)
+        self._exporter = OTLPLogExporter(url, timeout=TIMEOUT_S, session=session)
 
     def deliver(self, entries: Sequence[AuditEntry]) -> None:
         from opentelemetry.sdk._logs import ReadableLogRecord
@@ -132,9 +140,23 @@ class OtlpLogs:
         records = [ReadableLogRecord(_log_record(entry), resource) for entry in entries]
         if self._exporter.export(records) is not LogRecordExportResult.SUCCESS:
             raise DeliveryFailed(f"{self._url} did not take {len(records)} entries")
+        if self._refused:
+            raise DeliveryFailed(f"{self._url} refused {self._refused}")
 
     def close(self) -> None:
         self._exporter.shutdown()  # type: ignore[no-untyped-call]
+
+    def _see(self, response: "Response", **_: object) -> None:
+        is_reply = response.ok and response.headers.get("content-type") == "application/x-protobuf"
+        self._refused = _refused(response.content) if is_reply else ""
+
+
+def _refused(reply: bytes) -> str:
+    """Return how many entries of a request a receiver refused, and why; "" for none (OTLP's partial success)."""
+    from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
+
+    partial = ExportLogsServiceResponse.FromString(reply).partial_success
+    return f"{partial.rejected_log_records} entries: {partial.error_message}" if partial.rejected_log_records else ""
 
 
 def _log_record(entry: AuditEntry) -> "LogRecord":
@@ -179,6 +201,20 @@ def _ends_in_mid_line(file: Path) -> bool:
             return False
         content.seek(-1, os.SEEK_END)
         return content.read() != b"\n"
+
+
+@contextmanager
+def held_cursor(file: Path | None, after: int) -> Iterator["Cursor"]:
+    """Hold a cursor that no other export moves meanwhile; raises `ConfigError` where one does."""
+    with ExitStack() as held:
+        if file is not None:
+            try:
+                held.enter_context(exclusive(file.with_name(f"{file.name}.lock"), wait=False))
+            except BlockingIOError:
+                raise ConfigError(f"another export goes on from cursor {file}", param="cursor") from None
+            except OSError as error:
+                raise ConfigError(f"cursor {file} cannot be locked: {error.strerror}", param="cursor") from None
+        yield Cursor(file, after)
 
 
 class Cursor:

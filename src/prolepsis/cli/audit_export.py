@@ -9,7 +9,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from prolepsis.audit.delivery import Cursor, JsonLines, deliver, destination
+from prolepsis.audit.delivery import JsonLines, deliver, destination, held_cursor
 from prolepsis.audit.entry import SERVED
 from prolepsis.cli.admin import Key, NoServer
 from prolepsis.cli.audit_log import ServerUrl, opened_log
@@ -48,9 +48,11 @@ def export(  # noqa: PLR0917  # options of a command
 
     A complete export to a file can be verified without the store.
     """
-    position = Cursor(cursor, after)
     skipped = frozenset([SERVED]) if control_only else frozenset[str]()
-    with closing(JsonLines(sys.stdout) if output is None else destination(output, append=cursor is not None)) as to:
+    with (
+        held_cursor(cursor, after) as position,
+        closing(JsonLines(sys.stdout) if output is None else destination(output, append=cursor is not None)) as to,
+    ):
 
         def deliver_new() -> int:
             with opened_log(store, url, key) as log:

@@ -61,11 +61,14 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 @contextmanager
-def exclusive(lock: Path) -> Iterator[None]:
-    """Hold the file `lock` against other processes; waits until it is free. The kernel frees it with its process."""
+def exclusive(lock: Path, *, wait: bool = True) -> Iterator[None]:
+    """Hold the file `lock` against other processes. The kernel frees it with its process.
+
+    Waits until it is free, or raises `BlockingIOError`.
+    """
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
 
 
