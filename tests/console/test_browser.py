@@ -7,12 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from prolepsis.monitoring.files import RUNBOOK_URL
+from prolepsis.monitoring.rules import alert_groups, all_rules, with_runbooks
+from tests.console.incident import DAMAGED, GOOD, REASON, incident
 from tests.console.scene import CHAT, POLICY, Scene, key_with
 from tests.console.served import served_scene, traffic
+from tests.models.kernels import why_not
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
 axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs the package axe-playwright-python")
-from playwright.sync_api import Browser, Page, expect, sync_playwright  # noqa: E402
+from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright  # noqa: E402
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt-get install chromium")
@@ -36,7 +40,6 @@ SITE_PAGES = (
     "/audit",
     "/audit/1",
     "/kill",
-    "/runbooks",
     "/runbooks/acceptance-cliff",
 )
 
@@ -239,3 +242,63 @@ def test_no_value_of_a_tile_breaks_into_two_lines(page: Page, site: tuple[str, S
         values = page.evaluate(lines)
         assert any(text.endswith("EUR") for text, _ in values)
         assert [text for text, count in values if count != 1] == []
+
+
+class Walk:
+    """Counts the clicks of a person."""
+
+    def __init__(self) -> None:
+        self.num_clicks = 0
+
+    def click(self, what: Locator) -> None:
+        self.num_clicks += 1
+        what.click()
+
+
+def link_of(alert: str, url: str) -> str:
+    """Return the address that an alert comes with."""
+    [rule] = [
+        rule
+        for rule in all_rules(with_runbooks(alert_groups(), RUNBOOK_URL.replace("http://127.0.0.1:8000", url)))
+        if rule.get("alert") == alert
+    ]
+    annotations = rule["annotations"]
+    assert isinstance(annotations, dict)
+    return str(annotations["runbook_url"])
+
+
+@pytest.mark.skipif(why_not() is not None, reason=f"no native forward here: {why_not()}")
+def test_from_an_alert_to_the_guilty_change_and_back_are_five_clicks(browser: Browser, tmp_path: Path) -> None:
+    with incident(tmp_path) as site:
+        site.requests(52)
+        site.swap(DAMAGED)
+        site.requests(52)
+        context, walk = browser.new_context(base_url=site.url, viewport={"width": 1280, "height": 800}), Walk()
+        page = context.new_page()
+        streams = page.get_by_role("region", name="Streams").locator("tbody")
+
+        walk.num_clicks += 1  # in the message of the alert
+        page.goto(link_of("AcceptanceCliff", site.url))
+        page.get_by_label("API key").fill(site.key("operator", "auditor"))
+        page.get_by_label("API key").press("Enter")
+        expect(page.get_by_role("heading", level=1)).to_have_text("A proposer is hardly ever right")
+        walk.click(page.get_by_role("link", name="Drift and recent changes"))
+        expect(streams).to_contain_text(DAMAGED)
+        expect(streams).to_contain_text("cliff")
+        walk.click(page.get_by_role("link", name="head.swapped").first)
+        facts = page.locator("dl.facts").first
+        for told in (f"head {GOOD} → {DAMAGED}", REASON, "in effect", "draft_head", " UTC"):
+            expect(facts).to_contain_text(told)
+        assert walk.num_clicks == 3
+
+        page.get_by_label("Reason").last.fill("acceptance fell to nothing")
+        walk.click(page.get_by_role("button", name=f"Put {GOOD} back"))
+        expect(page.locator(".notice")).to_contain_text(f"draft_head drafts with {GOOD} now.")
+        expect(facts).to_contain_text("no longer in effect")
+        site.requests(4)
+        walk.click(page.get_by_role("link", name="Is acceptance back?"))
+        expect(streams).to_contain_text(GOOD)
+        expect(streams).to_contain_text("100.0")
+        expect(streams).not_to_contain_text("cliff")
+        assert walk.num_clicks == 5
+        context.close()

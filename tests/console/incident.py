@@ -1,0 +1,107 @@
+"""A server with a real engine whose head was exchanged for a damaged one: docs/how-to/first-incident.md."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
+from pathlib import Path
+
+import httpx
+from fastapi import FastAPI
+
+from prolepsis.api.app import build
+from prolepsis.api.auth.key_file import KeyFile, new_key
+from prolepsis.api.auth.keys import Keys
+from prolepsis.api.features import Sources
+from prolepsis.api.services import Gateway
+from prolepsis.console.traffic import TrafficFeature
+from prolepsis.core.config import ServerConfig
+from prolepsis.core.plan import SpecPlan
+from prolepsis.engine.build import assemble
+from prolepsis.engine.thread import ThreadEngineClient
+from prolepsis.models.heads.base import DraftHead
+from prolepsis.models.heads.registry import head_for
+from prolepsis.models.targets.native import NativeModel
+from prolepsis.store.store import Store, open_store
+from prolepsis.telemetry.metrics import Metrics
+from prolepsis.web.caller import Role
+from tests.api.fakes import ByteTokenizer
+from tests.console.scene import migrated
+from tests.console.served import served
+from tests.exact.oracle import CONFIG, PROMPT, Oracle, at_any_price, plain, target
+from tests.models.random_heads import record_checksum, save_random_head
+from tests.store.databases import sqlite_setting
+
+GOOD, DAMAGED = "chat@4", "chat@5"
+TRAFFIC_CLASS = "completions/standard/free/short"
+DEEP = SpecPlan(fixed_depth=3)
+"""Drafts although a pass of a tiny model takes less time than they do."""
+REASON = "the head of last night's training"
+ASKED = {"model": "tiny", "prompt": list(PROMPT), "max_tokens": 3, "temperature": 0.0, "ignore_eos": True}
+
+
+@dataclass(slots=True)
+class Incident:
+    url: str
+    app: FastAPI
+    store: Store
+    keys: KeyFile
+    http: httpx.Client
+    """Of a client and operator, who is the one to make the mistake."""
+
+    def key(self, *roles: Role) -> str:
+        record, key = new_key("on-call", roles=roles)
+        self.keys.add(record)
+        return key
+
+    def requests(self, number: int) -> None:
+        for _ in range(number):
+            self.http.post("/v1/completions", json=ASKED).raise_for_status()
+
+    def swap(self, head: str) -> None:
+        self.http.post("/admin/heads/swap", json={"head": head, "reason": REASON}).raise_for_status()
+        assert self.store.writer.flush(20.0)
+
+    def set_clock(self, now: Callable[[], float]) -> None:
+        """Let the requests that end count for another time."""
+        [feature] = [one for one in self.app.state.features if isinstance(one, TrafficFeature)]
+        feature.now = now
+
+
+@contextmanager
+def incident(folder: Path) -> Iterator[Incident]:
+    """Give a server that serves with a head that knows the answers, beside which a damaged one is installed."""
+    (folder / "store.sqlite").write_bytes(migrated())
+    metrics, keys = Metrics(), KeyFile(folder / "keys.json")
+    store = open_store(sqlite_setting(folder), metrics.registry)
+    assert store is not None, "the setting names a store"
+    record, key = new_key("release", roles=("client", "operator"), note="release pipeline")
+    keys.add(record)
+    config = ServerConfig(kill_file=folder / "kill.json", breaker_file=folder / "breakers.json", audit_sample=0.0)
+    gateway = Gateway(Keys(keys, clock=count().__next__), base_plan=DEEP)
+    app = build(config, _engine(folder), ByteTokenizer(), metrics, gateway, sources=Sources(store=store))
+    headers = {"authorization": f"Bearer {key}"}
+    with served(app) as url, httpx.Client(base_url=url, headers=headers, timeout=30.0) as http:
+        yield Incident(url, app, store, keys, http)
+    store.close()
+
+
+def _engine(folder: Path) -> ThreadEngineClient:
+    model = target().model
+    assert isinstance(model, NativeModel)
+    for name in (GOOD, DAMAGED):
+        provenance = {"target_fingerprint": target().identity, "target": "tiny"}
+        record_checksum(save_random_head(folder / "heads" / name, model.shape, provenance))
+    root = folder / "models"
+    good = Oracle([(*PROMPT, *plain("greedy")[0])], GOOD)
+    config = CONFIG.model_copy(update={"kv_memory": "2MiB", "max_requests": 8, "model_dir": root})
+    find = partial(_head, good, root)
+    client = ThreadEngineClient(at_any_price(assemble(config, target(), head=good, find_head=find)))
+    client.apply_plan(DEEP)
+    return client
+
+
+def _head(good: DraftHead, root: Path, name: str) -> DraftHead | None:
+    """Return the head that knows the answers in place of the file of that name; the damaged one is the file's."""
+    return good if name == GOOD else head_for(name, target=target(), root=root)
