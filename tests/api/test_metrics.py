@@ -36,6 +36,14 @@ async def test_metrics_show_load_and_routes(client: Connect) -> None:
     assert "process_resident_memory_bytes" in text
 
 
+async def test_metrics_show_whether_the_engine_takes_steps(client: Connect) -> None:
+    engine = FakeEngine()
+    http = client(engine)
+    assert "prolepsis_engine_ready 1.0" in (await http.get("/metrics")).text
+    engine.reported = replace(engine.reported, ready=False, detail="a step has been running for 21.0 s")
+    assert "prolepsis_engine_ready 0.0" in (await http.get("/metrics")).text
+
+
 async def test_an_answer_is_counted_with_its_latencies(client: Connect) -> None:
     http = client(FakeEngine())
     body = {"model": "tiny", "prompt": "x", "max_tokens": 4, "stream": True}

@@ -109,27 +109,8 @@ OTHERS = [
         every="30m",
     ),
     Case("ServerDown", {'up{job="prolepsis", instance="a"}': "1x5 0x5"}, 8, ({"instance": "a"},)),
-    Case(
-        "EngineStuck",
-        {'prolepsis_num_requests_running{instance="a"}': "2x10", 'prolepsis_steps_total{instance="a"}': "0+9x4 36x6"},
-        9,
-        ({"instance": "a"},),
-    ),
-    Case(
-        "EngineStuck",
-        {'prolepsis_num_requests_running{instance="a"}': "2x10", 'prolepsis_steps_total{instance="a"}': "0+9x10"},
-        9,
-        (),
-    ),
-    Case(
-        "EngineStuck",  # scrapes are seldom, and steps are taken
-        {
-            'prolepsis_num_requests_running{instance="a"}': "2x10",
-            'prolepsis_steps_total{instance="a"}': "0 _ 9 _ 18 _ 27 _ 36 _ 45",
-        },
-        9,
-        (),
-    ),
+    Case("EngineStuck", {'prolepsis_engine_ready{instance="a"}': "1x4 0x4"}, 6, ({"instance": "a"},)),
+    Case("EngineStuck", {'prolepsis_engine_ready{instance="a"}': "1x8"}, 6, ()),
     Case("TrafficLost", {TOKENS: f"0+30000x{WEEK} {30000 * WEEK}x6"}, (WEEK + 4) * 30, every="30m"),
     Case("Saturated", {'prolepsis_shed_level{instance="a"}': "2x10"}, 8, ({"instance": "a"},)),
     Case("QueueGrows", {'prolepsis_admission_queue_age_seconds{instance="a"}': "9x10"}, 8, ({"instance": "a"},)),

@@ -33,7 +33,7 @@ def shown(metrics: Metrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], flo
 
 def fed() -> Metrics:
     metrics = Metrics()
-    metrics.set_load(3, 4, 0.5)
+    metrics.set_load(3, 4, 0.5, ready=True)
     metrics.step_done({"forward": 0.5}, num_tokens=7)
     metrics.request_ended(drafted())
     one = prompt()

@@ -62,7 +62,7 @@ class MetricsFeature(Feature):
     async def _exposition(self, accept: str) -> tuple[bytes, str]:
         """Write all series in a worker thread: thousands of them take longer than a token."""
         health, info = self._client.health(), self._client.info
-        self._metrics.set_load(health.num_running, health.num_waiting, health.kv_usage)
+        self._metrics.set_load(health.num_running, health.num_waiting, health.kv_usage, ready=health.ready)
         self._metrics.describe(
             BuildInfo(
                 version=__version__,

@@ -17,6 +17,7 @@ class EngineLoad:
     """Load, memory and step time."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
+        self.ready = gauge(registry, "engine_ready", "1 while the engine takes steps; 0: one is stuck, or it is gone")
         self.running = gauge(registry, "num_requests_running", "Requests being decoded")
         self.waiting = gauge(registry, "num_requests_waiting", "Requests in the queue")
         self.kv_usage = gauge(registry, "kv_cache_usage_perc", "KV pages in use, 0 to 1")

@@ -68,8 +68,9 @@ class Metrics:
         """Count a request that failed because its grammar gave up."""
         self._engine.grammar_failures.inc()
 
-    def set_load(self, num_running: int, num_waiting: int, kv_usage: float) -> None:
-        """Set the gauges; `kv_usage` is the share of KV pages in use, 0 to 1."""
+    def set_load(self, num_running: int, num_waiting: int, kv_usage: float, *, ready: bool) -> None:
+        """Set the gauges; `kv_usage`: share of KV pages in use, 0 to 1, `ready`: whether the engine takes steps."""
+        self._engine.ready.set(ready)
         self._engine.running.set(num_running)
         self._engine.waiting.set(num_waiting)
         self._engine.kv_usage.set(kv_usage)

@@ -1,0 +1,416 @@
+"""Which alerts does a harm raise on a real Prometheus and Alertmanager, how soon, and what is silenced?
+
+Usage: python -m benchmarks.alerts_live [CASE ...] [--repeats 2] [--per-s 2] [--every-s 5] [--busy] [--json OUT]
+
+CASE (default: all), each on a fresh `prolepsis serve` with the default model and its draft head:
+- healthy: nothing is done to it, so nothing may fire.
+- damaged-head: the head is exchanged for one whose output rows are shuffled, its checksum right.
+- damaged-head-on: the same after a rollout of the head is `on`, with guardrails that see it.
+- hanging-proposer: a free proposer does not return from a call (`faulty_server`).
+- hanging-head: the head, which computes with the target's threads, does not return from a call.
+- full-disk: the data directory (store, audit key and anchor, switches) is a tmpfs of 24 MiB, which a file fills.
+  Needs the right to mount.
+- mismatch: verification takes first drafted tokens for right; every request is replayed.
+- rollout: a rollout of the head begins while the traffic is random words at temperature 1.5, and is taken back later.
+
+Chat requests of the shipped prompts come at a steady rate, before an exchange as many as a baseline takes. Rules,
+routes and windows are the shipped ones; scrapes and evaluations come each `--every-s` seconds (shipped: 15). Times
+count from the harm; a case lasts some minutes after it, long enough for an alert's own wait and Alertmanager's.
+`--busy`: alerts on latency, cost and load, which other work on the machine raises, are shown and are no fault.
+"""
+
+import argparse
+import asyncio
+import errno
+import json
+import random
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from io import FileIO
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import httpx
+
+from benchmarks.alert_stack import AlertName, Fate, Stack, running_stack
+from benchmarks.monitoring_live import SERVE, free_port, process
+from benchmarks.useless_prompts import useless_text
+from prolepsis.cli.bench.ask import in_flight
+from prolepsis.cli.bench.prompts import load_prompts
+from prolepsis.cli.bench.provenance import provenance
+from prolepsis.core.config import DEFAULT_MODEL
+from prolepsis.models.files.store import open_store
+from prolepsis.models.heads.registry import find_head
+from tests.simulation.damaged_head import damaged_head
+from tests.simulation.server import keep_asking
+
+HEAD, DAMAGED = "smollm2-135m-instruct", "damaged@9"
+PRICES = "version: 1\ncurrency: EUR\nprices: [{name: cpu, per_device_hour: 0.2}]\n"
+NUM_LEARNT, NUM_BEFORE = 220, 20
+"""Requests before the harm: more than a baseline is learnt from where a head is exchanged, few otherwise."""
+NUM_TOKENS = 16
+AT_ONCE = 2
+HEAD_ONLY = 'default: {mode: "on", proposers: [draft_head]}\n'
+DISK_BYTES = 24 * 2**20
+ON = """
+rules:
+  - name: head
+    match: {route: /v1/chat/completions}
+    mode: "on"
+    proposers: [draft_head]
+    shadow_percentage: 0
+    rollout: {step_weights: [80], holdout: 10, gate: automatic, min_step_s: 1}
+    guardrails:
+      - {name: taken, metric: acceptance_rate, limit: 0.25}
+      - {name: errors, metric: error_rate, margin: 0.2, dry_run: true}
+"""
+STAGE = """
+rules:
+  - name: head
+    match: {route: /v1/chat/completions}
+    mode: "on"
+    proposers: [draft_head]
+    rollout: {step_weights: [50], holdout: 40, gate: automatic, min_step_s: 3600, max_step_s: 7200}
+    guardrails: [{name: errors, metric: error_rate, limit: 0.9}]
+"""
+
+
+@dataclass
+class Run:
+    """One case while it runs."""
+
+    folder: Path
+    http: httpx.AsyncClient
+    stack: Stack
+    notes: list[str] = field(default_factory=list)
+    statuses: dict[str, int] = field(default_factory=dict)
+    """Answers by status."""
+    _bodies: Sequence[Mapping[str, object]] = field(default_factory=lambda: _bodies(0))
+
+    async def ask(self, i: int) -> None:
+        """Ask the `i`-th request; whatever comes is counted."""
+        status = "none"
+        with suppress(httpx.HTTPError):
+            reply = await self.http.post("/v1/chat/completions", json=self._bodies[i % len(self._bodies)])
+            status = str(reply.status_code)
+        self.statuses[status] = self.statuses.get(status, 0) + 1
+
+    async def act(self, method: str, path: str, body: Mapping[str, object]) -> Any:
+        """Do what an operator does."""
+        reply = await self.http.request(method, path, json=body)
+        assert reply.status_code == 200, reply.text
+        return reply.json()
+
+    async def note_drift(self, when: str) -> None:
+        """Note what the server knows of its draft head."""
+        reply = (await self.http.get("/admin/drift")).json()
+        for one in reply["streams"]:
+            if one["proposer"] == "draft_head":
+                names = ("version", "status", "acceptance", "recent_acceptance", "benefit", "num_judged")
+                self.notes.append(f"{when}: {one['traffic_class']}: {', '.join(f'{n} {one[n]}' for n in names)}")
+
+    def change_traffic(self) -> None:
+        """Ask what no draft fits from now on."""
+        chance = random.Random(0)
+        self._bodies = [_body(useless_text(chance), i, 1.5) for i in range(64)]
+
+    @property
+    def silences(self) -> list[str]:
+        """What amtool shows: comments of the silences that hold."""
+        command = ["amtool", "--alertmanager.url", self.stack.alertmanager, "silence", "query", "-o", "json"]
+        shown = subprocess.run(command, capture_output=True, check=True, text=True)  # noqa: S603
+        return [f"{one['comment']} [{_matchers(one)}]" for one in json.loads(shown.stdout)]
+
+
+def _matchers(silence: Mapping[str, Any]) -> str:
+    return ", ".join(f"{one['name']}={one['value']}" for one in silence["matchers"])
+
+
+def _bodies(seed: int) -> list[Mapping[str, object]]:
+    """Return requests that differ, greedy and sampled."""
+    texts = [prompt.text for prompt in load_prompts(None)]
+    return [_body(text, seed + i, temperature) for i, text in enumerate(texts) for temperature in (0.0, 0.8)]
+
+
+def _body(text: str, seed: int, temperature: float) -> Mapping[str, object]:
+    messages = [{"role": "user", "content": text}]
+    common = {"model": DEFAULT_MODEL, "max_tokens": NUM_TOKENS, "ignore_eos": True}
+    return {**common, "messages": messages, "seed": seed, "temperature": temperature}
+
+
+Act = Callable[[Run], Awaitable[None]]
+
+
+async def nothing(run: Run) -> None:
+    pass
+
+
+async def exchange(run: Run) -> None:
+    await run.note_drift("before")
+    await run.act("POST", "/admin/heads/swap", {"head": DAMAGED, "reason": "benchmark"})
+
+
+async def rolled_out(run: Run) -> None:
+    """Wait for the rollout to be on, and until its head's benefit is known."""
+    for i in range(10_000):
+        await run.ask(i)
+        [rollout] = (await run.http.get("/admin/rollouts")).json()["rollouts"]
+        if rollout["phase"] == "on":
+            await in_flight([partial(run.ask, number) for number in range(NUM_LEARNT)], AT_ONCE)
+            return
+    raise RuntimeError("the rollout did not come to its end")
+
+
+async def begin_fault(run: Run) -> None:
+    (run.folder / "fault").touch()
+
+
+async def fill_disk(run: Run) -> None:
+    with (run.folder / "data" / "ballast").open("wb", buffering=0) as file:
+        for size in (2**16, 1):
+            _write_until_full(file, size)
+
+
+def _write_until_full(file: FileIO, size: int) -> None:
+    try:
+        while True:
+            file.write(b"\0" * size)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+
+
+async def roll_out(run: Run) -> None:
+    run.change_traffic()
+    await run.act("PUT", "/admin/policy", {"text": STAGE, "expect": 0, "reason": "benchmark"})
+
+
+async def take_back(run: Run) -> None:
+    run.notes.append(f"amtool in the stage: {run.silences}")
+    [rollout] = (await run.http.get("/admin/rollouts")).json()["rollouts"]
+    await run.act("POST", f"/admin/rollouts/{rollout['id']}/rollback", {"reason": "benchmark"})
+    await asyncio.sleep(5.0)
+    run.notes.append(f"amtool after it: {run.silences}")
+
+
+OF_THE_MACHINE = ("FirstTokenBudgetBurns", "TokenLatencyBudgetBurns", "CostBudgetBurns", "Saturated", "QueueGrows")
+Expected = Mapping[str, str]
+"""By alert and severity ("Name page"): the receiver, or what suppresses it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    harm: Act
+    seconds: float
+    """That are looked at after the harm."""
+    expected: Expected = field(default_factory=dict)
+    before: Act = nothing
+    later: tuple[float, Act] | None = None
+    """Seconds after the harm, and what is done then."""
+    fault: str = ""
+    """Of `faulty_server`."""
+    settings: Mapping[str, str] = field(default_factory=dict)
+    policy: str = ""
+    on_tmpfs: bool = False
+
+
+CASES: Mapping[str, Case] = {
+    "healthy": Case(nothing, 150.0),
+    "damaged-head": Case(
+        exchange, 150.0, {"AcceptanceCliff page": "pages", "BenefitGone ticket": "AcceptanceCliff"}, policy=HEAD_ONLY
+    ),
+    "damaged-head-on": Case(
+        exchange,
+        240.0,
+        {"AcceptanceCliff page": "pages", "RolloutTakenBack ticket": "tickets"},
+        before=rolled_out,
+        policy=ON,
+    ),
+    "hanging-proposer": Case(
+        begin_fault,
+        160.0,
+        {"ProposerFails ticket": "tickets", "BreakerOpen ticket": "tickets"},
+        fault="hanging-proposer",
+    ),
+    "hanging-head": Case(begin_fault, 120.0, {"EngineStuck page": "pages"}, fault="hanging-head", policy=HEAD_ONLY),
+    "full-disk": Case(fill_disk, 210.0, {"StoreDown page": "pages"}, on_tmpfs=True),
+    "mismatch": Case(
+        begin_fault,
+        90.0,
+        {"OutputsDiffer page": "pages", "CorrectnessBudgetBurns page": "pages"},
+        fault="unverified",
+        settings={"replay-sample": "1.0"},
+    ),
+    "rollout": Case(
+        roll_out,
+        270.0,
+        {"AcceptanceFloorBudgetBurns ticket": "silence", "RolloutTakenBack ticket": "tickets"},
+        later=(150.0, take_back),
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of the alerts of one run. Seconds from the harm; below 0: before it."""
+
+    case: str
+    alerts: Mapping[str, Mapping[str, Any]]
+    faults: list[str]
+    """What was not as expected."""
+    notes: list[str]
+    statuses: Mapping[str, int]
+
+
+async def measure(name: str, args: argparse.Namespace) -> Outcome:
+    case = CASES[name]
+    with TemporaryDirectory() as given:
+        folder, port = Path(given), free_port()
+        with _data(folder, on_tmpfs=case.on_tmpfs), running_stack(folder, port, args.every_s) as stack:
+            url = f"http://127.0.0.1:{port}"
+            with process(_serve(case, folder, port, stack), f"{url}/health/ready"):
+                async with httpx.AsyncClient(base_url=url, timeout=120.0) as http, stack.watched():
+                    run = Run(folder, http, stack)
+                    began = await _harmed(case, run, args.per_s)
+    alerts = {" ".join(key): _shown(fate, began) for key, fate in sorted(stack.fates.all.items())}
+    counted = {key: fate for key, fate in stack.fates.all.items() if not args.busy or key[0] not in OF_THE_MACHINE}
+    return Outcome(name, alerts, _faults(case, counted), run.notes, run.statuses)
+
+
+async def _harmed(case: Case, run: Run, per_s: float) -> float:
+    """Run a case; return when the harm began (monotonic clock)."""
+    num_before = NUM_LEARNT if case.harm is exchange else NUM_BEFORE
+    await in_flight([partial(run.ask, i) for i in range(num_before)], AT_ONCE)
+    await case.before(run)
+    async with _traffic(run, per_s):
+        await asyncio.sleep(20.0)
+        began = time.monotonic()
+        await case.harm(run)
+        if case.later is not None:
+            await asyncio.sleep(began + case.later[0] - time.monotonic())
+            await case.later[1](run)
+        await asyncio.sleep(began + case.seconds - time.monotonic())
+        if case.harm is exchange:
+            await run.note_drift("at the end")
+    return began
+
+
+@asynccontextmanager
+async def _traffic(run: Run, per_s: float) -> AsyncIterator[None]:
+    """Ask at a steady rate while the block runs; what hangs then is left."""
+    asking = asyncio.create_task(keep_asking(run.ask, per_s=per_s, until=lambda: False))
+    try:
+        yield
+    finally:
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+
+
+@contextmanager
+def _data(folder: Path, *, on_tmpfs: bool) -> Iterator[None]:
+    """Make the server's data directory."""
+    data = folder / "data"
+    data.mkdir()
+    if not on_tmpfs:
+        yield
+        return
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "none", data], check=True)  # noqa: S603, S607
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", data], check=True)  # noqa: S603, S607
+
+
+def _serve(case: Case, folder: Path, port: int, stack: Stack) -> list[str]:
+    """Write what the server reads, and return its command."""
+    (folder / "models").symlink_to(open_store(None).root)
+    damaged_head(find_head(HEAD).folder, folder / "heads" / DAMAGED)
+    (folder / "prices.yaml").write_text(PRICES)
+    data = folder / "data"
+    settings = {
+        "port": str(port),
+        "model-dir": str(folder / "models"),
+        "draft-head": HEAD,
+        "store": f"sqlite:///{data / 'store.sqlite'}",
+        "kill-file": str(data / "kill.json"),
+        "breaker-file": str(data / "breakers.json"),
+        "audit-key": str(data / "audit-key.pem"),
+        "prices": str(folder / "prices.yaml"),
+        "alertmanager": stack.alertmanager,
+        "region": "local",
+        **case.settings,
+    }
+    if case.policy:
+        (folder / "policy.yaml").write_text(case.policy)
+        settings["policy"] = str(folder / "policy.yaml")
+    options = [part for name, value in settings.items() for part in (f"--{name}", value)]
+    if case.fault:
+        return [sys.executable, "-m", "benchmarks.faulty_server", case.fault, str(folder / "fault"), *options]
+    return [sys.executable, "-c", SERVE, "serve", *options]
+
+
+def _shown(fate: Fate, began: float) -> Mapping[str, Any]:
+    times = {name: getattr(fate, name) for name in ("pending", "firing", "notified", "ended")}
+    since = {name: None if at is None else round(at - began, 1) for name, at in times.items()}
+    return {**since, "receiver": fate.receiver, "suppressed_by": sorted(fate.suppressed_by), "of": sorted(fate.labels)}
+
+
+def _faults(case: Case, fates: Mapping[AlertName, Fate]) -> list[str]:
+    """Return what is not as designed: alerts that are missing, that went elsewhere, or that nothing explains."""
+    fired = {" ".join(key): fate for key, fate in fates.items() if fate.firing is not None}
+    faults = [f"{name} did not fire" for name in case.expected if name not in fired]
+    for name, fate in fired.items():
+        wanted = case.expected.get(name)
+        how = fate.receiver or ", ".join(sorted(fate.suppressed_by)) or "nothing"
+        is_covered = bool(fate.suppressed_by) and not fate.receiver
+        if wanted is None and not is_covered:
+            faults.append(f"{name} fired too: {how}")
+        elif wanted is not None and wanted != fate.receiver and not any(wanted in by for by in fate.suppressed_by):
+            faults.append(f"{name} went to {how}, not {wanted}")
+    return faults
+
+
+def report(outcome: Outcome) -> None:
+    print(f"\n{outcome.case}: {'; '.join(outcome.faults) or 'as designed'}; answers {dict(outcome.statuses)}")
+    for name, one in outcome.alerts.items():
+        times = "  ".join(f"{what} {one[what]!s:>6}" for what in ("pending", "firing", "notified", "ended"))
+        by = f"suppressed by {', '.join(one['suppressed_by'])}" if one["suppressed_by"] else ""
+        print(f"  {name:<36}{times}  {one['receiver']:<8} {by}")
+    for note in outcome.notes:
+        print(f"  {note}")
+    sys.stdout.flush()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("cases", nargs="*", metavar="CASE")
+    parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--per-s", type=float, default=2.0)
+    parser.add_argument("--every-s", type=float, default=5.0)
+    parser.add_argument("--busy", action="store_true")
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    if unknown := set(args.cases) - set(CASES):
+        parser.error(f"{', '.join(sorted(unknown))}; allowed: {', '.join(CASES)}")
+    for program in ("prometheus", "prometheus-alertmanager", "amtool"):
+        if shutil.which(program) is None:
+            sys.exit(f"{program} is missing: apt-get install prometheus prometheus-alertmanager")
+    outcomes = []
+    for _ in range(args.repeats):
+        for name in args.cases or CASES:
+            outcomes.append(asyncio.run(measure(name, args)))
+            report(outcomes[-1])
+    if args.json:
+        document = {"provenance": provenance({}, {}), "outcomes": [asdict(outcome) for outcome in outcomes]}
+        args.json.write_text(json.dumps(document, indent=2))
+
+
+if __name__ == "__main__":
+    main()
