@@ -71,6 +71,17 @@ def test_what_replicas_take_over_is_no_change_of_its_own(database: Database) -> 
     ]
 
 
+def test_a_change_of_the_policy_is_told_by_its_version(database: Database) -> None:
+    after = {"version": 2, "digest": "ab" * 32, "reason": "longer drafts"}
+    first = AuditEvent(actor="ann", action="policy.applied", subject="version 1", after={**after, "version": 1})
+    second = AuditEvent(
+        actor="ann", action="policy.applied", subject="version 2", before={"version": 1, "digest": "c"}, after=after
+    )
+    append(database, first, second)
+    [newest, older] = RecentChanges(database, lambda: NOW).read().changes
+    assert (newest.what, newest.reason, older.what) == ("version 1 -> 2", "longer drafts", "")
+
+
 def test_the_kill_switch_tells_its_scopes_and_the_reason_of_the_new_one(database: Database) -> None:
     old = {"scope": "route:/v1/completions", "by": "bob", "reason": "old"}
     new = {"scope": "proposer:draft_head", "by": "ann", "reason": "damaged"}
@@ -88,6 +99,8 @@ def test_the_kill_switch_tells_its_scopes_and_the_reason_of_the_new_one(database
         ("head.swapped", "ann", True),
         ("server.started", SERVER, True),
         ("policy.loaded", SERVER, False),
+        ("prices.loaded", SERVER, False),
+        ("prices.reloaded", SERVER, True),
         ("breaker.forced_open", "ann", True),
         ("breaker.open", SERVER, False),
         ("drift.cliff", SERVER, False),

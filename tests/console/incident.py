@@ -38,7 +38,7 @@ TRAFFIC_CLASS = "completions/standard/free/short"
 DEEP = SpecPlan(fixed_depth=3)
 """Drafts although a pass of a tiny model takes less time than they do."""
 REASON = "the head of last night's training"
-ASKED = {"model": "tiny", "prompt": list(PROMPT), "max_tokens": 3, "temperature": 0.0, "ignore_eos": True}
+ASKED = {"model": "tiny", "prompt": list(PROMPT), "temperature": 0.0, "ignore_eos": True}
 
 
 @dataclass(slots=True)
@@ -55,9 +55,10 @@ class Incident:
         self.keys.add(record)
         return key
 
-    def requests(self, number: int) -> None:
+    def requests(self, number: int, max_tokens: int = 3) -> None:
+        """Serve so many requests; at three tokens each has one draft, so that no breaker opens soon."""
         for _ in range(number):
-            self.http.post("/v1/completions", json=ASKED).raise_for_status()
+            self.http.post("/v1/completions", json={**ASKED, "max_tokens": max_tokens}).raise_for_status()
 
     def swap(self, head: str) -> None:
         self.http.post("/admin/heads/swap", json={"head": head, "reason": REASON}).raise_for_status()

@@ -1,4 +1,4 @@
-"""Draws the pictures of docs/how-to/console.md: `python -m tests.console.screenshots`, after a change of the pages."""
+"""Draws the pictures of docs/how-to: `python -m tests.console.screenshots`, after a change of the pages."""
 
 import math
 import shutil
@@ -8,10 +8,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import httpx
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import Browser, Page, sync_playwright
 
 from prolepsis.console.timeline import Timeline
 from prolepsis.console.traffic import TrafficFeature
+from tests.console.incident import DAMAGED, TRAFFIC_CLASS, Incident, incident
 from tests.console.scene import Scene
 from tests.console.served import ASKED, served_scene, traffic
 
@@ -54,24 +55,56 @@ def a_request(url: str) -> str:
     return f"/console/requests/{name}"
 
 
+def a_cliff(site: Incident) -> None:
+    """Serve for half an hour, put the damaged head in, and serve for ten minutes more, as if."""
+    now = time.time()
+    for minute in range(-30, 0):
+        site.set_clock(partial(float, now + 60.0 * minute))
+        site.requests(2, max_tokens=5 + minute % 4)
+    site.swap(DAMAGED)
+    for minute in range(1, 11):
+        site.set_clock(partial(float, time.time() + 60.0 * minute))
+        site.requests(6)
+
+
+def keep(page: Page, name: str, url: str) -> None:
+    page.goto(url, wait_until="networkidle")
+    page.screenshot(path=IMAGES / f"{name}.png")
+
+
+def pictures_of_the_pages(browser: Browser) -> None:
+    """Draw those of docs/how-to/console.md."""
+    with TemporaryDirectory() as folder, served_scene(Path(folder), with_keys=False) as (url, site):
+        page = browser.new_page(viewport={"width": 1100, "height": 760})
+        an_hour(url, site)
+        keep(page, "overview", f"{url}/console")
+        keep(page, "request", url + a_request(url))
+        keep(page, "rollout", url + a_rollout(url, site))
+
+
+def pictures_of_an_incident(browser: Browser) -> None:
+    """Draw those of docs/how-to/first-incident.md."""
+    with TemporaryDirectory() as folder, incident(Path(folder)) as site:
+        page = browser.new_page(viewport={"width": 1100, "height": 560})
+        a_cliff(site)
+        page.goto(f"{site.url}/console")
+        page.get_by_label("API key").fill(site.key("operator", "auditor"))
+        page.get_by_label("API key").press("Enter")
+        page.wait_for_url("**/console")
+        keep(page, "incident-runbook", f"{site.url}/console/runbooks/acceptance-cliff")
+        keep(page, "incident-drift", f"{site.url}/console/quality")
+        entry = page.get_by_role("link", name="head.swapped").first.get_attribute("href")
+        page.goto(f"{site.url}/console/traffic/{TRAFFIC_CLASS}", wait_until="networkidle")
+        page.locator(".cards .card").first.screenshot(path=IMAGES / "incident-curve.png")
+        keep(page, "incident-entry", f"{site.url}{entry}")
+
+
 def main() -> None:
     IMAGES.mkdir(parents=True, exist_ok=True)
-    with (
-        TemporaryDirectory() as folder,
-        served_scene(Path(folder), with_keys=False) as (url, site),
-        sync_playwright() as running,
-    ):
+    with sync_playwright() as running:
         browser = running.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": 1100, "height": 760})
-
-        def keep(name: str, path: str) -> None:
-            page.goto(url + path, wait_until="networkidle")
-            page.screenshot(path=IMAGES / f"{name}.png")
-
-        an_hour(url, site)
-        keep("overview", "/console")
-        keep("request", a_request(url))
-        keep("rollout", a_rollout(url, site))
+        pictures_of_the_pages(browser)
+        pictures_of_an_incident(browser)
         browser.close()
 
 

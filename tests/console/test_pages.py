@@ -188,7 +188,7 @@ async def test_changes_are_marked_listed_and_lead_to_their_entry_and_back(open_s
     assert (entry["action"], entry["reason"]) == ("head.swapped", "compare")
     for path in ("/console", "/console/proposers", "/console/quality", f"/console/traffic/{CHAT}"):
         page = (await http.get(path)).text
-        assert f'<a href="/console/audit/{entry["seq"]}" aria-label="Entry {entry["seq"]}: head.swapped">' in page, path
+        assert f'<a href="/console/audit/{entry["seq"]}" aria-label="head.swapped, entry {entry["seq"]}">' in page, path
     for path in ("/console", f"/console/traffic/{CHAT}"):
         assert '<path class="mark"' in (await http.get(path)).text, path
     page = (await http.get(f"/console/audit/{entry['seq']}")).text

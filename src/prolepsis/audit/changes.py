@@ -20,7 +20,7 @@ AREAS = frozenset({"flags", "head", "kill", "policy", "prices", "rollout", "serv
 """What actions of these areas change can make drafts better or worse, or requests slower or dearer."""
 _BY_PEOPLE = frozenset({"breaker", "drift"})
 """Areas in which the server acts by itself too, which is an effect and no cause."""
-_NO_CHANGE = frozenset({"policy.loaded", "flags.loaded"})
+_NO_CHANGE = frozenset({"flags.loaded", "policy.loaded", "prices.loaded"})
 """At a start, which has an entry of its own."""
 _NUM_TOLD = 2
 
@@ -87,9 +87,14 @@ def change_of(entry: AuditEntry) -> Change:
     if entry.action.startswith("server."):
         words: Iterable[str] = (f"{name} {version}" for name, version in entry.versions.items())
     else:
-        words = (one for one in told(details.before, details.after) if not one.startswith("reason "))
+        words = (one for one in told(details.before, details.after) if _adds(one, details.subject))
     what = ", ".join(islice(words, _NUM_TOLD))
     return Change(entry.seq, entry.at, entry.action, details.actor, details.subject, what, reason)
+
+
+def _adds(words: str, subject: str) -> bool:
+    """Return whether a field says what no other column does, and people can read."""
+    return words != subject and not words.startswith(("reason ", "digest "))
 
 
 def _once(entries: Iterable[AuditEntry]) -> Iterator[AuditEntry]:
