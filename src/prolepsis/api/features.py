@@ -48,6 +48,7 @@ from prolepsis.rollout.silences import OFF, Silences
 from prolepsis.safety.effective_plan import EffectivePlan
 from prolepsis.safety.features import Safety, safety_features
 from prolepsis.store import signing
+from prolepsis.store.database import Database
 from prolepsis.store.store import Store
 from prolepsis.telemetry.metrics import Metrics
 from prolepsis.tracing.feature import TracingFeature
@@ -92,6 +93,50 @@ class Features:
     routes: Sequence[Route]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Given:
+    """What features are built from."""
+
+    config: ServerConfig
+    client: EngineClient
+    tokenizer: Tokenizer
+    metrics: Metrics
+    sources: Sources
+    keys: Keys
+    emit: Emit
+
+    @property
+    def registry(self) -> CollectorRegistry:
+        return self.metrics.registry
+
+    @property
+    def store(self) -> Store | None:
+        return self.sources.store
+
+    @property
+    def database(self) -> Database | None:
+        return self.sources.store.database if self.sources.store is not None else None
+
+    @property
+    def policy_version(self) -> str:
+        return self.sources.policies.version if self.sources.policies is not None else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shared:
+    """The features that others are built from."""
+
+    admission: AdmissionController
+    idempotency: Idempotency
+    output: OutputPolicies
+    safety: Safety
+    costs: CostFeature
+    eligibility: EligibilityFeature
+    recorder: Recorder
+    tracing: TracingFeature | None
+    replays: ReplayFeature
+
+
 def features_of(
     config: ServerConfig,
     client: EngineClient,
@@ -103,170 +148,172 @@ def features_of(
     keys: Keys,
 ) -> Features:
     """Return the features of a server; `base_plan` is the engine's plan before they change it."""
-    store, policies, registry = sources.store, sources.policies, metrics.registry
-    plan = EffectivePlan(base_plan, client.apply_plan)
-    admission = AdmissionController(config, client, AdmissionMetrics(registry), base_plan, apply_plan=plan.shed)
-    output = OutputPolicies(sources.output, OutputMetrics(registry))
-    emit = AuditLog(store.writer if store else None).record
-    safety = safety_features(
-        config,
-        client,
-        plan,
-        registry,
-        flags=sources.flags,
-        version_of=partial(weights_of, client),
-        database=store.database if store is not None else None,
-        emit=emit,
+    emit = AuditLog(sources.store.writer if sources.store is not None else None).record
+    given = _Given(
+        config=config, client=client, tokenizer=tokenizer, metrics=metrics, sources=sources, keys=keys, emit=emit
     )
-    costs = CostFeature(registry, prices=sources.prices, memory=client.proposer_memory, store=store, emit=emit)
-    eligibility = _eligibility(config, client, costs, registry, emit, policies=policies, store=store)
-    recorder = Recorder(store, config.store_sample, lambda: costs.price.label if costs.price else None)
-    tracing = _tracing(config, client, registry)
-    replays = _replays(
-        config,
-        client,
-        registry,
-        admission,
-        sources.rollouts,
-        safety=safety,
-        emit=emit,
-        report=tracing.on_mismatch if tracing else None,
+    shared = _shared(given, base_plan)
+    features = [feature for feature in _listed(given, shared) if feature is not None]
+    return Features(
+        all=features,
+        admission=shared.admission,
+        idempotency=shared.idempotency,
+        eligibility=shared.eligibility,
+        output=shared.output,
+        safety=shared.safety,
+        policies=sources.policies,
+        recorder=shared.recorder,
+        tracing=shared.tracing,
+        routes=_routes(given, features, shared.admission),
     )
-    idempotency = Idempotency(config, registry, retried=recorder.retried)
-    listed = (
-        admission,
-        idempotency,
-        safety.controls,
-        safety.kill_switch,
-        safety.flags,
-        KeyChanges(keys.file, emit) if keys.file is not None else None,
-        recorder,
-        _audit(config, client, tokenizer, store, replays, emit=emit),
-        WaitingActs(store.database) if store is not None else None,
-        _anchors(config, store, registry),
-        costs,
-        policies,
+
+
+def _listed(given: _Given, shared: _Shared) -> Sequence[Feature | None]:
+    """Return every feature, in the order in which they hear of a request's end; None: the server has none."""
+    sources, client, emit = given.sources, given.client, given.emit
+    return (
+        shared.admission,
+        shared.idempotency,
+        shared.safety.controls,
+        shared.safety.kill_switch,
+        shared.safety.flags,
+        KeyChanges(given.keys.file, emit) if given.keys.file is not None else None,
+        shared.recorder,
+        _audit(given, shared.replays),
+        WaitingActs(given.database) if given.database is not None else None,
+        _anchors(given),
+        shared.costs,
+        sources.policies,
         sources.rollouts,
-        _silences(config, sources.rollouts, registry, emit),
-        eligibility,
+        _silences(given),
+        shared.eligibility,
         DraftHeads(client, emit=emit),
-        ShadowFeature(lambda: client.info, policy=lambda: policies.version if policies else ""),
-        replays,
-        DeliveryFeature(registry, output),
-        MetricsFeature(metrics, config, client, policy=lambda: policies.version if policies else ""),
-        tracing,
-        safety.breaker,
-        safety.drift,
+        ShadowFeature(lambda: client.info, policy=lambda: given.policy_version),
+        shared.replays,
+        DeliveryFeature(given.registry, shared.output),
+        MetricsFeature(given.metrics, given.config, client, policy=lambda: given.policy_version),
+        shared.tracing,
+        shared.safety.breaker,
+        shared.safety.drift,
         TrafficFeature(client.health),
         RecentFeature(),
     )
-    features = [feature for feature in listed if feature is not None]
+
+
+def _shared(given: _Given, base_plan: SpecPlan) -> _Shared:
+    config, client, registry, sources = given.config, given.client, given.registry, given.sources
+    plan = EffectivePlan(base_plan, client.apply_plan)
+    admission = AdmissionController(config, client, AdmissionMetrics(registry), base_plan, apply_plan=plan.shed)
+    safety = _safety(given, plan)
+    costs = CostFeature(
+        registry, prices=sources.prices, memory=client.proposer_memory, store=given.store, emit=given.emit
+    )
+    recorder = Recorder(given.store, config.store_sample, lambda: costs.price.label if costs.price else None)
+    tracing = _tracing(given)
+    return _Shared(
+        admission=admission,
+        idempotency=Idempotency(config, registry, retried=recorder.retried),
+        output=OutputPolicies(sources.output, OutputMetrics(registry)),
+        safety=safety,
+        costs=costs,
+        eligibility=_eligibility(given, costs),
+        recorder=recorder,
+        tracing=tracing,
+        replays=_replays(given, admission, safety, tracing.on_mismatch if tracing is not None else None),
+    )
+
+
+def _routes(given: _Given, features: Sequence[Feature], admission: AdmissionController) -> Sequence[Route]:
+    """Return the admin routes, and the console's, which call them."""
+    client, sources = given.client, given.sources
     admin = (
         *(route for feature in features for route in feature.routes),
-        *policy_routes(policies),
-        *explain_routes(policies, lambda: client.info.default_sampling),
+        *policy_routes(sources.policies),
+        *explain_routes(sources.policies, lambda: client.info.default_sampling),
         *rollout_routes(sources.rollouts),
     )
     parts = ConsoleParts(
         client=client,
-        store=store,
-        keys=keys,
+        store=given.store,
+        keys=given.keys,
         check_local=check_local,
         observe=admission.metrics.refuse,
-        emit=emit,
+        emit=given.emit,
     )
-    return Features(
-        all=features,
-        admission=admission,
-        idempotency=idempotency,
-        eligibility=eligibility,
-        output=output,
-        safety=safety,
-        policies=policies,
-        recorder=recorder,
-        tracing=tracing,
-        routes=(*admin, *console_routes(admin, parts)),
+    return (*admin, *console_routes(admin, parts))
+
+
+def _safety(given: _Given, plan: EffectivePlan) -> Safety:
+    return safety_features(
+        given.config,
+        given.client,
+        plan,
+        given.registry,
+        flags=given.sources.flags,
+        version_of=partial(weights_of, given.client),
+        database=given.database,
+        emit=given.emit,
     )
 
 
-def _audit(
-    config: ServerConfig,
-    client: EngineClient,
-    tokenizer: Tokenizer,
-    store: Store | None,
-    replays: ReplayFeature,
-    *,
-    emit: Emit,
-) -> AuditFeature:
+def _audit(given: _Given, replays: ReplayFeature) -> AuditFeature:
     def decode(tokens: Sequence[int]) -> str:
-        return tokenizer.decode(tokens, skip_special_tokens=False)
+        return given.tokenizer.decode(tokens, skip_special_tokens=False)
 
-    sample, content = config.audit_sample, config.audit_content
-    return AuditFeature(store, decode, lambda: client.info, replays.replay_now, emit, sample=sample, content=content)
-
-
-def _eligibility(
-    config: ServerConfig,
-    client: EngineClient,
-    costs: CostFeature,
-    registry: CollectorRegistry,
-    emit: Emit,
-    *,
-    policies: Policies | None,
-    store: Store | None,
-) -> EligibilityFeature:
-    eligibility = Eligibility(
-        partial(weights_of, client),
-        has_experts=client.info.num_experts > 0,
-        price_per_s=lambda: costs.billed_per_second,
-        start=StartTerms(num_drafts=config.start_drafts) if config.start_drafts else None,
+    return AuditFeature(
+        given.store,
+        decode,
+        lambda: given.client.info,
+        replays.replay_now,
+        given.emit,
+        sample=given.config.audit_sample,
+        content=given.config.audit_content,
     )
-    kept = EligibilityStore(store.database) if store is not None else None
+
+
+def _eligibility(given: _Given, costs: CostFeature) -> EligibilityFeature:
+    num_drafts, policies = given.config.start_drafts, given.sources.policies
+    eligibility = Eligibility(
+        partial(weights_of, given.client),
+        has_experts=given.client.info.num_experts > 0,
+        price_per_s=lambda: costs.billed_per_second,
+        start=StartTerms(num_drafts=num_drafts) if num_drafts else None,
+    )
+    kept = EligibilityStore(given.database) if given.database is not None else None
     in_use = lambda: policies.policy if policies is not None else None  # noqa: E731
-    return EligibilityFeature(eligibility, registry, emit=emit, policy=in_use, store=kept)
+    return EligibilityFeature(eligibility, given.registry, emit=given.emit, policy=in_use, store=kept)
 
 
-def _tracing(config: ServerConfig, client: EngineClient, registry: CollectorRegistry) -> TracingFeature | None:
+def _tracing(given: _Given) -> TracingFeature | None:
     """Return the traces, None if there are none; only then OpenTelemetry is imported."""
-    receiver = destination(config, os.environ)
+    receiver = destination(given.config, os.environ)
     if receiver is None:
         return None
     from prolepsis.tracing.otlp import OtlpSender
 
-    sender = OtlpSender(receiver.endpoint, described(client.info))
-    return TracingFeature(sender, registry, share=config.trace_sample)
+    sender = OtlpSender(receiver.endpoint, described(given.client.info))
+    return TracingFeature(sender, given.registry, share=given.config.trace_sample)
 
 
-def _silences(
-    config: ServerConfig, rollouts: Rollouts | None, registry: CollectorRegistry, emit: Emit
-) -> Silences | None:
-    if rollouts is None or config.alertmanager == OFF:
+def _silences(given: _Given) -> Silences | None:
+    rollouts = given.sources.rollouts
+    if rollouts is None or given.config.alertmanager == OFF:
         return None
-    silences = Silences(config.alertmanager, registry, emit=emit)
+    silences = Silences(given.config.alertmanager, given.registry, emit=given.emit)
     rollouts.listen(silences.on_change)
     return silences
 
 
-def _anchors(config: ServerConfig, store: Store | None, registry: CollectorRegistry) -> AnchorFeature | None:
-    if store is None:
+def _anchors(given: _Given) -> AnchorFeature | None:
+    if given.database is None:
         return None
-    kept = places(config.audit_anchor, default_file(signing.key_file(config), store.database))
-    return AnchorFeature(store.database, kept, registry, period_s=config.audit_anchor_s)
+    kept = places(given.config.audit_anchor, default_file(signing.key_file(given.config), given.database))
+    return AnchorFeature(given.database, kept, given.registry, period_s=given.config.audit_anchor_s)
 
 
-def _replays(
-    config: ServerConfig,
-    client: EngineClient,
-    registry: CollectorRegistry,
-    admission: AdmissionController,
-    rollouts: Rollouts | None,
-    *,
-    safety: Safety,
-    emit: Emit,
-    report: Report | None,
-) -> ReplayFeature:
+def _replays(given: _Given, admission: AdmissionController, safety: Safety, report: Report | None) -> ReplayFeature:
     """Return the replays; their outcomes count for rollouts and may engage the kill switch."""
-    kill_switch = safety.kill_switch
+    kill_switch, rollouts = safety.kill_switch, given.sources.rollouts
 
     def trip(reason: str) -> None:
         if not kill_switch.status.on:
@@ -276,5 +323,14 @@ def _replays(
         if rollouts is not None:
             rollouts.observe(assignment, {"correctness": float(right)}, late=True)
 
-    has_room = partial(admission.has_room, config.replay_beside)
-    return ReplayFeature(client, config, registry, has_room, emit=emit, count=count, trip=trip, report=report)
+    has_room = partial(admission.has_room, given.config.replay_beside)
+    return ReplayFeature(
+        given.client,
+        given.config,
+        given.registry,
+        has_room,
+        emit=given.emit,
+        count=count,
+        trip=trip,
+        report=report,
+    )
