@@ -10,7 +10,7 @@ import promql_parser
 import pytest
 
 from prolepsis.monitoring.burn_rates import burn_rate_groups
-from prolepsis.monitoring.dashboards import ANNOTATIONS, DASHBOARDS, VARIABLES
+from prolepsis.monitoring.dashboards.files import ANNOTATIONS, DASHBOARDS, VARIABLES
 from prolepsis.monitoring.files import RUNBOOK_URL, monitoring_files
 from prolepsis.monitoring.objectives import parse_objectives
 from prolepsis.monitoring.rules import alert_groups, all_rules, shipped

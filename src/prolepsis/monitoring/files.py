@@ -8,7 +8,7 @@ import yaml
 from prolepsis.console.runbook import LOCAL_CONSOLE
 from prolepsis.core.errors import ConfigError
 from prolepsis.monitoring.burn_rates import Group, burn_rate_groups
-from prolepsis.monitoring.dashboards import dashboard_files
+from prolepsis.monitoring.dashboards.files import dashboard_files
 from prolepsis.monitoring.objectives import Objectives
 from prolepsis.monitoring.rules import alert_groups, shipped, with_runbooks
 

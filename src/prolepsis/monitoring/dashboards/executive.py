@@ -1,0 +1,135 @@
+"""Does speculation pay: money, savings, volume, promises."""
+
+from prolepsis.monitoring.dashboards.queries import (
+    ACCEPTED,
+    DEVICE,
+    DRAFTED,
+    OF_REQUESTS,
+    OUTPUT,
+    PREDICTED,
+    TOKENS,
+    S,
+    rate,
+    ratio,
+)
+from prolepsis.monitoring.grafana import Dashboard, Panel, Query, Row
+
+PRICE = "scalar(max(prolepsis_price_per_device_second))"
+COST = f"1e6 * {rate(DEVICE)} / ({rate(TOKENS)} > 0) * {PRICE}"
+CANARY, CONTROL = f'{S}, arm="canary"', f'{S}, arm=~"holdout|unassigned"'
+
+
+def per_token(selector: str) -> str:
+    return f"{rate(OF_REQUESTS, selector)} / ({rate(OUTPUT, selector)} > 0)"
+
+
+EXECUTIVE = Dashboard(
+    "prolepsis-executive",
+    "Prolepsis: executive",
+    "Does speculation pay? Money, savings, volume, and the promises that were made.",
+    (
+        Row(
+            "Now",
+            (
+                Panel("Cost of a million tokens", [Query(COST)], "currencyUSD", "stat", "At the price in use.", 4),
+                Panel(
+                    "Saved, by prediction",
+                    [Query(f"1 - {rate(OF_REQUESTS)} / ({rate(PREDICTED)} > 0)")],
+                    "percentunit",
+                    "stat",
+                    "Device time against the cost predicted for plain decoding. Negative: speculation costs more.",
+                    4,
+                ),
+                Panel("Draft acceptance rate", [Query(ratio(ACCEPTED, DRAFTED))], "percentunit", "stat", "", 4, most=1),
+                Panel("Tokens / s", [Query(rate(TOKENS))], "short", "stat", "", 4),
+                Panel(
+                    "Availability, budget left",
+                    [Query('slo:period_error_budget_remaining:ratio{sloth_slo="availability"}')],
+                    "percentunit",
+                    "stat",
+                    "Of the error budget of 30 days.",
+                    4,
+                ),
+                Panel(
+                    "Correctness, budget left",
+                    [Query('slo:period_error_budget_remaining:ratio{sloth_slo="correctness"}')],
+                    "percentunit",
+                    "stat",
+                    "Of the error budget of 30 days; replays that differ use it up.",
+                    4,
+                ),
+            ),
+        ),
+        Row(
+            "Money",
+            (
+                Panel("Cost of a million tokens", [Query(COST, "used")], "currencyUSD"),
+                Panel(
+                    "Spend in a day, and its forecast",
+                    [
+                        Query("24 * avg_over_time(prolepsis:spend:rate1h[1d])", "last day"),
+                        Query("24 * predict_linear(prolepsis:spend:rate1h[3d], 604800)", "in a week, at this trend"),
+                    ],
+                    "currencyUSD",
+                ),
+                Panel(
+                    "Device time by purpose",
+                    [Query(rate(DEVICE, by="kind"), "{{kind}}")],
+                    "percentunit",
+                    about="Seconds of the device in each second.",
+                    is_stacked=True,
+                ),
+            ),
+        ),
+        Row(
+            "Savings",
+            (
+                Panel(
+                    "Device time of a token: canary against the holdout",
+                    [Query(per_token(CANARY), "canary"), Query(per_token(CONTROL), "holdout")],
+                    "s",
+                    about="The fair comparison: arms are assigned at random. Without a rollout there is no holdout.",
+                ),
+                Panel(
+                    "Saved, by prediction, by route",
+                    [Query(f"1 - {rate(OF_REQUESTS, by='route')} / ({rate(PREDICTED, by='route')} > 0)", "{{route}}")],
+                    "percentunit",
+                ),
+                Panel(
+                    "Volume against speedup",
+                    [
+                        Query(rate(TOKENS), "tokens / s"),
+                        Query(f"100 * {rate(PREDICTED)} / ({rate(OF_REQUESTS)} > 0)", "% of plain's speed"),
+                    ],
+                    about="Speedup falls where rows are dear; it must not fall below 100 %.",
+                ),
+            ),
+        ),
+        Row(
+            "Trends and promises",
+            (
+                Panel(
+                    "Acceptance against the same hour of last weeks",
+                    [
+                        Query("prolepsis:acceptance:ratio_rate1h", "now"),
+                        Query("prolepsis:acceptance:baseline1h", "last four weeks"),
+                    ],
+                    "percentunit",
+                    most=1,
+                ),
+                Panel(
+                    "Requests by what speculation did",
+                    [Query(rate("prolepsis_requests_effective_total", by="mode"), "{{mode}}")],
+                    "reqps",
+                    is_stacked=True,
+                ),
+                Panel(
+                    "Error budgets left",
+                    [Query("slo:period_error_budget_remaining:ratio", "{{sloth_slo}} {{tier}}")],
+                    "percentunit",
+                    about="Of 30 days. Two are speculation's own: correctness (outputs) and corrections (time).",
+                ),
+            ),
+        ),
+    ),
+)
