@@ -26,7 +26,7 @@ class GatewayProtocol(H11Protocol):
     """uvicorn's HTTP/1.1 with a bound on connections and on every wait for a client; refusals have OpenAI's shape.
 
     Where there are as many connections as may be, a new one takes the place of the one that has been silent for
-    longest, so that who connects and says nothing locks nobody out.
+    longest, so that silent connections lock no client out.
 
     A client that closes its direction after its request gets its answer. One clock a connection: a request's head has
     to be whole within `header_timeout_s` of the connection's start or of the answer before, the rest of a body within

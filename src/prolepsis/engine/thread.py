@@ -262,4 +262,4 @@ class ThreadEngineClient:
 def _end_turn(turn: asyncio.Lock, work: "asyncio.Future[object]") -> None:
     turn.release()
     if not work.cancelled():
-        work.exception()  # seen, also where nobody waits for it any more
+        work.exception()  # seen, also where no caller waits for it any more

@@ -21,7 +21,7 @@ _LEFT_OUT = frozenset(
 )
 """Names that clients chose, and fields with which a guess at a text can be checked."""
 _KEPT = frozenset({"", SERVER, "default", "developer", "no tenant", "other"})
-"""Names of nobody in particular."""
+"""Names that stand for no particular person."""
 _SHORTEST = 3
 """Characters of a name that is looked for in texts."""
 _HOME = re.compile(r"(/(?:home|Users)/)[^/\s\"']+")

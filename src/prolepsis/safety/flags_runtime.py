@@ -42,7 +42,7 @@ class FlagsFeature(Feature):
         timeout_s: float = TIMEOUT_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`on_kill` receives every evaluation of the kill flag; without a provider only once somebody set it."""
+        """`on_kill` receives every evaluation of the kill flag; without a provider only once an operator set it."""
         self.shared = shared
         self.routes = flag_routes(shared, emit)
         self._file = provider if isinstance(provider, FlagFileProvider) else None
@@ -84,7 +84,7 @@ class FlagsFeature(Feature):
         if provided is not None and not provided.error:
             self._kill_provided = provided
         decision = stricter(KILL, self._kill_provided, self._kill_shared)
-        if decision is None and is_new:  # nobody sets it any more
+        if decision is None and is_new:  # neither provider nor operator sets it any more
             decision = FlagDecision(KILL, DEFAULTS[KILL], None, Reason.DEFAULT)
         if decision is not None:
             self._on_kill(decision)

@@ -2,7 +2,7 @@
 
 What this server sets takes effect here at once and is kept in a file until the store has it. What all replicas set is
 read again and again; the file keeps a copy for a start without the store. Of what was set here and there the newest
-counts: what waited here while the store was gone does not undo what somebody did since.
+counts: what waited here while the store was gone does not undo a later act.
 """
 
 import asyncio
@@ -165,7 +165,7 @@ class SharedControls(Feature):
         changed = stored != self._values or bool(sent) or self.unknown
         was_unknown, self.unknown = self.unknown, False
         for kind, name in [key for key, control in sent.items() if stored.get(key) != control]:
-            log.warning("control_superseded", kind=kind, name=name)  # somebody acted later elsewhere
+            log.warning("control_superseded", kind=kind, name=name)  # a later act elsewhere counts
         self._values = stored
         self._pending = _newer(self._pending, stored)
         if changed:

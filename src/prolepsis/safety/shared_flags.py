@@ -91,7 +91,7 @@ class SharedFlags:
         return self._controls.set(KIND, key, None)
 
     def decide(self, key: str, facts: RequestFacts | None = None) -> FlagDecision | None:
-        """Return the value of a flag, for a request or for all, None if nobody set it."""
+        """Return the value of a flag, for a request or for all, None if it is not set."""
         if key not in self._flags:
             stop = self.unknown and key in STOP
             return _stopped(key, ErrorCode.PROVIDER_NOT_READY) if stop else None

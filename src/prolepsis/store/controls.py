@@ -22,7 +22,7 @@ class Control:
     value: str | None
     """None: it was removed."""
     at: float
-    """When, in seconds of Unix time, by the clock of the replica where somebody acted."""
+    """Time of the act in seconds of Unix time, by the clock of the replica where it happened."""
 
     def beats(self, other: "Control | None") -> bool:
         return other is None or self.at > other.at

@@ -233,4 +233,4 @@ controls = Table(
 )
 """What operators set for all replicas (scopes of the kill switch, breakers, flags), and breakers that opened.
 
-`changed_at`: when somebody acted. An empty value: it was removed."""
+`changed_at`: the time of the act. An empty value: it was removed."""

@@ -29,7 +29,7 @@ class Slice:
 class Starts:
     """Lets one waiting request a round go on, client after client in turn. Belongs to one event loop.
 
-    A thousand small requests that come at once take a second; so nobody else's tokens wait for all of them.
+    A thousand small requests that come at once take a second; so the tokens of others do not wait for all of them.
     """
 
     def __init__(self) -> None:
