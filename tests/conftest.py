@@ -1,9 +1,12 @@
 """What holds for every test: one core for each worker, files of its own, and databases with the schema."""
 
+import gc
 import os
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +22,15 @@ if TYPE_CHECKING:  # a run of a few tests imports what they need
 DEFAULT_MODEL = "test_default_model"
 """Files whose names begin so share the default model, which one worker loads once."""
 
+MADE_ONCE = (
+    "fastapi.routing.create_model_field",
+    "httpx.create_ssl_context",
+    "httpx._transports.default.create_ssl_context",
+    "httpx2._transports.default.create_ssl_context",
+)
+"""Functions that are remembered by their arguments: the validators of replies, and the certificates of authorities."""
+
+gc.disable()  # until all tests are imported: each full collection takes longer than the one before, and finds nothing
 if "PYTEST_XDIST_WORKER" in os.environ:  # workers share the cores: set before torch is imported
     os.environ["OMP_NUM_THREADS"] = "1"
 
@@ -39,6 +51,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Start with the default model: the slowest tests, which would keep one worker busy at the end."""
     items.sort(key=lambda item: DEFAULT_MODEL not in item.nodeid)
+
+
+def pytest_collection_finish() -> None:
+    """Make once what no test changes and each application and each client would make again."""
+    for name in MADE_ONCE:
+        module, _, function = name.rpartition(".")
+        if (loaded := sys.modules.get(module)) is not None:
+            setattr(loaded, function, cache(getattr(loaded, function)))
+    gc.freeze()  # a collection need not look at all that was imported
+    gc.set_threshold(10_000, 10, 50)  # applications come and go with each test
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -7,6 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
+import requests
 import schemathesis
 from hypothesis import HealthCheck, settings
 from schemathesis.checks import not_a_server_error
@@ -63,6 +64,13 @@ def served_here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def session() -> Iterator[requests.Session]:
+    """Connections are kept: a new one for each request takes as long as the request."""
+    with requests.Session() as made:
+        yield made
+
+
 schema = schemathesis.openapi.from_dict(described())
 reads = schema.include(method="GET")
 writes = schema.exclude(method="GET")
@@ -76,14 +84,18 @@ def examples(number: int) -> settings:
 
 @writes.parametrize()
 @examples(40)
-def test_requests_made_from_the_document(case: schemathesis.Case[Any], served_here: Served) -> None:
-    case.call_and_validate(base_url=served_here.url, checks=CHECKS)
+def test_requests_made_from_the_document(
+    case: schemathesis.Case[Any], served_here: Served, session: requests.Session
+) -> None:
+    case.call_and_validate(base_url=served_here.url, session=session, checks=CHECKS)
 
 
 @reads.parametrize()
 @examples(8)
-def test_reads_made_from_the_document(case: schemathesis.Case[Any], served_here: Served) -> None:
-    case.call_and_validate(base_url=served_here.url, checks=CHECKS)
+def test_reads_made_from_the_document(
+    case: schemathesis.Case[Any], served_here: Served, session: requests.Session
+) -> None:
+    case.call_and_validate(base_url=served_here.url, session=session, checks=CHECKS)
 
 
 FULL: dict[str, Any] = {
