@@ -8,6 +8,7 @@ import pytest
 
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.errors import ConfigError, MemoryPlanError
+from prolepsis.core.files import cache_directory
 from prolepsis.core.requests import SamplingParams
 from prolepsis.engine.build import assemble, proposer_names
 from prolepsis.engine.profile import curve_file
@@ -23,6 +24,9 @@ from tests.fakes import Letters, TableModel, outputs, reference, request, run
 
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    native = cache_directory() / "native"
+    native.mkdir(parents=True, exist_ok=True)
+    (tmp_path / "native").symlink_to(native)  # compiling the kernels again takes half a minute
     monkeypatch.setenv("PROLEPSIS_CACHE", str(tmp_path))
     kept = curve_file("fp_table", default_threads(), "")
     kept.parent.mkdir()
