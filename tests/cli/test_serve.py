@@ -54,3 +54,13 @@ def test_an_address_that_others_reach_asks_for_keys(tmp_path: Path) -> None:
     done = serve("--host", "0.0.0.0", "--port", "0", "--keys-file", str(tmp_path / "keys.json"))
     assert done.exit_code == 2
     assert "prolepsis keys create" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"), [("engine-process", "on"), ("strict", "on"), ("proposers", "draft_model")]
+)
+def test_what_vllm_cannot_follow_is_refused_before_it_loads(setting: str, value: str, tmp_path: Path) -> None:
+    done = serve("--port", "0", "--engine", "vllm", "--store", "none", f"--{setting}", value, "--model", str(tmp_path))
+    assert done.exit_code == 2
+    assert setting.replace("-", "_") in done.stderr
+    assert "with engine vllm" in done.stderr

@@ -12,6 +12,7 @@ from prolepsis.core.files import cache_directory
 from prolepsis.core.requests import SamplingParams
 from prolepsis.engine.build import assemble, proposer_names
 from prolepsis.engine.profile import curve_file
+from prolepsis.engine.runner import Runner
 from prolepsis.kv.memory import MemoryUse
 from prolepsis.models.files.tokenizer import Tokenizer
 from prolepsis.models.load import LoadedModel
@@ -76,6 +77,7 @@ def test_memory_beyond_the_machine_is_refused_with_the_sum_and_what_to_lower() -
 def test_automatic_memory_holds_the_requests_and_no_more() -> None:
     small = EngineConfig(kv_memory="auto", max_requests=2, max_model_len=128, strict="off")
     engine = assemble(small, loaded())
+    assert isinstance(engine.runner, Runner)
     assert engine.runner.cache.num_pages == 2 * 128 // PAGE_SIZE
 
 

@@ -13,6 +13,7 @@ from prolepsis.core.messages import ApplyPlan
 from prolepsis.core.plan import PANIC_PLAN
 from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams
 from prolepsis.engine.client import EngineClient
+from prolepsis.engine.runner import Runner
 from prolepsis.engine.step import Engine
 from prolepsis.engine.thread import ThreadEngineClient
 from prolepsis.engine.verification import Verification
@@ -71,6 +72,7 @@ async def test_refusal_comes_before_the_first_event(client: ThreadEngineClient) 
 
 
 def num_steps(engine: Engine) -> tuple[int, int]:
+    assert isinstance(engine.runner, Runner)
     model = engine.runner.model
     assert isinstance(model, TableModel)
     return model.num_passes, engine.timings.num_steps

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from prolepsis.engine.client import EngineClient
+from prolepsis.engine.runner import Runner
 from prolepsis.failover.client import FailoverClient
 from prolepsis.failover.members import Member
 from tests.exact.cuts import Answer
@@ -47,6 +48,7 @@ async def test_engines_are_killed_and_started_again(expected: dict[str, Answer])
 
 async def test_a_pass_that_fails_now_and_then_ends_no_stream(expected: dict[str, Answer]) -> None:
     one = engine()
+    assert isinstance(one.engine.runner, Runner)
     model = one.engine.runner.model
     assert isinstance(model, TableModel)
     client = FailoverClient([Member(one)])

@@ -7,10 +7,27 @@ from typing import TYPE_CHECKING
 from prolepsis.cli.config import Settings
 from prolepsis.cli.models import ensure_model
 from prolepsis.cli.output import quiet_logs, stderr
-from prolepsis.engine.start import start_engine
+from prolepsis.core.config import EngineConfig
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from prolepsis.engine.observer import EngineObserver
     from prolepsis.engine.start import Running
+    from prolepsis.kv.memory import MemoryUse
+
+
+def start_configured(
+    config: EngineConfig, observer: "EngineObserver | None" = None, reserved: "Sequence[MemoryUse]" = ()
+) -> "Running":
+    """Load the model and start what the configuration names as engine; raises what that raises."""
+    if config.engine == "vllm":
+        from prolepsis.vllm.start import start_vllm
+
+        return start_vllm(config, observer)
+    from prolepsis.engine.start import start_engine
+
+    return start_engine(config, observer, reserved)
 
 
 @asynccontextmanager
@@ -19,7 +36,7 @@ async def running(settings: Settings) -> AsyncIterator["Running"]:
     quiet_logs()
     ensure_model(settings)
     with stderr().status(f"loading {settings.engine.model}"):
-        engine = start_engine(settings.engine)
+        engine = start_configured(settings.engine)
     try:
         yield engine
     finally:

@@ -131,10 +131,12 @@ def print_result(report: "Report", *, as_json: bool) -> int:
 
 async def _run(job: Job, settings: Settings) -> "Report":
     from prolepsis.cli.engine import running
+    from prolepsis.engine.runner import Runner
 
     async with running(settings) as engine:
-        model = engine.client.engine.runner.model
-        return await check(job, engine.client, engine.tokenizer, classifier(model))
+        runner = engine.client.engine.runner
+        classify = classifier(runner.model) if isinstance(runner, Runner) else None
+        return await check(job, engine.client, engine.tokenizer, classify)
 
 
 async def check(job: Job, client: EngineClient, tokenizer: ChatTokenizer, classify: Classify | None = None) -> "Report":

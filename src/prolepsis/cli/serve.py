@@ -38,15 +38,15 @@ def serve(
     def start(config: EngineConfig, metrics: "Metrics") -> "StartedEngine":
         ensure_model(settings)
         reserved = _reserved(settings.server)
-        if _has_own_process(settings.server):
+        if _has_own_process(settings.server, config):
             from prolepsis.engine.process.spawn import spawn_engine
 
             spawned = spawn_engine(config, metrics, reserved, LogSettings(log_level, log_json))
             return run.StartedEngine(spawned.client, spawned.tokenizer, spawned.compile_seconds)
-        from prolepsis.engine.start import start_engine
+        from prolepsis.cli.engine import start_configured
         from prolepsis.native.build import compile_seconds
 
-        engine = start_engine(config, metrics, reserved)
+        engine = start_configured(config, metrics, reserved)
         return run.StartedEngine(engine.client, engine.tokenizer, compile_seconds)
 
     try:
@@ -58,9 +58,14 @@ def serve(
         raise typer.Exit(NOT_SERVED) from error
 
 
-def _has_own_process(config: ServerConfig) -> bool:
+def _has_own_process(config: ServerConfig, engine: EngineConfig) -> bool:
     from prolepsis.native.processor import default_threads
 
+    if engine.engine == "vllm":
+        if config.engine_process == "on":
+            message = "engine_process is 'on'; allowed with engine vllm: off, auto, which is off there"
+            raise ConfigError(message, param="engine_process")
+        return False
     if config.engine_process == "auto":
         return default_threads() > 1
     return config.engine_process == "on"

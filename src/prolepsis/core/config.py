@@ -33,6 +33,11 @@ class EngineConfig(BaseModel):
     model_dir: Path | None = Field(
         default=None, description="where models are kept; default: the user's cache directory"
     )
+    engine: Literal["prolepsis", "vllm"] = Field(
+        default="prolepsis",
+        description="what computes: our own engine, or vLLM, which must be installed, with our drafts and sampler",
+    )
+    vllm_args: str = Field(default="", description="further engine arguments of vLLM, as a JSON object")
     forward: Literal["auto", "native", "lean", "transformers"] = Field(
         default="auto", description="implementation that runs the model"
     )

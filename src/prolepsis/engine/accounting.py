@@ -118,6 +118,13 @@ def count_started(sequence: SequenceState, now: float) -> None:
     request.num_running += 1
 
 
+def count_cached(row: Row) -> None:
+    """A row began behind what was known to be computed: the runner's own prefix cache held the rest."""
+    sequence, stats = row.sequence, row.sequence.request.stats
+    if sequence is sequence.request.sequences[0] and not sequence.num_output_tokens:
+        stats.num_cached_tokens = min(row.start, sequence.num_prompt_tokens)
+
+
 def count_stopped(request: Request, now: float) -> None:
     """A sequence of the request stops running: preempted, or ended."""
     request.num_running -= 1

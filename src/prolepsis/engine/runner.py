@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from torch import Tensor
 
@@ -24,6 +25,17 @@ class Computed:
     features: Tensor | None = None  # [tokens of all rows, aux_layers * hidden] bfloat16; None without aux_layers
     argmax: Sequence[int] | None = None
     """The lowest id of each row's largest logit, if the pass found it."""
+    rows: Sequence[Row] | None = None
+    """The rows that were computed, where the runner decides that itself; None: those that were asked for."""
+
+
+class PassRunner(Protocol):
+    """Computes the rows of a step; `Runner` on our targets, `prolepsis.vllm.runner` in vLLM."""
+
+    def forward(self, rows: Sequence[Row], aux_layers: tuple[int, ...] = ()) -> Computed: ...
+
+    def compact(self, rows: Sequence[Row], sampled: Sequence[SampledTokens | None]) -> None:
+        """Learn what the rows sampled, before it is committed: the K/V of rejected nodes is void."""
 
 
 class Runner:

@@ -22,7 +22,14 @@ from prolepsis.core.errors import (
 from prolepsis.core.events import Aborted, Event, Failed, Finished, Terminal, Tokens
 from prolepsis.core.plan import AppliedPlan
 from prolepsis.core.requests import GenerateRequest
-from prolepsis.engine.accounting import close_stats, count_emitted, count_shadow, count_started, count_stopped
+from prolepsis.engine.accounting import (
+    close_stats,
+    count_cached,
+    count_emitted,
+    count_shadow,
+    count_started,
+    count_stopped,
+)
 from prolepsis.engine.continuation import check_continuation, take_up
 from prolepsis.engine.ending import Ending, find_ending
 from prolepsis.engine.paging import Paging
@@ -194,6 +201,8 @@ class Scheduler:
         for row, result in zip(rows, sampled, strict=True):
             if row.sequence.ended:  # with its request, when a sequence before it in this step failed
                 continue
+            if row.start > row.sequence.num_computed:
+                count_cached(row)
             if result is None:
                 row.sequence.num_computed = row.start + row.num_tokens
                 self._paging.publish(row.sequence)

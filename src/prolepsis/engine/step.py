@@ -27,7 +27,7 @@ from prolepsis.engine.observer import EngineObserver, Reporter
 from prolepsis.engine.request import SequenceState
 from prolepsis.engine.rounds import keep_rounds
 from prolepsis.engine.rows import Row, SampledTokens
-from prolepsis.engine.runner import Computed, Runner
+from prolepsis.engine.runner import Computed, PassRunner
 from prolepsis.engine.scheduler import Scheduler
 from prolepsis.engine.speculation import Speculation
 from prolepsis.engine.timings import Timings, timed
@@ -56,7 +56,7 @@ class EngineParts:
     """The scheduler reads it too: the stats of a request name the plan under which it ended."""
     scheduler: Scheduler
     speculation: Speculation
-    runner: Runner
+    runner: PassRunner
     verifier: StepVerifier
     observer: EngineObserver | None = None
     hidden_states: HiddenStateRouter = field(default_factory=HiddenStateRouter)
@@ -107,10 +107,11 @@ class Engine:
         self.watch.begin()
         with self._contained():
             self._drain()
-            rows = self._schedule()
+            rows: Sequence[Row] = self._schedule()
             if rows:
                 rows, aux_layers = self._propose(rows)
                 computed = self._forward(rows, aux_layers)
+                rows = computed.rows or rows
                 sampled = self._verify(rows, computed)
                 self._commit(rows, sampled, computed)
                 self._observe(rows, sampled)

@@ -1,0 +1,97 @@
+"""Puts an engine of ours around a data plane: our scheduler, drafts and sampler, its passes and K/V."""
+
+from dataclasses import dataclass, replace
+
+from prolepsis.core.config import EngineConfig
+from prolepsis.core.plan import AppliedPlan, SpecPlan
+from prolepsis.engine.build import FREE_PROPOSERS
+from prolepsis.engine.client import EngineInfo
+from prolepsis.engine.observer import EngineObserver
+from prolepsis.engine.paging import Paging
+from prolepsis.engine.scheduler import Scheduler, SchedulerLimits
+from prolepsis.engine.speculation import Speculation
+from prolepsis.engine.step import Engine, EngineParts
+from prolepsis.engine.text import Detokenizer
+from prolepsis.engine.verification import Verification
+from prolepsis.grammar.grammars import Grammars
+from prolepsis.kv.pages import PagePool
+from prolepsis.native.processor import default_threads
+from prolepsis.sampling.sampler import Sampler
+from prolepsis.spec.acceptance import AcceptanceEstimator
+from prolepsis.spec.call_watch import CallWatch
+from prolepsis.spec.choose import ProposerSet
+from prolepsis.spec.cost import flat_cost
+from prolepsis.spec.payback import Payback
+from prolepsis.spec.window import DraftWindow
+from prolepsis.vllm.chains import ChainProposer
+from prolepsis.vllm.data_plane import DataPlane
+from prolepsis.vllm.runner import DataPlaneRunner
+
+
+@dataclass(frozen=True, slots=True)
+class PlaneFacts:
+    """What the engine must know of a data plane."""
+
+    info: EngineInfo
+    """Without proposers."""
+    eos_token_ids: tuple[int, ...]
+    num_blocks: int
+    """Blocks of K/V, `block_size` tokens each."""
+    block_size: int
+
+
+def assemble(
+    config: EngineConfig,
+    plane: DataPlane,
+    facts: PlaneFacts,
+    *,
+    tokenizer: Detokenizer | None = None,
+    grammars: Grammars | None = None,
+    observer: EngineObserver | None = None,
+) -> Engine:
+    """Return an engine whose passes run in `plane`.
+
+    The pages of our scheduler are an account of the plane's blocks, so that it never runs more sequences than have
+    room there. The prefix cache is the plane's.
+    """
+    info, max_model_len = facts.info, facts.info.max_model_len
+    proposers = _proposers(config, info.vocab_size)
+    plan = AppliedPlan(SpecPlan(num_speculative_tokens=config.num_speculative_tokens))
+    limits = SchedulerLimits(
+        config.max_requests, config.max_step_tokens, max_model_len, info.vocab_size, facts.eos_token_ids
+    )
+    paging = Paging(PagePool(facts.num_blocks, facts.block_size, prefix_cache=False), _no_copy)
+    scheduler = Scheduler(limits, paging, plan, tokenizer, grammars)
+    sampler = Sampler(info.vocab_size, facts.eos_token_ids, threads=config.threads or default_threads())
+    parts = EngineParts(
+        info=replace(info, proposers=proposers.names),
+        plan=plan,
+        scheduler=scheduler,
+        speculation=Speculation(
+            proposers,
+            max_step_tokens=config.max_step_tokens,
+            max_model_len=max_model_len,
+            shadow_cost=config.shadow_cost,
+            payback=Payback(),
+        ),
+        runner=DataPlaneRunner(plane, lambda: scheduler.running),
+        verifier=Verification(sampler, max_model_len=max_model_len),
+        observer=observer,
+        stuck_after_s=config.stuck_after_s or None,
+    )
+    return Engine(parts)
+
+
+def _proposers(config: EngineConfig, vocab_size: int) -> ProposerSet:
+    names = config.proposers if config.num_speculative_tokens else ()
+    return ProposerSet(
+        [ChainProposer(FREE_PROPOSERS[name](config)) for name in names],
+        DraftWindow(flat_cost(), token_overhead_ms=0.01),
+        AcceptanceEstimator(),
+        vocab_size,
+        watch=CallWatch(config.propose_limit_ms / 1000.0 if config.propose_limit_ms else None),
+    )
+
+
+def _no_copy(source: int, target: int) -> None:
+    """The data plane copies for itself."""

@@ -1,0 +1,50 @@
+"""What vLLM behind our API can do. A setting that it cannot follow is refused by name, before anything is loaded."""
+
+from dataclasses import dataclass
+
+from prolepsis.core.config import EngineConfig
+from prolepsis.core.errors import ConfigError
+from prolepsis.engine.build import FREE_PROPOSERS
+
+EXACTNESS = (
+    "vLLM computes a row differently beside other rows and drafts: drafts change no distribution, "
+    "but may turn a near-tie"
+)
+"""Why the exactness is normal."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capability:
+    """A setting of the engine, and which of its values vLLM can follow."""
+
+    setting: str
+    allowed: tuple[object, ...]
+    why: str
+
+
+CAPABILITIES = (
+    Capability("strict", ("auto", "off"), "vLLM's rows depend on the rest of the pass"),
+    Capability("forward", ("auto",), "vLLM has its own forward"),
+    Capability("weights", ("auto", "bf16"), "vLLM reads the model as a folder of safetensors"),
+    Capability("activations", ("auto", "bf16"), "vLLM computes with 16 bits"),
+    Capability("draft_head", ("auto", "none"), "vLLM shows no hidden states to a draft head of ours"),
+    Capability("draft_model", (None,), "a draft model's K/V would have to follow the pages of vLLM"),
+    Capability("early_exit_layer", (None,), "vLLM stops at no layer"),
+)
+"""The settings with values that vLLM cannot follow. Those that are not here mean what they mean for our own engine, but
+for `device`, `threads` and `stuck_after_s`: the first two are set by vLLM's own variables."""
+
+
+def check(config: EngineConfig) -> None:
+    """Raise `ConfigError` for the first setting that vLLM cannot follow, saying what is allowed and why."""
+    for one in CAPABILITIES:
+        given = getattr(config, one.setting)
+        if given not in one.allowed:
+            allowed = ", ".join("unset" if value is None else str(value) for value in one.allowed)
+            message = f"{one.setting} is {given!r}; allowed with engine vllm: {allowed} ({one.why})"
+            raise ConfigError(message, param=one.setting)
+    for name in config.proposers if config.num_speculative_tokens else ():
+        if name not in FREE_PROPOSERS:
+            allowed = ", ".join(FREE_PROPOSERS)
+            message = f"proposers names {name!r}; allowed with engine vllm: {allowed}"
+            raise ConfigError(message, param="proposers")
