@@ -15,8 +15,19 @@ def shipped(name: str) -> str:
 
 
 def alert_groups() -> list[Group]:
-    """Return the groups of alerts.yaml."""
-    return cast(list[Group], yaml.safe_load(shipped("alerts.yaml"))["groups"])
+    """Return the groups of alerts.yaml; `baseline_of` in a rule stands for the expression of a baseline."""
+    groups = cast(list[Group], yaml.safe_load(shipped("alerts.yaml"))["groups"])
+    return [{**group, "rules": [_expanded(rule) for rule in _rules(group)]} for group in groups]
+
+
+def _expanded(rule: Rule) -> Rule:
+    return {"record": rule["record"], "expr": _baseline(rule["baseline_of"])} if "baseline_of" in rule else rule
+
+
+def _baseline(series: object) -> str:
+    """Return the same hour of the week in the last four weeks; the weeks that are not there yet do not count."""
+    weeks = [f'label_replace({series} offset {week}w, "week", "{week}", "", "")' for week in (1, 2, 3, 4)]
+    return "avg(\n  " + "\n  or ".join(weeks) + "\n)"
 
 
 def with_runbooks(groups: Sequence[Group], runbook_url: str) -> list[Group]:
