@@ -5,6 +5,7 @@ import re
 import time
 from collections.abc import Callable
 from functools import partial
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -80,6 +81,10 @@ async def test_a_rollout_is_started_promoted_held_and_taken_back(open_scene: Sce
     told = await press(http, "rollout", page, command="promote", reason="now", **fields)
     assert "acceptance has 0 of 20 requests of the canary" in told.text.split("What a verdict waits for")[1]
     assert "Nothing was changed." in told.text
+    assert open_scene.store.writer.flush(20.0)
+    entry = (await http.get(f"/console/audit/{rollout['id']}")).text
+    assert f'<a href="{page}">{rollout["id"]}</a>' in entry
+    assert f'<a href="/console/audit/{quote(rollout["id"])}">Its last audit entry</a>' in told.text
     forced = await press(http, "rollout", page, command="promote", force="true", reason="now", **fields)
     assert "promote: done." in forced.text
     await press(http, "rollout", page, command="hold", reason="lunch", **fields)
@@ -215,6 +220,9 @@ async def test_a_change_is_undone_from_its_entry_once(open_scene: Scene, browse:
     assert "Put mine@2 back</button>" not in undone.text
     assert open_scene.engine.info.draft_head == "mine@2"
     assert "Use version 1 again</button>" in (await http.get(policy)).text
+    assert '<a href="/console/policy/versions/2">version 2</a>' in (await http.get(policy)).text
+    back = (await http.get("/console/policy/versions/2")).text.split('">Its audit entry')[0].rpartition('href="')[2]
+    assert "policy.applied" in (await http.get(back)).text
     undone = await press(http, "policy-rollback", policy, to="1", expect="2", reason="worse")
     assert "version 3 is in use" in undone.text
     assert "again</button>" not in undone.text

@@ -76,9 +76,9 @@ def page_of(entry: AuditEntry) -> str:
     """Return the page of what an entry is about, empty where there is none."""
     area, subject = entry.action.partition(".")[0], entry.details.subject if entry.details else ""
     if entry.action == SERVED and subject:
-        return f"/console/requests/{quote(subject, safe='')}"
+        return f"/console/requests/{quote(subject, safe='@')}"
     if area == "rollout" and subject:
-        return f"/console/rollouts/{quote(subject, safe='')}"
+        return f"/console/rollouts/{quote(subject, safe='@')}"
     if area == "policy":
         version = subject.removeprefix("version ")
         return f"/console/policy/versions/{version}" if version.isdecimal() else "/console/policy"

@@ -88,7 +88,6 @@ async def _request(visit: Visit) -> Page:
         "name": name,
         "shown": [shown(record, known.get(record["request_id"]), entries, price) for record in records],
         "entries": stored.value.audit_entries if stored.value else [],
-        "may_read_entries": visit.may("GET", "/admin/audit/{entry}"),
         "price": price,
         "why": WHY,
         "most_recent": MAX_RECENT,

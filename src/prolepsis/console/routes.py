@@ -103,6 +103,7 @@ async def frame(visit: Visit, parts: ConsoleParts) -> Mapping[str, object]:
         "info": client.info,
         "engine_state": _engine_state(client),
         "kill": await visit.section(KillStatus, "/admin/kill"),
+        "may_read_entries": visit.may("GET", "/admin/audit/{entry}"),
         "may_kill": visit.may("PUT", "/admin/kill"),
         "scopes": await _scopes(visit, client),
         "keys_required": parts.keys.required,

@@ -48,6 +48,14 @@ async def test_a_key_is_known_by_its_hash_only(file: KeyFile) -> None:
     assert caller.key_id == match[1]
 
 
+def test_people_call_a_key_by_its_note_or_its_tenant(file: KeyFile) -> None:
+    records = [new_key("acme", note="release pipeline")[0], new_key("acme")[0]]
+    for record in records:
+        file.add(record)
+    names = [Keys(file).name_of(key_id) for key_id in (*(record.id for record in records), "server", "")]
+    assert names == ["release pipeline", "acme", "", ""]
+
+
 async def test_wrong_keys_are_refused_alike(file: KeyFile) -> None:
     key = add(file)
     keys = Keys(file)
