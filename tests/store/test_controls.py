@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 
-from sqlalchemy import func, select
+from sqlalchemy import func, insert, select
 
 from prolepsis.store.controls import Control, ControlKey, ControlTable
 from prolepsis.store.database import Database
@@ -28,6 +28,22 @@ def test_an_older_act_that_waited_for_a_newer_one_does_not_undo_it(postgresql: s
                 assert num_waiting_is(len(written), ours), "it waits for the row"
         for one in written:
             assert one.result(10)[KEY] == Control("on", 3.0)
+
+
+def test_replicas_that_set_a_new_control_at_once_keep_the_newest(postgresql: str) -> None:
+    with ExitStack() as stack:
+        ours, newer, older = (stack.enter_context(closing(opened(postgresql))) for _ in range(3))
+        threads = stack.enter_context(ThreadPoolExecutor(2))
+        written: list[Future[Mapping[ControlKey, Control]]] = []
+        with ours.write() as connection:
+            row = {"kind": KEY[0], "name": KEY[1], "value": "off", "changed_at": 1.0}
+            connection.execute(insert(controls), [row])
+            for database, control in ((newer, Control("on", 3.0)), (older, Control("off", 2.0))):
+                written.append(threads.submit(ControlTable(database).exchange, {KEY: control}))
+                assert num_waiting_is(len(written), ours), "it waits for the row"
+        for one in written:
+            one.result(10)
+        assert ControlTable(ours).exchange({})[KEY] == Control("on", 3.0)
 
 
 def test_what_was_removed_long_ago_is_forgotten(database: Database) -> None:

@@ -3,11 +3,12 @@
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 
-from sqlalchemy import Connection, and_, delete, insert, select, update
+from sqlalchemy import Connection, and_, delete, select, tuple_
 
 from prolepsis.core.config import DAY_S
-from prolepsis.store.database import Database
+from prolepsis.store.database import Database, insert_or_update
 from prolepsis.store.tables import controls
 
 ControlKey = tuple[str, str]
@@ -43,23 +44,23 @@ class ControlTable:
         """Set the controls of `changes` that are newer than those in the store, in one transaction; return all."""
         if changes:
             with self._database.write() as connection:
-                for key in sorted(changes):  # in one order, or two replicas would wait for each other
-                    _put(connection, key, changes[key])
+                _put(connection, changes)
         with self._database.read() as connection:
             rows = connection.execute(select(controls)).all()
         return {(row.kind, row.name): Control(row.value or None, row.changed_at) for row in rows}
 
 
-def _put(connection: Connection, key: ControlKey, control: Control) -> None:
-    of, (kind, name) = controls.c, key
-    ours = and_(of.kind == kind, of.name == name)
-    known_at = connection.scalar(select(of.changed_at).where(ours).with_for_update())
-    if known_at is not None and known_at >= control.at:
-        return
-    too_old = and_(of.value == _REMOVED, of.changed_at < time.time() - _REMOVED_KEPT_S)
-    connection.execute(delete(controls).where(too_old, ~ours))
-    new = {"value": _REMOVED if control.value is None else control.value, "changed_at": control.at}
-    if known_at is None:
-        connection.execute(insert(controls), [{"kind": kind, "name": name, **new}])
-    else:  # updated, not replaced: another replica that waits for a row finds nothing where it was deleted
-        connection.execute(update(controls).where(ours).values(new))
+def _put(connection: Connection, changes: Mapping[ControlKey, Control]) -> None:
+    """Write what is newer than its row, in place: a row that another replica changes meanwhile is waited for."""
+    of = controls.c
+    is_old = and_(of.value == _REMOVED, of.changed_at < time.time() - _REMOVED_KEPT_S)
+    connection.execute(delete(controls).where(is_old, tuple_(of.kind, of.name).not_in(list(changes))))
+    put = insert_or_update(connection, controls)
+    new = {"value": put.excluded.value, "changed_at": put.excluded.changed_at}
+    key = [of.kind, of.name]
+    put = put.on_conflict_do_update(index_elements=key, set_=new, where=put.excluded.changed_at > of.changed_at)
+    rows = [  # in one order, or two replicas would wait for each other
+        {"kind": kind, "name": name, "value": _REMOVED if one.value is None else one.value, "changed_at": one.at}
+        for (kind, name), one in sorted(changes.items(), key=itemgetter(0))
+    ]
+    connection.execute(put, rows)

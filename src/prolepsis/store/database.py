@@ -5,15 +5,19 @@ import sqlite3
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from sqlalchemy import URL, Connection, Engine, NullPool, QueuePool, create_engine, event, make_url
+from sqlalchemy import URL, Connection, Engine, NullPool, QueuePool, Table, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from prolepsis.core.errors import ConfigError, StoreUnavailable
 from prolepsis.core.extras import POSTGRES
 from prolepsis.core.files import data_directory
+
+if TYPE_CHECKING:
+    from sqlalchemy.dialects import postgresql, sqlite
 
 AUTO = "auto"
 NONE = "none"
@@ -97,6 +101,17 @@ class Database:
 def in_memory() -> Database:
     """Return an empty SQLite database that ends with this process."""
     return Database(URL.create("sqlite"))
+
+
+def insert_or_update(connection: Connection, table: Table) -> "postgresql.Insert | sqlite.Insert":
+    """Return an insert that may say what happens to rows that exist (`on_conflict_do_update`)."""
+    if connection.dialect.name == "postgresql":
+        from sqlalchemy.dialects import postgresql  # a tenth of a second, which a start on SQLite does not need
+
+        return postgresql.insert(table)
+    from sqlalchemy.dialects import sqlite
+
+    return sqlite.insert(table)
 
 
 @contextmanager

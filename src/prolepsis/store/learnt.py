@@ -8,11 +8,10 @@ from typing import Generic, Protocol, TypeVar
 
 import structlog
 from sqlalchemy import Connection, Table, delete, select, tuple_
-from sqlalchemy.dialects import postgresql, sqlite
 
 from prolepsis.core.config import DAY_S
 from prolepsis.core.errors import StoreUnavailable
-from prolepsis.store.database import Database
+from prolepsis.store.database import Database, insert_or_update
 
 KEEP_EVERY_S = 60.0
 """Seconds between two writes of what was learnt."""
@@ -69,9 +68,7 @@ class LearntTable:
         """Insert rows or replace them in place: a row that another replica inserts meanwhile is no conflict."""
         if not rows:
             return
-        is_postgresql = connection.dialect.name == "postgresql"
-        put: postgresql.Insert | sqlite.Insert
-        put = postgresql.insert(self._table) if is_postgresql else sqlite.insert(self._table)
+        put = insert_or_update(connection, self._table)
         new = {"state": put.excluded.state, "kept_at": put.excluded.kept_at}
         connection.execute(put.on_conflict_do_update(index_elements=self._key, set_=new), rows)
 
