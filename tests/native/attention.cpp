@@ -69,21 +69,24 @@ static std::vector<bf16> attend(const Case& one, const std::vector<int>& slots, 
   return output;
 }
 
-static double expected(const Case& one, int token, int head, int column) {
+// The columns of one head's output.
+static std::vector<double> expected(const Case& one, int token, int head) {
   const int h = head / kGroup;
   const std::vector<int> before = one.ancestors(token);
-  double total = 0, weighed = 0;
+  double total = 0;
+  std::vector<double> weighed(kHead);
   for (size_t place = one.scoring.first(before.size()); place < before.size(); place++) {
-    const int slot = before[place];
+    const int64_t from = (h * kMaxSlots + before[place]) * kHead;
     double score = 0;
     for (int i = 0; i < kHead; i++)
-      score += widened(one.queries[(token * kHeads + head) * kHead + i]) * widened(to_bf16(one.keys[(h * kMaxSlots + slot) * kHead + i]));
+      score += widened(one.queries[(token * kHeads + head) * kHead + i]) * widened(to_bf16(one.keys[from + i]));
     score *= one.scoring.scale;
     const double weight = std::exp(one.scoring.cap > 0 ? one.scoring.cap * std::tanh(score / one.scoring.cap) : score);
     total += weight;
-    weighed += weight * widened(to_bf16(one.values[(h * kMaxSlots + slot) * kHead + column]));
+    for (int i = 0; i < kHead; i++) weighed[i] += weight * widened(to_bf16(one.values[from + i]));
   }
-  return weighed / total;
+  for (double& column : weighed) column /= total;
+  return weighed;
 }
 
 static void check(const char* name, const Case& one) {
@@ -95,10 +98,11 @@ static void check(const char* name, const Case& one) {
     const std::vector<int> seen = one.ancestors(token);
     const auto first = one.queries.begin() + token * kHeads * kHead;
     const std::vector<bf16> alone = attend(one, seen, seen.size() - 1, {-1}, {first, first + kHeads * kHead});
-    for (int head = 0; head < kHeads; head++)
+    for (int head = 0; head < kHeads; head++) {
+      const std::vector<double> columns = expected(one, token, head);
       for (int i = 0; i < kHead; i++) {
         const int place = (token * kHeads + head) * kHead + i;
-        const double wanted = expected(one, token, head, i);
+        const double wanted = columns[i];
         const bool same = together[place] == alone[head * kHead + i];
         if (same && std::fabs(widened(together[place]) - wanted) < 0.02) continue;
         std::printf("%s (window %d, cap %g) after %d tokens, token %d, head %d, column %d: %g, alone %g, expected %g\n", name,
@@ -106,6 +110,7 @@ static void check(const char* name, const Case& one) {
                     widened(together[place]), widened(alone[head * kHead + i]), wanted);
         std::exit(1);
       }
+    }
   }
 }
 
