@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
 import httpx
@@ -36,6 +36,21 @@ serve(EngineConfig(), config, lambda c, m: StartedEngine(engine, ByteTokenizer()
 assert engine.closed
 print("ended")
 """
+RESTARTING = """
+import sys
+from prolepsis.core.config import EngineConfig, ServerConfig
+from prolepsis.core.errors import EngineDead
+from prolepsis.api.run import StartedEngine, serve
+from tests.api.fakes import ByteTokenizer, FakeEngine
+from tests.fake_client import FakeEngineClient
+
+async def again():
+    return FakeEngine()
+
+ending = FakeEngineClient(lambda request: [EngineDead("gone")])
+config = ServerConfig(port=int(sys.argv[1]), engine_restarts=int(sys.argv[2]), replay_sample=0.0)
+serve(EngineConfig(), config, lambda c, m: StartedEngine(ending, ByteTokenizer(), restart=again))
+"""
 STREAM = {"model": "tiny", "prompt": "Hi", "stream": True, "max_tokens": 40}
 
 
@@ -44,13 +59,18 @@ def free_port() -> int:
         return int(taken.getsockname()[1])
 
 
-@contextmanager
 def process(
     hold: str, delay: float, bound: float, certificate: Path | None = None
+) -> AbstractContextManager[tuple[subprocess.Popen[str], str]]:
+    return started(SCRIPT, hold, str(delay), str(bound), certificate=certificate)
+
+
+@contextmanager
+def started(
+    script: str, *arguments: str, certificate: Path | None = None
 ) -> Iterator[tuple[subprocess.Popen[str], str]]:
     port = free_port()
-    command = [sys.executable, "-c", SCRIPT, str(port), hold, str(delay), str(bound)]
-    command += [str(certificate)] if certificate else []
+    command = [sys.executable, "-c", script, str(port), *arguments, *([str(certificate)] if certificate else [])]
     running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     url = f"{'https' if certificate else 'http'}://127.0.0.1:{port}"
     try:
@@ -116,6 +136,15 @@ def test_a_certificate_serves_https(tmp_path: Path) -> None:
             httpx.get(f"{url}/health/live")  # an unknown authority
         with pytest.raises(httpx.TransportError):
             httpx.get(url.replace("https", "http") + "/health/live")
+
+
+def test_an_engine_that_ended_is_started_again_unless_that_is_turned_off() -> None:
+    with started(RESTARTING, "1") as (_, url):
+        assert httpx.post(f"{url}/v1/completions", json=STREAM | {"stream": False}).status_code == 200
+        assert 'prolepsis_engine_restarts_total{result="started"} 1.0' in httpx.get(f"{url}/metrics").text
+    with started(RESTARTING, "0") as (_, url):
+        reply = httpx.post(f"{url}/v1/completions", json=STREAM | {"stream": False})
+        assert (reply.status_code, reply.json()["error"]["code"]) == (503, "engine_dead")
 
 
 def test_sigterm_lets_an_answer_end_and_takes_no_other_on_the_open_port() -> None:

@@ -25,6 +25,9 @@ from prolepsis.core.events import Finished, Proposed, Tokens
 from prolepsis.core.recording import Recording, parse, plain
 from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams
 from prolepsis.engine.client import EngineClient
+from prolepsis.failover.client import FailoverClient
+from prolepsis.failover.members import Member
+from prolepsis.failover.settings import FailoverSettings
 from prolepsis.policy.runtime import Policies
 from prolepsis.policy.source import PolicyFile
 from prolepsis.rollout.runtime import Rollouts
@@ -32,6 +35,7 @@ from prolepsis.store.store import Store
 from prolepsis.telemetry.metrics import Metrics
 from tests.api.fakes import ByteTokenizer, FakeEngine
 from tests.correctness.test_runtime import BODY, table
+from tests.failover.speaking import ELSEWHERE, LENGTH, Speaker
 from tests.fake_client import INFO
 from tests.rollout.stores import memory_store
 from tests.rollout.test_observation import ended
@@ -85,6 +89,21 @@ async def test_drafts_verdicts_seed_and_versions_are_kept_and_no_text(store: Sto
     assert sum(drafted) == counts["num_draft_tokens"]
     assert not {"prompt", "outputs", "recording"} & set(after)
     assert len({after["prompt_digest"], *after["output_digests"]}) == 3
+
+
+async def test_an_answer_of_several_engines_is_marked(store: Store) -> None:
+    members = [Member(Speaker(2, "dead")), Member(Speaker(info=ELSEWHERE))]
+    client = FailoverClient(members, settings=FailoverSettings(outside_group="continue"))
+    reply = await ask(store, client, {**ASKED, "speculation": {"metrics": True}})
+    assert reply.status_code == 200, reply.text
+    await client.close()
+    [entry] = kept(store)
+    after = after_of(entry)
+    [mark] = after["continued"]
+    assert (mark["loss"], mark["num_tokens"]) == ("engine_dead", 2)
+    assert after["not_exact"] == ["forward fake recorded, another here"]
+    assert reply.json()["metrics"]["not_exact"] == after["not_exact"]
+    assert reply.json()["usage"]["completion_tokens"] == LENGTH
 
 
 async def test_texts_are_kept_redacted(store: Store) -> None:

@@ -5,6 +5,7 @@ import random
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Protocol
 
 from prolepsis.core.events import Event, Finished, Tokens
 from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams
@@ -74,6 +75,12 @@ def kill(client: EngineClient) -> None:
     client.engine.kill.set()
 
 
+class Watcher(Protocol):
+    """Is told of every event of a load."""
+
+    def see(self) -> None: ...
+
+
 class Killer:
     """Kills engines after so many events of all streams."""
 
@@ -95,7 +102,7 @@ class Killer:
 
 
 async def serve(
-    client: EngineClient, sources: Sequence[GenerateRequest], killer: Killer | None = None
+    client: EngineClient, sources: Sequence[GenerateRequest], killer: Watcher | None = None
 ) -> dict[str, list[Event]]:
     """Let all requests run at once and return the events of each."""
 

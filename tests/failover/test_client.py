@@ -167,6 +167,18 @@ async def test_new_requests_wait_for_a_restart_and_not_for_ever() -> None:
 
 
 @virtual_time
+async def test_an_engine_that_died_while_nothing_ran_is_waited_for() -> None:
+    """Nothing has told of its end yet: its health is bad, and the watch has not looked."""
+    gone = Speaker()
+    client = of([Member(gone, starting(Speaker()))])
+    check_whole(await collect(client, ask("before")), ask("before"))
+    gone.reported = DEAD
+    check_whole(await collect(client, ask()), ask())
+    assert len(gone.requests) == 1
+    await client.close()
+
+
+@virtual_time
 async def test_an_engine_that_never_starts_is_given_up() -> None:
     faults = [RuntimeError("broken")] * 5
     client = of([Member(Speaker(0, "dead"), starting(*faults))])
@@ -222,7 +234,8 @@ async def test_another_group_is_refused_or_marked() -> None:
     elsewhere = Speaker(info=ELSEWHERE)
     registry = CollectorRegistry()
     client = over(Speaker(2, "dead"), elsewhere, registry=registry, outside_group="continue")
-    check_whole(await collect(client, ask()), ask())
+    stats = check_whole(await collect(client, ask()), ask())
+    assert stats.not_exact == ("forward fake recorded, another here",)
     begun = elsewhere.requests[0].continue_from
     assert begun is not None
     assert begun.outside_group == "continue"

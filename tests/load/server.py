@@ -19,6 +19,7 @@ from prolepsis.api.services import Gateway
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.events import Event, Terminal
 from prolepsis.core.messages import Message, Submit
+from prolepsis.engine.client import EngineClient
 from prolepsis.engine.step import Engine, EngineParts
 from prolepsis.engine.thread import ThreadEngineClient
 from prolepsis.spec.proposers.prompt_lookup import PromptLookupProposer
@@ -104,8 +105,12 @@ class TableServer:
         self.engine = build_as(CountingEngine, self.setup)
         self.client = CountingClient(self.engine)
         self.app = build(
-            self.config, self.client, self.tokenizer, self.metrics, self.gateway, sources=Sources(output=self.output)
+            self.config, self.served(), self.tokenizer, self.metrics, self.gateway, sources=Sources(output=self.output)
         )
+
+    def served(self) -> EngineClient:
+        """Return the client that the application asks."""
+        return self.client
 
     @property
     def gate(self) -> AdmissionController:

@@ -10,6 +10,8 @@ from prolepsis.api.app import build
 from prolepsis.api.features import Sources
 from prolepsis.core.config import ServerConfig
 from prolepsis.cost.prices import PriceFile
+from prolepsis.failover.client import FailoverClient
+from prolepsis.failover.members import Member
 from prolepsis.policy.runtime import Policies
 from prolepsis.policy.source import PolicyFile
 from prolepsis.rollout.runtime import Rollouts
@@ -60,4 +62,5 @@ def server_with_everything(folder: Path) -> Iterator[tuple[FastAPI, Metrics]]:
     prices = PriceFile(folder / "prices.yaml")
     with opened_store(config, metrics.registry) as store:
         sources = Sources(policies=policies, rollouts=rollouts, flags=flags, store=store, prices=prices)
-        yield build(config, engine, ByteTokenizer(), metrics, sources=sources), metrics
+        client = FailoverClient([Member(engine)], metrics.registry)
+        yield build(config, client, ByteTokenizer(), metrics, sources=sources), metrics

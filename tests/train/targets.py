@@ -15,15 +15,16 @@ TEMPLATE = (
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 
 
-def save_target(folder: Path, template: str | None = TEMPLATE) -> Path:
-    """Write the model and return `folder`; token 2 ends a text."""
+def save_target(folder: Path, template: str | None = TEMPLATE, *, native: bool = False) -> Path:
+    """Write the model and return `folder`; token 2 ends a text. `native`: in a shape that the native forward runs."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {token: i for i, token in enumerate([*SPECIAL, *alphabet])}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
-    save_tiny(folder, "llama", {"vocab_size": len(vocab), "num_hidden_layers": 4, "tie_word_embeddings": True})
+    shape: dict[str, object] = {"vocab_size": len(vocab), "num_hidden_layers": 4, "tie_word_embeddings": True}
+    save_tiny(folder, "llama", shape | ({"head_dim": 32} if native else {}))
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {"eos_token": "<|im_end|>", "chat_template": template}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -37,6 +37,9 @@ from prolepsis.core.files import sha256_of
 from prolepsis.core.plan import SpecPlan
 from prolepsis.cost.prices import PriceFile
 from prolepsis.engine.client import EngineClient, EngineInfo, weights_of
+from prolepsis.failover.client import FailoverClient
+from prolepsis.failover.members import Member, StartClient
+from prolepsis.failover.settings import FailoverSettings
 from prolepsis.policy.runtime import Policies
 from prolepsis.policy.source import PolicyFile, StoredPolicy
 from prolepsis.rollout.runtime import Rollouts, audit_event
@@ -65,6 +68,8 @@ class StartedEngine:
     tokenizer: Tokenizer
     compile_seconds: Sequence[float] = ()
     """Of each file of native code that was compiled for it."""
+    restart: StartClient | None = None
+    """Starts another engine in its place after it ended."""
 
 
 StartEngine = Callable[[EngineConfig, Metrics], StartedEngine]
@@ -99,7 +104,7 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine
             source = file or (StoredPolicy(store.database, KNOWN) if store else None)
             kept = _rollout_store(store) if source else None
             began = time.monotonic()
-            engine = start_engine(engine_config, metrics)
+            engine = _kept(start_engine(engine_config, metrics), config, metrics)
             metrics.startup.loaded(time.monotonic() - began, engine.compile_seconds)
             emit = AuditLog(store.writer if store else None).record
             emit(_started(engine.client.info, engine_config, config))
@@ -126,6 +131,15 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine
             with _signals_end_quietly():
                 _run(server, listener, server_config)
             emit(AuditEvent(actor=SERVER, action="server.stopped"))
+
+
+def _kept(engine: StartedEngine, config: ServerConfig, metrics: Metrics) -> StartedEngine:
+    """Return the engine behind a client that starts it again and continues its requests, if that is wanted."""
+    if engine.restart is None or not config.engine_restarts:
+        return engine
+    settings = FailoverSettings(max_restarts=config.engine_restarts)
+    members = [Member(engine.client, engine.restart)]
+    return replace(engine, client=FailoverClient(members, metrics.registry, settings))
 
 
 def _rollouts(store: RolloutStore, client: EngineClient, metrics: Metrics, emit: Emit) -> Rollouts:

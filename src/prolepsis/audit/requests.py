@@ -17,6 +17,7 @@ from prolepsis.core.ended import AuditContent, Keep, PromptEnded, RequestAbout, 
 from prolepsis.core.events import Proposed, Tokens
 from prolepsis.core.recording import Recording, plain, recording
 from prolepsis.core.requests import GenerateRequest
+from prolepsis.core.stats import RequestStats
 from prolepsis.engine.client import EngineInfo
 from prolepsis.redaction.values import redacted, redacted_text, storable
 from prolepsis.store.store import Store
@@ -179,6 +180,7 @@ def _details(served: _Served, content: AuditContent, decode: Decode, info: Engin
         "grammar": recorded.request.grammar.kind if recorded.request.grammar else None,
         "num_prompt_tokens": len(recorded.request.prompt_token_ids),
         "num_output_tokens": [len(tokens) for tokens in recorded.tokens],
+        **_continued(stats),
         "proposers": {name: asdict(counts) for name, counts in stats.proposers.items()},
         "rounds": [one.figures for one in rounds],
         "digest_salt": salt,
@@ -196,6 +198,13 @@ def _details(served: _Served, content: AuditContent, decode: Decode, info: Engin
         if is_clean:
             details |= {"rounds": [one.whole for one in rounds], RECORDING: kept}
     return details
+
+
+def _continued(stats: RequestStats) -> dict[str, object]:
+    """Return the mark of an answer that several engines gave, and why its tokens may not be those of one."""
+    if not stats.continued:
+        return {}
+    return {"continued": [asdict(one) for one in stats.continued], "not_exact": list(stats.not_exact)}
 
 
 def _rounds(events: Sequence[Tokens]) -> list[_Round]:

@@ -39,15 +39,16 @@ def serve(
         ensure_model(settings)
         reserved = _reserved(settings.server)
         if _has_own_process(settings.server, config):
-            from prolepsis.engine.process.spawn import spawn_engine
+            from prolepsis.engine.process.spawn import EngineSpawn
 
-            spawned = spawn_engine(config, metrics, reserved, LogSettings(log_level, log_json))
-            return run.StartedEngine(spawned.client, spawned.tokenizer, spawned.compile_seconds)
+            spawn = EngineSpawn(config, metrics, reserved, LogSettings(log_level, log_json))
+            spawned = spawn.first()
+            return run.StartedEngine(spawned.client, spawned.tokenizer, spawned.compile_seconds, spawn.again)
         from prolepsis.cli.engine import start_configured
         from prolepsis.native.build import compile_seconds
 
         engine = start_configured(config, metrics, reserved)
-        return run.StartedEngine(engine.client, engine.tokenizer, compile_seconds)
+        return run.StartedEngine(engine.client, engine.tokenizer, compile_seconds, engine.restart)
 
     try:
         run.serve(settings.engine, settings.server, start)

@@ -212,6 +212,11 @@ class ServerConfig(BaseModel):
         ge=0,
         description="engage the kill switch after every N replays with structural differences; 0: never",
     )
+    engine_restarts: int = Field(
+        default=5,
+        ge=0,
+        description="starts in a row of an engine that ended; its requests wait and go on in the next one; 0: none",
+    )
     output_policies: Path | None = Field(
         default=None, description="file of the output policies that every answer passes before the client gets it"
     )

@@ -143,6 +143,6 @@ class EngineDead(EngineError):
 class NotContinued(EngineDead):
     code = "not_continued"
 
-    def __init__(self, message: str, *, reason: NotContinuedReason) -> None:
+    def __init__(self, message: str, *, reason: NotContinuedReason = "no_engine") -> None:
         super().__init__(message)
         self.reason = reason

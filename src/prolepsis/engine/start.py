@@ -2,7 +2,7 @@
 
 import ctypes
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -22,6 +22,8 @@ class Running:
 
     client: "ThreadEngineClient"
     tokenizer: "Tokenizer"
+    restart: "Callable[[], Awaitable[ThreadEngineClient]] | None" = None
+    """Builds the engine that takes its place after it ended."""
 
 
 @contextmanager
@@ -52,10 +54,10 @@ def start_engine(
         from prolepsis.models.files.store import resolve
 
         resolve(config.model, config.model_dir)  # quick, and names a model that is not here
-        from prolepsis.engine.build import build_engine
-        from prolepsis.engine.thread import ThreadEngineClient
+        from prolepsis.engine.restart import EngineStart
         from prolepsis.models.load import load_model
 
         target = load_model(config)
-        engine = build_engine(config, observer, target=target, reserved=reserved)
-    return Running(ThreadEngineClient(engine), target.tokenizer)
+        start = EngineStart(config, target, observer, reserved)
+        client = start.first()
+    return Running(client, target.tokenizer, start.again)

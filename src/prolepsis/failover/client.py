@@ -176,7 +176,7 @@ class FailoverClient:
             yield stream.aborted("shutdown" if self._members.is_closing else "client")
             return
         client, request_id = member.client, stream.source.request_id
-        stream.last, stream.is_exact = member, not differences(stream, client.info)
+        stream.last, stream.differences = member, differences(stream, client.info)
         events = client.generate(stream.next_request(self._settings.outside_group))
         member.streams.add(stream)
         self._serving[request_id] = client
@@ -211,7 +211,7 @@ class FailoverClient:
             except TokensOutOfPlace as error:
                 return stream.failed(error)
             if continued is not None:
-                self._metrics.continued(continued, exact=stream.is_exact)
+                self._metrics.continued(continued, exact=not stream.differences)
             return event
         loss, stats, detail = found
         if loss != "step_failed":

@@ -24,7 +24,6 @@ def _add(total: RequestStats, part: RequestStats) -> None:
     for name in ("num_steps", "num_preemptions", "prediction_accepted", "prediction_rejected", "queue_s", "compute_s"):
         setattr(total, name, getattr(total, name) + getattr(part, name))
     total.prefill_s = total.prefill_s or part.prefill_s
-    total.not_exact += tuple(one for one in part.not_exact if one not in total.not_exact)
     total.device.add(part.device)
     total.rounds += part.rounds
     for mine, theirs in ((total.proposers, part.proposers), (total.shadow, part.shadow)):

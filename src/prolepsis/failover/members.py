@@ -16,8 +16,8 @@ from prolepsis.failover.stream import KeptStream
 
 log = structlog.get_logger(__name__)
 
-_CLOSE_S = 5.0
-"""A lost engine is not waited for any longer."""
+_CLOSE_S = 15.0
+"""A lost engine is not waited for any longer; one in another process needs 10 s to be killed."""
 
 StartClient = Callable[[], Awaitable[EngineClient]]
 """Returns a client of the engine that takes a lost one's place: built in this process, started in another, or connected
@@ -44,8 +44,8 @@ class Member:
 
     @property
     def may_return(self) -> bool:
-        """Whether an engine will be started in an empty place."""
-        return self.client is None and self.start is not None
+        """Whether another engine will be started if this one is lost."""
+        return self.start is not None
 
     @property
     def rank(self) -> tuple[bool, int]:
@@ -141,7 +141,7 @@ class Members:
             fitting = present
         if fitting:
             return min(fitting, key=lambda one: (one is last, *one.rank))
-        if any(one.may_return for one in self.all):
+        if any(one.may_return for one in self.all if one not in present):  # some may be lost, and not known to be
             return None
         if not present:
             raise NotContinued("no engine is left", reason="no_engine")

@@ -39,13 +39,14 @@ class KeptStream:
         """Its engine says nothing more: what it said and was not taken yet is left."""
         self.last: object = None
         """The place of the engine that served it last."""
-        self.is_exact = True
-        """That engine's tokens are those that were to come."""
+        self.differences: tuple[str, ...] = ()
+        """Why that engine's tokens may not be those that were to come."""
         self._clock = clock
         self._emitted: list[list[int]] = [[] for _ in range(source.n)]
         self._ended: set[int] = set()
         self._parts: list[RequestStats] = []
         self._continued: list[Continued] = []
+        self._not_exact: dict[str, None] = {}
         self._first_token_s: float | None = None
         self._lost: tuple[EngineLoss, float] | None = None
 
@@ -107,6 +108,7 @@ class KeptStream:
         total.num_prompt_tokens = len(self.source.prompt_token_ids)
         total.num_output_tokens = self.num_tokens
         total.continued = list(self._continued)
+        total.not_exact = tuple(self._not_exact)
         total.arrival, total.first_token_s = self.arrival, self._first_token_s
         total.total_s = self._clock() - self.arrival
         total.traffic_class = self.source.traffic_class
@@ -136,5 +138,6 @@ class KeptStream:
             return None
         (loss, since), self._lost = self._lost, None
         before = self.num_tokens - num_new
+        self._not_exact |= dict.fromkeys(self.differences)
         self._continued.append(Continued(loss=loss, num_tokens=before, pause_s=self._clock() - since))
         return self._continued[-1]

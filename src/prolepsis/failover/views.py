@@ -12,7 +12,7 @@ def health_of(members: Sequence[Member]) -> EngineHealth:
     found = [one.client.health() for one in members if one.client is not None]
     details = [health.detail for health in found] + [_absence(one) for one in members if one.client is None]
     return EngineHealth(
-        alive=any(health.alive for health in found) or any(one.start is not None for one in members),
+        alive=any(health.alive for health in found) or any(one.may_return for one in members),
         ready=any(health.ready for health in found),
         detail="; ".join(filter(None, details)),
         num_running=sum(health.num_running for health in found),

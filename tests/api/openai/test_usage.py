@@ -1,6 +1,7 @@
 import pytest
 
 from prolepsis.api.openai.usage import acceptance_histogram, metrics, summed, usage
+from prolepsis.core.continuation import Continued
 from prolepsis.core.stats import ProposerCounts, RequestStats
 
 
@@ -40,3 +41,11 @@ def test_counts_of_several_prompts_add_up() -> None:
     total = summed(parts)
     assert (total.num_prompt_tokens, total.num_output_tokens, total.num_cached_tokens, total.num_steps) == (6, 10, 2, 3)
     assert summed(parts[:1]) is parts[0]
+
+
+def test_losses_of_engines_are_shown_where_there_were_any() -> None:
+    assert "continued" not in metrics(RequestStats())
+    lost = RequestStats(continued=[Continued(loss="shutdown", num_tokens=4, pause_s=0.25)])
+    shown = metrics(summed([RequestStats(), lost]))
+    assert shown["continued"] == [{"loss": "shutdown", "pause_ms": 250.0}]
+    assert shown["not_exact"] == []

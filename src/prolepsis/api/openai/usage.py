@@ -220,6 +220,8 @@ def summed(parts: Sequence[RequestStats]) -> RequestStats:
         total.num_output_tokens += stats.num_output_tokens
         total.num_steps += stats.num_steps
         total.device.add(stats.device)
+        total.continued += stats.continued
+        total.not_exact += tuple(one for one in stats.not_exact if one not in total.not_exact)
         for name, counts in stats.proposers.items():
             total.proposers.setdefault(name, ProposerCounts()).add(counts)
         for name, counts in stats.shadow.items():
@@ -227,6 +229,14 @@ def summed(parts: Sequence[RequestStats]) -> RequestStats:
         for reason, number in stats.lost.items():
             total.lost[reason] = total.lost.get(reason, 0) + number
     return total
+
+
+def _continued(stats: RequestStats) -> Json:
+    """Where an engine was lost: each time, and whether the tokens are those of an undisturbed answer."""
+    if not stats.continued:
+        return {}
+    times = [{"loss": one.loss, "pause_ms": _ms(one.pause_s)} for one in stats.continued]
+    return {"continued": times, "not_exact": list(stats.not_exact)}
 
 
 def metrics(stats: RequestStats, decision: Decision | None = None, *, num_samples: int = 1) -> Json:
@@ -249,6 +259,7 @@ def metrics(stats: RequestStats, decision: Decision | None = None, *, num_sample
         "speculative_decoding": _speculative_decoding(stats.proposers),
         **shadow,
         "delivery": _delivery(stats),
+        **_continued(stats),
         "effective": {
             "mode": stats.mode.mode,
             "reason": stats.mode.reason,

@@ -1,5 +1,6 @@
 """Starts an engine's process and waits until its model is loaded."""
 
+import asyncio
 import socket
 import subprocess
 import sys
@@ -22,6 +23,25 @@ class SpawnedEngine:
     tokenizer: Tokenizer
     compile_seconds: Sequence[float]
     """Of each file of native code that was compiled."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpawn:
+    """What engines of one configuration are started from, each in a process of its own, one after the other."""
+
+    config: EngineConfig
+    observer: EngineObserver | None = None
+    reserved: Sequence[MemoryUse] = ()
+    logs: LogSettings | None = None
+
+    def first(self) -> SpawnedEngine:
+        """Return an engine; raises what `spawn_engine` raises."""
+        return spawn_engine(self.config, self.observer, self.reserved, self.logs)
+
+    async def again(self) -> ProcessEngineClient:
+        """Return the client of another engine; the process of the last one has ended."""
+        spawned = await asyncio.get_running_loop().run_in_executor(None, self.first)
+        return spawned.client
 
 
 def spawn_engine(

@@ -1,0 +1,51 @@
+"""Builds an engine in this process, and again after it ended, around the model that is loaded already."""
+
+import asyncio
+import gc
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from weakref import ReferenceType, ref
+
+import structlog
+
+from prolepsis.core.config import EngineConfig
+from prolepsis.engine.build import build_engine
+from prolepsis.engine.observer import EngineObserver
+from prolepsis.engine.thread import ThreadEngineClient
+from prolepsis.kv.memory import MemoryUse
+from prolepsis.models.load import LoadedModel, load_model
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class EngineStart:
+    """What engines of one configuration are built from, one after the other."""
+
+    config: EngineConfig
+    target: LoadedModel
+    observer: EngineObserver | None = None
+    reserved: Sequence[MemoryUse] = ()
+    load: Callable[[EngineConfig], LoadedModel] = load_model
+    _last: ReferenceType[ThreadEngineClient] | None = field(default=None, init=False)
+
+    def first(self) -> ThreadEngineClient:
+        """Return an engine's client; raises what `build_engine` raises."""
+        client = ThreadEngineClient(
+            build_engine(self.config, self.observer, target=self.target, reserved=self.reserved)
+        )
+        self._last = ref(client)
+        return client
+
+    async def again(self) -> ThreadEngineClient:
+        """Return the client of another engine; the last one has ended and is closed."""
+        return await asyncio.get_running_loop().run_in_executor(None, self._rebuilt)
+
+    def _rebuilt(self) -> ThreadEngineClient:
+        gc.unfreeze()  # a server's start leaves its engine out of collections (`engine.start.loading`)
+        gc.collect()  # and the K/V of the last engine, which refers to itself, has to go before there is room for more
+        last = self._last() if self._last is not None else None
+        if last is not None and last.watchdog.gave_up:
+            log.warning("model_loaded_again", reason="a step of the last engine may still compute with it")
+            self.target = self.load(self.config)
+        return self.first()
