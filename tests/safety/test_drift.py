@@ -81,6 +81,9 @@ def test_a_version_that_begins_at_nothing_is_a_cliff_of_its_traffic_class_by_its
     assert (cliff.kind, cliff.version, cliff.after) == ("cliff", "damaged@9 fp", 0.0)
     assert cliff.before == pytest.approx(0.5)
     assert streams.all[HEAD].status == "cliff"
+    assert streams.all[HEAD].recent_acceptance == 0.0, "what it fell to is known before the next window"
+    streams.observe([counts(1300, 550)], lambda _: "damaged@9 fp", 130.0)
+    assert streams.all[HEAD].recent_acceptance == pytest.approx(50 / 300)
 
 
 def test_few_requests_of_a_version_are_no_cliff() -> None:

@@ -152,6 +152,7 @@ class DriftStream:
         self._began = reading
         self._settings = settings
         self._in_cliff = False
+        self._fell_to: float | None = None
         self._before_fall = state.before_fall if state is not None else None
         """The last baseline, or that of the version before, while another one is learnt."""
         self._drifted = state is not None and state.drifted
@@ -204,8 +205,9 @@ class DriftStream:
 
     @property
     def recent_acceptance(self) -> float | None:
-        """Acceptance over the window in which cliffs are detected."""
-        return self._recent.value
+        """Acceptance over the window in which cliffs are detected; until it is full in a cliff, what it fell to."""
+        recent = self._recent.value
+        return self._fell_to if recent is None and self._in_cliff else recent
 
     def see(self, judged: Sequence[JudgedDraft], now: float) -> list[DriftAlarm]:
         """Take in the first judged drafts of a request that ended, at least one; return the alarms."""
@@ -251,7 +253,7 @@ class DriftStream:
         return before >= self._settings.cliff_from and recent <= self._settings.cliff_share * before
 
     def _begin_cliff(self, before: float, recent: float, now: float) -> DriftAlarm:
-        self._in_cliff = True
+        self._in_cliff, self._fell_to = True, recent
         self._recent.clear(self.seen, now)
         return self._alarm("cliff", now, before, recent)
 
