@@ -109,7 +109,7 @@ class FailoverClient:
         """Swap it in all engines, one after the other; the result is the first's. One that fails leaves the rest."""
         self._first  # noqa: B018  raises where there is none
         results = [await client.swap_head(name, proposer) for client in self._clients]
-        self._controls.heads[proposer] = name
+        self._controls.swapped(name, proposer, results[0])
         return results[0]
 
     def health(self) -> EngineHealth:
