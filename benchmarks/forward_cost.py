@@ -19,8 +19,9 @@ import torch
 
 from prolepsis.cli.bench.provenance import provenance
 from prolepsis.core.config import EngineConfig
+from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.models.load import load_model
-from prolepsis.models.protocol import PAGE_SIZE, SequenceInput, pack
+from prolepsis.models.protocol import SequenceInput, pack
 
 REST_S = 0.05
 ROWS = (1, 2, 4, 8, 12, 16, 24, 32)

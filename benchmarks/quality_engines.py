@@ -16,10 +16,11 @@ from torch.overrides import TorchFunctionMode
 
 from benchmarks.peers.process import LOOP
 from prolepsis.core.errors import ConfigError, EngineError
+from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.models.files.stored import quantised
 from prolepsis.models.files.weights import open_checkpoint
 from prolepsis.models.load import QUANTISED
-from prolepsis.models.protocol import PAGE_SIZE, SequenceInput, TargetModel, pack
+from prolepsis.models.protocol import SequenceInput, TargetModel, pack
 from prolepsis.models.targets.lean import LeanModel
 from prolepsis.models.targets.lean_shape import LeanShape
 from prolepsis.models.targets.native import NativeModel

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from prolepsis.cli.bench.provenance import provenance
 from prolepsis.core.messages import Submit
+from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.core.plan import AppliedPlan
 from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
 from prolepsis.engine.client import EngineInfo
@@ -32,7 +33,7 @@ from prolepsis.engine.step import Engine, EngineParts
 from prolepsis.engine.timings import PHASES, Timings
 from prolepsis.engine.verification import Verification
 from prolepsis.kv.pages import PagePool
-from prolepsis.models.protocol import PAGE_SIZE, Batch, KVCache, ModelInfo
+from prolepsis.models.protocol import Batch, KVCache, ModelInfo
 from prolepsis.sampling.sampler import Sampler
 from prolepsis.spec.acceptance import AcceptanceEstimator
 from prolepsis.spec.choose import ProposerSet

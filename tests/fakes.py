@@ -17,6 +17,7 @@ from torch import Tensor
 
 from prolepsis.core.events import Event, Terminal, Tokens
 from prolepsis.core.messages import Submit
+from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.core.plan import AppliedPlan
 from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.engine.client import EngineInfo
@@ -31,7 +32,7 @@ from prolepsis.engine.step import Engine, EngineParts, StepVerifier
 from prolepsis.engine.text import Detokenizer
 from prolepsis.grammar.grammars import Grammars
 from prolepsis.kv.pages import PagePool
-from prolepsis.models.protocol import PAGE_SIZE, Batch, KVCache, ModelInfo
+from prolepsis.models.protocol import Batch, KVCache, ModelInfo
 from prolepsis.spec.acceptance import AcceptanceEstimator
 from prolepsis.spec.call_watch import CallWatch
 from prolepsis.spec.choose import ProposerSet

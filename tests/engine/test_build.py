@@ -9,6 +9,7 @@ import pytest
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.errors import ConfigError, MemoryPlanError
 from prolepsis.core.files import cache_directory
+from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.core.requests import SamplingParams
 from prolepsis.engine.build import assemble, proposer_names
 from prolepsis.engine.profile import curve_file
@@ -16,7 +17,6 @@ from prolepsis.engine.runner import Runner
 from prolepsis.kv.memory import MemoryUse
 from prolepsis.models.files.tokenizer import Tokenizer
 from prolepsis.models.load import LoadedModel
-from prolepsis.models.protocol import PAGE_SIZE
 from prolepsis.native.processor import default_threads
 from prolepsis.sampling.noise import noise_key
 from prolepsis.spec.cost import flat_cost

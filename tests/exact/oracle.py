@@ -13,6 +13,7 @@ from torch import Tensor
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.events import Event, Finished
 from prolepsis.core.messages import ApplyPlan
+from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.engine.build import assemble
@@ -21,7 +22,7 @@ from prolepsis.models.files.tokenizer import Tokenizer
 from prolepsis.models.files.weights import open_checkpoint
 from prolepsis.models.heads.base import Candidates, HeadInfo
 from prolepsis.models.load import LoadedModel
-from prolepsis.models.protocol import PAGE_SIZE, Batch, KVCache, SequenceInput, pack
+from prolepsis.models.protocol import Batch, KVCache, SequenceInput, pack
 from prolepsis.models.targets.lean_shape import LeanShape
 from prolepsis.models.targets.native import NativeModel
 from tests.fakes import Letters, TableCache, drain, outputs, slot_of, submit, terminals

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from prolepsis.models.protocol import PAGE_SIZE, KVCache, SequenceInput, TargetModel, pack
+from prolepsis.core.page_size import PAGE_SIZE
+from prolepsis.models.protocol import KVCache, SequenceInput, TargetModel, pack
 
 BASE: dict[str, object] = {
     "vocab_size": 160,

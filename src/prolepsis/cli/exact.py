@@ -279,7 +279,8 @@ def last_logits(model: "TargetModel", context: Sequence[int], chunk: int = CHUNK
     """Return the target's logits after `context`, computed in passes of `chunk` tokens."""
     import torch
 
-    from prolepsis.models.protocol import PAGE_SIZE, SequenceInput, pack
+    from prolepsis.core.page_size import PAGE_SIZE
+    from prolepsis.models.protocol import SequenceInput, pack
 
     num_pages = -(-len(context) // PAGE_SIZE)
     cache, pages = model.make_cache(num_pages), list(range(num_pages))

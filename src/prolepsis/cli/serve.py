@@ -37,6 +37,11 @@ def serve(
 
     def start(config: EngineConfig, metrics: "Metrics") -> "StartedEngine":
         ensure_model(settings)
+        if settings.server.replicas > 1:
+            from prolepsis.ray.start import start_replicas
+
+            replicas = start_replicas(config, settings.server.replicas, metrics)
+            return run.StartedEngine(replicas.client, replicas.tokenizer)
         reserved = _reserved(settings.server)
         if _has_own_process(settings.server, config):
             from prolepsis.engine.process.spawn import EngineSpawn

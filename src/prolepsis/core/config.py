@@ -133,6 +133,12 @@ class ServerConfig(BaseModel):
 
     host: str = Field(default="127.0.0.1", description="address to listen on")
     port: int = Field(default=8000, ge=0, le=65535, description="port to listen on; 0: any free port")
+    replicas: int = Field(
+        default=1,
+        ge=1,
+        description="engines on Ray Serve, which share the cores; a request whose replica is lost goes on in another; "
+        "1: one engine, without Ray",
+    )
     engine_process: Literal["auto", "on", "off"] = Field(
         default="off",
         description="run the engine in a process of its own, so that HTTP and JSON do not hold it up; auto: where "

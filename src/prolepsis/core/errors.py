@@ -24,6 +24,7 @@ ProlepsisError
     ├── TokensOutOfPlace       a token of the answer would be repeated or skipped on its way to the client
     ├── GrammarFailed          a grammar that compiled gave up while the answer was matched
     ├── StepFailed             a step of the engine raised; the engine lives
+    ├── ReplicaLost            the replica that served it is gone; others are there
     └── EngineDead             the engine ended; nothing is accepted any more
         └── NotContinued       a request lost its engine, and no other went on with it: says why
 """
@@ -134,6 +135,10 @@ class GrammarFailed(EngineError):
 
 class StepFailed(EngineError):
     """Its code is that of `EngineError`."""
+
+
+class ReplicaLost(EngineError):
+    code = "replica_lost"
 
 
 class EngineDead(EngineError):

@@ -34,3 +34,4 @@ class Extra:
 
 OTEL = Extra("otel", "OpenTelemetry", "opentelemetry.exporter.otlp.proto.http")
 POSTGRES = Extra("postgres", "psycopg", "psycopg")
+RAY = Extra("ray", "Ray Serve", "ray.serve")

@@ -8,6 +8,7 @@ import structlog
 
 from prolepsis.core.config import CANDIDATE_HEAD, DRAFT_HEAD, PROPOSER_NAMES, EngineConfig, HeadProposerName
 from prolepsis.core.errors import ConfigError
+from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.core.plan import AppliedPlan, SpecPlan
 from prolepsis.engine.client import EngineInfo, InstalledHead
 from prolepsis.engine.draft_head_slot import DraftHeadSlot
@@ -30,7 +31,7 @@ from prolepsis.models.heads.aliases import HeadAliases
 from prolepsis.models.heads.base import DraftHead
 from prolepsis.models.heads.registry import head_folder, head_for, list_heads, misfit_of
 from prolepsis.models.load import LoadedModel, build_of, load_model, machine_of
-from prolepsis.models.protocol import PAGE_SIZE, ArgmaxModel, KVCache, TargetModel
+from prolepsis.models.protocol import ArgmaxModel, KVCache, TargetModel
 from prolepsis.models.targets.early_exit import make_exit
 from prolepsis.native.processor import default_threads
 from prolepsis.sampling.sampler import Sampler

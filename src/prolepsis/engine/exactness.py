@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from prolepsis.core.errors import ModelLoadError
+from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.engine.kept import keep, kept_file, read_kept
-from prolepsis.models.protocol import PAGE_SIZE, KVCache, SequenceInput, TargetModel, pack
+from prolepsis.models.protocol import KVCache, SequenceInput, TargetModel, pack
 
 CONTEXTS = (1, PAGE_SIZE - 3, 3 * PAGE_SIZE + 5, 8 * PAGE_SIZE)
 ROW_COUNTS = (2, 3, 8, 16, 32)

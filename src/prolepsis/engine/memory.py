@@ -7,10 +7,11 @@ from pathlib import Path
 import structlog
 
 from prolepsis.core.config import EngineConfig
+from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.kv.machine import CPU, host_memory, memory_of
 from prolepsis.kv.memory import MemoryUse, PageShape, Room, format_bytes, parse_bytes, plan_pages
 from prolepsis.models.heads.base import HeadInfo
-from prolepsis.models.protocol import PAGE_SIZE, ModelInfo
+from prolepsis.models.protocol import ModelInfo
 from prolepsis.spec.proposers.early_exit import SCRATCH_PAGES
 from prolepsis.spec.proposers.head import MAX_NODES
 from prolepsis.spec.proposers.head_slots import MAX_DEFERRED_BYTES

@@ -6,8 +6,9 @@ from pathlib import Path
 import structlog
 import torch
 
+from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.engine.kept import keep, kept_file, read_kept
-from prolepsis.models.protocol import PAGE_SIZE, SequenceInput, TargetModel, pack
+from prolepsis.models.protocol import SequenceInput, TargetModel, pack
 from prolepsis.spec.cost import PROFILE_CONTEXTS, PROFILE_TOKENS, CostCurve, profile_cost
 
 log = structlog.get_logger(__name__)

@@ -17,6 +17,7 @@ from prolepsis.core.errors import (
     EngineError,
     InvalidParameter,
     NotContinued,
+    ReplicaLost,
     StepFailed,
     TokensOutOfPlace,
     UserError,
@@ -214,7 +215,7 @@ class FailoverClient:
                 self._metrics.continued(continued, exact=not stream.differences)
             return event
         loss, stats, detail = found
-        if loss != "step_failed":
+        if loss not in ("step_failed", "replica_lost"):  # these leave an engine to go on in
             self._lose(member, client, detail)
         return self._after(stream, loss, stats, detail)
 
@@ -247,6 +248,8 @@ class FailoverClient:
                 return "engine_dead", event.stats, str(event.error)
             case Failed(error=StepFailed()):
                 return "step_failed", event.stats, str(event.error)
+            case Failed(error=ReplicaLost()):
+                return "replica_lost", event.stats, str(event.error)
             case Aborted(reason="shutdown") if not self._members.is_closing:
                 return "shutdown", event.stats, "the engine was closed"
         return None

@@ -86,10 +86,6 @@ def pack(sequences: list[SequenceInput]) -> Batch:
     return Batch(token_row, position_row, parent_row, start_row, cached_row, pages, logit_row)
 
 
-PAGE_SIZE = 32
-"""Tokens of a page, in every forward: the contraction length of one AMX tile product over values."""
-
-
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
     """Facts about a loaded model."""

@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from prolepsis.models.protocol import PAGE_SIZE, SequenceInput, pack
+from prolepsis.core.page_size import PAGE_SIZE
+from prolepsis.models.protocol import SequenceInput, pack
 from prolepsis.models.targets.paged_attention import (
     ROWS_AT_ONCE,
     LayerKV,

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prolepsis.models.protocol import PAGE_SIZE
+from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.models.targets.paged_attention import LayerKV, PlainCache, page_bytes
 
 LAYERS = [LayerKV(2, 4, 4), LayerKV(1, 8, 2)]

@@ -5,9 +5,10 @@ import torch
 from torch import Tensor
 
 from prolepsis.core.errors import VocabularyMismatch
+from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.core.requests import SamplingParams
 from prolepsis.core.stats import ProposerMemory
-from prolepsis.models.protocol import PAGE_SIZE, Batch, ModelInfo
+from prolepsis.models.protocol import Batch, ModelInfo
 from prolepsis.sampling.noise import gumbel
 from prolepsis.spec.proposers.draft_model import DraftModelProposer
 from tests.spec.sequences import FakeSequence

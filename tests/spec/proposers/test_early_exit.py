@@ -7,10 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.core.requests import SamplingParams
 from prolepsis.core.stats import ProposerMemory
 from prolepsis.models.files.weights import open_checkpoint
-from prolepsis.models.protocol import PAGE_SIZE, Batch, KVCache, SequenceInput, pack
+from prolepsis.models.protocol import Batch, KVCache, SequenceInput, pack
 from prolepsis.models.targets.early_exit import make_exit
 from prolepsis.models.targets.lean import LeanModel
 from prolepsis.models.targets.lean_shape import LeanShape

@@ -2,7 +2,7 @@
 
 import torch
 
-from prolepsis.models.protocol import PAGE_SIZE
+from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.spec.proposer import HiddenStates
 from prolepsis.spec.proposers.head_slots import HeadSlots, HeadState
 from tests.spec.sequences import FakeSequence

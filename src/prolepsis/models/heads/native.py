@@ -6,11 +6,12 @@ import torch
 from torch import Tensor
 
 from prolepsis.core.errors import ModelLoadError
+from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.models.files.stored import BF16, Q8_0, StoredMatrix, quantise
 from prolepsis.models.heads.base import SHORTLIST, Candidates, DraftTree, HeadInfo, Lookahead, TreeParams, TreeSpec
 from prolepsis.models.heads.format import HeadConfig, HeadWeights
 from prolepsis.models.heads.levels import LevelWeights
-from prolepsis.models.protocol import PAGE_SIZE, Batch, KVCache
+from prolepsis.models.protocol import Batch, KVCache
 from prolepsis.models.targets.lean_shape import LeanShape
 from prolepsis.models.targets.lean_weights import LayerParts
 from prolepsis.models.targets.native import WIDTH, NativeCache, NativeModel, add_layer, as_float, operands, part

@@ -11,8 +11,9 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor
 
+from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.models.files.weights import Checkpoint
-from prolepsis.models.protocol import PAGE_SIZE, Batch, KVCache
+from prolepsis.models.protocol import Batch, KVCache
 from prolepsis.models.targets.lean import LeanModel, after_attention, before_attention, scoring
 from prolepsis.models.targets.lean_shape import LeanShape
 from prolepsis.models.targets.paged_attention import PlainCache, attend, plan_attention

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from prolepsis.core.errors import ModelLoadError
+from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.models.files.stored import PACKED, StoredMatrix
 from prolepsis.models.files.weights import Checkpoint
-from prolepsis.models.protocol import PAGE_SIZE, Batch, KVCache, ModelInfo
+from prolepsis.models.protocol import Batch, KVCache, ModelInfo
 from prolepsis.models.targets.lean_shape import LeanShape, Rope
 from prolepsis.models.targets.lean_weights import LayerParts, end_parts, layer_parts
 from prolepsis.native.decoder import pick_decoder

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from prolepsis.models.protocol import PAGE_SIZE, Batch
+from prolepsis.core.page_size import PAGE_SIZE
+from prolepsis.models.protocol import Batch
 
 
 @dataclass(frozen=True, slots=True)

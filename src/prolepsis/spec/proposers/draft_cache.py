@@ -4,7 +4,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from prolepsis.models.protocol import PAGE_SIZE
+from prolepsis.core.page_size import PAGE_SIZE
 
 
 @dataclass(slots=True)

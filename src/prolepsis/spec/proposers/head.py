@@ -12,9 +12,10 @@ from contextlib import contextmanager
 import torch
 
 from prolepsis.core.config import DRAFT_HEAD, HeadProposerName
+from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.core.stats import ProposerMemory
 from prolepsis.models.heads.base import DraftHead
-from prolepsis.models.protocol import PAGE_SIZE, SequenceInput, pack
+from prolepsis.models.protocol import SequenceInput, pack
 from prolepsis.spec.draft import Draft
 from prolepsis.spec.proposer import HiddenStates, Proposer, SequenceView
 from prolepsis.spec.proposers.head_slots import HeadSlots, HeadState

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from prolepsis.models.protocol import PAGE_SIZE
+from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.spec.proposer import HiddenStates, SequenceView
 
 MAX_DEFERRED_BYTES = 64 << 20

@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from prolepsis.models.protocol import PAGE_SIZE, KVCache
+from prolepsis.core.page_size import PAGE_SIZE
+from prolepsis.models.protocol import KVCache
 
 
 def scratch_pages(max_nodes: int) -> int:

@@ -1,0 +1,1 @@
+"""Engine replicas on Ray Serve; `serve` alone imports ray, an extra."""

@@ -1,0 +1,219 @@
+"""Asks engine replicas through a handle that chooses one of them for each request."""
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Protocol
+from uuid import uuid4
+
+import structlog
+
+from prolepsis.core.config import DRAFT_HEAD, HeadProposerName
+from prolepsis.core.errors import EngineDead, ReplicaLost
+from prolepsis.core.events import Event, Failed, Terminal, Tokens
+from prolepsis.core.plan import SpecPlan
+from prolepsis.core.requests import GenerateRequest
+from prolepsis.core.stats import ProposerMemory, RequestStats, TrafficClassCounts
+from prolepsis.engine.client import EngineHealth, EngineInfo, HeadSwapped, InstalledHead
+from prolepsis.engine.observer import EngineObserver
+from prolepsis.engine.process.messages import Refused
+from prolepsis.failover.views import summed_counts, summed_memory
+from prolepsis.ray.messages import ControlState, Report
+
+REPORT_S = 0.5
+"""Seconds between two reports of the replicas."""
+_SILENT_S = 5.0
+"""Replicas that have not reported for so long are not counted on."""
+
+log = structlog.get_logger(__name__)
+
+
+class Handle(Protocol):
+    """What a client asks of Ray Serve: `ray.serve.handle.DeploymentHandle` behind `prolepsis.ray.serve`."""
+
+    def stream(self, request: GenerateRequest, controls: ControlState) -> "Responses":
+        """Have one replica generate."""
+
+    async def broadcast(self, method: str, *arguments: object) -> Sequence[object]:
+        """Call a method of all replicas; an exception is in the place of the reply of one that is lost."""
+
+
+class Responses(Protocol):
+    """The events of one request. Iterating raises `ReplicaLost` when its replica is gone."""
+
+    def __aiter__(self) -> AsyncIterator[Event | Refused]: ...
+
+    def cancel(self) -> None: ...
+
+
+class ReplicasClient:
+    """An `EngineClient` over all replicas of a deployment; `first` is what they reported when they were started.
+
+    Facts are those of one replica: all are started from one configuration. Their figures add up.
+    """
+
+    def __init__(
+        self,
+        handle: Handle,
+        first: Sequence[Report],
+        observer: EngineObserver | None = None,
+        end: Callable[[], Awaitable[None]] | None = None,
+    ) -> None:
+        """`end` is called by `close`: it ends the replicas where they are this client's own."""
+        self._handle = handle
+        self._end = end
+        self._observer = observer
+        self._controls = ControlState(door=uuid4().hex)
+        self._reports: Sequence[Report] = first
+        self._reported_at = time.monotonic()
+        self._tasks: set[asyncio.Task[object]] = set()
+        self._polling: asyncio.Task[None] | None = None
+        self._closed = False
+
+    @property
+    def info(self) -> EngineInfo:
+        return self._reports[0].status.info
+
+    @property
+    def replicas(self) -> Sequence[Report]:
+        """The last report of each replica."""
+        return self._reports
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
+        """Yield the events of one replica; one that is lost fails the request with `ReplicaLost`."""
+        self._begin()
+        if self._closed:
+            raise EngineDead("the engines are closed")
+        began, num_tokens = time.monotonic(), 0
+        responses = self._handle.stream(request, self._controls)
+        event: Event | None = None
+        try:
+            async for response in responses:
+                if isinstance(response, Refused):
+                    raise response.error
+                event = response
+                num_tokens += len(event.token_ids) if isinstance(event, Tokens) else 0
+                yield event
+        except ReplicaLost as error:
+            stats = RequestStats(
+                num_prompt_tokens=len(request.prompt_token_ids),
+                num_output_tokens=num_tokens,
+                total_s=time.monotonic() - began,
+            )
+            event = Failed(request.request_id, error, stats)
+            yield event
+        finally:
+            if not isinstance(event, Terminal):
+                responses.cancel()
+
+    def abort(self, request_id: str) -> None:
+        self._tell("abort", request_id)
+
+    def apply_plan(self, plan: SpecPlan) -> None:
+        self._change(plan=plan)
+
+    def stop_run(self, name: str) -> None:
+        if name not in self._controls.stopped_runs:
+            self._change(stopped_runs=(*self._controls.stopped_runs, name))
+
+    async def heads(self) -> Sequence[InstalledHead]:
+        found = [reply for reply in await self._handle.broadcast("heads") if not isinstance(reply, BaseException)]
+        if not found:
+            raise EngineDead("no replica answers")
+        assert isinstance(found[0], Sequence)
+        return found[0]
+
+    async def swap_head(self, name: str, proposer: HeadProposerName = DRAFT_HEAD) -> HeadSwapped:
+        """Swap it in all replicas, and in those that start later; raises the first refusal."""
+        heads = (*((one, head) for one, head in self._controls.heads if one != proposer), (proposer, name))
+        wanted = replace(self._controls, version=self._controls.version + 1, heads=heads)
+        replies = await self._handle.broadcast("swap_head", wanted, name, proposer)
+        for reply in replies:
+            if isinstance(reply, Refused):
+                raise reply.error
+        swapped = [reply for reply in replies if isinstance(reply, HeadSwapped)]
+        if not swapped:
+            raise EngineDead("no replica answers")
+        self._controls = wanted
+        await self.refresh()
+        return swapped[0]
+
+    def health(self) -> EngineHealth:
+        with suppress(RuntimeError):  # no event loop runs yet
+            self._begin()
+        silent_s = time.monotonic() - self._reported_at
+        found = [report.status.health for report in self._reports]
+        if self._closed or silent_s > _SILENT_S:
+            detail = "closed" if self._closed else f"no replica has reported for {silent_s:.0f} s"
+            return EngineHealth(alive=not self._closed, ready=False, detail=detail)
+        return EngineHealth(
+            alive=True,
+            ready=any(health.ready for health in found),
+            detail="; ".join(filter(None, (health.detail for health in found))),
+            num_running=sum(health.num_running for health in found),
+            num_waiting=sum(health.num_waiting for health in found),
+            kv_usage=sum(health.kv_usage for health in found) / len(found),
+        )
+
+    def proposer_counts(self) -> Sequence[TrafficClassCounts]:
+        return summed_counts([report.status.counts for report in self._reports])
+
+    def proposer_memory(self) -> Sequence[ProposerMemory]:
+        return summed_memory([report.status.memory for report in self._reports])
+
+    async def close(self) -> None:
+        """Ask nothing more."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._polling is not None:
+            self._polling.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._end is not None:
+            await self._end()
+
+    def _begin(self) -> None:
+        if self._polling is None and not self._closed:
+            self._polling = asyncio.get_running_loop().create_task(self._keep_polling())
+
+    async def _keep_polling(self) -> None:
+        while True:
+            try:
+                await self.refresh()
+            except Exception:  # contained: the next one may find them again
+                log.exception("replicas_not_asked")
+            await asyncio.sleep(REPORT_S)
+
+    async def refresh(self) -> None:
+        """Take in a report of each replica that answers."""
+        replies = await self._handle.broadcast("report")
+        reports = [reply for reply in replies if isinstance(reply, Report)]
+        if not reports:
+            return
+        known = {report.replica for report in self._reports}
+        self._reports, self._reported_at = reports, time.monotonic()
+        for report in reports:
+            if report.replica not in known:
+                log.info("replica_started", replica=report.replica)
+                self._tell("obey", self._controls)
+            for observed in report.observed if self._observer is not None else ():
+                getattr(self._observer, observed.method)(*observed.arguments)
+
+    def _change(self, **changes: object) -> None:
+        self._controls = replace(self._controls, version=self._controls.version + 1, **changes)  # type: ignore[arg-type]
+        self._tell("obey", self._controls)
+
+    def _tell(self, method: str, *arguments: object) -> None:
+        """Call a method of all replicas without waiting; before there is an event loop, requests carry what changed."""
+        with suppress(RuntimeError):
+            task = asyncio.get_running_loop().create_task(self._broadcast(method, *arguments))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def _broadcast(self, method: str, *arguments: object) -> None:
+        try:
+            await self._handle.broadcast(method, *arguments)
+        except Exception:  # contained: requests carry what changed, too
+            log.exception("replicas_not_told", method=method)

@@ -1,0 +1,120 @@
+"""One engine of many: what runs in a replica's process. Ray Serve calls it; nothing here knows of Ray."""
+
+import os
+from collections import deque
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from uuid import uuid4
+
+from prolepsis.core.errors import ProlepsisError
+from prolepsis.core.events import Event
+from prolepsis.core.requests import GenerateRequest
+from prolepsis.core.stats import RequestStats
+from prolepsis.engine.client import EngineClient, HeadSwapped, InstalledHead
+from prolepsis.engine.process.messages import Observed, Refused, Status
+from prolepsis.ray.messages import ControlState, Report
+
+_MOST_OBSERVED = 20_000
+"""Calls kept for the next report: some seconds of steps."""
+
+
+class Notes:
+    """An `EngineObserver` that keeps what it is told, for reports."""
+
+    def __init__(self) -> None:
+        self._kept: deque[Observed] = deque(maxlen=_MOST_OBSERVED)
+        self.num_lost = 0
+
+    def step_done(self, seconds: Mapping[str, float], num_tokens: int) -> None:
+        self._keep("step_done", dict(seconds), num_tokens)
+
+    def request_ended(self, stats: RequestStats) -> None:
+        self._keep("request_ended", stats)
+
+    def proposer_failed(self, proposer: str, num_failures: int = 1) -> None:
+        self._keep("proposer_failed", proposer, num_failures)
+
+    def grammar_failed(self) -> None:
+        self._keep("grammar_failed")
+
+    def take(self) -> tuple[Observed, ...]:
+        """Return what was kept since the last call."""
+        return tuple(self._kept.popleft() for _ in range(len(self._kept)))
+
+    def _keep(self, method: str, *arguments: object) -> None:
+        self.num_lost += len(self._kept) == _MOST_OBSERVED
+        self._kept.append(Observed(method, arguments))
+
+
+class EngineReplica:
+    """Serves requests of front doors with one engine.
+
+    Its methods are the protocol: `generate` yields a request's events, or one `Refused`; `obey`, `abort`, `heads`,
+    `swap_head` and `report` are called on all replicas.
+    """
+
+    def __init__(self, client: EngineClient, notes: Notes) -> None:
+        self.name = f"{os.uname().nodename}-{os.getpid()}-{uuid4().hex[:8]}"
+        self._client = client
+        self._notes = notes
+        self.obeyed: dict[str, ControlState] = {}
+        """By front door."""
+
+    async def generate(self, request: GenerateRequest, controls: ControlState) -> AsyncGenerator[Event | Refused, None]:
+        await self.obey(controls)
+        try:
+            async with aclosing(self._client.generate(request)) as events:  # type: ignore[type-var]
+                async for event in events:
+                    yield event
+        except ProlepsisError as error:
+            yield Refused(0, error.with_traceback(None))
+
+    async def obey(self, controls: ControlState) -> None:
+        """Bring the engine to what a front door has told; what it has obeyed before costs nothing."""
+        before = self.obeyed.get(controls.door, ControlState())
+        if controls.version <= before.version:
+            return
+        self.obeyed[controls.door] = controls
+        if controls.plan is not None and controls.plan != before.plan:
+            self._client.apply_plan(controls.plan)
+        for run in controls.stopped_runs:
+            if run not in before.stopped_runs:
+                self._client.stop_run(run)
+        for proposer, name in controls.heads:
+            if (proposer, name) not in before.heads:
+                await self._client.swap_head(name, proposer)
+
+    async def abort(self, request_id: str) -> None:
+        self._client.abort(request_id)
+
+    async def heads(self) -> list[InstalledHead]:
+        return list(await self._client.heads())
+
+    async def swap_head(self, controls: ControlState, name: str, proposer: str) -> HeadSwapped | Refused:
+        """Swap a head; `controls` says so too, for replicas that start later."""
+        try:
+            swapped = await self._client.swap_head(name, proposer)  # type: ignore[arg-type]
+        except ProlepsisError as error:
+            return Refused(0, error.with_traceback(None))
+        self.obeyed[controls.door] = controls
+        return swapped
+
+    async def report(self) -> Report:
+        client = self._client
+        status = Status(client.health(), client.info, tuple(client.proposer_counts()), tuple(client.proposer_memory()))
+        return Report(self.name, status, self._notes.take(), self._notes.num_lost)
+
+    async def close(self) -> None:
+        """End the engine; its requests end with `Aborted`."""
+        await self._client.close()
+
+    def check_health(self) -> None:
+        """Raise if the engine cannot serve any more: the replica is then replaced."""
+        health = self._client.health()
+        if not health.alive:
+            raise RuntimeError(health.detail)
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """Return what the autoscaler decides by: samples that run or wait."""
+        health = self._client.health()
+        return {"num_running": float(health.num_running), "num_waiting": float(health.num_waiting)}

@@ -1,0 +1,41 @@
+"""Starts engine replicas for a server, with the client that continues a lost replica's requests in another."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from prolepsis.core.config import EngineConfig
+from prolepsis.core.extras import RAY
+from prolepsis.failover.client import FailoverClient
+from prolepsis.failover.members import Member
+from prolepsis.failover.settings import FailoverSettings
+from prolepsis.models.files.tokenizer import Tokenizer
+from prolepsis.ray.client import ReplicasClient
+from prolepsis.telemetry.metrics import Metrics
+
+_LOSSES = FailoverSettings(max_losses=10, max_failed_steps=1)
+"""Replicas come and go (deployments, preempted nodes), so that a long request may lose several."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartedReplicas:
+    client: FailoverClient
+    tokenizer: Tokenizer
+
+
+def start_replicas(config: EngineConfig, num_replicas: int, metrics: Metrics) -> StartedReplicas:
+    """Start Ray on this machine with so many engines, which end with the client.
+
+    Raises `ConfigError` if Ray is not installed, and `EngineDead` if no replica starts.
+    """
+    RAY.require(f"replicas {num_replicas}", "replicas")
+    from prolepsis.ray.serve import start_local, stop_local
+
+    local = start_local(config, num_replicas)
+    client = ReplicasClient(local.handle, local.reports, metrics, end=partial(_in_thread, stop_local))
+    return StartedReplicas(FailoverClient([Member(client)], metrics.registry, _LOSSES), local.tokenizer)
+
+
+async def _in_thread(work: Callable[[], None]) -> None:
+    await asyncio.get_running_loop().run_in_executor(None, work)

@@ -1,0 +1,98 @@
+"""Replicas on a real Ray: a replica is killed while streams run, and no output changes."""
+
+import asyncio
+import os
+import random
+import signal
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from prolepsis.core.events import Event, Finished
+from prolepsis.core.extras import RAY
+from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams
+from prolepsis.engine.client import EngineClient
+from prolepsis.engine.start import start_engine
+from prolepsis.ray.start import StartedReplicas, start_replicas
+from prolepsis.telemetry.metrics import Metrics
+from tests.fakes import outputs
+from tests.train.targets import config_of, save_target
+
+pytestmark = [
+    pytest.mark.skipif(not RAY.is_installed, reason=f"Ray Serve is not installed: {RAY.install}"),
+    pytest.mark.filterwarnings("default"),  # Ray's own
+]
+
+CHOICE = GrammarSpec("regex", "(yes|no), [a-z]{40,60}!")
+
+
+def sources(name: str) -> list[GenerateRequest]:
+    """Return greedy, sampled, constrained and penalised requests, whose answers are long enough to be interrupted."""
+    long = partial(SamplingParams, max_tokens=300, ignore_eos=True)
+    return [
+        GenerateRequest(f"{name} greedy", (5, 6, 7), long(temperature=0.0)),
+        GenerateRequest(f"{name} sampled", tuple(range(3, 80)), long(seed=11), n=2),
+        GenerateRequest(f"{name} regex", (9,), SamplingParams(seed=12, max_tokens=300), grammar=CHOICE),
+        GenerateRequest(f"{name} penalties", (8, 9), long(seed=13, frequency_penalty=0.7)),
+    ]
+
+
+async def collect(client: EngineClient, source: GenerateRequest, begun: asyncio.Semaphore) -> list[Event]:
+    events: list[Event] = []
+    async for event in client.generate(source):
+        if not events:
+            begun.release()
+        events.append(event)
+    return events
+
+
+async def answers(client: EngineClient, name: str, kill: int | None = None) -> list[list[list[int]]]:
+    """Return the tokens of each sample of each request; once all have begun, process `kill` is killed."""
+    begun, asked = asyncio.Semaphore(0), sources(name)
+    work = [asyncio.create_task(collect(client, source, begun)) for source in asked]
+    for _ in asked:
+        await begun.acquire()
+    if kill is not None:
+        os.kill(kill, signal.SIGKILL)
+    found = await asyncio.gather(*work)
+    assert all(isinstance(events[-1], Finished) for events in found)
+    return [list(outputs(events).values()) for events in found]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_target(tmp_path_factory.mktemp("target"))
+
+
+@pytest.fixture
+async def replicas(folder: Path) -> AsyncIterator[StartedReplicas]:
+    loop = asyncio.get_running_loop()
+    started = await loop.run_in_executor(None, start_replicas, config_of(folder), 2, Metrics())
+    yield started
+    await started.client.close()
+
+
+async def test_a_killed_replica_changes_no_output(folder: Path, replicas: StartedReplicas) -> None:
+    alone = start_engine(config_of(folder))
+    expected = await answers(alone.client, "alone")
+    await alone.client.close()
+    assert await answers(replicas.client, "undisturbed") == expected
+    assert replicas.tokenizer.fingerprint == alone.tokenizer.fingerprint
+    killed = random.Random(0).choice(replica_processes())
+    assert await answers(replicas.client, "disturbed", killed) == expected
+    assert await answers(replicas.client, "after") == expected
+
+
+def replica_processes() -> list[int]:
+    """Return the processes of replicas on this machine."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (folder / "cmdline").read_bytes()
+        except OSError:  # it has ended meanwhile
+            continue
+        if command.startswith(b"ray::ServeReplica:prolepsis-engines"):
+            found.append(int(folder.name))
+    return found
