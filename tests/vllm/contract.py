@@ -93,6 +93,25 @@ async def parameters(client: EngineClient) -> dict[str, object]:
     }
 
 
+async def limits(client: EngineClient) -> dict[str, object]:
+    """The end of the context, prompts in several passes, and more requests than may run."""
+    long = tuple(PROMPT[i % len(PROMPT)] for i in range(480))
+    [tokens], end = await answer(client, GenerateRequest("long", long, replace(GREEDY, max_tokens=400), speculation=ON))
+    sources = [
+        GenerateRequest(
+            f"crowd {i}", long[: 40 + 35 * i], replace(GREEDY, max_tokens=20 + i), speculation=[ON, OFF][i % 2]
+        )
+        for i in range(10)
+    ]
+    crowd = await asyncio.gather(*(answer(client, source) for source in sources))
+    return {
+        "at_the_end": len(tokens),
+        "finished": type(end).__name__,
+        "crowd": [len(samples[0]) for samples, _ in crowd],
+        "crowd_plain": sum(end.stats.num_draft_tokens for _, end in crowd[1::2]),
+    }
+
+
 async def main(folder: str) -> None:
     running = start_vllm(
         EngineConfig(
@@ -107,7 +126,7 @@ async def main(folder: str) -> None:
     )
     client = running.client
     report: dict[str, object] = {"exactness": client.info.exactness, "ready": client.health().ready}
-    for part in (per_request, in_flight, parameters):
+    for part in (per_request, in_flight, parameters, limits):
         report[part.__name__] = await part(client)
     report["left_running"] = client.health().num_running
     await client.close()

@@ -1,37 +1,17 @@
 """The real vLLM behind our client, where the Python of an environment with vLLM 0.32 is named."""
 
-import json
-import os
-import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.models.tiny import save_tiny
-from tests.train.targets import save_target
+from tests.vllm.other_python import needs_vllm, report_of
 
-PYTHON = os.environ.get("PROLEPSIS_TEST_VLLM")
-ROOT = Path(__file__).parent.parent.parent
-pytestmark = pytest.mark.skipif(
-    PYTHON is None, reason="PROLEPSIS_TEST_VLLM does not name the Python of an environment with vLLM 0.32"
-)
+pytestmark = needs_vllm
 
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    folder = save_target(tmp_path_factory.mktemp("target"))
-    shape: dict[str, object] = {"vocab_size": 259, "num_hidden_layers": 2, "tie_word_embeddings": True, "head_dim": 32}
-    save_tiny(folder, "llama", shape)
-    assert PYTHON is not None
-    script = ROOT / "tests" / "vllm" / "contract.py"
-    environment = os.environ | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
-    done = subprocess.run(  # our own script
-        [PYTHON, str(script), str(folder)], env=environment, capture_output=True, text=True, timeout=500, check=False
-    )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return report_of("contract.py", tmp_path_factory.mktemp("target"))
 
 
 def test_speculation_is_chosen_by_each_request(report: dict[str, Any]) -> None:
@@ -63,6 +43,14 @@ def test_our_sampler_and_grammars_serve_it(report: dict[str, Any]) -> None:
     assert found["choice_accepted"] > 0
     assert found["samples_differ"]
     assert found["seed_repeats"] == 2
+
+
+def test_contexts_end_and_requests_wait_their_turn(report: dict[str, Any]) -> None:
+    found = report["limits"]
+    assert found["finished"] == "Finished"
+    assert found["at_the_end"] == 512 - 480
+    assert found["crowd"] == [20 + i for i in range(10)]
+    assert found["crowd_plain"] == 0
 
 
 def test_it_says_that_its_exactness_is_normal(report: dict[str, Any]) -> None:
