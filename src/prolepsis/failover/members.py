@@ -40,7 +40,8 @@ class Member:
         """Why the place is empty."""
         self.num_starts = 0
         """In a row."""
-        self.started_at = -float("inf")
+        self.serves_since = -float("inf")
+        """Since when it had its engine."""
 
     @property
     def may_return(self) -> bool:
@@ -152,9 +153,9 @@ class Members:
         with suppress(Exception):  # contained: it is lost, and whatever its end says changes nothing
             await asyncio.wait_for(lost.close(), _CLOSE_S)
         del lost  # its memory is free before another engine asks for some
+        if self._clock() - member.serves_since > self._settings.steady_s:
+            member.num_starts = 0
         while member.client is None and member.start is not None:
-            if self._clock() - member.started_at > self._settings.steady_s:
-                member.num_starts = 0
             if member.num_starts >= self._settings.max_restarts:
                 log.error("engine_given_up", starts=member.num_starts)
                 member.start = None
@@ -166,7 +167,7 @@ class Members:
         self.wake()
 
     async def _start(self, member: Member, start: StartClient) -> None:
-        member.started_at = self._clock()
+        began = self._clock()
         try:
             client = await start()
             await self._prepare(client)
@@ -176,7 +177,8 @@ class Members:
             member.detail = f"the engine did not start: {error}"
             return
         self._metrics.restarted("started")
-        log.info("engine_started_again", seconds=round(self._clock() - member.started_at, 3))
+        member.serves_since = self._clock()
+        log.info("engine_started_again", seconds=round(member.serves_since - began, 3))
         member.client, member.info, member.detail = client, client.info, ""
 
 
