@@ -110,10 +110,10 @@ class Stack:
 
 
 @contextmanager
-def running_stack(folder: Path, server: int, every_s: float) -> Iterator[Stack]:
+def running_stack(folder: Path, server: int, alertmanager_port: int, every_s: float) -> Iterator[Stack]:
     """Run both for the server on port `server`, with scrapes and evaluations each `every_s` seconds."""
     subprocess.run([sys.executable, "-c", SERVE, "monitoring", "write", folder], check=True, capture_output=True)  # noqa: S603
-    ports, fates = (free_port(), free_port()), Fates()
+    ports, fates = (free_port(), alertmanager_port), Fates()
     prometheus, alertmanager = (f"http://127.0.0.1:{port}" for port in ports)
     with ExitStack() as stack:
         receiver = stack.enter_context(_receiver(fates))
