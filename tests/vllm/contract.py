@@ -3,13 +3,20 @@
 import asyncio
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
-from prolepsis.core.config import EngineConfig
+import httpx
+
+from prolepsis.api.app import build
+from prolepsis.core.config import EngineConfig, ServerConfig
 from prolepsis.core.events import Aborted, Event, Failed, Terminal, Tokens
 from prolepsis.core.plan import PANIC_PLAN, SpecPlan
 from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams, SpeculationChoice
 from prolepsis.engine.client import EngineClient
+from prolepsis.engine.start import Running
+from prolepsis.telemetry.metrics import Metrics
 from prolepsis.vllm.start import start_vllm
 
 PROMPT = tuple([10, 11, 12, 13, 14, 15] * 8)
@@ -95,7 +102,7 @@ async def parameters(client: EngineClient) -> dict[str, object]:
 
 async def limits(client: EngineClient) -> dict[str, object]:
     """The end of the context, prompts in several passes, and more requests than may run."""
-    long = tuple(PROMPT[i % len(PROMPT)] for i in range(480))
+    long = tuple(PROMPT[i % len(PROMPT)] for i in range(960))
     [tokens], end = await answer(client, GenerateRequest("long", long, replace(GREEDY, max_tokens=400), speculation=ON))
     sources = [
         GenerateRequest(
@@ -112,6 +119,53 @@ async def limits(client: EngineClient) -> dict[str, object]:
     }
 
 
+async def over_http(running: Running) -> dict[str, object]:
+    """OpenAI's API around it: each form as one answer, and as the stream that must say the same."""
+    schema = {
+        "type": "object",
+        "properties": {"city": {"type": "string", "maxLength": 6}, "days": {"type": "integer", "maximum": 9}},
+        "required": ["city", "days"],
+        "additionalProperties": False,
+    }
+    tool = {"type": "function", "function": {"name": "weather", "parameters": schema, "strict": True}}
+    forms: dict[str, dict[str, object]] = {
+        "text": {"logprobs": True, "top_logprobs": 2, "ignore_eos": True, "max_tokens": 12},
+        "schema": {"response_format": {"type": "json_schema", "json_schema": {"name": "plan", "schema": schema}}},
+        "tool": {"tools": [tool], "tool_choice": "required", "parallel_tool_calls": False},
+    }
+    app = build(ServerConfig(replay_sample=0.0), running.client, running.tokenizer, Metrics())
+    found: dict[str, object] = {}
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
+        found["ready"] = (await http.get("/health/ready")).json()["exactness"]
+        for name, form in forms.items():
+            body = {"model": running.client.info.model, "max_tokens": 200, "seed": 3, **form}
+            body |= {"messages": [{"role": "user", "content": "weather?"}], "speculation": {"mode": "off"}}
+            answered = await http.post("/v1/chat/completions", json=body)
+            assert answered.status_code == 200, answered.text
+            whole = answered.json()["choices"][0]
+            stream = (await http.post("/v1/chat/completions", json=body | {"stream": True})).text
+            found[name] = {"whole": _said(whole["message"]), "stream": _said(_joined(stream))}
+        refused = await http.post("/v1/chat/completions", json=body | {"speculation": {"proposer": "draft_head"}})
+        found["refused"] = refused.status_code
+    return found
+
+
+def _said(message: Mapping[str, Any]) -> str:
+    calls = message.get("tool_calls")
+    return str(calls[0]["function"]["arguments"] if calls else message["content"])
+
+
+def _joined(stream: str) -> dict[str, Any]:
+    """Return the message that a stream of server-sent events amounts to."""
+    content, arguments = "", ""
+    for line in stream.split("\n\n"):
+        if line.startswith("data: {"):
+            delta = json.loads(line.removeprefix("data: "))["choices"][0]["delta"]
+            content += delta.get("content") or ""
+            arguments += "".join(call["function"].get("arguments", "") for call in delta.get("tool_calls", ()))
+    return {"content": content, "tool_calls": [{"function": {"arguments": arguments}}] if arguments else None}
+
+
 async def main(folder: str) -> None:
     running = start_vllm(
         EngineConfig(
@@ -119,7 +173,7 @@ async def main(folder: str) -> None:
             engine="vllm",
             max_requests=4,
             max_step_tokens=64,
-            max_model_len=512,
+            max_model_len=1024,
             kv_memory="64MiB",
             shadow_cost=1.0,
         )
@@ -128,6 +182,7 @@ async def main(folder: str) -> None:
     report: dict[str, object] = {"exactness": client.info.exactness, "ready": client.health().ready}
     for part in (per_request, in_flight, parameters, limits):
         report[part.__name__] = await part(client)
+    report["over_http"] = await over_http(running)
     report["left_running"] = client.health().num_running
     await client.close()
     print(json.dumps(report), flush=True)

@@ -1,5 +1,6 @@
 """The real vLLM behind our client, where the Python of an environment with vLLM 0.32 is named."""
 
+import json
 from typing import Any
 
 import pytest
@@ -48,9 +49,19 @@ def test_our_sampler_and_grammars_serve_it(report: dict[str, Any]) -> None:
 def test_contexts_end_and_requests_wait_their_turn(report: dict[str, Any]) -> None:
     found = report["limits"]
     assert found["finished"] == "Finished"
-    assert found["at_the_end"] == 512 - 480
+    assert found["at_the_end"] == 1024 - 960
     assert found["crowd"] == [20 + i for i in range(10)]
     assert found["crowd_plain"] == 0
+
+
+def test_openais_api_is_served_around_it(report: dict[str, Any]) -> None:
+    found = report["over_http"]
+    assert found["ready"] == "normal"
+    for form in ("text", "schema", "tool"):
+        assert found[form]["whole"] == found[form]["stream"] != ""
+    for form in ("schema", "tool"):
+        assert set(json.loads(found[form]["whole"])) == {"city", "days"}
+    assert found["refused"] == 400
 
 
 def test_it_says_that_its_exactness_is_normal(report: dict[str, Any]) -> None:
