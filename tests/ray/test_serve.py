@@ -1,13 +1,16 @@
 """Replicas on a real Ray: a replica is killed while streams run, and no output changes."""
 
 import asyncio
+import json
 import os
 import random
 import signal
+import socket
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
 
+import httpx
 import pytest
 
 from prolepsis.core.events import Event, Finished
@@ -83,6 +86,34 @@ async def test_a_killed_replica_changes_no_output(folder: Path, replicas: Starte
     killed = random.Random(0).choice(replica_processes())
     assert await answers(replicas.client, "disturbed", killed) == expected
     assert await answers(replicas.client, "after") == expected
+
+
+def test_doors_and_engines_are_one_application(folder: Path, tmp_path: Path) -> None:
+    import ray
+    from ray import serve
+
+    from prolepsis.ray import app
+
+    engine = config_of(folder).model_dump(mode="json", exclude_defaults=True)
+    server = {"store": f"sqlite:///{tmp_path}/store.db", "served_model_names": ["tiny"]}
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ray.init(include_dashboard=False, configure_logging=False, _node_ip_address="127.0.0.1")
+    try:
+        serve.start(http_options={"host": "127.0.0.1", "port": port})
+        serve.run(app({"engine": engine, "server": server, "replicas": 2, "doors": 2}), name="application")
+        client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60.0)
+        assert client.get("/health/ready").json()["ready"]
+        body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 20, "seed": 3}
+        replies = [client.post("/v1/chat/completions", json=body).raise_for_status().json() for _ in range(4)]
+        [whole] = {reply["choices"][0]["message"]["content"] for reply in replies}
+        with client.stream("POST", "/v1/chat/completions", json={**body, "stream": True}) as reply:
+            lines = [line.removeprefix("data: ") for line in reply.iter_lines() if line.startswith("data: {")]
+        assert "".join(json.loads(line)["choices"][0]["delta"].get("content") or "" for line in lines) == whole
+    finally:
+        serve.shutdown()
+        ray.shutdown()
 
 
 def replica_processes() -> list[int]:

@@ -76,61 +76,81 @@ StartEngine = Callable[[EngineConfig, Metrics], StartedEngine]
 """Loads the model and starts the engine; `Metrics` is the observer of its steps and requests."""
 
 
+@dataclass(frozen=True, slots=True)
+class MadeApplication:
+    """An application, its engine, and what it tells the audit log by."""
+
+    app: FastAPI
+    client: EngineClient
+    keys: Keys
+    emit: Emit
+
+
 def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine: StartEngine) -> None:
     """Serve until SIGINT or SIGTERM, then let requests in flight end, aborting them after `shutdown_s`.
 
-    Raises `ConfigError` where the address cannot be taken, asks for keys that are not there, TLS cannot be set up, or
-    policy, the folder of its rollouts, flags, prices, traces, Alertmanager, output policies or the store cannot be used
-    (before anything is loaded), and what `start_engine` raises.
+    Raises `ConfigError` where the address cannot be taken, TLS cannot be set up, and what `application` raises.
     """
     if not structlog.is_configured():
         configure_logs()
+    with bind(server_config) as listener:
+        check_tls(server_config)
+        with application(engine_config, server_config, start_engine) as made:
+            listener.on_refusal = made.app.state.admission.metrics.refuse
+            server = StoppingServer(made.app, made.client, server_config)
+            announce(server_config, made.keys)
+            with _signals_end_quietly():
+                _run(server, listener, server_config)
+
+
+@contextmanager
+def application(
+    engine_config: EngineConfig, server_config: ServerConfig, start_engine: StartEngine
+) -> Iterator[MadeApplication]:
+    """Make the application of a server around the engine that `start_engine` returns; the store closes at the end.
+
+    Raises `ConfigError` where the address asks for keys that are not there, or policy, the folder of its rollouts,
+    flags, prices, traces, Alertmanager, output policies or the store cannot be used (before anything is loaded), and
+    what `start_engine` raises.
+    """
     config = server_config.model_copy(
         update={"max_in_engine": server_config.max_in_engine or engine_config.max_requests}
     )
-    with bind(config) as listener:
-        keys = _keys(config)
-        file = PolicyFile(config.policy, KNOWN) if config.policy else None
-        flags = flag_provider(config)
-        prices = PriceFile(config.prices, config.price) if config.prices else None
-        output = read_output_policies(config.output_policies) if config.output_policies else []
-        check_exposure(config, keys)
-        check_tls(config)
-        check_traces(config)
-        check_alertmanager(config.alertmanager)
-        metrics = Metrics(config.metrics_tenants)
-        options, upkeep = {OPTION: usable_keys(config)}, text_upkeep(config)
-        with opened_store(config, metrics.registry, options=options, upkeep=upkeep) as store:
-            source = file or (StoredPolicy(store.database, KNOWN) if store else None)
-            kept = _rollout_store(store) if source else None
-            began = time.monotonic()
-            engine = _kept(start_engine(engine_config, metrics), config, metrics)
-            metrics.startup.loaded(time.monotonic() - began, engine.compile_seconds)
-            emit = AuditLog(store.writer if store else None).record
-            emit(_started(engine.client.info, engine_config, config))
-            policies, rollouts = None, None
-            if source and kept:
-                rollouts = _rollouts(kept, engine.client, metrics, emit)
-                policies = Policies(
-                    source,
-                    engine.client.info.proposers,
-                    rollouts,
-                    emit=emit,
-                    flags=flags is not None,
-                    replays=config.replay_sample > 0.0,
-                    bills_time=prices is not None and prices.price.is_billed_by_time,
-                )
-            door = Gateway(keys, SpecPlan(num_speculative_tokens=engine_config.num_speculative_tokens))
-            sources = Sources(
-                policies=policies, rollouts=rollouts, flags=flags, prices=prices, store=store, output=output
+    keys = _keys(config)
+    file = PolicyFile(config.policy, KNOWN) if config.policy else None
+    flags = flag_provider(config)
+    prices = PriceFile(config.prices, config.price) if config.prices else None
+    output = read_output_policies(config.output_policies) if config.output_policies else []
+    check_exposure(config, keys)
+    check_traces(config)
+    check_alertmanager(config.alertmanager)
+    metrics = Metrics(config.metrics_tenants)
+    options, upkeep = {OPTION: usable_keys(config)}, text_upkeep(config)
+    with opened_store(config, metrics.registry, options=options, upkeep=upkeep) as store:
+        source = file or (StoredPolicy(store.database, KNOWN) if store else None)
+        kept = _rollout_store(store) if source else None
+        began = time.monotonic()
+        engine = _kept(start_engine(engine_config, metrics), config, metrics)
+        metrics.startup.loaded(time.monotonic() - began, engine.compile_seconds)
+        emit = AuditLog(store.writer if store else None).record
+        emit(_started(engine.client.info, engine_config, config))
+        policies, rollouts = None, None
+        if source and kept:
+            rollouts = _rollouts(kept, engine.client, metrics, emit)
+            policies = Policies(
+                source,
+                engine.client.info.proposers,
+                rollouts,
+                emit=emit,
+                flags=flags is not None,
+                replays=config.replay_sample > 0.0,
+                bills_time=prices is not None and prices.price.is_billed_by_time,
             )
-            app = build(config, engine.client, engine.tokenizer, metrics, door, sources=sources)
-            listener.on_refusal = app.state.admission.metrics.refuse
-            server = StoppingServer(app, engine.client, config)
-            announce(config, keys)
-            with _signals_end_quietly():
-                _run(server, listener, server_config)
-            emit(AuditEvent(actor=SERVER, action="server.stopped"))
+        door = Gateway(keys, SpecPlan(num_speculative_tokens=engine_config.num_speculative_tokens))
+        sources = Sources(policies=policies, rollouts=rollouts, flags=flags, prices=prices, store=store, output=output)
+        app = build(config, engine.client, engine.tokenizer, metrics, door, sources=sources)
+        yield MadeApplication(app, engine.client, keys, emit)
+        emit(AuditEvent(actor=SERVER, action="server.stopped"))
 
 
 def _kept(engine: StartedEngine, config: ServerConfig, metrics: Metrics) -> StartedEngine:

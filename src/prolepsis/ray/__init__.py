@@ -1,1 +1,13 @@
-"""Engine replicas on Ray Serve; `serve` alone imports ray, an extra."""
+"""Engine replicas on Ray Serve, and the application `prolepsis.ray:app`. Ray is an extra; two modules import it."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ray.serve import Application
+
+
+def app(arguments: dict[str, Any]) -> "Application":
+    """Return front doors and engines as one application: `serve run prolepsis.ray:app` (see `door.Arguments`)."""
+    from prolepsis.ray.door import application_of
+
+    return application_of(arguments)

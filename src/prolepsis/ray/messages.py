@@ -32,6 +32,6 @@ class Report:
     """Its name, which ends with it."""
     status: Status
     observed: tuple[Observed, ...]
-    """What its engine's observer was told since the last report to the same front door."""
+    """What its engine's observer was told since the last report, to any front door: each call counts at one of them."""
     num_unreported: int
-    """Older ones that were dropped, as no front door asked."""
+    """Calls that were dropped, as no front door asked for too long."""

@@ -1,6 +1,5 @@
-"""The deployment of engines on Ray Serve: the only module that imports ray."""
+"""The deployment of engines on Ray Serve, the router of its requests, and its handle as the client sees it."""
 
-import os
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -90,8 +89,8 @@ class ServeResponses:
         self.generator.cancel()
 
 
-def engines(config: EngineConfig, num_replicas: int) -> serve.Application:
-    """Return the application of engine replicas."""
+def engine_deployment(config: EngineConfig, num_replicas: int) -> serve.Application:
+    """Return engine replicas that share the cores of this machine."""
     threads = config.threads or max(1, default_threads() // num_replicas)
     deploy = serve.deployment(
         name="engine",
@@ -117,10 +116,9 @@ class LocalReplicas:
 
 def start_local(config: EngineConfig, num_replicas: int) -> LocalReplicas:
     """Start Ray on this machine, and replicas that share its cores; return once all are ready."""
-    os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # it listens on loopback only
     ray.init(include_dashboard=False, configure_logging=False, _node_ip_address="127.0.0.1")
     serve.start(proxy_location="Disabled", logging_config=LoggingConfig(log_level="WARNING", enable_access_log=False))
-    serve.run(engines(config, num_replicas), name=APPLICATION, route_prefix=None)
+    serve.run(engine_deployment(config, num_replicas), name=APPLICATION, route_prefix=None)
     handle = serve.get_app_handle(APPLICATION)
     reports = [reply for reply in handle.broadcast("report").results(timeout_s=60.0) if isinstance(reply, Report)]
     if not reports:

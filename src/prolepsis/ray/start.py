@@ -34,7 +34,12 @@ def start_replicas(config: EngineConfig, num_replicas: int, metrics: Metrics) ->
 
     local = start_local(config, num_replicas)
     client = ReplicasClient(local.handle, local.reports, metrics, end=partial(_in_thread, stop_local))
-    return StartedReplicas(FailoverClient([Member(client)], metrics.registry, _LOSSES), local.tokenizer)
+    return StartedReplicas(kept(client, metrics), local.tokenizer)
+
+
+def kept(replicas: ReplicasClient, metrics: Metrics) -> FailoverClient:
+    """Return the client that keeps the streams of all replicas."""
+    return FailoverClient([Member(replicas)], metrics.registry, _LOSSES)
 
 
 async def _in_thread(work: Callable[[], None]) -> None:
