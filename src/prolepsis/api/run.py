@@ -56,7 +56,7 @@ from prolepsis.tracing.settings import check_traces
 
 READINESS_POLL_S = 0.2
 _DRAIN_POLL_S = 0.05
-_ABORT_GRACE_S = 2.0
+ABORT_GRACE_S = 2.0
 """After the stop's own bound: time for aborted requests to tell their clients."""
 
 log = structlog.get_logger(__name__)
@@ -241,7 +241,7 @@ class StoppingServer(uvicorn.Server):
             lifespan="on",
             http=gateway_protocol(config, app.state.admission.metrics),
             ws="none",
-            timeout_graceful_shutdown=int(_ABORT_GRACE_S) + 1,
+            timeout_graceful_shutdown=int(ABORT_GRACE_S) + 1,
             server_header=False,
             ssl_certfile=config.tls_certificate,
             ssl_keyfile=config.tls_key,
