@@ -80,6 +80,7 @@ BUDGETS = [
     Case("CostBudgetBurns", {DEVICE: "0+60x90", TOKENS: "0+1000x90", PRICE: "0.001x90"}, 150, (TICKET,)),
     Case("CostBudgetBurns", {DEVICE: "0+60x90", TOKENS: "0+60000x90", PRICE: "0.001x90"}, 150, ()),
 ]
+RESTARTS = 'prolepsis_engine_restarts_total{instance="a", result="started"}'
 OTHERS = [
     Case("OutputsDiffer", {STRUCTURAL: "0x10 1x30"}, 15),
     Case("OutputsDiffer", {STRUCTURAL: "0x40", MATCH: "0+1x40"}, 15, ()),
@@ -111,6 +112,9 @@ OTHERS = [
     Case("ServerDown", {'up{job="prolepsis", instance="a"}': "1x5 0x5"}, 8, ({"instance": "a"},)),
     Case("EngineStuck", {'prolepsis_engine_ready{instance="a"}': "1x4 0x4"}, 6, ({"instance": "a"},)),
     Case("EngineStuck", {'prolepsis_engine_ready{instance="a"}': "1x8"}, 6, ()),
+    Case("EngineStuck", {'prolepsis_engine_ready{instance="a"}': "1x5 0 1x5"}, 6, ()),  # one that restarts
+    Case("EngineRestarted", {RESTARTS: "0x4 1x4"}, 6, ({"instance": "a"},)),
+    Case("EngineRestarted", {RESTARTS: "1x8"}, 6, ()),
     Case("TrafficLost", {TOKENS: f"0+30000x{WEEK} {30000 * WEEK}x6"}, (WEEK + 4) * 30, every="30m"),
     Case("Saturated", {'prolepsis_shed_level{instance="a"}': "2x10"}, 8, ({"instance": "a"},)),
     Case("QueueGrows", {'prolepsis_admission_queue_age_seconds{instance="a"}': "9x10"}, 8, ({"instance": "a"},)),
