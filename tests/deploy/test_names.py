@@ -57,8 +57,7 @@ def paths_of(application: FastAPI) -> set[str]:
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.path.name)
 def test_every_address_is_a_route(file: Written, server: tuple[set[str], set[str]]) -> None:
     paths, _ = server
-    assert file.names(r"(?<=[\s:0-9T])/(?:health|v1|admin)\b[\w/]*") <= paths
-    assert {f"/{name}" for name in file.names(r"/(health/\w+)")} <= paths
+    assert file.names(r"/health/\w+") <= paths
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.path.name)
