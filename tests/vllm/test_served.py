@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from prolepsis.sampling.sampler import Sampler
-from prolepsis.spec.draft import Draft
+from prolepsis.spec.draft import Draft, chain
 from prolepsis.spec.proposer import Proposer, SequenceView
 from prolepsis.spec.proposers.prompt_lookup import PromptLookupProposer
 from prolepsis.spec.proposers.suffix import SuffixProposer
@@ -56,7 +56,7 @@ class Server:
 
     def __init__(self, proposers: Sequence[Proposer] | None = None, depth: int = 5) -> None:
         self.requests: dict[str, State] = {}
-        chains = proposers or [ChainProposer(SuffixProposer()), ChainProposer(PromptLookupProposer())]
+        chains = proposers or [ChainProposer(PromptLookupProposer(max_match=3, min_match=1))]
         self.served = ServedRequests(lambda: self.requests, chains, Sampler(VOCAB, (EOS,)), depth)
         self.drafts: dict[str, list[int]] = {}
         self.num_drafted = 0
@@ -140,12 +140,22 @@ def test_live_requests_have_counts_of_their_own() -> None:
     assert not live["b"]["verified"]
 
 
-def right(sequence: SequenceView, limit: int) -> Draft:
+def test_unlikely_tokens_are_not_verified() -> None:
+    def unsure(sequence: SequenceView, limit: int) -> Draft:
+        return chain((3, 4, 5), "scripted", (0.9, 0.5, 0.01))
+
+    server = Server([Scripted(unsure)])
+    server.requests = {"a": State(given())}
+    server.step()
+    assert server.drafts == {"a": [3, 4]}
+
+
+def broken(sequence: SequenceView, limit: int) -> Draft:
     raise ValueError("no draft today")
 
 
 def test_a_proposer_that_raises_costs_its_draft_only() -> None:
-    assert Server([Scripted(right)]).run(given()) == Server().run(given(OFF))
+    assert Server([Scripted(broken)]).run(given()) == Server().run(given(OFF))
 
 
 @pytest.mark.parametrize(("extra", "learns"), [({"prolepsis_salt": "x"}, True), (None, False)])

@@ -26,6 +26,8 @@ from prolepsis.spec.verify import SequenceStep, verify_batch
 Mode = Literal["on", "off", "shadow"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 _ENDLESS = 1 << 30
+_LEAST_SURVIVAL = 0.05
+"""Of a draft token that is verified: nothing here measures what a row of a pass costs."""
 
 log = structlog.get_logger(__name__)
 
@@ -210,8 +212,8 @@ class ServedRequests:
             except Exception:  # contained: a proposer costs speed, never a request
                 log.exception("proposer_failed", proposer=proposer.name)
                 continue
-            if draft is not None and draft.tokens:
-                return draft
+            if draft is not None and (likely := _likely(draft)).tokens:
+                return likely
         return None
 
     def _sequence(self, key: str) -> ServedSequence:
@@ -232,6 +234,12 @@ class ServedRequests:
             for own, total in ((sequence.counts, self.counts), (sequence.shadow_counts, self.shadow_counts)):
                 for name, counts in own.items():
                     total.setdefault(name, ProposerCounts()).add(counts)
+
+
+def _likely(draft: Draft) -> Draft:
+    """Return the front of a chain that is likely enough to be accepted; all of it without estimates."""
+    alive = draft.survival
+    return draft.cut(next((i for i, chance in enumerate(alive) if chance < _LEAST_SURVIVAL), len(draft.tokens)))
 
 
 def _by_position(counts: Mapping[str, ProposerCounts]) -> list[list[int]]:
