@@ -219,6 +219,27 @@ async def test_an_engine_that_ends_while_a_grammar_compiles_refuses_the_request(
     await client.close()
 
 
+async def test_a_grammar_that_waits_for_a_thread_when_the_client_closes_is_refused() -> None:
+    grammars = SlowGrammars()
+    client = ThreadEngineClient(build(EngineSetup(grammars=grammars)))
+
+    def constrained(tenant: str) -> "asyncio.Task[Event]":
+        scopes, spec = frozenset({f"tenant:{tenant}"}), GrammarSpec("regex", "[01]{3}" + tenant)
+        return asyncio.create_task(_last(client, replace(request(tenant, [1, 2]), grammar=spec, kill_scopes=scopes)))
+
+    busy = [constrained("0"), constrained("1")]
+    while len(grammars.threads) < 2:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    late = constrained("01")
+    await asyncio.sleep(0)  # it begins, and is put behind the two
+    await asyncio.sleep(0)
+    await client.close()
+    with pytest.raises(EngineDead, match="closed"):
+        await late
+    grammars.may_go_on.set()
+    assert all(isinstance(end, EngineDead) for end in await asyncio.gather(*busy, return_exceptions=True))
+
+
 async def test_requests_that_wait_for_the_turn_of_their_grammar_end_when_the_client_closes() -> None:
     grammars = SlowGrammars()
     client = ThreadEngineClient(build(EngineSetup(grammars=grammars)))

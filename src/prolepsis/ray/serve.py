@@ -6,14 +6,15 @@ from typing import Any
 
 import ray
 from ray import serve
-from ray.exceptions import ActorUnavailableError, RayActorError
+from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 from ray.serve.config import RequestRouterConfig
+from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
 from ray.serve.request_router import FIFOMixin, PendingRequest, RequestRouter, RunningReplica
 from ray.serve.schema import LoggingConfig
 
 from prolepsis.core.config import EngineConfig
-from prolepsis.core.errors import EngineDead, ReplicaLost
+from prolepsis.core.errors import EngineDead, EngineError, ReplicaLost
 from prolepsis.core.events import Event
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.engine.process.messages import Refused
@@ -82,8 +83,10 @@ class ServeResponses:
         try:
             async for response in self.generator:
                 yield response
-        except (RayActorError, ActorUnavailableError) as error:
+        except (RayActorError, ActorUnavailableError, RayServeException) as error:
             raise ReplicaLost(f"the replica is lost: {type(error).__name__}") from error
+        except RayTaskError as error:  # the replica lives, and did not expect this
+            raise EngineError(f"the replica failed: {error.cause!r}") from error
 
     def cancel(self) -> None:
         self.generator.cancel()

@@ -25,6 +25,8 @@ from prolepsis.spec.verify import SequenceStep, verify_batch
 
 Mode = Literal["on", "off", "shadow"]
 MODES: tuple[Mode, ...] = get_args(Mode)
+ARGUMENTS = frozenset(f"prolepsis_{name}" for name in ("mode", "depth", "proposer", "salt"))
+"""What a request may say of its drafts, in `vllm_xargs`."""
 _ENDLESS = 1 << 30
 _LEAST_SURVIVAL = 0.05
 """Of a draft token that is verified: nothing here measures what a row of a pass costs."""

@@ -1,7 +1,7 @@
 """The engine behind a socket is the engine in its thread: the same events, errors and ends."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import replace
 
 import pytest
@@ -131,6 +131,19 @@ async def test_a_lost_process_fails_each_of_its_requests() -> None:
         assert "SIGKILL" in client.health().detail
         assert not client.health().alive
         await asyncio.wait([asked])
+
+
+class Confused(Metrics):
+    def step_done(self, seconds: Mapping[str, float], num_tokens: int) -> None:
+        raise ValueError("a step of no kind")
+
+
+async def test_a_message_that_cannot_be_handled_ends_the_process_and_its_requests() -> None:
+    async with hosted(small, Confused()) as client:
+        [*_, last] = await collect(client, request("a", [1], ENDLESS))
+        assert isinstance(last, Failed)
+        assert isinstance(last.error, EngineDead)
+        assert client.process.poll() == -9
 
 
 async def test_a_deadline_holds_though_the_process_hangs() -> None:

@@ -200,10 +200,15 @@ class ProcessEngineClient:
 
     async def _read(self) -> None:
         await self._channel.open()
-        with suppress(EOFError):
+        try:
             while True:
                 for message in await self._channel.receive():
                     self._handle(message)
+        except EOFError:
+            pass
+        except Exception:  # contained: without a reader, requests would wait for ever
+            log.exception("engine_process_misunderstood", pid=self.process.pid)
+            self.process.kill()
         code = await asyncio.get_running_loop().run_in_executor(None, self.process.wait)
         self._end(_ended(code))
 
