@@ -9,42 +9,20 @@ from weakref import WeakValueDictionary
 
 from prolepsis.core.config import DRAFT_HEAD, HeadProposerName
 from prolepsis.core.errors import DeadlineExceeded, EngineDead, InvalidParameter, ProlepsisError
-from prolepsis.core.events import Aborted, Event, Failed, Terminal, Tokens
+from prolepsis.core.events import Aborted, Event, Failed, Terminal
 from prolepsis.core.kill_scope import tenant_scope
 from prolepsis.core.messages import Abort, ApplyPlan, StopRun, Submit
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import ProposerMemory, RequestStats, TrafficClassCounts
 from prolepsis.engine.client import EngineHealth, EngineInfo, HeadSwapped, InstalledHead
+from prolepsis.engine.event_stream import EventStream
 from prolepsis.engine.step import Engine
 from prolepsis.engine.watchdog import Watchdog
 from prolepsis.spec.call_watch import Superseded, WatchedCall
 
 _DEADLINE_GRACE_S = 0.03
 """The engine ends a request at its deadline between two steps, with all its figures; later it is ended without them."""
-
-
-class _Stream:
-    """The events of one request on their way to its reader."""
-
-    def __init__(self, request: GenerateRequest, arrival: float) -> None:
-        self.arrival = arrival
-        self.events: asyncio.Queue[Event] = asyncio.Queue()
-        self._num_prompt_tokens = len(request.prompt_token_ids)
-        self._num_output_tokens = 0
-
-    def put(self, event: Event) -> None:
-        if isinstance(event, Tokens):
-            self._num_output_tokens += len(event.token_ids)
-        self.events.put_nowait(event)
-
-    def stats(self, now: float) -> RequestStats:
-        """Return what is known here."""
-        return RequestStats(
-            num_prompt_tokens=self._num_prompt_tokens,
-            num_output_tokens=self._num_output_tokens,
-            total_s=now - self.arrival,
-        )
 
 
 class ThreadEngineClient:
@@ -55,7 +33,7 @@ class ThreadEngineClient:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self._streams: dict[str, _Stream] = {}
+        self._streams: dict[str, EventStream] = {}
         """Of requests whose terminal event is still to come, also those whose reader is gone."""
         self._left: set[str] = set()
         """Requests that got their terminal event here, and may still get one of the engine."""
@@ -84,13 +62,14 @@ class ThreadEngineClient:
                 f"request_id {request.request_id!r} is in use; allowed: a new one", param="request_id"
             )
         self._start()
-        stream = self._streams[request.request_id] = _Stream(request, self.engine.clock())
+        stream = self._streams[request.request_id] = EventStream(request, self.engine.clock())
         self.engine.send(Submit(request, stream.arrival))
         timer = self._deadline_timer(request)
-        event: Event | None = None
+        event: Event | Exception | None = None
         try:
             while not isinstance(event, Terminal):
                 event = await stream.events.get()
+                assert not isinstance(event, Exception), "refusals come before the stream is opened"
                 yield event
         finally:
             del compiled  # held until here: the engine must not compile

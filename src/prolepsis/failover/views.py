@@ -10,11 +10,16 @@ from prolepsis.failover.members import Member
 def health_of(members: Sequence[Member]) -> EngineHealth:
     """Return the health of all: alive while one is or will be started, ready while one is; loads add up."""
     found = [one.client.health() for one in members if one.client is not None]
-    details = [health.detail for health in found] + [_absence(one) for one in members if one.client is None]
+    alive = any(health.alive for health in found) or any(one.may_return for one in members)
+    return summed_health(found, alive=alive, absences=[_absence(one) for one in members if one.client is None])
+
+
+def summed_health(found: Sequence[EngineHealth], *, alive: bool, absences: Sequence[str] = ()) -> EngineHealth:
+    """Return the health of engines seen as one, which is `alive`; `absences` say why others are not there."""
     return EngineHealth(
-        alive=any(health.alive for health in found) or any(one.may_return for one in members),
+        alive=alive,
         ready=any(health.ready for health in found),
-        detail="; ".join(filter(None, details)),
+        detail="; ".join(filter(None, [*(health.detail for health in found), *absences])),
         num_running=sum(health.num_running for health in found),
         num_waiting=sum(health.num_waiting for health in found),
         kv_usage=sum(health.kv_usage for health in found) / len(found) if found else 0.0,

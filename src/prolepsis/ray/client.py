@@ -12,14 +12,15 @@ import structlog
 
 from prolepsis.core.config import DRAFT_HEAD, HeadProposerName
 from prolepsis.core.errors import EngineDead, ReplicaLost
-from prolepsis.core.events import Event, Failed, Terminal, Tokens
+from prolepsis.core.events import Event, Failed, Terminal
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest
-from prolepsis.core.stats import ProposerMemory, RequestStats, TrafficClassCounts
+from prolepsis.core.stats import ProposerMemory, TrafficClassCounts
 from prolepsis.engine.client import EngineHealth, EngineInfo, HeadSwapped, InstalledHead
+from prolepsis.engine.event_stream import EventStream
 from prolepsis.engine.observer import EngineObserver
 from prolepsis.engine.process.messages import Refused
-from prolepsis.failover.views import summed_counts, summed_memory
+from prolepsis.failover.views import summed_counts, summed_health, summed_memory
 from prolepsis.ray.messages import ControlState, Report
 
 REPORT_S = 0.5
@@ -86,7 +87,7 @@ class ReplicasClient:
         self._begin()
         if self._closed:
             raise EngineDead("the engines are closed")
-        began, num_tokens = time.monotonic(), 0
+        stream = EventStream(request, time.monotonic())
         responses = self._handle.stream(request, self._controls)
         event: Event | None = None
         try:
@@ -94,15 +95,10 @@ class ReplicasClient:
                 if isinstance(response, Refused):
                     raise response.error
                 event = response
-                num_tokens += len(event.token_ids) if isinstance(event, Tokens) else 0
+                stream.count(event)
                 yield event
         except ReplicaLost as error:
-            stats = RequestStats(
-                num_prompt_tokens=len(request.prompt_token_ids),
-                num_output_tokens=num_tokens,
-                total_s=time.monotonic() - began,
-            )
-            event = Failed(request.request_id, error, stats)
+            event = Failed(request.request_id, error, stream.stats(time.monotonic()))
             yield event
         finally:
             if not isinstance(event, Terminal):
@@ -148,14 +144,7 @@ class ReplicasClient:
         if self._closed or silent_s > _SILENT_S:
             detail = "closed" if self._closed else f"no replica has reported for {silent_s:.0f} s"
             return EngineHealth(alive=not self._closed, ready=False, detail=detail)
-        return EngineHealth(
-            alive=True,
-            ready=any(health.ready for health in found),
-            detail="; ".join(filter(None, (health.detail for health in found))),
-            num_running=sum(health.num_running for health in found),
-            num_waiting=sum(health.num_waiting for health in found),
-            kv_usage=sum(health.kv_usage for health in found) / len(found),
-        )
+        return summed_health(found, alive=True)
 
     def proposer_counts(self) -> Sequence[TrafficClassCounts]:
         return summed_counts([report.status.counts for report in self._reports])
@@ -192,14 +181,15 @@ class ReplicasClient:
         reports = [reply for reply in replies if isinstance(reply, Report)]
         if not reports:
             return
-        known = {report.replica for report in self._reports}
+        started = {report.replica for report in reports} - {report.replica for report in self._reports}
         self._reports, self._reported_at = reports, time.monotonic()
-        for report in reports:
-            if report.replica not in known:
-                log.info("replica_started", replica=report.replica)
-                self._tell("obey", self._controls)
-            for observed in report.observed if self._observer is not None else ():
-                getattr(self._observer, observed.method)(*observed.arguments)
+        if started:
+            log.info("replicas_started", replicas=sorted(started))
+            self._tell("obey", self._controls)
+        if self._observer is not None:
+            for report in reports:
+                for observed in report.observed:
+                    observed.tell(self._observer)
 
     def _change(self, **changes: object) -> None:
         self._controls = replace(self._controls, version=self._controls.version + 1, **changes)  # type: ignore[arg-type]

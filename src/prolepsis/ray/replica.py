@@ -2,48 +2,37 @@
 
 import os
 from collections import deque
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from uuid import uuid4
 
 from prolepsis.core.errors import ProlepsisError
 from prolepsis.core.events import Event
 from prolepsis.core.requests import GenerateRequest
-from prolepsis.core.stats import RequestStats
 from prolepsis.engine.client import EngineClient, HeadSwapped, InstalledHead
 from prolepsis.engine.process.messages import Observed, Refused, Status
+from prolepsis.engine.process.recorder import Recorder
 from prolepsis.ray.messages import ControlState, Report
 
 _MOST_OBSERVED = 20_000
 """Calls kept for the next report: some seconds of steps."""
 
 
-class Notes:
+class Notes(Recorder):
     """An `EngineObserver` that keeps what it is told, for reports."""
 
     def __init__(self) -> None:
+        super().__init__(self._keep)
         self._kept: deque[Observed] = deque(maxlen=_MOST_OBSERVED)
         self.num_lost = 0
-
-    def step_done(self, seconds: Mapping[str, float], num_tokens: int) -> None:
-        self._keep("step_done", dict(seconds), num_tokens)
-
-    def request_ended(self, stats: RequestStats) -> None:
-        self._keep("request_ended", stats)
-
-    def proposer_failed(self, proposer: str, num_failures: int = 1) -> None:
-        self._keep("proposer_failed", proposer, num_failures)
-
-    def grammar_failed(self) -> None:
-        self._keep("grammar_failed")
 
     def take(self) -> tuple[Observed, ...]:
         """Return what was kept since the last call."""
         return tuple(self._kept.popleft() for _ in range(len(self._kept)))
 
-    def _keep(self, method: str, *arguments: object) -> None:
+    def _keep(self, observed: Observed) -> None:
         self.num_lost += len(self._kept) == _MOST_OBSERVED
-        self._kept.append(Observed(method, arguments))
+        self._kept.append(observed)
 
 
 class EngineReplica:
@@ -67,7 +56,7 @@ class EngineReplica:
                 async for event in events:
                     yield event
         except ProlepsisError as error:
-            yield Refused(0, error.with_traceback(None))
+            yield Refused(0, error)
 
     async def obey(self, controls: ControlState) -> None:
         """Bring the engine to what a front door has told; what it has obeyed before costs nothing."""
@@ -95,14 +84,12 @@ class EngineReplica:
         try:
             swapped = await self._client.swap_head(name, proposer)  # type: ignore[arg-type]
         except ProlepsisError as error:
-            return Refused(0, error.with_traceback(None))
+            return Refused(0, error)
         self.obeyed[controls.door] = controls
         return swapped
 
     async def report(self) -> Report:
-        client = self._client
-        status = Status(client.health(), client.info, tuple(client.proposer_counts()), tuple(client.proposer_memory()))
-        return Report(self.name, status, self._notes.take(), self._notes.num_lost)
+        return Report(self.name, Status.of(self._client), self._notes.take(), self._notes.num_lost)
 
     async def close(self) -> None:
         """End the engine; its requests end with `Aborted`."""
@@ -113,8 +100,3 @@ class EngineReplica:
         health = self._client.health()
         if not health.alive:
             raise RuntimeError(health.detail)
-
-    def record_autoscaling_stats(self) -> dict[str, float]:
-        """Return what the autoscaler decides by: samples that run or wait."""
-        health = self._client.health()
-        return {"num_running": float(health.num_running), "num_waiting": float(health.num_waiting)}

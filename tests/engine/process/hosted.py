@@ -11,8 +11,9 @@ from prolepsis.engine.client import EngineClient
 from prolepsis.engine.observer import EngineObserver
 from prolepsis.engine.process.channel import Channel
 from prolepsis.engine.process.client import ProcessEngineClient
-from prolepsis.engine.process.host import Host, Relay
+from prolepsis.engine.process.host import Host
 from prolepsis.engine.process.messages import Started
+from prolepsis.engine.process.recorder import Recorder
 from tests.api.fakes import ByteTokenizer
 from tests.fake_client import INFO
 
@@ -71,7 +72,7 @@ async def hosted(
     here, there = socket.socketpair()
     process = FakeProcess(connection=there)
     channel = Channel(there)
-    engine = make(Relay(channel))
+    engine = make(Recorder(channel.put))
     running = asyncio.create_task(Host(channel, engine).run())
     running.add_done_callback(lambda _: process.ended_itself())
     started = Started(engine.info, ByteTokenizer(), ())  # type: ignore[arg-type]  # only its facts are used

@@ -5,7 +5,7 @@ import signal
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import count
 from typing import Protocol
 
@@ -13,19 +13,19 @@ import structlog
 
 from prolepsis.core.config import DRAFT_HEAD, HeadProposerName
 from prolepsis.core.errors import DeadlineExceeded, EngineDead, ProlepsisError
-from prolepsis.core.events import Aborted, Event, Failed, Terminal, Tokens
+from prolepsis.core.events import Aborted, Event, Failed, Terminal
 from prolepsis.core.messages import Abort, ApplyPlan, StopRun
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest
-from prolepsis.core.stats import ProposerMemory, RequestStats, TrafficClassCounts
+from prolepsis.core.stats import ProposerMemory, TrafficClassCounts
 from prolepsis.engine.client import EngineHealth, EngineInfo, HeadSwapped, InstalledHead
+from prolepsis.engine.event_stream import EventStream
 from prolepsis.engine.observer import EngineObserver
 from prolepsis.engine.process.channel import Channel
 from prolepsis.engine.process.messages import (
     Answered,
     Ask,
     Close,
-    Command,
     Generate,
     Leave,
     Observed,
@@ -57,29 +57,6 @@ class EngineProcess(Protocol):
     def kill(self) -> None: ...
 
 
-@dataclass(slots=True)
-class _Stream:
-    """The events of one request on their way to its reader; an error is raised there."""
-
-    request: GenerateRequest
-    arrival: float
-    events: "asyncio.Queue[Event | Exception]" = field(default_factory=asyncio.Queue)
-    num_output_tokens: int = 0
-
-    def put(self, event: Event) -> None:
-        if isinstance(event, Tokens):
-            self.num_output_tokens += len(event.token_ids)
-        self.events.put_nowait(event)
-
-    def stats(self, now: float) -> RequestStats:
-        """Return what is known here."""
-        return RequestStats(
-            num_prompt_tokens=len(self.request.prompt_token_ids),
-            num_output_tokens=self.num_output_tokens,
-            total_s=now - self.arrival,
-        )
-
-
 class ProcessEngineClient:
     """An `EngineClient` of an engine in another process.
 
@@ -105,7 +82,7 @@ class ProcessEngineClient:
         self._stuck_after_s = stuck_after_s
         self._tick_s = tick_s
         self._numbers = count()
-        self._streams: dict[int, _Stream] = {}
+        self._streams: dict[int, EventStream] = {}
         self._asked: dict[int, asyncio.Future[object]] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._num_silent = 0
@@ -120,7 +97,7 @@ class ProcessEngineClient:
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
         self._attach()
         self._check_alive()
-        number, stream = next(self._numbers), _Stream(request, time.monotonic())
+        number, stream = next(self._numbers), EventStream(request, time.monotonic())
         self._streams[number] = stream
         self._channel.send(Generate(number, request))
         timer = self._deadline_timer(number, request)
@@ -138,13 +115,13 @@ class ProcessEngineClient:
                 self._channel.send(Leave(number))
 
     def abort(self, request_id: str) -> None:
-        self._command(Abort(request_id))
+        self._channel.send(Abort(request_id))
 
     def apply_plan(self, plan: SpecPlan) -> None:
-        self._command(ApplyPlan(plan))
+        self._channel.send(ApplyPlan(plan))
 
     def stop_run(self, name: str) -> None:
-        self._command(StopRun(name))
+        self._channel.send(StopRun(name))
 
     async def heads(self) -> Sequence[InstalledHead]:
         answer = await self._ask("heads")
@@ -229,9 +206,9 @@ class ProcessEngineClient:
                 stream = self._streams.pop(number, None)
                 if stream is not None:  # else its reader is gone
                     stream.events.put_nowait(error)
-            case Observed(method, arguments):
+            case Observed():
                 if self._observer is not None:
-                    getattr(self._observer, method)(*arguments)
+                    message.tell(self._observer)
             case Status():
                 self._status, self._num_silent = message, 0
             case Answered(number, value, error):
@@ -262,9 +239,6 @@ class ProcessEngineClient:
                 answer.set_exception(error)
         self._streams.clear()
         self._asked.clear()
-
-    def _command(self, command: Command) -> None:
-        self._channel.send(command)
 
     async def _ask(self, method: str, *arguments: object) -> object:
         self._attach()

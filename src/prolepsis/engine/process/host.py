@@ -7,7 +7,6 @@ import asyncio
 import signal
 import socket
 import sys
-from collections.abc import Mapping
 from contextlib import aclosing, suppress
 from functools import partial
 
@@ -15,7 +14,6 @@ import structlog
 
 from prolepsis.core.errors import EngineError, ProlepsisError
 from prolepsis.core.messages import Abort, ApplyPlan, StopRun
-from prolepsis.core.stats import RequestStats
 from prolepsis.engine.client import EngineClient
 from prolepsis.engine.process.channel import Channel, read_now, write_now
 from prolepsis.engine.process.messages import (
@@ -24,7 +22,6 @@ from prolepsis.engine.process.messages import (
     Close,
     Generate,
     Leave,
-    Observed,
     Refused,
     Start,
     Started,
@@ -32,6 +29,7 @@ from prolepsis.engine.process.messages import (
     Status,
     Streamed,
 )
+from prolepsis.engine.process.recorder import Recorder
 from prolepsis.engine.start import start_engine
 from prolepsis.telemetry.logs import configure_logs
 
@@ -41,25 +39,6 @@ ASKED = frozenset({"heads", "swap_head"})
 """Coroutines of an engine's client that a server may call."""
 
 log = structlog.get_logger(__name__)
-
-
-class Relay:
-    """An `EngineObserver` that passes each call on to the server, with the events of the same step."""
-
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
-
-    def step_done(self, seconds: Mapping[str, float], num_tokens: int) -> None:
-        self._channel.put(Observed("step_done", (dict(seconds), num_tokens)))
-
-    def request_ended(self, stats: RequestStats) -> None:
-        self._channel.put(Observed("request_ended", (stats,)))
-
-    def proposer_failed(self, proposer: str, num_failures: int = 1) -> None:
-        self._channel.put(Observed("proposer_failed", (proposer, num_failures)))
-
-    def grammar_failed(self) -> None:
-        self._channel.put(Observed("grammar_failed", ()))
 
 
 class Host:
@@ -123,23 +102,19 @@ class Host:
         except Exception as error:  # the server raises it where the question was asked
             self._channel.send(Answered(ask.number, None, _portable(error)))
             return
-        self._channel.send(self._status())  # first: whoever asked finds the new facts
+        self._channel.send(Status.of(self._client))  # first: whoever asked finds the new facts
         self._channel.send(Answered(ask.number, value))
 
     async def _report(self) -> None:
         while True:
-            self._channel.send(self._status())
+            self._channel.send(Status.of(self._client))
             await asyncio.sleep(STATUS_S)
-
-    def _status(self) -> Status:
-        client = self._client
-        return Status(client.health(), client.info, tuple(client.proposer_counts()), tuple(client.proposer_memory()))
 
 
 def _portable(error: Exception) -> Exception:
     """Return an error that another process can rebuild; others travel as text."""
     if isinstance(error, ProlepsisError):
-        return error.with_traceback(None)
+        return error
     log.error("engine_process_error", exc_info=error)
     return EngineError(f"{type(error).__name__}: {error}")
 
@@ -151,7 +126,7 @@ def main(connection: socket.socket) -> None:
     configure_logs(start.logs.level, as_json=start.logs.as_json)
     channel = Channel(connection)
     try:
-        engine = start_engine(start.config, Relay(channel), start.reserved)
+        engine = start_engine(start.config, Recorder(channel.put), start.reserved)
     except Exception as error:  # the server raises it: it knows whom to tell
         write_now(connection, StartFailed(_portable(error)))
         return

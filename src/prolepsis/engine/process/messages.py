@@ -22,7 +22,8 @@ from prolepsis.core.events import Event
 from prolepsis.core.messages import Abort, ApplyPlan, StopRun
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import ProposerMemory, TrafficClassCounts
-from prolepsis.engine.client import EngineHealth, EngineInfo
+from prolepsis.engine.client import EngineClient, EngineHealth, EngineInfo
+from prolepsis.engine.observer import EngineObserver
 from prolepsis.kv.memory import MemoryUse
 from prolepsis.models.files.tokenizer import Tokenizer
 from prolepsis.telemetry.logs import Level
@@ -115,6 +116,10 @@ class Observed:
     method: str
     arguments: tuple[object, ...]
 
+    def tell(self, observer: EngineObserver) -> None:
+        """Make the call."""
+        getattr(observer, self.method)(*self.arguments)
+
 
 @dataclass(frozen=True, slots=True)
 class Status:
@@ -124,6 +129,10 @@ class Status:
     info: EngineInfo
     counts: Sequence[TrafficClassCounts]
     memory: Sequence[ProposerMemory]
+
+    @classmethod
+    def of(cls, client: EngineClient) -> "Status":
+        return cls(client.health(), client.info, tuple(client.proposer_counts()), tuple(client.proposer_memory()))
 
 
 @dataclass(frozen=True, slots=True)
