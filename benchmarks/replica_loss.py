@@ -25,8 +25,8 @@ from pathlib import Path
 import httpx
 
 from prolepsis.cli.bench.provenance import provenance
+from tests.ray.processes import replica_processes
 
-PROCESS = "ServeReplica:prolepsis-engines"
 SCHEMA = {
     "type": "object",
     "properties": {"city": {"type": "string", "maxLength": 40}, "people": {"type": "integer"}},
@@ -130,27 +130,14 @@ async def all_answers(url: str, asked: Sequence[dict[str, object]], *, kill: boo
         for _ in asked:
             await begun.acquire()
         if kill:
-            os.kill(random.choice(replicas()), signal.SIGKILL)
+            os.kill(random.choice(replica_processes()), signal.SIGKILL)
         return list(await asyncio.gather(*answers))
-
-
-def replicas() -> list[int]:
-    """Return the processes of the replicas."""
-    found: list[int] = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (folder / "cmdline").read_bytes().decode(errors="replace")
-        except OSError:
-            continue
-        if command.startswith(f"ray::{PROCESS}"):
-            found.append(int(folder.name))
-    return found
 
 
 def wait_for(number: int) -> None:
     """Wait until so many replicas have their engines: a process has its name before its model."""
     end = time.monotonic() + WAIT_S
-    while len(replicas()) < number:
+    while len(replica_processes()) < number:
         if time.monotonic() > end:
             raise SystemExit(f"{number} replicas were not there within {WAIT_S:g} s")
         time.sleep(0.5)
@@ -175,7 +162,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    asked, number = bodies(arguments.streams, arguments.tokens), len(replicas())
+    asked, number = bodies(arguments.streams, arguments.tokens), len(replica_processes())
     before = asyncio.run(all_answers(arguments.url, asked, kill=False))
     again = compared(before, asyncio.run(all_answers(arguments.url, asked, kill=False)))
     print(f"undisturbed, twice: {again.num_different} different, {again.num_failed} failed, {number} replicas")

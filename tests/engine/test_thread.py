@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from prolepsis.core.errors import ContextTooLong, DeadlineExceeded, EngineDead, InvalidGrammar, InvalidParameter
+from prolepsis.core.errors import ContextTooLong, DeadlineExceeded, EngineDead, InvalidGrammar
 from prolepsis.core.events import Aborted, Event, Failed, Finished
 from prolepsis.core.messages import ApplyPlan
 from prolepsis.core.plan import PANIC_PLAN
@@ -19,9 +19,8 @@ from prolepsis.engine.thread import ThreadEngineClient
 from prolepsis.engine.verification import Verification
 from prolepsis.grammar.grammars import Grammars
 from prolepsis.grammar.matcher import CompiledGrammar
-from prolepsis.sampling.noise import noise_key
 from prolepsis.sampling.sampler import Sampler
-from tests.fakes import EOS, VOCAB, EngineSetup, TableModel, build, build_as, outputs, reference, request, run
+from tests.fakes import EOS, VOCAB, EngineSetup, TableModel, build, build_as, outputs, request, run
 from tests.grammar.tiny import few_tokens, text_of
 
 ENDLESS = SamplingParams(temperature=0.0, max_tokens=100_000, ignore_eos=True)
@@ -36,39 +35,6 @@ async def client() -> AsyncIterator[ThreadEngineClient]:
 
 async def collect(client: EngineClient, request_id: str, prompt: list[int]) -> list[Event]:
     return [event async for event in client.generate(request(request_id, prompt))]
-
-
-async def test_concurrent_requests_get_their_own_events(client: ThreadEngineClient) -> None:
-    found = await asyncio.gather(*(collect(client, str(i), [i + 1, 2]) for i in range(5)))
-    for i, events in enumerate(found):
-        assert {event.request_id for event in events} == {str(i)}
-        assert isinstance(events[-1], Finished)
-        assert outputs(events)[str(i), 0] == reference(request(str(i), [i + 1, 2]), noise_key(0, 0))
-
-
-async def test_closing_the_iterator_early_aborts(client: ThreadEngineClient) -> None:
-    stream = client.generate(request("a", [1], ENDLESS))
-    await anext(stream)
-    with pytest.raises(InvalidParameter, match="in use"):
-        await anext(client.generate(request("a", [1])))
-    await stream.aclose()
-    await collect(client, "b", [2])  # by then the engine has seen the abort
-    assert client.health().num_running == 0
-    assert isinstance((await collect(client, "a", [2]))[-1], Finished)
-
-
-async def test_abort_from_outside_ends_the_iterator(client: ThreadEngineClient) -> None:
-    stream = client.generate(request("a", [1], ENDLESS))
-    await anext(stream)
-    client.abort("a")
-    client.abort("unknown")
-    rest = [event async for event in stream]
-    assert isinstance(rest[-1], Aborted)
-
-
-async def test_refusal_comes_before_the_first_event(client: ThreadEngineClient) -> None:
-    with pytest.raises(ContextTooLong):
-        await collect(client, "a", [1] * 2000)
 
 
 def num_steps(engine: Engine) -> tuple[int, int]:

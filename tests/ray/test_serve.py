@@ -21,6 +21,7 @@ from prolepsis.engine.start import start_engine
 from prolepsis.ray.start import StartedReplicas, start_replicas
 from prolepsis.telemetry.metrics import Metrics
 from tests.fakes import outputs
+from tests.ray.processes import replica_processes
 from tests.train.targets import config_of, save_target
 
 pytestmark = [
@@ -114,16 +115,3 @@ def test_doors_and_engines_are_one_application(folder: Path, tmp_path: Path) -> 
     finally:
         serve.shutdown()
         ray.shutdown()
-
-
-def replica_processes() -> list[int]:
-    """Return the processes of replicas on this machine."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            command = (folder / "cmdline").read_bytes()
-        except OSError:  # it has ended meanwhile
-            continue
-        if command.startswith(b"ray::ServeReplica:prolepsis-engines"):
-            found.append(int(folder.name))
-    return found

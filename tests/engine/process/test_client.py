@@ -1,77 +1,20 @@
 """The engine behind a socket is the engine in its thread: the same events, errors and ends."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
 
-from prolepsis.core.errors import ContextTooLong, DeadlineExceeded, EngineDead, InvalidParameter, ModelError
-from prolepsis.core.events import Aborted, Event, Failed, Finished
+from prolepsis.core.errors import DeadlineExceeded, EngineDead, ModelError
+from prolepsis.core.events import Aborted, Failed, Finished
 from prolepsis.core.plan import PANIC_PLAN
-from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.core.stats import RequestStats
-from prolepsis.engine.client import EngineClient
-from prolepsis.engine.observer import EngineObserver
-from prolepsis.engine.process.client import ProcessEngineClient
-from prolepsis.engine.thread import ThreadEngineClient
-from prolepsis.sampling.noise import noise_key
 from prolepsis.telemetry.metrics import Metrics
 from tests.engine.process.hosted import hosted, silent
+from tests.engine.test_clients import ENDLESS, collect, small
 from tests.fake_client import FakeEngineClient
-from tests.fakes import EngineSetup, build, outputs, reference, request
-
-ENDLESS = SamplingParams(temperature=0.0, max_tokens=100_000, ignore_eos=True)
-
-
-def small(observer: EngineObserver) -> ThreadEngineClient:
-    return ThreadEngineClient(build(EngineSetup(max_model_len=1024, observer=observer)))
-
-
-@pytest.fixture
-async def client() -> AsyncIterator[ProcessEngineClient]:
-    async with hosted(small) as client:
-        yield client
-
-
-async def collect(client: EngineClient, source: GenerateRequest) -> list[Event]:
-    return [event async for event in client.generate(source)]
-
-
-async def test_concurrent_requests_get_their_own_events(client: ProcessEngineClient) -> None:
-    sampled = SamplingParams(temperature=0.8, max_tokens=20, seed=3)
-    sources = [request(str(i), [i + 1, 2], sampled, n=2) for i in range(5)]
-    found = await asyncio.gather(*(collect(client, source) for source in sources))
-    for source, events in zip(sources, found, strict=True):
-        assert {event.request_id for event in events} == {source.request_id}
-        assert isinstance(events[-1], Finished)
-        for index in range(2):
-            assert outputs(events)[source.request_id, index] == reference(source, noise_key(3, index))
-
-
-async def test_closing_the_iterator_early_aborts(client: ProcessEngineClient) -> None:
-    stream = client.generate(request("a", [1], ENDLESS))
-    await anext(stream)
-    with pytest.raises(InvalidParameter, match="in use"):
-        await anext(client.generate(request("a", [1])))
-    await stream.aclose()
-    await collect(client, request("b", [2]))  # by then the engine has seen the abort
-    assert isinstance((await collect(client, request("a", [2])))[-1], Finished)
-
-
-async def test_abort_from_outside_ends_the_iterator(client: ProcessEngineClient) -> None:
-    stream = client.generate(request("a", [1], ENDLESS))
-    await anext(stream)
-    client.abort("a")
-    client.abort("unknown")
-    rest = [event async for event in stream]
-    assert isinstance(rest[-1], Aborted)
-
-
-async def test_refusal_comes_before_the_first_event(client: ProcessEngineClient) -> None:
-    with pytest.raises(ContextTooLong, match="1024"):
-        await collect(client, request("a", [1] * 2000))
-    assert isinstance((await collect(client, request("a", [1])))[-1], Finished), "its id is free again"
+from tests.fakes import request
 
 
 async def test_closing_ends_requests_and_refuses_more() -> None:

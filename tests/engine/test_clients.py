@@ -1,0 +1,79 @@
+"""What an engine's client does, whether the engine is in its thread or in a process of its own."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from prolepsis.core.errors import ContextTooLong, InvalidParameter
+from prolepsis.core.events import Aborted, Event, Finished
+from prolepsis.core.requests import GenerateRequest, SamplingParams
+from prolepsis.engine.client import EngineClient
+from prolepsis.engine.observer import EngineObserver
+from prolepsis.engine.thread import ThreadEngineClient
+from prolepsis.sampling.noise import noise_key
+from tests.engine.process.hosted import hosted
+from tests.fakes import EngineSetup, build, outputs, reference, request
+
+ENDLESS = SamplingParams(temperature=0.0, max_tokens=100_000, ignore_eos=True)
+
+
+def small(observer: EngineObserver | None = None) -> ThreadEngineClient:
+    return ThreadEngineClient(build(EngineSetup(max_model_len=1024, observer=observer)))
+
+
+@pytest.fixture(params=["thread", "process"])
+async def client(request: pytest.FixtureRequest) -> AsyncIterator[EngineClient]:
+    if request.param == "process":
+        async with hosted(small) as hosted_client:
+            yield hosted_client
+    else:
+        threaded = small()
+        yield threaded
+        await threaded.close()
+
+
+async def collect(client: EngineClient, source: GenerateRequest) -> list[Event]:
+    return [event async for event in client.generate(source)]
+
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=20)
+SAMPLED = SamplingParams(temperature=0.8, max_tokens=20, seed=3)
+
+
+@pytest.mark.parametrize(("params", "n"), [(GREEDY, 1), (SAMPLED, 2)])
+async def test_concurrent_requests_get_their_own_events(client: EngineClient, params: SamplingParams, n: int) -> None:
+    sources = [request(str(i), [i + 1, 2], params, n=n) for i in range(5)]
+    found = await asyncio.gather(*(collect(client, source) for source in sources))
+    for source, events in zip(sources, found, strict=True):
+        assert {event.request_id for event in events} == {source.request_id}
+        assert isinstance(events[-1], Finished)
+        for index in range(n):
+            assert outputs(events)[source.request_id, index] == reference(source, noise_key(params.seed, index))
+
+
+async def test_closing_the_iterator_early_aborts(client: EngineClient) -> None:
+    stream = client.generate(request("a", [1], ENDLESS))
+    await anext(stream)
+    with pytest.raises(InvalidParameter, match="in use"):
+        await anext(client.generate(request("a", [1])))
+    await stream.aclose()  # type: ignore[attr-defined]  # both are generators
+    await collect(client, request("b", [2]))  # by then the engine has seen the abort
+    if isinstance(client, ThreadEngineClient):  # a process tells its load a moment later
+        assert client.health().num_running == 0
+    assert isinstance((await collect(client, request("a", [2])))[-1], Finished)
+
+
+async def test_abort_from_outside_ends_the_iterator(client: EngineClient) -> None:
+    stream = client.generate(request("a", [1], ENDLESS))
+    await anext(stream)
+    client.abort("a")
+    client.abort("unknown")
+    rest = [event async for event in stream]
+    assert isinstance(rest[-1], Aborted)
+
+
+async def test_refusal_comes_before_the_first_event(client: EngineClient) -> None:
+    with pytest.raises(ContextTooLong, match="1024"):
+        await collect(client, request("a", [1] * 2000))
+    assert isinstance((await collect(client, request("a", [1])))[-1], Finished), "its id is free again"
