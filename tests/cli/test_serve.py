@@ -64,3 +64,13 @@ def test_what_vllm_cannot_follow_is_refused_before_it_loads(setting: str, value:
     assert done.exit_code == 2
     assert setting.replace("-", "_") in done.stderr
     assert "with engine vllm" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"), [("replay-sample", "0.5"), ("kv-memory", "1GiB"), ("upstream-plain", "nowhere")]
+)
+def test_settings_that_upstream_engines_cannot_follow_are_named(setting: str, value: str, tmp_path: Path) -> None:
+    arguments = ["--engine", "upstream", "--store", "none", "--model", str(tmp_path), f"--{setting}", value]
+    done = serve("--port", "0", *arguments)
+    assert done.exit_code == 2
+    assert setting.replace("-", "_") in done.stderr

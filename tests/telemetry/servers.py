@@ -19,6 +19,7 @@ from prolepsis.safety.flag_file import FlagFileProvider
 from prolepsis.store.store import opened_store
 from prolepsis.telemetry.device import DeviceCollector, DeviceReading
 from prolepsis.telemetry.metrics import Metrics
+from prolepsis.upstream.metrics import UpstreamMetrics
 from tests.api.fakes import ByteTokenizer, FakeEngine
 from tests.rollout.stores import memory_store
 from tests.safety.flag_files import flag, write
@@ -46,6 +47,7 @@ def server_with_everything(folder: Path) -> Iterator[tuple[FastAPI, Metrics]]:
     """Yield an application whose features are all there, with the metrics that it feeds."""
     metrics, engine = Metrics(), FakeEngine()
     DeviceCollector(metrics.registry, FakeDevices())
+    UpstreamMetrics(metrics.registry)
     config = ServerConfig(
         store=f"sqlite:///{folder / 'store.sqlite'}",
         kill_file=folder / "kill.json",

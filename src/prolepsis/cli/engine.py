@@ -8,6 +8,7 @@ from prolepsis.cli.config import Settings
 from prolepsis.cli.models import ensure_model
 from prolepsis.cli.output import quiet_logs, stderr
 from prolepsis.core.config import EngineConfig
+from prolepsis.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,6 +26,9 @@ def start_configured(
         from prolepsis.vllm.start import start_vllm
 
         return start_vllm(config, observer)
+    if config.engine == "upstream":
+        message = "engine is 'upstream'; allowed with this command: prolepsis, vllm; `prolepsis serve` takes upstream"
+        raise ConfigError(message, param="engine")
     from prolepsis.engine.start import start_engine
 
     return start_engine(config, observer, reserved)

@@ -35,8 +35,19 @@ def serve(
     with loading():
         from prolepsis.api import run
 
+    server = settings.server
+    if settings.engine.engine == "upstream":
+        from prolepsis.upstream.capabilities import server_config
+
+        server = server_config(server, settings.origins)
+
     def start(config: EngineConfig, metrics: "Metrics") -> "StartedEngine":
         ensure_model(settings)
+        if config.engine == "upstream":
+            from prolepsis.upstream.start import start_upstream
+
+            upstream = start_upstream(config, metrics.registry, metrics)
+            return run.StartedEngine(upstream.client, upstream.tokenizer)
         if settings.server.replicas > 1:
             from prolepsis.ray.start import start_replicas
 
@@ -56,7 +67,7 @@ def serve(
         return run.StartedEngine(engine.client, engine.tokenizer, compile_seconds, engine.restart)
 
     try:
-        run.serve(settings.engine, settings.server, start)
+        run.serve(settings.engine, server, start)
     except ConfigError as error:
         if error.param not in ADDRESS_FIELDS:
             raise

@@ -37,6 +37,9 @@ WHY: Mapping[str, str] = {
     "replay": "it is a replay",
     "speculating": "drafts were verified",
     "compared": "drafts were compared with the plain answer",
+    "not_reported": "the upstream engine does not say what its drafts brought",
+    "plain_only": "upstream engines cannot draft as it asks",
+    "pool_down": "its upstream engines were gone, and the others served it",
 }
 """Reasons in words, for requests and for steps."""
 

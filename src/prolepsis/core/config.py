@@ -13,9 +13,12 @@ DRAFT_HEAD: Literal["draft_head"] = "draft_head"
 CANDIDATE_HEAD: Literal["candidate_head"] = "candidate_head"
 """A second draft head, loaded while serving. It drafts only where it is named, by a rule or by an operator."""
 HeadProposerName = Literal["draft_head", "candidate_head"]
+UPSTREAM = "upstream"
+"""The name under which the drafts of an upstream engine count; it is never loaded."""
+UpstreamApi = Literal["vllm", "sglang", "llama.cpp"]
 PROPOSER_NAMES = (
     *("grammar", "suffix", "prompt_lookup", "prediction", "draft_model"),
-    *(DRAFT_HEAD, CANDIDATE_HEAD, "early_exit"),
+    *(DRAFT_HEAD, CANDIDATE_HEAD, "early_exit", UPSTREAM),
 )
 """All proposers; `EngineConfig.proposers` names those that are loaded."""
 
@@ -33,11 +36,18 @@ class EngineConfig(BaseModel):
     model_dir: Path | None = Field(
         default=None, description="where models are kept; default: the user's cache directory"
     )
-    engine: Literal["prolepsis", "vllm"] = Field(
+    engine: Literal["prolepsis", "vllm", "upstream"] = Field(
         default="prolepsis",
-        description="what computes: our own engine, or vLLM, which must be installed, with our drafts and sampler",
+        description="what computes: our own engine, vLLM, which must be installed, with our drafts and sampler, or "
+        "other engines over HTTP, of which the model is only the tokenizer here",
     )
     vllm_args: str = Field(default="", description="further engine arguments of vLLM, as a JSON object")
+    upstream_api: UpstreamApi = Field(default="vllm", description="kind of the engines over HTTP")
+    upstream_plain: str | None = Field(default=None, description="URL of the engines over HTTP that do not speculate")
+    upstream_speculating: str | None = Field(
+        default=None, description="URL of those that do, with drafts of up to num_speculative_tokens; default: none"
+    )
+    upstream_key_file: Path | None = Field(default=None, description="file with the API key of both")
     forward: Literal["auto", "native", "lean", "transformers"] = Field(
         default="auto", description="implementation that runs the model"
     )

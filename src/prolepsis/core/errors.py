@@ -25,6 +25,7 @@ ProlepsisError
     ├── GrammarFailed          a grammar that compiled gave up while the answer was matched
     ├── StepFailed             a step of the engine raised; the engine lives
     ├── ReplicaLost            the replica that served it is gone; others are there
+    ├── UpstreamUnavailable    no upstream engine serves it, or goes on with it
     └── EngineDead             the engine ended; nothing is accepted any more
         └── NotContinued       a request lost its engine, and no other went on with it: says why
 """
@@ -139,6 +140,10 @@ class StepFailed(EngineError):
 
 class ReplicaLost(EngineError):
     code = "replica_lost"
+
+
+class UpstreamUnavailable(EngineError):
+    code = "upstream_unavailable"
 
 
 class EngineDead(EngineError):

@@ -139,6 +139,9 @@ EffectiveReason = Literal[
     "overload_low_refused",  # so it was, and new work of low tiers is refused
     "response_cache",  # nothing was decoded: the answer is a stored one
     "replay",  # an earlier request was decoded again, to be compared
+    "not_reported",  # an upstream engine that speculates served it, and does not say what its drafts brought
+    "plain_only",  # it asks for what upstream engines cannot do with drafts, such as a lower ceiling
+    "pool_down",  # the upstream engines that it was for are gone, and the others served it
 ]
 
 LossReason = Literal[

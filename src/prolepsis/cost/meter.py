@@ -59,11 +59,16 @@ class UsageTotals:
     num_output_tokens: int = 0
     device: DeviceSeconds = field(default_factory=DeviceSeconds)
     amount: float | None = None
+    saved_s: float = 0.0
+    """Predicted device seconds of plain decoding less the measured ones, where there is a prediction; negative if
+    speculation costs more."""
 
     def add(self, cost: RequestCost) -> None:
         self.num_requests += 1
         self.num_output_tokens += cost.num_output_tokens
         self.device.add(cost.device)
+        if cost.device.predicted_plain:
+            self.saved_s += cost.device.predicted_plain - cost.device.total
         if cost.amount is not None:
             self.amount = (self.amount or 0.0) + cost.amount
 
@@ -75,11 +80,6 @@ class UsageTotals:
     def seconds_per_token(self) -> float | None:
         """All device seconds over all output tokens."""
         return self.device.total / self.num_output_tokens if self.num_output_tokens else None
-
-    @property
-    def saved_s(self) -> float:
-        """Predicted device seconds of plain decoding less the measured ones; negative if speculation costs more."""
-        return self.device.predicted_plain - self.device.total
 
 
 class Usage:

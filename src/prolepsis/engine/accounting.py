@@ -190,6 +190,11 @@ def close_stats(request: Request, plan: SpecPlan, now: float) -> None:
     stats.mode = EffectiveMode(mode, reason, plan.version)
 
 
+def why_plan_is_off(plan: SpecPlan) -> EffectiveReason:
+    """Return the reason that requests report under a plan whose ceiling is 0."""
+    return next((reason for reason in _OFF_BY_PLAN if reason == plan.reason), "plan_off")
+
+
 def _reason(request: Request, plan: SpecPlan) -> EffectiveReason:
     choice, stats = request.source.speculation, request.stats
     if choice.enabled and plan.kills(request.source.kill_scopes):
@@ -202,7 +207,7 @@ def _reason(request: Request, plan: SpecPlan) -> EffectiveReason:
     if not choice.enabled or choice.num_speculative_tokens == 0:
         return choice.off_reason if not choice.enabled else "requested_off"
     if plan.ceiling == 0:
-        return next((reason for reason in _OFF_BY_PLAN if reason == plan.reason), "plan_off")
+        return why_plan_is_off(plan)
     frequent: EffectiveReason = "no_decode"
     steps = 0
     for plain, count in request.stats.plain_steps.items():

@@ -6,7 +6,14 @@ from pathlib import Path
 
 import structlog
 
-from prolepsis.core.config import CANDIDATE_HEAD, DRAFT_HEAD, PROPOSER_NAMES, EngineConfig, HeadProposerName
+from prolepsis.core.config import (
+    CANDIDATE_HEAD,
+    DRAFT_HEAD,
+    PROPOSER_NAMES,
+    UPSTREAM,
+    EngineConfig,
+    HeadProposerName,
+)
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.core.plan import AppliedPlan, SpecPlan
@@ -242,9 +249,10 @@ def proposer_names(config: EngineConfig) -> tuple[str, ...]:
     """
     if config.num_speculative_tokens == 0:
         return ()
+    known = [name for name in PROPOSER_NAMES if name != UPSTREAM]
     for name in config.proposers:
-        if name not in PROPOSER_NAMES:
-            raise ConfigError(f"proposers names {name!r}; allowed: {', '.join(PROPOSER_NAMES)}", param="proposers")
+        if name not in known:
+            raise ConfigError(f"proposers names {name!r}; allowed: {', '.join(known)}", param="proposers")
     if CANDIDATE_HEAD in config.proposers:
         message = f"proposers names {CANDIDATE_HEAD!r}, which is loaded while serving; `prolepsis heads swap` loads it"
         raise ConfigError(message, param="proposers")

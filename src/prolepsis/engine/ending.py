@@ -2,10 +2,36 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from prolepsis.core.events import FinishReason
-from prolepsis.engine.request import SequenceState
+from prolepsis.core.requests import SamplingParams
+from prolepsis.engine.text import TextStream
+from prolepsis.grammar.matcher import Matcher
 from prolepsis.spec.draft import ROOT, Draft
+
+
+class GrowingSequence(Protocol):
+    """What the end of a sequence depends on; `engine.request.SequenceState` has it."""
+
+    @property
+    def params(self) -> SamplingParams: ...
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        """Prompt and output."""
+
+    @property
+    def num_output_tokens(self) -> int: ...
+
+    @property
+    def end_ids(self) -> frozenset[int]: ...
+
+    @property
+    def text(self) -> TextStream | None: ...
+
+    @property
+    def matcher(self) -> Matcher | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +43,7 @@ class Ending:
     stop_reason: str | int | None = None
 
 
-def find_ending(sequence: SequenceState, tokens: Sequence[int], max_model_len: int) -> Ending | None:
+def find_ending(sequence: GrowingSequence, tokens: Sequence[int], max_model_len: int) -> Ending | None:
     """Return where `tokens`, emitted after those the sequence has, end it. Its stop-string search takes them in.
 
     End of sequence and stops count from the `min_tokens`-th output token on; the first that holds wins, token by token.

@@ -284,6 +284,6 @@ def _saved_s(stats: RequestStats) -> float:
     """Return the device time that the drafts of a request saved, or would have saved if it was in shadow."""
     device, num_tokens = stats.device, stats.num_output_tokens
     if stats.num_drafts or not stats.shadow:
-        return device.predicted_plain - device.total
+        return device.predicted_plain - device.total if device.predicted_plain else 0.0
     saved = sum(one.num_accepted - one.drafting - one.verifying for one in stats.shadow.values())
     return saved * device.plain / num_tokens if num_tokens else 0.0

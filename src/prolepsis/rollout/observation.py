@@ -12,6 +12,7 @@ _STOPPED: tuple[EffectiveReason, ...] = (
     "overload_plain",
     "overload_batch_waits",
     "overload_low_refused",
+    "pool_down",
 )
 """Reasons that have nothing to do with the rule: how far drafts would have got is not known."""
 

@@ -21,6 +21,8 @@ _STOPPED: tuple[EffectiveReason, ...] = (
     "overload_batch_waits",
     "overload_low_refused",
     "no_decode",
+    "not_reported",
+    "pool_down",
 )
 """Reasons that have nothing to do with the proposer."""
 

@@ -107,6 +107,8 @@ class _Depth:
 
     def count(self, stats: RequestStats) -> None:
         positions = [counts.per_position for counts in stats.proposers.values()]
+        if not any(positions):  # of an upstream engine's drafts they are not known
+            return
         for kind, shown in enumerate((self._drafted, self._accepted)):
             reached = [stats.num_drafts]
             for place in range(max(map(len, positions))):

@@ -11,7 +11,7 @@ Kept = Literal["sampled", "error", "fallback", "mismatch"]
 
 _FALLBACKS: frozenset[EffectiveReason] = frozenset(
     {
-        *("backoff", "breaker_open", "killed", "rolled_back"),
+        *("backoff", "breaker_open", "killed", "rolled_back", "pool_down"),
         *("overload_plain", "overload_batch_waits", "overload_low_refused"),
     }
 )

@@ -22,6 +22,7 @@ from prolepsis.core.errors import (
     RolloutNotFound,
     StoreConflict,
     StoreUnavailable,
+    UpstreamUnavailable,
     UserError,
 )
 
@@ -112,6 +113,7 @@ _STATUS: tuple[tuple[type[ProlepsisError], int], ...] = (
     (UserError, 400),
     (DeadlineExceeded, 504),
     (EngineDead, 503),
+    (UpstreamUnavailable, 503),
     (RequestAborted, 503),
     (EngineError, 500),
 )

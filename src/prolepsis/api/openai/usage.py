@@ -304,13 +304,18 @@ def _speculative_decoding(proposers: Mapping[str, ProposerCounts]) -> Json:
         "num_spec_steps": drafts,
         "num_accepted_draft_tokens": accepted,
         "num_draft_tokens": drafted,
-        "num_spec_tokens": len(histogram) - 1,
+        "num_spec_tokens": max(0, len(histogram) - 1),
     }
 
 
 def acceptance_histogram(proposers: Mapping[str, ProposerCounts]) -> list[int]:
-    """How many drafts had 0, 1, 2, ... tokens accepted; its last entry stands for the deepest position drafted."""
+    """How many drafts had 0, 1, 2, ... tokens accepted; its last entry stands for the deepest position drafted.
+
+    Empty where drafts are not known by position, as those of upstream engines.
+    """
     depth = max((len(counts.per_position) for counts in proposers.values()), default=0)
+    if depth == 0 and any(counts.num_draft_tokens for counts in proposers.values()):
+        return []
     at_least = [sum(counts.num_drafts for counts in proposers.values())] + [0] * depth
     for counts in proposers.values():
         for j, (_, accepted) in enumerate(counts.per_position):

@@ -1,0 +1,88 @@
+"""What the APIs of upstream engines have in common: what one is asked, and what it says, chunk by chunk."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from prolepsis.core.events import FinishReason
+from prolepsis.core.requests import GrammarSpec, SamplingParams
+from prolepsis.core.stats import ProposerCounts
+
+Json = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One sample of a request."""
+
+    model: str
+    token_ids: tuple[int, ...]
+    """The prompt, and behind it what another pool had emitted."""
+    params: SamplingParams
+    """Its limits count from there on."""
+    grammar: GrammarSpec | None = None
+    cache_salt: str = ""
+    """A hash; nothing that the engine caches may be shared with another one. Empty: with those without one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """What an engine says at once."""
+
+    token_ids: tuple[int, ...] = ()
+    text: str = ""
+    """That the tokens add, as the engine decodes them."""
+    finish: FinishReason | None = None
+    drafts: ProposerCounts | None = None
+    """Of the whole sample, with its end; None: nothing is said of drafts."""
+    num_cached_tokens: int = 0
+    """Of the prompt, where it is said."""
+
+
+class UpstreamFault(Exception):
+    """An engine says that it failed, or says what its API does not."""
+
+
+class Reader(Protocol):
+    """Reads the chunks of one sample."""
+
+    def read(self, data: Json) -> Chunk:
+        """Return what one event says; raises `UpstreamFault`."""
+
+
+class Api(Protocol):
+    """The API of one kind of engine: plain values in, plain values out."""
+
+    path: str
+
+    def body(self, ask: Ask) -> Json:
+        """Return what to post for a stream with token ids."""
+
+    def reader(self) -> Reader: ...
+
+
+def payload(line: str) -> Json | None:
+    """Return the data of one line of a stream of server-sent events, None for another line and the last one.
+
+    Raises `UpstreamFault` where it is no JSON object, or says that the engine failed.
+    """
+    name, _, text = line.partition(":")
+    if name not in ("data", "error") or (text := text.strip()) == "[DONE]":
+        return None
+    try:
+        data = json.loads(text)
+    except ValueError:
+        raise UpstreamFault(f"said {text[:200]!r}, which is no JSON") from None
+    if not isinstance(data, dict):
+        raise UpstreamFault(f"said {text[:200]!r}; expected: a JSON object")
+    if name == "error" or "error" in data:
+        raise UpstreamFault(f"failed: {error_message(data)}")
+    return data
+
+
+def error_message(data: Json) -> str:
+    """Return the message of an error as OpenAI's API and its kin write it."""
+    error = data.get("error", data)
+    message = error.get("message") if isinstance(error, dict) else error
+    return str(message or data)[:500]

@@ -1,0 +1,71 @@
+"""Which pool a request is for, and why: by its choice, the plan in effect and what the engines can do. Pure."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from prolepsis.core.config import UPSTREAM, UpstreamApi
+from prolepsis.core.kill_scope import kill_scope
+from prolepsis.core.plan import SpecPlan
+from prolepsis.core.requests import GenerateRequest
+from prolepsis.core.stats import EffectiveReason
+from prolepsis.engine.accounting import why_plan_is_off
+from prolepsis.upstream.capabilities import may_speculate
+
+PoolName = Literal["speculating", "plain"]
+_SAFEGUARDS: frozenset[EffectiveReason] = frozenset({"killed", "rolled_back", "breaker_open"})
+"""Reasons for which a request is not sent to the speculating pool even while no other is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    pool: PoolName
+    reason: EffectiveReason
+    """Why it is the plain pool; of the other one, `speculating`."""
+
+    @property
+    def pools(self) -> tuple[PoolName, ...]:
+        """The pools that may serve it, the first where that is there."""
+        if self.pool == "speculating":
+            return "speculating", "plain"
+        return ("plain",) if self.reason in _SAFEGUARDS else ("plain", "speculating")
+
+
+def route_of(request: GenerateRequest, plan: SpecPlan, api: UpstreamApi, num_draft_tokens: int) -> Route:
+    """Return the route of a request; `num_draft_tokens` is the most that the speculating pool drafts, 0: there is none.
+
+    A lower ceiling, of the request or of the plan, can only be kept by decoding plainly.
+    """
+    reason = _why_off(request, plan) or _why_not_there(request, plan, api, num_draft_tokens)
+    return Route("speculating", "speculating") if reason is None else Route("plain", reason)
+
+
+def _why_off(request: GenerateRequest, plan: SpecPlan) -> EffectiveReason | None:
+    """Return why the request is not to speculate at all."""
+    choice = request.speculation
+    if choice.enabled and (plan.kills(request.kill_scopes) or kill_scope("proposer", UPSTREAM) in plan.killed):
+        return "killed"
+    if choice.rollout_run in plan.stopped:
+        return "rolled_back"
+    if not choice.enabled:
+        return choice.off_reason
+    if choice.num_speculative_tokens == 0:
+        return "requested_off"
+    return why_plan_is_off(plan) if plan.ceiling == 0 else None
+
+
+def _why_not_there(
+    request: GenerateRequest, plan: SpecPlan, api: UpstreamApi, num_draft_tokens: int
+) -> EffectiveReason | None:
+    """Return why the speculating pool is not for the request."""
+    choice = request.speculation
+    if num_draft_tokens == 0 or any(UPSTREAM not in names for names in (choice.proposers, plan.proposers) if names):
+        return "no_draft"
+    if any(
+        one.proposer == UPSTREAM and one.traffic_class == request.traffic_class and not one.probes
+        for one in plan.disabled
+    ):
+        return "breaker_open"
+    ceilings = (plan.ceiling, choice.num_speculative_tokens)
+    is_capped = any(ceiling is not None and ceiling < num_draft_tokens for ceiling in ceilings)
+    can = choice.mode != "shadow" and not is_capped and may_speculate(request, api)
+    return None if can else "plain_only"

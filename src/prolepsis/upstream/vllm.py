@@ -1,0 +1,80 @@
+"""vLLM's /v1/completions, which this server has too; it says what drafts brought if it was started with
+`--per-request-spec-decode-metrics summary`."""
+
+import json
+from typing import Any
+
+from prolepsis.core.requests import GrammarSpec
+from prolepsis.core.stats import ProposerCounts
+from prolepsis.upstream.api import Ask, Chunk, Json
+
+_GRAMMARS = {"json_schema": "json", "regex": "regex", "choice": "choice", "lark": "grammar"}
+"""Fields of `structured_outputs` by kind of grammar."""
+
+
+class VllmApi:
+    path = "/v1/completions"
+
+    def body(self, ask: Ask) -> Json:
+        params = ask.params
+        body: dict[str, Any] = {
+            "model": ask.model,
+            "prompt": list(ask.token_ids),
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "return_token_ids": True,
+            "max_tokens": params.max_tokens,
+            "min_tokens": params.min_tokens,
+            "temperature": params.temperature,
+            "top_k": params.top_k,
+            "top_p": params.top_p,
+            "min_p": params.min_p,
+            "repetition_penalty": params.repetition_penalty,
+            "presence_penalty": params.presence_penalty,
+            "frequency_penalty": params.frequency_penalty,
+            "ignore_eos": params.ignore_eos,
+            "stop": list(params.stop),
+            "stop_token_ids": list(params.stop_token_ids),
+            "seed": params.seed,
+        }
+        if params.logit_bias:
+            body["logit_bias"] = {str(token): bias for token, bias in params.logit_bias}
+        if ask.grammar is not None:
+            body["structured_outputs"] = _constraint(ask.grammar)
+        if ask.cache_salt:
+            body["cache_salt"] = ask.cache_salt
+        return body
+
+    def reader(self) -> "VllmReader":
+        return VllmReader()
+
+
+class VllmReader:
+    def read(self, data: Json) -> Chunk:
+        choices = data.get("choices") or []
+        if not choices:  # the last one, with the figures of the request
+            cached = ((data.get("usage") or {}).get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+            return Chunk(drafts=_drafts(data), num_cached_tokens=cached)
+        [choice] = choices
+        reason = choice.get("finish_reason")
+        return Chunk(
+            token_ids=tuple(choice.get("token_ids") or ()),
+            text=choice.get("text") or "",
+            finish=None if reason is None else "length" if reason == "length" else "stop",
+        )
+
+
+def _constraint(grammar: GrammarSpec) -> Json:
+    is_json = grammar.kind in ("json_schema", "choice")
+    return {_GRAMMARS[grammar.kind]: json.loads(grammar.source) if is_json else grammar.source}
+
+
+def _drafts(data: Json) -> ProposerCounts | None:
+    figures = (data.get("metrics") or {}).get("speculative_decoding")
+    if figures is None:
+        return None
+    return ProposerCounts(
+        num_drafts=figures["num_spec_steps"],
+        num_draft_tokens=figures["num_draft_tokens"],
+        num_accepted=figures["num_accepted_draft_tokens"],
+    )
