@@ -335,7 +335,9 @@ def _data(folder: Path, *, on_tmpfs: bool) -> Iterator[None]:
 
 def _serve(case: Case, folder: Path, port: int, alertmanager: int) -> list[str]:
     """Write what the server reads, and return its command."""
-    (folder / "models").symlink_to(open_store(None).root)
+    models = open_store(None).root
+    models.mkdir(parents=True, exist_ok=True)
+    (folder / "models").symlink_to(models)  # beside the heads
     damaged_head(find_head(HEAD).folder, folder / "heads" / DAMAGED)
     (folder / "prices.yaml").write_text(PRICES)
     data = folder / "data"

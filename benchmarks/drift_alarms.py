@@ -2,24 +2,60 @@
 
 Usage: python -m benchmarks.drift_alarms [--days 30] [--streams 20] [--seeds 5] [--json OUT]
 
-Requests have an acceptance of their own (beta, deviation .19 around .5). False alarms: streams of a request a second
-whose mean acceptance has a daily wave of .02, each from another time of day on, four judged drafts a request; and how
-many judged drafts it takes to tell a fall by half. Delays: requests of 60 judged drafts, 40 a second, in 1, 4 or 16
-places; acceptance falls by .15; by .3 while the proposer's estimates stay (divergence); to 2 % (cliff).
+Requests have an acceptance of their own (beta, deviation .19 around .5). False alarms of the code that serves, of any
+kind: streams of a request a second whose mean acceptance has a daily wave of .02, each from another time of day on,
+four judged drafts a request, whose estimates are the request's own acceptance. How many judged drafts it takes to tell
+a fall by half, by many streams at once. Delays: requests of 60 judged drafts, 40 a second, in 1, 4 or 16 places;
+acceptance falls by .15; by .3 while the proposer's estimates stay (divergence); to 2 % (cliff).
 """
 
 import argparse
 import json
+import math
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+
 from prolepsis.cli.bench.provenance import provenance
+from prolepsis.core.stats import JudgedDraft, TrafficClassCounts
+from prolepsis.safety.drift import DriftAlarm, DriftSettings, DriftStream
 from prolepsis.spec.acceptance import FIRST_JUDGED
-from tests.simulation.drift_traffic import CHANGE_S, Traffic, falling, falls_seen, steady, watch
+from tests.simulation.drift_traffic import (
+    CHANGE_S,
+    CONCENTRATION,
+    KEY,
+    Traffic,
+    falling,
+    falls_seen,
+    steady,
+    watch,
+)
 
 
 def _false(mean: float, streams: int, days: float) -> dict[str, object]:
-    alarms = falls_seen(mean, None, streams=streams, requests=int(86_400 * days), change=0, seed=1)
-    return {"acceptance": mean, "streams": streams, "days": days, "streams_with_alarm": len({k for k, _ in alarms})}
+    kinds: Counter[str] = Counter()
+    with_alarm = 0
+    for k in range(streams):
+        stream = DriftStream(TrafficClassCounts(*KEY), "head@1", 0.0, DriftSettings())
+        alarms = Counter(alarm.kind for alarm in _alarms(stream, mean, k / streams, int(86_400 * days), k))
+        kinds += alarms
+        with_alarm += bool(alarms)
+        print(f"acceptance {mean}: {with_alarm} of {k + 1} streams with a false alarm {dict(kinds)}", flush=True)
+    return {"acceptance": mean, "streams": streams, "days": days, "streams_with_alarm": with_alarm, "alarms": kinds}
+
+
+def _alarms(stream: DriftStream, mean: float, phase: float, requests: int, seed: int) -> Iterator[DriftAlarm]:
+    """Yield the alarms of a stream of a request a second; `phase`: where in a day it begins, in days."""
+    rng = np.random.default_rng(seed)
+    for first in range(0, requests, 86_400):
+        now = np.arange(first, min(requests, first + 86_400))
+        about = mean + 0.02 * np.sin(2.0 * math.pi * (now / 86_400.0 + phase))
+        shares = rng.beta(CONCENTRATION * about, CONCENTRATION * (1.0 - about))
+        right = rng.binomial(FIRST_JUDGED, shares)
+        for second, share, number in zip(now.tolist(), shares.tolist(), right.tolist(), strict=True):
+            yield from stream.see([JudgedDraft(i < number, share) for i in range(FIRST_JUDGED)], float(second))
 
 
 def _fall_by_half(mean: float) -> dict[str, object]:

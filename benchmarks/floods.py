@@ -4,14 +4,16 @@ Usage: python -m benchmarks.floods URL [--rounds 3] [--key KEY] [--other-key KEY
 
 A process of its own floods the server with one kind of request, again and again: bodies with more biases and stop
 strings than are allowed, the largest bodies that are parsed, many small requests at once that are refused, bodies in
-parts of one byte, long texts to tokenise. "busy" is a process that computes and asks nothing: as the processor is
-shared, it is what a flood is compared with. Rounds visit every case once, so drift of the machine touches all alike.
+parts of one byte, long texts to tokenise. "busy" is a process that computes and asks nothing. In life such clients have
+machines of their own, so these run at the lowest priority and take what server and stream leave of the processor.
+Rounds visit every case once, so drift of the machine touches all alike.
 """
 
 import argparse
 import asyncio
 import json
 import multiprocessing
+import os
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -125,6 +127,7 @@ def flood(name: str, target: Target, seconds: float, found: "multiprocessing.Que
     """Flood for so many seconds, or until the process is ended."""
     work, outcomes = FLOODS[name], Outcomes()
     assert work is not None
+    os.nice(19)
 
     async def timed() -> None:
         with suppress(TimeoutError):

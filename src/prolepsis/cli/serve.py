@@ -76,16 +76,10 @@ def serve(
 
 
 def _has_own_process(config: ServerConfig, engine: EngineConfig) -> bool:
-    from prolepsis.native.processor import default_threads
-
-    if engine.engine == "vllm":
-        if config.engine_process == "on":
-            message = "engine_process is 'on'; allowed with engine vllm: off, auto, which is off there"
-            raise ConfigError(message, param="engine_process")
-        return False
-    if config.engine_process == "auto":
-        return default_threads() > 1
-    return config.engine_process == "on"
+    is_on = config.engine_process == "on"
+    if is_on and engine.engine == "vllm":
+        raise ConfigError("engine_process is 'on'; allowed with engine vllm: off", param="engine_process")
+    return is_on
 
 
 def _reserved(config: ServerConfig) -> list["MemoryUse"]:

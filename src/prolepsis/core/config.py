@@ -149,10 +149,8 @@ class ServerConfig(BaseModel):
         description="engines on Ray Serve, which share the cores; a request whose replica is lost goes on in another; "
         "1: one engine, without Ray",
     )
-    engine_process: Literal["auto", "on", "off"] = Field(
-        default="off",
-        description="run the engine in a process of its own, so that HTTP and JSON do not hold it up; auto: where "
-        "there are two cores or more",
+    engine_process: Literal["on", "off"] = Field(
+        default="off", description="run the engine in a process of its own, apart from HTTP and JSON"
     )
     served_model_names: tuple[str, ...] = Field(
         default=(), description="model names that clients may use; default: the model's own name"

@@ -6,6 +6,7 @@ from typing import Literal, Self
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.registry import Collector
 
 from prolepsis.telemetry.labels import OTHER, LabelSets, LabelValues
@@ -53,49 +54,66 @@ class MetricsRegistry(CollectorRegistry):
         return family.size * (sets.most if sets is not None else 1)
 
 
-class BoundedCounter(Counter):
+class _Bounded(MetricWrapperBase):
+    """A family whose label sets are bounded. The child of a set that was seen before costs one look in a dictionary."""
+
     sets: LabelSets | None = None
+    children: dict[tuple[object, ...], Self]
+    """By label values that are counted as they are."""
+
+    def bounded(self, sets: LabelSets | None) -> Self:
+        """Bound the label sets, None: there are no labels; return this family."""
+        self.sets, self.children = sets, {}
+        return self
 
     def labels(self, *labelvalues: object, **labelkwargs: object) -> Self:
-        return super().labels(*_bounded(self.sets, labelvalues, labelkwargs))
+        assert not labelkwargs, "label values are given in order"
+        if self.sets is None:  # without labels: the library says what is wrong
+            return super().labels(*labelvalues)
+        child = self.children.get(labelvalues)
+        if child is None:
+            values = self.sets.bounded(tuple(map(str, labelvalues)))
+            child = self.child(values)
+            if values == labelvalues:
+                self.children[values] = child
+        return child
+
+    def child(self, values: tuple[str, ...]) -> Self:
+        """Return what counts for a label set within the bounds."""
+        return super().labels(*values)
 
 
-class BoundedHistogram(Histogram):
-    sets: LabelSets | None = None
-
-    def labels(self, *labelvalues: object, **labelkwargs: object) -> Self:
-        return super().labels(*_bounded(self.sets, labelvalues, labelkwargs))
+class BoundedCounter(_Bounded, Counter):
+    """A counter of a bounded number of label sets."""
 
 
-class BoundedGauge(Gauge):
+class BoundedHistogram(_Bounded, Histogram):
+    """A histogram of a bounded number of label sets."""
+
+
+class BoundedGauge(_Bounded, Gauge):
     """A value that belongs to `other` alone would be the last one set, of whichever set: it is not shown."""
 
-    sets: LabelSets | None = None
-
-    def labels(self, *labelvalues: object, **labelkwargs: object) -> Self:
-        values = _bounded(self.sets, labelvalues, labelkwargs)
-        if OTHER in values:
-            return type(self)("not_shown", "", registry=None)
-        return super().labels(*values)
+    def child(self, values: tuple[str, ...]) -> Self:
+        return type(self)("not_shown", "", registry=None) if OTHER in values else super().child(values)
 
     def clear(self) -> None:
         super().clear()
         if self.sets is not None:
             self.sets.forget()
+            self.children.clear()
 
 
 def counter(registry: CollectorRegistry, name: str, text: str, *labels: str, most: int | None = None) -> BoundedCounter:
     """Return a new counter of at most `most` label sets; `name` is without `_total`."""
-    made = BoundedCounter(PREFIX + name, text, labels, registry=registry)
-    made.sets = declared(registry, Family(f"{PREFIX}{name}_total", "counter", text, labels, most))
-    return made
+    sets = declared(registry, Family(f"{PREFIX}{name}_total", "counter", text, labels, most))
+    return BoundedCounter(PREFIX + name, text, labels, registry=registry).bounded(sets)
 
 
 def gauge(registry: CollectorRegistry, name: str, text: str, *labels: str, most: int | None = None) -> BoundedGauge:
     """Return a new gauge of at most `most` label sets."""
-    made = BoundedGauge(PREFIX + name, text, labels, registry=registry)
-    made.sets = declared(registry, Family(PREFIX + name, "gauge", text, labels, most))
-    return made
+    sets = declared(registry, Family(PREFIX + name, "gauge", text, labels, most))
+    return BoundedGauge(PREFIX + name, text, labels, registry=registry).bounded(sets)
 
 
 def histogram(
@@ -107,9 +125,8 @@ def histogram(
     most: int | None = None,
 ) -> BoundedHistogram:
     """Return a new histogram of at most `most` label sets; `name` ends with its unit."""
-    made = BoundedHistogram(PREFIX + name, text, labels, buckets=buckets, registry=registry)
-    made.sets = declared(registry, Family(PREFIX + name, "histogram", text, labels, most, size=series_of(buckets)))
-    return made
+    sets = declared(registry, Family(PREFIX + name, "histogram", text, labels, most, size=series_of(buckets)))
+    return BoundedHistogram(PREFIX + name, text, labels, buckets=buckets, registry=registry).bounded(sets)
 
 
 def info(registry: CollectorRegistry, name: str, text: str, labels: tuple[str, ...]) -> Info:
@@ -156,10 +173,3 @@ def declared(registry: CollectorRegistry, family: Family) -> LabelSets | None:
         return family.sets(LabelValues())
     registry.families[family.name] = family
     return family.sets(registry.values)
-
-
-def _bounded(sets: LabelSets | None, values: tuple[object, ...], named: dict[str, object]) -> tuple[object, ...]:
-    if sets is None:  # without labels: the library says what is wrong
-        return values
-    given = values or tuple(named[label] for label in sets.labels)
-    return sets.bounded(tuple(map(str, given)))

@@ -73,7 +73,7 @@ class Keys:
         return self._owner(self._by_digest.get(signed_in)) if self._required else DEVELOPER
 
     def name_of(self, key_id: str) -> str:
-        """Return the note of a key, else its tenant; empty for what is no key here, or a revoked one."""
+        """Return the note of a key, else its tenant; empty for what is no key here, or no longer one."""
         return next((record.note or record.tenant for record in self._records if record.id == key_id), "")
 
     def _owner(self, record: KeyRecord | None) -> Caller:
