@@ -51,6 +51,7 @@ FIRST_FAILED = f"prolepsis_spec_decode_num_first_token_failures_total{{{OF}}}"
 DEVICE, PRICE = 'prolepsis_device_seconds_total{kind="plain"}', "prolepsis_price_per_device_second"
 WASTED = "prolepsis_spec_decode_correction_seconds_total"
 TOKENS = "prolepsis_generation_tokens_total"
+READY = 'prolepsis_engine_ready{instance="a"}'
 WEEK = 7 * 24 * 2
 """Samples in a week at one in half an hour."""
 DAY = 24 * 2
@@ -110,9 +111,10 @@ OTHERS = [
         every="30m",
     ),
     Case("ServerDown", {'up{job="prolepsis", instance="a"}': "1x5 0x5"}, 8, ({"instance": "a"},)),
-    Case("EngineStuck", {'prolepsis_engine_ready{instance="a"}': "1x4 0x4"}, 6, ({"instance": "a"},)),
-    Case("EngineStuck", {'prolepsis_engine_ready{instance="a"}': "1x8"}, 6, ()),
-    Case("EngineStuck", {'prolepsis_engine_ready{instance="a"}': "1x5 0 1x5"}, 6, ()),  # one that restarts
+    Case("EngineStuck", {READY: "1x6 0x8"}, 3, ({"instance": "a"},), every="15s"),
+    Case("EngineStuck", {READY: "1x16"}, 3, (), every="15s"),
+    Case("EngineStuck", {READY: "1x6 0x2 1x8"}, 3, (), every="15s"),  # one that restarts
+    Case("EngineStuck", {READY: "1x6 0x2 1 0x2 1 0x2"}, 4, ({"instance": "a"},), every="15s"),  # again and again
     Case("EngineRestarted", {RESTARTS: "0x4 1x4"}, 6, ({"instance": "a"},)),
     Case("EngineRestarted", {RESTARTS: "1x8"}, 6, ()),
     Case("TrafficLost", {TOKENS: f"0+30000x{WEEK} {30000 * WEEK}x6"}, (WEEK + 4) * 30, every="30m"),
