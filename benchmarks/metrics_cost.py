@@ -23,6 +23,7 @@ from prolepsis.cli.bench.provenance import provenance
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.ended import PromptEnded, RequestAbout, RequestEnded
 from prolepsis.core.events import Terminal, Tokens
+from prolepsis.core.remote import RemoteRounds
 from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.core.stats import RequestStats
 from prolepsis.core.token_intervals import TokenIntervals
@@ -76,6 +77,9 @@ class TimedMetrics:
 
     def grammar_failed(self) -> None:
         self.spent.time(self.metrics.grammar_failed)
+
+    def remote_rounds(self, rounds: RemoteRounds) -> None:
+        self.spent.time(lambda: self.metrics.remote_rounds(rounds))
 
 
 def _ended(request: GenerateRequest, stats: RequestStats, intervals: TokenIntervals) -> RequestEnded:

@@ -164,6 +164,10 @@ class Letters:
 
     fingerprint = "letters"
 
+    @property
+    def vocab(self) -> dict[str, int]:
+        return {chr(ord("a") + token): token for token in range(VOCAB)}
+
     def decode(self, token_ids: Sequence[int], /) -> str:
         return "".join(chr(ord("a") + token) for token in token_ids)
 

@@ -376,6 +376,7 @@ READING = {
         "cost check",
         "cost history",
         "incident timeline",
+        "propose-server",
         "review",
         "monitoring write",
     ),

@@ -13,6 +13,7 @@ from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.core.requests import SamplingParams
 from prolepsis.engine.build import assemble, proposer_names
 from prolepsis.engine.profile import curve_file
+from prolepsis.engine.remote import remote_proposer
 from prolepsis.engine.runner import Runner
 from prolepsis.kv.memory import MemoryUse
 from prolepsis.models.files.tokenizer import Tokenizer
@@ -91,5 +92,18 @@ def test_names_of_proposers() -> None:
     assert proposer_names(EngineConfig(proposers=("suffix", "suffix"))) == ("suffix",)
     with pytest.raises(ConfigError, match="'sufix'; allowed: grammar, suffix, prompt_lookup, prediction, draft_model"):
         proposer_names(EngineConfig(proposers=("sufix",)))
+    assert proposer_names(EngineConfig(remote_proposer="127.0.0.1:8600"))[-1] == "remote"
     with pytest.raises(ConfigError, match="draft_model is not set"):
         proposer_names(EngineConfig(proposers=("draft_model",)))
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", ":8600", "127.0.0.1:0", "127.0.0.1:x", "::1:8600"])
+def test_the_address_of_a_propose_server(address: str, tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text("k" * 32)
+    with pytest.raises(ConfigError, match="allowed: HOST:PORT"):
+        remote_proposer(EngineConfig(remote_proposer=address, remote_proposer_key=key), loaded(), None)
+    with pytest.raises(ConfigError, match="remote_proposer_key is not set"):
+        remote_proposer(EngineConfig(remote_proposer="[::1]:8600"), loaded(), None)
+    named = EngineConfig(remote_proposer="[::1]:8600", remote_proposer_key=key)
+    assert remote_proposer(named, loaded(), None).free

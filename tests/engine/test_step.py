@@ -15,6 +15,7 @@ from prolepsis.core.errors import (
 from prolepsis.core.events import Aborted, Failed, Finished, Tokens
 from prolepsis.core.messages import Abort, ApplyPlan, Submit
 from prolepsis.core.plan import SpecPlan
+from prolepsis.core.remote import RemoteRounds
 from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
 from prolepsis.core.stats import RequestStats
 from prolepsis.engine.step import MAX_FAILED_STEPS
@@ -417,6 +418,8 @@ class Recorder:
         self.failed.append((proposer, num_failures))
 
     def grammar_failed(self) -> None: ...
+
+    def remote_rounds(self, rounds: RemoteRounds) -> None: ...
 
 
 def test_observer_hears_of_every_step_and_every_accepted_request() -> None:

@@ -1,5 +1,6 @@
 from pathlib import Path
 
+from prolepsis.core.remote import RemoteRounds
 from prolepsis.core.stats import EffectiveMode, RequestStats
 from prolepsis.telemetry.metrics import Metrics
 
@@ -68,3 +69,14 @@ def test_a_replay_is_no_request() -> None:
     changed = set(metrics.exposition().splitlines()) - set(before.splitlines())
     ours = {line for line in changed if not line.startswith(b"process_")}
     assert ours == {b"prolepsis_replay_tokens_total 7.0"}
+
+
+def test_drafts_of_a_remote_proposer() -> None:
+    metrics = Metrics()
+    metrics.remote_rounds(RemoteRounds(True, {"used": 2, "late": 1}, (0.004, 0.006)))
+    metrics.remote_rounds(RemoteRounds(False, {"failed": 1}, ()))
+    name = "prolepsis_remote_proposer"
+    assert sample(metrics, f"{name}_drafts_total", outcome="used") == 2
+    assert sample(metrics, f"{name}_drafts_total", outcome="failed") == 1
+    assert sample(metrics, f"{name}_round_seconds_count") == 2
+    assert sample(metrics, f"{name}_connected", proposer="remote") == 0

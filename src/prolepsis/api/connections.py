@@ -3,13 +3,13 @@
 import ipaddress
 import os
 import resource
-import ssl
 
 import structlog
 
 from prolepsis.api.auth.keys import Keys
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import ConfigError
+from prolepsis.core.tls import server_tls
 
 log = structlog.get_logger(__name__)
 
@@ -42,17 +42,7 @@ def announce(config: ServerConfig, keys: Keys) -> None:
 
 def check_tls(config: ServerConfig) -> None:
     """Raise `ConfigError` for a certificate or key that cannot be used."""
-    if config.tls_certificate is None:
-        if config.tls_key is not None:
-            raise ConfigError(
-                "tls_key is given without tls_certificate; allowed: both, or the certificate", param="tls_key"
-            )
-        return
-    try:
-        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(config.tls_certificate, config.tls_key)
-    except (OSError, ssl.SSLError) as error:
-        files = f"{config.tls_certificate}" + (f" and {config.tls_key}" if config.tls_key else "")
-        raise ConfigError(f"TLS cannot be set up from {files}: {error}", param="tls_certificate") from None
+    server_tls(config.tls_certificate, config.tls_key)
 
 
 _OTHER_FILES = 64

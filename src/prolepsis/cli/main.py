@@ -12,6 +12,7 @@ from prolepsis.core.errors import ProlepsisError
 
 COMMANDS: dict[str, tuple[str, str]] = {
     "serve": ("prolepsis.cli.serve:serve", "Serve a model over HTTP with OpenAI's API."),
+    "propose-server": ("prolepsis.cli.propose_server:propose_server", "Draft for engines in other processes."),
     "generate": ("prolepsis.cli.generate:generate", "Print the continuation of a prompt while it is generated."),
     "bench": ("prolepsis.cli.bench.command:bench", "Measure decoding with and without speculation side by side."),
     "exact": ("prolepsis.cli.exact:exact", "Check on your own prompts that speculation changes no token."),

@@ -18,7 +18,7 @@ UPSTREAM = "upstream"
 UpstreamApi = Literal["vllm", "sglang", "llama.cpp"]
 PROPOSER_NAMES = (
     *("grammar", "suffix", "prompt_lookup", "prediction", "draft_model"),
-    *(DRAFT_HEAD, CANDIDATE_HEAD, "early_exit", UPSTREAM),
+    *(DRAFT_HEAD, CANDIDATE_HEAD, "early_exit", "remote", UPSTREAM),
 )
 """All proposers; `EngineConfig.proposers` names those that are loaded."""
 
@@ -90,6 +90,30 @@ class EngineConfig(BaseModel):
         default=None,
         ge=1,
         description="number of first layers that the early_exit proposer drafts with",
+    )
+    remote_proposer: str | None = Field(
+        default=None,
+        description="HOST:PORT of a `prolepsis propose-server`, which the remote proposer asks for drafts",
+    )
+    remote_proposer_key: Path | None = Field(
+        default=None, description="file of the key that engines and their propose servers share"
+    )
+    remote_proposer_ca: Path | None = Field(
+        default=None,
+        description="certificates (PEM) that the propose server's is verified with; turns on TLS to it",
+    )
+    remote_proposer_ahead: int = Field(
+        default=16,
+        ge=1,
+        le=128,
+        description="draft tokens that should be there ahead; with fewer left the remote proposer is asked again",
+    )
+    remote_proposer_wait_ms: float = Field(
+        default=0.0,
+        ge=0,
+        le=100,
+        description="most time of a step that waits for the remote proposer's drafts; 0: none, a draft that is late is "
+        "used by a later step or dropped",
     )
     num_speculative_tokens: int = Field(
         default=16, ge=0, description="most draft tokens of a step; 0 turns speculation off"

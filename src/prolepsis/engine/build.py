@@ -25,6 +25,7 @@ from prolepsis.engine.memory import Loaded, plan_memory
 from prolepsis.engine.observer import EngineObserver
 from prolepsis.engine.paging import Paging
 from prolepsis.engine.profile import cost_curve, curve_file
+from prolepsis.engine.remote import REMOTE, remote_proposer
 from prolepsis.engine.runner import Runner, require_features
 from prolepsis.engine.scheduler import Scheduler, SchedulerLimits
 from prolepsis.engine.speculation import Speculation
@@ -126,6 +127,8 @@ def assemble(
     slots = _draft_head_slots(config, target, head, find_head, num_pages)
     slot = slots[DRAFT_HEAD]
     proposers = _proposers(config, target, draft, num_pages)
+    if REMOTE in proposer_names(config):
+        proposers.append(remote_proposer(config, target, observer))
     if early:
         scratch = {"first_page": num_pages, "max_sequences": exit_sequences, "page_bytes": info.page_bytes}
         proposers.append(EarlyExitProposer(early, cache, **scratch))
@@ -242,10 +245,10 @@ def _pages(config: EngineConfig, num_pages: int, *caches: KVCache | DraftHeadSlo
 def proposer_names(config: EngineConfig) -> tuple[str, ...]:
     """Return the configured proposers; none if the ceiling is 0.
 
-    Naming a draft model, or a layer for early exit, asks for its proposer. That of a draft head comes with the head,
-    named here or not.
+    Naming a draft model, a layer for early exit, or a propose server asks for its proposer. That of a draft head comes
+    with the head, named here or not.
 
-    Raises `ConfigError` for unknown names, and for a draft model or a layer that is missing.
+    Raises `ConfigError` for unknown names, and for a draft model, a layer or a server that is missing.
     """
     if config.num_speculative_tokens == 0:
         return ()
@@ -257,7 +260,8 @@ def proposer_names(config: EngineConfig) -> tuple[str, ...]:
         message = f"proposers names {CANDIDATE_HEAD!r}, which is loaded while serving; `prolepsis heads swap` loads it"
         raise ConfigError(message, param="proposers")
     names = dict.fromkeys(config.proposers)
-    for name, param in ((DRAFT_MODEL, "draft_model"), (EARLY_EXIT, "early_exit_layer")):
+    settings = ((DRAFT_MODEL, "draft_model"), (EARLY_EXIT, "early_exit_layer"), (REMOTE, "remote_proposer"))
+    for name, param in settings:
         if getattr(config, param) is not None:
             names.setdefault(name)
         elif name in names:

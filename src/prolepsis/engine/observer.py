@@ -5,6 +5,7 @@ from typing import Protocol
 
 from prolepsis.core.errors import GrammarFailed
 from prolepsis.core.events import Event, Failed, Terminal
+from prolepsis.core.remote import RemoteRounds
 from prolepsis.core.stats import RequestStats
 from prolepsis.engine.timings import StepTiming
 from prolepsis.spec.choose import ProposerSet
@@ -24,6 +25,9 @@ class EngineObserver(Protocol):
 
     def grammar_failed(self) -> None:
         """A request failed because its grammar gave up."""
+
+    def remote_rounds(self, rounds: RemoteRounds) -> None:
+        """The remote proposer asked for drafts, got some, or lost its server."""
 
 
 class Reporter:

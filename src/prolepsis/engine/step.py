@@ -199,6 +199,11 @@ class Engine:
         for slot in self._draft_heads.values():
             slot.close(self.dead or EngineDead("the engine is closed"))
 
+    def close(self) -> None:
+        """Take no further draft head, and let the proposers go."""
+        self.close_heads()
+        self.speculation.proposers.close()
+
     def die(self, error: BaseException | str) -> None:
         """Serve nothing from now on: fail every request."""
         self.dead = EngineDead(f"the engine ended: {error}")

@@ -208,7 +208,7 @@ class ThreadEngineClient:
         except BaseException as error:  # contained: waiting callers must learn that nothing comes
             engine.die(error)
         self._hand_over(engine.abort_all("shutdown"))
-        engine.close_heads()
+        engine.close()
         self._call(self._end)
 
     def _hand_over(self, events: list[Event]) -> None:

@@ -207,6 +207,11 @@ class ProposerSet:
         self._untold += [partial(drafter.proposer.forget, sequence) for drafter in self._drafters]
         self._tell_rest()
 
+    def close(self) -> None:
+        """The engine ended: let every proposer go."""
+        for drafter in self._drafters:
+            drafter.proposer.close()
+
     def _will_commit(self, sequence: SequenceView, num_new: int) -> None:
         for drafter in self._drafters:
             if drafter.proposer.learns:

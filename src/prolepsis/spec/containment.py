@@ -125,6 +125,13 @@ class ContainedProposer:
         elif len(self._missed) < _MOST_FORGOTTEN:
             self._missed.append(sequence)
 
+    def close(self) -> None:
+        """The engine ended."""
+        try:
+            self._proposer.close()
+        except Exception:  # contained: nothing is left that it could harm
+            log.exception("proposer_close_failed", proposer=self.name)
+
     def memory(self) -> ProposerMemory:
         """Return the memory it takes, from any thread."""
         return self._proposer.memory()

@@ -82,6 +82,43 @@ class Draft:
             path.append(node)
         return tuple(path)
 
+    def after(self, tokens: Sequence[int]) -> "Draft | None":
+        """Return what is left of the draft once `tokens` are committed, without nodes if that is nothing.
+
+        None if they leave the draft. Survivals are then given that the nodes above were accepted.
+        """
+        path = self.follow(tokens)
+        if len(path) < len(tokens):
+            return None
+        return self._below(path[-1]) if path else self
+
+    def _below(self, top: int) -> "Draft":
+        inside, nodes = {top}, list[int]()
+        for node in range(top + 1, len(self.tokens)):
+            if self.parents[node] in inside:
+                inside.add(node)
+                nodes.append(node)
+        place = {top: ROOT} | {node: i for i, node in enumerate(nodes)}
+        parents = tuple([place[self.parents[node]] for node in nodes])
+        alive = self.survival[top] if self.survival else 0.0
+        below = Draft(
+            tuple([self.tokens[node] for node in nodes]),
+            parents,
+            self.proposer,
+            tuple([min(1.0, self.survival[node] / alive) for node in nodes]) if alive else (),
+            self.bucket,
+            tuple([self.buckets[node] for node in nodes]) if self.buckets else (),
+            tuple([self.sources[node] for node in nodes]) if self.sources else (),
+        )
+        return below if below.is_chain else below.reorder(principal_first(parents))
+
+    def likeliest(self, size: int) -> "Draft":
+        """Return the draft with at most `size` nodes: those that survive most often, or the first without estimates."""
+        if len(self.tokens) <= size or not self.survival:
+            return self.cut(size)
+        nodes = sorted(range(len(self.tokens)), key=lambda node: -self.survival[node])[:size]
+        return self.select(sorted(nodes))
+
     def credits(self, path: Sequence[int]) -> tuple[str, ...]:
         """Return the proposer that each position counts for: of its accepted node (`path`), else of its first one."""
         depths = self.depths()

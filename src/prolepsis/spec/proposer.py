@@ -130,6 +130,9 @@ class Proposer(ABC):
     def forget(self, sequence: SequenceView) -> None:  # noqa: B027  nothing is kept, by default
         """The sequence ended: free what only it needed. A sequence that was never drafted for may be named too."""
 
+    def close(self) -> None:  # noqa: B027  it ends with its engine, by default
+        """The engine ended: let go of what would outlive it, such as a connection."""
+
     def memory(self) -> ProposerMemory:
         """Return the memory it takes besides the target's; called from any thread."""
         return ProposerMemory(self.name)

@@ -12,10 +12,12 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
+from prolepsis.core.remote import RemoteRounds
 from prolepsis.core.stats import RequestStats
 from prolepsis.telemetry.declare import LabelUse, MetricsRegistry, counter
 from prolepsis.telemetry.device import collect_devices
 from prolepsis.telemetry.engine import EngineLoad, Tokens
+from prolepsis.telemetry.remote import RemoteMetrics
 from prolepsis.telemetry.requests import RequestMetrics
 from prolepsis.telemetry.spec_decode import ShadowCounters, SpecDecodeCounters
 from prolepsis.telemetry.startup import Build, BuildInfo, Startup
@@ -35,6 +37,7 @@ class Metrics:
         self._shadow = ShadowCounters(self.registry)
         self._tokens = Tokens(self.registry)
         self._engine = EngineLoad(self.registry)
+        self._remote = RemoteMetrics(self.registry)
         text = "HTTP responses by route and status"
         self._http = counter(self.registry, "http_requests", text, "route", "status", most=300)
         self.startup = Startup(self.registry)
@@ -67,6 +70,10 @@ class Metrics:
     def grammar_failed(self) -> None:
         """Count a request that failed because its grammar gave up."""
         self._engine.grammar_failures.inc()
+
+    def remote_rounds(self, rounds: RemoteRounds) -> None:
+        """Count what became of drafts that the remote proposer was asked for."""
+        self._remote.count(rounds)
 
     def set_load(self, num_running: int, num_waiting: int, kv_usage: float, *, ready: bool) -> None:
         """Set the gauges; `kv_usage`: share of KV pages in use, 0 to 1, `ready`: whether the engine takes steps."""

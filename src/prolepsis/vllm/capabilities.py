@@ -29,6 +29,7 @@ CAPABILITIES = (
     Capability("activations", ("auto", "bf16"), "vLLM computes with 16 bits"),
     Capability("draft_head", ("auto", "none"), "vLLM shows no hidden states to a draft head of ours"),
     Capability("draft_model", (None,), "a draft model's K/V would have to follow the pages of vLLM"),
+    Capability("remote_proposer", (None,), "its drafts are not handed to vLLM's scheduler"),
     Capability("early_exit_layer", (None,), "vLLM stops at no layer"),
 )
 """The settings with values that vLLM cannot follow. Those that are not here mean what they mean for our own engine, but

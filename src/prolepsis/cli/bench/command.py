@@ -131,7 +131,11 @@ async def _ready(client: EngineClient, notify: Notify) -> None:
 
 def _proposers(config: EngineConfig) -> tuple[str, ...]:
     """Return the proposers that the engine may have; whether a head fits the model is known once it is loaded."""
-    others = (("draft_model", config.draft_model is not None), ("draft_head", config.draft_head != "none"))
+    others = (
+        ("draft_model", config.draft_model is not None),
+        ("draft_head", config.draft_head != "none"),
+        ("remote", config.remote_proposer is not None),
+    )
     return tuple(dict.fromkeys((*config.proposers, *(name for name, there in others if there))))
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
+from prolepsis.core.remote import RemoteRounds
 from prolepsis.core.stats import RequestStats
 from prolepsis.engine.process.messages import Observed
 
@@ -24,3 +25,6 @@ class Recorder:
 
     def grammar_failed(self) -> None:
         self._put(Observed("grammar_failed", ()))
+
+    def remote_rounds(self, rounds: RemoteRounds) -> None:
+        self._put(Observed("remote_rounds", (rounds,)))

@@ -1,5 +1,6 @@
 """Whether two models mean the same by a token id."""
 
+import hashlib
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -34,6 +35,14 @@ def require_same_vocabulary(draft: Vocabulary, target: Vocabulary) -> None:
         f"draft and target model do not share a vocabulary: {len(ours)} tokens in the draft, {len(theirs)} in the "
         f"target, {len(differing)} differ ({shown}{', ...' if len(differing) > _SHOWN else ''})"
     )
+
+
+def vocabulary_digest(vocabulary: Vocabulary) -> bytes:
+    """Return SHA-256 over all tokens with their ids: equal where `require_same_vocabulary` finds no difference."""
+    digest = hashlib.sha256()
+    for token, number in sorted(vocabulary.vocab.items(), key=lambda item: item[1]):
+        digest.update(f"{number}\0{token}\0".encode("utf-8", "surrogatepass"))
+    return digest.digest()
 
 
 def _id(vocab: Mapping[str, int], token: str) -> str:

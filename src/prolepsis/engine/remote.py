@@ -1,0 +1,43 @@
+"""Puts together both ends of remote proposing: an engine's proposer, and what a propose server drafts with."""
+
+from prolepsis.core.config import EngineConfig
+from prolepsis.core.errors import ConfigError
+from prolepsis.core.tls import client_tls
+from prolepsis.core.urls import host_and_port
+from prolepsis.engine.observer import EngineObserver
+from prolepsis.models.load import LoadedModel
+from prolepsis.spec.proposers.remote import RemoteProposer, RemoteSettings
+from prolepsis.spec.proposers.vocabulary import vocabulary_digest
+from prolepsis.spec.remote.handshake import SharedKey
+from prolepsis.spec.remote.link import Link, RemoteAddress
+
+REMOTE = RemoteProposer.name
+
+
+def shared_key(config: EngineConfig) -> SharedKey:
+    """Return the key of engines and propose servers; raises `ConfigError` without one."""
+    if config.remote_proposer_key is None:
+        message = "remote_proposer_key is not set; allowed: a file that engine and propose server share"
+        raise ConfigError(message, param="remote_proposer_key")
+    return SharedKey.read(config.remote_proposer_key, "remote_proposer_key")
+
+
+def remote_proposer(config: EngineConfig, target: LoadedModel, observer: EngineObserver | None) -> RemoteProposer:
+    """Return the proposer that asks the configured server; it connects when it is first asked for drafts.
+
+    Raises `ConfigError` for an address, a key or certificates of no use.
+    """
+    place = host_and_port(config.remote_proposer or "")
+    if place is None or place[1] == 0:
+        message = f"remote_proposer is {config.remote_proposer!r}; allowed: HOST:PORT"
+        raise ConfigError(message, param="remote_proposer")
+    key, authorities = shared_key(config), config.remote_proposer_ca
+    tls = None if authorities is None else client_tls(authorities, "remote_proposer_ca")
+    address = RemoteAddress(*place, key, vocabulary_digest(target.tokenizer), tls, REMOTE)
+    return RemoteProposer(
+        Link(address.connect),
+        key,
+        target.model.info.vocab_size,
+        RemoteSettings(config.remote_proposer_ahead, config.remote_proposer_wait_ms / 1000.0),
+        observe=observer.remote_rounds if observer is not None else None,
+    )

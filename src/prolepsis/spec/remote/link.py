@@ -1,0 +1,234 @@
+"""The engine's end of a connection to a propose server. Nothing here waits in the engine's thread, unless told to.
+
+Connecting and the handshake run in a thread that ends with them. From then on the engine's own thread writes to and
+reads from the socket, which never blocks: the kernel holds what is on its way.
+"""
+
+import secrets
+import select
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import structlog
+
+from prolepsis.spec.remote.handshake import SharedKey
+from prolepsis.spec.remote.wire import (
+    MOST_FROM_SERVER,
+    NONCE_BYTES,
+    VERSION,
+    Challenge,
+    Drafts,
+    FrameReader,
+    Hello,
+    Message,
+    ProtocolError,
+    Refused,
+    Terms,
+    Welcome,
+    encode,
+)
+
+log = structlog.get_logger(__name__)
+
+_CONNECT_S = 5.0
+"""For connecting, and for each message of the handshake."""
+_FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 0.1, 30.0
+_MOST_UNSENT = 16 << 20
+"""Bytes that wait because the server does not read: beyond, it is given up."""
+_MOST_READ = 4 << 20
+"""Bytes taken in one turn."""
+_PIECE = 1 << 16
+
+
+class ConnectionLost(Exception):
+    """The server is gone, or no longer to be trusted to be there."""
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteAddress:
+    """Where a propose server is, and how it is known to be ours."""
+
+    host: str
+    port: int
+    key: SharedKey
+    vocabulary: bytes
+    """Digest of the engine's tokens and their ids (`vocabulary_digest`)."""
+    tls: ssl.SSLContext | None = None
+    proposer: str = "remote"
+    """Signs the drafts that arrive."""
+
+    def connect(self) -> "Connection":
+        """Connect and shake hands; raises `OSError`, `ProtocolError`, or `ConnectionLost` where it is refused."""
+        connection = socket.create_connection((self.host, self.port), _CONNECT_S)
+        try:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            if self.tls is not None:
+                connection = self.tls.wrap_socket(connection, server_hostname=self.host)
+            reader = FrameReader(proposer=self.proposer)
+            terms = self._shake_hands(connection, reader)
+            connection.setblocking(False)
+        except BaseException:
+            connection.close()
+            raise
+        reader.most = MOST_FROM_SERVER
+        return Connection(connection, reader, terms)
+
+    def _shake_hands(self, connection: socket.socket, reader: FrameReader) -> Terms:
+        received = _messages(connection, reader)
+        hello = Hello(secrets.token_bytes(NONCE_BYTES))
+        connection.sendall(encode(hello))
+        challenge = next(received)
+        if not isinstance(challenge, Challenge) or challenge.version != VERSION:
+            raise ProtocolError(f"answered with {type(challenge).__name__}; allowed: Challenge of version {VERSION}")
+        connection.sendall(encode(self.key.proof(hello, challenge, self.vocabulary)))
+        welcome = next(received)
+        if not isinstance(welcome, Welcome) or not self.key.proves(hello, challenge, welcome):
+            raise ProtocolError("the server has another key")
+        return welcome.terms
+
+
+def _messages(connection: socket.socket, reader: FrameReader) -> Iterator[Message]:
+    while True:
+        data = connection.recv(_PIECE)
+        if not data:
+            raise ConnectionLost("closed during the handshake")
+        for message in reader.feed(data):
+            if isinstance(message, Refused):
+                raise ConnectionLost(f"refused: {message.reason}")
+            yield message
+
+
+class Connection:
+    """A connection after its handshake."""
+
+    def __init__(self, connection: socket.socket, reader: FrameReader, terms: Terms) -> None:
+        self.terms = terms
+        self.is_good = False
+        """It has brought drafts."""
+        self._socket = connection
+        self._reader = reader
+        self._unsent = bytearray()
+
+    def send(self, frames: bytes) -> None:
+        """Send without waiting; what the kernel does not take goes with the next call. Raises `ConnectionLost`."""
+        self._unsent += frames
+        try:
+            while self._unsent:
+                del self._unsent[: self._socket.send(self._unsent)]
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            if len(self._unsent) > _MOST_UNSENT:
+                raise ConnectionLost(f"it has not read {len(self._unsent)} bytes") from None
+        except OSError as error:
+            raise ConnectionLost(str(error)) from error
+
+    def receive(self, wait_s: float = 0.0) -> list[Drafts]:
+        """Return the answers that have arrived; if there are none, wait for at most `wait_s` seconds.
+
+        Raises `ConnectionLost` and `ProtocolError`.
+        """
+        if wait_s > 0.0 and not (isinstance(self._socket, ssl.SSLSocket) and self._socket.pending()):
+            waiting = select.poll()
+            waiting.register(self._socket, select.POLLIN)
+            waiting.poll(1000.0 * wait_s)
+        found: list[Drafts] = []
+        num_bytes = 0
+        while data := self._read():
+            num_bytes += len(data)
+            if num_bytes > _MOST_READ:
+                raise ProtocolError(f"more than {_MOST_READ} bytes at once")
+            for message in self._reader.feed(data):
+                if not isinstance(message, Drafts):
+                    raise ProtocolError(f"{type(message).__name__} in place of drafts")
+                found.append(message)
+                self.is_good = True
+        return found
+
+    def _read(self) -> bytes:
+        """Return what is there, b"" if nothing is."""
+        try:
+            data = self._socket.recv(_PIECE)
+        except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            return b""
+        except OSError as error:
+            raise ConnectionLost(str(error)) from error
+        if not data:
+            raise ConnectionLost("closed by the server")
+        return data
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class Link:
+    """Keeps one connection: makes it when it is asked for, and again after a loss, with back-off.
+
+    The back-off starts over only after a connection that brought drafts, so a server that accepts connections and then
+    misbehaves is tried ever more rarely.
+    """
+
+    def __init__(self, connect: Callable[[], Connection], clock: Callable[[], float] = time.monotonic) -> None:
+        """`connect` is called in a thread of its own (`RemoteAddress.connect`)."""
+        self._connect = connect
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._made: Connection | None = None
+        self._attempt: threading.Thread | None = None
+        self._is_closed = False
+        self._backoff_s = _FIRST_BACKOFF_S
+        self._not_before = -float("inf")
+
+    def connection(self) -> Connection | None:
+        """Return the connection; if there is none, begin an attempt when it is time."""
+        if self._made is None and self._attempt is None and self._clock() >= self._not_before and not self._is_closed:
+            self._attempt = threading.Thread(target=self._try, name="prolepsis-remote-proposer", daemon=True)
+            self._attempt.start()
+        return self._made
+
+    def lose(self, reason: object) -> None:
+        """Close the connection: it is gone, or not to be used any more."""
+        with self._lock:
+            lost, self._made = self._made, None
+            if lost is not None:
+                lost.close()
+                if lost.is_good:
+                    self._backoff_s = _FIRST_BACKOFF_S
+                self._back_off(reason)
+
+    def close(self) -> None:
+        """Close the connection for good; an attempt that runs closes its own."""
+        with self._lock:
+            self._is_closed = True
+            if self._made is not None:
+                self._made.close()
+                self._made = None
+
+    def join(self) -> None:
+        """Wait for an attempt that runs, in tests."""
+        if (attempt := self._attempt) is not None:
+            attempt.join()
+
+    def _try(self) -> None:
+        try:
+            made = self._connect()
+        except Exception as error:  # contained: without the server there are no remote drafts, and that is all
+            with self._lock:
+                self._back_off(error)
+                self._attempt = None
+            return
+        with self._lock:
+            if self._is_closed:
+                made.close()
+            else:
+                self._made = made
+                log.info("remote_proposer_connected", most_draft_tokens=made.terms.most_draft_tokens)
+            self._attempt = None
+
+    def _back_off(self, reason: object) -> None:
+        log.warning("remote_proposer_lost", reason=str(reason), retry_s=self._backoff_s)
+        self._not_before = self._clock() + self._backoff_s
+        self._backoff_s = min(_LONGEST_BACKOFF_S, 2.0 * self._backoff_s)

@@ -1,0 +1,318 @@
+"""Runs one proposer for the engines that connect: their sequences, rounds and drafts over the protocol of `wire`.
+
+What arrives while the proposer works waits; then all of it is taken in, and all engines' sequences that drafts are
+wanted for are one call. Of several rounds of one engine only the last is drafted: the others came too late.
+"""
+
+import asyncio
+import secrets
+import ssl
+from collections import deque
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import count
+from typing import TYPE_CHECKING
+
+import structlog
+
+from prolepsis.core.errors import InvalidParameter
+from prolepsis.core.requests import SamplingParams
+from prolepsis.spec.containment import ContainedProposer
+from prolepsis.spec.draft import Draft
+from prolepsis.spec.proposer import Proposer
+from prolepsis.spec.remote.handshake import SharedKey
+from prolepsis.spec.remote.wire import (
+    MOST_FROM_ENGINE,
+    MOST_NODES,
+    NONCE_BYTES,
+    VERSION,
+    Ask,
+    Challenge,
+    Drafts,
+    Extend,
+    Forget,
+    FrameReader,
+    Hello,
+    Message,
+    Open,
+    Proof,
+    ProtocolError,
+    Refused,
+    SentDraft,
+    Terms,
+    encode,
+)
+
+if TYPE_CHECKING:
+    from prolepsis.grammar.matcher import Matcher
+
+log = structlog.get_logger(__name__)
+
+_HANDSHAKE_S = 10.0
+_MOST_WAITING = 4096
+"""Messages of one engine that wait for the proposer; beyond, nothing more is read of it."""
+_MOST_UNSENT = 16 << 20
+"""Bytes of answers that an engine does not read: beyond, it is given up."""
+_OTHER_VOCABULARY = "the engine's tokenizer has other tokens or ids than this server's model"
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What a server drafts with, and for which tokens."""
+
+    proposer: Proposer
+    vocabulary: bytes
+    """Digest of the tokens and their ids (`vocabulary_digest`)."""
+    vocab_size: int
+    """Token ids are below it; a sequence with others gets no drafts."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    most_engines: int = 64
+    """Connections at once."""
+    terms: Terms = field(default_factory=Terms)
+    """What each of them is granted."""
+
+
+@dataclass(slots=True)
+class _Served:
+    """A sequence of an engine, as the proposer sees it (`SequenceView`)."""
+
+    number: int
+    """Of its engine's."""
+    key: str
+    cache_salt: str
+    num_prompt_tokens: int
+    params: SamplingParams
+    noise_key: int
+    tokens: list[int] = field(default_factory=list)
+    is_unfit: bool = False
+    """It has tokens that the proposer does not know."""
+    pages: Sequence[int] = ()
+    prediction: Sequence[int] = ()
+    matcher: "Matcher | None" = None
+    traffic_class: str = ""
+
+
+class ProposeServer:
+    """Serves engines that have the key. A costly proposer works in a thread, a free one on the event loop."""
+
+    def __init__(self, model: ServedModel, key: SharedKey, limits: ServerLimits | None = None) -> None:
+        self.model = model
+        self.key = key
+        self.limits = limits or ServerLimits()
+        assert self.limits.terms.most_draft_tokens <= MOST_NODES, "an engine takes no larger drafts"
+        self.proposer = ContainedProposer(model.proposer, model.vocab_size)
+        self.engines: set[_Engine] = set()
+        self.numbers = count()
+        self.arrived = asyncio.Event()
+        self.gone: deque[_Served] = deque()
+        """Sequences of engines that are gone: the proposer forgets them between two calls."""
+        self._worker = None if self.proposer.free else ThreadPoolExecutor(1, thread_name_prefix="proposer")
+
+    async def listen(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> asyncio.Server:
+        """Begin to listen; raises `OSError`. Nothing is drafted until `run`."""
+        loop = asyncio.get_running_loop()
+        return await loop.create_server(lambda: _Engine(self), host, port, ssl=tls)
+
+    async def run(self) -> None:
+        """Draft until cancelled."""
+        try:
+            while True:
+                await self.arrived.wait()
+                self.arrived.clear()
+                await self._draft()
+        finally:
+            for engine in list(self.engines):
+                engine.abort()
+            if self._worker is not None:
+                self._worker.shutdown(wait=True)
+
+    async def _draft(self) -> None:
+        """Take in what has arrived, and answer."""
+        while self.gone:
+            self.proposer.forget(self.gone.popleft())
+        taken = [(engine, engine.take_in()) for engine in list(self.engines)]
+        rounds = [(engine, wanted) for engine, wanted in taken if wanted is not None]
+        if rounds:
+            drafts = iter(await self._drafts([wish for _, wanted in rounds for wish in wanted]))
+            for engine, wanted in rounds:
+                engine.answer([(sequence, next(drafts)) for sequence, _ in wanted])
+
+    async def _drafts(self, wishes: Sequence[tuple[_Served, int]]) -> Sequence[Draft | None]:
+        fit = [(sequence, most) for sequence, most in wishes if not sequence.is_unfit]
+        if not fit or self.proposer.backs_off():
+            return [None] * len(wishes)
+        sequences, limits = [sequence for sequence, _ in fit], [most for _, most in fit]
+        if self._worker is None:
+            made = self.proposer.propose(sequences, limits)
+        else:
+            loop = asyncio.get_running_loop()
+            made = await loop.run_in_executor(self._worker, self.proposer.propose, sequences, limits)
+        found = {sequence.key: draft for sequence, draft in zip(sequences, made, strict=True)}
+        return [found.get(sequence.key) for sequence, _ in wishes]
+
+
+class _Engine(asyncio.Protocol):
+    """One engine's connection."""
+
+    def __init__(self, server: ProposeServer) -> None:
+        self._server = server
+        self._number = next(server.numbers)
+        self._reader = FrameReader()
+        self._hello: Hello | None = None
+        self._challenge = Challenge(secrets.token_bytes(NONCE_BYTES))
+        self._is_proven = False
+        self._waiting: deque[Message] = deque()
+        self._sequences: dict[int, _Served] = {}
+        self._num_tokens = 0
+        self._last_opened = 0
+        self._round = 0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._timer = asyncio.get_running_loop().call_later(_HANDSHAKE_S, self.leave, "no handshake in time")
+        if len(self._server.engines) >= self._server.limits.most_engines:
+            self.leave("too many connections")
+            return
+        self._server.engines.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._timer.cancel()
+        self._server.engines.discard(self)
+        self._server.gone += self._sequences.values()
+        self._sequences.clear()
+        self._server.arrived.set()
+        if self._is_proven:
+            log.info("engine_left", engine=self._number)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for message in self._reader.feed(data):
+                if self._is_proven:
+                    self._waiting.append(message)
+                else:
+                    self._shake_hands(message)
+        except ProtocolError as error:
+            self.leave(str(error))
+        if self._waiting:
+            self._server.arrived.set()
+        if len(self._waiting) > _MOST_WAITING:
+            self._transport.pause_reading()
+
+    def abort(self) -> None:
+        """End the connection at once."""
+        self._transport.abort()
+
+    def leave(self, reason: str) -> None:
+        """Give the engine up."""
+        log.warning("engine_refused", engine=self._number, reason=reason)
+        if not self._is_proven:
+            self._transport.write(encode(Refused(reason)))
+        self._transport.close()
+
+    def take_in(self) -> list[tuple[_Served, int]] | None:
+        """Take in all messages that wait, between two calls of the proposer.
+
+        Return the sequences to draft for, each with the most nodes of its draft; None if nothing was asked for.
+        """
+        wishes: dict[int, int] | None = None
+        try:
+            while self._waiting:
+                message = self._waiting.popleft()
+                if isinstance(message, Ask):
+                    self._round, wishes = message.round, (wishes or {}) | dict(message.wishes)
+                else:
+                    self._change(message)
+        except ProtocolError as error:
+            self._waiting.clear()
+            self.leave(str(error))
+            return None
+        self._transport.resume_reading()
+        if wishes is None:
+            return None
+        most = self._server.limits.terms.most_draft_tokens
+        found = ((self._sequences.get(number), wish) for number, wish in wishes.items())
+        return [(sequence, min(max(1, wish), most)) for sequence, wish in found if sequence is not None]
+
+    def answer(self, drafts: Sequence[tuple[_Served, Draft | None]]) -> None:
+        """Send the drafts of the sequences that `take_in` returned; they have not grown since."""
+        if self._transport.is_closing():
+            return
+        sent = [SentDraft(one.number, len(one.tokens), draft) for one, draft in drafts if draft is not None]
+        self._transport.write(encode(Drafts(self._round, tuple(sent))))
+        if self._transport.get_write_buffer_size() > _MOST_UNSENT:
+            log.warning("engine_does_not_read", engine=self._number)
+            self.abort()
+
+    def _shake_hands(self, message: Message) -> None:
+        if isinstance(message, Hello) and self._hello is None:
+            if message.version != VERSION:
+                raise ProtocolError(f"version {message.version} of the protocol; allowed: {VERSION}")
+            self._hello = message
+            self._transport.write(encode(self._challenge))
+            return
+        if not isinstance(message, Proof) or self._hello is None:
+            raise ProtocolError(f"{type(message).__name__} before the handshake")
+        key, limits = self._server.key, self._server.limits
+        if not key.proves(self._hello, self._challenge, message):
+            raise ProtocolError("the engine has another key")
+        if message.vocabulary != self._server.model.vocabulary:
+            raise ProtocolError(_OTHER_VOCABULARY)
+        self._timer.cancel()
+        self._is_proven = True
+        self._reader.most = MOST_FROM_ENGINE
+        self._transport.write(encode(key.welcome(self._hello, self._challenge, limits.terms)))
+        log.info("engine_connected", engine=self._number)
+
+    def _change(self, message: Message) -> None:
+        match message:
+            case Open():
+                self._open(message)
+            case Extend():
+                self._extend(self._found(message.number), message.tokens)
+            case Forget():
+                sequence = self._found(message.number)
+                del self._sequences[message.number]
+                self._num_tokens -= len(sequence.tokens)
+                self._server.proposer.forget(sequence)
+            case _:
+                raise ProtocolError(f"{type(message).__name__} after the handshake")
+
+    def _open(self, message: Open) -> None:
+        most = self._server.limits.terms.most_sequences
+        if len(self._sequences) >= most:
+            raise ProtocolError(f"more than {most} sequences")
+        if message.number <= self._last_opened:
+            raise ProtocolError(f"sequence {message.number} after {self._last_opened}; allowed: rising numbers")
+        params = SamplingParams(temperature=message.temperature, top_p=message.top_p, top_k=message.top_k)
+        try:
+            params.validate(0)
+        except InvalidParameter as error:
+            raise ProtocolError(str(error)) from error
+        self._last_opened = message.number
+        self._sequences[message.number] = _Served(
+            message.number,
+            f"{self._number}/{message.number}",
+            message.scope.hex(),
+            message.num_prompt_tokens,
+            params,
+            message.noise_key,
+        )
+
+    def _extend(self, sequence: _Served, tokens: Sequence[int]) -> None:
+        most = self._server.limits.terms.most_tokens
+        self._num_tokens += len(tokens)
+        if self._num_tokens > most:
+            raise ProtocolError(f"more than {most} tokens")
+        sequence.tokens += tokens
+        sequence.is_unfit |= max(tokens, default=0) >= self._server.model.vocab_size
+
+    def _found(self, number: int) -> _Served:
+        found = self._sequences.get(number)
+        if found is None:
+            raise ProtocolError(f"sequence {number}, which is not open")
+        return found

@@ -1,0 +1,203 @@
+"""Engines and a propose server over loopback: handshake, limits, rounds of several engines, tenants apart."""
+
+import socket
+from collections.abc import Sequence
+from contextlib import closing
+
+import pytest
+
+from prolepsis.core.requests import SamplingParams
+from prolepsis.spec.draft import Draft, chain
+from prolepsis.spec.proposer import Proposer, SequenceView
+from prolepsis.spec.proposers.suffix import SuffixProposer
+from prolepsis.spec.remote.handshake import SharedKey
+from prolepsis.spec.remote.link import ConnectionLost
+from prolepsis.spec.remote.server import ProposeServer, ServedModel, ServerLimits
+from prolepsis.spec.remote.wire import (
+    Ask,
+    Drafts,
+    Extend,
+    Forget,
+    FrameReader,
+    Hello,
+    Message,
+    Open,
+    Refused,
+    Terms,
+    encode,
+)
+from tests.spec.remote.servers import KEY, VOCABULARY, RawEngine, address, proposer_at, rude, serving
+from tests.spec.sequences import VOCAB, FakeSequence
+
+PARAMS = SamplingParams(temperature=0.0, max_tokens=50)
+WAIT_S = 10.0
+
+
+class Echo(Proposer):
+    """Drafts what the sequence ends with; keeps what it is asked for."""
+
+    name = "echo"
+
+    def __init__(self, *, free: bool = True) -> None:
+        self.free = free
+        self.seen: list[list[tuple[int, ...]]] = []
+        self.salts: set[str] = set()
+
+    def propose(self, sequences: Sequence[SequenceView], limits: Sequence[int]) -> list[Draft | None]:
+        self.seen.append([tuple(sequence.tokens) for sequence in sequences])
+        self.salts |= {sequence.cache_salt for sequence in sequences}
+        return [
+            chain(tuple(sequence.tokens[-limit:]), self.name) for sequence, limit in zip(sequences, limits, strict=True)
+        ]
+
+
+def tokens_of(drafts: Sequence[Draft | None]) -> list[tuple[int, ...] | None]:
+    return [draft.tokens if draft is not None else None for draft in drafts]
+
+
+def server_of(proposer: Proposer, limits: ServerLimits | None = None) -> ProposeServer:
+    return ProposeServer(ServedModel(proposer, VOCABULARY, VOCAB), KEY, limits)
+
+
+@pytest.mark.parametrize("free", [True, False])
+def test_drafts_follow_what_was_committed(free: bool) -> None:
+    with serving(server_of(Echo(free=free))) as port:
+        proposer = proposer_at(port, wait_s=WAIT_S)
+        sequence = FakeSequence([1, 2, 3], 3, params=PARAMS)
+        with closing(proposer):
+            assert tokens_of(proposer.propose([sequence], [3])) == [(1, 2, 3)]
+            sequence.tokens += [7, 8]
+            assert tokens_of(proposer.propose([sequence], [2])) == [(1, 2)]
+
+
+def test_the_salt_itself_never_travels() -> None:
+    echo = Echo()
+    with serving(server_of(echo)) as port:
+        proposer = proposer_at(port, wait_s=WAIT_S)
+        sequences = [FakeSequence([1], key=key, cache_salt=key, params=PARAMS) for key in ("acme", "other")]
+        proposer.propose(sequences, [3, 3])
+        proposer.close()
+    assert echo.salts == {KEY.scope("acme").hex(), KEY.scope("other").hex()}
+
+
+def test_what_one_tenant_taught_is_not_drafted_for_another() -> None:
+    text = [5, 6, 7, 8, 9, 10, 11, 12]
+    with serving(server_of(SuffixProposer())) as port:
+        first, second = proposer_at(port, wait_s=WAIT_S), proposer_at(port, wait_s=WAIT_S)
+        teacher = FakeSequence([1, *text], 1, key="a", cache_salt="acme", params=PARAMS)
+        first.propose([teacher], [4])
+        first.forget(teacher)
+        pupil = FakeSequence([2, *text[:4]], 5, key="b", cache_salt="acme", params=PARAMS)
+        stranger = FakeSequence([2, *text[:4]], 5, key="c", cache_salt="other", params=PARAMS)
+        _barrier(first)
+        [learnt, kept_out] = second.propose([pupil, stranger], [4, 4])
+        assert learnt is not None
+        assert learnt.tokens == tuple(text[4:])
+        assert kept_out is None
+        first.close()
+        second.close()
+
+
+def _barrier(proposer: Proposer) -> None:
+    """Wait until the server has taken in all that was sent before."""
+    proposer.propose([FakeSequence([3], key="barrier", params=PARAMS)], [1])
+
+
+def test_rounds_that_wait_together_are_one_call_and_only_the_last_is_drafted() -> None:
+    echo = Echo()
+    server = server_of(echo)
+    frames: list[Message] = [
+        Open(1, b"s" * 16, 1, 0.0, 1.0, 0, 0),
+        Extend(1, (1,)),
+        Ask(1, ((1, 4),)),
+        Extend(1, (2,)),
+        Ask(2, ((1, 4),)),
+    ]
+    with serving(server) as port, closing(RawEngine(port)) as engine:
+        assert engine.say(*frames) == Drafts(2, engine.last.drafts)
+        assert engine.last.drafts[0].prefix == 2
+    assert echo.seen == [[(1, 2)]]
+
+
+def test_a_round_is_answered_when_nothing_can_be_drafted() -> None:
+    with serving(server_of(Echo())) as port, closing(RawEngine(port)) as engine:
+        opened = Open(1, b"s" * 16, 1, 0.0, 1.0, 0, 0)
+        assert engine.say(opened, Extend(1, (VOCAB,)), Ask(1, ((1, 4), (9, 4)))) == Drafts(1, ())
+        assert engine.say(Ask(2, ((1, 4),)), Forget(1)) == Drafts(2, ())
+
+
+BAD_MESSAGES: dict[str, list[Message]] = {
+    "unknown": [Extend(1, (1,))],
+    "number": [Open(2, b"s" * 16, 1, 0.0, 1.0, 0, 0), Open(1, b"s" * 16, 1, 0.0, 1.0, 0, 0)],
+    "sequences": [Open(number, b"s" * 16, 1, 0.0, 1.0, 0, 0) for number in (1, 2, 3)],
+    "tokens": [Open(1, b"s" * 16, 1, 0.0, 1.0, 0, 0), Extend(1, (1,) * 41)],
+    "temperature": [Open(1, b"s" * 16, 1, float("nan"), 1.0, 0, 0)],
+    "handshake again": [Hello(b"n" * 32)],
+}
+
+
+@pytest.mark.parametrize("name", BAD_MESSAGES)
+def test_an_engine_that_breaks_the_rules_is_cut_off(name: str) -> None:
+    terms = Terms(most_sequences=2, most_tokens=40)
+    with serving(server_of(Echo(), ServerLimits(terms=terms))) as port, closing(RawEngine(port)) as engine:
+        assert engine.say(*BAD_MESSAGES[name]) is None
+
+
+def test_strangers_are_refused() -> None:
+    with serving(server_of(Echo())) as port:
+        proposer = proposer_at(port, key=SharedKey(b"x" * 32))
+        assert proposer.propose([FakeSequence([1], params=PARAMS)], [3]) == [None]
+        proposer.close()
+        for frames, reason in (
+            ([Extend(1, (1,))], "Extend before the handshake"),
+            ([Hello(b"n" * 32, 9)], "version 9 of the protocol; allowed: 1"),
+            ([Hello(b"n" * 32), Hello(b"n" * 32)], "Hello before the handshake"),
+        ):
+            with socket.create_connection(("127.0.0.1", port)) as connection:
+                connection.sendall(b"".join(map(encode, frames)))
+                assert _received(connection)[-1] == Refused(reason)
+
+
+def _received(connection: socket.socket) -> list[Message]:
+    """Return all that arrives until the other side ends."""
+    reader, found = FrameReader(), list[Message]()
+    while data := connection.recv(1 << 16):
+        found += reader.feed(data)
+    return found
+
+
+def test_a_full_server_and_another_vocabulary_are_refused() -> None:
+    model = ServedModel(Echo(), b"other" + b"v" * 27, VOCAB)
+    with serving(ProposeServer(model, KEY)) as port, pytest.raises(ConnectionLost, match="other tokens or ids"):
+        address(port).connect()
+    full = server_of(Echo(), ServerLimits(most_engines=1))
+    with (
+        serving(full) as port,
+        closing(address(port).connect()),
+        pytest.raises(ConnectionLost, match="too many connections"),
+    ):
+        address(port).connect()
+
+
+def test_a_server_with_another_key_gets_no_tokens() -> None:
+    got: list[Message] = []
+
+    def keep(message: Message) -> list[bytes]:
+        got.append(message)
+        return []
+
+    with rude(keep) as port:
+        proposer = proposer_at(port, key=SharedKey(b"x" * 32))
+        assert proposer.propose([FakeSequence([1], params=PARAMS)], [3]) == [None]
+        proposer.close()
+    assert got == []
+
+
+def test_a_proposer_that_raises_costs_its_drafts() -> None:
+    class Broken(Echo):
+        def propose(self, sequences: Sequence[SequenceView], limits: Sequence[int]) -> list[Draft | None]:
+            raise RuntimeError("broken")
+
+    with serving(server_of(Broken())) as port, closing(RawEngine(port)) as engine:
+        engine.say(Open(1, b"s" * 16, 1, 0.0, 1.0, 0, 0), Extend(1, (1,)), Ask(1, ((1, 4),)))
+        assert engine.last == Drafts(1, ())
