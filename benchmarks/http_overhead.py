@@ -21,7 +21,7 @@ import statistics
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -38,6 +38,7 @@ from prolepsis.core.config import ServerConfig
 from prolepsis.core.events import Event, Finished, Tokens
 from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.core.stats import RequestStats
+from prolepsis.engine.client import EngineClient
 from prolepsis.telemetry.logs import configure_logs
 from prolepsis.telemetry.metrics import Metrics
 from tests.api.fakes import ByteTokenizer
@@ -61,32 +62,48 @@ def engine() -> FakeEngineClient:
 
 
 def serve(listener: socket.socket, keys_file: Path | None) -> None:
-    """Run the server in this process until it is ended; log lines go nowhere, but are made."""
+    """Run a server of the scripted engine in this process until it is ended."""
     config, keys = ServerConfig(), Keys(None)
     if keys_file is not None:
         config = ServerConfig(requests_per_minute={"key": 10**6}, tokens_per_minute={"key": 10**9})
         keys = Keys(KeyFile(keys_file))
+    serve_client(listener, lambda _: engine(), config, keys)
+
+
+def serve_client(
+    listener: socket.socket, client: Callable[[Metrics], EngineClient], config: ServerConfig, keys: Keys
+) -> None:
+    """Run a server of any engine client until it is ended; log lines go nowhere, but are made."""
     with Path("/dev/null").open("w") as nowhere:
         configure_logs("info", stream=nowhere)
         metrics = Metrics()
-        app = build(config, engine(), ByteTokenizer(chat_template=None), metrics, Gateway(keys))
+        app = build(config, client(metrics), ByteTokenizer(chat_template=None), metrics, Gateway(keys))
         settings = uvicorn.Config(
             app, log_config=None, access_log=False, http=gateway_protocol(config, app.state.admission.metrics)
         )
         asyncio.run(uvicorn.Server(settings).serve([listener]))
 
 
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A server in a process of its own."""
+
+    port: int
+    process: int
+
+
 @contextmanager
-def server(keys_file: Path | None) -> Iterator[int]:
-    """Run a server in a process of its own; the value is its port."""
+def running(serve: Callable[..., None], *arguments: object) -> Iterator[Running]:
+    """Run `serve`, which takes a listener and `arguments`, in a process of its own."""
     listener = bind(ServerConfig(port=0))
-    running = multiprocessing.get_context("fork").Process(target=serve, args=(listener, keys_file), daemon=True)
-    running.start()
+    process = multiprocessing.get_context("fork").Process(target=serve, args=(listener, *arguments), daemon=True)
+    process.start()
+    assert process.pid is not None
     try:
-        yield listener.getsockname()[1]
+        yield Running(listener.getsockname()[1], process.pid)
     finally:
-        running.terminate()
-        running.join()
+        process.terminate()
+        process.join()
 
 
 class Connection:
@@ -139,14 +156,15 @@ async def alternate(asks: Mapping[str, Ask], rounds: int) -> dict[str, list[floa
     return times
 
 
-async def connect(port: int, key: str | None = None) -> Connection:
+async def connect(port: int, key: str | None = None, wait_s: float = 10.0) -> Connection:
     """Return a connection once the server listens."""
-    for _ in range(200):
+    end = time.monotonic() + wait_s
+    while time.monotonic() < end:
         try:
             return Connection(*await asyncio.open_connection("127.0.0.1", port, limit=2**24), key)
         except ConnectionRefusedError:
             await asyncio.sleep(0.05)
-    raise RuntimeError("the server did not start within 10 s")
+    raise RuntimeError(f"the server did not start within {wait_s:g} s")
 
 
 async def measure(ports: Sequence[int], key: str, args: argparse.Namespace) -> dict[str, dict[str, float]]:
@@ -201,8 +219,8 @@ def main() -> None:
         record, key = new_key("bench")
         KeyFile(Path(folder) / "keys.json").add(record)
         files = [None, Path(folder) / "keys.json"] if args.keys else [None]
-        with ExitStack() as running:
-            ports = [running.enter_context(server(keys_file)) for keys_file in files]
+        with ExitStack() as servers:
+            ports = [servers.enter_context(running(serve, keys_file)).port for keys_file in files]
             figures = asyncio.run(measure(ports, key, args))
     for name, values in figures.items():
         print(f"{name}: " + ", ".join(f"{figure} {value} ms" for figure, value in values.items()))

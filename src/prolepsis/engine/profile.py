@@ -1,6 +1,7 @@
 """Measures what a pass of the loaded model costs on this machine, and keeps the curve for the next start."""
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import structlog
@@ -33,14 +34,14 @@ def cost_curve(model: TargetModel, file: Path, *, fresh: bool = False) -> CostCu
 
 
 @torch.no_grad()
-def measure(model: TargetModel, repeats: int = 3) -> CostCurve:
-    """Time passes of `PROFILE_TOKENS` tokens at `PROFILE_CONTEXTS` tokens of context, in milliseconds.
+def measure(model: TargetModel, repeats: int = 3, counts: Sequence[int] = PROFILE_TOKENS) -> CostCurve:
+    """Time passes of `counts` tokens at `PROFILE_CONTEXTS` tokens of context, in milliseconds.
 
     A token reads the context of its own sequence only, so a pass of a long context is one of many sequences.
     """
-    longest = model.info.max_positions - max(PROFILE_TOKENS)
+    longest = model.info.max_positions - max(counts)
     contexts = sorted({max(1, min(context, longest)) for context in PROFILE_CONTEXTS})
-    tokens = [count for count in PROFILE_TOKENS if count + contexts[-1] <= model.info.max_positions]
+    tokens = [count for count in counts if count + contexts[-1] <= model.info.max_positions]
     passes = {(count, context): pack(_sequences(count, context)) for count in tokens for context in contexts}
     cache = model.make_cache(1 + max(int(batch.pages.max()) for batch in passes.values()))
 

@@ -1,0 +1,186 @@
+"""What would 1 to 64 replicas do? Simulated: our routers, pages and a real trace, on times that are measured here.
+
+Usage: python -m benchmarks.replica_scaling TRACE [--replicas 1,4,16,64] [--rate 1.0] [--pages 2048] [--doors 1]
+       [--request-ms 0] [--chunk-ms 0] [--curve FILE] [--calls N] [--json OUT]
+
+TRACE is the Mooncake conversation trace; its lengths are divided by 16, so that a block of 512 tokens is a page, and
+its clock runs so fast that each replica gets --rate requests a second. Passes take what they take on one thread of this
+machine with the default model (--curve keeps them for other runs). --request-ms and --chunk-ms are what a front door
+takes of one core, as `benchmarks.router_overhead` finds.
+
+Told are, by number of replicas and router: output tokens a second, time to the first token, prompt tokens from the
+cache, the busiest replica over the mean, and how much of the front door's time is taken; and what else there is only
+one of: a report of a replica at the front door, and records a second of a store in SQLite.
+
+Left out: the network, failures, drafts, answers in the prefix cache, and users who wait for an answer before they go
+on.
+"""
+
+import argparse
+import asyncio
+import json
+import pickle
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from prolepsis.cli.bench.provenance import provenance
+from prolepsis.core.config import EngineConfig
+from prolepsis.core.requests import GenerateRequest
+from prolepsis.engine.client import EngineHealth
+from prolepsis.engine.process.messages import Observed, Status
+from prolepsis.engine.profile import measure
+from prolepsis.engine.timings import PHASES
+from prolepsis.models.load import load_model
+from prolepsis.ray.affinity import PrefixRouter
+from prolepsis.ray.client import REPORT_S, ReplicasClient, Responses
+from prolepsis.ray.messages import ControlState, Report
+from prolepsis.spec.cost import CostCurve
+from prolepsis.store.store import open_store
+from prolepsis.telemetry.metrics import Metrics
+from tests.fake_client import INFO
+from tests.simulation.replicas import Door, Machine, Outcome, RoundRobin, Router, simulate
+from tests.simulation.shared_prefixes import mooncake
+from tests.store.fakes import STATS, record
+
+ROUTERS: dict[str, Callable[[], Router]] = {"round robin": RoundRobin, "prefix": PrefixRouter}
+PASS_TOKENS = (1, 2, 4, 8, 16, 32, 64, 256)
+TRACE_RATE = 3.4
+"""Requests a second of the trace as it was recorded."""
+NUM_RECORDS = 5000
+STEPS_PER_S = 100
+"""Of a busy replica; each is told to the front door's metrics."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table; times in milliseconds."""
+
+    num_replicas: int
+    router: str
+    requests_per_s: float
+    tokens_per_s: float
+    first_token_p50: float
+    first_token_p99: float
+    hit_rate: float
+    imbalance: float
+    door_busy: float
+
+
+@dataclass(frozen=True, slots=True)
+class Reports:
+    """A `Handle` whose replicas report what busy ones do; reports are unpickled, as from another process."""
+
+    pickled: Sequence[bytes]
+
+    def stream(self, request: GenerateRequest, controls: ControlState) -> Responses:
+        raise NotImplementedError("nothing is generated here")
+
+    async def broadcast(self, method: str, *arguments: object) -> Sequence[object]:
+        return [pickle.loads(one) for one in self.pickled]  # noqa: S301  # made here
+
+
+def report_ms() -> float:
+    """Return what one replica's report takes at the front door."""
+    step = Observed("step_done", (dict.fromkeys(PHASES, 0.001), 8))
+    num_steps = int(STEPS_PER_S * REPORT_S)
+    observed = (*[step] * num_steps, Observed("request_ended", (STATS,)))
+    health = EngineHealth(alive=True, ready=True, detail="", num_running=4, num_waiting=0, kv_usage=0.5)
+    reports = [Report(f"replica-{i}", Status(health, INFO, (), ()), observed, 0) for i in range(64)]
+    client = ReplicasClient(Reports([pickle.dumps(one) for one in reports]), reports, Metrics())
+    times = []
+    for _ in range(20):
+        began = time.process_time()
+        asyncio.run(client.refresh())
+        times.append(1000 * (time.process_time() - began) / len(reports))
+    return statistics.median(times)
+
+
+def records_per_s() -> float:
+    """Return how many records of requests the store's writer puts into SQLite in a second."""
+    with tempfile.TemporaryDirectory() as folder:
+        store = open_store(f"sqlite:///{folder}/store.db", CollectorRegistry())
+        assert store is not None
+        records = [record(request_id=f"cmpl-{i}") for i in range(NUM_RECORDS)]
+        began = time.monotonic()
+        for one in records:
+            store.writer.offer(one)
+        store.writer.flush(60.0)
+        seconds = time.monotonic() - began
+        store.close()
+    return NUM_RECORDS / seconds
+
+
+def curve_of(file: Path | None) -> CostCurve:
+    """Return the curve that `file` keeps, else measure the default model on one thread."""
+    if file is not None and file.exists():
+        return CostCurve.from_json(file.read_text())
+    curve = measure(load_model(EngineConfig(threads=1)).model, counts=PASS_TOKENS)
+    if file is not None:
+        file.write_text(curve.to_json())
+    return curve
+
+
+def row(num_replicas: int, router: str, outcome: Outcome) -> Row:
+    times = outcome.ttft_s
+    return Row(
+        num_replicas,
+        router,
+        requests_per_s=round(len(outcome.jobs) / outcome.seconds, 1),
+        tokens_per_s=round(outcome.tokens_per_s, 1),
+        first_token_p50=round(1000 * times[len(times) // 2], 1),
+        first_token_p99=round(1000 * times[int(0.99 * len(times))], 1),
+        hit_rate=round(outcome.hit_rate, 3),
+        imbalance=round(outcome.imbalance, 2),
+        door_busy=round(outcome.door_busy, 3),
+    )
+
+
+def simulated(arguments: argparse.Namespace, machine: Machine, times: Door) -> list[Row]:
+    rows = []
+    for num_replicas in map(int, arguments.replicas.split(",")):
+        speed = arguments.rate * num_replicas / TRACE_RATE
+        calls = list(mooncake(arguments.trace, speed, arguments.calls))
+        for name, make in ROUTERS.items():
+            routers = [make() for _ in range(arguments.doors)]
+            rows.append(row(num_replicas, name, simulate(calls, machine, num_replicas, routers, times)))
+            print(json.dumps(asdict(rows[-1])), file=sys.stderr)
+    return rows
+
+
+def main() -> None:
+    """Measure, simulate and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("trace", type=Path)
+    parser.add_argument("--replicas", default="1,4,16,64")
+    parser.add_argument("--rate", type=float, default=1.0)
+    parser.add_argument("--pages", type=int, default=2048)
+    parser.add_argument("--outside-ms", type=float, default=0.6)
+    parser.add_argument("--doors", type=int, default=1)
+    parser.add_argument("--request-ms", type=float, default=0.0)
+    parser.add_argument("--chunk-ms", type=float, default=0.0)
+    parser.add_argument("--curve", type=Path)
+    parser.add_argument("--calls", type=int)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    machine = Machine(curve_of(arguments.curve), arguments.pages, arguments.outside_ms)
+    limits = {"report_ms": report_ms(), "records_per_s": records_per_s()}
+    print(", ".join(f"{name} {value:.3g}" for name, value in limits.items()))
+    times = Door(arguments.request_ms, arguments.chunk_ms, limits["report_ms"], 1 / REPORT_S)
+    rows = simulated(arguments, machine, times)
+    print("| " + " | ".join(asdict(rows[0])) + " |")
+    for one in rows:
+        print("| " + " | ".join(str(value) for value in asdict(one).values()) + " |")
+    if arguments.json:
+        report = {"provenance": provenance({}, {}), "limits": limits, "curve": machine.curve.to_json()}
+        arguments.json.write_text(json.dumps(report | {"rows": [asdict(one) for one in rows]}, indent=1))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,259 @@
+"""What does a hop to one of N replicas cost? Milliseconds a request and a chunk over asking one plain server.
+
+Usage: python -m benchmarks.router_overhead [--replicas 2] [--requests 300] [--streams 20] [--chunks 64]
+       [--at-once 16] [--smg PROGRAM] [--json OUT]
+
+Engines say scripted tokens without delay, so that all time is the servers'. Plain servers are those of
+`benchmarks.http_overhead`, each in a process of its own. In the same run they are asked directly, through HAProxy and,
+with --smg, through the Shepherd Model Gateway (`smg launch`); and so is our front door, with as many engines in
+replicas of Ray Serve behind it. All ways are asked in turn, over one kept connection each.
+
+- request: one answer of one token, minus the direct one of the same round.
+- chunk: (stream of --chunks chunks - stream of one chunk) / (--chunks - 1), minus the direct one.
+- processor: time of all processes on the way, by request; unlike a wall clock it minds little what else runs.
+- at once: requests a second with --at-once connections.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import socket
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from shutil import which
+
+from benchmarks.http_overhead import Connection, alternate, body, connect, engine, running, serve, serve_client, summary
+from prolepsis.api.auth.keys import Keys
+from prolepsis.cli.bench.provenance import provenance
+from prolepsis.core.config import ServerConfig
+from prolepsis.core.extras import RAY
+from prolepsis.engine.client import EngineClient
+from prolepsis.ray.client import ReplicasClient
+from prolepsis.ray.messages import Report
+from prolepsis.ray.replica import EngineReplica, Notes
+from prolepsis.ray.start import kept
+from prolepsis.telemetry.metrics import Metrics
+from tests.ray.processes import replica_processes
+
+HAPROXY = """
+global
+    log /dev/null local0
+defaults
+    mode http
+    timeout connect 5s
+    timeout client 60s
+    timeout server 60s
+    http-reuse always
+frontend door
+    bind 127.0.0.1:{port}
+    default_backend engines
+backend engines
+    balance leastconn
+{servers}
+"""
+START_S = 120.0
+TICKS_PER_MS = os.sysconf("SC_CLK_TCK") / 1000
+DIRECT = "direct"
+Figures = dict[str, dict[str, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to an engine: where it is asked, and which processes do its work."""
+
+    port: int
+    processes: Callable[[], Sequence[int]]
+
+    def processor_ms(self) -> float:
+        """Return what its processes have taken so far, to ten milliseconds."""
+        ticks = 0
+        for process in self.processes():
+            fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+        return ticks / TICKS_PER_MS
+
+
+class ScriptedReplica(EngineReplica):
+    """A replica whose engine says scripted tokens."""
+
+    def __init__(self) -> None:
+        super().__init__(engine(), Notes())
+
+
+def serve_replicas(listener: socket.socket, num_replicas: int) -> None:
+    """Run our front door over so many scripted engines until it is ended."""
+
+    from prolepsis.ray.serve import replicas_of, started, stop_local
+
+    handle = started(replicas_of(ScriptedReplica, num_replicas).bind())
+    reports = [reply for reply in handle.handle.broadcast("report").results() if isinstance(reply, Report)]
+
+    def client(metrics: Metrics) -> EngineClient:
+        return kept(ReplicasClient(handle, reports, metrics), metrics)
+
+    try:
+        serve_client(listener, client, ServerConfig(), Keys(None))
+    finally:
+        stop_local()
+
+
+@contextmanager
+def program(command: Sequence[str]) -> Iterator[int]:
+    """Run a program and yield its id."""
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # noqa: S603  # named by the user
+    try:
+        yield process.pid
+    finally:
+        process.terminate()
+        process.wait(timeout=20)
+
+
+@contextmanager
+def haproxy(path: str, ports: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Run HAProxy before servers; yield its port and its process."""
+    port = free_port()
+    servers = "\n".join(f"    server engine{i} 127.0.0.1:{one}" for i, one in enumerate(ports))
+    with tempfile.NamedTemporaryFile("w", suffix=".cfg") as settings:
+        settings.write(HAPROXY.format(port=port, servers=servers))
+        settings.flush()
+        with program([path, "-db", "-f", settings.name]) as process:
+            yield port, process
+
+
+@contextmanager
+def smg(path: str, ports: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Run the Shepherd Model Gateway before servers; yield its port and its process."""
+    port = free_port()
+    urls = [f"http://127.0.0.1:{one}" for one in ports]
+    options = ["--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(free_port())]
+    with program([path, "launch", *options, "--policy", "cache_aware", "--worker-urls", *urls]) as process:
+        yield port, process
+
+
+def free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+@contextmanager
+def ways(arguments: argparse.Namespace) -> Iterator[dict[str, Way]]:
+    """Start all servers."""
+    found: dict[str, Way] = {}
+    with ExitStack() as open_:
+        plain = [open_.enter_context(running(serve, None)) for _ in range(arguments.replicas)]
+        ports, processes = [one.port for one in plain], [one.process for one in plain]
+        found[DIRECT] = Way(ports[0], lambda: processes)
+        if path := which("haproxy", path=f"{os.environ['PATH']}:/usr/sbin"):
+            port, process = open_.enter_context(haproxy(path, ports))
+            found["haproxy"] = Way(port, lambda: [*processes, process])
+        if arguments.smg:
+            gateway_port, gateway = open_.enter_context(smg(arguments.smg, ports))
+            found["smg"] = Way(gateway_port, lambda: [*processes, gateway])
+        if RAY.is_installed:
+            door = open_.enter_context(running(serve_replicas, arguments.replicas))
+            found["front door"] = Way(door.port, lambda: [door.process, *replica_processes()])
+        yield found
+
+
+async def answering(way: Way, asked: bytes) -> Connection:
+    """Return a connection once requests are answered: a gateway may listen before it knows its servers."""
+    end = time.monotonic() + START_S
+    while True:
+        connection = await connect(way.port, wait_s=START_S)
+        try:
+            await connection.post(asked)
+        except (RuntimeError, OSError, asyncio.IncompleteReadError):
+            if time.monotonic() > end:
+                raise
+            await asyncio.sleep(0.5)
+        else:
+            return connection
+
+
+async def one_at_a_time(found: Mapping[str, Way], arguments: argparse.Namespace) -> dict[str, Figures]:
+    """Ask all ways in turn; return what each adds to the direct one."""
+    one, short, long = body(1, stream=False), body(1, stream=True), body(arguments.chunks, stream=True)
+    connections = {name: await answering(way, one) for name, way in found.items()}
+
+    def asks(asked: bytes) -> dict[str, Callable[[], Awaitable[None]]]:
+        return {name: lambda to=connection: to.post(asked) for name, connection in connections.items()}  # type: ignore[misc]
+
+    single = await alternate(asks(one), arguments.requests)
+    streams = {length: await alternate(asks(asked), arguments.streams) for length, asked in ((1, short), (2, long))}
+    gaps = arguments.chunks - 1
+    chunk = {name: [(b - a) / gaps for a, b in zip(streams[1][name], streams[2][name], strict=True)] for name in found}
+    return {name: _beside(single, chunk, name) for name in found}
+
+
+def _beside(single: Mapping[str, list[float]], chunk: Mapping[str, list[float]], name: str) -> Figures:
+    if name == DIRECT:
+        return {"request": summary(single[name]), "chunk": summary(chunk[name])}
+    added = [a - b for a, b in zip(single[name], single[DIRECT], strict=True)]
+    more = [a - b for a, b in zip(chunk[name], chunk[DIRECT], strict=True)]
+    return {"added to a request": summary(added), "added to a chunk": summary(more)}
+
+
+async def at_once(way: Way, arguments: argparse.Namespace) -> dict[str, float]:
+    """Ask over many connections; return requests a second and processor time of a request."""
+    asked, left = body(1, stream=False), list(range(10 * arguments.at_once))
+    connections = [await answering(way, asked) for _ in range(arguments.at_once)]
+
+    async def ask(connection: Connection) -> None:
+        while left:
+            left.pop()
+            await connection.post(asked)
+
+    number, began, before = len(left), time.perf_counter(), way.processor_ms()
+    await asyncio.gather(*(ask(connection) for connection in connections))
+    seconds = time.perf_counter() - began
+    return {"per second": number / seconds, "processor ms": (way.processor_ms() - before) / number}
+
+
+async def measure(found: Mapping[str, Way], arguments: argparse.Namespace) -> dict[str, Figures]:
+    figures = await one_at_a_time(found, arguments)
+    loads: dict[str, list[dict[str, float]]] = {name: [] for name in found}
+    for _ in range(arguments.rounds):
+        for name, way in found.items():
+            loads[name].append(await at_once(way, arguments))
+    for name, rounds in loads.items():
+        for figure in rounds[0]:
+            values = [one[figure] for one in rounds]
+            figures[name][figure] = {
+                "p50": round(statistics.median(values), 3),
+                "min": round(min(values), 3),
+                "max": round(max(values), 3),
+            }
+    return figures
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--replicas", type=int, default=2)
+    parser.add_argument("--requests", type=int, default=300)
+    parser.add_argument("--streams", type=int, default=20)
+    parser.add_argument("--chunks", type=int, default=64)
+    parser.add_argument("--at-once", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--smg", help="the program, to measure it too")
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    with ways(arguments) as found:
+        figures = asyncio.run(measure(found, arguments))
+    for name, parts in figures.items():
+        for part, values in parts.items():
+            print(f"{name}: {part}: " + ", ".join(f"{figure} {value:g}" for figure, value in values.items()))
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"figures": figures, "provenance": provenance({}, {})}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
