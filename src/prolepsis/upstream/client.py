@@ -5,6 +5,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
+from itertools import count
 from typing import Literal
 
 import structlog
@@ -269,17 +270,18 @@ class UpstreamClient:
             self._watching = asyncio.get_running_loop().create_task(self._keep_watching())
 
     async def _keep_watching(self) -> None:
-        num_looks = 0
-        while True:
-            for pool in self._pools.values():
-                try:
-                    await self.look(pool)
-                    if pool.is_up and pool.name == "speculating" and num_looks % _LOOKS_A_SCRAPE == 0:
-                        self._metrics.drafted(await pool.draft_totals())
-                except Exception:  # contained: the next look may do better
-                    log.exception("upstream_not_looked_at", pool=pool.name)
-            num_looks += 1
+        for num_looks in count():
+            scrapes = num_looks % _LOOKS_A_SCRAPE == 0
+            await asyncio.gather(*(self._look_and_scrape(pool, scrapes=scrapes) for pool in self._pools.values()))
             await asyncio.sleep(WATCH_S)
+
+    async def _look_and_scrape(self, pool: Pool, *, scrapes: bool) -> None:
+        try:
+            await self.look(pool)
+            if scrapes and pool.is_up and pool.name == "speculating":
+                self._metrics.drafted(await pool.draft_totals())
+        except Exception:  # contained: the next look may do better
+            log.exception("upstream_not_looked_at", pool=pool.name)
 
     async def look(self, pool: Pool) -> None:
         """Ask a pool that is up for its health, and check one that is down."""

@@ -1,0 +1,109 @@
+"""The whole server in front of two pools: what policies and rollouts decide is where requests go."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from prolepsis.api.app import build
+from prolepsis.api.features import Sources
+from prolepsis.api.services import Gateway
+from prolepsis.core.config import ServerConfig
+from prolepsis.core.plan import SpecPlan
+from prolepsis.policy.runtime import Policies
+from prolepsis.policy.source import PolicyFile
+from prolepsis.rollout.runtime import Rollouts
+from prolepsis.telemetry.metrics import Metrics
+from prolepsis.upstream.capabilities import server_config
+from tests.api.fakes import ByteTokenizer
+from tests.rollout.stores import memory_store
+from tests.upstream.fakes import DEPTH, FakeUpstream, two_pools
+
+BODY = {"model": "tiny", "prompt": "hi", "max_tokens": 64, "temperature": 0}
+CANARY = """
+rules:
+  - name: drafts
+    match: {route: /v1/completions}
+    mode: "on"
+    shadow_percentage: 0
+    rollout: {step_weights: [50], gate: manual}
+    guardrails:
+      - {name: taken, metric: acceptance_rate, limit: 0.1}
+"""
+
+
+@asynccontextmanager
+async def server(plain: FakeUpstream, speculating: FakeUpstream, policy: Path) -> AsyncIterator[Any]:
+    """Yield an HTTP client of a server, and its rollouts."""
+    metrics = Metrics()
+    async with two_pools(plain, speculating, metrics.registry) as client:
+        rollouts = Rollouts(memory_store(), client.stop_run, metrics.registry, model="tiny")
+        policies = Policies(PolicyFile(policy), client.info.proposers, rollouts)
+        app = build(
+            server_config(ServerConfig(), {}),
+            client,
+            ByteTokenizer(),
+            metrics,
+            Gateway(base_plan=SpecPlan(num_speculative_tokens=DEPTH)),
+            sources=Sources(policies=policies, rollouts=rollouts),
+        )
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
+            yield http, rollouts
+
+
+@pytest.fixture
+def plain() -> FakeUpstream:
+    return FakeUpstream()
+
+
+@pytest.fixture
+def speculating() -> FakeUpstream:
+    return FakeUpstream(drafts=(3, 12, 4))
+
+
+@pytest.mark.parametrize(("mode", "effective"), [("off", "mode=off;reason=policy_off"), ("on", "mode=on;reason=spec")])
+async def test_a_policy_chooses_the_pool(
+    plain: FakeUpstream, speculating: FakeUpstream, tmp_path: Path, mode: str, effective: str
+) -> None:
+    (tmp_path / "policy.yaml").write_text(f'default: {{mode: "{mode}"}}\n')
+    async with server(plain, speculating, tmp_path / "policy.yaml") as (http, _):
+        reply = await http.post("/v1/completions", json={**BODY, "speculation": {"metrics": True}})
+    assert reply.json()["choices"][0]["text"] == "hello world"
+    assert reply.headers["x-spec-effective"].startswith(effective)
+    assert (len(plain.asked), len(speculating.asked)) == ((1, 0) if mode == "off" else (0, 1))
+    shown = reply.json()["metrics"]["speculative_decoding"]
+    assert shown["num_accepted_draft_tokens"] == (0 if mode == "off" else 4)
+    assert shown["acceptance_histogram"] == ([0] if mode == "off" else [])
+
+
+async def test_the_arms_of_a_rollout_are_the_pools(
+    plain: FakeUpstream, speculating: FakeUpstream, tmp_path: Path
+) -> None:
+    (tmp_path / "policy.yaml").write_text(CANARY)
+    async with server(plain, speculating, tmp_path / "policy.yaml") as (http, rollouts):
+        [view] = await rollouts.views()
+        await rollouts.command(view.id, "start", "")
+        effects = [(await http.post("/v1/completions", json=BODY)).headers["x-spec-effective"] for _ in range(24)]
+        [view] = await rollouts.views()
+    num_canary = sum("arm=canary" in effect for effect in effects)
+    assert 0 < num_canary < 24
+    assert all(effect.startswith("mode=on") == ("arm=canary" in effect) for effect in effects)
+    assert (len(speculating.asked), len(plain.asked)) == (num_canary, 24 - num_canary)
+
+
+async def test_without_a_pool_the_server_says_so(
+    plain: FakeUpstream, speculating: FakeUpstream, tmp_path: Path
+) -> None:
+    (tmp_path / "policy.yaml").write_text('default: {mode: "on"}\n')
+    plain.status = speculating.status = 500
+    async with server(plain, speculating, tmp_path / "policy.yaml") as (http, _):
+        reply = await http.post("/v1/completions", json=BODY)
+        ready = await http.get("/health/ready")
+        refused = await http.post("/v1/completions", json={**BODY, "logprobs": 2})
+    assert (reply.status_code, reply.json()["error"]["code"]) == (503, "upstream_unavailable")
+    assert reply.headers["retry-after"]
+    assert ready.status_code == 503
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "logprobs")
