@@ -1,12 +1,17 @@
-"""What do clients notice when a replica is killed while it streams? Outputs compared, and the added pause.
+"""What do clients notice when a replica is lost, falls silent or is replaced while it streams?
 
-Usage: python -m benchmarks.replica_loss URL [--streams 48] [--rounds 20] [--tokens 64] [--json OUT]
+Usage: python -m benchmarks.replica_loss URL [--act ACT] [--streams 48] [--rounds 20] [--tokens 64] [--json OUT]
 
-URL is of `prolepsis serve --replicas N` on this machine. The requests are of six kinds, with fixed seeds: greedy,
-sampled, a JSON schema, a tool call, two samples, and penalties. They are answered once undisturbed; then, in each
-round, one replica is killed (SIGKILL) when every stream has begun, and each output is compared with the undisturbed
-one. A round begins when all replicas are there again. Told are outputs that differ, requests that failed, and the
-longest gap of each stream less the longest of its undisturbed run.
+URL is of `prolepsis serve --replicas N`, or of the application of Ray Serve, on this machine. The requests are of six
+kinds, with fixed seeds: greedy, sampled, a JSON schema, a tool call, two samples, and penalties. They are answered once
+undisturbed; then, in each round, ACT happens when every stream has begun, and each output is compared with the
+undisturbed one. Told are outputs that differ, requests that failed, and the longest gap of each stream less the longest
+of its undisturbed run.
+
+ACT is `kill` (SIGKILL to one replica), `stop` (SIGSTOP: it keeps its connections and says nothing, as behind a
+partition), or a command that replaces all replicas, such as `serve deploy`. With a command the requests are asked
+again and again until none of the first replicas is left, so that they meet every stage of it. A round begins when all
+replicas are there.
 """
 
 import argparse
@@ -14,12 +19,15 @@ import asyncio
 import json
 import os
 import random
+import shlex
 import signal
 import statistics
+import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -37,6 +45,7 @@ FORMAT = {"type": "json_schema", "json_schema": {"name": "city", "schema": SCHEM
 TOOL = {"type": "function", "function": {"name": "look_up", "parameters": SCHEMA}}
 QUESTIONS = ("Tell a story about a river.", "Describe a large city and how many people live in it.", "What is a cache?")
 WAIT_S = 180.0
+SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +64,7 @@ class Round:
     added_pauses_s: Sequence[float]
 
 
-def bodies(number: int, tokens: int) -> list[dict[str, object]]:
+def bodies(model: str, number: int, tokens: int) -> list[dict[str, object]]:
     """Return the requests, each kind in turn."""
     kinds: list[dict[str, object]] = [
         {"temperature": 0},
@@ -70,7 +79,7 @@ def bodies(number: int, tokens: int) -> list[dict[str, object]]:
     ]
     return [
         {
-            "model": "smollm2-135m-instruct",
+            "model": model,
             "messages": [{"role": "user", "content": QUESTIONS[i % len(QUESTIONS)]}],
             "max_tokens": tokens,
             "seed": i,
@@ -121,17 +130,43 @@ def _call(delta: Mapping[str, object]) -> str:
     return "".join((call["function"].get("name") or "") + (call["function"].get("arguments") or "") for call in calls)
 
 
-async def all_answers(url: str, asked: Sequence[dict[str, object]], *, kill: bool) -> list[Answer | None]:
-    """Answer all at once; with `kill`, one replica is killed when every stream has begun."""
+async def all_answers(
+    url: str, asked: Sequence[dict[str, object]], act: Callable[[], object] | None = None
+) -> list[Answer | None]:
+    """Answer all at once; `act` is called when every stream has begun."""
     begun = asyncio.Semaphore(0)
     limits = httpx.Limits(max_connections=len(asked))
     async with httpx.AsyncClient(base_url=url, timeout=WAIT_S, limits=limits) as client:
         answers = [asyncio.create_task(ask(client, body, begun)) for body in asked]
         for _ in asked:
             await begun.acquire()
-        if kill:
-            os.kill(random.choice(replica_processes()), signal.SIGKILL)
+        if act is not None:
+            act()
         return list(await asyncio.gather(*answers))
+
+
+def one_receives(number: signal.Signals) -> None:
+    """Send a signal to one replica."""
+    os.kill(random.choice(replica_processes()), number)
+
+
+def disturbed(act: str, url: str, asked: Sequence[dict[str, object]]) -> list[list[Answer | None]]:
+    """Return the answers of one round, for each time that all was asked."""
+    if act in SIGNALS:
+        return [asyncio.run(all_answers(url, asked, partial(one_receives, SIGNALS[act])))]
+    first, started, end = set(replica_processes()), list[subprocess.Popen[bytes]](), time.monotonic() + WAIT_S
+
+    def start() -> None:
+        started.append(subprocess.Popen(shlex.split(act)))  # noqa: S603
+
+    found = [asyncio.run(all_answers(url, asked, start))]
+    while started[0].poll() is None or first & set(replica_processes()):
+        if time.monotonic() > end:
+            raise SystemExit(f"after {WAIT_S:g} s some of the first replicas were still there")
+        found.append(asyncio.run(all_answers(url, asked)))
+    if started[0].returncode:
+        raise SystemExit(f"the command ended with status {started[0].returncode}")
+    return found
 
 
 def wait_for(number: int) -> None:
@@ -153,32 +188,40 @@ def compared(before: Sequence[Answer | None], after: Sequence[Answer | None]) ->
     )
 
 
+def summary(rounds: Sequence[Round], num_asked: int) -> str:
+    """Return the sums over all times that so many requests were asked."""
+    pauses = [pause for one in rounds for pause in one.added_pauses_s]
+    p95 = statistics.quantiles(pauses, n=20)[-1] if len(pauses) > 1 else float("nan")
+    different, failed = (sum(getattr(one, name) for one in rounds) for name in ("num_different", "num_failed"))
+    return (
+        f"{different} different, {failed} failed of {num_asked * len(rounds)}, added pause p95 {p95:.2f} s, longest"
+        f" {max(pauses, default=float('nan')):.2f} s"
+    )
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("url")
+    parser.add_argument("--act", default="kill", help="kill, stop, or a command")
+    parser.add_argument("--model", default="smollm2-135m-instruct", help="its name in requests")
     parser.add_argument("--streams", type=int, default=48)
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
-    asked, number = bodies(arguments.streams, arguments.tokens), len(replica_processes())
-    before = asyncio.run(all_answers(arguments.url, asked, kill=False))
-    again = compared(before, asyncio.run(all_answers(arguments.url, asked, kill=False)))
+    asked = bodies(arguments.model, arguments.streams, arguments.tokens)
+    number = len(replica_processes())
+    before = asyncio.run(all_answers(arguments.url, asked))
+    again = compared(before, asyncio.run(all_answers(arguments.url, asked)))
     print(f"undisturbed, twice: {again.num_different} different, {again.num_failed} failed, {number} replicas")
     rounds: list[Round] = []
     for i in range(arguments.rounds):
         wait_for(number)
-        rounds.append(compared(before, asyncio.run(all_answers(arguments.url, asked, kill=True))))
-        pauses = sorted(rounds[-1].added_pauses_s)
-        print(
-            f"round {i + 1}: {rounds[-1].num_different} different, {rounds[-1].num_failed} failed,"
-            f" longest added pause {pauses[-1] if pauses else float('nan'):.2f} s"
-        )
-    every = [pause for one in rounds for pause in one.added_pauses_s]
-    p95 = statistics.quantiles(every, n=20)[-1] if len(every) > 1 else float("nan")
-    different, failed = (sum(getattr(one, name) for one in rounds) for name in ("num_different", "num_failed"))
-    print(f"all: {different} different, {failed} failed of {len(asked) * len(rounds)}, added pause p95 {p95:.2f} s")
+        found = [compared(before, after) for after in disturbed(arguments.act, arguments.url, asked)]
+        print(f"round {i + 1}: {summary(found, len(asked))}")
+        rounds += found
+    print(f"all: {summary(rounds, len(asked))}")
     if arguments.json:
         figures = [asdict(one) for one in rounds]
         arguments.json.write_text(json.dumps({"provenance": provenance({}, {}), "rounds": figures}, indent=1))

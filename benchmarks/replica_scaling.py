@@ -82,7 +82,7 @@ class Reports:
     def stream(self, request: GenerateRequest, controls: ControlState) -> Responses:
         raise NotImplementedError("nothing is generated here")
 
-    async def broadcast(self, method: str, *arguments: object) -> Sequence[object]:
+    async def broadcast(self, method: str, *arguments: object, timeout_s: float = 60.0) -> Sequence[object]:
         return [pickle.loads(one) for one in self.pickled]  # noqa: S301  # made here
 
 

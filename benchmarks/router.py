@@ -35,6 +35,7 @@ from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.engine.client import EngineClient
 from prolepsis.engine.start import start_engine
 from prolepsis.ray.affinity import PrefixRouter, page_hashes
+from prolepsis.ray.autoscaling import Scaling
 from prolepsis.ray.client import ReplicasClient
 from prolepsis.ray.messages import Report
 from tests.simulation.replicas import RoundRobin, Router
@@ -169,10 +170,14 @@ def engines_here(arguments: argparse.Namespace) -> Iterator[tuple[Generate, Mapp
 def engines_on_ray(arguments: argparse.Namespace) -> Iterator[tuple[Generate, Mapping[str, Counter[str]]]]:
     """Start engines of the model on Ray Serve; yield how to ask them, and what was sent to each."""
     from benchmarks.both_routers import BothRouters
-    from prolepsis.ray.serve import engine_deployment, started, stop_local
+    from prolepsis.ray.serve import engine_deployment, sharing_cores, started, stop_local
 
     config = EngineConfig(model=arguments.model, kv_memory=arguments.kv_memory)
-    handle = started(engine_deployment(config, arguments.replicas, router="benchmarks.both_routers.BothRouters"))
+    shared, scaling = (
+        sharing_cores(config, arguments.replicas),
+        Scaling(least=arguments.replicas, most=arguments.replicas),
+    )
+    handle = started(engine_deployment(shared, scaling, router="benchmarks.both_routers.BothRouters"))
     reports = [reply for reply in handle.handle.broadcast("report").results() if isinstance(reply, Report)]
     try:
         yield ReplicasClient(handle, reports).generate, BothRouters.sent

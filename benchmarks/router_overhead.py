@@ -35,6 +35,7 @@ from prolepsis.cli.bench.provenance import provenance
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.extras import RAY
 from prolepsis.engine.client import EngineClient
+from prolepsis.ray.autoscaling import Scaling
 from prolepsis.ray.client import ReplicasClient
 from prolepsis.ray.messages import Report
 from prolepsis.ray.replica import EngineReplica, Notes
@@ -92,7 +93,7 @@ def serve_replicas(listener: socket.socket, num_replicas: int) -> None:
 
     from prolepsis.ray.serve import replicas_of, started, stop_local
 
-    handle = started(replicas_of(ScriptedReplica, num_replicas).bind())
+    handle = started(replicas_of(ScriptedReplica, Scaling(least=num_replicas, most=num_replicas)).bind())
     reports = [reply for reply in handle.handle.broadcast("report").results() if isinstance(reply, Report)]
 
     def client(metrics: Metrics) -> EngineClient:

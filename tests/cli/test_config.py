@@ -58,6 +58,7 @@ def test_an_unknown_key_is_refused_with_the_nearest_name(tmp_path: Path) -> None
         ("port: 70000\n", "port in .* is 70000; allowed: less than or equal to 65535"),
         ("forward: fast\n", "forward in .* is 'fast'; allowed: auto, native, lean, transformers"),
         ("3: 4\n", "sets 3, which is unknown"),
+        ("replicas: 3\nmax_replicas: 2\n", "max_replicas in .* is 2; allowed: 3 or more, as replicas is 3"),
     ],
 )
 def test_a_broken_file_is_an_error_that_names_it(tmp_path: Path, text: str, message: str) -> None:

@@ -74,3 +74,9 @@ def test_settings_that_upstream_engines_cannot_follow_are_named(setting: str, va
     done = serve("--port", "0", *arguments)
     assert done.exit_code == 2
     assert setting.replace("-", "_") in done.stderr
+
+
+def test_replicas_of_an_engine_that_cannot_be_one_are_refused(tmp_path: Path) -> None:
+    done = serve("--port", "0", "--engine", "vllm", "--replicas", "2", "--store", "none", "--model", str(tmp_path))
+    assert done.exit_code == 2
+    assert "engine is 'vllm'; allowed with replicas: prolepsis" in done.stderr

@@ -15,6 +15,8 @@ from tests.deploy.written import Written, image_variables, written_files
 from tests.telemetry.servers import server_with_everything
 
 FILES = written_files()
+RAY_DASHBOARD = "8265"
+"""Where KubeRay reaches Ray."""
 
 
 def unknown_options(words: Sequence[str]) -> list[str]:
@@ -74,4 +76,4 @@ def test_the_port_is_the_servers_own() -> None:
         for one in FILES
         for found in re.findall(r"(?:prolepsis|127\.0\.0\.1|containerPort|EXPOSE|port): ?(8\d\d\d)\b", one.text)
     }
-    assert given == {port}
+    assert given == {port, RAY_DASHBOARD}

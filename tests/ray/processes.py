@@ -1,6 +1,10 @@
 """The processes of replicas on this machine."""
 
+import re
 from pathlib import Path
+
+_TITLE = re.compile(rb"ray::ServeReplica:[^:]+:engine")
+"""Of a replica: application and deployment; doors are in another deployment."""
 
 
 def replica_processes() -> list[int]:
@@ -11,6 +15,6 @@ def replica_processes() -> list[int]:
             command = (folder / "cmdline").read_bytes()
         except OSError:  # it has ended meanwhile
             continue
-        if command.startswith(b"ray::ServeReplica:prolepsis-engines"):
+        if _TITLE.match(command):
             found.append(int(folder.name))
     return found

@@ -1,22 +1,25 @@
 """Replicas on one event loop, and a handle that asks them in turn, as Ray Serve's would from far away."""
 
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field, replace
 
 from prolepsis.core.errors import ReplicaLost
 from prolepsis.core.events import Event
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.engine.process.messages import Refused
 from prolepsis.engine.thread import ThreadEngineClient
-from prolepsis.ray.messages import ControlState
+from prolepsis.ray.messages import Began, ControlState
 from prolepsis.ray.replica import EngineReplica, Notes
 from tests.fakes import EngineSetup, build
 
 
-def replica() -> EngineReplica:
-    """Return a replica whose engine runs the table model."""
+def replica(clock: Callable[[], float] = time.monotonic, **info: str) -> EngineReplica:
+    """Return a replica whose engine runs the table model; `info` is what it says of itself."""
     notes = Notes()
-    return EngineReplica(ThreadEngineClient(build(EngineSetup(max_model_len=1024, observer=notes))), notes)
+    engine = build(EngineSetup(max_model_len=1024, observer=notes))
+    engine.info = replace(engine.info, **info)  # type: ignore[arg-type]
+    return EngineReplica(ThreadEngineClient(engine), notes, clock)
 
 
 @dataclass(slots=True)
@@ -34,7 +37,7 @@ class TurnsHandle:
         self.num_streams += 1
         return TurnsResponses(self, chosen, request, controls)
 
-    async def broadcast(self, method: str, *arguments: object) -> Sequence[object]:
+    async def broadcast(self, method: str, *arguments: object, timeout_s: float = 60.0) -> Sequence[object]:
         replies: list[object] = []
         for one in list(self.replicas):
             gone = one.name in self.lost
@@ -54,7 +57,7 @@ class TurnsResponses:
     controls: ControlState
     cancelled: bool = False
 
-    async def __aiter__(self) -> AsyncIterator[Event | Refused]:
+    async def __aiter__(self) -> AsyncIterator[Began | Event | Refused]:
         async for event in self.replica.generate(self.request, self.controls):
             if self.replica.name in self.handle.lost:
                 raise ReplicaLost(f"{self.replica.name} is gone")

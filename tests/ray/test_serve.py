@@ -6,8 +6,10 @@ import os
 import random
 import signal
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 import httpx
@@ -18,6 +20,7 @@ from prolepsis.core.extras import RAY
 from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams
 from prolepsis.engine.client import EngineClient
 from prolepsis.engine.start import start_engine
+from prolepsis.ray.autoscaling import Scaling
 from prolepsis.ray.start import StartedReplicas, start_replicas
 from prolepsis.telemetry.metrics import Metrics
 from tests.fakes import outputs
@@ -73,7 +76,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 async def replicas(folder: Path) -> AsyncIterator[StartedReplicas]:
     loop = asyncio.get_running_loop()
-    started = await loop.run_in_executor(None, start_replicas, config_of(folder), 2, Metrics())
+    started = await loop.run_in_executor(None, start_replicas, config_of(folder), Scaling(least=2, most=2), Metrics())
     yield started
     await started.client.close()
 
@@ -89,29 +92,88 @@ async def test_a_killed_replica_changes_no_output(folder: Path, replicas: Starte
     assert await answers(replicas.client, "after") == expected
 
 
-def test_doors_and_engines_are_one_application(folder: Path, tmp_path: Path) -> None:
+async def test_the_number_of_replicas_follows_the_load(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S", "0.5")
+    scaling = Scaling(least=1, most=2, samples_per_replica=4, grow_after_s=0.5, shrink_after_s=1.0)
+    loop, config = asyncio.get_running_loop(), config_of(folder)
+    started = await loop.run_in_executor(None, start_replicas, config, scaling, Metrics())
+    client, begun = started.client, asyncio.Semaphore(0)
+
+    async def until_there_are(number: int) -> None:
+        async with asyncio.timeout(120):
+            while client.health().max_running != number * config.max_requests:  # noqa: ASYNC110  Ray's doing
+                await asyncio.sleep(0.1)
+
+    async def busy(worker: int) -> None:
+        for i in count():
+            for source in sources(f"{worker} {i}"):
+                assert isinstance((await collect(client, source, begun))[-1], Finished)
+
+    await until_there_are(1)
+    work = [asyncio.create_task(busy(worker)) for worker in range(8)]
+    await until_there_are(2)
+    assert not any(task.done() for task in work)
+    for task in work:
+        task.cancel()
+    last = asyncio.create_task(answers(client, "while it shrinks"))
+    await until_there_are(1)
+    await last
+    await client.close()
+
+
+@pytest.fixture
+def client() -> Iterator[httpx.Client]:
+    """Ray, and a client of its proxy on a free port of this machine."""
     import ray
+    from ray import serve
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ray.init(num_cpus=8, include_dashboard=False, configure_logging=False, _node_ip_address="127.0.0.1")
+    try:
+        serve.start(http_options={"host": "127.0.0.1", "port": port})
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60.0) as client:
+            yield client
+    finally:
+        serve.shutdown()
+        ray.shutdown()
+
+
+def test_doors_and_engines_of_two_models_are_one_application(
+    folder: Path, tmp_path: Path, client: httpx.Client
+) -> None:
     from ray import serve
 
     from prolepsis.ray import app
 
-    engine = config_of(folder).model_dump(mode="json", exclude_defaults=True)
-    server = {"store": f"sqlite:///{tmp_path}/store.db", "served_model_names": ["tiny"]}
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    ray.init(include_dashboard=False, configure_logging=False, _node_ip_address="127.0.0.1")
-    try:
-        serve.start(http_options={"host": "127.0.0.1", "port": port})
-        serve.run(app({"engine": engine, "server": server, "replicas": 2, "doors": 2}), name="application")
-        client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60.0)
-        assert client.get("/health/ready").json()["ready"]
-        body = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 20, "seed": 3}
-        replies = [client.post("/v1/chat/completions", json=body).raise_for_status().json() for _ in range(4)]
-        [whole] = {reply["choices"][0]["message"]["content"] for reply in replies}
-        with client.stream("POST", "/v1/chat/completions", json={**body, "stream": True}) as reply:
-            lines = [line.removeprefix("data: ") for line in reply.iter_lines() if line.startswith("data: {")]
-        assert "".join(json.loads(line)["choices"][0]["delta"].get("content") or "" for line in lines) == whole
-    finally:
-        serve.shutdown()
-        ray.shutdown()
+    arguments: dict[str, object] = {
+        "doors": 2,
+        "engine": config_of(folder).model_dump(mode="json", exclude_defaults=True),
+        "models": {
+            "tiny": {"server": {"replicas": 2, "store": f"sqlite:///{tmp_path}/tiny.db"}},
+            "short": {"engine": {"max_model_len": 100}, "server": {"store": "none"}},
+        },
+    }
+    serve.run(app(arguments), name="application")
+    assert client.get("/health/ready").json()["ready"]
+    lengths = {model["id"]: model["max_model_len"] for model in client.get("/v1/models").json()["data"]}
+    assert (lengths["short"], lengths["tiny"] > 100) == (100, True)
+
+    def answer(model: str) -> str:
+        body = {"model": model, "messages": [{"role": "user", "content": "hi"}], "max_tokens": 20, "seed": 3}
+        reply = client.post("/v1/chat/completions", json=body).raise_for_status().json()
+        content = reply["choices"][0]["message"]["content"]
+        with client.stream("POST", "/v1/chat/completions", json={**body, "stream": True}) as stream:
+            lines = [line.removeprefix("data: ") for line in stream.iter_lines() if line.startswith("data: {")]
+        assert "".join(json.loads(line)["choices"][0]["delta"].get("content") or "" for line in lines) == content
+        return str(content)
+
+    assert client.post("/v1/completions", json={"model": "none", "prompt": "x"}).status_code == 404
+    [whole] = {answer(model) for model in ("tiny", "short") for _ in range(4)}
+    first = set(replica_processes())
+    with ThreadPoolExecutor() as executor:
+        replaced = executor.submit(serve.run, app({**arguments, "release": "next"}), name="application")
+        while not replaced.done() or first & set(replica_processes()):
+            assert answer("tiny") == whole
+    assert answer("short") == whole

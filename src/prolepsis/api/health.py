@@ -13,7 +13,7 @@ from pydantic import Field
 
 from prolepsis import __version__
 from prolepsis.api.recorder import StoreState
-from prolepsis.api.services import Services
+from prolepsis.api.services import Models, Services
 from prolepsis.core.events import Finished, Tokens
 from prolepsis.core.requests import GenerateRequest, SamplingDefaults, SamplingParams, SpeculationChoice
 from prolepsis.engine.client import EngineClient
@@ -126,19 +126,18 @@ class Version(Reply):
     version: str
 
 
-def status_routes(services: Services) -> Sequence[Route]:
+def status_routes(all_models: Models, services: Services) -> Sequence[Route]:
+    """Return the routes that list the models, and those about the health of one, `services`."""
     routes = Routes()
     deep_check = DeepCheck(services.client)
 
     @routes.get("/v1/models", roles=ANY_ROLE, summary="Served models")
     async def models(caller: SignedIn) -> ModelList:
-        names = [name for name in services.model_names if caller.may_use(name)]
-        return ModelList(object="list", data=[_model(name, services) for name in names])
+        return ModelList(object="list", data=[_model(name, one) for name, one in all_models.allowed(caller).items()])
 
     @routes.get("/v1/models/{name:path}", roles=ANY_ROLE, summary="One model")
     async def model(name: str, caller: SignedIn) -> Model:
-        services.check_model(name, caller)
-        return _model(name, services)
+        return _model(name, all_models.of(name, caller))
 
     @routes.get("/health/live", roles=PUBLIC, summary="Whether the process lives", may_fail=True)
     async def live(response: Response) -> Live:

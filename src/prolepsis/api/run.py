@@ -26,7 +26,7 @@ from prolepsis.api.listener import Listener
 from prolepsis.api.openai.facts import KNOWN
 from prolepsis.api.output.file import read_output_policies
 from prolepsis.api.protocol import gateway_protocol
-from prolepsis.api.services import Gateway
+from prolepsis.api.services import Gateway, Services
 from prolepsis.api.tokenizer import Tokenizer
 from prolepsis.audit.log import AuditLog
 from prolepsis.audit.retention import text_upkeep
@@ -36,7 +36,7 @@ from prolepsis.core.errors import ConfigError
 from prolepsis.core.files import sha256_of
 from prolepsis.core.plan import SpecPlan
 from prolepsis.cost.prices import PriceFile
-from prolepsis.engine.client import EngineClient, EngineInfo, weights_of
+from prolepsis.engine.client import Demand, EngineClient, EngineInfo, weights_of
 from prolepsis.failover.client import FailoverClient
 from prolepsis.failover.members import Member, StartClient
 from prolepsis.failover.settings import FailoverSettings
@@ -70,6 +70,8 @@ class StartedEngine:
     """Of each file of native code that was compiled for it."""
     restart: StartClient | None = None
     """Starts another engine in its place after it ended."""
+    follow: Callable[[Callable[[], Demand]], None] | None = None
+    """Is given what says the demand, where the number of engines follows it."""
 
 
 StartEngine = Callable[[EngineConfig, Metrics], StartedEngine]
@@ -105,17 +107,16 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine
 
 @contextmanager
 def application(
-    engine_config: EngineConfig, server_config: ServerConfig, start_engine: StartEngine
+    engine_config: EngineConfig, config: ServerConfig, start_engine: StartEngine, others: Sequence[Services] = ()
 ) -> Iterator[MadeApplication]:
     """Make the application of a server around the engine that `start_engine` returns; the store closes at the end.
+
+    `others` as for `build`.
 
     Raises `ConfigError` where the address asks for keys that are not there, or policy, the folder of its rollouts,
     flags, prices, traces, Alertmanager, output policies or the store cannot be used (before anything is loaded), and
     what `start_engine` raises.
     """
-    config = server_config.model_copy(
-        update={"max_in_engine": server_config.max_in_engine or engine_config.max_requests}
-    )
     keys = _keys(config)
     file = PolicyFile(config.policy, KNOWN) if config.policy else None
     flags = flag_provider(config)
@@ -148,7 +149,10 @@ def application(
             )
         door = Gateway(keys, SpecPlan(num_speculative_tokens=engine_config.num_speculative_tokens))
         sources = Sources(policies=policies, rollouts=rollouts, flags=flags, prices=prices, store=store, output=output)
-        app = build(config, engine.client, engine.tokenizer, metrics, door, sources=sources)
+        app = build(config, engine.client, engine.tokenizer, metrics, door, sources=sources, others=others)
+        if engine.follow is not None:
+            admission: AdmissionController = app.state.admission
+            engine.follow(lambda: admission.demand)
         yield MadeApplication(app, engine.client, keys, emit)
         emit(AuditEvent(actor=SERVER, action="server.stopped"))
 

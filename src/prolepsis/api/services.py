@@ -1,5 +1,6 @@
-"""What the HTTP routes share: the engine's client, its tokenizer, admission and the features."""
+"""What the HTTP routes share, by model: the engine's client, its tokenizer, admission and the features."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from prolepsis.api.admission.controller import AdmissionController
@@ -7,7 +8,7 @@ from prolepsis.api.auth.keys import Keys
 from prolepsis.api.features import Features
 from prolepsis.api.tokenizer import Tokenizer
 from prolepsis.core.config import ServerConfig
-from prolepsis.core.errors import ModelNotFound
+from prolepsis.core.errors import ConfigError, ModelNotFound
 from prolepsis.core.plan import SpecPlan
 from prolepsis.engine.client import EngineClient
 from prolepsis.web.caller import Caller
@@ -44,15 +45,34 @@ class Services:
     def model_names(self) -> tuple[str, ...]:
         return self.config.served_model_names or (self.client.info.model,)
 
-    def check_model(self, name: str | None, caller: Caller | None = None) -> None:
-        """Raise `ModelNotFound` unless `name` is served, `Refused` (403) where the caller's key may not use it.
 
-        None: the one model that there is, under any of its names.
+class Models:
+    """The models behind one address, by the names that requests may use; each has services of its own."""
+
+    def __init__(self, all: Sequence[Services]) -> None:
+        """Raises `ConfigError` for a name that two models have."""
+        self._by_name: dict[str, Services] = {}
+        for services in all:
+            for name in services.model_names:
+                if name in self._by_name:
+                    message = f"served_model_names: {name!r} is the name of two models; allowed: one name, one model"
+                    raise ConfigError(message, param="served_model_names")
+                self._by_name[name] = services
+
+    def allowed(self, caller: Caller) -> Mapping[str, Services]:
+        """Return the models that the caller's key may use."""
+        return {name: services for name, services in self._by_name.items() if caller.may_use(name)}
+
+    def of(self, name: str | None, caller: Caller) -> Services:
+        """Return the services of a model; None stands for the first one that the caller may use.
+
+        Raises `ModelNotFound` unless it is served, `Refused` (403) where the caller's key may not use it.
         """
         if name is None:
-            name = next((one for one in self.model_names if caller is None or caller.may_use(one)), self.model_names[0])
-        if name not in self.model_names:
-            served = ", ".join(self.model_names)
+            name = next(iter(self.allowed(caller)), next(iter(self._by_name)))
+        if name not in self._by_name:
+            served = ", ".join(self._by_name)
             raise ModelNotFound(f"The model {name[:128]!r} does not exist; served here: {served}.", param="model")
-        if caller is not None and not caller.may_use(name):
+        if not caller.may_use(name):
             raise model_not_allowed(name, caller.models)
+        return self._by_name[name]

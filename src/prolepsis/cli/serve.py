@@ -29,6 +29,7 @@ def serve(
     from prolepsis.cli.models import ensure_model
     from prolepsis.engine.process.messages import LogSettings
     from prolepsis.engine.start import loading
+    from prolepsis.ray.autoscaling import Scaling
     from prolepsis.telemetry.logs import configure_logs
 
     configure_logs(log_level, as_json=log_json)
@@ -48,11 +49,12 @@ def serve(
 
             upstream = start_upstream(config, metrics.registry, metrics)
             return run.StartedEngine(upstream.client, upstream.tokenizer)
-        if settings.server.replicas > 1:
+        scaling = Scaling.of(settings.server)
+        if scaling.most > 1:
             from prolepsis.ray.start import start_replicas
 
-            replicas = start_replicas(config, settings.server.replicas, metrics)
-            return run.StartedEngine(replicas.client, replicas.tokenizer)
+            replicas = start_replicas(config, scaling, metrics)
+            return run.StartedEngine(replicas.client, replicas.tokenizer, follow=replicas.follow)
         reserved = _reserved(settings.server)
         if _has_own_process(settings.server, config):
             from prolepsis.engine.process.spawn import EngineSpawn

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, field_validator
+from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, ValidationInfo, field_validator
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 DRAFT_HEAD: Literal["draft_head"] = "draft_head"
@@ -173,6 +173,14 @@ class ServerConfig(BaseModel):
         description="engines on Ray Serve, which share the cores; a request whose replica is lost goes on in another; "
         "1: one engine, without Ray",
     )
+    max_replicas: int | None = Field(
+        default=None,
+        ge=1,
+        description="most engines on Ray Serve: their number follows the load, from replicas on; default: replicas",
+    )
+    samples_per_replica: int = Field(
+        default=32, ge=1, description="samples in flight for each of the engines, where their number follows the load"
+    )
     engine_process: Literal["on", "off"] = Field(
         default="off", description="run the engine in a process of its own, apart from HTTP and JSON"
     )
@@ -328,7 +336,9 @@ class ServerConfig(BaseModel):
         default=32 * 2**10, ge=1024, le=2**20, description="largest total size of the request headers"
     )
     max_in_engine: int | None = Field(
-        default=None, ge=1, description="sequences admitted to the engine at once; default: max_requests"
+        default=None,
+        ge=1,
+        description="sequences admitted to the engine at once; default: max_requests, of each replica",
     )
     max_queued: int = Field(default=2048, ge=0, description="most requests in the queue")
     max_queued_per_tenant: int = Field(default=1024, ge=0, description="most requests of one tenant in the queue")
@@ -383,6 +393,14 @@ class ServerConfig(BaseModel):
         default="auto",
         description="return text between <think> marks as reasoning; auto: if the model's template has them",
     )
+
+    @field_validator("max_replicas")
+    @classmethod
+    def _bounds(cls, most: int | None, info: ValidationInfo) -> int | None:
+        least = info.data.get("replicas", 1)
+        if most is not None and most < least:
+            raise ValueError(f"allowed: {least} or more, as replicas is {least}")
+        return most
 
     @field_validator("audit_text_days_by_tenant")
     @classmethod

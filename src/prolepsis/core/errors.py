@@ -31,6 +31,7 @@ ProlepsisError
 """
 
 from prolepsis.core.continuation import NotContinuedReason
+from prolepsis.core.exact_group import ExactGroup
 
 
 class ProlepsisError(Exception):
@@ -140,6 +141,12 @@ class StepFailed(EngineError):
 
 class ReplicaLost(EngineError):
     code = "replica_lost"
+
+    def __init__(self, message: str, *, group: ExactGroup | None = None, max_model_len: int = 0) -> None:
+        """`group` and `max_model_len` are the lost replica's: replicas differ while others take their place."""
+        super().__init__(message)
+        self.group = group
+        self.max_model_len = max_model_len
 
 
 class UpstreamUnavailable(EngineError):

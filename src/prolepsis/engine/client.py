@@ -80,6 +80,18 @@ class EngineHealth:
     num_waiting: int = 0
     kv_usage: float = 0.0
     """Share of KV pages in use, 0 to 1."""
+    max_running: int = 0
+    """Most sequences that run at once; 0: not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What waits for engines before them."""
+
+    queue_age_s: float
+    """Of the oldest request that is not batch work."""
+    num_waiting: int
+    """Requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

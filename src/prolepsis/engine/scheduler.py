@@ -91,7 +91,7 @@ class Scheduler:
         self.requests: dict[str, Request] = {}
         self.running: list[SequenceState] = []
         self.waiting: list[SequenceState] = []
-        self._max_running = min(limits.max_sequences, limits.max_step_tokens)
+        self.max_running = min(limits.max_sequences, limits.max_step_tokens)
         self._paging = paging
         self._detokenizer = detokenizer
         self._grammars = grammars
@@ -279,7 +279,7 @@ class Scheduler:
         """Start waiting sequences while budgets last. One page per running sequence is kept back, against thrashing."""
         while self.waiting and step.budget > 0:
             sequence = self.waiting[0]
-            has_slot = len(self.running) < self._max_running
+            has_slot = len(self.running) < self.max_running
             if has_slot and self._paging.start(sequence, reserve=len(self.running)):
                 self._run(self.waiting.pop(0), now)
                 step.add(sequence)
@@ -371,7 +371,7 @@ class Scheduler:
             return
         request.forked = True
         for sibling in [one for one in request.live if one is not first]:
-            if len(self.running) < self._max_running:
+            if len(self.running) < self.max_running:
                 self._paging.fork(first, sibling)
                 self._run(sibling, now)
             else:

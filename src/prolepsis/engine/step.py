@@ -175,6 +175,7 @@ class Engine:
             num_running=len(scheduler.running),
             num_waiting=len(scheduler.waiting),
             kv_usage=scheduler.kv_usage,
+            max_running=scheduler.max_running,
         )
 
     def abort_all(self, reason: str) -> list[Event]:

@@ -238,6 +238,8 @@ class FailoverClient:
             stream.scope = None
         if isinstance(event, Failed) and isinstance(event.error, UserError) and stream.losses:
             raise event.error
+        if isinstance(event, Failed) and isinstance(event.error, ReplicaLost):
+            stream.served_by(event.error.group, event.error.max_model_len)
         loss = self._loss_in(event)
         return event if loss is None else loss
 

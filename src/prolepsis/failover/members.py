@@ -31,7 +31,7 @@ class Member:
         """Without `start` a lost engine stays away."""
         self.client: EngineClient | None = client
         self.info = client.info
-        """Of the last engine."""
+        """Of the engine when it began, for while none is there."""
         self.start = start
         self.streams: set[KeptStream] = set()
         self.is_suspect = False
@@ -137,7 +137,7 @@ class Members:
 
     def _choose(self, stream: KeptStream, last: object) -> Member | None:
         present = self.present
-        fitting = [one for one in present if not differences(stream, one.info)]
+        fitting = [one for one in present if one.client is not None and not differences(stream, one.client.info)]
         if not fitting and self._settings.outside_group == "continue":
             fitting = present
         if fitting:
@@ -146,7 +146,8 @@ class Members:
             return None
         if not present:
             raise NotContinued("no engine is left", reason="no_engine")
-        found = "; ".join(differences(stream, present[0].info))
+        assert present[0].client is not None, "it is present"
+        found = "; ".join(differences(stream, present[0].client.info))
         raise NotContinued(f"the engines left are of another exact group: {found}", reason="other_group")
 
     async def _replace(self, member: Member, lost: EngineClient) -> None:

@@ -90,6 +90,11 @@ class KeptStream:
             self._first_token_s = self._clock() - self.arrival
         return event, self._resumed(len(event.token_ids))
 
+    def served_by(self, group: ExactGroup | None, max_model_len: int) -> None:
+        """Its last tokens are of this group, which one engine of several knows better than `info` of them all."""
+        if group is not None and self.group is not None:
+            self.group, self.max_model_len = group, max_model_len
+
     def lose(self, loss: EngineLoss, part: RequestStats | None = None) -> None:
         """The engine is lost for the request; `part`: its figures, if it still gave them."""
         if part is not None:

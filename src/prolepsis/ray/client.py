@@ -16,15 +16,16 @@ from prolepsis.core.events import Event, Failed, Terminal
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import ProposerMemory, TrafficClassCounts
-from prolepsis.engine.client import EngineHealth, EngineInfo, HeadSwapped, InstalledHead
+from prolepsis.engine.client import Demand, EngineHealth, EngineInfo, HeadSwapped, InstalledHead
 from prolepsis.engine.event_stream import EventStream
 from prolepsis.engine.observer import EngineObserver
 from prolepsis.engine.process.messages import Refused
 from prolepsis.failover.views import summed_counts, summed_health, summed_memory
-from prolepsis.ray.messages import ControlState, Report
+from prolepsis.ray.messages import Began, ControlState, Report
 
 REPORT_S = 0.5
 """Seconds between two reports of the replicas."""
+_REPORT_TIMEOUT_S = 2.0
 _SILENT_S = 5.0
 """Replicas that have not reported for so long are not counted on."""
 
@@ -37,14 +38,14 @@ class Handle(Protocol):
     def stream(self, request: GenerateRequest, controls: ControlState) -> "Responses":
         """Have one replica generate."""
 
-    async def broadcast(self, method: str, *arguments: object) -> Sequence[object]:
-        """Call a method of all replicas; an exception is in the place of the reply of one that is lost."""
+    async def broadcast(self, method: str, *arguments: object, timeout_s: float = ...) -> Sequence[object]:
+        """Call a method of all replicas; an exception is in the place of the reply of one that is lost or silent."""
 
 
 class Responses(Protocol):
-    """The events of one request. Iterating raises `ReplicaLost` when its replica is gone."""
+    """What `EngineReplica.generate` yields for one request. Iterating raises `ReplicaLost` when its replica is gone."""
 
-    def __aiter__(self) -> AsyncIterator[Event | Refused]: ...
+    def __aiter__(self) -> AsyncIterator[Began | Event | Refused]: ...
 
     def cancel(self) -> None: ...
 
@@ -66,7 +67,8 @@ class ReplicasClient:
         self._handle = handle
         self._end = end
         self._observer = observer
-        self._controls = ControlState(door=uuid4().hex)
+        self._controls = ControlState(door=uuid4().hex, tokenizer=first[0].status.info.tokenizer)
+        self._demand: Callable[[], Demand] | None = None
         self._reports: Sequence[Report] = first
         self._reported_at = time.monotonic()
         self._tasks: set[asyncio.Task[object]] = set()
@@ -76,6 +78,10 @@ class ReplicasClient:
     @property
     def info(self) -> EngineInfo:
         return self._reports[0].status.info
+
+    def follow(self, demand: Callable[[], Demand]) -> None:
+        """Tell the replicas what waits for them, so that their number can follow it."""
+        self._demand = demand
 
     @property
     def replicas(self) -> Sequence[Report]:
@@ -90,14 +96,20 @@ class ReplicasClient:
         stream = EventStream(request, time.monotonic())
         responses = self._handle.stream(request, self._controls)
         event: Event | None = None
+        began: Began | None = None
         try:
             async for response in responses:
                 if isinstance(response, Refused):
                     raise response.error
+                if isinstance(response, Began):
+                    began = response
+                    continue
                 event = response
                 stream.count(event)
                 yield event
         except ReplicaLost as error:
+            if began is not None:
+                error.group, error.max_model_len = began.group, began.max_model_len
             event = Failed(request.request_id, error, stream.stats(time.monotonic()))
             yield event
         finally:
@@ -177,7 +189,8 @@ class ReplicasClient:
 
     async def refresh(self) -> None:
         """Take in a report of each replica that answers."""
-        replies = await self._handle.broadcast("report")
+        demand = self._demand() if self._demand is not None else None
+        replies = await self._handle.broadcast("report", self._controls.door, demand, timeout_s=_REPORT_TIMEOUT_S)
         reports = [reply for reply in replies if isinstance(reply, Report)]
         if not reports:
             return

@@ -1,19 +1,23 @@
-"""The application for Ray Serve: front doors as its ingress, engines as a deployment of their own.
+"""The application for Ray Serve: front doors as its ingress, the engines of each model as a deployment of their own.
 
 `serve run prolepsis.ray:app`, or that import path in a configuration file of Serve, with `Arguments`.
 """
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import Any
 
 from fastapi import FastAPI
-from pydantic import BaseModel, ConfigDict, Field
 from ray import serve
 from ray.serve.handle import DeploymentHandle
+from starlette.types import ASGIApp
 
-from prolepsis.api.run import StartedEngine, application
-from prolepsis.core.config import EngineConfig, ServerConfig
+from prolepsis.api.beside import Beside
+from prolepsis.api.run import StartedEngine, StartEngine, application
+from prolepsis.api.services import Services
+from prolepsis.core.config import EngineConfig
 from prolepsis.core.errors import EngineDead
+from prolepsis.ray.arguments import Arguments
 from prolepsis.ray.client import ReplicasClient
 from prolepsis.ray.messages import Report
 from prolepsis.ray.serve import ServeHandle, engine_deployment
@@ -21,49 +25,67 @@ from prolepsis.ray.start import kept
 from prolepsis.telemetry.logs import configure_logs
 from prolepsis.telemetry.metrics import Metrics
 
-
-class Arguments(BaseModel):
-    """Arguments of the application; `engine` and `server` are the settings of `prolepsis serve`."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    engine: EngineConfig = Field(default_factory=EngineConfig)
-    server: ServerConfig = Field(default_factory=ServerConfig)
-    replicas: int = Field(default=1, ge=1)
-    doors: int = Field(default=1, ge=1)
-    """Front doors; more than one need a store that they share, such as PostgreSQL."""
+_MOST_ONGOING = 4096
+"""Requests in a door: its own admission says which of them wait, and which are refused."""
 
 
 class FrontDoor:
-    """The server's application in a replica of Ray Serve, around the engines of another deployment."""
+    """The server's application in a replica of Ray Serve, around the engines of other deployments, one a model."""
 
-    def __init__(self, engines: "DeploymentHandle[Any]", arguments: Arguments) -> None:
+    def __init__(self, engines: "Sequence[DeploymentHandle[Any]]", arguments: Arguments) -> None:
         configure_logs()
         self._engines = engines
-        self._arguments = arguments
+        self._models = arguments.served
         self._open = ExitStack()
 
-    async def __serve_build_asgi_app__(self) -> FastAPI:
-        handle = ServeHandle(self._engines)
-        tokenizer = await self._engines.tokenizer.remote()  # waits until one engine has loaded
-        reports = [one for one in await handle.broadcast("report") if isinstance(one, Report)]
-        if not reports:
-            raise EngineDead("no replica reports")
-
-        def start(_: EngineConfig, metrics: Metrics) -> StartedEngine:
-            return StartedEngine(kept(ReplicasClient(handle, reports, metrics), metrics), tokenizer)
-
-        arguments = self._arguments
-        made = self._open.enter_context(application(arguments.engine, arguments.server, start))
-        return made.app
+    async def __serve_build_asgi_app__(self) -> ASGIApp:
+        starts = [await _start(engines) for engines in self._engines]
+        apps: list[FastAPI] = []
+        services: list[Services] = []
+        for model, start in reversed(list(zip(self._models, starts, strict=True))):  # the first one knows the others
+            made = self._open.enter_context(application(model.engine, model.server, start, services))
+            apps.insert(0, made.app)
+            services.insert(0, made.app.state.services)
+        names = [one.model_names[0] for one in services]
+        return Beside(dict(zip(names, apps, strict=True))) if len(apps) > 1 else apps[0]
 
     def __del__(self) -> None:
         self._open.close()
 
 
+async def _start(engines: "DeploymentHandle[Any]") -> StartEngine:
+    """Wait until one of the engines has loaded; return how to start what they are for a server."""
+    handle = ServeHandle(engines)
+    tokenizer = await engines.tokenizer.remote()
+    reports = [one for one in await handle.broadcast("report") if isinstance(one, Report)]
+    if not reports:
+        raise EngineDead("no replica reports")
+
+    def start(_: EngineConfig, metrics: Metrics) -> StartedEngine:
+        client = ReplicasClient(handle, reports, metrics)
+        return StartedEngine(kept(client, metrics), tokenizer, follow=client.follow)
+
+    return start
+
+
 def application_of(arguments: dict[str, Any]) -> serve.Application:
     """Return the application; raises `ValueError` that names wrong arguments."""
     checked = Arguments.model_validate(arguments)
-    engines = engine_deployment(checked.engine, checked.replicas)
-    door = serve.deployment(name="door", num_replicas=checked.doors, ray_actor_options={"num_cpus": 0})
+    engines = [
+        engine_deployment(
+            model.engine,
+            model.scaling,
+            name=f"engine-{i}" if i else "engine",
+            num_cpus=model.engine.threads or 0,
+            drain_s=checked.drain_s,
+        )
+        for i, model in enumerate(checked.served)
+    ]
+    door = serve.deployment(
+        name="door",
+        num_replicas=checked.doors,
+        max_ongoing_requests=_MOST_ONGOING,
+        graceful_shutdown_timeout_s=checked.drain_s,
+        ray_actor_options={"num_cpus": 0},
+    )
     return door(serve.ingress()(FrontDoor)).bind(engines, checked)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from prolepsis.core.config import HeadProposerName
+from prolepsis.core.exact_group import ExactGroup
 from prolepsis.core.plan import SpecPlan
 from prolepsis.engine.process.messages import Observed, Status
 
@@ -16,12 +17,22 @@ class ControlState:
 
     door: str = ""
     """The front door that says so."""
+    tokenizer: str = ""
+    """Its fingerprint: what the door's token ids mean."""
     version: int = 0
     """Rises with each change."""
     plan: SpecPlan | None = None
     stopped_runs: tuple[str, ...] = ()
     heads: tuple[tuple[HeadProposerName, str], ...] = ()
     """Draft heads in use, by proposer; without an entry, the one the engine started with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Began:
+    """What serves a request: comes before its events."""
+
+    group: ExactGroup
+    max_model_len: int
 
 
 @dataclass(frozen=True, slots=True)

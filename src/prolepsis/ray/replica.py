@@ -1,21 +1,25 @@
 """One engine of many: what runs in a replica's process. Ray Serve calls it; nothing here knows of Ray."""
 
 import os
+import time
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from uuid import uuid4
 
-from prolepsis.core.errors import ProlepsisError
+from prolepsis.core.errors import EngineError, ProlepsisError
 from prolepsis.core.events import Event
 from prolepsis.core.requests import GenerateRequest
-from prolepsis.engine.client import EngineClient, HeadSwapped, InstalledHead
+from prolepsis.engine.client import Demand, EngineClient, HeadSwapped, InstalledHead
 from prolepsis.engine.process.messages import Observed, Refused, Status
 from prolepsis.engine.process.recorder import Recorder
-from prolepsis.ray.messages import ControlState, Report
+from prolepsis.ray.autoscaling import IN_FLIGHT, QUEUE_AGE_S, WAITING
+from prolepsis.ray.messages import Began, ControlState, Report
 
 _MOST_OBSERVED = 20_000
 """Calls kept for the next report: some seconds of steps."""
+_DEMAND_S = 5.0
+"""A front door that has not told its demand for so long is gone."""
 
 
 class Notes(Recorder):
@@ -38,19 +42,30 @@ class Notes(Recorder):
 class EngineReplica:
     """Serves requests of front doors with one engine.
 
-    Its methods are the protocol: `generate` yields a request's events, or one `Refused`; `obey`, `abort`, `heads`,
-    `swap_head` and `report` are called on all replicas.
+    Its methods are the protocol: `generate` yields `Began` and a request's events, or `Refused`; `obey`, `abort`,
+    `heads`, `swap_head` and `report` are called on all replicas.
     """
 
-    def __init__(self, client: EngineClient, notes: Notes) -> None:
+    def __init__(self, client: EngineClient, notes: Notes, clock: Callable[[], float] = time.monotonic) -> None:
         self.name = f"{os.uname().nodename}-{os.getpid()}-{uuid4().hex[:8]}"
         self._client = client
         self._notes = notes
         self.obeyed: dict[str, ControlState] = {}
         """By front door."""
+        self._clock = clock
+        self._demands: dict[str, tuple[float, Demand]] = {}
+        """By front door, with the time when it was told."""
 
-    async def generate(self, request: GenerateRequest, controls: ControlState) -> AsyncGenerator[Event | Refused, None]:
+    async def generate(
+        self, request: GenerateRequest, controls: ControlState
+    ) -> AsyncGenerator[Began | Event | Refused, None]:
+        info = self._client.info
+        if controls.tokenizer and controls.tokenizer != info.tokenizer:
+            message = f"the front door has the tokenizer {controls.tokenizer}, the replica has {info.tokenizer}"
+            yield Refused(0, EngineError(message))
+            return
         await self.obey(controls)
+        yield Began(info.exact_group, info.max_model_len)
         try:
             async with aclosing(self._client.generate(request)) as events:  # type: ignore[type-var]
                 async for event in events:
@@ -88,8 +103,22 @@ class EngineReplica:
         self.obeyed[controls.door] = controls
         return swapped
 
-    async def report(self) -> Report:
+    async def report(self, door: str = "", demand: Demand | None = None) -> Report:
+        """Return how the replica is; `demand` is what waits at the front door that asks."""
+        if demand is not None:
+            self._demands[door] = self._clock(), demand
         return Report(self.name, Status.of(self._client), self._notes.take(), self._notes.num_lost)
+
+    def load(self) -> dict[str, float]:
+        """Return what decides on the number of replicas (`prolepsis.ray.autoscaling`)."""
+        oldest, health = self._clock() - _DEMAND_S, self._client.health()
+        self._demands = {door: told for door, told in self._demands.items() if told[0] >= oldest}
+        demands = [demand for _, demand in self._demands.values()]
+        return {
+            IN_FLIGHT: health.num_running + health.num_waiting,
+            WAITING: sum(demand.num_waiting for demand in demands),
+            QUEUE_AGE_S: max((demand.queue_age_s for demand in demands), default=0.0),
+        }
 
     async def close(self) -> None:
         """End the engine; its requests end with `Aborted`."""

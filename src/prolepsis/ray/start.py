@@ -6,11 +6,14 @@ from dataclasses import dataclass
 from functools import partial
 
 from prolepsis.core.config import EngineConfig
+from prolepsis.core.errors import ConfigError
 from prolepsis.core.extras import RAY
+from prolepsis.engine.client import Demand
 from prolepsis.failover.client import FailoverClient
 from prolepsis.failover.members import Member
 from prolepsis.failover.settings import FailoverSettings
 from prolepsis.models.files.tokenizer import Tokenizer
+from prolepsis.ray.autoscaling import Scaling
 from prolepsis.ray.client import ReplicasClient
 from prolepsis.telemetry.metrics import Metrics
 
@@ -22,19 +25,28 @@ _LOSSES = FailoverSettings(max_losses=10, max_failed_steps=1)
 class StartedReplicas:
     client: FailoverClient
     tokenizer: Tokenizer
+    follow: Callable[[Callable[[], Demand]], None]
+    """Is given what says the demand."""
 
 
-def start_replicas(config: EngineConfig, num_replicas: int, metrics: Metrics) -> StartedReplicas:
-    """Start Ray on this machine with so many engines, which end with the client.
+def start_replicas(config: EngineConfig, scaling: Scaling, metrics: Metrics) -> StartedReplicas:
+    """Start Ray on this machine with engines, which end with the client.
 
-    Raises `ConfigError` if Ray is not installed, and `EngineDead` if no replica starts.
+    Raises `ConfigError` if Ray is not installed or the engine cannot be a replica, and `EngineDead` if none starts.
     """
-    RAY.require(f"replicas {num_replicas}", "replicas")
+    check(config)
+    RAY.require(f"replicas {scaling.most}", "replicas")
     from prolepsis.ray.serve import start_local, stop_local
 
-    local = start_local(config, num_replicas)
+    local = start_local(config, scaling)
     client = ReplicasClient(local.handle, local.reports, metrics, end=partial(_in_thread, stop_local))
-    return StartedReplicas(kept(client, metrics), local.tokenizer)
+    return StartedReplicas(kept(client, metrics), local.tokenizer, client.follow)
+
+
+def check(config: EngineConfig) -> None:
+    """Raise `ConfigError` for an engine that cannot be a replica."""
+    if config.engine != "prolepsis":
+        raise ConfigError(f"engine is {config.engine!r}; allowed with replicas: prolepsis", param="engine")
 
 
 def kept(replicas: ReplicasClient, metrics: Metrics) -> FailoverClient:

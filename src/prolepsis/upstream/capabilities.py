@@ -111,6 +111,7 @@ class _Fixed:
 
 SERVER: Mapping[str, _Fixed] = {
     "replicas": _Fixed(1, "the pools are replicas of their own"),
+    "max_replicas": _Fixed(None, "the pools are replicas of their own"),
     "engine_process": _Fixed("off", "the engines are in other processes already"),
     "replay_sample": _Fixed(0.0, "no pool gives the same answer twice"),
     "start_drafts": _Fixed(0, "a pool drafts as far as its own settings say"),

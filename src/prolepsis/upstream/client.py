@@ -63,8 +63,9 @@ class UpstreamClient:
         plan: SpecPlan,
         eos_token_ids: Sequence[int] = (),
         observer: EngineObserver | None = None,
+        max_running: int = 0,
     ) -> None:
-        """`plan`: its ceiling is the most that the speculating pool drafts."""
+        """`plan`: its ceiling is the most that the speculating pool drafts. `max_running`: most samples at once."""
         self.info = info
         self._api = api
         self._pools = {pool.name: pool for pool in pools}
@@ -74,6 +75,7 @@ class UpstreamClient:
         self._num_draft_tokens = plan.ceiling if "speculating" in self._pools else 0
         self._eos_token_ids = tuple(eos_token_ids)
         self._observer = observer
+        self._max_running = max_running
         self._answers: dict[str, UpstreamAnswer] = {}
         self._watching: asyncio.Task[None] | None = None
         self._closed = False
@@ -127,6 +129,7 @@ class UpstreamClient:
             ready=not self._closed and any(pool.is_up for pool in pools),
             detail="closed" if self._closed else "; ".join(down),
             num_running=sum(pool.time.num_requests for pool in pools),
+            max_running=self._max_running,
         )
 
     def proposer_counts(self) -> Sequence[TrafficClassCounts]:

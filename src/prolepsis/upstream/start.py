@@ -66,6 +66,7 @@ def start_upstream(
         plan=SpecPlan(num_speculative_tokens=num_draft_tokens),
         eos_token_ids=(*tokenizer.eos_token_ids, *(generation_eos(path) if path.is_dir() else ())),
         observer=observer,
+        max_running=config.max_requests,
     )
     return StartedUpstream(client, tokenizer)
 

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 
 import httpx
@@ -14,6 +15,7 @@ from prolepsis.api.admission.metrics import AdmissionMetrics
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest, SamplingParams
+from prolepsis.engine.client import Demand
 from prolepsis.telemetry.metrics import Metrics
 from prolepsis.web.caller import Caller
 from prolepsis.web.errors import RequestAborted
@@ -272,16 +274,20 @@ class Bare:
         return Caller("k", tenant, frozenset({"client"}), tier)
 
     @asynccontextmanager
-    async def inside(self, caller: Caller) -> AsyncIterator[None]:
+    async def inside(self, caller: Caller, n: int = 1) -> AsyncIterator[None]:
         http = HTTPConnection({"type": "http", "headers": [], "state": {"caller": caller}})
-        request = GenerateRequest("r", (1, 2), SamplingParams(max_tokens=8))
+        request = GenerateRequest("r", (1, 2), SamplingParams(max_tokens=8), n=n)
         with self.gate.admit(http, [request]) as party:
             async with self.gate.start(party, 0):
                 yield
 
-    async def stay(self, caller: Caller, leave: asyncio.Event) -> None:
-        async with self.inside(caller):
+    async def stay(self, caller: Caller, leave: asyncio.Event, n: int = 1) -> None:
+        async with self.inside(caller, n):
             await leave.wait()
+
+    async def set_places(self, number: int) -> None:
+        self.engine.reported = replace(self.engine.reported, max_running=number)
+        await self.gate.tick()
 
     def sample(self, name: str, **labels: str) -> float | None:
         return self.metrics.registry.get_sample_value(f"prolepsis_{name}", labels)
@@ -292,6 +298,25 @@ async def started(*work: Coroutine[None, None, None]) -> list["asyncio.Task[None
     for _ in range(3):
         await asyncio.sleep(0)
     return tasks
+
+
+async def test_places_follow_the_engines_that_are_there() -> None:
+    bare, first, second = Bare(ServerConfig()), asyncio.Event(), asyncio.Event()
+    await bare.set_places(1)
+    tasks = await started(bare.stay(bare.caller(), first), bare.stay(bare.caller(), first))
+    bare.clock.now += 0.5
+    assert bare.gate.demand == Demand(queue_age_s=0.5, num_waiting=1)
+    await bare.set_places(3)
+    assert bare.gate.demand == Demand(queue_age_s=0.0, num_waiting=0)
+    tasks += await started(bare.stay(bare.caller(), second, n=3))
+    await bare.set_places(2)
+    first.set()
+    await asyncio.gather(*tasks[:2])
+    assert bare.gate.num_waiting == 0, "what was to take all three places has the two that are left alone"
+    await bare.set_places(0)
+    assert bare.gate.num_waiting == 0, "engines that say nothing leave the places as they are"
+    second.set()
+    await asyncio.gather(*tasks)
 
 
 async def test_load_is_shed_from_the_first_level_to_the_last_and_back() -> None:

@@ -20,7 +20,7 @@ from prolepsis.core.ended import Keep
 from prolepsis.core.errors import DeadlineExceeded, InvalidParameter
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest
-from prolepsis.engine.client import EngineClient
+from prolepsis.engine.client import Demand, EngineClient
 from prolepsis.web import refusals
 from prolepsis.web.caller import Caller, caller_of
 from prolepsis.web.errors import RequestAborted
@@ -66,7 +66,7 @@ class AdmissionController(Feature):
         self._client = client
         self.metrics = metrics
         self._clock = clock
-        self._places = config.max_in_engine or DEFAULT_IN_ENGINE
+        self._places = config.max_in_engine or client.health().max_running or DEFAULT_IN_ENGINE
         self._taken = 0
         self._queue = FairQueue()
         self._turns: dict[int, asyncio.Future[None]] = {}
@@ -135,12 +135,12 @@ class AdmissionController(Feature):
 
     async def tick(self) -> None:
         """Let the ladder see the queue's age, start what may run, set the gauges."""
-        now = self._clock()
-        oldest = self._queue.oldest(PATIENT)
-        age_s = 0.0 if oldest is None else now - oldest
-        self.overload.observe(age_s, now)
+        demand = self.demand
+        if not self._config.max_in_engine:  # replicas come and go
+            self._places = self._client.health().max_running or self._places
+        self.overload.observe(demand.queue_age_s, self._clock())
         self._dispatch()
-        self.metrics.queue_age.set(age_s)
+        self.metrics.queue_age.set(demand.queue_age_s)
         self.metrics.in_engine.set(self._taken)
         for tier in TIERS:
             self.metrics.queued.labels(tier).set(self._queue.num_of_tier(tier))
@@ -169,6 +169,12 @@ class AdmissionController(Feature):
     @property
     def num_waiting(self) -> int:
         return len(self._queue)
+
+    @property
+    def demand(self) -> Demand:
+        """What waits now."""
+        oldest = self._queue.oldest(PATIENT)
+        return Demand(0.0 if oldest is None else self._clock() - oldest, len(self._queue))
 
     def _reserve(self, group: RequestGroup) -> dict[str, str]:
         """Charge the group, or raise what refuses it; return headers of the reply."""
@@ -291,7 +297,7 @@ class AdmissionController(Feature):
     def _dispatch(self) -> None:
         """Start those whose turn it is while there are places; the next in turn is never overtaken by a smaller one."""
         held = self.overload.held
-        while (head := self._queue.peek(held)) is not None and head.size <= self._places - self._taken:
+        while (head := self._queue.peek(held)) is not None and self._fits(head):
             granted = self._turns.pop(head.serial)
             if granted.done():
                 self._queue.drop(head)  # cancelled a moment ago
@@ -299,6 +305,10 @@ class AdmissionController(Feature):
             self._queue.start(head)
             self._taken += head.size
             granted.set_result(None)
+
+    def _fits(self, head: Waiting) -> bool:
+        """What takes more than all places, as there were more when it came, has them alone."""
+        return min(head.size, self._places) <= self._places - self._taken
 
 
 def _as_admitted(

@@ -101,7 +101,6 @@ def _completion_max_tokens(body: CompletionBody, length: int, info: EngineInfo) 
 
 
 def _check_common(body: GenerationBody, context: RequestContext, services: Services) -> SpeculationRequest:
-    services.check_model(body.model, context.caller)
     if body.stream_options is not None and not body.stream:
         raise InvalidParameter("stream_options is given; allowed: only where stream is true", param="stream_options")
     speculation = requested_speculation(

@@ -1,6 +1,6 @@
 """POST /v1/chat/completions, /v1/completions and /v1/responses."""
 
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Annotated
 
@@ -8,7 +8,7 @@ from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
 from prolepsis.api.answer import answer
-from prolepsis.api.idempotency import KEY_HEADER, KEY_SCHEMA, Attend
+from prolepsis.api.idempotency import KEY_HEADER, KEY_SCHEMA
 from prolepsis.api.openai.bodies import ChatBody, CompletionBody, GenerationBody
 from prolepsis.api.openai.completions import completion_chunks, whole_completion
 from prolepsis.api.openai.context import SPEC_MODE, context_of
@@ -20,7 +20,7 @@ from prolepsis.api.openai.responses_bodies import ResponsesBody
 from prolepsis.api.openai.speculation import decided_by, mode_at_start
 from prolepsis.api.openai.tokenization import tokenization_routes
 from prolepsis.api.openai.usage import ChatFormat, CompletionFormat, Json, MakeFormat
-from prolepsis.api.services import Services
+from prolepsis.api.services import Models, Services
 from prolepsis.api.stream import ClientDisconnected, EventStream, until_disconnect
 from prolepsis.core.stats import RequestStats
 from prolepsis.web.body_reader import read_body
@@ -36,44 +36,48 @@ _HEADERS = {SPEC_MODE: {"enum": ["auto", "off", "on", "shadow"]}, KEY_HEADER: KE
 """Headers that these routes read, with their schemas."""
 
 
-def openai_routes(services: Services) -> Sequence[Route]:
+Serve = Callable[[Request, Services], Awaitable[Response]]
+"""Answers a request with the services of its model."""
+
+
+def openai_routes(models: Models) -> Sequence[Route]:
     """Return the routes that generate, and those that tokenize."""
     routes = Routes()
     generating = partial(routes.post, roles=CLIENTS, errors=(409, 504), streams=True, headers=_HEADERS)
 
-    async def once(request: Request, body: GenerationBody | ResponsesBody, attend: Attend) -> Response:
-        services.check_model(body.model, caller_of(request))  # also of a retry, which is not prepared
-        return await services.features.idempotency.once(request, body, attend)
+    async def once(request: Request, body: GenerationBody | ResponsesBody, serve: Serve) -> Response:
+        services = models.of(body.model, caller_of(request))
+        return await services.features.idempotency.once(request, body, lambda request: serve(request, services))
 
     @generating("/v1/chat/completions", summary="Continue a conversation", reply=ChatCompletion)
     async def chat_completions(request: Request, body: Annotated[ChatBody, read_body(ChatBody)]) -> Response:
-        async def attend(request: Request) -> Response:
+        async def serve(request: Request, services: Services) -> Response:
             prepared = await prepare_chat(body, context_of(request), services)
             return await _completion(request, prepared, services, ChatFormat)
 
-        return await once(request, body, attend)
+        return await once(request, body, serve)
 
     @generating("/v1/completions", summary="Continue texts", reply=Completion)
     async def completions(request: Request, body: Annotated[CompletionBody, read_body(CompletionBody)]) -> Response:
-        async def attend(request: Request) -> Response:
+        async def serve(request: Request, services: Services) -> Response:
             prepared = await prepare_completion(body, context_of(request), services)
             return await _completion(request, prepared, services, CompletionFormat)
 
-        return await once(request, body, attend)
+        return await once(request, body, serve)
 
     @generating("/v1/responses", summary="Answer without storing anything", reply=ResponseReply)
     async def responses(request: Request, body: Annotated[ResponsesBody, read_body(ResponsesBody)]) -> Response:
-        return await once(request, body, partial(_response, body, services))
+        return await once(request, body, partial(_response, body))
 
     @routes.post("/v1/embeddings", roles=CLIENTS, summary="Not served", documented=False)
     async def embeddings() -> Response:
         message = "Embeddings are not served here; this server generates text."
         raise RequestRefused(message, code="not_implemented", status=501)
 
-    return [*routes.all, *tokenization_routes(services)]
+    return [*routes.all, *tokenization_routes(models)]
 
 
-async def _response(body: ResponsesBody, services: Services, request: Request) -> Response:
+async def _response(body: ResponsesBody, request: Request, services: Services) -> Response:
     prepared = await prepare_response(body, context_of(request), services)
     shape = ResponseShape(body, prepared, services)
     if prepared.stream:

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from prolepsis.api.openai.bodies import Messages, Tools
 from prolepsis.api.openai.conversation import prompt_tokens
 from prolepsis.api.openai.usage import Json
-from prolepsis.api.services import Services
+from prolepsis.api.services import Models, Services
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.given_text import given
 from prolepsis.web.body_reader import read_body
@@ -57,19 +57,19 @@ class Detokenized(Reply):
     prompt: str
 
 
-def tokenization_routes(services: Services) -> Sequence[Route]:
+def tokenization_routes(models: Models) -> Sequence[Route]:
     routes = Routes()
 
     @routes.post("/tokenize", roles=CLIENTS, summary="Convert text or messages to tokens", reply=Tokenized)
     async def tokenize(request: Request, body: Annotated[TokenizeBody, read_body(TokenizeBody)]) -> JSONResponse:
-        services.check_model(body.model, caller_of(request))
+        services = models.of(body.model, caller_of(request))
         services.admission.admit_small(request)
         tenant = caller_of(request).tenant
         return await services.intake.turns.off_loop(tenant, lambda: JSONResponse(_tokenized(body, services)))
 
     @routes.post("/detokenize", roles=CLIENTS, summary="Convert tokens to text", reply=Detokenized)
     async def detokenize(request: Request, body: Annotated[DetokenizeBody, read_body(DetokenizeBody)]) -> JSONResponse:
-        services.check_model(body.model, caller_of(request))
+        services = models.of(body.model, caller_of(request))
         services.admission.admit_small(request)
         tenant = caller_of(request).tenant
         return await services.intake.turns.off_loop(

@@ -1,0 +1,86 @@
+"""The arguments of the application for Ray Serve, as a configuration file of Serve gives them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from prolepsis.core.config import EngineConfig, ServerConfig, without_password
+from prolepsis.core.errors import ConfigError
+from prolepsis.ray.autoscaling import Scaling
+from prolepsis.ray.start import check
+from prolepsis.store.database import store_url
+
+DRAIN_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """One model: its engines, and the server in front of them."""
+
+    engine: EngineConfig
+    server: ServerConfig
+
+    @property
+    def scaling(self) -> Scaling:
+        return Scaling.of(self.server)
+
+
+class ModelSettings(BaseModel):
+    """What one of several models has of its own: settings of `prolepsis serve`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    engine: Mapping[str, Any] = Field(default_factory=dict)
+    server: Mapping[str, Any] = Field(default_factory=dict)
+
+
+class Arguments(BaseModel):
+    """`engine` and `server` are the settings of `prolepsis serve`, the number of replicas among them.
+
+    A replica with `threads` claims as many CPUs of the cluster; without, it claims none and takes all of its machine.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    engine: EngineConfig = Field(default_factory=EngineConfig)
+    server: ServerConfig = Field(default_factory=ServerConfig)
+    models: Mapping[str, ModelSettings] = Field(default_factory=dict)
+    """Several models by the names that requests use, each with settings of its own besides those of all."""
+    doors: int = Field(default=1, ge=1)
+    """Front doors; more than one need a store that they share, such as PostgreSQL."""
+    drain_s: float = Field(default=DRAIN_S, ge=0)
+    """Seconds in which the requests of a replica may end before it does."""
+    release: str = ""
+    """Any text; another one starts all replicas anew, one after the other."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        stores: dict[str, str] = {}
+        for model in self.served:
+            try:
+                check(model.engine)
+                url = store_url(model.server.store)
+            except ConfigError as error:
+                raise ValueError(str(error)) from None
+            if url is None:
+                continue
+            name = ", ".join(model.server.served_model_names)
+            other = stores.setdefault(str(url), name)
+            if other != name:
+                shown = without_password(model.server.store)
+                raise ValueError(f"the models {other} and {name} have the store {shown}; allowed: one each, or none")
+        return self
+
+    @property
+    def served(self) -> Sequence[ServedModel]:
+        """The models, with all their settings."""
+        if not self.models:
+            return [ServedModel(self.engine, self.server)]
+        return [self._with(name, own) for name, own in self.models.items()]
+
+    def _with(self, name: str, own: ModelSettings) -> ServedModel:
+        engine = {**self.engine.model_dump(exclude_unset=True), **own.engine}
+        server = {**self.server.model_dump(exclude_unset=True), "served_model_names": (name,), **own.server}
+        return ServedModel(EngineConfig.model_validate(engine), ServerConfig.model_validate(server))

@@ -1,0 +1,48 @@
+"""The arguments of the application: one model, or several with settings of their own."""
+
+from typing import Any
+
+import pytest
+
+from prolepsis.ray.arguments import Arguments
+from prolepsis.ray.autoscaling import Scaling
+
+TWO: dict[str, Any] = {
+    "engine": {"max_requests": 8},
+    "server": {"keys_file": "/etc/keys.json", "replicas": 2, "store": "sqlite:////var/a.db"},
+    "models": {
+        "chat": {"engine": {"model": "a"}},
+        "code": {"engine": {"model": "b", "max_requests": 4}, "server": {"store": "none", "max_replicas": 3}},
+    },
+}
+
+
+def test_without_models_there_is_one() -> None:
+    [model] = Arguments.model_validate({"engine": {"model": "a"}, "server": {"replicas": 3}}).served
+    assert (model.engine.model, model.scaling) == ("a", Scaling(least=3, most=3))
+    assert model.server.served_model_names == ()
+
+
+def test_each_model_has_the_settings_of_all_and_its_own() -> None:
+    chat, code = Arguments.model_validate(TWO).served
+    assert (chat.engine.model, code.engine.model) == ("a", "b")
+    assert (chat.engine.max_requests, code.engine.max_requests) == (8, 4)
+    assert (chat.server.served_model_names, code.server.served_model_names) == (("chat",), ("code",))
+    assert chat.server.keys_file == code.server.keys_file
+    assert (chat.scaling, code.scaling) == (Scaling(least=2, most=2), Scaling(least=2, most=3))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"doors": 0}, "doors"),
+        ({"dors": 2}, "dors"),
+        ({"engine": {"engine": "vllm"}}, "engine is 'vllm'; allowed with replicas: prolepsis"),
+        ({"server": {"store": "oracle://x"}}, "store is 'oracle://x'"),
+        ({"models": {"a": {}, "b": {}}}, "the models a and b have the store auto; allowed: one each, or none"),
+        ({"models": {"a": {"engine": {"modle": "x"}}}}, "modle"),
+    ],
+)
+def test_wrong_arguments_are_named(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Arguments.model_validate(changes)
