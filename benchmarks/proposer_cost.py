@@ -42,6 +42,7 @@ class PlainSequence:
     num_prompt_tokens: int
     key: str
     prediction: tuple[int, ...] = ()
+    client_draft: None = None
     cache_salt: str = ""
     traffic_class: str = ""
     params: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=0.0))

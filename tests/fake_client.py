@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
+from prolepsis.core.client_draft import ClientDraft
 from prolepsis.core.config import CANDIDATE_HEAD, DRAFT_HEAD, HeadProposerName
 from prolepsis.core.errors import ModelLoadError
 from prolepsis.core.events import Aborted, Event, Finished, FinishReason, Terminal, Tokens
@@ -36,6 +37,7 @@ class FakeEngineClient:
         self.requests: list[GenerateRequest] = []
         self.aborted: list[str] = []
         """Ids of requests that were aborted, by `abort` or by closing their iterator early."""
+        self.offered: list[tuple[str, ClientDraft]] = []
         self.plans: list[SpecPlan] = []
         self.stopped: list[str] = []
         self.swaps: list[str] = []
@@ -88,6 +90,9 @@ class FakeEngineClient:
         if request_id in self._aborts:
             self.aborted.append(request_id)
             self._aborts[request_id].set()
+
+    def offer_draft(self, request_id: str, draft: ClientDraft) -> None:
+        self.offered.append((request_id, draft))
 
     def apply_plan(self, plan: SpecPlan) -> None:
         self.plans.append(plan)

@@ -44,7 +44,7 @@ def loaded(model: TableModel | None = None) -> LoadedModel:
 def test_assembled_engine_serves_and_says_what_it_is() -> None:
     engine = assemble(EngineConfig(kv_memory="4KiB", max_model_len=128), loaded())
     assert engine.info.exactness == "strict"
-    assert engine.info.proposers == ("grammar", "suffix", "prompt_lookup", "prediction")
+    assert engine.info.proposers == ("grammar", "suffix", "prompt_lookup", "prediction", "client")
     assert (engine.info.max_model_len, engine.info.fingerprint) == (128, "fp_table")
     source = request("a", [1, 2, 3], SamplingParams(temperature=0.0, max_tokens=50, ignore_eos=True, stop=("zz",)))
     assert outputs(run(engine, source))["a", 0] == reference(source, noise_key(0, 0))
@@ -90,7 +90,9 @@ def test_context_beyond_the_model_is_refused() -> None:
 def test_names_of_proposers() -> None:
     assert proposer_names(EngineConfig(draft_model="small"))[-1] == "draft_model"
     assert proposer_names(EngineConfig(proposers=("suffix", "suffix"))) == ("suffix",)
-    with pytest.raises(ConfigError, match="'sufix'; allowed: grammar, suffix, prompt_lookup, prediction, draft_model"):
+    with pytest.raises(
+        ConfigError, match="'sufix'; allowed: grammar, suffix, prompt_lookup, prediction, client, draft_model"
+    ):
         proposer_names(EngineConfig(proposers=("sufix",)))
     assert proposer_names(EngineConfig(remote_proposer="127.0.0.1:8600"))[-1] == "remote"
     with pytest.raises(ConfigError, match="draft_model is not set"):

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from prolepsis.core.client_draft import ClientDraft
 from prolepsis.core.errors import ContextTooLong, InvalidParameter
 from prolepsis.core.events import Aborted, Event, Finished
 from prolepsis.core.requests import GenerateRequest, SamplingParams
@@ -12,6 +13,7 @@ from prolepsis.engine.client import EngineClient
 from prolepsis.engine.observer import EngineObserver
 from prolepsis.engine.thread import ThreadEngineClient
 from prolepsis.sampling.noise import noise_key
+from prolepsis.spec.proposers.client import ClientProposer
 from tests.engine.process.hosted import hosted
 from tests.fakes import EngineSetup, build, outputs, reference, request
 
@@ -19,7 +21,8 @@ ENDLESS = SamplingParams(temperature=0.0, max_tokens=100_000, ignore_eos=True)
 
 
 def small(observer: EngineObserver | None = None) -> ThreadEngineClient:
-    return ThreadEngineClient(build(EngineSetup(max_model_len=1024, observer=observer)))
+    setup = EngineSetup(max_model_len=1024, observer=observer, proposers=[ClientProposer()])
+    return ThreadEngineClient(build(setup))
 
 
 @pytest.fixture(params=["thread", "process"])
@@ -71,6 +74,19 @@ async def test_abort_from_outside_ends_the_iterator(client: EngineClient) -> Non
     client.abort("unknown")
     rest = [event async for event in stream]
     assert isinstance(rest[-1], Aborted)
+
+
+async def test_a_draft_of_the_client_is_verified(client: EngineClient) -> None:
+    source = request("a", [1], SamplingParams(temperature=0.8, max_tokens=250, seed=3, ignore_eos=True))
+    expected = reference(source, noise_key(3, 0), max_model_len=1024)
+    stream = client.generate(source)
+    events = [await anext(stream)]
+    client.offer_draft("unknown", ClientDraft(200, (1,)))
+    client.offer_draft("a", ClientDraft(200, tuple(expected[200:230])))
+    events += [event async for event in stream]
+    assert isinstance(events[-1], Finished)
+    assert outputs(events)["a", 0] == expected
+    assert events[-1].stats.proposers["client"].num_accepted >= 20
 
 
 async def test_refusal_comes_before_the_first_event(client: EngineClient) -> None:

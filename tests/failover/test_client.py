@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from prometheus_client import CollectorRegistry
 
+from prolepsis.core.client_draft import ClientDraft
 from prolepsis.core.errors import ContextTooLong, DeadlineExceeded, EngineDead, InvalidParameter, NotContinued
 from prolepsis.core.events import Aborted, Event, Failed, Tokens
 from prolepsis.core.plan import PANIC_PLAN
@@ -310,6 +311,20 @@ async def test_the_deadline_counts_from_the_first_arrival() -> None:
     client = over(Speaker(2, 3.0, "dead"), second)
     check_whole(await collect(client, ask(deadline_s=10.0)), ask())
     assert second.requests[0].deadline_s == pytest.approx(7.0, abs=0.1)
+    await client.close()
+
+
+@virtual_time
+async def test_drafts_of_clients_reach_the_engine_that_serves_now() -> None:
+    first, second = Speaker(2, "dead"), Speaker()
+    client, draft = over(first, second), ClientDraft(5, (1, 2))
+    stream = client.generate(ask())
+    for _ in range(3):
+        await anext(stream)
+    client.offer_draft("r", draft)
+    client.offer_draft("unknown", draft)
+    assert (first.offered, second.offered) == ([], [("r", draft)])
+    await stream.aclose()
     await client.close()
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from prolepsis.core.client_draft import ClientDraft
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import SamplingParams
 from prolepsis.grammar.matcher import Matcher
@@ -23,6 +24,7 @@ class FakeSequence:
     cache_salt: str = ""
     traffic_class: str = ""
     prediction: tuple[int, ...] = ()
+    client_draft: ClientDraft | None = None
     params: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=0.0))
     noise_key: int = 0
     matcher: Matcher | None = None

@@ -16,6 +16,7 @@ from prolepsis.api.openai.routes import openai_routes
 from prolepsis.api.services import Gateway, Models, Services
 from prolepsis.api.tokenizer import Tokenizer
 from prolepsis.api.tracing import RequestIdMiddleware, TraceMiddleware
+from prolepsis.api.verify.routes import verify_routes
 from prolepsis.core.config import ServerConfig
 from prolepsis.engine.client import EngineClient
 from prolepsis.telemetry.metrics import Metrics
@@ -60,7 +61,7 @@ def build(
     )
     admission = features.admission
     models = Models([services, *(replace(one, intake=intake) for one in others)])
-    routes = (*openai_routes(models), *status_routes(models, services), *features.routes)
+    routes = (*openai_routes(models), *verify_routes(models), *status_routes(models, services), *features.routes)
     app = Application(routes, partial(_while_serving, services), admission.metrics.refuse)
     app.state.admission = admission
     app.state.features = features.all

@@ -23,7 +23,7 @@ ARRIVED, TRACE = "arrived", "trace"
 ANNOUNCED = "announced"
 """In the same place: its end was announced to the features."""
 _ACCEPTED = re.compile(r"[\x21-\x7e]{1,128}")
-_QUIET = {"/metrics", "/health", "/health/live", "/health/ready"}
+_QUIET = {"/metrics", "/health", "/health/live", "/health/ready", "/v1/verify/{stream_id}/drafts"}
 _NOT_SENT = 499
 """Counted where the client left before any status was sent."""
 

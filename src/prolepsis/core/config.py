@@ -17,7 +17,7 @@ UPSTREAM = "upstream"
 """The name under which the drafts of an upstream engine count; it is never loaded."""
 UpstreamApi = Literal["vllm", "sglang", "llama.cpp"]
 PROPOSER_NAMES = (
-    *("grammar", "suffix", "prompt_lookup", "prediction", "draft_model"),
+    *("grammar", "suffix", "prompt_lookup", "prediction", "client", "draft_model"),
     *(DRAFT_HEAD, CANDIDATE_HEAD, "early_exit", "remote", UPSTREAM),
 )
 """All proposers; `EngineConfig.proposers` names those that are loaded."""
@@ -80,7 +80,7 @@ class EngineConfig(BaseModel):
         default="auto", description="bitwise equality with plain decoding; auto: if the self-check proves it"
     )
     proposers: tuple[str, ...] = Field(
-        default=("grammar", "suffix", "prompt_lookup", "prediction"), description="proposers to load"
+        default=("grammar", "suffix", "prompt_lookup", "prediction", "client"), description="proposers to load"
     )
     draft_model: str | None = Field(default=None, description="model that the draft_model proposer drafts with")
     draft_head: str = Field(

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from prolepsis.core.client_draft import ClientDraft
 from prolepsis.core.config import DRAFT_HEAD, HeadProposerName
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest
@@ -18,6 +19,14 @@ class Submit:
 class Abort:
     request_id: str
     reason: str = "client"
+
+
+@dataclass(frozen=True, slots=True)
+class OfferDraft:
+    """Let the first sample of a request draft what its client expects; replaces what it was offered before."""
+
+    request_id: str
+    draft: ClientDraft
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,4 +51,4 @@ class SwapHead:
     proposer: HeadProposerName = DRAFT_HEAD
 
 
-Message = Submit | Abort | ApplyPlan | StopRun | SwapHead
+Message = Submit | Abort | OfferDraft | ApplyPlan | StopRun | SwapHead

@@ -49,6 +49,7 @@ from prolepsis.spec.choose import ProposerSet
 from prolepsis.spec.cost import flat_cost
 from prolepsis.spec.payback import Payback
 from prolepsis.spec.proposer import HiddenStateConsumer, Proposer
+from prolepsis.spec.proposers.client import ClientProposer
 from prolepsis.spec.proposers.draft_model import DraftModelProposer
 from prolepsis.spec.proposers.early_exit import SCRATCH_PAGES, EarlyExitProposer
 from prolepsis.spec.proposers.grammar import GrammarProposer
@@ -65,6 +66,7 @@ FREE_PROPOSERS: dict[str, Callable[[EngineConfig], Proposer]] = {
     "suffix": lambda config: SuffixProposer(parse_bytes(config.suffix_memory, name="suffix_memory")),
     "prompt_lookup": lambda _: PromptLookupProposer(),
     "prediction": lambda _: PredictionProposer(),
+    "client": lambda _: ClientProposer(),
 }
 """Proposers that need nothing but the configuration."""
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from prolepsis import __version__
+from prolepsis.core.client_draft import ClientDraft
 from prolepsis.core.config import CANDIDATE_HEAD, DRAFT_HEAD, HeadProposerName
 from prolepsis.core.events import Event
 from prolepsis.core.exact_group import FINGERPRINT, ExactGroup
@@ -144,6 +145,12 @@ class EngineClient(Protocol):
 
     def abort(self, request_id: str) -> None:
         """End a request from outside; unknown or ended ids are ignored. Its iterator ends with `Aborted`."""
+
+    def offer_draft(self, request_id: str, draft: ClientDraft) -> None:
+        """Let the next steps of a request draft what its client expects; unknown or ended ids are ignored.
+
+        `draft` is valid (`ClientDraft.validate`) and replaces the one before.
+        """
 
     def apply_plan(self, plan: SpecPlan) -> None:
         """Swap the speculation plan between two steps."""

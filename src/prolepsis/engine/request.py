@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from prolepsis.core.client_draft import ClientDraft
 from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.core.stats import RequestStats
 from prolepsis.engine.text import Detokenizer, StopStrings, TextStream
@@ -40,6 +41,8 @@ class SequenceState:
         self.cache_salt = source.cache_salt
         self.traffic_class = source.traffic_class
         self.prediction: Sequence[int] = source.prediction_token_ids
+        self.client_draft: ClientDraft | None = None
+        """The last that its client sent."""
         self.replays = source.emitted[index] if source.is_replay else None
         """In a replay: the tokens that this sequence is compared with."""
         self.noise_key = noise_key(source.params.seed, index)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
+from prolepsis.core.client_draft import ClientDraft
 from prolepsis.core.errors import (
     ContextTooLong,
     DeadlineExceeded,
@@ -164,6 +165,12 @@ class Scheduler:
         request = self.requests.get(request_id)
         if request is not None:
             self._close(request, Aborted(request_id, request.stats, reason), now)
+
+    def take_draft(self, request_id: str, draft: ClientDraft) -> None:
+        """Keep what a request's client expects, for its proposer; unknown and ended requests are ignored."""
+        request = self.requests.get(request_id)
+        if request is not None:
+            request.sequences[0].client_draft = draft
 
     def fail(self, request_id: str, error: ProlepsisError, now: float) -> None:
         """End a request that cannot be served on; unknown and ended ones are ignored."""

@@ -15,7 +15,7 @@ import structlog
 from prolepsis.core.config import CANDIDATE_HEAD, DRAFT_HEAD, HeadProposerName
 from prolepsis.core.errors import EngineDead, EngineError, InvalidParameter, OtherExactGroup, StepFailed, UserError
 from prolepsis.core.events import Event, Failed
-from prolepsis.core.messages import Abort, ApplyPlan, Message, StopRun, Submit, SwapHead
+from prolepsis.core.messages import Abort, ApplyPlan, Message, OfferDraft, StopRun, Submit, SwapHead
 from prolepsis.core.plan import AppliedPlan
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import RequestStats
@@ -223,6 +223,8 @@ class Engine:
                 self._submit(request, arrival)
             case Abort(request_id, reason):
                 self.scheduler.abort(request_id, reason, self.clock())
+            case OfferDraft(request_id, draft):
+                self.scheduler.take_draft(request_id, draft)
             case ApplyPlan(plan):
                 self.plan.apply(plan)
             case StopRun(name):

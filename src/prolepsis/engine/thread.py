@@ -7,11 +7,12 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from weakref import WeakValueDictionary
 
+from prolepsis.core.client_draft import ClientDraft
 from prolepsis.core.config import DRAFT_HEAD, HeadProposerName
 from prolepsis.core.errors import DeadlineExceeded, EngineDead, InvalidParameter, ProlepsisError
 from prolepsis.core.events import Aborted, Event, Failed, Terminal
 from prolepsis.core.kill_scope import tenant_scope
-from prolepsis.core.messages import Abort, ApplyPlan, StopRun, Submit
+from prolepsis.core.messages import Abort, ApplyPlan, OfferDraft, StopRun, Submit
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import ProposerMemory, RequestStats, TrafficClassCounts
@@ -106,6 +107,9 @@ class ThreadEngineClient:
 
     def abort(self, request_id: str) -> None:
         self.engine.send(Abort(request_id))
+
+    def offer_draft(self, request_id: str, draft: ClientDraft) -> None:
+        self.engine.send(OfferDraft(request_id, draft))
 
     def apply_plan(self, plan: SpecPlan) -> None:
         self.engine.send(ApplyPlan(plan))

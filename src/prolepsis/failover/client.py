@@ -10,6 +10,7 @@ from contextlib import aclosing
 import structlog
 from prometheus_client import CollectorRegistry
 
+from prolepsis.core.client_draft import ClientDraft
 from prolepsis.core.config import DRAFT_HEAD, HeadProposerName
 from prolepsis.core.continuation import EngineLoss
 from prolepsis.core.errors import (
@@ -92,6 +93,11 @@ class FailoverClient:
             self._members.wake()
         if request_id in self._serving:
             self._serving[request_id].abort(request_id)
+
+    def offer_draft(self, request_id: str, draft: ClientDraft) -> None:
+        """Offer it to the engine that the request has now; the next one, if this is lost, knows nothing of it."""
+        if request_id in self._serving:
+            self._serving[request_id].offer_draft(request_id, draft)
 
     def apply_plan(self, plan: SpecPlan) -> None:
         self._controls.plan = plan

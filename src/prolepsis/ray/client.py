@@ -10,6 +10,7 @@ from uuid import uuid4
 
 import structlog
 
+from prolepsis.core.client_draft import ClientDraft
 from prolepsis.core.config import DRAFT_HEAD, HeadProposerName
 from prolepsis.core.errors import EngineDead, ReplicaLost
 from prolepsis.core.events import Event, Failed, Terminal
@@ -118,6 +119,9 @@ class ReplicasClient:
 
     def abort(self, request_id: str) -> None:
         self._tell("abort", request_id)
+
+    def offer_draft(self, request_id: str, draft: ClientDraft) -> None:
+        self._tell("offer_draft", request_id, draft)
 
     def apply_plan(self, plan: SpecPlan) -> None:
         self._change(plan=plan)

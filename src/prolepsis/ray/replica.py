@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from uuid import uuid4
 
+from prolepsis.core.client_draft import ClientDraft
 from prolepsis.core.errors import EngineError, ProlepsisError
 from prolepsis.core.events import Event
 from prolepsis.core.requests import GenerateRequest
@@ -43,7 +44,7 @@ class EngineReplica:
     """Serves requests of front doors with one engine.
 
     Its methods are the protocol: `generate` yields `Began` and a request's events, or `Refused`; `obey`, `abort`,
-    `heads`, `swap_head` and `report` are called on all replicas.
+    `offer_draft`, `heads`, `swap_head` and `report` are called on all replicas.
     """
 
     def __init__(self, client: EngineClient, notes: Notes, clock: Callable[[], float] = time.monotonic) -> None:
@@ -90,6 +91,9 @@ class EngineReplica:
 
     async def abort(self, request_id: str) -> None:
         self._client.abort(request_id)
+
+    async def offer_draft(self, request_id: str, draft: ClientDraft) -> None:
+        self._client.offer_draft(request_id, draft)
 
     async def heads(self) -> list[InstalledHead]:
         return list(await self._client.heads())

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from prolepsis.core.client_draft import ClientDraft
 from prolepsis.core.requests import SamplingParams
 from prolepsis.core.stats import ProposerMemory
 from prolepsis.spec.draft import Draft
@@ -44,6 +45,10 @@ class SequenceView(Protocol):
     @property
     def prediction(self) -> Sequence[int]:
         """The caller's predicted output, or empty."""
+
+    @property
+    def client_draft(self) -> ClientDraft | None:
+        """What its client expects next, if it has sent a draft."""
 
     @property
     def params(self) -> SamplingParams: ...

@@ -15,7 +15,7 @@ Attributes = Mapping[str, Attribute]
 Found = dict[str, Attribute | None]
 """None: the request has no such thing."""
 
-OPERATIONS = {"/v1/completions": "text_completion"}
+OPERATIONS = dict.fromkeys(("/v1/completions", "/v1/verify/completions"), "text_completion")
 """By route; the others are `chat`."""
 
 

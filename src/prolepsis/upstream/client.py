@@ -10,6 +10,7 @@ from typing import Literal
 
 import structlog
 
+from prolepsis.core.client_draft import ClientDraft
 from prolepsis.core.config import DRAFT_HEAD, HeadProposerName, UpstreamApi
 from prolepsis.core.errors import (
     ContextTooLong,
@@ -104,6 +105,9 @@ class UpstreamClient:
 
     def abort(self, request_id: str) -> None:
         self._end(request_id, "client")
+
+    def offer_draft(self, request_id: str, draft: ClientDraft) -> None:
+        """Take none: an upstream drafts by itself, and the proposer `client` is not among those of `info`."""
 
     def apply_plan(self, plan: SpecPlan) -> None:
         self._plan.apply(plan)

@@ -61,6 +61,7 @@ class ServedSequence:
     shadow: ShadowDraft | None = None
     pages: Sequence[int] = ()
     prediction: Sequence[int] = ()
+    client_draft: None = None
     traffic_class: str = ""
     matcher: None = None
     counts: dict[str, ProposerCounts] = field(default_factory=dict)

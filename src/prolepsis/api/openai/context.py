@@ -2,15 +2,19 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import get_args
 
 from starlette.requests import Request
 
 from prolepsis.api.tracing import ARRIVED, HTTP_REQUEST_ID, TRACE
+from prolepsis.core.requests import SpecMode
 from prolepsis.core.trace_context import TraceContext
 from prolepsis.web.body_reader import BODY_BYTES
 from prolepsis.web.caller import Caller, caller_of
 
 SPEC_MODE = "x-spec-mode"
+SPEC_MODE_HEADER = {SPEC_MODE: {"enum": list(get_args(SpecMode))}}
+"""Its schema, by its name."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,9 @@ DEFAULT_COMPLETION_TOKENS = 16
 _SEED_BITS = 53
 """Of a drawn seed: any reader of JSON keeps it exactly."""
 GENERATION_ROUTES = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
-KNOWN = Known(proposers=PROPOSER_NAMES, tier=tuple(TIERS), roles=ROLES, route=GENERATION_ROUTES)
+VERIFY_ROUTES = ("/v1/verify/chat/completions", "/v1/verify/completions")
+"""The same for clients that draft (`api.verify`)."""
+KNOWN = Known(proposers=PROPOSER_NAMES, tier=tuple(TIERS), roles=ROLES, route=(*GENERATION_ROUTES, *VERIFY_ROUTES))
 """Names that a policy may use on every server."""
 _SECRET_HEADERS = ("authorization", "cookie", "proxy-authorization")
 """No rule may depend on what they hold."""

@@ -11,7 +11,7 @@ from prolepsis.api.answer import answer
 from prolepsis.api.idempotency import KEY_HEADER, KEY_SCHEMA
 from prolepsis.api.openai.bodies import ChatBody, CompletionBody, GenerationBody
 from prolepsis.api.openai.completions import completion_chunks, whole_completion
-from prolepsis.api.openai.context import SPEC_MODE, context_of
+from prolepsis.api.openai.context import SPEC_MODE_HEADER, context_of
 from prolepsis.api.openai.prepare import prepare_chat, prepare_completion
 from prolepsis.api.openai.prepared import PreparedRequest
 from prolepsis.api.openai.replies import ChatCompletion, Completion, ResponseReply
@@ -32,7 +32,7 @@ CLIENT_CLOSED_REQUEST = 499
 """For logs and counters only: the client is gone and reads no status."""
 SEED = "x-seed"
 """Header of every answer: the seed that it was sampled with."""
-_HEADERS = {SPEC_MODE: {"enum": ["auto", "off", "on", "shadow"]}, KEY_HEADER: KEY_SCHEMA}
+_HEADERS = {**SPEC_MODE_HEADER, KEY_HEADER: KEY_SCHEMA}
 """Headers that these routes read, with their schemas."""
 
 
@@ -82,7 +82,7 @@ async def _response(body: ResponsesBody, request: Request, services: Services) -
     shape = ResponseShape(body, prepared, services)
     if prepared.stream:
         events = response_events(answer(request, prepared, services), shape)
-        return EventStream(events, headers=_at_start(prepared), named=True)
+        return EventStream(events, headers=at_start(prepared), named=True)
     return await _whole(request, prepared, whole_response(answer(request, prepared, services), shape))
 
 
@@ -91,7 +91,7 @@ async def _completion(
 ) -> Response:
     parts, form = answer(request, prepared, services), make_form(prepared)
     if prepared.stream:
-        return EventStream(completion_chunks(parts, prepared, services, form), headers=_at_start(prepared))
+        return EventStream(completion_chunks(parts, prepared, services, form), headers=at_start(prepared))
     return await _whole(request, prepared, whole_completion(parts, prepared, services, form))
 
 
@@ -107,5 +107,6 @@ async def _whole(
     return JSONResponse(reply, headers={"x-spec-effective": effective, SEED: str(prepared.seed)})
 
 
-def _at_start(prepared: PreparedRequest) -> dict[str, str]:
+def at_start(prepared: PreparedRequest) -> dict[str, str]:
+    """Return the headers of a stream: what is known before the first step."""
     return {"x-spec-effective": mode_at_start(prepared.speculation), SEED: str(prepared.seed)}

@@ -11,10 +11,11 @@ from typing import Protocol
 
 import structlog
 
+from prolepsis.core.client_draft import ClientDraft
 from prolepsis.core.config import DRAFT_HEAD, HeadProposerName
 from prolepsis.core.errors import DeadlineExceeded, EngineDead, ProlepsisError
 from prolepsis.core.events import Aborted, Event, Failed, Terminal
-from prolepsis.core.messages import Abort, ApplyPlan, StopRun
+from prolepsis.core.messages import Abort, ApplyPlan, OfferDraft, StopRun
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import ProposerMemory, TrafficClassCounts
@@ -116,6 +117,9 @@ class ProcessEngineClient:
 
     def abort(self, request_id: str) -> None:
         self._channel.send(Abort(request_id))
+
+    def offer_draft(self, request_id: str, draft: ClientDraft) -> None:
+        self._channel.send(OfferDraft(request_id, draft))
 
     def apply_plan(self, plan: SpecPlan) -> None:
         self._channel.send(ApplyPlan(plan))

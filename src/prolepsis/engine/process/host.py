@@ -13,7 +13,7 @@ from functools import partial
 import structlog
 
 from prolepsis.core.errors import EngineError, ProlepsisError
-from prolepsis.core.messages import Abort, ApplyPlan, StopRun
+from prolepsis.core.messages import Abort, ApplyPlan, OfferDraft, StopRun
 from prolepsis.engine.client import EngineClient
 from prolepsis.engine.process.channel import Channel, read_now, write_now
 from prolepsis.engine.process.messages import (
@@ -73,6 +73,8 @@ class Host:
                     running.cancel()
             case Abort():
                 self._client.abort(message.request_id)
+            case OfferDraft():
+                self._client.offer_draft(message.request_id, message.draft)
             case ApplyPlan():
                 self._client.apply_plan(message.plan)
             case StopRun():

@@ -92,6 +92,7 @@ class _Served:
     """It has tokens that the proposer does not know."""
     pages: Sequence[int] = ()
     prediction: Sequence[int] = ()
+    client_draft: None = None
     matcher: "Matcher | None" = None
     traffic_class: str = ""
 

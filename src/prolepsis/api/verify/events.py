@@ -1,0 +1,89 @@
+"""The events of an answer whose client drafts: `started`, then `tokens` and `corrected`, last `done`."""
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from prolepsis.api.answer import Parts
+from prolepsis.api.deltas import Delta
+from prolepsis.api.openai.prepared import PreparedRequest
+from prolepsis.api.openai.usage import Json, metrics, usage
+from prolepsis.api.services import Services
+from prolepsis.api.verify.streams import VerifyStream, VerifyStreams
+from prolepsis.core.client_draft import MAX_CLIENT_DRAFT_TOKENS
+from prolepsis.core.stats import ProposerCounts, RequestStats
+from prolepsis.spec.proposers.client import ClientProposer
+
+
+async def verify_events(
+    prepared: PreparedRequest, parts: Parts, stream: VerifyStream, streams: VerifyStreams, services: Services
+) -> AsyncGenerator[Json, None]:
+    """Yield the events of one answer. The first comes before the engine has begun, so that its client can draft."""
+    last: Delta | None = None
+    with streams.opened(stream):
+        async with aclosing(parts):
+            yield await _started(prepared, stream, services)
+            async for part in parts:
+                if not isinstance(part, Delta):
+                    yield _done(prepared, stream, last, part)
+                    continue
+                yield _tokens(stream, part)
+                if last is None:
+                    stream.offer()  # again: a draft may have come before the request ran
+                last = part
+
+
+async def _started(prepared: PreparedRequest, stream: VerifyStream, services: Services) -> Json:
+    """Return what a client drafts from: the prompt's tokens and their texts."""
+    token_ids, decode = stream.request.prompt_token_ids, services.tokenizer.decode
+    refusal = stream.refusal()
+
+    def texts() -> list[str]:
+        return [decode([token]) for token in token_ids]
+
+    return {
+        "type": "started",
+        "id": stream.id,
+        "model": prepared.body.model,
+        "system_fingerprint": services.client.info.fingerprint,
+        "seed": prepared.seed,
+        "prompt_token_ids": token_ids,
+        "prompt_token_strs": await services.intake.turns.off_loop(prepared.context.caller.tenant, texts),
+        "drafts": {"taken": refusal is None, "reason": refusal, "max_tokens": MAX_CLIENT_DRAFT_TOKENS},
+    }
+
+
+def _tokens(stream: VerifyStream, delta: Delta) -> Json:
+    num_accepted, is_corrected = stream.send(delta.token_ids)
+    return {
+        "type": "corrected" if is_corrected else "tokens",
+        "position": delta.position,
+        "token_ids": delta.token_ids,
+        "token_strs": [token.text for token in delta.tokens],
+        "text": delta.text,
+        "num_accepted": num_accepted,
+    }
+
+
+def _done(prepared: PreparedRequest, stream: VerifyStream, last: Delta | None, stats: RequestStats) -> Json:
+    counts = stats.proposers.get(ClientProposer.name, ProposerCounts())
+    shown = {"metrics": metrics(stats, prepared.speculation)} if prepared.speculation.requested.metrics else {}
+    return {
+        "type": "done",
+        "finish_reason": last.finish_reason if last else None,
+        "stop_reason": last.stop_reason if last else None,
+        "usage": usage(stats, has_prediction=prepared.has_prediction),
+        "seed": prepared.seed,
+        "drafts": {
+            "num_received": stream.num_drafts,
+            "num_late": stream.num_late,
+            "num_verified": counts.num_drafts,
+            "num_draft_tokens": counts.num_draft_tokens,
+            "num_accepted": counts.num_accepted,
+        },
+        "effective": {
+            "mode": stats.mode.mode,
+            "reason": stats.mode.reason,
+            "plan_version": stats.mode.plan_version,
+        },
+        **shown,
+    }

@@ -1,0 +1,78 @@
+"""POST /v1/verify/...: answers whose clients draft, and the drafts.
+
+An answer is that of the route behind `/v1/verify`, as a stream of other events. Drafts come in requests of their own
+while it runs; the answer never waits for one.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Annotated
+
+from fastapi import Request
+from fastapi.responses import Response
+from pydantic import Field
+
+from prolepsis.api.answer import answer
+from prolepsis.api.openai.bodies import ChatBody, CompletionBody
+from prolepsis.api.openai.context import SPEC_MODE_HEADER, context_of
+from prolepsis.api.openai.facts import VERIFY_ROUTES
+from prolepsis.api.openai.prepare import prepare_chat, prepare_completion
+from prolepsis.api.openai.prepared import PreparedRequest
+from prolepsis.api.openai.routes import at_start
+from prolepsis.api.services import Models, Services
+from prolepsis.api.stream import EventStream
+from prolepsis.api.verify.events import verify_events
+from prolepsis.api.verify.refusal import Refusal, check_supported, refusal_of
+from prolepsis.api.verify.streams import VerifyStream, VerifyStreams
+from prolepsis.core.client_draft import MAX_CLIENT_DRAFT_TOKENS, ClientDraft
+from prolepsis.web.body_reader import read_body
+from prolepsis.web.caller import SignedIn, caller_of
+from prolepsis.web.fields import Body, Count, Reply
+from prolepsis.web.routes import CLIENTS, Route, Routes
+
+
+class DraftBody(Body):
+    """What a client expects of an answer from one position on; replaces what it sent before."""
+
+    position: Count
+    """Output position of the first token, from 0."""
+    token_ids: Annotated[list[Count], Field(min_length=1, max_length=MAX_CLIENT_DRAFT_TOKENS)]
+
+
+class DraftReply(Reply):
+    taken: bool
+    reason: Refusal | None
+    """Why it was not taken; null if it was."""
+
+
+def verify_routes(models: Models) -> Sequence[Route]:
+    """Return the routes of answers whose clients draft."""
+    routes, streams = Routes(), VerifyStreams()
+    chat_path, completion_path = VERIFY_ROUTES
+    generating = partial(routes.post, roles=CLIENTS, errors=(409, 504), streams=True, headers=SPEC_MODE_HEADER)
+
+    def answered(request: Request, prepared: PreparedRequest, services: Services) -> Response:
+        generated = prepared.requests[0]
+        refusal = partial(refusal_of, generated, services)
+        stream = VerifyStream(generated, caller_of(request), services.client, refusal)
+        parts = answer(request, prepared, services)
+        events = verify_events(prepared, parts, stream, streams, services)
+        return EventStream(events, headers=at_start(prepared), named=True)
+
+    @generating(chat_path, summary="Continue a conversation, and verify its client's drafts")
+    async def chat(request: Request, body: Annotated[ChatBody, read_body(ChatBody)]) -> Response:
+        services = models.of(body.model, caller_of(request))
+        return answered(request, await prepare_chat(check_supported(body), context_of(request), services), services)
+
+    @generating(completion_path, summary="Continue a text, and verify its client's drafts")
+    async def completion(request: Request, body: Annotated[CompletionBody, read_body(CompletionBody)]) -> Response:
+        services = models.of(body.model, caller_of(request))
+        prepared = await prepare_completion(check_supported(body), context_of(request), services)
+        return answered(request, prepared, services)
+
+    @routes.post("/v1/verify/{stream_id}/drafts", roles=CLIENTS, summary="Send what is expected of an answer")
+    async def drafts(stream_id: str, caller: SignedIn, body: Annotated[DraftBody, read_body(DraftBody)]) -> DraftReply:
+        reason = streams.find(stream_id, caller).take(ClientDraft(body.position, tuple(body.token_ids)))
+        return DraftReply(taken=reason is None, reason=reason)
+
+    return routes.all

@@ -1,0 +1,24 @@
+from prolepsis.core.client_draft import ClientDraft
+from prolepsis.spec.proposers.client import ClientProposer
+from tests.spec.sequences import FakeSequence
+
+DRAFT = ClientDraft(1, (11, 12, 13, 14))
+
+
+def test_it_proposes_what_the_output_has_not_confirmed_yet() -> None:
+    sequence = FakeSequence([5, 10], num_prompt_tokens=1, client_draft=DRAFT)
+    proposer, found = ClientProposer(), []
+    for token in (11, 12, 99):
+        (draft,) = proposer.propose([sequence], [3])
+        found.append(None if draft is None else (draft.tokens, draft.bucket))
+        sequence.tokens.append(token)
+    assert found == [((11, 12, 13), 0), ((12, 13, 14), 1), ((13, 14), 2)]
+    assert proposer.propose([sequence], [3]) == [None], "the output has left the draft"
+
+
+def test_it_serves_only_sequences_whose_client_has_sent_a_draft() -> None:
+    sequence = FakeSequence([5])
+    assert not ClientProposer().serves(sequence)
+    assert ClientProposer().propose([sequence], [3]) == [None]
+    sequence.client_draft = DRAFT
+    assert ClientProposer().serves(sequence)
