@@ -112,7 +112,9 @@ class Connection:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, key: str | None) -> None:
         self._reader = reader
         self._writer = writer
-        self._headers = f"Host: localhost\r\nAuthorization: Bearer {key}" if key else "Host: localhost"
+        self._headers = "Host: localhost\r\nContent-Type: application/json"
+        if key is not None:
+            self._headers += f"\r\nAuthorization: Bearer {key}"
 
     async def post(self, body: bytes) -> None:
         head = f"POST /v1/chat/completions HTTP/1.1\r\n{self._headers}\r\nContent-Length: {len(body)}\r\n\r\n"

@@ -182,7 +182,9 @@ async def answering(way: Way, asked: bytes) -> Connection:
 async def one_at_a_time(found: Mapping[str, Way], arguments: argparse.Namespace) -> dict[str, Figures]:
     """Ask all ways in turn; return what each adds to the direct one."""
     one, short, long = body(1, stream=False), body(1, stream=True), body(arguments.chunks, stream=True)
-    connections = {name: await answering(way, one) for name, way in found.items()}
+    for way in found.values():
+        await answering(way, one)
+    connections = {name: await connect(way.port) for name, way in found.items()}  # one that waited long is closed
 
     def asks(asked: bytes) -> dict[str, Callable[[], Awaitable[None]]]:
         return {name: lambda to=connection: to.post(asked) for name, connection in connections.items()}  # type: ignore[misc]

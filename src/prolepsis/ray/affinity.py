@@ -8,6 +8,7 @@ several front doors agree.
 import math
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from hashlib import blake2b
 
 from prolepsis.core.page_size import PAGE_SIZE
@@ -24,15 +25,19 @@ HELD_PAGES = 2**17
 """Pages that a router knows the replicas of, some 30 MB of them; the ones used last are kept."""
 
 
-def page_hashes(request: GenerateRequest) -> list[bytes]:
+def page_hashes(request: GenerateRequest) -> Sequence[bytes]:
     """Return the hashes of a prompt's whole pages, by which caches of its scope find them.
 
     The last token of a prompt is always computed, so its page counts only where more follow.
     """
+    return _page_hashes(request.prompt_token_ids, request.cache_salt)
+
+
+@lru_cache(maxsize=64)  # of requests that are ranked and not yet sent: a long prompt takes half a millisecond
+def _page_hashes(tokens: tuple[int, ...], scope: str) -> Sequence[bytes]:
     hashes: list[bytes] = []
-    num_pages = (len(request.prompt_token_ids) - 1) // PAGE_SIZE
-    extend_hashes(hashes, request.prompt_token_ids, PAGE_SIZE, request.cache_salt, num_pages)
-    return hashes
+    extend_hashes(hashes, tokens, PAGE_SIZE, scope, (len(tokens) - 1) // PAGE_SIZE)
+    return tuple(hashes)
 
 
 class PrefixRouter:
