@@ -1,24 +1,27 @@
 """Is an engine with a remote proposer ever slower than without, and what becomes of drafts that come late?
 
 Usage: python -m benchmarks.remote_proposer [--latency-ms 5,50] [--concurrency 1,4] [--repeats 5] [--tokens 96]
-       [--prompts FILE] [--temperature 0] [--wait-ms 0] [--json OUT] [-- propose-server's options]
+       [--prompts FILE] [--temperature 0] [--wait-ms 0] [--threads N] [--json OUT] [-- propose-server's options]
 
 A propose server, by default of suffixes, runs on this machine behind a proxy that adds the latency to each round trip,
 half of it each way; server and proxy take the engine's cores, too. One engine on the default model answers the same
 prompts in turns, with the remote proposer and without: `remote` alone against `plain` decoding, and `auto+remote`
-against `auto`, all of the engine's own proposers. Told are the ratios of tokens a second of each repeat, whether all
+against `auto`, all of the engine's own proposers. Told are the ratios of tokens a second of each repeat, the same of
+tokens a processor second of engine and server together (which hold on busy cores too, with --threads 1), whether all
 outputs are equal, and what became of the drafts that the server was asked for.
 """
 
 import argparse
 import asyncio
 import json
+import os
 import secrets
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,8 +29,8 @@ from statistics import median
 from typing import get_args
 
 from prolepsis.cli.bench.arms import AUTO, PLAIN, Arm, ArmSetup, EngineArm
-from prolepsis.cli.bench.measure import Run, Schedule, measure
-from prolepsis.cli.bench.prompts import encode_prompts, load_prompts
+from prolepsis.cli.bench.measure import Run, Schedule, Turn, measure
+from prolepsis.cli.bench.prompts import EncodedPrompt, encode_prompts, load_prompts
 from prolepsis.cli.bench.provenance import provenance
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.plan import SpecPlan
@@ -54,6 +57,8 @@ class Figure:
     rates: list[float]
     """Tokens a second of the arm, by repeat."""
     ratios: list[float]
+    cpu_ratios: list[float]
+    """Of tokens a processor second."""
     num_different: int
     """Outputs that are not those of plain decoding."""
     outcomes: dict[str, int]
@@ -93,15 +98,40 @@ class Proxy:
         loop.call_at(max(due, loop.time()), writer.close)
 
 
+class CountingArm(EngineArm):
+    """Counts the processor seconds of this process and the server's, by round."""
+
+    def __init__(self, arm: Arm, setup: ArmSetup, server: int) -> None:
+        """`server`: its process."""
+        super().__init__(arm, setup)
+        self.cpu_s: defaultdict[str, float] = defaultdict(float)
+        self._server = server
+        self._round = ""
+
+    async def begin(self, round_name: str) -> None:
+        await super().begin(round_name)
+        self._round = round_name
+
+    async def run(self, prompts: Sequence[EncodedPrompt], concurrency: int) -> Turn:
+        before = self._now()
+        turn = await super().run(prompts, concurrency)
+        self.cpu_s[self._round] += self._now() - before
+        return turn
+
+    def _now(self) -> float:
+        times = Path(f"/proc/{self._server}/stat").read_text().rpartition(")")[2].split()[11:13]
+        return time.process_time() + sum(map(int, times)) / os.sysconf("SC_CLK_TCK")
+
+
 @contextmanager
-def propose_server(key: Path, options: Sequence[str]) -> Iterator[int]:
-    """Start a propose server and yield its port."""
+def propose_server(key: Path, options: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """Start a propose server and yield its port and its process."""
     program = Path(sys.executable).with_name("prolepsis")
     command = [str(program), "propose-server", "--listen", "127.0.0.1:0", "--remote-proposer-key", str(key)]
     with tempfile.NamedTemporaryFile() as log:
         process = subprocess.Popen([*command, "--log-json", *options], stderr=log, stdout=log)  # noqa: S603  # ours
         try:
-            yield _listening(process, Path(log.name))
+            yield _listening(process, Path(log.name)), process.pid
         finally:
             process.terminate()
             process.wait(timeout=30)
@@ -138,7 +168,7 @@ def outcomes(metrics: Metrics) -> dict[str, int]:
     return {outcome: int(number or 0) for outcome, number in found.items()}
 
 
-async def run(given: argparse.Namespace, key: Path, between: subprocess.Popen[str]) -> list[Figure]:
+async def run(given: argparse.Namespace, key: Path, between: subprocess.Popen[str], server: int) -> list[Figure]:
     """Measure all latencies; raises what an engine raises."""
     assert between.stdin is not None
     assert between.stdout is not None
@@ -147,6 +177,7 @@ async def run(given: argparse.Namespace, key: Path, between: subprocess.Popen[st
         remote_proposer_key=key,
         remote_proposer_wait_ms=given.wait_ms,
         max_model_len=4096,
+        threads=given.threads,
     )
     metrics = Metrics()
     engine = start_engine(config, metrics)
@@ -166,40 +197,50 @@ async def run(given: argparse.Namespace, key: Path, between: subprocess.Popen[st
         between.stdin.write(f"{latency_ms}\n")
         between.stdin.flush()
         before = outcomes(metrics)
-        arms = [EngineArm(Arm(name, plan), setup) for name, plan in plans.items()]
+        arms = [CountingArm(Arm(name, plan), setup, server) for name, plan in plans.items()]
         runs = await measure(arms, prompts, schedule, lambda line: print(line, file=sys.stderr))
         counted = {outcome: number - before[outcome] for outcome, number in outcomes(metrics).items()}
-        figures += _figures(latency_ms, runs, schedule, counted)
+        cpu_s = {arm.name: arm.cpu_s for arm in arms}
+        figures += _figures(latency_ms, counted, runs, cpu_s, schedule)
         for figure in figures[-len(AGAINST) * len(schedule.concurrency) :]:
             _print(figure)
     await engine.client.close()
     return figures
 
 
-def _figures(latency_ms: float, runs: Sequence[Run], schedule: Schedule, counted: dict[str, int]) -> list[Figure]:
+def _figures(
+    latency_ms: float,
+    counted: dict[str, int],
+    runs: Sequence[Run],
+    cpu_s: Mapping[str, Mapping[str, float]],
+    schedule: Schedule,
+) -> Iterator[Figure]:
     found = {(run.contender, run.concurrency, run.repeat): run for run in runs}
-    figures = []
     for concurrency in schedule.concurrency:
-        for arm, against in AGAINST.items():
-            of_arm = [found[arm, concurrency, repeat] for repeat in range(schedule.repeats)]
-            bases = [found[against, concurrency, repeat] for repeat in range(schedule.repeats)]
-            plain = [found[PLAIN, concurrency, repeat] for repeat in range(schedule.repeats)]
-            rates = [run.num_tokens / run.wall_s for run in of_arm]
-            ratios = [rate * base.wall_s / base.num_tokens for rate, base in zip(rates, bases, strict=True)]
-            different = sum(
-                one.token_ids != other.token_ids
-                for mine, theirs in zip(of_arm, plain, strict=True)
-                for one, other in zip(mine.outcomes, theirs.outcomes, strict=True)
-            )
-            figures.append(Figure(latency_ms, concurrency, arm, against, rates, ratios, different, counted))
-    return figures
+        for name, against in AGAINST.items():
+            rates: list[float] = []
+            ratios: list[float] = []
+            cpu_ratios: list[float] = []
+            num_different = 0
+            for repeat in range(schedule.repeats):
+                arm, base, plain = (found[each, concurrency, repeat] for each in (name, against, PLAIN))
+                of_round = f"r{repeat}-c{concurrency}"
+                rates.append(arm.num_tokens / arm.wall_s)
+                ratios.append(rates[-1] * base.wall_s / base.num_tokens)
+                tokens = arm.num_tokens / base.num_tokens
+                cpu_ratios.append(tokens * cpu_s[against][of_round] / cpu_s[name][of_round])
+                pairs = zip(arm.outcomes, plain.outcomes, strict=True)
+                num_different += sum(one.token_ids != other.token_ids for one, other in pairs)
+            figures = (rates, ratios, cpu_ratios, num_different)
+            yield Figure(latency_ms, concurrency, name, against, *figures, counted)
 
 
 def _print(figure: Figure) -> None:
-    ratios, rate = sorted(figure.ratios), median(figure.rates)
+    ratios, cpu, rate = sorted(figure.ratios), sorted(figure.cpu_ratios), median(figure.rates)
     print(
         f"{figure.latency_ms:5.1f} ms, {figure.concurrency:2} at once: {figure.arm:11} {rate:6.1f} tokens/s,"
         f" {median(ratios):.3f}x {figure.against} ({ratios[0]:.3f}-{ratios[-1]:.3f}),"
+        f" a processor second {median(cpu):.3f}x ({cpu[0]:.3f}-{cpu[-1]:.3f}),"
         f" {figure.num_different} outputs differ, drafts {figure.outcomes}",
         flush=True,
     )
@@ -215,6 +256,7 @@ def main() -> None:
     parser.add_argument("--number", type=int, help="of prompts; default: all")
     parser.add_argument("--prompts", type=Path)
     parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--threads", type=int, help="of the engine; default: all cores")
     parser.add_argument("--wait-ms", type=float, default=0.0)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--proxy", type=int, help=argparse.SUPPRESS)
@@ -227,8 +269,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         key = Path(folder) / "key"
         key.write_text(secrets.token_hex(32))
-        with propose_server(key, given.options) as port, proxy(port) as between:
-            figures = asyncio.run(run(given, key, between))
+        with propose_server(key, given.options) as (port, server), proxy(port) as between:
+            figures = asyncio.run(run(given, key, between, server))
     if given.json:
         report = {"provenance": provenance({"by prompt": 0}, {}), "figures": [asdict(figure) for figure in figures]}
         given.json.write_text(json.dumps(report, indent=2))

@@ -142,6 +142,31 @@ def test_nothing_is_asked_twice_for_the_same_tokens(sequence: FakeSequence) -> N
     assert remote.connection.take() == []
 
 
+def test_a_sequence_without_drafts_asks_ever_more_rarely(sequence: FakeSequence) -> None:
+    remote = Remote()
+    asked: list[int] = []
+    for i in range(32):
+        remote.propose(sequence)
+        if any(isinstance(message, Ask) for message in remote.connection.take()):
+            asked.append(i)
+            remote.connection.answers.append(Drafts(len(asked), ()))
+        sequence.tokens.append(4)
+    assert asked == [0, 1, 2, 3, 4, 6, 10, 18, 26]
+
+
+def test_a_draft_of_use_makes_it_ask_often_again(sequence: FakeSequence) -> None:
+    remote = Remote()
+    for _ in range(9):
+        remote.propose(sequence)
+        sequence.tokens.append(4)
+    remote.answer(9, 4, 4, 4, 5)  # it has asked with 9 tokens, and has 12 by now
+    assert remote.propose(sequence) == chain((5,), "remote")
+    sequence.tokens += [5, 6]
+    remote.connection.take()
+    remote.propose(sequence)
+    assert any(isinstance(message, Ask) for message in remote.connection.take())
+
+
 def test_after_a_loss_sequences_are_opened_with_all_their_tokens(sequence: FakeSequence) -> None:
     remote = Remote()
     remote.propose(sequence)
@@ -218,11 +243,14 @@ def test_it_waits_only_for_what_is_missing_and_not_after_waits_in_vain(sequence:
 
     def in_time(wait_s: float) -> None:
         waits.append(wait_s)
-        remote.answer(len(sequence.tokens), 1, 2)
+        sent = sum(len(message.tokens) for message in remote.connection.sent if isinstance(message, Extend))
+        remote.answer(sent, *sequence.tokens[sent:], 1, 2)
 
     remote.connection.on_wait = in_time
-    while (draft := remote.propose(sequence)) is None:
+    for _ in range(8):
         sequence.tokens.append(9)
+        if (draft := remote.propose(sequence)) is not None:
+            break
     assert draft == chain((1, 2), "remote")
     sequence.tokens += [1]
     number = len(waits)

@@ -3,7 +3,7 @@
 Each call sends what was committed since the last one and takes what has arrived. The server drafts while the target's
 pass runs, so a draft is behind by the tokens of a step or more: what was committed since is followed down it, and what
 is left is proposed. It is kept and used piece by piece; the server is asked again when less than `ahead` tokens are
-left. A server that is late, lost or hostile costs drafts, never a step.
+left, and more rarely where its drafts are of no use. A server that is late, lost or hostile costs drafts, never a step.
 """
 
 import time
@@ -34,6 +34,10 @@ _SILENT_S = 5.0
 """Without an answer: the connection is given up."""
 _LONGEST_BACKOFF = 256
 """Rounds that are not waited for, after rounds that were waited for in vain."""
+_PATIENCE = 4
+"""Drafts in a row that a sequence may ask for in vain; after them it asks every second token, then every fourth, ..."""
+_LONGEST_PAUSE = 8
+"""Tokens between two drafts that a sequence asks for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +71,13 @@ class _OpenSequence:
     num_sent: int = 0
     num_asked: int = 0
     """Tokens that it had when drafts were last asked for."""
+    num_vain: int = 0
+    """Drafts asked for since one was used."""
+
+    def is_due(self, num_tokens: int) -> bool:
+        """Return whether to ask again with so many tokens: text without drafts shall cost little."""
+        pause = min(_LONGEST_PAUSE, 1 << max(0, self.num_vain - _PATIENCE))
+        return num_tokens - self.num_asked >= (pause if self.num_asked else 1)
 
 
 class RemoteProposer(Proposer):
@@ -165,12 +176,13 @@ class RemoteProposer(Proposer):
         wishes: list[tuple[int, int]] = []
         for sequence, limit in zip(sequences, limits, strict=True):
             known = self._sequences.get(sequence.key) or self._open(connection.terms, sequence, frames)
-            if known is None or known.num_asked == len(sequence.tokens):
+            if known is None or not known.is_due(len(sequence.tokens)):
                 continue
             left = known.ahead.get(sequence.tokens)
             if left is None or left.depth < self._settings.ahead:
                 frames += _extension(known, sequence)
                 known.num_asked = known.num_sent
+                known.num_vain += 1
                 wishes.append((known.number, min(limit + self._settings.ahead, connection.terms.most_draft_tokens)))
         if wishes:
             self._num_rounds += 1
@@ -265,6 +277,7 @@ class RemoteProposer(Proposer):
         if known is None or draft is None or limit < 1:
             return None
         known.ahead.use()
+        known.num_vain = 0
         return draft.likeliest(limit)
 
     def _report(self) -> None:
