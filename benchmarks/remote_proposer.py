@@ -101,15 +101,16 @@ class Proxy:
 class CountingArm(EngineArm):
     """Counts the processor seconds of this process and the server's, by round."""
 
-    def __init__(self, arm: Arm, setup: ArmSetup, server: int) -> None:
-        """`server`: its process."""
+    def __init__(self, arm: Arm, setup: ArmSetup, server: int, latency_ms: float) -> None:
+        """`server`: its process; `latency_ms`: nothing learnt at another latency is used."""
         super().__init__(arm, setup)
+        self._latency_ms = latency_ms
         self.cpu_s: defaultdict[str, float] = defaultdict(float)
         self._server = server
         self._round = ""
 
     async def begin(self, round_name: str) -> None:
-        await super().begin(round_name)
+        await super().begin(f"{round_name} {self._latency_ms} ms")
         self._round = round_name
 
     async def run(self, prompts: Sequence[EncodedPrompt], concurrency: int) -> Turn:
@@ -197,7 +198,7 @@ async def run(given: argparse.Namespace, key: Path, between: subprocess.Popen[st
         between.stdin.write(f"{latency_ms}\n")
         between.stdin.flush()
         before = outcomes(metrics)
-        arms = [CountingArm(Arm(name, plan), setup, server) for name, plan in plans.items()]
+        arms = [CountingArm(Arm(name, plan), setup, server, latency_ms) for name, plan in plans.items()]
         runs = await measure(arms, prompts, schedule, lambda line: print(line, file=sys.stderr))
         counted = {outcome: number - before[outcome] for outcome, number in outcomes(metrics).items()}
         cpu_s = {arm.name: arm.cpu_s for arm in arms}
