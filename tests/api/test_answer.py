@@ -4,6 +4,8 @@ import asyncio
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import httpx
 import pytest
@@ -11,6 +13,7 @@ import pytest
 from prolepsis.core.errors import ContextTooLong, DeadlineExceeded, EngineDead, EngineError
 from tests.api.conftest import served
 from tests.api.fakes import FakeEngine
+from tests.fake_client import INFO
 
 Connect = Callable[[FakeEngine], httpx.AsyncClient]
 
@@ -119,6 +122,14 @@ async def test_request_ids_go_out_as_they_came_in(client: Connect) -> None:
 async def test_the_mode_in_effect_is_in_a_header(client: Connect) -> None:
     response = await client(FakeEngine()).post("/v1/chat/completions", json=CHAT)
     assert response.headers["x-spec-effective"] == "mode=on;reason=speculating;plan=3"
+
+
+@pytest.mark.parametrize("exactness", ["strict", "normal"])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_exactness_is_in_a_header(client: Connect, exactness: Any, stream: bool) -> None:
+    engine = FakeEngine(info=replace(INFO, exactness=exactness))
+    response = await client(engine).post("/v1/chat/completions", json=CHAT | {"stream": stream})
+    assert response.headers["x-exactness"] == exactness
 
 
 async def test_event_stream_headers_and_end(client: Connect) -> None:

@@ -22,6 +22,7 @@ from prolepsis.native.processor import processor_name
 from prolepsis.vllm.build import PlaneFacts, assemble
 from prolepsis.vllm.capabilities import EXACTNESS, check
 from prolepsis.vllm.client import VllmEngineClient
+from prolepsis.vllm.self_check import check_rows
 
 log = structlog.get_logger(__name__)
 
@@ -54,6 +55,10 @@ def start_vllm(config: EngineConfig, observer: EngineObserver | None = None) -> 
     tokenizer = load_tokenizer(folder)
     weights = weights_identity(folder)
     forward = f"vllm-{VERSION}"
+    reason = EXACTNESS
+    if config.strict == "auto":
+        found = check_rows(plane, tokenizer.encode, config.max_requests, plane.max_model_len)
+        reason = f"{EXACTNESS}; {found}"
     info = EngineInfo(
         model=config.model,
         forward=forward,
@@ -61,7 +66,7 @@ def start_vllm(config: EngineConfig, observer: EngineObserver | None = None) -> 
         max_model_len=plane.max_model_len,
         fingerprint=hashlib.sha256("\n".join((tokenizer.fingerprint, weights, forward)).encode()).hexdigest()[:16],
         exactness="normal",
-        exactness_reason=EXACTNESS,
+        exactness_reason=reason,
         proposers=(),
         default_sampling=default_sampling(config),
         weights=weights[:16],

@@ -32,6 +32,8 @@ CLIENT_CLOSED_REQUEST = 499
 """For logs and counters only: the client is gone and reads no status."""
 SEED = "x-seed"
 """Header of every answer: the seed that it was sampled with."""
+EXACTNESS = "x-exactness"
+"""Header of every answer: normal where drafts and other requests may turn a near-tie, else strict."""
 _HEADERS = {**SPEC_MODE_HEADER, KEY_HEADER: KEY_SCHEMA}
 """Headers that these routes read, with their schemas."""
 
@@ -82,8 +84,8 @@ async def _response(body: ResponsesBody, request: Request, services: Services) -
     shape = ResponseShape(body, prepared, services)
     if prepared.stream:
         events = response_events(answer(request, prepared, services), shape)
-        return EventStream(events, headers=at_start(prepared), named=True)
-    return await _whole(request, prepared, whole_response(answer(request, prepared, services), shape))
+        return EventStream(events, headers=at_start(prepared, services), named=True)
+    return await _whole(request, prepared, services, whole_response(answer(request, prepared, services), shape))
 
 
 async def _completion(
@@ -91,12 +93,15 @@ async def _completion(
 ) -> Response:
     parts, form = answer(request, prepared, services), make_form(prepared)
     if prepared.stream:
-        return EventStream(completion_chunks(parts, prepared, services, form), headers=at_start(prepared))
-    return await _whole(request, prepared, whole_completion(parts, prepared, services, form))
+        return EventStream(completion_chunks(parts, prepared, services, form), headers=at_start(prepared, services))
+    return await _whole(request, prepared, services, whole_completion(parts, prepared, services, form))
 
 
 async def _whole(
-    request: Request, prepared: PreparedRequest, work: Coroutine[object, object, tuple[Json, RequestStats]]
+    request: Request,
+    prepared: PreparedRequest,
+    services: Services,
+    work: Coroutine[object, object, tuple[Json, RequestStats]],
 ) -> Response:
     try:
         reply, stats = await until_disconnect(request.receive, work)
@@ -104,9 +109,17 @@ async def _whole(
         return Response(status_code=CLIENT_CLOSED_REQUEST)
     mode = stats.mode
     effective = f"mode={mode.mode};reason={mode.reason};plan={mode.plan_version}{decided_by(prepared.speculation)}"
-    return JSONResponse(reply, headers={"x-spec-effective": effective, SEED: str(prepared.seed)})
+    return JSONResponse(reply, headers=_headers(effective, prepared, services))
 
 
-def at_start(prepared: PreparedRequest) -> dict[str, str]:
+def at_start(prepared: PreparedRequest, services: Services) -> dict[str, str]:
     """Return the headers of a stream: what is known before the first step."""
-    return {"x-spec-effective": mode_at_start(prepared.speculation), SEED: str(prepared.seed)}
+    return _headers(mode_at_start(prepared.speculation), prepared, services)
+
+
+def _headers(effective: str, prepared: PreparedRequest, services: Services) -> dict[str, str]:
+    return {
+        "x-spec-effective": effective,
+        SEED: str(prepared.seed),
+        EXACTNESS: services.client.info.exactness,
+    }

@@ -57,7 +57,7 @@ def verify_routes(models: Models) -> Sequence[Route]:
         stream = VerifyStream(generated, caller_of(request), services.client, refusal)
         parts = answer(request, prepared, services)
         events = verify_events(prepared, parts, stream, streams, services)
-        return EventStream(events, headers=at_start(prepared), named=True)
+        return EventStream(events, headers=at_start(prepared, services), named=True)
 
     @generating(chat_path, summary="Continue a conversation, and verify its client's drafts")
     async def chat(request: Request, body: Annotated[ChatBody, read_body(ChatBody)]) -> Response:
