@@ -19,7 +19,7 @@ from prolepsis.core.errors import ConfigError, EngineError, ProlepsisError
 
 VARIANTS = {
     "transformers": ("plain", "lookup"),
-    "vllm": ("plain", "ngram", "suffix"),
+    "vllm": ("plain", "ngram", "suffix", "plugin"),
     "openvino": ("plain", "lookup"),
     "llamacpp": ("plain", "ngram"),
 }

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +17,7 @@ from prolepsis.spec.proposers.suffix import SuffixProposer
 from prolepsis.vllm.chains import ChainProposer
 from prolepsis.vllm.served import ServedRequests, is_ours
 from tests.fake_proposer import Scripted
-from tests.fakes import EOS, VOCAB, table_logits
+from tests.fakes import EOS, VOCAB, draft_chain, table_logits
 
 REPEATED = [3, 4, 5, 6, 7, 8, 9, 10] * 4
 
@@ -54,10 +55,16 @@ class State:
 class Server:
     """The loop of a server around one worker: sample, append, ask for drafts."""
 
-    def __init__(self, proposers: Sequence[Proposer] | None = None, depth: int = 5) -> None:
+    def __init__(
+        self, proposers: Sequence[Proposer] | None = None, depth: int = 5, seconds_per_draft_token: float = 0.0
+    ) -> None:
         self.requests: dict[str, State] = {}
+        self.now = 0.0
+        self.seconds_per_draft_token = seconds_per_draft_token
         chains = proposers or [ChainProposer(PromptLookupProposer(max_match=3, min_match=1))]
-        self.served = ServedRequests(lambda: self.requests, chains, Sampler(VOCAB, (EOS,)), depth)
+        self.served = ServedRequests(
+            lambda: self.requests, chains, Sampler(VOCAB, (EOS,)), depth, clock=lambda: self.now
+        )
         self.drafts: dict[str, list[int]] = {}
         self.num_drafted = 0
 
@@ -69,6 +76,7 @@ class Server:
             state = self.requests[key]
             context = [*(state.prompt_token_ids or ()), *state.output_token_ids]
             logits += [table_logits([*context, *draft[:size]]) for size in range(len(draft) + 1)]
+        self.now += 0.1 + self.seconds_per_draft_token * sum(map(len, drafts))
         for key, tokens in zip(keys, self.served.sample(keys, drafts, torch.tensor(logits)), strict=True):
             self.requests[key].output_token_ids += tokens
         self.drafts = dict(zip(keys, self.served.propose(keys, [True] * len(keys)), strict=True))
@@ -142,12 +150,31 @@ def test_live_requests_have_counts_of_their_own() -> None:
 
 def test_unlikely_tokens_are_not_verified() -> None:
     def unsure(sequence: SequenceView, limit: int) -> Draft:
-        return chain((3, 4, 5), "scripted", (0.9, 0.5, 0.01))
+        return chain((3, 4, 5), "scripted", (0.9, 0.5, 0.006))
 
     server = Server([Scripted(unsure)])
     server.requests = {"a": State(given())}
     server.step()
     assert server.drafts == {"a": [3, 4]}
+
+
+def test_drafts_are_verified_where_passes_show_that_they_pay() -> None:
+    right = Scripted(partial(draft_chain, wrong_from=99))
+    servers = [Server([right], seconds_per_draft_token=seconds) for seconds in (0.0, 1.0)]
+    for server in servers:
+        server.requests = {"a": State(given())}
+        for _ in range(100):
+            server.step()
+    free, dear = (server.num_drafted for server in servers)
+    assert free > 300
+    assert dear < free / 2, "they are tried again from time to time"
+
+
+@pytest.mark.parametrize("extra", [{"prolepsis_proposer": "none"}, {"prolepsis_depth": "deep"}, {"prolepsis_mode": 3}])
+def test_what_is_not_known_counts_as_not_given(extra: dict[str, Any]) -> None:
+    server, usual = Server(), Server()
+    assert server.run(given(extra)) == usual.run(given())
+    assert server.num_drafted == usual.num_drafted > 0
 
 
 def broken(sequence: SequenceView, limit: int) -> Draft:

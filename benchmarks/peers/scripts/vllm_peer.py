@@ -1,4 +1,4 @@
-"""vLLM, in process: bf16, greedy; variants `ngram` (5 tokens) and `suffix` (needs arctic-inference)."""
+"""vLLM, in process: bf16, greedy; variants `ngram` (5 tokens), `suffix` (needs arctic-inference) and `plugin`, ours."""
 
 import time
 from typing import Any
@@ -7,7 +7,13 @@ SPECULATION: dict[str, dict[str, Any] | None] = {
     "plain": None,
     "ngram": {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 5, "prompt_lookup_min": 2},
     "suffix": {"method": "suffix"},
+    "plugin": {
+        "method": "custom_class",
+        "model": "prolepsis.vllm.plugin_v0_32.Proposer",
+        "num_speculative_tokens": 8,
+    },
 }
+WORKERS = {"plugin": "prolepsis.vllm.plugin_v0_32.Worker"}
 
 
 class Peer:
@@ -19,18 +25,22 @@ class Peer:
 
         self._vllm = vllm
         self._eos = options["eos"]
+        self._num_begun = 0
+        self._is_ours = options["variant"] in WORKERS
         self._llm = vllm.LLM(
             options["model"],
             dtype="bfloat16",
             max_model_len=options["max_model_len"],
             max_num_seqs=options["max_num_seqs"],
             speculative_config=SPECULATION[options["variant"]],
+            worker_cls=WORKERS.get(options["variant"], "auto"),
             seed=0,
         )
         self.versions = {"vllm": vllm.__version__, "torch": torch.__version__}
 
     def begin(self) -> None:
-        """Forget cached prefixes and what the suffix cache learnt."""
+        """Forget cached prefixes and what was learnt of outputs; our plug-in learns under a new salt."""
+        self._num_begun += 1
         self._llm.reset_prefix_cache()
         drafter: Any = getattr(self._runner(), "drafter", None)
         cache = getattr(drafter, "suffix_cache", None)
@@ -41,7 +51,12 @@ class Peer:
     def run(self, prompts: list[list[int]], max_tokens: int, concurrency: int) -> list[dict[str, Any]]:
         """Answer one after another, or with vLLM's own batching where `concurrency` is above 1."""
         params = self._vllm.SamplingParams(
-            temperature=0.0, max_tokens=max_tokens, stop_token_ids=self._eos, ignore_eos=False, detokenize=False
+            temperature=0.0,
+            max_tokens=max_tokens,
+            stop_token_ids=self._eos,
+            ignore_eos=False,
+            detokenize=False,
+            extra_args={"prolepsis_salt": str(self._num_begun)} if self._is_ours else None,
         )
         if concurrency == 1:
             return [self._one(prompt, params) for prompt in prompts]

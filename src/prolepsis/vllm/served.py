@@ -4,34 +4,38 @@ A request says so in `vllm_xargs`: `prolepsis_mode` (on, off, shadow), `prolepsi
 `prolepsis_salt`, under which it shares past outputs with others; without a salt it shares none.
 """
 
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, Literal, Protocol, get_args
 from zlib import crc32
 
-import structlog
 from torch import Tensor
 
+from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import SamplingParams
 from prolepsis.core.stats import ProposerCounts
 from prolepsis.sampling.noise import noise_key
 from prolepsis.sampling.processors import TokenHistory
 from prolepsis.sampling.sampler import Sampler
+from prolepsis.spec.acceptance import AcceptanceEstimator
+from prolepsis.spec.candidate import DraftRequest
+from prolepsis.spec.choose import ProposerSet
+from prolepsis.spec.comparison import StepCost
+from prolepsis.spec.cost import flat_cost
 from prolepsis.spec.draft import Draft, chain
+from prolepsis.spec.payback import Payback
 from prolepsis.spec.proposer import Proposer
 from prolepsis.spec.shadow import ShadowDraft
 from prolepsis.spec.verify import SequenceStep, verify_batch
+from prolepsis.spec.window import DraftWindow, StepLoad
 
 Mode = Literal["on", "off", "shadow"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 ARGUMENTS = frozenset(f"prolepsis_{name}" for name in ("mode", "depth", "proposer", "salt"))
 """What a request may say of its drafts, in `vllm_xargs`."""
 _ENDLESS = 1 << 30
-_LEAST_SURVIVAL = 0.05
-"""Of a draft token that is verified: nothing here measures what a row of a pass costs."""
-
-log = structlog.get_logger(__name__)
 
 
 class RequestState(Protocol):
@@ -59,6 +63,8 @@ class ServedSequence:
     draft: Draft | None = None
     """The one that was given to vLLM after the last pass."""
     shadow: ShadowDraft | None = None
+    num_committed: int = 0
+    """Tokens that the proposers know."""
     pages: Sequence[int] = ()
     prediction: Sequence[int] = ()
     client_draft: None = None
@@ -86,7 +92,7 @@ class ServedSequence:
             noise_key=noise_key(params.seed, 0),
             cache_salt=f"alone {serial}" if salt is None else f"shared {salt}",
             mode=mode if mode in MODES else "on",
-            depth=None if depth is None else max(0, int(depth)),
+            depth=max(0, depth) if isinstance(depth, int) else None,
             proposer=given.get("prolepsis_proposer"),
             history=TokenHistory(prompt) if params.has_penalties else None,
         )
@@ -95,22 +101,24 @@ class ServedSequence:
     def num_output_tokens(self) -> int:
         return len(self.tokens) - self.num_prompt_tokens
 
-    def follow(self, output: Sequence[int]) -> None:
-        """Take in the output so far, and what it says about the last draft."""
+    def follow(self, output: Sequence[int]) -> tuple[Draft, Sequence[int]] | None:
+        """Take in the output so far; return the draft that was verified since, with its accepted nodes."""
         new = output[self.num_output_tokens :]
         if not new:
-            return
+            return None
         self.tokens += new
         if self.history is not None:
             self.history.append(new)
-        if self.draft is not None:
-            counts = self.counts.setdefault(self.draft.proposer, ProposerCounts())
-            counts.record(self.draft.depth, len(self.draft.follow(new)))
-            self.draft = None
         if self.shadow is not None and self.shadow.follow(new):
             counts = self.shadow_counts.setdefault(self.shadow.draft.proposer, ProposerCounts())
             counts.record(self.shadow.draft.depth, len(self.shadow.path))
             self.shadow = None
+        draft, self.draft = self.draft, None
+        if draft is None:
+            return None
+        path = draft.follow(new)
+        self.counts.setdefault(draft.proposer, ProposerCounts()).record(draft.depth, len(path))
+        return draft, path
 
 
 def params_of(given: Any, fallback_seed: int) -> SamplingParams:
@@ -142,8 +150,22 @@ def is_ours(given: Any) -> bool:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """A pass of decoding sequences only, from the drafts made for it on."""
+
+    keys: list[str]
+    awake: frozenset[str]
+    """Those that may draft."""
+    num_context: int
+    began: float
+    """When drafts were asked for."""
+    asked: float
+    """When they were made."""
+
+
 class ServedRequests:
-    """The sequences of one worker, with the proposers that draft for them."""
+    """The sequences of one worker, with the proposers that draft for them where that pays."""
 
     def __init__(
         self,
@@ -151,14 +173,20 @@ class ServedRequests:
         proposers: Sequence[Proposer],
         sampler: Sampler,
         num_speculative_tokens: int,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`proposers`: of chains, the preferred one first. `requests`: those that live, by id."""
+        """`proposers`: of chains. `requests`: those that live, by id."""
         self._requests = requests
-        self._proposers = proposers
+        window = DraftWindow(flat_cost(), token_overhead_ms=0.01)
+        self._proposers = ProposerSet(proposers, window, AcceptanceEstimator(), sampler.vocab_size, clock)
+        self._payback = Payback()
         self._sampler = sampler
-        self._ceiling = num_speculative_tokens
+        self._plan = SpecPlan(num_speculative_tokens=num_speculative_tokens)
+        self._clock = clock
         self._sequences: dict[str, ServedSequence] = {}
         self._serials = count()
+        self._step: _Step | None = None
+        """The pass that runs, if it computes no prompt."""
         self.counts: dict[str, ProposerCounts] = {}
         """Verified drafts of requests that have ended, by proposer."""
         self.shadow_counts: dict[str, ProposerCounts] = {}
@@ -177,14 +205,30 @@ class ServedRequests:
             position = sequence.num_output_tokens
             steps.append(SequenceStep(draft, sequence.params, sequence.noise_key, position, first, sequence.history))
             first += 1 + len(tokens)
-        return [result.tokens for result in verify_batch(steps, logits, self._sampler)]
+        results = verify_batch(steps, logits, self._sampler)
+        step, self._step = self._step, None
+        if step is not None and keys == step.keys:  # the pass computed these rows only, no prompt
+            self._observe(step, [len(tokens) for tokens in drafts], [len(result.tokens) for result in results])
+        return [result.tokens for result in results]
 
     def propose(self, keys: Sequence[str], is_decoding: Sequence[bool]) -> list[list[int]]:
         """Return a chain for each sequence of a batch, to verify in the next pass."""
+        began = self._clock()
         self._forget()
-        return [
-            self._propose(self._sequence(key)) if ready else [] for key, ready in zip(keys, is_decoding, strict=True)
-        ]
+        sequences = [self._sequence(key) for key in keys]
+        for sequence, is_ready in zip(sequences, is_decoding, strict=True):
+            if is_ready:
+                self._commit(sequence)
+        asked = [self._draft_request(*pair) for pair in zip(sequences, is_decoding, strict=True)]
+        may_draft = [one.sequence.key for one in asked if one.limit and self._mode(one) == "on"]
+        awake = self._payback.begin(may_draft, len(keys)) if may_draft else frozenset()
+        context = sum(len(sequence.tokens) for sequence in sequences)
+        load = StepLoad(len(keys), context, self._plan.ceiling * len(keys), self._payback.ratios(len(keys)))
+        self._draft([one if one.sequence.key in awake else replace(one, limit=0) for one in asked], load, verify=True)
+        shadow = [one if self._mode(one) == "shadow" else replace(one, limit=0) for one in asked]
+        self._draft(shadow, load, verify=False)
+        self._step = _Step(list(keys), awake, context, began, self._clock()) if all(is_decoding) else None
+        return [[] if sequence.draft is None else list(sequence.draft.tokens) for sequence in sequences]
 
     def live_counts(self) -> dict[str, dict[str, list[list[int]]]]:
         """Return [drafted, accepted] by position of each live request: verified drafts, and those only compared."""
@@ -193,56 +237,64 @@ class ServedRequests:
             for key, sequence in self._sequences.items()
         }
 
-    def _propose(self, sequence: ServedSequence) -> list[int]:
-        limit = self._ceiling if sequence.depth is None else min(sequence.depth, self._ceiling)
-        if sequence.mode == "off" or limit == 0 or sequence.shadow is not None:
-            return []
-        draft = self._best(sequence, limit)
-        if draft is None:
-            return []
-        if sequence.mode == "shadow":
-            sequence.shadow = ShadowDraft(draft)
-            return []
-        sequence.draft = draft
-        return list(draft.tokens)
+    def _draft_request(self, sequence: ServedSequence, is_decoding: bool) -> DraftRequest:
+        limit = self._plan.ceiling if sequence.depth is None else min(sequence.depth, self._plan.ceiling)
+        named = tuple(name for name in self._proposers.names if name == sequence.proposer) or None
+        return DraftRequest(sequence, limit if is_decoding and sequence.shadow is None else 0, named)
 
-    def _best(self, sequence: ServedSequence, limit: int) -> Draft | None:
-        for proposer in self._proposers:
-            if sequence.proposer is not None and proposer.name != sequence.proposer:
+    def _mode(self, asked: DraftRequest) -> Mode:
+        return self._sequences[asked.sequence.key].mode
+
+    def _draft(self, asked: Sequence[DraftRequest], load: StepLoad, *, verify: bool) -> None:
+        """Give sequences a draft, to verify or else to compare, where it pays."""
+        if not any(one.limit for one in asked):
+            return
+        chosen = self._proposers.propose(asked, self._plan, load, verify=verify)
+        for one, choice in zip(asked, chosen, strict=True):
+            if choice.draft is None:
                 continue
-            try:
-                [draft] = proposer.propose([sequence], [limit])
-            except Exception:  # contained: a proposer costs speed, never a request
-                log.exception("proposer_failed", proposer=proposer.name)
-                continue
-            if draft is not None and (likely := _likely(draft)).tokens:
-                return likely
-        return None
+            if verify:
+                self._sequences[one.sequence.key].draft = choice.draft
+            else:
+                self._sequences[one.sequence.key].shadow = ShadowDraft(choice.draft)
+
+    def _observe(self, step: "_Step", drafted: Sequence[int], emitted: Sequence[int]) -> None:
+        """Learn what a step without prompts took and brought."""
+        number, num_drafted = len(step.keys), sum(drafted)
+        now = self._clock()
+        self._proposers.observe_pass(number + num_drafted, step.num_context, 1000.0 * (now - step.asked))
+        plain_ms, verifying_ms = self._proposers.predicted_ms(number, num_drafted, step.num_context)
+        drafting_ms, ms = 1000.0 * (step.asked - step.began), 1000.0 * (now - step.began)
+        cost = StepCost(number, sum(emitted), num_drafted, ms, plain_ms, drafting_ms, verifying_ms)
+        figures = zip(step.keys, drafted, emitted, strict=True)
+        self._payback.observe(cost, {key: (size, num - 1) for key, size, num in figures if key in step.awake})
 
     def _sequence(self, key: str) -> ServedSequence:
+        """Return the view of a request, with the tokens that it has by now."""
         state = self._requests()[key]
         sequence = self._sequences.get(key)
         if sequence is None:
             sequence = self._sequences[key] = ServedSequence.of(key, state, next(self._serials))
-        sequence.follow(state.output_token_ids)
+        verified = sequence.follow(state.output_token_ids)
+        if verified is not None:
+            self._proposers.observe(*verified, sequence.traffic_class)
         return sequence
+
+    def _commit(self, sequence: ServedSequence) -> None:
+        num_new, sequence.num_committed = len(sequence.tokens) - sequence.num_committed, len(sequence.tokens)
+        self._proposers.judge(sequence)
+        self._proposers.commit(sequence, num_new)
 
     def _forget(self) -> None:
         """Tell the proposers of requests that are gone, and keep what they counted."""
         alive = self._requests()
         for key in [key for key in self._sequences if key not in alive]:
             sequence = self._sequences.pop(key)
-            for proposer in self._proposers:
-                proposer.forget(sequence)
+            self._payback.forget(key)
+            self._proposers.forget(sequence, len(sequence.tokens) - sequence.num_committed)
             for own, total in ((sequence.counts, self.counts), (sequence.shadow_counts, self.shadow_counts)):
                 for name, counts in own.items():
                     total.setdefault(name, ProposerCounts()).add(counts)
-
-
-def _likely(draft: Draft) -> Draft:
-    """Return the front of a chain that is likely enough to be accepted; all of it without estimates."""
-    alive = draft.survival
-    return draft.cut(next((i for i, chance in enumerate(alive) if chance < _LEAST_SURVIVAL), len(draft.tokens)))
 
 
 def _by_position(counts: Mapping[str, ProposerCounts]) -> list[list[int]]:
