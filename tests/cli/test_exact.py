@@ -1,18 +1,26 @@
 """`exact` on a fake engine: what is compared with what, what is said of differences, exit statuses."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
+from prolepsis.cli.bench.prompts import Prompt
 from prolepsis.cli.exact import Job, check, first_difference, last_logits, print_result
 from prolepsis.cli.main import app
 from prolepsis.cli.output import BAD_INPUT, FAILED
 from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.spec.divergence import Divergence
+from prolepsis.vllm.client import VllmEngineClient
+from prolepsis.vllm.data_plane import ComputedPass
 from tests.cli.bench_fakes import Alter, ByteTokenizer, table_client, tokens_of, two_prompts
+from tests.fakes import EOS
+from tests.load.server import LetterTokenizer
+from tests.vllm.table_plane import TablePlane, build
 
 JOB = Job(two_prompts(), max_tokens=6, temperature=0.8, seed=3, concurrency=3)
 
@@ -81,6 +89,40 @@ async def test_an_answer_that_ends_early_is_a_difference_nobody_classifies() -> 
     assert (first.run, first.position, first.other, first.kind) == ("alone", 3, None, None)
 
 
+class EndingLetters(LetterTokenizer):
+    eos_token_ids = (EOS,)
+
+
+@dataclass(slots=True)
+class Turning(TablePlane):
+    """The second token of each row comes by `gap` after the first one, and before it for requests that speculate."""
+
+    gap: float = 0.01
+
+    def compute(self, drafts: Mapping[str, Sequence[int]]) -> ComputedPass:
+        computed = TablePlane.compute(self, drafts)
+        logits = computed.logits.clone()
+        if len(logits):
+            best = logits.topk(2)
+            is_plain = all(key.startswith("exact plain") or " again" in key for key in self.held)
+            gap = -self.gap if is_plain else self.gap
+            logits.scatter_(1, best.indices[:, 1:], best.values[:, :1] + gap)
+        return replace(computed, logits=logits)
+
+
+@pytest.mark.parametrize(("gap", "kinds"), [(0.01, {"near_tie"}), (4.0, {"structural"})])
+async def test_where_the_model_is_out_of_reach_a_replay_classifies(gap: float, kinds: set[str]) -> None:
+    plane = Turning(gap=gap)
+    client = VllmEngineClient(build(plane), plane)
+    prompts = tuple(Prompt(str(i), "code", "abcdefgh"[i:] * 4) for i in range(4))
+    job = Job(prompts, max_tokens=60, temperature=0.8, seed=3, concurrency=1)
+    report = await check(job, client, EndingLetters())
+    await client.close()
+    found = [one for checked in report.checked for one in checked.differences]
+    assert {one.kind for one in found} == kinds
+    assert all(one.margin is not None for one in found)
+
+
 @pytest.mark.parametrize(("alter", "status"), [(tokens_of, 0), (wrong_when_sampled_in_a_batch, FAILED)])
 @pytest.mark.parametrize("as_json", [True, False])
 async def test_exit_status_and_output(
@@ -114,8 +156,6 @@ def test_bad_input(arguments: list[str], said: str) -> None:
 
 
 def test_contested_logits_do_not_depend_on_the_chunks() -> None:
-    import torch
-
     from tests.fakes import TableModel
 
     model = TableModel()

@@ -17,7 +17,9 @@ from prolepsis.cli.flags import configured
 from prolepsis.cli.output import FAILED, OK, AsJson, note, stdout
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.errors import ConfigError
+from prolepsis.core.recording import Recording
 from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
+from prolepsis.correctness.replay import replay
 from prolepsis.engine.client import EngineClient, EngineInfo
 from prolepsis.models.files.chat_tokenizer import ChatTokenizer
 
@@ -52,7 +54,7 @@ class Difference:
     plain: int | None
     other: int | None
     kind: Literal["near_tie", "structural"] | None = None
-    """None: not classified, as one of the runs had ended or the model is out of reach."""
+    """None: not classified, as one of the runs had ended, or plain decoding again gave the other token too."""
     margin: float | None = None
     """Distance of the two tokens' scores, in logits."""
 
@@ -140,7 +142,10 @@ async def _run(job: Job, settings: Settings) -> "Report":
 
 
 async def check(job: Job, client: EngineClient, tokenizer: ChatTokenizer, classify: Classify | None = None) -> "Report":
-    """Run the three runs of every case and compare them; raises the error of a request that fails."""
+    """Run the three runs of every case and compare them; raises the error of a request that fails.
+
+    `classify` None: the model is out of reach, and differences are classified by replays.
+    """
     cases = _cases(encode_prompts(job.prompts, tokenizer), job)
     note(f"{len(cases)} requests, plain")
     plain = [await ask(client, _request(case, f"exact plain {i}", speculate=False)) for i, case in enumerate(cases)]
@@ -155,7 +160,10 @@ async def check(job: Job, client: EngineClient, tokenizer: ChatTokenizer, classi
     checked = []
     for case, *of_runs in zip(cases, plain, alone, mixed, strict=True):
         answers = dict(zip(RUNS, of_runs, strict=True))
-        checked.append(Checked(case, answers, tuple(_differences(case, answers, classify))))
+        found = list(_differences(case, answers, classify))
+        if classify is None:
+            found = [await _replayed(client, case, answers[one.run], one) for one in found]
+        checked.append(Checked(case, answers, tuple(found)))
     return Report(job, client.info, tuple(checked), tokenizer)
 
 
@@ -194,6 +202,15 @@ def _differences(case: Case, answers: Mapping[Run, Answer], classify: Classify |
         else:
             read = classify([*case.prompt.token_ids, *plain[:at]], case.params, at, (a, b))
             yield Difference(run, at, a, b, read.kind, read.margin)
+
+
+async def _replayed(client: EngineClient, case: Case, answer: Answer, found: Difference) -> Difference:
+    """Return the difference with the kind that a replay of the answer gives it, by the logits of its own pass."""
+    request = _request(case, f"exact {found.run}", "again", speculate=False)
+    again = (await replay(client, Recording(request, (answer.token_ids,)), request.request_id)).differences.get(0)
+    if again is None or again.position != found.position or None in (found.plain, found.other):
+        return found
+    return replace(found, kind=again.kind, margin=again.margin)
 
 
 @dataclass(frozen=True, slots=True)
