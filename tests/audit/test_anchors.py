@@ -109,6 +109,23 @@ async def test_a_webhook_gets_it_again_until_it_takes_it(database: Database) -> 
     )
 
 
+async def test_of_several_replicas_one_writes_to_a_webhook_and_each_to_its_own_file(
+    tmp_path: Path, database: Database
+) -> None:
+    bodies = list[object]()
+    with webhook([200], bodies) as url:
+        files = [AnchorFile(tmp_path / name) for name in ("a.jsonl", "b.jsonl")]
+        replicas = [
+            AnchorFeature(database, [AnchorWebhook(url), file], CollectorRegistry(), period_s=60.0) for file in files
+        ]
+        for replica in replicas:
+            await replica.tick()
+        assert len(bodies) == 1
+        await replicas[1].close()
+        assert len(bodies) == 2, "the last anchor of a server that stops does not wait for a turn"
+    assert [len(read_anchors(file.path).heads) for file in files] == [1, 1]
+
+
 async def test_each_webhook_of_a_host_gets_anchors(database: Database) -> None:
     bodies = list[object]()
     with webhook([200], bodies) as url:

@@ -54,6 +54,14 @@ def test_drift(run: Run) -> None:
     assert "has no stream" in refused.stderr
 
 
+def test_replicas(run: Run) -> None:
+    shown = run("replicas").stdout
+    assert "ready" in shown
+    assert "seen" in shown
+    [one] = json.loads(run("replicas", "--json").stdout)["replicas"]
+    assert (one["here"], one["model"], one["engines"]) == (True, "tiny", [])
+
+
 def test_shadow(run: Run) -> None:
     [one] = json.loads(run("shadow", "--json").stdout)["traffic_classes"]
     assert (one["traffic_class"], one["num_requests"]) == (TRAFFIC_CLASS, 1)

@@ -39,7 +39,9 @@ SITE_PAGES = (
     "/requests/{request}",
     "/audit",
     "/audit/1",
+    "/flags",
     "/kill",
+    "/replicas",
     "/runbooks/acceptance-cliff",
 )
 
@@ -105,6 +107,19 @@ def test_speculation_is_stopped_and_released_from_any_page_by_keyboard_alone(pag
     page.get_by_role("button", name="Release").press("Enter")
     expect(page.get_by_text("Nothing is stopped.")).to_be_visible()
     expect(page.locator("details.kill summary")).to_contain_text("Speculation on")
+
+
+def test_a_flag_is_set_and_cleared_with_a_reason(page: Page) -> None:
+    page.goto("/console/flags")
+    page.get_by_label("Flag", exact=True).fill("new-drafts")
+    page.get_by_label("Value for every request").select_option("off")
+    page.locator("main #reason").fill("try without")
+    page.get_by_role("button", name="Set the flag").click()
+    expect(page.locator(".notice")).to_contain_text("Flag new-drafts is set.")
+    expect(page.get_by_role("region", name="Table of flags").locator("tbody")).to_contain_text("try without")
+    page.get_by_label("Reason to clear new-drafts").fill("tried")
+    page.get_by_role("button", name="Clear new-drafts").click()
+    expect(page.get_by_text("No flag is set here.")).to_be_visible()
 
 
 def test_a_rollout_is_started_promoted_and_taken_back(page: Page) -> None:

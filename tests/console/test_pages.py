@@ -4,6 +4,7 @@ import json
 import re
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from urllib.parse import quote
 
@@ -12,6 +13,7 @@ import pytest
 
 from prolepsis.console.routes import NAVIGATION
 from prolepsis.console.traffic import TrafficFeature
+from prolepsis.engine.client import EngineMember
 from prolepsis.web.caller import Role
 from tests.console.browser import press, sign_in, token_of
 from tests.console.scene import CHAT, POLICY, Scene, key_with
@@ -254,3 +256,27 @@ async def test_what_needs_attention_names_its_alert_and_its_runbook(open_scene: 
     await press(http, "breaker", state="forced_open", proposer="suffix", traffic_class=CHAT)
     page = (await http.get("/console")).text
     assert 'Alert BreakerOpen:</span> <a href="/console/runbooks/breaker">runbook</a>' in page
+
+
+async def test_flags_are_shown_set_and_cleared(open_scene: Scene, browse: Browse) -> None:
+    http = browse(open_scene)
+    assert "No flag is set here." in (await http.get("/console/flags")).text
+    page = await press(http, "flag", "/console/flags", flag="new-drafts", value="false", reason="slower today")
+    assert "Flag new-drafts is set." in page.text
+    assert "slower today" in page.text
+    refused = await press(http, "flag", "/console/flags", flag="new drafts", value="true", reason="try")
+    assert "Nothing was changed." in refused.text
+    cleared = await press(http, "flag-remove", "/console/flags", flag="new-drafts", reason="fast again")
+    assert "No flag is set here." in cleared.text
+
+
+async def test_replicas_are_shown_with_the_engines_behind_them(open_scene: Scene, browse: Browse) -> None:
+    http, client = browse(open_scene), open_scene.engine
+    member = EngineMember(
+        name="engine-7", exact_group="0a1b", ready=True, detail="", num_running=3, num_waiting=0, kv_usage=0.5
+    )
+    client.reported = replace(client.reported, members=(member,))
+    page = (await http.get("/console/replicas")).text
+    assert page.count("this server") == 1
+    assert page.split("engine-7")[1].count("3 running, 0 waiting") == 1
+    assert client.info.exact_group.digest in page

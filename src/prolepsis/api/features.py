@@ -9,6 +9,7 @@ from openfeature.provider import FeatureProvider
 from prometheus_client import CollectorRegistry
 
 from prolepsis.api.admission.controller import AdmissionController
+from prolepsis.api.admission.leased_buckets import LeasedBuckets
 from prolepsis.api.admission.metrics import AdmissionMetrics
 from prolepsis.api.auth.key_changes import KeyChanges
 from prolepsis.api.auth.keys import Keys
@@ -41,6 +42,8 @@ from prolepsis.policy.eligibility_runtime import EligibilityFeature
 from prolepsis.policy.eligibility_store import EligibilityStore
 from prolepsis.policy.routes import policy_routes
 from prolepsis.policy.runtime import Policies
+from prolepsis.replicas.registry import ReplicaRegistry
+from prolepsis.replicas.wakeups import Wakeups
 from prolepsis.rollout.routes import rollout_routes
 from prolepsis.rollout.runtime import Rollouts
 from prolepsis.rollout.shadow_runtime import ShadowFeature
@@ -48,7 +51,10 @@ from prolepsis.rollout.silences import OFF, Silences
 from prolepsis.safety.effective_plan import EffectivePlan
 from prolepsis.safety.features import Safety, safety_features
 from prolepsis.store import signing
+from prolepsis.store.allowances import AllowanceTable
 from prolepsis.store.database import Database
+from prolepsis.store.notices import Topic, can_listen
+from prolepsis.store.replicas import ReplicaTable
 from prolepsis.store.store import Store
 from prolepsis.telemetry.metrics import Metrics
 from prolepsis.tracing.feature import TracingFeature
@@ -127,6 +133,8 @@ class _Shared:
     """The features that others are built from."""
 
     admission: AdmissionController
+    buckets: LeasedBuckets | None
+    replicas: ReplicaRegistry
     idempotency: Idempotency
     output: OutputPolicies
     safety: Safety
@@ -172,8 +180,11 @@ def _listed(given: _Given, shared: _Shared) -> Sequence[Feature | None]:
     """Return every feature, in the order in which they hear of a request's end; None: the server has none."""
     sources, client, emit = given.sources, given.client, given.emit
     return (
+        shared.replicas,
         shared.admission,
+        shared.buckets,
         shared.idempotency,
+        _wakeups(given, shared),
         shared.safety.controls,
         shared.safety.kill_switch,
         shared.safety.flags,
@@ -203,7 +214,17 @@ def _listed(given: _Given, shared: _Shared) -> Sequence[Feature | None]:
 def _shared(given: _Given, base_plan: SpecPlan) -> _Shared:
     config, client, registry, sources = given.config, given.client, given.registry, given.sources
     plan = EffectivePlan(base_plan, client.apply_plan)
-    admission = AdmissionController(config, client, AdmissionMetrics(registry), base_plan, apply_plan=plan.shed)
+    table = ReplicaTable(given.database) if given.database is not None else None
+    replicas = ReplicaRegistry(table, client, config, registry, is_draining=lambda: admission.draining)
+    buckets = _buckets(given, replicas)
+    admission = AdmissionController(
+        config,
+        client,
+        AdmissionMetrics(registry),
+        base_plan,
+        apply_plan=plan.shed,
+        find_bucket=buckets.bucket if buckets is not None else None,
+    )
     safety = _safety(given, plan)
     costs = CostFeature(
         registry, prices=sources.prices, memory=client.proposer_memory, store=given.store, emit=given.emit
@@ -212,6 +233,8 @@ def _shared(given: _Given, base_plan: SpecPlan) -> _Shared:
     tracing = _tracing(given)
     return _Shared(
         admission=admission,
+        buckets=buckets,
+        replicas=replicas,
         idempotency=Idempotency(config, registry, retried=recorder.retried),
         output=OutputPolicies(sources.output, OutputMetrics(registry)),
         safety=safety,
@@ -254,6 +277,27 @@ def _safety(given: _Given, plan: EffectivePlan) -> Safety:
         database=given.database,
         emit=given.emit,
     )
+
+
+def _buckets(given: _Given, replicas: ReplicaRegistry) -> LeasedBuckets | None:
+    """Return the buckets of limits that hold over all replicas; None where nothing is limited or nothing shared."""
+    is_limited = given.config.requests_per_minute or given.config.tokens_per_minute
+    if given.database is None or not is_limited:
+        return None
+    return LeasedBuckets(AllowanceTable(given.database), lambda: replicas.num_sharing)
+
+
+def _wakeups(given: _Given, shared: _Shared) -> Wakeups | None:
+    """Return what wakes the features that follow the store; None where the database has no notices."""
+    if given.database is None or not can_listen(given.database):
+        return None
+    followers: dict[Topic, Feature | None] = {
+        "controls": shared.safety.controls,
+        "policy": given.sources.policies,
+        "rollouts": given.sources.rollouts,
+        "replicas": shared.replicas,
+    }
+    return Wakeups(given.database, {topic: one for topic, one in followers.items() if one is not None})
 
 
 def _audit(given: _Given, replays: ReplayFeature) -> AuditFeature:

@@ -6,7 +6,6 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from itertools import product
 from pathlib import Path
 from typing import Protocol
 
@@ -22,6 +21,7 @@ from prolepsis.core.urls import HTTP, address, scheme_of, without_user
 from prolepsis.store import record_chain
 from prolepsis.store.database import Database
 from prolepsis.store.signing import ChainName, SignedHead
+from prolepsis.store.turns import Turns
 from prolepsis.telemetry.declare import counter, gauge
 from prolepsis.web.feature import Feature
 
@@ -29,6 +29,8 @@ AUTO, LOG, NONE = "auto", "log", "none"
 WEBHOOK_TIMEOUT_S = 10.0
 _HEAD = TypeAdapter(SignedHead)
 _TORN_SHOWN = 10
+_TURN = 0.9
+"""Of the period: a replica whose clock ticks a little early is not passed over."""
 
 log = structlog.get_logger(__name__)
 
@@ -39,6 +41,10 @@ class AnchorPlace(Protocol):
     name: str
     """For logs and metrics, without secrets."""
 
+    @property
+    def turn(self) -> str | None:
+        """Of writing to it, where all replicas would write to one place; None: each writes to its own."""
+
     def keep(self, head: SignedHead) -> None:
         """Write a head durably; raises `OSError` or `httpx.HTTPError`."""
 
@@ -48,6 +54,8 @@ class AnchorPlace(Protocol):
 
 class AnchorFile:
     """A file with one head a line (JSON)."""
+
+    turn = None
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -78,6 +86,7 @@ class AnchorLog:
     """The server's log: one line `audit_anchor`."""
 
     name = LOG
+    turn = None
 
     def keep(self, head: SignedHead) -> None:
         log.info("audit_anchor", **head.plain())
@@ -98,6 +107,7 @@ class AnchorWebhook:
             raise ConfigError(f"audit_anchor has the address {shown!r}; allowed: {allowed}", param="audit_anchor")
         self._url = url
         self.name = parts.hostname
+        self.turn = f"anchor {sha256(url.encode()).hexdigest()[:16]}"
 
     def keep(self, head: SignedHead) -> None:
         httpx.post(self._url, json=head.plain(), timeout=WEBHOOK_TIMEOUT_S).raise_for_status()
@@ -162,8 +172,9 @@ class AnchorFeature(Feature):
     def __init__(
         self, database: Database, places: Sequence[AnchorPlace], registry: CollectorRegistry, *, period_s: float
     ) -> None:
-        self.period_s = period_s
+        self.period_s: float = period_s
         self._database = database
+        self._turns = Turns(database)
         self._kept = {(place, chain): head for place in places for chain, head in place.last().items()}
         """The last head by place and chain."""
         self._lost: set[SignedHead] = set()
@@ -177,15 +188,19 @@ class AnchorFeature(Feature):
 
     async def tick(self) -> None:
         """Write anchors off the event loop; an unavailable store is the writer's to report."""
+        await self._try(is_last=False)
+
+    async def close(self) -> None:
+        """Write the last anchors of this server, also where it is another's turn."""
+        await self._try(is_last=True)
+
+    async def _try(self, *, is_last: bool) -> None:
         try:
-            await asyncio.to_thread(self._anchor)
+            await asyncio.to_thread(self._anchor, is_last=is_last)
         except StoreUnavailable:
             return
 
-    async def close(self) -> None:
-        await self.tick()
-
-    def _anchor(self) -> None:
+    def _anchor(self, *, is_last: bool) -> None:
         with self._database.read() as connection:
             ends = (chain.signed_head(connection), record_chain.signed_head(connection))
             heads = [head for head in ends if head is not None]
@@ -194,10 +209,19 @@ class AnchorFeature(Feature):
             log.error("audit_chain_broken", chain=head.chain, seq=head.seq, digest=head.digest)
         self._lost |= lost
         self._broken.set(bool(self._lost))
-        for place, head in product(self._places, heads):
-            kept = self._kept.get((place, head.chain))
-            if kept is None or (kept.seq, kept.digest) != (head.seq, head.digest):
-                self._keep(place, head)
+        for place in self._places:
+            new = [head for head in heads if self._is_new(place, head)]
+            if new and (is_last or self._takes_turn(place)):
+                for head in new:
+                    self._keep(place, head)
+
+    def _is_new(self, place: AnchorPlace, head: SignedHead) -> bool:
+        kept = self._kept.get((place, head.chain))
+        return kept is None or (kept.seq, kept.digest) != (head.seq, head.digest)
+
+    def _takes_turn(self, place: AnchorPlace) -> bool:
+        """Return whether this server writes to a place now: to its own always, to a common one in turn."""
+        return place.turn is None or self._turns.take(place.turn, _TURN * self.period_s)
 
     def _keep(self, place: AnchorPlace, head: SignedHead) -> None:
         try:
@@ -205,6 +229,8 @@ class AnchorFeature(Feature):
         except (OSError, httpx.HTTPError) as error:  # tried again at the next tick
             self._failures.labels(place.name).inc()
             log.error("audit_not_anchored", place=place.name, error=type(error).__name__)
+            if place.turn is not None:
+                self._turns.give_back(place.turn)
             return
         self._kept[place, head.chain] = head
         self._anchored.labels(place.name, head.chain).set(head.seq)

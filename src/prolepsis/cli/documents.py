@@ -22,7 +22,7 @@ _WARNINGS = ("fault", "not_saved", "warnings")
 """Fields of replies that say what is wrong; a text, a list of texts or nothing."""
 _TIMES = ("at", "since")
 _PERCENTAGES = ("share", "rate", "holdout")
-_SECONDS = re.compile(r"_s(?=_per|\.|$)")
+_SECONDS = re.compile(r"_s(?=_per|_ago|\.|$)")
 _ESTIMATE = (("value", "estimate"), ("low", "lower"), ("high", "upper"))
 """Keys of an estimate and of its bounds."""
 _GROUPED = 10_000

@@ -23,6 +23,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "breaker": ("prolepsis.cli.admin:breaker", "Show and set the circuit breakers of a running server."),
     "policy": ("prolepsis.cli.policy:app", "Check, compare, explain, apply and roll back policies."),
     "rollout": ("prolepsis.cli.admin:rollout", "Show and control the rollouts of a running server."),
+    "replicas": ("prolepsis.cli.admin:replicas", "Show the servers of a store and the engines behind them."),
     "correctness": ("prolepsis.cli.admin:correctness", "Show how many replayed requests match plain decoding."),
     "cost": ("prolepsis.cli.cost:app", "Show what requests cost and what speculation saves."),
     "delivery": ("prolepsis.cli.admin:delivery", "Show how many accepted draft tokens reached clients."),

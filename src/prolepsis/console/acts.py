@@ -26,6 +26,8 @@ class Act:
 ROLLOUT, REPLAY = "/admin/rollouts/{rollout_id}/{command}", "/admin/audit/{entry}/replay"
 ACTS = {
     "kill": Act("PUT", "/admin/kill", "Kill switch for {scope}: {on_words}."),
+    "flag": Act("PUT", "/admin/flags", "Flag {flag} is set."),
+    "flag-remove": Act("POST", "/admin/flags/remove", "Flag {flag} is no longer set here."),
     "rollout": Act("POST", ROLLOUT, "{command}: done.", ("rollout_id", "command")),
     "policy": Act("PUT", "/admin/policy", "Version {reply.version} of the policy is in use.", then="/console/policy"),
     "policy-rollback": Act("POST", "/admin/policy/rollback", "The text of version {to} is in use again."),

@@ -103,7 +103,7 @@ def typed(fields: Mapping[str, str], kind: type[Body]) -> dict[str, object]:
 
 
 def _value(name: str, text: str, annotation: object) -> object:
-    if annotation is bool:
+    if annotation in (bool, bool | None):
         return text == "true"
     if annotation is int:
         if not text.strip().isdecimal():

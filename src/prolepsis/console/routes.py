@@ -11,6 +11,7 @@ from prolepsis.console.admin import AdminRoutes
 from prolepsis.console.assets import Assets
 from prolepsis.console.audit import declare_audit
 from prolepsis.console.cost import declare_cost
+from prolepsis.console.flags import declare_flags
 from prolepsis.console.kill import declare_kill
 from prolepsis.console.overview import declare_overview
 from prolepsis.console.pages import HOME, Pages, Visit
@@ -18,6 +19,7 @@ from prolepsis.console.policy import declare_policy
 from prolepsis.console.proposers import declare_proposers
 from prolepsis.console.quality import declare_quality
 from prolepsis.console.render import environment
+from prolepsis.console.replicas import declare_replicas
 from prolepsis.console.requests import declare_requests
 from prolepsis.console.rollouts import declare_rollouts
 from prolepsis.console.runbook import by_alert, runbooks
@@ -44,7 +46,9 @@ NAVIGATION = (
     ("/console/cost", "Cost"),
     ("/console/requests", "Requests"),
     ("/console/audit", "Audit"),
+    ("/console/flags", "Flags"),
     ("/console/kill", "Kill switch"),
+    ("/console/replicas", "Replicas"),
     ("/console/runbooks", "Runbooks"),
 )
 
@@ -88,7 +92,9 @@ def console_routes(admin: Sequence[Route], parts: ConsoleParts) -> Sequence[Rout
     declare_cost(pages)
     declare_requests(pages)
     declare_audit(pages)
+    declare_flags(pages)
     declare_kill(pages)
+    declare_replicas(pages)
     declare_runbooks(pages, manual)
     _declare_assets(pages, assets)
     return pages.routes.all

@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
+from prolepsis.core.digests import digest_of
+
 FINGERPRINT = "fingerprint"
 """In versions that were recorded before the parts of a group were: a hash of weights, tokenizer and forward."""
 
@@ -23,6 +25,11 @@ class ExactGroup:
 
     def plain(self) -> dict[str, str]:
         return asdict(self)
+
+    @property
+    def digest(self) -> str:
+        """A short name of the group: 12 hexadecimal digits."""
+        return digest_of(self.plain())[:12]
 
     def differences(self, recorded: Mapping[str, str]) -> list[str]:
         """Return in which parts recorded versions are of another group; parts that were not recorded are left out."""

@@ -69,6 +69,20 @@ class EngineInfo:
         return named | self.exact_group.plain()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineMember:
+    """One of several engines that serve as one."""
+
+    name: str
+    exact_group: str
+    """As `ExactGroup.digest`."""
+    ready: bool
+    detail: str
+    num_running: int
+    num_waiting: int
+    kv_usage: float
+
+
 @dataclass(frozen=True, slots=True)
 class EngineHealth:
     """Liveness and readiness as the engine sees itself."""
@@ -83,6 +97,8 @@ class EngineHealth:
     """Share of KV pages in use, 0 to 1."""
     max_running: int = 0
     """Most sequences that run at once; 0: not known."""
+    members: tuple[EngineMember, ...] = ()
+    """The engines behind this one, where it stands for several in other processes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from prolepsis.core.events import Event, Failed, Terminal
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import ProposerMemory, TrafficClassCounts
-from prolepsis.engine.client import Demand, EngineHealth, EngineInfo, HeadSwapped, InstalledHead
+from prolepsis.engine.client import Demand, EngineHealth, EngineInfo, EngineMember, HeadSwapped, InstalledHead
 from prolepsis.engine.event_stream import EventStream
 from prolepsis.engine.observer import EngineObserver
 from prolepsis.engine.process.messages import Refused
@@ -160,7 +160,7 @@ class ReplicasClient:
         if self._closed or silent_s > _SILENT_S:
             detail = "closed" if self._closed else f"no replica has reported for {silent_s:.0f} s"
             return EngineHealth(alive=not self._closed, ready=False, detail=detail)
-        return summed_health(found, alive=True)
+        return replace(summed_health(found, alive=True), members=tuple(map(_member, self.replicas)))
 
     def proposer_counts(self) -> Sequence[TrafficClassCounts]:
         return summed_counts([report.status.counts for report in self._reports])
@@ -224,3 +224,17 @@ class ReplicasClient:
             await self._handle.broadcast(method, *arguments)
         except Exception:  # contained: requests carry what changed, too
             log.exception("replicas_not_told", method=method)
+
+
+def _member(report: Report) -> EngineMember:
+    """Return a replica as its front door shows it."""
+    health = report.status.health
+    return EngineMember(
+        name=report.replica,
+        exact_group=report.status.info.exact_group.digest,
+        ready=health.ready,
+        detail=health.detail,
+        num_running=health.num_running,
+        num_waiting=health.num_waiting,
+        kv_usage=health.kv_usage,
+    )

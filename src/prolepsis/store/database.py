@@ -2,13 +2,26 @@
 
 import os
 import sqlite3
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from sqlalchemy import URL, Connection, Engine, NullPool, QueuePool, Table, create_engine, event, make_url
+from sqlalchemy import (
+    URL,
+    Connection,
+    Engine,
+    NullPool,
+    QueuePool,
+    Table,
+    create_engine,
+    event,
+    func,
+    make_url,
+    select,
+)
 from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
@@ -63,6 +76,7 @@ class Database:
         self.file = Path(url.database) if is_sqlite and url.database else None
         """Of SQLite; None: PostgreSQL, or SQLite in memory."""
         self.name = url.render_as_string(hide_password=True)
+        self.url = url
         self._engine = (_sqlite(self.file) if self.file else _sqlite_in_memory()) if is_sqlite else _postgresql(url)
         self._engine = self._engine.execution_options(**(options or {}))
         self._writing = self._engine.execution_options(**{_WRITES: True})
@@ -101,6 +115,13 @@ class Database:
 def in_memory() -> Database:
     """Return an empty SQLite database that ends with this process."""
     return Database(URL.create("sqlite"))
+
+
+def database_time(connection: Connection) -> float:
+    """Return the time in seconds of Unix time by a clock that all replicas share: PostgreSQL's, or their machine's."""
+    if connection.dialect.name == "postgresql":
+        return float(connection.execute(select(func.extract("epoch", func.clock_timestamp()))).scalar_one())
+    return time.time()
 
 
 def insert_or_update(connection: Connection, table: Table) -> "postgresql.Insert | sqlite.Insert":

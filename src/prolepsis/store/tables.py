@@ -234,3 +234,29 @@ controls = Table(
 """What operators set for all replicas (scopes of the kill switch, breakers, flags), and breakers that opened.
 
 `changed_at`: the time of the act. An empty value: it was removed."""
+
+replicas = Table(
+    "replicas",
+    metadata,
+    Column("replica", String(128), primary_key=True),
+    Column("facts", Text, nullable=False),
+    *_columns(Double, "started_at seen_at"),
+)
+"""The servers that use this database, as each describes itself in JSON, and when each was last seen."""
+
+turns = Table(
+    "turns",
+    metadata,
+    Column("work", String(128), primary_key=True),
+    Column("taken_at", Double, nullable=False),
+)
+"""Work that one of the replicas does, and when one last took it."""
+
+allowances = Table(
+    "allowances",
+    metadata,
+    Column("kind", String(16), primary_key=True),
+    Column("owner", String(300), primary_key=True),
+    *_columns(Double, "per_minute level filled_at"),
+)
+"""What is left of rate limits, beyond what replicas have leased of it; an owner without a row has all of it."""

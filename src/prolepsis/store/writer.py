@@ -14,6 +14,10 @@ from prolepsis.store import records
 from prolepsis.store.database import Database
 from prolepsis.store.migrate import upgrade
 from prolepsis.store.queue import KINDS, DropReason, Kind, QueueItem, StoreHealth, StoreMetrics
+from prolepsis.store.turns import Turns
+
+UPKEEP = "upkeep"
+"""The turn of deleting old records and texts: one replica does it for all."""
 
 log = structlog.get_logger(__name__)
 
@@ -47,6 +51,7 @@ class Writer:
     def __init__(self, database: Database, registry: CollectorRegistry, settings: WriterSettings | None = None) -> None:
         """The thread starts at once; it makes a missing schema before the first batch."""
         self._database = database
+        self._turns = Turns(database)
         self._metrics = StoreMetrics(registry)
         self._settings = settings or WriterSettings()
         self._changed = threading.Condition()
@@ -238,13 +243,23 @@ class Writer:
             return
         try:
             self._prepare_schema()
-            if settings.retention_s is not None:
-                records.prune(self._database, time.time() - settings.retention_s)
-            if settings.upkeep is not None:
-                settings.upkeep(self._database)
+            if self._turns.take(UPKEEP, settings.maintain_every_s):
+                self._keep_up()
         except ProlepsisError as error:
             self._failed(error)
             self._maintain_at = now + settings.max_retry_s
         else:
             self._went_well()
             self._maintain_at = now + settings.maintain_every_s
+
+    def _keep_up(self) -> None:
+        """Delete what is old; a replica that fails leaves it to the next one."""
+        settings = self._settings
+        try:
+            if settings.retention_s is not None:
+                records.prune(self._database, time.time() - settings.retention_s)
+            if settings.upkeep is not None:
+                settings.upkeep(self._database)
+        except ProlepsisError:
+            self._turns.give_back(UPKEEP)
+            raise

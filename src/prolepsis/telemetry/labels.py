@@ -46,6 +46,7 @@ LABELS: Mapping[str, Label] = {
     **{name: Label(8) for name in ("level", "direction", "decision", "eligible")},
     "device": Label(16),
     "pool": Label(2),
+    "exact_group": Label(8, is_open=True),
     "finish_reason": Label(8),
     # what operators name
     **{name: Label(24, is_open=True) for name in ("flag", "variant", "policy", "place", "chain", "condition")},

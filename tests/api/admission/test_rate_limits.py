@@ -2,8 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prolepsis.api.admission.rate_limits import Bucket, Limits, RateLimits
+from prolepsis.api.admission.rate_limits import Limits, LocalBuckets, RateLimits
 from prolepsis.core.errors import ConfigError
+from prolepsis.core.token_bucket import TokenBucket
 from prolepsis.web.caller import DEVELOPER, Caller
 from prolepsis.web.refusals import Refused
 
@@ -100,11 +101,11 @@ def test_an_allowance_of_nothing_is_refused() -> None:
 
 
 def test_full_buckets_are_forgotten() -> None:
-    limits = RateLimits(Limits({"key": 60}, {}), 0.0)
-    for i in range(100):
-        limits.reserve(Caller(f"{i:012x}", "t", frozenset(), "standard"), 1, 0.0)
-    limits.reserve(ANN, 1, 100.0)
-    assert len(limits._buckets) == 1
+    buckets = LocalBuckets(0.0)
+    full, empty = (buckets.bucket("requests", owner, 60, 0.0) for owner in ("key:a", "key:b"))
+    empty.take(600, 0.0)
+    assert buckets.bucket("requests", "key:b", 60, 100.0) is empty
+    assert buckets.bucket("requests", "key:a", 60, 100.0) is not full
 
 
 steps = st.lists(st.tuples(st.floats(0, 30), st.integers(1, 200), st.integers(0, 200)), max_size=50)
@@ -113,12 +114,12 @@ steps = st.lists(st.tuples(st.floats(0, 30), st.integers(1, 200), st.integers(0,
 @given(st.integers(1, 300), steps)
 def test_over_time_no_more_is_used_than_allowed(per_minute: int, asked: list[tuple[float, int, int]]) -> None:
     """What was used never exceeds a full bucket, the time's share, and the last request's own size."""
-    bucket, now, used = Bucket(per_minute, per_minute, 0.0), 0.0, 0.0
+    bucket, now, used = TokenBucket(per_minute, per_minute, 0.0), 0.0, 0.0
     for seconds, reserve, answer in asked:
         now += seconds
         if bucket.wait_s(reserve, now) == 0:
-            bucket.take(reserve)
+            bucket.take(reserve, now)
             bucket.give(reserve - answer, now)
             used += answer
         assert used <= per_minute + now * per_minute / 60 + 200 + 1e-6
-        assert bucket.level <= per_minute
+        assert bucket.level(now) <= per_minute

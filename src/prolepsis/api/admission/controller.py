@@ -12,7 +12,7 @@ from prolepsis.api.admission.fair_queue import FairQueue, Waiting
 from prolepsis.api.admission.group import Progress, RequestGroup
 from prolepsis.api.admission.load_shedding import PATIENT, TIERS, LoadShedder, ShedSettings
 from prolepsis.api.admission.metrics import AdmissionMetrics
-from prolepsis.api.admission.rate_limits import Limits, RateLimits
+from prolepsis.api.admission.rate_limits import FindBucket, Limits, RateLimits
 from prolepsis.api.admission.response_cache import ResponseCache, cache_key
 from prolepsis.api.auth.middleware import reply_headers
 from prolepsis.core.config import ServerConfig
@@ -54,8 +54,10 @@ class AdmissionController(Feature):
         clock: Callable[[], float] = time.monotonic,
         *,
         apply_plan: Callable[[SpecPlan], None] | None = None,
+        find_bucket: FindBucket | None = None,
     ) -> None:
-        """`apply_plan` is told what load leaves of the plan; default: the engine.
+        """`apply_plan` is told what load leaves of the plan; default: the engine. `find_bucket` returns the buckets of
+        the rate limits; default: this server's own.
 
         Raises `ConfigError` for limits that mean nothing.
         """
@@ -71,7 +73,8 @@ class AdmissionController(Feature):
         self._queue = FairQueue()
         self._turns: dict[int, asyncio.Future[None]] = {}
         """What each waiting request, by its serial number, waits for: room in the engine."""
-        self._rates = RateLimits(Limits(config.requests_per_minute, config.tokens_per_minute), clock())
+        limits = Limits(config.requests_per_minute, config.tokens_per_minute)
+        self._rates = RateLimits(limits, clock(), find_bucket)
         self._cache = ResponseCache(config.response_cache_bytes, config.response_cache_ttl_s, clock)
         settings = ShedSettings(config.shed_after_s, config.shed_hold_s)
         self.overload = LoadShedder(settings, base_plan or SpecPlan(), apply_plan or client.apply_plan, metrics)

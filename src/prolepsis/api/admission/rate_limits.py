@@ -1,58 +1,44 @@
-"""A token bucket from which an amount is taken before it is known, and what was not used is given back."""
+"""Limits of requests and tokens a minute, by key, tier and tenant."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 from prolepsis.api.admission.load_shedding import TIERS
 from prolepsis.core.errors import ConfigError
+from prolepsis.core.token_bucket import TokenBucket
 from prolepsis.web.caller import Caller
 from prolepsis.web.refusals import rate_limited
-
-PERIOD_S = 60.0
-
-
-@dataclass(slots=True)
-class Bucket:
-    """Holds at most a minute's allowance and fills evenly; `level` is below 0 while more was used than reserved.
-
-    `limits` has no bucket to give back to: its counters only grow within a window, so a reservation of prompt plus
-    max_tokens would count in full however short the answer was.
-    """
-
-    per_minute: int
-    level: float
-    filled_at: float
-
-    def wait_s(self, amount: float, now: float) -> float:
-        """Return the seconds until `amount` is there; one over the allowance waits for all of the allowance."""
-        self._fill(now)
-        missing = min(amount, self.per_minute) - self.level
-        return max(0.0, missing) * PERIOD_S / self.per_minute
-
-    def take(self, amount: float) -> None:
-        self.level -= amount
-
-    def give(self, amount: float, now: float) -> None:
-        self._fill(now)
-        self.level = min(self.per_minute, self.level + amount)
-
-    def reset_s(self, now: float) -> float:
-        """Return the seconds until it is full again."""
-        self._fill(now)
-        return (self.per_minute - self.level) * PERIOD_S / self.per_minute
-
-    def _fill(self, now: float) -> None:
-        rate = self.per_minute / PERIOD_S
-        self.level = min(self.per_minute, self.level + (now - self.filled_at) * rate)
-        self.filled_at = now
-
 
 Kind = Literal["requests", "tokens"]
 KINDS: tuple[Kind, Kind] = ("requests", "tokens")
 SWEEP_S = 60.0
+
+
+class Bucket(Protocol):
+    """What is left of one allowance: a `TokenBucket`, or a part of one that several servers share."""
+
+    @property
+    def per_minute(self) -> float: ...
+
+    def level(self, now: float) -> float:
+        """Return what is left for the caller."""
+
+    def wait_s(self, amount: float, now: float) -> float:
+        """Return the seconds until `amount` may be taken; one over the allowance waits for a full bucket."""
+
+    def take(self, amount: float, now: float) -> None: ...
+
+    def give(self, amount: float, now: float) -> None: ...
+
+    def reset_s(self, now: float) -> float:
+        """Return the seconds until all of the allowance is left again."""
+
+
 Found = tuple[Kind, str, Bucket]
 """A bucket that applies, and whose it is."""
+FindBucket = Callable[[Kind, str, int, float], Bucket]
+"""Returns the bucket of an owner by kind, owner, allowance a minute and time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +83,29 @@ class Limits:
                 yield owner, found
 
 
-class RateLimits:
-    """Owns the buckets. Those that are full again are forgotten: a full one is what a new one would be."""
+class LocalBuckets:
+    """The buckets of one server. Those that are full again are forgotten: a full one is what a new one would be."""
 
-    def __init__(self, limits: Limits, now: float) -> None:
+    def __init__(self, now: float) -> None:
+        self._buckets: dict[tuple[Kind, str], TokenBucket] = {}
+        self._swept_at = now
+
+    def bucket(self, kind: Kind, owner: str, per_minute: int, now: float) -> TokenBucket:
+        """Return the bucket of an owner, a new one where none is known."""
+        if now - self._swept_at >= SWEEP_S:
+            self._swept_at = now
+            self._buckets = {name: bucket for name, bucket in self._buckets.items() if bucket.reset_s(now) > 0}
+        return self._buckets.setdefault((kind, owner), TokenBucket(per_minute, per_minute, now))
+
+
+class RateLimits:
+    """Decides by buckets, which it finds by whom they hold for."""
+
+    def __init__(self, limits: Limits, now: float, find_bucket: FindBucket | None = None) -> None:
+        """`find_bucket`: default: buckets of this server alone. Raises `ConfigError` for limits that mean nothing."""
         limits.check()
         self._limits = limits
-        self._buckets: dict[tuple[Kind, str], Bucket] = {}
-        self._swept_at = now
+        self._find_bucket = find_bucket or LocalBuckets(now).bucket
 
     def reserve(self, caller: Caller, tokens: int, now: float) -> dict[str, str]:
         """Take a request and `tokens` from every bucket that applies, or from none; return headers of the reply.
@@ -112,12 +113,11 @@ class RateLimits:
         Raises `Refused` (429). More tokens than a minute's allowance are let in when the bucket is full: it is then in
         debt until the answer is settled and time has paid the rest.
         """
-        self._sweep(now)
         amounts: dict[Kind, int] = {"requests": 1, "tokens": tokens}
         found = self._found(caller, now)
         _check(found, amounts, now)
         for kind, _, bucket in found:
-            bucket.take(amounts[kind])
+            bucket.take(amounts[kind], now)
         return _headers(found, now)
 
     def check(self, caller: Caller, now: float) -> None:
@@ -127,22 +127,14 @@ class RateLimits:
     def settle(self, caller: Caller, reserved: int, used: int, now: float) -> None:
         """Give back the tokens that were reserved and not used; charge what was used beyond."""
         for owner, allowed in self._limits.applying("tokens", caller):
-            self._bucket("tokens", owner, allowed, now).give(reserved - used, now)
+            self._find_bucket("tokens", owner, allowed, now).give(reserved - used, now)
 
     def _found(self, caller: Caller, now: float) -> list[Found]:
         return [
-            (kind, owner, self._bucket(kind, owner, allowed, now))
+            (kind, owner, self._find_bucket(kind, owner, allowed, now))
             for kind in KINDS
             for owner, allowed in self._limits.applying(kind, caller)
         ]
-
-    def _bucket(self, kind: Kind, owner: str, allowed: int, now: float) -> Bucket:
-        return self._buckets.setdefault((kind, owner), Bucket(allowed, allowed, now))
-
-    def _sweep(self, now: float) -> None:
-        if now - self._swept_at >= SWEEP_S:
-            self._swept_at = now
-            self._buckets = {name: bucket for name, bucket in self._buckets.items() if bucket.reset_s(now) > 0}
 
 
 def _check(found: list[Found], amounts: Mapping[Kind, int], now: float) -> None:
@@ -152,8 +144,8 @@ def _check(found: list[Found], amounts: Mapping[Kind, int], now: float) -> None:
         if wait_s > 0:
             whose = owner.replace(":", " ", 1)
             message = (
-                f"Rate limit of {whose} reached: {bucket.per_minute} {kind} a minute, "
-                f"{max(0, int(bucket.level))} left, {amounts[kind]} asked for; try again in {_duration(wait_s)}."
+                f"Rate limit of {whose} reached: {bucket.per_minute:.0f} {kind} a minute, "
+                f"{max(0, int(bucket.level(now)))} left, {amounts[kind]} asked for; try again in {_duration(wait_s)}."
             )
             raise rate_limited(message, kind, wait_s, _headers(found, now))
 
@@ -164,9 +156,9 @@ def _headers(found: list[Found], now: float) -> dict[str, str]:
     for kind in KINDS:
         buckets = [bucket for bucket_kind, _, bucket in found if bucket_kind == kind]
         if buckets:
-            tightest = min(buckets, key=lambda bucket: bucket.level)
-            headers[f"x-ratelimit-limit-{kind}"] = str(tightest.per_minute)
-            headers[f"x-ratelimit-remaining-{kind}"] = str(max(0, int(tightest.level)))
+            tightest = min(buckets, key=lambda bucket: bucket.level(now))
+            headers[f"x-ratelimit-limit-{kind}"] = f"{tightest.per_minute:.0f}"
+            headers[f"x-ratelimit-remaining-{kind}"] = str(max(0, int(tightest.level(now))))
             headers[f"x-ratelimit-reset-{kind}"] = _duration(tightest.reset_s(now))
     return headers
 

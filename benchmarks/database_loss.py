@@ -1,0 +1,199 @@
+"""What do clients notice while the database of two servers is gone? Requests that failed, latencies, and what was lost.
+
+Usage: python -m benchmarks.database_loss [--seconds 60] [--how cut|hang] [--clients 8] [--json OUT]
+
+Two servers of the default model share a database of the PostgreSQL server that tests use, behind a proxy. Clients ask
+both in turn, for greedy and sampled answers with fixed seeds. After 10 s the proxy is cut (connections break, new ones
+are refused) or hangs (nothing comes any more, as in a partition) for --seconds; then it carries again. Told are
+failed requests, outputs that differ from the first answer to the same request, refusals by the rate limit, latencies
+before, during and after, whether controls held, and how long after the mend all records and a stop that was set
+meanwhile were there.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AsyncExitStack, ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import httpx
+from sqlalchemy import func, select
+
+from prolepsis.cli.bench.provenance import provenance
+from prolepsis.store.migrate import upgrade
+from prolepsis.store.tables import request_records
+from tests.store.databases import opened, postgresql_setting
+from tests.store.proxy import Proxy, proxied
+
+SERVE = [sys.executable, "-c", "from prolepsis.cli.main import app; app()", "serve"]
+SETTINGS = ["--replay-sample", "0", "--log-level", "error", "--requests-per-minute", "tenant=60000"]
+AROUND_S = 10.0
+WAIT_S = 180.0
+PHASES = ("before", "without", "after")
+
+
+@dataclass
+class Load:
+    """What clients saw."""
+
+    phase: str = PHASES[0]
+    is_over: bool = False
+    latencies: dict[str, list[float]] = field(default_factory=lambda: {phase: [] for phase in PHASES})
+    failures: list[str] = field(default_factory=list)
+    first: dict[int, str] = field(default_factory=dict)
+    """The first answer to each request."""
+    num_different: int = 0
+
+    @property
+    def num_answered(self) -> int:
+        return sum(map(len, self.latencies.values()))
+
+    async def ask(self, clients: Sequence[httpx.AsyncClient], client: int) -> None:
+        """Ask both servers in turn until the load is over."""
+        number = client
+        while not self.is_over:
+            seed = number % 16
+            body = {"prompt": f"Number {seed} is", "max_tokens": 24, "seed": seed, "temperature": 0.8 * (seed % 2)}
+            began, phase = time.monotonic(), self.phase
+            try:
+                reply = await clients[number % 2].post("/v1/completions", json=body)
+                reply.raise_for_status()
+            except httpx.HTTPError as error:
+                self.failures.append(f"{phase}: {error!r}")
+            else:
+                self.latencies[phase].append(time.monotonic() - began)
+                text = reply.json()["choices"][0]["text"]
+                self.num_different += self.first.setdefault(seed, text) != text
+            number += 1
+
+
+@contextmanager
+def server(setting: str, folder: Path) -> Iterator[str]:
+    """Run a server with files of its own; yield its URL once it is ready."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    environment = {**os.environ, "PROLEPSIS_DATA": str(folder)}
+    command = [*SERVE, *SETTINGS, "--store", setting, "--port", str(port), "--threads", "1"]
+    running = subprocess.Popen(command, env=environment)  # noqa: S603
+    url = f"http://127.0.0.1:{port}"
+    try:
+        wait_for(lambda: _is_ready(url))
+        yield url
+    finally:
+        running.terminate()
+        running.wait()
+
+
+def _is_ready(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health/ready").status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def wait_for(condition: Callable[[], bool]) -> float:
+    """Wait until a condition holds; return the seconds that took."""
+    began = time.monotonic()
+    while not condition():
+        if time.monotonic() - began > WAIT_S:
+            raise SystemExit(f"not within {WAIT_S:g} s")
+        time.sleep(0.05)
+    return time.monotonic() - began
+
+
+def stopped(url: str) -> set[str]:
+    return {one["scope"] for one in httpx.get(f"{url}/admin/kill").json()["shared"]}
+
+
+def stop(url: str, scope: str) -> None:
+    httpx.put(f"{url}/admin/kill", json={"on": True, "scope": scope, "reason": "drill"}).raise_for_status()
+
+
+async def run(urls: Sequence[str], proxy: Proxy, arguments: argparse.Namespace, load: Load) -> dict[str, object]:
+    """Ask while the database goes and comes back; return what of the controls held without it."""
+    stop(urls[0], "tenant:bank")
+    await asyncio.to_thread(wait_for, lambda: "tenant:bank" in stopped(urls[1]))
+    async with AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(httpx.AsyncClient(base_url=url, timeout=60.0)) for url in urls]
+        asking = [asyncio.create_task(load.ask(clients, number)) for number in range(arguments.clients)]
+        await asyncio.sleep(AROUND_S)
+        (proxy.cut if arguments.how == "cut" else proxy.hang)()
+        load.phase = PHASES[1]
+        await asyncio.sleep(arguments.seconds / 2)
+        began = time.monotonic()
+        await asyncio.to_thread(stop, urls[0], "rule:late")
+        metrics_s = await asyncio.to_thread(_metrics_s, urls[0])
+        held = {
+            "stop_s": time.monotonic() - began,
+            "metrics_s": metrics_s,
+            "kept": [sorted(await asyncio.to_thread(stopped, url)) for url in urls],
+        }
+        await asyncio.sleep(arguments.seconds / 2)
+        proxy.mend()
+        load.phase = PHASES[2]
+        held["reaches_the_other_s"] = await asyncio.to_thread(wait_for, lambda: "rule:late" in stopped(urls[1]))
+        await asyncio.sleep(AROUND_S)
+        load.is_over = True
+        await asyncio.gather(*asking)
+    return held
+
+
+def _metrics_s(url: str) -> float:
+    began = time.monotonic()
+    httpx.get(f"{url}/metrics", timeout=60.0).raise_for_status()
+    return time.monotonic() - began
+
+
+def num_records(setting: str) -> int:
+    with closing(opened(setting)) as database, database.read() as connection:
+        return connection.execute(select(func.count()).select_from(request_records)).scalar_one()
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=60.0)
+    parser.add_argument("--how", choices=("cut", "hang"), default="cut")
+    parser.add_argument("--clients", type=int, default=8)
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    load = Load()
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(TemporaryDirectory()))
+        direct = stack.enter_context(postgresql_setting())
+        with closing(opened(direct)) as database:
+            upgrade(database)
+        proxy, setting = stack.enter_context(proxied(direct))
+        urls = [stack.enter_context(server(setting, folder / name)) for name in ("a", "b")]
+        held = asyncio.run(run(urls, proxy, arguments, load))
+        delivered_s = wait_for(lambda: num_records(direct) >= load.num_answered)
+        num_delivered = num_records(direct)
+    found = {
+        "failed": len(load.failures),
+        "different": load.num_different,
+        "answered": {phase: len(one) for phase, one in load.latencies.items()},
+        "p50_s": {phase: round(statistics.median(one), 3) for phase, one in load.latencies.items()},
+        "longest_s": {phase: round(max(one), 3) for phase, one in load.latencies.items()},
+        "records": num_delivered,
+        "delivered_after_the_load_s": round(delivered_s, 2),
+        **held,
+    }
+    for name, value in found.items():
+        print(f"{name:<28} {value}")
+    print(*load.failures[:10], sep="\n")
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"provenance": provenance({}, {}), "figures": found}, indent=1))
+    sys.exit(bool(load.failures or load.num_different))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""The servers that use a store: each keeps a row alive, and rows without a server age out."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, delete, select
+
+from prolepsis.store.database import Database, database_time, insert_or_update
+from prolepsis.store.notices import notify
+from prolepsis.store.tables import replicas
+
+FORGOTTEN_S = 600.0
+"""A row that no server has kept alive for so long is deleted."""
+
+
+@dataclass(frozen=True, slots=True)
+class SeenReplica:
+    replica: str
+    facts: str
+    """JSON, as that server wrote it."""
+    started_at: float
+    """Seconds of Unix time, by the clock of the database."""
+    seen_s_ago: float
+
+
+class ReplicaTable:
+    """Each call waits for the database and may raise `StoreUnavailable`; none belongs on an event loop."""
+
+    def __init__(self, database: Database, *, now: Callable[[Connection], float] = database_time) -> None:
+        self._database = database
+        self._now = now
+
+    def keep(self, replica: str, facts: str) -> Sequence[SeenReplica]:
+        """Say that a server is there; return all that were lately, the longest running first."""
+        of = replicas.c
+        with self._database.write() as connection:
+            now = self._now(connection)
+            put = insert_or_update(connection, replicas)
+            put = put.values(replica=replica, facts=facts, started_at=now, seen_at=now)
+            new = {"facts": put.excluded.facts, "seen_at": put.excluded.seen_at}
+            connection.execute(put.on_conflict_do_update(index_elements=[of.replica], set_=new))
+            connection.execute(delete(replicas).where(of.seen_at < now - FORGOTTEN_S))
+            if connection.scalar(select(of.started_at).where(of.replica == replica)) == now:
+                notify(connection, "replicas")  # it is new: shares of limits change
+            rows = connection.execute(select(replicas).order_by(of.started_at, of.replica)).all()
+        return [SeenReplica(row.replica, row.facts, row.started_at, max(0.0, now - row.seen_at)) for row in rows]
+
+    def leave(self, replica: str) -> None:
+        """Remove a server that stops."""
+        with self._database.write() as connection:
+            connection.execute(delete(replicas).where(replicas.c.replica == replica))
+            notify(connection, "replicas")
