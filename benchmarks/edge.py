@@ -3,13 +3,14 @@
 Usage: python -m benchmarks.edge [--latency-ms 0,20,50] [--prompts 4] [--tokens 128] [--repeats 3] [--json OUT]
 
 A server with the default model on loopback is asked through a transport that holds back every request, and every part
-of every reply, for so many milliseconds; a round trip takes twice as long. Four ways of asking take turns prompt by
+of every reply, for so many milliseconds; a round trip takes twice as long. Five ways of asking take turns prompt by
 prompt, the first one rotates:
 
 - plain: the ordinary stream without speculation.
 - server: the ordinary stream; the server drafts by itself.
 - edge: `/v1/verify`, and only the client drafts, by prompt lookup over what it has seen of the answer and the prompt.
 - both: `/v1/verify`; client and server draft.
+- garbage: `/v1/verify`, and the client drafts tokens at random, 32 ahead, all the time: the worst it can do to itself.
 
 Prompts are conversations in which the user asks for an answer again with one change, of which a client can guess much,
 and questions, of which it can guess little. All outputs of one prompt and seed are compared. Told are, as medians over
@@ -21,6 +22,7 @@ import argparse
 import asyncio
 import json
 import multiprocessing
+import random
 import socket
 import statistics
 import time
@@ -42,6 +44,9 @@ from prolepsis.edge.client import EdgeClient
 from prolepsis.engine.build import assemble
 from prolepsis.engine.thread import ThreadEngineClient
 from prolepsis.models.load import load_model
+from prolepsis.spec.draft import Draft, chain
+from prolepsis.spec.proposer import Proposer, SequenceView
+from prolepsis.spec.proposers.prompt_lookup import PromptLookupProposer
 from prolepsis.telemetry.logs import configure_logs
 from prolepsis.telemetry.metrics import Metrics
 
@@ -64,6 +69,7 @@ MODES = {
     "server": {},
     "edge": {"proposer": "client"},
     "both": {},
+    "garbage": {"proposer": "client"},
 }
 Messages = list[dict[str, str]]
 
@@ -114,6 +120,19 @@ class Record:
     ratio: float
     """Of its rate to that of `plain`."""
     seen: Seen
+
+
+class Garbage(Proposer):
+    """Drafts tokens at random."""
+
+    name = "garbage"
+
+    def __init__(self) -> None:
+        self._draw = random.Random(0)
+
+    def propose(self, sequences: Sequence[SequenceView], limits: Sequence[int]) -> list[Draft | None]:
+        drawn = [tuple(self._draw.randrange(1000, 40_000) for _ in range(limit)) for limit in limits]
+        return [chain(tokens, self.name) for tokens in drawn]
 
 
 class Far(httpx.AsyncBaseTransport):
@@ -207,9 +226,9 @@ async def streamed(url: str, body: Mapping[str, object], latency_s: float) -> Se
     return Seen(text, num_tokens, time.perf_counter() - began, first_s)
 
 
-async def drafted(url: str, body: Mapping[str, object], latency_s: float) -> Seen:
+async def drafted(url: str, body: Mapping[str, object], latency_s: float, proposer: Proposer) -> Seen:
     """Ask as a client that drafts."""
-    async with EdgeClient(url, transport=Far(latency_s)) as client:
+    async with EdgeClient(url, proposer=proposer, transport=Far(latency_s)) as client:
         answer = await client.chat(body)
     drafts = answer.document["drafts"]
     assert answer.refusal is None, answer.refusal
@@ -237,7 +256,9 @@ async def ask(url: str, arm: str, prompt: Messages, *, seed: int, latency_s: flo
         "speculation": MODES[arm],
         "cache_salt": f"{arm} {seed} {latency_s}",  # nothing is learnt from another arm's answer
     }
-    return await (drafted if arm in ("edge", "both") else streamed)(url, body, latency_s)
+    if arm in ("plain", "server"):
+        return await streamed(url, body, latency_s)
+    return await drafted(url, body, latency_s, Garbage() if arm == "garbage" else PromptLookupProposer())
 
 
 async def measure(url: str, given: argparse.Namespace) -> list[Record]:
