@@ -8,10 +8,10 @@ undisturbed; then, in each round, ACT happens when every stream has begun, and e
 undisturbed one. Told are outputs that differ, requests that failed, and the longest gap of each stream less the longest
 of its undisturbed run.
 
-ACT is `kill` (SIGKILL to one replica), `stop` (SIGSTOP: it keeps its connections and says nothing, as behind a
-partition), or a command that replaces all replicas, such as `serve deploy`. With a command the requests are asked
-again and again until none of the first replicas is left, so that they meet every stage of it. A round begins when all
-replicas are there.
+ACT is `kill` (SIGKILL to one replica), `stop` (SIGSTOP: it keeps its connections and says nothing), or a command, such
+as `ip link set veth0 down` where a replica is behind veth0, or with --replaces one that replaces all replicas, such as
+`serve deploy`: then the requests are asked again until none of the first replicas is left, so that they meet every
+stage of it. A round begins when all replicas are there.
 """
 
 import argparse
@@ -150,7 +150,7 @@ def one_receives(number: signal.Signals) -> None:
     os.kill(random.choice(replica_processes()), number)
 
 
-def disturbed(act: str, url: str, asked: Sequence[dict[str, object]]) -> list[list[Answer | None]]:
+def disturbed(act: str, url: str, asked: Sequence[dict[str, object]], *, replaces: bool) -> list[list[Answer | None]]:
     """Return the answers of one round, for each time that all was asked."""
     if act in SIGNALS:
         return [asyncio.run(all_answers(url, asked, partial(one_receives, SIGNALS[act])))]
@@ -160,7 +160,7 @@ def disturbed(act: str, url: str, asked: Sequence[dict[str, object]]) -> list[li
         started.append(subprocess.Popen(shlex.split(act)))  # noqa: S603
 
     found = [asyncio.run(all_answers(url, asked, start))]
-    while started[0].poll() is None or first & set(replica_processes()):
+    while started[0].poll() is None or (replaces and first & set(replica_processes())):
         if time.monotonic() > end:
             raise SystemExit(f"after {WAIT_S:g} s some of the first replicas were still there")
         found.append(asyncio.run(all_answers(url, asked)))
@@ -204,6 +204,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("url")
     parser.add_argument("--act", default="kill", help="kill, stop, or a command")
+    parser.add_argument("--replaces", action="store_true", help="the command replaces all replicas")
     parser.add_argument("--model", default="smollm2-135m-instruct", help="its name in requests")
     parser.add_argument("--streams", type=int, default=48)
     parser.add_argument("--rounds", type=int, default=20)
@@ -218,7 +219,10 @@ def main() -> None:
     rounds: list[Round] = []
     for i in range(arguments.rounds):
         wait_for(number)
-        found = [compared(before, after) for after in disturbed(arguments.act, arguments.url, asked)]
+        found = [
+            compared(before, after)
+            for after in disturbed(arguments.act, arguments.url, asked, replaces=arguments.replaces)
+        ]
         print(f"round {i + 1}: {summary(found, len(asked))}")
         rounds += found
     print(f"all: {summary(rounds, len(asked))}")
