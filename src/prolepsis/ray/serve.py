@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
+from grpc.aio import AioRpcError
 from ray import serve
-from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
+from ray.exceptions import ActorUnavailableError, RayActorError
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle, DeploymentResponseGenerator
@@ -93,9 +94,14 @@ class ServeHandle:
     """A `Handle` over Ray Serve's."""
 
     handle: DeploymentHandle[Any]
+    is_local: bool = False
+    """All replicas are on this machine: requests and events then go over gRPC, at half of what objects of Ray cost.
+
+    Between machines they are objects, as Ray ends a call whose replica it gave up, and a partition ends no connection.
+    """
 
     def stream(self, request: GenerateRequest, controls: ControlState) -> "ServeResponses":
-        method = self.handle.options(stream=True).generate
+        method = self.handle.options(stream=True, _by_reference=not self.is_local).generate
         return ServeResponses(method.remote(request, controls))
 
     async def broadcast(self, method: str, *arguments: object, timeout_s: float = 60.0) -> Sequence[object]:
@@ -115,10 +121,10 @@ class ServeResponses:
         try:
             async for response in self.generator:
                 yield response
-        except (RayActorError, ActorUnavailableError, RayServeException) as error:
+        except (RayActorError, ActorUnavailableError, RayServeException, AioRpcError) as error:
             raise ReplicaLost(f"the replica is lost: {type(error).__name__}") from error
-        except RayTaskError as error:  # the replica lives, and did not expect this
-            raise EngineError(f"the replica failed: {error.cause!r}") from error
+        except Exception as error:  # contained: the replica lives, and did not expect this
+            raise EngineError(f"the replica failed: {error!r}") from error
 
     def cancel(self) -> None:
         self.generator.cancel()
@@ -211,7 +217,7 @@ def started(replicas: serve.Application) -> ServeHandle:
     ray.init(include_dashboard=False, configure_logging=False, _node_ip_address="127.0.0.1")
     serve.start(proxy_location="Disabled", logging_config=LoggingConfig(log_level="WARNING", enable_access_log=False))
     serve.run(replicas, name=APPLICATION, route_prefix=None)
-    return ServeHandle(serve.get_app_handle(APPLICATION))
+    return ServeHandle(serve.get_app_handle(APPLICATION), is_local=True)
 
 
 def stop_local() -> None:
