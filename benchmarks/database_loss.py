@@ -36,6 +36,7 @@ from tests.store.proxy import Proxy, proxied
 
 SERVE = [sys.executable, "-c", "from prolepsis.cli.main import app; app()", "serve"]
 SETTINGS = ["--replay-sample", "0", "--log-level", "error", "--requests-per-minute", "tenant=60000"]
+MODEL = "smollm2-135m-instruct"
 AROUND_S = 10.0
 WAIT_S = 180.0
 PHASES = ("before", "without", "after")
@@ -62,7 +63,8 @@ class Load:
         number = client
         while not self.is_over:
             seed = number % 16
-            body = {"prompt": f"Number {seed} is", "max_tokens": 24, "seed": seed, "temperature": 0.8 * (seed % 2)}
+            body = {"model": MODEL, "prompt": f"Number {seed} is", "max_tokens": 24, "seed": seed}
+            body["temperature"] = 0.8 * (seed % 2)
             began, phase = time.monotonic(), self.phase
             try:
                 reply = await clients[number % 2].post("/v1/completions", json=body)
@@ -177,6 +179,8 @@ def main() -> None:
         held = asyncio.run(run(urls, proxy, arguments, load))
         delivered_s = wait_for(lambda: num_records(direct) >= load.num_answered)
         num_delivered = num_records(direct)
+    if not all(load.latencies.values()):
+        raise SystemExit(f"a phase without an answer: {load.failures[:3]}")
     found = {
         "failed": len(load.failures),
         "different": load.num_different,
