@@ -240,7 +240,7 @@ CASES: Mapping[str, Case] = {
         {"ProposerFails ticket": "tickets", "BreakerOpen ticket": JOINS},
         fault="hanging-proposer",
     ),
-    "hanging-head": Case(begin_fault, 120.0, {"EngineStuck page": "pages"}, fault="hanging-head", policy=HEAD_ONLY),
+    "hanging-head": Case(begin_fault, 150.0, {"EngineStuck page": "pages"}, fault="hanging-head", policy=HEAD_ONLY),
     "full-disk": Case(fill_disk, 210.0, {"StoreDown page": "pages"}, on_tmpfs=True),
     "mismatch": Case(
         begin_fault,

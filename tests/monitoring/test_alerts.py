@@ -113,7 +113,7 @@ OTHERS = [
     Case("ServerDown", {'up{job="prolepsis", instance="a"}': "1x5 0x5"}, 8, ({"instance": "a"},)),
     Case("EngineStuck", {READY: "1x6 0x8"}, 3, ({"instance": "a"},), every="15s"),
     Case("EngineStuck", {READY: "1x16"}, 3, (), every="15s"),
-    Case("EngineStuck", {READY: "1x6 0x2 1x8"}, 3, (), every="15s"),  # one that restarts
+    Case("EngineStuck", {READY: "1x6 0x3 1x8"}, 3, (), every="15s"),  # one that restarts
     Case("EngineStuck", {READY: "1x6 0x2 1 0x2 1 0x2"}, 4, ({"instance": "a"},), every="15s"),  # again and again
     Case("EngineRestarted", {RESTARTS: "0x4 1x4"}, 6, ({"instance": "a"},)),
     Case("EngineRestarted", {RESTARTS: "1x8"}, 6, ()),
