@@ -115,31 +115,33 @@ async def damage_row(bench: Bench) -> Figures:
 
 
 async def damage_on_row(bench: Bench) -> Figures:
-    client = bench.client()
     found: Figures = {"decided_s": [], "warned_s": [], "steps_drafted_after": [], "outputs_changed": []}
-    terms = partial(RolloutPlan, shadow_percentage=0, step_weights="[80]", acceptance_rate=0.25, dry_length=True)
     found |= {"probed": [], "probes_ms_each": [], "probes_percent_of_steps": []}
+    for _ in range(bench.args.repeats):
+        await _damage_on(bench, found)
+    return found
+
+
+async def _damage_on(bench: Bench, found: Figures) -> None:
+    client = bench.client()  # metrics belong to one server
+    plan = RolloutPlan(shadow_percentage=0, step_weights="[80]", acceptance_rate=0.25, dry_length=True)
     probes, timings = client.engine.speculation.probes, client.engine.timings
     assert probes is not None, "the engine compares costs by the step"
-    with _damaged(client) as (folder, bad):
-        for i in range(bench.args.repeats):
-            files = folder / str(i)
-            files.mkdir()
-            async with _head_rollout(bench, client, terms(rule=f"head-{i}"), files) as traffic:
-                warm = Pace(at_once=2, most_s=600.0)
-                await ask_until(traffic, warm, lambda: traffic.server.last[0] == "completed")
-                before = max(bench.args.before, BEFORE_ON)
-                await in_flight([partial(traffic.ask, number) for number in range(before)], 2)
-                number, seconds, steps_s = probes.num_probed, probes.seconds, timings.totals.total
-                taken = await damage(traffic, client, bad, after=0, pace=Pace(per_s=1.0, most_s=400.0))
-            found["warned_s"] += _warnings(files / "store.sqlite", time.time() - time.monotonic() + taken.put_in_at)
-            _add_damage(found, taken, traffic)
-            number, seconds = probes.num_probed - number, probes.seconds - seconds
-            found["probed"].append(number)
-            found["probes_ms_each"].append(1000.0 * seconds / max(1, number))
-            found["probes_percent_of_steps"].append(100.0 * seconds / (timings.totals.total - steps_s))
+    with _damaged(client) as (files, bad):
+        async with _head_rollout(bench, client, plan, files) as traffic:
+            warm = Pace(at_once=2, most_s=600.0)
+            await ask_until(traffic, warm, lambda: traffic.server.last[0] == "completed")
+            before = max(bench.args.before, BEFORE_ON)
+            await in_flight([partial(traffic.ask, number) for number in range(before)], 2)
+            number, seconds, steps_s = probes.num_probed, probes.seconds, timings.totals.total
+            taken = await damage(traffic, client, bad, after=0, pace=Pace(per_s=1.0, most_s=400.0))
+        found["warned_s"] += _warnings(files / "store.sqlite", time.time() - time.monotonic() + taken.put_in_at)
+    _add_damage(found, taken, traffic)
+    number, seconds = probes.num_probed - number, probes.seconds - seconds
+    found["probed"].append(number)
+    found["probes_ms_each"].append(1000.0 * seconds / max(1, number))
+    found["probes_percent_of_steps"].append(100.0 * seconds / (timings.totals.total - steps_s))
     await client.end()
-    return found
 
 
 @contextmanager
