@@ -373,6 +373,7 @@ READING = {
         "audit export",
         "audit replay",
         "store status",
+        "replicas",
         "cost check",
         "cost history",
         "incident timeline",

@@ -24,6 +24,8 @@ from prolepsis.spec.call_watch import Superseded, WatchedCall
 
 _DEADLINE_GRACE_S = 0.03
 """The engine ends a request at its deadline between two steps, with all its figures; later it is ended without them."""
+_WATCHDOG_S = 1.0
+"""Most that the watchdog's thread is waited for: it looks up every few hundredths of a second."""
 
 
 class ThreadEngineClient:
@@ -42,6 +44,7 @@ class ThreadEngineClient:
         self.thread = self._new_thread()
         calls = engine.speculation.proposers.watch
         self.watchdog = Watchdog(calls, engine.watch, replace=self._replace_thread, give_up=self._give_up)
+        self._watching = threading.Thread(target=self.watchdog.watch, name="prolepsis-watchdog", daemon=True)
         self._closing = threading.Event()
         self._stopped = asyncio.Event()
         self._swapping = asyncio.Lock()
@@ -154,6 +157,8 @@ class ThreadEngineClient:
             if not self.watchdog.gave_up:
                 self.thread.join()  # it has nothing left to do
         self.watchdog.stop()
+        if self._loop is not None:
+            self._watching.join(_WATCHDOG_S)  # it refers to the engine, whose memory the next one may need
 
     def _deadline_timer(self, request: GenerateRequest) -> asyncio.TimerHandle | None:
         """End the request at its deadline even if the engine's thread hangs; between steps the engine does it."""
@@ -175,7 +180,7 @@ class ThreadEngineClient:
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
             self.thread.start()
-            threading.Thread(target=self.watchdog.watch, name="prolepsis-watchdog", daemon=True).start()
+            self._watching.start()
         assert self._loop is asyncio.get_running_loop(), "one client serves one event loop"
 
     def _new_thread(self, call: WatchedCall | None = None) -> threading.Thread:

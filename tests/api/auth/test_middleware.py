@@ -71,6 +71,7 @@ EXPECTED: dict[str, Roles | None] = {
     "POST /admin/audit/{entry}/replay": AUDITORS,
     "GET /admin/cost": READERS,
     "GET /admin/kill": WATCHERS,
+    "GET /admin/replicas": WATCHERS,
     "PUT /admin/kill": OPERATORS,
     "GET /admin/flags": WATCHERS,
     "PUT /admin/flags": OPERATORS,
