@@ -1,4 +1,4 @@
-# make help | setup | serve | check | test | bench | docs
+# make help | setup | serve | replicas | check | test | bench | docs
 #
 # PYTHON       the Python (3.11 or later) the virtual environment is made with
 # VENV         where the virtual environment is
@@ -6,10 +6,12 @@
 #              without an NVIDIA driver PyTorch's own index of CPU wheels, so that no CUDA packages are downloaded;
 #              elsewhere pip's configured index. TORCH_INDEX=none: pip's configured index in any case.
 # WORKERS      processes that share the tests; default: one a core, at most 4
-# ARGS         passed on to serve, test (pytest) and bench
+# REPLICAS     engines of `make replicas`; default: 3
+# ARGS         passed on to serve, replicas, test (pytest) and bench
 
 VENV ?= .venv
 ARGS ?=
+REPLICAS ?= 3
 WORKERS ?= auto
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
 	if $$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then echo $$p; break; fi; done)
@@ -22,13 +24,14 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 SPHINX := $(BIN)/python -m sphinx -c docs --fail-on-warning --keep-going --quiet
 STAMP := $(VENV)/.prolepsis-setup
 TORCH := $(VENV)/.prolepsis-torch
+RAY := $(VENV)/.prolepsis-ray
 TORCH_FLAGS := $(if $(filter-out none,$(TORCH_INDEX)),--extra-index-url $(TORCH_INDEX) --retries 1 --timeout 20)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model serve check test bench docs
+.PHONY: help setup model serve replicas check types lint layers links test bench docs
 
 help: ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(STAMP) ## make the virtual environment and install everything at pinned versions
 
@@ -52,11 +55,27 @@ model: setup
 serve: model ## serve the default model at 127.0.0.1:8000
 	$(BIN)/prolepsis serve $(ARGS)
 
+$(RAY): $(STAMP)
+	$(PIP) install --quiet -c constraints.txt -e '.[ray]'
+	@touch $@
+
+replicas: $(RAY) model ## serve it with several engines on Ray Serve
+	$(BIN)/prolepsis serve --replicas $(REPLICAS) $(ARGS)
+
 check: setup ## lint, formatting, types, layers, links of the documentation
+	@$(MAKE) --no-print-directory -j 2 types links layers lint
+
+types:
+	$(BIN)/mypy
+
+lint:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+
+layers:
 	$(BIN)/lint-imports
+
+links:
 	$(SPHINX) -b dummy . build/docs
 
 test: setup ## run the tests; those of the real model fetch it first

@@ -10,7 +10,9 @@ written nor counted as dropped. Without --store each repeat has a SQLite file of
 
 import argparse
 import json
+import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -31,6 +33,10 @@ SERVE = [
 ]
 
 
+def server(setting: str, port: int) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen([sys.executable, *SERVE, "--store", setting, "--port", str(port)])  # noqa: S603 - our own command
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3)
@@ -42,8 +48,7 @@ def main() -> None:
     with TemporaryDirectory() as folder:
         for i in range(args.repeats):
             setting = args.store or f"sqlite:///{folder}/{i}.sqlite"
-            command = [sys.executable, *SERVE, "--store", setting, "--port"]
-            for name, value in killed_under_load(command, setting, args.seconds).items():
+            for name, value in killed_under_load(partial(server, setting), setting, args.seconds).items():
                 found.setdefault(name, []).append(value)
     for name, figures in found.items():
         print(f"{name:<22} {shown(figures)}")

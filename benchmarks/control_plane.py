@@ -4,9 +4,9 @@ Usage: python -m benchmarks.control_plane ROW... [--repeats 5] [--tokens 32] [--
 
 ROW:
 - damage: a draft head is exchanged for a damaged one in mid-canary, at 5 canary requests/s: seconds until its rollout
-  is taken back, steps that draft after the decision.
+  is rolled back, steps that draft after the decision.
 - damage-on: the same after the rollout is on and some hundred requests showed the head's benefit, at one request a
-  second, without a guardrail that sees requests that do not draft: seconds until it is taken back, and until a warning
+  second, without a guardrail that sees requests that do not draft: seconds until it is rolled back, and until a warning
   says that the head's benefit is gone; how many requests were probed, and what that took of the steps' time.
 - kill: steps that draft after the kill switch was turned, with 8 answers in flight.
 - request: milliseconds that policy, flags, rollout, store and the rest of control add to a request (engine of scripts).
@@ -46,7 +46,7 @@ from prolepsis.telemetry.metrics import Metrics
 from tests.api.fakes import ByteTokenizer
 from tests.fake_client import INFO
 from tests.simulation.damaged_head import damaged_head
-from tests.simulation.rollouts import Pace, RolloutPlan, TakenBack, Traffic, ask_until, counted_once, damage, shown
+from tests.simulation.rollouts import Pace, RolledBack, RolloutPlan, Traffic, ask_until, counted_once, damage, shown
 from tests.simulation.server import (
     Body,
     Command,
@@ -65,7 +65,7 @@ OTHER_TRAFFIC_CLASS = "chat-completions/standard/structured/long"
 SILENT = "prediction"
 """A proposer that drafts for requests with a prediction, which none here has."""
 BEFORE_ON = 240
-"""Requests between the end of a rollout and the exchange: more than a benefit is learnt from."""
+"""Requests between the end of a rollout and the exchange: more than a benefit is learned from."""
 OFF = "default: {mode: off}\n"
 ON = "default: {mode: on}\n"
 Figures = dict[str, list[float]]
@@ -163,7 +163,7 @@ async def _head_rollout(bench: Bench, client: WatchedClient, plan: RolloutPlan, 
         yield traffic
 
 
-def _add_damage(found: Figures, taken: TakenBack, traffic: Traffic) -> None:
+def _add_damage(found: Figures, taken: RolledBack, traffic: Traffic) -> None:
     found["decided_s"].append(taken.decided_s)
     found["steps_drafted_after"].append(taken.drafted_after)
     found["outputs_changed"].append(traffic.num_wrong)

@@ -254,7 +254,7 @@ async def ask(url: str, arm: str, prompt: Messages, *, seed: int, latency_s: flo
         "max_tokens": tokens,
         "seed": seed,
         "speculation": MODES[arm],
-        "cache_salt": f"{arm} {seed} {latency_s}",  # nothing is learnt from another arm's answer
+        "cache_salt": f"{arm} {seed} {latency_s}",  # nothing is learned from another arm's answer
     }
     if arm in ("plain", "server"):
         return await streamed(url, body, latency_s)

@@ -11,6 +11,7 @@ FAULT:
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from prolepsis.cli.main import app
@@ -53,15 +54,20 @@ def hanging_head(begun: Path) -> None:
 def unverified(begun: Path) -> None:
     class Unverified(Verification):
         def verify(self, rows: Sequence[Row], computed: Computed) -> list[SampledTokens | None]:
-            found = super().verify(rows, computed)
-            if not begun.exists():
-                return found
-            return [
-                SampledTokens((row.draft.tokens[0],)) if result is not None and row.draft is not None else result
-                for row, result in zip(rows, found, strict=True)
-            ]
+            return super().verify(rows, _in_favour_of_drafts(rows, computed) if begun.exists() else computed)
 
     setattr(build, Verification.__name__, Unverified)
+
+
+def _in_favour_of_drafts(rows: Sequence[Row], computed: Computed) -> Computed:
+    """Return the pass as if the target were sure of each draft's first token."""
+    logits, first_row = computed.logits.clone(), 0
+    for row in rows:
+        if row.samples_next:
+            if row.draft is not None:
+                logits[first_row, row.draft.tokens[0]] = logits[first_row].max() + 100.0
+            first_row += 1 + (len(row.draft.tokens) if row.draft is not None else 0)
+    return replace(computed, logits=logits, argmax=None)
 
 
 FAULTS: dict[str, Callable[[Path], None]] = {

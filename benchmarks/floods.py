@@ -1,11 +1,12 @@
-"""Does a flood of one client slow another's stream? Gaps between the tokens of one stream beside hostile clients.
+"""What does a flood of one client cost another? Gaps of its stream, and times until the first token of new requests.
 
 Usage: python -m benchmarks.floods URL [--rounds 3] [--key KEY] [--other-key KEY] [--cases NAME ...] [--json OUT]
 
 A process of its own floods the server with one kind of request, again and again: bodies with more biases and stop
-strings than are allowed, the largest bodies that are parsed, many small requests at once that are refused, bodies in
-parts of one byte, long texts to tokenise. "busy" is a process that computes and asks nothing. In life such clients have
-machines of their own, so these run at the lowest priority and take what server and stream leave of the processor.
+strings than are allowed, the largest bodies, many small requests at once that are refused, bodies in parts of one byte,
+long texts to tokenise, long lists of token ids. "busy" is a process that computes and asks nothing. In life such
+clients have machines of their own, so these run at the lowest priority and take what server and stream leave of the
+processor.
 Rounds visit every case once, so drift of the machine touches all alike.
 """
 
@@ -17,15 +18,18 @@ import os
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
+from multiprocessing.synchronize import Event
 
 import httpx
 
 from benchmarks.other_tenants import TOO_MANY
-from benchmarks.stream_gaps import gaps, parser_of, report, signed, summary
-from prolepsis.web.uploads import body_limit
+from benchmarks.stream_gaps import first_token_s, gaps, parser_of, report, signed, summary
+from prolepsis.web.intake import body_limit
 
 MANY_AT_ONCE = 500
+NEW_REQUESTS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +86,15 @@ async def long_texts(target: Target, outcomes: Outcomes) -> None:
     await _post(target, "/tokenize", json.dumps({"prompt": text}).encode(), 4, outcomes)
 
 
-async def many_small(target: Target, outcomes: Outcomes) -> None:
-    body = json.dumps({"model": target.model, "prompt": "Hi", "max_tokens": -1}).encode()
+async def token_ids(target: Target, outcomes: Outcomes) -> None:
+    """As many as fit the largest body."""
+    ids = ",".join("1" for _ in range((body_limit(target.max_model_len) - 1024) // 2))
+    await _post(target, "/detokenize", f'{{"tokens":[{ids}]}}'.encode(), 4, outcomes)
+
+
+async def many_small(max_tokens: int, target: Target, outcomes: Outcomes) -> None:
+    options = {"max_tokens": max_tokens, "ignore_eos": True}
+    body = json.dumps({"model": target.model, "prompt": "Hi", **options}).encode()
     await _post(target, "/v1/completions", body, MANY_AT_ONCE, outcomes)
 
 
@@ -118,55 +129,76 @@ FLOODS: dict[str, Flood | None] = {
     "largest bodies": largest_bodies,
     "long conversations": long_conversations,
     "long texts": long_texts,
-    f"{MANY_AT_ONCE} small at once": many_small,
+    "token ids": token_ids,
+    f"{MANY_AT_ONCE} refused at once": partial(many_small, -1),
+    f"{MANY_AT_ONCE} of 1 token at once": partial(many_small, 1),
+    f"{MANY_AT_ONCE} of 16 tokens at once": partial(many_small, 16),
+    f"{MANY_AT_ONCE} of 512 tokens at once": partial(many_small, 512),
     "tiny parts": tiny_parts,
 }
 
 
-def flood(name: str, target: Target, seconds: float, found: "multiprocessing.Queue[Outcomes]") -> None:
-    """Flood for so many seconds, or until the process is ended."""
+def flood(name: str, target: Target, stop: Event, found: "multiprocessing.Queue[Outcomes]") -> None:
+    """Flood until told to stop, or until the process is ended."""
     work, outcomes = FLOODS[name], Outcomes()
     assert work is not None
     os.nice(19)
 
-    async def timed() -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await work(target, outcomes)
+    async def until_stopped() -> None:
+        flooding = asyncio.create_task(work(target, outcomes))
+        await asyncio.to_thread(stop.wait)
+        flooding.cancel()
+        with suppress(asyncio.CancelledError):
+            await flooding
 
-    asyncio.run(timed())
+    asyncio.run(until_stopped())
     found.put(outcomes)
+
+
+@dataclass
+class Seen:
+    """Of one case: a round's gaps, and its times until the first token, in each item."""
+
+    gaps: list[list[float]] = field(default_factory=list)
+    first: list[list[float]] = field(default_factory=list)
+    outcomes: Outcomes = field(default_factory=Outcomes)
 
 
 async def measure(args: argparse.Namespace) -> dict[str, object]:
     async with httpx.AsyncClient(base_url=args.url, timeout=600) as http:
         listed = (await http.get("/v1/models", headers=signed(args.key))).raise_for_status().json()
         model = listed["data"][0]["id"]
-        asked = await http.post("/tokenize", json={"prompt": "Hi"}, headers=signed(args.key))
+        asked = await http.post("/tokenize", json={"prompt": "Hi", "model": model}, headers=signed(args.key))
         target = Target(args.url, args.other_key, model, asked.raise_for_status().json()["max_model_len"])
-        seen: dict[str, list[list[float]]] = {}
-        outcomes: dict[str, Outcomes] = {}
+        cases = {name: Seen() for name in args.cases or FLOODS}
         for _ in range(args.rounds):
-            for name in args.cases or FLOODS:
-                streams, ended = await _beside(name, target, lambda: gaps(http, model, args.key))
-                seen.setdefault(name, []).append(streams)
-                outcomes.setdefault(name, Outcomes()).update(ended)
-    return {name: {**summary(rounds), "outcomes": dict(outcomes[name])} for name, rounds in seen.items()}
+            for name, seen in cases.items():
+                await _beside(name, target, seen, partial(_ask, http, model, args.key, seen))
+    return {
+        name: {"gaps": summary(seen.gaps), "first token": summary(seen.first), "outcomes": dict(seen.outcomes)}
+        for name, seen in cases.items()
+    }
 
 
-async def _beside(
-    name: str, target: Target, stream: Callable[[], Coroutine[None, None, list[float]]]
-) -> tuple[list[float], Outcomes]:
-    """Return the gaps of a stream beside a flood, and what became of the flood's requests."""
+async def _ask(http: httpx.AsyncClient, model: str, key: str, seen: Seen) -> None:
+    seen.gaps.append(await gaps(http, model, key))
+    seen.first.append([await first_token_s(str(http.base_url), model, key) for _ in range(NEW_REQUESTS)])
+
+
+async def _beside(name: str, target: Target, seen: Seen, ask: Callable[[], Coroutine[None, None, None]]) -> None:
+    """Ask beside a flood, and count what became of the flood's requests."""
     if FLOODS[name] is None:
-        return await stream(), Outcomes()
+        return await ask()
     context = multiprocessing.get_context("spawn")
     found: multiprocessing.Queue[Outcomes] = context.Queue()
-    process = context.Process(target=flood, args=(name, target, 4.5, found), daemon=True)
+    stop = context.Event()
+    process = context.Process(target=flood, args=(name, target, stop, found), daemon=True)
     process.start()
     await asyncio.sleep(2.0)  # it imports, connects and begins
     try:
-        return await stream(), await asyncio.to_thread(_first, found)
+        await ask()
+        stop.set()
+        seen.outcomes.update(await asyncio.to_thread(_first, found))
     finally:
         process.kill()
         process.join()

@@ -4,7 +4,7 @@ Usage: python -m benchmarks.grammar_libraries [--model NAME] [--repeats 5] [--js
 
 Each library that is installed compiles ten schemas for the model's vocabulary, without its cache, and walks an instance
 of each token by token: a mask, then the token. A first walk starts from the freshly compiled grammar (cold), a second
-follows with what the library has learnt (warm). Compact JSON in the style of `json.dumps` for both. A token that a
+follows with what the library has learned (warm). Compact JSON in the style of `json.dumps` for both. A token that a
 library refuses is counted, not hidden.
 """
 

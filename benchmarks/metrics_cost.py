@@ -23,8 +23,8 @@ from prolepsis.cli.bench.provenance import provenance
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.ended import PromptEnded, RequestAbout, RequestEnded
 from prolepsis.core.events import Terminal, Tokens
-from prolepsis.core.remote import RemoteRounds
 from prolepsis.core.requests import GenerateRequest, SamplingParams
+from prolepsis.core.rounds import RemoteRounds
 from prolepsis.core.stats import RequestStats
 from prolepsis.core.token_intervals import TokenIntervals
 from prolepsis.engine.client import EngineClient

@@ -34,8 +34,8 @@ from prolepsis.cli.bench.prompts import EncodedPrompt, encode_prompts, load_prom
 from prolepsis.cli.bench.provenance import provenance
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.plan import SpecPlan
-from prolepsis.core.remote import RemoteOutcome
 from prolepsis.core.requests import SamplingParams
+from prolepsis.core.rounds import RemoteOutcome
 from prolepsis.engine.start import start_engine
 from prolepsis.telemetry.logs import configure_logs
 from prolepsis.telemetry.metrics import Metrics
@@ -102,7 +102,7 @@ class CountingArm(EngineArm):
     """Counts the processor seconds of this process and the server's, by round."""
 
     def __init__(self, arm: Arm, setup: ArmSetup, server: int, latency_ms: float) -> None:
-        """`server`: its process; `latency_ms`: nothing learnt at another latency is used."""
+        """`server`: its process; `latency_ms`: nothing learned at another latency is used."""
         super().__init__(arm, setup)
         self._latency_ms = latency_ms
         self.cpu_s: defaultdict[str, float] = defaultdict(float)

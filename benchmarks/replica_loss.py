@@ -11,7 +11,7 @@ of its undisturbed run.
 ACT is `kill` (SIGKILL to one replica), `stop` (SIGSTOP: it keeps its connections and says nothing), or a command, such
 as `ip link set veth0 down` where a replica is behind veth0, or with --replaces one that replaces all replicas, such as
 `serve deploy`: then the requests are asked again until none of the first replicas is left, so that they meet every
-stage of it. A round begins when all replicas are there.
+stage of it. A round begins when all replicas are ready.
 """
 
 import argparse
@@ -145,15 +145,11 @@ async def all_answers(
         return list(await asyncio.gather(*answers))
 
 
-def one_receives(number: signal.Signals) -> None:
-    """Send a signal to one replica."""
-    os.kill(random.choice(replica_processes()), number)
-
-
 def disturbed(act: str, url: str, asked: Sequence[dict[str, object]], *, replaces: bool) -> list[list[Answer | None]]:
     """Return the answers of one round, for each time that all was asked."""
     if act in SIGNALS:
-        return [asyncio.run(all_answers(url, asked, partial(one_receives, SIGNALS[act])))]
+        one = random.choice(replica_processes())  # now: to look for them takes up to 2 s, in which nobody would read
+        return [asyncio.run(all_answers(url, asked, partial(os.kill, one, SIGNALS[act])))]
     first, started, end = set(replica_processes()), list[subprocess.Popen[bytes]](), time.monotonic() + WAIT_S
 
     def start() -> None:
@@ -169,13 +165,20 @@ def disturbed(act: str, url: str, asked: Sequence[dict[str, object]], *, replace
     return found
 
 
-def wait_for(number: int) -> None:
-    """Wait until so many replicas have their engines: a process has its name before its model."""
+def wait_for(number: int, url: str) -> None:
+    """Wait until front doors have so many replicas that are ready, and know of no other one."""
     end = time.monotonic() + WAIT_S
-    while len(replica_processes()) < number:
+    while len(there := set(replica_processes())) < number or any(ready != there for ready in ready_at_doors(url)):
         if time.monotonic() > end:
-            raise SystemExit(f"{number} replicas were not there within {WAIT_S:g} s")
+            raise SystemExit(f"{number} replicas were not ready within {WAIT_S:g} s")
         time.sleep(0.5)
+
+
+def ready_at_doors(url: str) -> list[set[int]]:
+    """Return the processes of the replicas that each front door shows as ready."""
+    servers = httpx.get(f"{url}/admin/replicas", timeout=WAIT_S).raise_for_status().json()["replicas"]
+    serving = [server["engines"] for server in servers if server["state"] == "ready"]
+    return [{int(one["name"].rsplit("-", 2)[1]) for one in engines if one["ready"]} for engines in serving]
 
 
 def compared(before: Sequence[Answer | None], after: Sequence[Answer | None]) -> Round:
@@ -218,7 +221,7 @@ def main() -> None:
     print(f"undisturbed, twice: {again.num_different} different, {again.num_failed} failed, {number} replicas")
     rounds: list[Round] = []
     for i in range(arguments.rounds):
-        wait_for(number)
+        wait_for(number, arguments.url)
         found = [
             compared(before, after)
             for after in disturbed(arguments.act, arguments.url, asked, replaces=arguments.replaces)

@@ -32,24 +32,26 @@ from prometheus_client import CollectorRegistry
 
 from prolepsis.cli.bench.provenance import provenance
 from prolepsis.core.config import EngineConfig
-from prolepsis.core.requests import GenerateRequest
 from prolepsis.engine.client import EngineHealth
 from prolepsis.engine.process.messages import Observed, Status
 from prolepsis.engine.profile import measure
 from prolepsis.engine.timings import PHASES
 from prolepsis.models.load import load_model
-from prolepsis.ray.affinity import PrefixRouter
-from prolepsis.ray.client import REPORT_S, ReplicasClient, Responses
-from prolepsis.ray.messages import ControlState, Report
+from prolepsis.ray.affinity import PrefixRouter, Router
+from prolepsis.ray.client import REPORT_S, ReplicasClient
+from prolepsis.ray.connection import Address
+from prolepsis.ray.messages import Report
 from prolepsis.spec.cost import CostCurve
 from prolepsis.store.store import open_store
 from prolepsis.telemetry.metrics import Metrics
 from tests.fake_client import INFO
-from tests.simulation.replicas import Door, Machine, Outcome, RoundRobin, Router, simulate
+from tests.simulation.replicas import Door, Machine, Outcome, RoundRobin, simulate
 from tests.simulation.shared_prefixes import mooncake
 from tests.store.fakes import STATS, record
 
 ROUTERS: dict[str, Callable[[], Router]] = {"round robin": RoundRobin, "prefix": PrefixRouter}
+ADDRESS = Address("127.0.0.1", 9, b"")
+"""Of replicas that nothing is asked of."""
 PASS_TOKENS = (1, 2, 4, 8, 16, 32, 64, 256)
 TRACE_RATE = 3.4
 """Requests a second of the trace as it was recorded."""
@@ -79,9 +81,6 @@ class Reports:
 
     pickled: Sequence[bytes]
 
-    def stream(self, request: GenerateRequest, controls: ControlState) -> Responses:
-        raise NotImplementedError("nothing is generated here")
-
     async def broadcast(self, method: str, *arguments: object, timeout_s: float = 60.0) -> Sequence[object]:
         return [pickle.loads(one) for one in self.pickled]  # noqa: S301  # made here
 
@@ -92,7 +91,7 @@ def report_ms() -> float:
     num_steps = int(STEPS_PER_S * REPORT_S)
     observed = (*[step] * num_steps, Observed("request_ended", (STATS,)))
     health = EngineHealth(alive=True, ready=True, detail="", num_running=4, num_waiting=0, kv_usage=0.5)
-    reports = [Report(f"replica-{i}", Status(health, INFO, (), ()), observed, 0) for i in range(64)]
+    reports = [Report(f"replica-{i}", ADDRESS, Status(health, INFO, (), ()), observed, 0) for i in range(64)]
     client = ReplicasClient(Reports([pickle.dumps(one) for one in reports]), reports, Metrics())
     times = []
     for _ in range(20):

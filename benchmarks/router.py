@@ -34,11 +34,11 @@ from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.engine.client import EngineClient
 from prolepsis.engine.start import start_engine
-from prolepsis.ray.affinity import PrefixRouter, page_hashes
+from prolepsis.ray.affinity import PrefixRouter, Router, page_hashes
 from prolepsis.ray.autoscaling import Scaling
 from prolepsis.ray.client import ReplicasClient
 from prolepsis.ray.messages import Report
-from tests.simulation.replicas import RoundRobin, Router
+from tests.simulation.replicas import RoundRobin
 from tests.simulation.shared_prefixes import SMALL_VOCABULARY, Conversations, User, mooncake
 from tests.train.targets import config_of, save_target
 
@@ -69,20 +69,38 @@ class Served:
         return max(self.sent.values()) * len(self.sent) / self.sent.total()
 
 
+class BothRouters:
+    """A `Router` that chooses as ours does or takes turns, as each request's cache salt says."""
+
+    def __init__(self) -> None:
+        self._routers: Mapping[str, Router] = {ROUND_ROBIN: RoundRobin(), PREFIX: PrefixRouter()}
+        self.tokens: Mapping[str, Counter[str]] = {name: Counter() for name in self._routers}
+        """Prompt tokens sent to replicas, by router."""
+
+    def ranked(self, request: GenerateRequest, loads: Mapping[str, int]) -> Sequence[str]:
+        return self._routers[_router_of(request)].ranked(request, loads)
+
+    def sent(self, request: GenerateRequest, replica: str) -> None:
+        name = _router_of(request)
+        self._routers[name].sent(request, replica)
+        self.tokens[name][replica] += len(request.prompt_token_ids)
+
+
+def _router_of(request: GenerateRequest) -> str:
+    return request.cache_salt.split("/", maxsplit=1)[0]
+
+
 class Replicas:
     """Engines in this process, and who of them is asked."""
 
-    def __init__(self, engines: Mapping[str, EngineClient]) -> None:
+    def __init__(self, engines: Mapping[str, EngineClient], router: BothRouters) -> None:
         self._engines = engines
+        self._router = router
         self._loads = dict.fromkeys(engines, 0)
-        self._routers: dict[str, Router] = {ROUND_ROBIN: RoundRobin(), PREFIX: PrefixRouter()}
-        self.sent: Mapping[str, Counter[str]] = {name: Counter(dict.fromkeys(engines, 0)) for name in self._routers}
 
     async def generate(self, request: GenerateRequest) -> AsyncIterator[Event]:
-        by = request.cache_salt.split("/")[0]
-        name = self._routers[by].ranked(request, self._loads)[0]
-        self._routers[by].sent(request, name)
-        self.sent[by][name] += len(request.prompt_token_ids)
+        name = self._router.ranked(request, self._loads)[0]
+        self._router.sent(request, name)
         self._loads[name] += 1
         try:
             async for event in self._engines[name].generate(request):
@@ -162,14 +180,13 @@ def engines_here(arguments: argparse.Namespace) -> Iterator[tuple[Generate, Mapp
         changes = {"forward": "native", "proposers": (), "kv_memory": arguments.kv_memory, "max_step_tokens": 512}
         config = config_of(target).model_copy(update=changes)
         engines = {f"replica-{i}": start_engine(config).client for i in range(arguments.replicas)}
-        replicas = Replicas(engines)
-        yield replicas.generate, replicas.sent
+        router = BothRouters()
+        yield Replicas(engines, router).generate, router.tokens
 
 
 @contextmanager
 def engines_on_ray(arguments: argparse.Namespace) -> Iterator[tuple[Generate, Mapping[str, Counter[str]]]]:
     """Start engines of the model on Ray Serve; yield how to ask them, and what was sent to each."""
-    from benchmarks.both_routers import BothRouters
     from prolepsis.ray.serve import engine_deployment, sharing_cores, started, stop_local
 
     config = EngineConfig(model=arguments.model, kv_memory=arguments.kv_memory)
@@ -177,10 +194,11 @@ def engines_on_ray(arguments: argparse.Namespace) -> Iterator[tuple[Generate, Ma
         sharing_cores(config, arguments.replicas),
         Scaling(least=arguments.replicas, most=arguments.replicas),
     )
-    handle = started(engine_deployment(shared, scaling, router="benchmarks.both_routers.BothRouters"))
+    handle = started(engine_deployment(shared, scaling))
     reports = [reply for reply in handle.handle.broadcast("report").results() if isinstance(reply, Report)]
     try:
-        yield ReplicasClient(handle, reports).generate, BothRouters.sent
+        router = BothRouters()
+        yield ReplicasClient(handle, reports, router=router).generate, router.tokens
     finally:
         stop_local()
 

@@ -1,4 +1,4 @@
-"""Gaps between the tokens of one client's stream, for benchmarks of what other clients do to it."""
+"""Gaps between the tokens of one client's stream, and how long its new requests wait, for benchmarks of floods."""
 
 import argparse
 import asyncio
@@ -29,6 +29,20 @@ async def gaps(http: httpx.AsyncClient, model: str, key: str) -> list[float]:
                 found.append(now - last)
                 last = now
     return found[1:]
+
+
+async def first_token_s(url: str, model: str, key: str) -> float:
+    """Return the seconds from a new connection to the first chunk of its stream, which is read to its end."""
+    body = {"model": model, "prompt": PROMPT, "max_tokens": 2, "stream": True, "ignore_eos": True, "temperature": 0}
+    async with httpx.AsyncClient(base_url=url, timeout=600) as http:
+        began, first = time.perf_counter(), None
+        async with http.stream("POST", "/v1/completions", json=body, headers=signed(key)) as reply:
+            reply.raise_for_status()
+            async for line in reply.aiter_lines():
+                if line.startswith("data: {") and first is None:
+                    first = time.perf_counter() - began
+    assert first is not None, "the stream has a chunk"
+    return first
 
 
 def signed(key: str) -> dict[str, str]:

@@ -3,7 +3,7 @@
 Usage: python -m benchmarks.watch_alarms [--rules 100] [--days 30] [--repeats 10] [--json OUT]
 
 Each rule has eight guardrails, a holdout of 5 % and a request a second; traffic drifts as in `rollout_guarantees`.
-False alarms: rules that would be taken back within the days though nothing is worse (Clopper-Pearson interval, 95 %).
+False alarms: rules that would be rolled back within the days though nothing is worse (Clopper-Pearson interval, 95 %).
 Damage comes after an hour of good service and is judged by the code that serves; shown are median, minimum and maximum
 of the seconds to the alarm, and how often none came within four hours.
 """

@@ -2,7 +2,6 @@
 
 import gc
 import os
-import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import structlog
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
@@ -24,13 +24,16 @@ DEFAULT_MODEL = "test_default_model"
 
 MADE_ONCE = (
     "fastapi.routing.create_model_field",
+    "fastapi.routing.compile_path",
     "httpx.create_ssl_context",
     "httpx._transports.default.create_ssl_context",
     "httpx2._transports.default.create_ssl_context",
 )
-"""Functions that are remembered by their arguments: the validators of replies, and the certificates of authorities."""
+"""Functions remembered by their arguments: validators of replies, patterns of paths, certificates of authorities."""
 
 gc.disable()  # until all tests are imported: each full collection takes longer than the one before, and finds nothing
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each process that a test starts would compile the package again
 if "PYTEST_XDIST_WORKER" in os.environ:  # workers share the cores: set before torch is imported
     os.environ["OMP_NUM_THREADS"] = "1"
 
@@ -73,6 +76,13 @@ def own_data_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
         yield
 
 
+@pytest.fixture(autouse=True)
+def own_logs() -> Iterator[None]:
+    """What a test or a command in it sets of the log ends with the test."""
+    yield
+    structlog.reset_defaults()
+
+
 @pytest.fixture(scope="session")
 def loaded() -> "LoadedModel":
     """The default model; skips where it is not on this machine."""
@@ -94,26 +104,12 @@ def strict(loaded: "LoadedModel") -> bool:
     return decide(loaded.model, "auto").mode == "strict"
 
 
-@pytest.fixture(scope="session")
-def migrated_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A file of SQLite with the schema and nothing in it, for copies."""
-    from prolepsis.store.migrate import upgrade
-    from tests.store.databases import opened, sqlite_setting
-
-    folder = tmp_path_factory.mktemp("migrated")
-    with closing(opened(sqlite_setting(folder))) as database:
-        upgrade(database)
-        assert database.file is not None
-        return database.file
-
-
 @pytest.fixture
-def sqlite(migrated_sqlite: Path, tmp_path: Path) -> str:
+def sqlite(tmp_path: Path) -> str:
     """The `store` setting of a file of SQLite with the schema and nothing in it."""
-    from tests.store.databases import sqlite_setting
+    from tests.store.databases import migrated_setting
 
-    shutil.copy(migrated_sqlite, tmp_path)
-    return sqlite_setting(tmp_path)
+    return migrated_setting(tmp_path)
 
 
 @pytest.fixture

@@ -48,7 +48,7 @@ async def measure_with_peers(  # noqa: PLR0917  # the engine with its tokenizer 
     notify: Notify = note,
     loop: Path = LOOP,
 ) -> dict[str, Any]:
-    """Measure `job` with peers among the arms and return the report; raises what fails but for peers."""
+    """Measure `job` with peers among the arms and return the report; raises what fails except for peers."""
     limits = PeerLimits(
         threads=threads,
         max_tokens=job.params.max_tokens,

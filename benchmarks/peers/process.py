@@ -150,7 +150,7 @@ class PeerProcess:
         self._signal(signal.SIGSTOP)
 
     async def begin(self, round_name: str) -> None:
-        """Forget cached prefixes and learnt outputs; the name of the round is not used."""
+        """Forget cached prefixes and learned outputs; the name of the round is not used."""
         await self._awake({"op": "begin"})
 
     async def run(self, prompts: Sequence[EncodedPrompt], concurrency: int) -> Turn:

@@ -1,4 +1,6 @@
 import asyncio
+import io
+import json
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -8,7 +10,6 @@ from dataclasses import dataclass, field
 import httpx
 import openai
 import pytest
-import structlog
 import uvicorn
 
 from prolepsis.api.app import build
@@ -90,11 +91,17 @@ def served(
         listener.close()
 
 
-@pytest.fixture(scope="package", autouse=True)
-def few_logs() -> Iterator[None]:
+@pytest.fixture(autouse=True)
+def few_logs() -> None:
     configure_logs("error")
-    yield
-    structlog.reset_defaults()
+
+
+@pytest.fixture
+def lines() -> Callable[[], list[dict[str, object]]]:
+    """Return what reads the log lines since the test began, of level info and above."""
+    out = io.StringIO()
+    configure_logs("info", as_json=True, stream=out)
+    return lambda: [json.loads(line) for line in out.getvalue().splitlines()]
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from starlette.responses import Response, StreamingResponse
 
 from prolepsis.api.auth.key_file import KeyFile, new_key
 from prolepsis.api.auth.keys import Keys
-from prolepsis.api.idempotency import Answer, Answers, Idempotency
+from prolepsis.api.idempotency import UNREAD_BYTES, Answer, Answers, Idempotency
 from prolepsis.api.openai.bodies import CompletionBody
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import DeadlineExceeded
@@ -178,8 +178,12 @@ class Asked:
         size: int = 10,
         parts: int = 1,
         held: asyncio.Event | None = None,
+        reading: asyncio.Event | None = None,
     ) -> bytes:
-        """Return the answer, of so many parts of a size; it begins once `held` is set."""
+        """Return the answer, of so many parts of a size, as far as it came; it begins once `held` is set.
+
+        The client takes nothing before `reading` is set.
+        """
         caller = Caller("k", tenant, frozenset({"client"}), "standard")
         headers = [(b"idempotency-key", key.encode())]
         scope = {"type": "http", "path": "/", "headers": headers, "state": {"caller": caller}}
@@ -200,6 +204,8 @@ class Asked:
 
         async def send(message: object) -> None:
             assert isinstance(message, dict)
+            if reading is not None:
+                await reading.wait()
             sent.extend(message.get("body", b""))
 
         body = CompletionBody(model="tiny", prompt=["Hi"])
@@ -283,6 +289,34 @@ async def test_an_answer_that_outgrows_its_room_without_a_client_takes_none() ->
     await answer.task
     assert asked.kept.answers.num_bytes < 3_000
     assert asked.most_bytes < 32_000
+
+
+async def test_clients_that_read_slowly_hold_a_bounded_part_and_nobody_waits_for_them() -> None:
+    asked, held, reading = Asked(idempotency_bytes=20_000), asyncio.Event(), asyncio.Event()
+    size, parts = 100_000, 40
+    clients = [None, reading, None, reading]
+    asking = [
+        asyncio.create_task(asked.ask("one", size=size, parts=parts, held=held, reading=client)) for client in clients
+    ]
+    await asyncio.sleep(0)
+    held.set()
+    assert [len(await asking[i]) for i in (0, 2)] == [size * parts] * 2, "before the slow ones have taken anything"
+    assert not asking[1].done()
+    assert asked.most_bytes < UNREAD_BYTES + 2 * size
+    assert asked.kept.answers.num_bytes < 3_000, "what slow clients have lost is forgotten"
+    assert await asked.ask("one", "other") == b"x" * 10
+    reading.set()
+    assert all(len(answer) < size * parts for answer in await asyncio.gather(asking[1], asking[3]))
+
+
+async def test_a_whole_answer_beyond_its_room_reaches_a_client_that_reads_slowly() -> None:
+    asked, held, reading = Asked(idempotency_bytes=20_000), asyncio.Event(), asyncio.Event()
+    asking = asyncio.create_task(asked.ask("one", size=2 * UNREAD_BYTES, held=held, reading=reading))
+    await asyncio.sleep(0)
+    held.set()
+    await asyncio.sleep(0)
+    reading.set()
+    assert len(await asking) == 2 * UNREAD_BYTES
 
 
 async def test_the_total_is_that_of_the_answers_that_are_kept() -> None:

@@ -1,23 +1,27 @@
 """More clients than the process has descriptors for, against a server in a process with few of them."""
 
+import errno
 import os
 import resource
+import select
 import signal
 import socket
+import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 
 import httpx
 import pytest
 
+from prolepsis.api.run import bind
 from prolepsis.core.config import ServerConfig
 from tests.api.conftest import served
 from tests.api.fakes import FakeEngine
 from tests.api.raw_http import error_of
-from tests.api.test_run import wait_until_live
+from tests.server_process import wait_until_live
 
 REQUEST = b"GET /health/live HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
 NUM_CLIENTS = 150
@@ -74,3 +78,21 @@ def test_every_client_is_answered_where_descriptors_run_out(silent: int) -> None
         assert found.total() == NUM_CLIENTS - silent
         stack.close()
         wait_until_live(str(url))  # it has yet to see that the clients are gone
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a connection whose client takes nothing")
+def test_the_kernel_ends_a_connection_whose_client_takes_nothing_of_what_is_left() -> None:
+    """As when the route has ended and the rest of its answer is with the kernel."""
+    with bind(ServerConfig(port=0, write_timeout_s=0.1)) as listener, socket.socket() as client:
+        listener.listen()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(listener.getsockname())
+        with socket.socket.accept(listener)[0] as connection:
+            connection.setblocking(False)
+            with suppress(BlockingIOError):
+                while True:
+                    connection.send(b"x" * 65536)
+            poll = select.poll()
+            poll.register(connection, select.POLLERR)
+            assert poll.poll(60_000)
+            assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ETIMEDOUT

@@ -51,7 +51,7 @@ async def test_an_answer_is_counted_with_its_latencies(client: Connect) -> None:
     text = (await http.get("/metrics")).text
     by = 'route="/v1/completions",tier="standard"'
     assert f'prolepsis_requests_total{{outcome="finished",{by}}} 1.0' in text
-    assert f'prolepsis_e2e_request_latency_seconds_count{{mode="on",{by}}} 1.0' in text
+    assert f'prolepsis_e2e_request_latency_seconds_count{{mode="on",outcome="finished",{by}}} 1.0' in text
     assert 'prolepsis_request_stream_time_seconds_count{tier="standard"} 1.0' in text
 
 

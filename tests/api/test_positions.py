@@ -69,5 +69,5 @@ def test_positions_name_what_came_and_what_was_expected() -> None:
     positions.check(0, 0, 3)
     positions.check(1, 0, 1)
     positions.check(0, 3, 2)
-    with pytest.raises(TokensOutOfPlace, match="sample 0 goes on at token 6; allowed: 5"):
+    with pytest.raises(TokensOutOfPlace, match="sample 0 continues at token 6; allowed: 5"):
         positions.check(0, 6, 1)

@@ -57,7 +57,7 @@ def test_the_clock_of_the_second_request_starts_with_the_end_of_the_first(impati
     assert seconds > 0.45
 
 
-def test_who_says_nothing_is_told_nothing(impatient: Served) -> None:
+def test_a_silent_connection_gets_no_answer(impatient: Served) -> None:
     with connected(impatient) as client:
         received, seconds = trickled(client, b"")
     assert received == b""
@@ -73,7 +73,7 @@ def test_a_body_that_trickles_in_ends_with_408_and_then_without_a_connection(imp
     assert seconds > 0.65, "the rest of the body was waited for"
 
 
-def test_a_slow_answer_is_no_slow_client() -> None:
+def test_a_slow_answer_does_not_count_as_a_slow_client() -> None:
     config = ServerConfig(header_timeout_s=0.1)
     with served(FakeEngine(delay_s=0.1), config) as running, httpx.Client(base_url=running.url) as client:
         for _ in range(2):
@@ -105,7 +105,7 @@ def test_one_connection_too_many_is_503_until_another_ends() -> None:
             assert time.monotonic() < end
 
 
-def test_who_connects_and_says_nothing_locks_nobody_out() -> None:
+def test_silent_connections_lock_no_client_out() -> None:
     with served(FakeEngine(), ServerConfig(max_connections=3)) as running, ExitStack() as stack:
         silent = [stack.enter_context(connected(running)) for _ in range(3)]
         with connected(running) as client:
@@ -115,7 +115,7 @@ def test_who_connects_and_says_nothing_locks_nobody_out() -> None:
         assert refused(running, "too_many_connections") == 0
 
 
-def test_what_is_no_http_is_400_in_our_shape(impatient: Served) -> None:
+def test_input_that_is_not_http_gets_400_in_our_shape(impatient: Served) -> None:
     with connected(impatient) as client:
         client.send(b"\x16\x03\x01 hello\r\n\r\n")
         status, error = error_of(trickled(client, b"")[0])
@@ -129,7 +129,7 @@ def test_headers_far_beyond_the_limit_are_431_although_much_of_them_is_not_read(
     assert (status, error["code"], error["connection"]) == (431, "request_headers_too_large", "close")
 
 
-def test_nonsense_in_the_middle_of_an_answer_is_told_after_it() -> None:
+def test_invalid_input_during_an_answer_is_reported_after_it() -> None:
     with served(FakeEngine(delay_s=0.1)) as running, connected(running) as client:
         body = json.dumps({"model": "tiny", "prompt": "Hi", "stream": True, "max_tokens": 30}).encode()
         head = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\n\r\n" % len(body)

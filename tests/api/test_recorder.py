@@ -105,7 +105,7 @@ class Drafting(FakeEngine):
 
 
 @pytest.mark.parametrize(("stream", "delivered"), [(False, 0), (True, 2)])
-async def test_of_a_whole_answer_that_fails_nothing_is_recorded_as_delivered(
+async def test_a_whole_answer_that_fails_counts_as_not_delivered(
     store: Store, connect: Callable[..., httpx.AsyncClient], stream: bool, delivered: int
 ) -> None:
     client = connect(Drafting(fail_after=1, error=DeadlineExceeded("too late")))
@@ -199,7 +199,7 @@ async def test_run_and_arm_of_a_rollout_are_recorded(store: Store, tmp_path: Pat
     assert record.policy_rule is not None
 
 
-async def test_what_flags_said_is_recorded_with_its_reason(store: Store, tmp_path: Path) -> None:
+async def test_flag_decisions_are_recorded_with_their_reason(store: Store, tmp_path: Path) -> None:
     flags = FlagFileProvider(write(tmp_path / "flags.json", flag(), also={"new": flag(default="off")}))
     config = ServerConfig(kill_file=tmp_path / "kill.json")
     (tmp_path / "policy.yaml").write_text("rules: [{name: new, match: {flag: new}, mode: on}]")

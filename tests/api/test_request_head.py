@@ -52,7 +52,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_can_be_read_in_two_ways_is_refused_and_the_connection_closed(shared: Served, name: str) -> None:
+def test_ambiguous_heads_are_refused_and_the_connection_is_closed(shared: Served, name: str) -> None:
     sent, expected, what = REFUSED[name]
     num_requests = len(shared.engine.requests)
     status, error = error_of(answered(shared, sent))
@@ -70,7 +70,7 @@ def test_what_can_be_read_in_two_ways_is_refused_and_the_connection_closed(share
         post(LENGTH, b"x-one: a", b"x-one: a"),
     ],
 )
-def test_what_http_allows_is_served(shared: Served, sent: bytes) -> None:
+def test_valid_heads_are_served(shared: Served, sent: bytes) -> None:
     received = answered(shared, sent)
     assert received.startswith(b"HTTP/1.1 200")
     assert received.count(b"HTTP/1.1 200") == 2

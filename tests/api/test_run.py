@@ -3,12 +3,10 @@
 import shutil
 import signal
 import socket
-import ssl
 import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -18,83 +16,18 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from prolepsis.api.app import build
 from prolepsis.api.run import StartedEngine, StoppingServer, bind, serve
 from prolepsis.core.config import EngineConfig, ServerConfig
-from prolepsis.core.errors import ConfigError
+from prolepsis.core.errors import ConfigError, EngineDead
 from prolepsis.telemetry.metrics import Metrics
+from tests.api.conftest import served
 from tests.api.fakes import ByteTokenizer, FakeEngine
+from tests.api.raw_http import connected
+from tests.server_process import serve_ending, serve_fake, started, trusting
 
-SCRIPT = """
-import sys
-from prolepsis.core.config import EngineConfig, ServerConfig
-from prolepsis.api.run import StartedEngine, serve
-from tests.api.fakes import ByteTokenizer, FakeEngine
-
-port, hold, delay, bound = int(sys.argv[1]), eval(sys.argv[2]), float(sys.argv[3]), float(sys.argv[4])
-certificate = sys.argv[5] if len(sys.argv) > 5 else None
-engine = FakeEngine(hold_after=hold, delay_s=delay)
-config = ServerConfig(port=port, shutdown_s=bound, tls_certificate=certificate)
-serve(EngineConfig(), config, lambda c, m: StartedEngine(engine, ByteTokenizer()))
-assert engine.closed
-print("ended")
-"""
-RESTARTING = """
-import sys
-from prolepsis.core.config import EngineConfig, ServerConfig
-from prolepsis.core.errors import EngineDead
-from prolepsis.api.run import StartedEngine, serve
-from tests.api.fakes import ByteTokenizer, FakeEngine
-from tests.fake_client import FakeEngineClient
-
-async def again():
-    return FakeEngine()
-
-ending = FakeEngineClient(lambda request: [EngineDead("gone")])
-config = ServerConfig(port=int(sys.argv[1]), engine_restarts=int(sys.argv[2]), replay_sample=0.0)
-serve(EngineConfig(), config, lambda c, m: StartedEngine(ending, ByteTokenizer(), restart=again))
-"""
 STREAM = {"model": "tiny", "prompt": "Hi", "stream": True, "max_tokens": 40}
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
-
-
-def process(
-    hold: str, delay: float, bound: float, certificate: Path | None = None
-) -> AbstractContextManager[tuple[subprocess.Popen[str], str]]:
-    return started(SCRIPT, hold, str(delay), str(bound), certificate=certificate)
-
-
-@contextmanager
-def started(
-    script: str, *arguments: str, certificate: Path | None = None
-) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    port = free_port()
-    command = [sys.executable, "-c", script, str(port), *arguments, *([str(certificate)] if certificate else [])]
-    running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    url = f"{'https' if certificate else 'http'}://127.0.0.1:{port}"
-    try:
-        wait_until_live(url, certificate)
-        yield running, url
-    finally:
-        running.kill()
-        running.communicate()
-
-
-def trusting(certificate: Path | None) -> ssl.SSLContext | bool:
-    return ssl.create_default_context(cafile=str(certificate)) if certificate else True
-
-
-def wait_until_live(url: str, certificate: Path | None = None) -> None:
-    end = time.monotonic() + 60
-    verify = trusting(certificate)
-    while time.monotonic() < end:
-        try:
-            if httpx.get(f"{url}/health/live", verify=verify).status_code == 200:
-                return
-        except httpx.TransportError:
-            time.sleep(0.05)
-    raise AssertionError("the server did not come up")
+def restarts(number: int) -> ServerConfig:
+    return ServerConfig(engine_restarts=number, replay_sample=0.0)
 
 
 def test_a_busy_port_is_an_error_before_anything_is_loaded() -> None:
@@ -108,12 +41,22 @@ def test_a_busy_port_is_an_error_before_anything_is_loaded() -> None:
     assert caught.value.param == "port"
 
 
-def test_what_is_installed_beside_it_changes_no_protocol() -> None:
+def test_other_installed_packages_do_not_change_the_protocol() -> None:
     engine = FakeEngine()
     settings = StoppingServer(build(ServerConfig(), engine, ByteTokenizer(), Metrics()), engine, ServerConfig()).config
     assert isinstance(settings.http, type)
     assert issubclass(settings.http, H11Protocol)
     assert settings.ws == "none"
+
+
+def test_malformed_requests_write_few_lines_however_many_come(lines: Callable[[], list[dict[str, object]]]) -> None:
+    StoppingServer(build(ServerConfig(), FakeEngine(), ByteTokenizer(), Metrics()), FakeEngine(), ServerConfig())
+    with served(FakeEngine()) as running:
+        for _ in range(100):
+            with connected(running) as client:
+                client.sendall(b"no request\r\n\r\n")
+                assert client.recv(65536).startswith(b"HTTP/1.1 400")
+    assert 1 <= [line["event"] for line in lines()].count("http_server") < 40
 
 
 def test_an_unknown_host_is_an_error() -> None:
@@ -129,7 +72,7 @@ def test_a_certificate_serves_https(tmp_path: Path) -> None:
     ask += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(tmp_path / "key"), "-out", str(tmp_path / "chain")]
     subprocess.run(ask, check=True, capture_output=True)
     made.write_text((tmp_path / "key").read_text() + (tmp_path / "chain").read_text())
-    with process("None", 0.0, 5.0, made) as (_, url):
+    with started(serve_fake, ServerConfig(shutdown_s=5.0, tls_certificate=made), certificate=made) as (_, url):
         reply = httpx.post(f"{url}/v1/completions", json=STREAM | {"stream": False}, verify=trusting(made))
         assert reply.status_code == 200
         with pytest.raises(httpx.ConnectError):
@@ -139,16 +82,26 @@ def test_a_certificate_serves_https(tmp_path: Path) -> None:
 
 
 def test_an_engine_that_ended_is_started_again_unless_that_is_turned_off() -> None:
-    with started(RESTARTING, "1") as (_, url):
+    with started(serve_ending, restarts(1)) as (_, url):
         assert httpx.post(f"{url}/v1/completions", json=STREAM | {"stream": False}).status_code == 200
         assert 'prolepsis_engine_restarts_total{result="started"} 1.0' in httpx.get(f"{url}/metrics").text
-    with started(RESTARTING, "0") as (_, url):
+    with started(serve_ending, restarts(0)) as (_, url):
         reply = httpx.post(f"{url}/v1/completions", json=STREAM | {"stream": False})
         assert (reply.status_code, reply.json()["error"]["code"]) == (503, "engine_dead")
 
 
-def test_sigterm_lets_an_answer_end_and_takes_no_other_on_the_open_port() -> None:
-    with process("None", 0.3, 60) as (running, url):
+def test_a_server_whose_engine_is_gone_for_good_stops_and_says_why() -> None:
+    engine = FakeEngine()
+    engine.reported = replace(engine.reported, alive=False, ready=False, detail="the engine stays away")
+    config = ServerConfig(port=0, store="none", replay_sample=0.0)
+    with pytest.raises(EngineDead, match="its engine is gone: the engine stays away"):
+        serve(EngineConfig(), config, lambda *_: StartedEngine(engine, ByteTokenizer()))
+    assert engine.closed
+
+
+def test_sigterm_lets_an_answer_end_and_takes_no_other_on_the_open_port(tmp_path: Path) -> None:
+    output = tmp_path / "output"
+    with started(serve_fake, ServerConfig(shutdown_s=60), None, 0.3, output=output) as (running, url):
         with httpx.stream("POST", f"{url}/v1/completions", json=STREAM, timeout=60) as response:
             lines = response.iter_lines()
             first = next(lines)
@@ -162,19 +115,18 @@ def test_sigterm_lets_an_answer_end_and_takes_no_other_on_the_open_port() -> Non
             rest = [line for line in lines if line]
         assert first.startswith("data: {")
         assert rest[-1] == "data: [DONE]"
-        output, _ = running.communicate(timeout=60)
-        assert running.returncode == 0, output
-        assert output.endswith("ended\n")
-        assert "ready" in output
+        assert running.wait(60) == 0, output.read_text()
+    assert output.read_text().endswith("ended\n")
+    assert "ready" in output.read_text()
 
 
-def test_sigterm_aborts_what_does_not_end_within_the_bound() -> None:
-    with process("2", 0.0, 0.3) as (running, url):
+def test_sigterm_aborts_what_does_not_end_within_the_bound(tmp_path: Path) -> None:
+    output = tmp_path / "output"
+    with started(serve_fake, ServerConfig(shutdown_s=0.3), 2, output=output) as (running, url):
         with httpx.stream("POST", f"{url}/v1/completions", json=STREAM, timeout=60) as response:
             lines = response.iter_lines()
             next(lines)
             running.send_signal(signal.SIGTERM)
             rest = [line for line in lines if line]
         assert "request_aborted" in rest[-1]
-        output, _ = running.communicate(timeout=60)
-        assert running.returncode == 0, output
+        assert running.wait(60) == 0, output.read_text()

@@ -1,8 +1,16 @@
 from collections.abc import Callable
+from pathlib import Path
 
 import httpx
 
-from tests.api.fakes import FakeEngine
+from prolepsis.api.app import build
+from prolepsis.api.auth.key_file import KeyFile, new_key
+from prolepsis.api.auth.keys import Keys
+from prolepsis.api.services import Gateway
+from prolepsis.core.config import ServerConfig
+from prolepsis.telemetry.metrics import Metrics
+from tests.api.admission.conftest import bearer
+from tests.api.fakes import ByteTokenizer, FakeEngine
 
 Connect = Callable[[FakeEngine], httpx.AsyncClient]
 TRACE, SPAN = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -18,3 +26,19 @@ async def test_a_trace_goes_out_with_a_span_of_our_own(client: Connect) -> None:
     for unfit in ("00-nonsense", f"ff-{TRACE}-{SPAN}-01"):
         assert "traceparent" not in (await http.get("/v1/models", headers={"traceparent": unfit})).headers
     assert "traceparent" not in (await http.get("/v1/models")).headers
+
+
+async def test_requests_without_a_key_write_few_lines(
+    tmp_path: Path, lines: Callable[[], list[dict[str, object]]]
+) -> None:
+    file = KeyFile(tmp_path / "keys.json")
+    record, key = new_key("acme")
+    file.add(record)
+    app = build(ServerConfig(), FakeEngine(), ByteTokenizer(), Metrics(), Gateway(Keys(file)))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
+        for _ in range(100):
+            assert (await http.get("/v1/models")).status_code == 401
+            assert (await http.get("/v1/models", headers=bearer(key))).status_code == 200
+    statuses = [line["status"] for line in lines() if line["event"] == "http_request"]
+    assert statuses.count(200) == 100
+    assert 1 <= statuses.count(401) < 40

@@ -42,6 +42,7 @@ from tests.api.fakes import ByteTokenizer, FakeEngine
 from tests.fake_client import INFO
 from tests.rollout.alertmanager import fake_alertmanager
 from tests.safety.flag_files import flag, write
+from tests.store.databases import migrated_setting
 
 TRAFFIC_CLASS = "chat-completions/standard/free/short"
 ON, OFF = "version: 1\ndefault: {mode: on}\n", "version: 2\ndefault: {mode: off}\n"
@@ -116,8 +117,8 @@ Step = Callable[[Site], Awaitable[None]]
 
 @asynccontextmanager
 async def site(folder: Path, *, policy_file: bool = False) -> AsyncIterator[Site]:
-    setting = f"sqlite:///{folder / 'store.sqlite'}"
-    with opened_store(ServerConfig(store=setting), Metrics().registry) as store, fake_alertmanager() as alertmanager:
+    config = ServerConfig(store=migrated_setting(folder))
+    with opened_store(config, Metrics().registry) as store, fake_alertmanager() as alertmanager:
         assert store is not None
         made = Site(folder, store, alertmanager.url, policy_file=policy_file)
         await made.tick()

@@ -109,9 +109,7 @@ async def test_a_webhook_gets_it_again_until_it_takes_it(database: Database) -> 
     )
 
 
-async def test_of_several_replicas_one_writes_to_a_webhook_and_each_to_its_own_file(
-    tmp_path: Path, database: Database
-) -> None:
+async def test_one_replica_anchors_at_a_webhook_and_each_in_its_own_file(tmp_path: Path, database: Database) -> None:
     bodies = list[object]()
     with webhook([200], bodies) as url:
         files = [AnchorFile(tmp_path / name) for name in ("a.jsonl", "b.jsonl")]

@@ -59,7 +59,7 @@ def test_the_first_entry_of_the_day_is_found_behind_older_ones(database: Databas
     assert [one.seq for one in RecentChanges(database, lambda: NOW).read().changes] == seqs[::-1]
 
 
-def test_what_replicas_take_over_is_no_change_of_its_own(database: Database) -> None:
+def test_a_change_taken_over_by_replicas_is_listed_once(database: Database) -> None:
     versions = {"policy": "1@abc"}
     taken = AuditEvent(actor=SERVER, action="policy.reloaded", versions=versions)
     of_file = AuditEvent(actor=SERVER, action="policy.reloaded", versions={"policy": "2@def"})
@@ -71,7 +71,7 @@ def test_what_replicas_take_over_is_no_change_of_its_own(database: Database) -> 
     ]
 
 
-def test_a_change_of_the_policy_is_told_by_its_version(database: Database) -> None:
+def test_a_change_of_the_policy_is_reported_by_its_version(database: Database) -> None:
     after = {"version": 2, "digest": "ab" * 32, "reason": "longer drafts"}
     first = AuditEvent(actor="ann", action="policy.applied", subject="version 1", after={**after, "version": 1})
     second = AuditEvent(

@@ -1,4 +1,4 @@
-"""Delivery of audit entries: what arrives, in which form, and from where a delivery goes on."""
+"""Delivery of audit entries: what arrives, in which form, and from where a delivery continues."""
 
 import errno
 import io
@@ -90,7 +90,7 @@ def test_another_log_is_refused(tmp_path: Path) -> None:
         Cursor(tmp_path / "cursor.json")
 
 
-def test_a_cursor_begins_where_it_is_told_and_passes_over_skipped_actions() -> None:
+def test_a_cursor_begins_where_configured_and_passes_over_skipped_actions() -> None:
     cursor, to = Cursor(None, 2), Taken()
     assert deliver(chain_of(6)[2:], cursor, to, frozenset([SERVED])) == 2
     assert (to.entries, cursor.seq) == ([3, 5], 6)
@@ -124,7 +124,7 @@ def test_a_stream_that_cannot_be_written_is_a_failed_delivery() -> None:
         JsonLines(Full()).deliver(chain_of(1))
 
 
-def test_a_pipe_whose_reader_is_gone_is_no_delivery_to_try_again() -> None:
+def test_delivery_to_a_pipe_without_a_reader_is_not_retried() -> None:
     class Gone(io.StringIO):
         def flush(self) -> None:
             raise BrokenPipeError(errno.EPIPE, "Broken pipe")
@@ -137,7 +137,7 @@ def test_a_cursor_belongs_to_one_export_at_a_time(tmp_path: Path) -> None:
     file = tmp_path / "cursor.json"
     with held_cursor(file, 7) as cursor:
         cursor.advance(chain_of(1)[0])
-        with pytest.raises(ConfigError, match="another export goes on from cursor"), held_cursor(file, 0):
+        with pytest.raises(ConfigError, match="another export continues from cursor"), held_cursor(file, 0):
             pass
     with held_cursor(file, 0) as cursor:
         assert cursor.seq == 1

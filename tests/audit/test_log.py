@@ -1,6 +1,5 @@
 """A server's own acts are in the audit log of its store."""
 
-import os
 import signal
 from contextlib import closing
 from pathlib import Path
@@ -25,9 +24,9 @@ from prolepsis.store.database import Database
 from prolepsis.store.store import Store, opened_store
 from prolepsis.telemetry.metrics import Metrics
 from tests.api.fakes import ByteTokenizer, FakeEngine
-from tests.api.test_run import process
 from tests.fake_client import INFO
 from tests.rollout.stores import memory_store
+from tests.server_process import serve_fake, started
 from tests.store.databases import opened, sqlite_setting
 
 
@@ -62,7 +61,7 @@ async def test_changes_of_the_policy_are_recorded_with_before_and_after(tmp_path
     assert (reloaded.details.actor, reloaded.details.subject) == ("server", str(file))
 
 
-async def test_what_is_done_by_hand_is_recorded_with_who_did_it(tmp_path: Path, store: Store) -> None:
+async def test_actions_by_hand_are_recorded_with_their_author(tmp_path: Path, store: Store) -> None:
     config = ServerConfig(kill_file=tmp_path / "kill.json", breaker_file=tmp_path / "breakers.json")
     app = build(config, FakeEngine(), ByteTokenizer(), Metrics(), sources=Sources(store=store))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
@@ -91,19 +90,19 @@ def test_changes_of_a_rollout_are_recorded_with_their_numbers(store: Store) -> N
 
 def test_a_process_records_its_start_and_its_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PROLEPSIS_DATA", str(tmp_path))
-    with process("None", 0.0, 1.0) as (running, _):
-        os.kill(running.pid, signal.SIGTERM)
+    with started(serve_fake, ServerConfig(shutdown_s=1.0)) as (running, _):
+        running.send_signal(signal.SIGTERM)
         assert running.wait(20) == 0
     with closing(opened(sqlite_setting(tmp_path))) as database:
-        started, stopped = entries_of(database)
-    assert (started.action, stopped.action) == ("server.started", "server.stopped")
-    assert started.versions["model"] == INFO.model
-    assert started.details is not None
-    assert isinstance(started.details.after, dict)
-    assert started.details.after["server"]["store"] == "auto"
+        first, last = entries_of(database)
+    assert (first.action, last.action) == ("server.started", "server.stopped")
+    assert first.versions["model"] == INFO.model
+    assert first.details is not None
+    assert isinstance(first.details.after, dict)
+    assert first.details.after["server"]["store"] == "auto"
 
 
-def test_none_is_no_store_and_nonsense_is_an_error() -> None:
+def test_none_means_no_store_and_other_texts_are_errors() -> None:
     def held(setting: str) -> Store | None:
         with opened_store(ServerConfig(store=setting), Metrics().registry) as store:
             return store

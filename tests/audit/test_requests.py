@@ -26,8 +26,7 @@ from prolepsis.core.recording import Recording, parse, plain
 from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams
 from prolepsis.engine.client import EngineClient
 from prolepsis.failover.client import FailoverClient
-from prolepsis.failover.members import Member
-from prolepsis.failover.settings import FailoverSettings
+from prolepsis.failover.members import FailoverSettings, Member
 from prolepsis.policy.runtime import Policies
 from prolepsis.policy.source import PolicyFile
 from prolepsis.rollout.runtime import Rollouts
@@ -35,7 +34,7 @@ from prolepsis.store.store import Store
 from prolepsis.telemetry.metrics import Metrics
 from tests.api.fakes import ByteTokenizer, FakeEngine
 from tests.correctness.test_runtime import BODY, table
-from tests.failover.speaking import ELSEWHERE, LENGTH, Speaker
+from tests.failover.scripted_engines import ELSEWHERE, LENGTH, Speaker
 from tests.fake_client import INFO
 from tests.rollout.stores import memory_store
 from tests.rollout.test_observation import ended
@@ -44,7 +43,7 @@ ASKED = {"model": "tiny", "prompt": "Say hi", "max_tokens": 40, "seed": 7, "stop
 
 
 def kept(store: Store) -> list[AuditEntry]:
-    """Return the entries so far but for those about keys; the chain holds."""
+    """Return the entries so far except those about keys; the chain holds."""
     assert store.writer.flush(20.0)
     with store.database.read() as connection:
         entries = list(chain.entries(connection))
@@ -285,7 +284,7 @@ async def test_another_answer_than_was_recorded_is_found(connect: Any, store: St
     await client.close()
 
 
-async def test_what_cannot_be_decoded_again_is_said(connect: Any, store: Store) -> None:
+async def test_the_reason_why_a_request_cannot_be_replayed_is_named(connect: Any, store: Store) -> None:
     engine = FakeEngine()
     await connect(engine, "client").post("/v1/completions", json={**ASKED, "prompt": "ann@example.org"})
     await connect(engine, "client", audit_content="text").post("/v1/completions", json=ASKED)
@@ -342,7 +341,7 @@ async def test_entries_are_put_together_off_the_event_loop(store: Store) -> None
     assert Watched.threads == {"store-writer"}
 
 
-def test_what_waits_has_a_bound_and_what_is_lost_is_counted(store: Store) -> None:
+def test_the_queue_is_bounded_and_lost_entries_are_counted(store: Store) -> None:
     async def no_replay(recorded: Recording, within_s: float) -> Any:
         raise AssertionError("nothing is replayed")
 

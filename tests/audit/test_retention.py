@@ -15,10 +15,9 @@ from prolepsis.audit.verify import verify
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.config import DAY_S, ServerConfig
 from prolepsis.store.database import Database
-from prolepsis.store.migrate import upgrade
 from prolepsis.store.store import opened_store
 from prolepsis.telemetry.metrics import Metrics
-from tests.store.databases import opened
+from tests.store.databases import migrated_setting, opened
 
 TEXT = {"prompt": "what is it?", "outputs": ["this"]}
 DIGESTS = {"prompt_digest": "ab", "sampling": {"stop": ['"prompt":']}}
@@ -34,8 +33,7 @@ def database(tmp_path: Path) -> Iterator[Database]:
         AuditEvent(actor="key", action=SERVED, subject="r3", tenant="acme", after=DIGESTS),
         AuditEvent(actor="ann", action="policy.applied", subject="p", after={"prompt": "no request"}),
     ]
-    with closing(opened(f"sqlite:///{tmp_path / 'store.sqlite'}")) as database:
-        upgrade(database)
+    with closing(opened(migrated_setting(tmp_path))) as database:
         with database.write() as connection:
             chain.append(connection, events)
         yield database
@@ -84,6 +82,6 @@ def test_a_server_erases_old_texts_by_itself(database: Database, tmp_path: Path)
 
 
 @pytest.mark.parametrize("given", ["acme", "=7", "acme=-1", "acme=soon", "acme=nan"])
-def test_days_that_are_no_days_are_refused(given: str) -> None:
+def test_invalid_days_are_refused(given: str) -> None:
     with pytest.raises(ValidationError, match="TENANT=DAYS"):
         ServerConfig(audit_text_days_by_tenant=(given,))

@@ -40,7 +40,7 @@ def test_only_the_passphrase_opens_what_was_sealed_with_it() -> None:
 @pytest.mark.parametrize(
     "changes", [{"content": "AAAA"}, {"cost": 2**40}, {"cost": 3}, {"salt": "AAAA"}, {"content": "?"}]
 )
-def test_what_was_changed_does_not_open(changes: dict[str, object]) -> None:
+def test_a_changed_bundle_does_not_open(changes: dict[str, object]) -> None:
     sealed = json.loads(seal_with(CONTENT, "correct horse", cost=COST)) | changes
     with pytest.raises(ConfigError):
         opened(json.dumps(sealed).encode(), "it", None, "correct horse")

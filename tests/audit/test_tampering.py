@@ -14,7 +14,7 @@ from prolepsis.audit import chain
 from prolepsis.audit.entry import START_OF_CHAIN, AuditEntry, Details
 from prolepsis.audit.verify import Anchor, Evidence, Verified, verify
 from prolepsis.core.audit_event import AuditEvent
-from prolepsis.core.digests import canonical
+from prolepsis.core.json_value import canonical
 from prolepsis.store.database import Database
 from prolepsis.store.signing import OPTION, AuditKeys, SignedHead
 from prolepsis.store.tables import audit_entries, audit_head, metadata, record_head

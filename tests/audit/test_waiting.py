@@ -17,9 +17,9 @@ from prolepsis.cli.main import app
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.safety.kill_switch import kill_file
 from prolepsis.store.database import Database, store_url
-from prolepsis.store.migrate import upgrade
 from prolepsis.store.signing import OPTION, AuditKeys
 from prolepsis.store.tables import audit_waiting
+from tests.store.databases import migrated_setting
 
 STARTED = AuditEvent(actor="server", action="server.started")
 
@@ -30,10 +30,9 @@ class Site:
     def __init__(self, folder: Path, server_has_started: bool) -> None:
         self.folder = folder
         self.keys = AuditKeys(folder / "server" / "audit-key.pem")
-        url = store_url(f"sqlite:///{folder / 'store.sqlite'}")
+        url = store_url(migrated_setting(folder))
         assert url is not None
         self.server = Database(url, options={OPTION: self.keys})
-        upgrade(self.server)
         if server_has_started:
             with self.server.write() as connection:
                 chain.append(connection, [STARTED])
@@ -97,7 +96,7 @@ def test_a_key_of_another_server_signs_nothing_here(site: Site) -> None:
 
 
 @pytest.mark.parametrize("words", [("store", "forget-tenant", "acme"), ("store", "prune", "--days", "1", "--yes")])
-def test_what_changes_signed_chains_needs_the_key(site: Site, words: tuple[str, ...]) -> None:
+def test_changes_of_signed_chains_need_the_key(site: Site, words: tuple[str, ...]) -> None:
     done = site.run(*words)
     assert (done.exit_code, "does not exist; the first start of a server makes it" in done.stderr) == (2, True)
     assert (len(site.entries()), take(site.server)) == (1, 0)
@@ -139,7 +138,7 @@ def test_a_log_that_is_not_signed_goes_on_so(tmp_path: Path, monkeypatch: pytest
         assert [entry.action for entry in chain.entries(connection)] == ["server.started", "kill.on"]
 
 
-def test_what_cannot_be_read_is_on_record_and_stops_no_other(site: Site) -> None:
+def test_an_unreadable_event_is_recorded_and_stops_no_other(site: Site) -> None:
     with site.server.write() as connection:
         connection.execute(insert(audit_waiting), [{"uid": "x", "event": '{"actor": 1}', "left_at": 1.0}])
     site.run("kill", "on")

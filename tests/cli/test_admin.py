@@ -6,7 +6,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-import structlog
 from typer.testing import CliRunner, Result
 
 from prolepsis.api.output.built_in import Repetition
@@ -34,7 +33,6 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Run]:
         httpx.post(f"{running.url}/v1/chat/completions", json=body)
         httpx.post(f"{running.url}/v1/chat/completions", json=body | {"speculation": {"mode": "shadow"}})
         yield lambda *words: CliRunner().invoke(app, [*words, "--url", running.url])
-    structlog.reset_defaults()
 
 
 def test_contract(run: Run) -> None:

@@ -91,7 +91,7 @@ def test_a_chain_is_verified_against_the_head_noted_before(database: Database) -
     assert "entry 2 has other details" in done.stderr
 
 
-async def test_what_signatures_and_anchors_prove_is_said(database: Database, home: Path) -> None:
+async def test_verify_says_what_signatures_and_anchors_prove(database: Database, home: Path) -> None:
     url = store_url("auto")
     assert url is not None
     signing = Database(url, options={OPTION: AuditKeys(key_file(ServerConfig()))})

@@ -9,7 +9,6 @@ from typing import Any
 
 import httpx
 import pytest
-import structlog
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from typer.testing import CliRunner, Result
@@ -35,14 +34,13 @@ class Running:
 
 
 @pytest.fixture
-def store(store: Store, sqlite: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+def store(store: Store, sqlite: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     """The store that commands use here."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PROLEPSIS_STORE", sqlite)
     monkeypatch.setenv("COLUMNS", "200")
     configure_logs("error")  # the server runs in this process: its lines would be among the command's
-    yield store
-    structlog.reset_defaults()
+    return store
 
 
 def run(*words: str, start: object = None) -> Result:
@@ -111,7 +109,7 @@ def test_another_model_is_refused_unless_asked_for(right: AuditEntry) -> None:
     assert run("replay", str(right.seq), "--any-model", start=another).exit_code == 0
 
 
-def test_what_cannot_be_replayed_is_said(store: Store) -> None:
+def test_the_reason_why_an_entry_cannot_be_replayed_is_shown(store: Store) -> None:
     with store.database.write() as connection:
         chain.append(connection, [AuditEvent(actor="ann", action="plan.applied")])
     other = run("replay", "1", start=small())
@@ -135,7 +133,7 @@ def test_another_machine_gets_the_same_tokens(right: AuditEntry) -> None:
     assert (status, found["outcome"], prompt["outcome"], prompt["num_tokens"]) == (0, "equal", "equal", 40)
 
 
-def test_a_difference_is_told_from_a_machine_that_cannot_say(wrong: AuditEntry) -> None:
+def test_a_difference_is_distinguished_from_a_machine_that_cannot_compare(wrong: AuditEntry) -> None:
     assert run("bundle", str(wrong.seq), "-o", "request.json").exit_code == 0
     status, found = elsewhere("--bundle", "request.json", start=small())
     [prompt] = found["prompts"]
@@ -194,7 +192,7 @@ def test_handing_out_is_on_record(right: AuditEntry, store: Store) -> None:
         (("bundle", "1", "--seal-for", "missing.pub"), "holds no X25519 public key"),
         (("bundle", "1", "--seal-for", "a", "--passphrase-file", "empty"), "allowed: one of them"),
         (("bundle", "1", "--passphrase-file", "empty"), "has no first line"),
-        (("replay", "--bundle", "empty"), "empty is no bundle"),
+        (("replay", "--bundle", "empty"), "empty is not a bundle"),
         (("replay", "1", "--bundle", "empty"), "allowed: an ID"),
         (("replay",), "allowed: an ID"),
     ],

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-import structlog
 from typer.testing import CliRunner, Result
 
 from prolepsis.cli.main import app
@@ -37,7 +36,6 @@ def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     configure_logs("error")  # the server runs in this process: its lines would be among the command's
     with served(Parting(), ServerConfig(replay_sample=1.0, kill_file=tmp_path / "kill.json")) as running:
         yield running.url
-    structlog.reset_defaults()
 
 
 def run(url: str, *words: str) -> Result:
@@ -65,7 +63,7 @@ def test_status_and_figures_say_how_it_stands(url: str) -> None:
     assert "4.5" in bad.stdout
 
 
-def test_no_server_is_said() -> None:
+def test_a_missing_server_is_reported() -> None:
     result = run("http://127.0.0.1:9")
     assert result.exit_code == 2
     assert "no server answers at http://127.0.0.1:9" in result.stderr

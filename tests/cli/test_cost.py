@@ -1,32 +1,30 @@
 """`prolepsis cost`: price books, and what a running server says of its requests."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
-import structlog
 from typer.testing import CliRunner, Result
 
 from prolepsis.cli.main import app
-from prolepsis.cost import price_history as prices
+from prolepsis.cost.history import store_prices
 from prolepsis.cost.prices import PriceFile
 from prolepsis.store.store import open_store
 from prolepsis.telemetry.logs import configure_logs
 from prolepsis.telemetry.metrics import Metrics
 from tests.api.conftest import served
 from tests.cost.test_runtime import BODY, BOOK, Charging
+from tests.store.databases import migrated_setting
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     configure_logs("error")
     (tmp_path / "prices.yaml").write_text(BOOK)
-    yield tmp_path
-    structlog.reset_defaults()
+    return tmp_path
 
 
 def cost(*words: str) -> Result:
@@ -71,12 +69,12 @@ def test_show_has_money_where_there_is_a_book(here: Path) -> None:
 
 
 def test_history_lists_the_books_that_were_used(here: Path) -> None:
-    url = f"sqlite:///{here / 'store.sqlite'}"
+    url = migrated_setting(here)
     store = open_store(url, Metrics().registry)
     assert store is not None
     with store.database.write() as connection:
         book = PriceFile(here / "prices.yaml").value
-        prices.put(connection, book.full_version, json.dumps(book.content()))
+        store_prices(connection, book.full_version, json.dumps(book.content()))
     store.close()
     result = cost("history", "--store", url)
     assert result.exit_code == 0, result.output

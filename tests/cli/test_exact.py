@@ -62,7 +62,7 @@ async def test_every_prompt_runs_greedy_and_sampled_in_three_runs() -> None:
     assert len({r.cache_salt for r in plain}) == len(plain), "plain decoding reuses nobody's cache"
 
 
-async def test_a_difference_is_told_with_position_tokens_and_class() -> None:
+async def test_a_difference_is_shown_with_position_tokens_and_class() -> None:
     client = table_client(wrong_when_sampled_in_a_batch, 0.0, 0.0)
     report = await check(JOB, client, ByteTokenizer(), near_tie)
     told = report.as_json()
@@ -83,7 +83,7 @@ async def test_a_difference_is_told_with_position_tokens_and_class() -> None:
     }
 
 
-async def test_an_answer_that_ends_early_is_a_difference_nobody_classifies() -> None:
+async def test_an_answer_that_ends_early_is_an_unclassified_difference() -> None:
     report = await check(JOB, table_client(short_when_speculated, 0.0, 0.0), ByteTokenizer(), near_tie)
     first = report.checked[0].differences[0]
     assert (first.run, first.position, first.other, first.kind) == ("alone", 3, None, None)

@@ -68,7 +68,7 @@ def test_print_config_shows_values_and_origins_and_runs_nothing(app: typer.Typer
     assert received == []
 
 
-def test_what_print_config_shows_is_a_configuration_file(app: typer.Typer, tmp_path: Path) -> None:
+def test_the_output_of_print_config_is_a_configuration_file(app: typer.Typer, tmp_path: Path) -> None:
     shown = CliRunner().invoke(app, ["--print-config", "--strict", "on", "--proposers", "none"]).stdout
     (tmp_path / "prolepsis.yaml").write_text(shown)
     CliRunner().invoke(app, [])

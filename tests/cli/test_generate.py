@@ -66,7 +66,7 @@ async def test_a_character_in_two_steps_is_shown_whole() -> None:
     assert shown == ["€"]
 
 
-async def test_what_may_begin_a_stop_string_is_shown_only_when_it_does_not() -> None:
+async def test_text_that_may_begin_a_stop_string_is_held_back() -> None:
     result, shown = await ask(FakeEngineClient(answer(steps("one E", "ach"))), an_ask(stop=("END",)))
     assert (result.text, shown) == ("one Each", ["one ", "Each"])
 

@@ -2,23 +2,24 @@
 
 import json
 import tarfile
-from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import parse_qsl, urlsplit
 
 import httpx
 import pytest
-import structlog
 from typer.testing import CliRunner, Result
 
 from prolepsis.audit import chain
 from prolepsis.audit.entry import SERVED
 from prolepsis.cli.main import app
 from prolepsis.core.audit_event import SERVER, AuditEvent
+from prolepsis.monitoring.dashboards.files import DASHBOARDS
 from prolepsis.policy import versions
 from prolepsis.store.store import Store
 from prolepsis.telemetry.logs import configure_logs
 from tests.api.conftest import served
 from tests.api.fakes import FakeEngine
+from tests.loopback import Reply, Request, serving
 
 EVENTS = (
     AuditEvent(actor=SERVER, action="server.started", versions={"software": "1.2"}, after={"server": {"port": 8000}}),
@@ -29,7 +30,7 @@ EVENTS = (
 
 
 @pytest.fixture
-def store(store: Store, sqlite: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+def store(store: Store, sqlite: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     """The store that commands use here, with `EVENTS`."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PROLEPSIS_STORE", sqlite)
@@ -38,8 +39,7 @@ def store(store: Store, sqlite: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     configure_logs("error")
     with store.database.write() as connection:
         chain.append(connection, EVENTS)
-    yield store
-    structlog.reset_defaults()
+    return store
 
 
 def incident(*words: str) -> Result:
@@ -145,3 +145,35 @@ def test_a_policy_that_names_a_tenant_does_not_name_it_in_a_snapshot(store: Stor
     policy = json.loads(files_of(out)["store/policies.json"])["in_use"]
     assert policy["text"]["rules"][0]["match"] == {"tenant": ["tenant 1"]}
     assert "acme" not in json.dumps(policy)
+
+
+def test_prometheus_adds_alerts_and_what_the_dashboards_showed(store: Store, tmp_path: Path) -> None:
+    def answer(request: Request) -> Reply:
+        query = dict(parse_qsl(urlsplit(request.path).query))
+        labels = {"alertname": "QueueGrows"} if "ALERTS" in query["query"] else {"tenant": "acme"}
+        series = {"metric": labels, "values": [[float(query["start"]), "0.5"]]}
+        return Reply(body=json.dumps({"data": {"result": [series]}}).encode())
+
+    out = tmp_path / "it.tar.gz"
+    with serving(answer) as url:
+        result = incident("snapshot", "--url", NO_SERVER, "--prometheus", url, "-o", str(out))
+    assert result.exit_code == 0, result.output
+    files = files_of(out)
+    assert "QueueGrows" in files["alerts.json"]
+    assert "QueueGrows" in files["timeline.md"]
+    series = json.loads(files["series.json"])
+    assert series["times"]["number"] == 61
+    assert len(series["panels"]) == sum(len(row.panels) for one in DASHBOARDS for row in one.rows)
+    [first, *_] = series["panels"][0]["queries"]
+    assert first["lines"] == [{"labels": {"tenant": "tenant 1"}, "values": [0.5, *[None] * 60]}]
+    assert "acme" not in files["series.json"]
+
+
+def test_a_prometheus_that_is_down_costs_only_what_it_knows(store: Store, tmp_path: Path) -> None:
+    out = tmp_path / "it.tar.gz"
+    result = incident("snapshot", "--url", NO_SERVER, "--prometheus", NO_SERVER, "-o", str(out))
+    assert result.exit_code == 0, result.output
+    files = files_of(out)
+    assert files.keys() >= {"timeline.md", "requests.json"}
+    assert files.keys().isdisjoint({"alerts.json", "series.json"})
+    assert files["index.md"].count(f"no Prometheus answers at {NO_SERVER}") == 2

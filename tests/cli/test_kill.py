@@ -6,7 +6,6 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-import structlog
 from prometheus_client import CollectorRegistry
 from typer.testing import CliRunner, Result
 
@@ -17,6 +16,7 @@ from prolepsis.store.store import open_store
 from prolepsis.telemetry.logs import configure_logs
 from tests.api.conftest import Served, served
 from tests.api.fakes import FakeEngine
+from tests.store.databases import migrated_setting
 
 
 @pytest.fixture(autouse=True)
@@ -75,7 +75,7 @@ def test_the_configured_file_is_meant(home: Path, monkeypatch: pytest.MonkeyPatc
     assert not (home / "kill.json").exists()
 
 
-def test_what_cannot_be_read_or_written_is_said(home: Path) -> None:
+def test_unreadable_and_unwritable_files_are_reported(home: Path) -> None:
     (home / "kill.json").write_text("{")
     assert kill("status").exit_code != 0
     (home / "folder").write_text("")
@@ -88,10 +88,9 @@ def server(home: Path) -> Iterator[Served]:
     config = ServerConfig(kill_file=home / "its.json", breaker_file=home / "breakers.json")
     with served(FakeEngine(), config) as running:
         yield running
-    structlog.reset_defaults()
 
 
-def test_a_server_is_told_by_its_url(home: Path, server: Served) -> None:
+def test_a_server_is_controlled_by_its_url(home: Path, server: Served) -> None:
     done = kill("on", "--url", server.url, "--reason", "odd drafts")
     assert done.exit_code == 0, done.output
     assert done.stdout.startswith("on, since 20")
@@ -129,9 +128,9 @@ def test_breakers_of_a_server(home: Path, server: Served) -> None:
     assert (wrong.exit_code, "allowed: suffix, prediction" in wrong.stderr) == (2, True)
 
 
-def test_what_all_replicas_stop_is_shown(home: Path) -> None:
+def test_scopes_stopped_for_all_replicas_are_shown(home: Path) -> None:
     configure_logs("error")
-    store = open_store(f"sqlite:///{home / 'store.sqlite'}", CollectorRegistry())
+    store = open_store(migrated_setting(home), CollectorRegistry())
     assert store is not None
     with closing(store), served(FakeEngine(), ServerConfig(kill_file=home / "its.json"), store=store) as running:
         kill("on", "--url", running.url, "--scope", "tenant:bank", "--reason", "drill")
@@ -139,4 +138,3 @@ def test_what_all_replicas_stop_is_shown(home: Path) -> None:
     assert shown[0] == "off"
     assert shown[1].startswith("on for tenant:bank on all replicas, since 20")
     assert shown[1].endswith("by developer: drill")
-    structlog.reset_defaults()

@@ -173,7 +173,7 @@ def test_import_says_which_target_a_head_fits(root: Path, head: Path) -> None:
     assert "fits no model that is here" in run(root, "import", str(head), "--as", "mine").stderr
 
 
-def test_what_cannot_be_imported_or_removed_is_refused(root: Path, head: Path) -> None:
+def test_heads_that_cannot_be_imported_or_removed_are_refused(root: Path, head: Path) -> None:
     assert run(root, "import", str(root), "--as", "mine").exit_code == 3
     assert run(root, "import", str(head), "--as", "auto").exit_code == 2
     assert run(root, "remove", "mine").exit_code == 3

@@ -6,20 +6,18 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-import structlog
 from typer.testing import CliRunner, Result
 
 from prolepsis.cli.main import app
 from prolepsis.policy.runtime import Policies
 from prolepsis.policy.source import StoredPolicy
 from prolepsis.rollout.runtime import Rollouts
-from prolepsis.store.migrate import upgrade
 from prolepsis.telemetry.logs import configure_logs
 from prolepsis.telemetry.metrics import Metrics
 from tests.api.conftest import served
 from tests.api.fakes import FakeEngine
 from tests.rollout.stores import memory_store
-from tests.store.databases import opened, sqlite_setting
+from tests.store.databases import migrated_setting, opened
 
 Policy = Callable[..., Result]
 
@@ -30,12 +28,10 @@ def policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Policy]:
     monkeypatch.setenv("COLUMNS", "200")
     configure_logs("error")  # the server runs in this process: its lines would be among the command's
     engine = FakeEngine()
-    with closing(opened(sqlite_setting(tmp_path))) as database:
-        upgrade(database)
+    with closing(opened(migrated_setting(tmp_path))) as database:
         rollouts = Rollouts(memory_store(), engine.stop_run, Metrics().registry, model="tiny")
         with served(engine, policies=Policies(StoredPolicy(database), (), rollouts)) as running:
             yield lambda *words: CliRunner().invoke(app, ["policy", *words, "--url", running.url])
-    structlog.reset_defaults()
 
 
 def test_from_apply_to_rollback(policy: Policy, tmp_path: Path) -> None:
@@ -61,7 +57,7 @@ def test_from_apply_to_rollback(policy: Policy, tmp_path: Path) -> None:
     assert "store" in policy("show").stdout
 
 
-def test_what_is_refused_is_said(policy: Policy, tmp_path: Path) -> None:
+def test_refusals_are_shown(policy: Policy, tmp_path: Path) -> None:
     (tmp_path / "on.yaml").write_text("default: {mode: on}\n")
     (tmp_path / "bad.yaml").write_text("default: {mode: warp}\n")
     bad = policy("apply", "bad.yaml")

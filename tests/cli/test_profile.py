@@ -47,7 +47,7 @@ def test_show_gives_times_and_ratios(capsys: pytest.CaptureFixture[str]) -> None
         assert part in text
 
 
-def test_quality_is_told_where_it_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
+def test_quality_is_shown_if_it_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
     show(found())
     assert "not measured for this model file" in capsys.readouterr().out
     show(found(quality=QUALITY))

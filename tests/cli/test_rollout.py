@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import structlog
 from typer.testing import CliRunner, Result
 
 from prolepsis.cli.main import app
@@ -39,7 +38,6 @@ def rollout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rollout
     rollouts = Rollouts(memory_store(), engine.stop_run, Metrics().registry, model="tiny")
     with served(engine, policies=Policies(file, (), rollouts), rollouts=rollouts) as running:
         yield lambda *words: CliRunner().invoke(app, ["rollout", *words, "--url", running.url])
-    structlog.reset_defaults()
 
 
 def test_from_start_to_roll_back(rollout: Rollout) -> None:
@@ -62,7 +60,7 @@ def test_from_start_to_roll_back(rollout: Rollout) -> None:
     assert json.loads(rollout("start", name, "--json").stdout)["phase"] == "running"
 
 
-def test_what_cannot_be_done_is_said(rollout: Rollout) -> None:
+def test_impossible_commands_are_reported(rollout: Rollout) -> None:
     [listed] = json.loads(rollout("list", "--json").stdout)["rollouts"]
     refused = rollout("promote", listed["id"])
     assert refused.exit_code == 2
@@ -72,7 +70,7 @@ def test_what_cannot_be_done_is_said(rollout: Rollout) -> None:
     assert f"there is no rollout 'nobody'; those of the policy in use: {listed['id']}" in unknown.stderr
 
 
-def test_no_server_is_said() -> None:
+def test_a_missing_server_is_reported() -> None:
     result = CliRunner().invoke(app, ["rollout", "list", "--url", "http://127.0.0.1:9"])
     assert result.exit_code == 2
     assert "no server answers at http://127.0.0.1:9" in result.stderr

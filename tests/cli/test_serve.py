@@ -3,20 +3,12 @@
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import structlog
 from typer.testing import CliRunner, Result
 
 from prolepsis.cli.main import app
-
-
-@pytest.fixture(autouse=True)
-def own_logs() -> Iterator[None]:
-    yield
-    structlog.reset_defaults()
 
 
 def serve(*arguments: str) -> Result:
@@ -59,7 +51,7 @@ def test_an_address_that_others_reach_asks_for_keys(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("setting", "value"), [("engine-process", "on"), ("strict", "on"), ("proposers", "draft_model")]
 )
-def test_what_vllm_cannot_follow_is_refused_before_it_loads(setting: str, value: str, tmp_path: Path) -> None:
+def test_settings_that_vllm_cannot_follow_are_refused_before_it_loads(setting: str, value: str, tmp_path: Path) -> None:
     done = serve("--port", "0", "--engine", "vllm", "--store", "none", f"--{setting}", value, "--model", str(tmp_path))
     assert done.exit_code == 2
     assert setting.replace("-", "_") in done.stderr

@@ -22,7 +22,7 @@ def test_counts(text: str, number: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "ten", "10 MB", "-5", "1e6"])
-def test_what_is_no_count(text: str) -> None:
+def test_invalid_counts(text: str) -> None:
     with pytest.raises(InvalidParameter, match="not a count"):
         count(text)
 

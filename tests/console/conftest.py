@@ -3,17 +3,14 @@ from pathlib import Path
 
 import httpx
 import pytest
-import structlog
 
 from prolepsis.telemetry.logs import configure_logs
 from tests.console.scene import Scene, scene
 
 
-@pytest.fixture(scope="package", autouse=True)
-def few_logs() -> Iterator[None]:
+@pytest.fixture(autouse=True)
+def few_logs() -> None:
     configure_logs("error")
-    yield
-    structlog.reset_defaults()
 
 
 @pytest.fixture

@@ -27,11 +27,10 @@ from prolepsis.store.store import Store, open_store
 from prolepsis.telemetry.metrics import Metrics
 from prolepsis.web.caller import Role
 from tests.api.fakes import ByteTokenizer
-from tests.console.scene import migrated
 from tests.console.served import served
 from tests.exact.oracle import CONFIG, PROMPT, Oracle, at_any_price, plain, target
 from tests.models.random_heads import record_checksum, save_random_head
-from tests.store.databases import sqlite_setting
+from tests.store.databases import migrated_setting
 
 GOOD, DAMAGED = "chat@4", "chat@5"
 TRAFFIC_CLASS = "completions/standard/free/short"
@@ -73,9 +72,8 @@ class Incident:
 @contextmanager
 def incident(folder: Path) -> Iterator[Incident]:
     """Give a server that serves with a head that knows the answers, beside which a damaged one is installed."""
-    (folder / "store.sqlite").write_bytes(migrated())
     metrics, keys = Metrics(), KeyFile(folder / "keys.json")
-    store = open_store(sqlite_setting(folder), metrics.registry)
+    store = open_store(migrated_setting(folder), metrics.registry)
     assert store is not None, "the setting names a store"
     record, key = new_key("release", roles=("client", "operator"), note="release pipeline")
     keys.add(record)

@@ -1,16 +1,18 @@
 """A server with traffic, a rollout, a policy in the store, prices and heads, for tests of the console."""
 
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from itertools import count
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from fastapi import FastAPI
-from prometheus_client import CollectorRegistry
+from pydantic import TypeAdapter
+from sqlalchemy import Connection
 
+from prolepsis import __version__
 from prolepsis.api.app import build
 from prolepsis.api.auth.key_file import KeyFile, new_key
 from prolepsis.api.auth.keys import Keys
@@ -20,6 +22,7 @@ from prolepsis.api.services import Gateway
 from prolepsis.audit.log import AuditLog
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.events import Event, Finished, FinishReason, Proposed, Tokens
+from prolepsis.core.exact_group import ExactGroup
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.rounds import Round
 from prolepsis.core.stats import (
@@ -34,14 +37,16 @@ from prolepsis.cost.prices import PriceFile
 from prolepsis.engine.client import EngineInfo, InstalledHead, weights_of
 from prolepsis.policy.runtime import Policies
 from prolepsis.policy.source import PolicyChange, StoredPolicy
+from prolepsis.replicas.registry import ReplicaFacts
 from prolepsis.rollout.runtime import Rollouts, audit_event
 from prolepsis.rollout.store import RolloutStore
+from prolepsis.store.replicas import ReplicaTable
 from prolepsis.store.store import Store, open_store
 from prolepsis.telemetry.metrics import Metrics
 from prolepsis.web.caller import Role
 from tests.api.fakes import ByteTokenizer
 from tests.fake_client import FakeEngineClient
-from tests.store.databases import sqlite_setting
+from tests.store.databases import migrated_setting
 
 CHAT = "chat-completions/standard/free/short"
 POLICY = """version: 7
@@ -71,6 +76,8 @@ INFO = EngineInfo(
     vocab_size=257,
     max_model_len=512,
     fingerprint="fp_scene",
+    weights="5f3c9a1e77b0d2c4",
+    tokenizer="a81f0c3d92e64b17",
     exactness="strict",
     exactness_reason="each row is summed in one order",
     proposers=("suffix", "prompt_lookup", "draft_head"),
@@ -186,16 +193,6 @@ class Scene:
             await feature.tick()
 
 
-@cache
-def migrated() -> bytes:
-    """Return an empty store: migrations take longer than most tests."""
-    with TemporaryDirectory() as folder:
-        store = open_store(sqlite_setting(Path(folder)), CollectorRegistry())
-        assert store is not None, "the setting names a store"
-        store.close()
-        return (Path(folder) / "store.sqlite").read_bytes()
-
-
 @contextmanager
 def scene(folder: Path, *, with_keys: bool = False) -> Iterator[Scene]:
     """Give a server whose clocks run when it is served, or by `tick`."""
@@ -203,8 +200,7 @@ def scene(folder: Path, *, with_keys: bool = False) -> Iterator[Scene]:
     engine, metrics, keys = SceneEngine(), Metrics(), KeyFile(folder / "keys.json")
     if with_keys:
         keys.add(new_key("acme", roles=("client",))[0])
-    (folder / "store.sqlite").write_bytes(migrated())
-    store = open_store(sqlite_setting(folder), metrics.registry)
+    store = open_store(migrated_setting(folder), metrics.registry)
     assert store is not None, "the setting names a store"
     emit = AuditLog(store.writer).record
     source = StoredPolicy(store.database, KNOWN)
@@ -225,7 +221,11 @@ def scene(folder: Path, *, with_keys: bool = False) -> Iterator[Scene]:
         store=store,
     )
     config = ServerConfig(
-        kill_file=folder / "kill.json", breaker_file=folder / "breakers.json", audit_sample=1.0, audit_content="tokens"
+        kill_file=folder / "kill.json",
+        breaker_file=folder / "breakers.json",
+        audit_sample=1.0,
+        audit_content="tokens",
+        region="north",
     )
     gateway = Gateway(Keys(keys if with_keys else None, clock=count().__next__))  # it looks at the file each time
     app = build(config, engine, ByteTokenizer(), metrics, gateway, sources=sources)
@@ -238,3 +238,22 @@ def key_with(scene: Scene, *roles: Role, tenant: str = "acme") -> str:
     record, key = new_key(tenant, roles=roles)
     scene.keys.add(record)
     return key
+
+
+def add_replica(scene: Scene, name: str, group: ExactGroup, seen_s_ago: Sequence[float] = (0.0,)) -> None:
+    """Let the store have seen another server, first and last so many seconds ago."""
+    facts = ReplicaFacts(
+        address=f"http://{name}.example.org:8000",
+        region="north",
+        model=INFO.model,
+        group=group,
+        version=__version__,
+        state="ready",
+    )
+    for ago in seen_s_ago:
+        table = ReplicaTable(scene.store.database, now=partial(_earlier, ago))
+        table.keep(name, TypeAdapter(ReplicaFacts).dump_json(facts).decode())
+
+
+def _earlier(seconds: float, _: Connection) -> float:
+    return time.time() - seconds

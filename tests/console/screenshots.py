@@ -3,6 +3,7 @@
 import math
 import shutil
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,9 +13,10 @@ from playwright.sync_api import Browser, Page, sync_playwright
 
 from prolepsis.console.timeline import Timeline
 from prolepsis.console.traffic import TrafficFeature
+from prolepsis.replicas.registry import ReplicaRegistry
 from tests.console.incident import DAMAGED, TRAFFIC_CLASS, Incident, incident
-from tests.console.scene import Scene
-from tests.console.served import ASKED, served_scene, traffic
+from tests.console.scene import Scene, add_replica, scene
+from tests.console.served import ASKED, served, served_scene, traffic
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images" / "console"
 
@@ -82,6 +84,44 @@ def pictures_of_the_pages(browser: Browser) -> None:
         keep(page, "rollout", url + a_rollout(url, site))
 
 
+def two_others(site: Scene) -> None:
+    """Let the store know of a replica of the server's group, and of one of another group that was lost."""
+    [registry] = [one for one in site.app.state.features if isinstance(one, ReplicaRegistry)]
+    registry.replica = "serve-c-311-5e0b"
+    group = site.engine.info.exact_group
+    other = replace(group, forward="native avx2", machine="x86_64 with AVX2")
+    add_replica(site, "serve-a-207-91fc", group, (540.0, 2.0))
+    add_replica(site, "serve-b-264-a37d", other, (420.0, 40.0))
+
+
+def three_flags(url: str) -> None:
+    """Set two flags for every request, and one for those of one tenant."""
+    one_tenant = {
+        "state": "ENABLED",
+        "variants": {"on": True, "off": False},
+        "defaultVariant": "off",
+        "targeting": {"if": [{"==": [{"var": "tenant"}, "bank"]}, "on", "off"]},
+    }
+    with httpx.Client(base_url=url) as http:
+        for flag, what, reason in (
+            ("speculation.enabled", {"value": True}, "the night's test is over"),
+            ("long-answers", {"value": False}, "slower since Monday, see the review"),
+            ("new-drafts", {"definition": one_tenant}, "the bank tries them first"),
+        ):
+            http.put("/admin/flags", json={"flag": flag, "reason": reason, **what}).raise_for_status()
+
+
+def pictures_of_a_fleet(browser: Browser) -> None:
+    """Draw the pages of replicas and of flags, of docs/how-to/console.md."""
+    with TemporaryDirectory() as folder, scene(Path(folder)) as site:
+        two_others(site)
+        with served(site.app) as url:
+            three_flags(url)
+            for name, height in (("replicas", 600), ("flags", 790)):
+                page = browser.new_page(viewport={"width": 1100, "height": height})
+                keep(page, name, f"{url}/console/{name}")
+
+
 def pictures_of_an_incident(browser: Browser) -> None:
     """Draw those of docs/how-to/first-incident.md."""
     with TemporaryDirectory() as folder, incident(Path(folder)) as site:
@@ -104,6 +144,7 @@ def main() -> None:
     with sync_playwright() as running:
         browser = running.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         pictures_of_the_pages(browser)
+        pictures_of_a_fleet(browser)
         pictures_of_an_incident(browser)
         browser.close()
 

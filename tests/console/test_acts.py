@@ -58,7 +58,7 @@ async def test_a_viewer_cannot_act(keyed_scene: Scene, browse: Browse) -> None:
         ("rollout", {"rollout_id": "none", "command": "start", "reason": "test"}, "there is no rollout"),
     ],
 )
-async def test_what_is_wrong_is_told_on_the_page(
+async def test_errors_are_shown_on_the_page(
     open_scene: Scene, browse: Browse, act: str, fields: dict[str, str], said: str
 ) -> None:
     page = await press(browse(open_scene), act, **fields)
@@ -72,7 +72,7 @@ async def test_an_unknown_act_is_not_found(open_scene: Scene, browse: Browse) ->
     assert (sent.status_code, "There is no act" in sent.text) == (404, True)
 
 
-async def test_a_form_that_leaves_out_what_has_a_default_is_told_as_done(open_scene: Scene, browse: Browse) -> None:
+async def test_a_form_without_optional_fields_succeeds(open_scene: Scene, browse: Browse) -> None:
     page = await press(browse(open_scene), "kill", on="true", reason="all of it")
     assert "speculation is stopped." in page.text
     assert len(entries(open_scene, "kill.on")) == 1

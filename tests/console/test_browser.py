@@ -122,7 +122,7 @@ def test_a_flag_is_set_and_cleared_with_a_reason(page: Page) -> None:
     expect(page.get_by_text("No flag is set here.")).to_be_visible()
 
 
-def test_a_rollout_is_started_promoted_and_taken_back(page: Page) -> None:
+def test_a_rollout_is_started_promoted_and_rolled_back(page: Page) -> None:
     page.goto("/console/rollouts")
     page.get_by_role("link", name="completions").click()
     page.get_by_label("Reason").last.fill("try it")
@@ -133,8 +133,8 @@ def test_a_rollout_is_started_promoted_and_taken_back(page: Page) -> None:
     page.get_by_role("button", name="Promote").click()
     expect(page.locator(".steps [aria-current=step]")).to_have_text("canary 5%")
     page.locator("#reason-rollback").fill("that was a test")
-    page.get_by_role("button", name="Take back").click()
-    expect(page.locator("main .status").first).to_contain_text("taken back")
+    page.get_by_role("button", name="Roll back").click()
+    expect(page.locator("main .status").first).to_contain_text("rolled back")
     expect(page.get_by_text("that was a test")).to_be_visible()
 
 
@@ -195,21 +195,33 @@ def test_signing_out_ends_the_session(page: Page) -> None:
     expect(page.get_by_role("heading", level=1)).to_have_text("Sign in")
 
 
-@pytest.mark.parametrize(
-    ("width", "scheme"), [(1280, "light"), (390, "dark")], ids=["wide and light", "narrow and dark"]
-)
-def test_no_page_has_a_fault_of_accessibility_or_is_wider_than_its_window(
-    page: Page, site: tuple[str, Scene], width: int, scheme: str
-) -> None:
-    page.set_viewport_size({"width": width, "height": 800})
-    page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
-    faults = []
+LOOKS = ["color-contrast", "scrollable-region-focusable", "target-size"]
+"""Rules of axe whose outcome depends on colours and sizes: the style sheet hides nothing in a narrow window."""
+HIDDEN_COLUMNS = """() => [...document.querySelectorAll(".scroll")]
+    .filter(table => table.scrollWidth > table.clientWidth).map(table => table.textContent.slice(0, 80))"""
+
+
+def faults_of(page: Page, **options: object) -> list[tuple[str, str]]:
+    """Return what axe finds wrong with the page that is open: the rule and the element."""
+    found = axe.Axe().run(page, options={"resultTypes": ["violations"], **options}).response["violations"]
+    return [(one["id"], one["nodes"][0]["html"]) for one in found]
+
+
+def test_no_page_has_a_fault_of_accessibility_or_is_wider_than_its_window(page: Page, site: tuple[str, Scene]) -> None:
+    """On a narrow screen tables scroll; on a wide one every column is seen at once."""
+    faults: dict[str, list[tuple[str, str]]] = {}
     for path in paths(page, site[1]):
+        page.set_viewport_size({"width": 1100, "height": 800})
+        page.emulate_media(color_scheme="light", reduced_motion="reduce")
         page.goto(path)
-        found = axe.Axe().run(page, options={"resultTypes": ["violations"]}).response["violations"]
-        faults += [(path, one["id"], one["nodes"][0]["html"]) for one in found]
-        assert page.evaluate("document.documentElement.scrollWidth") <= width, path
-    assert faults == []
+        faults[path] = faults_of(page)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 1100, path
+        assert page.evaluate(HIDDEN_COLUMNS) == [], path
+        page.set_viewport_size({"width": 390, "height": 800})
+        page.emulate_media(color_scheme="dark", reduced_motion="reduce")
+        faults[path] += faults_of(page, runOnly=LOOKS)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390, path
+    assert not any(faults.values()), faults
 
 
 def test_pages_are_light_and_load_nothing_from_elsewhere(page: Page, site: tuple[str, Scene]) -> None:

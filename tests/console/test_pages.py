@@ -16,7 +16,7 @@ from prolepsis.console.traffic import TrafficFeature
 from prolepsis.engine.client import EngineMember
 from prolepsis.web.caller import Role
 from tests.console.browser import press, sign_in, token_of
-from tests.console.scene import CHAT, POLICY, Scene, key_with
+from tests.console.scene import CHAT, POLICY, Scene, add_replica, key_with
 
 Browse = Callable[[Scene], httpx.AsyncClient]
 PAGES = [path for path, _ in NAVIGATION] + ["/console/policy/edit", "/console/policy/explain"]
@@ -73,7 +73,7 @@ async def test_a_traffic_class_says_why_its_steps_are_plain(open_scene: Scene, b
     assert (await http.get("/console/traffic/none")).status_code == 404
 
 
-async def test_a_rollout_is_started_promoted_held_and_taken_back(open_scene: Scene, browse: Browse) -> None:
+async def test_a_rollout_is_started_promoted_held_and_rolled_back(open_scene: Scene, browse: Browse) -> None:
     http = browse(open_scene)
     [rollout] = (await http.get("/admin/rollouts")).json()["rollouts"]
     page = f"/console/rollouts/{rollout['id']}"
@@ -90,9 +90,9 @@ async def test_a_rollout_is_started_promoted_held_and_taken_back(open_scene: Sce
     forced = await press(http, "rollout", page, command="promote", force="true", reason="now", **fields)
     assert "promote: done." in forced.text
     await press(http, "rollout", page, command="hold", reason="lunch", **fields)
-    taken_back = (await press(http, "rollout", page, command="rollback", reason="enough", **fields)).text
-    assert "taken back" in taken_back
-    assert "by the developer: enough" in taken_back
+    rolled_back = (await press(http, "rollout", page, command="rollback", reason="enough", **fields)).text
+    assert "rolled back" in rolled_back
+    assert "by the developer: enough" in rolled_back
 
 
 async def test_an_edit_is_checked_compared_applied_and_undone(open_scene: Scene, browse: Browse) -> None:
@@ -230,7 +230,7 @@ async def test_a_change_is_undone_from_its_entry_once(open_scene: Scene, browse:
     assert "again</button>" not in undone.text
 
 
-async def test_what_is_hidden_from_a_role_is_named(keyed_scene: Scene, browse: Browse) -> None:
+async def test_parts_hidden_from_a_role_are_named(keyed_scene: Scene, browse: Browse) -> None:
     owner = browse(keyed_scene)
     await sign_in(owner, key_with(keyed_scene, "admin"))
     await press(owner, "head", head="mine@1", proposer="draft_head", reason="compare")
@@ -250,7 +250,7 @@ async def test_what_is_hidden_from_a_role_is_named(keyed_scene: Scene, browse: B
         assert "head.swapped" not in hidden, path
 
 
-async def test_what_needs_attention_names_its_alert_and_its_runbook(open_scene: Scene, browse: Browse) -> None:
+async def test_needs_attention_names_alert_and_runbook(open_scene: Scene, browse: Browse) -> None:
     http = browse(open_scene)
     await open_scene.tick()
     await press(http, "breaker", state="forced_open", proposer="suffix", traffic_class=CHAT)
@@ -266,6 +266,8 @@ async def test_flags_are_shown_set_and_cleared(open_scene: Scene, browse: Browse
     assert "slower today" in page.text
     refused = await press(http, "flag", "/console/flags", flag="new drafts", value="true", reason="try")
     assert "Nothing was changed." in refused.text
+    assert open_scene.store.writer.flush(20.0)
+    assert '<a href="/console/flags">new-drafts</a>' in (await http.get("/console/audit?action=flags.set")).text
     cleared = await press(http, "flag-remove", "/console/flags", flag="new-drafts", reason="fast again")
     assert "No flag is set here." in cleared.text
 
@@ -280,3 +282,10 @@ async def test_replicas_are_shown_with_the_engines_behind_them(open_scene: Scene
     assert page.count("this server") == 1
     assert page.split("engine-7")[1].count("3 running, 0 waiting") == 1
     assert client.info.exact_group.digest in page
+
+
+async def test_another_replica_leads_to_its_own_console(open_scene: Scene, browse: Browse) -> None:
+    add_replica(open_scene, "other", open_scene.engine.info.exact_group)
+    await open_scene.tick()
+    page = (await browse(open_scene).get("/console/replicas")).text
+    assert re.findall('href="(http[^"]*)"', page) == ["http://other.example.org:8000/console"]

@@ -20,7 +20,7 @@ PROMPT = [7, 8, 9]
         ([10, 11, 12, 99], ()),
     ],
 )
-def test_what_is_left_of_a_draft_after_an_output(output: list[int], left: tuple[int, ...]) -> None:
+def test_the_rest_of_a_draft_after_some_output(output: list[int], left: tuple[int, ...]) -> None:
     assert DRAFT.next_tokens([*PROMPT, *output], len(PROMPT)) == left
 
 

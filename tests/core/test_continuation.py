@@ -18,6 +18,6 @@ def test_every_part_that_differs_is_named() -> None:
     assert found == ("forward f recorded, g here", "machine unknown recorded, m here")
 
 
-def test_what_is_unknown_on_both_sides_is_no_agreement() -> None:
+def test_parts_unknown_on_both_sides_do_not_match() -> None:
     vague = replace(GROUP, weights="")
     assert Continuation(emitted=((1,),), group=vague).differences(vague) == ("weights unknown",)

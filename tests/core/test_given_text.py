@@ -49,7 +49,7 @@ def test_values_are_given_with_all_their_texts() -> None:
     assert type(plain(marked)["a"][0]) is str
 
 
-def test_what_is_made_of_given_text_counts_as_given() -> None:
+def test_text_made_from_given_text_counts_as_given() -> None:
     known = "kept"
     source = [{"key": GivenText("x")}, known]
     assert shown(made_of("new", source)) == "n.e.w."

@@ -24,6 +24,6 @@ def test_a_traffic_class_is_route_tier_form_and_context(facts: RequestFacts, nam
     assert re.search(TRAFFIC_CLASS, name)
 
 
-def test_what_a_tenant_writes_makes_no_traffic_classes() -> None:
+def test_texts_of_tenants_make_no_traffic_classes() -> None:
     other = RequestFacts(route=FACTS.route, tier=FACTS.tier, prompt_tokens=3, tenant="t", model="m", headers={"x": "y"})
     assert traffic_class_of(other) == traffic_class_of(FACTS)

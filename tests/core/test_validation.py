@@ -82,7 +82,7 @@ def test_members_of_a_union_are_one_problem_without_pydantics_names() -> None:
     assert (problem.path, problem.kind, problem.given) == (("rules", 0, "tokens"), "type", "many")
 
 
-def test_every_problem_is_told_and_an_unknown_key_comes_first_where_one_is() -> None:
+def test_every_problem_is_reported_and_an_unknown_key_comes_first() -> None:
     document = {"rules": [{"nmae": "a", "mode": "warp"}]}
     assert [one.where for one in found(document)] == ["rules[0].name", "rules[0].mode", "rules[0].nmae"]
     with pytest.raises(ValidationError) as caught:

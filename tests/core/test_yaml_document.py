@@ -13,7 +13,7 @@ from prolepsis.core.yaml_document import read_yaml
         ("&a [*a]", "its aliases stand for too much"),
     ],
 )
-def test_what_is_too_large_is_said_by_its_reason(text: str, message: str) -> None:
+def test_a_document_that_is_too_large_is_refused_with_the_reason(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read_yaml(text, most=6)
 

@@ -71,7 +71,7 @@ async def served(client: ThreadEngineClient, source: GenerateRequest) -> tuple[R
 
 @pytest.mark.parametrize("n", [1, 2])
 @pytest.mark.parametrize("params", PARAMS)
-async def test_what_was_speculated_is_found_again(params: str, n: int) -> None:
+async def test_a_replay_of_speculated_tokens_matches(params: str, n: int) -> None:
     async with engine() as client:
         recorded, _ = await served(client, request("a", [1, 2, 3], PARAMS[params], n=n))
         found = await replay(client, recorded, "again")
@@ -114,7 +114,7 @@ async def test_only_the_sequence_that_differs_is_named() -> None:
     assert found.differences[1].position == 7
 
 
-async def test_a_token_that_no_vocabulary_has_is_a_difference_and_harms_nobody() -> None:
+async def test_a_token_outside_of_the_vocabulary_is_a_difference() -> None:
     async with engine() as client:
         recorded, _ = await served(client, request("a", [1, 2, 3], PARAMS["greedy"]))
         found = await replay(client, replace(recorded, tokens=((10**9,),)), "again")

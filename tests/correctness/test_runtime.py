@@ -119,7 +119,7 @@ async def serving(
         yield Served(app, http, metrics)
 
 
-async def test_what_was_sampled_with_a_seed_is_found_again(tmp_path: Path) -> None:
+async def test_a_replay_of_sampled_tokens_matches(tmp_path: Path) -> None:
     async with serving(table(), tmp_path) as served:
         assert (await served.correctness())["match_rate"] is None
         for seed in range(3):
@@ -185,7 +185,7 @@ async def test_replays_are_evidence_for_the_arm_of_the_request(tmp_path: Path, f
 
 
 class Slow(FakeEngine):
-    """Answers at once; replays last until they are told to go on, or aborted."""
+    """Answers at once; replays last until they are told to continue, or aborted."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -210,7 +210,7 @@ class Slow(FakeEngine):
 FAKE: dict[str, Any] = {"model": "tiny", "prompt": "Hi", "temperature": 0}
 
 
-async def test_a_replay_gives_way_and_begins_anew(tmp_path: Path) -> None:
+async def test_a_replay_gives_way_and_begins_again(tmp_path: Path) -> None:
     engine = Slow()
     async with serving(engine, tmp_path, replay_beside=0) as served:
         await served.ask(**FAKE)
@@ -223,7 +223,7 @@ async def test_a_replay_gives_way_and_begins_anew(tmp_path: Path) -> None:
         assert (said["outcomes"]["match"], said["dropped"]["interrupted"]) == (2, 0)
 
 
-async def test_what_gives_way_again_and_again_is_dropped_and_counted(tmp_path: Path) -> None:
+async def test_a_replay_that_is_interrupted_too_often_is_dropped_and_counted(tmp_path: Path) -> None:
     engine = Slow()
     async with serving(engine, tmp_path, replay_beside=0) as served:
         await served.ask(**FAKE)
@@ -239,7 +239,7 @@ async def test_what_gives_way_again_and_again_is_dropped_and_counted(tmp_path: P
         assert served.metric("replay_interrupted_total") == MAX_TRIES - 1
 
 
-async def test_nothing_is_replayed_while_others_wait_or_the_places_are_taken(tmp_path: Path) -> None:
+async def test_replays_wait_while_requests_wait_or_no_place_is_free(tmp_path: Path) -> None:
     engine = FakeEngine(hold_after=1)
     async with serving(engine, tmp_path, max_in_engine=1) as served:
         gate = served.app.state.admission
@@ -267,7 +267,7 @@ async def test_the_queue_has_a_bound_and_what_is_dropped_is_counted(tmp_path: Pa
     assert served.metric("replay_dropped_total", reason="closed") == 5 - said["dropped"]["queue_full"]
 
 
-async def test_what_did_not_finish_or_was_stored_is_not_replayed(tmp_path: Path) -> None:
+async def test_unfinished_and_stored_answers_are_not_replayed(tmp_path: Path) -> None:
     async with serving(FakeEngine(), tmp_path, response_cache_bytes=2**20) as served:
         await served.ask(**FAKE)
         await served.ask(**FAKE)

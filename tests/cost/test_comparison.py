@@ -76,7 +76,7 @@ def test_bounds_cover_the_truth_however_often_they_are_looked_at() -> None:
     assert missed <= 2
 
 
-def test_what_proposers_learnt_from_the_control_is_not_its_cost() -> None:
+def test_learning_from_control_requests_is_not_charged_to_the_control() -> None:
     draw, comparison = random.Random(0), Comparison(CONTEST)
     for _ in range(200):
         one = cost(draw, 1.0)
@@ -95,7 +95,7 @@ def test_few_requests_have_no_bounds_and_none_no_estimate() -> None:
     assert every.saved.lower is every.saved.upper is None
 
 
-def test_a_new_stage_begins_anew_and_the_old_one_does_not_come_back() -> None:
+def test_a_new_stage_begins_again_and_the_old_one_does_not_come_back() -> None:
     comparisons, draw = Comparisons(), random.Random(0)
     later = replace(CONTEST, stage=1, share=0.75)
     for _ in range(100):

@@ -22,7 +22,7 @@ def test_a_month_is_the_past_carried_on() -> None:
     assert found.amount_of_device == pytest.approx(1460.0)
     assert found.saved_device_hours == pytest.approx(-18.25)
     assert found.saved_amount == pytest.approx(-36.5)
-    for part in ("the last 1.0 h", "no growth", "730 hours", "prediction", "prices stay those of a"):
+    for part in ("the last 1.0 h", "without growth", "730 hours", "prediction", "prices stay those of a"):
         assert part in found.assumes
 
 
@@ -33,7 +33,7 @@ def test_without_prices_there_is_no_money() -> None:
     assert "no prices are known" in found.assumes
 
 
-def test_a_day_back_is_looked_at_and_no_more() -> None:
+def test_the_forecast_looks_back_one_day() -> None:
     now = [0.0]
     pace = RateWindow(lambda: now[0])
     assert pace.forecast(spent(1.0, 1), None) is None

@@ -18,8 +18,7 @@ from prolepsis.core.errors import StoreUnavailable
 from prolepsis.core.events import Event, Terminal
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import DeviceSeconds, ProposerMemory
-from prolepsis.cost import period_history
-from prolepsis.cost import price_history as prices
+from prolepsis.cost.history import stored_periods, stored_prices
 from prolepsis.cost.prices import PriceFile
 from prolepsis.cost.runtime import CostFeature, CostReply, ExperimentReply
 from prolepsis.policy.runtime import Policies
@@ -199,7 +198,7 @@ async def test_books_that_were_used_and_device_seconds_are_on_record(tmp_path: P
         await http.post("/v1/completions", json=BODY)
         for _ in range(100):
             with store.database.read() as connection:
-                books = prices.history(connection, 10)
+                books = stored_prices(connection, 10)
             if books:
                 break
             await asyncio.sleep(0.05)
@@ -207,7 +206,7 @@ async def test_books_that_were_used_and_device_seconds_are_on_record(tmp_path: P
     with store.database.read() as connection:
         [record] = latest_records(connection, 10)
         actions = [entry.action for entry in chain.entries(connection)]
-        [period] = period_history.newest(connection, 10)
+        [period] = stored_periods(connection, 10)
     assert (period.price, period.num_output_tokens) == (f"{books[0].version}/a", 4)
     assert (period.amount_used, period.used_s) == pytest.approx((SPECULATING_S * 0.001, SPECULATING_S))
     assert (record.device_verify_s, record.predicted_plain_s) == (0.01, PLAIN_S)
@@ -215,7 +214,7 @@ async def test_books_that_were_used_and_device_seconds_are_on_record(tmp_path: P
     assert "prices.loaded" in actions
 
 
-async def test_a_database_that_is_gone_is_asked_again_and_keeps_nobody_waiting(tmp_path: Path, store: Store) -> None:
+async def test_a_lost_database_is_retried_without_blocking_requests(tmp_path: Path, store: Store) -> None:
     class Gone:
         asked = 0
 

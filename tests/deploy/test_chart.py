@@ -106,7 +106,7 @@ def server_container(spec: dict[str, Any]) -> dict[str, Any]:
     return container
 
 
-def test_what_is_written_is_in_a_volume_and_the_root_is_read_only(objects: list[dict[str, Any]]) -> None:
+def test_writes_go_to_volumes_and_the_root_is_read_only(objects: list[dict[str, Any]]) -> None:
     variables = image_variables()
     for one in of_kind(objects, "Deployment").values():
         container = server_container(one["spec"]["template"]["spec"])

@@ -29,7 +29,7 @@ def test_the_root_is_read_only_and_the_volumes_are_the_images() -> None:
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_what_a_service_mounts_and_needs_exists(name: str) -> None:
+def test_mounts_and_dependencies_of_services_exist(name: str) -> None:
     service = SERVICES[name]
     for volume in service.get("volumes", []):
         source = volume.split(":")[0]

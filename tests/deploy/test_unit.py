@@ -21,7 +21,7 @@ def test_the_stop_waits_for_the_drain_and_reaches_the_server_alone() -> None:
     assert SETTINGS["KillMode"] == "mixed"
 
 
-def test_what_is_written_is_in_the_units_own_folders() -> None:
+def test_the_unit_writes_only_to_its_own_folders() -> None:
     for variable, parent, key in (
         ("PROLEPSIS_DATA", "/var/lib", "StateDirectory"),
         ("PROLEPSIS_CACHE", "/var/cache", "CacheDirectory"),

@@ -40,7 +40,8 @@ class Written:
 
 
 def written_files() -> list[Written]:
-    paths = [path for path in sorted(DEPLOY.rglob("*")) if path.is_file() and path.name != "viewer.key"]
+    not_written = ("viewer.key", "*.pyc")
+    paths = [path for path in sorted(DEPLOY.rglob("*")) if path.is_file() and not any(map(path.match, not_written))]
     return [Written(path, path.read_text(encoding="utf-8")) for path in [*paths, PAGE]]
 
 

@@ -59,7 +59,7 @@ async def test_heads_are_shown_and_swapped_by_any_of_their_names(http: httpx.Asy
         ({}, 400, "missing_field"),
     ],
 )
-async def test_what_cannot_be_used_leaves_the_old_head_in_place(
+async def test_an_unusable_head_leaves_the_old_one_in_place(
     http: httpx.AsyncClient, engine: FakeEngine, body: dict[str, str], status: int, code: str
 ) -> None:
     reply = await http.post("/admin/heads/swap", json=body)

@@ -50,7 +50,7 @@ async def traffic_to(
         await client.end()
 
 
-def test_a_head_that_is_damaged_in_mid_canary_is_taken_back_and_nobody_notices(
+def test_a_head_damaged_during_the_canary_is_rolled_back_without_a_failed_request(
     loaded: LoadedModel, tmp_path: Path
 ) -> None:
     if head_for("auto", loaded) is None or "native" not in loaded.model.info.forward:

@@ -105,7 +105,7 @@ async def test_garbage_of_one_client_changes_nothing_for_others(server: TableSer
     assert dict(zip(SEEDS, texts, strict=True)) == expected
 
 
-async def test_with_speculation_off_it_is_told_so_and_gets_the_plain_stream(server: TableServer) -> None:
+async def test_with_speculation_off_the_client_learns_so_and_gets_the_plain_stream(server: TableServer) -> None:
     text, token_ids, _ = plain(server.url, 3)
     async with EdgeClient(server.url, proposer=Expects(token_ids, 0)) as client:
         answer = await client.completion(body(3) | {"speculation": {"mode": "off"}})
@@ -119,6 +119,15 @@ async def test_refusals_are_raised_with_status_and_code(server: TableServer) -> 
         with pytest.raises(ServerError, match="n is 2; allowed: 1") as refused:
             await client.completion(body(1) | {"n": 2})
     assert (refused.value.status, refused.value.code) == (400, "invalid_value")
+
+
+@pytest.mark.parametrize("said", ["<h1>Bad gateway</h1>", '{"detail": "Bad gateway"}', '"Bad gateway"'])
+async def test_refusals_of_a_gateway_are_raised_too(said: str) -> None:
+    with answering(lambda _: Reply(502, said.encode())) as url:
+        async with EdgeClient(url) as client:
+            with pytest.raises(ServerError, match="502") as refused:
+                await client.completion({})
+    assert (refused.value.status, refused.value.code) == (502, "refused")
 
 
 STARTED = {

@@ -60,7 +60,7 @@ def test_a_correction_withdraws_what_stood_behind_it() -> None:
     assert answer.due_draft() == ClientDraft(2, (5,))
 
 
-def test_what_is_shown_does_not_change_before_it_is_decided() -> None:
+def test_provisional_text_does_not_change_before_it_is_decided() -> None:
     proposer = Fixed([3, 4, 5, 1])
     answer = ProvisionalAnswer(STARTED, proposer, num_ahead=8)
     proposer.expected = (3, 2, 2, 2, 2, 2)
@@ -99,3 +99,18 @@ def test_without_room_ahead_nothing_is_drafted() -> None:
     answer = ProvisionalAnswer(STARTED, PromptLookupProposer(), num_ahead=0)
     answer.take(emitted(0, 3))
     assert (answer.provisional, answer.due_draft()) == ((), None)
+
+
+def test_wrong_drafts_become_rare_until_one_is_right() -> None:
+    proposer = Fixed([9] * 400)
+    answer = ProvisionalAnswer(STARTED, proposer, num_ahead=4)
+    drafted_at = []
+    for position in range(100):
+        answer.take(emitted(position, 3))
+        if answer.provisional:
+            drafted_at.append(position + 1)
+    assert drafted_at == [1, 2, 3, 5, 9, 17, 33, 65, 97]
+    proposer.expected = (*[9] * 100, *[3] * 300)
+    for position in range(100, 140):
+        answer.take(emitted(position, 3))
+    assert len(answer.provisional) >= 2, "one right token was enough"

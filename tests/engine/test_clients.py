@@ -1,4 +1,4 @@
-"""What an engine's client does, whether the engine is in its thread or in a process of its own."""
+"""What an engine's client does, whether the engine is in its thread, in a process of its own or in a replica."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -12,10 +12,12 @@ from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.engine.client import EngineClient
 from prolepsis.engine.observer import EngineObserver
 from prolepsis.engine.thread import ThreadEngineClient
+from prolepsis.ray.replica import EngineReplica, Notes
 from prolepsis.sampling.noise import noise_key
 from prolepsis.spec.proposers.client import ClientProposer
 from tests.engine.process.hosted import hosted
 from tests.fakes import EngineSetup, build, outputs, reference, request
+from tests.ray.replicas import TurnsHandle, front_door
 
 ENDLESS = SamplingParams(temperature=0.0, max_tokens=100_000, ignore_eos=True)
 
@@ -25,11 +27,16 @@ def small(observer: EngineObserver | None = None) -> ThreadEngineClient:
     return ThreadEngineClient(build(setup))
 
 
-@pytest.fixture(params=["thread", "process"])
+@pytest.fixture(params=["thread", "process", "replica"])
 async def client(request: pytest.FixtureRequest) -> AsyncIterator[EngineClient]:
     if request.param == "process":
         async with hosted(small) as hosted_client:
             yield hosted_client
+    elif request.param == "replica":
+        handle = TurnsHandle([EngineReplica(small(notes := Notes()), notes)])
+        async with front_door(handle) as replicas_client:
+            yield replicas_client
+        await handle.close()
     else:
         threaded = small()
         yield threaded
@@ -74,6 +81,13 @@ async def test_abort_from_outside_ends_the_iterator(client: EngineClient) -> Non
     client.abort("unknown")
     rest = [event async for event in stream]
     assert isinstance(rest[-1], Aborted)
+
+
+async def test_an_abort_right_behind_its_request_is_not_lost(client: EngineClient) -> None:
+    first = asyncio.ensure_future(collect(client, request("a", [1], ENDLESS)))
+    await asyncio.sleep(0)
+    client.abort("a")
+    assert isinstance((await first)[-1], Aborted)
 
 
 async def test_a_draft_of_the_client_is_verified(client: EngineClient) -> None:

@@ -64,7 +64,7 @@ def test_tokens_that_cannot_be_output(emitted: tuple[tuple[int, ...], ...], mess
 def test_tokens_after_the_end(params: SamplingParams, emitted: tuple[int, ...]) -> None:
     engine = build(EngineSetup())
     error = refusal(engine, continued(engine, emitted, params=params))
-    assert "goes on after sample 0 ended with token 1" in str(error)
+    assert "continues after sample 0 ended with token 1" in str(error)
     patient = replace(params, min_tokens=3)
     submit(engine, continued(engine, emitted, params=patient))
     assert isinstance(terminals(drain(engine))["r"], Finished), "below min_tokens nothing ends it"

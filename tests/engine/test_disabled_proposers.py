@@ -74,7 +74,7 @@ def test_from_the_next_step_on_it_drafts_for_other_traffic_classes_only_and_the_
     assert stats_of(events, "b").mode.reason == "speculating"
 
 
-def test_where_nobody_is_left_the_traffic_class_is_decoded_plainly_and_says_why() -> None:
+def test_without_a_proposer_left_the_traffic_class_is_decoded_plainly_with_a_reason() -> None:
     engine = build(EngineSetup(proposers=[Named("first"), Named("second")]))
     apply(engine, version=4, disabled=(DisabledProposer("first", "chat"), DisabledProposer("second", "chat")))
     events = run(engine, sliced("a", "chat"), sliced("b", "code"))
@@ -85,7 +85,7 @@ def test_where_nobody_is_left_the_traffic_class_is_decoded_plainly_and_says_why(
     assert stats_of(events, "b").mode.mode == "on"
 
 
-def test_it_drafts_in_shadow_no_more_either_and_a_named_proposer_is_left_out_too() -> None:
+def test_a_disabled_proposer_drafts_neither_in_shadow_nor_by_name() -> None:
     first, second = Named("first"), Named("second")
     engine = build(EngineSetup(proposers=[first, second]))
     apply(engine, disabled=(DisabledProposer("first", "chat"),))
@@ -116,7 +116,7 @@ def test_a_damaged_traffic_class_shows_in_its_own_counts_only() -> None:
     assert code.num_right == 0 < code.num_judged
 
 
-def test_what_is_forced_or_only_compared_says_nothing_of_costs_and_all_of_acceptance() -> None:
+def test_forced_and_shadow_drafts_count_for_acceptance_and_not_for_costs() -> None:
     for choice in (SpeculationChoice("on"), SpeculationChoice("shadow"), SpeculationChoice()):
         engine = build(EngineSetup(proposers=[Named("first")]))
         run(engine, sliced("a", "chat", choice))

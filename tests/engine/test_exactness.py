@@ -81,7 +81,7 @@ def test_strict_asked_for_and_not_held_is_an_error() -> None:
         decide(ManyRows(), "on")
 
 
-def test_off_is_normal_whatever_the_model_holds() -> None:
+def test_strict_off_is_normal_for_every_model() -> None:
     assert decide(TableModel(), "off").mode == "normal"
 
 

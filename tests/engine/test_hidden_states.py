@@ -106,7 +106,7 @@ def test_a_pass_captures_hidden_states_only_for_a_consumer_that_takes_some() -> 
     assert model.captured == [(5, 1, 2)] + 11 * [(1, 2)]
 
 
-def test_who_does_not_draft_sees_everything() -> None:
+def test_consumers_that_do_not_draft_get_all_hidden_states() -> None:
     drafter, recorder = Drafter(), Recorder()
     engine, _ = engine_with(drafter, recorder)
     run(engine, asked("off", OFF), asked("on", SpeculationChoice()))
@@ -128,7 +128,7 @@ def test_a_plan_that_stops_all_drafts_hides_what_follows_until_it_ends() -> None
     assert len(drafter.seen["on/0"]) > 10
 
 
-def test_of_sequences_that_may_not_draft_proposers_learn_at_the_end() -> None:
+def test_proposers_learn_at_the_end_from_sequences_that_may_not_draft() -> None:
     proposer = Scripted(lambda sequence, limit: None)
     engine, _ = engine_with(proposer=proposer)
     run(engine, asked("off", OFF))
@@ -142,7 +142,7 @@ def test_of_sequences_that_may_not_draft_proposers_learn_at_the_end() -> None:
     assert proposer.committed[1:] == [("early/0", 11)], "nothing of one that emitted nothing"
 
 
-def test_of_every_sequence_that_ended_a_drafter_hears_also_of_one_that_never_drafted() -> None:
+def test_proposers_are_called_for_every_sequence_that_ended() -> None:
     drafter = Drafter()
     engine, _ = engine_with(drafter)
     long = replace(request("long", list(range(1, 20)) * 8, PARAMS))
@@ -162,7 +162,7 @@ def test_a_model_whose_passes_differ_captures_in_all_of_them() -> None:
     assert drafter.seen["off/0"] == PROMPT
 
 
-def test_what_a_sequence_emitted_while_it_might_not_draft_is_told_before_it_does() -> None:
+def test_tokens_emitted_while_drafting_was_off_are_passed_on_before_the_first_draft() -> None:
     proposer = Scripted(lambda sequence, limit: None)
     engine, _ = engine_with(proposer=proposer)
     submit(engine, asked("on", SpeculationChoice()))

@@ -95,7 +95,7 @@ def test_a_scope_that_is_allowed_again_drafts_again() -> None:
     assert terminals(drain(engine))["bank-0"].stats.mode.reason == "speculating"
 
 
-def test_who_asked_for_no_drafts_keeps_that_reason() -> None:
+def test_requests_without_speculation_keep_their_own_reason() -> None:
     engine = engine_with(Named("first"))
     apply(engine, "tenant:bank")
     (ended,) = terminals(run(engine, of_tenant("bank", 0, SpeculationChoice("off")))).values()

@@ -72,7 +72,7 @@ def test_a_sequence_that_pauses_is_decoded_plainly_with_the_reason_and_its_text_
     assert payback.forgotten == ["a/0", "b/0"]
 
 
-def test_a_step_is_told_with_what_its_drafts_brought() -> None:
+def test_a_step_is_observed_with_the_gain_of_its_drafts() -> None:
     payback = Told(["b/0"])
     engine, _ = _engine(payback)
     run(engine, request("a", PROMPT), request("b", PROMPT))
@@ -156,7 +156,7 @@ def test_a_proposer_that_is_no_longer_asked_is_probed_without_a_draft_verified(f
     assert scripted.committed, "it learns the text of what it is probed on"
 
 
-def test_what_drafts_anyway_is_not_probed() -> None:
+def test_sequences_that_draft_anyway_are_not_probed() -> None:
     asked = [request(str(i), PROMPT) for i in range(8)]
     engine, _ = _probed_engine(
         Told([f"{i}/0" for i in range(8)]), lambda sequence, limit: draft_chain(sequence, limit, wrong_from=99)

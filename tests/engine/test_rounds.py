@@ -67,7 +67,7 @@ def test_rounds_follow_one_another_within_the_request() -> None:
     assert stats.rounds[-1].ended <= stats.total_s
 
 
-def test_of_a_tree_the_longest_path_is_drafted() -> None:
+def test_the_longest_path_of_a_tree_counts_as_drafted() -> None:
     stats = stats_of(engine_of(draft_tree), asked(16))
     assert {(one.num_nodes, one.num_draft_tokens) for one in stats.rounds} == {(6, 3)}
 
@@ -80,7 +80,7 @@ def test_further_rounds_are_in_the_sums_only() -> None:
     assert {one.outcome for one in stats.rounds} == {"rejected"}
 
 
-def test_nothing_is_kept_for_those_that_do_not_ask() -> None:
+def test_rounds_are_kept_only_on_request() -> None:
     assert stats_of(engine_of(one_wrong), asked(20, keeps=False)).rounds == []
 
 

@@ -111,7 +111,7 @@ def test_sequences_are_compared_each_by_itself_through_preemptions() -> None:
         assert wrong[0] > wrong[1] == 0
 
 
-def test_what_is_undecided_when_a_request_is_aborted_is_not_counted() -> None:
+def test_undecided_drafts_of_aborted_requests_are_not_counted() -> None:
     engine = engine_with(SCRIPTS["right"], SpecPlan(fixed_depth=6))
     submit(engine, shadow("a", PARAMS["length"]))
     events = engine.step() + engine.step() + engine.step()

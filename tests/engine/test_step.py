@@ -15,8 +15,8 @@ from prolepsis.core.errors import (
 from prolepsis.core.events import Aborted, Failed, Finished, Tokens
 from prolepsis.core.messages import Abort, ApplyPlan, Submit
 from prolepsis.core.plan import SpecPlan
-from prolepsis.core.remote import RemoteRounds
 from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
+from prolepsis.core.rounds import RemoteRounds
 from prolepsis.core.stats import RequestStats
 from prolepsis.engine.step import MAX_FAILED_STEPS
 from prolepsis.sampling.noise import noise_key
@@ -161,6 +161,35 @@ def test_higher_priority_takes_the_place_of_lower() -> None:
     assert terminals(events)["low"].stats.num_preemptions == 1
 
 
+@pytest.mark.parametrize(("priority", "order"), [(1, "a low b c"), (2, "a b c low")])
+def test_what_is_lower_by_one_gives_way_once(priority: int, order: str) -> None:
+    engine = build(EngineSetup(max_sequences=1))
+    submit(engine, request("low", [1], LONG, priority=priority))
+    events = engine.step()
+    for name in "abc":
+        submit(engine, request(name, [2], LONG))
+        events += engine.step()
+    events += drain(engine)
+    assert list(terminals(events)) == order.split()
+
+
+@pytest.mark.parametrize("num_pages", [64, 20])
+def test_a_better_request_displaces_one_and_waits_for_none_that_gave_way(num_pages: int) -> None:
+    engine = build(EngineSetup(max_sequences=6, num_pages=num_pages, max_model_len=64))
+    short = SamplingParams(max_tokens=2, ignore_eos=True)
+    for i in range(6):
+        submit(engine, request(f"low {i}", [i], LONG, priority=1))
+    events = engine.step()
+    for name in "abc":
+        submit(engine, request(name, [9], short), request(f"{name}2", [8], short))
+        news = [event for _ in range(4) for event in engine.step()]
+        assert {name, f"{name}2"} <= terminals(news).keys()
+        events += news
+    ends = terminals(events + drain(engine))
+    assert len(ends) == 12
+    assert max(end.stats.num_preemptions for end in ends.values()) == 1
+
+
 def test_preempted_requests_say_the_same() -> None:
     sources = [request(str(i), [i + 1] * 30, LONG) for i in range(6)]
     engine = build(EngineSetup(num_pages=8, max_model_len=128))
@@ -199,7 +228,7 @@ def test_waiting_after_a_preemption_is_queue_time() -> None:
     assert low.queue_s == high.compute_s == 39.0
 
 
-def test_what_follows_a_stop_string_inside_an_accepted_block_is_neither_kept_nor_published() -> None:
+def test_tokens_after_a_stop_string_are_neither_kept_nor_published() -> None:
     prompt = [1] * 25
     expected = reference(request("a", prompt, LONG), noise_key(0, 0))
     stop = Letters().decode(expected[1:3])
@@ -375,7 +404,7 @@ def test_ceiling_of_a_request_holds() -> None:
     assert len(stats.proposers["scripted"].per_position) == 2
 
 
-def test_nobody_is_asked_for_more_than_can_be_emitted() -> None:
+def test_proposers_are_asked_for_no_more_tokens_than_can_be_emitted() -> None:
     asked: list[tuple[int, int]] = []
 
     def script(sequence: SequenceView, limit: int) -> Draft:

@@ -69,7 +69,7 @@ def test_it_stays_stopped_over_later_plans_and_for_those_that_still_come(later: 
     assert ended["b"].stats.mode.mode == "on"
 
 
-def test_who_belongs_to_no_run_is_never_stopped() -> None:
+def test_requests_of_no_run_are_never_stopped() -> None:
     engine = engine_with(99)
     engine.send(StopRun("code#1"))
     assert terminals(run(engine, request("a", [1, 2], PARAMS["greedy"])))["a"].stats.mode.mode == "on"

@@ -68,7 +68,7 @@ def test_characters_come_whole() -> None:
 
 
 @pytest.mark.parametrize("junk", [[0xFF], [0xC3], [300]], ids=["invalid", "partial", "no text"])
-def test_cost_is_linear_whatever_comes(junk: list[int]) -> None:
+def test_cost_is_linear_for_any_text(junk: list[int]) -> None:
     tokenizer = Bytes()
     text = TextStream(tokenizer)
     for _ in range(2000):

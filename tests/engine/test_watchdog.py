@@ -1,4 +1,4 @@
-"""Whatever a proposer or a pass does to the engine's thread: every request goes on, or gets its terminal event."""
+"""Whatever a proposer or a pass does to the engine's thread: every request continues, or gets its terminal event."""
 
 import asyncio
 import threading
@@ -54,7 +54,7 @@ class Blocked:
 
 
 class Blocking(Proposer):
-    """Right chains, but for one call of one verb, after some, that does not return."""
+    """Right chains, except for one call of one verb, after some, that does not return."""
 
     name = "scripted"
     free = True

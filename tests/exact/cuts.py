@@ -1,4 +1,4 @@
-"""What the tests of continuations share: answers sample by sample, and requests that go on from a cut in them."""
+"""What the tests of continuations share: answers sample by sample, and requests that continue from a cut in them."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -62,7 +62,7 @@ def serve(engine: Engine, *sources: GenerateRequest, plan: SpecPlan | None = Non
 
 
 def cut(source: GenerateRequest, group: ExactGroup, answer: Answer, *cuts: int) -> GenerateRequest:
-    """Return the request that goes on after the first tokens of each sample."""
+    """Return the request that continues after the first tokens of each sample."""
     emitted = tuple(answer[index].tokens[:count] for index, count in enumerate(cuts))
     name = f"{source.request_id} cut {cuts}"
     return replace(source, request_id=name, continue_from=Continuation(emitted=emitted, group=group))

@@ -80,7 +80,7 @@ class Oracle:
     """A head that knows each text by what it has read of it.
 
     It proves that it is shown the target's hidden states, and that all slots it reads hold what it wrote itself of the
-    text it goes on with: from the text's start, or from a page boundary on, where it did not see what is before.
+    text it continues with: from the text's start, or from a page boundary on, where it did not see what is before.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A request that goes on in another engine gets the tokens that it would have got, wherever it was cut."""
+"""A request that continues in another engine gets the tokens that it would have got, wherever it was cut."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.initialization import no_init_weights
 
 from prolepsis.cli.bench.ask import ask, in_flight
 from prolepsis.cli.bench.prompts import encode_prompts, load_prompts
@@ -108,7 +109,8 @@ def logits_of(model: PreTrainedModel, prompt: tuple[int, ...], answer: tuple[int
 
 def float32_model() -> PreTrainedModel:
     checkpoint = open_checkpoint(resolve(CONFIG.model), torch.float32)
-    model = AutoModelForCausalLM.from_config(for_transformers(checkpoint.config), dtype=torch.float32)
+    with no_init_weights():
+        model = AutoModelForCausalLM.from_config(for_transformers(checkpoint.config), dtype=torch.float32)
     model.load_state_dict({name: checkpoint.tensor(name) for name in checkpoint.tensors}, strict=False)
     model.tie_weights()
     assert isinstance(model, PreTrainedModel)

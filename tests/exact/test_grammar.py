@@ -198,7 +198,7 @@ def test_answers_are_in_the_language_and_end_by_themselves() -> None:
             assert is_valid(spec, text)
             checked += 1
         else:
-            assert (spec, last.finish_reason) == ("lark", "length")  # a^n may go on for ever
+            assert (spec, last.finish_reason) == ("lark", "length")  # a^n may continue for ever
     assert checked >= 15
 
 

@@ -113,7 +113,7 @@ def test_a_swap_in_mid_request_changes_no_token_and_the_new_head_drafts_for_new_
         assert terminals(events)[kind].stats.heads == {HEAD: None}, "its drafts are those of two heads"
 
 
-def test_behind_pages_of_before_the_swap_drafts_begin_anew_and_are_never_wrong() -> None:
+def test_drafts_start_again_after_a_swap_and_are_never_wrong() -> None:
     engine = engine_with({"new": oracle("new")}, oracle("old"))
     submit(engine, ask("greedy"))
     events = steps(engine, 6)
@@ -154,7 +154,7 @@ def test_from_none_to_a_head_and_back() -> None:
     swap(engine, "head")
     submit(engine, ask("ends"))
     check(engine, drain(engine), {"ends": ("ends", PROMPT)})
-    assert counts(engine).num_drafts > drafted, "and go on"
+    assert counts(engine).num_drafts > drafted, "and continue"
 
 
 def test_swaps_at_any_step_under_preemption_and_sharing_change_nothing() -> None:
@@ -172,7 +172,7 @@ def test_swaps_at_any_step_under_preemption_and_sharing_change_nothing() -> None
     check(engine, events, names)
 
 
-def test_what_was_learnt_of_the_old_head_is_forgotten() -> None:
+def test_estimates_of_the_old_head_are_dropped() -> None:
     engine = engine_with({"new": oracle("new")}, oracle("old"))
     submit(engine, ask("greedy"))
     drain(engine)
@@ -275,7 +275,7 @@ async def test_a_head_is_loaded_beside_the_engine_thread() -> None:
         await client.swap_head("c")
 
 
-async def test_whoever_waits_for_a_swap_learns_that_the_engine_died(client: ThreadEngineClient) -> None:
+async def test_a_waiting_swap_fails_when_the_engine_dies(client: ThreadEngineClient) -> None:
     message, done = client.engine.load_head("new")
     client.engine.die("test")
     with pytest.raises(EngineDead):

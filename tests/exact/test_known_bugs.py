@@ -20,7 +20,7 @@ SAMPLER = Sampler(V, (EOS,))
 
 
 def flat_logits(rows: int, **raised: float) -> torch.Tensor:
-    """Return rows of zeros but for `t3=1.0`-like raised tokens."""
+    """Return rows of zeros except for `t3=1.0`-like raised tokens."""
     logits = torch.zeros(rows, V)
     for name, value in raised.items():
         logits[:, int(name[1:])] = value
@@ -120,7 +120,7 @@ def test_min_tokens_bans_stop_ids_too_and_spares_an_ignored_end_of_sequence() ->
     assert verify_one(None, ignored, flat_logits(1, t0=2.0)).tokens == (EOS,)
 
 
-def test_nothing_is_emitted_after_an_end_of_sequence_inside_the_block() -> None:
+def test_no_token_is_emitted_after_an_end_of_sequence_inside_a_block() -> None:
     result = verify_one(chain((EOS, EOS, EOS), "test"), GREEDY, flat_logits(4, t0=1.0))
     assert (result.tokens, result.path, result.end_token) == ((EOS,), (), EOS)
 
@@ -146,7 +146,7 @@ def test_bonus_token_is_picked_with_its_own_rows_processors() -> None:
     assert verify_one(chain((1, 2), "test"), params, logits).tokens == (1, 2, 1)
 
 
-def test_a_seed_gives_one_text_whatever_the_depth() -> None:
+def test_a_seed_gives_one_text_at_every_depth() -> None:
     params = SamplingParams(temperature=1.1, max_tokens=24, ignore_eos=True)
     sequence = TableSequence(TableModel(V, 2), SAMPLER, params, noise_key(77, 0), (1, 2))
     plain = decode_plainly(sequence)

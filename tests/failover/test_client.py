@@ -14,9 +14,8 @@ from prolepsis.core.plan import PANIC_PLAN
 from prolepsis.core.stats import RequestStats
 from prolepsis.engine.client import EngineClient
 from prolepsis.failover.client import FailoverClient
-from prolepsis.failover.members import Member
-from prolepsis.failover.settings import FailoverSettings
-from tests.failover.speaking import (
+from prolepsis.failover.members import FailoverSettings, Member
+from tests.failover.scripted_engines import (
     DEAD,
     ELSEWHERE,
     HERE,
@@ -163,7 +162,7 @@ async def test_new_requests_wait_for_a_restart_and_not_for_ever() -> None:
         (end,) = await collect(client, source)
         assert isinstance(end, Failed)
         assert isinstance(end.error, NotContinued)
-        assert (end.error.reason, str(end.error)) == ("no_engine", "no engine was there within 0.5 s")
+        assert (end.error.reason, str(end.error)) == ("no_engine", "no engine was available within 0.5 s")
         await client.close()
 
 
@@ -176,6 +175,17 @@ async def test_an_engine_that_died_while_nothing_ran_is_waited_for() -> None:
     gone.reported = DEAD
     check_whole(await collect(client, ask()), ask())
     assert len(gone.requests) == 1
+    await client.close()
+
+
+@virtual_time
+async def test_an_engine_that_died_before_the_first_request_is_started_again() -> None:
+    dead = Speaker()
+    dead.reported = DEAD
+    client = of([Member(dead, starting(Speaker()))])
+    assert not client.health().ready
+    await asyncio.sleep(5.0)
+    assert client.health().ready
     await client.close()
 
 
@@ -264,7 +274,7 @@ async def test_another_context_length_is_another_group() -> None:
 
 
 @virtual_time
-async def test_what_another_engine_refuses_ends_the_stream() -> None:
+async def test_a_stream_that_another_engine_refuses_ends() -> None:
     client = over(Speaker(2, "dead"), Speaker(0, InvalidParameter("too much", param="continue_from")))
     *_, end = await collect(client, ask())
     assert isinstance(end, Failed)
@@ -283,7 +293,7 @@ async def test_a_refusal_comes_before_the_first_event() -> None:
 
 
 @virtual_time
-async def test_errors_that_are_no_loss_go_through() -> None:
+async def test_other_errors_than_losses_reach_the_consumer() -> None:
     failed = Failed("r", DeadlineExceeded("late"), RequestStats())
     other = Speaker()
     client = over(Speaker(1, failed), other)

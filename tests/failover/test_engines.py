@@ -9,7 +9,7 @@ from prolepsis.engine.runner import Runner
 from prolepsis.failover.client import FailoverClient
 from prolepsis.failover.members import Member
 from tests.exact.cuts import Answer
-from tests.failover.mortal import LOAD, Killer, check, engine, serve, undisturbed
+from tests.failover.killable_engines import LOAD, Killer, check, engine, serve, undisturbed
 from tests.fakes import TableModel
 
 

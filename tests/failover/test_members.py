@@ -1,14 +1,15 @@
 """Starting lost engines again: how often, after which waits, and when no more."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 
 from prometheus_client import CollectorRegistry
 
-from prolepsis.engine.client import EngineClient
-from prolepsis.failover.members import Member, Members
-from prolepsis.failover.metrics import FailoverMetrics
-from prolepsis.failover.settings import FailoverSettings
-from tests.failover.speaking import Speaker
+from prolepsis.core.config import DRAFT_HEAD, HeadProposerName
+from prolepsis.core.plan import PANIC_PLAN, SpecPlan
+from prolepsis.engine.client import EngineClient, HeadSwapped
+from prolepsis.failover.members import Controls, FailoverMetrics, FailoverSettings, Member, Members
+from tests.failover.scripted_engines import Speaker
 from tests.virtual_time import virtual_time
 
 
@@ -31,10 +32,10 @@ class Starts:
         return Speaker()
 
 
-def members(member: Member) -> Members:
+def members(member: Member, prepare: Callable[[EngineClient], Awaitable[None]] = nothing) -> Members:
     clock = asyncio.get_running_loop().time
     settings = FailoverSettings(max_restarts=3, backoff_s=1.0, steady_s=60.0)
-    return Members([member], settings, FailoverMetrics(CollectorRegistry()), nothing, clock=clock)
+    return Members([member], settings, FailoverMetrics(CollectorRegistry()), prepare, clock=clock)
 
 
 def lose(pool: Members, member: Member) -> None:
@@ -97,3 +98,70 @@ async def test_a_loss_counts_once() -> None:
     assert len(starts.times) == 1
     assert isinstance(first, Speaker)
     assert first.closed
+
+
+async def test_a_new_engine_gets_the_plan_stopped_runs_and_heads() -> None:
+    controls, engine = Controls(), Speaker()
+    controls.plan = PANIC_PLAN
+    controls.stopped |= {"run#1": None, "run#2": None}
+    controls.swapped("mine@champion", "draft_head", HeadSwapped(None, "mine@4", 7))
+    controls.swapped("none", "candidate_head", HeadSwapped("other@1", None, 8))
+    await controls.bring_up_to_date(engine)
+    assert (engine.plans, engine.stopped) == ([PANIC_PLAN], ["run#1", "run#2"])
+    assert engine.swaps == ["mine@4", "none"], "the version, whatever the alias stands for by now"
+
+
+class ToldMeanwhile(Speaker):
+    """Speculation is stopped while it loads a head."""
+
+    def __init__(self, controls: Controls) -> None:
+        super().__init__()
+        self._controls = controls
+
+    async def swap_head(self, name: str, proposer: HeadProposerName = DRAFT_HEAD) -> HeadSwapped:
+        self._controls.plan, self._controls.stopped = PANIC_PLAN, {"run#1": None}
+        return await super().swap_head(name, proposer)
+
+
+async def test_a_new_engine_gets_what_is_told_while_it_loads_its_heads() -> None:
+    controls = Controls()
+    controls.plan = SpecPlan()
+    controls.swapped("mine@4", "draft_head", HeadSwapped(None, "mine@4", 7))
+    await controls.bring_up_to_date(engine := ToldMeanwhile(controls))
+    assert (engine.plans[-1], engine.stopped) == (PANIC_PLAN, ["run#1"])
+
+
+@virtual_time
+async def test_an_engine_that_cannot_be_brought_up_to_date_is_closed() -> None:
+    starts = Starts(takes_s=0.0, failures=0)
+    engines: list[EngineClient] = []
+
+    async def fail(client: EngineClient) -> None:
+        engines.append(client)
+        raise OSError("the folder of the head is gone")
+
+    member = Member(Speaker(), starts)
+    lose(members(member, fail), member)
+    await asyncio.sleep(100.0)
+    assert [one.closed for one in engines if isinstance(one, Speaker)] == [True] * 3
+
+
+async def test_a_folder_is_remembered_as_such() -> None:
+    controls, engine = Controls(), Speaker()
+    controls.swapped("./heads/mine", "draft_head", HeadSwapped(None, "mine@4", 7))
+    await controls.bring_up_to_date(engine)
+    assert engine.swaps == ["./heads/mine"]
+
+
+async def test_a_head_that_is_gone_costs_no_engine() -> None:
+    controls, engine = Controls(), Speaker()
+    controls.swapped("broken@1", "draft_head", HeadSwapped(None, "broken@1", 7))
+    controls.swapped("good@1", "candidate_head", HeadSwapped(None, "good@1", 8))
+    await controls.bring_up_to_date(engine)
+    assert engine.swaps == ["good@1"]
+
+
+async def test_a_new_engine_gets_nothing_without_changes() -> None:
+    engine = Speaker()
+    await Controls().bring_up_to_date(engine)
+    assert (engine.plans, engine.stopped, engine.swaps) == ([], [], [])

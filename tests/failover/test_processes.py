@@ -15,7 +15,7 @@ from prolepsis.engine.process.spawn import EngineSpawn
 from prolepsis.failover.client import FailoverClient
 from prolepsis.failover.members import Member
 from tests.exact.cuts import answers_of
-from tests.failover.mortal import check, serve
+from tests.failover.killable_engines import check, serve
 from tests.models.kernels import why_not
 from tests.train.targets import config_of, save_target
 

@@ -4,7 +4,7 @@ from prolepsis.core.stats import ProposerMemory, TrafficClassCounts
 from prolepsis.engine.client import EngineHealth
 from prolepsis.failover.members import Member
 from prolepsis.failover.views import health_of, summed_counts, summed_memory
-from tests.failover.speaking import DEAD, Speaker
+from tests.failover.scripted_engines import DEAD, Speaker
 
 
 def member(health: EngineHealth) -> Member:

@@ -3,7 +3,6 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-import structlog
 
 from prolepsis.store.migrate import upgrade
 from prolepsis.telemetry.logs import configure_logs
@@ -11,10 +10,8 @@ from tests.store.databases import opened, own_setting
 
 
 @pytest.fixture(autouse=True)
-def few_logs() -> Iterator[None]:
+def few_logs() -> None:
     configure_logs("error")
-    yield
-    structlog.reset_defaults()
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

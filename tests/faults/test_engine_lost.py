@@ -12,8 +12,7 @@ import pytest
 
 from prolepsis.engine.client import EngineClient
 from prolepsis.failover.client import FailoverClient
-from prolepsis.failover.members import Member
-from prolepsis.failover.settings import FailoverSettings
+from prolepsis.failover.members import FailoverSettings, Member
 from prolepsis.spec.proposer import Proposer
 from prolepsis.spec.proposers.prompt_lookup import PromptLookupProposer
 from prolepsis.spec.proposers.suffix import SuffixProposer

@@ -68,7 +68,7 @@ def num_records(setting: str) -> int:
         return connection.execute(select(func.count()).select_from(request_records)).scalar_one()
 
 
-def test_nothing_fails_without_the_database_and_nothing_is_lost(postgresql: str, tmp_path: Path) -> None:
+def test_requests_and_records_survive_the_loss_of_the_database(postgresql: str, tmp_path: Path) -> None:
     with ExitStack() as stack:
         proxy, setting = stack.enter_context(proxied(postgresql))
         doors = [stack.enter_context(door(setting, tmp_path / name)) for name in ("a", "b")]

@@ -41,7 +41,7 @@ SUBJECT = grammars(TOKENIZER)
         ("regex", "a" * (source.MAX_SOURCE_BYTES["regex"] + 1), "bytes; allowed: at most"),
     ],
 )
-def test_what_cannot_be_compiled_is_refused_with_a_reason(kind: GrammarKind, text: str, says: str) -> None:
+def test_a_grammar_that_cannot_be_compiled_is_refused_with_a_reason(kind: GrammarKind, text: str, says: str) -> None:
     with pytest.raises(InvalidGrammar) as caught:
         SUBJECT.compile(GrammarSpec(kind, text))
     assert says in str(caught.value)

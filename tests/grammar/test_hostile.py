@@ -81,7 +81,7 @@ def test_thousands_of_choices_and_of_optional_properties_are_followed() -> None:
     assert fed(grammars.compile(GrammarSpec("json_schema", many)).matcher(), '{"p1').mask().any()
 
 
-def test_a_grammar_that_nobody_can_follow_is_refused_at_once() -> None:
+def test_a_grammar_without_any_answer_is_refused_at_once() -> None:
     narrow = LLParserLimits(max_items_in_row=20, verbose_errors=False)
     grammars = Grammars(TOKENIZER.to_str, TOKENIZER.get_vocab_size(), (0,), limits=narrow)
     schema = {"type": "object", "properties": {f"p{i}": {"type": "null"} for i in range(100)}}

@@ -1,14 +1,14 @@
 """Questions to Prometheus, and its refusals."""
 
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import httpx
 import pytest
 
 from prolepsis.core.errors import ConfigError
 from prolepsis.incident.period import Period
-from prolepsis.incident.prometheus import Firing, Prometheus
+from prolepsis.incident.prometheus import Firing, Line, Prometheus, Times, times_of
 
 START = 1_700_000_000.0
 HOUR = Period(datetime.fromtimestamp(START, UTC), datetime.fromtimestamp(START + 3600, UTC))
@@ -51,6 +51,32 @@ def test_values_come_with_their_labels() -> None:
     assert replying({"metric": {"sloth_slo": "availability"}, "value": [START, "0.75"]}).values("x", START) == [
         ({"sloth_slo": "availability"}, 0.75)
     ]
+
+
+def test_lines_have_a_value_for_each_time_or_none() -> None:
+    minute = Period(HOUR.start, HOUR.start + timedelta(minutes=1))
+    assert times_of(minute) == Times(START, 15.0, 5)
+    series = {"metric": {"tier": "batch"}, "values": [[START + 15, "0.5"], [START + 30, "NaN"], [START + 60, "2"]]}
+    assert replying(series).lines("x", times_of(minute)) == [Line({"tier": "batch"}, [None, 0.5, None, None, 2.0])]
+
+
+def test_a_long_period_has_no_more_points_than_a_short_one() -> None:
+    day = times_of(Period(HOUR.start, HOUR.start + timedelta(days=1)))
+    assert (day.step_s, day.number) == (360.0, 241)
+    asked_for: list[httpx.URL] = []
+
+    def reply(request: httpx.Request) -> httpx.Response:
+        asked_for.append(request.url)
+        values = [[START + 86_400.0, "1"]]
+        return httpx.Response(200, json={"data": {"result": [{"metric": {}, "values": values}]}})
+
+    [line] = asked(reply).lines("x", day)
+    assert line.values[-1] == 1.0
+    assert {name: float(asked_for[0].params[name]) for name in ("start", "end", "step")} == {
+        "start": START,
+        "end": START + 86_400.0,
+        "step": 360.0,
+    }
 
 
 def unreachable(request: httpx.Request) -> httpx.Response:

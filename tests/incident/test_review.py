@@ -85,7 +85,7 @@ def test_each_rule_names_what_it_finds(review: Review, found: tuple[str, str]) -
         replace(QUIET, this=Figures(), before=Figures()),
     ],
 )
-def test_nothing_is_named_on_weak_evidence(review: Review) -> None:
+def test_weak_evidence_is_not_reported(review: Review) -> None:
     assert review.findings == []
     assert "Nothing, by these rules" in page(review)
 

@@ -14,7 +14,7 @@ def entry(
         uid="u",
         at=at,
         action=action,
-        versions={"software": "1.2"},
+        versions={"fingerprint": "ab", "machine": "", "model": "tiny", "prolepsis": "1.2"},
         erases=(),
         details=details,
         details_digest="",
@@ -43,7 +43,8 @@ def test_details_are_the_reason_and_what_changed() -> None:
         entry("breaker.open", before={"state": "closed", "n": 3}, after={"state": "open", "n": 3, "reason": "cliff"})
     )
     assert (row.kind, row.who, row.details) == ("event", "ann", "state closed -> open, reason cliff")
-    assert of_entry(entry("server.started", after={"engine": {}})).details == "software 1.2"
+    started = of_entry(entry("server.started", after={"engine": {}}))
+    assert started.details == "prolepsis 1.2, model tiny, fingerprint ab"
     assert of_entry(entry("policy.applied", after={"digest": "ab" * 32})).details == f"digest {'ab' * 6}"
     assert len(of_entry(entry("kill.on", after={"reason": "x" * 500})).details) == LONGEST_DETAILS
 

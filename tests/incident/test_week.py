@@ -5,8 +5,8 @@ from datetime import UTC, datetime
 import pytest
 
 from prolepsis.core.traffic_sums import Drafted
-from prolepsis.cost import period_history
 from prolepsis.cost.device_time import DeviceCost
+from prolepsis.cost.history import store_periods
 from prolepsis.incident.period import Period
 from prolepsis.incident.week import NO_CLASS, Figures, Spent, figures
 from prolepsis.store import records
@@ -44,7 +44,7 @@ def test_cost_is_summed_by_currency(database: Database) -> None:
         for i, (currency, paid) in enumerate([("EUR", 4.0), ("EUR", 5.0), (None, None)])
     ]
     with database.write() as connection:
-        period_history.put(connection, "replica", hours)
+        store_periods(connection, "replica", hours)
     with database.read() as connection:
         spent = {one.currency: one for one in figures(connection, PERIOD).spent}
     assert spent["EUR"] == Spent("EUR", 800.0, 200.0, 20, 9.0, 2.0)

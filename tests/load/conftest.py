@@ -1,13 +1,8 @@
-from collections.abc import Iterator
-
 import pytest
-import structlog
 
 from prolepsis.telemetry.logs import configure_logs
 
 
 @pytest.fixture(autouse=True)
-def few_logs() -> Iterator[None]:
+def few_logs() -> None:
     configure_logs("error")
-    yield
-    structlog.reset_defaults()

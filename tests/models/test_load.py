@@ -123,7 +123,7 @@ def test_each_model_and_format_has_a_file_of_its_own(wide: Path) -> None:
 
 
 @needs_native
-def test_a_part_of_a_file_left_by_a_killed_process_is_written_anew(wide: Path) -> None:
+def test_a_part_of_a_file_left_by_a_killed_process_is_written_again(wide: Path) -> None:
     expected = logits(wide, weights="q8")
     (file,) = (wide.parent / "cache" / "quantised").glob("*.safetensors")
     file.rename(file.with_suffix(".part"))

@@ -82,7 +82,7 @@ def test_a_budget_that_cannot_burn_so_fast_has_no_alert_for_it() -> None:
     assert "(3 * 0.2)" in str(ticket["expr"])
 
 
-def test_few_events_are_no_evidence() -> None:
+def test_few_events_are_not_evidence() -> None:
     alerting = {"name": "Burns", "annotations": {"runbook": "availability"}, "minimum_events": 50}
     rules = rules_of(alerting=alerting)
     numbers = [rule for rule in rules if str(rule.get("record", "")).startswith("slo:sli_events:increase")]

@@ -63,7 +63,7 @@ def test_by_default_a_link_leads_to_the_console_of_the_server_that_is_scraped() 
     assert f"runbook_url: http://{target.strip(chr(34))}/console/runbooks/cost\n" in files["rules/alerts.yaml"]
 
 
-def test_what_the_console_takes_for_the_alerts_of_a_page_are_its_alerts() -> None:
+def test_the_console_reads_the_alerts_of_a_runbook() -> None:
     assert {alert: page.name for alert, page in by_alert(runbooks()).items()} == {
         str(rule["alert"]): page_of(rule) for rule in ALERTS
     }

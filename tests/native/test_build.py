@@ -61,7 +61,7 @@ def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workshop:
 
 
 @needs_compiler
-def test_a_build_is_kept_whatever_the_path_says(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_build_is_reused_when_path_changes(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
     first = workshop.load()
     monkeypatch.setenv("PATH", f"{workshop.folder}{os.pathsep}{os.environ['PATH']}")
     assert workshop.load().__file__ == first.__file__
@@ -115,7 +115,7 @@ def test_a_killed_build_does_not_block_the_next(workshop: Workshop) -> None:
 
 
 @needs_compiler
-def test_of_two_at_a_time_one_compiles(workshop: Workshop) -> None:
+def test_one_of_two_simultaneous_builds_compiles(workshop: Workshop) -> None:
     threads = [threading.Thread(target=workshop.load) for _ in range(2)]
     for thread in threads:
         thread.start()

@@ -21,6 +21,6 @@ def test_avx512_without_bf16_is_served_by_avx2() -> None:
     assert instruction_sets(WITH_AVX512 - {"avx512_vnni"}) == (AVX2_FMA,)
 
 
-def test_nothing_of_ours_without_avx2() -> None:
+def test_no_native_forward_without_avx2() -> None:
     assert instruction_sets(frozenset(["avx", "fma"])) == ()
     assert instruction_sets(frozenset()) == ()

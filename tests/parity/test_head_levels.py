@@ -123,7 +123,7 @@ def test_states_and_shortlists_of_all_levels(forward: str) -> None:
 
 
 @pytest.mark.parametrize("forward", FORWARDS)
-def test_what_follows_a_drafted_token(forward: str) -> None:
+def test_tokens_after_a_drafted_token(forward: str) -> None:
     case = head_case(forward)
     found = looked(case)
     ids = case.weights.target_ids

@@ -16,7 +16,7 @@ KNOWN = Known(
 )
 
 
-def test_a_guardrail_that_nothing_is_measured_for_is_said() -> None:
+def test_a_guardrail_on_an_unmeasured_metric_is_reported() -> None:
     rolled_out = policy("default: {mode: on, rollout: {}, guardrails: [{name: g, metric: correctness, limit: 0.9}]}")
     [one] = check(rolled_out, Known(replays=False))
     assert (one.severity, one.where) == ("warning", "default.guardrails")

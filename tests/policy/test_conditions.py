@@ -48,7 +48,7 @@ def made(kind: type[BaseModel], value: object) -> Condition:
         (Headers, {"X-App": "ide", "x-b": {"present": False}}, [{"x-app": "ide"}], [{}, {"x-app": "ide", "x-b": ""}]),
     ],
 )
-def test_what_holds(kind: type[BaseModel], value: object, holds: list[object], fails: list[object]) -> None:
+def test_conditions_hold(kind: type[BaseModel], value: object, holds: list[object], fails: list[object]) -> None:
     condition = made(kind, value)
     assert [condition.holds(fact) for fact in holds] == [True] * len(holds)
     assert [condition.holds(fact) for fact in fails] == [False] * len(fails)
@@ -102,6 +102,6 @@ def test_covers_is_implication_on_these_facts(kind: type[BaseModel]) -> None:
         (Headers, {"x": {"present": True}}, {"x": "a", "y": "b"}),
     ],
 )
-def test_what_is_wider_covers_but_not_the_other_way(kind: type[BaseModel], wide: object, narrow: object) -> None:
+def test_a_wider_condition_covers_a_narrower_one_only(kind: type[BaseModel], wide: object, narrow: object) -> None:
     assert made(kind, wide).covers(made(kind, narrow))
     assert not made(kind, narrow).covers(made(kind, wide))

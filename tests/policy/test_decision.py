@@ -28,7 +28,7 @@ def test_the_mode(given: Mode, requested: SpecMode, mode: SpecMode, source: str)
 @pytest.mark.parametrize(
     ("ceiling", "depth", "num"), [(8, 4, 4), (8, 16, 8), (None, 4, 4), (8, None, 8), (None, None, None)]
 )
-def test_nobody_goes_beyond_the_ceiling(ceiling: int | None, depth: int | None, num: int | None) -> None:
+def test_the_ceiling_holds_for_every_caller(ceiling: int | None, depth: int | None, num: int | None) -> None:
     decision = decide("r", Terms(mode="on", num_speculative_tokens=ceiling), SpeculationRequest(max_depth=depth))
     assert decision.choice.num_speculative_tokens == num
 

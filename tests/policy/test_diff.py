@@ -8,7 +8,7 @@ def rules(*names: str) -> str:
     return "rules: [" + ", ".join(f"{{name: {name}, match: {{tenant: {name}}}, use: chat}}" for name in names) + "]"
 
 
-def test_nothing_differs_from_itself() -> None:
+def test_a_policy_has_no_difference_from_itself() -> None:
     assert diff(policy(rules("a", "b")), policy(rules("a", "b"))) == []
 
 

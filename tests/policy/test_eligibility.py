@@ -64,7 +64,7 @@ def test_a_class_is_eligible_from_min_on_until_it_is_below_until(shadow: bool) -
     assert judge.see(0.75, 200, shadow=shadow).limits() == Limits()
 
 
-def test_each_change_is_told_once() -> None:
+def test_each_change_is_reported_once() -> None:
     judge = Judge().see(0.9, 4)
     _, [gained] = judge.eligibility.limits(CHAT, None, TERMS, None)
     assert (gained.eligible, gained.condition, gained.value) == (True, "acceptance_rate", 0.9)
@@ -175,16 +175,16 @@ def test_hysteresis_goes_on_after_a_restart_and_other_weights_do_not() -> None:
     judge = Judge().see(0.9, 4)
     assert judge.limits() == Limits()
     assert judge.see(0.65, 200).limits() == Limits(), "between the two thresholds"
-    learnt = judge.eligibility
+    learned = judge.eligibility
     again, other = Judge(), Judge()
-    again.eligibility.restore(learnt.figures, learnt.judged)
+    again.eligibility.restore(learned.figures, learned.judged)
     assert again.limits() == Limits()
     other.versions = {"suffix": "2"}
-    other.eligibility.restore(learnt.figures, learnt.judged)
+    other.eligibility.restore(learned.figures, learned.judged)
     assert (other.limits(), other.eligibility.figures[CHAT]) == (Limits(("unmeasured",), verifies=False), {})
 
 
-def test_what_a_server_has_learnt_itself_is_not_replaced_by_less() -> None:
+def test_own_figures_are_not_replaced_by_fewer() -> None:
     judge, earlier = Judge().see(0.9, 4), Judge().see(0.1, 2)
     judge.eligibility.restore(earlier.eligibility.figures, ())
     assert judge.limits() == Limits()

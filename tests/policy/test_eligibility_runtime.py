@@ -111,7 +111,7 @@ async def test_an_edit_of_the_thresholds_takes_the_old_conditions_away_and_no_ot
     assert shown["figures"][0]["num_drafts"] == 3 * (NEEDED + 1), "what was measured stays"
 
 
-async def test_a_restart_goes_on_with_what_was_learnt(tmp_path: Path, store: Store) -> None:
+async def test_a_restart_goes_on_with_what_was_learned(tmp_path: Path, store: Store) -> None:
     app = EligibilityApp(tmp_path, RULE.format(0.5, ""), store=store)
     await app.tick()
     assert await app.modes(NEEDED + 1) == ["shadow"] * NEEDED + ["auto"]
@@ -170,7 +170,7 @@ async def test_a_saving_is_asked_for_where_device_time_is_billed(tmp_path: Path)
     assert ";limit=no_saving" in (await app.ask()).headers["x-spec-effective"]
 
 
-async def test_what_is_not_eligible_is_no_evidence_of_a_rollout_in_any_arm(tmp_path: Path) -> None:
+async def test_requests_that_are_not_eligible_are_no_evidence_in_any_arm(tmp_path: Path) -> None:
     rollout = (
         ", rollout: {gate: automatic, step_weights: [50]}, guardrails: [{name: e, metric: error_rate, limit: 0.5}]"
     )

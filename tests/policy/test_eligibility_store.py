@@ -1,4 +1,4 @@
-"""What eligibility learnt, in a database: another server reads it, and what is gone goes."""
+"""What eligibility learned, in a database: another server reads it, and what is gone goes."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -7,7 +7,7 @@ import pytest
 from sqlalchemy import insert, update
 
 from prolepsis.policy.eligibility import DraftFigures, Judged
-from prolepsis.policy.eligibility_store import EligibilityStore, Learnt
+from prolepsis.policy.eligibility_store import EligibilityStore, Learned
 from prolepsis.store.database import Database
 from prolepsis.store.tables import eligibility
 from tests.store.databases import opened
@@ -31,20 +31,20 @@ def database(setting: str) -> Iterator[Database]:
         yield made
 
 
-def test_what_one_server_learnt_another_reads(database: Database) -> None:
-    EligibilityStore(database).write(Learnt(FIGURES, [HELD]))
+def test_one_server_reads_what_another_learned(database: Database) -> None:
+    EligibilityStore(database).write(Learned(FIGURES, [HELD]))
     found = EligibilityStore(database).read()
     assert (found.figures, found.held) == (FIGURES, [HELD])
 
 
 def test_a_condition_that_is_gone_and_old_figures_go(database: Database) -> None:
     store = EligibilityStore(database)
-    store.write(Learnt(FIGURES, [HELD]))
-    store.write(Learnt(FIGURES, []))
+    store.write(Learned(FIGURES, [HELD]))
+    store.write(Learned(FIGURES, []))
     assert EligibilityStore(database).read().held == []
     with database.write() as connection:
         connection.execute(update(eligibility).values(kept_at=1.0))
-    store.write(Learnt({CHAT: {"other": FIGURES[CHAT]["suffix"]}}, []))
+    store.write(Learned({CHAT: {"other": FIGURES[CHAT]["suffix"]}}, []))
     assert EligibilityStore(database).read().figures == {CHAT: {"other": FIGURES[CHAT]["suffix"]}}
 
 

@@ -70,7 +70,7 @@ def test_a_rule_takes_the_place_of_its_preset_field_by_field() -> None:
         ({"tools": True, "tenant": "a"}, RequestFacts(tenant="b"), "tenant is b; asked: a"),
     ],
 )
-def test_the_first_condition_that_fails_is_said(match: dict[str, object], facts: RequestFacts, said: str) -> None:
+def test_the_first_condition_that_fails_is_reported(match: dict[str, object], facts: RequestFacts, said: str) -> None:
     asked = Match.model_validate(match)
     assert str(mismatch(asked, facts)) == said
     assert not asked.holds(facts)

@@ -52,7 +52,7 @@ def test_a_good_edit_is_taken_and_a_bad_one_leaves_the_last_good(tmp_path: Path)
     assert (mode(file), file.fault) == ("off", "")
 
 
-def test_what_takes_no_effect_is_no_change(tmp_path: Path) -> None:
+def test_an_edit_without_effect_is_not_a_change(tmp_path: Path) -> None:
     path = tmp_path / "policy.yaml"
     write(path, OFF)
     file = PolicyFile(path)

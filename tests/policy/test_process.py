@@ -1,7 +1,5 @@
 """Whole processes on one PostgreSQL: what is applied at one is in use at the other, and after kill -9."""
 
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -11,25 +9,16 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.api.test_run import free_port, wait_until_live
+from prolepsis.core.config import ServerConfig
+from tests.server_process import ServerProcess, free_port, serve_fake, wait_until_live
 from tests.store.databases import postgresql_setting
-
-SCRIPT = """
-import sys
-from prolepsis.core.config import EngineConfig, ServerConfig
-from prolepsis.api.run import StartedEngine, serve
-from tests.api.fakes import ByteTokenizer, FakeEngine
-
-config = ServerConfig(port=int(sys.argv[1]), store=sys.argv[2])
-serve(EngineConfig(), config, lambda c, m: StartedEngine(FakeEngine(), ByteTokenizer()))
-"""
 
 
 @contextmanager
 def processes(setting: str, number: int) -> Iterator[list[str]]:
     """Servers on one store that are killed in the end."""
     ports = [free_port() for _ in range(number)]
-    running = [subprocess.Popen([sys.executable, "-c", SCRIPT, str(port), setting]) for port in ports]
+    running = [ServerProcess(serve_fake, ServerConfig(port=port, store=setting)) for port in ports]
     try:
         for port in ports:
             wait_until_live(f"http://127.0.0.1:{port}")
@@ -47,7 +36,7 @@ def own_postgresql() -> Iterator[str]:
 
 
 def in_use(url: str) -> Any:
-    return httpx.get(url).json()["version"]
+    return httpx.get(url, timeout=30).json()["version"]
 
 
 def apply(url: str, text: str, expect: int) -> int:

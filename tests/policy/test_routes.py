@@ -114,7 +114,7 @@ async def test_versions_are_applied_listed_and_rolled_back(setting: str) -> None
         assert (told.actor, told.before["version"], told.after["version"]) == ("developer", 2, 3)
 
 
-async def test_who_decided_on_another_version_is_told_both(setting: str) -> None:
+async def test_a_change_of_another_version_is_refused_with_both_versions(setting: str) -> None:
     async with replicas(setting, 2) as [one, other]:
         assert (await one.apply(ON, 0)).status_code == 200
         refused = await other.apply(OFF, 0)
@@ -126,7 +126,7 @@ async def test_who_decided_on_another_version_is_told_both(setting: str) -> None
         assert await other.mode() == ("1", True)
 
 
-async def test_of_replicas_that_change_it_at_once_one_wins_and_all_follow(postgresql: str) -> None:
+async def test_one_of_several_simultaneous_changes_wins_and_all_replicas_follow(postgresql: str) -> None:
     async with replicas(postgresql, 4) as servers:
         texts = [f"version: {i}\ndefault: {{mode: off}}\n" for i in range(4)]
         asked = [server.apply(text, 0, text[:10]) for server, text in zip(servers, texts, strict=True)]
@@ -156,7 +156,7 @@ async def test_a_version_that_cannot_be_used_is_refused_with_all_that_is_wrong(s
             assert len(list(chain.entries(connection))) == 2
 
 
-async def test_one_that_this_server_cannot_use_leaves_the_last_good_one(setting: str) -> None:
+async def test_an_unusable_version_leaves_the_last_good_one_in_use(setting: str) -> None:
     async with replicas(setting, 1) as [server]:
         await server.apply(ON, 0)
         with closing(opened(setting)) as database:
@@ -217,10 +217,10 @@ async def test_a_store_that_was_emptied_takes_no_policy_away(tmp_path: Path) -> 
             assert file.exists()
         await server.policies.tick()
         assert await server.mode() == ("2", False)
-        assert "has no policy any more; version 1 stays" in (await server.http.get("/admin/policy")).json()["fault"]
+        assert "has no policy any longer; version 1 stays" in (await server.http.get("/admin/policy")).json()["fault"]
 
 
-async def test_where_a_file_is_the_source_it_is_said(tmp_path: Path) -> None:
+async def test_a_file_as_source_is_reported(tmp_path: Path) -> None:
     (tmp_path / "policy.yaml").write_text(ON)
     server = Server(PolicyFile(tmp_path / "policy.yaml"))
     shown = read(PolicyReply, (await server.http.get("/admin/policy")).json())

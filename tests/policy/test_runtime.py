@@ -144,7 +144,7 @@ rules:
 TOOL = {"type": "function", "function": {"name": "f"}}
 
 
-async def test_what_requests_and_keys_declare_counts(policy_app: PolicyApp) -> None:
+async def test_facts_declared_by_requests_and_keys_count(policy_app: PolicyApp) -> None:
     policy_app.write(DECLARED)
     http = policy_app.open()
     by_key = policy_app.open(budget="cheap")

@@ -31,7 +31,7 @@ def test_versions_count_up_and_stay(database: Database) -> None:
             versions.get(connection, 7)
 
 
-def test_who_decided_on_an_old_version_is_told_who_was_first(database: Database) -> None:
+def test_a_change_of_an_old_version_is_refused_with_the_author_of_the_new_one(database: Database) -> None:
     with database.write() as connection:
         versions.put(connection, "a", author="ann", expect=versions.NO_VERSION)
     with pytest.raises(StoreConflict, match="version 1 by ann, not version 0"), database.write() as connection:
@@ -40,7 +40,7 @@ def test_who_decided_on_an_old_version_is_told_who_was_first(database: Database)
         assert [version.author for version in versions.history(connection, 10)] == ["ann"]
 
 
-def test_of_replicas_that_change_the_policy_at_once_one_wins(connect: Callable[[], Database]) -> None:
+def test_one_of_several_simultaneous_policy_changes_wins(connect: Callable[[], Database]) -> None:
     start = threading.Barrier(4)
     outcomes: list[str] = []
 

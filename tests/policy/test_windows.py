@@ -38,7 +38,7 @@ def at(text: str) -> datetime:
         ({"days": "sat", "time_zone": "Pacific/Auckland"}, ["2026-11-20T12:00"], ["2026-11-21T12:00"]),
     ],
 )
-def test_what_lies_inside(given: dict[str, object], inside: list[str], outside: list[str]) -> None:
+def test_times_inside_a_window(given: dict[str, object], inside: list[str], outside: list[str]) -> None:
     one = window(**given)
     assert [one.holds(at(text)) for text in inside] == [True] * len(inside)
     assert [one.holds(at(text)) for text in outside] == [False] * len(outside)

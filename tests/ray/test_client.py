@@ -1,32 +1,36 @@
 """Several replicas seen as one engine."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 
 import pytest
 
+from prolepsis.core.config import DRAFT_HEAD, HeadProposerName
 from prolepsis.core.errors import (
     ContextTooLong,
+    DeadlineExceeded,
     EngineDead,
     EngineError,
     InvalidParameter,
     NotContinued,
     ReplicaLost,
 )
-from prolepsis.core.events import Event, Failed, Finished
+from prolepsis.core.events import Aborted, Event, Failed, Finished
 from prolepsis.core.plan import PANIC_PLAN
 from prolepsis.core.requests import SamplingParams, SpeculationChoice
-from prolepsis.engine.client import Demand, EngineClient
+from prolepsis.core.stats import RequestStats
+from prolepsis.engine.client import Demand, EngineClient, HeadSwapped
+from prolepsis.engine.thread import ThreadEngineClient
 from prolepsis.failover.client import FailoverClient
 from prolepsis.failover.members import Member
 from prolepsis.ray.autoscaling import IN_FLIGHT, QUEUE_AGE_S, WAITING
-from prolepsis.ray.client import ReplicasClient
-from prolepsis.ray.messages import ControlState, Report
+from prolepsis.ray.messages import ControlState
 from prolepsis.sampling.noise import noise_key
 from prolepsis.telemetry.metrics import Metrics
+from tests.fake_client import FakeEngineClient
 from tests.fakes import outputs, reference, request
-from tests.ray.replicas import TurnsHandle, replica
+from tests.ray.replicas import TurnsHandle, front_door, replica
 
 ENDLESS = SamplingParams(temperature=0.0, max_tokens=900, ignore_eos=True)
 
@@ -38,58 +42,90 @@ async def handle() -> AsyncIterator[TurnsHandle]:
     await handle.close()
 
 
-async def client_of(handle: TurnsHandle, metrics: Metrics | None = None) -> ReplicasClient:
-    reports = [reply for reply in await handle.broadcast("report") if isinstance(reply, Report)]
-    return ReplicasClient(handle, reports, metrics)
+class SlowSwaps(FakeEngineClient):
+    """Loads heads until `loaded`."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda source: [])
+        self.loading, self.loaded = asyncio.Event(), asyncio.Event()
+
+    async def swap_head(self, name: str, proposer: HeadProposerName = DRAFT_HEAD) -> HeadSwapped:
+        self.loading.set()
+        await self.loaded.wait()
+        return await super().swap_head(name, proposer)
 
 
 async def collect(client: EngineClient, name: str, params: SamplingParams | None = None) -> list[Event]:
     return [event async for event in client.generate(request(name, [1, 2], params))]
 
 
+def stats_of(events: Sequence[Event]) -> RequestStats:
+    assert isinstance(events[-1], Finished)
+    return events[-1].stats
+
+
 async def test_each_replica_gives_the_same_answer(handle: TurnsHandle) -> None:
-    client = await client_of(handle)
     sampled = SamplingParams(temperature=0.8, max_tokens=20, seed=3)
-    found = await asyncio.gather(*(collect(client, str(i), sampled) for i in range(4)))
+    async with front_door(handle) as client:
+        found = await asyncio.gather(*(collect(client, str(i), sampled) for i in range(4)))
     for i, events in enumerate(found):
         assert isinstance(events[-1], Finished)
         assert outputs(events)[str(i), 0] == reference(request(str(i), [1, 2], sampled), noise_key(3, 0))
-    await client.close()
 
 
 async def test_a_refusal_is_raised_before_the_first_event(handle: TurnsHandle) -> None:
-    client = await client_of(handle)
-    with pytest.raises(ContextTooLong, match="1024"):
-        [event async for event in client.generate(request("a", [1] * 2000))]
-    await client.close()
+    async with front_door(handle) as client:
+        with pytest.raises(ContextTooLong, match="1024"):
+            [event async for event in client.generate(request("a", [1] * 2000))]
     with pytest.raises(EngineDead, match="closed"):
         await collect(client, "b")
 
 
 async def test_a_lost_replica_fails_its_request_and_the_next_finds_another(handle: TurnsHandle) -> None:
-    client = await client_of(handle)
-    stream = client.generate(request("a", [1], ENDLESS))
-    await anext(stream)
-    handle.lost.add(handle.replicas[0].name)
-    *_, last = [event async for event in stream]
-    assert isinstance(last, Failed)
-    assert isinstance(last.error, ReplicaLost)
-    assert last.stats.num_output_tokens > 0
-    assert isinstance((await collect(client, "b"))[-1], Finished)
-    await client.close()
+    async with front_door(handle) as client:
+        stream = client.generate(request("a", [1], ENDLESS))
+        await anext(stream)
+        await handle.lose(0)
+        *_, last = [event async for event in stream]
+        assert isinstance(last, Failed)
+        assert isinstance(last.error, ReplicaLost)
+        assert last.stats.num_output_tokens > 0
+        assert isinstance((await collect(client, "b"))[-1], Finished)
+
+
+async def test_an_engine_that_ends_loses_its_own_replica_only(handle: TurnsHandle) -> None:
+    """The others go on with its requests, and it is asked for nothing more until Ray Serve replaces it."""
+    source = request("a", [1], SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True))
+    async with front_door(handle) as inner:
+        client = FailoverClient([Member(inner)])
+        stream = client.generate(source)
+        events = [await anext(stream)]
+        ended = handle.replicas[0].client
+        assert isinstance(ended, ThreadEngineClient)
+        ended.engine.dead = EngineDead("the engine ended: out of memory")  # what a request is told that comes now
+        assert isinstance((await collect(client, "b"))[-1], Finished)
+        assert isinstance((await collect(client, "c"))[-1], Finished)
+        events += [event async for event in stream]
+        await inner.refresh()
+        await inner.connected()
+        for name in "de":
+            last = (await collect(client, name))[-1]
+            assert isinstance(last, Finished)
+            assert last.stats.continued == [], "a replica without an engine was asked"
+    assert outputs(events)["a", 0] == reference(source, noise_key(0, 0))
 
 
 @pytest.mark.parametrize(("weights", "error"), [("table", None), ("other", "another exact group")])
 async def test_a_stream_goes_on_in_a_replica_of_its_own_group_only(weights: str, error: str | None) -> None:
     """Also where what all replicas say of themselves is not what served the stream: while others take their place."""
-    handle = TurnsHandle([replica(), replica(weights=weights)])
-    client = FailoverClient([Member(await client_of(handle))])
-    handle.num_streams = 1
+    handle = TurnsHandle([replica(), replica(weights=weights)], num_streams=1)
     source = request("a", [1], SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True))
-    stream = client.generate(source)
-    events = [await anext(stream)]
-    handle.lost.add(handle.replicas[1].name)
-    events += [event async for event in stream]
+    async with front_door(handle) as inner:
+        client = FailoverClient([Member(inner)])
+        stream = client.generate(source)
+        events = [await anext(stream)]
+        await handle.lose(1)
+        events += [event async for event in stream]
     if error is None:
         assert isinstance(events[-1], Finished)
         assert outputs(events)["a", 0] == reference(source, noise_key(0, 0))
@@ -97,49 +133,79 @@ async def test_a_stream_goes_on_in_a_replica_of_its_own_group_only(weights: str,
         assert isinstance(events[-1], Failed)
         assert isinstance(events[-1].error, NotContinued)
         assert error in str(events[-1].error)
-    await client.close()
     await handle.close()
 
 
 async def test_engines_of_other_weights_take_the_place_of_the_first() -> None:
+    """A stream that began under the new weights goes on under them, whichever replica is next in turn."""
     handle = TurnsHandle([replica()])
-    inner = await client_of(handle)
-    client = FailoverClient([Member(inner)])
-    handle.replicas += [replica(weights="new"), replica(weights="new")]
-    handle.lost.add(handle.replicas[0].name)
-    await inner.refresh()
-    stream = client.generate(request("a", [1], ENDLESS))
-    await anext(stream)
-    handle.lost.add(handle.replicas[1].name)
-    *_, last = [event async for event in stream]
-    assert isinstance(last, Finished), "a stream that began under the new weights goes on under them"
-    await client.close()
+    async with front_door(handle) as inner:
+        client = FailoverClient([Member(inner)])
+        handle.replicas += [replica(weights="new"), replica(weights="new"), replica()]
+        await handle.lose(0)
+        await inner.refresh()
+        await inner.connected()
+        stream = client.generate(request("a", [1], ENDLESS))
+        await anext(stream)
+        handle.num_streams = 1
+        await handle.lose(1)
+        *_, last = [event async for event in stream]
+        assert isinstance(last, Finished)
     await handle.close()
 
 
-async def test_token_ids_of_another_tokenizer_are_refused(handle: TurnsHandle) -> None:
-    client = await client_of(handle)
-    handle.replicas.append(replica(tokenizer="other"))
-    handle.num_streams = 2
-    with pytest.raises(EngineError, match="the replica has other"):
-        await collect(client, "a")
-    await client.close()
+@pytest.mark.parametrize("gone", [(), (0,)])
+async def test_token_ids_of_another_tokenizer_are_refused(gone: Sequence[int]) -> None:
+    handle = TurnsHandle([replica(), replica(tokenizer="other")])
+    async with front_door(handle, gone=gone) as client:
+        await client.refresh()
+        if gone:
+            with pytest.raises(EngineError, match="the replicas have other"):
+                await collect(client, "a")
+        else:
+            for i in range(2):
+                assert isinstance((await collect(client, str(i)))[-1], Finished)
+            assert isinstance(other := handle.replicas[1].client, ThreadEngineClient)
+            assert other.engine.timings.num_steps == 0
+    await handle.close()
 
 
 async def test_what_was_told_reaches_replicas_that_start_later(handle: TurnsHandle) -> None:
-    client = await client_of(handle)
-    client.apply_plan(PANIC_PLAN)
-    client.stop_run("run-1")
-    later = replica()
-    handle.replicas.append(later)
-    handle.num_streams = 2
-    choice = SpeculationChoice(mode="on", rollout_run="run-1")
-    events = [event async for event in client.generate(replace(request("a", [1]), speculation=choice))]
-    assert isinstance(events[-1], Finished)
-    [told] = later.obeyed.values()
-    assert (told.plan, told.stopped_runs) == (PANIC_PLAN, ("run-1",))
-    assert events[-1].stats.mode.reason == "rolled_back"
-    await client.close()
+    async with front_door(handle) as client:
+        client.apply_plan(PANIC_PLAN)
+        client.stop_run("run-1")
+        later = replica()
+        handle.replicas.append(later)
+        handle.num_streams = 2
+        await client.refresh()
+        await client.connected()
+        choice = SpeculationChoice(mode="on", rollout_run="run-1")
+        events = [event async for event in client.generate(replace(request("a", [1]), speculation=choice))]
+        assert isinstance(events[-1], Finished)
+        [told] = later.obeyed.values()
+        assert (told.plan, told.stopped_runs) == (PANIC_PLAN, ("run-1",))
+        assert events[-1].stats.mode.reason == "rolled_back"
+
+
+async def test_a_plan_that_is_told_while_a_head_is_swapped_holds() -> None:
+    one = replica()
+    await one.client.close()
+    one.client = engine = SlowSwaps()
+    handle = TurnsHandle([one])
+    async with front_door(handle) as client:
+        swapping = asyncio.create_task(client.swap_head("new"))
+        await engine.loading.wait()
+        client.apply_plan(PANIC_PLAN)
+        engine.loaded.set()  # so the replica learns of the plan only after the swap
+        await swapping
+        client.stop_run("run-1")
+        while "run-1" not in engine.stopped:  # noqa: ASYNC110  # another task's doing
+            await asyncio.sleep(0.001)
+    assert engine.plans == [PANIC_PLAN]
+    assert engine.swaps == ["new"], "what a front door tells after a swap does not repeat it"
+    [told] = one.obeyed.values()
+    assert (told.plan, told.heads) == (PANIC_PLAN, ((DRAFT_HEAD, "new"),))
+    await handle.close()
 
 
 async def test_an_older_word_of_the_same_door_changes_nothing() -> None:
@@ -155,53 +221,111 @@ async def test_an_older_word_of_the_same_door_changes_nothing() -> None:
 
 async def test_figures_add_up_and_the_observer_learns_of_all(handle: TurnsHandle) -> None:
     metrics = Metrics()
-    client = await client_of(handle, metrics)
-    found = [await collect(client, str(i)) for i in range(4)]
-    await client.refresh()
-    total = sum(events[-1].stats.num_output_tokens for events in found if isinstance(events[-1], Finished))
-    assert f"prolepsis_generation_tokens_total {total}.0" in metrics.exposition().decode()
-    assert client.health().ready
-    assert {report.replica for report in client.replicas} == {one.name for one in handle.replicas}
-    handle.replicas.append(replica())
-    await client.refresh()
-    assert len(client.replicas) == 3
-    await client.close()
+    async with front_door(handle, metrics) as client:
+        found = [await collect(client, str(i)) for i in range(4)]
+        await client.refresh()
+        total = sum(stats_of(events).num_output_tokens for events in found)
+        assert f"prolepsis_generation_tokens_total {total}.0" in metrics.exposition().decode()
+        assert client.health().ready
+        assert {report.replica for report in client.replicas} == {one.name for one in handle.replicas}
+        handle.replicas.append(replica())
+        await client.refresh()
+        assert len(client.replicas) == 3
     assert not client.health().alive
 
 
 async def test_replicas_know_what_waits_at_the_doors_that_are_there() -> None:
     now = 0.0
     one = replica(lambda: now)
-    doors = [await client_of(TurnsHandle([one])) for _ in range(2)]
-    doors[0].follow(lambda: Demand(2.5, 7))
-    doors[1].follow(lambda: Demand(0.5, 1))
-    for door in doors:
-        await door.refresh()
-    assert one.load() == {IN_FLIGHT: 0, WAITING: 8, QUEUE_AGE_S: 2.5}
-    now = 4.0
-    await doors[1].refresh()
-    now = 6.0
-    stream = doors[1].generate(request("a", [1], ENDLESS))
-    await anext(stream)
-    assert one.load() == {IN_FLIGHT: 1, WAITING: 1, QUEUE_AGE_S: 0.5}, "the first door has gone silent"
-    await stream.aclose()
-    for door in doors:
-        await door.close()
+    handle = TurnsHandle([one])
+    async with front_door(handle) as first, front_door(handle) as second:
+        first.follow(lambda: Demand(2.5, 7))
+        second.follow(lambda: Demand(0.5, 1))
+        await first.refresh()
+        await second.refresh()
+        assert one.load() == {IN_FLIGHT: 0, WAITING: 8, QUEUE_AGE_S: 2.5}
+        now = 4.0
+        await second.refresh()
+        now = 6.0
+        stream = second.generate(request("a", [1], ENDLESS))
+        await anext(stream)
+        assert one.load() == {IN_FLIGHT: 1, WAITING: 1, QUEUE_AGE_S: 0.5}, "the first door has gone silent"
+        await stream.aclose()
     await one.close()
 
 
 async def test_places_are_those_of_all_replicas(handle: TurnsHandle) -> None:
-    client = await client_of(handle)
-    assert client.health().max_running == 16
-    handle.lost.add(handle.replicas[0].name)
-    await client.refresh()
-    assert client.health().max_running == 8
-    await client.close()
+    async with front_door(handle) as client:
+        assert client.health().max_running == 16
+        await handle.lose(0)
+        await client.refresh()
+        assert client.health().max_running == 8
 
 
 async def test_a_head_that_replicas_cannot_use_is_refused(handle: TurnsHandle) -> None:
-    client = await client_of(handle)
-    with pytest.raises(InvalidParameter, match="drafts nothing"):
-        await client.swap_head("nonexistent")
-    assert await client.heads() == []
-    await client.close()
+    async with front_door(handle) as client:
+        with pytest.raises(InvalidParameter, match="drafts nothing"):
+            await client.swap_head("nonexistent")
+        assert await client.heads() == []
+
+
+async def test_a_replica_that_leaves_ends_what_it_has_and_gets_nothing_more(handle: TurnsHandle) -> None:
+    metrics = Metrics()
+    async with front_door(handle, metrics) as client:
+        stream = client.generate(request("a", [1], SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True)))
+        events = [await anext(stream)]
+        left = handle.replicas.pop(0)
+        leaving = asyncio.create_task(left.leave())
+        others = [await collect(client, str(i)) for i in range(4)]
+        events += [event async for event in stream]
+        await leaving
+        assert handle.replicas[0].listener.num_streams == 0
+        total = sum(stats_of(one).num_output_tokens for one in [events, *others])
+        async with asyncio.timeout(5):
+            while f"prolepsis_generation_tokens_total {total}.0" not in metrics.exposition().decode():
+                await asyncio.sleep(0.001)
+                await client.refresh()
+    await left.close()
+
+
+async def test_requests_wait_while_no_replica_is_there(handle: TurnsHandle) -> None:
+    async with front_door(handle, gone=(0, 1)) as client:
+        waiting = asyncio.create_task(collect(client, "waits"))
+        aborted = asyncio.create_task(collect(client, "aborted"))
+        soon = replace(request("late", [1]), deadline_s=0.001)
+        [late] = [event async for event in client.generate(soon)]
+        assert isinstance(late, Failed)
+        assert isinstance(late.error, DeadlineExceeded)
+        client.abort("aborted")
+        [event] = await aborted
+        assert isinstance(event, Aborted)
+        handle.replicas.append(replica())
+        await client.refresh()
+        assert isinstance((await waiting)[-1], Finished)
+
+
+async def test_closing_ends_requests(handle: TurnsHandle) -> None:
+    async with front_door(handle) as client:
+        stream = client.generate(request("a", [1], ENDLESS))
+        await anext(stream)
+        await client.close()
+        *_, last = [event async for event in stream]
+    assert isinstance(last, Aborted)
+    assert last.reason == "shutdown"
+
+
+async def test_a_replica_that_cannot_be_reached_is_shown_as_not_ready(handle: TurnsHandle) -> None:
+    async with front_door(handle) as client:
+        alone = replica()
+        handle.replicas.append(alone)
+        await alone.report()
+        assert alone.listener is not None
+        await alone.listener.close()
+        await client.refresh()
+        await client.connected()
+        health = client.health()
+        assert health.ready
+        assert health.max_running == 16
+        [shown] = [member for member in health.members if member.name == alone.name]
+        assert not shown.ready
+        assert "cannot be reached" in shown.detail

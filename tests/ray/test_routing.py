@@ -1,9 +1,9 @@
 """Simulated replicas: what the router finds in their caches, and how it spreads the load."""
 
 from prolepsis.core.page_size import PAGE_SIZE
-from prolepsis.ray.affinity import PrefixRouter
+from prolepsis.ray.affinity import PrefixRouter, Router
 from prolepsis.spec.cost import flat_cost
-from tests.simulation.replicas import Door, Machine, Outcome, RoundRobin, Router, simulate
+from tests.simulation.replicas import Door, Machine, Outcome, RoundRobin, simulate
 from tests.simulation.shared_prefixes import Conversations
 
 MACHINE = Machine(flat_cost(5.0, 0.2), num_pages=1024)

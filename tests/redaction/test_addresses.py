@@ -34,5 +34,5 @@ def test_numbers_beside_words_stay(text: str) -> None:
     assert without_addresses(text) == text
 
 
-def test_what_stands_after_my_address_is_marked() -> None:
+def test_text_after_my_address_is_redacted() -> None:
     assert without_addresses("my address is Grössgstötten 50.") == "my address is [ADDRESS]."

@@ -57,12 +57,12 @@ def test_secrets_are_marked(secret: str) -> None:
 
 
 @pytest.mark.parametrize("text", IN_CONTEXT)
-def test_what_stands_where_secrets_stand_is_marked(text: str) -> None:
+def test_values_of_secret_fields_are_redacted(text: str) -> None:
     assert redacted_text(text) == IN_CONTEXT[text]
 
 
 @pytest.mark.parametrize("text", KEPT)
-def test_what_audits_are_about_stays(text: str) -> None:
+def test_ordinary_texts_of_audit_entries_are_kept(text: str) -> None:
     assert redacted_text(text) == text
 
 

@@ -75,7 +75,7 @@ async def test_each_sees_all_with_their_states_and_groups() -> None:
     assert first.metrics.get_sample_value("prolepsis_replicas", labels) == 1.0
 
 
-async def test_one_that_is_killed_is_lost_and_one_that_stops_is_gone() -> None:
+async def test_a_killed_replica_is_shown_as_lost_and_a_stopped_one_is_removed() -> None:
     store = Store(memory_database())
     first, killed, stopped = Server(store), Server(store), Server(store)
     for server in (first, killed, stopped):

@@ -23,7 +23,7 @@ class NeverPolls(SharedControls):
         return
 
 
-async def test_what_one_sets_the_other_follows_without_a_poll(postgresql: str, tmp_path: Path) -> None:
+async def test_replicas_follow_a_change_without_waiting_for_the_poll(postgresql: str, tmp_path: Path) -> None:
     with closing(opened(postgresql)) as ours, closing(opened(postgresql)) as theirs:
         setting = SharedControls(ControlTable(ours), copy_file(tmp_path / "a.json"))
         following = NeverPolls(ControlTable(theirs), copy_file(tmp_path / "b.json"))

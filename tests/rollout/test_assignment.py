@@ -10,7 +10,7 @@ KEYS = [f"request-{i}" for i in range(20_000)]
 
 
 @given(st.text("ab-1é"), st.text("r2"), st.floats(0.0, 0.5), st.floats(0.0, 0.4))
-def test_who_is_on_the_canary_stays_there_as_it_grows(key: str, rollout: str, share: float, more: float) -> None:
+def test_requests_on_the_canary_stay_there_as_it_grows(key: str, rollout: str, share: float, more: float) -> None:
     small, large = arm_of(key, rollout, share), arm_of(key, rollout, share + more)
     assert small != "canary" or large == "canary"
     assert (small == "holdout") == (large == "holdout")
@@ -24,7 +24,7 @@ def test_arms_have_their_shares(canary: float, holdout: float) -> None:
         assert abs(arms.count(arm) / len(KEYS) - share) <= 4 * deviation  # type: ignore[arg-type]
 
 
-def test_another_rollout_deals_anew() -> None:
+def test_another_rollout_assigns_arms_independently() -> None:
     first, second = ({k for k in KEYS if arm_of(k, r, 0.2) == "canary"} for r in ("a", "b"))
     assert abs(len(first & second) / len(KEYS) - 0.04) < 0.006
 

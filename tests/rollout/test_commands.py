@@ -46,7 +46,7 @@ def test_a_gate_that_was_held_is_a_gate_again() -> None:
     assert by_hand(by_hand(gate, "hold", 1.0), "resume", 2.0).phase == "gate"
 
 
-def test_what_was_held_for_want_of_a_verdict_gets_the_stages_time_anew() -> None:
+def test_a_resumed_stage_that_was_held_without_a_verdict_starts_its_time_again() -> None:
     held = replace(running_in(1), phase="held")
     resumed = by_hand(held, "resume", 500.0)
     assert step(resumed, None, 599.0, SETTINGS)[0].phase == "running"

@@ -51,14 +51,14 @@ def in_stage(stage: int) -> RolloutState:
         (replace(in_stage(2), phase="rolled_back"), {"unassigned": "off", "holdout": "off"}),
     ],
 )
-def test_who_gets_what(state: RolloutState, modes: dict[str, str]) -> None:
+def test_arms_and_modes_of_requests(state: RolloutState, modes: dict[str, str]) -> None:
     settings = replace(SETTINGS, stages=(replace(SETTINGS.stages[0], share=0.9), *SETTINGS.stages[1:]))
     live = LiveRollout(RolloutTarget("code@1", "code", settings, starts_itself=False), state)
     assignments = [live.assign(f"r{i}") for i in range(300)]
     assert {assignment.arm: assignment.mode for assignment in assignments} == modes
 
 
-def test_what_is_measured_later_counts_for_the_arm_and_no_other_request() -> None:
+def test_later_measurements_count_for_the_arm_without_counting_another_request() -> None:
     live, canary, control = (
         live_in(in_stage(1)),
         Assignment("code@1", 1, 1, "canary", "on"),
@@ -138,7 +138,7 @@ default:
     assert live.state.phase == phase
 
 
-def test_what_is_taken_back_is_stopped_by_its_run() -> None:
+def test_a_rollback_stops_the_run_in_the_engine() -> None:
     assert stopped_runs(in_stage(1), replace(in_stage(1), phase="rolled_back")) == ("code@1#1",)
     assert stopped_runs(in_stage(1), replace(in_stage(0), run=2)) == ("code@1#1",)
     assert stopped_runs(in_stage(1), in_stage(2)) == ()

@@ -125,7 +125,7 @@ def test_a_stored_answer_shows_nothing() -> None:
 @pytest.mark.parametrize(
     ("end", "values"), [("failed", {"error": 1.0}), ("aborted", {}), ("left", {}), ("refused", None)]
 )
-def test_what_does_not_finish_fails_or_shows_nothing(end: End, values: dict[str, float] | None) -> None:
+def test_unfinished_requests_count_as_errors_or_not_at_all(end: End, values: dict[str, float] | None) -> None:
     assert observed(ended(end=end)) == values
 
 
@@ -160,7 +160,7 @@ async def test_answers_and_failures_count_for_their_arm(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("body", [{"speculation": {"mode": "off"}}, {"speculation": {"max_depth": 2}}])
-async def test_who_asks_for_something_else_counts_for_no_arm(tmp_path: Path, body: Any) -> None:
+async def test_requests_with_a_choice_of_their_own_count_for_no_arm(tmp_path: Path, body: Any) -> None:
     view = await seen(tmp_path, FakeEngine(), **body)
     assert (view.num_canary, view.num_control) == (0, 0)
 

@@ -1,8 +1,6 @@
 """The whole process: a rollout survives kill -9 in the store."""
 
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,19 +8,9 @@ from typing import Any
 
 import httpx
 
-from tests.api.test_run import free_port, wait_until_live
+from prolepsis.core.config import ServerConfig
+from tests.server_process import ServerProcess, serve_fake, started
 
-SCRIPT = """
-import sys
-from pathlib import Path
-from prolepsis.core.config import EngineConfig, ServerConfig
-from prolepsis.api.run import StartedEngine, serve
-from tests.api.fakes import ByteTokenizer, FakeEngine
-
-folder = Path(sys.argv[2])
-config = ServerConfig(port=int(sys.argv[1]), policy=folder / "policy.yaml", store=f"sqlite:///{folder / 'kept'}")
-serve(EngineConfig(), config, lambda c, m: StartedEngine(FakeEngine(), ByteTokenizer()))
-"""
 POLICY = """
 default:
   mode: on
@@ -32,15 +20,10 @@ default:
 
 
 @contextmanager
-def process(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    port = free_port()
-    running = subprocess.Popen([sys.executable, "-c", SCRIPT, str(port), str(folder)])
-    try:
-        wait_until_live(f"http://127.0.0.1:{port}")
-        yield running, f"http://127.0.0.1:{port}/admin/rollouts"
-    finally:
-        running.kill()
-        running.wait()
+def process(folder: Path) -> Iterator[tuple[ServerProcess, str]]:
+    config = ServerConfig(policy=folder / "policy.yaml", store=f"sqlite:///{folder / 'kept'}")
+    with started(serve_fake, config) as (running, url):
+        yield running, f"{url}/admin/rollouts"
 
 
 def the_only(url: str) -> dict[str, Any]:

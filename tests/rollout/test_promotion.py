@@ -15,7 +15,7 @@ from tests.rollout.rollout import SETTINGS, counts, running_in
 SLOW = Guardrail(name="slow", metric="latency_ms", measure=QuantileRatio(level=0.99, margin=0.1))
 
 
-def test_what_passed_or_waits_at_a_gate_may_go_on() -> None:
+def test_a_stage_that_passed_or_waits_at_a_gate_may_be_promoted() -> None:
     check(running_in(1), counts(1, 0.0), SETTINGS)
     check(replace(running_in(1), phase="gate"), counts(1, 0.0, num_canary=1), SETTINGS)
 

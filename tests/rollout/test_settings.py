@@ -86,6 +86,6 @@ guardrails:
         ("metric: speedup, margin: 0.1", "speedup"),
     ],
 )
-def test_what_is_not_measured_is_refused_by_name(guardrail: str, said: str) -> None:
+def test_metrics_that_are_not_measured_are_refused_by_name(guardrail: str, said: str) -> None:
     with pytest.raises(InvalidPolicy, match=said):
         settings("{}", f"guardrails: [{{name: g, {guardrail}}}]")

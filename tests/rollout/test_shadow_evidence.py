@@ -53,7 +53,7 @@ def test_intervals_cover_what_they_say() -> None:
     assert 0.91 <= covered / 400 <= 0.98
 
 
-def test_another_version_begins_anew() -> None:
+def test_another_version_begins_again() -> None:
     evidence = ShadowEvidence()
     for version in ("1", "1", "2"):
         evidence.add("s", request(10, head=ProposerCounts(1, 2, 1)), version)

@@ -103,7 +103,7 @@ async def test_the_next_stage_has_a_silence_of_its_own(fake: FakeAlertmanager) -
 
 
 @pytest.mark.parametrize("end", [("hold",), ("rollback",), ("promote", "promote")], ids=lambda end: end[-1])
-async def test_nothing_is_muted_once_no_stage_runs(fake: FakeAlertmanager, end: tuple[str, ...]) -> None:
+async def test_silences_end_when_no_stage_runs(fake: FakeAlertmanager, end: tuple[str, ...]) -> None:
     replica = Replica(fake.url)
     await replica.steer("start", *end)
     assert (len(fake.silences), fake.active()) == (len(end), [])

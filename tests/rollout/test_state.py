@@ -28,12 +28,12 @@ def test_an_event_survives_with_its_numbers() -> None:
     assert RolloutEvent.from_json(event.to_json()) == event
 
 
-def test_what_is_not_a_state_is_refused() -> None:
+def test_an_invalid_state_is_refused() -> None:
     with pytest.raises(ValidationError):
         RolloutState.from_json('{"rollout_id": "r", "policy_version": 1, "phase": "sideways"}')
 
 
-def test_of_two_replicas_that_step_at_once_one_is_stored() -> None:
+def test_one_of_two_simultaneous_steps_is_stored() -> None:
     stored = by_hand(NEW, "start", 0.0)
     ours, theirs = step(stored, counts(0, 0.0), 20.0, SETTINGS)[0], by_hand(stored, "rollback", 20.0)
     for first, second in ((ours, theirs), (theirs, ours)):

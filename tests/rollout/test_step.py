@@ -42,7 +42,7 @@ def test_a_pass_waits_for_the_least_time_of_the_stage() -> None:
     assert step(running_in(1), counts(1, 0.0), 10.0, SETTINGS)[0].stage == 2
 
 
-def test_what_is_inconclusive_waits_then_is_held_or_rolled_back() -> None:
+def test_an_inconclusive_stage_waits_and_is_then_held_or_rolled_back() -> None:
     little = counts(1, 0.0, num_canary=25)
     assert step(running_in(1), little, 99.0, SETTINGS) == (running_in(1), ())
     held, [event] = step(running_in(1), little, 100.0, SETTINGS)
@@ -68,12 +68,12 @@ def test_evidence_of_another_stage_or_rollout_says_nothing() -> None:
 
 
 @pytest.mark.parametrize("phase", ["off", "on", "rolled_back"])
-def test_what_is_not_active_stays(phase: Phase) -> None:
+def test_inactive_rollouts_do_not_change(phase: Phase) -> None:
     state = replace(running_in(1), phase=phase)
     assert step(state, counts(1, 0.3), 1e9, SETTINGS) == (state, ())
 
 
-def test_a_gate_and_what_is_held_wait_for_somebody_however_long() -> None:
+def test_gates_and_held_rollouts_wait_for_an_operator_without_limit() -> None:
     for phase in ("gate", "held"):
         state = replace(running_in(2), phase=phase)
         assert step(state, counts(2, 0.0), 1e9, SETTINGS) == (state, ())

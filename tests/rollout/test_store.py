@@ -1,4 +1,4 @@
-"""Rollouts in a database: replicas share states and evidence, and go on where it is gone."""
+"""Rollouts in a database: replicas share states and evidence, and continue where it is gone."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -48,7 +48,7 @@ def test_a_state_is_kept_with_its_events_only_over_the_one_before_it(replica: Co
     assert list(ours.events("r2")) == []
 
 
-def test_of_writers_at_one_moment_one_wins(replica: Connect) -> None:
+def test_one_of_several_simultaneous_writers_wins(replica: Connect) -> None:
     started = by_hand(NEW, "start", 0.0)
     assert replica().swap(started, ())
     start, kept = threading.Barrier(4), []
@@ -161,7 +161,7 @@ async def test_a_replica_that_was_killed_leaves_its_evidence_to_the_next(tmp_pat
         await again.close()
 
 
-async def test_a_database_that_is_gone_in_mid_rollout_keeps_nothing_from_being_taken_back(
+async def test_a_database_that_is_gone_in_mid_rollout_keeps_nothing_from_being_rolled_back(
     tmp_path: Path, postgresql: str
 ) -> None:
     with closing(opened(postgresql)) as database:

@@ -44,7 +44,7 @@ def stepped(rollout: LiveRollout, minute: int) -> tuple[RolloutState, str]:
     return state, events[0].kind if events else ""
 
 
-def test_what_serves_well_stays_on_and_harm_is_seen_within_minutes() -> None:
+def test_a_healthy_rollout_stays_on_and_harm_is_seen_within_minutes() -> None:
     rollout = live()
     serve(rollout, range(120), 0.6)
     assert stepped(rollout, 120) == (ON, "")
@@ -54,7 +54,7 @@ def test_what_serves_well_stays_on_and_harm_is_seen_within_minutes() -> None:
     assert stopped_runs(ON, after) == ("code@1#1",)
 
 
-def test_what_the_holdout_is_spared_is_harm_and_what_it_shares_is_not() -> None:
+def test_only_harm_that_the_holdout_does_not_share_counts() -> None:
     rollout = live()
     serve(rollout, range(20), 0.6, error=0.9)
     [event] = step(rollout.state, rollout.all_evidence(1200.0), 1200.0, SETTINGS)[1]
@@ -76,7 +76,7 @@ def test_the_policy_says_where_harm_leads(on_harm: OnHarm, phase: str, run: int)
     assert rollout.all_evidence(200.0).num_canary == 0
 
 
-def test_the_last_stage_is_judged_anew_and_may_lead_on_again() -> None:
+def test_the_last_stage_is_judged_again_and_may_lead_on_again() -> None:
     settings = replace(SETTINGS, on_harm="last_stage")
     rollout = live(settings)
     serve(rollout, range(3), 0.0)
@@ -124,7 +124,7 @@ async def until_rolled_back(server: Server) -> int:
     raise AssertionError("no alarm within five minutes")
 
 
-async def test_a_head_that_is_damaged_after_on_is_taken_back_at_a_request_a_second(server: Server) -> None:
+async def test_a_head_that_is_damaged_after_on_is_rolled_back_at_a_request_a_second(server: Server) -> None:
     await server.go_on()
     await server.until("on", 2)
     await server.ask(60)
@@ -152,7 +152,7 @@ async def test_an_edit_of_where_harm_leads_holds_for_rollouts_that_are_on(server
     assert server.changes[-1][0] == "stepped_back"
 
 
-async def test_a_damaged_head_that_is_hardly_asked_is_probed_and_taken_back(server: Server) -> None:
+async def test_a_damaged_head_that_is_hardly_asked_is_probed_and_rolled_back(server: Server) -> None:
     """Its drafts do not pay, so all sequences pause: what shows the damage are probes, one in three seconds."""
     await server.go_on()
     await server.until("on", 2)
@@ -187,7 +187,7 @@ async def test_a_restart_keeps_the_window(server: Server, tmp_path: Path) -> Non
     await again.close()
 
 
-def test_where_harm_leads_is_no_other_rollout() -> None:
+def test_changing_on_harm_keeps_the_rollout() -> None:
     plain = parse_policy(POLICY.replace("GATE", "manual"), "p")[0]
     other = parse_policy(POLICY.replace("GATE", "manual, on_harm: last_stage"), "p")[0]
     before, after = targets_of(plain, "m")["code"], targets_of(other, "m")["code"]

@@ -1,4 +1,4 @@
-"""Baselines in a database: they outlive the server, and each replica reads what another learnt."""
+"""Baselines in a database: they outlive the server, and each replica reads what another learned."""
 
 from collections.abc import Iterator
 from contextlib import closing
@@ -24,7 +24,7 @@ def database(setting: str) -> Iterator[Database]:
         yield made
 
 
-def learnt() -> tuple[DriftStreams, Benefits]:
+def learned() -> tuple[DriftStreams, Benefits]:
     streams, benefits = DriftStreams(), Benefits()
     streams.observe([TrafficClassCounts(*KEY)], lambda _: "head@1", 0.0)
     for _ in range(300):
@@ -33,8 +33,8 @@ def learnt() -> tuple[DriftStreams, Benefits]:
     return streams, benefits
 
 
-def test_what_one_server_learnt_another_reads(database: Database) -> None:
-    streams, benefits = learnt()
+def test_one_server_reads_what_another_learned(database: Database) -> None:
+    streams, benefits = learned()
     store = BaselineStore(database)
     store.write(Baselines(streams.states(), benefits.states()))
     read = BaselineStore(database).read()
@@ -54,7 +54,7 @@ def test_the_version_that_was_used_last_is_read_last(database: Database) -> None
 
 
 def test_a_version_that_is_out_of_use_is_dropped_though_servers_start_again(database: Database) -> None:
-    streams, benefits = learnt()
+    streams, benefits = learned()
     BaselineStore(database).write(Baselines(streams.states(), benefits.states()))
     with database.write() as connection:
         connection.execute(update(drift_baselines).values(kept_at=1.0))
@@ -66,7 +66,7 @@ def test_a_version_that_is_out_of_use_is_dropped_though_servers_start_again(data
 
 
 def test_a_row_of_another_format_is_learnt_again(database: Database) -> None:
-    streams, benefits = learnt()
+    streams, benefits = learned()
     BaselineStore(database).write(Baselines(streams.states(), benefits.states()))
     with database.write() as connection:
         connection.execute(update(drift_baselines).values(state='{"older": true}'))

@@ -17,14 +17,14 @@ def seen(benefits: Benefits, number: int, request: RequestEnded) -> list[DriftAl
     return [alarm for i in range(number) for alarm in benefits.see(request, float(i))]
 
 
-def learnt(share: int = 4) -> Benefits:
+def learned(share: int = 4) -> Benefits:
     benefits = Benefits()
     assert seen(benefits, 300, ended({"draft_head": share})) == []
     return benefits
 
 
-def test_a_benefit_that_is_gone_is_told_once_within_minutes_at_a_request_a_second() -> None:
-    benefits = learnt()
+def test_a_benefit_that_is_gone_is_reported_once_within_minutes_at_a_request_a_second() -> None:
+    benefits = learned()
     [alarm] = seen(benefits, 300, ended(reason="too_costly"))
     assert (alarm.kind, alarm.proposer, alarm.version) == ("benefit_gone", "draft_head", "")
     assert alarm.before == pytest.approx(0.4, abs=0.05)
@@ -33,7 +33,7 @@ def test_a_benefit_that_is_gone_is_told_once_within_minutes_at_a_request_a_secon
 
 
 def test_half_of_it_is_still_a_benefit_and_more_is_learnt_quietly() -> None:
-    benefits = learnt()
+    benefits = learned()
     assert seen(benefits, 2000, ended({"draft_head": 3})) == []
     assert seen(benefits, 2000, ended({"draft_head": 8})) == []
     assert benefits.share(HEAD) == pytest.approx(0.8)
@@ -46,7 +46,7 @@ def test_where_there_was_none_none_can_go() -> None:
 
 
 def test_requests_that_could_not_speculate_show_nothing() -> None:
-    benefits = learnt()
+    benefits = learned()
     for request in (
         ended(mode="off"),
         ended(mode="shadow"),
@@ -58,7 +58,7 @@ def test_requests_that_could_not_speculate_show_nothing() -> None:
 
 
 def test_a_restart_goes_on() -> None:
-    states = {key: MeanState.from_json(state.to_json()) for key, state in learnt().states().items()}
+    states = {key: MeanState.from_json(state.to_json()) for key, state in learned().states().items()}
     again = Benefits()
     again.restore(states)
     assert len(seen(again, 300, ended())) == 1

@@ -124,7 +124,7 @@ def test_acceptance_near_the_threshold_opens_nothing() -> None:
     assert watched.draft(3000, 0.1) == []
 
 
-def test_what_was_good_long_ago_does_not_hide_what_is_bad_now() -> None:
+def test_good_results_long_ago_do_not_hide_bad_ones_now() -> None:
     watched = Watched()
     watched.draft(5000, 0.8)
     before = watched.counts.num_judged
@@ -208,7 +208,7 @@ def test_between_the_two_thresholds_it_stays_what_it_is() -> None:
     assert (event.after, event.reason) == ("open", "acceptance")
 
 
-def test_back_off_doubles_up_to_its_limit_and_begins_anew_after_a_calm_time() -> None:
+def test_back_off_doubles_up_to_its_limit_and_begins_again_after_a_calm_time() -> None:
     watched = tripped()
     waits = []
     for _ in range(9):
@@ -262,7 +262,7 @@ def test_a_round_that_brings_nothing_waits() -> None:
 
 
 @pytest.mark.parametrize("to", ["forced_open", "forced_closed"])
-def test_what_is_set_state_stays_whatever_is_counted(to: OperatorState) -> None:
+def test_a_state_set_by_an_operator_stays_for_any_counts(to: OperatorState) -> None:
     watched = Watched()
     [event] = watched.set(to)
     assert (event.reason, event.by, event.after) == ("operator", "kim", to)
@@ -277,7 +277,7 @@ def test_what_is_set_state_stays_whatever_is_counted(to: OperatorState) -> None:
     assert watched.draft(200, 0.0)[0].after == "open"
 
 
-def test_one_that_only_measures_says_when_it_would_open() -> None:
+def test_a_metrics_only_breaker_reports_when_it_would_open() -> None:
     watched = Watched()
     watched.set("metrics_only")
     for _ in range(2):
@@ -288,7 +288,7 @@ def test_one_that_only_measures_says_when_it_would_open() -> None:
         assert watched.counts.num_judged - before >= SETTINGS.min_judged, "not at every look"
 
 
-def test_another_proposer_begins_anew() -> None:
+def test_another_proposer_begins_again() -> None:
     for watched in (tripped(), half_open()):
         watched.counts = TrafficClassCounts("suffix", "chat", num_asked=3)
         [event] = watched.poll()
@@ -325,7 +325,7 @@ readings = st.tuples(
 
 
 @given(st.lists(readings, max_size=80))
-def test_whatever_comes_states_follow_one_another_as_they_may(
+def test_any_counts_lead_to_allowed_changes_of_state_only(
     feed: list[tuple[int, float, int, int, float, bool]],
 ) -> None:
     watched = Watched(settings=BreakerSettings(probes=30))

@@ -24,7 +24,7 @@ def requests(
     return [alarm for _ in range(number) for alarm in streams.see(HEAD, version, judged, 0.0)]
 
 
-def learnt(version: str = "1") -> DriftStreams:
+def learned(version: str = "1") -> DriftStreams:
     streams = DriftStreams(SETTINGS)
     streams.observe([counts(0, 0)], lambda _: version, 0.0)
     assert requests(streams, 300, version=version) == []
@@ -32,8 +32,8 @@ def learnt(version: str = "1") -> DriftStreams:
     return streams
 
 
-def test_a_fall_is_told_once_and_the_new_level_is_learnt() -> None:
-    streams = learnt()
+def test_a_fall_is_reported_once_and_the_new_level_is_learned() -> None:
+    streams = learned()
     few = [JudgedDraft(True, 0.5), *[JudgedDraft(False, 0.5)] * 4]
     alarms = requests(streams, 300, few)
     assert {alarm.kind for alarm in alarms} == {"drift", "divergence"}
@@ -43,8 +43,8 @@ def test_a_fall_is_told_once_and_the_new_level_is_learnt() -> None:
     assert stream.acceptance == pytest.approx(0.2, abs=0.02)
 
 
-def test_a_fall_to_nothing_is_a_cliff_and_its_end_is_told_from_the_counts() -> None:
-    streams = learnt()
+def test_a_fall_to_nothing_is_a_cliff_and_the_counts_show_its_end() -> None:
+    streams = learned()
     [cliff] = [alarm for alarm in requests(streams, 30, WRONG) if alarm.kind == "cliff"]
     assert (cliff.version, cliff.after) == ("1", 0.0)
     assert cliff.before == pytest.approx(0.5, abs=0.05)
@@ -56,14 +56,14 @@ def test_a_fall_to_nothing_is_a_cliff_and_its_end_is_told_from_the_counts() -> N
 
 
 def test_the_counts_show_a_cliff_of_requests_that_have_not_ended() -> None:
-    streams = learnt()
+    streams = learned()
     [alarm] = streams.observe([counts(40, 0)], lambda _: "1", 5.0)
     assert alarm.kind == "cliff"
     assert alarm.before == pytest.approx(0.5)
 
 
 def test_a_baseline_belongs_to_its_version_and_is_there_again_with_it() -> None:
-    streams = learnt()
+    streams = learned()
     assert requests(streams, 100, HALF, version="2") == []
     assert (streams.all[HEAD].version, streams.all[HEAD].status) == ("2", "learning")
     assert {alarm.kind for alarm in requests(streams, 30, WRONG)} == {"cliff"}, "the first one has its own"
@@ -75,7 +75,7 @@ def exchanged(streams: DriftStreams, version: str = "damaged@9 fp") -> None:
 
 
 def test_a_version_that_begins_at_nothing_is_a_cliff_of_its_traffic_class_by_its_first_requests() -> None:
-    streams = learnt("head@1 fp")
+    streams = learned("head@1 fp")
     exchanged(streams)
     [cliff] = requests(streams, 199, WRONG, version="damaged@9 fp")
     assert (cliff.kind, cliff.version, cliff.after) == ("cliff", "damaged@9 fp", 0.0)
@@ -86,14 +86,14 @@ def test_a_version_that_begins_at_nothing_is_a_cliff_of_its_traffic_class_by_its
     assert streams.all[HEAD].recent_acceptance == pytest.approx(50 / 300)
 
 
-def test_few_requests_of_a_version_are_no_cliff() -> None:
-    streams = learnt("head@1 fp")
+def test_few_requests_of_a_version_are_not_a_cliff() -> None:
+    streams = learned("head@1 fp")
     exchanged(streams)
     assert requests(streams, DriftSettings().cliff_requests - 1, WRONG, version="damaged@9 fp") == []
 
 
 def test_a_version_that_begins_at_nothing_is_a_cliff_by_the_counts_too() -> None:
-    streams = learnt("head@1 fp")
+    streams = learned("head@1 fp")
     exchanged(streams)
     [cliff] = streams.observe([counts(1040, 500)], lambda _: "damaged@9 fp", 105.0)
     assert (cliff.kind, cliff.version) == ("cliff", "damaged@9 fp")
@@ -104,7 +104,7 @@ def test_a_version_that_begins_at_nothing_is_a_cliff_by_the_counts_too() -> None
 
 
 def test_the_sound_version_is_steady_as_soon_as_it_is_back() -> None:
-    streams = learnt("head@1 fp")
+    streams = learned("head@1 fp")
     exchanged(streams)
     requests(streams, 100, WRONG, version="damaged@9 fp")
     exchanged(streams, "head@1 fp")
@@ -114,8 +114,8 @@ def test_the_sound_version_is_steady_as_soon_as_it_is_back() -> None:
     assert [alarm.kind for alarm in requests(streams, 100, WRONG, version="damaged@9 fp")] == ["cliff"]
 
 
-def test_a_version_that_is_only_worse_is_no_alarm_and_has_its_own_baseline_then() -> None:
-    streams, few = learnt("head@1 fp"), [JudgedDraft(True, 0.5), *[JudgedDraft(False, 0.5)] * 4]
+def test_a_version_that_is_merely_worse_raises_no_alarm_and_gets_its_own_baseline() -> None:
+    streams, few = learned("head@1 fp"), [JudgedDraft(True, 0.5), *[JudgedDraft(False, 0.5)] * 4]
     exchanged(streams)
     assert requests(streams, 300, few, version="damaged@9 fp") == []
     assert streams.all[HEAD].status == "steady"
@@ -123,7 +123,7 @@ def test_a_version_that_is_only_worse_is_no_alarm_and_has_its_own_baseline_then(
 
 
 def test_a_level_goes_through_versions_that_nothing_is_known_of() -> None:
-    streams = learnt("head@1 fp")
+    streams = learned("head@1 fp")
     exchanged(streams, "head@2 fp")
     exchanged(streams, "none fp")
     exchanged(streams)
@@ -131,14 +131,14 @@ def test_a_level_goes_through_versions_that_nothing_is_known_of() -> None:
 
 
 def test_the_level_of_another_target_says_nothing() -> None:
-    streams = learnt("head@1 fp")
+    streams = learned("head@1 fp")
     exchanged(streams, "other@1 another")
     assert requests(streams, 300, WRONG, version="other@1 another") == []
 
 
 @pytest.mark.parametrize("read_late", [False, True])
 def test_a_start_with_another_version_is_held_against_the_last_one_before_it(read_late: bool) -> None:
-    before, after = learnt("head@1 fp"), DriftStreams(SETTINGS)
+    before, after = learned("head@1 fp"), DriftStreams(SETTINGS)
     kept = {place: StreamState.from_json(state.to_json()) for place, state in before.states().items()}
     if read_late:
         requests(after, 3, WRONG, version="damaged@9 fp")
@@ -147,7 +147,7 @@ def test_a_start_with_another_version_is_held_against_the_last_one_before_it(rea
 
 
 def test_an_operator_accepts_the_level_of_a_version() -> None:
-    streams = learnt("head@1 fp")
+    streams = learned("head@1 fp")
     exchanged(streams)
     requests(streams, 60, WRONG, version="damaged@9 fp")
     streams.reset(HEAD, 200.0)
@@ -156,28 +156,28 @@ def test_an_operator_accepts_the_level_of_a_version() -> None:
 
 
 def test_counts_that_fell_begin_again_and_the_baseline_stays() -> None:
-    streams = learnt()
+    streams = learned()
     assert streams.observe([counts(500, 250)], lambda _: "1", 50.0) == []
     assert streams.observe([counts(5, 0)], lambda _: "1", 60.0) == []
     assert streams.all[HEAD].num_judged == 0
     assert streams.all[HEAD].acceptance == pytest.approx(0.5)
 
 
-def test_a_restart_goes_on_with_what_was_learnt() -> None:
-    before = learnt()
+def test_a_restart_goes_on_with_what_was_learned() -> None:
+    before = learned()
     kept = {place: StreamState.from_json(state.to_json()) for place, state in before.states().items()}
     after = DriftStreams(SETTINGS)
     requests(after, 3)  # before the store was read
     after.restore(kept, 0.0)
     assert after.all[HEAD].status == "steady"
     assert {alarm.kind for alarm in requests(after, 30, WRONG)} == {"cliff"}
-    busy = learnt()
+    busy = learned()
     busy.restore({(HEAD, "1"): DriftStreams(SETTINGS)._stream(counts(0, 0), "1", 0.0).state}, 0.0)
     assert busy.all[HEAD].status == "steady", "less is known in the store"
 
 
 def test_a_restart_after_a_fall_still_knows_the_level_to_tell_a_cliff_from() -> None:
-    before, worse = learnt(), [JudgedDraft(True, 0.5), *[JudgedDraft(False, 0.5)] * 2]
+    before, worse = learned(), [JudgedDraft(True, 0.5), *[JudgedDraft(False, 0.5)] * 2]
     assert any(requests(before, 1, worse) for _ in range(1000))
     level = before.all[HEAD].acceptance
     assert level is not None
@@ -190,7 +190,7 @@ def test_a_restart_after_a_fall_still_knows_the_level_to_tell_a_cliff_from() -> 
 
 
 def test_by_hand() -> None:
-    streams = learnt()
+    streams = learned()
     fresh = streams.reset(HEAD, 70.0)
     assert (fresh.status, fresh.num_judged, fresh.acceptance) == ("learning", 0, None)
     assert streams.all[HEAD] is fresh

@@ -95,7 +95,7 @@ def test_a_cliff_is_reported_once_counted_and_opens_the_breaker(watched: Watched
     assert watched.left_out[-1] == 1
 
 
-def test_a_deployment_is_no_cliff(watched: Watched) -> None:
+def test_a_deployment_is_not_a_cliff(watched: Watched) -> None:
     watched.version = "head@2 fp"
     watched.see(40, 10)
     watched.see(40, 10)
@@ -184,7 +184,7 @@ async def test_over_http(engine: FakeEngine, connect: Callable[..., tuple[httpx.
         assert (refused.status_code, refused.json()["error"]["code"]) == (404, "unknown_stream")
 
 
-async def test_a_new_head_begins_anew(
+async def test_a_new_head_begins_again(
     engine: FakeEngine, connect: Callable[..., tuple[httpx.AsyncClient, DriftFeature]]
 ) -> None:
     client, drift = connect()

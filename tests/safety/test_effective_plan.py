@@ -29,7 +29,7 @@ def test_each_has_its_say_and_the_kill_switch_the_last_word() -> None:
     ]
 
 
-def test_what_changes_nothing_is_no_plan() -> None:
+def test_no_plan_is_applied_without_a_change() -> None:
     applied: list[SpecPlan] = []
     plan = EffectivePlan(BASE, applied.append)
     plan.disable(())

@@ -132,13 +132,13 @@ async def test_another_provider_answers() -> None:
 
 
 @pytest.mark.parametrize(("fault", "error"), [("raises", "GENERAL"), ("late", "TIMEOUT")])
-async def test_one_that_fails_or_is_late_leaves_the_default(fault: str, error: str) -> None:
+async def test_a_provider_that_fails_or_is_late_leaves_the_default(fault: str, error: str) -> None:
     flags = await ready(Provider(fault), 0.02)
     assert (await flags.enabled(FACTS)) == FlagDecision(ENABLED, True, None, "ERROR", error=error)
     flags.close()
 
 
-async def test_whoever_asks_may_be_cancelled() -> None:
+async def test_a_waiting_evaluation_may_be_cancelled() -> None:
     provider = Provider("")
     flags = await ready(provider, 60.0)
     provider.fault = "late"

@@ -187,7 +187,7 @@ async def test_a_rule_holds_where_a_flag_says_so_and_the_share_sticks(tmp_path: 
     assert flag_app.metrics.registry.get_sample_value("prolepsis_flag_evaluations_total", counted) == 40.0
 
 
-async def test_a_flag_that_is_not_there_is_false_and_is_said(tmp_path: Path) -> None:
+async def test_a_missing_flag_is_false_and_reported(tmp_path: Path) -> None:
     flag_app = FlagApp(FlagFileProvider(write(tmp_path / "flags.json", flag())), tmp_path, BY_FLAG)
     reply = await flag_app.ask("/v1/completions", prompt="Hi", speculation={"metrics": True})
     effective = reply.json()["metrics"]["effective"]

@@ -10,7 +10,7 @@ from prolepsis.safety.kill_switch import MAX_SCOPES, NEVER_SET, KilledScope, Kil
 STATE = KillState(on=True, by="kim", reason="bad drafts", at=datetime(2026, 11, 21, 9, tzinfo=UTC))
 
 
-def test_what_is_written_is_read_and_nothing_else_is_left(tmp_path: Path) -> None:
+def test_the_kill_file_is_read_as_written_and_leaves_no_other_file(tmp_path: Path) -> None:
     file = kill_file(tmp_path / "deep" / "kill.json")
     assert file.read() == NEVER_SET
     file.write(STATE)

@@ -168,7 +168,7 @@ def test_a_damaged_file_counts_as_on_at_the_start(tmp_path: Path) -> None:
         assert complete(server, "bcd")["metrics"]["effective"]["reason"] == "killed"
 
 
-def test_one_that_cannot_be_kept_holds_all_the_same_and_says_so(tmp_path: Path) -> None:
+def test_a_switch_that_cannot_be_stored_still_holds_and_says_so(tmp_path: Path) -> None:
     with server_with(tmp_path, Named("first")) as server:
         (tmp_path / "kill.json").mkdir()
         (tmp_path / "kill.json" / "x").touch()
@@ -248,7 +248,7 @@ def test_a_breaker_set_by_hand_holds_from_the_next_step_on(tmp_path: Path) -> No
         assert complete(server, "bcd")["metrics"]["effective"]["reason"] == "speculating"
 
 
-def test_a_breaker_that_cannot_be_kept_holds_all_the_same_and_says_so(tmp_path: Path) -> None:
+def test_a_breaker_that_cannot_be_stored_still_holds_and_says_so(tmp_path: Path) -> None:
     (tmp_path / "breakers.json").write_text("[{")  # damaged: as if nothing was set
     with server_with(tmp_path, Named("only")) as server:
         assert complete(server, "bcd")["metrics"]["effective"]["reason"] == "speculating"

@@ -59,7 +59,7 @@ async def settle(*controls: SharedControls) -> None:
         await asyncio.gather(*(one.tick() for one in controls))
 
 
-async def test_what_one_sets_all_follow(table: Table, tmp_path: Path) -> None:
+async def test_all_replicas_follow_a_change(table: Table, tmp_path: Path) -> None:
     ours, theirs = replica(table, tmp_path, "a"), replica(table, tmp_path, "b")
     seen: list[Values] = []
     theirs.follow(KIND, seen.append)
@@ -93,7 +93,7 @@ async def test_without_the_store_it_holds_here_and_over_a_restart(table: Table, 
 
 
 @pytest.mark.parametrize(("old", "new"), [("stop", None), (None, "stop"), ("stop", "other")])
-async def test_what_waited_for_the_store_does_not_undo_what_was_done_since(
+async def test_a_change_that_waited_for_the_store_does_not_undo_later_changes(
     table: Table, tmp_path: Path, old: str | None, new: str | None
 ) -> None:
     ours, theirs = replica(table, tmp_path, "a", now=100.0), replica(table, tmp_path, "b", now=200.0)
@@ -165,7 +165,7 @@ async def test_a_damaged_copy_is_unknown_until_the_store_is_read(table: Table, t
     assert not switch.status.on
 
 
-async def test_a_copy_that_cannot_be_written_is_said(table: Table, tmp_path: Path) -> None:
+async def test_a_copy_that_cannot_be_written_is_reported(table: Table, tmp_path: Path) -> None:
     controls = replica(table, tmp_path / "a.json", "b")
     (tmp_path / "a.json").write_text("")
     assert "cannot be written" in controls.set(KIND, "tenant:bank", "1")
@@ -239,7 +239,7 @@ async def test_whichever_says_stop_wins(table: Table, tmp_path: Path) -> None:
     assert not file.read().on
 
 
-async def test_a_release_that_the_file_keeps_and_the_copy_does_not_is_said(table: Table, tmp_path: Path) -> None:
+async def test_a_release_that_the_file_keeps_and_the_copy_does_not_is_reported(table: Table, tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text("")
     controls, file = replica(table, tmp_path / "a.json", "b"), kill_file(tmp_path / "kill-a.json")
     file.write(file.read().model_copy(update={"on": True}))

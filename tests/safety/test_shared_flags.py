@@ -8,6 +8,7 @@ from typing import Any
 
 import httpx
 import pytest
+from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
 from prolepsis.api.app import build
@@ -137,7 +138,7 @@ def decision(*, value: bool) -> FlagDecision:
     return FlagDecision("new-drafts", value, None, "STATIC")
 
 
-def test_of_other_flags_the_one_that_an_operator_set_counts() -> None:
+def test_for_other_flags_the_value_that_an_operator_set_counts() -> None:
     assert stricter("new-drafts", decision(value=True), decision(value=False)) == decision(value=False)
     assert stricter("new-drafts", decision(value=False), decision(value=True)) == decision(value=True)
     assert stricter("new-drafts", decision(value=True), None) == decision(value=True)
@@ -160,7 +161,17 @@ async def test_a_definition_decides_request_by_request(table: Table, tmp_path: P
     ]
 
 
-async def test_what_is_not_known_stops(table: Table, tmp_path: Path) -> None:
+async def test_the_log_says_only_what_changed(table: Table, tmp_path: Path) -> None:
+    controls, flags = shared(table, tmp_path)
+    flags.set(made_entry("one", plain_definition(value=True), "kim", "", NOW))
+    await settle(controls)
+    with capture_logs() as lines:
+        flags.set(made_entry("two", plain_definition(value=True), "kim", "", NOW))
+        await settle(controls)
+    assert [line["flag"] for line in lines if line["event"] == "flag_set"] == ["two"]
+
+
+async def test_a_stored_flag_that_cannot_be_evaluated_stops_speculation(table: Table, tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text("{")
     controls, flags = shared(table, tmp_path)
     found = flags.decide(ENABLED, BANK)
@@ -204,7 +215,7 @@ async def test_a_kill_flag_that_cannot_be_evaluated_kills(tmp_path: Path, store:
         ("new-drafts", {"definition": flag({"in": ["x" * 20_000, []]})}, "allowed: 16384"),
     ],
 )
-async def test_what_cannot_be_evaluated_is_refused(tmp_path: Path, name: str, body: Any, message: str) -> None:
+async def test_an_unusable_definition_is_refused(tmp_path: Path, name: str, body: Any, message: str) -> None:
     async with server(tmp_path) as one:
         assert message in await one.set(name, **body)
         assert (await one.http.get("/admin/flags")).json()["flags"] == []

@@ -1,12 +1,11 @@
 """A server under load that is killed: what it reported as written is counted against what the database holds."""
 
 import asyncio
-import signal
 import socket
-import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import closing, suppress
+from typing import Protocol
 
 import httpx
 
@@ -20,14 +19,27 @@ StoreCounts = dict[str, dict[str, int]]
 """What readiness reports of the store: written and dropped, by kind."""
 
 
-def killed_under_load(command: Sequence[str], setting: str, seconds: float) -> dict[str, int]:
-    """Start a server by `command`, ended by its port, on the store `setting`; kill it under load, and count."""
+class Killable(Protocol):
+    """A process."""
+
+    def kill(self) -> None: ...
+
+    def wait(self) -> int | None: ...
+
+
+def killed_under_load(
+    start: Callable[[int], Killable], setting: str, seconds: float, num_answers: int = 1
+) -> dict[str, int]:
+    """Start a server on a port and on the store `setting`; kill it under load, and count.
+
+    The load lasts `seconds` at least, and until so many answers have come and some items are written.
+    """
     before = stored(setting)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = int(taken.getsockname()[1])
-    running = subprocess.Popen([*command, str(port)])
+    running = start(port)
     try:
-        counts, answered = asyncio.run(_asked(f"http://127.0.0.1:{port}", running, seconds))
+        counts, answered = asyncio.run(_asked(f"http://127.0.0.1:{port}", running, seconds, num_answers))
     finally:
         running.kill()
         running.wait()
@@ -45,13 +57,13 @@ def killed_under_load(command: Sequence[str], setting: str, seconds: float) -> d
     }
 
 
-async def _asked(url: str, running: subprocess.Popen[bytes], seconds: float) -> tuple[StoreCounts, int]:
+async def _asked(url: str, running: Killable, seconds: float, num_answers: int) -> tuple[StoreCounts, int]:
     async with httpx.AsyncClient(base_url=url, timeout=30) as http:
-        return await _load(http, await _model(http), running, seconds)
+        return await _load(http, await _model(http), running, seconds, num_answers)
 
 
 async def _load(
-    http: httpx.AsyncClient, model: str, running: subprocess.Popen[bytes], seconds: float
+    http: httpx.AsyncClient, model: str, running: Killable, seconds: float, num_answers: int
 ) -> tuple[StoreCounts, int]:
     """Return what readiness reported last before the kill, and how many answers had come by then."""
     answered = 0
@@ -69,8 +81,9 @@ async def _load(
         nonlocal counts
         while True:
             counts = (await http.get("/health/ready")).json()["store"]
-            if time.monotonic() >= end:
-                running.send_signal(signal.SIGKILL)
+            enough = answered >= num_answers and sum(counts["written"].values()) > 0
+            if time.monotonic() >= (end if enough else end + 60):
+                running.kill()
                 return
             await asyncio.sleep(0.01)
 

@@ -3,6 +3,7 @@
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache, lru_cache
 
 from prolepsis.spec.comparison import AS_PREDICTED, StepCost
 from prolepsis.spec.cost import flat_cost
@@ -62,6 +63,7 @@ class Simulation:
         self.hiccup_ms = 0.0
         """That the next step in which sequences may draft takes longer at making drafts."""
         self._payback = payback
+        self._sizes = lru_cache(1)(self._chosen)  # where all draft, each step has the same choice
         self._window = DraftWindow(
             flat_cost(machine.pass_ms, error * machine.token_ms), overhead_ms=0.0, token_overhead_ms=0.01
         )
@@ -78,7 +80,7 @@ class Simulation:
         return (self.ms - ms) / (self.num_tokens - num_tokens)
 
     def replace(self, chances: Sequence[float]) -> None:
-        """Go on with other sequences."""
+        """Continue with other sequences."""
         self._sequences = [self._begin(chance) for chance in chances]
 
     def _begin(self, chance: float) -> _Sequence:
@@ -90,9 +92,9 @@ class Simulation:
         payback, machine = self._payback, self.machine
         awake = payback.begin(keys, number) if payback else frozenset(keys)
         load = StepLoad(number, 0, 1000, payback.ratios(number) if payback and awake else AS_PREDICTED)
-        survivals = [_chain(each.chance) if each.key in awake else () for each in self._sequences]
+        survivals = tuple(_chain(each.chance) if each.key in awake else () for each in self._sequences)
         drafting_ms = machine.awake_ms * len(awake)
-        sizes = [len(nodes) for nodes in self._window.cut(survivals, load, drafting_ms).nodes]
+        sizes = self._sizes(survivals, load, drafting_ms)
         gained = [self._accepted(each.chance, size) for each, size in zip(self._sequences, sizes, strict=True)]
         num_nodes, num_tokens = sum(sizes), number + sum(gained)
         ms = machine.plain_ms(number) + drafting_ms + num_nodes * (machine.token_ms + machine.hidden_ms)
@@ -109,6 +111,10 @@ class Simulation:
         self.ms += ms
         self.num_tokens += num_tokens
 
+    def _chosen(self, survivals: tuple[tuple[float, ...], ...], load: StepLoad, drafting_ms: float) -> Sequence[int]:
+        """Return how many nodes of each draft are verified."""
+        return [len(nodes) for nodes in self._window.cut(survivals, load, drafting_ms).nodes]
+
     def _accepted(self, chance: float, size: int) -> int:
         return next((i for i in range(size) if self._random.random() >= chance), size)
 
@@ -122,5 +128,6 @@ class Simulation:
                 self._sequences[i] = self._begin(sequence.chance)
 
 
+@cache
 def _chain(chance: float) -> tuple[float, ...]:
     return tuple(chance**depth for depth in range(1, _DEPTH + 1))

@@ -116,7 +116,7 @@ def falls_seen(
     """Return stream and request of each alarm of drift, of many streams at once: the arithmetic of `MeanWatch`.
 
     Requests come one a second, with four judged drafts each; the mean of their acceptance has a daily wave of .02 and
-    changes to `after` (None: stays) at request number `change`. Rises are learnt and are no alarms.
+    changes to `after` (None: stays) at request number `change`. Rises are learned and are no alarms.
     """
     rng, settings = np.random.default_rng(seed), DriftSettings()
     rows, alarms = np.arange(streams), list[tuple[int, int]]()

@@ -11,23 +11,12 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
-from typing import Protocol
 
 from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.kv.pages import PagePool
-from prolepsis.ray.affinity import page_hashes
+from prolepsis.ray.affinity import Router, page_hashes
 from prolepsis.spec.cost import CostCurve
-
-
-class Router(Protocol):
-    """Chooses replicas: `prolepsis.ray.affinity.PrefixRouter`, and what it is compared with."""
-
-    def ranked(self, request: GenerateRequest, loads: Mapping[str, int]) -> Sequence[str]:
-        """Return the replicas by preference, from their requests in flight."""
-
-    def sent(self, request: GenerateRequest, replica: str) -> None:
-        """Take note of where a request went."""
 
 
 class RoundRobin:

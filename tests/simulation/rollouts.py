@@ -110,8 +110,8 @@ async def ask_until(traffic: Traffic, pace: Pace, condition: Callable[[], bool])
 
 
 @dataclass(frozen=True, slots=True)
-class TakenBack:
-    """How a damaged head was taken back. Seconds since it was put in."""
+class RolledBack:
+    """How a damaged head's rollout ended. Seconds since it was put in."""
 
     put_in_at: float
     """The clock's reading (`time.monotonic`)."""
@@ -131,8 +131,8 @@ class TakenBack:
 
 async def damage(
     traffic: Traffic, client: WatchedClient, head: str, *, after: int, pace: Pace, warm: Pace | None = None
-) -> TakenBack:
-    """Put `head` in once `after` canary requests drafted, and ask until the rollout is taken back.
+) -> RolledBack:
+    """Put `head` in once `after` canary requests drafted, and ask until it is rolled back.
 
     `warm`: how requests come before; None: as afterwards. Raises `RuntimeError` where it is not in time.
     """
@@ -146,7 +146,7 @@ async def damage(
     [stop] = [command for command in client.commands[num_before:] if command.what.startswith("stop: ")]
     steps, verdict = client.steps, server.events[-1][1].verdict
     drafted = [end for end, did in zip(steps.ends, steps.drafted, strict=True) if did and end > put_in]
-    return TakenBack(
+    return RolledBack(
         put_in_at=put_in,
         decided_s=stop.at - put_in,
         last_draft_s=max(drafted, default=put_in) - put_in,

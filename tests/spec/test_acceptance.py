@@ -56,7 +56,7 @@ def test_survival_never_rises_and_stays_a_probability(trials: list[tuple[int, in
     assert all(0.0 <= b <= a <= 1.0 for a, b in zip((1.0, *alive), alive, strict=False))
 
 
-def test_what_a_proposer_brings_is_told_by_its_likeliest_nodes() -> None:
+def test_the_likeliest_nodes_estimate_the_gain_of_a_proposer() -> None:
     estimator = AcceptanceEstimator()
     draft = Draft((1, 2, 3), (-1, -1, 0), "p")
     for _ in range(400):

@@ -34,7 +34,7 @@ def watch_at(clock: Clock) -> CallWatch:
     return CallWatch(0.1, clock)
 
 
-def test_a_call_in_time_is_nobodys_business() -> None:
+def test_a_call_in_time_changes_nothing() -> None:
     clock = Clock()
     watch = watch_at(clock)
     call = watch.enter(Named(), SEQUENCES)
@@ -138,7 +138,7 @@ def test_a_lost_proposer_is_not_called_until_its_call_comes_back_and_learns_then
     assert late.scripted.forgotten == ["a"]
 
 
-def test_one_that_never_comes_back_keeps_no_endless_list() -> None:
+def test_a_call_that_never_returns_keeps_a_bounded_list() -> None:
     late = Late()
     call = late.watch.enter(late.contained, [])
     assert call is not None

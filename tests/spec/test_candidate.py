@@ -143,7 +143,7 @@ def test_three_drafts_keep_their_proposers() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(pairs, st.floats(0.05, 0.9))
-def test_what_is_not_worth_its_row_is_left_out(pair: Pair, floor: float) -> None:
+def test_merging_keeps_the_nodes_above_the_floor(pair: Pair, floor: float) -> None:
     first, first_rates, second, second_rates = pair
     union = _merge(*pair, limit=100, floor=floor)
     kept = set[tuple[int, ...]]()
@@ -203,7 +203,7 @@ def test_the_nodes_kept_are_those_every_mask_above_allows(seed: int, size: int) 
     assert (list(kept.buckets) if kept else []) == expected
 
 
-def test_what_is_forced_decides_the_spelling() -> None:
+def test_forced_tokens_decide_the_spelling() -> None:
     matcher = grammars(TOKENIZER).compile(GrammarSpec("regex", "ab[01]")).matcher()
     assert matcher.forced() == (AB,)
     assert within_grammar(chain((A, B, ZERO), "test"), matcher) is None

@@ -76,7 +76,7 @@ def test_hopeless_drafts_are_declined_and_cost_no_rows() -> None:
     assert choose(proposers, [sequence], [16], PLAN) == [ChosenDraft(None, "not_worth_it")]
 
 
-def test_no_draft_is_told_from_one_not_worth_it() -> None:
+def test_no_draft_is_distinguished_from_a_draft_that_does_not_pay() -> None:
     proposers = _set(Scripted(lambda sequence, limit: None))
     assert choose(proposers, [FakeSequence([1])], [4], PLAN) == [ChosenDraft(None, "no_draft")]
 
@@ -84,7 +84,7 @@ def test_no_draft_is_told_from_one_not_worth_it() -> None:
 @pytest.mark.parametrize(
     ("plan", "limit"), [(PANIC_PLAN, 16), (SpecPlan(num_speculative_tokens=0, fixed_depth=4), 16), (PLAN, 0)]
 )
-def test_depth_zero_asks_nobody(plan: SpecPlan, limit: int) -> None:
+def test_depth_zero_asks_no_proposer(plan: SpecPlan, limit: int) -> None:
     proposers = _set(Scripted(_raise))
     assert drafts_of(proposers, [FakeSequence([1])] * 2, [limit] * 2, plan) == [None, None]
     assert proposers.failures == {"scripted": 0}
@@ -157,7 +157,7 @@ def test_counts_follow_verification() -> None:
     assert proposers.seconds["p"] > 0.0
 
 
-def test_memory_is_told_of_those_that_take_some() -> None:
+def test_memory_is_reported_of_proposers_that_use_some() -> None:
     suffix = SuffixProposer(1 << 16)
     found = _set(suffix, PromptLookupProposer()).memory()
     assert found == (ProposerMemory("suffix", index=suffix.shared.num_bytes), ProposerMemory("prompt_lookup"))

@@ -33,12 +33,12 @@ def test_ratios_are_those_of_measured_to_predicted_time(
     assert found.verifying == pytest.approx(verifying, rel=0.05)
 
 
-def test_what_proposers_learnt_is_no_part_of_a_plain_step() -> None:
+def test_learning_of_proposers_is_not_part_of_a_plain_step() -> None:
     found = _compared(_plain(11.0, drafting_ms=1.0), _drafted(12.5)).ratios(4)
     assert (found.plain, found.verifying) == pytest.approx((1.0, 1.0), rel=0.05)
 
 
-def test_nothing_is_known_without_a_step_to_compare_with() -> None:
+def test_no_ratio_without_a_step_to_compare_with() -> None:
     assert _compared(_drafted(50.0)).ratios(4) == CostRatios(1.0, 1.0)
 
 

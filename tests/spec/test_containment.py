@@ -71,7 +71,7 @@ def test_wrong_counts_and_raising_verbs_are_contained() -> None:
     assert contained.num_failures == 3
 
 
-def test_one_that_keeps_failing_is_left_alone_for_longer_and_longer_then_tried_again() -> None:
+def test_a_proposer_that_keeps_failing_is_tried_again_after_longer_and_longer_waits() -> None:
     broken = True
 
     def script(sequence: SequenceView, limit: int) -> Draft | None:

@@ -11,7 +11,7 @@ positive = st.floats(0.1, 100.0)
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.lists(positive, min_size=3, max_size=3), min_size=4, max_size=4))
-def test_never_falls_in_rows_or_context_whatever_was_measured(ms: list[list[float]]) -> None:
+def test_never_falls_in_rows_or_context_for_any_measurement(ms: list[list[float]]) -> None:
     curve = CostCurve((1, 4, 8, 16), (0, 512, 1024), ms)
     for context in range(0, 2048, 256):
         table = curve.table(40, context)
@@ -66,7 +66,7 @@ def test_survives_json() -> None:
 
 
 @pytest.mark.parametrize("text", ["[]", "{}", '{"tokens": [1], "contexts": [0], "ms": []}', "x", '{"tokens": 3}'])
-def test_refuses_what_is_no_curve(text: str) -> None:
+def test_refuses_an_invalid_curve(text: str) -> None:
     with pytest.raises(ValueError, match=r"cost curve|Expecting"):
         CostCurve.from_json(text)
 

@@ -43,7 +43,7 @@ def test_after_tokens_the_paths_below_them_are_left(draft: Draft, data: st.DataO
 
 
 @given(trees(), st.lists(st.integers(0, 13), max_size=4))
-def test_nothing_is_left_of_a_draft_that_tokens_leave(draft: Draft, tokens: list[int]) -> None:
+def test_a_draft_that_the_tokens_leave_is_used_up(draft: Draft, tokens: list[int]) -> None:
     assert (draft.after(tokens) is None) == (tuple(tokens) not in {(), *paths(draft)})
 
 

@@ -105,7 +105,7 @@ def test_probes_back_off_up_to_a_cap() -> None:
     assert asked == [16, 48, 112, 240, 496, 1008, 1520, 2032, 2544]
 
 
-def test_a_better_promise_starts_probing_anew() -> None:
+def test_a_better_promise_starts_probing_again() -> None:
     effort = _with_cost(5.0)
     for _ in range(600):
         _depth(effort, BAD)
@@ -113,7 +113,7 @@ def test_a_better_promise_starts_probing_anew() -> None:
     assert [step for step in range(1, 100) if _depth(effort, promising)] == [1, 33, 97]
 
 
-def test_a_promise_that_comes_and_goes_with_the_load_is_no_news() -> None:
+def test_a_promise_that_varies_with_the_load_starts_no_probing() -> None:
     effort, promising, num_probes = _with_cost(50.0, num_sequences=8), ExpectedDraft((0.3, 0.1)), 0
     loads = [(1, MarginalCost(token=0.02, ms=0.1)), (8, MarginalCost(token=0.25, ms=1.0))]
     for step in range(600):
@@ -155,11 +155,11 @@ def test_gains_that_fall_short_of_what_was_expected_are_expected_less() -> None:
     assert decision.gain == pytest.approx(0.6 * brought, rel=0.1)
 
 
-def test_what_survives_nowhere_is_not_drafted() -> None:
+def test_tokens_without_survival_are_not_drafted() -> None:
     assert _decide(_with_cost(1.0), ExpectedDraft(())) == DepthDecision(0, (False,))
 
 
-def test_the_first_call_whose_cost_nobody_knows_is_no_deep_one() -> None:
+def test_the_first_call_of_unknown_cost_is_shallow() -> None:
     assert _depth(Effort(), ExpectedDraft((0.9,) * 16)) == 3
 
 

@@ -69,7 +69,7 @@ def test_strangers_are_not_counted_and_pairs_are_bounded() -> None:
     assert len(ledger.counts()) == 1024
 
 
-def test_another_proposer_of_the_name_is_counted_anew() -> None:
+def test_another_proposer_of_the_name_is_counted_again() -> None:
     ledger = Ledger(NAMES)
     ledger.judge("head", "chat", right=True)
     ledger.judge("suffix", "chat", right=True)
@@ -125,7 +125,7 @@ def test_those_left_out_of_a_traffic_class_may_not_draft_there() -> None:
     assert leaving.allowed("chat", None, SpecPlan(), NAMES) is None
 
 
-def test_a_grant_of_probes_is_used_up_and_a_plan_that_repeats_it_grants_no_more() -> None:
+def test_a_grant_of_probes_is_used_up_and_not_renewed_by_an_equal_plan() -> None:
     ledger = Ledger(NAMES)
     leaving = DisabledProposers(ledger)
     ledger.ask("head", ["chat"] * 50, 0.0, None)
@@ -144,7 +144,7 @@ def test_a_grant_of_probes_is_used_up_and_a_plan_that_repeats_it_grants_no_more(
     assert may_draft(4, 2), "another round is another grant"
 
 
-def test_what_a_proposer_gave_its_first_tokens_is_held_against_what_came_true() -> None:
+def test_estimates_of_first_tokens_are_compared_with_outcomes() -> None:
     ledger = Ledger(NAMES)
     tree = Draft((1, 2, 3), (ROOT, ROOT, 0), "head", survival=(0.5, 0.25, 0.4))
     assert tree.first_chance == pytest.approx(0.75), "of one of the first tokens, whichever"

@@ -14,7 +14,7 @@ def _run(pauses: Pauses, net: dict[str, float], steps: int, number: int | None =
     return drafted
 
 
-def test_one_that_gains_always_drafts_and_one_that_loses_seldom() -> None:
+def test_a_sequence_that_gains_always_drafts_and_one_that_loses_seldom_drafts() -> None:
     drafted = _run(Pauses(), {"good": 0.5, **{f"bad {i}": -0.1 for i in range(7)}}, 1000)
     assert drafted.pop("good") == 1000
     assert all(8 <= number < 100 for number in drafted.values())
@@ -49,7 +49,7 @@ def test_alone_a_sequence_has_time_to_make_up_for_a_bad_start(number: int, draft
     assert (drafted == 100) is drafts_on
 
 
-def test_trials_lose_their_share_and_no_more() -> None:
+def test_trials_lose_at_most_their_share() -> None:
     pauses, lost, emitted = Pauses(), 0.0, 0
     for step in range(20_000):
         keys = [f"{i} {step // 64}" for i in range(16)]  # short requests, whose drafts never pay

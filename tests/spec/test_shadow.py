@@ -84,7 +84,7 @@ def test_without_a_bound_every_request_drafts() -> None:
     assert serve(ShadowBudget(1.0), at_once=8, each_s=0.005).num_put_off == 0
 
 
-def test_what_fits_the_share_is_not_put_off() -> None:
+def test_shadow_drafts_within_the_budget_are_not_put_off() -> None:
     served = serve(ShadowBudget(0.02), at_once=1, each_s=0.01 * PASS_S)
     assert served.num_put_off == 0
 
@@ -93,11 +93,11 @@ def test_what_fits_the_share_is_not_put_off() -> None:
 def test_the_share_is_kept_by_whole_requests(at_once: int, each: float) -> None:
     served = serve(ShadowBudget(0.02), at_once=at_once, each_s=each * PASS_S)
     assert served.num_put_off > 0
-    assert served.num_drafting > 10, "some go on drafting"
+    assert served.num_drafting > 10, "some continue drafting"
     assert 0.006 < served.share < 0.024
 
 
-def test_nothing_is_nothing_and_all_the_time_is_no_more() -> None:
+def test_a_budget_of_0_forbids_and_of_1_allows_all_shadow_drafts() -> None:
     assert serve(ShadowBudget(0.0), at_once=4, each_s=0.001).num_drafting == 0
     assert serve(ShadowBudget(0.9), at_once=8, each_s=0.0005).num_put_off == 7, (
         "until the first has shown what one takes"

@@ -117,7 +117,7 @@ def test_prefill_in_the_pass_does_not_make_rows_look_cheap() -> None:
     assert window.plain_pace(StepLoad(416, 0, 1000), 16) == window.plain_pace(StepLoad(16, 0, 1000), 16)
 
 
-def test_time_spent_on_drafts_is_paid_whatever_is_verified() -> None:
+def test_time_spent_on_drafts_counts_however_much_is_verified() -> None:
     """A step made dear by drafting makes rows of it relatively cheap: b * G falls with G."""
     window, drafts = DraftWindow(flat_cost(10.0, 2.0)), [(0.3, 0.25, 0.2, 0.15)]
     few, more = window.cut(drafts, _load(1)), window.cut(drafts, _load(1), spent_ms=8.0)

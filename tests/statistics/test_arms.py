@@ -68,7 +68,7 @@ def test_merging_histograms_by_size_is_concatenating(first: list[float], second:
     assert merged.total == pytest.approx(whole.total)
 
 
-def test_nothing_is_known_of_nothing() -> None:
+def test_an_empty_histogram_has_no_bounds() -> None:
     assert Histogram().quantile(0.95) == Histogram().mean == 0.0
     assert Histogram().bounds(0.95, 0.05) == (0.0, float("inf"))
 

@@ -1,4 +1,4 @@
-"""Bets that the mean of a series fell, or rose: what they pay, and what a stored watch goes on with."""
+"""Bets that the mean of a series fell, or rose: what they pay, and what a stored watch continues with."""
 
 import math
 

@@ -41,7 +41,7 @@ def test_a_metric_that_does_not_apply_or_is_not_calibrated_is_left_out() -> None
     assert evidence.num_canary + evidence.num_control == 10
 
 
-def test_what_is_measured_later_does_not_count_the_request_again() -> None:
+def test_later_measurements_do_not_count_the_request_again() -> None:
     before = stream(requests(10, 0))
     after = before.observe_more(GUARDRAILS, "canary", {"cost": 1.0})
     assert after.scores["cost"].canary.count == before.scores["cost"].canary.count + 1

@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from sqlalchemy import delete, make_url, text, update
 
 from prolepsis.audit.entry import START_OF_CHAIN
 from prolepsis.store.database import Database, store_url
+from prolepsis.store.migrate import upgrade
 from prolepsis.store.tables import audit_head, metadata, policy_current, record_head
 
 SERVER = os.environ.get("PROLEPSIS_TEST_POSTGRES", "postgresql://127.0.0.1:5432/postgres")
@@ -21,6 +23,23 @@ SERVER = os.environ.get("PROLEPSIS_TEST_POSTGRES", "postgresql://127.0.0.1:5432/
 
 def sqlite_setting(folder: Path) -> str:
     return f"sqlite:///{folder / 'store.sqlite'}"
+
+
+@cache
+def _migrated() -> bytes:
+    """Return a file of SQLite with the schema and nothing in it."""
+    with TemporaryDirectory() as folder, closing(opened(sqlite_setting(Path(folder)))) as database:
+        upgrade(database)
+        assert database.file is not None
+        return database.file.read_bytes()
+
+
+def migrated_setting(folder: Path) -> str:
+    """Give the `store` setting of a file with the schema and nothing in it: migrations take longer than most tests."""
+    file = folder / "store.sqlite"
+    file.write_bytes(_migrated())
+    file.chmod(0o600)
+    return sqlite_setting(folder)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from sqlalchemy import func, select
 from prolepsis.store.allowances import AllowanceKey, AllowanceTable, Lease, LeaseRequest
 from prolepsis.store.database import Database
 from prolepsis.store.tables import allowances
-from tests.store.test_turns import Clock
+from tests.store.test_replicas import Clock
 
 Connect = Callable[[], Database]
 ACME: AllowanceKey = ("tokens", "tenant:acme")

@@ -46,7 +46,7 @@ def test_replicas_that_set_a_new_control_at_once_keep_the_newest(postgresql: str
         assert ControlTable(ours).exchange({})[KEY] == Control("on", 3.0)
 
 
-def test_what_was_removed_long_ago_is_forgotten(database: Database) -> None:
+def test_controls_removed_long_ago_are_deleted(database: Database) -> None:
     table, now = ControlTable(database), time.time()
     for name, at in (("old", now - 91 * 86400.0), ("new", now)):
         table.exchange({("flag", name): Control(None, at)})

@@ -4,8 +4,10 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 from sqlalchemy import event, text
@@ -47,7 +49,7 @@ def started(setting: str) -> Store:
 
 
 def loses_and_comes_back(store: Store, take_away: Callable[[], object], give_back: Callable[[], object]) -> None:
-    """Write, lose the database, go on, and find all of it written once it is back."""
+    """Write, lose the database, continue, and find all of it written once it is back."""
     store.writer.offer(record())
     assert store.writer.flush(20.0)
     take_away()
@@ -92,13 +94,30 @@ def test_a_file_that_is_moved_away(tmp_path: Path) -> None:
     loses_and_comes_back(store, lambda: lead_to(tmp_path), lambda: lead_to(real))
 
 
-def test_a_file_that_is_gone_is_made_anew(tmp_path: Path) -> None:
+def test_a_file_that_is_gone_is_made_again(tmp_path: Path) -> None:
     store = started(sqlite_setting(tmp_path))
     (tmp_path / "store.sqlite").unlink()
     store.writer.offer(record())
     assert store.writer.flush(20.0)
     assert num_stored(store.database) == (1, 0)
     store.close()
+
+
+def test_a_new_file_that_several_open_at_once(tmp_path: Path) -> None:
+    for turn in range(60):  # writers meet in about one turn of twenty
+        setting = sqlite_setting(tmp_path / str(turn))
+        opened(setting).make_file()
+        meet = Barrier(4)
+        with ThreadPoolExecutor(4) as threads:
+            assert all(threads.map(_writes_at_once, [setting] * 4, [meet] * 4))
+
+
+def _writes_at_once(setting: str, meet: Barrier) -> bool:
+    database = opened(setting)
+    meet.wait(10.0)
+    with database.write() as connection:
+        connection.execute(text("CREATE TABLE IF NOT EXISTS met (a INT)"))
+    return True
 
 
 def test_a_file_that_may_not_be_written(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def num_stored(database: Database) -> tuple[int, int]:
         return records.count(connection), chain.head(connection)[0]
 
 
-def test_what_is_offered_is_on_disk_after_a_flush(start: Callable[..., Writer], database: Database) -> None:
+def test_offered_items_are_on_disk_after_a_flush(start: Callable[..., Writer], database: Database) -> None:
     metrics = Metrics()
     writer = start(replace(QUICK, linger_s=60.0), metrics)
     for _ in range(5):

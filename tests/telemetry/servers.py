@@ -23,6 +23,7 @@ from prolepsis.upstream.metrics import UpstreamMetrics
 from tests.api.fakes import ByteTokenizer, FakeEngine
 from tests.rollout.stores import memory_store
 from tests.safety.flag_files import flag, write
+from tests.store.databases import migrated_setting
 
 PRICES = "version: 1\ncurrency: EUR\nprices: [{name: a, per_device_hour: 3.6}]\n"
 
@@ -49,7 +50,7 @@ def server_with_everything(folder: Path) -> Iterator[tuple[FastAPI, Metrics]]:
     DeviceCollector(metrics.registry, FakeDevices())
     UpstreamMetrics(metrics.registry)
     config = ServerConfig(
-        store=f"sqlite:///{folder / 'store.sqlite'}",
+        store=migrated_setting(folder),
         kill_file=folder / "kill.json",
         breaker_file=folder / "breakers.json",
         replay_sample=0.0,

@@ -6,7 +6,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from prolepsis.telemetry.declare import MetricsRegistry, counter, gauge, histogram
-from prolepsis.telemetry.labels import LABELS, OTHER
+from prolepsis.telemetry.labels import LABELS, NUM_UNUSUAL, OTHER
 
 
 def values(registry: CollectorRegistry, name: str) -> dict[tuple[str, ...], float]:
@@ -45,12 +45,26 @@ def test_label_sets_beyond_the_bound_lose_what_traffic_brings_before_what_code_l
     assert sums["/v1/0", "on"] == 1
 
 
+def test_sets_with_an_unusual_outcome_take_no_place_of_the_usual_ones() -> None:
+    registry = MetricsRegistry()
+    shown = histogram(registry, "shown_seconds", "", "route", "outcome", most=100, usual="finished")
+    for number in range(100):
+        shown.labels(f"/v1/{number}", "failed").observe(1)
+    for number in range(100):
+        shown.labels(f"/v1/{number}", "finished").observe(1)
+    sums = values(registry, "shown_seconds_count")
+    assert sum(outcome == "finished" and route != OTHER for route, outcome in sums) == 100
+    assert sums["/v1/0", "failed"] == 1
+    assert sums[OTHER, "failed"] == 100 - NUM_UNUSUAL
+
+
+@pytest.mark.parametrize("usual", ["", "usual"])
 @pytest.mark.parametrize(
     "labels", [("rule",), ("route", "tier", "arm", "mode"), ("proposer", "traffic_class", "state")]
 )
-def test_no_family_outgrows_its_bound(labels: tuple[str, ...]) -> None:
+def test_no_family_outgrows_its_bound(labels: tuple[str, ...], usual: str) -> None:
     registry = MetricsRegistry()
-    shown = histogram(registry, "shown_seconds", "", *labels, most=60)
+    shown = histogram(registry, "shown_seconds", "", *labels, most=60, usual=usual)
     for number in range(500):
         shown.labels(*(f"{label}-{number % (7 + place)}" for place, label in enumerate(labels))).observe(1)
     num_series = sum(len(family.samples) for family in registry.collect())

@@ -1,17 +1,11 @@
 import io
 import json
-from collections.abc import Iterator
+import logging
 
-import pytest
 import structlog
 
-from prolepsis.telemetry.logs import configure_logs
-
-
-@pytest.fixture(autouse=True)
-def fresh() -> Iterator[None]:
-    yield
-    structlog.reset_defaults()
+from prolepsis.telemetry.logs import FewLines, LibraryLines, configure_logs
+from tests.api.admission.clock import Clock
 
 
 def test_json_lines_without_what_users_wrote() -> None:
@@ -40,3 +34,31 @@ def test_errors_are_written_with_their_traceback_but_no_local_variables() -> Non
     assert "ValueError: broken" in out.getvalue()
     assert "my secret" not in out.getvalue()
     assert "[info" not in out.getvalue()
+
+
+def test_a_few_lines_a_minute_of_each_kind_with_the_number_left_out() -> None:
+    clock = Clock()
+    lines = FewLines(3, clock)
+    assert [lines.take("a") for _ in range(5)] == [0, 0, 0, None, None]
+    assert lines.take("b") == 0
+    clock.now += 20
+    assert [lines.take("a") for _ in range(2)] == [2, None]
+    clock.now += 600
+    assert [lines.take("a") for _ in range(4)] == [1, 0, 0, None]
+
+
+def test_warnings_of_a_library_are_lines_of_the_server_a_few_a_minute() -> None:
+    out, clock = io.StringIO(), Clock()
+    configure_logs("info", as_json=True, stream=out)
+    logger = logging.Logger("library")
+    logger.addHandler(LibraryLines("http_server", FewLines(2, clock)))
+    for i in range(2000):
+        clock.now = 0.06 * i
+        logger.warning("Bad request of %d bytes", i)
+        logger.info("not of interest")
+    logger.error("something else")
+    first, *others, last = map(json.loads, out.getvalue().splitlines())
+    assert (first["event"], first["level"], first["detail"]) == ("http_server", "warning", "Bad request of 0 bytes")
+    assert len(others) == 4, "two minutes: two at once, and two a minute"
+    assert sum(line.get("left_out", 0) for line in others) > 1400
+    assert (last["level"], last["detail"]) == ("error", "something else")

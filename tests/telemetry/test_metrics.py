@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from prolepsis.core.remote import RemoteRounds
+from prolepsis.core.rounds import RemoteRounds
 from prolepsis.core.stats import EffectiveMode, RequestStats
 from prolepsis.telemetry.metrics import Metrics
 
@@ -62,7 +62,7 @@ def test_two_engines_in_one_process_share_nothing() -> None:
     assert sample(other, "prolepsis_prompt_tokens_total") == 0
 
 
-def test_a_replay_is_no_request() -> None:
+def test_a_replay_is_not_a_request() -> None:
     metrics = Metrics()
     before = metrics.exposition()
     metrics.request_ended(RequestStats(num_output_tokens=7, mode=EffectiveMode("off", "replay", 0)))

@@ -61,7 +61,7 @@ def test_requests_are_counted_by_route_and_by_rule() -> None:
     for end in ("finished", "left"):
         assert value(metrics, "requests_total", route="/v1/x", tier="premium", outcome=end) == 1
         assert value(metrics, "rule_requests_total", **by_rule, outcome=end) == 1
-    assert value(metrics, "rule_time_to_first_token_seconds_count", **by_rule) == 2
+    assert value(metrics, "rule_time_to_first_token_seconds_count", **by_rule, outcome="finished") == 2
 
 
 def test_drafted_and_plain_arms_of_a_route_and_tier_have_latencies_of_their_own() -> None:
@@ -69,14 +69,14 @@ def test_drafted_and_plain_arms_of_a_route_and_tier_have_latencies_of_their_own(
     metrics.requests.ended(ended(about=replace(ABOUT, assignment=CANARY)))
     metrics.requests.ended(ended(prompt("off"), about=replace(ABOUT, assignment=replace(CANARY, arm="holdout"))))
     for arm, mode in (("canary", "on"), ("holdout", "off")):
-        by = {"route": "/v1/x", "tier": "premium", "arm": arm, "mode": mode}
+        by = {"route": "/v1/x", "tier": "premium", "arm": arm, "mode": mode, "outcome": "finished"}
         assert value(metrics, "time_to_first_token_seconds_count", **by) == 1
 
 
 def test_latencies_begin_when_the_request_arrives() -> None:
     metrics = Metrics()
     metrics.requests.ended(ended())
-    by = {"route": "/v1/x", "tier": "premium", "mode": "on"}
+    by = {"route": "/v1/x", "tier": "premium", "mode": "on", "outcome": "finished"}
     assert value(metrics, "time_to_first_token_seconds_sum", **by, arm="none") == 2.5
     assert value(metrics, "e2e_request_latency_seconds_sum", **by) == 3.0
     assert value(metrics, "request_time_per_output_token_seconds_sum", **by, arm="none") == 0.125
@@ -85,13 +85,26 @@ def test_latencies_begin_when_the_request_arrives() -> None:
         assert value(metrics, f"request_{stage}_time_seconds_sum", tier="premium") == seconds
 
 
-def test_an_answer_that_was_not_decoded_or_not_finished_is_no_fast_one() -> None:
+def test_answers_that_were_not_decoded_or_finished_do_not_count_as_fast() -> None:
     metrics = Metrics()
-    cached, failed = replace(prompt(), answer="cached"), replace(prompt(), answer="cut", end="failed")
-    metrics.requests.ended(ended(cached, failed))
-    by = {"route": "/v1/x", "tier": "premium", "mode": "on"}
-    assert value(metrics, "time_to_first_token_seconds_count", **by, arm="none") == 1
-    assert value(metrics, "e2e_request_latency_seconds_count", **by) is None
+    cached, left = replace(prompt(), answer="cached"), replace(prompt(), answer="cut", end="left")
+    metrics.requests.ended(ended(cached, left))
+    for outcome, number in (("left", 1.0), ("finished", None)):
+        by = {"route": "/v1/x", "tier": "premium", "mode": "on", "outcome": outcome}
+        assert value(metrics, "e2e_request_latency_seconds_count", **by) == number
+        for name in ("time_to_first_token", "request_time_per_output_token"):
+            assert value(metrics, f"{name}_seconds_count", **by, arm="none") == number
+            by_rule = {"rule": "none", "arm": "none", "mode": "on", "outcome": outcome}
+            assert value(metrics, f"rule_{name}_seconds_count", **by_rule) == number
+
+
+def test_the_server_knows_how_long_a_request_lasted_whose_client_left() -> None:
+    metrics = Metrics()
+    left = replace(prompt("off"), answer="unreported", end="left", began_at=10.0)
+    metrics.requests.ended(replace(ended(left), ended_at=11.5))
+    by = {"route": "/v1/x", "tier": "premium", "mode": "off", "outcome": "left"}
+    assert value(metrics, "e2e_request_latency_seconds_sum", **by) == 3.5
+    assert value(metrics, "time_to_first_token_seconds_count", **by, arm="none") is None
 
 
 def test_waits_and_the_time_of_a_token_differ_where_several_arrive_at_once() -> None:
@@ -153,5 +166,5 @@ def test_samples_that_are_decoded_at_the_same_time_make_no_token_faster() -> Non
     of_five = prompt()
     of_ten = replace(of_five, request=replace(REQUEST, n=2), stats=replace(of_five.stats, num_output_tokens=10))
     metrics.requests.ended(ended(of_ten))
-    by = {"route": "/v1/x", "tier": "premium", "arm": "none", "mode": "on"}
+    by = {"route": "/v1/x", "tier": "premium", "arm": "none", "mode": "on", "outcome": "finished"}
     assert value(metrics, "request_time_per_output_token_seconds_sum", **by) == 0.5 / 4

@@ -4,6 +4,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -36,7 +37,7 @@ def test_every_family_is_declared_with_its_labels(registry: MetricsRegistry) -> 
     assert collected == declared
 
 
-@pytest.mark.parametrize("name", ["store_dropped", "audit_anchor_failures", "admission_refused"])
+@pytest.mark.parametrize("name", ["store_dropped", "audit_anchor_failures", "admission_refused", "engine_restarts"])
 def test_a_counter_whose_rise_is_an_alarm_begins_at_zero(registry: MetricsRegistry, name: str) -> None:
     [family] = [family for family in registry.collect() if family.name == f"prolepsis_{name}"]
     assert {one.value for one in family.samples} == {0.0}
@@ -80,6 +81,9 @@ _PROPOSERS = ["grammar", "suffix", "prompt_lookup", "prediction", "draft_head"]
 def test_twenty_routes_four_tiers_fifty_rules_and_five_proposers_keep_their_names() -> None:
     metrics = Metrics()
     arms: list[tuple[AssignedArm, Mode]] = [("canary", "on"), ("holdout", "off"), ("unassigned", "off")]
+    left = replace(prompt(), answer="cut", end="left")
+    for route, tier in product(_ROUTES[:5], _TIERS):  # takes no place of those that finish
+        metrics.requests.ended(replace(_ended(route, tier, _RULES[0], "canary", "on"), prompts=(left,)))
     for (route, tier), (arm, mode) in product(product(_ROUTES, _TIERS), arms):
         metrics.requests.ended(_ended(route, tier, _RULES[0], arm, mode))
     for rule, (arm, mode) in product(_RULES, arms):

@@ -1,5 +1,7 @@
 """What vLLM's dashboards query is there under vLLM's names."""
 
+from dataclasses import replace
+
 from prometheus_client.parser import text_string_to_metric_families
 
 from prolepsis.telemetry.metrics import Metrics
@@ -39,7 +41,9 @@ def fed() -> Metrics:
     one = prompt()
     one.intervals.see(0, 1, 1.0)
     one.intervals.see(0, 2, 1.5)
-    metrics.requests.ended(ended(one, prompt("off")))
+    unread = replace(prompt().stats, first_token_s=None)
+    left = replace(prompt(), answer="cut", end="left", finish_reasons=(), stats=unread)
+    metrics.requests.ended(ended(one, prompt("off"), left))
     return metrics
 
 
@@ -53,7 +57,7 @@ def test_labels_that_vllm_has_not_are_summed() -> None:
     metrics = fed()
     found, by = shown(metrics), tuple(sorted(BY.items()))
     assert found["vllm:time_to_first_token_seconds_count", by] == 2  # drafted and plain together
-    assert found["vllm:e2e_request_latency_seconds_sum", by] == 6.0
+    assert found["vllm:e2e_request_latency_seconds_sum", by] == 6.0  # of those that finished
     assert found["vllm:spec_decode_num_drafts_total", by] == 2
     stopped = tuple(sorted({**BY, "finished_reason": "stop"}.items()))
     assert found["vllm:request_success_total", stopped] == 2

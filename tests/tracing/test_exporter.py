@@ -61,7 +61,7 @@ def exporting(*, max_queued: int = 4, max_batch: int = 64, linger_s: float = 60.
         made.exporter.close()
 
 
-def test_what_waits_is_sent_at_the_end_in_one_batch() -> None:
+def test_waiting_traces_are_sent_at_the_end_in_one_batch() -> None:
     with exporting() as made:
         for _ in range(3):
             made.exporter.offer(lambda: [SPAN, SPAN])
@@ -75,7 +75,7 @@ def test_a_full_batch_is_not_kept_waiting() -> None:
         assert made.sender.sending.wait(20)
 
 
-def test_a_full_queue_loses_new_traces_and_nobody_waits() -> None:
+def test_a_full_queue_loses_new_traces_without_waiting() -> None:
     with exporting(max_batch=1) as made:
         made.sender.open.clear()
         made.exporter.offer(lambda: [SPAN])

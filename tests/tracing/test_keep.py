@@ -28,7 +28,7 @@ def test_errors_are_kept(end: End, kept: Kept | None) -> None:
     assert why_kept(request_ended(prompt_ended(end=end), end=end, trace=NOT_SAMPLED)) == kept
 
 
-def test_what_is_sampled_is_kept_for_that() -> None:
+def test_sampled_traces_are_kept_as_sampled() -> None:
     assert why_kept(request_ended(prompt_ended(end="failed"), end="failed")) == "sampled"
 
 

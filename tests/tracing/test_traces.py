@@ -157,7 +157,7 @@ def test_no_text_leaves_the_server(traced: Traced) -> None:
     assert len(traced.receiver.spans) > 6
 
 
-def test_what_is_not_sampled_is_sent_if_something_went_wrong(traced: Traced) -> None:
+def test_unsampled_traces_are_sent_if_something_went_wrong(traced: Traced) -> None:
     with serving(traced.server):
         fine = traced.ask(sampled=False)
         traced.verifier.fails = True
@@ -176,7 +176,7 @@ def test_what_is_not_sampled_is_sent_if_something_went_wrong(traced: Traced) -> 
     assert kept == {"error": 1.0, "fallback": 1.0}
 
 
-def test_a_client_that_leaves_is_no_error(traced: Traced) -> None:
+def test_a_client_that_leaves_is_not_an_error(traced: Traced) -> None:
     with serving(traced.server) as server:
         trace_id = new_trace_id()
         headers = {"traceparent": f"00-{trace_id}-{CALLER}-01"}
@@ -196,7 +196,7 @@ def test_a_client_that_leaves_is_no_error(traced: Traced) -> None:
     assert own.attributes[names.REQUEST_STREAM] is True
 
 
-def test_what_the_engine_has_not_seen_is_one_span(traced: Traced) -> None:
+def test_a_request_that_never_reached_the_engine_is_one_span(traced: Traced) -> None:
     with serving(traced.server) as server:
         refused = traced.ask(temperature=7)
         elsewhere, unseen = new_trace_id(), new_trace_id()

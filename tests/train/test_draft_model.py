@@ -1,4 +1,4 @@
-"""A draft model's training: what it learns, what it leaves behind, and that it goes on as if never interrupted."""
+"""A draft model's training: what it learns, what it leaves behind, and that it continues as if never interrupted."""
 
 import json
 from collections.abc import Iterator
@@ -49,7 +49,7 @@ def trained(target: Target, tmp_path_factory: pytest.TempPathFactory) -> DraftMo
     return training
 
 
-def test_a_deterministic_language_is_learnt(trained: DraftModelTraining) -> None:
+def test_a_deterministic_language_is_learned(trained: DraftModelTraining) -> None:
     first, last = trained.trainer.history[0], trained.trainer.history[-1]
     assert last.loss < first.loss
     assert min(last.rates) > 0.95
@@ -61,7 +61,7 @@ def test_a_deterministic_language_is_learnt(trained: DraftModelTraining) -> None
     assert right.float().mean() > 0.9, "over the whole vocabulary, tokens that the loss only samples included"
 
 
-def test_what_is_left_behind_loads_and_says_where_it_comes_from(trained: DraftModelTraining, target: Target) -> None:
+def test_the_trained_model_loads_with_its_provenance(trained: DraftModelTraining, target: Target) -> None:
     folder = trained.directory.exported
     provenance = provenance_of(folder)
     assert provenance is not None

@@ -39,6 +39,6 @@ def test_better_rates_pay_for_deeper_drafts() -> None:
     assert depths[0] < depths[-1]
 
 
-def test_a_vocabulary_that_covers_no_more_is_not_worth_its_cost() -> None:
+def test_a_larger_vocabulary_without_more_coverage_does_not_pay() -> None:
     assert choose([0.6] * 4, 8000, {4000: 0.98, 8000: 0.98, 16000: 0.98}, COST).vocab == 4000
     assert choose([0.6] * 4, 8000, {4000: 0.40, 8000: 0.98}, COST).vocab == 8000

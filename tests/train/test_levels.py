@@ -1,4 +1,4 @@
-"""Levels are learnt from documents, and measured as chains are drafted."""
+"""Levels are learned from documents, and measured as chains are drafted."""
 
 import dataclasses
 from pathlib import Path

@@ -100,7 +100,7 @@ def test_prompts_are_about_these_words_and_listed_topics() -> None:
     for word in ("copper", "harbour", "Boyle", "Kenya", "mites", "sidewalks"):
         assert any(word in opener for opener in openers), word
     assert any(topic in opener for opener in openers for topic in prompt_tables().topics)
-    assert any(opener == "" for opener in openers), "nothing to go on from stays nothing"
+    assert any(opener == "" for opener in openers), "nothing to continue from stays nothing"
 
 
 @pytest.mark.parametrize("number", range(40))

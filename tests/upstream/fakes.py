@@ -110,6 +110,9 @@ class FakeUpstream:
     metrics: str = ""
     asked: list[dict[str, Any]] = field(default_factory=list)
     """Bodies of requests for answers, without those of checks."""
+    says_logprobs: bool = True
+    fault: str = ""
+    """What it says in the place of an answer, in its stream."""
 
     def __call__(self, request: Request) -> Reply:
         if request.path == "/v1/models":
@@ -129,7 +132,24 @@ class FakeUpstream:
         if self.status != 200:
             return _json({"error": {"message": "no such thing"}}, self.status)
         text = self.text[len(prompt) - len(PROMPT) :]
-        return Reply(body=lines(EVENTS[self.api](text, self.drafts)), cut_after=self.cut_after)
+        failed = [{"error": {"message": self.fault}}]
+        events = failed if self.fault else EVENTS[self.api](text, self.drafts)
+        if self.says_logprobs and body.get("return_tokens_as_token_ids"):
+            events = [_with_logprobs(event, body["logprobs"]) for event in events]
+        return Reply(body=lines(events), cut_after=self.cut_after)
+
+
+def _with_logprobs(event: dict[str, Any], num: int) -> dict[str, Any]:
+    """Return vLLM's event with log-probabilities: of the `num` likeliest and of the token, which is the last of all."""
+    for choice in event["choices"]:
+        names = [f"token_id:{token}" for token in choice["token_ids"]]
+        likeliest = {f"token_id:{i}": -0.1 * (i + 1) for i in range(num)}
+        choice["logprobs"] = {
+            "tokens": names,
+            "token_logprobs": [-2.5 for _ in names],
+            "top_logprobs": [{name: -2.5} | likeliest for name in names],
+        }
+    return event
 
 
 def _json(value: object, status: int = 200) -> Reply:

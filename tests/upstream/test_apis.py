@@ -66,13 +66,24 @@ def test_llamacpp_leaves_out_the_first_tokens_of_a_character() -> None:
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("vllm", {"top_k": 5, "min_p": 0.1, "seed": 3, "stop": ["end"], "prompt": [1, 2], "cache_salt": "salt"}),
-        ("sglang", {"input_ids": [1, 2], "extra_key": "salt"}),
+        (
+            "vllm",
+            {
+                "top_k": 5,
+                "min_p": 0.1,
+                "seed": 3,
+                "stop": ["end"],
+                "prompt": [1, 2],
+                "cache_salt": "salt",
+                "priority": 2,
+            },
+        ),
+        ("sglang", {"input_ids": [1, 2], "extra_key": "salt", "priority": -2}),
         ("llama.cpp", {"prompt": [1, 2], "n_predict": 9, "cache_prompt": False, "repeat_last_n": 11}),
     ],
 )
 def test_what_is_asked(name: UpstreamApi, expected: Mapping[str, object]) -> None:
-    body = api_of(name).body(Ask("m", (1, 2), PARAMS, cache_salt="salt"))
+    body = api_of(name).body(Ask("m", (1, 2), PARAMS, priority=2, cache_salt="salt"))
     assert {key: body.get(key) for key in expected} == expected
     assert body["stream"] is True
 

@@ -12,6 +12,7 @@ from prolepsis.core.errors import (
     ContextTooLong,
     DeadlineExceeded,
     EngineDead,
+    EngineError,
     InvalidParameter,
     ProlepsisError,
     UpstreamUnavailable,
@@ -121,6 +122,24 @@ async def test_samples_are_requests_of_their_own(client: UpstreamClient, specula
     assert stats.proposers[UPSTREAM].num_draft_tokens == 24
 
 
+@pytest.mark.parametrize("num", [0, 2])
+async def test_log_probabilities_are_those_of_the_pool(client: UpstreamClient, num: int) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=5, logprobs=num)
+    events = await collect(client, request(params=params))
+    found = [one for event in events if isinstance(event, Tokens) for one in event.logprobs or ()]
+    assert [one.logprob for one in found] == [-2.5] * 5
+    assert {one.top for one in found} == {((0, -0.1), (1, -0.2))[:num]}
+
+
+async def test_missing_log_probabilities_fail_the_request_and_not_the_pool(
+    client: UpstreamClient, speculating: FakeUpstream
+) -> None:
+    speculating.says_logprobs = False
+    with pytest.raises(EngineError, match="0 log-probabilities of 2 tokens"):
+        await collect(client, request(params=SamplingParams(logprobs=1)))
+    assert client.health().detail == ""
+
+
 async def test_the_time_of_a_pool_is_charged(client: UpstreamClient) -> None:
     device = stats_of(await collect(client, request())).device
     assert device.prefill > 0.0
@@ -184,6 +203,17 @@ async def test_a_busy_pool_stays_up(client: UpstreamClient, speculating: FakeUps
     assert stats_of(await collect(client, request("b"))).mode.reason == "speculating"
 
 
+@pytest.mark.parametrize("healthy", [True, False])
+async def test_a_request_that_a_pool_fails_at_does_not_take_a_healthy_pool_away_from_others(
+    client: UpstreamClient, speculating: FakeUpstream, healthy: bool
+) -> None:
+    speculating.fault, speculating.healthy = "Internal server error", healthy
+    events = await collect(client, request("a"))
+    assert (text_of(events), stats_of(events).mode.reason) == (b"hello world", "pool_down")
+    speculating.fault = ""
+    assert stats_of(await collect(client, request("b"))).mode.reason == ("speculating" if healthy else "pool_down")
+
+
 async def test_a_stream_that_breaks_off_goes_on_in_the_other_pool(
     client: UpstreamClient, plain: FakeUpstream, speculating: FakeUpstream, registry: CollectorRegistry
 ) -> None:
@@ -245,7 +275,6 @@ async def test_what_an_engine_refuses_is_refused_in_its_words(
         (request(prompt=()), InvalidParameter, "at least 1"),
         (request(prompt=(999,)), InvalidParameter, "0 to 256"),
         (request(params=SamplingParams(temperature=3.0)), InvalidParameter, "temperature"),
-        (request(params=SamplingParams(logprobs=2)), InvalidParameter, "logprobs .* vllm"),
     ],
 )
 async def test_refusals_come_before_the_first_event(

@@ -71,9 +71,12 @@ async def test_a_policy_chooses_the_pool(
     (tmp_path / "policy.yaml").write_text(f'default: {{mode: "{mode}"}}\n')
     async with server(plain, speculating, tmp_path / "policy.yaml") as (http, _):
         reply = await http.post("/v1/completions", json={**BODY, "speculation": {"metrics": True}})
+        delivered = (await http.get("/admin/delivery")).json()["delivered"]
     assert reply.json()["choices"][0]["text"] == "hello world"
     assert reply.headers["x-spec-effective"].startswith(effective)
     assert (len(plain.asked), len(speculating.asked)) == ((1, 0) if mode == "off" else (0, 1))
+    assert delivered == [], "nothing says which tokens were drafts"
+    assert (reply.json()["metrics"]["delivery"] is None) == (mode == "on")
     shown = reply.json()["metrics"]["speculative_decoding"]
     assert shown["num_accepted_draft_tokens"] == (0 if mode == "off" else 4)
     assert shown["acceptance_histogram"] == ([0] if mode == "off" else [])
@@ -102,8 +105,6 @@ async def test_without_a_pool_the_server_says_so(
     async with server(plain, speculating, tmp_path / "policy.yaml") as (http, _):
         reply = await http.post("/v1/completions", json=BODY)
         ready = await http.get("/health/ready")
-        refused = await http.post("/v1/completions", json={**BODY, "logprobs": 2})
     assert (reply.status_code, reply.json()["error"]["code"]) == (503, "upstream_unavailable")
     assert reply.headers["retry-after"]
     assert ready.status_code == 503
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "logprobs")

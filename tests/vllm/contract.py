@@ -111,7 +111,15 @@ async def limits(client: EngineClient) -> dict[str, object]:
         for i in range(10)
     ]
     crowd = await asyncio.gather(*(answer(client, source) for source in sources))
+    running = client.generate(GenerateRequest("beside", PROMPT, replace(GREEDY, max_tokens=200), speculation=ON))
+    await anext(running)
+    short = await asyncio.gather(
+        *(answer(client, GenerateRequest(f"short {i}", PROMPT[:1], replace(GREEDY, max_tokens=9))) for i in range(3))
+    )
+    client.abort("beside")
+    assert isinstance([event async for event in running][-1], Aborted)
     return {
+        "one_token": [len(samples[0]) for samples, _ in short],
         "at_the_end": len(tokens),
         "finished": type(end).__name__,
         "crowd": [len(samples[0]) for samples, _ in crowd],

@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.api.test_run import free_port
 from tests.models.tiny import save_tiny
+from tests.server_process import free_port
 from tests.train.targets import save_target
 
 VARIABLE = "PROLEPSIS_TEST_VLLM"
@@ -27,7 +27,7 @@ def report_of(script: str, folder: Path) -> dict[str, Any]:
     """Return what a script of this folder prints of a tiny model, which is written to `folder`."""
     done = subprocess.run(  # our own script
         [os.environ[VARIABLE], str(Path(__file__).with_name(script)), str(tiny_target(folder))],
-        env=_environment(),
+        env=environment(),
         capture_output=True,
         text=True,
         timeout=500,
@@ -47,7 +47,7 @@ def serving(folder: Path, *options: str) -> Iterator[httpx.Client]:
     arguments = ["serve", "--engine", "vllm", "--model", str(target), "--port", port, *options]
     command = [os.environ[VARIABLE], "-c", f"from prolepsis.cli.main import app\napp({arguments!r})"]
     with (folder / "log").open("w") as log:
-        running = subprocess.Popen(command, env=_environment(), stdout=log, stderr=subprocess.STDOUT)
+        running = subprocess.Popen(command, env=environment(), stdout=log, stderr=subprocess.STDOUT)
     with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as http:
         try:
             _wait_until_ready(http, running, folder / "log")
@@ -66,7 +66,7 @@ def tiny_target(folder: Path) -> Path:
     return folder
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
 
 

@@ -21,10 +21,17 @@ class _Held:
     num_computed: int = 0
 
 
+INFO = EngineInfo(
+    "table", "vllm-table", VOCAB, 256, "fp", "normal", EXACTNESS, (), weights="table", tokenizer="letters"
+)
+
+
 @dataclass(slots=True)
 class TablePlane:
     """A `DataPlane`."""
 
+    num_blocks: int = 64
+    block_size: int = 16
     chunk: int = 5
     """Most tokens of a prompt in one pass."""
     most_drafted: int = 100
@@ -104,8 +111,5 @@ def config(**settings: object) -> EngineConfig:
 
 def build(plane: TablePlane, settings: EngineConfig | None = None, grammars: Grammars | None = None) -> Engine:
     """Return an engine whose passes run in `plane`."""
-    info = EngineInfo(
-        "table", "vllm-table", VOCAB, 256, "fp", "normal", EXACTNESS, (), weights="table", tokenizer="letters"
-    )
-    facts = PlaneFacts(info, (EOS,), num_blocks=64, block_size=16)
+    facts = PlaneFacts(INFO, (EOS,), plane.num_blocks, plane.block_size)
     return assemble(settings or config(), plane, facts, tokenizer=Letters(), grammars=grammars)

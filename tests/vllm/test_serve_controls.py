@@ -103,7 +103,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def test_readiness_says_how_often_tokens_differ(server: Server) -> None:
     ready = server.http.get("/health/ready").json()
     assert ready["exactness"] == "normal"
-    assert "greedy tokens are others beside other sequences" in ready["exactness_reason"]
+    assert "greedy tokens differ between a pass with other sequences" in ready["exactness_reason"]
 
 
 def test_a_policy_is_obeyed_by_each_request_of_a_batch(server: Server) -> None:

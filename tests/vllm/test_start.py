@@ -1,4 +1,4 @@
-"""What is read of a model before vLLM loads it, and what is said where vLLM is missing."""
+"""What is read of a model before vLLM loads it, what is said without vLLM, and engines that are built again."""
 
 import json
 from pathlib import Path
@@ -6,10 +6,17 @@ from pathlib import Path
 import pytest
 
 from prolepsis.core.config import EngineConfig
-from prolepsis.core.errors import ConfigError, ModelLoadError
+from prolepsis.core.errors import ConfigError, EngineDead, ModelLoadError
+from prolepsis.core.events import Event, Failed, Finished
 from prolepsis.core.extras import Extra
-from prolepsis.vllm.start import eos_token_ids, model_folder, start_vllm
+from prolepsis.core.requests import SamplingParams
+from prolepsis.failover.client import FailoverClient
+from prolepsis.failover.members import FailoverSettings, Member
+from prolepsis.vllm.start import VllmStart, eos_token_ids, model_folder, start_vllm
+from tests.fakes import EOS, outputs, request
+from tests.models.files.byte_level import byte_level
 from tests.train.targets import save_target
+from tests.vllm.table_plane import INFO, TablePlane, config
 
 
 def test_ending_tokens_are_those_of_both_files(tmp_path: Path) -> None:
@@ -32,3 +39,47 @@ def test_settings_are_checked_before_anything_is_loaded() -> None:
 def test_a_missing_vllm_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match="engine is 'vllm', which is not installed"):
         start_vllm(EngineConfig(model=str(save_target(tmp_path)), engine="vllm"))
+
+
+def start_over(*planes: TablePlane) -> VllmStart:
+    left = iter(planes)
+    return VllmStart(config(), INFO, (EOS,), byte_level(""), lambda: next(left))
+
+
+async def test_an_engine_that_ended_is_built_again_around_another_plane() -> None:
+    """Three passes that fail in a row end it; the request that meets the last of them goes on in the next engine."""
+    planes = TablePlane(), TablePlane()
+    start = start_over(*planes)
+    members = [Member(start.around(start.open_plane()), start.again)]
+    client = FailoverClient(members, settings=FailoverSettings(backoff_s=0.0))
+    params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
+
+    async def ask(name: str) -> list[Event]:
+        return [event async for event in client.generate(request(name, [1, 2, 3], params))]
+
+    expected = outputs(await ask("undisturbed"))["undisturbed", 0]
+    planes[0].fail_next = 3
+    assert isinstance((await ask("meets two"))[-1], Failed)
+    events = await ask("meets the last")
+    assert isinstance(events[-1], Finished)
+    assert outputs(events)["meets the last", 0] == expected
+    assert planes[0].closed
+    assert not planes[1].closed
+    assert client.health().ready
+    await client.close()
+
+
+async def test_a_plane_around_which_no_engine_can_be_built_is_closed() -> None:
+    plane = TablePlane(num_blocks=0)
+    with pytest.raises(AssertionError):
+        await start_over(plane).again()
+    assert plane.closed
+
+
+async def test_no_engine_is_built_beside_a_pass_that_may_still_run() -> None:
+    start = start_over(TablePlane(), TablePlane())
+    client = start.around(start.open_plane())
+    client.watchdog.gave_up = True
+    with pytest.raises(EngineDead, match="new process"):
+        await start.again()
+    await client.close()

@@ -52,6 +52,7 @@ def test_contexts_end_and_requests_wait_their_turn(report: dict[str, Any]) -> No
     assert found["at_the_end"] == 1024 - 960
     assert found["crowd"] == [20 + i for i in range(10)]
     assert found["crowd_plain"] == 0
+    assert found["one_token"] == [9, 9, 9]
 
 
 def test_openais_api_is_served_around_it(report: dict[str, Any]) -> None:

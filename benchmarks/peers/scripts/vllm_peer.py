@@ -10,7 +10,7 @@ SPECULATION: dict[str, dict[str, Any] | None] = {
     "plugin": {
         "method": "custom_class",
         "model": "prolepsis.vllm.plugin_v0_32.Proposer",
-        "num_speculative_tokens": 8,
+        "num_speculative_tokens": 24,  # as many as `suffix` may draft
     },
 }
 WORKERS = {"plugin": "prolepsis.vllm.plugin_v0_32.Worker"}
@@ -39,7 +39,7 @@ class Peer:
         self.versions = {"vllm": vllm.__version__, "torch": torch.__version__}
 
     def begin(self) -> None:
-        """Forget cached prefixes and what was learnt of outputs; our plug-in learns under a new salt."""
+        """Forget cached prefixes and what was learned of outputs; our plug-in learns under a new salt."""
         self._num_begun += 1
         self._llm.reset_prefix_cache()
         drafter: Any = getattr(self._runner(), "drafter", None)

@@ -6,7 +6,6 @@ from functools import partial
 
 from starlette.requests import HTTPConnection
 
-from prolepsis.api.account import PromptAccount, RequestAccount, about
 from prolepsis.api.admission.group import RequestGroup
 from prolepsis.api.admission.response_cache import Answer, replayed
 from prolepsis.api.deltas import Choice, Delta, Positions
@@ -16,6 +15,7 @@ from prolepsis.api.openai.usage import summed
 from prolepsis.api.output.filtered import FilteredSample
 from prolepsis.api.output.policy import AnswerFacts
 from prolepsis.api.pacing import Paced
+from prolepsis.api.request_account import PromptAccount, RequestAccount, about
 from prolepsis.api.services import Services
 from prolepsis.api.stream import close, merged
 from prolepsis.api.tracing import ANNOUNCED, ANSWER_ID
@@ -49,6 +49,7 @@ async def answer(http: HTTPConnection, prepared: PreparedRequest, services: Serv
                     yield part
                 else:
                     stats.append(part)
+            await services.intake.round_robin.turn(account.about.tenant)  # a full batch may end in one step
         except BaseException as error:
             account.fail(error)
             if isinstance(error, InvalidGrammar):

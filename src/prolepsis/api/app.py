@@ -21,9 +21,8 @@ from prolepsis.core.config import ServerConfig
 from prolepsis.engine.client import EngineClient
 from prolepsis.telemetry.metrics import Metrics
 from prolepsis.web.feature import running
-from prolepsis.web.intake import Intake
+from prolepsis.web.intake import Intake, Uploads, body_limit
 from prolepsis.web.routes import Application
-from prolepsis.web.uploads import Uploads, body_limit
 
 
 def build(
@@ -38,24 +37,15 @@ def build(
 ) -> FastAPI:
     """Return the application around a running engine; when it shuts down it closes `client`.
 
-    It also answers requests for the models of `others`, applications that run beside it (`prolepsis.api.beside`), whose
-    `state.services` they are. A server drains the application's `state.admission`. Raises `ConfigError` if the address
-    needs keys and there are none, or two models have one name.
+    It also answers requests for the models of `others`, the `state.services` of other applications of this process
+    (`prolepsis.api.multi_model`). A server drains the application's `state.admission`. Raises `ConfigError` if the
+    address needs keys and there are none, or if two models have the same name.
     """
     gateway = gateway or Gateway()
     check_exposure(config, gateway.keys)
-    features = features_of(
-        config,
-        client,
-        tokenizer,
-        metrics,
-        sources or Sources(),
-        base_plan=gateway.base_plan,
-        keys=gateway.keys,
-    )
-    limits = [config.max_body_bytes or body_limit(client.info.max_model_len)]
-    limits += [one.intake.uploads.most_bytes for one in others]
-    intake = Intake(Uploads(max(limits)))
+    sources = sources or Sources()
+    features = features_of(config, client, tokenizer, metrics, sources, base_plan=gateway.base_plan, keys=gateway.keys)
+    intake = _shared_intake(config, client, others)
     services = Services(
         config=config, client=client, tokenizer=tokenizer, started=int(time.time()), features=features, intake=intake
     )
@@ -68,16 +58,18 @@ def build(
     app.state.intake = intake
     app.state.services = services
     app.add_middleware(
-        AuthMiddleware,
-        keys=gateway.keys,
-        config=config,
-        metrics=admission.metrics,
-        intake=intake,
-        routes=routes,
+        AuthMiddleware, keys=gateway.keys, config=config, metrics=admission.metrics, intake=intake, routes=routes
     )
     app.add_middleware(RequestIdMiddleware, metrics=metrics)
     app.add_middleware(TraceMiddleware, tracing=features.tracing)
     return app
+
+
+def _shared_intake(config: ServerConfig, client: EngineClient, others: Sequence[Services]) -> Intake:
+    """Return the intake of all models; a body may be as large as the largest that one of them takes."""
+    limits = [config.max_body_bytes or body_limit(client.info.max_model_len)]
+    limits += [one.intake.uploads.most_bytes for one in others]
+    return Intake(Uploads(max(limits)))
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""Where the server listens and how: what an address asks of keys, the files of TLS, the number of connections."""
+"""Checks how the server listens: keys for its address, TLS files, the number of connections; and announces it."""
 
 import ipaddress
 import os
@@ -9,7 +9,7 @@ import structlog
 from prolepsis.api.auth.keys import Keys
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import ConfigError
-from prolepsis.core.tls import server_tls
+from prolepsis.core.network import server_tls
 
 log = structlog.get_logger(__name__)
 

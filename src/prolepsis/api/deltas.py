@@ -1,4 +1,4 @@
-"""From the engine's events to text: one `Choice` per sample, one `Delta` per step that has something to show."""
+"""Turns the engine's events into text: one `Choice` per sample, one `Delta` per step that has something to show."""
 
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -23,12 +23,13 @@ LOWEST_LOGPROB = -9999.0
 class ShownToken:
     """One token's text and log-probability."""
 
+    token_id: int
     text: str
     logprob: float
     top: "tuple[ShownToken, ...]" = ()
-    """Of an emitted token: the likeliest in its place."""
+    """The likeliest tokens in its place; for emitted tokens only."""
     offset: int = 0
-    """Of an emitted token: where its text starts in the sample's token texts."""
+    """Where its text starts in the sample's token texts; for emitted tokens only."""
 
 
 class OutputToken(NamedTuple):  # there is one for every token served, and a dataclass takes four times as long to make
@@ -75,7 +76,7 @@ class Positions:
         expected = self._next.get(index, 0)
         if position != expected:
             log.error("tokens_out_of_place", sample=index, expected=expected, position=position)
-            raise TokensOutOfPlace(f"sample {index} goes on at token {position}; allowed: {expected}, the next one")
+            raise TokensOutOfPlace(f"sample {index} continues at token {position}; allowed: {expected}, the next one")
         self._next[index] = position + num_tokens
 
 
@@ -162,8 +163,8 @@ class Choice:
         return text
 
     def _shown(self, token_id: int, logprobs: TokenLogprobs) -> ShownToken:
-        top = tuple(ShownToken(self._text(i), max(value, LOWEST_LOGPROB)) for i, value in logprobs.top)
-        return ShownToken(self._text(token_id), max(logprobs.logprob, LOWEST_LOGPROB), top, self._offset)
+        top = tuple(ShownToken(i, self._text(i), max(value, LOWEST_LOGPROB)) for i, value in logprobs.top)
+        return ShownToken(token_id, self._text(token_id), max(logprobs.logprob, LOWEST_LOGPROB), top, self._offset)
 
     def _text(self, token_id: int) -> str:
         return self._tokenizer.decode([token_id], skip_special_tokens=False)

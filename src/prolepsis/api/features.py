@@ -16,7 +16,7 @@ from prolepsis.api.auth.keys import Keys
 from prolepsis.api.auth.middleware import check_local
 from prolepsis.api.idempotency import Idempotency
 from prolepsis.api.metrics import MetricsFeature
-from prolepsis.api.openai.sample import explain_routes
+from prolepsis.api.openai.explain import explain_routes
 from prolepsis.api.output.delivery import DeliveryFeature
 from prolepsis.api.output.pipeline import LoadedPolicy, OutputMetrics, OutputPolicies
 from prolepsis.api.recorder import Recorder
@@ -101,7 +101,7 @@ class Features:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Given:
-    """What features are built from."""
+    """The parts that features are built from."""
 
     config: ServerConfig
     client: EngineClient

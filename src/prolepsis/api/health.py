@@ -1,4 +1,4 @@
-"""Whether the engine really generates: one token through all of it."""
+"""Routes for the models served, health and version; the deep health check generates one token."""
 
 import asyncio
 import time
@@ -32,7 +32,7 @@ class DeepHealth:
     healthy: bool
     detail: str
     ms: float
-    """How long the token took."""
+    """Time that the token took."""
 
 
 class DeepCheck:
@@ -93,7 +93,7 @@ class Model(Reply):
     root: str
     max_model_len: int
     default_sampling: SamplingDefaults
-    """Of requests that leave sampling parameters out."""
+    """Values for sampling parameters that requests leave out."""
 
 
 class ModelList(Reply):

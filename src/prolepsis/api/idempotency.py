@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from prolepsis.api.admission.controller import was_charged
-from prolepsis.api.openai.context import SPEC_MODE
+from prolepsis.api.openai.prepared import SPEC_MODE
 from prolepsis.api.stream import ClientDisconnected, until_disconnect
 from prolepsis.api.tracing import ANSWER_ID, HTTP_REQUEST_ID, TRACE
 from prolepsis.core.config import ServerConfig
@@ -34,15 +34,19 @@ REPLAYED_HEADER = "idempotency-replayed"
 KEY_SCHEMA: Mapping[str, object] = {"type": "string", "pattern": r"^[\x21-\x7e]{1,255}$"}
 _BYTES_OF_ANSWER, _BYTES_OF_PART = 2000, 100
 """Estimates, on the high side, of what CPython needs besides the bytes of the answer."""
+UNREAD_BYTES = 2**20
+"""Of an answer that has outgrown its room: most that is kept for a client that reads slower than it comes."""
 
 Attend = Callable[[Request], Awaitable[Response]]
 
 
 @dataclass(slots=True, eq=False)
 class _Place:
-    """How far a client has read."""
+    """Position up to which a client has read."""
 
     position: int = 0
+    is_lost: bool = False
+    """What comes next for it is forgotten: it was too far behind."""
 
 
 class Answer:
@@ -57,7 +61,7 @@ class Answer:
         self.expires: float | None = None
         """Clock reading (seconds); None: it has not ended."""
         self.error: Exception | None = None
-        """What the attempt was refused or failed with before its reply."""
+        """Error with which the attempt was refused or failed before its reply."""
         self.state: Mapping[str, object] = {}
         """What is known of the first request, as far as it has come."""
         self.status: int | None = None
@@ -66,8 +70,9 @@ class Answer:
         """No further client may read it: it is forgotten as far as those that read it have got."""
         self._messages: deque[Message] = deque()
         self._num_forgotten = 0
+        self._most_unread = UNREAD_BYTES
         self._places: list[_Place] = []
-        """Of the clients that read it."""
+        """Reading positions of its clients."""
         self._whole = False
         self._changed = asyncio.Event()
 
@@ -87,22 +92,28 @@ class Answer:
         self._changed = asyncio.Event()
 
     def outgrow(self) -> None:
-        """Keep no more of it than those that read it still need."""
+        """Keep no more of it than those that read it still need, up to a limit from which on the slow lose it."""
         self.is_outgrown = True
+        self._most_unread = max(UNREAD_BYTES, self.num_bytes)  # one that began to read late may be fast
         self._forget()
 
     async def messages(self) -> AsyncGenerator[Message, None]:
-        """Yield the reply's messages, those to come included; raises what the attempt failed with."""
+        """Yield the reply's messages, those to come included.
+
+        Raises what the attempt failed with, and `ClientDisconnected` where they came much faster than they were taken.
+        """
         assert not self.is_outgrown, "its beginning may be forgotten"
         place = _Place()
         self._places.append(place)
         try:
             while True:
-                while place.position < self._num_forgotten + len(self._messages):
+                while not place.is_lost and place.position < self._num_forgotten + len(self._messages):
                     message = self._messages[place.position - self._num_forgotten]
                     place.position += 1
                     self._forget()
                     yield message
+                if place.is_lost:
+                    raise ClientDisconnected
                 if self._whole:
                     return
                 if self.error is not None:
@@ -116,10 +127,17 @@ class Answer:
         if not self.is_outgrown:
             return
         end = self._num_forgotten + len(self._messages)
-        needed = min((place.position for place in self._places), default=end)
+        needed = min((place.position for place in self._places if not place.is_lost), default=end)
         while self._num_forgotten < needed:
-            self._num_forgotten += 1
-            self._grow(-_num_bytes(self._messages.popleft()))
+            self._forget_first()
+        if self._messages and self.num_bytes - _num_bytes(self._messages[-1]) > self._most_unread:
+            for place in self._places:
+                place.is_lost |= place.position == self._num_forgotten
+            self._forget()
+
+    def _forget_first(self) -> None:
+        self._num_forgotten += 1
+        self._grow(-_num_bytes(self._messages.popleft()))
 
     def _grow(self, num_bytes: int) -> None:
         self.num_bytes += num_bytes
@@ -184,7 +202,7 @@ class Answers:
 class Idempotency(Feature):
     """Keeps answers by tenant and key while they run and for `idempotency_ttl_s` after. Belongs to one event loop.
 
-    An attempt goes on without its client, which may come back for it. One that ends without a charge is not kept.
+    An attempt continues without its client, which may come back for it. One that ends without a charge is not kept.
     Where the answers take `idempotency_bytes`, tenants with more than their share of them get no further ones, and of
     an answer that is running then only the key is kept.
     """

@@ -13,7 +13,7 @@ from prolepsis.web.refusals import Refused, no_descriptor_left
 
 NUM_SPARES = 16
 HOLD_S = 2.0
-"""For the request of a client that is refused."""
+"""How long the request of a refused client is read."""
 _MOST_READ = 65536
 MOST_A_ROUND = 16
 """New connections in one round of the event loop; asyncio would take thousands before it turns to the others."""
@@ -31,7 +31,7 @@ class Listener(socket.socket):
         self.on_refusal: Callable[[Refused], None] = lambda refused: None
         self._tls = tls
         self._num_accepted = 0
-        """In this round of the event loop."""
+        """Connections accepted in this round of the event loop."""
         self._held: deque[_Held] = deque()
         self._spares = [os.open(os.devnull, os.O_RDONLY) for _ in range(NUM_SPARES)]
 

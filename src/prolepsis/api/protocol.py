@@ -15,8 +15,8 @@ from prolepsis.api.connections import connection_limit
 from prolepsis.api.request_head import StrictConnection
 from prolepsis.core.config import ServerConfig
 from prolepsis.web.errors import RequestRefused
+from prolepsis.web.intake import Reading
 from prolepsis.web.refusals import headers_too_slow, invalid_http, too_many_connections
-from prolepsis.web.rounds import PERIOD_S, SLICE_S, Slice
 
 LOOK_FOR_RESET_S = 0.1
 """How often the socket of a client that sends nothing further is asked whether the client is gone."""
@@ -34,7 +34,7 @@ class GatewayProtocol(H11Protocol):
     """
 
     door: ClassVar[ServerConfig]
-    reading: ClassVar[Slice]
+    reading: ClassVar[Reading]
     """The time that requests on their way in may take, over all connections."""
     max_connections: ClassVar[int]
     silent: ClassVar["OrderedDict[GatewayProtocol, None]"]
@@ -51,7 +51,7 @@ class GatewayProtocol(H11Protocol):
         _loop: asyncio.AbstractEventLoop | None = None,
     ) -> None:
         super().__init__(config, server_state, app_state, _loop)
-        self.conn: StrictConnection = StrictConnection(config.h11_max_incomplete_event_size, self.reading.is_over)
+        self.conn: StrictConnection = StrictConnection(config.h11_max_incomplete_event_size, self.reading.has_to_wait)
         self._goes_on = False
         """What has come is looked at further in the next slice."""
         self._has_ended = False
@@ -95,14 +95,14 @@ class GatewayProtocol(H11Protocol):
         self._watch()
 
     def handle_events(self) -> None:
-        """Look at what has come, a slice at a time: many small requests or parts of a body are no one's stall."""
+        """Look at what has come, a slice at a time: many small requests or parts of a body stall no other client."""
         if self._goes_on:
             return
         super().handle_events()
         if self.conn.is_behind and not self._refused:
             self._goes_on = True
             self.transport.pause_reading()
-            self.loop.call_later(PERIOD_S - SLICE_S, self._go_on)
+            self.reading.later(self.client[0] if self.client else "", self._go_on)
 
     def _go_on(self) -> None:
         self._goes_on = False
@@ -228,7 +228,7 @@ def gateway_protocol(config: ServerConfig, admission_metrics: AdmissionMetrics) 
     class Configured(GatewayProtocol):
         door = config
         silent: ClassVar[OrderedDict[GatewayProtocol, None]] = OrderedDict()
-        reading = Slice()
+        reading = Reading()
         max_connections = connection_limit(config)
         metrics = admission_metrics
 

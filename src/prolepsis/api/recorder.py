@@ -12,7 +12,7 @@ from prolepsis.web.fields import Reply
 
 
 class StoreState(Reply):
-    """What readiness shows of the store's health."""
+    """Health of the store, as readiness shows it."""
 
     ok: bool
     num_queued: int

@@ -15,6 +15,7 @@ from pathlib import Path
 import structlog
 import uvicorn
 from fastapi import FastAPI
+from openfeature.provider import FeatureProvider
 
 from prolepsis.api.admission.controller import AdmissionController
 from prolepsis.api.app import build
@@ -25,6 +26,7 @@ from prolepsis.api.features import Sources
 from prolepsis.api.listener import Listener
 from prolepsis.api.openai.facts import KNOWN
 from prolepsis.api.output.file import read_output_policies
+from prolepsis.api.output.pipeline import LoadedPolicy
 from prolepsis.api.protocol import gateway_protocol
 from prolepsis.api.services import Gateway, Services
 from prolepsis.api.tokenizer import Tokenizer
@@ -32,14 +34,14 @@ from prolepsis.audit.log import AuditLog
 from prolepsis.audit.retention import text_upkeep
 from prolepsis.core.audit_event import SERVER, AuditEvent, Emit
 from prolepsis.core.config import EngineConfig, ServerConfig
-from prolepsis.core.errors import ConfigError
+from prolepsis.core.errors import ConfigError, EngineDead
 from prolepsis.core.files import sha256_of
+from prolepsis.core.network import end_unacknowledged
 from prolepsis.core.plan import SpecPlan
 from prolepsis.cost.prices import PriceFile
 from prolepsis.engine.client import Demand, EngineClient, EngineInfo, weights_of
 from prolepsis.failover.client import FailoverClient
-from prolepsis.failover.members import Member, StartClient
-from prolepsis.failover.settings import FailoverSettings
+from prolepsis.failover.members import FailoverSettings, Member, StartClient
 from prolepsis.policy.runtime import Policies
 from prolepsis.policy.source import PolicyFile, StoredPolicy
 from prolepsis.rollout.runtime import Rollouts, audit_event
@@ -50,7 +52,7 @@ from prolepsis.store.database import in_memory
 from prolepsis.store.migrate import upgrade
 from prolepsis.store.signing import OPTION, usable_keys
 from prolepsis.store.store import Store, opened_store
-from prolepsis.telemetry.logs import configure_logs
+from prolepsis.telemetry.logs import LibraryLines, configure_logs
 from prolepsis.telemetry.metrics import Metrics
 from prolepsis.tracing.settings import check_traces
 
@@ -67,7 +69,7 @@ class StartedEngine:
     client: EngineClient
     tokenizer: Tokenizer
     compile_seconds: Sequence[float] = ()
-    """Of each file of native code that was compiled for it."""
+    """Compilation time of each file of native code that was compiled for it."""
     restart: StartClient | None = None
     """Starts another engine in its place after it ended."""
     follow: Callable[[Callable[[], Demand]], None] | None = None
@@ -91,7 +93,8 @@ class MadeApplication:
 def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine: StartEngine) -> None:
     """Serve until SIGINT or SIGTERM, then let requests in flight end, aborting them after `shutdown_s`.
 
-    Raises `ConfigError` where the address cannot be taken, TLS cannot be set up, and what `application` raises.
+    Raises `ConfigError` where the address cannot be taken, TLS cannot be set up, what `application` raises, and
+    `EngineDead` after an end for which the engine is the reason: it ended, and no other takes its place.
     """
     if not structlog.is_configured():
         configure_logs()
@@ -103,6 +106,8 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine
             announce(server_config, made.keys)
             with _signals_end_quietly():
                 _run(server, listener, server_config)
+    if server.engine_gone is not None:
+        raise server.engine_gone
 
 
 @contextmanager
@@ -113,52 +118,72 @@ def application(
 
     `others` as for `build`.
 
-    Raises `ConfigError` where the address asks for keys that are not there, or policy, the folder of its rollouts,
-    flags, prices, traces, Alertmanager, output policies or the store cannot be used (before anything is loaded), and
-    what `start_engine` raises.
+    Raises `ConfigError`, before anything is loaded, if the address needs keys and there are none, or if policy, flags,
+    prices, traces, Alertmanager, output policies or store cannot be used. Raises what `start_engine` raises.
     """
-    keys = _keys(config)
-    file = PolicyFile(config.policy, KNOWN) if config.policy else None
-    flags = flag_provider(config)
-    prices = PriceFile(config.prices, config.price) if config.prices else None
-    output = read_output_policies(config.output_policies) if config.output_policies else []
-    check_exposure(config, keys)
-    check_traces(config)
-    check_alertmanager(config.alertmanager)
+    files = _read(config)
     metrics = Metrics(config.metrics_tenants)
     options, upkeep = {OPTION: usable_keys(config)}, text_upkeep(config)
     with opened_store(config, metrics.registry, options=options, upkeep=upkeep) as store:
-        source = file or (StoredPolicy(store.database, KNOWN) if store else None)
-        kept = _rollout_store(store) if source else None
+        source = files.policy or (StoredPolicy(store.database, KNOWN) if store else None)
+        rollout_store = _rollout_store(store) if source else None
         began = time.monotonic()
-        engine = _kept(start_engine(engine_config, metrics), config, metrics)
+        engine = _with_failover(start_engine(engine_config, metrics), config, metrics)
         metrics.startup.loaded(time.monotonic() - began, engine.compile_seconds)
         emit = AuditLog(store.writer if store else None).record
         emit(_started(engine.client.info, engine_config, config))
-        policies, rollouts = None, None
-        if source and kept:
-            rollouts = _rollouts(kept, engine.client, metrics, emit)
+        sources = Sources(flags=files.flags, prices=files.prices, store=store, output=files.output)
+        if source and rollout_store:
+            rollouts = _rollouts(rollout_store, engine.client, metrics, emit)
             policies = Policies(
                 source,
                 engine.client.info.proposers,
                 rollouts,
                 emit=emit,
-                flags=flags is not None,
+                flags=files.flags is not None,
                 replays=config.replay_sample > 0.0,
-                bills_time=prices is not None and prices.price.is_billed_by_time,
+                bills_time=files.prices is not None and files.prices.price.is_billed_by_time,
             )
-        door = Gateway(keys, SpecPlan(num_speculative_tokens=engine_config.num_speculative_tokens))
-        sources = Sources(policies=policies, rollouts=rollouts, flags=flags, prices=prices, store=store, output=output)
-        app = build(config, engine.client, engine.tokenizer, metrics, door, sources=sources, others=others)
+            sources = replace(sources, policies=policies, rollouts=rollouts)
+        base_plan = SpecPlan(num_speculative_tokens=engine_config.num_speculative_tokens)
+        gateway = Gateway(files.keys, base_plan)
+        app = build(config, engine.client, engine.tokenizer, metrics, gateway, sources=sources, others=others)
         if engine.follow is not None:
             admission: AdmissionController = app.state.admission
             engine.follow(lambda: admission.demand)
-        yield MadeApplication(app, engine.client, keys, emit)
+        yield MadeApplication(app, engine.client, files.keys, emit)
         emit(AuditEvent(actor=SERVER, action="server.stopped"))
 
 
-def _kept(engine: StartedEngine, config: ServerConfig, metrics: Metrics) -> StartedEngine:
-    """Return the engine behind a client that starts it again and continues its requests, if that is wanted."""
+@dataclass(frozen=True, slots=True)
+class _Files:
+    """The files and providers that the configuration names, read and checked."""
+
+    keys: Keys
+    policy: PolicyFile | None
+    flags: FeatureProvider | None
+    prices: PriceFile | None
+    output: Sequence[LoadedPolicy]
+
+
+def _read(config: ServerConfig) -> _Files:
+    """Read what the configuration names, before anything is loaded; raises `ConfigError` if some of it is unusable."""
+    keys = _keys(config)
+    files = _Files(
+        keys,
+        PolicyFile(config.policy, KNOWN) if config.policy else None,
+        flag_provider(config),
+        PriceFile(config.prices, config.price) if config.prices else None,
+        read_output_policies(config.output_policies) if config.output_policies else [],
+    )
+    check_exposure(config, keys)
+    check_traces(config)
+    check_alertmanager(config.alertmanager)
+    return files
+
+
+def _with_failover(engine: StartedEngine, config: ServerConfig, metrics: Metrics) -> StartedEngine:
+    """Return the engine behind a client that restarts it and continues its requests, if that is configured."""
     if engine.restart is None or not config.engine_restarts:
         return engine
     settings = FailoverSettings(max_restarts=config.engine_restarts)
@@ -217,10 +242,11 @@ def bind(config: ServerConfig) -> Listener:
         family, kind, protocol, _, target = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
         raise ConfigError(
-            f"host {config.host!r} is no address of this machine: {error.strerror}", param="host"
+            f"host {config.host!r} is not an address of this machine: {error.strerror}", param="host"
         ) from None
     listener = Listener(family, kind, protocol, tls=config.tls_certificate is not None)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    end_unacknowledged(listener, config.write_timeout_s)  # what is left of an answer when its route has ended
     try:
         listener.bind(target)
     except OSError as error:
@@ -252,10 +278,12 @@ class StoppingServer(uvicorn.Server):
             h11_max_incomplete_event_size=2 * config.max_header_bytes,  # larger ones get no reply that names the limit
         )
         super().__init__(settings)
+        LibraryLines.take_over("uvicorn.error", "http_server")
         self._client = client
         self._gate: AdmissionController = app.state.admission
         self._shutdown_s = config.shutdown_s
         self._background: set[asyncio.Task[None]] = set()
+        self.engine_gone: EngineDead | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -263,6 +291,7 @@ class StoppingServer(uvicorn.Server):
             host, port = listener.getsockname()[:2]
             log.info("listening", url=f"{'https' if self.config.ssl else 'http'}://{host}:{port}")
         self._start(self._report_readiness())
+        self._start(self._end_without_engine())
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         await self._drain()
@@ -297,10 +326,19 @@ class StoppingServer(uvicorn.Server):
             await asyncio.sleep(READINESS_POLL_S)
         log.info("ready", model=self._client.info.model, detail=health.detail)
 
+    async def _end_without_engine(self) -> None:
+        """Stop once the engine has ended for good: whoever started the server can start another, and sees why."""
+        while (health := self._client.health()).alive:  # noqa: ASYNC110  engines tell nobody
+            await asyncio.sleep(READINESS_POLL_S)
+        if not self.should_exit:
+            log.error("engine_gone", detail=health.detail)
+            self.engine_gone = EngineDead(f"the server stopped, as its engine is gone: {health.detail}")
+            self.should_exit = True
+
 
 @contextmanager
 def _signals_end_quietly() -> Iterator[None]:
-    """uvicorn raises the signal that stopped it once more; a stop that was asked for is no failure."""
+    """uvicorn raises the signal that stopped it once more; a requested stop is not a failure."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,4 +1,4 @@
-"""What the HTTP routes share, by model: the engine's client, its tokenizer, admission and the features."""
+"""The services that the HTTP routes of a model share: engine client, tokenizer, admission and features."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ class Gateway:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
-    """What serves requests: the engine, its tokenizer and the features."""
+    """The services for requests: engine, tokenizer and features."""
 
     config: ServerConfig
     client: EngineClient

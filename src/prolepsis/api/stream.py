@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 @runtime_checkable
 class Closable(Protocol):
-    """What has to be closed, such as an asynchronous generator."""
+    """An object that has to be closed, such as an asynchronous generator."""
 
     async def aclose(self) -> None: ...
 

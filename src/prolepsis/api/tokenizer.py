@@ -1,4 +1,4 @@
-"""What the HTTP side asks of a tokenizer."""
+"""The interface of a tokenizer for the HTTP side."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol

@@ -10,6 +10,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.contextvars import bound_contextvars
 
 from prolepsis.core.trace_context import HEADER, TraceContext, parse_traceparent
+from prolepsis.telemetry.logs import FewLines
 from prolepsis.telemetry.metrics import Metrics
 from prolepsis.tracing.feature import TracingFeature
 from prolepsis.web.errors import describe_error
@@ -29,11 +30,15 @@ _NOT_SENT = 499
 
 
 class RequestIdMiddleware:
-    """ASGI middleware: `x-request-id` goes out as it came in, or is made up where it is missing or unfit."""
+    """ASGI middleware: `x-request-id` goes out as it came in, or is made up where it is missing or unfit.
+
+    Of requests that nobody signed in for, a few lines a minute of each status are written.
+    """
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self._app = app
         self._metrics = metrics
+        self._strangers = FewLines()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -65,9 +70,12 @@ class RequestIdMiddleware:
         route = _route(scope)
         names = {ANSWER_ID: state[ANSWER_ID]} if ANSWER_ID in state else {}
         self._metrics.http_request_ended(route, status)
-        if route not in _QUIET:
-            ms = round(seconds * 1000, 1)
-            log.info("http_request", route=route, status=status, ms=ms, request_id=request_id, **names)
+        left_out = self._strangers.take(status) if "caller" not in state and route not in _QUIET else 0
+        if route in _QUIET or left_out is None:
+            return
+        more = {"left_out": left_out} if left_out else {}
+        ms = round(seconds * 1000, 1)
+        log.info("http_request", route=route, status=status, ms=ms, request_id=request_id, **names, **more)
 
 
 def _route(scope: Scope) -> str:
@@ -113,7 +121,7 @@ class TraceMiddleware:
             self._ended(self._tracing, scope, own, status)
 
     def _ended(self, tracing: TracingFeature, scope: Scope, own: TraceContext, status: int) -> None:
-        """A request that is answered is traced when its answer ends; it may go on without its client."""
+        """A request that is answered is traced when its answer ends; it may continue without its client."""
         state, route = scope["state"], _route(scope)
         is_answered = state.get(ANNOUNCED) or (ANSWER_ID in state and status in (200, _NOT_SENT))
         if not is_answered and route not in _QUIET:

@@ -17,11 +17,11 @@ from sqlalchemy import Connection
 
 from prolepsis.audit import chain
 from prolepsis.core.errors import ConfigError, StoreUnavailable
-from prolepsis.core.urls import HTTP, address, scheme_of, without_user
+from prolepsis.core.network import HTTP, address, scheme_of, without_user
 from prolepsis.store import record_chain
 from prolepsis.store.database import Database
+from prolepsis.store.replicas import PeriodicWork
 from prolepsis.store.signing import ChainName, SignedHead
-from prolepsis.store.turns import Turns
 from prolepsis.telemetry.declare import counter, gauge
 from prolepsis.web.feature import Feature
 
@@ -30,7 +30,7 @@ WEBHOOK_TIMEOUT_S = 10.0
 _HEAD = TypeAdapter(SignedHead)
 _TORN_SHOWN = 10
 _TURN = 0.9
-"""Of the period: a replica whose clock ticks a little early is not passed over."""
+"""Share of the period after which a turn may be taken: a replica whose clock is slightly early is not skipped."""
 
 log = structlog.get_logger(__name__)
 
@@ -43,7 +43,7 @@ class AnchorPlace(Protocol):
 
     @property
     def turn(self) -> str | None:
-        """Of writing to it, where all replicas would write to one place; None: each writes to its own."""
+        """The turn that a replica takes to write, if all replicas write to one place; None: each writes to its own."""
 
     def keep(self, head: SignedHead) -> None:
         """Write a head durably; raises `OSError` or `httpx.HTTPError`."""
@@ -144,7 +144,7 @@ def default_file(key: Path, database: Database) -> Path:
 class AnchorsRead:
     heads: Sequence[SignedHead]
     torn: Sequence[int]
-    """Numbers of the lines that are no whole anchor, such as one whose writer was killed."""
+    """Numbers of the lines that are not complete anchors, for example because the writer was killed."""
 
 
 def read_anchors(path: Path) -> AnchorsRead:
@@ -174,7 +174,7 @@ class AnchorFeature(Feature):
     ) -> None:
         self.period_s: float = period_s
         self._database = database
-        self._turns = Turns(database)
+        self._periodic_work = PeriodicWork(database)
         self._kept = {(place, chain): head for place in places for chain, head in place.last().items()}
         """The last head by place and chain."""
         self._lost: set[SignedHead] = set()
@@ -221,7 +221,7 @@ class AnchorFeature(Feature):
 
     def _takes_turn(self, place: AnchorPlace) -> bool:
         """Return whether this server writes to a place now: to its own always, to a common one in turn."""
-        return place.turn is None or self._turns.take(place.turn, _TURN * self.period_s)
+        return place.turn is None or self._periodic_work.take(place.turn, _TURN * self.period_s)
 
     def _keep(self, place: AnchorPlace, head: SignedHead) -> None:
         try:
@@ -230,7 +230,7 @@ class AnchorFeature(Feature):
             self._failures.labels(place.name).inc()
             log.error("audit_not_anchored", place=place.name, error=type(error).__name__)
             if place.turn is not None:
-                self._turns.give_back(place.turn)
+                self._periodic_work.give_back(place.turn)
             return
         self._kept[place, head.chain] = head
         self._anchored.labels(place.name, head.chain).set(head.seq)

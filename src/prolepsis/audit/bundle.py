@@ -11,7 +11,7 @@ from sqlalchemy import Connection
 from prolepsis import __version__
 from prolepsis.audit import chain
 from prolepsis.audit.entry import RECORDING, SERVED, AuditEntry
-from prolepsis.audit.found import find_request
+from prolepsis.audit.lookup import find_request
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.errors import ConfigError, InvalidParameter
 
@@ -35,7 +35,7 @@ class Bundle:
     made_with: str
     """Version of the software."""
     entries: tuple[AuditEntry, ...]
-    """Of the request's prompts: seed, sampling, versions and exact group; the tokens as far as they were kept."""
+    """One entry per prompt: seed, sampling, versions, exact group, and the tokens if they were kept."""
     records: tuple[dict[str, JsonValue], ...]
     """Figures of the same prompts."""
     policies: dict[str, JsonValue]
@@ -75,7 +75,7 @@ def read_bundle(text: bytes, name: str) -> Bundle:
     except ValidationError as error:
         problem = error.errors()[0]
         where = ".".join(map(str, problem["loc"])) or "the file"
-        raise ConfigError(f"{name} is no bundle: {where}: {problem['msg'].lower()}", param="bundle") from None
+        raise ConfigError(f"{name} is not a bundle: {where}: {problem['msg'].lower()}", param="bundle") from None
     for entry in bundle.entries:
         checkable = entry.details if bundle.form == "whole" else None
         changed = checkable is not None and checkable.digest() != entry.details_digest

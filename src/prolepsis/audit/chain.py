@@ -19,7 +19,7 @@ from prolepsis.audit.entry import (
     redact,
 )
 from prolepsis.core.audit_event import SERVER, AuditEvent
-from prolepsis.core.digests import canonical, whole_numbers
+from prolepsis.core.json_value import canonical, whole_numbers
 from prolepsis.store.signing import SignedHead, keys_of, signed_columns, signed_row
 from prolepsis.store.tables import audit_entries, audit_head, audit_names
 
@@ -147,7 +147,7 @@ def page(connection: Connection, after: int, limit: int) -> list[AuditEntry]:
 
 
 def written(connection: Connection, since: datetime, until: datetime) -> Iterator[AuditEntry]:
-    """Yield the entries of a period in their order, but for those of served requests; times have no index: scans."""
+    """Yield the entries of a period in their order, except those of served requests; times have no index: scans."""
     after = 0
     while found := written_page(connection, since, until, after, _PAGE):
         yield from found
@@ -155,7 +155,7 @@ def written(connection: Connection, since: datetime, until: datetime) -> Iterato
 
 
 def written_page(connection: Connection, since: datetime, until: datetime, after: int, limit: int) -> list[AuditEntry]:
-    """Return at most `limit` entries of a period that follow number `after`, but for those of served requests."""
+    """Return at most `limit` entries of a period that follow number `after`, except those of served requests."""
     entries = audit_entries.c
     in_period = (entries.at >= _stored_time(since)) & (entries.at < _stored_time(until))
     which = in_period & (entries.seq > after) & (entries.action != SERVED)
@@ -166,7 +166,7 @@ def written_page(connection: Connection, since: datetime, until: datetime, after
 def last_before(connection: Connection, time: datetime) -> int:
     """Return the number of the last entry that was written before a time, 0 without one.
 
-    By halving, as times have no index and grow with the numbers (but for the clocks of replicas).
+    By halving, as times have no index and grow with the numbers (except for the clocks of replicas).
     """
     low, high = 0, head(connection)[0]
     while low < high:

@@ -1,4 +1,4 @@
-"""Changes of the last day, found in the audit log: what may have caused what is seen now."""
+"""Changes of the last day, found in the audit log: possible causes of what is seen now."""
 
 import threading
 import time
@@ -10,7 +10,7 @@ from itertools import islice
 
 from prolepsis.audit import chain
 from prolepsis.audit.entry import AuditEntry
-from prolepsis.audit.told import reason_of, told
+from prolepsis.audit.summary import changed_fields, reason_of, version_words
 from prolepsis.core.audit_event import SERVER
 from prolepsis.store.database import Database
 
@@ -85,9 +85,9 @@ def change_of(entry: AuditEntry) -> Change:
         return Change(entry.seq, entry.at, entry.action, "erased", "", "", "")
     reason = reason_of(details.before, details.after)
     if entry.action.startswith("server."):
-        words: Iterable[str] = (f"{name} {version}" for name, version in entry.versions.items())
+        words: Iterable[str] = version_words(entry.versions)
     else:
-        words = (one for one in told(details.before, details.after) if _adds(one, details.subject))
+        words = (one for one in changed_fields(details.before, details.after) if _adds(one, details.subject))
     what = ", ".join(islice(words, _NUM_TOLD))
     return Change(entry.seq, entry.at, entry.action, details.actor, details.subject, what, reason)
 

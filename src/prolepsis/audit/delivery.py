@@ -18,7 +18,7 @@ from prolepsis.audit.entry import AuditEntry
 from prolepsis.core.errors import ConfigError, DeliveryFailed
 from prolepsis.core.extras import OTEL
 from prolepsis.core.files import JsonFile, exclusive
-from prolepsis.core.urls import address, scheme_of
+from prolepsis.core.network import address, scheme_of
 
 if TYPE_CHECKING:
     from opentelemetry._logs import LogRecord
@@ -211,14 +211,14 @@ def held_cursor(file: Path | None, after: int) -> Iterator["Cursor"]:
             try:
                 held.enter_context(exclusive(file.with_name(f"{file.name}.lock"), wait=False))
             except BlockingIOError:
-                raise ConfigError(f"another export goes on from cursor {file}", param="cursor") from None
+                raise ConfigError(f"another export continues from cursor {file}", param="cursor") from None
             except OSError as error:
                 raise ConfigError(f"cursor {file} cannot be locked: {error.strerror}", param="cursor") from None
         yield Cursor(file, after)
 
 
 class Cursor:
-    """How far a log has been delivered, in a file; without a file, in memory."""
+    """Position up to which a log was delivered, kept in a file; without a file, in memory."""
 
     def __init__(self, file: Path | None, after: int = 0) -> None:
         """`after`: the number to begin after where the file does not exist yet."""

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from hashlib import sha256
 
 from prolepsis.core.audit_event import AuditEvent
-from prolepsis.core.digests import digest_of
+from prolepsis.core.json_value import digest_of
 from prolepsis.redaction.values import redacted, redacted_text, storable
 
 SERVED = "request.served"

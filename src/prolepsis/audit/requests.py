@@ -12,9 +12,9 @@ from prolepsis.audit.entry import RECORDING, SERVED
 from prolepsis.audit.log import QueuedEvent
 from prolepsis.audit.routes import Replay, audit_routes
 from prolepsis.core.audit_event import AuditEvent, Emit
-from prolepsis.core.digests import canonical
 from prolepsis.core.ended import AuditContent, Keep, PromptEnded, RequestAbout, RequestEnded
 from prolepsis.core.events import Proposed, Tokens
+from prolepsis.core.json_value import canonical
 from prolepsis.core.recording import Recording, plain, recording
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import RequestStats
@@ -87,7 +87,7 @@ class AuditFeature(Feature):
         self._content = content
         self._max_pending = max_pending_tokens
         self._drawn: dict[str, AuditContent] = {}
-        """By running request that is audited."""
+        """Content to keep of each running request that is audited, by request."""
         self._pending = 0
         self._lock = threading.Lock()
 

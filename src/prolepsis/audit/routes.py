@@ -13,7 +13,7 @@ from prolepsis.audit import chain
 from prolepsis.audit.bundle import Bundle, Form, bundle_of, exported, to_json
 from prolepsis.audit.changes import ChangesReply, RecentChanges
 from prolepsis.audit.entry import RECORDING, SERVED, START_OF_CHAIN, AuditEntry
-from prolepsis.audit.found import FoundRequest, find_request
+from prolepsis.audit.lookup import FoundRequest, find_request
 from prolepsis.audit.verify import Anchor
 from prolepsis.core.audit_event import AuditEvent, Emit
 from prolepsis.core.errors import InvalidParameter, StoreUnavailable
@@ -38,7 +38,7 @@ REPLAY_TIMEOUT_S = 60.0
 class AuditQuery(Body):
     """The entries to return: the last ones, or with `after` those that follow a number.
 
-    With `since` and `until` those of a period, but for those of served requests.
+    With `since` and `until` those of a period, except those of served requests.
     """
 
     last: Annotated[int, Field(ge=1, le=MAX_ENTRIES)] = 20
@@ -56,7 +56,7 @@ class AuditQuery(Body):
 
 
 class BundleBody(Body):
-    """How much of the request to hand out."""
+    """Part of the request to hand out."""
 
     form: Form = "redacted"
     sealed_for: Annotated[str, Field(max_length=64)] = ""

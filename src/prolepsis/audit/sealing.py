@@ -33,7 +33,7 @@ class Sealed:
     """The first 16 digits of the SHA-256 of the recipient's public key; empty: a passphrase opens it."""
     salt: str
     cost: int
-    """Of scrypt; 0 for a recipient's key."""
+    """Cost parameter of scrypt; 0 for a recipient's key."""
     content: str
     """Base64."""
 
@@ -65,7 +65,7 @@ def opened(text: bytes, name: str, key: X25519PrivateKey | None, passphrase: str
         sealed = _SEALED.validate_json(text)
         content, salt = b64decode(sealed.content, validate=True), b64decode(sealed.salt, validate=True)
     except (ValidationError, ValueError):
-        raise ConfigError(f"{name} is no sealed bundle, or damaged", param="bundle") from None
+        raise ConfigError(f"{name} is not a sealed bundle, or is damaged", param="bundle") from None
     try:
         if sealed.recipient and key is not None:
             return _SUITE.decrypt(content, key, FORMAT.encode())

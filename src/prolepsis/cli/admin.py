@@ -362,7 +362,7 @@ heads = add_verbs(
         Verb(
             "swap",
             "POST /admin/heads/swap",
-            "Draft with another head; requests in flight go on, with the same tokens.",
+            "Draft with another head; requests in flight continue, with the same tokens.",
             (
                 parameter("head", Annotated[str, _SWAPPED]),
                 parameter("proposer", Annotated[HeadProposerName, _PLACE], DRAFT_HEAD),

@@ -9,7 +9,7 @@ import typer
 
 from prolepsis.audit import chain
 from prolepsis.audit.entry import SERVED, AuditEntry
-from prolepsis.audit.found import find_request
+from prolepsis.audit.lookup import find_request
 from prolepsis.cli.admin import Key, ask
 from prolepsis.cli.audit_bundle import OpenWith, PassphraseFile, bundle, read_bundle_file
 from prolepsis.cli.audit_export import export

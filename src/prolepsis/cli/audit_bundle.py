@@ -77,7 +77,7 @@ def read_bundle_file(file: Path, open_with: Path | None, passphrase_file: Path |
 
 
 class _Seal:
-    """What closes a bundle: a recipient's key, a passphrase, or nothing."""
+    """The seal of a bundle: a recipient's key, a passphrase, or none."""
 
     def __init__(self, recipient: Path | None, passphrase: Path | None) -> None:
         """Raises `ConfigError` for a file that cannot be used, before anything is read or recorded."""

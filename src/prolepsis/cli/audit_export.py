@@ -33,9 +33,10 @@ def export(  # noqa: PLR0917  # options of a command
     ] = None,
     after: Annotated[int, typer.Option(min=0, help="only entries after this number")] = 0,
     cursor: Annotated[
-        Path | None, typer.Option(help="file that keeps how far entries were delivered; the next export goes on there")
+        Path | None,
+        typer.Option(help="file that keeps how far entries were delivered; the next export begins there"),
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="go on with new entries until interrupted")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="continue with new entries until interrupted")] = False,
     interval: Annotated[float, typer.Option(min=0.1, help="seconds between two looks for new entries")] = 1.0,
     control_only: Annotated[
         bool, typer.Option("--control-only", help="leave out the entries of served requests")

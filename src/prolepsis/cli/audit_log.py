@@ -40,7 +40,7 @@ class Log(Protocol):
         """Return the entries in order, beginning after number `after`."""
 
     def written(self, since: datetime, until: datetime) -> Iterable[AuditEntry]:
-        """Return the entries of a period in order, but for those of served requests."""
+        """Return the entries of a period in order, except those of served requests."""
 
 
 class StoredLog:
@@ -115,7 +115,7 @@ def exported(lines: Iterable[str]) -> Iterator[AuditEntry]:
         try:
             yield _parsed(json.loads(line))
         except (ValueError, TypeError, KeyError):
-            raise ConfigError(f"line {number} is no audit entry as `prolepsis audit export` writes it") from None
+            raise ConfigError(f"line {number} is not an audit entry as `prolepsis audit export` writes it") from None
 
 
 def _parsed(fields: Mapping[str, Any]) -> AuditEntry:

@@ -57,7 +57,7 @@ Verdict = Literal["equal", "different", "cannot"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BundledReplay:
-    """What the replay of a prompt on this machine says."""
+    """Result of the replay of a prompt on this machine."""
 
     seq: int
     request_id: str
@@ -136,6 +136,6 @@ def other_group(entry: AuditEntry, here: EngineInfo) -> list[str]:
 
 
 def _was_cut(entry: AuditEntry) -> bool:
-    """Return whether the answer ended before its request would have it end, so that a replay goes on."""
+    """Return whether the answer ended before its request would have it end, so that a replay continues."""
     after = entry.details.after if entry.details is not None else None
     return isinstance(after, dict) and after.get("end") != "finished"

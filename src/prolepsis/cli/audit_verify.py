@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from prolepsis.audit.verify import Anchor, Evidence, Verified, parse_anchor
+from prolepsis.audit.verify import Anchor, Evidence, RecordsVerified, Verified, parse_anchor, verify_records
 from prolepsis.audit.verify import verify as verify_entries
-from prolepsis.audit.verify_records import RecordsVerified, verify_records
 from prolepsis.cli.admin import Key
 from prolepsis.cli.audit_log import ServerUrl, exported, opened_log
 from prolepsis.cli.flags import settings_here
@@ -45,7 +44,7 @@ PublicKey = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """What signatures and anchors are checked with."""
+    """Public keys and anchors for the check."""
 
     keys: PublicKeys | None
     heads: Sequence[SignedHead]
@@ -54,7 +53,7 @@ class Known:
 
     @property
     def forged(self) -> list[str]:
-        """What is wrong with anchors: those that no known key signed."""
+        """Faults of anchors: those that no known key signed."""
         if self.keys is None:
             return []
         found = ((head.seq, self.keys.fault(head)) for head in self.heads)
@@ -127,13 +126,15 @@ def _heads(given: Sequence[Path] | None, store: str | None, *, local: bool) -> l
             continue
         where = f"line {found.torn[0]} of {path}" + (f" and {len(found.torn) - 1} more" if len(found.torn) > 1 else "")
         if not found.heads:
-            raise ConfigError(f"{where} is no anchor as the server writes it, and no other line is", param="anchors")
+            raise ConfigError(
+                f"{where} is not an anchor as the server writes it, and neither is any other line", param="anchors"
+            )
         warn(f"{where}: no whole anchor, as if its writer was killed; the other lines are used")
     return heads
 
 
 def _configured(store: str | None) -> list[Path]:
-    """Return the files that the server of this configuration writes anchors to, as far as they exist."""
+    """Return the files that the server of this configuration writes anchors to and that exist."""
     from prolepsis.audit.anchors import AnchorFile, default_file, places
 
     config = settings_here(store=store).server

@@ -21,9 +21,8 @@ from prolepsis.cli.output import (
 )
 from prolepsis.cli.store import StoreOption, ready_database
 from prolepsis.core.units import duration
-from prolepsis.cost import period_history
-from prolepsis.cost import price_history as stored_prices
 from prolepsis.cost.device_time import DeviceCost
+from prolepsis.cost.history import stored_periods, stored_prices
 from prolepsis.cost.prices import HOURS_PER_MONTH, InvalidPrices, read_prices
 
 app = command_group("Show what requests cost and what speculation saves; check price books.")
@@ -60,7 +59,7 @@ def check(
 def history(store: StoreOption = None, as_json: AsJson = False) -> None:
     """List the price books that were used, and what the device cost hour by hour, the newest first."""
     with ready_database(store) as database, database.read() as connection:
-        books, periods = stored_prices.history(connection, _NEWEST), period_history.newest(connection, _NEWEST)
+        books, periods = stored_prices(connection, _NEWEST), stored_periods(connection, _NEWEST)
     if as_json:
         rows = [{"version": one.version, "taken_at": one.taken_at, **json.loads(one.content)} for one in books]
         print_json({"books": rows, "periods": [asdict(one) for one in periods]})

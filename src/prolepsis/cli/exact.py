@@ -275,7 +275,7 @@ def first_difference(plain: Sequence[int], other: Sequence[int]) -> int | None:
 
 
 def classifier(model: "TargetModel") -> Classify:
-    """Return a classifier of requests without penalties that computes the contested logits once more.
+    """Return a classifier of requests without penalties that computes the contested logits again.
 
     It has its own cache and may be called only while nothing else runs the model.
     """

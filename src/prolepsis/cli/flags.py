@@ -139,7 +139,7 @@ def _annotation(name: str, field: FieldInfo, panel: str) -> Any:
 
 def _default(field: FieldInfo) -> str:
     value = field.get_default(call_default_factory=True)
-    if value is None or value in ((), {}):
+    if value is None or value in ("", (), {}):
         return ""
     if isinstance(value, bool):
         return f" [default: {'on' if value else 'off'}]"
@@ -162,11 +162,11 @@ def _metavar(annotation: Any) -> str:
 def _panel(section: type[BaseModel]) -> str:
     name = section.__name__.removesuffix("Config")
     example = environment_name(next(iter(section.model_fields)))
-    return f"{name} (also as environment variables such as {example}, and in the file)"
+    return f"{name}: as flag, as variable such as {example}, or as key of the file"
 
 
 def take_signature(run: Command, command: Command, parameters: list[inspect.Parameter]) -> None:
-    # functools.wraps would also copy the annotations of the settings parameter, which is no flag
+    # functools.wraps would also copy the annotations of the settings parameter, which is not a flag
     run.__name__, run.__doc__, run.__module__ = command.__name__, command.__doc__, command.__module__
     run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]

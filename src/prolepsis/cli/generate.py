@@ -1,4 +1,4 @@
-"""The acceptance figures of a request, derived from its counts."""
+"""`prolepsis generate`: prints the continuation of a prompt, and its acceptance figures if asked for."""
 
 import asyncio
 import sys

@@ -23,24 +23,27 @@ from prolepsis.cli.store import StoreOption, ready_database
 from prolepsis.core.errors import ConfigError, ProlepsisError
 from prolepsis.core.files import write_whole
 from prolepsis.incident import stored
-from prolepsis.incident.logs import lines_of
 from prolepsis.incident.period import Period, period
-from prolepsis.incident.prometheus import Firing, Prometheus
-from prolepsis.incident.server import PARTS, Server
+from prolepsis.incident.prometheus import Firing, Prometheus, Times, times_of
 from prolepsis.incident.snapshot import Source, archive, made, read_all
+from prolepsis.incident.sources import PARTS, Server, lines_of
 from prolepsis.incident.timeline import markdown, shown_at
 from prolepsis.incident.timeline import timeline as timeline_of
+from prolepsis.monitoring.dashboards.files import DASHBOARDS
+from prolepsis.monitoring.grafana import Panel, filled
 
 app = command_group("Show what happened in an incident, and hand it over in one file.")
 
 PrometheusUrl = Annotated[
-    str | None, typer.Option("--prometheus", metavar="URL", help="address of Prometheus, for the alerts that fired")
+    str | None, typer.Option("--prometheus", metavar="URL", help="address of Prometheus, for alerts and series")
 ]
 From = Annotated[
     str, typer.Option("--from", metavar="TIME", help="so long ago, as 15m, 6h, 7d; or 2026-11-22T18:30 (UTC)")
 ]
 To = Annotated[str, typer.Option("--to", metavar="TIME", help="likewise, or now")]
 _COLUMNS = ["time (UTC)", "kind", "what", "who", "subject", "details"]
+_LEAST_RATE_S = 60.0
+"""Over which a rate is taken: four scrapes."""
 _Value = TypeVar("_Value")
 
 
@@ -97,6 +100,7 @@ def snapshot(
         *_timeline_and_changes(asked, store, RemoteLog(url, key), prometheus),
         *_stored_sources(asked, store),
         *_server_sources(Server(url, key)),
+        *_series(asked, prometheus),
         *_local_sources(store, log or [], asked),
     ]
     parts = read_all(sources)
@@ -116,7 +120,7 @@ def _timeline_and_changes(
 ) -> Iterator[Source]:
     @cache
     def entries() -> Sequence[AuditEntry]:
-        """Of the store, and without one of the server."""
+        """Read the entries from the store, or from the server if there is no store."""
         try:
             return _in_store(store, lambda connection: list(chain.written(connection, asked.start, asked.end)))
         except ProlepsisError as of_store:
@@ -159,6 +163,30 @@ def _server_sources(server: Server) -> Iterator[Source]:
     yield Source("metrics.txt", "metrics of the moment, in Prometheus's form", partial(server.text, "/metrics"))
     for file, (path, about) in PARTS.items():
         yield Source(f"server/{file}", about, partial(server.document, path))
+
+
+def _series(asked: Period, prometheus: str | None) -> Iterator[Source]:
+    def panels() -> object:
+        asking, times = Prometheus(prometheus or ""), times_of(asked)
+        shown = [
+            {"dashboard": dashboard.title, "row": row.title, **_panel(panel, asking, times)}
+            for dashboard in DASHBOARDS
+            for row in dashboard.rows
+            for panel in row.panels
+        ]
+        return {"times": asdict(times), "panels": shown}
+
+    if prometheus:
+        yield Source("series.json", "what the panels of the dashboards showed, with the values of each line", panels)
+
+
+def _panel(panel: Panel, asking: Prometheus, times: Times) -> dict[str, object]:
+    interval = f"{max(_LEAST_RATE_S, times.step_s):.0f}s"
+    queries = [
+        {**asdict(query), "lines": [asdict(line) for line in asking.lines(filled(query.expr, interval), times)]}
+        for query in panel.queries
+    ]
+    return {"panel": panel.title, "about": panel.about, "unit": panel.unit, "queries": queries}
 
 
 def _local_sources(store: str | None, logs: Sequence[Path], asked: Period) -> Iterator[Source]:

@@ -4,41 +4,57 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from prolepsis import __version__
 from prolepsis.cli.output import EPILOG, HELP_FLAGS, INTERRUPTED, exit_status, print_error
 from prolepsis.core.errors import ProlepsisError
 
-COMMANDS: dict[str, tuple[str, str]] = {
-    "serve": ("prolepsis.cli.serve:serve", "Serve a model over HTTP with OpenAI's API."),
-    "propose-server": ("prolepsis.cli.propose_server:propose_server", "Draft for engines in other processes."),
-    "generate": ("prolepsis.cli.generate:generate", "Print the continuation of a prompt while it is generated."),
-    "bench": ("prolepsis.cli.bench.command:bench", "Measure decoding with and without speculation side by side."),
-    "exact": ("prolepsis.cli.exact:exact", "Check on your own prompts that speculation changes no token."),
-    "profile": ("prolepsis.cli.profile:profile", "Measure what a forward pass costs here; show the self-check."),
-    "keys": ("prolepsis.cli.keys:app", "Create, list and revoke API keys."),
-    "kill": ("prolepsis.cli.kill:app", "Stop all speculation on this machine or on one server, and allow it again."),
-    "flags": ("prolepsis.cli.admin:flags", "Show, set and remove feature flags of all replicas."),
-    "breaker": ("prolepsis.cli.admin:breaker", "Show and set the circuit breakers of a running server."),
-    "policy": ("prolepsis.cli.policy:app", "Check, compare, explain, apply and roll back policies."),
-    "rollout": ("prolepsis.cli.admin:rollout", "Show and control the rollouts of a running server."),
-    "replicas": ("prolepsis.cli.admin:replicas", "Show the servers of a store and the engines behind them."),
-    "correctness": ("prolepsis.cli.admin:correctness", "Show how many replayed requests match plain decoding."),
-    "cost": ("prolepsis.cli.cost:app", "Show what requests cost and what speculation saves."),
-    "delivery": ("prolepsis.cli.admin:delivery", "Show how many accepted draft tokens reached clients."),
-    "shadow": ("prolepsis.cli.admin:shadow", "Show what speculation would gain, from requests in shadow mode."),
-    "drift": ("prolepsis.cli.admin:drift", "Show changes of the acceptance of proposers."),
-    "audit": ("prolepsis.cli.audit:app", "Verify, show, export and replay the audit log."),
-    "incident": ("prolepsis.cli.incident:app", "Show what happened, and hand it over in one file."),
-    "review": ("prolepsis.cli.review:review", "Write the pack for a weekly review."),
-    "store": ("prolepsis.cli.store:app", "Maintain the database of records, policies and the audit log."),
-    "heads": ("prolepsis.cli.admin:heads", "Show and swap the draft heads of a running server."),
-    "monitoring": ("prolepsis.cli.monitoring:app", "Write rules, alerts and dashboards for a monitoring system."),
-    "train": ("prolepsis.cli.train:app", "Train draft heads and draft models on the target's own text."),
-    "models": ("prolepsis.cli.models:app", "Download, list, export and import models and draft heads."),
+PANELS: dict[str, dict[str, tuple[str, str]]] = {
+    "Serve and generate": {
+        "serve": ("prolepsis.cli.serve:serve", "Serve a model over HTTP with OpenAI's API."),
+        "generate": ("prolepsis.cli.generate:generate", "Print the continuation of a prompt while it is generated."),
+        "propose-server": (
+            "prolepsis.cli.propose_server:propose_server",
+            "Draft for engines in other processes.",
+        ),
+    },
+    "Check and measure": {
+        "exact": ("prolepsis.cli.exact:exact", "Check on your own prompts that speculation changes no token."),
+        "bench": ("prolepsis.cli.bench.command:bench", "Measure decoding with and without speculation side by side."),
+        "profile": ("prolepsis.cli.profile:profile", "Measure what a forward pass costs here; show the self-check."),
+    },
+    "Control speculation": {
+        "policy": ("prolepsis.cli.policy:app", "Check, compare, explain, apply and roll back policies."),
+        "rollout": ("prolepsis.cli.admin:rollout", "Show and control the rollouts of a running server."),
+        "shadow": ("prolepsis.cli.admin:shadow", "Show what speculation would gain, from requests in shadow mode."),
+        "kill": ("prolepsis.cli.kill:app", "Stop speculation, everywhere or in one scope, and allow it again."),
+        "flags": ("prolepsis.cli.admin:flags", "Show, set and remove feature flags of all replicas."),
+        "breaker": ("prolepsis.cli.admin:breaker", "Show and set the circuit breakers of a running server."),
+        "heads": ("prolepsis.cli.admin:heads", "Show and swap the draft heads of a running server."),
+    },
+    "Observe servers": {
+        "replicas": ("prolepsis.cli.admin:replicas", "Show the servers that share a store, and their engines."),
+        "correctness": ("prolepsis.cli.admin:correctness", "Show how many replayed requests match plain decoding."),
+        "cost": ("prolepsis.cli.cost:app", "Show what requests cost and what speculation saves."),
+        "delivery": ("prolepsis.cli.admin:delivery", "Show how many accepted draft tokens reached clients."),
+        "drift": ("prolepsis.cli.admin:drift", "Show how the acceptance of proposers changed."),
+        "incident": ("prolepsis.cli.incident:app", "Show what happened, and hand it over in one file."),
+        "review": ("prolepsis.cli.review:review", "Write the document for a weekly review."),
+        "monitoring": ("prolepsis.cli.monitoring:app", "Write rules, alerts and dashboards for a monitoring system."),
+    },
+    "Keys and records": {
+        "keys": ("prolepsis.cli.keys:app", "Create, list and revoke API keys."),
+        "store": ("prolepsis.cli.store:app", "Maintain the database of records, policies and the audit log."),
+        "audit": ("prolepsis.cli.audit:app", "Verify, show, export and replay the audit log."),
+    },
+    "Models and training": {
+        "models": ("prolepsis.cli.models:app", "Download, list, export and import models and draft heads."),
+        "train": ("prolepsis.cli.train:app", "Train draft heads and draft models on the target's own text."),
+    },
 }
-"""Name -> (module:function or Typer application, one line of help)."""
+"""Commands by the panel of the help: name -> (module:function or Typer application, one line of help)."""
+COMMANDS = {name: command for commands in PANELS.values() for name, command in commands.items()}
 
 
 class Commands(TyperGroup):
@@ -56,6 +72,23 @@ class Commands(TyperGroup):
             raise typer.Exit(exit_status(error)) from error
         except KeyboardInterrupt as error:
             raise typer.Exit(INTERRUPTED) from error
+
+
+class Command(TyperCommand):
+    """Lists its options below the title of their panel; a name is never cut, however narrow the terminal."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        panels: dict[str, list[tuple[str, str]]] = {}
+        for param in self.get_params(ctx):
+            if (record := param.get_help_record(ctx)) is not None:
+                panels.setdefault(_panel_of(param), []).append(record)
+        for title, records in panels.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
+
+def _panel_of(param: Any) -> str:
+    return param.rich_help_panel or f"{param.param_type_name.capitalize()}s"
 
 
 app = typer.Typer(
@@ -87,8 +120,9 @@ def _placeholder() -> None:
     """Stand for a command that is not imported yet; never called."""
 
 
-for _name, (_target, _help) in COMMANDS.items():
-    app.command(_name, help=_help)(_placeholder)
+for _panel, _commands in PANELS.items():
+    for _name, (_target, _help) in _commands.items():
+        app.command(_name, help=_help, rich_help_panel=_panel)(_placeholder)
 
 
 def load_command(name: str) -> Any:
@@ -97,7 +131,7 @@ def load_command(name: str) -> Any:
     module, _, attribute = target.partition(":")
     value = getattr(import_module(module), attribute)
     if not isinstance(value, typer.Typer):
-        single = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-        single.command(name, epilog=EPILOG, context_settings=HELP_FLAGS)(value)
+        single = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+        single.command(name, cls=Command, epilog=EPILOG, context_settings=HELP_FLAGS)(value)
         value = single
     return typer.main.get_command(value)

@@ -85,7 +85,7 @@ def export(
         known = KNOWN.get(head.target)
         written = export_head(head, directory, verifier or (known.hub.repository if known and known.hub else None))
     elif verifier is not None:
-        raise InvalidParameter(f"{name} is no draft head; allowed: --verifier with a head", param="verifier")
+        raise InvalidParameter(f"{name} is not a draft head; allowed: --verifier with a head", param="verifier")
     else:
         written = export_model(resolve(name, root), directory)
     stdout().print(f"{name} is in {written}", soft_wrap=True)

@@ -119,7 +119,7 @@ def explain(  # noqa: PLR0917  # typer names its options after parameters
     as_json: AsJson = False,
 ) -> None:
     """Show for a sample request which rule matches, why the others do not, and what takes effect."""
-    from prolepsis.api.openai.sample import Origin
+    from prolepsis.api.openai.explain import Origin
     from prolepsis.cli import policy_explain as sample
     from prolepsis.models.files.store import default_sampling
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import cast, get_args
 
 from prolepsis.api.admission.load_shedding import TIERS
-from prolepsis.api.openai.sample import Origin, Sample, effect_of, explained, refusal_of, sample_of
+from prolepsis.api.openai.explain import Origin, Sample, effect_of, explained, refusal_of, sample_of
 from prolepsis.cli.documents import as_yaml
 from prolepsis.cli.output import note, print_facts, print_json, print_table
 from prolepsis.core.errors import ConfigError, UserError

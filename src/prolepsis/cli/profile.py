@@ -25,17 +25,17 @@ class Profile:
     model: str
     forward: str
     fallback: str | None
-    """Why a faster forward for this device does not run, or None."""
+    """Reason why a faster forward for this device does not run, or None."""
     threads: int
     exactness: str
     exactness_reason: str
     default_sampling: SamplingDefaults
-    """Of requests that leave sampling parameters out."""
+    """Values for sampling parameters that requests leave out."""
     file: Path
     """File of the curve; the engine reads it at its next start."""
     curve: "CostCurve"
     quality: "MeasuredQuality | None" = None
-    """What rounding costs this model file, where it was measured."""
+    """Loss of quality through rounding in this model file, if it was measured."""
 
 
 @configured(EngineConfig)

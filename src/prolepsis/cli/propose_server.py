@@ -38,8 +38,7 @@ def propose_server(
     log_json: Annotated[bool, typer.Option("--log-json", help="write log lines as JSON")] = False,
 ) -> None:
     """Draft for engines that have the same key and serve --model, until interrupted."""
-    from prolepsis.core.tls import server_tls
-    from prolepsis.core.urls import host_and_port
+    from prolepsis.core.network import host_and_port, server_tls
     from prolepsis.telemetry.logs import configure_logs
 
     configure_logs(log_level, as_json=log_json)

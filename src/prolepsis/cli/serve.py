@@ -1,5 +1,6 @@
 """`prolepsis serve`: the HTTP server around one engine."""
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -8,11 +9,13 @@ from prolepsis.cli.config import Settings
 from prolepsis.cli.flags import configured
 from prolepsis.cli.output import NOT_SERVED, print_error
 from prolepsis.core.config import EngineConfig, ServerConfig
-from prolepsis.core.errors import ConfigError
+from prolepsis.core.errors import ConfigError, EngineDead
 
 if TYPE_CHECKING:
     from prolepsis.api.run import StartedEngine
+    from prolepsis.engine.process.messages import LogSettings
     from prolepsis.kv.memory import MemoryUse
+    from prolepsis.ray.autoscaling import Scaling
     from prolepsis.telemetry.metrics import Metrics
 
 ADDRESS_FIELDS = ("host", "port")
@@ -26,10 +29,8 @@ def serve(
     log_json: Annotated[bool, typer.Option("--log-json", help="write log lines as JSON")] = False,
 ) -> None:
     """Serve a model over HTTP with OpenAI's API until interrupted."""
-    from prolepsis.cli.models import ensure_model
     from prolepsis.engine.process.messages import LogSettings
     from prolepsis.engine.start import loading
-    from prolepsis.ray.autoscaling import Scaling
     from prolepsis.telemetry.logs import configure_logs
 
     configure_logs(log_level, as_json=log_json)
@@ -42,39 +43,66 @@ def serve(
 
         server = server_config(server, settings.origins)
 
-    def start(config: EngineConfig, metrics: "Metrics") -> "StartedEngine":
-        ensure_model(settings)
-        if config.engine == "upstream":
-            from prolepsis.upstream.start import start_upstream
-
-            upstream = start_upstream(config, metrics.registry, metrics)
-            return run.StartedEngine(upstream.client, upstream.tokenizer)
-        scaling = Scaling.of(settings.server)
-        if scaling.most > 1:
-            from prolepsis.ray.start import start_replicas
-
-            replicas = start_replicas(config, scaling, metrics)
-            return run.StartedEngine(replicas.client, replicas.tokenizer, follow=replicas.follow)
-        reserved = _reserved(settings.server)
-        if _has_own_process(settings.server, config):
-            from prolepsis.engine.process.spawn import EngineSpawn
-
-            spawn = EngineSpawn(config, metrics, reserved, LogSettings(log_level, log_json))
-            spawned = spawn.first()
-            return run.StartedEngine(spawned.client, spawned.tokenizer, spawned.compile_seconds, spawn.again)
-        from prolepsis.cli.engine import start_configured
-        from prolepsis.native.build import compile_seconds
-
-        engine = start_configured(config, metrics, reserved)
-        return run.StartedEngine(engine.client, engine.tokenizer, compile_seconds, engine.restart)
-
     try:
-        run.serve(settings.engine, server, start)
-    except ConfigError as error:
-        if error.param not in ADDRESS_FIELDS:
+        run.serve(settings.engine, server, partial(_start_engine, settings, LogSettings(log_level, log_json)))
+    except (ConfigError, EngineDead) as error:
+        if isinstance(error, ConfigError) and error.param not in ADDRESS_FIELDS:
             raise
         print_error(error)
         raise typer.Exit(NOT_SERVED) from error
+
+
+def _start_engine(settings: Settings, logs: "LogSettings", config: EngineConfig, metrics: "Metrics") -> "StartedEngine":
+    """Start what computes: upstream engines, replicas, an engine in its own process, or one in this process."""
+    from prolepsis.cli.models import ensure_model
+    from prolepsis.ray.autoscaling import Scaling
+
+    ensure_model(settings)
+    if config.engine == "upstream":
+        return _upstream(config, metrics)
+    scaling = Scaling.of(settings.server)
+    if scaling.most > 1:
+        return _replicas(config, scaling, metrics)
+    reserved = _reserved(settings.server)
+    if _has_own_process(settings.server, config):
+        return _own_process(config, metrics, reserved, logs)
+    return _this_process(config, metrics, reserved)
+
+
+def _upstream(config: EngineConfig, metrics: "Metrics") -> "StartedEngine":
+    from prolepsis.api.run import StartedEngine
+    from prolepsis.upstream.start import start_upstream
+
+    upstream = start_upstream(config, metrics.registry, metrics)
+    return StartedEngine(upstream.client, upstream.tokenizer)
+
+
+def _replicas(config: EngineConfig, scaling: "Scaling", metrics: "Metrics") -> "StartedEngine":
+    from prolepsis.api.run import StartedEngine
+    from prolepsis.ray.start import start_replicas
+
+    replicas = start_replicas(config, scaling, metrics)
+    return StartedEngine(replicas.client, replicas.tokenizer, follow=replicas.follow)
+
+
+def _own_process(
+    config: EngineConfig, metrics: "Metrics", reserved: list["MemoryUse"], logs: "LogSettings"
+) -> "StartedEngine":
+    from prolepsis.api.run import StartedEngine
+    from prolepsis.engine.process.spawn import EngineSpawn
+
+    spawn = EngineSpawn(config, metrics, reserved, logs)
+    spawned = spawn.first()
+    return StartedEngine(spawned.client, spawned.tokenizer, spawned.compile_seconds, spawn.again)
+
+
+def _this_process(config: EngineConfig, metrics: "Metrics", reserved: list["MemoryUse"]) -> "StartedEngine":
+    from prolepsis.api.run import StartedEngine
+    from prolepsis.cli.engine import start_configured
+    from prolepsis.native.build import compile_seconds
+
+    engine = start_configured(config, metrics, reserved)
+    return StartedEngine(engine.client, engine.tokenizer, compile_seconds, engine.restart)
 
 
 def _has_own_process(config: ServerConfig, engine: EngineConfig) -> bool:

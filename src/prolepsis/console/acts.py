@@ -16,7 +16,7 @@ class Act:
     method: str
     path: str
     done: str
-    """What the next page says; fields of the form, and the `reply`, stand in braces."""
+    """Message for the next page; fields of the form, and the `reply`, are in braces."""
     names: tuple[str, ...] = ()
     """Fields that are parts of the path."""
     then: str = ""

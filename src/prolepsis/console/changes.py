@@ -1,4 +1,4 @@
-"""What was changed lately, with the way to the entry of each change, to the thing it changed, and back."""
+"""Recent changes, with links to their entries and to the things they changed."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +18,7 @@ from prolepsis.policy.routes import PolicyReply
 SWAPPED = "head.swapped"
 _PAGES = {
     "head": "/console/proposers#heads",
+    "flags": "/console/flags",
     "kill": "/console/kill",
     "breaker": "/console/proposers#breakers",
     "drift": "/console/quality#drift",
@@ -26,7 +27,7 @@ _PAGES = {
     "eligibility": "/console/traffic",
     "server": "/console",
 }
-"""By area of an action, the page of what it changes."""
+"""The page that shows what an action changes, by the area of the action."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +45,10 @@ class Standing:
 
     in_effect: bool
     now: str
-    """What is in effect."""
+    """The value in effect, as text."""
     undo: Undo | None = None
     scope: str = EVERYTHING
-    """Of the kill switch, for those who would rather stop."""
+    """Scope of the kill switch with which speculation can be stopped instead."""
 
 
 async def recent_changes(visit: Visit) -> Section[ChangesReply]:
@@ -67,13 +68,13 @@ def marks(changes: Section[ChangesReply], at: Sequence[float]) -> list[Mark]:
 
 
 def last_swaps(changes: Section[ChangesReply]) -> Mapping[str, int]:
-    """Return by slot the number of the entry that put its head in, where that was lately."""
+    """Return, by slot, the number of the entry that put its head in, if that was recent."""
     known = changes.value.changes if changes.value else []
     return {one.subject: one.seq for one in reversed(known) if one.action == SWAPPED}
 
 
 def page_of(entry: AuditEntry) -> str:
-    """Return the page of what an entry is about, empty where there is none."""
+    """Return the page of the subject of an entry; empty if there is none."""
     area, subject = entry.action.partition(".")[0], entry.details.subject if entry.details else ""
     if entry.action == SERVED and subject:
         return f"/console/requests/{quote(subject, safe='@')}"

@@ -1,4 +1,4 @@
-"""Cost: what requests took of the device, what speculation saved, and what a month would come to."""
+"""Cost: the device time of requests, the savings of speculation, and the forecast for a month."""
 
 from collections.abc import Sequence
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 WIDTH, HEIGHT = 600.0, 120.0
-"""Of a chart's own coordinates; the style sheet scales it."""
+"""Size of a chart in its own coordinates; the style sheet scales it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Chart:
 
     @property
     def summary(self) -> str:
-        """What the chart shows, for those who do not see it."""
+        """Description of the chart for people who cannot see it."""
         changes = f"; {len(self.marks)} marked changes, listed below" if self.marks else ""
         return f"{self.title}: " + ", ".join(f"{line.name} {_latest(line)}" for line in self.lines) + changes
 

@@ -137,7 +137,7 @@ def _of_rollouts(reply: RolloutsReply) -> Iterator[Attention]:
         elif one.phase == "held":
             yield Attention("warn", f"Rollout of {one.rule} is held in {one.stage}.", path)
         elif one.phase == "rolled_back":
-            yield Attention("warn", f"Rollout of {one.rule} was taken back.", path, "RolloutTakenBack")
+            yield Attention("warn", f"Rollout of {one.rule} was rolled back.", path, "RolloutRolledBack")
 
 
 def _of_proposers(breakers: BreakersReply | None, drift: DriftReply | None) -> Iterator[Attention]:

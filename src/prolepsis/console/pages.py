@@ -29,13 +29,13 @@ HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cache-control": "no-store",
 }
-"""Of every page: nothing is loaded from elsewhere, nothing runs that is not a file of ours, no other site frames it."""
+"""Headers of every page: nothing is loaded from elsewhere, only our own scripts run, and no other site frames it."""
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What a visit shows."""
+    """A page for a visit."""
 
     template: str
     title: str

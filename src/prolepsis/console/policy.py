@@ -89,7 +89,7 @@ async def _explain(visit: Visit) -> Page:
 
 
 def explain_body(form: Mapping[str, str]) -> dict[str, object]:
-    """Return the body of /admin/policy/explain; raises `RequestRefused` for a request that is no JSON object."""
+    """Return the body of /admin/policy/explain; raises `RequestRefused` for a request that is not a JSON object."""
     try:
         request = json.loads(form.get("request", ""))
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""The last requests, kept in memory: their figures and their rounds. /admin/recent shows them."""
+"""The last requests with figures and rounds, kept in memory, at /admin/recent."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ Order = Literal["newest", "slowest", "least_accepted"]
 
 @dataclass(frozen=True, slots=True)
 class RecentRequest:
-    """One prompt of a request that ended lately; no text."""
+    """One prompt of a request that ended recently; no text."""
 
     record: dict[str, object]
     """With the columns of the store's `request_records`."""

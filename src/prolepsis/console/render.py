@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from prolepsis.core import units
 
@@ -24,7 +25,7 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    shown = (count, share, seconds, age, moment, size, amount, number, plain, words)
+    shown = (count, share, seconds, age, moment, size, amount, number, plain, words, path)
     made.filters |= {one.__name__: one for one in shown}
     return made
 
@@ -60,11 +61,12 @@ def age(at: float | str | None) -> str:
 
 
 def moment(at: float | str | None) -> str:
-    """Return a time, given as Unix time or as ISO text, in UTC to the second."""
+    """Return a time, given as Unix time or as ISO text, as HTML in UTC, to the second, that breaks after the date."""
     if at is None:
         return UNKNOWN
     read = datetime.fromisoformat(at) if isinstance(at, str) else datetime.fromtimestamp(at, UTC)
-    return f"{read.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+    day, time_of_day = f"{read.astimezone(UTC):%Y-%m-%d %H:%M:%S}".split(" ")
+    return Markup("<time><span>{}</span> <span>{} UTC</span></time>").format(day, time_of_day)
 
 
 def size(value: float | None) -> str:
@@ -97,3 +99,8 @@ def plain(value: object) -> str:
 def words(name: str) -> str:
     """Return a name such as no_draft as people read it."""
     return name.replace("_", " ")
+
+
+def path(name: str) -> str:
+    """Return a name such as a traffic class as HTML that may break after each slash."""
+    return Markup('<span class="path">{}</span>').format(Markup("/<wbr>").join(name.split("/")))

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from prolepsis.audit.entry import SERVED, AuditEntry
-from prolepsis.audit.found import FoundRequest
+from prolepsis.audit.lookup import FoundRequest
 from prolepsis.console.pages import GoTo, Page, Pages, Visit
 from prolepsis.console.recent import MAX_RECENT, RecentReply, RecentRequest
-from prolepsis.console.traffic_pages import WHY
+from prolepsis.console.traffic import WHY
 from prolepsis.core.rounds import Round
 from prolepsis.core.stats import PlainReason
 from prolepsis.cost.runtime import CostReply, PriceReply

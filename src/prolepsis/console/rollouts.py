@@ -16,14 +16,14 @@ STATUS: Mapping[Phase, tuple[str, str]] = {
     "gate": ("info", "waits for approval"),
     "held": ("warn", "held"),
     "on": ("ok", "on"),
-    "rolled_back": ("bad", "taken back"),
+    "rolled_back": ("bad", "rolled back"),
 }
 BUTTONS: Mapping[Command, tuple[str, str]] = {
     "start": ("Start", "Its first stage begins: a share of the requests gets the rule's mode."),
     "hold": ("Hold", "The stage's clock and all promotion stop; the canary keeps its share, and harm still ends it."),
-    "resume": ("Resume", "The stage goes on."),
+    "resume": ("Resume", "The stage continues."),
     "promote": ("Promote", "The next stage begins."),
-    "rollback": ("Take back", "The canary's requests, those in flight too, are decoded plainly from the next step on."),
+    "rollback": ("Roll back", "The canary's requests, those in flight too, are decoded plainly from the next step on."),
 }
 OFFERED: Mapping[Phase, tuple[Command, ...]] = {
     "off": ("start",),

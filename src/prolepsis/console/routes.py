@@ -11,8 +11,6 @@ from prolepsis.console.admin import AdminRoutes
 from prolepsis.console.assets import Assets
 from prolepsis.console.audit import declare_audit
 from prolepsis.console.cost import declare_cost
-from prolepsis.console.flags import declare_flags
-from prolepsis.console.kill import declare_kill
 from prolepsis.console.overview import declare_overview
 from prolepsis.console.pages import HOME, Pages, Visit
 from prolepsis.console.policy import declare_policy
@@ -24,10 +22,10 @@ from prolepsis.console.requests import declare_requests
 from prolepsis.console.rollouts import declare_rollouts
 from prolepsis.console.runbook import by_alert, runbooks
 from prolepsis.console.runbook_pages import declare_runbooks
+from prolepsis.console.safety import declare_flags, declare_kill
 from prolepsis.console.sessions import KeyRing, Sessions
 from prolepsis.console.sign_in import declare_sign_in
-from prolepsis.console.traffic import TrafficReply
-from prolepsis.console.traffic_pages import declare_traffic
+from prolepsis.console.traffic import TrafficReply, declare_traffic
 from prolepsis.core.audit_event import Emit
 from prolepsis.core.kill_scope import kill_scope
 from prolepsis.engine.client import EngineClient
@@ -55,7 +53,7 @@ NAVIGATION = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsoleParts:
-    """What the console is made of."""
+    """The parts that the console is made of."""
 
     client: EngineClient
     store: Store | None

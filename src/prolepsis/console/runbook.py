@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib.resources import files
 
 from markdown_it import MarkdownIt
@@ -31,6 +32,7 @@ class Runbook:
         return f"{RUNBOOKS}/{self.name}"
 
 
+@cache  # files of the package: they stay as they are
 def runbooks() -> Mapping[str, Runbook]:
     """Return all runbooks by name."""
     folder = files(__package__) / "runbooks"

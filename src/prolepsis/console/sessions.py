@@ -39,7 +39,7 @@ class KeyRing(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """What the next page tells about an act."""
+    """Message about an action for the next page."""
 
     kind: Literal["done", "failed"]
     text: str
@@ -50,7 +50,7 @@ class Session:
     """One browser that is signed in. Times are of a monotonic clock."""
 
     signed_in: bytes
-    """What `KeyRing.sign_in` returned; empty for the developer."""
+    """Value that `KeyRing.sign_in` returned; empty for the developer."""
     opened_at: float
     used_at: float
     csrf: str = field(default_factory=lambda: secrets.token_urlsafe(24))

@@ -27,7 +27,7 @@ def declare_sign_in(pages: Pages, emit: Emit) -> None:
             pages.check_sender(request)
             form = await form_of(request)
             return await _signed_in(pages, request, form, emit)
-        except Exception as error:  # the HTTP edge: every failure is told on the form
+        except Exception as error:  # the HTTP edge: every failure is shown on the form
             pages.observe(error)
             refused = describe_error(error)
             return _form(pages, local_page(form.get("next")), str(refused), refused)

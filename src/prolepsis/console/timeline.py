@@ -10,7 +10,7 @@ from prolepsis.core.traffic_sums import TrafficSums
 
 @dataclass(slots=True)
 class Span(TrafficSums):
-    """What ended within one span; gauges hold their last value in it."""
+    """Sums of requests that ended within one span; gauges hold their last value."""
 
     at: float = field(kw_only=True)
     """Its beginning, Unix time."""

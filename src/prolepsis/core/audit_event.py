@@ -20,7 +20,7 @@ class AuditEvent:
     tenant: str = ""
     """The tenant that it is about; erasing the tenant erases it. Empty: it is about no tenant and is kept."""
     versions: Mapping[str, str] = field(default_factory=dict)
-    """Of software, policy and model, as far as they matter. They stay when the rest is erased: no personal names."""
+    """Versions of software, policy and model, if they matter. They are never erased, so they hold no personal names."""
     names: tuple[str, ...] = ()
     """Other names by which the entry is found, such as the id that a client holds."""
     uid: str = field(default_factory=lambda: uuid4().hex)

@@ -38,28 +38,29 @@ class EngineConfig(BaseModel):
     )
     engine: Literal["prolepsis", "vllm", "upstream"] = Field(
         default="prolepsis",
-        description="what computes: our own engine, vLLM, which must be installed, with our drafts and sampler, or "
-        "other engines over HTTP, of which the model is only the tokenizer here",
+        description="what runs the model: our own engine; vLLM, which must be installed, with our drafts and sampler; "
+        "or other engines over HTTP, for which only the tokenizer of the model is loaded here",
     )
     vllm_args: str = Field(default="", description="further engine arguments of vLLM, as a JSON object")
     upstream_api: UpstreamApi = Field(default="vllm", description="kind of the engines over HTTP")
     upstream_plain: str | None = Field(default=None, description="URL of the engines over HTTP that do not speculate")
     upstream_speculating: str | None = Field(
-        default=None, description="URL of those that do, with drafts of up to num_speculative_tokens; default: none"
+        default=None,
+        description="URL of the engines over HTTP that speculate, up to num_speculative_tokens; default: none",
     )
-    upstream_key_file: Path | None = Field(default=None, description="file with the API key of both")
+    upstream_key_file: Path | None = Field(default=None, description="file with the API key of both URLs")
     forward: Literal["auto", "native", "lean", "transformers"] = Field(
         default="auto", description="implementation that runs the model"
     )
     weights: Literal["auto", "bf16", "q8", "q4"] = Field(
         default="auto",
-        description="how the native forward keeps weights; auto: as their file stores them, bf16: expanded, q8 and q4: "
-        "a model stored in 16 or 32 bits is quantised once, and the result kept in the cache directory",
+        description="format of weights in the native forward; auto: as stored in the file; bf16: expanded; q8 and q4: "
+        "a model stored in 16 or 32 bits is quantised once, and the result is kept in the cache directory",
     )
     activations: Literal["auto", "int8", "bf16"] = Field(
         default="auto",
-        description="what quantised weights are multiplied with; bf16: gives the values of expanded weights bit for "
-        "bit, int8: rounds each 32 inputs of a product to 8 bits and is the fastest; auto: int8",
+        description="format of the inputs that quantised weights are multiplied with; bf16: results are bit for bit "
+        "those of expanded weights; int8: each block of 32 inputs is rounded to 8 bits, the fastest; auto: int8",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="device that the model runs on")
     threads: int | None = Field(default=None, ge=1, description="CPU threads of a forward pass; default: all cores")
@@ -68,8 +69,8 @@ class EngineConfig(BaseModel):
     )
     kv_memory: str = Field(
         default="768MiB",
-        description="memory of the KV cache, e.g. 768MiB or 2GiB; auto: what max_requests can use of half the memory "
-        "that is left",
+        description="memory of the KV cache, e.g. 768MiB or 2GiB; auto: what max_requests sequences can use, at most "
+        "half of the free memory",
     )
     max_requests: int = Field(default=64, ge=1, description="sequences that run at once")
     max_step_tokens: int = Field(
@@ -96,24 +97,24 @@ class EngineConfig(BaseModel):
         description="HOST:PORT of a `prolepsis propose-server`, which the remote proposer asks for drafts",
     )
     remote_proposer_key: Path | None = Field(
-        default=None, description="file of the key that engines and their propose servers share"
+        default=None, description="file with the key that engines and their propose servers share"
     )
     remote_proposer_ca: Path | None = Field(
         default=None,
-        description="certificates (PEM) that the propose server's is verified with; turns on TLS to it",
+        description="certificates (PEM) that verify the propose server; turns on TLS to it",
     )
     remote_proposer_ahead: int = Field(
         default=16,
         ge=1,
         le=128,
-        description="draft tokens that should be there ahead; with fewer left the remote proposer is asked again",
+        description="the remote proposer is asked again when fewer of its draft tokens than this are left",
     )
     remote_proposer_wait_ms: float = Field(
         default=0.0,
         ge=0,
         le=100,
-        description="most time of a step that waits for the remote proposer's drafts; 0: none, a draft that is late is "
-        "used by a later step or dropped",
+        description="longest time that a step waits for the remote proposer's drafts; 0: it never waits, and a later "
+        "step uses or drops the draft",
     )
     num_speculative_tokens: int = Field(
         default=16, ge=0, description="most draft tokens of a step; 0 turns speculation off"
@@ -121,14 +122,14 @@ class EngineConfig(BaseModel):
     propose_limit_ms: float = Field(
         default=150.0,
         ge=0,
-        description="time that a call of a proposer may take, a costly one besides a pass; later it is not waited for, "
-        "and the breaker opens; 0: no limit",
+        description="longest time of a call of a proposer, for a costly one in addition to a pass; a call that takes "
+        "longer is abandoned, and the breaker opens; 0: no limit",
     )
     stuck_after_s: float = Field(
         default=60.0,
         ge=0,
-        description="seconds after which a step counts as stuck: its requests fail, and the server is not alive; not "
-        "ready after a third; 0: never",
+        description="seconds after which a step counts as stuck and its engine as dead; after a third of it the server "
+        "is not ready; 0: never",
     )
     shadow_cost: float = Field(
         default=0.01,
@@ -139,7 +140,7 @@ class EngineConfig(BaseModel):
     )
     default_sampling: Literal["model", "openai"] = Field(
         default="model",
-        description="sampling parameters that a client leaves out: those the model's makers recommend, or OpenAI's",
+        description="sampling parameters that a client leaves out: as the model's makers recommend, or OpenAI's",
     )
     suffix_memory: str = Field(default="64MiB", description="most memory of the shared suffix index")
 
@@ -170,19 +171,21 @@ class ServerConfig(BaseModel):
     replicas: int = Field(
         default=1,
         ge=1,
-        description="engines on Ray Serve, which share the cores; a request whose replica is lost goes on in another; "
-        "1: one engine, without Ray",
+        description="number of engines on Ray Serve, which share the cores; a request whose replica is lost continues "
+        "in another one; 1: one engine, without Ray",
     )
     max_replicas: int | None = Field(
         default=None,
         ge=1,
-        description="most engines on Ray Serve: their number follows the load, from replicas on; default: replicas",
+        description="most engines on Ray Serve: their number follows the load, from replicas up; default: replicas",
     )
     samples_per_replica: int = Field(
-        default=32, ge=1, description="samples in flight for each of the engines, where their number follows the load"
+        default=32,
+        ge=1,
+        description="samples in flight per engine, if the number of engines follows the load",
     )
     engine_process: Literal["on", "off"] = Field(
-        default="off", description="run the engine in a process of its own, apart from HTTP and JSON"
+        default="off", description="run the engine in its own process, separate from HTTP and JSON"
     )
     served_model_names: tuple[str, ...] = Field(
         default=(), description="model names that clients may use; default: the model's own name"
@@ -200,7 +203,8 @@ class ServerConfig(BaseModel):
     start_drafts: int = Field(
         default=64,
         ge=0,
-        description="first drafts of a traffic class that have at most 4 tokens; 0: none; a policy may override it",
+        description="number of first drafts of a traffic class that are limited to 4 tokens; 0: none; a policy may "
+        "override it",
     )
     store: Annotated[str, PlainSerializer(without_password, when_used="json")] = Field(
         default="auto",
@@ -251,7 +255,7 @@ class ServerConfig(BaseModel):
     replay_beside: int | None = Field(
         default=None,
         ge=0,
-        description="replay only while at most so many sequences run; 0: while idle; default: while there is capacity",
+        description="replay only while at most this many sequences run; 0: while idle; default: if there is capacity",
     )
     replay_trip_after: int = Field(
         default=0,
@@ -261,10 +265,11 @@ class ServerConfig(BaseModel):
     engine_restarts: int = Field(
         default=5,
         ge=0,
-        description="starts in a row of an engine that ended; its requests wait and go on in the next one; 0: none",
+        description="most starts in a row of an engine that ended; its requests wait and continue in the new one; 0: "
+        "never",
     )
     output_policies: Path | None = Field(
-        default=None, description="file of the output policies that every answer passes before the client gets it"
+        default=None, description="file of the output policies, which filter every answer before the client gets it"
     )
     traces: Annotated[str, PlainSerializer(without_password, when_used="json")] = Field(
         default="auto",
@@ -319,10 +324,10 @@ class ServerConfig(BaseModel):
         description="action on a sudden fall of acceptance: raise an alarm, or also open the proposer's breaker",
     )
     region: str = Field(
-        default="", max_length=64, description="where this server runs, as metrics name it; empty: they do not"
+        default="", max_length=64, description="region of this server, a label of its metrics; empty: no label"
     )
     metrics_tenants: tuple[str, ...] = Field(
-        default=(), description="tenants with metrics of their own; the others are counted as other"
+        default=(), description="tenants with their own label in metrics; all others are counted as other"
     )
     metrics_vllm_names: bool = Field(
         default=False, description="serve the series that vLLM's dashboards query also under vLLM's names"
@@ -349,7 +354,9 @@ class ServerConfig(BaseModel):
         default_factory=dict, description="limits of prompt and answer tokens, by the same names; default: no limit"
     )
     request_timeout_s: float | None = Field(
-        default=None, gt=0, description="longest time of a request; x-request-timeout-ms may shorten it; default: none"
+        default=None,
+        gt=0,
+        description="longest time of a request; x-request-timeout-ms may shorten it; default: none",
     )
     max_connections: int | None = Field(
         default=None,

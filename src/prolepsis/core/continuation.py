@@ -31,13 +31,13 @@ NotContinuedReason = Literal[
 class Continuation:
     """What the engine that takes a request up must know of the one that began it.
 
-    The tokens are output: positions, keyed noise, penalties, stops, limits and grammar go on after them.
+    The tokens are output: positions, keyed noise, penalties, stops, limits and grammar continue after them.
     """
 
     emitted: tuple[tuple[int, ...], ...]
-    """Of each sample all tokens so far, also of those that have ended."""
+    """All tokens of each sample so far, including samples that have ended."""
     group: ExactGroup
-    """Of the engine that emitted them."""
+    """Exact group of the engine that emitted them."""
     outside_group: OutsideGroup = "refuse"
 
     def differences(self, here: ExactGroup) -> tuple[str, ...]:
@@ -53,6 +53,6 @@ class Continued:
 
     loss: EngineLoss
     num_tokens: int
-    """Output tokens that its consumer had by then, of all samples."""
+    """Output tokens of all samples that its consumer had at that time."""
     pause_s: float
     """From the loss until the next token."""

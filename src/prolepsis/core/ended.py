@@ -33,7 +33,7 @@ nothing in their text, so that the request can be decoded again."""
 
 
 class Keep(IntEnum):
-    """How much of a request is kept until it ends; each level includes the ones before it."""
+    """Amount of a request that is kept until it ends; each level includes the ones before it."""
 
     FIGURES = 0
     ROUNDS = 1
@@ -44,7 +44,7 @@ class Keep(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What a rollout assigned to one request. Later changes of the rollout do not change it."""
+    """Assignment of one request by a rollout. Later changes of the rollout do not change it."""
 
     rollout_id: str
     run: int
@@ -95,13 +95,13 @@ class RequestAbout:
     """Share (0 to 1) of requests that the policy's rule has audited; None: the server's setting applies."""
     audit_content: AuditContent | None = None
     http_request_id: str = ""
-    """What `x-request-id` says."""
+    """Value of `x-request-id`."""
     stream: bool = False
     """Its answer goes out in parts."""
     arrived: float = 0.0
     """When it arrived, by `time.monotonic`."""
     trace: TraceContext | None = None
-    """Of the span that stands for it; None: it carried no trace, and none was begun."""
+    """Trace context of its own span; None: it carried no trace, and none was begun."""
 
     @property
     def trace_id(self) -> str:
@@ -135,19 +135,19 @@ class PromptEnded:
     tokens: tuple[Tokens, ...]
     """All that was emitted, if it was kept (`Keep`)."""
     finish_reasons: tuple[str, ...]
-    """Of its samples that ended, as the client sees them."""
+    """Finish reasons of the samples that ended, as the client sees them."""
     delivery: Mapping[str, DeliveredDrafts]
     """By proposer."""
     whole_calls: tuple[bool, ...] = ()
-    """Of its samples that began a tool call, whether all of their calls are whole."""
+    """For each sample that began a tool call: whether all of its calls are complete."""
     waited_s: float = 0.0
-    """For admission, before the engine got it; `stats` counts from then on."""
+    """Seconds that it waited for admission; `stats` counts from then on."""
     began_at: float = 0.0
     """When the wait was over, by `time.monotonic`."""
     first_token_at: float | None = None
     """When its first tokens arrived from the engine, likewise."""
     stream_s: float = 0.0
-    """In which its answer waited for the client to take it."""
+    """Seconds in which its answer waited for the client to read it."""
     intervals: TokenIntervals = field(default_factory=TokenIntervals)
 
     @property

@@ -25,7 +25,7 @@ ProlepsisError
     ├── GrammarFailed          a grammar that compiled gave up while the answer was matched
     ├── StepFailed             a step of the engine raised; the engine lives
     ├── ReplicaLost            the replica that served it is gone; others are there
-    ├── UpstreamUnavailable    no upstream engine serves it, or goes on with it
+    ├── UpstreamUnavailable    no upstream engine serves it, or continues with it
     └── EngineDead             the engine ended; nothing is accepted any more
         └── NotContinued       a request lost its engine, and no other went on with it: says why
 """

@@ -3,25 +3,25 @@
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-from prolepsis.core.digests import digest_of
+from prolepsis.core.json_value import digest_of
 
 FINGERPRINT = "fingerprint"
-"""In versions that were recorded before the parts of a group were: a hash of weights, tokenizer and forward."""
+"""Name of the hash of weights, tokenizer and forward in records that are older than the parts of a group."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExactGroup:
-    """What a token depends on besides its request."""
+    """The facts that a token depends on apart from its request."""
 
     weights: str
     """A hash of the files, 16 hexadecimal digits."""
     tokenizer: str
-    """Likewise."""
+    """A hash of the tokenizer, 16 hexadecimal digits."""
     forward: str
-    """With its instruction set and its rounding."""
+    """The forward, with its instruction set and rounding."""
     exactness: str
     machine: str
-    """Of forwards whose sums depend on it: processor or device, and the library that computes; else empty."""
+    """Processor or device, and the library that computes, if the sums of the forward depend on them; else empty."""
 
     def plain(self) -> dict[str, str]:
         return asdict(self)

@@ -1,4 +1,4 @@
-"""Packages that only some installations have: those of our extras."""
+"""Optional packages, which come with the extras of this package."""
 
 from dataclasses import dataclass
 from importlib.util import find_spec

@@ -1,4 +1,4 @@
-"""What a policy may know of a request; nothing in it is guessed."""
+"""The facts of a request that policies may use; none of them is guessed."""
 
 import math
 import re
@@ -41,7 +41,7 @@ class RequestFacts:
     """As the request states it; lower runs first."""
     n: int = 1
     prompt_tokens: int | None = None
-    """Of the longest prompt; None: not known, so no range holds."""
+    """Tokens of the longest prompt; None: not known, so no range holds."""
     max_tokens: float = math.inf
     """Longest answer asked for; infinite: as long as fits."""
     temperature: float = 1.0
@@ -52,7 +52,7 @@ class RequestFacts:
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     domain: str | None = None
-    """What the answer is about, as the request declares it; None where it does not."""
+    """Domain of the answer, as the request declares it; None if it does not."""
     language: str | None = None
     """Language tag (BCP 47) as the request states it; None where it states none."""
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -62,7 +62,7 @@ class RequestFacts:
     time: datetime = EPOCH
     """When the request arrived, with a time zone."""
     targeting_key: str | None = None
-    """What shares of requests are drawn by; None: not drawn."""
+    """Key by which shares of requests are drawn; None: not drawn."""
 
 
 def stated_language(metadata: Mapping[str, str] | None, headers: Mapping[str, str]) -> str | None:
@@ -135,7 +135,7 @@ class FlagDecision:
     reason: str
     """STATIC, TARGETING_MATCH, SPLIT, DEFAULT, DISABLED, CACHED, STALE, UNKNOWN or ERROR."""
     version: str = ""
-    """Of the set of flags, if the provider has one."""
+    """Version of the set of flags, if the provider has one."""
     error: str = ""
     """OpenFeature's error code, such as FLAG_NOT_FOUND; `value` is then the default."""
 

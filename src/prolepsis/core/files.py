@@ -161,7 +161,7 @@ class Reload:
     changed: bool
     """Content of another version was taken over."""
     refused: ProlepsisError | None = None
-    """Why the present content was not taken over; reported once for each state of it."""
+    """Reason why the present content was not taken over; reported once for each state of it."""
 
 
 class LastGood(ABC, Generic[Value]):
@@ -174,7 +174,7 @@ class LastGood(ABC, Generic[Value]):
         """Raises `ConfigError` if the file cannot be used."""
         self.path = path
         self.fault = ""
-        """Why the file's present content is not the value."""
+        """Reason why the file's present content is not the value."""
         self._stamp = stamp(path)
         text = read_text(path, self.what)
         self._seen = _digest(text)

@@ -16,7 +16,7 @@ class GivenText(str):
 
     __slots__ = ("spans",)
     spans: tuple[Span, ...]
-    """Of the given characters, from left to right, none empty."""
+    """Spans of the given characters, from left to right, none empty."""
 
     def __new__(cls, text: str, spans: tuple[Span, ...] | None = None) -> "GivenText":
         made = super().__new__(cls, text)

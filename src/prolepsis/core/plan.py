@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 MAX_STOPPED_RUNS = 256
-"""Stopped runs that an engine remembers; by then no request of an older one is left."""
+"""Stopped runs that an engine remembers; requests of older runs have all ended."""
 
 
 KILLED = "killed"
@@ -26,7 +26,7 @@ class DisabledProposer:
 
 @dataclass(frozen=True, slots=True)
 class SpecPlan:
-    """Which proposers may draft and how far; `num_speculative_tokens` 0 is plain decoding everywhere."""
+    """The proposers that may draft, and their limits; `num_speculative_tokens` 0 is plain decoding everywhere."""
 
     version: int = 0
     num_speculative_tokens: int = 16

@@ -1,4 +1,4 @@
-"""What a constrained answer must look like, as plain values; `prolepsis.grammar` compiles it against the tokenizer."""
+"""Requests to the engine: prompt, sampling parameters, constraints (compiled by `prolepsis.grammar`), speculation."""
 
 import math
 from collections.abc import Callable
@@ -33,7 +33,7 @@ MAX_TOP_LOGPROBS = 20
 MAX_LOGIT_BIASES = 4096
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 1024
-"""Of one stop string."""
+"""Longest stop string."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +122,7 @@ class SamplingDefaults:
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     source: str = "openai"
-    """Who recommends them: openai, generation_config.json, or catalogue (of known models)."""
+    """Source of the defaults: openai, generation_config.json, or catalogue (of known models)."""
 
     def validate(self) -> None:
         """Raise `InvalidParameter` for the first value outside its range."""
@@ -155,13 +155,13 @@ OffReason = Literal["requested_off", "policy_off", "not_eligible", "flag_off"]
 
 @dataclass(frozen=True, slots=True)
 class SpeculationChoice:
-    """What caller and policy allow of speculation; the plan and the measured cost decide what takes effect."""
+    """Speculation that caller and policy allow; the plan and the measured cost decide what takes effect."""
 
     mode: SpecMode = "auto"
     """off: plain decoding. auto: verify the drafts that pay by the cost curve. on: verify every draft. shadow: decode
     plainly, and make drafts only to compare them with the tokens that are emitted."""
     off_reason: OffReason = "requested_off"
-    """Who turned speculation off, in mode off: the caller, the policy, what drafts showed so far, or a feature flag."""
+    """In mode off, the reason: the caller, the policy, earlier drafts, or a feature flag turned speculation off."""
     num_speculative_tokens: int | None = None
     """Ceiling on drafted tokens a step; None leaves it to the engine."""
     proposers: tuple[str, ...] | None = None
@@ -189,11 +189,11 @@ class GenerateRequest:
     deadline_s: float | None = None
     """Seconds after arrival at which the request is failed with `DeadlineExceeded`."""
     cache_salt: str = ""
-    """Of tenant and caller: nothing that is drafted or cached under one salt is visible under another."""
+    """Made from tenant and caller: nothing that is drafted or cached under one salt is visible under another."""
     traffic_class: str = ""
     """The class by which proposers are counted and judged (`core.facts`)."""
     kill_scopes: frozenset[str] = frozenset()
-    """By which the kill switch may name it (`core.kill_scope`)."""
+    """Scopes by which the kill switch may stop it (`core.kill_scope`)."""
     prediction_token_ids: tuple[int, ...] = ()
     """The caller's predicted output (OpenAI `prediction`), tokenised."""
     grammar: GrammarSpec | None = None
@@ -209,7 +209,7 @@ class GenerateRequest:
     A replay is decoded plainly. Nothing that others computed is reused for it, and no proposer learns from it.
     """
     continue_from: Continuation | None = None
-    """What another engine emitted for it before it was lost; only what follows is emitted here."""
+    """Tokens that another engine emitted for it before it was lost; only later tokens are emitted here."""
 
     @property
     def is_replay(self) -> bool:

@@ -1,5 +1,7 @@
-"""One round of speculation, proposing a draft and verifying it, as it is shown to people."""
+"""Rounds of speculation, in which a draft is proposed and verified; and the outcomes of a remote proposer's drafts."""
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 MAX_ROUNDS = 64
@@ -26,11 +28,11 @@ class Round(NamedTuple):
     proposer: str
     """Of a merged draft all, joined by "+"."""
     version: str
-    """Of the draft head that drafted; empty without one."""
+    """Version of the draft head that drafted; empty without one."""
     num_nodes: int
     """Draft tokens in the pass: all nodes of the tree."""
     num_draft_tokens: int
-    """Of the longest path."""
+    """Draft tokens of the longest path."""
     num_accepted: int
     num_emitted: int
 
@@ -39,3 +41,23 @@ class Round(NamedTuple):
         if not self.num_accepted:
             return "rejected"
         return "accepted" if self.num_accepted == self.num_draft_tokens else "partly_accepted"
+
+
+RemoteOutcome = Literal[
+    "used",  # some of it was proposed
+    "empty",  # the server had none
+    "late",  # its tokens were committed already, its sequence had ended, or a newer draft overtook it
+    "stale",  # other tokens had been committed
+    "failed",  # the connection was lost
+]
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteRounds:
+    """Rounds since the last report."""
+
+    is_connected: bool
+    outcomes: Mapping[RemoteOutcome, int]
+    """Number of drafts by outcome."""
+    seconds: Sequence[float]
+    """Duration of each answered round, from when it was sent until the engine saw its answer."""

@@ -1,4 +1,4 @@
-"""What one request took of the device: the counts behind every statement about cost."""
+"""Counts and times of requests and proposers: device time, drafts, acceptance, and the mode in effect."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
@@ -19,15 +19,15 @@ class DeviceSeconds:
     prefill: float = 0.0
     """Passes over its prompt, and over tokens computed again after a preemption."""
     plain: float = 0.0
-    """Of passes that decoded: the part that they would take without drafts."""
+    """Passes that decoded: the part that they would take without drafts."""
     verify: float = 0.0
-    """What its draft tokens added to them."""
+    """Time that draft tokens added to these passes."""
     propose: float = 0.0
     """Making drafts, and what proposers learn."""
     host: float = 0.0
     """Scheduling and committing, while the device waits."""
     predicted_plain: float = 0.0
-    """What plain decoding of all of it would take, by the cost curve; no part of the total."""
+    """Predicted time of plain decoding, by the cost curve; not part of the total."""
 
     @property
     def total(self) -> float:
@@ -52,7 +52,7 @@ _NAMES = tuple(field.name for field in fields(DeviceSeconds))
 
 @dataclass(frozen=True, slots=True)
 class TrafficClassCounts:
-    """Counts since the engine started; they only grow, but for those in a row."""
+    """Counts since the engine started; they only grow, except those in a row."""
 
     proposer: str
     traffic_class: str
@@ -61,15 +61,15 @@ class TrafficClassCounts:
     num_judged: int = 0
     """Drafts whose first token is known to be right or wrong, whether or not they were verified."""
     num_right: int = 0
-    """Of these, those that were right."""
+    """Judged drafts that were right."""
     num_estimated: int = 0
-    """Of the judged ones, those for which the proposer had an estimate of its own."""
+    """Judged drafts for which the proposer had its own estimate."""
     overestimated: float = 0.0
-    """Of these, the sum of the estimates less the number that were right."""
+    """Over these drafts: the sum of the estimates less the number that were right."""
     num_rounds: int = 0
     """Verified drafts that had tokens of it."""
     spent: float = 0.0
-    """What drafting and verifying took, in tokens that plain decoding emits in that time."""
+    """Cost of drafting and verifying, in tokens that plain decoding emits in that time."""
     gained: float = 0.0
     """Tokens of it that were accepted."""
     gained_squared: float = 0.0
@@ -77,7 +77,7 @@ class TrafficClassCounts:
     num_errors: int = 0
     """Calls that raised, drafts that were nonsense."""
     errors_in_row: int = 0
-    """Of these, those since its last sound draft."""
+    """Errors since its last valid draft."""
     num_late: int = 0
     """Calls that took too long."""
     late_in_row: int = 0
@@ -94,9 +94,9 @@ class ProposerMemory:
     proposer: str
     weights: int = 0
     kv: int = 0
-    """Keys and values of its own, allocated for good, with their hidden states."""
+    """Its own keys and values, allocated permanently, with their hidden states."""
     index: int = 0
-    """What it has learnt of texts: what it may grow to, where that is bounded."""
+    """What it has learned of texts: what it may grow to, where that is bounded."""
 
     @property
     def total(self) -> int:
@@ -131,7 +131,7 @@ EffectiveReason = Literal[
     "flag_off",  # a feature flag turned it off
     "killed",  # the kill switch stopped it; with mode on or shadow, after drafts had been verified or compared
     "plan_off",  # the plan's ceiling is 0
-    "rolled_back",  # the rollout that it drafted under was taken back while it ran, before any draft was decided
+    "rolled_back",  # the rollout that it drafted under was rolled back while it ran, before any draft was decided
     "no_decode",  # the request ended before a step that could have drafted
     "overload_shallow",  # drafts were verified, with a ceiling lowered because the server's queue aged
     "overload_plain",  # speculation was stopped because the queue aged
@@ -155,7 +155,7 @@ LossReason = Literal[
 
 @dataclass(frozen=True, slots=True)
 class EffectiveMode:
-    """What speculation really did for a request, and why."""
+    """Effect of speculation on a request, with the reason."""
 
     mode: Mode
     reason: EffectiveReason
@@ -177,7 +177,7 @@ class ProposerCounts:
     """Tokens that verification accepted beyond the sample's end (stop string, grammar): never emitted, and no part of
     `num_accepted`."""
     num_delivered: int | None = None
-    """Of the accepted tokens, those that reached the client; None: not known here."""
+    """Accepted tokens that reached the client; None: not known here."""
     drafting: float = 0.0
     """In shadow: what drafting cost, in tokens that plain decoding emits in that time."""
     verifying: float = 0.0
@@ -243,7 +243,7 @@ class RequestStats:
     num_continued_tokens: int = 0
     """Output tokens that another engine had emitted before; no part of those here."""
     not_exact: tuple[str, ...] = ()
-    """Why the tokens after them may differ from those that were to come (`Continuation.differences`)."""
+    """Reasons why later tokens may differ from those that were to come (`Continuation.differences`)."""
     continued: list[Continued] = field(default_factory=list)
     """Each time it lost its engine and went on in another; filled in by what holds its stream."""
     num_steps: int = 0
@@ -277,7 +277,7 @@ class RequestStats:
     device: DeviceSeconds = field(default_factory=DeviceSeconds)
     mode: EffectiveMode = EffectiveMode("off", "no_decode", 0)
     traffic_class: str = ""
-    """By which its drafts are counted."""
+    """The traffic class for which its drafts are counted."""
 
     @property
     def num_drafts(self) -> int:

@@ -1,4 +1,4 @@
-"""A place in a distributed trace, as W3C's `traceparent` header carries it."""
+"""A position in a distributed trace, from W3C's `traceparent` header."""
 
 import re
 import secrets

@@ -47,7 +47,7 @@ class TrafficSums(Drafted):
 
 
 def sums_of(stats: RequestStats) -> TrafficSums:
-    """Return what one request comes to."""
+    """Return the sums of one request."""
     return TrafficSums(
         num_requests=1,
         num_output_tokens=stats.num_output_tokens,

@@ -1,4 +1,4 @@
-"""Times and sizes in the unit that fits them, for people."""
+"""Formats times and sizes in a suitable unit, for people."""
 
 import math
 
@@ -18,7 +18,7 @@ def duration(seconds: float) -> str:
     if math.isinf(seconds):
         return "never"
     value, unit = in_unit_of_time(seconds)
-    return f"{value:.3g} {unit}"
+    return f"{_three_digits(value)} {unit}"
 
 
 def size(num_bytes: float) -> str:
@@ -26,4 +26,9 @@ def size(num_bytes: float) -> str:
     unit = 0
     while abs(num_bytes) >= 1024 and unit + 1 < len(_SIZES):
         num_bytes, unit = num_bytes / 1024, unit + 1
-    return f"{num_bytes:.3g} {_SIZES[unit]}"
+    return f"{_three_digits(num_bytes)} {_SIZES[unit]}"
+
+
+def _three_digits(value: float) -> str:
+    """Return a number to three digits, or to all before the point."""
+    return f"{value:.0f}" if abs(value) >= 999.5 else f"{value:.3g}"

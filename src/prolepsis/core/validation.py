@@ -1,4 +1,4 @@
-"""What is wrong with a document that a user wrote: findings, and pydantic's errors rendered in one way for all of them.
+"""Findings about documents that users wrote; pydantic errors are rendered in one way for all of them.
 
 Also the base of the models that such documents are read as.
 """
@@ -51,7 +51,7 @@ _MOST_NAMES = 12
 """A longer list of names is not shown."""
 _MOST_CHARACTERS = 64
 _MOST_ERRORS = 100
-"""Of a document of which one problem is reported: those that are looked at."""
+"""Errors that are looked at in a document of which one problem is reported."""
 
 
 Severity = Literal["error", "warning"]
@@ -66,7 +66,7 @@ class Finding:
     """Keys and list positions from the top of the file."""
     message: str
     line: int | None = None
-    """Of the file, from 1."""
+    """Line of the file, from 1."""
 
     @property
     def where(self) -> str:

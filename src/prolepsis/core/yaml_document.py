@@ -78,7 +78,7 @@ class Document:
 
 
 MOST_VALUES = 100_000
-"""Of a document whose aliases are written out."""
+"""Most values of a document with its aliases expanded."""
 
 
 def read_yaml(text: str, *, most: int = MOST_VALUES) -> Document:

@@ -13,7 +13,7 @@ from prolepsis.core.stats import EffectiveMode
 from prolepsis.telemetry.declare import counter, gauge
 
 MAX_QUEUED_TOKENS = 500_000
-"""Of waiting prompts and answers: this bounds the queue's memory to about 30 MB."""
+"""Most tokens of waiting prompts and answers: this bounds the queue's memory to about 30 MB."""
 ReplayDrop = Literal["queue_full", "interrupted", "closed"]
 DROPS: tuple[ReplayDrop, ...] = get_args(ReplayDrop)
 

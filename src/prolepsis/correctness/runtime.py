@@ -295,10 +295,10 @@ def _audit_event(mismatch: ReplayMismatch, tenant: str, info: EngineInfo) -> Aud
 class CorrectnessReply:
     enabled: bool
     share: float
-    """Of finished requests, 0 to 1."""
+    """Share of finished requests that are replayed, 0 to 1."""
     exactness: Literal["strict", "normal"]
     match_rate: float | None
-    """Of the replays that could be compared; null before the first."""
+    """Share of matches among the replays that could be compared; null before the first."""
     outcomes: dict[ReplayOutcome, int]
     """Replays since the start; failed ones could not be compared."""
     num_queued: int

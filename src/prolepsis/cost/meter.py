@@ -185,6 +185,6 @@ def _assumes(elapsed: float, price: Price | None) -> str:
     past = f"the last {elapsed / 3600.0:.1f} h" if elapsed >= 3600.0 else f"the last {elapsed / 60.0:.0f} min"
     prices = f"prices stay those of {price.name}" if price else "no prices are known"
     return (
-        f"requests go on all month as in {past}, with no growth and no seasons; one device, {HOURS_PER_MONTH:g} hours; "
+        f"requests stay all month as in {past}, without growth or seasons; one device, {HOURS_PER_MONTH:g} hours; "
         f"savings are the model's prediction; {prices}"
     )

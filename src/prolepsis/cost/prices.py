@@ -28,7 +28,7 @@ class Price(Part):
     term: Literal["on_demand", "reserved"] = "on_demand"
     """Reserved: it is paid for even if it is idle."""
     per_device_hour: Annotated[Number, Field(gt=0)]
-    """Of the whole device on which one server runs, including its processors."""
+    """Price of the whole device on which one server runs, including its processors."""
     overheads: dict[Name, Amount] = Field(default_factory=dict)
     """Other costs of an hour by purpose: power, hosting, network, orchestration."""
     memory_gib: Annotated[Number, Field(gt=0)] | None = None

@@ -15,10 +15,9 @@ from prometheus_client import CollectorRegistry
 from prolepsis.core.audit_event import SERVER, AuditEvent, Emit, discard
 from prolepsis.core.ended import Assignment, RequestAbout, RequestEnded
 from prolepsis.core.stats import DeviceSeconds, ProposerMemory, RequestStats
-from prolepsis.cost import period_history
-from prolepsis.cost import price_history as stored_prices
 from prolepsis.cost.comparison import ArmComparison, Comparison, Comparisons
 from prolepsis.cost.device_time import DeviceCost, DevicePrice, DeviceTime
+from prolepsis.cost.history import store_periods, store_prices
 from prolepsis.cost.meter import (
     DIMENSIONS,
     NO_PROPOSER,
@@ -51,7 +50,7 @@ class PriceInUse:
     price: Price
     currency: str
     version: str
-    """Of the book."""
+    """Version of the price book."""
 
     @property
     def label(self) -> str:
@@ -221,12 +220,12 @@ class CostFeature(Feature):
 
 def _put_periods(store: Store, replica: str, periods: Sequence[DeviceCost]) -> None:
     with store.database.write() as connection:
-        period_history.put(connection, replica, periods)
+        store_periods(connection, replica, periods)
 
 
 def _put(store: Store, version: str, content: str) -> None:
     with store.database.write() as connection:
-        stored_prices.put(connection, version, content)
+        store_prices(connection, version, content)
 
 
 def _contest(assignment: Assignment | None) -> Experiment | None:
@@ -284,7 +283,7 @@ class PriceReply(Reply):
 
     name: str
     version: str
-    """Of the price book."""
+    """Version of the price book."""
     currency: str
     region: str
     term: Literal["on_demand", "reserved"]
@@ -368,7 +367,7 @@ class CostReply(Reply):
     rollouts: list[ExperimentReply]
     memory: list[ProposerMemoryReply]
     forecast: Forecast | None
-    """Of a month; null in the first minute."""
+    """Forecast of a month; null in the first minute."""
 
 
 def cost_routes(costs: CostFeature) -> Sequence[Route]:

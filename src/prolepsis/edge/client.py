@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import httpx
 
-from prolepsis.edge.events import Done, Emitted, Started, VerifyEvent, error_of, read_events
+from prolepsis.edge.events import Done, Emitted, Started, VerifyEvent, read_events, refusal_of
 from prolepsis.edge.provisional import ProvisionalAnswer, ProvisionalCounts
 from prolepsis.spec.proposer import Proposer
 from prolepsis.spec.proposers.prompt_lookup import PromptLookupProposer
@@ -23,7 +23,7 @@ NUM_AHEAD = 32
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """What is to be shown of an answer now: `provisional` behind `text`, in place of what was shown before."""
+    """The text to show now: `text`, followed by `provisional`; it replaces the text shown before."""
 
     text: str
     """Verified, and final."""
@@ -41,7 +41,7 @@ class VerifiedAnswer:
     finish_reason: str | None
     seed: int
     refusal: str | None
-    """Why the server took no drafts; None: it did."""
+    """Reason why the server took no drafts; None: it did."""
     counts: ProvisionalCounts
     num_drafts_sent: int
     first_provisional_s: float | None
@@ -107,7 +107,7 @@ class EdgeClient:
         async with self._http.stream("POST", path, json=body) as response:
             if response.status_code != httpx.codes.OK:
                 await response.aread()
-                raise error_of(response.json(), response.status_code)
+                raise refusal_of(response)
             async with aclosing(read_events(response.aiter_lines())) as events:
                 started = await anext(events)
                 assert isinstance(started, Started), "a stream begins with what can be drafted from"
@@ -118,7 +118,7 @@ class EdgeClient:
 
 
 class _Answering:
-    """One answer: follows its events, and sends drafts beside."""
+    """One answer: follows its events and sends drafts meanwhile."""
 
     def __init__(
         self,
@@ -183,7 +183,7 @@ class _Answering:
         )
 
     async def _send_drafts(self) -> None:
-        """Send one draft after the other, until the server takes no more."""
+        """Send one draft after the other, until the server takes none."""
         path = f"/v1/verify/{self._started.id}/drafts"
         while True:
             await self._changed.wait()

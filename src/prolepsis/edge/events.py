@@ -1,9 +1,11 @@
-"""The events of `/v1/verify/...` as their client reads them (docs/reference/verify.md)."""
+"""The events of `/v1/verify/...` as clients read them (docs/reference/verify.md)."""
 
 import json
 from collections.abc import AsyncGenerator, AsyncIterable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+import httpx
 
 from prolepsis.core.errors import ProlepsisError
 
@@ -27,9 +29,9 @@ class Started:
     prompt_token_ids: tuple[int, ...]
     prompt_token_strs: tuple[str, ...]
     refusal: str | None
-    """Why no draft is taken; None: drafts are."""
+    """Reason why no draft is taken; None: drafts are taken."""
     max_draft_tokens: int
-    """Of one draft."""
+    """Most tokens of one draft."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,16 @@ async def read_events(lines: AsyncIterable[str]) -> AsyncGenerator[VerifyEvent, 
     raise ServerError("the stream ended before the answer did", code="stream_cut")
 
 
-def error_of(document: Mapping[str, Any], status: int | None = None) -> ServerError:
+def refusal_of(response: httpx.Response) -> ServerError:
+    """Return why a request was refused, maybe by what stands in front of the server, in words of its own."""
+    status = response.status_code
+    try:
+        return _error_of(response.json(), status)
+    except (ValueError, KeyError, TypeError):
+        return ServerError(f"refused with status {status} {response.reason_phrase}", code="refused", status=status)
+
+
+def _error_of(document: Mapping[str, Any], status: int | None = None) -> ServerError:
     """Return an error in OpenAI's shape as an exception."""
     error = document["error"]
     return ServerError(error["message"], code=error["code"], status=status)
@@ -74,7 +85,7 @@ def error_of(document: Mapping[str, Any], status: int | None = None) -> ServerEr
 
 def _event(document: Mapping[str, Any]) -> VerifyEvent:
     if "error" in document:
-        raise error_of(document)
+        raise _error_of(document)
     if document["type"] == "started":
         drafts = document["drafts"]
         return Started(

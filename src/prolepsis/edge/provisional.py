@@ -4,21 +4,44 @@ Provisional tokens stand until the server's tokens say otherwise: they are exten
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import takewhile
 
 from prolepsis.core.client_draft import ClientDraft
+from prolepsis.core.requests import SamplingParams
 from prolepsis.edge.events import Emitted, Started
-from prolepsis.edge.sequence import LocalSequence
 from prolepsis.spec.proposer import Proposer
 
 _INCOMPLETE = "\ufffd"
 """In the text of a token that is part of a character."""
+_PATIENCE = 3
+"""Drafts in a row of which no token may be right; after them the client drafts at every second token, then at every
+fourth, and so on, as each wrong draft costs the server a verification."""
+_LONGEST_PAUSE = 32
+"""Most tokens between two drafts."""
+
+
+@dataclass(slots=True)
+class LocalSequence:
+    """An answer as its proposer sees it: a `SequenceView` without what only an engine has."""
+
+    key: str
+    tokens: list[int]
+    """Prompt and verified output."""
+    num_prompt_tokens: int
+    params: SamplingParams = field(default_factory=SamplingParams)
+    noise_key: int = 0
+    cache_salt: str = ""
+    traffic_class: str = ""
+    pages: tuple[int, ...] = ()
+    prediction: tuple[int, ...] = ()
+    client_draft: None = None
+    matcher: None = None
 
 
 @dataclass(slots=True)
 class ProvisionalCounts:
-    """What became of the tokens that were shown before they were verified."""
+    """Counts of provisional tokens by their fate."""
 
     num_confirmed: int = 0
     num_withdrawn: int = 0
@@ -27,7 +50,7 @@ class ProvisionalCounts:
 
     @property
     def corrected_share(self) -> float | None:
-        """Of the decided tokens, those that were withdrawn; None: none was decided."""
+        """Share of the decided tokens that were withdrawn; None: none was decided."""
         decided = self.num_confirmed + self.num_withdrawn
         return self.num_withdrawn / decided if decided else None
 
@@ -47,6 +70,10 @@ class ProvisionalAnswer:
         self._texts = dict[int, str]()
         self._server_has = 0
         """Output position up to which the server has the provisional tokens."""
+        self._num_wrong = 0
+        """Drafts in a row of which no token was right."""
+        self._next_draft = 0
+        """Output position from which to draft."""
         self._learn_texts(started.prompt_token_ids, started.prompt_token_strs)
         proposer.commit(self._sequence, len(started.prompt_token_ids))
         self._draft()
@@ -63,12 +90,12 @@ class ProvisionalAnswer:
 
     @property
     def provisional_text(self) -> str:
-        """The text of the provisional tokens, as far as each has been seen before and is whole."""
+        """The text of the provisional tokens, up to the first whose text is unknown or incomplete."""
         texts = (self._texts.get(token, _INCOMPLETE) for token in self.provisional)
         return "".join(takewhile(lambda text: _INCOMPLETE not in text, texts))
 
     def take(self, event: Emitted) -> bool:
-        """Take in verified tokens and draft on; return whether they correct provisional ones."""
+        """Process verified tokens and draft on; return whether they correct provisional ones."""
         num_right = _num_equal(event.token_ids, self.provisional)
         is_corrected = num_right < min(len(event.token_ids), len(self.provisional))
         self.counts.num_confirmed += num_right
@@ -79,6 +106,10 @@ class ProvisionalAnswer:
         self.text += event.text
         self._learn_texts(event.token_ids, event.token_strs)
         self._sequence.tokens += event.token_ids
+        if num_right:
+            self._num_wrong = self._next_draft = 0
+        elif is_corrected:
+            self._back_off()
         self._proposer.commit(self._sequence, len(event.token_ids))
         self._draft()
         return is_corrected
@@ -101,17 +132,22 @@ class ProvisionalAnswer:
         """The last draft did not reach the server."""
         self._server_has = 0
 
+    def _back_off(self) -> None:
+        """Draft more rarely after wrong drafts, until a token is right."""
+        self._num_wrong += 1
+        pause = min(_LONGEST_PAUSE, 1 << max(0, self._num_wrong - _PATIENCE))
+        self._next_draft = self.num_tokens + pause - 1
+
     def _draft(self) -> None:
         """Extend the provisional tokens if few are left."""
         has_enough = not self._num_ahead or len(self.provisional) > self._num_ahead // 2
-        if has_enough or not self._proposer.serves(self._sequence):
+        if has_enough or self.num_tokens < self._next_draft or not self._proposer.serves(self._sequence):
             return
         (draft,) = self._proposer.propose([self._sequence], [self._num_ahead])
         if draft is None:
             return
-        chain = tuple(token for i, token in enumerate(draft.tokens) if draft.parents[i] == i - 1)
-        if chain[: len(self.provisional)] == self.provisional:
-            self.provisional = chain
+        if draft.principal[: len(self.provisional)] == self.provisional:
+            self.provisional = draft.principal
 
     def _withdraw(self) -> None:
         self.counts.num_withdrawn += len(self.provisional)

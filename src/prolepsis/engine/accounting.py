@@ -43,25 +43,13 @@ def charge(rows: Sequence[Row], timing: StepTiming, cost: CostCurve) -> None:
 
     Less than 0.01 ms for one row, less than 0.04 for 32 (`benchmarks.charging_cost`).
     """
-    num_sequences = len(rows)
-    num_context = num_tokens = 0
-    asked: list[DeviceSeconds] = []
-    learning: list[DeviceSeconds] = []
+    _charge_drafting(rows, timing)
+    num_sequences, num_context, num_tokens = len(rows), 0, 0
     for row in rows:
         num_context += row.start
         num_tokens += row.num_tokens
-        request = row.sequence.request
-        if request.source.speculation.enabled:
-            learning.append(request.stats.device)
-        draft, plain = row.draft, row.plain
-        if draft is not None:
-            num_tokens += len(draft.tokens)
-        elif row.shadow is None and (plain is None or plain in _NOT_ASKED):
-            continue
-        asked.append(request.stats.device)
-    everyone = learning or [row.sequence.request.stats.device for row in rows]
-    _share(asked or everyone, timing.propose)
-    _share(everyone, timing.learn)
+        if row.draft is not None:
+            num_tokens += len(row.draft.tokens)
     seconds = timing.forward + timing.verify
     equal, by_context, by_token = _split(cost, num_sequences, num_tokens, num_context)
     scale = seconds / (equal + by_context + by_token) if seconds else 0.0
@@ -83,6 +71,21 @@ def charge(rows: Sequence[Row], timing: StepTiming, cost: CostCurve) -> None:
         if row.draft is not None:
             device.verify += by_token * len(row.draft.tokens)
         device.predicted_plain += (len(sequence.tokens) - start - 1) * (first + host)
+
+
+def _charge_drafting(rows: Sequence[Row], timing: StepTiming) -> None:
+    """Share the time of making drafts between the rows that proposers were asked for, that of learning between all."""
+    asked: list[DeviceSeconds] = []
+    learning: list[DeviceSeconds] = []
+    for row in rows:
+        request, plain = row.sequence.request, row.plain
+        if request.source.speculation.enabled:
+            learning.append(request.stats.device)
+        if row.draft is not None or row.shadow is not None or not (plain is None or plain in _NOT_ASKED):
+            asked.append(request.stats.device)
+    everyone = learning or [row.sequence.request.stats.device for row in rows]
+    _share(asked or everyone, timing.propose)
+    _share(everyone, timing.learn)
 
 
 def _split(cost: CostCurve, num_sequences: int, num_tokens: int, num_context: int) -> tuple[float, float, float]:

@@ -23,18 +23,18 @@ class EngineInfo:
     vocab_size: int
     max_model_len: int
     fingerprint: str
-    """Of tokenizer, weights and forward; `system_fingerprint` of the OpenAI surface."""
+    """Hash of tokenizer, weights and forward; `system_fingerprint` of the OpenAI API."""
     exactness: Literal["strict", "normal"]
     exactness_reason: str
     proposers: tuple[str, ...]
     draft_head: str | None = None
     """NAME@VERSION of the draft head in use."""
     candidate_head: str | None = None
-    """Of the second one, which drafts only where it is named."""
+    """The second draft head, which drafts only if it is named."""
     num_experts: int = 0
-    """Of each layer of a mixture-of-experts target, 0 for others."""
+    """Experts in each layer of a mixture-of-experts target, 0 for others."""
     default_sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
-    """Of requests that leave sampling parameters out."""
+    """Values for sampling parameters that requests leave out."""
     weights: str = ""
     """As in `ExactGroup`, and so are the next two."""
     tokenizer: str = ""
@@ -64,7 +64,7 @@ class EngineInfo:
 
     @property
     def versions(self) -> dict[str, str]:
-        """What produced the tokens, for the audit log."""
+        """Versions that produced the tokens, for the audit log."""
         named = {"prolepsis": __version__, "model": self.model, FINGERPRINT: self.fingerprint}
         return named | self.exact_group.plain()
 
@@ -90,7 +90,7 @@ class EngineHealth:
     alive: bool
     ready: bool
     detail: str
-    """Why it is not alive or not ready; empty if it is."""
+    """Reason why it is not alive or not ready; empty if it is."""
     num_running: int = 0
     num_waiting: int = 0
     kv_usage: float = 0.0
@@ -103,10 +103,10 @@ class EngineHealth:
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """What waits for engines before them."""
+    """Load that waits in front of the engines."""
 
     queue_age_s: float
-    """Of the oldest request that is not batch work."""
+    """Age of the oldest waiting request that is not batch work."""
     num_waiting: int
     """Requests."""
 
@@ -121,7 +121,7 @@ class InstalledHead:
     target: str
     """Name of the target it was trained for; empty if unknown."""
     misfit: str | None
-    """Why it cannot draft for the engine's target."""
+    """Reason why it cannot draft for the engine's target."""
     size: int
     """Bytes of its weights."""
     chain_of_3: float | None
@@ -133,7 +133,7 @@ class InstalledHead:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What it may be called."""
+        """Names by which it may be called."""
         return (self.name, self.label, *(f"{self.name}@{alias}" for alias in self.aliases))
 
 
@@ -172,7 +172,7 @@ class EngineClient(Protocol):
         """Swap the speculation plan between two steps."""
 
     def stop_run(self, name: str) -> None:
-        """Decode the requests of a rollout's run plainly from the next step on, those in flight too, and for good."""
+        """Decode the requests of a rollout's run plainly from the next step on, also those in flight, permanently."""
 
     async def heads(self) -> Sequence[InstalledHead]:
         """Return the draft heads that are installed, by name and version."""
@@ -180,7 +180,7 @@ class EngineClient(Protocol):
     async def swap_head(self, name: str, proposer: HeadProposerName = DRAFT_HEAD) -> HeadSwapped:
         """Load a draft head ("none", "auto", NAME, NAME@VERSION, NAME@ALIAS or a folder), put it in between two steps.
 
-        Requests in flight go on with the same tokens, and without the head. Raises `ModelError` if it cannot be used
+        Requests in flight continue with the same tokens, and without the head. Raises `ModelError` if it cannot be used
         and `InvalidParameter` if the engine takes none; the old one stays.
         """
 

@@ -43,7 +43,7 @@ def take_up(request: Request, continuation: Continuation, max_model_len: int, gr
     for sequence, tokens in zip(request.sequences, continuation.emitted, strict=True):
         ending = _follow(sequence, tokens, max_model_len, grammar)
         if ending is not None and ending.num_tokens < len(tokens):
-            where = f"goes on after sample {sequence.index} ended with token {ending.num_tokens - 1}"
+            where = f"continues after sample {sequence.index} ended with token {ending.num_tokens - 1}"
             raise _refused(where, "nothing after its end")
         sequence.tokens += tokens
         if sequence.history is not None:

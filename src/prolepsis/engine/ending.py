@@ -12,7 +12,7 @@ from prolepsis.spec.draft import ROOT, Draft
 
 
 class GrowingSequence(Protocol):
-    """What the end of a sequence depends on; `engine.request.SequenceState` has it."""
+    """The state that the end of a sequence depends on; `engine.request.SequenceState` has it."""
 
     @property
     def params(self) -> SamplingParams: ...
@@ -47,7 +47,7 @@ def find_ending(sequence: GrowingSequence, tokens: Sequence[int], max_model_len:
     """Return where `tokens`, emitted after those the sequence has, end it. Its stop-string search takes them in.
 
     End of sequence and stops count from the `min_tokens`-th output token on; the first that holds wins, token by token.
-    A grammar that is complete and cannot go on ends the sequence however short it is.
+    A grammar that is complete and cannot continue ends the sequence however short it is.
     """
     num_output = sequence.num_output_tokens
     room = min(sequence.params.max_tokens - num_output, max_model_len - len(sequence.tokens))

@@ -1,8 +1,11 @@
 """The events of one request on the way from an engine to their reader."""
 
 import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
-from prolepsis.core.events import Event, Tokens
+from prolepsis.core.errors import DeadlineExceeded, ProlepsisError
+from prolepsis.core.events import Aborted, Event, Failed, Tokens
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import RequestStats
 
@@ -17,6 +20,27 @@ class EventStream:
         """An exception is raised at the reader."""
         self._num_output_tokens = 0
 
+    async def next(self) -> Event:
+        """Wait for the next event; raises an exception that comes in its place."""
+        event = await self.events.get()
+        if isinstance(event, Exception):
+            raise event
+        return event
+
+    @contextmanager
+    def deadline(self, grace_s: float, expire: Callable[[DeadlineExceeded], None]) -> Iterator[None]:
+        """Call `expire` so long after the request's deadline, where its engine has not ended it."""
+        limit = self.request.deadline_s
+        if limit is None:
+            yield
+            return
+        error = DeadlineExceeded(f"not finished {limit} s after its arrival")
+        timer = asyncio.get_running_loop().call_later(limit + grace_s, expire, error)
+        try:
+            yield
+        finally:
+            timer.cancel()
+
     def put(self, event: Event) -> None:
         """Count an event and hold it for the reader."""
         self.count(event)
@@ -26,6 +50,14 @@ class EventStream:
         """Count an event that the reader gets in another way."""
         if isinstance(event, Tokens):
             self._num_output_tokens += len(event.token_ids)
+
+    def fail(self, error: ProlepsisError, now: float) -> None:
+        """End the request with what is known here."""
+        self.put(Failed(self.request.request_id, error, self.stats(now)))
+
+    def abort(self, reason: str, now: float) -> None:
+        """End the request with what is known here."""
+        self.put(Aborted(self.request.request_id, self.stats(now), reason))
 
     def stats(self, now: float) -> RequestStats:
         """Return what is known here."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from prolepsis.core.errors import ModelLoadError
 from prolepsis.core.page_size import PAGE_SIZE
-from prolepsis.engine.kept import keep, kept_file, read_kept
+from prolepsis.engine.machine_cache import machine_file, read_cached, write_cached
 from prolepsis.models.protocol import KVCache, SequenceInput, TargetModel, pack
 
 CONTEXTS = (1, PAGE_SIZE - 3, 3 * PAGE_SIZE + 5, 8 * PAGE_SIZE)
@@ -38,8 +38,8 @@ class _Text:
 
 
 def passed_file(fingerprint: str, threads: int, build: str) -> Path:
-    """Return where it is kept that a model passed the self-check on this machine with this build of its forward."""
-    return kept_file("self-checks", fingerprint, threads, build)
+    """Return the file that says that a model passed the self-check here with this build of its forward."""
+    return machine_file("self-checks", fingerprint, threads, build)
 
 
 def decide(
@@ -54,13 +54,13 @@ def decide(
     rows = ", ".join(map(str, ROW_COUNTS))
     contexts = ", ".join(map(str, _tested_contexts(model)))
     strict = Exactness("strict", f"self-check: bitwise the same logits for 1 row and {rows} at contexts {contexts}")
-    if passed is not None and not fresh and read_kept(passed) == strict.reason:
+    if passed is not None and not fresh and read_cached(passed) == strict.reason:
         return strict
     log.info("checking_exactness", model=model.info.name)
     fault = invariance_fault(model)
     if fault is None:
         if passed is not None:
-            keep(passed, strict.reason)
+            write_cached(passed, strict.reason)
         return strict
     if setting == "on":
         raise ModelLoadError(f"strict is 'on', but {fault}; allowed here: auto, off")

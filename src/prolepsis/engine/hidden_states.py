@@ -1,4 +1,4 @@
-"""Routes the hidden states of a pass to draft heads and recorders, at each sequence's committed tokens only."""
+"""Routes the hidden states of a pass to draft heads and recorders, for committed tokens only."""
 
 from collections.abc import Callable, Sequence
 

@@ -22,7 +22,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What has been loaded for an engine."""
+    """The models that were loaded for an engine."""
 
     target: ModelInfo
     draft: ModelInfo | None = None

@@ -5,7 +5,7 @@ from typing import Protocol
 
 from prolepsis.core.errors import GrammarFailed
 from prolepsis.core.events import Event, Failed, Terminal
-from prolepsis.core.remote import RemoteRounds
+from prolepsis.core.rounds import RemoteRounds
 from prolepsis.core.stats import RequestStats
 from prolepsis.engine.timings import StepTiming
 from prolepsis.spec.choose import ProposerSet

@@ -8,7 +8,7 @@ import structlog
 import torch
 
 from prolepsis.core.page_size import PAGE_SIZE
-from prolepsis.engine.kept import keep, kept_file, read_kept
+from prolepsis.engine.machine_cache import machine_file, read_cached, write_cached
 from prolepsis.models.protocol import SequenceInput, TargetModel, pack
 from prolepsis.spec.cost import PROFILE_CONTEXTS, PROFILE_TOKENS, CostCurve, profile_cost
 
@@ -19,8 +19,8 @@ SEQUENCE = 512
 
 
 def curve_file(fingerprint: str, threads: int, build: str) -> Path:
-    """Return where the curve of a model with this build of its forward on this machine is kept."""
-    return kept_file("profiles", fingerprint, threads, build, str(SEQUENCE))
+    """Return the file with the cost curve of a model on this machine with this build of its forward."""
+    return machine_file("profiles", fingerprint, threads, build, str(SEQUENCE))
 
 
 def cost_curve(model: TargetModel, file: Path, *, fresh: bool = False) -> CostCurve:
@@ -29,7 +29,7 @@ def cost_curve(model: TargetModel, file: Path, *, fresh: bool = False) -> CostCu
         return kept
     log.info("measuring_passes", kept_in=str(file))
     curve = measure(model)
-    keep(file, curve.to_json())
+    write_cached(file, curve.to_json())
     return curve
 
 
@@ -66,7 +66,7 @@ def _sequences(tokens: int, context: int) -> list[SequenceInput]:
 
 
 def _read(file: Path) -> CostCurve | None:
-    text = read_kept(file)
+    text = read_cached(file)
     try:
         return None if text is None else CostCurve.from_json(text)
     except ValueError as error:

@@ -2,8 +2,7 @@
 
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.errors import ConfigError
-from prolepsis.core.tls import client_tls
-from prolepsis.core.urls import host_and_port
+from prolepsis.core.network import client_tls, host_and_port
 from prolepsis.engine.observer import EngineObserver
 from prolepsis.models.load import LoadedModel
 from prolepsis.spec.proposers.remote import RemoteProposer, RemoteSettings

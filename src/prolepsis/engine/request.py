@@ -50,7 +50,7 @@ class SequenceState:
         self.num_prompt_tokens = len(source.prompt_token_ids)
         self.history = TokenHistory(source.prompt_token_ids) if source.params.has_penalties else None
         self.bias = bias
-        """Of its parameters, the same for all of the request's sequences."""
+        """The logit bias of its parameters, shared by all of the request's sequences."""
         self.end_ids = end_ids
         """Tokens that end it: end of sequence, unless ignored, and the caller's stop ids."""
         self.text = text
@@ -62,7 +62,7 @@ class SequenceState:
         """Pages at the front that were offered to the prefix index."""
         self.pages: list[int] = []
         self.hashes: list[bytes] = []
-        """Of the full pages at the front of `tokens`, as far as they were needed."""
+        """Hashes of the full pages at the front of `tokens`, as many as were needed so far."""
         self.shadow: ShadowDraft | None = None
         """In shadow: the draft that is being compared."""
         self.running = False

@@ -20,7 +20,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(slots=True)
 class EngineStart:
-    """What engines of one configuration are built from, one after the other."""
+    """Builds engines of one configuration one after the other."""
 
     config: EngineConfig
     target: LoadedModel

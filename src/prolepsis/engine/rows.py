@@ -1,4 +1,4 @@
-"""What one step computes for one sequence, and the tokens it samples."""
+"""Rows: the work of one step for one sequence, and the tokens that it sampled."""
 
 from dataclasses import dataclass
 
@@ -22,7 +22,7 @@ class Row:
     num_tokens: int
     draft: Draft | None = None
     plain: PlainReason | None = None
-    """Why a row that might have a draft has none."""
+    """Reason why a row that might have a draft has none."""
     shadow: Draft | None = None
     """A draft that is only compared with the emitted tokens; no part of the pass."""
     shadow_cost: ShadowCost = ()
@@ -46,7 +46,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
-    """What the target samples for a row: the emitted tokens, and the accepted draft nodes, one fewer, in order."""
+    """The target's sample for a row: the emitted tokens, and the accepted draft nodes (one fewer) in order."""
 
     tokens: tuple[int, ...]
     path: tuple[int, ...] = ()
@@ -54,4 +54,4 @@ class SampledTokens:
     fault: GrammarFailed | None = None
     """The sequence's grammar gave up: its request fails."""
     difference: Difference | None = None
-    """Of a replay whose last token here differs from the one emitted before."""
+    """The difference, if this is a replay whose last token differs from the one emitted before."""

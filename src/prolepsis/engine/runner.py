@@ -19,7 +19,7 @@ def require_features(model: TargetModel) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """What a pass gave. Rows of logits: of each row that samples, its last token and the nodes of its draft."""
+    """Result of a pass. Rows of logits: for each row that samples, its last token and the nodes of its draft."""
 
     logits: Tensor  # [sum of kept, vocab] float32
     features: Tensor | None = None  # [tokens of all rows, aux_layers * hidden] bfloat16; None without aux_layers

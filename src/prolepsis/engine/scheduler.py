@@ -9,6 +9,7 @@ output.
 from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from operator import attrgetter
 
 from prolepsis.core.client_draft import ClientDraft
@@ -285,20 +286,38 @@ class Scheduler:
     def _admit(self, step: _Step, now: float) -> None:
         """Start waiting sequences while budgets last. One page per running sequence is kept back, against thrashing."""
         while self.waiting and step.budget > 0:
-            sequence = self.waiting[0]
-            has_slot = len(self.running) < self.max_running
-            if has_slot and self._paging.start(sequence, reserve=len(self.running)):
-                self._run(self.waiting.pop(0), now)
-                step.add(sequence)
-            elif not self._displace(sequence, step, now):
+            sequence: SequenceState | None = self.waiting[0]
+            while sequence is not None and not self._has_room(sequence):
+                sequence = self._displace(step, now)
+            if sequence is None:
                 return
+            self.waiting.remove(sequence)
+            self._run(sequence, now)
+            step.add(sequence)
 
-    def _displace(self, sequence: SequenceState, step: _Step, now: float) -> bool:
-        """Preempt the lowest-ranked running sequence if its priority is strictly lower than that of the waiting one."""
-        if not self.running or self.running[-1].request.source.priority <= sequence.request.source.priority:
-            return False
-        self._preempt(self.running[-1], step, now)
-        return True
+    def _has_room(self, sequence: SequenceState) -> bool:
+        """Get pages for a waiting sequence; False, with nothing changed, if they or a free place lack."""
+        return len(self.running) < self.max_running and self._paging.start(sequence, reserve=len(self.running))
+
+    def _displace(self, step: _Step, now: float) -> SequenceState | None:
+        """Preempt the lowest-ranked running sequence for the first waiting one whose request's priority is strictly
+        better, and return that; None if there is none.
+
+        What is lower by one only comes right behind it from then on: clients that come in turn displace it once. It
+        displaces nothing for that, and those that may do not wait for it.
+        """
+        if not self.running:
+            return None
+        victim = self.running[-1]
+        better = takewhile(lambda sequence: sequence.rank[0] < victim.rank[0], self.waiting)
+        chosen = next((one for one in better if one.request.source.priority < victim.rank[0]), None)
+        if chosen is None:
+            return None
+        priority, arrival, serial, index = chosen.rank
+        if victim.rank[0] == priority + 1:
+            victim.rank = (priority, arrival, serial, index + 1)
+        self._preempt(victim, step, now)
+        return chosen
 
     def _run(self, sequence: SequenceState, now: float) -> None:
         sequence.running = True

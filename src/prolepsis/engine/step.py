@@ -99,7 +99,7 @@ class Engine:
         self._committed_at = 0.0
         """When the tokens of the last step were committed, which is the end of a request for it."""
         self._forgetting: deque[SequenceState] = deque()
-        """Ended sequences that proposers have not been told of."""
+        """Ended sequences that proposers have not been called for yet."""
         self.watch = StepWatch(parts.stuck_after_s, clock=clock)
 
     def step(self) -> list[Event]:
@@ -189,7 +189,7 @@ class Engine:
         return events
 
     def resume(self, call: WatchedCall) -> None:
-        """Go on in another thread, with the next step, after a call of a proposer that did not come back in time.
+        """Continue in another thread, with the next step, after a call of a proposer that did not come back in time.
 
         The step that the call belongs to had changed no sequence, or had committed its tokens already.
         """

@@ -6,13 +6,13 @@ from typing import Protocol
 
 _REPLACEMENT = "\ufffd"
 _PARTIAL = 3
-"""A UTF-8 character that is not whole yet has at most this many bytes, hence tokens."""
+"""An incomplete UTF-8 character has at most this many bytes, and so at most this many tokens."""
 _MAX_PENDING = 8
 """Tokens without settled text after which all but a possible partial character are settled as they are."""
 
 
 class Detokenizer(Protocol):
-    """Anything that turns ids into text; bytes that are no whole UTF-8 characters become U+FFFD."""
+    """Anything that turns ids into text; bytes that are not complete UTF-8 characters become U+FFFD."""
 
     def decode(self, token_ids: Sequence[int], /) -> str: ...
 

@@ -10,7 +10,7 @@ from weakref import WeakValueDictionary
 from prolepsis.core.client_draft import ClientDraft
 from prolepsis.core.config import DRAFT_HEAD, HeadProposerName
 from prolepsis.core.errors import DeadlineExceeded, EngineDead, InvalidParameter, ProlepsisError
-from prolepsis.core.events import Aborted, Event, Failed, Terminal
+from prolepsis.core.events import Aborted, Event, Terminal
 from prolepsis.core.kill_scope import tenant_scope
 from prolepsis.core.messages import Abort, ApplyPlan, OfferDraft, StopRun, Submit
 from prolepsis.core.plan import SpecPlan
@@ -37,7 +37,7 @@ class ThreadEngineClient:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self._streams: dict[str, EventStream] = {}
-        """Of requests whose terminal event is still to come, also those whose reader is gone."""
+        """Streams of requests without a terminal event so far, including those without a reader."""
         self._left: set[str] = set()
         """Requests that got their terminal event here, and may still get one of the engine."""
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -68,17 +68,13 @@ class ThreadEngineClient:
         self._start()
         stream = self._streams[request.request_id] = EventStream(request, self.engine.clock())
         self.engine.send(Submit(request, stream.arrival))
-        timer = self._deadline_timer(request)
-        event: Event | Exception | None = None
+        event: Event | None = None
         try:
-            while not isinstance(event, Terminal):
-                event = await stream.events.get()
-                assert not isinstance(event, Exception), "refusals come before the stream is opened"
-                yield event
+            with stream.deadline(_DEADLINE_GRACE_S, partial(self._leave, request.request_id)):
+                while not isinstance(event, Terminal):
+                    yield (event := await stream.next())
         finally:
             del compiled  # held until here: the engine must not compile
-            if timer is not None:
-                timer.cancel()
             if not isinstance(event, Terminal):
                 self.abort(request.request_id)
 
@@ -160,21 +156,13 @@ class ThreadEngineClient:
         if self._loop is not None:
             self._watching.join(_WATCHDOG_S)  # it refers to the engine, whose memory the next one may need
 
-    def _deadline_timer(self, request: GenerateRequest) -> asyncio.TimerHandle | None:
-        """End the request at its deadline even if the engine's thread hangs; between steps the engine does it."""
-        if request.deadline_s is None:
-            return None
-        error = DeadlineExceeded(f"not finished {request.deadline_s} s after its arrival")
-        loop = asyncio.get_running_loop()
-        return loop.call_later(request.deadline_s + _DEADLINE_GRACE_S, self._leave, request.request_id, error)
-
     def _leave(self, request_id: str, error: ProlepsisError) -> None:
         """End a request here, without the engine; what still comes for it is dropped."""
         stream = self._streams.pop(request_id, None)
         if stream is not None:
             self._left.add(request_id)
             self.engine.send(Abort(request_id, error.code))
-            stream.events.put_nowait(Failed(request_id, error, stream.stats(self.engine.clock())))
+            stream.fail(error, self.engine.clock())
 
     def _start(self) -> None:
         if self._loop is None:
@@ -187,7 +175,7 @@ class ThreadEngineClient:
         return threading.Thread(target=self._run, args=(call,), name="prolepsis-engine", daemon=True)
 
     def _replace_thread(self, call: WatchedCall) -> None:
-        """Go on in another thread: the engine's is in an overdue call."""
+        """Continue in another thread: the engine's is in an overdue call."""
         self.thread = self._new_thread(call)
         self.thread.start()
 
@@ -248,7 +236,7 @@ class ThreadEngineClient:
 
 
 async def _result(work: "asyncio.Future[object]") -> object:
-    """Wait for work that goes on without its waiter; raises `EngineDead` where `close` has put it off for good."""
+    """Wait for work that continues without its waiter; raises `EngineDead` where `close` has put it off for good."""
     try:
         return await asyncio.shield(work)
     except asyncio.CancelledError:

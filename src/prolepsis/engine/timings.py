@@ -1,4 +1,4 @@
-"""Where the wall time of a step goes, kept for the last steps and in total."""
+"""Wall time of a step by phase, kept for the last steps and in total."""
 
 import time
 from collections import deque

@@ -40,7 +40,7 @@ class StepWatch:
             self.busy.set()
 
     def end(self) -> None:
-        """It ended. A thread that does not come to this, as it died or another took over, leaves it running."""
+        """It ended. A thread that died or was replaced does not get here and leaves it running."""
         self.began = None
 
     def rest(self) -> None:

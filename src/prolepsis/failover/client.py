@@ -1,11 +1,12 @@
-"""An engine client over several engines: a request that loses its engine goes on in another, and its consumer sees one
-stream, with no token twice or lost and one terminal event.
+"""An engine client over several engines: a request that loses its engine continues in another one.
+
+Its consumer sees one stream with one terminal event; no token is lost or repeated.
 """
 
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
 import structlog
 from prometheus_client import CollectorRegistry
@@ -28,10 +29,7 @@ from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import ProposerMemory, RequestStats, TrafficClassCounts
 from prolepsis.engine.client import EngineClient, EngineHealth, EngineInfo, HeadSwapped, InstalledHead
-from prolepsis.failover.controls import Controls
-from prolepsis.failover.members import Member, Members, differences
-from prolepsis.failover.metrics import FailoverMetrics
-from prolepsis.failover.settings import FailoverSettings
+from prolepsis.failover.members import Controls, FailoverMetrics, FailoverSettings, Member, Members, differences
 from prolepsis.failover.stream import KeptStream
 from prolepsis.failover.views import health_of, summed_counts, summed_memory
 
@@ -42,7 +40,7 @@ _Loss = tuple[EngineLoss, RequestStats | None, str]
 
 
 class FailoverClient:
-    """An `EngineClient` that keeps each stream's tokens and, when an engine is lost, goes on in another of its group.
+    """An `EngineClient` that keeps each stream's tokens and, when an engine is lost, continues in another of its group.
 
     What changes engines (plan, stopped runs, draft heads) reaches all of them, those that are started later too.
     """
@@ -120,6 +118,8 @@ class FailoverClient:
         return results[0]
 
     def health(self) -> EngineHealth:
+        with suppress(RuntimeError):  # no event loop runs yet
+            self._begin()  # a server that is not ready may get no request that would do so
         return health_of(self._members.all)
 
     def proposer_counts(self) -> Sequence[TrafficClassCounts]:
@@ -157,10 +157,14 @@ class FailoverClient:
         if request.request_id in self._streams:
             message = f"request_id {request.request_id!r} is in use; allowed: a new one"
             raise InvalidParameter(message, param="request_id")
-        if self._watching is None:
-            self._watching = asyncio.get_running_loop().create_task(self._watch())
+        self._begin()
         stream = self._streams[request.request_id] = KeptStream(request, self._clock)
         return stream
+
+    def _begin(self) -> None:
+        """Look at the engines' health from now on."""
+        if self._watching is None and not self._members.is_closing:
+            self._watching = asyncio.get_running_loop().create_task(self._watch())
 
     async def _watch(self) -> None:
         while True:
@@ -168,7 +172,7 @@ class FailoverClient:
             self.check()
 
     async def _attempt(self, stream: KeptStream) -> AsyncGenerator[Event, None]:
-        """Yield what one engine gives of the stream; without a terminal event the next one goes on.
+        """Yield what one engine gives of the stream; without a terminal event the next one continues.
 
         Raises what refuses the request before any engine is lost for it.
         """
@@ -201,7 +205,7 @@ class FailoverClient:
     async def _next(
         self, stream: KeptStream, member: Member, client: EngineClient, events: AsyncIterator[Event]
     ) -> Event | None:
-        """Return the next event for the consumer; None if the engine was lost and another is to go on."""
+        """Return the next event for the consumer; None if the engine was lost and another is to continue."""
         try:
             found = await self._event_or_loss(stream, events)
         except UserError as error:
@@ -221,7 +225,7 @@ class FailoverClient:
                 self._metrics.continued(continued, exact=not stream.differences)
             return event
         loss, stats, detail = found
-        if loss not in ("step_failed", "replica_lost"):  # these leave an engine to go on in
+        if loss not in ("step_failed", "replica_lost"):  # these leave an engine to continue in
             self._lose(member, client, detail)
         return self._after(stream, loss, stats, detail)
 
@@ -263,7 +267,7 @@ class FailoverClient:
         return None
 
     def _after(self, stream: KeptStream, loss: EngineLoss, stats: RequestStats | None, detail: str) -> Event | None:
-        """Return what ends the stream after a loss; None if it goes on."""
+        """Return what ends the stream after a loss; None if it continues."""
         stream.lose(loss, stats)
         if stream.is_complete:
             return stream.finished()

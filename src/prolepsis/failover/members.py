@@ -1,18 +1,22 @@
-"""The engines that may serve a request: which are there, which fits a stream, and starting lost ones again."""
+"""The engines that may serve a request: which are alive, which can continue a stream, how lost ones are replaced."""
 
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from typing import Literal, get_args
 
 import structlog
+from prometheus_client import CollectorRegistry
 
-from prolepsis.core.continuation import Continuation
-from prolepsis.core.errors import NotContinued
-from prolepsis.engine.client import EngineClient, EngineInfo
-from prolepsis.failover.metrics import FailoverMetrics
-from prolepsis.failover.settings import FailoverSettings
+from prolepsis.core.config import HeadProposerName
+from prolepsis.core.continuation import Continuation, Continued, NotContinuedReason, OutsideGroup
+from prolepsis.core.errors import NotContinued, ProlepsisError
+from prolepsis.core.plan import SpecPlan
+from prolepsis.engine.client import EngineClient, EngineInfo, HeadSwapped
 from prolepsis.failover.stream import KeptStream
+from prolepsis.telemetry.declare import counter, histogram
 
 log = structlog.get_logger(__name__)
 
@@ -24,6 +28,58 @@ StartClient = Callable[[], Awaitable[EngineClient]]
 to again. Raises what kept it from starting."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailoverSettings:
+    """Defaults suit engines of one machine."""
+
+    outside_group: OutsideGroup = "refuse"
+    max_losses: int = 3
+    """Engines that one request may lose and continue: it may be the one that ends them."""
+    max_failed_steps: int = 1
+    """How many of these losses may be failed steps: the engine lives on, and gives up after several in a row."""
+    wait_s: float = 60.0
+    """Longest wait of a request for an engine."""
+    check_s: float = 0.25
+    """Between two looks at the health of engines; one that is not alive at two in a row is lost."""
+    max_restarts: int = 5
+    """Starts in a row of one engine, each ended within `steady_s`; after them it stays away."""
+    steady_s: float = 60.0
+    backoff_s: float = 0.5
+    """Before the second start in a row; it doubles."""
+
+
+RestartResult = Literal["started", "failed"]
+
+
+class FailoverMetrics:
+    """Counters of one front door over all of its engines."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        text = "Requests that lost their engine and went on in another, by why it was lost and whether exactly"
+        self._continued = counter(registry, "continuations", text, "reason", "result")
+        text = "Time from the loss of an engine until the next token of a request that went on"
+        self._pauses = histogram(registry, "continuation_pause_seconds", text)
+        text = "Requests that lost their engine and ended with it, by why"
+        self._refused = counter(registry, "continuations_refused", text, "reason")
+        text = "Engines that were started again after a loss, and starts that failed"
+        self._restarts = counter(registry, "engine_restarts", text, "result")
+        for result in get_args(RestartResult):
+            self._restarts.labels(result)  # an alert on a rise needs the 0 before it
+
+    def continued(self, one: Continued, *, exact: bool) -> None:
+        """A request has its first token after a loss."""
+        self._continued.labels(one.loss, "exact" if exact else "not_exact").inc()
+        self._pauses.observe(one.pause_s)
+
+    def refused(self, reason: NotContinuedReason) -> None:
+        """A request ended with its engine."""
+        self._refused.labels(reason).inc()
+
+    def restarted(self, result: RestartResult) -> None:
+        """An engine was to be started again."""
+        self._restarts.labels(result).inc()
+
+
 class Member:
     """One engine's place. It is empty while its engine is lost and not started again."""
 
@@ -31,15 +87,15 @@ class Member:
         """Without `start` a lost engine stays away."""
         self.client: EngineClient | None = client
         self.info = client.info
-        """Of the engine when it began, for while none is there."""
+        """Facts about the engine when it started, used while there is none."""
         self.start = start
         self.streams: set[KeptStream] = set()
         self.is_suspect = False
         """Its engine was not alive when last looked at."""
         self.detail = ""
-        """Why the place is empty."""
+        """Reason why the place is empty."""
         self.num_starts = 0
-        """In a row."""
+        """Starts in a row."""
         self.serves_since = -float("inf")
         """Since when it had its engine."""
 
@@ -98,7 +154,7 @@ class Members:
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
-            raise NotContinued(f"no engine was there within {min(limits):g} s", reason="no_engine") from None
+            raise NotContinued(f"no engine was available within {min(limits):g} s", reason="no_engine") from None
         return None
 
     def wake(self) -> None:
@@ -151,7 +207,7 @@ class Members:
         raise NotContinued(f"the engines left are of another exact group: {found}", reason="other_group")
 
     async def _replace(self, member: Member, lost: EngineClient) -> None:
-        with suppress(Exception):  # contained: it is lost, and whatever its end says changes nothing
+        with suppress(Exception):  # contained: it is lost, and an error at its end changes nothing
             await asyncio.wait_for(lost.close(), _CLOSE_S)
         del lost  # its memory is free before another engine asks for some
         if self._clock() - member.serves_since > self._settings.steady_s:
@@ -171,7 +227,11 @@ class Members:
         began = self._clock()
         try:
             client = await start()
-            await self._prepare(client)
+            try:
+                await self._prepare(client)
+            except BaseException:
+                await client.close()  # the next one needs its memory
+                raise
         except Exception as error:  # contained: it is tried again, a few times
             log.exception("engine_not_started")
             self._metrics.restarted("failed")
@@ -184,10 +244,37 @@ class Members:
 
 
 def differences(stream: KeptStream, info: EngineInfo) -> tuple[str, ...]:
-    """Return why an engine is not known to go on with the stream's very tokens; empty: it does."""
+    """Return why an engine is not known to continue with the stream's very tokens; empty: it does."""
     if stream.group is None:
         return ()
     found = Continuation(emitted=(), group=stream.group).differences(info.exact_group)
     if info.max_model_len != stream.max_model_len:
         found += (f"max_model_len {stream.max_model_len} recorded, {info.max_model_len} here",)
     return found
+
+
+class Controls:
+    """The plan, the stopped runs and the draft heads that all engines have."""
+
+    def __init__(self) -> None:
+        self.plan: SpecPlan | None = None
+        self.stopped: dict[str, None] = {}
+        """Runs of rollouts, in order."""
+        self.heads: dict[HeadProposerName, str] = {}
+        """Draft heads by proposer; empty: those that the engines start with."""
+
+    def swapped(self, name: str, proposer: HeadProposerName, result: HeadSwapped) -> None:
+        """Remember a head: by its version, as an alias may stand for another one later, or by its folder."""
+        self.heads[proposer] = name if "/" in name else result.current or "none"
+
+    async def bring_up_to_date(self, client: EngineClient) -> None:
+        """Tell an engine that was just started. A head that cannot be used any more costs drafts, not the engine."""
+        for proposer, head in list(self.heads.items()):
+            try:
+                await client.swap_head(head, proposer)
+            except ProlepsisError as error:
+                log.warning("head_not_restored", proposer=proposer, head=head, error=str(error))
+        if self.plan is not None:  # last: it may have changed while a head was loaded
+            client.apply_plan(self.plan)
+        for name in self.stopped:
+            client.stop_run(name)

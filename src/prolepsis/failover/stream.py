@@ -1,10 +1,10 @@
-"""One request's stream, as it is kept to go on elsewhere: the tokens that came, and the figures of the engines so far.
+"""The stream of one request, kept so that another engine can continue it: its tokens, and the figures of its engines.
 
-Pure but for its clock: it talks to no engine.
+Pure except for its clock: it talks to no engine.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from prolepsis.core.continuation import Continuation, Continued, EngineLoss, OutsideGroup
@@ -12,35 +12,72 @@ from prolepsis.core.errors import ProlepsisError, TokensOutOfPlace
 from prolepsis.core.events import Aborted, Event, Failed, Finished, Terminal, Tokens
 from prolepsis.core.exact_group import ExactGroup
 from prolepsis.core.requests import GenerateRequest
-from prolepsis.core.stats import RequestStats
+from prolepsis.core.stats import ProposerCounts, RequestStats
 from prolepsis.engine.client import EngineInfo
-from prolepsis.failover.figures import joined
+
+
+def joined(parts: Sequence[RequestStats]) -> RequestStats:
+    """Return the parts as one: counts and seconds add up, the mode is the last's that speculated, else the last's.
+
+    An engine that was lost with its figures is missing from them.
+    """
+    total = RequestStats()
+    for part in parts:
+        _add(total, part)
+    if parts:
+        total.mode = next((part.mode for part in reversed(parts) if part.num_drafts), parts[-1].mode)
+        total.num_cached_tokens = parts[0].num_cached_tokens
+        total.heads = _heads(parts)
+    return total
+
+
+def _add(total: RequestStats, part: RequestStats) -> None:
+    for name in ("num_steps", "num_preemptions", "prediction_accepted", "prediction_rejected", "queue_s", "compute_s"):
+        setattr(total, name, getattr(total, name) + getattr(part, name))
+    total.prefill_s = total.prefill_s or part.prefill_s
+    total.device.add(part.device)
+    total.rounds += part.rounds
+    for mine, theirs in ((total.proposers, part.proposers), (total.shadow, part.shadow)):
+        for name, counts in theirs.items():
+            mine.setdefault(name, ProposerCounts()).add(counts)
+    for name, judged in part.judged.items():
+        total.judged.setdefault(name, []).extend(judged)
+    for reason, steps in part.plain_steps.items():
+        total.plain_steps[reason] = total.plain_steps.get(reason, 0) + steps
+
+
+def _heads(parts: Sequence[RequestStats]) -> dict[str, str | None]:
+    """Return the heads that all parts had; None: one had another, so its drafts are evidence of neither."""
+    names = {name for part in parts for name in part.heads}
+    found = {name: {part.heads.get(name) for part in parts} for name in names}
+    return {name: heads.pop() if len(heads) == 1 else None for name, heads in found.items()}
+
 
 _SHORTEST_DEADLINE_S = 0.001
-"""For an engine to refuse: a deadline that has passed meanwhile."""
+"""The deadline of a request whose own deadline has passed meanwhile; the engine refuses it."""
 
 
 class KeptStream:
-    """What the consumer of one request has got, and what another engine must know to go on."""
+    """The tokens that the consumer of one request has, and the facts that another engine needs to continue."""
 
     def __init__(self, source: GenerateRequest, clock: Callable[[], float]) -> None:
         self.source = source
         self.arrival = clock()
         self.is_aborted = False
-        """By its consumer: nothing is continued."""
+        """Its consumer aborted it, so it is not continued."""
         self.scope: asyncio.Timeout | None = None
-        """Of the wait for its next event; ended to take the request from an engine that says nothing more."""
+        """The timeout around the wait for its next event; ended to leave an engine that no longer answers."""
         self.losses: list[EngineLoss] = []
         self.group: ExactGroup | None = None
-        """Of the engine that emitted its last tokens; None: there are none."""
+        """Exact group of the engine that emitted its last tokens; None: there are none."""
         self.max_model_len = 0
-        """Of that engine: an answer may end with its context."""
+        """Context length of that engine: an answer may end there."""
         self.is_interrupted = False
-        """Its engine says nothing more: what it said and was not taken yet is left."""
+        """Its engine no longer answers: events that were not read yet are dropped."""
         self.last: object = None
         """The place of the engine that served it last."""
         self.differences: tuple[str, ...] = ()
-        """Why that engine's tokens may not be those that were to come."""
+        """Reasons why that engine's tokens may differ from those that were to come."""
         self._clock = clock
         self._emitted: list[list[int]] = [[] for _ in range(source.n)]
         self._ended: set[int] = set()
@@ -78,7 +115,7 @@ class KeptStream:
         return replace(rest, continue_from=continuation)
 
     def take(self, event: Event, info: EngineInfo) -> tuple[Event, Continued | None]:
-        """Take in an event of the engine that `info` is of; return it for the consumer, and the pause that it ends.
+        """Process an event of the engine that `info` is of; return it for the consumer, and the pause that it ends.
 
         Raises `TokensOutOfPlace` where tokens would be repeated or skipped.
         """
@@ -132,7 +169,7 @@ class KeptStream:
     def _follow(self, event: Tokens) -> None:
         tokens = self._emitted[event.index]
         if event.position != len(tokens) or event.index in self._ended:
-            where = f"sample {event.index} goes on at token {event.position}"
+            where = f"sample {event.index} continues at token {event.position}"
             raise TokensOutOfPlace(f"{where}; allowed: {len(tokens)}, the next one, of a sample that has not ended")
         tokens += event.token_ids
         if event.finish_reason is not None:

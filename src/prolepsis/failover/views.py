@@ -1,4 +1,4 @@
-"""Several engines seen as one."""
+"""Health, counts and memory of several engines, combined as if they were one."""
 
 from collections.abc import Iterable, Sequence
 

@@ -157,7 +157,7 @@ class Matcher:
         return count
 
     def forced(self) -> tuple[int, ...]:
-        """Return the chain of tokens that must follow the committed ones, as far as it is certain."""
+        """Return the chain of tokens that must follow the committed ones, up to the first choice."""
         if self._forced is None:
             self._forced = () if self.is_over() else tuple(self._ask(lambda parser: parser.compute_ff_tokens()))
         return self._forced

@@ -1,6 +1,7 @@
-"""What is asked of Prometheus: which alerts fired in a period, and the present value of series."""
+"""Asks Prometheus which alerts fired in a period, and for values of queries, at a time or over a period."""
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,8 @@ _TIMEOUT_S = 30.0
 _LEAST_STEP_S = 15.0
 _MOST_STEPS = 10_000
 """Prometheus returns 11,000 points of a series at most."""
+_MOST_POINTS = 240
+"""Of a line: more than a screen shows."""
 
 
 class _Series(BaseModel):
@@ -47,6 +50,34 @@ class Firing:
         return self.labels.get("alertname", "")
 
 
+@dataclass(frozen=True, slots=True)
+class Line:
+    """The values of a query's series over a period."""
+
+    labels: Mapping[str, str]
+    values: Sequence[float | None]
+    """The value at each time; None if there is none, or if it is not a finite number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Moments at equal distances: Unix time in seconds."""
+
+    start: float
+    step_s: float
+    number: int
+
+    def place(self, at: float) -> int:
+        """Return the number of the moment that is `at`."""
+        return round((at - self.start) / self.step_s)
+
+
+def times_of(period: Period) -> Times:
+    """Return the moments at which lines of a period have their points: every 15 s in an hour, at most 240 in all."""
+    step_s = max(_LEAST_STEP_S, period.seconds / _MOST_POINTS)
+    return Times(period.start.timestamp(), step_s, math.floor(period.seconds / step_s) + 1)
+
+
 class Prometheus:
     """Raises `ConfigError` for a server that does not answer, and for queries that it refuses."""
 
@@ -73,6 +104,12 @@ class Prometheus:
         """Return the value of each series at a time, with its labels."""
         return [(series.metric, series.value[1]) for series in self._ask("query", {"query": query, "time": at})]
 
+    def lines(self, query: str, times: Times) -> list[Line]:
+        """Return the values of each series of a query."""
+        end = times.start + (times.number - 1) * times.step_s
+        asked: dict[str, str | float] = {"query": query, "start": times.start, "end": end, "step": times.step_s}
+        return [_line(series, times) for series in self._ask("query_range", asked)]
+
     def _ask(self, path: str, query: Mapping[str, str | float]) -> list[_Series]:
         try:
             with httpx.Client(transport=self._transport, timeout=_TIMEOUT_S) as client:
@@ -86,6 +123,14 @@ class Prometheus:
             said = document.get("error") if isinstance(document, dict) else None
             message = f"{self._url} did not reply as Prometheus does: {reply.status_code} {said or ''}".rstrip()
             raise ConfigError(message, param="prometheus") from None
+
+
+def _line(series: _Series, times: Times) -> Line:
+    values: list[float | None] = [None] * times.number
+    for at, value in series.values:
+        if math.isfinite(value):
+            values[times.place(at)] = value
+    return Line(series.metric, values)
 
 
 def _stretches(series: _Series, start: float, end: float, step: float) -> Iterator[Firing]:

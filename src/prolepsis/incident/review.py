@@ -31,7 +31,7 @@ _LISTED = 60
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What is left of an objective's error budget, 1: all; below 0: it is overspent."""
+    """Rest of an objective's error budget; 1: all; below 0: it is overspent."""
 
     objective: str
     remaining: float
@@ -51,7 +51,7 @@ class Review:
     period: Period
     this: Figures
     before: Figures
-    """Of the period before, equally long."""
+    """Figures of the period of the same length before."""
     happened: Sequence[Happening]
     budgets: Sequence[Budget] | None
     """None: Prometheus was not asked."""
@@ -63,7 +63,7 @@ class Review:
 
     @property
     def findings(self) -> list[Finding]:
-        """What to look at, the gravest first."""
+        """Findings to look at, the gravest first."""
         return [
             *_watched(self.happened),
             *_burnt(self.budgets or ()),

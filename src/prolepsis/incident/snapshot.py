@@ -10,8 +10,8 @@ from datetime import datetime
 from prolepsis import __version__
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.errors import ProlepsisError
-from prolepsis.incident.handed_out import HandedOut
 from prolepsis.incident.period import Period
+from prolepsis.incident.redactor import Redactor
 
 INDEX = "index.md"
 
@@ -51,7 +51,7 @@ def _read(source: Source) -> Part:
 
 def archive(parts: Sequence[Part], period: Period, made_at: datetime) -> bytes:
     """Return the archive (tar.gz) of the redacted parts."""
-    out = HandedOut()
+    out = Redactor()
     for part in parts:
         out.learn(part.content)
     files = {part.source.file: _written(part, out) for part in parts if not part.missing}
@@ -76,14 +76,14 @@ def made(parts: Sequence[Part], period: Period, actor: str) -> AuditEvent:
     return AuditEvent(actor=actor, action="incident.snapshot", after=after)
 
 
-def _written(part: Part, out: HandedOut) -> bytes:
+def _written(part: Part, out: Redactor) -> bytes:
     if not isinstance(part.content, str):
         return json.dumps(out.value(part.content), indent=1, ensure_ascii=False).encode() + b"\n"
     is_metrics = part.source.file == "metrics.txt"
     return (out.metrics(part.content) if is_metrics else out.text(part.content)).encode()
 
 
-def _index(parts: Sequence[Part], sizes: dict[str, int], period: Period, made_at: datetime, out: HandedOut) -> str:
+def _index(parts: Sequence[Part], sizes: dict[str, int], period: Period, made_at: datetime, out: Redactor) -> str:
     lines = [
         f"# Snapshot of {period}",
         "",

@@ -1,4 +1,4 @@
-"""What a store knows of a period."""
+"""Reads what the store holds about a period, for snapshots and reviews."""
 
 import json
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ import yaml
 from sqlalchemy import Connection, func, select
 
 from prolepsis.audit import chain
-from prolepsis.cost import period_history
+from prolepsis.cost.history import stored_periods
 from prolepsis.incident.period import Period
 from prolepsis.policy import versions
 from prolepsis.rollout.store import RolloutStore
@@ -65,7 +65,7 @@ def rollouts(database: Database) -> list[dict[str, Any]]:
 
 def cost(connection: Connection) -> list[dict[str, Any]]:
     """Return what the device cost in the last hours."""
-    return [asdict(one) for one in period_history.newest(connection, _HOURS)]
+    return [asdict(one) for one in stored_periods(connection, _HOURS)]
 
 
 def _rows(connection: Connection, query: Any) -> list[Mapping[str, object]]:

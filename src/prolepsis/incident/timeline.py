@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Literal
 
 from prolepsis.audit.entry import AuditEntry
-from prolepsis.audit.told import told
+from prolepsis.audit.summary import changed_fields, version_words
 from prolepsis.incident.prometheus import Firing
 
 Kind = Literal["alert", "deployment", "rollout", "event", "change"]
@@ -45,9 +45,9 @@ def of_entry(entry: AuditEntry) -> Happening:
         return Happening(at, _kind(entry), entry.action, "erased", "", "")
     details = entry.details
     if entry.action.startswith("server."):
-        words = [f"{name} {version}" for name, version in entry.versions.items()]
+        words = list(version_words(entry.versions))
     else:
-        words = list(islice(told(details.before, details.after), _MOST_FIELDS))
+        words = list(islice(changed_fields(details.before, details.after), _MOST_FIELDS))
     return Happening(at, _kind(entry), entry.action, details.actor, details.subject, _short(", ".join(words)))
 
 

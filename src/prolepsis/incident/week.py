@@ -24,7 +24,7 @@ class Traffic(TrafficSums):
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What the devices of all servers cost in one currency; empty: without prices."""
+    """Cost of the devices of all servers in one currency; empty: without prices."""
 
     currency: str
     held_s: float

@@ -16,9 +16,9 @@ class FreeMemory:
 
     place: str
     free: int
-    """What may still be taken without swapping."""
+    """Memory that is available without swapping."""
     held: int
-    """What this process holds already."""
+    """Memory that this process holds already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def _cgroup_free(folder: Path, files: _CgroupFiles) -> int | None:
 
 
 def _number(file: Path) -> int | None:
-    """Return the number in a file; None without one, as 'max' is none."""
+    """Return the number in a file; None for other content such as 'max'."""
     text = "".join(_lines(file))
     return int(text) if text.isdigit() else None
 

@@ -1,4 +1,4 @@
-"""What an engine takes of memory: amounts as people write them, and the KV pages that fit, decided once at start."""
+"""Memory of an engine: amounts as people write them, and the number of KV pages that fit, decided once at start."""
 
 import re
 from collections.abc import Sequence
@@ -56,10 +56,10 @@ class Room:
 
 @dataclass(frozen=True, slots=True)
 class PageShape:
-    """What the number of pages follows from."""
+    """The figures that determine the number of pages."""
 
     page_bytes: int
-    """Of all caches that have a page of the same number."""
+    """Size of one page over all caches that have a page of this number."""
     page_size: int
     """Tokens."""
     max_model_len: int

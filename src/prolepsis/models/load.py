@@ -45,13 +45,13 @@ class LoadedModel:
     fingerprint: str
     """Hash of tokenizer, weights and forward, 16 hexadecimal digits."""
     identity: str = ""
-    """Of tokenizer and weights, the same for every forward: draft heads are trained for it."""
+    """Hash of tokenizer and weights, the same for every forward: draft heads are trained for it."""
     weights: str = ""
     """Hash of the weights alone, 64 hexadecimal digits."""
     default_sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
     """Sampling parameters for requests that leave them out."""
     fallback: str | None = None
-    """Why the model runs with a slower forward than the best for this device, or None."""
+    """Reason why the model runs with a slower forward than the best for this device, or None."""
 
 
 def load_model(config: EngineConfig, name: str | None = None) -> LoadedModel:

@@ -1,4 +1,4 @@
-"""What the engine gives a model (a flat batch of tokens, the same for prefill, decode and verify) and needs of it.
+"""The interface of a model: its input, a flat batch of tokens for prefill, decode and verify alike, and its results.
 
 Legend: T tokens of this step, S sequences, P pages of the longest sequence, L logits kept.
 """
@@ -104,11 +104,11 @@ class ModelInfo:
     token_bytes: int = 0
     """Memory that a pass takes for each of its tokens, at most: activations and logits, in bytes."""
     device: str = "cpu"
-    """Where weights and KV pages are, e.g. 'cpu', 'cuda:0'."""
+    """Device of weights and KV pages, e.g. 'cpu', 'cuda:0'."""
     num_experts: int = 0
-    """Of each layer of a mixture of experts, 0 for others."""
+    """Experts in each layer of a mixture of experts, 0 for others."""
     computation: str = ""
-    """What is rounded, e.g. 'q4_1 weights, int8 activations'; empty where nothing is but to the forward's dtype."""
+    """Rounding, e.g. 'q4_1 weights, int8 activations'; empty if only the forward's dtype rounds."""
 
 
 class KVCache(Protocol):

@@ -1,4 +1,4 @@
-"""Where trained weights come from and how well they draft: the key "prolepsis" of their config.json.
+"""The provenance of trained weights and how well they draft: the key "prolepsis" of their config.json.
 
 "prolepsis": {
     "version": 2,
@@ -47,7 +47,7 @@ class Acceptance(BaseModel):
 
 
 class Provenance(BaseModel):
-    """Where weights come from and how well they draft; empty if unknown."""
+    """Origin of weights and how well they draft; empty if unknown."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
@@ -62,7 +62,7 @@ class Provenance(BaseModel):
 
     @property
     def training(self) -> Mapping[str, Any]:
-        """How they were trained: everything else, as plain JSON values."""
+        """Their training: everything else, as plain JSON values."""
         return self.model_extra or {}
 
     @property

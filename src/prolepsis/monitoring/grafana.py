@@ -1,6 +1,7 @@
 """Dashboards as Grafana reads them (schema 39), made of rows of panels."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -29,7 +30,7 @@ class Panel:
     unit: str = "short"
     kind: Kind = "timeseries"
     about: str = ""
-    """What it shows and how to read it."""
+    """Description: what it shows and how to read it."""
     width: int = 8
     is_stacked: bool = False
     most: float | None = None
@@ -76,6 +77,11 @@ class Dashboard:
         for row in self.rows:
             for panel in row.panels:
                 yield from panel.queries
+
+
+def filled(expression: str, rate_interval: str) -> str:
+    """Return an expression of a panel as Prometheus takes it: for every value of the dashboard's variables."""
+    return re.sub(r'"\$\w+"', '".*"', expression).replace("$__rate_interval", rate_interval)
 
 
 def dashboard_json(

@@ -32,7 +32,7 @@ class Raw(Part):
 
 
 class Indicator(Part):
-    """What is measured: `events` or `raw`."""
+    """The indicator: `events` or `raw`."""
 
     events: Events | None = None
     raw: Raw | None = None

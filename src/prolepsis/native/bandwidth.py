@@ -1,4 +1,4 @@
-"""How fast the cores of this machine read memory, which limits plain decoding: each token reads all weights."""
+"""Measures this machine's memory bandwidth, which limits plain decoding: each token reads all weights."""
 
 import time
 from concurrent.futures import ThreadPoolExecutor

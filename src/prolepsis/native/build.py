@@ -23,7 +23,7 @@ log = structlog.get_logger(__name__)
 
 SOURCES = Path(__file__).parent
 compile_seconds: list[float] = []
-"""Of each compilation in this process: what is compiled belongs to the process, whichever engine asked for it."""
+"""Duration of each compilation in this process; compiled code is shared by all engines of the process."""
 _OPTIONS = ("-O3", "-std=c++20", "-fno-math-errno", "-fPIC")
 _LIBRARIES = ("-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python")
 

@@ -34,7 +34,7 @@ def processor_name() -> str:
 
 
 def _fact(name: str) -> str:
-    """Return what /proc/cpuinfo says of the first core under `name`; empty if it says nothing."""
+    """Return the value of `name` for the first core in /proc/cpuinfo; empty if there is none."""
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:

@@ -1,4 +1,4 @@
-"""From a file or a text to a policy that makes sense: every problem at once, with line, value and what is allowed."""
+"""Checks a policy file or text, and reports every problem at once with line, value and what is allowed."""
 
 import difflib
 from collections import Counter

@@ -29,7 +29,7 @@ def _days(value: object) -> object:
 def _days_of(part: object) -> Iterator[Day]:
     first, dash, last = str(part).partition("-")
     if first not in DAYS or (dash and last not in DAYS):
-        raise ValueError(f"{str(part)[:32]!r} is no day; allowed: {', '.join(DAYS)}, or a range such as mon-fri")
+        raise ValueError(f"{str(part)[:32]!r} is not a day; allowed: {', '.join(DAYS)}, or a range such as mon-fri")
     start = DAYS.index(first)
     length = (DAYS.index(last) - start) % len(DAYS) if dash else 0
     for i in range(length + 1):

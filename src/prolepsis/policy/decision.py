@@ -54,9 +54,9 @@ class Decision:
     assignment: Assignment | None = None
     """If the rule is rolled out."""
     limits: Limits = UNLIMITED
-    """What earlier drafts leave of the terms."""
+    """Limits from earlier drafts of the traffic class."""
     limited_by: tuple[LimitReason, ...] = ()
-    """What of that took effect."""
+    """Those limits that took effect."""
     rule_flags: tuple[FlagDecision, ...] = ()
     """Decisions of the flags that rules name."""
     flag: FlagDecision | None = None

@@ -1,4 +1,4 @@
-"""Whether requests of a traffic class may verify drafts, and how long ones: judged by the drafts of earlier requests.
+"""Decides whether requests of a traffic class may verify drafts, and how long, from the drafts of earlier requests.
 
 Figures belong to what made them: a proposer, the version of its weights, and the traffic class. Older drafts fade. With
 two thresholds a class that has become eligible stays so until it falls below the lower one (hysteresis).
@@ -15,7 +15,7 @@ from prolepsis.core.validation import Number, Part
 
 
 class Threshold(Part):
-    """Where a figure makes a traffic class eligible, and where it no longer does."""
+    """Bounds of a figure: from `min` on a traffic class becomes eligible, below `until` it no longer is."""
 
     min: Number
     until: Number | None = None
@@ -33,7 +33,7 @@ class Threshold(Part):
 
 
 class EligibilityTerms(Part):
-    """What the drafts of a traffic class have to show before they are verified, and while they are."""
+    """Conditions on the drafts of a traffic class, before they are verified and while they are."""
 
     acceptance_rate: Threshold | None = None
     """Accepted / drafted tokens."""
@@ -55,11 +55,11 @@ class StartTerms(Part):
 
     num_speculative_tokens: Annotated[int, Field(ge=1)] = 4
     num_drafts: Annotated[int, Field(ge=1)] = 64
-    """Of the traffic class, verified or compared in shadow."""
+    """Drafts of the traffic class that are needed, verified or compared in shadow."""
 
 
 EXPERTS_TERMS = EligibilityTerms(acceptance_rate=Threshold(min=0.5, until=0.4))
-"""Of mixture-of-experts targets, where rules have no terms: each draft token may load further experts."""
+"""Default terms for mixture-of-experts targets: each draft token may load further experts."""
 MIN_DRAFTS = 64
 """Drafts by which eligibility is judged at first."""
 HALF_LIFE = 256.0
@@ -77,7 +77,7 @@ _LOW: Mapping[str, LimitReason] = {"acceptance_rate": "low_acceptance", "saving_
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the drafts seen so far leave of the terms of one request."""
+    """Limits that the drafts seen so far put on one request."""
 
     reasons: tuple[LimitReason, ...] = ()
     verifies: bool = True
@@ -90,7 +90,7 @@ UNLIMITED = Limits()
 
 @dataclass(slots=True)
 class DraftFigures:
-    """One version of a proposer in one traffic class; weighted sums, but for `num_drafts`."""
+    """One version of a proposer in one traffic class; weighted sums, except for `num_drafts`."""
 
     version: str
     num_drafts: int = 0
@@ -101,7 +101,7 @@ class DraftFigures:
     tokens: float = 0.0
 
     def add(self, counts: ProposerCounts, saved_s: float, num_tokens: int) -> None:
-        """Take in one request in which it drafted."""
+        """Process one request in which it drafted."""
         kept = 0.5 ** (counts.num_drafts / HALF_LIFE)
         self.num_drafts += counts.num_drafts
         self.drafted = kept * self.drafted + counts.num_draft_tokens
@@ -128,7 +128,7 @@ class Judged:
 _Asked = tuple[tuple[str, ...] | None, str, float, float]
 """Proposers, name of the condition, and its thresholds: no rule, so an edit elsewhere changes nothing."""
 _Condition = tuple[str, _Asked]
-"""Of a traffic class."""
+"""Traffic class, and the terms to judge it by."""
 
 
 class Eligibility:
@@ -165,7 +165,7 @@ class Eligibility:
         return list(self._held.values())
 
     def restore(self, figures: Mapping[str, Mapping[str, DraftFigures]], held: Iterable[Judged]) -> None:
-        """Take in what earlier runs learnt of the present weights, where this one has learnt less."""
+        """Process what earlier runs learned of the present weights, where this one has learned less."""
         for traffic_class, by_proposer in figures.items():
             known = self._figures.setdefault(traffic_class, {})
             for name, one in by_proposer.items():
@@ -190,7 +190,7 @@ class Eligibility:
                 yield proposers, name, threshold.min, threshold.leave
 
     def add(self, traffic_class: str, stats: RequestStats) -> None:
-        """Take in a request that has ended, whose drafts were verified where they pay, or compared in shadow."""
+        """Process a request that has ended, whose drafts were verified where they pay, or compared in shadow."""
         figures = self._current(traffic_class)
         saved_s = _saved_s(stats)
         for counts in (stats.proposers, stats.shadow):

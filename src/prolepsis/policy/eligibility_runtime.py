@@ -11,9 +11,9 @@ from prolepsis.core.audit_event import SERVER, AuditEvent, Emit, discard
 from prolepsis.core.ended import RequestEnded
 from prolepsis.core.traffic_sums import ratio
 from prolepsis.policy.eligibility import MIN_DRAFTS, UNLIMITED, DraftFigures, Eligibility, Judged, Limits
-from prolepsis.policy.eligibility_store import EligibilityStore, Learnt
+from prolepsis.policy.eligibility_store import EligibilityStore, Learned
 from prolepsis.policy.model import Policy, Terms, control_terms
-from prolepsis.store.learnt import Keeper
+from prolepsis.store.learned import Keeper
 from prolepsis.telemetry.declare import counter
 from prolepsis.web.feature import Feature
 from prolepsis.web.routes import READERS, Route, Routes
@@ -47,13 +47,13 @@ class EligibilityFeature(Feature):
     ) -> None:
         """`policy`: the one in use, whose conditions count.
 
-        `store` keeps what was learnt; None: it ends with the server.
+        `store` keeps what was learned; None: it ends with the server.
         """
         self.eligibility = eligibility
         self._policy = policy
         self._version = ""
-        """Of the policy whose conditions are held."""
-        self._keeper = Keeper(self.name, store, restore=self._take, learnt=self._learnt, clock=clock)
+        """Version of the policy whose conditions are judged."""
+        self._keeper = Keeper(self.name, store, restore=self._take, learned=self._learned, clock=clock)
         self.routes = _routes(self)
         self._emit = emit
         by = ("traffic_class", "condition", "eligible")
@@ -61,23 +61,23 @@ class EligibilityFeature(Feature):
         self._changes = counter(registry, "eligibility_changes", text, *by)
 
     async def tick(self) -> None:
-        """Read what earlier runs learnt, and keep what this one does, when that is due."""
+        """Read what earlier runs learned, and keep what this one does, when that is due."""
         self.follow_policy()
         await self._keeper.tick()
 
     async def close(self) -> None:
-        """Keep what was learnt for the next start."""
+        """Keep what was learned for the next start."""
         await self._keeper.close()
 
-    def _take(self, learnt: Learnt) -> None:
-        self.eligibility.restore(learnt.figures, learnt.held)
+    def _take(self, learned: Learned) -> None:
+        self.eligibility.restore(learned.figures, learned.held)
         self._version = ""  # what was restored may hold conditions of an earlier policy
         self.follow_policy()
 
-    def _learnt(self) -> Learnt:
-        held = self.eligibility  # copied: a thread writes it while requests go on
+    def _learned(self) -> Learned:
+        held = self.eligibility  # copied: a thread writes it while requests continue
         figures = {of: {name: replace(one) for name, one in known.items()} for of, known in held.figures.items()}
-        return Learnt(figures, held.judged)
+        return Learned(figures, held.judged)
 
     def follow_policy(self) -> None:
         """Forget the conditions of an earlier policy that the present one does not have."""

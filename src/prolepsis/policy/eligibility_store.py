@@ -1,4 +1,4 @@
-"""What eligibility learnt, in the store: a restart goes on with it, and replicas share it."""
+"""The figures of eligibility in the store: a restart continues with them, and replicas share them."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -6,10 +6,10 @@ from hashlib import sha256
 
 from pydantic import TypeAdapter, ValidationError
 
-from prolepsis.core.digests import canonical
+from prolepsis.core.json_value import canonical
 from prolepsis.policy.eligibility import DraftFigures, Judged
 from prolepsis.store.database import Database
-from prolepsis.store.learnt import LearntTable, Place
+from prolepsis.store.learned import LearnedTable, Place
 from prolepsis.store.tables import eligibility
 
 _FIGURES, _HELD = "figures", "held"
@@ -17,7 +17,7 @@ _OF_FIGURES, _OF_HELD = TypeAdapter(DraftFigures), TypeAdapter(Judged)
 
 
 @dataclass(frozen=True, slots=True)
-class Learnt:
+class Learned:
     figures: Mapping[str, Mapping[str, DraftFigures]]
     """By traffic class and proposer."""
     held: Iterable[Judged]
@@ -27,10 +27,10 @@ class EligibilityStore:
     """Each call waits for the database and may raise `StoreUnavailable`. The replica that writes last is kept."""
 
     def __init__(self, database: Database) -> None:
-        self._table = LearntTable(database, eligibility)
+        self._table = LearnedTable(database, eligibility)
 
-    def read(self) -> Learnt:
-        """Return what was learnt; nothing of rows of another format."""
+    def read(self) -> Learned:
+        """Return what was learned; nothing of rows of another format."""
         figures: dict[str, dict[str, DraftFigures]] = {}
         held: list[Judged] = []
         for (kind, traffic_class, name), text in self._table.read().items():
@@ -39,20 +39,20 @@ class EligibilityStore:
                     figures.setdefault(traffic_class, {})[name] = _OF_FIGURES.validate_json(text)
                 else:
                     held.append(_OF_HELD.validate_json(text))
-            except ValidationError:  # of another version of the software: it is learnt again
+            except ValidationError:  # of another version of the software: it is learned again
                 continue
-        return Learnt(figures, held)
+        return Learned(figures, held)
 
-    def write(self, learnt: Learnt, /) -> None:
-        """Keep what changed since the last write, and no condition that is gone."""
-        self._table.write(dict(_texts(learnt)), complete=_HELD)
+    def write(self, learned: Learned, /) -> None:
+        """Store what changed since the last write, and delete conditions that no longer exist."""
+        self._table.write(dict(_texts(learned)), complete=_HELD)
 
 
-def _texts(learnt: Learnt) -> Iterable[tuple[Place, str]]:
+def _texts(learned: Learned) -> Iterable[tuple[Place, str]]:
     """Return the text of each place: kind, traffic class, and the proposer or a digest of the condition."""
-    for traffic_class, by_proposer in learnt.figures.items():
+    for traffic_class, by_proposer in learned.figures.items():
         for proposer, figures in by_proposer.items():
             yield (_FIGURES, traffic_class, proposer), _OF_FIGURES.dump_json(figures).decode()
-    for judged in learnt.held:
+    for judged in learned.held:
         digest = sha256(canonical([judged.proposers, judged.condition, judged.min, judged.until]).encode())
         yield (_HELD, judged.traffic_class, digest.hexdigest()), _OF_HELD.dump_json(judged).decode()

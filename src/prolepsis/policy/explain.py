@@ -153,7 +153,7 @@ class ExplainedRequest:
     in_effect: dict[str, object] | None
     """None: the request is refused."""
     facts: dict[str, object]
-    """What rules may ask of the request; an unlimited length is null."""
+    """Facts of the request that rules may use; an unlimited length is null."""
 
 
 def explain(policy: Policy, facts: RequestFacts, requested: SpeculationRequest = UNSTATED) -> Explanation:

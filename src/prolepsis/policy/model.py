@@ -133,7 +133,7 @@ class Terms(Part):
     guardrails: Annotated[tuple[GuardrailTerms, ...], BeforeValidator(one_or_more)] = ()
     rollout: RolloutTerms | None = None
     audit: AuditTerms | None = None
-    """What the audit log keeps of the requests; None leaves it to the server's settings."""
+    """Terms of the audit log for the requests; None: the server's settings apply."""
     eligible_while: EligibilityTerms | None = None
     """Mode on is shadow for traffic classes whose drafts have not shown this."""
     start: StartTerms | None = None
@@ -141,7 +141,7 @@ class Terms(Part):
 
 
 _OPTIONAL = ("audit", "eligible_while", "start")
-"""Terms that are no part of a policy's content where they are not given."""
+"""Terms that are not part of a policy's content unless they are given."""
 
 
 def control_terms(terms: Terms) -> Terms:

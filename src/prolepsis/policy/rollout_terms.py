@@ -133,7 +133,7 @@ class GuardrailTerms(Part):
     name: Name
     metric: Metric
     margin: Annotated[Number, Field(gt=0)] | None = None
-    """How much worse than the control it may be: absolute for rates, a share of the control's for times and costs."""
+    """Allowed difference from the control: absolute for rates, a share of the control's value for times and costs."""
     limit: Annotated[Number, Field(gt=0)] | None = None
     """A fixed bound: the metric has to stay above it if higher is better, else below it."""
     dry_run: bool = False
@@ -156,7 +156,7 @@ AssignBy = Literal["request", "tenant", "key"] | HeaderKey
 
 
 class AgainstTerms(Part):
-    """What the control has in place of plain decoding; what is not given is the rule's."""
+    """Terms of the control in place of plain decoding; terms that are left out are the rule's."""
 
     proposers: Annotated[tuple[str, ...], BeforeValidator(one_or_more), Field(min_length=1)] | None = None
     num_speculative_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -192,13 +192,13 @@ class RolloutTerms(Part):
     on_harm: OnHarm = "plain"
     """Once it is on: where harm takes it. last_stage: to the last step, which it has to pass again."""
     assign_by: AssignBy = "request"
-    """What is assigned to an arm as a whole, and counts as one observation. key: an API key, by its public part."""
+    """The unit that is assigned to an arm and counts as one observation. key: an API key, by its public part."""
     against: AgainstTerms | None = None
     """The terms of all requests but the canary's; None: they are decoded plainly."""
 
     @property
     def unit(self) -> str:
-        """What is assigned and counted, in one word."""
+        """The unit of assignment and counting, in one word."""
         return self.assign_by if isinstance(self.assign_by, str) else self.assign_by.header
 
     def sticky_key(self, facts: RequestFacts) -> str | None:

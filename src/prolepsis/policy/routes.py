@@ -60,7 +60,7 @@ class PolicyReply:
     """The version that requests name; null if no policy is in use."""
     rules: list[str]
     fault: str | None
-    """Why the source's present content is not in use."""
+    """Reason why the source's present content is not in use."""
     content: Mapping[str, object] | None
     """Default and rules with match and terms in full; null if no policy is in use."""
 
@@ -75,14 +75,14 @@ class PolicyVersionsReply:
 
 @dataclass(frozen=True, slots=True)
 class PolicyCheckReply:
-    """What a text would be as the policy of this server."""
+    """Result of checking a text as the policy of this server."""
 
     policy_version: str | None
     """null: it cannot be used."""
     errors: list[str]
     warnings: list[str]
     changes: list[Change]
-    """Of the policy that it is compared with; none if it cannot be used."""
+    """Changes against the compared policy; none if the text cannot be used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

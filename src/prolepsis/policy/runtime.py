@@ -72,7 +72,7 @@ class Policies(Feature):
 
     @property
     def version(self) -> str:
-        """Of the policy in use; empty if there is none."""
+        """Return the version of the policy in use; empty if there is none."""
         return self.policy.full_version if self.policy else ""
 
     @property

@@ -1,4 +1,4 @@
-"""Where the policy comes from: a file, or the versions in the store. A source keeps the last good policy."""
+"""Sources of the policy: a file, or the versions in the store. A source keeps the last good policy."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -34,7 +34,7 @@ class PolicySource(Protocol):
 
     @property
     def fault(self) -> str:
-        """Why the source's present content is not in use; empty if it is."""
+        """Reason why the source's present content is not in use; empty if it is."""
 
     def poll(self) -> Reload:
         """Take over new content; may block, and raises nothing."""
@@ -88,7 +88,7 @@ class StoredPolicy:
         self.version: int | None = None
         """The version of `policy`, `NO_VERSION` before the first; None: not known yet."""
         self.fault = ""
-        """Why the version in the store is not known, or not in use here."""
+        """Reason why the version in the store is not known, or not in use here."""
         self._database = database
         self._known = known
         self._refused: int | None = None
@@ -181,7 +181,7 @@ class StoredPolicy:
         if stored is not None:
             return version, usable_policy(stored.text, f"version {version}", self._known)
         if self.version:
-            message = f"store {self._database.name} has no policy any more; version {self.version} stays"
+            message = f"store {self._database.name} has no policy any longer; version {self.version} stays in use"
             raise ConfigError(message, param="store")
         return version, None
 

@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from hashlib import blake2b
+from typing import Protocol
 
 from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.core.requests import GenerateRequest
@@ -38,6 +39,16 @@ def _page_hashes(tokens: tuple[int, ...], scope: str) -> Sequence[bytes]:
     hashes: list[bytes] = []
     extend_hashes(hashes, tokens, PAGE_SIZE, scope, (len(tokens) - 1) // PAGE_SIZE)
     return tuple(hashes)
+
+
+class Router(Protocol):
+    """Chooses replicas."""
+
+    def ranked(self, request: GenerateRequest, loads: Mapping[str, int]) -> Sequence[str]:
+        """Return the replicas by preference, from their requests in flight."""
+
+    def sent(self, request: GenerateRequest, replica: str) -> None:
+        """Take note of where a request went."""
 
 
 class PrefixRouter:

@@ -12,7 +12,7 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 from starlette.types import ASGIApp
 
-from prolepsis.api.beside import Beside
+from prolepsis.api.multi_model import MultiModelApp
 from prolepsis.api.run import StartedEngine, StartEngine, application
 from prolepsis.api.services import Services
 from prolepsis.core.config import EngineConfig
@@ -47,7 +47,7 @@ class FrontDoor:
             apps.insert(0, made.app)
             services.insert(0, made.app.state.services)
         names = [one.model_names[0] for one in services]
-        return Beside(dict(zip(names, apps, strict=True))) if len(apps) > 1 else apps[0]
+        return MultiModelApp(dict(zip(names, apps, strict=True))) if len(apps) > 1 else apps[0]
 
     def __del__(self) -> None:
         self._open.close()

@@ -10,8 +10,7 @@ from prolepsis.core.errors import ConfigError
 from prolepsis.core.extras import RAY
 from prolepsis.engine.client import Demand
 from prolepsis.failover.client import FailoverClient
-from prolepsis.failover.members import Member
-from prolepsis.failover.settings import FailoverSettings
+from prolepsis.failover.members import FailoverSettings, Member
 from prolepsis.models.files.tokenizer import Tokenizer
 from prolepsis.ray.autoscaling import Scaling
 from prolepsis.ray.client import ReplicasClient

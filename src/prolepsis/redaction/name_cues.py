@@ -11,7 +11,7 @@ import regex
 
 
 class Cue(IntEnum):
-    """How strongly the words around a capitalised word announce a name."""
+    """Strength with which the words around a capitalised word announce a name."""
 
     NONE = 0
     WEAK = 1

@@ -164,7 +164,7 @@ def _end(token: _Token, text: str) -> int:
 
 
 def _length(run: Sequence[_Token], text: str, end: int, lists: NameLists) -> int:
-    """Return how many tokens of the run, which goes on to `end`, are a name from its first on; 0: that one is none."""
+    """Return how many tokens at the start of the run, which ends at `end`, are a name; 0: none."""
     name = _candidate(run, lists)
     words = [token for token in name if not token.is_small and not token.is_initial]
     if not words:
@@ -187,7 +187,7 @@ def _length(run: Sequence[_Token], text: str, end: int, lists: NameLists) -> int
 
 
 def _candidate(run: Sequence[_Token], lists: NameLists) -> Sequence[_Token]:
-    """Return the tokens of the run up to its last word that is no ordinary one, without a first ordinary word."""
+    """Return the tokens of the run up to its last word that is not an ordinary one, without a first ordinary word."""
     end = num_words = 0
     for i, token in enumerate(run):
         if token.is_small or (token.is_initial and i):

@@ -27,9 +27,9 @@ KEEP_S = 5.0
 LOST_S = 15.0
 """A replica that has not been seen for so long is taken for lost."""
 PATIENCE_S = 1.0
-"""How long a tick waits for the store; a slower one goes on behind it."""
+"""How long a tick waits for the store; a slower one continues after it."""
 _EVERYWHERE = ("0.0.0.0", "::", "")  # noqa: S104
-"""Hosts that are no address by which others reach a server."""
+"""Hosts by which other machines cannot reach a server."""
 
 State = Literal["starting", "ready", "draining", "lost"]
 STATES: tuple[State, ...] = get_args(State)
@@ -39,14 +39,14 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaFacts:
-    """How a server describes itself."""
+    """Description of a server by itself."""
 
     address: str
     region: str
     model: str
     group: ExactGroup
     version: str
-    """Of the software."""
+    """Version of the software."""
     state: State
     engines: tuple[EngineMember, ...] = ()
     """Behind this front door, where they are in other processes."""
@@ -79,7 +79,7 @@ class ReplicasReply:
     """They share a store; without one a server knows of itself only."""
     replicas: list[ReplicaReply]
     fault: str | None = None
-    """Why the store cannot be read; the others are then as they were last seen."""
+    """Reason why the store cannot be read; the other servers are then shown as last seen."""
 
 
 _FACTS = TypeAdapter(ReplicaFacts)
@@ -160,7 +160,7 @@ class ReplicaRegistry(Feature):
         facts = _FACTS.dump_json(self._facts()).decode()
         try:
             seen = await asyncio.to_thread(table.keep, self.replica, facts)
-        except StoreUnavailable as error:  # contained: the registry goes on with what it knows
+        except StoreUnavailable as error:  # contained: the registry continues with what it knows
             if self._fault is None:
                 log.error("store_failed", feature=self.name, error=str(error))
             self._fault = str(error)

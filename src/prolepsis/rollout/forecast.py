@@ -24,7 +24,7 @@ ASSUMED = (
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """How long a stage takes to pass."""
+    """Expected time until a stage passes."""
 
     stage: str
     wait: Wait | None

@@ -63,9 +63,9 @@ class RolloutTarget:
     settings: RolloutSettings
     starts_itself: bool
     unit: str = "request"
-    """What is assigned as a whole and counted once."""
+    """The unit that is assigned and counted once."""
     against: Mapping[str, object] | None = None
-    """What the control has of its own; None: it is plain."""
+    """Terms of the control; None: it is plain."""
     heads: frozenset[str] = frozenset()
     """Proposers with a draft head that canary or control may use."""
 
@@ -128,7 +128,7 @@ class LiveRollout:
         return self.target.settings
 
     def take(self, state: RolloutState) -> None:
-        """Go on from `state`; a new stage begins without evidence."""
+        """Continue from `state`; a new stage begins without evidence."""
         if not self.evidence.belongs_to(state.rollout_id, state.run, evidence_stage(state, self.settings)):
             self._begin(state)
         self.state = state

@@ -23,7 +23,7 @@ class RolloutState(JsonValue):
 
     rollout_id: str
     policy_version: str
-    """Of the policy at the last change."""
+    """Version of the policy at the last change."""
     version: int = 0
     """Rises by one with each change; the store takes a state only over the one before it."""
     run: int = 0
@@ -96,7 +96,7 @@ class RolloutEvent(JsonValue):
     rollout_id: str
     policy_version: str
     version: int
-    """Of the state that the event led to."""
+    """Version of the state that the event led to."""
     kind: Kind
     stage: str
     """Name of the stage that it happened in."""
@@ -133,7 +133,7 @@ def step(state: RolloutState, evidence: Evidence | None, now: float, settings: R
     """Return the state at `now` (seconds) and what happened.
 
     A fail rolls back at once, from every active phase, held included; from on it may lead back to the last stage. A
-    pass promotes, or waits at a gate, once the stage has lasted its least time. An inconclusive stage goes on up to its
+    pass promotes, or waits at a gate, once the stage has lasted its least time. An inconclusive stage lasts up to its
     longest time. Evidence of another rollout or stage does not count. Without a change the state is returned as it is.
     """
     if state.phase not in JUDGED or not _is_due(state, evidence, now, settings):

@@ -1,4 +1,4 @@
-"""What a stage lacks before an operator may promote it without force."""
+"""Checks whether a stage may be promoted without force, and says what it lacks."""
 
 from collections.abc import Mapping
 
@@ -21,7 +21,7 @@ def check(state: RolloutState, evidence: Evidence, settings: RolloutSettings) ->
         return
     why = "; ".join(missing(state, verdict, settings)) or "no guardrail decides"
     stage = settings.stages[state.stage].name
-    raise InvalidParameter(f"stage {stage!r} has not passed: {why}. `force` promotes it all the same", param="force")
+    raise InvalidParameter(f"stage {stage!r} has not passed: {why}. `force` promotes it anyway", param="force")
 
 
 def missing(state: RolloutState, verdict: Verdict | None, settings: RolloutSettings) -> list[str]:

@@ -1,4 +1,4 @@
-"""What a replica exchanges with others through the store: states, evidence, and rollbacks that wait to be stored."""
+"""Exchanges states and evidence of rollouts with other replicas through the store, and rollbacks that wait for it."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
@@ -74,7 +74,7 @@ class ReplicaExchange:
             await self.keep_evidence(lives)
 
     async def keep_evidence(self, lives: Iterable[LiveRollout]) -> None:
-        """Store the evidence of stages that go on."""
+        """Store the evidence of stages that continue."""
         seen = [live.evidence for live in lives if live.state.phase in JUDGED]
         seen = [evidence for evidence in seen if evidence.num_canary + evidence.num_control]
         if seen:

@@ -71,7 +71,7 @@ class RolloutView:
     stages: tuple[str, ...]
     """Names of all stages, in order."""
     share: float
-    """Of requests that get the mode of the rule, 0 to 1."""
+    """Share of requests that get the mode of the rule, 0 to 1."""
     holdout: float
     """Share of requests that stay plain throughout."""
     run: int
@@ -79,11 +79,11 @@ class RolloutView:
     since: float
     """When the stage began (Unix time), moved on by the time that it was held."""
     against: Mapping[str, object] | None
-    """What the control has of its own; null: it is plain."""
+    """Terms of the control; null: it is plain."""
     weights: str
     """Versions of the draft heads that the evidence belongs to; empty if the rule uses none."""
     unit: str
-    """What is assigned as a whole and counted once: request, tenant, key, or the name of a header."""
+    """The unit that is assigned and counted once: request, tenant, key, or the name of a header."""
     num_canary: int
     """Units of the stage that finished, by arm."""
     num_control: int
@@ -134,7 +134,7 @@ class Rollouts(Feature):
         self._live: dict[str, LiveRollout] = {}
         """By rule."""
         self._left: tuple[LiveRollout, ...] = ()
-        """The last rollouts whose rules the policy lost: if a rule returns, its rollout goes on with its evidence."""
+        """The last rollouts whose rules the policy lost: if a rule returns, its rollout continues with its evidence."""
         self._exchange = ReplicaExchange(store, self._clock)
         self._policy_version = ""
         self._units = Units()
@@ -201,7 +201,7 @@ class Rollouts(Feature):
             await self._exchange.keep_evidence(self._live.values())
 
     async def tick(self) -> None:
-        """Take in the changes of other replicas, then step every rollout."""
+        """Process the changes of other replicas, then step every rollout."""
         if not self._live and not self._left:
             return
         async with self._lock:
@@ -280,7 +280,7 @@ class Rollouts(Feature):
         raise RolloutNotFound(message, param="rollout_id")
 
     async def _refresh(self) -> None:
-        """Take in what other replicas stored, and store what is due."""
+        """Process what other replicas stored, and store what is due."""
         lives = list(self._live.values())
         await self._exchange.read_states(lives)
         for live in lives:
@@ -311,7 +311,7 @@ class Rollouts(Feature):
                     live.observe(unit.assignment, unit.means, now=now, late=key.late)
 
     def _follow(self, live: LiveRollout) -> None:
-        """Go on from a state that another replica stored."""
+        """Continue from a state that another replica stored."""
         newer = self._exchange.newer(live.state)
         if newer is not None:
             self._take(live, newer, ())

@@ -18,13 +18,13 @@ class Stage:
 
     name: str
     share: float
-    """Of requests that go to the canary, in (0, 1); in shadow, of requests that draft for comparison."""
+    """Share of requests in the canary, in (0, 1); in shadow, share of requests that draft for comparison."""
     guardrails: tuple[Guardrail, ...]
     kind: Literal["shadow", "canary"] = "canary"
     minimum_s: float = 60.0
     maximum_s: float = 86400.0
     manual_gate: bool = False
-    """An operator has to approve before the rollout goes on from here."""
+    """An operator has to approve before the rollout continues from here."""
 
     def __post_init__(self) -> None:
         one_arm = not any(g.measure.has_control for g in self.guardrails)
@@ -57,7 +57,7 @@ class RolloutSettings:
 
     @property
     def watch_levels(self) -> Levels:
-        """Of the moving window once the rollout is on; `rollback_level` then holds for each 30 days."""
+        """Levels of the moving window once the rollout is on; `rollback_level` then holds for each 30 days."""
         return Levels(self.rollback_level, self.promotion_level, num_starts=NUM_STARTS)
 
 

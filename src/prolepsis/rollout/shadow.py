@@ -37,7 +37,7 @@ class RatioSums:
     nn: float = 0.0
 
     def add(self, x: float, n: float) -> None:
-        """Take in one request's part of numerator and denominator."""
+        """Process one request's part of numerator and denominator."""
         self.number += 1
         self.x, self.n = self.x + x, self.n + n
         self.xx, self.xn, self.nn = self.xx + x * x, self.xn + x * n, self.nn + n * n
@@ -61,9 +61,9 @@ class ProposerEvidence:
 
     counts: ProposerCounts = field(default_factory=ProposerCounts)
     accepted: RatioSums = field(default_factory=RatioSums)
-    """Of its drafted tokens, over requests in which it drafted."""
+    """Accepted share of its drafted tokens, over requests in which it drafted."""
     saved: RatioSums = field(default_factory=RatioSums)
-    """Of a request's time: tokens accepted, less what drafting and verifying cost in tokens, over tokens emitted."""
+    """Saved share of a request's time: (accepted - drafting - verifying) / emitted, all in tokens."""
 
 
 @dataclass(slots=True)
@@ -73,9 +73,9 @@ class TrafficClassEvidence:
     num_tokens: int = 0
     proposers: dict[str, ProposerEvidence] = field(default_factory=dict)
     saved: RatioSums = field(default_factory=RatioSums)
-    """By all proposers together."""
+    """Saved by all proposers together."""
     drafting: RatioSums = field(default_factory=RatioSums)
-    """Of a request's time: what drafting in shadow itself cost."""
+    """Share of a request's time that drafting in shadow took."""
 
     @property
     def speedup(self) -> Estimate | None:
@@ -87,7 +87,7 @@ class TrafficClassEvidence:
         return Estimate(_speedup(saved.value), *bounds)
 
     def add(self, stats: RequestStats) -> None:
-        """Take in a request that has ended."""
+        """Process a request that has ended."""
         num_tokens, shadow = stats.num_output_tokens, stats.shadow
         self.num_tokens += num_tokens
         self.saved.add(sum(map(_saved, shadow.values())), num_tokens)
@@ -133,7 +133,7 @@ class ShadowEvidence:
         self.traffic_classes: dict[str, TrafficClassEvidence] = {}
 
     def add(self, traffic_class: str, stats: RequestStats, version: str) -> None:
-        """Take in a request in shadow that has ended; another version of draft heads or policy starts afresh."""
+        """Process a request in shadow that has ended; another version of draft heads or policy starts afresh."""
         if version != self.version:
             self.version, self.traffic_classes = version, {}
         if stats.num_output_tokens:

@@ -54,7 +54,7 @@ class ShadowTrafficClass:
 @dataclass(frozen=True, slots=True)
 class ShadowReply:
     version: str
-    """Of draft heads and policy; all figures belong to it."""
+    """Version of draft heads and policy that all figures belong to."""
     traffic_classes: list[ShadowTrafficClass]
 
 
@@ -71,7 +71,7 @@ class ShadowFeature(Feature):
         self._policy = policy
 
     def on_request_end(self, ended: RequestEnded) -> None:
-        """Take in the prompts of a request that drafted in shadow."""
+        """Process the prompts of a request that drafted in shadow."""
         info, policy = self._info(), self._policy()
         if (ended.about.policy_version or "") != policy:  # another one was in use when it began
             return

@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field, TypeAdapter
 
 from prolepsis.core.audit_event import SERVER, AuditEvent, Emit
 from prolepsis.core.errors import ConfigError
-from prolepsis.core.urls import address, without_user
+from prolepsis.core.network import address, without_user
 from prolepsis.rollout.live import LiveRollout
 from prolepsis.rollout.machine import Kind, RolloutEvent
 from prolepsis.telemetry.declare import counter
@@ -54,7 +54,7 @@ _LISTED = TypeAdapter(list[Posted])
 
 @dataclass(slots=True)
 class _Due:
-    """A change that Alertmanager has not been told of."""
+    """A change that was not sent to Alertmanager yet."""
 
     rollout: LiveRollout
     event: RolloutEvent
@@ -79,7 +79,7 @@ class Silences(Feature):
     def __init__(
         self, url: str, registry: CollectorRegistry, *, emit: Emit, clock: Callable[[], float] = time.time
     ) -> None:
-        """`clock`: Unix time. Raises `ConfigError` for an address that is none."""
+        """`clock`: Unix time. Raises `ConfigError` for an invalid address."""
         check_alertmanager(url)
         self._url = url
         self._tls = httpx.create_ssl_context()  # takes milliseconds, which the event loop must not wait for later
@@ -119,7 +119,7 @@ class Silences(Feature):
                 await self._expire(http, due.event)
                 if due.event.kind in BEGINS:
                     await self._post(http, due)
-        except (httpx.HTTPError, ValueError) as error:  # contained: without its silence a rollout goes on
+        except (httpx.HTTPError, ValueError) as error:  # contained: without its silence a rollout continues
             due.tries_left -= 1
             status = error.response.status_code if isinstance(error, httpx.HTTPStatusError) else None
             log.warning(
@@ -176,7 +176,7 @@ def author_of(rollout_id: str) -> str:
 
 
 def check_alertmanager(url: str) -> None:
-    """Raise `ConfigError` for an address that is none."""
+    """Raise `ConfigError` for an invalid address."""
     if url != OFF and address(url) is None:
         shown = without_user(url)[:80]
         message = f"alertmanager is {shown!r}; allowed: an http(s) URL such as http://127.0.0.1:9093, or none"

@@ -27,7 +27,7 @@ class RolloutStore:
 
     Each call waits for the database and may raise `StoreUnavailable`; none belongs on an event loop. Evidence is a row
     for each replica and rollout. The change that ends a stage drops the rows of all replicas with it; evidence of that
-    stage that a replica keeps afterwards belongs to no stage that goes on, and is dropped with the next.
+    stage that a replica keeps afterwards belongs to no stage that continues, and is dropped with the next.
     """
 
     def __init__(self, database: Database) -> None:

@@ -70,7 +70,7 @@ class Units:
     def add(
         self, assignment: Assignment, values: Mapping[str, float], now: float, *, late: bool, again_s: float = inf
     ) -> None:
-        """Take in a finished request, unless its unit is counted; `again_s`: after that time it counts again.
+        """Process a finished request, unless its unit is counted; `again_s`: after that time it counts again.
 
         While `MAX_OPEN` keys wait, requests of further ones are lost, whatever they showed: that favours no arm.
         """

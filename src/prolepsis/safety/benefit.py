@@ -1,4 +1,4 @@
-"""What each proposer brings in each traffic class: the share of the answers' tokens that its drafts were. Pure.
+"""The benefit of each proposer in each traffic class: its drafts' share of the answers' tokens. Pure.
 
 It is watched over all requests that may speculate, with a draft or without: a proposer that is no longer asked, as its
 drafts do not pay, makes nothing slower, and this still shows that its benefit is gone. It belongs to no version.
@@ -34,7 +34,7 @@ class Benefits:
         self._watches: dict[Key, MeanWatch] = {}
 
     def restore(self, states: Mapping[Key, MeanState]) -> None:
-        """Go on from what was learnt before a restart, unless more is known by now."""
+        """Continue from what was learned before a restart, unless more is known by now."""
         for key, state in states.items():
             known = self._watches.get(key)
             if known is None or known.number < state.number:
@@ -49,7 +49,7 @@ class Benefits:
         return watch.baseline if watch is not None else None
 
     def see(self, ended: RequestEnded, now: float) -> list[DriftAlarm]:
-        """Take in a request that ended; return the benefits that are gone."""
+        """Process a request that ended; return the benefits that are gone."""
         prompts = [prompt for prompt in ended.prompts if _counts(prompt)]
         num_tokens = sum(prompt.stats.num_output_tokens for prompt in prompts)
         if not num_tokens:

@@ -19,7 +19,7 @@ STATES: tuple[State, ...] = ("closed", "open", "half_open", "forced_open", "forc
 OperatorState = Literal["forced_open", "forced_closed", "metrics_only", "closed"]
 """The states that an operator may set; closed: the breaker decides again."""
 TripReason = Literal[
-    "acceptance",  # the first drafted token is accepted too seldom
+    "acceptance",  # the first drafted token is accepted too rarely
     "cost",  # drafts cost more than they gain
     "errors",  # several calls in a row raised, or returned invalid drafts
     "late",  # several calls in a row took too long
@@ -127,7 +127,7 @@ class BreakerFigures:
     proposer: str
     traffic_class: str
     acceptance: float | None
-    """Of the drafts' first tokens, over `judged` drafts; None: none was judged."""
+    """Acceptance of the first tokens of `judged` drafts; None: none was judged."""
     judged: float
     spent: float
     """Cost of drafting and verifying in tokens, over `rounds` verified drafts."""
@@ -149,7 +149,7 @@ class Breaker:
     open_s: float = 0.0
     """Duration of the last open state; 0: there was none, or it is too long ago to count."""
     reason: TripReason | None = None
-    """Why it opened last."""
+    """Reason why it opened last."""
     probe_round: int = 0
     seen: TrafficClassCounts = field(default_factory=lambda: TrafficClassCounts("", ""))
     """The last reading."""
@@ -205,7 +205,7 @@ class BreakerEvent(BreakerFigures):
 
 
 _SOUND: tuple[TripReason, ...] = ("acceptance", "cost", "cliff")
-"""Reasons to leave out a proposer that works: its drafts are too bad, and a few of them go on being compared."""
+"""Reasons to leave out a proposer that works: its drafts are too bad, and a few of them are still compared."""
 _GROWING = ("num_asked", "num_judged", "num_right", "num_rounds", "spent", "gained", "gained_squared")
 """Counts that never fall while a proposer is in its place."""
 Transition = tuple[Breaker, tuple[BreakerEvent, ...]]
@@ -332,7 +332,7 @@ class Breakers:
         return self._breakers
 
     def observe(self, counts: Iterable[TrafficClassCounts], now: float) -> Sequence[BreakerEvent]:
-        """Take in the engine's counts at `now` (seconds); return the events."""
+        """Process the engine's counts at `now` (seconds); return the events."""
         events: list[BreakerEvent] = []
         for reading in counts:
             key = (reading.proposer, reading.traffic_class)

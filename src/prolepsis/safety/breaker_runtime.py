@@ -83,7 +83,7 @@ class BreakerMetrics:
         by = ("proposer", "traffic_class")
         text = "Changes of breakers"
         self.events = counter(registry, "breaker_events", text, *by, "before", "after", "reason", most=160)
-        self._state = gauge(registry, "breaker_state", "1 for the state that a breaker is in", *by, "state", most=480)
+        self._state = gauge(registry, "breaker_state", "1 for the state that a breaker is in", *by, "state", most=240)
 
     def changed(self, event: BreakerEvent) -> None:
         """Count a change and show the new state."""
@@ -132,7 +132,7 @@ class BreakerFeature(Feature):
         """As last read from the file."""
         self._in_store: dict[Key, BreakerOverride] = {}
         self._overrides: dict[Key, BreakerOverride] = {}
-        """Of file and store, as last applied."""
+        """Overrides from file and store, as last applied."""
         self._opened: Values = shared.of(OPENED) if shared is not None else {}
         """Breakers that opened on any replica, as last read from the store."""
         if breakers is not None:
@@ -154,7 +154,7 @@ class BreakerFeature(Feature):
         return BreakerReply(state=breaker.state, probed_in_s=probed_in_s, **breaker.figures)
 
     async def tick(self) -> None:
-        """Take in what the engine counted, and the file if it changed; cheap if nothing did."""
+        """Process what the engine counted, and the file if it changed; cheap if nothing did."""
         if self.breakers is None:
             return
         if self._file.changed():
@@ -290,7 +290,7 @@ class BreakerReply(BreakerFigures):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakerSetReply(BreakerReply):
     not_saved: str | None
-    """Why the state holds only until the server ends."""
+    """Reason why the state holds only until the server ends."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Drift of a proposer in one traffic class: worse than its baseline (drift), or suddenly useless (a cliff). Pure.
 
-A baseline belongs to what it measures: proposer, traffic class, and the version of head and target. It is learnt from
+A baseline belongs to what it measures: proposer, traffic class, and the version of head and target. It is learned from
 requests, as drafts of one request do about equally well: each gives one score, from its first judged drafts. A cliff is
 a fall of the traffic class, whichever version it had before: a damaged head begins with its deployment.
 """
@@ -70,7 +70,7 @@ class DriftAlarm:
     num_judged: int
     """Drafts judged since this version was deployed; for a benefit, requests."""
     total_variation: float | None = None
-    """Of a divergence: a lower bound of the distance of the proposer's next-token distribution from the target's."""
+    """For a divergence: a lower bound of the distance between the next-token distributions of proposer and target."""
 
 
 class _RecentShare:
@@ -85,7 +85,7 @@ class _RecentShare:
         self._readings: deque[tuple[float, int, int]] = deque()
 
     def add(self, reading: TrafficClassCounts, now: float) -> None:
-        """Take in a reading at `now` (seconds) that has more judged drafts than the one before.
+        """Process a reading at `now` (seconds) that has more judged drafts than the one before.
 
         The number of readings kept is bounded by those within `min_s`, and by `min_judged`.
         """
@@ -113,7 +113,7 @@ class _RecentShare:
 
 @dataclass(frozen=True, slots=True)
 class StreamState(JsonValue):
-    """What a stream has learnt, as it is stored."""
+    """Learned state of a stream, as it is stored."""
 
     acceptance: MeanState
     gap: MeanState
@@ -145,7 +145,7 @@ class DriftStream:
         settings: DriftSettings,
         state: StreamState | None = None,
     ) -> None:
-        """`state`: what it had learnt before a restart, or before another version was in use."""
+        """`state`: what it had learned before a restart, or before another version was in use."""
         self.version = version
         self.since = now
         self.seen = reading
@@ -154,7 +154,7 @@ class DriftStream:
         self._in_cliff = False
         self._fell_to: float | None = None
         self._before_fall = state.before_fall if state is not None else None
-        """The last baseline, or that of the version before, while another one is learnt."""
+        """The last baseline, or that of the version before, while another one is learned."""
         self._drifted = state is not None and state.drifted
         self._acceptance = MeanWatch(settings.tolerance, state.acceptance if state else None)
         gap_tolerance = settings.min_gap_rise / 2.0  # on the scale of scores
@@ -178,7 +178,7 @@ class DriftStream:
 
     @property
     def acceptance(self) -> float | None:
-        """The baseline, the one before while it is learnt; None before there is enough to tell a cliff from."""
+        """The baseline, the one before while it is learned; None before there is enough to tell a cliff from."""
         return self._before_fall if self._compares_with_before else self._acceptance.mean
 
     @property
@@ -210,7 +210,7 @@ class DriftStream:
         return self._fell_to if recent is None and self._in_cliff else recent
 
     def see(self, judged: Sequence[JudgedDraft], now: float) -> list[DriftAlarm]:
-        """Take in the first judged drafts of a request that ended, at least one; return the alarms."""
+        """Process the first judged drafts of a request that ended, at least one; return the alarms."""
         if self._in_cliff:
             return []
         alarms = [*self._see_acceptance(sum(draft.right for draft in judged) / len(judged), now)]
@@ -258,7 +258,7 @@ class DriftStream:
         return self._alarm("cliff", now, before, recent)
 
     def observe(self, reading: TrafficClassCounts, now: float) -> list[DriftAlarm]:
-        """Take in a reading of counts that only grow; return a cliff, or its end."""
+        """Process a reading of counts that only grow; return a cliff, or its end."""
         self.seen = reading
         self._recent.add(reading, now)
         recent, before = self._recent.value, self.acceptance
@@ -272,7 +272,7 @@ class DriftStream:
         return [self._begin_cliff(before, recent, now)] if self._is_cliff(before, recent) else []
 
     def recount(self, reading: TrafficClassCounts, now: float) -> None:
-        """Go on from counts that began again."""
+        """Continue from counts that began again."""
         self.seen = self._began = reading
         self._recent.clear(reading, now)
 
@@ -296,14 +296,14 @@ class DriftStreams:
         self._settings = settings or DriftSettings()
         self._streams: dict[Key, DriftStream] = {}
         self.kept: dict[tuple[Key, str], StreamState] = {}
-        """What streams of other versions, and of earlier starts, had learnt; the version used last is the last one."""
+        """What streams of other versions, and of earlier starts, had learned; the version used last is the last one."""
 
     @property
     def all(self) -> Mapping[Key, DriftStream]:
         return self._streams
 
     def restore(self, states: Mapping[tuple[Key, str], StreamState], now: float) -> None:
-        """Go on from what was learnt before a restart, the last version last, unless more is known by now."""
+        """Continue from what was learned before a restart, the last version last, unless more is known by now."""
         older = {place: state for place, state in states.items() if place not in self.kept}
         self.kept = {**older, **self.kept}
         for key, stream in self._streams.items():
@@ -313,13 +313,13 @@ class DriftStreams:
             self._streams[key].follow(self._level_before(key, stream.version))
 
     def states(self) -> Mapping[tuple[Key, str], StreamState]:
-        """Return what every stream has learnt, also those of other versions."""
+        """Return what every stream has learned, also those of other versions."""
         return {**self.kept, **{(key, stream.version): stream.state for key, stream in self._streams.items()}}
 
     def observe(
         self, counts: Iterable[TrafficClassCounts], version_of: Callable[[str], str], now: float
     ) -> list[DriftAlarm]:
-        """Take in the engine's counts; return the alarms. `version_of` maps a proposer's name to its version."""
+        """Process the engine's counts; return the alarms. `version_of` maps a proposer's name to its version."""
         alarms: list[DriftAlarm] = []
         for reading in counts:
             stream = self._stream(reading, version_of(reading.proposer), now)
@@ -330,7 +330,7 @@ class DriftStreams:
         return alarms
 
     def see(self, key: Key, version: str, judged: Sequence[JudgedDraft], now: float) -> list[DriftAlarm]:
-        """Take in the first judged drafts of a request that ended; return the alarms."""
+        """Process the first judged drafts of a request that ended; return the alarms."""
         stream = self._streams.get(key)
         reading = stream.seen if stream is not None else TrafficClassCounts(*key)
         return self._stream(reading, version, now).see(judged, now) if judged else []

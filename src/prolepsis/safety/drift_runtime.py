@@ -16,7 +16,7 @@ from prolepsis.core.stats import JudgedDraft, TrafficClassCounts
 from prolepsis.safety.baselines import Baselines, BaselineStore
 from prolepsis.safety.benefit import Benefits
 from prolepsis.safety.drift import STATUSES, DriftAlarm, DriftStreams, Key, Status
-from prolepsis.store.learnt import Keeper
+from prolepsis.store.learned import Keeper
 from prolepsis.telemetry.declare import counter, gauge
 from prolepsis.web.body_reader import read_body
 from prolepsis.web.caller import SignedIn
@@ -37,7 +37,7 @@ class DriftStreamReply:
     version: str
     status: Status
     acceptance: float | None
-    """Of first drafted tokens, since the last change."""
+    """Acceptance of first drafted tokens since the last change."""
     recent_acceptance: float | None
     """Over the window in which cliffs are detected."""
     overestimated: float | None
@@ -87,12 +87,12 @@ class DriftFeature(Feature):
         self._on_cliff = on_cliff
         self._clock = clock
         used = store if streams is not None else None
-        self._keeper = Keeper(self.name, used, restore=self._take, learnt=self._learnt, clock=clock)
+        self._keeper = Keeper(self.name, used, restore=self._take, learned=self._learned, clock=clock)
         self._shown: dict[Key, tuple[Status, *tuple[float | None, ...]]] = {}
         self._metrics = _Metrics(registry)
 
     async def tick(self) -> None:
-        """Take in the engine's counts; read and keep the baselines when that is due."""
+        """Process the engine's counts; read and keep the baselines when that is due."""
         self.poll()
         await self._keeper.tick()
 
@@ -100,16 +100,16 @@ class DriftFeature(Feature):
         """Keep the baselines for the next start."""
         await self._keeper.close()
 
-    def _take(self, learnt: Baselines) -> None:
+    def _take(self, learned: Baselines) -> None:
         if self.streams is not None:
-            self.streams.restore(learnt.streams, self._clock())
-            self.benefits.restore(learnt.benefits)
+            self.streams.restore(learned.streams, self._clock())
+            self.benefits.restore(learned.benefits)
 
-    def _learnt(self) -> Baselines:
+    def _learned(self) -> Baselines:
         return Baselines(self.streams.states() if self.streams is not None else {}, self.benefits.states())
 
     def on_request_end(self, ended: RequestEnded) -> None:
-        """Take in the first judged drafts of a request, and what its drafts brought."""
+        """Process the first judged drafts of a request, and what its drafts brought."""
         if self.streams is None or not ended.prompts:
             return
         judged: dict[str, list[JudgedDraft]] = {}
@@ -125,7 +125,7 @@ class DriftFeature(Feature):
             self._report(alarm)
 
     def poll(self) -> None:
-        """Take in the engine's counts."""
+        """Process the engine's counts."""
         if self.streams is None:
             return
         for alarm in self.streams.observe(self._counts(), self._version_of, self._clock()):

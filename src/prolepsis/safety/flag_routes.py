@@ -39,7 +39,7 @@ class FlagRemovedBody(Body):
 class FlagsReply:
     flags: list[SetFlag]
     not_saved: str | None = None
-    """Why what was set is lost when the server ends."""
+    """Reason why the setting is lost when the server ends."""
 
 
 def flag_routes(shared: SharedFlags, emit: Emit) -> Sequence[Route]:

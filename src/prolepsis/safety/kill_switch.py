@@ -42,7 +42,7 @@ class KillState(BaseModel):
     reason: Reason = ""
     at: AwareDatetime
     scopes: Annotated[tuple[KilledScope, ...], Field(max_length=MAX_SCOPES)] = ()
-    """What else is stopped, in order of time."""
+    """Other stopped scopes, in order of time."""
 
     @property
     def killed(self) -> frozenset[str]:
@@ -51,7 +51,7 @@ class KillState(BaseModel):
 
     @property
     def last_by(self) -> str:
-        """Who set what was set last."""
+        """Author of the last change."""
         entries = [(self.at, self.by), *((entry.at, entry.by) for entry in self.scopes)]
         return max(entries)[1]
 
@@ -99,9 +99,9 @@ class KillStatus(BaseModel):
     flag: FlagDecision | None = None
     """The last successful evaluation of the flag; null if no flags are configured."""
     fault: str | None = None
-    """Why the file cannot be used. The switch then stays as it was; if that is not known, it is on."""
+    """Reason why the file cannot be used. The switch then stays as it was; if that is not known, it is on."""
     not_saved: str | None = None
-    """Why the operator's state will be lost when the server ends."""
+    """Reason why the operator's state will be lost when the server ends."""
 
     @computed_field  # type: ignore[prop-decorator]  # mypy knows no decorated properties
     @property

@@ -24,7 +24,7 @@ from prolepsis.web.fields import Body
 from prolepsis.web.routes import OPERATORS, WATCHERS, Route, Routes
 
 KIND = "kill"
-"""Of the controls in the store."""
+"""Kind of these controls in the store."""
 FLAG = "flag"
 """The actor where the flag turns the switch."""
 

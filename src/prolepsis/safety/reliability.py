@@ -1,4 +1,4 @@
-"""How far a proposer's estimates are from the outcomes: a lower bound of its distance from the target."""
+"""How reliable a proposer's estimates are: a lower bound of the distance of its distribution from the target's."""
 
 from collections.abc import Sequence
 

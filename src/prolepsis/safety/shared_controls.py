@@ -21,7 +21,7 @@ from prolepsis.store.controls import Control, ControlKey, ControlTable
 from prolepsis.web.feature import Feature
 
 PATIENCE_S = 1.0
-"""How long a tick waits for the store; a slower exchange goes on behind it."""
+"""How long a tick waits for the store; a slower exchange continues after it."""
 
 Values = Mapping[str, str]
 """By name, of one kind."""
@@ -34,13 +34,13 @@ Kept = tuple[str, str, str | None, float]
 
 
 class ControlCopy(BaseModel):
-    """What a server knows of the store's controls."""
+    """Copy of the store's controls on one server."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     values: tuple[Kept, ...] = ()
     pending: tuple[Kept, ...] = ()
-    """What was set here and is not in the store, or not yet."""
+    """Controls that were set here and are not in the store, or not yet."""
 
     @classmethod
     def of(cls, values: Mapping[ControlKey, Control], pending: Mapping[ControlKey, Control]) -> Self:
@@ -130,7 +130,7 @@ class SharedControls(Feature):
             await self.tick()
 
     def _read(self) -> None:
-        """Take over the file; what is damaged may have said anything."""
+        """Take over the file; a damaged one may have held anything."""
         try:
             kept = self._copy.read()
         except ConfigError as error:

@@ -6,7 +6,7 @@ the side that says stop wins; of others the one that an operator set.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Annotated
 
@@ -23,7 +23,7 @@ from prolepsis.safety.flags import evaluation_context
 from prolepsis.safety.shared_controls import SharedControls, Values
 
 KIND = "flag"
-"""Of the controls in the store."""
+"""Kind of these controls in the store."""
 MAX_FLAGS = 64
 MAX_DEFINITION = 16_384
 """Characters of JSON."""
@@ -49,7 +49,8 @@ class SetFlag(BaseModel):
 @dataclass(frozen=True, slots=True)
 class _Usable:
     entry: SetFlag
-    flags: FlagSet
+    flags: FlagSet = field(compare=False)
+    """Made of the entry."""
 
 
 class SharedFlags:
@@ -131,7 +132,7 @@ def plain_definition(*, value: bool) -> dict[str, object]:
 
 
 def made_entry(flag: str, definition: Mapping[str, object], by: str, reason: str, at: datetime) -> SetFlag:
-    """Return an entry; raises `InvalidParameter` for a name that is no flag's."""
+    """Return an entry; raises `InvalidParameter` for a name that is not valid for a flag."""
     try:
         return SetFlag(flag=flag, definition=dict(definition), by=by, reason=reason, at=at)
     except ValidationError:

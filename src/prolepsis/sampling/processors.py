@@ -86,7 +86,7 @@ class SamplingRow:
     allowed: NDArray[np.bool_] | None = field(default=None, compare=False)  # [V]
     """Tokens that the sample's grammar allows here; None allows all."""
     bias: LogitBias | None = None
-    """Of `params`; needed only for a bias."""
+    """The logit bias of `params`; needed only if there is one."""
 
 
 def is_edited(params: SamplingParams, position: int) -> bool:

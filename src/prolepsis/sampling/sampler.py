@@ -90,7 +90,7 @@ class DraftRows(NamedTuple):
     """Row of the logits after the last committed token; those after node i are in row `first_row + 1 + i`."""
     tokens: Sequence[int]
     parents: Sequence[int]
-    """Of the draft's nodes; -1: none."""
+    """Parents of the draft's nodes; -1: the root."""
     ends: frozenset[int]
     limit: int
     """Most tokens to pick, at least 1."""

@@ -1,4 +1,4 @@
-"""Estimates how likely each drafted token is accepted, learnt online from committed tokens.
+"""Estimates how likely each drafted token is accepted, learned online from committed tokens.
 
 A trial is a drafted token whose parent was committed; a hit, that it was committed too. Every draft is scored against
 the tokens that were later committed, whether it was verified, cut or not chosen at all (after HedgeSpec, ICLR 2026): no
@@ -59,7 +59,7 @@ class _Cell:
 
 
 class Tilt:
-    """How much better or worse the drafts of one request are than the estimates over all requests."""
+    """Difference between the drafts of one request and the estimates over all requests."""
 
     __slots__ = ("expected", "hits", "num_judged")
 

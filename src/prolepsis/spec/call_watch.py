@@ -1,7 +1,7 @@
 """Bounds the time that the engine's thread spends in a proposer: a call that is late is left to itself.
 
 A call cannot be interrupted from outside. So the engine's thread makes it itself, which costs nothing, and says when it
-began; a watchdog in another thread may declare it overdue. Then a new thread goes on with the engine's work, and the
+began; a watchdog in another thread may declare it overdue. Then a new thread continues with the engine's work, and the
 old one, if it ever comes back, ends without touching anything. Who is first decides, once for each call.
 """
 
@@ -13,7 +13,7 @@ from typing import Protocol
 from prolepsis.spec.proposer import SequenceView
 
 _FADING = 0.9
-"""Of the longest pass, with each later one."""
+"""Factor on the longest pass with each later pass."""
 
 
 class Superseded(BaseException):
@@ -21,7 +21,7 @@ class Superseded(BaseException):
 
 
 class Watched(Protocol):
-    """What is called."""
+    """The function to call."""
 
     name: str
     free: bool
@@ -65,7 +65,7 @@ class CallWatch:
         """`limit_s`: seconds that a call may take, of a costly proposer besides the time of a pass; None: any."""
         self.limit_s = limit_s
         self.pass_s = 0.0
-        """What the longest pass took lately: a costly proposer, which may read prompts, may take this much longer."""
+        """Time of the longest recent pass: a costly proposer, which may read prompts, may take this much longer."""
         self._clock = clock
         self._call: WatchedCall | None = None
 

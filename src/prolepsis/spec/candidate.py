@@ -29,7 +29,7 @@ class ScoredDraft:
 
 @dataclass(frozen=True, slots=True)
 class DraftRequest:
-    """What one decoding sequence may have of a step's drafts."""
+    """Limits on the draft of one decoding sequence in a step."""
 
     sequence: SequenceView
     limit: int
@@ -199,7 +199,7 @@ def merge_in_python(first: ScoredDraft, second: ScoredDraft, limit: int, floor: 
 
 @dataclass(slots=True)
 class _Node:
-    """Of either draft or both; a shared node keeps its first proposer and takes the better rate."""
+    """A node of one of the drafts or of both; a shared node keeps its first proposer and takes the better rate."""
 
     token: int
     parent: int

@@ -33,7 +33,7 @@ class ChosenDraft:
     draft: Draft | None
     plain: PlainReason | None
     shadow_cost: ShadowCost = ()
-    """Of a draft that is only compared."""
+    """Cost of a draft that is only compared."""
 
 
 class ProposerSet:
@@ -68,7 +68,7 @@ class ProposerSet:
         self.counts = {name: ProposerCounts() for name in self.names}
         """Verified drafts of each proposer."""
         self.ledger = Ledger(self.names)
-        """What each proposer costs and gains, by traffic class."""
+        """Cost and gain of each proposer, by traffic class."""
         self._contain = partial(
             ContainedProposer, vocab_size=vocab_size, clock=clock, ledger=self.ledger, watch=self.watch
         )
@@ -101,7 +101,7 @@ class ProposerSet:
 
     @property
     def cost(self) -> CostCurve:
-        """What a pass takes, as far as it is known by now."""
+        """The cost of a pass, as far as it is known."""
         return self._window.cost
 
     @property
@@ -123,7 +123,7 @@ class ProposerSet:
     def exchange(self, name: str, proposer: Proposer | None) -> None:
         """Between two steps, replace the proposer called `name` by `proposer`, or remove it.
 
-        The estimates of its drafts, also of those merged with others', start over; its counters go on.
+        The estimates of its drafts, also of those merged with others', start over; its counters continue.
         """
         assert proposer is None or proposer.name == name, "a proposer is exchanged for one of its name"
         self._removed.update({old.name: old.proposer for old in self._drafters if old.name == name})

@@ -1,7 +1,7 @@
 """Compares steps that verify drafts with steps that do not: what verifying costs, over what it was predicted to cost.
 
 Steps without drafts tell what a plain step takes, over its prediction. What a step with drafts takes beyond that, less
-what making the drafts took, is the cost of verifying them, wherever it arises. Both are learnt, so the predictions may
+what making the drafts took, is the cost of verifying them, wherever it arises. Both are learned, so the predictions may
 be off and the machine may change its speed: the step is right. Loads are compared each for itself, as what a row costs
 depends on how many there are.
 """
@@ -22,7 +22,7 @@ _ENOUGH = 16.0  # steps with drafts that tell whether they pay
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """What a step took that computed no prompt."""
+    """Time of a step that computed no prompt."""
 
     num_sequences: int
     num_tokens: int
@@ -33,7 +33,7 @@ class StepCost:
     plain_ms: float
     """Predicted for the same sequences without drafts."""
     drafting_ms: float
-    """Of `ms`, measured: proposing, and what proposers learnt."""
+    """Part of `ms` that was measured for proposing and for learning of proposers."""
     verifying_ms: float = 0.0
     """Predicted for the drafts' tokens."""
 
@@ -43,9 +43,9 @@ class CostRatios:
     """Measured over predicted milliseconds, at one load."""
 
     plain: float = 1.0
-    """Of a step without drafts."""
+    """Ratio for a step without drafts."""
     verifying: float = 1.0
-    """Of what drafts add to a step besides making them."""
+    """Ratio for what drafts add to a step, apart from making them."""
 
 
 AS_PREDICTED = CostRatios()

@@ -13,7 +13,7 @@ from prolepsis.spec.proposer import Proposer, SequenceView
 
 log = structlog.get_logger(__name__)
 
-_OVERDUE_BACKOFF = 256  # steps after a call that was overdue; by then its breaker has opened
+_OVERDUE_BACKOFF = 256  # steps after an overdue call; its breaker opens earlier
 _MOST_FORGOTTEN = 4096  # sequences that a proposer may miss the end of while a call of it is overdue
 _TOLERATED = 3  # failed calls in a row before the proposer backs off
 _FIRST_BACKOFF = 16  # steps; doubles with every further failure
@@ -50,10 +50,10 @@ class ContainedProposer:
         self._missed: list[SequenceView] = []
         """Sequences that ended while a call was overdue."""
         self.learns = type(proposer).commit is not Proposer.commit
-        """Whether it is told of committed tokens."""
+        """Whether its `commit` is called with committed tokens."""
 
     def succeed(self, other: "ContainedProposer | None") -> None:
-        """Go on with the counters of the proposer that this one replaces."""
+        """Continue with the counters of the proposer that this one replaces."""
         if other is not None:
             self.num_failures, self.seconds = other.num_failures, other.seconds
 

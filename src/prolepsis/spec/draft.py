@@ -1,7 +1,7 @@
 """A draft: a chain or a small tree of guessed tokens."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 ROOT = -1
 """Parent index of a node that follows the last committed token directly."""
@@ -32,6 +32,12 @@ class Draft:
         return all(parent == i - 1 for i, parent in enumerate(self.parents))
 
     @property
+    def principal(self) -> tuple[int, ...]:
+        """Tokens of the principal chain."""
+        length = next((i for i, parent in enumerate(self.parents) if parent != i - 1), len(self.parents))
+        return self.tokens[:length]
+
+    @property
     def depth(self) -> int:
         """Tokens of its longest path."""
         return max(self.depths(), default=0)
@@ -51,9 +57,9 @@ class Draft:
         """Return the draft of `nodes` only, given in ascending order and each with its parent."""
         return self if len(nodes) == len(self.tokens) else self.reorder(nodes)
 
-    def reorder(self, nodes: Sequence[int]) -> "Draft":
-        """Return the draft of `nodes` in this order, in which each follows its parent."""
-        place = {ROOT: ROOT} | {node: i for i, node in enumerate(nodes)}
+    def reorder(self, nodes: Sequence[int], root: int = ROOT) -> "Draft":
+        """Return the draft of `nodes` in this order, in which each follows its parent; `root` is above them."""
+        place = {root: ROOT} | {node: i for i, node in enumerate(nodes)}
         return Draft(
             tuple([self.tokens[i] for i in nodes]),
             tuple([place[self.parents[i]] for i in nodes]),
@@ -98,19 +104,10 @@ class Draft:
             if self.parents[node] in inside:
                 inside.add(node)
                 nodes.append(node)
-        place = {top: ROOT} | {node: i for i, node in enumerate(nodes)}
-        parents = tuple([place[self.parents[node]] for node in nodes])
+        below = self.reorder(nodes, root=top)
         alive = self.survival[top] if self.survival else 0.0
-        below = Draft(
-            tuple([self.tokens[node] for node in nodes]),
-            parents,
-            self.proposer,
-            tuple([min(1.0, self.survival[node] / alive) for node in nodes]) if alive else (),
-            self.bucket,
-            tuple([self.buckets[node] for node in nodes]) if self.buckets else (),
-            tuple([self.sources[node] for node in nodes]) if self.sources else (),
-        )
-        return below if below.is_chain else below.reorder(principal_first(parents))
+        below = replace(below, survival=tuple([min(1.0, one / alive) for one in below.survival]) if alive else ())
+        return below if below.is_chain else below.reorder(principal_first(below.parents))
 
     def likeliest(self, size: int) -> "Draft":
         """Return the draft with at most `size` nodes: those that survive most often, or the first without estimates."""

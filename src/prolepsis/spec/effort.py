@@ -1,11 +1,11 @@
-"""When and how deep a proposer that costs time drafts: one level deeper if that gains more than it costs.
+"""Decides when and how deep a costly proposer drafts: one level deeper if that gains more than it costs.
 
 A level costs G (tokens per ms) times its milliseconds, which a call shares over its sequences, and the pass's time for
 the tokens it adds. A level pays while the sum of survivals is larger than (sequences * b + c) * G, with b the ms of a
 token in the pass and c those of the level. G is that of this step, found together with the depth: a token gained in
 hard text saves the time that hard text takes. The drafts are merged with the free draft, so a depth gains where the
 free draft fails: survival there times the chance that no node of the free draft is accepted, as if both failed
-independently. The ratio of real to expected gains is learnt as a factor.
+independently. The ratio of real to expected gains is learned as a factor.
 """
 
 from collections import defaultdict
@@ -128,7 +128,7 @@ _PRIOR_TOKENS = 1.0  # weight of "gains are as expected"
 
 @dataclass(frozen=True, slots=True)
 class MarginalCost:
-    """What a step's time costs, in emitted tokens."""
+    """Cost of a step's time, in emitted tokens."""
 
     token: float
     """One more token in the pass: the survival at which verifying it just pays."""
@@ -138,14 +138,14 @@ class MarginalCost:
 
 @dataclass(frozen=True, slots=True)
 class StepBaseline:
-    """What a step yields before a costly proposer drafts."""
+    """Yield of a step before a costly proposer drafts."""
 
     plain: MarginalCost
-    """Of plain decoding."""
+    """Marginal cost of plain decoding."""
     num_sequences: int
     """Decoding sequences, each of which emits a token in any case."""
     gain: float = 0.0
-    """Of their free drafts: accepted tokens, less the cost of verifying them."""
+    """Gain of their free drafts: accepted tokens, less the cost of verifying them."""
 
     @property
     def tokens(self) -> float:
@@ -160,7 +160,7 @@ class StepBaseline:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedDraft:
-    """What to expect of a proposer for one sequence, by depth, as far as its limit."""
+    """Expected draft of a proposer for one sequence, by depth, up to its limit."""
 
     survivals: Sequence[float]
     """Chance that the likeliest node at a depth is accepted."""
@@ -170,7 +170,7 @@ class ExpectedDraft:
 
 @dataclass(frozen=True, slots=True)
 class DepthDecision:
-    """How deep to draft (0: not at all), for which sequences, and the tokens that should gain."""
+    """The depth to draft (0: not at all), the sequences to draft for, and the expected gain in tokens."""
 
     depth: int
     asked: tuple[bool, ...]
@@ -186,7 +186,7 @@ class Effort:
         self._one_pass = one_pass
         self._switch = Switch()
         self._probes: defaultdict[int, Probes] = defaultdict(Probes)
-        """By load: a promise that comes and goes with the load is no news."""
+        """By load: a promise that comes and goes with the load tells nothing new."""
         self._gained = self._expected = _PRIOR_TOKENS
         self._num_probes = 0
 

@@ -141,7 +141,7 @@ Grant = tuple[str, str, int]
 class DisabledProposers:
     """Says who may draft under a plan that disables or kills proposers, and counts the probes that plans grant.
 
-    A grant goes on over plans that repeat it.
+    A grant continues over plans that repeat it.
     """
 
     def __init__(self, ledger: Ledger) -> None:

@@ -1,4 +1,4 @@
-"""Which sequences draft: one whose drafts bring fewer tokens than they cost pauses, and tries again later.
+"""Decides which sequences draft: one whose drafts bring fewer tokens than they cost pauses, and tries again later.
 
 Gains and costs are counted in tokens, costs at what plain decoding emits in the time. A sequence that is new, or was
 paused, is on trial. Every step earns `_SHARE` of its tokens as credit, and trials take from it what they lose. Where
@@ -24,7 +24,7 @@ _PATIENCE = 0.3  # tokens that a sequence may lose before it pauses: chance alon
 _PATIENCE_ALONE = 2.0  # where no other waits for it: chance and noise of times pause fewer
 _KEPT_WEIGHT = 4.0  # steps that the evidence before a pause counts for after it
 _FIRST_PAUSE, _LONGEST_PAUSE = 16, 512  # steps; each failed trial doubles it
-_LONGEST_LIGHT = 64  # steps of a pause in which proposers go on learning, where drafts pay for most sequences
+_LONGEST_LIGHT = 64  # steps of a pause in which proposers keep learning, where drafts pay for most sequences
 _SHARE = 0.004
 _MOST_CREDIT = 8.0  # tokens, at each load; so much at most is owed too
 _TRIALS = 2  # at once, where drafts are not known to pay
@@ -92,7 +92,7 @@ class Expectation:
 
 @dataclass(slots=True)
 class _Load:
-    """What is shared by all sequences that draft at one load."""
+    """State shared by all sequences that draft at one load."""
 
     new: Expectation = field(default_factory=Expectation)
     credit: float = _MOST_CREDIT
@@ -128,7 +128,7 @@ class _History:
     paused: bool = False
     until: int = 0
     band: int = 0
-    """Of the load at which it paused: at a lower one it tries again."""
+    """Band of the load at which it paused: at a lower load it tries again."""
     pause: int = _FIRST_PAUSE
     """Steps of its next pause."""
     rests: bool = False

@@ -1,4 +1,4 @@
-"""Whether drafts pay, by the steps themselves: the cost of drafts as measured, and the sequences that draft.
+"""Decides from measured steps whether drafts pay: what drafts cost, and which sequences draft.
 
 Everything a draft adds to a step counts as its cost, the wait of the other sequences included: the milliseconds of
 making and verifying it, as steps show them (`spec.comparison`), at the tokens that all sequences of the step emit in
@@ -11,7 +11,7 @@ from dataclasses import replace
 from prolepsis.spec.comparison import CostRatios, StepComparison, StepCost
 from prolepsis.spec.pauses import Pauses
 
-_OUTLIER = 2.0  # times the longest that making drafts took of late: beyond that it met with a hiccup
+_OUTLIER = 2.0  # times the longest recent time of making drafts; more than that is a hiccup
 _LONGEST_DECAY = 0.998  # per step in which sequences might draft
 
 
@@ -22,7 +22,7 @@ class Payback:
         self._comparison = StepComparison()
         self._pauses = Pauses()
         self._longest_ms = 0.0
-        """That making drafts took in a step of late."""
+        """Recent time of making drafts in a step."""
 
     def begin(self, keys: Sequence[str], num_sequences: int) -> frozenset[str]:
         """Return which of the sequences `keys`, of `num_sequences` that decode, may draft in this step."""

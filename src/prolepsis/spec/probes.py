@@ -1,4 +1,4 @@
-"""Requests whose drafts are compared though they do not pay, so that every proposer can be judged.
+"""Probes: requests whose drafts are compared although they do not pay, so that every proposer can be judged.
 
 Sequences whose drafts do not pay pause (`spec.pauses`), and costly proposers are asked where they gain
 (`spec.effort`). So one that went bad, or became good again, is hardly seen, least where traffic is little. A probed
@@ -13,9 +13,9 @@ PROBED_DRAFTS = 4
 """Steps of a probed request in which drafts are made for it."""
 _EVERY_S = 1.0
 _SHARE = 0.01
-"""Of the time that passes, for probes."""
+"""Share of the elapsed time that probes may take."""
 _MOST_SAVED_S = 3.0
-"""Of that, after a time without probes: enough for the verdict on a proposer that is never asked any more."""
+"""Most unused time that probes may save up: enough to judge a proposer that is not asked otherwise."""
 _ENOUGH, _MEMORY_S = 8, 15.0
 """Requests with a decided draft, and the time in which there were so many where nothing has to be probed."""
 
@@ -35,7 +35,7 @@ class ProbeBudget:
         """When the last requests ended that had a draft verified or compared, by proposer and traffic class."""
         self.num_probed = 0
         self.seconds = 0.0
-        """Of the processor, that probes took so far."""
+        """Processor time that probes took so far."""
 
     def admit(self, traffic_class: str, proposers: Sequence[str]) -> bool:
         """Return whether a request that begins is probed."""

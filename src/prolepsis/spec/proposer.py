@@ -36,7 +36,7 @@ class SequenceView(Protocol):
 
     @property
     def cache_salt(self) -> str:
-        """Nothing learnt under one salt may be proposed under another."""
+        """Nothing learned under one salt may be proposed under another."""
 
     @property
     def traffic_class(self) -> str:
@@ -48,7 +48,7 @@ class SequenceView(Protocol):
 
     @property
     def client_draft(self) -> ClientDraft | None:
-        """What its client expects next, if it has sent a draft."""
+        """Tokens that its client expects next, if it sent a draft."""
 
     @property
     def params(self) -> SamplingParams: ...
@@ -136,7 +136,7 @@ class Proposer(ABC):
         """The sequence ended: free what only it needed. A sequence that was never drafted for may be named too."""
 
     def close(self) -> None:  # noqa: B027  it ends with its engine, by default
-        """The engine ended: let go of what would outlive it, such as a connection."""
+        """Release what would outlive the engine, such as a connection."""
 
     def memory(self) -> ProposerMemory:
         """Return the memory it takes besides the target's; called from any thread."""

@@ -1,4 +1,4 @@
-"""Drafts that are only compared: followed by the tokens that plain decoding emits, to count what they would gain."""
+"""Shadow drafts: compared with the tokens that plain decoding emits, never verified, to count what they would gain."""
 
 from collections.abc import Sequence
 
@@ -20,7 +20,7 @@ class ShadowDraft:
         """Nodes of the draft whose tokens were emitted, from the root down."""
 
     def follow(self, tokens: Sequence[int]) -> bool:
-        """Take in the tokens just emitted; return whether the draft is decided: by the first token that leaves it."""
+        """Process the tokens just emitted; return whether the draft is decided: by the first token that leaves it."""
         for token in tokens:
             child = self.draft.child(self.path[-1] if self.path else ROOT, token)
             if child is None:

@@ -31,13 +31,13 @@ class SequenceStep:
     first_row: int
     """Row of the logits after the last committed token; those after node i are in row `first_row + 1 + i`."""
     history: TokenHistory | None = None
-    """Of prompt and committed output; needed only for penalties."""
+    """Counts of the tokens in prompt and committed output; needed only for penalties."""
     room: int | None = None
     """Most tokens this step may emit for another reason than `max_tokens` (the context's end); at least 1."""
     matcher: Matcher | None = None
-    """Of the sequence's grammar, if it has one, after the last committed token."""
+    """The matcher of the sequence's grammar, if it has one, after the last committed token."""
     bias: LogitBias | None = None
-    """Of `params`; needed only for a bias."""
+    """The logit bias of `params`; needed only if there is one."""
 
     @property
     def limit(self) -> int:

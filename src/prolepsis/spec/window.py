@@ -6,7 +6,7 @@ G: tokens per ms). Cost curves have steps, so the objective itself is evaluated 
     (plain tokens + sum of S) / (ms(plain tokens) + ms(tokens + slots) - ms(tokens) + overhead)
 
 Prefill in the pass has to be paid whenever it comes, and accepted tokens do not make it less; they save passes that
-only decode. So its milliseconds, ms(tokens) - ms(plain tokens), are no part of it: they would make the
+only decode. So its milliseconds, ms(tokens) - ms(plain tokens), are not part of it: they would make the
 tokens of a busy pass look cheap. What drafts add, and a plain step, count as steps have shown (`spec.comparison`).
 """
 
@@ -21,7 +21,7 @@ _FLOOR = 0.004  # survivals below are never worth verifying
 
 @dataclass(frozen=True, slots=True)
 class StepLoad:
-    """What a pass carries before any draft is added."""
+    """The load of a pass before any draft is added."""
 
     num_tokens: int
     """Tokens of the pass: one per decoding sequence plus prefill chunks."""
@@ -30,7 +30,7 @@ class StepLoad:
     max_draft_tokens: int
     """Draft nodes that still fit the pass."""
     ratios: CostRatios = AS_PREDICTED
-    """What steps cost, over what they are predicted to cost."""
+    """Measured cost of steps over their predicted cost."""
 
 
 @dataclass(frozen=True, slots=True)

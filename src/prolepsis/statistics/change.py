@@ -1,4 +1,4 @@
-"""Whether the mean of a series of scores changed: an e-detector against a baseline learnt from its first scores.
+"""Detects a change of the mean of a series of scores: an e-detector against a baseline learned from its first scores.
 
 Scores are in [0, 1], one a request. A bet is a likelihood ratio: of the baseline's scores, tilted exponentially to a
 mean that is worse, over the same tilted to the edge of what is tolerated. So it takes from each score what that tells;
@@ -23,7 +23,7 @@ SIZES = (0.9, 0.75, 0.6, 0.4, 0.2)
 """What bets say that is left of the tolerated mean, or of its distance from 1."""
 NUM_SIZES = len(SIZES)
 POINTS = 13
-"""Of the histogram of scores: twelfths, as one to four drafts of a request give scores that are multiples of it."""
+"""Points of the histogram of scores: multiples of 1/12, as scores of one to four drafts are."""
 LEARN = 200
 """Scores of which the baseline is the mean before anything is judged."""
 _SOME = 50  # scores of which a mean is shown
@@ -107,11 +107,11 @@ class MeanWatch:
 
     @property
     def baseline(self) -> float | None:
-        """None while it is learnt."""
+        """None while it is learned."""
         return self.mean_after(LEARN)
 
     def see(self, score: float) -> Change | None:
-        """Take in a score in [0, 1]; return how the mean changed. `restart` or `bet_again` has to follow a change."""
+        """Process a score in [0, 1]; return how the mean changed. `restart` or `bet_again` has to follow a change."""
         assert 0.0 <= score <= 1.0, "scores are in [0, 1]"
         self._num_seen += 1
         self._recent.append(score)

@@ -55,7 +55,7 @@ class GuardrailResult:
     upper: float
     """Each bound holds at all times at once: on the side of harm at the level of failing, else at that of passing."""
     allowed: float
-    """Where the margin is, on the same scale."""
+    """The margin, on the same scale."""
     num_canary: int
     num_control: int
     harm_evidence: float

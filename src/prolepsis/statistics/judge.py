@@ -23,7 +23,7 @@ from prolepsis.statistics.guardrail import Guardrail, GuardrailResult, Outcome, 
 
 
 class Evidence(Protocol):
-    """What requests showed that finished: in a stage (`StageEvidence`), or lately (`window.WindowEvidence`)."""
+    """Evidence of finished requests: of a stage (`StageEvidence`), or recent ones (`window.WindowEvidence`)."""
 
     @property
     def num_canary(self) -> int: ...
@@ -56,7 +56,7 @@ class StageEvidence(JsonValue):
     consecutive_errors: int = 0
     """Requests in a row with a measurement that failed; the largest number of any replica."""
     run: int = 0
-    """Which start of the rollout the stage belongs to."""
+    """The start of the rollout that the stage belongs to."""
     weights: str = ""
     """Versions of the draft heads that the requests used; other ones have evidence of their own."""
 
@@ -146,7 +146,7 @@ class Verdict:
     outcome: Outcome
     reason: Reason
     guardrails: tuple[GuardrailResult, ...] = ()
-    """Of all guardrails, including dry runs."""
+    """Results of all guardrails, including dry runs."""
 
     @property
     def failed(self) -> tuple[str, ...]:

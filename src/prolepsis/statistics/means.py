@@ -92,7 +92,7 @@ class Contrast:
         return best + math.log(sum(math.exp(wealth - best) for wealth in wealths) / len(stakes))
 
     def _log_sum(self, spans: Sequence[ArmScores], stake: float) -> float:
-        """Return the log of the summed wealth of one bet a span: each begins with 1 and goes on to the end."""
+        """Return the log of the summed wealth of one bet a span: each begins with 1 and continues to the end."""
         total = -math.inf
         for arms in spans:
             begun = max(total, 0.0) + math.log1p(math.exp(-abs(total)))

@@ -1,4 +1,4 @@
-"""Percentiles of values that are all at hand."""
+"""Percentiles of a list of values."""
 
 from collections.abc import Iterable
 

@@ -1,4 +1,4 @@
-"""Evidence of a moving window, in spans of time: what happened lately decides, however good it was before.
+"""Evidence of a moving window, in spans of time: recent requests decide, however good earlier ones were.
 
 A bet begins with each minute, and the evidence is the sum of their wealths (`means.Contrast.log_evidence`). While the
 canary is no worse than allowed, the sum less the number of bets begun is a supermartingale. So it reaches a bound c

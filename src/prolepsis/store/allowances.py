@@ -17,7 +17,7 @@ AllowanceKey = tuple[str, str]
 class LeaseRequest:
     per_minute: float
     returned: float
-    """Of an earlier lease, not used."""
+    """Unused part of an earlier lease."""
     wanted: float
 
 
@@ -37,7 +37,7 @@ class AllowanceTable:
         self._now = now
 
     def lease(self, requests: Mapping[AllowanceKey, LeaseRequest]) -> Mapping[AllowanceKey, Lease]:
-        """Take what each request wants as far as it is there, all in one transaction."""
+        """Take for each request what it wants, or what is left, all in one transaction."""
         with self._database.write() as connection:
             now = self._now(connection)
             buckets = _hold(connection, requests, now)
@@ -82,7 +82,7 @@ def _put(connection: Connection, buckets: Mapping[AllowanceKey, TokenBucket]) ->
 
 
 def _forget_full(connection: Connection, now: float) -> None:
-    """Delete rows that say no more than a missing one would, but for those that another replica holds."""
+    """Delete rows that say no more than a missing one would, except those that another replica holds."""
     of = allowances.c
     is_full = of.level + (now - of.filled_at) * of.per_minute / PERIOD_S >= of.per_minute
     full = select(of.kind, of.owner).where(is_full, of.filled_at < now - PERIOD_S).with_for_update(skip_locked=True)

@@ -47,7 +47,7 @@ def store_url(setting: str) -> URL | None:
     try:
         url = make_url(setting)
     except ArgumentError:
-        raise ConfigError(f"store is no database URL; {ALLOWED}", param="store") from None
+        raise ConfigError(f"store is not a database URL; {ALLOWED}", param="store") from None
     if url.drivername == "sqlite" and url.database and url.database != ":memory:" and not url.query:
         return url
     if url.drivername == "postgresql":
@@ -74,7 +74,7 @@ class Database:
         """
         is_sqlite = url.get_backend_name() == "sqlite"
         self.file = Path(url.database) if is_sqlite and url.database else None
-        """Of SQLite; None: PostgreSQL, or SQLite in memory."""
+        """The file of SQLite; None: PostgreSQL, or SQLite in memory."""
         self.name = url.render_as_string(hide_password=True)
         self.url = url
         self._engine = (_sqlite(self.file) if self.file else _sqlite_in_memory()) if is_sqlite else _postgresql(url)
@@ -161,7 +161,7 @@ def _sqlite(file: Path) -> Engine:
             check_same_thread=False,
         )
         try:
-            connection.execute("PRAGMA journal_mode=WAL")
+            _use_write_ahead_log(connection)
             connection.execute("PRAGMA synchronous=FULL")
             connection.execute("PRAGMA secure_delete=ON")  # erased data is overwritten
         except sqlite3.Error:
@@ -170,6 +170,19 @@ def _sqlite(file: Path) -> Engine:
         return connection
 
     return _beginning(create_engine("sqlite://", creator=connect, poolclass=NullPool, hide_parameters=True))
+
+
+def _use_write_ahead_log(connection: sqlite3.Connection) -> None:
+    """Wait for others who switch the same new file: of two, SQLite refuses one at once, whatever its `timeout`."""
+    end = time.monotonic() + LOCK_WAIT_S
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > end:
+                raise
+            time.sleep(0.01)
 
 
 def _sqlite_in_memory() -> Engine:

@@ -1,4 +1,4 @@
-"""Wakes replicas when one of them has written: PostgreSQL's NOTIFY and LISTEN.
+"""Wakes replicas when one of them has written, by PostgreSQL's NOTIFY and LISTEN.
 
 A notice may be lost (a connection that breaks, a pooler between), so replicas poll as well: the poll is what counts.
 """

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from sqlalchemy import Connection, Double, Row, insert, select, update
 
-from prolepsis.core.digests import canonical, digest_of, whole_numbers
+from prolepsis.core.json_value import canonical, digest_of, whole_numbers
 from prolepsis.store.signing import AuditKeys, SignedHead, keys_of, signed_columns, signed_row
 from prolepsis.store.tables import record_chain, record_head, request_records
 
@@ -40,7 +40,7 @@ class Link:
     """From 1, without gaps."""
     kind: LinkKind
     record_id: str | None
-    """Of a record that is still there."""
+    """Id of the record, if it is still there."""
     content_digest: str
     deletes: tuple[int, ...]
     """Numbers of the links whose records this link says were deleted."""
@@ -83,7 +83,7 @@ def digest_at(connection: Connection, seq: int) -> str | None:
 
 
 def links(connection: Connection) -> Iterator[tuple[Link, Mapping[str, object] | None]]:
-    """Yield the links in order, each with its record as far as that is there."""
+    """Yield the links in order, each with its record if it still exists."""
     after = 0
     while True:
         joined = record_chain.outerjoin(request_records, record_chain.c.record_id == request_records.c.record_id)

@@ -1,4 +1,4 @@
-"""What is kept of one request that has ended: figures and names, no text of prompt or answer."""
+"""Records of requests that have ended: figures and names, no text of prompt or answer."""
 
 import math
 import time

@@ -1,4 +1,4 @@
-"""The servers that use a store: each keeps a row alive, and rows without a server age out."""
+"""The servers that use a store: which are there, and which of them does a piece of periodic work."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from sqlalchemy import Connection, delete, select
 
 from prolepsis.store.database import Database, database_time, insert_or_update
 from prolepsis.store.notices import notify
-from prolepsis.store.tables import replicas
+from prolepsis.store.tables import replicas, turns
 
 FORGOTTEN_S = 600.0
 """A row that no server has kept alive for so long is deleted."""
@@ -31,7 +31,7 @@ class ReplicaTable:
         self._now = now
 
     def keep(self, replica: str, facts: str) -> Sequence[SeenReplica]:
-        """Say that a server is there; return all that were lately, the longest running first."""
+        """Record that a server is running; return all servers seen recently, the longest running first."""
         of = replicas.c
         with self._database.write() as connection:
             now = self._now(connection)
@@ -50,3 +50,31 @@ class ReplicaTable:
         with self._database.write() as connection:
             connection.execute(delete(replicas).where(replicas.c.replica == replica))
             notify(connection, "replicas")
+
+
+class PeriodicWork:
+    """Periodic work that one replica does for all: the first one that takes its turn.
+
+    Each call waits for the database and may raise `StoreUnavailable`; none belongs on an event loop.
+    """
+
+    def __init__(self, database: Database, *, now: Callable[[Connection], float] = database_time) -> None:
+        self._database = database
+        self._now = now
+
+    def take(self, work: str, every_s: float) -> bool:
+        """Return whether the caller does the work now: no replica has taken it for `every_s` seconds."""
+        with self._database.write() as connection:
+            now = self._now(connection)
+            take = insert_or_update(connection, turns).values(work=work, taken_at=now)
+            take = take.on_conflict_do_update(
+                index_elements=[turns.c.work],
+                set_={"taken_at": take.excluded.taken_at},
+                where=turns.c.taken_at <= now - every_s,
+            )
+            return connection.execute(take.returning(turns.c.work)).first() is not None
+
+    def give_back(self, work: str) -> None:
+        """Leave work that failed to the next replica."""
+        with self._database.write() as connection:
+            connection.execute(delete(turns).where(turns.c.work == work))

@@ -20,9 +20,9 @@ class RequestRetry(QueueItem):
     kind: ClassVar[Kind] = "retry"
 
     answer_id: str
-    """Of the first request."""
+    """Id of the first request's answer."""
     http_request_id: str
-    """Of the retry, and so are the next two."""
+    """Id of the retry; the next two fields are about the retry too."""
     trace_id: str | None
     tenant: str
     retried_at: float = field(default_factory=time.time)

@@ -18,9 +18,9 @@ import structlog
 from sqlalchemy import Connection, Row
 
 from prolepsis.core.config import ServerConfig
-from prolepsis.core.digests import canonical
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.files import config_directory, exclusive, write_whole
+from prolepsis.core.json_value import canonical
 
 if TYPE_CHECKING:  # imported where a key is used: commands that read no log start without it
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -50,7 +50,7 @@ class SignedHead:
     """UTC, ISO 8601 with microseconds."""
     key_id: str
     signature: str
-    """Of the other fields but `key_id`; base64."""
+    """Signature of the other fields except `key_id`; base64."""
 
     def statement(self) -> bytes:
         """Return the bytes that are signed."""
@@ -180,11 +180,11 @@ class FoundKeys:
 
     keys: AuditKeys | None
     fault: str = ""
-    """Why there are none, and what to do."""
+    """Reason why there are none, and what to do."""
 
     @property
     def options(self) -> dict[str, object]:
-        """Of a database whose appends they sign."""
+        """Return the options of a database whose appends they sign."""
         return {} if self.keys is None else {OPTION: self.keys}
 
 

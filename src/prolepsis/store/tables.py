@@ -1,6 +1,6 @@
 """The tables, as the newest migration leaves them; a test compares the two.
 
-Times are seconds of Unix time, but for audit entries, whose time is hashed and therefore a text.
+Times are seconds of Unix time, except for audit entries, whose time is hashed and therefore a text.
 """
 
 from typing import Any
@@ -210,7 +210,7 @@ drift_baselines = Table(
     Column("state", Text, nullable=False),
     Column("kept_at", Double, nullable=False),
 )
-"""What drift learnt of a proposer in a traffic class, by version of head and target; version "" holds its benefit."""
+"""What drift learned of a proposer in a traffic class, by version of head and target; version "" holds its benefit."""
 
 eligibility = Table(
     "eligibility",
@@ -221,7 +221,7 @@ eligibility = Table(
     Column("state", Text, nullable=False),
     Column("kept_at", Double, nullable=False),
 )
-"""What eligibility learnt of traffic classes: `figures` by proposer, and conditions `held`, by their digest."""
+"""What eligibility learned of traffic classes: `figures` by proposer, and conditions `held`, by their digest."""
 
 controls = Table(
     "controls",

@@ -14,7 +14,7 @@ from prolepsis.store import records
 from prolepsis.store.database import Database
 from prolepsis.store.migrate import upgrade
 from prolepsis.store.queue import KINDS, DropReason, Kind, QueueItem, StoreHealth, StoreMetrics
-from prolepsis.store.turns import Turns
+from prolepsis.store.replicas import PeriodicWork
 
 UPKEEP = "upkeep"
 """The turn of deleting old records and texts: one replica does it for all."""
@@ -38,7 +38,7 @@ class WriterSettings:
     retention_s: float | None = None
     """Records that ended longer ago are deleted; None keeps them."""
     upkeep: Callable[[Database], object] | None = None
-    """What else is done with the database, as often as old records are deleted."""
+    """Further work on the database, done as often as old records are deleted."""
     maintain_every_s: float = 3600.0
 
 
@@ -51,7 +51,7 @@ class Writer:
     def __init__(self, database: Database, registry: CollectorRegistry, settings: WriterSettings | None = None) -> None:
         """The thread starts at once; it makes a missing schema before the first batch."""
         self._database = database
-        self._turns = Turns(database)
+        self._periodic_work = PeriodicWork(database)
         self._metrics = StoreMetrics(registry)
         self._settings = settings or WriterSettings()
         self._changed = threading.Condition()
@@ -243,7 +243,7 @@ class Writer:
             return
         try:
             self._prepare_schema()
-            if self._turns.take(UPKEEP, settings.maintain_every_s):
+            if self._periodic_work.take(UPKEEP, settings.maintain_every_s):
                 self._keep_up()
         except ProlepsisError as error:
             self._failed(error)
@@ -261,5 +261,5 @@ class Writer:
             if settings.upkeep is not None:
                 settings.upkeep(self._database)
         except ProlepsisError:
-            self._turns.give_back(UPKEEP)
+            self._periodic_work.give_back(UPKEEP)
             raise

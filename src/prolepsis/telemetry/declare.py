@@ -22,7 +22,7 @@ TOKEN_BUCKETS = (0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.25)
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What is declared of one family of series."""
+    """The declaration of one family of series."""
 
     name: str
     """As it is queried; without the suffixes of a histogram."""
@@ -31,13 +31,15 @@ class Family:
     labels: tuple[str, ...] = ()
     most: int | None = None
     """Bound on its label sets; None: that of the values of its labels."""
+    usual: str = ""
+    """Value of the last label in most label sets (`LabelSets`)."""
     size: int = 1
     """Series of a label set."""
 
     def sets(self, values: LabelValues) -> LabelSets | None:
         if not self.labels or self.kind == "info":
             return None
-        return LabelSets(values, self.labels, self.most, shows_other=self.kind != "gauge")
+        return LabelSets(values, self.labels, self.most, usual=self.usual, shows_other=self.kind != "gauge")
 
 
 class MetricsRegistry(CollectorRegistry):
@@ -92,7 +94,7 @@ class BoundedHistogram(_Bounded, Histogram):
 
 
 class BoundedGauge(_Bounded, Gauge):
-    """A value that belongs to `other` alone would be the last one set, of whichever set: it is not shown."""
+    """Under `other` a gauge would show the value that was set last, for any of its labels: it is not shown."""
 
     def child(self, values: tuple[str, ...]) -> Self:
         return type(self)("not_shown", "", registry=None) if OTHER in values else super().child(values)
@@ -123,9 +125,10 @@ def histogram(
     *labels: str,
     buckets: Sequence[float] = LATENCY_BUCKETS,
     most: int | None = None,
+    usual: str = "",
 ) -> BoundedHistogram:
     """Return a new histogram of at most `most` label sets; `name` ends with its unit."""
-    sets = declared(registry, Family(PREFIX + name, "histogram", text, labels, most, size=series_of(buckets)))
+    sets = declared(registry, Family(PREFIX + name, "histogram", text, labels, most, usual, series_of(buckets)))
     return BoundedHistogram(PREFIX + name, text, labels, buckets=buckets, registry=registry).bounded(sets)
 
 
@@ -137,7 +140,7 @@ def info(registry: CollectorRegistry, name: str, text: str, labels: tuple[str, .
 
 
 class LabelUse(Collector):
-    """How many values labels have, and how often one had to be counted as `other`."""
+    """Counts of label values, and of values that were counted as `other`."""
 
     _VALUES = PREFIX + "metric_label_values", "Values of a label that have series of their own"
     _OTHER = PREFIX + "metric_label_other", "Values of a label that were counted as other"

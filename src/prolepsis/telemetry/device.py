@@ -17,7 +17,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DeviceReading:
-    """What one GPU says of itself now."""
+    """Present readings of one GPU."""
 
     device: str
     """Its number, as the driver counts."""

@@ -1,4 +1,4 @@
-"""What the engine reports of its steps, and of the tokens of requests that have ended."""
+"""Metrics of the engine's steps, and of the tokens of requests that have ended."""
 
 from collections.abc import Mapping
 
@@ -44,7 +44,7 @@ STAGES = ("schedule", "propose", "forward", "verify", "commit", "learn")
 
 
 class Tokens:
-    """What requests took of the engine; those that clients left are among them."""
+    """Tokens of requests in the engine, including requests whose clients left."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         text = "Requests of the engine by what speculation did"

@@ -92,46 +92,65 @@ DEFAULT_SETS = 64
 """Label sets of a family that declares no bound of its own."""
 
 
+NUM_UNUSUAL = 20
+"""Label sets of a family with an unusual value that keep their names."""
+
+
 class LabelSets:
-    """The label sets of one family: `most_own` with values as they are, and some of which labels are `OTHER`."""
+    """The label sets of one family: some with values as they are, and some of which labels are `OTHER`."""
 
     def __init__(
-        self, values: LabelValues, labels: Sequence[str], most: int | None = None, *, shows_other: bool = True
+        self,
+        values: LabelValues,
+        labels: Sequence[str],
+        most: int | None = None,
+        *,
+        usual: str = "",
+        shows_other: bool = True,
     ) -> None:
-        """`shows_other`: sets with `OTHER` have series."""
+        """`usual`: value of the last label; sets with another take no place of those that have it.
+
+        `shows_other`: sets with `OTHER` have series.
+        """
         unknown = [label for label in labels if label not in LABELS]
         assert not unknown, f"labels {unknown} are not declared in telemetry/labels.py"
         self.labels = tuple(labels)
-        self.most_own = min(most or DEFAULT_SETS, prod(values.most(label) + 1 for label in labels))
+        most_own = min(most or DEFAULT_SETS, prod(values.most(label) + 1 for label in labels))
         closed = prod(LABELS[label].most for label in labels if not LABELS[label].is_open)
         is_open = any(LABELS[label].is_open for label in labels)
-        self.most = self.most_own + shows_other * (1 + is_open * min(closed, self.most_own // 8))
+        num_folded = shows_other * is_open * min(closed, most_own // (16 if usual else 8))
+        self._most = {"own": most_own, "unusual": NUM_UNUSUAL if usual else 0, "folded": num_folded}
+        self.most = sum(self._most.values()) + shows_other
         """The bound; the last set is `OTHER` in all labels."""
+        self._usual = usual
         self._values = values
         self._lock = Lock()
         self._known: set[tuple[str, ...]] = set()
+        self._taken: Tally[str] = Tally()
 
     def bounded(self, given: tuple[str, ...]) -> tuple[str, ...]:
         """Return the set under which `given` is counted: labels that are open are the first to become `OTHER`."""
         if given in self._known:
             return given
         own = tuple(map(self._values.bounded, self.labels, given))
-        if self._has_room(own, self.most_own):
+        if self._has_room(own, "unusual" if self._usual and own[-1] != self._usual else "own"):
             return own
         if OTHER not in own:
             self._values.num_other.update(label for label in self.labels if LABELS[label].is_open)
         closed = tuple(OTHER if LABELS[label].is_open else value for label, value in zip(self.labels, own, strict=True))
-        return closed if self._has_room(closed, self.most - 1) else (OTHER,) * len(own)
+        return closed if self._has_room(closed, "folded") else (OTHER,) * len(own)
 
     def forget(self) -> None:
         """Make room: the family shows no series any longer."""
         self._known.clear()
+        self._taken.clear()
 
-    def _has_room(self, one: tuple[str, ...], most: int) -> bool:
-        if one in self._known:
-            return True
+    def _has_room(self, one: tuple[str, ...], place: str) -> bool:
         with self._lock:
-            if len(self._known) >= most:
+            if one in self._known:
+                return True
+            if self._taken[place] == self._most[place]:
                 return False
             self._known.add(one)
+            self._taken[place] += 1
         return True

@@ -1,12 +1,16 @@
-"""Log lines for people (console) or programs (JSON); what users write never gets into them."""
+"""Log lines for people (console) or programs (JSON), without what users write; few of those that anyone can cause."""
 
 import io
 import logging
 import sys
-from collections.abc import MutableMapping
+import time
+from collections import Counter
+from collections.abc import Callable, Hashable, MutableMapping
 from typing import Literal, TextIO, cast
 
 import structlog
+
+from prolepsis.core.token_bucket import TokenBucket
 
 PRIVATE = frozenset(
     {"prompt", "messages", "message_text", "content", "text", "prediction", "token_ids", "body", "stop"}
@@ -36,6 +40,52 @@ class Unfailing(io.TextIOBase):
             self._stream.flush()
         except OSError:
             self.num_lost += 1
+
+
+class FewLines:
+    """Lets a few log lines a minute of each kind through, for lines that anyone can cause."""
+
+    def __init__(self, per_minute: int = 30, clock: Callable[[], float] = time.monotonic) -> None:
+        self._per_minute = per_minute
+        self._clock = clock
+        self._buckets: dict[Hashable, TokenBucket] = {}
+        self._left_out: Counter[Hashable] = Counter()
+
+    def take(self, kind: Hashable) -> int | None:
+        """Return how many lines of this kind were left out since its last one; None: leave this one out too.
+
+        The caller bounds the number of kinds.
+        """
+        now = self._clock()
+        bucket = self._buckets.setdefault(kind, TokenBucket(self._per_minute, self._per_minute, now))
+        if bucket.level(now) < 1.0:
+            self._left_out[kind] += 1
+            return None
+        bucket.take(1.0, now)
+        return self._left_out.pop(kind, 0)
+
+
+class LibraryLines(logging.Handler):
+    """Writes warnings and errors of a library as log lines of the server, a few a minute from each line of its code."""
+
+    def __init__(self, event: str, lines: FewLines | None = None) -> None:
+        super().__init__(logging.WARNING)
+        self._event = event
+        self._lines = lines or FewLines()
+
+    @classmethod
+    def take_over(cls, library: str, event: str) -> None:
+        """Write what the library logs as `event`, in place of what handled it before."""
+        logger = logging.getLogger(library)
+        logger.handlers, logger.propagate = [cls(event)], False
+
+    def emit(self, record: logging.LogRecord) -> None:
+        left_out = self._lines.take((record.pathname, record.lineno))
+        if left_out is None:
+            return
+        more = {"left_out": left_out} if left_out else {}
+        log = structlog.get_logger(record.name)
+        log.log(record.levelno, self._event, detail=record.getMessage().strip(), exc_info=record.exc_info, **more)
 
 
 def configure_logs(level: Level = "info", *, as_json: bool = False, stream: TextIO | None = None) -> None:

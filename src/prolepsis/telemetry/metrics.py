@@ -1,4 +1,4 @@
-"""Prometheus metrics of one engine and its HTTP room, in a registry of their own: two engines never share a counter.
+"""Prometheus metrics of one engine and its HTTP side, in a registry of their own: two engines never share a counter.
 
 Names follow what vLLM and llama.cpp have in common, with an underscore in place of their colon. Ratios are left to
 queries: acceptance rate = accepted / draft tokens, acceptance length = 1 + accepted / drafts.
@@ -12,14 +12,13 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from prolepsis.core.remote import RemoteRounds
+from prolepsis.core.rounds import RemoteRounds
 from prolepsis.core.stats import RequestStats
 from prolepsis.telemetry.declare import LabelUse, MetricsRegistry, counter
 from prolepsis.telemetry.device import collect_devices
 from prolepsis.telemetry.engine import EngineLoad, Tokens
-from prolepsis.telemetry.remote import RemoteMetrics
 from prolepsis.telemetry.requests import RequestMetrics
-from prolepsis.telemetry.spec_decode import ShadowCounters, SpecDecodeCounters
+from prolepsis.telemetry.spec_decode import RemoteMetrics, ShadowCounters, SpecDecodeCounters
 from prolepsis.telemetry.startup import Build, BuildInfo, Startup
 from prolepsis.telemetry.vllm_names import under_vllm_names
 
@@ -27,7 +26,7 @@ disable_created_metrics()  # type: ignore[no-untyped-call]  # a series of creati
 
 
 class Metrics:
-    """What an engine reports from its thread, and the server from its event loop; any thread may scrape it."""
+    """Metrics that an engine reports from its thread and the server from its event loop; any thread may scrape them."""
 
     def __init__(self, tenants: Sequence[str] = ()) -> None:
         """`tenants`: those that have series of their own."""

@@ -4,6 +4,8 @@ Latencies are those of the client: they begin when the request arrives, so the w
 request with several prompts each prompt is observed. A sampled trace is the exemplar of its latencies.
 """
 
+from functools import partial
+
 from prometheus_client import CollectorRegistry
 
 from prolepsis.core.ended import PromptEnded, RequestAbout, RequestEnded
@@ -17,10 +19,10 @@ NONE = "none"
 """The rule or arm of a request without one."""
 
 _MAX_TOKENS = (1, 4, 16, 64, 256, 512, 1024, 2048, 4096, 8192, 32768, 131072)
-_BY_ROUTE = ("route", "tier", "arm", "mode")
+_BY_ROUTE = ("route", "tier", "arm", "mode", "outcome")
 _MOST_BY_ROUTE = 240
 """20 routes and 4 tiers, each with three arms or modes."""
-_BY_RULE = ("rule", "arm", "mode")
+_BY_RULE = ("rule", "arm", "mode", "outcome")
 _MOST_BY_RULE = 150
 """50 rules, each with three."""
 _RULE_LATENCY_BUCKETS = (0.1, 0.25, 0.5, 1.0, 2.5)
@@ -35,7 +37,7 @@ class RequestMetrics:
             registry, "requests", "Admitted requests by their end", "route", "tier", "outcome", most=400
         )
         text = "The same, by the policy's rule"
-        self._rule_requests = counter(registry, "rule_requests", text, *_BY_RULE, "outcome", most=240)
+        self._rule_requests = counter(registry, "rule_requests", text, *_BY_RULE, most=240)
         text = "The same, of the tenants in metrics_tenants"
         self._tenant_requests = counter(registry, "tenant_requests", text, "tenant", "outcome", most=160)
         self._latencies = _Latencies(registry)
@@ -60,11 +62,13 @@ class RequestMetrics:
                 self._intervals.ended(about.tier, prompt)
                 if prompt.stats.device.total or prompt.stats.queue_s:  # the engine reported them
                     self._stages.ended(about.tier, prompt, _exemplar(about))
+            elif prompt.answer == "unreported":  # as where the client left
+                self._latencies.unreported(ended, prompt)
             self._answers.ended(prompt)
 
 
 class _Answers:
-    """What was asked for and how it ended."""
+    """Counts of request parameters and of outcomes."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         text = "Longest answer that a request asked for"
@@ -91,35 +95,42 @@ class _Answers:
 
 
 class _Latencies:
-    """From arrival to the first token, to the end, and between tokens; the last two of requests that finished."""
+    """From arrival to the first token and to the end, and of a token, of requests that the engine worked on."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
+        made = partial(histogram, registry, usual="finished")
+
         def both(name: str, text: str, by_route: tuple[float, ...], by_rule: tuple[float, ...]) -> _Both:
-            made = histogram(registry, f"{name}_seconds", text, *_BY_ROUTE, buckets=by_route, most=_MOST_BY_ROUTE)
-            text = f"{text}, by the policy's rule"
-            rule = histogram(registry, f"rule_{name}_seconds", text, *_BY_RULE, buckets=by_rule, most=_MOST_BY_RULE)
-            return made, rule
+            of_rule = f"{text}, by the policy's rule"
+            return (
+                made(f"{name}_seconds", text, *_BY_ROUTE, buckets=by_route, most=_MOST_BY_ROUTE),
+                made(f"rule_{name}_seconds", of_rule, *_BY_RULE, buckets=by_rule, most=_MOST_BY_RULE),
+            )
 
         text = "From arrival to the first token"
         self._first_token = both("time_to_first_token", text, LATENCY_BUCKETS, _RULE_LATENCY_BUCKETS)
         text = "Mean time of a token after the first"
         self._per_token = both("request_time_per_output_token", text, TOKEN_BUCKETS, _RULE_TOKEN_BUCKETS)
-        text = "From arrival to the end, of requests that finished"
-        self._total = histogram(
-            registry, "e2e_request_latency_seconds", text, "route", "tier", "mode", buckets=_TOTAL_BUCKETS, most=160
-        )
+        text, by = "From arrival to the end", ("route", "tier", "mode", "outcome")
+        self._total = made("e2e_request_latency_seconds", text, *by, buckets=_TOTAL_BUCKETS, most=160)
 
     def ended(self, ended: RequestEnded, prompt: PromptEnded) -> None:
         about, stats, arm, exemplar = ended.about, prompt.stats, _arm(ended), _exemplar(ended.about)
-        route = (about.route, about.tier, arm, stats.mode.mode)
-        rule = (about.policy_rule or NONE, arm, stats.mode.mode)
+        mode, outcome = stats.mode.mode, prompt.end
+        route = (about.route, about.tier, arm, mode, outcome)
+        rule = (about.policy_rule or NONE, arm, mode, outcome)
+        total = self._total.labels(about.route, about.tier, mode, outcome)
+        total.observe(prompt.waited_s + stats.total_s, exemplar)
         if stats.first_token_s is not None:
             _observe(self._first_token, (route, rule), prompt.waited_s + stats.first_token_s, exemplar)
-        if prompt.end != "finished":
-            return
-        self._total.labels(about.route, about.tier, stats.mode.mode).observe(prompt.waited_s + stats.total_s, exemplar)
         if (seconds := prompt.per_token_s) is not None:
             _observe(self._per_token, (route, rule), seconds, exemplar)
+
+    def unreported(self, ended: RequestEnded, prompt: PromptEnded) -> None:
+        """Of a request whose figures the engine never told, the server knows how long it lasted."""
+        about, seconds = ended.about, ended.ended_at - prompt.began_at
+        total = self._total.labels(about.route, about.tier, prompt.stats.mode.mode, prompt.end)
+        total.observe(prompt.waited_s + seconds, _exemplar(about))
 
 
 _Both = tuple[BoundedHistogram, BoundedHistogram]
@@ -142,7 +153,7 @@ def _exemplar(about: RequestAbout) -> Exemplar:
 
 
 class _Stages:
-    """What the time of a request went to, one after the other."""
+    """Time of a request by stage."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         def stage(name: str, text: str) -> BoundedHistogram:

@@ -1,19 +1,20 @@
-"""What speculation did, from the counts of requests that have ended; raw counts only, ratios are left to queries."""
+"""Metrics of speculation, from the counts of requests that have ended; raw counts only, ratios are left to queries."""
 
 from collections.abc import Mapping
 from itertools import pairwise
 
 from prometheus_client import CollectorRegistry
 
+from prolepsis.core.rounds import RemoteRounds
 from prolepsis.core.stats import ProposerCounts, RequestStats
-from prolepsis.telemetry.declare import BoundedCounter, counter
+from prolepsis.telemetry.declare import BoundedCounter, counter, gauge
 from prolepsis.telemetry.distribution import Distribution
 
 _DEPTHS = (0, 1, 2, 3, 4, 5, 6, 7, 8, 12, 16, 32)
 _PASSES = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 5000)
 _TOKENS_PER_PASS = (1.0, 1.25, 1.5, 1.75, 2.0, 2.5, 3.0, 4.0, 6.0, 8.0)
 _MOST_PAIRS = 80
-"""Of a proposer and a traffic class."""
+"""Most pairs of proposer and traffic class."""
 
 
 class ShadowCounters:
@@ -97,7 +98,7 @@ class _Acceptance:
 
 
 class _Depth:
-    """How long drafts were, and how far they got; the positions of a merged draft count for several proposers."""
+    """Lengths of drafts and of their accepted parts; positions of a merged draft count for several proposers."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         text = "Tokens of a draft"
@@ -118,7 +119,7 @@ class _Depth:
 
 
 class _Cost:
-    """What speculation took of the device, and the part of it for tokens that were rejected."""
+    """Device time of speculation, and the part of it for rejected tokens."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         text = "Device time of making and verifying drafts"
@@ -131,3 +132,26 @@ class _Cost:
         self._spent.labels(name).inc(spent)
         if stats.num_draft_tokens:
             self._rejected.labels(name).inc(spent * (1.0 - stats.num_accepted / stats.num_draft_tokens))
+
+
+_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
+
+
+class RemoteMetrics:
+    """Metrics of one engine's remote proposer."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        text = "Drafts that the remote proposer was asked for, by what became of them"
+        self._drafts = counter(registry, "remote_proposer_drafts", text, "outcome")
+        text = "Time from asking for drafts until the engine saw the answer"
+        self._seconds = Distribution(registry, "remote_proposer_round_seconds", text, buckets=_BUCKETS).labels()
+        text = "1 while the remote proposer is connected to its server"
+        self._connected = gauge(registry, "remote_proposer_connected", text, "proposer")
+
+    def count(self, rounds: RemoteRounds) -> None:
+        """Add what was reported."""
+        self._connected.labels("remote").set(rounds.is_connected)
+        for outcome, number in rounds.outcomes.items():
+            self._drafts.labels(outcome).inc(number)
+        for seconds in rounds.seconds:
+            self._seconds.add(seconds)

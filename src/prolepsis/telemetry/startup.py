@@ -1,4 +1,4 @@
-"""What serves, and what its start took."""
+"""Metrics of the build that serves, and of the time that its start took."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -11,10 +11,10 @@ from prolepsis.telemetry.requests import NONE
 
 @dataclass(frozen=True, slots=True)
 class BuildInfo:
-    """What serves; empty: there is none."""
+    """The build that serves; empty: there is none."""
 
     version: str
-    """Of this software."""
+    """Version of this software."""
     model: str
     """The target."""
     forward: str
@@ -26,7 +26,7 @@ class BuildInfo:
 
 
 class Startup:
-    """What a cold start took; a process starts once."""
+    """Duration of a cold start; a process starts once."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         text = "Time from the start until the model was loaded, of compiling in it, and until the engine was ready"
@@ -36,13 +36,13 @@ class Startup:
         self.cold_requests = counter(registry, "cold_requests", text)
 
     def loaded(self, seconds: float, compilations: Sequence[float]) -> None:
-        """Take in how long loading took, and each compilation in it."""
+        """Process how long loading took, and each compilation in it."""
         self._seconds.labels("load").set(seconds)
         self._seconds.labels("compile").set(sum(compilations))
         self._compiled.inc(len(compilations))
 
     def ready(self, seconds: float) -> None:
-        """Take in how long after loading the engine was ready."""
+        """Process how long after loading the engine was ready."""
         self._seconds.labels("prepare").set(seconds)
 
 

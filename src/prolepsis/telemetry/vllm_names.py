@@ -36,6 +36,8 @@ VLLM_NAMES: Mapping[str, str] = {
     "prolepsis_step_tokens": "vllm:iteration_tokens_total",
 }
 """By our name, both without the suffixes of counters."""
+_OF_FINISHED = ("prolepsis_e2e_request_latency_seconds", "prolepsis_request_time_per_output_token_seconds")
+"""Of those that finished only, as vLLM has them."""
 _LABELS = {"le": "le", "position": "position", "finish_reason": "finished_reason"}
 """Labels that both have, by our name."""
 
@@ -49,6 +51,8 @@ def _renamed(family: Metric, model: str) -> Metric:
     name = VLLM_NAMES[family.name]
     sums: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
     for sample in family.samples:
+        if family.name in _OF_FINISHED and sample.labels["outcome"] != "finished":
+            continue
         labels = tuple((_LABELS[label], value) for label, value in sample.labels.items() if label in _LABELS)
         key = (name + sample.name.removeprefix(family.name), labels)
         sums[key] = sums.get(key, 0.0) + sample.value

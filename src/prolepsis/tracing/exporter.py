@@ -27,7 +27,7 @@ Pending = Callable[[], Sequence[Span]]
 
 
 class Sender(Protocol):
-    """Sends spans somewhere; called from one thread, but for `close`."""
+    """Sends spans somewhere; called from one thread, except for `close`."""
 
     def send(self, spans: Sequence[Span]) -> bool:
         """Return whether they arrived."""

@@ -1,4 +1,4 @@
-"""Which traces are kept: a share decided at the start, and whatever went wrong, within a budget, decided at the end."""
+"""Decides which traces are kept: a sampled share, and, within a budget, those of requests that went wrong."""
 
 import time
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Where traces go: by our setting, or by OpenTelemetry's environment variables."""
+"""The receiver of traces: from our setting, or from OpenTelemetry's environment variables."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from prolepsis import __version__
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.extras import OTEL
-from prolepsis.core.urls import address, without_user
+from prolepsis.core.network import address, without_user
 from prolepsis.engine.client import EngineInfo
 from prolepsis.tracing import names
 
@@ -47,7 +47,7 @@ def destination(config: ServerConfig, environment: Mapping[str, str]) -> Destina
 
 
 def check_traces(config: ServerConfig) -> None:
-    """Raise `ConfigError` for an address that is none, or if what sends traces there is not installed."""
+    """Raise `ConfigError` for an invalid address, or if the package that sends traces is not installed."""
     if config.traces in ("auto", "none"):
         return
     _endpoint(config.traces)

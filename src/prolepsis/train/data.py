@@ -50,7 +50,7 @@ class Manifest:
 
     target: str
     fingerprint: str
-    """Of the target: features of other weights or kernels must not be mixed with these."""
+    """Fingerprint of the target: features of other weights or kernels must not be mixed with these."""
     aux_layers: tuple[int, ...]
     hidden: int
     vocab_size: int

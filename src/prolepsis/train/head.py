@@ -14,11 +14,10 @@ from prolepsis.models.heads.format import HeadWeights, load_head, save_head, wei
 from prolepsis.models.heads.lean import HeadLayer
 from prolepsis.models.targets.lean_shape import rope_parameters
 from prolepsis.train.acceptance import Counts, Drafted, compared, measure
-from prolepsis.train.acceptance_loss import acceptance_loss
 from prolepsis.train.batches import Batch, BatchGradients, FlatBatch, TargetEnds, lay_flat, precision
 from prolepsis.train.data import Document
 from prolepsis.train.initial_head import initial_weights
-from prolepsis.train.losses import feature_distance, fused_soft_cross_entropy
+from prolepsis.train.losses import acceptance_loss, feature_distance, fused_soft_cross_entropy
 from prolepsis.train.report import Product
 from prolepsis.train.settings import Dtype, HeadRecipe, Objective
 from prolepsis.train.target import Target

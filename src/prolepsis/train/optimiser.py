@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from prolepsis.train.settings import Rates
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Of the odd polynomial that drives all singular values towards 1 (the same source)."""
+"""Coefficients of the odd polynomial that drives all singular values towards 1 (the same source)."""
 
 
 class Muon(Optimizer):

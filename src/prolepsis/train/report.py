@@ -48,7 +48,7 @@ class Outcome:
     data: DataFigures
     settings: Mapping[str, object]
     seconds: float
-    """Of this run; a resumed training counts its last run only."""
+    """Duration of this run; a resumed training counts only its last run."""
     history: Sequence[Measured]
     by_kind: Mapping[str, Counts]
 

@@ -33,7 +33,7 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class TrainSettings:
-    """How a head or a draft model is trained."""
+    """Settings of the training of a head or a draft model."""
 
     epochs: Annotated[float, Option(help="passes over the text", min=0.01)] = 4.0
     max_anchors: int | None = None
@@ -57,18 +57,18 @@ class Objective:
 
     num_steps: Annotated[int, Option("--unroll", help="steps of the training-time test", min=1, max=8)] = 3
     warm_up: float = 0.3
-    """Share of the training with the first step only: alone, it is learnt several times faster."""
+    """Share of the training with the first step only: alone, it is learned several times faster."""
     step_decay: float = 0.8
     """Weight of step j is step_decay ** j."""
     acceptance_share: Annotated[
         float, Option(help="share of keyed acceptance in the loss; the rest is cross entropy", min=0.0, max=1.0)
     ] = 0.0
     temperature: float = 0.8
-    """Of the acceptance in the loss."""
+    """Temperature of the acceptance in the loss."""
     feature_weight: float = 0.0
     """Weight of the distance to the target's own states, in addition to the cross entropy."""
     noise: Annotated[float, Option(help="standard deviation of the noise factor on inputs", min=0.0, max=1.0)] = 0.0
-    """Of the factor on each hidden state and embedding; it makes a small text last for more epochs."""
+    """The factor applies to each hidden state and embedding; with it a small text can be used for more epochs."""
     train_output_head: bool = False
     """False: the output head stays the target's own, since little text would damage it more than improve it."""
 

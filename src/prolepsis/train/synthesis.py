@@ -141,7 +141,7 @@ class Writing:
     plan: PlannedPrompt
     prompt: list[int]
     user: str
-    """The user turn as far as it is written."""
+    """The user turn written so far."""
     answering: bool
     tokens: list[int] = field(default_factory=list)
     kept: int | None = None

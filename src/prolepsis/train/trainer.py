@@ -22,12 +22,12 @@ MOST_MEASUREMENTS = 24
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a training is."""
+    """Progress of a training."""
 
     step: int
     """Completed steps."""
     fraction: float
-    """Of all steps, 0 to 1."""
+    """Share of all steps that are done, 0 to 1."""
 
 
 class TrainTask(ABC):

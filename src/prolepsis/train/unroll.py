@@ -67,7 +67,7 @@ def anchors(spans: Sequence[Span], step: int, device: torch.device) -> Tensor:
 
 
 def survivors(spans: Sequence[Span], step: int, device: torch.device) -> Tensor:
-    """Return which rows of step `step` - 1 go on to `step`: all but the last of each document."""
+    """Return which rows of step `step` - 1 continue to `step`: all but the last of each document."""
     kept, row = [], 0
     for span in spans:
         before = max(0, span.end - span.first - step + 1)

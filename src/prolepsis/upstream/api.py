@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from prolepsis.core.events import FinishReason
+from prolepsis.core.events import FinishReason, TokenLogprobs
 from prolepsis.core.requests import GrammarSpec, SamplingParams
 from prolepsis.core.stats import ProposerCounts
 
@@ -22,6 +22,8 @@ class Ask:
     params: SamplingParams
     """Its limits count from there on."""
     grammar: GrammarSpec | None = None
+    priority: int = 0
+    """Lower goes first."""
     cache_salt: str = ""
     """A hash; nothing that the engine caches may be shared with another one. Empty: with those without one."""
 
@@ -38,6 +40,8 @@ class Chunk:
     """Of the whole sample, with its end; None: nothing is said of drafts."""
     num_cached_tokens: int = 0
     """Of the prompt, where it is said."""
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    """Of each token, where they were asked for; the likeliest may be one more than asked, which is the token itself."""
 
 
 class UpstreamFault(Exception):
@@ -60,6 +64,29 @@ class Api(Protocol):
         """Return what to post for a stream with token ids."""
 
     def reader(self) -> Reader: ...
+
+
+def sampling_fields(params: SamplingParams) -> dict[str, Any]:
+    """Return the part of a body that vLLM and SGLang read alike."""
+    fields: dict[str, Any] = {
+        "temperature": params.temperature,
+        "top_p": params.top_p,
+        "min_p": params.min_p,
+        "repetition_penalty": params.repetition_penalty,
+        "presence_penalty": params.presence_penalty,
+        "frequency_penalty": params.frequency_penalty,
+        "ignore_eos": params.ignore_eos,
+        "stop": list(params.stop),
+        "stop_token_ids": list(params.stop_token_ids),
+    }
+    if params.logit_bias:
+        fields["logit_bias"] = {str(token): bias for token, bias in params.logit_bias}
+    return fields
+
+
+def finish_reason(said: str | None) -> FinishReason | None:
+    """Return the end that vLLM and SGLang say; None: the sample goes on."""
+    return None if said is None else "length" if said == "length" else "stop"
 
 
 def payload(line: str) -> Json | None:

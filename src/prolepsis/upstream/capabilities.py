@@ -34,7 +34,9 @@ class Capability:
 
 
 CAPABILITIES = (
-    Capability("logprobs", lambda r: r.params.logprobs is not None, apis=(), why="they are not read from upstreams"),
+    Capability(
+        "logprobs", lambda r: r.params.logprobs is not None, apis=("vllm",), why="they are not read from such upstreams"
+    ),
     Capability(
         "min_tokens",
         lambda r: r.params.min_tokens > 0,

@@ -32,7 +32,7 @@ from prolepsis.engine.text import Detokenizer, StopStrings
 from prolepsis.upstream.answer import UpstreamAnswer
 from prolepsis.upstream.capabilities import check_request
 from prolepsis.upstream.metrics import UpstreamMetrics
-from prolepsis.upstream.pool import Pool, PoolBusy, PoolFacts, PoolLost
+from prolepsis.upstream.pool import Pool, PoolBusy, PoolFacts, PoolFault, PoolLost
 from prolepsis.upstream.route import route_of
 from prolepsis.upstream.sample import UpstreamSample
 
@@ -41,7 +41,12 @@ WATCH_S = 2.0
 _LOOKS_A_SCRAPE = 5
 
 Outcome = Literal["finished", "left", "refused", "busy", "lost"]
-_OUTCOMES: Mapping[type[Exception], Outcome] = {InvalidParameter: "refused", PoolBusy: "busy", PoolLost: "lost"}
+_OUTCOMES: Mapping[type[Exception], Outcome] = {
+    InvalidParameter: "refused",
+    PoolBusy: "busy",
+    PoolFault: "lost",
+    PoolLost: "lost",
+}
 
 log = structlog.get_logger(__name__)
 
@@ -238,7 +243,7 @@ class UpstreamClient:
                 whys.append(f"{name} pool: {busy}")
             except PoolLost as lost:
                 whys.append(f"{name} pool: {lost}")
-                self._down(pool, str(lost))
+                await self._doubt(pool, lost)
                 if sample.ended:
                     return
                 lost_at = time.monotonic() if sample.num_output_tokens else None
@@ -309,6 +314,13 @@ class UpstreamClient:
             pool.down(f"its context has {facts.max_model_len} tokens; needed: {self.info.max_model_len}")
         else:
             pool.up(facts)
+
+    async def _doubt(self, pool: Pool, lost: PoolLost) -> None:
+        """Take a pool that was lost for down; one that failed at a single request is asked for its health."""
+        if isinstance(lost, PoolFault) and pool.is_up:
+            await self.look(pool)
+        else:
+            self._down(pool, str(lost))
 
     def _down(self, pool: Pool, detail: str) -> None:
         pool.down(detail)

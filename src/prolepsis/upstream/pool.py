@@ -39,6 +39,10 @@ class PoolLost(Exception):
     """The pool does not answer, or broke off."""
 
 
+class PoolFault(PoolLost):
+    """The pool said that it failed at this request: the next one may go well."""
+
+
 class PoolBusy(Exception):
     """The pool takes no more requests now."""
 
@@ -126,7 +130,9 @@ class Pool:
                 async for line in response.aiter_lines():
                     if (chunk := _read(reader, line)) is not None:
                         yield chunk
-        except (httpx.HTTPError, UpstreamFault) as error:
+        except UpstreamFault as error:
+            raise PoolFault(str(error)) from error
+        except httpx.HTTPError as error:
             raise PoolLost(_told(error)) from error
 
     async def is_alive(self) -> bool:

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import blake2b, sha256
 
-from prolepsis.core.events import Tokens
+from prolepsis.core.errors import EngineError
+from prolepsis.core.events import TokenLogprobs, Tokens
 from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.core.stats import ProposerCounts
 from prolepsis.engine.ending import find_ending
@@ -64,10 +65,13 @@ class UpstreamSample:
         )
         salt = self._request.cache_salt
         hashed = sha256(salt.encode()).hexdigest() if salt else ""
-        return Ask(model, tuple(self.tokens), rest, self._request.grammar, hashed)
+        return Ask(model, tuple(self.tokens), rest, self._request.grammar, self._request.priority, hashed)
 
     def take(self, chunk: Chunk) -> Tokens | None:
-        """Return the event of a chunk, None if it adds nothing."""
+        """Return the event of a chunk, None if it adds nothing.
+
+        Raises `EngineError` where it lacks log-probabilities that were asked for.
+        """
         if chunk.drafts is not None:
             self.drafts = self.drafts or ProposerCounts()
             self.drafts.add(chunk.drafts)
@@ -80,12 +84,24 @@ class UpstreamSample:
             self._index,
             token_ids,
             position=self.num_output_tokens,
+            logprobs=self._logprobs(chunk, len(token_ids)),
             finish_reason=chunk.finish if ending is None else ending.reason,
             stop_reason=None if ending is None else ending.stop_reason,
         )
         self.tokens += token_ids
         self.ended = event.finish_reason is not None
         return event
+
+    def _logprobs(self, chunk: Chunk, num_tokens: int) -> tuple[TokenLogprobs, ...] | None:
+        num = self.params.logprobs
+        if num is None:
+            return None
+        found = chunk.logprobs or ()
+        if len(found) != len(chunk.token_ids):
+            raise EngineError(
+                f"the upstream engine says {len(found)} log-probabilities of {len(chunk.token_ids)} tokens"
+            )
+        return tuple(replace(one, top=one.top[:num]) for one in found[:num_tokens])
 
 
 def _seed(seed: int, index: int) -> int:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from prolepsis.core.stats import ProposerCounts
-from prolepsis.upstream.api import Ask, Chunk, Json, UpstreamFault
+from prolepsis.upstream.api import Ask, Chunk, Json, UpstreamFault, finish_reason, sampling_fields
 
 _DRAFTED = ("spec_num_proposed_drafts", "spec_draft_token_num")
 _ACCEPTED = ("spec_num_correct_drafts", "spec_accept_token_num")
@@ -18,23 +18,18 @@ class SglangApi:
         sampling: dict[str, Any] = {
             "max_new_tokens": params.max_tokens,
             "min_new_tokens": params.min_tokens,
-            "temperature": params.temperature,
             "top_k": params.top_k or -1,
-            "top_p": params.top_p,
-            "min_p": params.min_p,
-            "repetition_penalty": params.repetition_penalty,
-            "presence_penalty": params.presence_penalty,
-            "frequency_penalty": params.frequency_penalty,
-            "ignore_eos": params.ignore_eos,
-            "stop": list(params.stop),
-            "stop_token_ids": list(params.stop_token_ids),
             "sampling_seed": params.seed,
+            **sampling_fields(params),
         }
-        if params.logit_bias:
-            sampling["logit_bias"] = {str(token): bias for token, bias in params.logit_bias}
         if ask.grammar is not None:
             sampling[ask.grammar.kind] = ask.grammar.source
-        body: dict[str, Any] = {"input_ids": list(ask.token_ids), "sampling_params": sampling, "stream": True}
+        body: dict[str, Any] = {
+            "input_ids": list(ask.token_ids),
+            "sampling_params": sampling,
+            "stream": True,
+            "priority": -ask.priority,  # SGLang serves the highest first
+        }
         if ask.cache_salt:
             body["extra_key"] = ask.cache_salt
         return body
@@ -60,7 +55,7 @@ class SglangReader:
         return Chunk(
             token_ids=tuple(data.get("output_ids") or ())[-num_new:] if num_new > 0 else (),
             text=self._new_text(data.get("text") or ""),
-            finish=None if reason is None else "length" if reason["type"] == "length" else "stop",
+            finish=finish_reason(reason["type"] if reason is not None else None),
             drafts=_drafts(meta) if reason is not None else None,
             num_cached_tokens=meta.get("cached_tokens") or 0,
         )

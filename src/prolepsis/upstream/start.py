@@ -9,8 +9,8 @@ from prometheus_client import CollectorRegistry
 from prolepsis.core.config import UPSTREAM, EngineConfig
 from prolepsis.core.errors import ConfigError, ModelLoadError
 from prolepsis.core.files import read_text
+from prolepsis.core.network import address
 from prolepsis.core.plan import SpecPlan
-from prolepsis.core.urls import address
 from prolepsis.engine.client import EngineInfo
 from prolepsis.engine.observer import EngineObserver
 from prolepsis.models.files.generation_config import generation_eos

@@ -4,9 +4,10 @@
 import json
 from typing import Any
 
+from prolepsis.core.events import TokenLogprobs
 from prolepsis.core.requests import GrammarSpec
 from prolepsis.core.stats import ProposerCounts
-from prolepsis.upstream.api import Ask, Chunk, Json
+from prolepsis.upstream.api import Ask, Chunk, Json, finish_reason, sampling_fields
 
 _GRAMMARS = {"json_schema": "json", "regex": "regex", "choice": "choice", "lark": "grammar"}
 """Fields of `structured_outputs` by kind of grammar."""
@@ -25,20 +26,13 @@ class VllmApi:
             "return_token_ids": True,
             "max_tokens": params.max_tokens,
             "min_tokens": params.min_tokens,
-            "temperature": params.temperature,
             "top_k": params.top_k,
-            "top_p": params.top_p,
-            "min_p": params.min_p,
-            "repetition_penalty": params.repetition_penalty,
-            "presence_penalty": params.presence_penalty,
-            "frequency_penalty": params.frequency_penalty,
-            "ignore_eos": params.ignore_eos,
-            "stop": list(params.stop),
-            "stop_token_ids": list(params.stop_token_ids),
             "seed": params.seed,
+            "priority": ask.priority,
+            **sampling_fields(params),
         }
-        if params.logit_bias:
-            body["logit_bias"] = {str(token): bias for token, bias in params.logit_bias}
+        if params.logprobs is not None:
+            body |= {"logprobs": params.logprobs, "return_tokens_as_token_ids": True}
         if ask.grammar is not None:
             body["structured_outputs"] = _constraint(ask.grammar)
         if ask.cache_salt:
@@ -56,12 +50,24 @@ class VllmReader:
             cached = ((data.get("usage") or {}).get("prompt_tokens_details") or {}).get("cached_tokens", 0)
             return Chunk(drafts=_drafts(data), num_cached_tokens=cached)
         [choice] = choices
-        reason = choice.get("finish_reason")
         return Chunk(
             token_ids=tuple(choice.get("token_ids") or ()),
             text=choice.get("text") or "",
-            finish=None if reason is None else "length" if reason == "length" else "stop",
+            finish=finish_reason(choice.get("finish_reason")),
+            logprobs=None if choice.get("logprobs") is None else _logprobs(choice["logprobs"]),
         )
+
+
+def _logprobs(said: Json) -> tuple[TokenLogprobs, ...]:
+    """Return the log-probabilities of a chunk's tokens; vLLM's are of raw logits, as ours are."""
+    tops: list[Json | None] = said.get("top_logprobs") or [None] * len(said["token_logprobs"])
+    pairs = zip(said["token_logprobs"], tops, strict=True)
+    return tuple(TokenLogprobs(logprob, _likeliest(top or {})) for logprob, top in pairs)
+
+
+def _likeliest(top: Json) -> tuple[tuple[int, float], ...]:
+    named = ((int(name.removeprefix("token_id:")), logprob) for name, logprob in top.items())
+    return tuple(sorted(named, key=lambda pair: (-pair[1], pair[0])))
 
 
 def _constraint(grammar: GrammarSpec) -> Json:

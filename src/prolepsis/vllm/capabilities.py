@@ -7,7 +7,7 @@ from prolepsis.core.errors import ConfigError
 from prolepsis.engine.build import FREE_PROPOSERS
 
 EXACTNESS = (
-    "vLLM computes a row differently beside other rows and drafts: drafts change no distribution, "
+    "vLLM computes a row differently when other rows and drafts are in the pass: drafts change no distribution, "
     "but may turn a near-tie"
 )
 """Why the exactness is normal."""

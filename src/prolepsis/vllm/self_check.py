@@ -1,4 +1,4 @@
-"""Measures at start how often a data plane picks another token beside other rows and drafts than alone."""
+"""Measures at start how often a data plane picks another token with other rows and drafts in the pass."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,14 +22,14 @@ NUM_DRAFT_TOKENS = 4
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Greedy tokens computed beside other rows and drafts, against those computed alone."""
+    """Greedy tokens computed together with other rows and drafts, against those computed alone."""
 
     num_tokens: int
     num_different: int
 
     def __str__(self) -> str:
         found = f"{self.num_different} of {self.num_tokens} greedy tokens"
-        return f"self-check: {found} are others beside other sequences and drafts than alone"
+        return f"self-check: {found} differ between a pass with other sequences and drafts and a pass of their own"
 
 
 def check_rows(
@@ -63,7 +63,7 @@ def _num_different(plane: DataPlane, prompts: Sequence[Sequence[int]], answers: 
     rest: dict[str, list[int]] = {}
     """Of each answer the tokens that are still to be compared."""
     for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
-        key = f"self-check beside {i}"
+        key = f"self-check together {i}"
         plane.add(key, prompt, key)
         rest[key] = list(answer)
     num_different, decoding = 0, set[str]()

@@ -1,12 +1,19 @@
 """Starts vLLM in this process and an engine of ours around it."""
 
+import asyncio
+import gc
 import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from typing import Protocol
+from weakref import ReferenceType, ref
 
 import structlog
 
 from prolepsis.core.config import EngineConfig
-from prolepsis.core.errors import ModelLoadError
+from prolepsis.core.errors import EngineDead, ModelLoadError
 from prolepsis.core.files import cache_directory
 from prolepsis.engine.client import EngineInfo
 from prolepsis.engine.observer import EngineObserver
@@ -16,15 +23,72 @@ from prolepsis.kv.memory import parse_bytes
 from prolepsis.models.files.export import export_model
 from prolepsis.models.files.generation_config import generation_eos, json_object, token_ids
 from prolepsis.models.files.store import default_sampling, resolve
+from prolepsis.models.files.tokenizer import Tokenizer
 from prolepsis.models.files.tokenizer_files import load_tokenizer
 from prolepsis.models.load import weights_identity
 from prolepsis.native.processor import processor_name
 from prolepsis.vllm.build import PlaneFacts, assemble
 from prolepsis.vllm.capabilities import EXACTNESS, check
 from prolepsis.vllm.client import VllmEngineClient
+from prolepsis.vllm.data_plane import DataPlane
 from prolepsis.vllm.self_check import check_rows
 
 log = structlog.get_logger(__name__)
+
+
+class SizedPlane(DataPlane, Protocol):
+    """A data plane that says how much K/V it has."""
+
+    @property
+    def num_blocks(self) -> int: ...
+
+    @property
+    def block_size(self) -> int: ...
+
+
+@dataclass(slots=True)
+class VllmStart:
+    """What engines around data planes of one configuration are built from, one after the other."""
+
+    config: EngineConfig
+    info: EngineInfo
+    eos_token_ids: tuple[int, ...]
+    tokenizer: Tokenizer
+    open_plane: Callable[[], SizedPlane]
+    """Loads the model again."""
+    observer: EngineObserver | None = None
+    _last: ReferenceType[VllmEngineClient] | None = field(default=None, init=False)
+
+    def around(self, plane: SizedPlane) -> VllmEngineClient:
+        """Return the client of an engine around a plane."""
+        facts = PlaneFacts(self.info, self.eos_token_ids, plane.num_blocks, plane.block_size)
+        grammars = Grammars(self.tokenizer.to_json, self.info.vocab_size, self.eos_token_ids)
+        engine = assemble(
+            self.config, plane, facts, tokenizer=self.tokenizer, grammars=grammars, observer=self.observer
+        )
+        client = VllmEngineClient(engine, plane)
+        self._last = ref(client)
+        return client
+
+    async def again(self) -> VllmEngineClient:
+        """Return the client of another engine; the last one has ended and is closed.
+
+        Raises `EngineDead` where a step of the last one may still run: vLLM cannot run twice in one process.
+        """
+        return await asyncio.get_running_loop().run_in_executor(None, self._rebuilt)
+
+    def _rebuilt(self) -> VllmEngineClient:
+        last = self._last() if self._last is not None else None
+        if last is not None and last.watchdog.gave_up:
+            raise EngineDead("a step of the last engine may still run in vLLM, which needs a new process then")
+        gc.unfreeze()  # a server's start leaves its engine out of collections (`engine.start.loading`)
+        gc.collect()  # and the weights and K/V of the last one have to go before there is room for more
+        plane = self.open_plane()
+        try:
+            return self.around(plane)
+        except BaseException:
+            plane.close()  # another attempt needs its memory
+            raise
 
 
 def start_vllm(config: EngineConfig, observer: EngineObserver | None = None) -> Running:
@@ -40,18 +104,17 @@ def start_vllm(config: EngineConfig, observer: EngineObserver | None = None) -> 
     except ImportError as error:
         message = f"engine is 'vllm', which is not installed here ({error}); docs/how-to/vllm.md says how"
         raise ModelLoadError(message) from error
-    plane = VllmDataPlane(
-        Settings(
-            model=folder,
-            max_model_len=config.max_model_len,
-            max_sequences=config.max_requests,
-            max_step_tokens=config.max_step_tokens,
-            num_speculative_tokens=config.num_speculative_tokens,
-            kv_bytes=parse_bytes(config.kv_memory),
-            prefix_cache=config.prefix_cache,
-            more=read_more(config.vllm_args),
-        )
+    settings = Settings(
+        model=folder,
+        max_model_len=config.max_model_len,
+        max_sequences=config.max_requests,
+        max_step_tokens=config.max_step_tokens,
+        num_speculative_tokens=config.num_speculative_tokens,
+        kv_bytes=parse_bytes(config.kv_memory),
+        prefix_cache=config.prefix_cache,
+        more=read_more(config.vllm_args),
     )
+    plane = VllmDataPlane(settings)
     tokenizer = load_tokenizer(folder)
     weights = weights_identity(folder)
     forward = f"vllm-{VERSION}"
@@ -73,12 +136,10 @@ def start_vllm(config: EngineConfig, observer: EngineObserver | None = None) -> 
         tokenizer=tokenizer.fingerprint[:16],
         machine=f"{processor_name()}, {plane.device}",
     )
-    ends = eos_token_ids(folder)
-    facts = PlaneFacts(info, ends, plane.num_blocks, plane.block_size)
-    grammars = Grammars(tokenizer.to_json, info.vocab_size, ends)
-    engine = assemble(config, plane, facts, tokenizer=tokenizer, grammars=grammars, observer=observer)
-    log.info("engine_built", model=info.model, forward=forward, blocks=facts.num_blocks, exactness=info.exactness)
-    return Running(VllmEngineClient(engine, plane), tokenizer)
+    start = VllmStart(config, info, eos_token_ids(folder), tokenizer, partial(VllmDataPlane, settings), observer)
+    client = start.around(plane)
+    log.info("engine_built", model=info.model, forward=forward, blocks=plane.num_blocks, exactness=info.exactness)
+    return Running(client, tokenizer, start.again)
 
 
 def model_folder(path: Path) -> Path:

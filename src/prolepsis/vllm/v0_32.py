@@ -27,7 +27,7 @@ from prolepsis.vllm.data_plane import ComputedPass, ComputedRow
 
 VERSION = "0.32"
 _PADDING = -1
-"""What vLLM ignores in a row of sampled tokens."""
+"""What vLLM ignores in a row of sampled tokens, and fills drafts up with."""
 
 
 class NoDrafts:
@@ -138,8 +138,10 @@ class VllmDataPlane:
         output = self._core.model_executor.execute_model(scheduled)
         assert output is None, "the model runner waits for the sampled tokens"
         self._scheduled = scheduled
-        rows = [self._row(key, scheduled) for key in self._runner.input_batch.req_ids]
-        return ComputedPass(rows, _kept(self._runner.execute_model_state.logits, rows))
+        keys = self._runner.input_batch.req_ids
+        rows = [self._row(key, scheduled) for key in keys]
+        sizes = [1 + len(scheduled.scheduled_spec_decode_tokens.get(key, ())) for key in keys]
+        return ComputedPass(rows, _kept(self._runner.execute_model_state.logits, rows, sizes))
 
     def finish(self, emitted: Mapping[str, Sequence[int]]) -> None:
         self._sampler.tokens = [emitted.get(key, ()) for key in self._runner.input_batch.req_ids]
@@ -158,19 +160,26 @@ class VllmDataPlane:
     def _row(self, key: str, scheduled: Any) -> ComputedRow:
         request = self._scheduler.requests[key]
         num_scheduled = scheduled.num_scheduled_tokens[key]
-        num_drafted = len(scheduled.scheduled_spec_decode_tokens.get(key, ()))
+        drafted = scheduled.scheduled_spec_decode_tokens.get(key, ())
         start = request.num_computed_tokens - num_scheduled  # vLLM counts them as computed once they are scheduled
-        num_tokens = num_scheduled - num_drafted
+        num_tokens, num_drafted = num_scheduled - len(drafted), sum(token != _PADDING for token in drafted)
         return ComputedRow(key, start, num_tokens, num_drafted, start + num_tokens == request.num_tokens)
 
 
-def _kept(logits: Tensor, rows: Sequence[ComputedRow]) -> Tensor:
-    """Return the rows of logits of the sequences that sample; vLLM computes one for each of the others too."""
+def _kept(
+    logits: Tensor,
+    rows: Sequence[ComputedRow],
+    sizes: Sequence[int],  # rows of logits of each sequence
+) -> Tensor:
+    """Return the rows of logits after tokens of ours, of the sequences that sample.
+
+    vLLM computes a row for each of the other sequences too, and fills a new sequence of which one token is left to
+    compute up with draft tokens that are none, so that it looks like those that decode.
+    """
     kept: list[int] = []
     first = 0
-    for row in rows:
-        size = 1 + row.num_draft_tokens
-        kept += range(first, first + size) if row.samples_next else ()
+    for row, size in zip(rows, sizes, strict=True):
+        kept += range(first, first + 1 + row.num_draft_tokens) if row.samples_next else ()
         first += size
     assert first == logits.shape[0], f"{first} rows of logits expected, {logits.shape[0]} given"
     dense = logits if len(kept) == first else logits[kept]

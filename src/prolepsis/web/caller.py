@@ -1,4 +1,4 @@
-"""The caller of one HTTP request, as sign-in knows it."""
+"""The caller of an HTTP request, as sign-in identified it."""
 
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -17,7 +17,7 @@ class Caller:
     key_id: str
     """The key's public part; empty in development mode."""
     tenant: str
-    """What is drafted, cached or counted for one tenant is not visible to another; empty in development mode."""
+    """Drafts, caches and counts of one tenant are not visible to another; empty in development mode."""
     roles: frozenset[Role]
     tier: str
     models: frozenset[str] = frozenset()
@@ -27,7 +27,7 @@ class Caller:
 
     @property
     def actor(self) -> str:
-        """Who does something, as the audit log and events name it."""
+        """Name of the caller in the audit log and in events."""
         return self.key_id or "developer"
 
     def may_use(self, model: str) -> bool:

@@ -17,7 +17,7 @@ class Feature:
     """Base class with defaults: a feature overrides the parts that it needs. Belongs to one event loop."""
 
     name: str = ""
-    """For logs."""
+    """Name in logs."""
     period_s: float | None = None
     """Seconds between two ticks; None: the feature has no clock."""
     routes: Sequence[Route] = ()

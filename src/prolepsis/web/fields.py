@@ -18,7 +18,7 @@ class Body(Part):
 
 
 class Reply(BaseModel):
-    """A JSON object as it goes out, for replies that are no value of the domain."""
+    """A JSON object as it goes out, for replies that are not a value of the domain."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=())
 

@@ -90,7 +90,7 @@ def headers_too_slow(timeout_s: float) -> Refused:
 
 
 def too_many_connections(limit: int) -> Refused:
-    message = f"{limit} connections are open already, as many as may."
+    message = f"{limit} connections are open already, which is the limit."
     return Refused("too_many_connections", message, code="too_many_connections", status=503, retry_after_s=1)
 
 
@@ -111,7 +111,7 @@ def upload_too_slow(timeout_s: float) -> Refused:
 
 
 def too_many_uploads(limit: int) -> Refused:
-    message = f"Bodies of this tenant that wait to be read take {limit} bytes already, as many as may."
+    message = f"Bodies of this tenant that wait to be read take {limit} bytes already, which is the limit."
     return Refused("too_many_uploads", message, code="too_many_uploads", status=429, retry_after_s=1)
 
 
@@ -128,25 +128,25 @@ def rate_limited(message: str, kind: str, retry_after_s: float, headers: dict[st
 
 
 def queue_full(limit: int, retry_after_s: float) -> Refused:
-    message = f"{limit} requests of this tenant wait already, as many as may."
+    message = f"{limit} requests of this tenant wait already, which is the limit."
     return Refused("queue_full", message, code="queue_full", status=429, retry_after_s=retry_after_s)
 
 
 def server_full(limit: int, retry_after_s: float) -> Refused:
-    message = f"{limit} requests wait already, as many as may."
+    message = f"{limit} requests wait already, which is the limit."
     return Refused("server_full", message, code="server_full", status=503, retry_after_s=retry_after_s)
 
 
 def too_many_kept(limit: int, retry_after_s: float) -> Refused:
     message = (
-        f"The answers kept for requests with an Idempotency-Key take {limit} bytes, as many as may, and this "
+        f"The answers kept for requests with an Idempotency-Key take {limit} bytes, which is the limit, and this "
         "tenant has its share; a request without the key is served."
     )
     return Refused("answers_kept", message, code="too_many_idempotent", status=429, retry_after_s=retry_after_s)
 
 
 def shed(tier: str, retry_after_s: float) -> Refused:
-    message = f"The server is overloaded; new requests of the tier {tier} are refused for now."
+    message = f"Requests have waited too long; new ones of the tier {tier} are refused for now."
     return Refused("shed", message, code="overloaded", status=503, retry_after_s=retry_after_s)
 
 

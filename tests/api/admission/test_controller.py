@@ -1,7 +1,7 @@
 """Admission over HTTP: limits, queue, fairness, deadlines, load shedding, draining."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -13,6 +13,7 @@ from starlette.requests import HTTPConnection
 from prolepsis.api.admission.controller import AdmissionController
 from prolepsis.api.admission.metrics import AdmissionMetrics
 from prolepsis.core.config import ServerConfig
+from prolepsis.core.events import Event, Tokens
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.engine.client import Demand
@@ -100,7 +101,7 @@ class RecordingTokenizer(ByteTokenizer):
         return super().encode(text, add_special_tokens=add_special_tokens)
 
 
-async def test_who_is_refused_has_nothing_tokenised(keyed_app: KeyedApp) -> None:
+async def test_refused_requests_are_not_tokenised(keyed_app: KeyedApp) -> None:
     tokenizer = RecordingTokenizer()
     key, chat = keyed_app.key(), {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
     async with keyed_app.open(FakeEngine(), ServerConfig(requests_per_minute={"key": 1}), tokenizer) as http:
@@ -130,7 +131,7 @@ async def test_a_client_that_leaves_the_queue_leaves_no_trace(keyed_app: KeyedAp
         assert (gate.num_inside, gate._taken) == (0, 0)
 
 
-async def test_rate_limits_are_told_reserved_and_refunded(keyed_app: KeyedApp) -> None:
+async def test_rate_limits_are_shown_reserved_and_refunded(keyed_app: KeyedApp) -> None:
     key = keyed_app.key()
     limits = ServerConfig(tokens_per_minute={"key": 100}, requests_per_minute={"key": 50})
     async with keyed_app.open(FakeEngine(text="abc"), limits) as http:
@@ -211,6 +212,33 @@ async def test_tokenizing_asks_for_the_models_permission(
             assert (await http.post(path, json=asked, headers=bearer(key))).status_code == status
 
 
+class Gated(FakeEngine):
+    """Answers floods all at once, when told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = asyncio.Event()
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
+        if request.prompt_token_ids == tuple(b"flood"):
+            await self.gate.wait()
+        async for event in super().generate(request):
+            yield event
+
+
+async def test_answers_that_end_at_once_let_another_tenants_request_pass(keyed_app: KeyedApp) -> None:
+    ann, bob, engine = keyed_app.key(tenant="ann"), keyed_app.key(tenant="bob"), Gated()
+    async with keyed_app.open(engine) as http:
+        gate = keyed_app.app.state.admission
+        flood = [ask(http, ann, prompt="flood") for _ in range(60)]
+        await until(lambda: gate._taken == 60)
+        engine.gate.set()
+        assert (await ask(http, bob)).status_code == 200
+        num_ended = sum(task.done() for task in flood)
+        assert {reply.status_code for reply in await asyncio.gather(*flood)} == {200}
+    assert num_ended < 40, num_ended
+
+
 async def test_a_deadline_counts_the_queue_and_the_engine(keyed_app: KeyedApp) -> None:
     engine = FakeEngine(hold_after=0)
     async with keyed_app.open(engine, ServerConfig(max_in_engine=1, request_timeout_s=30)) as http:
@@ -237,7 +265,7 @@ async def test_priority_is_for_the_own_queue_and_preempts_only_for_operators(key
     async with keyed_app.open(engine) as http:
         for key in (client, operator, batch):
             assert (await ask(http, key, priority=-7)).status_code == 200
-    assert [request.priority for request in engine.requests] == [0, -7, 1]
+    assert [request.priority for request in engine.requests] == [0, -7, 3]
 
 
 async def test_a_draining_server_takes_nothing_new_and_ends_what_it_has(keyed_app: KeyedApp) -> None:
@@ -266,6 +294,8 @@ class Bare:
 
     def __init__(self, config: ServerConfig) -> None:
         self.clock, self.metrics, self.engine = Clock(), Metrics(), FakeEngine()
+        self.started: list[tuple[str, int]] = []
+        """Tenants and priorities in the engine of what stays."""
         self.gate = AdmissionController(
             config, self.engine, AdmissionMetrics(self.metrics.registry), SpecPlan(version=5), self.clock
         )
@@ -274,15 +304,24 @@ class Bare:
         return Caller("k", tenant, frozenset({"client"}), tier)
 
     @asynccontextmanager
-    async def inside(self, caller: Caller, n: int = 1) -> AsyncIterator[None]:
+    async def inside(self, caller: Caller, n: int = 1) -> AsyncIterator[GenerateRequest]:
         http = HTTPConnection({"type": "http", "headers": [], "state": {"caller": caller}})
         request = GenerateRequest("r", (1, 2), SamplingParams(max_tokens=8), n=n)
         with self.gate.admit(http, [request]) as party:
+            async with self.gate.start(party, 0) as admitted:
+                yield admitted
+
+    async def use(self, caller: Caller, num_tokens: int) -> None:
+        """Run a request that generates so many tokens."""
+        http = HTTPConnection({"type": "http", "headers": [], "state": {"caller": caller}})
+        request = GenerateRequest("r", (1, 2), SamplingParams(max_tokens=num_tokens))
+        with self.gate.admit(http, [request]) as party:
             async with self.gate.start(party, 0):
-                yield
+                party.items[0].see(Tokens("r", 0, (1,) * num_tokens, position=0))
 
     async def stay(self, caller: Caller, leave: asyncio.Event, n: int = 1) -> None:
-        async with self.inside(caller, n):
+        async with self.inside(caller, n) as admitted:
+            self.started.append((caller.tenant, admitted.priority))
             await leave.wait()
 
     async def set_places(self, number: int) -> None:
@@ -319,11 +358,54 @@ async def test_places_follow_the_engines_that_are_there() -> None:
     await asyncio.gather(*tasks)
 
 
+async def test_a_tenants_first_request_waits_for_no_other_tenants_long_ones() -> None:
+    bare, leave, later = Bare(ServerConfig(max_queued_per_tenant=500)), asyncio.Event(), asyncio.Event()
+    await bare.set_places(3)
+    flood = await started(*(bare.stay(bare.caller("a"), leave) for _ in range(500)))
+    tasks = await started(*(bare.stay(bare.caller(tenant), later) for tenant in "bbcde"))
+    assert bare.started == [("a", 0), ("a", 1), ("a", 1), ("b", 0), ("c", 0)], "as many as there are places"
+    batch = await started(bare.stay(bare.caller("f", "batch"), later))
+    assert (bare.gate._taken, bare.gate.num_waiting) == (5, 497 + 3 + 1)
+    later.set()
+    async with asyncio.timeout(5):
+        await asyncio.gather(*tasks)
+    assert sorted(bare.started[5:]) == [("b", 0), ("d", 0), ("e", 0)], "in turn, and the flood still waits"
+    assert bare.gate._taken == 3
+    leave.set()
+    async with asyncio.timeout(5):
+        await asyncio.gather(*flood, *batch)
+    assert (bare.gate._taken, bare.gate._taken_first, len(bare.gate._taken_by)) == (0, 0, 0)
+
+
+async def test_a_tenant_that_waits_for_its_share_fills_no_more_than_its_room() -> None:
+    """Its first request may displace others in the engine, but it has used much, so theirs are next in turn."""
+    bare, leave = Bare(ServerConfig(max_queued_per_tenant=2)), asyncio.Event()
+    await bare.set_places(2)
+    await bare.use(bare.caller("b"), 1000)
+    others = await started(*(bare.stay(bare.caller("a"), leave) for _ in range(3)))
+    tasks = await started(*(bare.stay(bare.caller("b"), leave) for _ in range(50)))
+    refused = [task for task in tasks if task.done()]
+    assert (len(refused), bare.gate.num_waiting) == (48, 1 + 2)
+    for task in refused:
+        with pytest.raises(Refused, match="2 requests of this tenant wait already"):
+            await task
+    leave.set()
+    await asyncio.gather(*others, *(task for task in tasks if task not in refused))
+
+
+async def test_places_that_are_configured_are_not_exceeded() -> None:
+    bare, leave = Bare(ONE_PLACE), asyncio.Event()
+    tasks = await started(*(bare.stay(bare.caller(tenant), leave) for tenant in "abc"))
+    assert (bare.started, bare.gate.num_waiting) == ([("a", 0)], 2)
+    leave.set()
+    await asyncio.gather(*tasks)
+
+
 async def test_load_is_shed_from_the_first_level_to_the_last_and_back() -> None:
     bare, leave = Bare(ServerConfig(max_in_engine=1, shed_after_s=(1, 2, 4, 8), shed_hold_s=3)), asyncio.Event()
     later = asyncio.Event()
     tasks = await started(bare.stay(bare.caller(), leave), bare.stay(bare.caller(), later))
-    tasks += await started(bare.stay(bare.caller("b", "batch"), later))
+    tasks += await started(bare.stay(bare.caller(tier="batch"), later))
     seen = []
     for _ in range(9):
         await bare.gate.tick()
@@ -341,8 +423,8 @@ async def test_load_is_shed_from_the_first_level_to_the_last_and_back() -> None:
     assert bare.sample("shed_changes_total", level="low_refused", direction="up") == 1
     assert bare.sample("admission_queued_requests", tier="batch") == 1
     for tier in ("economy", "batch"):
-        with pytest.raises(Exception, match="overloaded") as caught:
-            async with bare.inside(bare.caller("x", tier)):
+        with pytest.raises(Exception, match="refused for now") as caught:
+            async with bare.inside(bare.caller(tier=tier)):
                 pass
         assert caught.value.status == 503  # type: ignore[attr-defined]
         assert "retry-after" in caught.value.headers  # type: ignore[attr-defined]
@@ -368,7 +450,34 @@ async def test_load_is_shed_from_the_first_level_to_the_last_and_back() -> None:
     assert bare.sample("shed_level") == 0
 
 
-async def test_batch_work_that_waits_is_no_overload() -> None:
+async def test_a_backlog_sheds_the_work_of_the_tenant_that_has_it() -> None:
+    config = ServerConfig(max_in_engine=2, shed_after_s=(1, 2, 4, 8), shed_hold_s=3)
+    bare, leave = Bare(config), asyncio.Event()
+    tasks = await started(*(bare.stay(bare.caller("a"), leave) for _ in range(3)))
+    bare.clock.now += 8
+    await bare.gate.tick()
+    assert bare.engine.plans[-1].reason == "overload_low_refused", "no other tenant is there"
+    with pytest.raises(Refused):
+        bare.gate.check_open(bare.caller("a", "economy"))
+    tasks += await started(*(bare.stay(bare.caller("b", tier), leave) for tier in ("economy", "batch", "standard")))
+    await bare.gate.tick()
+    assert bare.engine.plans[-1].reason == "default"
+    assert (bare.gate.overload.holds("a", "batch"), bare.gate.overload.holds("b", "batch")) == (True, False)
+    bare.clock.now += 8  # the second tenant waits as long
+    await bare.gate.tick()
+    assert bare.engine.plans[-1].reason == "overload_low_refused"
+    with pytest.raises(Refused):
+        bare.gate.check_open(bare.caller("c", "economy"))
+    leave.set()
+    for _ in range(20):
+        bare.clock.now += 1
+        await bare.gate.tick()
+        await asyncio.sleep(0)
+    await asyncio.gather(*tasks)
+    assert (bare.gate.overload.level, bare.gate.overload.holds("a", "batch")) == (0, False)
+
+
+async def test_waiting_batch_work_does_not_count_as_overload() -> None:
     bare, leave = Bare(ServerConfig(max_in_engine=1, shed_after_s=(1, 2, 4, 8))), asyncio.Event()
     tasks = await started(*(bare.stay(bare.caller("b", "batch"), leave) for _ in range(3)))
     bare.clock.now += 100
@@ -378,7 +487,7 @@ async def test_batch_work_that_waits_is_no_overload() -> None:
     await asyncio.gather(*tasks)
 
 
-async def test_waiting_batch_work_locks_nobody_out() -> None:
+async def test_waiting_batch_work_locks_no_request_out() -> None:
     config = ServerConfig(max_in_engine=1, max_queued=4, max_queued_per_tenant=2, shed_after_s=(1, 2, 4, 800))
     bare, leave, now = Bare(config), asyncio.Event(), asyncio.Event()
     tasks = await started(bare.stay(bare.caller(), now))
@@ -405,7 +514,7 @@ async def test_waiting_batch_work_locks_nobody_out() -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def test_who_waits_when_the_server_ends_is_told() -> None:
+async def test_waiting_requests_end_with_an_error_when_the_server_ends() -> None:
     bare, leave = Bare(ONE_PLACE), asyncio.Event()
     [running, waiting] = await started(bare.stay(bare.caller(), leave), bare.stay(bare.caller(), leave))
     bare.gate.end_waiting()

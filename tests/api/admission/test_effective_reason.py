@@ -48,7 +48,7 @@ def test_each_rung_is_the_reason_of_the_mode_in_effect(level: int, mode: str, re
     assert depth <= (8, 4, 0, 0, 0)[level]
 
 
-def test_who_asked_for_no_speculation_is_told_so_under_load_too() -> None:
+def test_the_reason_requested_off_holds_under_load_too() -> None:
     engine = build(EngineSetup(proposers=(Right(),)))
     engine.send(ApplyPlan(plan_at(2, SpecPlan(), version=1)))
     source = replace(request("r", [5, 6, 7] * 6, PARAMS), speculation=SpeculationChoice("off"))

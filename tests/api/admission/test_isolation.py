@@ -85,7 +85,7 @@ def test_prefix_hits_stay_within_tenant_and_salt(two: Tenants) -> None:
     assert cached(two.ask("bob", "pepper")) == 0
 
 
-def test_nothing_is_drafted_from_another_tenants_text(two: Tenants) -> None:
+def test_text_of_another_tenant_is_never_drafted(two: Tenants) -> None:
     """Ann's answer is just what bob's will be; only she may be drafted from it."""
     texts = {two.ask("ann").json()["choices"][0]["text"] for _ in range(2)}
     [of_ann] = two.index.found.values()

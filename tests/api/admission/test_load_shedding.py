@@ -53,7 +53,7 @@ def test_an_age_between_the_thresholds_keeps_the_rung() -> None:
     assert levels([(1, 2), *[(10, 1.5)] * 5]) == [PLAIN] * 6
 
 
-def test_calm_that_is_interrupted_begins_anew() -> None:
+def test_calm_that_is_interrupted_begins_again() -> None:
     assert levels([(1, 1), (1, 0), (2, 0.9), (1, 0), (2.9, 0), (0.1, 0)]) == [1, 1, 1, 1, 1, 0]
 
 

@@ -1,10 +1,8 @@
 """What the log holds of a day of requests: no key, no prompt, no answer."""
 
 import io
-from collections.abc import Iterator
 
 import pytest
-import structlog
 
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import EngineError
@@ -16,11 +14,10 @@ SECRETS = ("swordfish", "Grüße", "open sesame", "pepper-salt")
 
 
 @pytest.fixture(params=[False, True], ids=["console", "json"])
-def log(request: pytest.FixtureRequest) -> Iterator[io.StringIO]:
+def log(request: pytest.FixtureRequest) -> io.StringIO:
     out = io.StringIO()
     configure_logs("debug", as_json=request.param, stream=out)
-    yield out
-    structlog.reset_defaults()
+    return out
 
 
 async def test_no_secret_and_no_text_is_logged(keyed_app: KeyedApp, log: io.StringIO) -> None:

@@ -18,7 +18,7 @@ def refusal(limits: RateLimits, caller: Caller, tokens: int, now: float) -> Refu
     return caught.value
 
 
-def test_nothing_is_limited_by_default() -> None:
+def test_there_are_no_limits_by_default() -> None:
     limits = RateLimits(Limits({}, {}), 0.0)
     for _ in range(1000):
         assert limits.reserve(DEVELOPER, 10**6, 0.0) == {}

@@ -66,7 +66,7 @@ async def test_a_hit_says_so_and_is_the_same_answer(keyed_app: KeyedApp) -> None
         {"frequency_penalty": 1.0},
     ],
 )
-async def test_another_request_is_no_hit(keyed_app: KeyedApp, changes: dict[str, object]) -> None:
+async def test_another_request_is_not_a_hit(keyed_app: KeyedApp, changes: dict[str, object]) -> None:
     engine = FakeEngine()
     async with keyed_app.open(engine, CACHING) as http:
         await ask(http)

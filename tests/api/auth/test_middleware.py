@@ -15,7 +15,7 @@ from prolepsis.api.auth.middleware import AuthMiddleware
 from prolepsis.api.stream import ClientDisconnected, EventStream, Json
 from prolepsis.core.config import ServerConfig
 from prolepsis.web.caller import ROLES
-from prolepsis.web.intake import Intake
+from prolepsis.web.intake import Intake, Uploads
 from prolepsis.web.routes import (
     ANY_ROLE,
     AUDITORS,
@@ -27,7 +27,6 @@ from prolepsis.web.routes import (
     Routes,
     declared_routes,
 )
-from prolepsis.web.uploads import Uploads
 from tests.api.admission.conftest import KeyedApp, bearer
 from tests.api.fakes import FakeEngine
 from tests.virtual_time import virtual_time
@@ -145,7 +144,7 @@ async def test_each_role_opens_its_routes_and_no_others(keyed_app: KeyedApp) -> 
                     assert f"the key has {role}" in error["message"]
 
 
-async def test_what_has_no_rule_does_not_exist(keyed_app: KeyedApp) -> None:
+async def test_a_route_without_roles_does_not_exist(keyed_app: KeyedApp) -> None:
     key = keyed_app.key("admin")
     async with keyed_app.open(FakeEngine()) as http:
 
@@ -307,7 +306,7 @@ async def test_a_client_that_takes_nothing_ends_its_request() -> None:
 
 
 @virtual_time
-async def test_a_client_that_takes_nothing_is_no_failure() -> None:
+async def test_a_client_that_takes_nothing_is_not_a_failure() -> None:
     async def route(scope: Scope, receive: Receive, send: Send) -> None:
         await JSONResponse({})(scope, receive, send)
 
@@ -330,7 +329,7 @@ async def test_a_client_that_takes_nothing_is_no_failure() -> None:
 
 
 @virtual_time
-async def test_a_reader_that_stalls_later_in_a_stream_is_no_failure() -> None:
+async def test_a_reader_that_stalls_later_in_a_stream_is_not_a_failure() -> None:
     ended = False
 
     async def events() -> AsyncGenerator[Json, None]:

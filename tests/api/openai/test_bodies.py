@@ -20,7 +20,7 @@ from prolepsis.telemetry.metrics import Metrics
 from prolepsis.web.body_reader import parse_body
 from prolepsis.web.errors import RequestRefused
 from prolepsis.web.fields import Body
-from prolepsis.web.uploads import body_limit
+from prolepsis.web.intake import body_limit
 from tests.api.fakes import ByteTokenizer, FakeEngine
 
 CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
@@ -303,16 +303,14 @@ async def test_a_body_larger_than_a_full_context_needs_is_refused() -> None:
         (ChatBody, CHAT | {"messages": CHAT["messages"] * 2049}, "2048"),
     ],
 )
-def test_of_many_faults_the_first_is_named_and_the_others_cost_nothing(
-    kind: type[Body], body: dict[str, object], named: str
-) -> None:
+def test_only_the_first_of_many_faults_is_reported(kind: type[Body], body: dict[str, object], named: str) -> None:
     with pytest.raises(RequestRefused, match=re.escape(named)) as refused:
         parse_body(json.dumps(body).encode(), kind)
     cause = refused.value.__context__
     assert not isinstance(cause, ValidationError) or cause.error_count() == 1
 
 
-def test_what_is_quoted_of_a_long_key_is_short() -> None:
+def test_long_keys_are_quoted_shortened() -> None:
     key = "model role " * 20_000
     for body in (f'{{"{key}": 1, "{key}": 1}}', f'{{"{key}": 1}}'):
         with pytest.raises(RequestRefused) as refused:

@@ -6,6 +6,7 @@ import pytest
 
 from prolepsis.core.events import TokenLogprobs
 from prolepsis.core.requests import GenerateRequest
+from prolepsis.upstream.vllm import VllmReader
 from tests.api.conftest import Served, served
 from tests.api.fakes import FakeEngine
 
@@ -83,11 +84,28 @@ class Alike(FakeEngine):
         return tuple(TokenLogprobs(-3.0, ((0xC3, -1.0), (0xC4, -2.0))) for _ in part)
 
 
-def test_of_top_tokens_with_equal_texts_the_likeliest_is_shown() -> None:
+def test_the_likeliest_of_top_tokens_with_equal_texts_is_shown() -> None:
     with served(Alike("x")) as running:
         reply = running.openai().completions.create(model="tiny", prompt="Hi", logprobs=2, max_tokens=1)
         assert reply.choices[0].logprobs is not None
         assert reply.choices[0].logprobs.top_logprobs == [{"\ufffd": -1.0, "x": -3.0}]
+
+
+def test_tokens_of_equal_texts_can_be_told_apart_by_id() -> None:
+    options: Any = {"max_tokens": 1, "extra_body": {"return_tokens_as_token_ids": True}}
+    with served(Alike("x")) as running:
+        reply = running.openai().completions.create(model="tiny", prompt="Hi", logprobs=2, **options)
+        chat = running.openai().chat.completions.create(
+            model="tiny", messages=USER, logprobs=True, top_logprobs=2, **options
+        )
+    names = {"token_id:195": -1.0, "token_id:196": -2.0, "token_id:120": -3.0}
+    assert reply.choices[0].logprobs is not None
+    assert (reply.choices[0].logprobs.tokens, reply.choices[0].logprobs.top_logprobs) == (["token_id:120"], [names])
+    shown = VllmReader().read(reply.model_dump()).logprobs
+    assert shown == (TokenLogprobs(-3.0, ((195, -1.0), (196, -2.0), (120, -3.0))),), "as upstream engines are read"
+    assert chat.choices[0].logprobs is not None
+    [token] = chat.choices[0].logprobs.content or []
+    assert [token.token, *(one.token for one in token.top_logprobs)] == ["token_id:120", "token_id:195", "token_id:196"]
 
 
 def test_whole_text_and_usage(shared: Served) -> None:

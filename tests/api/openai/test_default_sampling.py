@@ -38,13 +38,13 @@ def expected(**changes: object) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("route", BODIES)
-async def test_what_a_client_leaves_out_is_the_models(client: Connect, route: str) -> None:
+async def test_parameters_left_out_take_the_models_values(client: Connect, route: str) -> None:
     assert await sampled(client, engine(), route) == expected()
 
 
 @pytest.mark.parametrize("route", BODIES)
 @pytest.mark.parametrize("given", [{"temperature": 0}, {"temperature": 1.0, "top_p": 1.0}, {"top_k": 0}, {"top_k": 7}])
-async def test_what_a_client_states_holds(client: Connect, route: str, given: dict[str, object]) -> None:
+async def test_stated_parameters_hold(client: Connect, route: str, given: dict[str, object]) -> None:
     assert await sampled(client, engine(), route, **given) == expected(**given)
 
 

@@ -134,7 +134,7 @@ def test_the_clients_parser_understands_structured_answers() -> None:
     assert grammar.kind == "json_schema"
 
 
-def test_a_failure_in_the_middle_is_told_as_an_event() -> None:
+def test_a_failure_in_the_middle_is_reported_as_an_event() -> None:
     with served(FakeEngine(fail_after=2, error=EngineError("a step failed"))) as running:
         events = list(running.openai().responses.create(model="tiny", input="Hi", stream=True))
     last: Any = events[-1]
@@ -142,7 +142,7 @@ def test_a_failure_in_the_middle_is_told_as_an_event() -> None:
     assert last.response.error.message == "a step failed"
 
 
-def test_what_the_body_said_is_told_back(shared: Served) -> None:
+def test_the_response_repeats_the_parameters_of_the_body(shared: Served) -> None:
     reply: Any = shared.openai().responses.create(
         model="tiny",
         input="Hi",

@@ -102,7 +102,7 @@ def test_streamed_calls_equal_their_twins(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_no_second_call_is_told_where_one_is_allowed(stream: bool) -> None:
+def test_no_second_call_is_sent_if_one_is_allowed(stream: bool) -> None:
     with served(roomy(text=f"So\n{CALL}\n{CALL}", step=5)) as running:
         create: Any = running.openai().chat.completions.create
         reply = create(model="tiny", messages=USER, tools=[TOOL], parallel_tool_calls=False, stream=stream)

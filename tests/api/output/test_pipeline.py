@@ -183,13 +183,13 @@ def test_a_fault_takes_the_policy_out_or_ends_the_answer(kind: str, fails_open: 
     assert registry.get_sample_value("prolepsis_output_policy_faults_total", labels) == 1
 
 
-def test_what_is_held_at_the_end_is_a_fault() -> None:
+def test_text_held_back_at_the_end_is_a_fault() -> None:
     delivered = deliver("abc", loaded(Says(Holds())))
     assert (delivered.text, delivered.ending) == ("", ("content_filter", "one: invalid"))
 
 
 @pytest.mark.parametrize("fails_open", [True, False])
-def test_one_that_fails_at_its_beginning(fails_open: bool) -> None:
+def test_a_policy_that_fails_at_its_beginning(fails_open: bool) -> None:
     class Broken:
         inline = True
 

@@ -148,7 +148,7 @@ def test_acceptance_is_reported_on_both_sides_of_the_boundary(tmp_path: Path) ->
         assert stopped == one["lost"]["stop_string"]
 
 
-def test_what_a_policy_cuts_off_is_lost_to_it(tmp_path: Path) -> None:
+def test_text_cut_off_by_a_policy_counts_as_lost_to_it(tmp_path: Path) -> None:
     with serving(server_with(tmp_path)) as server:
         text, _ = metrics_of(server)
     word = text[30:36]
@@ -172,7 +172,7 @@ class Slower(Slow):
         return super().forward(batch, cache)
 
 
-def test_who_leaves_takes_nothing_of_a_whole_answer(tmp_path: Path) -> None:
+def test_a_client_that_leaves_gets_nothing_of_a_whole_answer(tmp_path: Path) -> None:
     with serving(server_with(tmp_path, model=Slower())) as server:
         asked = {"model": "table", "prompt": "bcd", "seed": 3, "ignore_eos": True, "max_tokens": 500}
         body = json.dumps(asked).encode()

@@ -156,7 +156,7 @@ def test_where_drafts_are_not_taken_the_answer_says_so(given: dict[str, Any], re
         ("chat/completions", {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
     ],
 )
-def test_what_such_an_answer_cannot_have_is_refused_by_name(
+def test_unsupported_parameters_are_refused_by_name(
     shared: Served, path: str, given: dict[str, Any], param: str
 ) -> None:
     body = (BODY if path == "completions" else CHAT) | given

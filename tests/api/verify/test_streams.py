@@ -18,7 +18,7 @@ def stream() -> VerifyStream:
     return VerifyStream(request("r", [1]), CALLER, ENGINE, lambda: None)
 
 
-def test_tokens_are_told_apart_by_the_draft() -> None:
+def test_tokens_are_compared_with_the_draft() -> None:
     one = stream()
     assert one.send([1, 2]) == (0, False), "without a draft nothing is accepted or corrected"
     assert one.take(ClientDraft(1, (2, 3, 4, 5))) is None

@@ -1,6 +1,7 @@
 """Batches over a socket pair."""
 
 import asyncio
+import errno
 import socket
 import threading
 
@@ -18,7 +19,7 @@ async def opened() -> tuple[Channel, Channel]:
     return here, there
 
 
-async def test_what_is_sent_in_one_turn_travels_as_one_batch_in_order() -> None:
+async def test_messages_of_one_turn_travel_as_one_batch_in_order() -> None:
     here, there = await opened()
     for message in ("a", "b", "c"):
         here.send(message)
@@ -29,7 +30,7 @@ async def test_what_is_sent_in_one_turn_travels_as_one_batch_in_order() -> None:
     await there.close()
 
 
-async def test_what_is_put_waits_for_what_is_sent() -> None:
+async def test_messages_are_sent_in_order() -> None:
     here, there = await opened()
     here.put("first")
     here.send("second")
@@ -61,7 +62,7 @@ async def test_a_large_message_arrives_whole() -> None:
     await there.close()
 
 
-async def test_the_end_of_the_other_side_is_told_after_its_last_words() -> None:
+async def test_the_end_of_the_other_side_is_seen_after_its_last_messages() -> None:
     here, there = await opened()
     here.send("last")
     await here.close()
@@ -98,3 +99,16 @@ async def test_every_error_arrives_as_it_was(kind: type[ProlepsisError]) -> None
     assert vars(found) == vars(given)
     await here.close()
     await there.close()
+
+
+async def test_a_network_that_gives_up_is_the_end_of_the_connection() -> None:
+    """What was sent is not acknowledged in time, or there is no way to the machine: neither is a `ConnectionError`."""
+    here, there = socket.socketpair()
+    streams = await asyncio.open_connection(sock=here)
+    channel = Channel(streams)
+    await channel.open()
+    streams[1].transport.get_protocol().connection_lost(TimeoutError(errno.ETIMEDOUT, "Connection timed out"))
+    with pytest.raises(EOFError):
+        await channel.receive()
+    await channel.close()
+    there.close()

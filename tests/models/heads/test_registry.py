@@ -99,7 +99,7 @@ def test_auto_takes_the_best_measured_head_of_exactly_this_target(root: Path, ta
     assert head_for("none", target, root) is None
 
 
-def test_what_differs_is_said(root: Path, target: LoadedModel) -> None:
+def test_a_misfit_names_the_difference(root: Path, target: LoadedModel) -> None:
     put(root, target, "other", target="big", target_fingerprint="00ff")
     with pytest.raises(ModelLoadError, match="other@1 does not fit tiny: it was trained for big with fingerprint 00ff"):
         open_head(find_head("other", root), target)
@@ -157,7 +157,7 @@ def test_levels_go_with_their_head_and_are_loaded_with_it(root: Path, tmp_path: 
     assert open_head(entry, target).info.levels == 0
 
 
-def test_what_is_no_whole_head_is_not_imported(root: Path, tmp_path: Path, target: LoadedModel) -> None:
+def test_an_incomplete_head_is_not_imported(root: Path, tmp_path: Path, target: LoadedModel) -> None:
     with pytest.raises(ModelLoadError, match=r"has no config\.json"):
         import_head(tmp_path, "a", root)
     source = save_random_head(tmp_path / "from", shape_of(target))
@@ -172,9 +172,7 @@ def test_what_is_no_whole_head_is_not_imported(root: Path, tmp_path: Path, targe
     assert not head_folder(root).exists()
 
 
-def test_what_is_exported_is_the_head_and_names_its_target_for_others(
-    root: Path, tmp_path: Path, target: LoadedModel
-) -> None:
+def test_an_exported_head_names_its_target(root: Path, tmp_path: Path, target: LoadedModel) -> None:
     entry = import_head(save_random_head(tmp_path / "from", shape_of(target)), "a", root)
     out = export_head(entry, tmp_path / "out" / "head", verifier="owner/tiny")
     config, weights = load_head(out)
@@ -232,5 +230,5 @@ def test_an_alias_stands_for_a_version_and_moves(target: LoadedModel, root: Path
     with pytest.raises(InvalidParameter, match="no alias 'champion'; it has: none"):
         aliases.set("mine", "champion", None)
     for word in ("7", "Champion", "", "a b", "x" * 33):
-        with pytest.raises(InvalidParameter, match="allowed: up to 32 small letters"):
+        with pytest.raises(InvalidParameter, match="allowed: up to 32 lower-case letters"):
             aliases.set("mine", word, 1)

@@ -28,7 +28,7 @@ def configured(kind: str, **fields: object) -> Checkpoint:
         (configured("llama", rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}), "dynamic"),
     ],
 )
-def test_what_cannot_be_exact_is_refused(checkpoint: Checkpoint, reason: str) -> None:
+def test_models_that_cannot_be_exact_are_refused(checkpoint: Checkpoint, reason: str) -> None:
     assert reason in (general_fault(checkpoint) or "")
     with pytest.raises(ModelLoadError, match=reason):
         GeneralModel(checkpoint, "tiny", CPU, torch.float32)

@@ -62,14 +62,14 @@ def test_longrope_is_served_as_far_as_it_depends_on_one_sequence_only() -> None:
         ),
     ],
 )
-def test_what_it_cannot_run_is_said(kind: str, fields: dict[str, object], reason: str) -> None:
+def test_unsupported_models_are_refused_with_the_reason(kind: str, fields: dict[str, object], reason: str) -> None:
     config = AutoConfig.for_model(kind, **fields)
     assert reason in (lean_fault(config) or "")
     with pytest.raises(ModelLoadError, match=reason):
         LeanShape.from_config(config)
 
 
-def test_a_window_beyond_the_context_is_no_window() -> None:
+def test_a_window_beyond_the_context_is_ignored() -> None:
     config = AutoConfig.for_model("mistral", sliding_window=4096, max_position_embeddings=4096)
     assert {layer.window for layer in LeanShape.from_config(config).layers} == {None}
     config = AutoConfig.for_model("mistral", sliding_window=4095, max_position_embeddings=4096)

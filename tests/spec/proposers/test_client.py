@@ -1,4 +1,5 @@
 from prolepsis.core.client_draft import ClientDraft
+from prolepsis.spec.acceptance import AcceptanceEstimator
 from prolepsis.spec.proposers.client import ClientProposer
 from tests.spec.sequences import FakeSequence
 
@@ -22,3 +23,16 @@ def test_it_serves_only_sequences_whose_client_has_sent_a_draft() -> None:
     assert ClientProposer().propose([sequence], [3]) == [None]
     sequence.client_draft = DRAFT
     assert ClientProposer().serves(sequence)
+
+
+def test_bad_drafts_of_one_tenant_do_not_make_those_of_another_seem_bad() -> None:
+    acceptance, proposer = AcceptanceEstimator(), ClientProposer()
+    good, bad = (FakeSequence([5, 10], num_prompt_tokens=1, client_draft=DRAFT, cache_salt=salt) for salt in "ab")
+    for sequence, hit in ((good, True), *[(bad, False)] * 50):
+        (draft,) = proposer.propose([sequence], [1])
+        assert draft is not None
+        before = acceptance.rates(draft)[0]
+        acceptance.record(draft, 0, 0, hit=hit)
+    (draft,) = proposer.propose([good], [1])
+    assert draft is not None
+    assert acceptance.rates(draft)[0] > 2 * before, "what the other tenant's are expected to do"

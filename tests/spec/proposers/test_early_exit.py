@@ -165,7 +165,7 @@ def test_sampled_requests_draft_with_the_keyed_noise_of_their_output_positions()
     assert draft.tokens == tuple(grown[10:])
 
 
-def test_nothing_is_kept_between_steps() -> None:
+def test_no_state_is_kept_between_steps() -> None:
     early, cache, asked = FakeExit(), FakeKV(), sequence(30)
     cache.hold(asked)
     drafter = proposer(early, cache)

@@ -27,7 +27,7 @@ def test_forced_tokens_are_proposed_up_to_the_limit() -> None:
     assert short == draft.cut(2)
 
 
-def test_nothing_where_nothing_is_forced_or_there_is_no_grammar() -> None:
+def test_no_draft_without_a_grammar_or_forced_tokens() -> None:
     free = sequence(GrammarSpec("regex", "[01]*"), "01")
     assert GrammarProposer().propose([free, FakeSequence([1, 2])], [8, 8]) == [None, None]
 
@@ -41,7 +41,7 @@ def test_behind_the_forced_run_comes_what_followed_it_before() -> None:
     assert draft.survival[2] > 0.97 > draft.survival[3]
 
 
-def test_what_it_knows_of_a_sequence_is_freed() -> None:
+def test_state_of_a_sequence_is_freed() -> None:
     proposer, asked = GrammarProposer(), sequence(json_schema(RECORD), "")
     proposer.propose([asked], [8])
     assert proposer._indexes._indexes

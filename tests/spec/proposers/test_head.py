@@ -145,7 +145,7 @@ def test_neighbours_of_other_depths_share_the_pass() -> None:
 
 
 @pytest.mark.parametrize("chunk", [50, 200, 400])
-def test_of_a_long_prompt_it_reads_the_end(chunk: int) -> None:
+def test_only_the_end_of_a_long_prompt_is_read(chunk: int) -> None:
     model = LevelledHead()
     head = HeadProposer(model, num_pages=16, max_sequences=4)
     sequence = FakeSequence([*range(30)] * 13 + [5] * 11, num_prompt_tokens=400, pages=list(range(13)))

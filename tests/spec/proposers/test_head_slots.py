@@ -1,4 +1,4 @@
-"""Whose pages are whose: a sequence goes on only from slots that this head wrote."""
+"""Whose pages are whose: a sequence continues only from slots that this head wrote."""
 
 import torch
 
@@ -36,7 +36,7 @@ def test_a_sequence_seen_from_its_start_goes_on_and_hands_its_pages_on() -> None
     assert show(slots, forked, 70, 1) is not None
 
 
-def test_a_sequence_whose_page_is_stale_begins_anew_at_the_next_one() -> None:
+def test_a_sequence_whose_page_is_stale_begins_again_at_the_next_one() -> None:
     slots = HeadSlots(8, 1)
     late = sequence("late", 0, 1, 2)
     assert show(slots, late, 40, 20) is None, "nothing of a page that was not seen from its start"
@@ -114,7 +114,7 @@ def test_a_sequence_that_may_draft_at_last_writes_what_it_deferred_itself() -> N
     assert (state.written, state.seen) == (82, 81)
 
 
-def test_what_is_deferred_is_bounded_and_what_is_given_up_is_stale() -> None:
+def test_deferred_states_are_bounded_and_dropped_ones_are_stale() -> None:
     slots = HeadSlots(8, 1, max_deferred_bytes=2 * PAGE_SIZE)
     off = sequence("off", 0, 1, 2, 3)
     show_and_park(slots, off, 80)
@@ -129,7 +129,7 @@ def test_what_is_deferred_is_bounded_and_what_is_given_up_is_stale() -> None:
     assert slots.num_bytes == HeadSlots(8, 1).num_bytes, "what is written anew is not deferred"
 
 
-def test_what_was_begun_from_last_is_given_up_last() -> None:
+def test_the_state_used_last_is_dropped_last() -> None:
     slots = HeadSlots(8, 1, max_deferred_bytes=2 * 2 * PAGE_SIZE)
     for number, of in enumerate((sequence("one", 0, 5), sequence("two", 1, 5), sequence("three", 2, 5))):
         show_and_park(slots, of, PAGE_SIZE)
@@ -174,7 +174,7 @@ def test_inside_a_page_of_which_nothing_is_known_a_sequence_begins_at_the_next()
     assert show(slots, sequence("behind", 0, 1), 20, 4) is None
 
 
-def test_a_sequence_that_comes_back_on_other_pages_begins_anew() -> None:
+def test_a_sequence_that_comes_back_on_other_pages_begins_again() -> None:
     slots = HeadSlots(8, 1)
     state = show(slots, sequence("back", 0, 1), 0, PAGE_SIZE)
     assert state is not None
@@ -184,7 +184,7 @@ def test_a_sequence_that_comes_back_on_other_pages_begins_anew() -> None:
     assert found.valid_from == PAGE_SIZE, "page 5 is somebody else's, and stale"
 
 
-def test_after_a_failed_pass_nobody_begins_from_its_pages() -> None:
+def test_after_a_failed_pass_no_sequence_begins_from_its_pages() -> None:
     slots = HeadSlots(8, 1)
     failed = sequence("failed", 0, 1)
     state = show(slots, failed, 0, 40)

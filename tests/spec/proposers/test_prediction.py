@@ -18,7 +18,7 @@ def test_right_from_the_start_of_the_output() -> None:
     assert (draft.tokens, draft.bucket) == (TEXT[:4], START_BUCKET)
 
 
-def test_nothing_without_a_prediction_or_beyond_its_end() -> None:
+def test_no_draft_without_a_prediction_or_beyond_its_end() -> None:
     assert PredictionProposer().propose([FakeSequence([1, 2])], [4]) == [None]
     ended = FakeSequence(list(TEXT), prediction=TEXT)
     assert PredictionProposer().propose([ended], [4]) == [None]

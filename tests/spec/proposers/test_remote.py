@@ -5,8 +5,8 @@ from typing import cast
 
 import pytest
 
-from prolepsis.core.remote import RemoteRounds
 from prolepsis.core.requests import SamplingParams
+from prolepsis.core.rounds import RemoteRounds
 from prolepsis.spec.draft import Draft, chain
 from prolepsis.spec.proposers.remote import RemoteProposer, RemoteSettings
 from prolepsis.spec.remote.link import ConnectionLost, Link
@@ -78,7 +78,7 @@ def test_a_draft_is_used_behind_the_tokens_committed_since(sequence: FakeSequenc
 @pytest.mark.parametrize(
     ("committed", "outcome"), [([4, 9], "stale"), ([4, 5, 6], "late"), ([4, 5, 6, 7], "stale"), ([4, 5], "used")]
 )
-def test_what_becomes_of_a_draft(sequence: FakeSequence, committed: list[int], outcome: str) -> None:
+def test_outcomes_of_drafts_are_counted(sequence: FakeSequence, committed: list[int], outcome: str) -> None:
     remote = Remote()
     remote.propose(sequence)
     sequence.tokens += committed
@@ -134,7 +134,7 @@ def test_it_is_asked_again_when_too_little_is_ahead(sequence: FakeSequence) -> N
     assert remote.connection.take() == [Extend(1, (4, 5, 6)), Ask(2, ((1, 7),))]
 
 
-def test_nothing_is_asked_twice_for_the_same_tokens(sequence: FakeSequence) -> None:
+def test_the_same_tokens_are_asked_for_once(sequence: FakeSequence) -> None:
     remote = Remote()
     remote.propose(sequence)
     remote.connection.take()
@@ -227,7 +227,7 @@ def test_the_servers_room_is_never_exceeded() -> None:
     assert any(isinstance(message, Open) for message in remote.connection.take())
 
 
-def test_it_waits_only_for_what_is_missing_and_not_after_waits_in_vain(sequence: FakeSequence) -> None:
+def test_it_waits_only_for_missing_drafts_and_not_after_useless_waits(sequence: FakeSequence) -> None:
     remote = Remote(RemoteSettings(wait_s=0.01))
     waits: list[float] = []
 

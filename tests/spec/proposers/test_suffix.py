@@ -87,7 +87,7 @@ def test_a_prompt_that_was_never_answered_leaves_nothing(native: bool) -> None:
 
 
 @WAYS
-def test_nothing_crosses_scopes_in_a_ring_that_overflows(native: bool) -> None:
+def test_scopes_stay_apart_when_the_ring_overflows(native: bool) -> None:
     """A hundred scopes hold the same n-grams in 600 slots: chance alone puts some into the same slot."""
     proposer = suffix(native, 600 * 60)
     for scope in range(200):

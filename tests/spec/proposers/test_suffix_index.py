@@ -73,7 +73,7 @@ def test_shared_finds_true_occurrences_and_the_longest(outputs: list[list[int]],
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from("ab"), words), max_size=12), words)
-def test_nothing_crosses_scopes(outputs: list[tuple[str, list[int]]], context: list[int]) -> None:
+def test_scopes_stay_apart(outputs: list[tuple[str, list[int]]], context: list[int]) -> None:
     """Every output of scope b ends with a token that a never has, so a continuation shows where it is from."""
     index = SharedIndex(64 * 60)  # a tiny ring: collisions and overwriting all the time
     for scope, output in outputs:

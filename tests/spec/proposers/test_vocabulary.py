@@ -12,7 +12,7 @@ class FakeVocabulary:
     vocab: dict[str, int] = field(default_factory=dict)
 
 
-def test_same_ids_are_accepted_whatever_else_differs() -> None:
+def test_equal_ids_are_accepted_despite_other_differences() -> None:
     require_same_vocabulary(FakeVocabulary("a", {"x": 0}), FakeVocabulary("b", {"x": 0}))
 
 

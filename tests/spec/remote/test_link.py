@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from prolepsis.core.errors import ConfigError
+from prolepsis.core.network import client_tls, server_tls
 from prolepsis.core.requests import SamplingParams
-from prolepsis.core.tls import client_tls, server_tls
 from prolepsis.spec.proposers.prompt_lookup import PromptLookupProposer
 from prolepsis.spec.proposers.remote import RemoteProposer, RemoteSettings
 from prolepsis.spec.remote.handshake import SharedKey

@@ -80,7 +80,7 @@ def test_the_salt_itself_never_travels() -> None:
     assert echo.salts == {KEY.scope("acme").hex(), KEY.scope("other").hex()}
 
 
-def test_what_one_tenant_taught_is_not_drafted_for_another() -> None:
+def test_text_of_one_tenant_is_not_drafted_for_another() -> None:
     text = [5, 6, 7, 8, 9, 10, 11, 12]
     with serving(server_of(SuffixProposer())) as port:
         first, second = proposer_at(port, wait_s=WAIT_S), proposer_at(port, wait_s=WAIT_S)
@@ -90,9 +90,9 @@ def test_what_one_tenant_taught_is_not_drafted_for_another() -> None:
         pupil = FakeSequence([2, *text[:4]], 5, key="b", cache_salt="acme", params=PARAMS)
         stranger = FakeSequence([2, *text[:4]], 5, key="c", cache_salt="other", params=PARAMS)
         _barrier(first)
-        [learnt, kept_out] = second.propose([pupil, stranger], [4, 4])
-        assert learnt is not None
-        assert learnt.tokens == tuple(text[4:])
+        [learned, kept_out] = second.propose([pupil, stranger], [4, 4])
+        assert learned is not None
+        assert learned.tokens == tuple(text[4:])
         assert kept_out is None
         first.close()
         second.close()

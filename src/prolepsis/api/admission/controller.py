@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
@@ -30,6 +31,8 @@ from prolepsis.web.refusals import Refused
 DEFAULT_IN_ENGINE = 64
 TIMEOUT_HEADER = "x-request-timeout-ms"
 CACHE_HEADER = "x-response-cache"
+FIRST, FURTHER, BATCH = 0, 1, 3
+"""Priorities in the engine: of a tenant's first request there, of its further ones, of batch work."""
 _CHARGED = "charged"
 _LONGEST_WAIT_TOLD_S = 60.0
 
@@ -70,6 +73,10 @@ class AdmissionController(Feature):
         self._clock = clock
         self._places = config.max_in_engine or client.health().max_running or DEFAULT_IN_ENGINE
         self._taken = 0
+        self._taken_by: Counter[str] = Counter()
+        """Places by tenant."""
+        self._taken_first = 0
+        """Places of requests that were their tenants' first."""
         self._queue = FairQueue()
         self._turns: dict[int, asyncio.Future[None]] = {}
         """What each waiting request, by its serial number, waits for: room in the engine."""
@@ -116,9 +123,8 @@ class AdmissionController(Feature):
             yield progress.request
             return
         try:
-            async with self._place(group, progress) as waited_s:
-                progress.waited_s = waited_s
-                yield _as_admitted(group.caller, progress.request, group.deadline_s, waited_s)
+            async with self._place(group, progress) as place:
+                yield _as_admitted(group, progress, place)
         finally:
             if progress.cache_key is not None and progress.finished is not None:
                 self._cache.put(progress.cache_key, progress.kept, progress.finished.stats)
@@ -141,15 +147,20 @@ class AdmissionController(Feature):
         demand = self.demand
         if not self._config.max_in_engine:  # replicas come and go
             self._places = self._client.health().max_running or self._places
-        self.overload.observe(demand.queue_age_s, self._clock())
+        self._shed()
         self._dispatch()
         self.metrics.queue_age.set(demand.queue_age_s)
         self.metrics.in_engine.set(self._taken)
         for tier in TIERS:
             self.metrics.queued.labels(tier).set(self._queue.num_of_tier(tier))
 
+    def _shed(self) -> None:
+        now = self._clock()
+        ages = {tenant: now - since for tenant, since in self._queue.oldest_of_tenants(PATIENT).items()}
+        self.overload.observe(ages, self._taken_by.keys() | self._queue.tenants(), now)
+
     def drain(self) -> None:
-        """Take nothing new; what waits or runs goes on."""
+        """Take nothing new; what waits or runs continues."""
         self.draining = True
 
     async def close(self) -> None:
@@ -175,7 +186,7 @@ class AdmissionController(Feature):
 
     @property
     def demand(self) -> Demand:
-        """What waits now."""
+        """Requests that wait now."""
         oldest = self._queue.oldest(PATIENT)
         return Demand(0.0 if oldest is None else self._clock() - oldest, len(self._queue))
 
@@ -195,9 +206,9 @@ class AdmissionController(Feature):
         tier = caller.tier
         if self.draining:
             raise refusals.draining()
-        if self.overload.refuses(tier):
+        if self.overload.refuses(caller.tenant, tier):
             raise refusals.shed(tier, self._config.shed_hold_s)
-        num_to_wait = number - self._num_at_once(tier, samples)
+        num_to_wait = number - self._num_at_once(caller, samples)
         if num_to_wait > 0:
             self._check_room(caller, num_to_wait)
 
@@ -208,11 +219,14 @@ class AdmissionController(Feature):
             message = f"prompt holds {number} prompts; allowed: {most} at once, as many as may run and wait together"
             raise InvalidParameter(message, param="prompt")
 
-    def _num_at_once(self, tier: str, samples: int) -> int:
+    def _num_at_once(self, caller: Caller, samples: int) -> int:
         """Return how many requests of so many samples are next in turn for a free place."""
-        held, num_free = self.overload.held, self._places - self._taken
-        if tier in held or num_free <= 0 or self._queue.peek(held) is not None:
+        num_free = self._places - self._taken
+        if self.overload.holds(caller.tenant, caller.tier):
             return 0
+        if num_free <= 0 or self._queue.peek(self.overload.holds) is not None:
+            has_none = not self._queue.num_of_tenant(caller.tenant)  # else this one waits behind its own
+            return int(has_none and self._displaces(caller.tenant, caller.tier, samples))
         return max(1, num_free // samples)
 
     def _check_room(self, caller: Caller, number: int) -> None:
@@ -258,18 +272,18 @@ class AdmissionController(Feature):
         return Progress(request, stored=stored, keep=Keep.TOKENS, cache_key=key)
 
     @asynccontextmanager
-    async def _place(self, group: RequestGroup, progress: Progress) -> AsyncIterator[float]:
-        """Hold the request's places in the engine; the value is how long it waited for them (seconds)."""
+    async def _place(self, group: RequestGroup, progress: Progress) -> AsyncIterator[Waiting]:
+        """Hold the request's places in the engine, once it has them."""
         since, caller, load, request = self._clock(), group.caller, progress.load, progress.request
         size = min(request.n, self._places)
         waiting = Waiting(caller.tenant, caller.tier, request.priority, load, size, since)
         await self._wait_for_turn(waiting, group.deadline_s)
-        waited_s = self._clock() - since
-        self.metrics.wait.labels(caller.tier).observe(waited_s)
+        progress.waited_s = self._clock() - since
+        self.metrics.wait.labels(caller.tier).observe(progress.waited_s)
         try:
-            yield waited_s
+            yield waiting
         finally:
-            self._taken -= size
+            self._take(waiting, -size)
             self._queue.correct(waiting, load - progress.load_used)
             self._dispatch()
 
@@ -294,34 +308,55 @@ class AdmissionController(Feature):
         if self._turns.pop(waiting.serial, None) is not None:
             self._queue.drop(waiting)
         elif granted.done() and not granted.cancelled() and granted.exception() is None:
-            self._taken -= waiting.size
+            self._take(waiting, -waiting.size)
         self._dispatch()
 
     def _dispatch(self) -> None:
         """Start those whose turn it is while there are places; the next in turn is never overtaken by a smaller one."""
-        held = self.overload.held
-        while (head := self._queue.peek(held)) is not None and self._fits(head):
+        while (head := self._queue.peek(self.overload.holds)) is not None and self._fits(head):
             granted = self._turns.pop(head.serial)
             if granted.done():
                 self._queue.drop(head)  # cancelled a moment ago
                 continue
             self._queue.start(head)
-            self._taken += head.size
+            head.is_first = self._is_first(head.tenant, head.tier)
+            self._take(head, head.size)
             granted.set_result(None)
 
     def _fits(self, head: Waiting) -> bool:
         """What takes more than all places, as there were more when it came, has them alone."""
-        return min(head.size, self._places) <= self._places - self._taken
+        has_room = min(head.size, self._places) <= self._places - self._taken
+        return has_room or self._displaces(head.tenant, head.tier, head.size)
+
+    def _is_first(self, tenant: str, tier: str) -> bool:
+        return not self._taken_by[tenant] and tier != "batch"
+
+    def _displaces(self, tenant: str, tier: str, size: int) -> bool:
+        """Return whether it goes to a full engine, which lets another tenant's further requests wait for it instead.
+
+        So no tenant waits until another's long requests end. Configured places are never exceeded.
+        """
+        num_left = self._places - self._taken_first
+        return self._is_first(tenant, tier) and size <= num_left and not self._config.max_in_engine
+
+    def _take(self, request: Waiting, size: int) -> None:
+        """Count places of a request that starts; a negative number gives them back."""
+        self._taken += size
+        self._taken_by[request.tenant] += size
+        if request.is_first:
+            self._taken_first += size
+        if not self._taken_by[request.tenant]:
+            del self._taken_by[request.tenant]
 
 
-def _as_admitted(
-    caller: Caller, request: GenerateRequest, deadline_s: float | None, waited_s: float
-) -> GenerateRequest:
-    """Return the request with what is left of its time.
+def _as_admitted(group: RequestGroup, progress: Progress, place: Waiting) -> GenerateRequest:
+    """Return the request with what is left of its time, and its priority in the engine.
 
-    A client's priority orders its own tenant's queue. In the engine, where a better priority preempts a running
-    request, it counts only from operators; batch work runs behind the rest.
+    There a better priority preempts a running request. What a client asks for orders its own tenant's queue; in the
+    engine it counts only from operators.
     """
-    left_s = None if deadline_s is None else max(0.001, deadline_s - waited_s)
-    priority = request.priority if caller.has("operator") else int(caller.tier == "batch")
-    return replace(request, deadline_s=left_s, priority=priority)
+    request, deadline_s = progress.request, group.deadline_s
+    left_s = None if deadline_s is None else max(0.001, deadline_s - progress.waited_s)
+    of_tier = BATCH if place.tier == "batch" else FIRST if place.is_first else FURTHER
+    is_asked = request.priority and group.caller.has("operator")
+    return replace(request, deadline_s=left_s, priority=request.priority if is_asked else of_tier)

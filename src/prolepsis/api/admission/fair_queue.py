@@ -1,4 +1,4 @@
-"""Who is next: virtual time over token cost between flows, priority and arrival within one.
+"""Chooses the next request: virtual time over token cost between flows, then priority, then arrival.
 
 Start-time fair queueing (Goyal, Vin, Cheng 1996, section 2) with one flow for each tenant and tier: a flow's virtual
 time advances by cost / weight with each request it starts, the flow that is furthest behind goes next, and a flow that
@@ -7,7 +7,7 @@ was idle begins at the present instead of claiming the past.
 
 from bisect import insort
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from operator import attrgetter
 
@@ -30,6 +30,8 @@ class Waiting:
     """Places in the engine it takes: its samples."""
     since: float
     serial: int = 0
+    is_first: bool = False
+    """When it started, its tenant had nothing in the engine."""
 
     @property
     def flow(self) -> tuple[str, str]:
@@ -40,6 +42,10 @@ class Waiting:
         return self.priority, self.serial
 
 
+def _none(_tenant: str, _tier: str) -> bool:
+    return False
+
+
 @dataclass(slots=True)
 class _Flow:
     virtual_time: float
@@ -47,7 +53,7 @@ class _Flow:
 
 
 class FairQueue:
-    """The caller bounds its size; `held` tiers stay where they are."""
+    """The caller bounds its size, and may hold flows back."""
 
     def __init__(self) -> None:
         self._flows: dict[tuple[str, str], _Flow] = {}
@@ -75,11 +81,14 @@ class FairQueue:
         insort(flow.waiting, request, key=_by_turn)
         self._num_waiting[request.tier] += 1
 
-    def peek(self, held: Collection[str] = ()) -> Waiting | None:
-        """Return the next request whose tier is not held; it stays in the queue. Held flows claim nothing later."""
+    def peek(self, holds: Callable[[str, str], bool] = _none) -> Waiting | None:
+        """Return the next request; it stays in the queue.
+
+        Flows that are held, by tenant and tier, are left out and claim nothing later.
+        """
         flows: list[_Flow] = []
-        for (_, tier), flow in self._flows.items():
-            if tier in held:
+        for (tenant, tier), flow in self._flows.items():
+            if holds(tenant, tier):
                 flow.virtual_time = max(flow.virtual_time, self._now)
             elif flow.waiting:
                 flows.append(flow)
@@ -105,10 +114,22 @@ class FairQueue:
             back = unused / TIERS[request.tier].weight
             flow.virtual_time = max(flow.virtual_time - back, min(flow.virtual_time, self._now))
 
-    def oldest(self, held: Collection[str] = ()) -> float | None:
-        """Return since when the longest-waiting request of a tier that is not held waits."""
-        since = [w.since for (_, tier), flow in self._flows.items() if tier not in held for w in flow.waiting]
-        return min(since, default=None)
+    def oldest(self, without: Collection[str] = ()) -> float | None:
+        """Return since when the longest-waiting request waits, without those of some tiers."""
+        return min(self.oldest_of_tenants(without).values(), default=None)
+
+    def oldest_of_tenants(self, without: Collection[str] = ()) -> dict[str, float]:
+        """Return the same of each tenant that waits."""
+        oldest: dict[str, float] = {}
+        for (tenant, tier), flow in self._flows.items():
+            if tier not in without and flow.waiting:
+                since = min(waiting.since for waiting in flow.waiting)
+                oldest[tenant] = min(since, oldest.get(tenant, since))
+        return oldest
+
+    def tenants(self) -> set[str]:
+        """Return the tenants that wait."""
+        return {tenant for (tenant, _), flow in self._flows.items() if flow.waiting}
 
     def _forget_idle(self) -> None:
         """A flow that is not ahead of the present is what a new one would be."""

@@ -1,7 +1,7 @@
 """Rate limits over several front doors: each leases a part of what is left in the store, and serves from that.
 
 A front door never waits for the store. Where it has no lease yet, it lends itself its share (the limit divided by the
-number of front doors) of what the store had left. When the store is lost, the lease goes on, and refills at the share
+number of front doors) of what the store had left. When the store is lost, the lease continues, and refills at the share
 of the limit. So callers of one limit get, within any time, at most what one server would let through, one minute's
 allowance more, and one request at each front door.
 """
@@ -35,7 +35,7 @@ class LeasedBucket:
         self.share = share
         self._run_out = run_out
         self._held = 0.0
-        """Of the lease; below 0: more was used, and leases will pay for it."""
+        """Tokens left of the lease; below 0: more was used, and later leases pay for it."""
         self._is_leased = False
         self._store = TokenBucket(per_minute, per_minute, now)
         """What was left in the store, as last known, and what came since."""
@@ -43,7 +43,7 @@ class LeasedBucket:
         self._lost_at: float | None = None
         """When the lease last refilled itself, while the store is lost."""
         self._lent = 0.0
-        """What it lent itself since the store is lost."""
+        """Amount that it lent itself since the store was lost."""
 
     def level(self, now: float) -> float:
         """Return what is left for the caller, here and in the store."""
@@ -103,7 +103,7 @@ class LeasedBucket:
         self._store = TokenBucket(self.per_minute, lease.left, now)
 
     def lose_store(self, now: float, returned: float = 0.0) -> None:
-        """Go on without the store: what is here is all there is, and refills at the share of the limit.
+        """Continue without the store: what is here is all there is, and refills at the share of the limit.
 
         `returned`: what was on its way to the store. It is used here, and the store may have it as well.
         """
@@ -146,7 +146,7 @@ class LeasedBuckets(Feature):
         self._buckets: dict[AllowanceKey, LeasedBucket] = {}
         self._is_lost = False
         self._requests: Mapping[AllowanceKey, LeaseRequest] = {}
-        """Of the exchange that runs."""
+        """Requests of the exchange with the store that is running."""
         self._exchanging: asyncio.Task[None] | None = None
         self._exchanged_at = -EARLY_S
 
@@ -200,7 +200,7 @@ class LeasedBuckets(Feature):
         self._requests = requests
         try:
             leases = await asyncio.to_thread(self._table.lease, requests)
-        except Exception as error:  # contained: what is here goes on, and the next tick asks again
+        except Exception as error:  # contained: what is here continues, and the next tick asks again
             if not self._is_lost:
                 log.error("limits_not_shared", error=str(error))
             self._lose_store()

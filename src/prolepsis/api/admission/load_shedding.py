@@ -1,6 +1,6 @@
-"""The load shedding ladder: what gives way, in which order, as the queue ages."""
+"""Load shedding: levels at which more and more is given up as the queue gets older."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -70,7 +70,7 @@ def plan_at(level: int, base: SpecPlan, version: int) -> SpecPlan:
 
 
 REASONS: Sequence[str] = ("", "overload_shallow", "overload_plain", "overload_batch_waits", "overload_low_refused")
-"""Of the plan on each level, and so of the mode in effect that requests report."""
+"""The reason of each level's plan, which requests report with their mode in effect."""
 
 
 TierName = Literal["premium", "standard", "economy", "batch"]
@@ -97,11 +97,15 @@ DEFAULT_TIER: TierName = "standard"
 
 
 PATIENT = frozenset(name for name, tier in TIERS.items() if tier.waits_from is not None)
-"""Tiers whose waiting is no sign of overload: they are there to wait."""
+"""Tiers whose waiting is not a sign of overload: their requests may wait."""
 
 
 class LoadShedder:
-    """The level in effect."""
+    """The levels in effect: of each tenant whose own requests wait, and of the server.
+
+    One tenant's backlog sheds that tenant's work only. It sheds the work of all where a second tenant waits as long.
+    The plan, which all requests share, gives way also where no other tenant had a request for `hold_s`.
+    """
 
     def __init__(
         self,
@@ -110,36 +114,58 @@ class LoadShedder:
         apply_plan: Callable[[SpecPlan], None],
         metrics: AdmissionMetrics,
     ) -> None:
+        self.level = CALM
+        """The server's, which its plan follows."""
         self._settings = settings
         self._base = base
         self._apply_plan = apply_plan
         self._metrics = metrics
-        self._state = ShedState()
+        self._shared = ShedState()
+        self._of_tenant: dict[str, ShedState] = {}
+        """Of tenants that are not calm."""
+        self._last_seen: dict[str, float] = {}
+        """When each tenant last had a request here, for `hold_s`."""
         self._version = base.version
 
-    @property
-    def level(self) -> int:
-        return self._state.level
+    def holds(self, tenant: str, tier: str) -> bool:
+        """Return whether the tenant's requests of this tier stay in the queue."""
+        waits_from = TIERS[tier].waits_from
+        return waits_from is not None and self._level_of(tenant) >= waits_from
 
-    @property
-    def held(self) -> frozenset[str]:
-        """Tiers whose requests stay in the queue."""
-        return frozenset(
-            n for n, tier in TIERS.items() if tier.waits_from is not None and self.level >= tier.waits_from
+    def refuses(self, tenant: str, tier: str) -> bool:
+        """Return whether the tenant's new requests of this tier are refused."""
+        refused_from = TIERS[tier].refused_from
+        return refused_from is not None and self._level_of(tenant) >= refused_from
+
+    def observe(self, ages: Mapping[str, float], present: Collection[str], now: float) -> None:
+        """Take in at `now` the age (seconds) of the oldest request of each tenant that waits, and the tenants that have
+        any request here; act where a level changes.
+        """
+        states = {
+            tenant: next_level(self._of_tenant.get(tenant, ShedState()), ages.get(tenant, 0.0), now, self._settings)
+            for tenant in {*ages, *self._of_tenant}
+        }
+        self._of_tenant = {tenant: state for tenant, state in states.items() if state.level != CALM}
+        second = sorted(ages.values())[-2] if len(ages) > 1 else 0.0
+        self._shared = next_level(self._shared, second, now, self._settings)
+        seen = self._last_seen | dict.fromkeys(present, now)
+        self._last_seen = {tenant: at for tenant, at in seen.items() if now - at < self._settings.hold_s}
+        there = {*self._last_seen, *self._of_tenant}
+        self._set_level(
+            self._level_of(*there) if len(there) == 1 else self._shared.level, max(ages.values(), default=0)
         )
 
-    def refuses(self, tier: str) -> bool:
-        refused_from = TIERS[tier].refused_from
-        return refused_from is not None and self.level >= refused_from
+    def _level_of(self, tenant: str) -> int:
+        own = self._of_tenant.get(tenant)
+        return self._shared.level if own is None else max(own.level, self._shared.level)
 
-    def observe(self, age_s: float, now: float) -> None:
-        """Take in the age of the queue (seconds) at `now`, and act where the level changes."""
-        before, self._state = self.level, next_level(self._state, age_s, now, self._settings)
-        if self.level == before:
+    def _set_level(self, level: int, age_s: float) -> None:
+        before, self.level = self.level, level
+        if level == before:
             return
         self._version += 1
-        self._apply_plan(plan_at(self.level, self._base, self._version))
-        self._metrics.level.set(self.level)
-        self._metrics.level_changes.labels(LEVELS[self.level], "up" if self.level > before else "down").inc()
-        say = log.warning if self.level > before else log.info
-        say("load_shedding", level=LEVELS[self.level], before=LEVELS[before], queue_age_s=round(age_s, 2))
+        self._apply_plan(plan_at(level, self._base, self._version))
+        self._metrics.level.set(level)
+        self._metrics.level_changes.labels(LEVELS[level], "up" if level > before else "down").inc()
+        say = log.warning if level > before else log.info
+        say("load_shedding", level=LEVELS[level], before=LEVELS[before], queue_age_s=round(age_s, 2))

@@ -16,7 +16,7 @@ SWEEP_S = 60.0
 
 
 class Bucket(Protocol):
-    """What is left of one allowance: a `TokenBucket`, or a part of one that several servers share."""
+    """Rest of one allowance: a `TokenBucket`, or a part of one that several servers share."""
 
     @property
     def per_minute(self) -> float: ...
@@ -151,7 +151,7 @@ def _check(found: list[Found], amounts: Mapping[Kind, int], now: float) -> None:
 
 
 def _headers(found: list[Found], now: float) -> dict[str, str]:
-    """Of the tightest bucket of each kind, as OpenAI names them; none where nothing is limited."""
+    """Return OpenAI's headers for the tightest bucket of each kind; none without limits."""
     headers: dict[str, str] = {}
     for kind in KINDS:
         buckets = [bucket for bucket_kind, _, bucket in found if bucket_kind == kind]

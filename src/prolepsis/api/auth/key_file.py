@@ -29,7 +29,7 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
 
 
 class KeyRecord(BaseModel):
-    """What is stored of one key."""
+    """Stored record of one key."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -84,7 +84,7 @@ MAX_HEADERS = 128
 class AuthMiddleware:
     """ASGI middleware. A path that is not declared is answered with 404 here: no such route can be reached.
 
-    Requests go on one a round of the event loop, tenant after tenant; those that are refused share a turn.
+    Requests continue one per round of the event loop, tenant after tenant; those that are refused share a turn.
     Sets `scope["state"]["caller"]`, and sends the headers that the gate leaves in `scope["state"]`.
     """
 
@@ -102,7 +102,7 @@ class AuthMiddleware:
         self._keys = keys
         self._config = config
         self._metrics = metrics
-        self._starts = intake.starts
+        self._round_robin = intake.round_robin
         self._max_body_bytes = intake.uploads.most_bytes
         self._rules = RouteRules(routes)
 
@@ -116,9 +116,9 @@ class AuthMiddleware:
         state = scope.setdefault("state", {})
         try:
             await self._check(scope)
-            await self._starts.turn(state["caller"].tenant if "caller" in state else "")
+            await self._round_robin.turn(state["caller"].tenant if "caller" in state else "")
         except Exception as error:  # the HTTP edge: every failure becomes one reply
-            await self._starts.turn("")
+            await self._round_robin.turn("")
             self._metrics.refuse(error)
             await describe_error(error).response()(scope, receive, send)
             return

@@ -1,4 +1,4 @@
-"""Messages of a conversation as clients send them."""
+"""Request bodies of chat completions and text completions: messages, tools, formats and parameters."""
 
 from typing import Annotated, Literal, Self, TypeAlias
 
@@ -43,7 +43,7 @@ class Message(Body):
     tool_call_id: str | None = None
     name: str | None = None
     reasoning_content: str | None = None
-    """Of earlier answers; shown to the model where its template wants it, as `name` is."""
+    """Reasoning of an earlier answer; the model sees it if its chat template uses it, as with `name`."""
 
     @model_validator(mode="after")
     def _fits_role(self) -> Self:
@@ -177,7 +177,7 @@ class Prediction(Body):
 
 
 class SharedBody(Body):
-    """What every generation endpoint takes; None means not given."""
+    """Fields of every generation endpoint; None means not given."""
 
     model: str
     temperature: Number | None = None
@@ -211,13 +211,15 @@ class SharedBody(Body):
 
 
 class GenerationBody(SharedBody):
-    """What chat and text completions share."""
+    """Fields that chat and text completions share."""
 
     n: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] | None = None
     max_tokens: Count | None = None
     response_format: ResponseFormat | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    """Log-probabilities name tokens `token_id:ID`, since several tokens may have one text."""
 
 
 Messages: TypeAlias = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]

@@ -6,8 +6,9 @@ from contextlib import aclosing
 from functools import partial
 
 from prolepsis.api.deltas import Delta
+from prolepsis.api.openai.formats import Format
 from prolepsis.api.openai.prepared import PreparedRequest
-from prolepsis.api.openai.usage import Format, Json, metrics, usage
+from prolepsis.api.openai.usage import Json, metrics, usage
 from prolepsis.api.services import Services
 from prolepsis.core.stats import RequestStats
 
@@ -111,4 +112,4 @@ async def _accounts(prepared: PreparedRequest, services: Services, stats: Reques
 async def num_tokens(text: str, prepared: PreparedRequest, services: Services) -> int:
     """Return how many tokens a part of an answer has."""
     encode = partial(services.tokenizer.encode, text, add_special_tokens=False)
-    return len(await services.intake.turns.run(prepared.context.caller.tenant, len(text), encode))
+    return len(await services.intake.large_work.run(prepared.context.caller.tenant, len(text), encode))

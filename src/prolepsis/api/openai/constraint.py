@@ -198,7 +198,7 @@ def _read_schema(value: object) -> Mapping[str, object]:
         try:
             value = read_json(value, "structured_outputs.json")
         except ValueError as error:
-            message = f"structured_outputs.json is no JSON: {error}"
+            message = f"structured_outputs.json is not JSON: {error}"
             raise InvalidParameter(message, param="structured_outputs.json") from None
     if not isinstance(value, dict):
         raise InvalidParameter("structured_outputs.json must be a JSON schema", param="structured_outputs.json")

@@ -96,7 +96,7 @@ def _role(message: Message) -> str:
 
 
 def _native(message: Message, number: int) -> TemplateMessage:
-    """For templates that write tool calls and results themselves; they want arguments as objects."""
+    """Return a message for templates that write tool calls and results themselves, with arguments as objects."""
     shown: TemplateMessage = {"role": _role(message), "content": given(message.content or "")}
     if message.tool_calls:
         shown["tool_calls"] = [
@@ -115,7 +115,7 @@ def _call(call: ToolCall, field: str) -> TemplateMessage:
 
 
 def _arguments(call: ToolCall, field: str) -> object:
-    """Return the arguments as an object; what is no JSON, such as a call cut short, as it is."""
+    """Return the arguments as an object; if they are not JSON, as in a call that was cut short, return the text."""
     try:
         return read_json(call.function.arguments, f"{field}.function.arguments")
     except ValueError:
@@ -123,7 +123,7 @@ def _arguments(call: ToolCall, field: str) -> object:
 
 
 def _plain(messages: Sequence[Message], tools: Sequence[FunctionBody]) -> list[TemplateMessage]:
-    """For templates that know roles and text only: calls and results are written into the text."""
+    """Return messages for templates that know only roles and text: calls and results become text."""
     shown: list[TemplateMessage] = []
     for i, message in enumerate(messages):
         follows_result = i > 0 and messages[i - 1].role == "tool"

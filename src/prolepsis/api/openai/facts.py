@@ -13,7 +13,7 @@ from prolepsis.api.openai.bodies import (
     GenerationBody,
     NamedTool,
 )
-from prolepsis.api.openai.context import RequestContext
+from prolepsis.api.openai.prepared import RequestContext
 from prolepsis.core.config import PROPOSER_NAMES
 from prolepsis.core.facts import BUDGET, DOMAIN, RequestFacts, declared, stated_language
 from prolepsis.core.requests import SamplingDefaults, SamplingParams
@@ -24,7 +24,7 @@ from prolepsis.web.caller import ROLES
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default of `max_tokens` for completions; a chat answer may fill the context."""
 _SEED_BITS = 53
-"""Of a drawn seed: any reader of JSON keeps it exactly."""
+"""Size of a drawn seed: every JSON reader keeps numbers of this size exactly."""
 GENERATION_ROUTES = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 VERIFY_ROUTES = ("/v1/verify/chat/completions", "/v1/verify/completions")
 """The same for clients that draft (`api.verify`)."""

@@ -1,4 +1,4 @@
-"""From a checked body to the engine's requests: tokens, sampling parameters, grammar, limits, scope."""
+"""Turns a checked body into requests for the engine: tokens, sampling parameters, grammar, limits, cache scope."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -8,10 +8,9 @@ from uuid import uuid4
 
 from prolepsis.api.openai.bodies import ChatBody, CompletionBody, GenerationBody
 from prolepsis.api.openai.constraint import ToolUse, asked_form, constraint, tool_use
-from prolepsis.api.openai.context import RequestContext
 from prolepsis.api.openai.conversation import Thinking, prompt_tokens, thinking_of
 from prolepsis.api.openai.facts import DEFAULT_COMPLETION_TOKENS, request_facts, sampling_params
-from prolepsis.api.openai.prepared import PreparedRequest
+from prolepsis.api.openai.prepared import PreparedRequest, RequestContext
 from prolepsis.api.openai.speculation import check_allowed, requested_speculation
 from prolepsis.api.services import Services
 from prolepsis.core.errors import ContextTooLong, InvalidParameter
@@ -35,7 +34,7 @@ async def prepare_chat(
     )
     max_tokens = _chat_max_tokens(body)
     _check_params(params, max_tokens, services.client.info)
-    turn = partial(services.intake.turns.run, context.caller.tenant, context.num_bytes)
+    turn = partial(services.intake.large_work.run, context.caller.tenant, context.num_bytes)
     chat = await turn(lambda: _read_chat(body, services))
     max_tokens = _fitting(len(chat.token_ids), max_tokens, field, params.min_tokens, services.client.info)
     request = _request(body, chat.token_ids, replace(params, max_tokens=max_tokens), chat.grammar)
@@ -47,7 +46,7 @@ async def prepare_chat(
 
 @dataclass(frozen=True, slots=True)
 class _Chat:
-    """What becomes of a conversation with its tools and the form of its answer."""
+    """A conversation as prompt, with its tools and the form of its answer."""
 
     token_ids: tuple[int, ...]
     tools: ToolUse
@@ -77,7 +76,7 @@ async def prepare_completion(body: CompletionBody, context: RequestContext, serv
     info = services.client.info
     params = sampling_params(body, info.default_sampling, body.logprobs)
     _check_params(params, body.max_tokens, info)
-    turn = partial(services.intake.turns.run, context.caller.tenant, context.num_bytes)
+    turn = partial(services.intake.large_work.run, context.caller.tenant, context.num_bytes)
     requests = await turn(lambda: _read_completion(body, params, services))
     prepared = await _decided(body, requests, context, speculation, services)
     return replace(prepared, grammar_field=_grammar_field(body, has_tools=False))

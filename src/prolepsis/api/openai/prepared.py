@@ -1,13 +1,59 @@
-"""A request the engine may be asked for, and how its answer is to be read."""
+"""A generation request that was checked and is ready for the engine, and the HTTP request that it came with."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import get_args
+
+from starlette.requests import Request
 
 from prolepsis.api.openai.bodies import ChatBody, GenerationBody
 from prolepsis.api.openai.constraint import NO_TOOLS, ToolUse
-from prolepsis.api.openai.context import RequestContext
 from prolepsis.api.openai.conversation import Thinking
-from prolepsis.core.requests import GenerateRequest
+from prolepsis.api.tracing import ARRIVED, HTTP_REQUEST_ID, TRACE
+from prolepsis.core.requests import GenerateRequest, SpecMode
+from prolepsis.core.trace_context import TraceContext
 from prolepsis.policy.decision import Decision
+from prolepsis.web.body_reader import BODY_BYTES
+from prolepsis.web.caller import Caller, caller_of
+
+SPEC_MODE = "x-spec-mode"
+SPEC_MODE_HEADER = {SPEC_MODE: {"enum": list(get_args(SpecMode))}}
+"""Its schema, by its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestContext:
+    """Caller, route and headers of one request."""
+
+    caller: Caller
+    route: str = ""
+    """Path of the endpoint."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """By name in lower case; the first of equal names."""
+    num_bytes: int = 0
+    """Size of the body."""
+    http_request_id: str = ""
+    trace: TraceContext | None = None
+    arrived: float = 0.0
+    """By `time.monotonic`."""
+
+    @property
+    def spec_mode(self) -> str | None:
+        return self.headers.get(SPEC_MODE)
+
+
+def context_of(request: Request) -> RequestContext:
+    """Read it from a request that sign-in let through."""
+    state = request.scope["state"]
+    return RequestContext(
+        caller_of(request),
+        request.scope["path"],
+        dict(request.headers),
+        state[BODY_BYTES],
+        state.get(HTTP_REQUEST_ID, ""),
+        state.get(TRACE),
+        state.get(ARRIVED, 0.0),
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,7 +61,7 @@ class PreparedRequest:
     """One request per prompt; choice i * n + j shows sample j of prompt i."""
 
     body: GenerationBody
-    """What the client sent; of /v1/responses the chat that it stands for."""
+    """The client's body; for /v1/responses the chat that it stands for."""
     context: RequestContext
     requests: tuple[GenerateRequest, ...]
     answer_id: str
@@ -23,7 +69,7 @@ class PreparedRequest:
     thinking: Thinking = Thinking.NONE
     tools: ToolUse = NO_TOOLS
     grammar_field: str | None = None
-    """Where the body asks for the answer's form."""
+    """Field of the body that asks for the answer's form."""
 
     @property
     def stream(self) -> bool:

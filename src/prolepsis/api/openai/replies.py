@@ -48,7 +48,7 @@ class Effective(Reply):
     """The rollout of that rule, where it has one."""
     arm: Literal["canary", "unassigned", "holdout"] | None = None
     limits: list[LimitReason] | None = None
-    """What earlier drafts took away from the terms, where they did."""
+    """Limits that earlier drafts put on the terms, if any."""
     policy_flags: list[FlagDecision] | None = None
     """Those that rules of the policy ask, there where they do."""
     flag: FlagDecision | None = None
@@ -73,8 +73,9 @@ class Metrics(Reply):
     tokens_per_second: float | None
     speculative_decoding: SpecDecodeFigures
     shadow_speculative_decoding: SpecDecodeFigures | None = None
-    """What drafts would have brought that were only compared."""
-    delivery: Delivery
+    """Figures of drafts that were only compared."""
+    delivery: Delivery | None
+    """None: the engine does not say which tokens were drafts."""
     effective: Effective
 
 

@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 from uuid import uuid4
 
 from prolepsis.api.deltas import Delta
-from prolepsis.api.openai.answer import ChatReader, Piece
+from prolepsis.api.openai.chat_reader import ChatReader, Piece
+from prolepsis.api.openai.formats import chat_logprobs
 from prolepsis.api.openai.prepared import PreparedRequest
-from prolepsis.api.openai.usage import Json, chat_logprobs
+from prolepsis.api.openai.usage import Json
 
 _ITEM_OF = {"content": "message", "reasoning": "reasoning", "call": "function_call", "arguments": "function_call"}
 

@@ -9,9 +9,8 @@ from itertools import count
 
 from prolepsis.api.deltas import Delta
 from prolepsis.api.openai.completions import Parts, consumed, num_tokens
-from prolepsis.api.openai.context import RequestContext
 from prolepsis.api.openai.prepare import prepare_chat
-from prolepsis.api.openai.prepared import PreparedRequest
+from prolepsis.api.openai.prepared import PreparedRequest, RequestContext
 from prolepsis.api.openai.response_items import ResponseItems
 from prolepsis.api.openai.responses_bodies import ResponsesBody, renamed, to_chat
 from prolepsis.api.openai.usage import Json, metrics
@@ -27,7 +26,7 @@ _CUT = {"length": "max_output_tokens", "content_filter": "content_filter"}
 async def prepare_response(body: ResponsesBody, context: RequestContext, services: Services) -> PreparedRequest:
     """Check `body` as the chat it stands for; raises `UserError`."""
     try:
-        chat = await services.intake.turns.run(context.caller.tenant, context.num_bytes, partial(to_chat, body))
+        chat = await services.intake.large_work.run(context.caller.tenant, context.num_bytes, partial(to_chat, body))
         prepared = await prepare_chat(chat, context, services, field="input")
     except UserError as error:
         raise renamed(error) from None

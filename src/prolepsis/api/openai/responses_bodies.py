@@ -90,7 +90,7 @@ class InputCall(_Item):
 
 
 class InputResult(_Item):
-    """What a function call returned."""
+    """Result of a function call."""
 
     type: Literal["function_call_output"]
     call_id: str
@@ -98,7 +98,7 @@ class InputResult(_Item):
 
 
 class InputReasoning(_Item):
-    """Of an earlier answer; the model does not see it."""
+    """Reasoning of an earlier answer; the model does not see it."""
 
     type: Literal["reasoning"]
     content: Text | None = None

@@ -11,15 +11,15 @@ from prolepsis.api.answer import answer
 from prolepsis.api.idempotency import KEY_HEADER, KEY_SCHEMA
 from prolepsis.api.openai.bodies import ChatBody, CompletionBody, GenerationBody
 from prolepsis.api.openai.completions import completion_chunks, whole_completion
-from prolepsis.api.openai.context import SPEC_MODE_HEADER, context_of
+from prolepsis.api.openai.formats import ChatFormat, CompletionFormat, MakeFormat
 from prolepsis.api.openai.prepare import prepare_chat, prepare_completion
-from prolepsis.api.openai.prepared import PreparedRequest
+from prolepsis.api.openai.prepared import SPEC_MODE_HEADER, PreparedRequest, context_of
 from prolepsis.api.openai.replies import ChatCompletion, Completion, ResponseReply
 from prolepsis.api.openai.responses import ResponseShape, prepare_response, response_events, whole_response
 from prolepsis.api.openai.responses_bodies import ResponsesBody
 from prolepsis.api.openai.speculation import decided_by, mode_at_start
 from prolepsis.api.openai.tokenization import tokenization_routes
-from prolepsis.api.openai.usage import ChatFormat, CompletionFormat, Json, MakeFormat
+from prolepsis.api.openai.usage import Json
 from prolepsis.api.services import Models, Services
 from prolepsis.api.stream import ClientDisconnected, EventStream, until_disconnect
 from prolepsis.core.stats import RequestStats

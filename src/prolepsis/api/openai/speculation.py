@@ -3,7 +3,7 @@
 from typing import get_args
 
 from prolepsis.api.openai.bodies import SpeculationBody
-from prolepsis.api.openai.context import SPEC_MODE
+from prolepsis.api.openai.prepared import SPEC_MODE
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.requests import SpecMode
 from prolepsis.policy.decision import Conflict, Decision, SpeculationRequest

@@ -4,8 +4,9 @@ from collections.abc import Sequence
 from typing import Annotated, Self
 
 from fastapi import Request
-from fastapi.responses import JSONResponse
+from fastapi.responses import Response
 from pydantic import Field, model_validator
+from pydantic_core import to_json
 
 from prolepsis.api.openai.bodies import Messages, Tools
 from prolepsis.api.openai.conversation import prompt_tokens
@@ -61,22 +62,27 @@ def tokenization_routes(models: Models) -> Sequence[Route]:
     routes = Routes()
 
     @routes.post("/tokenize", roles=CLIENTS, summary="Convert text or messages to tokens", reply=Tokenized)
-    async def tokenize(request: Request, body: Annotated[TokenizeBody, read_body(TokenizeBody)]) -> JSONResponse:
+    async def tokenize(request: Request, body: Annotated[TokenizeBody, read_body(TokenizeBody)]) -> Response:
         services = models.of(body.model, caller_of(request))
         services.admission.admit_small(request)
         tenant = caller_of(request).tenant
-        return await services.intake.turns.off_loop(tenant, lambda: JSONResponse(_tokenized(body, services)))
+        return await services.intake.large_work.off_loop(tenant, lambda: _json(_tokenized(body, services)))
 
     @routes.post("/detokenize", roles=CLIENTS, summary="Convert tokens to text", reply=Detokenized)
-    async def detokenize(request: Request, body: Annotated[DetokenizeBody, read_body(DetokenizeBody)]) -> JSONResponse:
+    async def detokenize(request: Request, body: Annotated[DetokenizeBody, read_body(DetokenizeBody)]) -> Response:
         services = models.of(body.model, caller_of(request))
         services.admission.admit_small(request)
         tenant = caller_of(request).tenant
-        return await services.intake.turns.off_loop(
-            tenant, lambda: JSONResponse({"prompt": _detokenized(body, services)})
+        return await services.intake.large_work.off_loop(
+            tenant, lambda: _json({"prompt": _detokenized(body, services)})
         )
 
     return routes.all
+
+
+def _json(value: Json) -> Response:
+    """Return a reply that may hold a hundred thousand tokens: `json` holds the interpreter four times as long."""
+    return Response(to_json(value), media_type="application/json")
 
 
 def _detokenized(body: DetokenizeBody, services: Services) -> str:

@@ -1,9 +1,9 @@
-"""Whether the tool calls of an answer are whole, as its client reads them: a value that guardrails may name."""
+"""Checks whether the tool calls of an answer are complete as its client reads them; guardrails may use the result."""
 
 import json
 
 from prolepsis.api.deltas import Delta
-from prolepsis.api.openai.answer import ChatReader, Piece
+from prolepsis.api.openai.chat_reader import ChatReader, Piece
 from prolepsis.api.openai.conversation import CALL
 from prolepsis.api.openai.prepared import PreparedRequest
 

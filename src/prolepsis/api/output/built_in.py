@@ -27,7 +27,7 @@ class Patterns:
     ) -> None:
         """`patterns`: by what is shown in their place; none: the shapes of keys and tokens that the audit log knows.
 
-        `stops`: end the answer instead. Raises `ConfigError` for what is no pattern (module `regex`).
+        `stops`: end the answer instead. Raises `ConfigError` for an invalid pattern (module `regex`).
         """
         given = patterns or {MARK: "|".join(SHAPES)}
         self._patterns = [(mark, _compiled(mark, pattern)) for mark, pattern in given.items()]

@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry
 from prolepsis.api.deltas import Delta
 from prolepsis.api.output.filtered import LostDrafts
 from prolepsis.api.output.pipeline import OnFault, OutputPolicies
+from prolepsis.core.config import UPSTREAM
 from prolepsis.core.ended import DeliveredDrafts, RequestEnded
 from prolepsis.core.events import Tokens
 from prolepsis.core.stats import LossReason, ProposerCounts, RequestStats
@@ -26,7 +27,7 @@ class Delivery:
     delivered: Tally[str] = field(default_factory=Tally)
     lost: LostDrafts = field(default_factory=Tally)
     emitted: Tally[str] = field(default_factory=Tally)
-    """From the engine's events, for requests whose last event never comes."""
+    """Counted from the engine's events, for requests whose last event never comes."""
 
     def see(self, event: Tokens) -> None:
         for name in event.accepted_by:
@@ -43,26 +44,33 @@ class Delivery:
             self.delivered.clear()
 
     def filled(self, stats: RequestStats) -> RequestStats:
-        """Return the counts with what was delivered and what was not, and why."""
+        """Return the counts with what was delivered and what was not, and why.
+
+        Upstream engines do not say which tokens were drafts, so nothing is known of the delivery of theirs.
+        """
         if not stats.proposers and not self.emitted:
             return stats
         told = {name: ProposerCounts(num_accepted=number) for name, number in self.emitted.items()}
-        counts = {**told, **stats.proposers}
+        counts = {name: count for name, count in {**told, **stats.proposers}.items() if name != UPSTREAM}
         lost: Tally[LossReason] = Tally()
         for (_, reason), number in self.lost.items():
             lost[reason] += number
         lost["ended"] = sum(count.num_cut for count in counts.values())
         lost["left"] = sum(count.num_accepted for count in counts.values())
         lost["left"] -= self.delivered.total() + lost["stop_string"] + lost["policy"]
-        proposers = {name: replace(count, num_delivered=self.delivered[name]) for name, count in counts.items()}
+        filled = {name: replace(count, num_delivered=self.delivered[name]) for name, count in counts.items()}
+        proposers = {**stats.proposers, **filled}
         return replace(stats, proposers=proposers, lost={reason: n for reason, n in lost.items() if n > 0})
 
     def by_proposer(self, stats: RequestStats) -> dict[str, DeliveredDrafts]:
         """Return what was delivered and lost of each proposer's drafts, given counts that are `filled`."""
-        return {name: self._of(name, counts) for name, counts in stats.proposers.items()}
+        return {
+            name: self._of(name, counts, counts.num_delivered)
+            for name, counts in stats.proposers.items()
+            if counts.num_delivered is not None
+        }
 
-    def _of(self, name: str, counts: ProposerCounts) -> DeliveredDrafts:
-        delivered = counts.num_delivered or 0
+    def _of(self, name: str, counts: ProposerCounts, delivered: int) -> DeliveredDrafts:
         lost: dict[LossReason, int] = {reason: n for (who, reason), n in self.lost.items() if who == name}
         left = counts.num_accepted - delivered - sum(lost.values())
         lost |= {"ended": counts.num_cut, "left": max(0, left)}

@@ -58,7 +58,7 @@ def _loaded(path: Path, entry: PolicyEntry) -> LoadedPolicy:
     try:
         policy = _maker(entry.use)(**entry.options)
         if not (isinstance(policy.inline, bool) and callable(policy.begin)):
-            raise TypeError("inline is no boolean, or begin no method")
+            raise TypeError("inline is not a boolean, or begin is not a method")
     except Exception as error:  # contained: it may be plug-in code
         raise _wrong(path, f"names {entry.use!r}, which cannot be made: {error}") from error
     return LoadedPolicy(

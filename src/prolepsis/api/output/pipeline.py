@@ -142,7 +142,7 @@ class LoadedPolicy:
     name: str
     policy: OutputPolicy
     on_fault: OnFault
-    """What happens to an answer where the policy fails: open: it passes unread; closed: it ends."""
+    """Effect of a fault on the answer: open: it passes unread; closed: it ends."""
     timeout_ms: float
     """Longest time for the tokens of one step."""
     max_held: int
@@ -155,12 +155,12 @@ class LoadedPolicy:
 
 @dataclass(frozen=True, slots=True)
 class FilterResult:
-    """What a policy, or all of them, made of one step's tokens."""
+    """Result of one policy, or of all of them, for one step's tokens."""
 
     tokens: list[list[SourceSpan]]
     """Let through, token by token."""
     held: Sequence[SourceSpan] = ()
-    """What waits for more text."""
+    """Text that waits for more text."""
     stopped_by: str | None = None
     """It ended the answer with the last of `tokens`: the reason, after NAME: where it is the result of all."""
     fault: Fault | None = None
@@ -277,7 +277,7 @@ class OutputMetrics:
 
 
 class OutputPolicies:
-    """What is configured; makes a pipeline for each answer. Belongs to one event loop."""
+    """The configured output policies; makes a pipeline for each answer. Belongs to one event loop."""
 
     def __init__(self, loaded: Sequence[LoadedPolicy] = (), metrics: OutputMetrics | None = None) -> None:
         self.loaded = tuple(loaded)

@@ -1,4 +1,4 @@
-"""What an output policy is: asked about an answer's text token by token, before any of it reaches the client.
+"""The interface of output policies: asked about an answer's text token by token, before the client gets any of it.
 
 A policy sees verified text only, one token's at a time, so what it decides does not depend on how drafts fared.
 """
@@ -9,11 +9,11 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True)
 class AnswerFacts:
-    """Which answer is read."""
+    """Facts about the answer that is read."""
 
     request_id: str
     index: int
-    """Of the choice, from 0."""
+    """Index of the choice, from 0."""
     route: str
     tenant: str
     tier: str
@@ -34,7 +34,7 @@ class Rewrite:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What becomes of the pending text: all of it goes on, but for what is said here."""
+    """Decision about the pending text: all of it passes, except for the parts named here."""
 
     num_held: int = 0
     """Characters at its end that wait for more text."""
@@ -43,7 +43,7 @@ class Decision:
     stop_at: int | None = None
     """The answer ends before this character."""
     reason: str = ""
-    """Of the stop; the client sees it."""
+    """Why the answer was stopped; the client sees it."""
 
 
 ALLOW = Decision()

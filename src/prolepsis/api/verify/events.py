@@ -47,7 +47,7 @@ async def _started(prepared: PreparedRequest, stream: VerifyStream, services: Se
         "system_fingerprint": services.client.info.fingerprint,
         "seed": prepared.seed,
         "prompt_token_ids": token_ids,
-        "prompt_token_strs": await services.intake.turns.off_loop(prepared.context.caller.tenant, texts),
+        "prompt_token_strs": await services.intake.large_work.off_loop(prepared.context.caller.tenant, texts),
         "drafts": {"taken": refusal is None, "reason": refusal, "max_tokens": MAX_CLIENT_DRAFT_TOKENS},
     }
 

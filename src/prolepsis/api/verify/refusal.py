@@ -1,4 +1,4 @@
-"""What an answer whose client drafts cannot have, and why drafts for it are not taken."""
+"""Reasons to refuse a request whose client drafts, and to refuse its drafts."""
 
 from typing import Literal, TypeVar
 
@@ -20,7 +20,7 @@ Refusal = (
         "output_policies",  # answers pass output policies, which text that its client drafted would not
     ]
 )
-"""Why a draft is not taken; the answer goes on without."""
+"""Why a draft is not taken; the answer continues without."""
 
 B = TypeVar("B", ChatBody, CompletionBody)
 

@@ -14,10 +14,9 @@ from pydantic import Field
 
 from prolepsis.api.answer import answer
 from prolepsis.api.openai.bodies import ChatBody, CompletionBody
-from prolepsis.api.openai.context import SPEC_MODE_HEADER, context_of
 from prolepsis.api.openai.facts import VERIFY_ROUTES
 from prolepsis.api.openai.prepare import prepare_chat, prepare_completion
-from prolepsis.api.openai.prepared import PreparedRequest
+from prolepsis.api.openai.prepared import SPEC_MODE_HEADER, PreparedRequest, context_of
 from prolepsis.api.openai.routes import at_start
 from prolepsis.api.services import Models, Services
 from prolepsis.api.stream import EventStream
@@ -32,7 +31,7 @@ from prolepsis.web.routes import CLIENTS, Route, Routes
 
 
 class DraftBody(Body):
-    """What a client expects of an answer from one position on; replaces what it sent before."""
+    """Draft of a client for an answer from one position on; it replaces its earlier draft."""
 
     position: Count
     """Output position of the first token, from 0."""
@@ -42,7 +41,7 @@ class DraftBody(Body):
 class DraftReply(Reply):
     taken: bool
     reason: Refusal | None
-    """Why it was not taken; null if it was."""
+    """Reason why it was not taken; null if it was."""
 
 
 def verify_routes(models: Models) -> Sequence[Route]:

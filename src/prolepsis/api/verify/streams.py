@@ -27,7 +27,7 @@ class VerifyStream:
         self.num_drafts = 0
         """Drafts that arrived."""
         self.num_late = 0
-        """Of these, those that the answer had passed or left."""
+        """Drafts that came after the answer had passed or left them."""
         self._client = client
         self._owner = (caller.tenant, caller.key_id)
         self._sent: list[int] = []

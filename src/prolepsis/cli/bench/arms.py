@@ -55,7 +55,7 @@ def _arm(name: str, version: int, proposers: Sequence[str], ceiling: int) -> Arm
 
 @dataclass(frozen=True, slots=True)
 class ArmSetup:
-    """What all arms share."""
+    """Settings that all arms share."""
 
     client: EngineClient
     params: SamplingParams
@@ -67,7 +67,7 @@ class ArmSetup:
 class EngineArm:
     """Puts its plan into effect before each turn.
 
-    Each round has a tenant scope of its own: nothing cached or learnt in another round, or by another arm, is visible
+    Each round has a tenant scope of its own: nothing cached or learned in another round, or by another arm, is visible
     in it. Within a round the shared indexes learn from prompt to prompt, as they do in service.
     """
 

@@ -72,7 +72,7 @@ class Contender(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """What is run and how often."""
+    """Plan of a run."""
 
     concurrency: tuple[int, ...] = (1,)
     repeats: int = 3

@@ -71,7 +71,7 @@ class Figures:
         return {**spread(values), "repeats": values}
 
     def steps(self, name: str, concurrency: int) -> dict[str, float] | None:
-        """Return mean milliseconds of a target pass and of a step outside it; None where nothing is told of them."""
+        """Return mean milliseconds of a target pass and of a step outside it; None if they are unknown."""
         runs = self._of(name, concurrency)
         passes = sum(run.num_passes for run in runs)
         if not passes:
@@ -147,7 +147,7 @@ FAIRNESS = (
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What is measured, and how often."""
+    """Plan of a measurement."""
 
     prompts_file: str
     prompts: Sequence[EncodedPrompt]

@@ -10,6 +10,8 @@ from contextlib import suppress
 
 _LENGTH_BYTES = 8
 
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
 
 def write_now(connection: socket.socket, *messages: object) -> None:
     """Send one batch and wait for it; for a side that has no event loop yet."""
@@ -23,13 +25,13 @@ def read_now(connection: socket.socket) -> Sequence[object]:
 
 
 class Channel:
-    """One end of a socket, on an event loop. What is sent in one turn of the loop travels as one batch.
+    """One end of a connection, on an event loop. What is sent in one turn of the loop travels as one batch.
 
     Nothing is lost of what is sent before `open`. There is no bound on what waits: events come no faster than tokens.
     """
 
-    def __init__(self, connection: socket.socket) -> None:
-        self._socket = connection
+    def __init__(self, connection: socket.socket | Streams) -> None:
+        self._connection = connection
         self._waiting: deque[object] = deque()
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -39,7 +41,9 @@ class Channel:
 
     async def open(self) -> None:
         """Begin to send and to receive, on the running event loop."""
-        self._reader, self._writer = await asyncio.open_connection(sock=self._socket)
+        if isinstance(self._connection, socket.socket):
+            self._connection = await asyncio.open_connection(sock=self._connection)
+        self._reader, self._writer = self._connection
         self._loop, self._thread = asyncio.get_running_loop(), threading.get_ident()
         self._flush()
 
@@ -64,18 +68,23 @@ class Channel:
         try:
             length = int.from_bytes(await self._reader.readexactly(_LENGTH_BYTES))
             return _messages(await self._reader.readexactly(length))
-        except (asyncio.IncompleteReadError, ConnectionError) as error:
+        except (asyncio.IncompleteReadError, OSError) as error:
             raise EOFError("the other process is gone") from error
 
     async def close(self) -> None:
-        """Send what waits and close the socket."""
+        """Send what waits and close the connection."""
         if self._writer is None:
-            self._socket.close()
+            (self._connection if isinstance(self._connection, socket.socket) else self._connection[1]).close()
             return
         self._flush()
         self._writer.close()
-        with suppress(ConnectionError):  # the other side closed first
+        with suppress(OSError):  # the other side closed first
             await self._writer.wait_closed()
+
+    def abort(self) -> None:
+        """End an open connection at once, with what waits; `receive` then raises `EOFError`."""
+        assert self._writer is not None, "the channel is open"
+        self._writer.transport.abort()
 
     def _flush(self) -> None:
         self._flushing = False  # first: what is put from here on asks for another flush
@@ -91,7 +100,7 @@ def _batch(messages: Sequence[object]) -> bytes:
 
 
 def _messages(body: bytes) -> Sequence[object]:
-    messages = pickle.loads(body)  # noqa: S301  # the other side is this program, over a socket without a name
+    messages = pickle.loads(body)  # noqa: S301  # the other side is this program: the socket has no name, or it has proven it
     assert isinstance(messages, list)
     return messages
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import count
 from typing import Protocol
 
@@ -13,8 +14,8 @@ import structlog
 
 from prolepsis.core.client_draft import ClientDraft
 from prolepsis.core.config import DRAFT_HEAD, HeadProposerName
-from prolepsis.core.errors import DeadlineExceeded, EngineDead, ProlepsisError
-from prolepsis.core.events import Aborted, Event, Failed, Terminal
+from prolepsis.core.errors import EngineDead, ProlepsisError
+from prolepsis.core.events import Event, Terminal
 from prolepsis.core.messages import Abort, ApplyPlan, OfferDraft, StopRun
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest
@@ -27,14 +28,13 @@ from prolepsis.engine.process.messages import (
     Answered,
     Ask,
     Close,
-    Generate,
-    Leave,
     Observed,
     Refused,
     Started,
     Status,
     Streamed,
 )
+from prolepsis.engine.process.streams import AskedStreams
 
 _DEADLINE_GRACE_S = 0.06
 """The engine's process ends a request at its deadline, with all its figures; later it is ended without them."""
@@ -47,7 +47,7 @@ log = structlog.get_logger(__name__)
 
 
 class EngineProcess(Protocol):
-    """What a client asks of the operating system's process; `subprocess.Popen` has it."""
+    """The interface of an operating system process that the client needs; `subprocess.Popen` has it."""
 
     pid: int
 
@@ -83,7 +83,7 @@ class ProcessEngineClient:
         self._stuck_after_s = stuck_after_s
         self._tick_s = tick_s
         self._numbers = count()
-        self._streams: dict[int, EventStream] = {}
+        self._streams = AskedStreams(channel)
         self._asked: dict[int, asyncio.Future[object]] = {}
         self._tasks: list[asyncio.Task[None]] = []
         self._num_silent = 0
@@ -98,22 +98,15 @@ class ProcessEngineClient:
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
         self._attach()
         self._check_alive()
-        number, stream = next(self._numbers), EventStream(request, time.monotonic())
-        self._streams[number] = stream
-        self._channel.send(Generate(number, request))
-        timer = self._deadline_timer(number, request)
-        event: Event | Exception | None = None
+        stream = EventStream(request, time.monotonic())
+        number = self._streams.ask(request, stream)
+        event: Event | None = None
         try:
-            while not isinstance(event, Terminal):
-                event = await stream.events.get()
-                if isinstance(event, Exception):
-                    raise event
-                yield event
+            with stream.deadline(_DEADLINE_GRACE_S, partial(self._leave, number)):
+                while not isinstance(event, Terminal):
+                    yield (event := await stream.next())
         finally:
-            if timer is not None:
-                timer.cancel()
-            if self._streams.pop(number, None) is not None:
-                self._channel.send(Leave(number))
+            self._streams.leave(number)
 
     def abort(self, request_id: str) -> None:
         self._channel.send(Abort(request_id))
@@ -138,7 +131,7 @@ class ProcessEngineClient:
         return answer
 
     def health(self) -> EngineHealth:
-        """Return how the engine was a moment ago, or that its process is gone or silent."""
+        """Return the last known state of the engine, or that its process has ended or is silent."""
         with suppress(RuntimeError):  # no event loop runs yet
             self._attach()
         if self._closing:
@@ -204,12 +197,8 @@ class ProcessEngineClient:
 
     def _handle(self, message: object) -> None:
         match message:
-            case Streamed(number, event):
-                self._deliver(number, event)
-            case Refused(number, error):
-                stream = self._streams.pop(number, None)
-                if stream is not None:  # else its reader is gone
-                    stream.events.put_nowait(error)
+            case Streamed() | Refused():
+                self._streams.take(message)
             case Observed():
                 if self._observer is not None:
                     message.tell(self._observer)
@@ -220,28 +209,22 @@ class ProcessEngineClient:
                 if not answer.done():  # else whoever asked is gone
                     answer.set_exception(error) if error is not None else answer.set_result(value)
             case _:
-                raise AssertionError(f"{type(message).__name__} is no message of an engine's process")
-
-    def _deliver(self, number: int, event: Event) -> None:
-        stream = self._streams.get(number)
-        if stream is not None:
-            stream.put(event)
-        if isinstance(event, Terminal):
-            self._streams.pop(number, None)
+                raise AssertionError(f"{type(message).__name__} is not a message of an engine's process")
 
     def _end(self, error: EngineDead) -> None:
-        """The process is gone: end what it was asked for."""
+        """End the requests of a process that has ended."""
         self._dead = error
         if not self._closing:
             log.error("engine_process_lost", pid=self.process.pid, detail=str(error))
         now = time.monotonic()
-        for stream in self._streams.values():
-            request_id, stats = stream.request.request_id, stream.stats(now)
-            stream.put(Aborted(request_id, stats, "shutdown") if self._closing else Failed(request_id, error, stats))
+        for stream in self._streams.lose():
+            if self._closing:
+                stream.abort("shutdown", now)
+            else:
+                stream.fail(error, now)
         for answer in self._asked.values():
             if not answer.done():
                 answer.set_exception(error)
-        self._streams.clear()
         self._asked.clear()
 
     async def _ask(self, method: str, *arguments: object) -> object:
@@ -258,19 +241,11 @@ class ProcessEngineClient:
         if self._dead is not None:
             raise self._dead
 
-    def _deadline_timer(self, number: int, request: GenerateRequest) -> asyncio.TimerHandle | None:
-        """End the request at its deadline even if the process hangs."""
-        if request.deadline_s is None:
-            return None
-        error = DeadlineExceeded(f"not finished {request.deadline_s} s after its arrival")
-        return asyncio.get_running_loop().call_later(request.deadline_s + _DEADLINE_GRACE_S, self._leave, number, error)
-
     def _leave(self, number: int, error: ProlepsisError) -> None:
         """End a request here; what still comes for it is dropped."""
-        stream = self._streams.pop(number, None)
+        stream = self._streams.leave(number)
         if stream is not None:
-            self._channel.send(Leave(number))
-            stream.put(Failed(stream.request.request_id, error, stream.stats(time.monotonic())))
+            stream.fail(error, time.monotonic())
 
 
 def _ended(code: int) -> EngineDead:

@@ -7,12 +7,8 @@ import asyncio
 import signal
 import socket
 import sys
-from contextlib import aclosing, suppress
-from functools import partial
+from contextlib import suppress
 
-import structlog
-
-from prolepsis.core.errors import EngineError, ProlepsisError
 from prolepsis.core.messages import Abort, ApplyPlan, OfferDraft, StopRun
 from prolepsis.engine.client import EngineClient
 from prolepsis.engine.process.channel import Channel, read_now, write_now
@@ -22,14 +18,13 @@ from prolepsis.engine.process.messages import (
     Close,
     Generate,
     Leave,
-    Refused,
     Start,
     Started,
     StartFailed,
     Status,
-    Streamed,
 )
 from prolepsis.engine.process.recorder import Recorder
+from prolepsis.engine.process.streams import ServedStreams, portable
 from prolepsis.engine.start import start_engine
 from prolepsis.telemetry.logs import configure_logs
 
@@ -38,8 +33,6 @@ STATUS_S = 0.25
 ASKED = frozenset({"heads", "swap_head"})
 """Coroutines of an engine's client that a server may call."""
 
-log = structlog.get_logger(__name__)
-
 
 class Host:
     """Does what a server asks of one engine's client."""
@@ -47,7 +40,7 @@ class Host:
     def __init__(self, channel: Channel, client: EngineClient) -> None:
         self._channel = channel
         self._client = client
-        self._streams: dict[int, asyncio.Task[None]] = {}
+        self._streams = ServedStreams(channel, client)
         self._answers: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
@@ -60,21 +53,13 @@ class Host:
                     self._handle(message)
         reports.cancel()
         await self._client.close()
-        await asyncio.gather(*self._streams.values(), *self._answers, return_exceptions=True)
+        await asyncio.gather(self._streams.wait(), *self._answers, return_exceptions=True)
         await self._channel.close()
 
     def _handle(self, message: object) -> None:
         match message:
-            case Generate():
-                stream = self._streams[message.stream] = asyncio.create_task(self._stream(message))
-                stream.add_done_callback(partial(self._forget, message.stream))
-            case Leave(number):
-                if (running := self._streams.get(number)) is not None:
-                    running.cancel()
-            case Abort():
-                self._client.abort(message.request_id)
-            case OfferDraft():
-                self._client.offer_draft(message.request_id, message.draft)
+            case Generate() | Leave() | Abort() | OfferDraft():
+                self._streams.obey(message)
             case ApplyPlan():
                 self._client.apply_plan(message.plan)
             case StopRun():
@@ -84,25 +69,14 @@ class Host:
                 self._answers.add(answer)
                 answer.add_done_callback(self._answers.discard)
             case _:
-                raise AssertionError(f"{type(message).__name__} is no message to an engine's process")
-
-    def _forget(self, stream: int, _: object) -> None:
-        del self._streams[stream]
-
-    async def _stream(self, message: Generate) -> None:
-        try:
-            async with aclosing(self._client.generate(message.request)) as events:  # type: ignore[type-var]
-                async for event in events:
-                    self._channel.send(Streamed(message.stream, event))
-        except Exception as error:  # the server raises it where the request was made
-            self._channel.send(Refused(message.stream, _portable(error)))
+                raise AssertionError(f"{type(message).__name__} is not a message to an engine's process")
 
     async def _answer(self, ask: Ask) -> None:
         assert ask.method in ASKED, ask.method
         try:
             value = await getattr(self._client, ask.method)(*ask.arguments)
         except Exception as error:  # the server raises it where the question was asked
-            self._channel.send(Answered(ask.number, None, _portable(error)))
+            self._channel.send(Answered(ask.number, None, portable(error)))
             return
         self._channel.send(Status.of(self._client))  # first: whoever asked finds the new facts
         self._channel.send(Answered(ask.number, value))
@@ -111,14 +85,6 @@ class Host:
         while True:
             self._channel.send(Status.of(self._client))
             await asyncio.sleep(STATUS_S)
-
-
-def _portable(error: Exception) -> Exception:
-    """Return an error that another process can rebuild; others travel as text."""
-    if isinstance(error, ProlepsisError):
-        return error
-    log.error("engine_process_error", exc_info=error)
-    return EngineError(f"{type(error).__name__}: {error}")
 
 
 def main(connection: socket.socket) -> None:
@@ -130,7 +96,7 @@ def main(connection: socket.socket) -> None:
     try:
         engine = start_engine(start.config, Recorder(channel.put), start.reserved)
     except Exception as error:  # the server raises it: it knows whom to tell
-        write_now(connection, StartFailed(_portable(error)))
+        write_now(connection, StartFailed(portable(error)))
         return
     from prolepsis.native.build import compile_seconds
 

@@ -1,4 +1,4 @@
-"""What travels between a server and its engine's process: frozen values, pickled, in the order they were sent.
+"""Messages between a server and its engine's process: frozen values, pickled, in the order they were sent.
 
 Both processes are one program at one version, and the socket between them has no name: nothing else can write to it.
 
@@ -43,7 +43,7 @@ class Start:
 
     config: EngineConfig
     reserved: tuple[MemoryUse, ...]
-    """What the server takes of the machine's memory."""
+    """Memory of the machine that the server uses."""
     logs: LogSettings
 
 
@@ -54,7 +54,7 @@ class Started:
     info: EngineInfo
     tokenizer: Tokenizer
     compile_seconds: tuple[float, ...]
-    """Of each file of native code that was compiled."""
+    """Compilation time of each file of native code that was compiled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Generate:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """The reader of a stream is gone."""
+    """The reader of a stream has left."""
 
     stream: int
 
@@ -121,9 +121,16 @@ class Observed:
         getattr(observer, self.method)(*self.arguments)
 
 
+def tell_all(calls: Sequence[Observed], observer: EngineObserver | None) -> None:
+    """Make calls of an engine's observer in order, if somebody observes."""
+    if observer is not None:
+        for one in calls:
+            one.tell(observer)
+
+
 @dataclass(frozen=True, slots=True)
 class Status:
-    """How the engine is, several times a second; a process that sends none hangs."""
+    """State of the engine, sent several times per second; a process that sends none hangs."""
 
     health: EngineHealth
     info: EngineInfo

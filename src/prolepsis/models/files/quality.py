@@ -1,4 +1,4 @@
-"""What rounding costs a model file in quality, where it was measured: `python -m benchmarks.quality --record`."""
+"""Measured loss of quality through quantisation, by model file: `python -m benchmarks.quality --record`."""
 
 import json
 from collections.abc import Sequence

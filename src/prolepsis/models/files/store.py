@@ -90,7 +90,7 @@ KNOWN = {model.name: model for model in _MODELS}
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What was pulled, from where, and its checksums."""
+    """Origin and checksums of a model that was pulled."""
 
     name: str
     source: str

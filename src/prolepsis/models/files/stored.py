@@ -15,10 +15,39 @@ import torch
 from torch import Tensor
 
 from prolepsis.core.files import exclusive
-from prolepsis.models.files.on_demand import OnDemand
 
 if TYPE_CHECKING:
     from gguf import GGMLQuantizationType
+from collections.abc import Callable, Collection, Iterator
+from typing import TypeVar
+
+Value = TypeVar("Value")
+
+
+class OnDemand(Mapping[str, Value]):
+    """The values of `names`, each read when it is taken; asking whether a name is there reads nothing.
+
+    `Mapping` would read a value to find out whether it is there, so each matrix of a model would be read twice.
+    """
+
+    def __init__(self, names: Collection[str], read: Callable[[str], Value]) -> None:
+        self._names = dict.fromkeys(names)
+        self._read = read
+
+    def __getitem__(self, name: str) -> Value:
+        if name not in self._names:
+            raise KeyError(name)
+        return self._read(name)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
 
 log = structlog.get_logger(__name__)
 

@@ -21,7 +21,7 @@ class TokenizerParts:
     backend: Backend
     template: str | None
     special_tokens: Mapping[str, str]
-    """The model's bos_token, eos_token, unk_token and pad_token, as far as it has them."""
+    """The model's bos_token, eos_token, unk_token and pad_token, if it has them."""
     eos_token_ids: tuple[int, ...]
     digest: str | None = None
     """SHA-256, in hexadecimal, of vocabulary and merges as the file states them; None: to be made from `backend`."""

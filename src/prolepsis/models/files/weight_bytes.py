@@ -1,4 +1,4 @@
-"""How many bytes of weights a model has: those that a pass reads, and those that are kept in memory."""
+"""Counts the bytes of weights of a model: those that a pass reads, and those that are kept in memory."""
 
 import json
 import math
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 EMBEDDINGS = ("token_embd.weight", "model.embed_tokens.weight")
 OUTPUTS = ("output.weight", "lm_head.weight")
 BYTES_OF = {"bf16": 2.0, "q8": 34 / 32, "q4": 20 / 32}
-"""Of one weight, by the setting `weights`."""
+"""Bytes of one weight, by the setting `weights`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,7 @@ from torch import Tensor
 from prolepsis.core.errors import ModelLoadError
 from prolepsis.models.files.config import KNOWN, LlamaShapedConfig, llama_shaped
 from prolepsis.models.files.generation_config import generation_eos, json_object, token_ids
-from prolepsis.models.files.on_demand import OnDemand
-from prolepsis.models.files.stored import StoredMatrix
+from prolepsis.models.files.stored import OnDemand, StoredMatrix
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig

@@ -42,9 +42,7 @@ class HeadAliases:
         Raises `InvalidParameter` for words that cannot be aliases, and for the removal of one that does not exist.
         """
         if not _ALIAS.fullmatch(alias):
-            message = (
-                f"alias is {alias[:64]!r}; allowed: up to 32 small letters, digits, - and _, beginning with a letter"
-            )
+            message = f"alias is {alias[:64]!r}; allowed: up to 32 lower-case letters, digits, - and _, a letter first"
             raise InvalidParameter(message, param="alias")
         with exclusive(self._lock):
             known = {head: dict(aliases) for head, aliases in self.read().items()}

@@ -55,7 +55,7 @@ class Lookahead:
 
 @dataclass(frozen=True, slots=True)
 class TreeParams:
-    """How draft trees expand, the same for all sequences (EAGLE-2, arXiv 2406.16858)."""
+    """Expansion of draft trees, the same for all sequences (EAGLE-2, arXiv 2406.16858)."""
 
     num_candidates: int
     """Candidates considered after a node."""

@@ -46,7 +46,7 @@ class HeadConfig:
     verifier: str = ""
     """Name of the target."""
     provenance: Mapping[str, Any] = field(default_factory=dict)
-    """How it was trained, with `target_fingerprint` if known (`models.provenance`). Plain JSON values."""
+    """Its training, with `target_fingerprint` if known (`models.provenance`). Plain JSON values."""
 
 
 def _stored(name: str, *sizes: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What a model computes, as data: its sizes, and what each of its layers does.
+"""The shape of a model as data: its sizes, and what each of its layers computes.
 
 The forwards know this description only; `FAMILIES` says how it follows from a transformers configuration.
 
@@ -31,7 +31,7 @@ class Rope:
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """What one layer computes; its sizes are those of the model."""
+    """Computation of one layer; its sizes are those of the model."""
 
     rope: Rope | None
     score_scale: float
@@ -153,7 +153,7 @@ class Scales:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How models of a transformers type differ from Llama."""
+    """Differences of a transformers model type from Llama."""
 
     norms: NormNames = field(default_factory=NormNames)
     norm_offset: float = 0.0

@@ -85,7 +85,7 @@ ROWS_AT_ONCE = 128
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """How a layer turns dot products into probabilities."""
+    """Parameters with which a layer turns dot products into probabilities."""
 
     scale: float
     window: int | None = None

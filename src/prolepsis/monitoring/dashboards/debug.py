@@ -1,4 +1,4 @@
-"""What broke: acceptance, depths, stages of steps, drift, replays, memory."""
+"""The dashboard for finding a cause: acceptance, depths, stages of steps, drift, replays, memory."""
 
 from prolepsis.monitoring.dashboards.queries import (
     ACCEPTED,

@@ -1,4 +1,4 @@
-"""Does speculation pay: money, savings, volume, promises."""
+"""The dashboard on whether speculation pays: money, savings, volume, objectives."""
 
 from prolepsis.monitoring.dashboards.queries import (
     ACCEPTED,
@@ -101,7 +101,7 @@ EXECUTIVE = Dashboard(
                         Query(rate(TOKENS), "tokens / s"),
                         Query(f"100 * {rate(PREDICTED)} / ({rate(OF_REQUESTS)} > 0)", "% of plain's speed"),
                     ],
-                    about="Speedup falls where rows are dear; it must not fall below 100 %.",
+                    about="Speedup is lower where further rows cost more; it must not fall below 100 %.",
                 ),
             ),
         ),

@@ -1,10 +1,11 @@
-"""Is it healthy, and if not, where."""
+"""The dashboard for people on call: is the service healthy, and if not, where is the fault."""
 
 from prolepsis.monitoring.dashboards.queries import (
     ACCEPTED,
     BY_TIER,
     DRAFTED,
     DRAFTS,
+    FINISHED,
     OF_ONE,
     TO_FIRST,
     TO_THE_END,
@@ -60,9 +61,9 @@ ON_CALL = Dashboard(
         Row(
             "Latency",
             (
-                Panel("Time to the first token", quantiles(TO_FIRST, T), "s"),
-                Panel("Time of a token, by request", quantiles(OF_ONE, T), "s"),
-                Panel("Time to the end", quantiles(TO_THE_END, T), "s"),
+                Panel("Time to the first token", quantiles(TO_FIRST, T, "tier"), "s"),
+                Panel("Time of a token, by request", quantiles(OF_ONE, FINISHED, "tier"), "s"),
+                Panel("Time to the end", quantiles(TO_THE_END, FINISHED, "tier"), "s"),
                 Panel(
                     "p99 of the first token, drafted against plain",
                     [Query(quantile(0.99, TO_FIRST, T, "mode"), "{{mode}}")],
@@ -71,7 +72,7 @@ ON_CALL = Dashboard(
                 ),
                 Panel(
                     "p99 of a token, drafted against plain",
-                    [Query(quantile(0.99, OF_ONE, T, "mode"), "{{mode}}")],
+                    [Query(quantile(0.99, OF_ONE, FINISHED, "mode"), "{{mode}}")],
                     "s",
                 ),
                 Panel(
@@ -130,6 +131,12 @@ ON_CALL = Dashboard(
                     [Query(rate("prolepsis_requests_total", T, "outcome"), "{{outcome}}")],
                     "reqps",
                     is_stacked=True,
+                ),
+                Panel(
+                    "p95 until the end, by outcome",
+                    [Query(quantile(0.95, TO_THE_END, T, "outcome"), "{{outcome}}")],
+                    "s",
+                    about="Do clients leave because answers take long? Do requests fail at once, or at a deadline?",
                 ),
                 Panel(
                     "HTTP responses of 4xx and 5xx",

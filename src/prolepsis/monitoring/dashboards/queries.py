@@ -6,6 +6,7 @@ S = 'instance=~"$instance"'
 """The servers that are chosen."""
 T = f'{S}, route=~"$route", tier=~"$tier"'
 """The traffic that is chosen, for series by route and tier."""
+FINISHED = f'{T}, outcome="finished"'
 BY_TIER = f'{S}, tier=~"$tier"'
 RATE = "$__rate_interval"
 

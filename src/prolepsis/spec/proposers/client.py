@@ -1,19 +1,21 @@
-"""The draft that the client of a sequence sent while it is answered, as far as the output has followed it.
+"""The draft that a sequence's client sent while it is answered: its part after the output so far.
 
 A draft arrives at any time and is never waited for. The output may have gone on meanwhile: what it has confirmed of the
 draft is skipped, and one that it has left, or passed, drafts nothing.
 """
 
 from collections.abc import Sequence
+from zlib import crc32
 
 from prolepsis.spec.draft import Draft, chain
 from prolepsis.spec.proposer import Proposer, SequenceView
 
 _MOST_CONFIRMED = 8  # more confirmed tokens share a bucket
+_NUM_SCOPES = 32  # groups of tenants: bad drafts of one client make those of few others seem bad
 
 
 class ClientProposer(Proposer):
-    """Proposes a chain; the bucket is the number of its tokens that the output has confirmed."""
+    """Proposes a chain. The bucket is the number of its tokens that the output has confirmed, apart by tenant."""
 
     name = "client"
     free = True
@@ -31,5 +33,8 @@ def _propose(sequence: SequenceView, limit: int) -> Draft | None:
     if draft is None:
         return None
     tokens = draft.next_tokens(sequence.tokens, sequence.num_prompt_tokens)
-    num_confirmed = len(draft.token_ids) - len(tokens)
-    return chain(tokens[:limit], ClientProposer.name, bucket=min(num_confirmed, _MOST_CONFIRMED)) if tokens else None
+    if not tokens:
+        return None
+    num_confirmed = min(len(draft.token_ids) - len(tokens), _MOST_CONFIRMED)
+    scope = crc32(sequence.cache_salt.encode()) % _NUM_SCOPES
+    return chain(tokens[:limit], ClientProposer.name, bucket=(_MOST_CONFIRMED + 1) * scope + num_confirmed)

@@ -100,7 +100,7 @@ class DraftModelProposer(Proposer):
         return chains
 
     def _grow(self, chains: list[_Chain]) -> list[_Chain]:
-        """Run one pass, add a token to each chain below its limit; return the chains that go on."""
+        """Run one pass, add a token to each chain below its limit; return the chains that continue."""
         batch = pack([SequenceInput(c.feed, len(c.state.written), c.state.pages) for c in chains])
         logits = self._model.forward(batch, self._kv)[:, : self._vocab_size]
         for c in chains:

@@ -96,7 +96,7 @@ class HeadProposer(Proposer):
         return HiddenStates(part.sequence, part.start + num_early, rest, features)
 
     def miss(self, sequence: SequenceView, start: int, end: int) -> None:
-        """Let go of a sequence that may not draft: the states of its tokens `start : end` are not given."""
+        """Skip a sequence that may not draft: the states of its tokens `start : end` are not passed on."""
         self._slots.miss(sequence, start, end)
 
     def propose(self, sequences: Sequence[SequenceView], limits: Sequence[int]) -> list[Draft | None]:

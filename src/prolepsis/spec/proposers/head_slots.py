@@ -1,6 +1,6 @@
 """Owns which slots of which sequence a draft head has written, and the hidden states that wait to be written.
 
-Pages outlive heads: the target's prefix index finds pages that were filled before a head was loaded, requests go on
+Pages outlive heads: the target's prefix index finds pages that were filled before a head was loaded, requests continue
 while heads are replaced, and the states of a request that may not draft are not given. So each page is marked with the
 token that its slots are valid from: the page boundary from which the head has seen all tokens up to there; or as stale.
 A sequence whose last page is stale starts over at the next page boundary: to the head, whose positions are relative to
@@ -66,7 +66,7 @@ _STALE = -1
 
 @dataclass(slots=True)
 class HeadState:
-    """Slots `valid_from : written` of a sequence hold the head's K/V, but for deferred ones.
+    """Slots `valid_from : written` of a sequence hold the head's K/V, except for deferred ones.
 
     `waiting` are features from token `written - 1` on.
     """
@@ -122,7 +122,7 @@ class HeadState:
 
 
 class HeadSlots:
-    """States of live sequences. The last features of each page are kept, so a prefix-cache hit can go on from it."""
+    """States of live sequences. The last features of each page are kept, so a prefix-cache hit can continue from it."""
 
     def __init__(self, num_pages: int, feature_size: int, max_deferred_bytes: int = MAX_DEFERRED_BYTES) -> None:
         self._states: dict[str, HeadState] = {}
@@ -135,7 +135,7 @@ class HeadSlots:
         """By page that was copied, and by its copy: the state of the sequence it was copied from."""
 
     def add(self, new: HiddenStates) -> HeadState | None:
-        """Take in the features of a sequence's next tokens; return its state, None if it has none yet."""
+        """Process the features of a sequence's next tokens; return its state, None if it has none yet."""
         if self._tails is None:
             self._tails = new.features.new_zeros(self._size)
         state = self._states.get(new.sequence.key)
@@ -197,7 +197,7 @@ class HeadSlots:
 
     @property
     def num_bytes(self) -> int:
-        """Of the features kept for each page, bfloat16, the marks, and what is deferred now."""
+        """Return the bytes of the features kept for each page (bfloat16), of the marks, and of what is deferred now."""
         num_pages, feature_size = self._size
         return num_pages * (2 * feature_size + self._valid_from.itemsize + 1) + self._deferred.num_bytes
 
@@ -235,7 +235,7 @@ class HeadSlots:
             self._forks.pop(page, None)
 
     def _begin(self, new: HiddenStates, tails: Tensor) -> HeadState | None:
-        """Return a state that goes on from earlier slots, or starts at the next page; None if there is none."""
+        """Return a state that continues from earlier slots, or starts at the next page; None if there is none."""
         state = self._resumed(new, tails) or self._fresh(new, tails)
         if state is None:
             self._states.pop(new.sequence.key, None)
@@ -244,7 +244,7 @@ class HeadSlots:
         return state
 
     def _resumed(self, new: HiddenStates, tails: Tensor) -> HeadState | None:
-        """Return a state that goes on from pages before, or inside a page from the sequence that it was copied from."""
+        """Return a state that continues earlier pages, or inside a page the sequence that it was copied from."""
         start, pages = new.start, new.sequence.pages
         valid_from = self._common_start(pages, start)
         if valid_from == _STALE:

@@ -3,7 +3,7 @@
 A pointer says where in the prediction the output continues. A committed token that equals the predicted one advances
 it. After a mismatch the last tokens of the output are searched in the prediction, longest n-gram first, nearest
 occurrence first (edits keep their order); where nothing is found the token is taken for a substitution, and the draft
-goes on behind it. Predictions are not bound to positions: a match may resume after any amount of new text.
+continues after it. Predictions are not bound to positions: a match may resume after any amount of new text.
 """
 
 from bisect import bisect_left
@@ -20,7 +20,7 @@ _NGRAM_BUCKET = 50  # + length of the n-gram that re-synchronised
 
 
 class _Follower:
-    """Where one sequence's output stands in its prediction."""
+    """Position of one sequence's output in its prediction."""
 
     def __init__(self, prediction: Sequence[int]) -> None:
         self._prediction = tuple(prediction)

@@ -11,7 +11,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from prolepsis.core.remote import RemoteOutcome, RemoteRounds
+from prolepsis.core.rounds import RemoteOutcome, RemoteRounds
 from prolepsis.spec.draft import ROOT, Draft
 from prolepsis.spec.proposer import Proposer, SequenceView
 from prolepsis.spec.remote.ahead import DraftsAhead
@@ -33,9 +33,9 @@ from prolepsis.spec.remote.wire import (
 _SILENT_S = 5.0
 """Without an answer: the connection is given up."""
 _LONGEST_BACKOFF = 256
-"""Rounds that are not waited for, after rounds that were waited for in vain."""
+"""Rounds without waiting, after rounds in which waiting brought no draft."""
 _PATIENCE = 4
-"""Drafts in a row that a sequence may ask for in vain; after them it asks every second token, then every fourth, ..."""
+"""Useless drafts in a row that a sequence may have; then it asks every second token, then every fourth, ..."""
 _LONGEST_PAUSE = 8
 """Tokens between two drafts that a sequence asks for."""
 
@@ -66,7 +66,7 @@ class _OpenSequence:
 
     number: int
     num_reserved: int
-    """Of the server's tokens."""
+    """Tokens of the server that are reserved for it."""
     ahead: DraftsAhead
     num_sent: int = 0
     num_asked: int = 0
@@ -96,7 +96,7 @@ class RemoteProposer(Proposer):
         observe: Callable[[RemoteRounds], None] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`observe` is told of rounds, from the engine's thread."""
+        """`observe` is called with rounds, from the engine's thread."""
         self._settings = settings or RemoteSettings()
         self.free = self._settings.wait_s <= 0.0
         self._link = link
@@ -215,7 +215,7 @@ class RemoteProposer(Proposer):
         return known
 
     def _wait(self, connection: Connection, sequences: Sequence[SequenceView]) -> None:
-        """Wait for answers while a sequence has no draft; after waits in vain, not for some rounds."""
+        """Wait for answers while a sequence has no draft; after useless waits, skip some rounds."""
         if self.free or not self._rounds or not self._lacks(sequences):
             return
         if self._unwaited:
@@ -259,7 +259,7 @@ class RemoteProposer(Proposer):
             known.ahead.put(sent.prefix, sent.draft)
 
     def _check(self, sent: SentDraft) -> None:
-        """Raise `ProtocolError` for a draft that is none, whatever sequence it is for."""
+        """Raise `ProtocolError` for an invalid draft, also one for an unknown sequence."""
         draft, known = sent.draft, self._by_number.get(sent.number)
         fault = draft.fault(self._vocab_size, MOST_NODES)
         if fault is None and draft.survival:

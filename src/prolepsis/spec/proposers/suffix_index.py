@@ -38,7 +38,7 @@ _PROCESS_KEY = os.urandom(16)
 
 
 class Continuation(NamedTuple):
-    """What followed an earlier occurrence of the sequence's last `match` tokens."""
+    """Continuation after an earlier occurrence of the sequence's last `match` tokens."""
 
     tokens: list[int]
     match: int
@@ -235,7 +235,7 @@ def tree(found: Sequence[Continuation], limit: int, name: str) -> Draft | None:
 
 
 def _split(group: _Group, depth: int) -> list[tuple[int, float, _Group]]:
-    """Return each next token with its share of the group's weight and the continuations that go on with it."""
+    """Return each next token with its share of the group's weight and the continuations that continue with it."""
     by_token: dict[int, _Group] = {}
     total = 0.0
     for member in group:

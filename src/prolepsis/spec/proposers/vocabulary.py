@@ -1,4 +1,4 @@
-"""Whether two models mean the same by a token id."""
+"""Checks that two models mean the same by each token id."""
 
 import hashlib
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ _SHOWN = 3  # differing tokens named in the error
 
 
 class Vocabulary(Protocol):
-    """What is compared of a tokenizer."""
+    """The parts of a tokenizer that are compared."""
 
     @property
     def fingerprint(self) -> str: ...

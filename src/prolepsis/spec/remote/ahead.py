@@ -7,7 +7,7 @@ for now. Each draft has one outcome, counted where it is decided.
 from collections import Counter
 from collections.abc import Sequence
 
-from prolepsis.core.remote import RemoteOutcome
+from prolepsis.core.rounds import RemoteOutcome
 from prolepsis.spec.draft import Draft
 
 
@@ -49,7 +49,7 @@ class DraftsAhead:
             self._outcomes["used"] += 1
 
     def drop(self) -> None:
-        """Use the draft no more."""
+        """Stop using the draft."""
         if self._draft is not None and not self._is_used:
             self._outcomes["late"] += 1
         self._draft = None

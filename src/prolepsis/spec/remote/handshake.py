@@ -1,4 +1,4 @@
-"""How an engine and a propose server show each other that they have the same key, before any token travels.
+"""The handshake of an engine and a propose server: each proves that it has the key, before any token travels.
 
 A challenge and its answer by HMAC-SHA256, in both directions: the engine proves itself first, so that a stranger who
 connects learns nothing that depends on the key. The engine's proof covers its vocabulary, the server's its terms.

@@ -45,12 +45,12 @@ _PIECE = 1 << 16
 
 
 class ConnectionLost(Exception):
-    """The server is gone, or no longer to be trusted to be there."""
+    """The server was lost, or may have been lost."""
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteAddress:
-    """Where a propose server is, and how it is known to be ours."""
+    """Address of a propose server, and the key by which it is known."""
 
     host: str
     port: int
@@ -190,7 +190,7 @@ class Link:
         return self._made
 
     def lose(self, reason: object) -> None:
-        """Close the connection: it is gone, or not to be used any more."""
+        """Close the connection, which was lost or must not be used any longer."""
         with self._lock:
             lost, self._made = self._made, None
             if lost is not None:
@@ -200,7 +200,7 @@ class Link:
                 self._back_off(reason)
 
     def close(self) -> None:
-        """Close the connection for good; an attempt that runs closes its own."""
+        """Close the connection and make no other; an attempt in progress closes its own."""
         with self._lock:
             self._is_closed = True
             if self._made is not None:

@@ -59,7 +59,7 @@ _OTHER_VOCABULARY = "the engine's tokenizer has other tokens or ids than this se
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """What a server drafts with, and for which tokens."""
+    """The proposer of a server, and the vocabulary that it drafts for."""
 
     proposer: Proposer
     vocabulary: bytes
@@ -73,7 +73,7 @@ class ServerLimits:
     most_engines: int = 64
     """Connections at once."""
     terms: Terms = field(default_factory=Terms)
-    """What each of them is granted."""
+    """Limits that each engine gets."""
 
 
 @dataclass(slots=True)
@@ -81,7 +81,7 @@ class _Served:
     """A sequence of an engine, as the proposer sees it (`SequenceView`)."""
 
     number: int
-    """Of its engine's."""
+    """Number that its engine gave it."""
     key: str
     cache_salt: str
     num_prompt_tokens: int
@@ -110,7 +110,7 @@ class ProposeServer:
         self.numbers = count()
         self.arrived = asyncio.Event()
         self.gone: deque[_Served] = deque()
-        """Sequences of engines that are gone: the proposer forgets them between two calls."""
+        """Sequences of engines that have left: the proposer forgets them between two calls."""
         self._worker = None if self.proposer.free else ThreadPoolExecutor(1, thread_name_prefix="proposer")
 
     async def listen(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> asyncio.Server:
@@ -132,7 +132,7 @@ class ProposeServer:
                 self._worker.shutdown(wait=True)
 
     async def _draft(self) -> None:
-        """Take in what has arrived, and answer."""
+        """Process what has arrived, and answer."""
         while self.gone:
             self.proposer.forget(self.gone.popleft())
         taken = [(engine, engine.take_in()) for engine in list(self.engines)]
@@ -216,7 +216,7 @@ class _Engine(asyncio.Protocol):
         self._transport.close()
 
     def take_in(self) -> list[tuple[_Served, int]] | None:
-        """Take in all messages that wait, between two calls of the proposer.
+        """Process all messages that wait, between two calls of the proposer.
 
         Return the sequences to draft for, each with the most nodes of its draft; None if nothing was asked for.
         """

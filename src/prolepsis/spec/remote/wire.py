@@ -24,7 +24,7 @@ VERSION = 1
 NONCE_BYTES = MAC_BYTES = DIGEST_BYTES = 32
 SCOPE_BYTES = 16
 MOST_NODES = 128
-"""Of one draft."""
+"""Most nodes of one draft."""
 MOST_BUCKETS = 256
 """Calibration buckets that a remote proposer may use."""
 MOST_SMALL = 512
@@ -71,14 +71,14 @@ class Proof:
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a server takes and gives."""
+    """Limits of a server."""
 
     most_sequences: int = 1024
     """Open at once, of one engine."""
     most_tokens: int = 1 << 21
-    """Of these together."""
+    """Most tokens of all sequences together."""
     most_draft_tokens: int = 32
-    """Of one draft."""
+    """Most tokens of one draft."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class Open:
 
     number: int
     scope: bytes
-    """Stands for its cache salt, which it hides: what is learnt under one scope is never drafted under another."""
+    """Stands for its cache salt, which it hides: what is learned under one scope is never drafted under another."""
     num_prompt_tokens: int
     temperature: float
     top_p: float

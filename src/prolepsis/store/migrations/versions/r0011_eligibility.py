@@ -1,4 +1,4 @@
-"""What eligibility learnt of traffic classes."""
+"""What eligibility learned of traffic classes."""
 
 import sqlalchemy as sa
 from alembic import op

@@ -1,0 +1,134 @@
+"""Any split of an answer's text gives the pieces of the whole."""
+
+import json
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from prolepsis.api.openai.chat_reader import AnswerParser, Piece
+from prolepsis.api.openai.conversation import Thinking
+
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": [1, "}</tool_call>\\""], "b": {}}}\n</tool_call>'
+ARGUMENTS = '{"a": [1, "}</tool_call>\\""], "b": {}}'
+
+
+def parse(
+    parts: Sequence[str], thinking: Thinking = Thinking.NONE, *, tools: bool = True, required: bool = False
+) -> dict[str, object]:
+    """Return content, reasoning and calls of an answer that comes in `parts`."""
+    parser = AnswerParser(thinking, tools=tools, required=required)
+    pieces: list[Piece] = []
+    for part in parts:
+        pieces += parser.push(part)
+    pieces += parser.finish()
+    assert all(piece.text or piece.kind == "call" for piece in pieces)
+    calls: list[list[str]] = []
+    for piece in pieces:
+        if piece.kind == "call":
+            calls.append([piece.text, ""])
+        elif piece.kind == "arguments":
+            assert piece.call == len(calls) - 1
+            calls[-1][1] += piece.text
+    text = {kind: "".join(p.text for p in pieces if p.kind == kind) for kind in ("content", "reasoning")}
+    assert parser.num_calls == len(calls)
+    return {**text, "calls": calls}
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [
+        ("plain < text", "plain < text", []),
+        (CALL, "", [["add", ARGUMENTS]]),
+        (f"Let me see.\n\n{CALL}\n{CALL} done", "Let me see.done", [["add", ARGUMENTS], ["add", ARGUMENTS]]),
+        ('<tool_call>{"arguments": {"x": 1}, "name": "f"}</tool_call>', "", [["f", '{"x": 1}']]),
+        ('<tool_call>{"name": "f", "parameters": {}}</tool_call>', "", [["f", "{}"]]),
+        ('<tool_call>{"name": "f", "arguments": "{\\"x\\": 1}"}</tool_call>', "", [["f", '{"x": 1}']]),
+        ('<tool_call>{"name": "f"}', "", [["f", "{}"]]),
+        ('<tool_call>{"name": "f", "arguments": {"x": ', "", [["f", '{"x": ']]),
+        ('<tool_call>{"name": "f", "arguments": {"x": 1</tool_call>ok', "ok", [["f", '{"x": 1']]),
+        ("a <tool_call> no </tool_call> b", "a <tool_call> no </tool_call> b", []),
+        ("a <tool_call>{", "a <tool_call>{", []),
+        ("a <tool_cal", "a <tool_cal", []),
+        ("  spaces \n", "  spaces \n", []),
+    ],
+)
+def test_tool_calls(text: str, content: str, calls: list[list[str]]) -> None:
+    expected = {"content": content, "reasoning": "", "calls": calls}
+    assert parse([text]) == parse(list(text)) == expected
+    if calls and text.endswith("</tool_call>"):
+        json.loads(calls[-1][1])
+
+
+@pytest.mark.parametrize(
+    ("thinking", "text", "content", "reasoning"),
+    [
+        (Thinking.POSSIBLE, "<think>\nhm, 2\n</think>\n\n4", "4", "hm, 2"),
+        (Thinking.POSSIBLE, "  4 </think>", "  4 </think>", ""),
+        (Thinking.POSSIBLE, "<thin", "<thin", ""),
+        (Thinking.POSSIBLE, "so <think>no</think>", "so <think>no</think>", ""),
+        (Thinking.OPENED, "hm</think>4", "4", "hm"),
+        (Thinking.OPENED, "hm </thi", "", "hm </thi"),
+        (Thinking.NONE, "<think>hm</think>4", "<think>hm</think>4", ""),
+    ],
+)
+def test_reasoning(thinking: Thinking, text: str, content: str, reasoning: str) -> None:
+    expected = {"content": content, "reasoning": reasoning, "calls": []}
+    assert parse([text], thinking, tools=False) == parse(list(text), thinking, tools=False) == expected
+
+
+def test_reasoning_then_a_call() -> None:
+    parts = ["<think>I", " add</thi", "nk>\n<tool_", CALL[6:]]
+    assert parse(parts, Thinking.POSSIBLE) == {"content": "", "reasoning": "I add", "calls": [["add", ARGUMENTS]]}
+
+
+def test_arguments_come_as_they_are_written() -> None:
+    parser = AnswerParser(Thinking.NONE, tools=True)
+    assert parser.push('<tool_call>{"name": "f", "arguments": {"pla') == [
+        Piece("call", "f"),
+        Piece("arguments", '{"pla'),
+    ]
+    assert parser.push('ce": "here') == [Piece("arguments", 'ce": "here')]
+    assert parser.push('"}}') == [Piece("arguments", '"}')]
+
+
+FRAGMENTS = st.sampled_from(
+    ["<tool_call>", "</tool_call>", "<think>", "</think>", '{"name": "f", "arguments": {', '"name"', '"x": "<', "\\",
+     '"', "{", "}", "}}", "\n", " ", "<", "text", CALL, "[", "é", '{"name": "a</tool_call>b", "arguments": {}}']
+)  # fmt: skip
+
+
+@settings(max_examples=600, deadline=None)
+@given(
+    text=st.lists(FRAGMENTS, max_size=14).map("".join),
+    cuts=st.lists(st.integers(0, 200), max_size=12),
+    thinking=st.sampled_from(Thinking),
+    tools=st.booleans(),
+)
+def test_any_split_gives_the_same_answer(text: str, cuts: list[int], thinking: Thinking, tools: bool) -> None:
+    bounds = [0, *sorted(cut for cut in cuts if cut < len(text)), len(text)]
+    parts = [text[a:b] for a, b in pairwise(bounds)]
+    assert parse(parts, thinking, tools=tools) == parse([text], thinking, tools=tools)
+
+
+@settings(max_examples=300, deadline=None)
+@given(text=st.lists(FRAGMENTS, max_size=14).map("".join))
+def test_text_without_calls_is_not_lost(text: str) -> None:
+    result = parse([text])
+    if not result["calls"]:
+        kept = "".join(str(result["content"]).split())
+        assert kept == "".join(text.split())
+
+
+@pytest.mark.parametrize("thinking", list(Thinking))
+@pytest.mark.parametrize("before", ["", CALL, f"{CALL} "])
+@pytest.mark.parametrize("length", range(len('<tool_call>\n{"name": "add", "arguments": {"a"')))
+def test_a_required_call_cut_at_any_length_shows_no_markup(length: int, before: str, thinking: Thinking) -> None:
+    thought = {Thinking.NONE: "", Thinking.POSSIBLE: "<think>hm</think>", Thinking.OPENED: "hm</think>"}[thinking]
+    text = thought + before + '<tool_call>\n{"name": "add", "arguments": {"a"'[:length]
+    answer = parse([text], thinking, required=True)
+    assert answer["content"] == ""
+    assert answer == parse(list(text), thinking, required=True)
+    assert len(answer["calls"]) in (bool(before), bool(before) + 1)  # type: ignore[arg-type]

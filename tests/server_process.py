@@ -1,0 +1,115 @@
+"""Servers of a fake engine in processes of their own, forked from one that has imported what they need."""
+
+import multiprocessing
+import os
+import socket
+import ssl
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import httpx
+
+from prolepsis.api.run import StartedEngine, serve
+from prolepsis.core.config import EngineConfig, ServerConfig
+from prolepsis.core.errors import EngineDead
+from prolepsis.engine.client import EngineClient
+from prolepsis.telemetry.logs import configure_logs
+from tests.api.fakes import ByteTokenizer, FakeEngine
+from tests.fake_client import FakeEngineClient
+
+FORKED = multiprocessing.get_context("forkserver")
+FORKED.set_forkserver_preload([__name__])
+"""A process that imports the server itself takes seconds to start."""
+
+
+class ServerProcess:
+    """A process that runs `serve_it`; what it writes goes to a file, if one is named, and else are errors only."""
+
+    def __init__(self, serve_it: Callable[..., None], *arguments: object, output: Path | None = None) -> None:
+        self._process = FORKED.Process(target=_run, args=(serve_it, arguments, dict(os.environ), output))
+        self._process.start()
+
+    def send_signal(self, number: int) -> None:
+        assert self._process.pid is not None, "it was started"
+        os.kill(self._process.pid, number)
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def wait(self, timeout_s: float | None = None) -> int | None:
+        """Return the status with which it ended, None if it goes on."""
+        self._process.join(timeout_s)
+        return self._process.exitcode
+
+
+def _run(
+    serve_it: Callable[..., None], arguments: tuple[object, ...], environment: dict[str, str], output: Path | None
+) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    if output is None:
+        configure_logs("error")
+    else:
+        with output.open("ab") as file:
+            os.dup2(file.fileno(), 1)
+            os.dup2(file.fileno(), 2)
+    serve_it(*arguments)
+
+
+def serve_fake(config: ServerConfig, hold_after: int | None = None, delay_s: float = 0.0) -> None:
+    engine = FakeEngine(hold_after=hold_after, delay_s=delay_s)
+    serve(EngineConfig(), config, lambda _, __: StartedEngine(engine, ByteTokenizer()))
+    assert engine.closed
+    print("ended")
+
+
+def serve_ending(config: ServerConfig) -> None:
+    """The first engine ends with the first request; the next one answers."""
+
+    async def again() -> EngineClient:
+        return FakeEngine()
+
+    ending = FakeEngineClient(lambda _: [EngineDead("gone")])
+    serve(EngineConfig(), config, lambda _, __: StartedEngine(ending, ByteTokenizer(), restart=again))
+
+
+@contextmanager
+def started(
+    serve_it: Callable[..., None],
+    config: ServerConfig,
+    *arguments: object,
+    output: Path | None = None,
+    certificate: Path | None = None,
+) -> Iterator[tuple[ServerProcess, str]]:
+    """Give a live server and its URL; it is killed in the end."""
+    own = config.model_copy(update={"port": free_port()})
+    running = ServerProcess(serve_it, own, *arguments, output=output)
+    url = f"{'https' if certificate else 'http'}://127.0.0.1:{own.port}"
+    try:
+        wait_until_live(url, certificate)
+        yield running, url
+    finally:
+        running.kill()
+        running.wait()
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return int(taken.getsockname()[1])
+
+
+def trusting(certificate: Path | None) -> ssl.SSLContext | bool:
+    return ssl.create_default_context(cafile=str(certificate)) if certificate else True
+
+
+def wait_until_live(url: str, certificate: Path | None = None) -> None:
+    end = time.monotonic() + 60
+    with httpx.Client(verify=trusting(certificate)) as http:
+        while time.monotonic() < end:
+            with suppress(httpx.TransportError):
+                if http.get(f"{url}/health/live").status_code == 200:
+                    return
+            time.sleep(0.02)
+    raise AssertionError("the server did not come up")

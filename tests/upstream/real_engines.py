@@ -1,0 +1,123 @@
+"""Pools of real engines with the default model, and our server in front of them."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+from prolepsis.core.config import UpstreamApi
+from prolepsis.core.files import cache_directory
+from prolepsis.models.files.export import export_model
+from prolepsis.models.files.store import resolve
+from tests.default_model import CONFIG
+from tests.server_process import free_port
+from tests.vllm.other_python import VARIABLE as VLLM
+
+LLAMA_SERVER = "PROLEPSIS_TEST_LLAMA_SERVER"
+DEPTH = 4
+"""Tokens that the speculating pools draft at most."""
+_CONTEXT = 1024
+_READY_S = 300
+
+
+def needs(variable: str, what: str) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(variable not in os.environ, reason=f"{variable} does not name {what}")
+
+
+ENGINES = (
+    pytest.param("vllm", marks=needs(VLLM, "the Python of an environment with vLLM 0.32")),
+    pytest.param("llama.cpp", marks=needs(LLAMA_SERVER, "llama.cpp's llama-server")),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Front:
+    """Our server in front of two pools."""
+
+    api: UpstreamApi
+    http: httpx.Client
+    model: str
+
+
+@contextmanager
+def in_front_of(api: UpstreamApi, folder: Path) -> Iterator[Front]:
+    """Start a plain and a speculating pool and our server, and yield a client of it once it is ready."""
+    model, names = _model(api), ("plain", "speculating")
+    ports = {name: free_port() for name in (*names, "front")}
+    store, breaker = f"sqlite:///{folder / 'kept'}", folder / "breaker.json"
+    arguments = ["serve", "--engine", "upstream", "--upstream-api", api, "--model", str(model)]
+    arguments += ["--port", str(ports["front"]), "--num-speculative-tokens", str(DEPTH), "--store", store]
+    arguments += ["--kill-file", str(folder / "kill.json"), "--breaker-file", str(breaker)]
+    for name in names:
+        arguments += [f"--upstream-{name}", f"http://127.0.0.1:{ports[name]}"]
+    script = f"from prolepsis.cli.main import app\napp({arguments!r})"
+    with ExitStack() as stack:
+        for name in names:
+            command = _command(api, model, ports[name], speculates=name == "speculating")
+            stack.enter_context(_running(command, ports[name], "/health", folder / f"{name}.log"))
+        front = [sys.executable, "-c", script]
+        http = stack.enter_context(_running(front, ports["front"], "/health/ready", folder / "front.log"))
+        yield Front(api, http, http.get("/v1/models").json()["data"][0]["id"])
+
+
+def _model(api: UpstreamApi) -> Path:
+    """Return the default model as the engine reads it: a GGUF file, or a folder of safetensors."""
+    file = resolve(CONFIG.model, CONFIG.model_dir)
+    if api == "llama.cpp":
+        return file
+    return export_model(file, cache_directory() / "exports" / Path(CONFIG.model).name)
+
+
+def _command(api: UpstreamApi, model: Path, port: int, *, speculates: bool) -> Sequence[str]:
+    where, context = ["--host", "127.0.0.1", "--port", str(port)], str(_CONTEXT)
+    if api == "llama.cpp":
+        command = [os.environ[LLAMA_SERVER], "-m", str(model), *where, "-c", str(2 * _CONTEXT), "-np", "2"]
+        drafts = ["--spec-type", "ngram-simple", "--spec-draft-n-max", str(DEPTH)]
+        drafts += ["--spec-ngram-simple-size-n", "3", "--spec-ngram-simple-size-m", str(DEPTH)]
+        return [*command, *drafts] if speculates else command
+    command = [os.environ[VLLM], "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), *where]
+    command += ["--max-model-len", context, "--max-num-seqs", "4", "--enforce-eager"]
+    command += ["--structured-outputs-config", '{"backend": "guidance"}']
+    ngram = {"method": "ngram", "num_speculative_tokens": DEPTH, "prompt_lookup_max": 4, "prompt_lookup_min": 2}
+    drafts = ["--speculative-config", json.dumps(ngram), "--per-request-spec-decode-metrics", "summary"]
+    return [*command, *drafts] if speculates else command
+
+
+@contextmanager
+def _running(command: Sequence[str], port: int, path: str, log: Path) -> Iterator[httpx.Client]:
+    with log.open("w") as out:
+        running = subprocess.Popen(command, env=_environment(command), stdout=out, stderr=subprocess.STDOUT)
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as http:
+        try:
+            _wait_until_ready(http, path, running, log)
+            yield http
+        finally:
+            running.terminate()
+            running.wait(60)
+
+
+def _environment(command: Sequence[str]) -> Mapping[str, str]:
+    if command[0] == sys.executable:
+        return os.environ
+    offline = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
+    return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | offline
+
+
+def _wait_until_ready(http: httpx.Client, path: str, running: "subprocess.Popen[bytes]", log: Path) -> None:
+    end = time.monotonic() + _READY_S
+    while time.monotonic() < end and running.poll() is None:
+        try:
+            if http.get(path).status_code == httpx.codes.OK:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.2)
+    raise AssertionError(f"{running.args!r} did not come up:\n{log.read_text()[-4000:]}")
