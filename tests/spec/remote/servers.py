@@ -117,13 +117,13 @@ def serving(server: ProposeServer, tls: ssl.SSLContext | None = None) -> Iterato
 def rude(answer: Callable[[Message], Sequence[bytes]]) -> Iterator[int]:
     """Run a server that shakes hands as it should and then sends what `answer` says to each message."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        thread = threading.Thread(target=_serve_rudely, args=(listening, answer))
+        thread = threading.Thread(target=_serve_rudely, args=(listening, answer), daemon=True)
         thread.start()
         try:
             yield listening.getsockname()[1]
         finally:
             listening.shutdown(socket.SHUT_RDWR)
-            thread.join()
+        thread.join()  # not after a failed test, which may hold its connection open
 
 
 def _serve_rudely(listening: socket.socket, answer: Callable[[Message], Sequence[bytes]]) -> None:
