@@ -7,7 +7,6 @@ webhooks, which lead to the receiver here.
 import asyncio
 import json
 import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import ExitStack, asynccontextmanager, contextmanager
@@ -20,7 +19,7 @@ from typing import Any
 import httpx
 import yaml
 
-from benchmarks.monitoring_live import SERVE, free_port, process
+from tests.commands import free_port, prolepsis, serving
 
 LOOK_EVERY_S = 0.5
 AlertName = tuple[str, str]
@@ -112,15 +111,15 @@ class Stack:
 @contextmanager
 def running_stack(folder: Path, server: int, alertmanager_port: int, every_s: float) -> Iterator[Stack]:
     """Run both for the server on port `server`, with scrapes and evaluations each `every_s` seconds."""
-    subprocess.run([sys.executable, "-c", SERVE, "monitoring", "write", folder], check=True, capture_output=True)  # noqa: S603
+    subprocess.run(prolepsis("monitoring", "write", str(folder)), check=True, capture_output=True)  # noqa: S603
     ports, fates = (free_port(), alertmanager_port), Fates()
     prometheus, alertmanager = (f"http://127.0.0.1:{port}" for port in ports)
     with ExitStack() as stack:
         receiver = stack.enter_context(_receiver(fates))
         told = _alertmanager_command(folder, ports[1], receiver)
-        stack.enter_context(process(told, f"{alertmanager}/-/ready"))
+        stack.enter_context(serving(told, f"{alertmanager}/-/ready", folder / "alertmanager.log"))
         asked = _prometheus_command(folder, ports, server, every_s)
-        stack.enter_context(process(asked, f"{prometheus}/-/ready"))
+        stack.enter_context(serving(asked, f"{prometheus}/-/ready", folder / "prometheus.log"))
         yield Stack(prometheus, alertmanager, fates)
 
 

@@ -41,13 +41,13 @@ from typing import Any
 import httpx
 
 from benchmarks.alert_stack import AlertName, Fate, Stack, running_stack
-from benchmarks.monitoring_live import SERVE, free_port, process
 from prolepsis.cli.bench.ask import in_flight
 from prolepsis.cli.bench.prompts import load_prompts
 from prolepsis.cli.bench.provenance import provenance
 from prolepsis.core.config import DEFAULT_MODEL
 from prolepsis.models.files.store import open_store
 from prolepsis.models.heads.registry import find_head
+from tests.commands import free_port, prolepsis, serving
 from tests.simulation.damaged_head import damaged_head
 from tests.simulation.server import keep_asking
 
@@ -302,7 +302,7 @@ async def measure(name: str, args: argparse.Namespace) -> Outcome:
         url = f"http://127.0.0.1:{port}"
         with (
             _data(folder, on_tmpfs=case.on_tmpfs),
-            process(_serve(case, folder, port, alertmanager), f"{url}/health/ready"),
+            serving(_serve(case, folder, port, alertmanager), f"{url}/health/ready", folder / "server.log"),
             running_stack(folder, port, alertmanager, args.every_s) as stack,
         ):
             async with httpx.AsyncClient(base_url=url, timeout=120.0) as http, stack.watched():
@@ -384,7 +384,7 @@ def _serve(case: Case, folder: Path, port: int, alertmanager: int) -> list[str]:
     options = [part for name, value in settings.items() for part in (f"--{name}", value)]
     if case.fault:
         return [sys.executable, "-m", "benchmarks.faulty_server", case.fault, str(folder / "fault"), *options]
-    return [sys.executable, "-c", SERVE, "serve", *options]
+    return prolepsis("serve", *options)
 
 
 def _shown(fate: Fate, began: float) -> Mapping[str, Any]:

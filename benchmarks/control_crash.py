@@ -17,24 +17,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from prolepsis.cli.bench.provenance import provenance
+from tests.commands import prolepsis
 from tests.simulation.crash import killed_under_load
 from tests.simulation.rollouts import shown
 
-SERVE = [
-    "-c",
-    "from prolepsis.cli.main import app; app()",
-    "serve",
-    "--audit-sample",
-    "1",
-    "--replay-sample",
-    "0",
-    "--log-level",
-    "error",
-]
+SERVE = prolepsis("serve", "--audit-sample", "1", "--replay-sample", "0", "--log-level", "error")
 
 
 def server(setting: str, port: int) -> "subprocess.Popen[bytes]":
-    return subprocess.Popen([sys.executable, *SERVE, "--store", setting, "--port", str(port)])  # noqa: S603 - our own command
+    return subprocess.Popen([*SERVE, "--store", setting, "--port", str(port)])  # noqa: S603 - our own command
 
 
 def main() -> None:

@@ -14,9 +14,7 @@ import argparse
 import asyncio
 import json
 import os
-import socket
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -31,10 +29,10 @@ from sqlalchemy import func, select
 from prolepsis.cli.bench.provenance import provenance
 from prolepsis.store.migrate import upgrade
 from prolepsis.store.tables import request_records
+from tests.commands import free_port, prolepsis, serving
 from tests.store.databases import opened, postgresql_setting
 from tests.store.proxy import Proxy, proxied
 
-SERVE = [sys.executable, "-c", "from prolepsis.cli.main import app; app()", "serve"]
 SETTINGS = ["--replay-sample", "0", "--log-level", "error", "--requests-per-minute", "tenant=60000"]
 MODEL = "smollm2-135m-instruct"
 AROUND_S = 10.0
@@ -81,25 +79,12 @@ class Load:
 @contextmanager
 def server(setting: str, folder: Path) -> Iterator[str]:
     """Run a server with files of its own; yield its URL once it is ready."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    port = free_port()
     environment = {**os.environ, "PROLEPSIS_DATA": str(folder)}
-    command = [*SERVE, *SETTINGS, "--store", setting, "--port", str(port), "--threads", "1"]
-    running = subprocess.Popen(command, env=environment)  # noqa: S603
+    command = prolepsis("serve", *SETTINGS, "--store", setting, "--port", str(port), "--threads", "1")
     url = f"http://127.0.0.1:{port}"
-    try:
-        wait_for(lambda: _is_ready(url))
+    with serving(command, f"{url}/health/ready", environment=environment, wait_s=WAIT_S):
         yield url
-    finally:
-        running.terminate()
-        running.wait()
-
-
-def _is_ready(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/health/ready").status_code == 200
-    except httpx.HTTPError:
-        return False
 
 
 def wait_for(condition: Callable[[], bool]) -> float:

@@ -13,16 +13,15 @@ import argparse
 import asyncio
 import json
 import shutil
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from tempfile import NamedTemporaryFile, TemporaryDirectory
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
 import httpx
@@ -35,6 +34,7 @@ from prolepsis.monitoring.files import RUNBOOK_URL, monitoring_files, write_moni
 from prolepsis.monitoring.grafana import filled
 from prolepsis.monitoring.objectives import parse_objectives
 from prolepsis.monitoring.rules import shipped
+from tests.commands import free_port, prolepsis, serving
 
 Kind = Literal["panel", "recording", "alert"]
 LONG = timedelta(days=1)
@@ -43,7 +43,6 @@ PAST_S, STEP_S = 900, 15
 """Seconds of each past that is given, on both sides, and between its samples."""
 RELOADED_S = 100.0
 """Prometheus looks for blocks each minute; recordings are evaluated after that."""
-SERVE = "from prolepsis.cli.main import app; app()"
 POLICY = """
 version: 1
 default: {mode: on}
@@ -198,31 +197,6 @@ async def operate(http: httpx.AsyncClient, end: float) -> None:
         await asyncio.sleep(5.0)
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
-
-
-@contextmanager
-def process(command: Sequence[str], ready: str) -> Iterator[None]:
-    """Run a command from when its URL `ready` answers until the block ends; show its output if that fails."""
-    with NamedTemporaryFile() as log, subprocess.Popen(command, stdout=log, stderr=log) as running:  # noqa: S603
-        try:
-            while not is_ready(ready):
-                if running.poll() is not None:
-                    sys.exit(f"{command[0]} ended:\n{Path(log.name).read_text()[-4000:]}")
-                time.sleep(0.2)
-            yield
-        finally:
-            running.terminate()
-
-
-def is_ready(url: str) -> bool:
-    with suppress(httpx.TransportError):
-        return httpx.get(url).status_code == 200
-    return False
-
-
 def serve_command(folder: Path, model: str, port: int) -> list[str]:
     """Write what a server with everything reads, and return its command."""
     (folder / "policy.yaml").write_text(POLICY)
@@ -239,7 +213,7 @@ def serve_command(folder: Path, model: str, port: int) -> list[str]:
         "flags": folder / "flags.json",
     }
     options = [part for name, value in settings.items() for part in (f"--{name}", str(value))]
-    return [sys.executable, "-c", SERVE, "serve", "--model", model, *options]
+    return prolepsis("serve", "--model", model, *options)
 
 
 def prometheus_command(folder: Path, port: int, server: int) -> list[str]:
@@ -266,8 +240,8 @@ def measure(args: argparse.Namespace, folder: Path) -> Mapping[Expression, list[
     server, port = free_port(), free_port()
     url, asked = f"http://127.0.0.1:{server}", f"http://127.0.0.1:{port}"
     with (
-        process(serve_command(folder, args.model, server), f"{url}/health/ready"),
-        process(prometheus_command(folder, port, server), f"{asked}/-/ready"),
+        serving(serve_command(folder, args.model, server), f"{url}/health/ready", folder / "server.log"),
+        serving(prometheus_command(folder, port, server), f"{asked}/-/ready", folder / "prometheus.log"),
     ):
         prometheus = Prometheus(asked)
         seen = asyncio.run(load(url, args.model, 60.0 * args.minutes, args.at_once))

@@ -39,6 +39,7 @@ from prolepsis.core.rounds import RemoteOutcome
 from prolepsis.engine.start import start_engine
 from prolepsis.telemetry.logs import configure_logs
 from prolepsis.telemetry.metrics import Metrics
+from tests.commands import prolepsis, running
 
 REMOTE, BOTH = "remote", "auto+remote"
 AGAINST = {REMOTE: PLAIN, BOTH: AUTO}
@@ -127,15 +128,12 @@ class CountingArm(EngineArm):
 @contextmanager
 def propose_server(key: Path, options: Sequence[str]) -> Iterator[tuple[int, int]]:
     """Start a propose server and yield its port and its process."""
-    program = Path(sys.executable).with_name("prolepsis")
-    command = [str(program), "propose-server", "--listen", "127.0.0.1:0", "--remote-proposer-key", str(key)]
-    with tempfile.NamedTemporaryFile() as log:
-        process = subprocess.Popen([*command, "--log-json", *options], stderr=log, stdout=log)  # noqa: S603  # ours
-        try:
-            yield _listening(process, Path(log.name)), process.pid
-        finally:
-            process.terminate()
-            process.wait(timeout=30)
+    command = prolepsis("propose-server", "--listen", "127.0.0.1:0", "--remote-proposer-key", str(key))
+    with (
+        tempfile.NamedTemporaryFile() as log,
+        running([*command, "--log-json", *options], Path(log.name)) as process,
+    ):
+        yield _listening(process, Path(log.name)), process.pid
 
 
 def _listening(process: subprocess.Popen[bytes], log: Path) -> int:

@@ -20,7 +20,6 @@ import json
 import os
 import socket
 import statistics
-import subprocess
 import tempfile
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -41,6 +40,8 @@ from prolepsis.ray.messages import Report
 from prolepsis.ray.replica import EngineReplica, Notes
 from prolepsis.ray.start import kept
 from prolepsis.telemetry.metrics import Metrics
+from tests import commands
+from tests.commands import free_port
 from tests.ray.processes import replica_processes
 
 HAPROXY = """
@@ -106,17 +107,6 @@ def serve_replicas(listener: socket.socket, num_replicas: int) -> None:
 
 
 @contextmanager
-def program(command: Sequence[str]) -> Iterator[int]:
-    """Run a program and yield its id."""
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # noqa: S603  # named by the user
-    try:
-        yield process.pid
-    finally:
-        process.terminate()
-        process.wait(timeout=20)
-
-
-@contextmanager
 def haproxy(path: str, ports: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Run HAProxy before servers; yield its port and its process."""
     port = free_port()
@@ -124,8 +114,8 @@ def haproxy(path: str, ports: Sequence[int]) -> Iterator[tuple[int, int]]:
     with tempfile.NamedTemporaryFile("w", suffix=".cfg") as settings:
         settings.write(HAPROXY.format(port=port, servers=servers))
         settings.flush()
-        with program([path, "-db", "-f", settings.name]) as process:
-            yield port, process
+        with commands.running([path, "-db", "-f", settings.name], Path(os.devnull)) as process:
+            yield port, process.pid
 
 
 @contextmanager
@@ -134,14 +124,9 @@ def smg(path: str, ports: Sequence[int]) -> Iterator[tuple[int, int]]:
     port = free_port()
     urls = [f"http://127.0.0.1:{one}" for one in ports]
     options = ["--host", "127.0.0.1", "--port", str(port), "--prometheus-port", str(free_port())]
-    with program([path, "launch", *options, "--policy", "cache_aware", "--worker-urls", *urls]) as process:
-        yield port, process
-
-
-def free_port() -> int:
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return int(taken.getsockname()[1])
+    command = [path, "launch", *options, "--policy", "cache_aware", "--worker-urls", *urls]
+    with commands.running(command, Path(os.devnull)) as process:
+        yield port, process.pid
 
 
 @contextmanager

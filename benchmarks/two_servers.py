@@ -9,7 +9,6 @@ import argparse
 import asyncio
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -22,6 +21,7 @@ import httpx
 
 from prolepsis.cli.bench.prompts import load_prompts
 from prolepsis.cli.bench.provenance import provenance
+from tests.commands import free_port, prolepsis, serving
 
 KINDS = ("stream", "whole")
 LOAD_S = 120.0
@@ -45,26 +45,13 @@ class Figure:
 @contextmanager
 def served(options: Sequence[str]) -> Iterator[str]:
     """Start a server and yield its URL once it is ready."""
-    program = [sys.executable, "-c", "from prolepsis.cli.main import app; app()"]
-    command = [*program, "serve", "--port", "0", "--log-json", "--store", "none"]
-    with tempfile.NamedTemporaryFile() as log:
-        process = subprocess.Popen([*command, *options], stderr=log, stdout=log)  # noqa: S603  # our own command
-        try:
-            yield _ready(process, Path(log.name))
-        finally:
-            process.terminate()
-            process.wait(timeout=30)
-
-
-def _ready(process: subprocess.Popen[bytes], log: Path) -> str:
-    url, end = "", time.monotonic() + LOAD_S
-    while time.monotonic() < end and process.poll() is None:
-        lines = [json.loads(line) for line in log.read_text().splitlines(keepends=True) if line.endswith("}\n")]
-        url = next((line["url"] for line in lines if line["event"] == "listening"), "")
-        if any(line["event"] == "ready" for line in lines):
-            return url
-        time.sleep(0.1)
-    raise SystemExit(f"the server did not start:\n{log.read_text()}")
+    url = f"http://127.0.0.1:{(port := free_port())}"
+    command = prolepsis("serve", "--port", str(port), "--store", "none", *options)
+    with (
+        tempfile.NamedTemporaryFile() as log,
+        serving(command, f"{url}/health/ready", Path(log.name), wait_s=LOAD_S),
+    ):
+        yield url
 
 
 async def answer(client: httpx.AsyncClient, prompt: str, *, stream: bool, tokens: int) -> int:

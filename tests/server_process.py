@@ -2,14 +2,9 @@
 
 import multiprocessing
 import os
-import socket
-import ssl
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
-
-import httpx
 
 from prolepsis.api.run import StartedEngine, serve
 from prolepsis.core.config import EngineConfig, ServerConfig
@@ -17,6 +12,7 @@ from prolepsis.core.errors import EngineDead
 from prolepsis.engine.client import EngineClient
 from prolepsis.telemetry.logs import configure_logs
 from tests.api.fakes import ByteTokenizer, FakeEngine
+from tests.commands import free_port, wait_until_ready
 from tests.fake_client import FakeEngineClient
 
 FORKED = multiprocessing.get_context("forkserver")
@@ -88,28 +84,8 @@ def started(
     running = ServerProcess(serve_it, own, *arguments, output=output)
     url = f"{'https' if certificate else 'http'}://127.0.0.1:{own.port}"
     try:
-        wait_until_live(url, certificate)
+        wait_until_ready(f"{url}/health/live", certificate=certificate)
         yield running, url
     finally:
         running.kill()
         running.wait()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
-
-
-def trusting(certificate: Path | None) -> ssl.SSLContext | bool:
-    return ssl.create_default_context(cafile=str(certificate)) if certificate else True
-
-
-def wait_until_live(url: str, certificate: Path | None = None) -> None:
-    end = time.monotonic() + 60
-    with httpx.Client(verify=trusting(certificate)) as http:
-        while time.monotonic() < end:
-            with suppress(httpx.TransportError):
-                if http.get(f"{url}/health/live").status_code == 200:
-                    return
-            time.sleep(0.02)
-    raise AssertionError("the server did not come up")

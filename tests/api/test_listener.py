@@ -21,7 +21,7 @@ from prolepsis.core.config import ServerConfig
 from tests.api.conftest import served
 from tests.api.fakes import FakeEngine
 from tests.api.raw_http import error_of
-from tests.server_process import wait_until_live
+from tests.commands import wait_until_ready
 
 REQUEST = b"GET /health/live HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n"
 NUM_CLIENTS = 150
@@ -77,7 +77,7 @@ def test_every_client_is_answered_where_descriptors_run_out(silent: int) -> None
         assert found[503, "too_many_connections"] > 0
         assert found.total() == NUM_CLIENTS - silent
         stack.close()
-        wait_until_live(str(url))  # it has yet to see that the clients are gone
+        wait_until_ready(f"{url}/health/live")  # it has yet to see that the clients are gone
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a connection whose client takes nothing")

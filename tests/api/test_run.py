@@ -21,7 +21,8 @@ from prolepsis.telemetry.metrics import Metrics
 from tests.api.conftest import served
 from tests.api.fakes import ByteTokenizer, FakeEngine
 from tests.api.raw_http import connected
-from tests.server_process import serve_ending, serve_fake, started, trusting
+from tests.commands import trusting
+from tests.server_process import serve_ending, serve_fake, started
 
 STREAM = {"model": "tiny", "prompt": "Hi", "stream": True, "max_tokens": 40}
 

@@ -10,7 +10,8 @@ import httpx
 import pytest
 
 from prolepsis.core.config import ServerConfig
-from tests.server_process import ServerProcess, free_port, serve_fake, wait_until_live
+from tests.commands import free_port, wait_until_ready
+from tests.server_process import ServerProcess, serve_fake
 from tests.store.databases import postgresql_setting
 
 
@@ -21,7 +22,7 @@ def processes(setting: str, number: int) -> Iterator[list[str]]:
     running = [ServerProcess(serve_fake, ServerConfig(port=port, store=setting)) for port in ports]
     try:
         for port in ports:
-            wait_until_live(f"http://127.0.0.1:{port}")
+            wait_until_ready(f"http://127.0.0.1:{port}/health/live")
         yield [f"http://127.0.0.1:{port}/admin/policy" for port in ports]
     finally:
         for one in running:

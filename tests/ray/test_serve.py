@@ -5,7 +5,6 @@ import json
 import os
 import random
 import signal
-import socket
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -23,6 +22,7 @@ from prolepsis.engine.start import start_engine
 from prolepsis.ray.autoscaling import Scaling
 from prolepsis.ray.start import StartedReplicas, start_replicas
 from prolepsis.telemetry.metrics import Metrics
+from tests.commands import free_port
 from tests.fakes import outputs
 from tests.ray.processes import replica_processes
 from tests.train.targets import config_of, save_target
@@ -127,9 +127,7 @@ def client() -> Iterator[httpx.Client]:
     import ray
     from ray import serve
 
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     ray.init(num_cpus=8, include_dashboard=False, configure_logging=False, _node_ip_address="127.0.0.1")
     try:
         serve.start(http_options={"host": "127.0.0.1", "port": port})

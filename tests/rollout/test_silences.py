@@ -1,11 +1,8 @@
 """A stage of a rollout mutes tickets about acceptance, and only while it lasts."""
 
-import asyncio
 import shutil
-import socket
-import subprocess
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from datetime import datetime
 from pathlib import Path
 
@@ -19,6 +16,7 @@ from prolepsis.monitoring.rules import shipped
 from prolepsis.rollout.runtime import Rollouts
 from prolepsis.rollout.silences import TRIES, Silences, check_alertmanager
 from prolepsis.rollout.store import RolloutStore
+from tests.commands import free_port, serving
 from tests.policy.policies import policy
 from tests.rollout.alertmanager import FakeAlertmanager, fake_alertmanager
 from tests.rollout.stores import memory_store
@@ -206,29 +204,9 @@ async def real_alertmanager(folder: Path) -> AsyncIterator[httpx.AsyncClient]:
     """Run the binary with the file that the package ships."""
     assert ALERTMANAGER is not None
     (folder / "alertmanager.yaml").write_text(shipped("alertmanager.yaml"))
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    url = f"http://127.0.0.1:{(port := free_port())}"
     options = ["--cluster.listen-address=", f"--storage.path={folder / 'data'}"]
     files = [f"--config.file={folder / 'alertmanager.yaml'}", f"--web.listen-address=127.0.0.1:{port}"]
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
-        with process([ALERTMANAGER, *files, *options]):
-            async with asyncio.timeout(30.0):
-                while not await is_ready(http):  # noqa: ASYNC110
-                    await asyncio.sleep(0.05)
+    with serving([ALERTMANAGER, *files, *options], f"{url}/-/ready", folder / "log"):
+        async with httpx.AsyncClient(base_url=url) as http:
             yield http
-
-
-@contextmanager
-def process(command: list[str]) -> Iterator[None]:
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
-        try:
-            yield
-        finally:
-            running.terminate()
-
-
-async def is_ready(http: httpx.AsyncClient) -> bool:
-    try:
-        return (await http.get("/-/ready")).status_code == 200
-    except httpx.TransportError:
-        return False

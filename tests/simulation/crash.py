@@ -1,7 +1,6 @@
 """A server under load that is killed: what it reported as written is counted against what the database holds."""
 
 import asyncio
-import socket
 import time
 from collections.abc import Callable
 from contextlib import closing, suppress
@@ -13,6 +12,7 @@ from prolepsis.audit import chain
 from prolepsis.audit.verify import Anchor, Evidence, verify
 from prolepsis.store import records
 from prolepsis.store.database import Database, store_url
+from tests.commands import free_port
 
 AT_ONCE = 8
 StoreCounts = dict[str, dict[str, int]]
@@ -35,8 +35,7 @@ def killed_under_load(
     The load lasts `seconds` at least, and until so many answers have come and some items are written.
     """
     before = stored(setting)
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = int(taken.getsockname()[1])
+    port = free_port()
     running = start(port)
     try:
         counts, answered = asyncio.run(_asked(f"http://127.0.0.1:{port}", running, seconds, num_answers))

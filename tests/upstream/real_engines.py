@@ -2,9 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -17,8 +14,8 @@ from prolepsis.core.config import UpstreamApi
 from prolepsis.core.files import cache_directory
 from prolepsis.models.files.export import export_model
 from prolepsis.models.files.store import resolve
+from tests.commands import free_port, prolepsis, serving
 from tests.default_model import CONFIG
-from tests.server_process import free_port
 from tests.vllm.other_python import VARIABLE as VLLM
 
 LLAMA_SERVER = "PROLEPSIS_TEST_LLAMA_SERVER"
@@ -53,18 +50,19 @@ def in_front_of(api: UpstreamApi, folder: Path) -> Iterator[Front]:
     model, names = _model(api), ("plain", "speculating")
     ports = {name: free_port() for name in (*names, "front")}
     store, breaker = f"sqlite:///{folder / 'kept'}", folder / "breaker.json"
-    arguments = ["serve", "--engine", "upstream", "--upstream-api", api, "--model", str(model)]
-    arguments += ["--port", str(ports["front"]), "--num-speculative-tokens", str(DEPTH), "--store", store]
-    arguments += ["--kill-file", str(folder / "kill.json"), "--breaker-file", str(breaker)]
+    front = prolepsis("serve", "--engine", "upstream", "--upstream-api", api, "--model", str(model))
+    front += ["--port", str(ports["front"]), "--num-speculative-tokens", str(DEPTH), "--store", store]
+    front += ["--kill-file", str(folder / "kill.json"), "--breaker-file", str(breaker)]
     for name in names:
-        arguments += [f"--upstream-{name}", f"http://127.0.0.1:{ports[name]}"]
-    script = f"from prolepsis.cli.main import app\napp({arguments!r})"
+        front += [f"--upstream-{name}", f"http://127.0.0.1:{ports[name]}"]
     with ExitStack() as stack:
         for name in names:
             command = _command(api, model, ports[name], speculates=name == "speculating")
-            stack.enter_context(_running(command, ports[name], "/health", folder / f"{name}.log"))
-        front = [sys.executable, "-c", script]
-        http = stack.enter_context(_running(front, ports["front"], "/health/ready", folder / "front.log"))
+            url, log = f"http://127.0.0.1:{ports[name]}/health", folder / f"{name}.log"
+            stack.enter_context(serving(command, url, log, _environment(), wait_s=_READY_S))
+        url = f"http://127.0.0.1:{ports['front']}"
+        stack.enter_context(serving(front, f"{url}/health/ready", folder / "front.log", wait_s=_READY_S))
+        http = stack.enter_context(httpx.Client(base_url=url, timeout=120))
         yield Front(api, http, http.get("/v1/models").json()["data"][0]["id"])
 
 
@@ -91,33 +89,7 @@ def _command(api: UpstreamApi, model: Path, port: int, *, speculates: bool) -> S
     return [*command, *drafts] if speculates else command
 
 
-@contextmanager
-def _running(command: Sequence[str], port: int, path: str, log: Path) -> Iterator[httpx.Client]:
-    with log.open("w") as out:
-        running = subprocess.Popen(command, env=_environment(command), stdout=out, stderr=subprocess.STDOUT)
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as http:
-        try:
-            _wait_until_ready(http, path, running, log)
-            yield http
-        finally:
-            running.terminate()
-            running.wait(60)
-
-
-def _environment(command: Sequence[str]) -> Mapping[str, str]:
-    if command[0] == sys.executable:
-        return os.environ
+def _environment() -> Mapping[str, str]:
+    """Return what an engine runs in: without the paths of our code."""
     offline = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
     return {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | offline
-
-
-def _wait_until_ready(http: httpx.Client, path: str, running: "subprocess.Popen[bytes]", log: Path) -> None:
-    end = time.monotonic() + _READY_S
-    while time.monotonic() < end and running.poll() is None:
-        try:
-            if http.get(path).status_code == httpx.codes.OK:
-                return
-        except httpx.TransportError:
-            pass
-        time.sleep(0.2)
-    raise AssertionError(f"{running.args!r} did not come up:\n{log.read_text()[-4000:]}")

@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,8 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
+from tests import commands
+from tests.commands import free_port, prolepsis
 from tests.models.tiny import save_tiny
-from tests.server_process import free_port
 from tests.train.targets import save_target
 
 VARIABLE = "PROLEPSIS_TEST_VLLM"
@@ -43,18 +43,14 @@ def report_of(script: str, folder: Path) -> dict[str, Any]:
 def serving(folder: Path, *options: str) -> Iterator[httpx.Client]:
     """Run `prolepsis serve --engine vllm` with a tiny model, and yield a client of it once it is ready."""
     target = tiny_target(folder / "target")
-    port = str(free_port())
-    arguments = ["serve", "--engine", "vllm", "--model", str(target), "--port", port, *options]
-    command = [os.environ[VARIABLE], "-c", f"from prolepsis.cli.main import app\napp({arguments!r})"]
-    with (folder / "log").open("w") as log:
-        running = subprocess.Popen(command, env=environment(), stdout=log, stderr=subprocess.STDOUT)
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as http:
-        try:
-            _wait_until_ready(http, running, folder / "log")
-            yield http
-        finally:
-            running.kill()
-            running.wait()
+    url = f"http://127.0.0.1:{(port := free_port())}"
+    arguments = ["serve", "--engine", "vllm", "--model", str(target), "--port", str(port), *options]
+    command = prolepsis(*arguments, python=os.environ[VARIABLE])
+    with (
+        commands.serving(command, f"{url}/health/ready", folder / "log", environment(), wait_s=300),
+        httpx.Client(base_url=url, timeout=60) as http,
+    ):
+        yield http
 
 
 def tiny_target(folder: Path) -> Path:
@@ -68,14 +64,3 @@ def tiny_target(folder: Path) -> Path:
 
 def environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{ROOT}"}
-
-
-def _wait_until_ready(http: httpx.Client, running: "subprocess.Popen[bytes]", log: Path) -> None:
-    end = time.monotonic() + 300
-    while time.monotonic() < end and running.poll() is None:
-        try:
-            if http.get("/health/ready").status_code == 200:
-                return
-        except httpx.TransportError:
-            time.sleep(0.2)
-    raise AssertionError(f"the server did not come up:\n{log.read_text()[-4000:]}")
