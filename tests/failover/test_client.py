@@ -8,11 +8,19 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from prolepsis.core.client_draft import ClientDraft
-from prolepsis.core.errors import ContextTooLong, DeadlineExceeded, EngineDead, InvalidParameter, NotContinued
+from prolepsis.core.config import DRAFT_HEAD, HeadProposerName
+from prolepsis.core.errors import (
+    ContextTooLong,
+    DeadlineExceeded,
+    EngineDead,
+    InvalidParameter,
+    ModelLoadError,
+    NotContinued,
+)
 from prolepsis.core.events import Aborted, Event, Failed, Tokens
 from prolepsis.core.plan import PANIC_PLAN
 from prolepsis.core.stats import RequestStats
-from prolepsis.engine.client import EngineClient
+from prolepsis.engine.client import EngineClient, HeadSwapped
 from prolepsis.failover.client import FailoverClient
 from prolepsis.failover.members import FailoverSettings, Member
 from tests.failover.scripted_engines import (
@@ -111,6 +119,23 @@ async def test_an_engine_that_says_nothing_more_is_left_when_its_health_is_bad_t
     stats = check_whole(events, ask())
     assert [one.loss for one in stats.continued] == ["not_alive"]
     assert silent.aborted == ["r"], "the request was taken from it"
+    await client.close()
+
+
+class NoSwaps(Speaker):
+    """Has no room for another head."""
+
+    async def swap_head(self, name: str, proposer: HeadProposerName = DRAFT_HEAD) -> HeadSwapped:
+        raise ModelLoadError(f"no room for {name}")
+
+
+async def test_a_head_that_one_engine_cannot_use_is_taken_out_of_the_others() -> None:
+    engines = [Speaker(), NoSwaps()]
+    client = of([Member(engine) for engine in engines])
+    with pytest.raises(ModelLoadError, match="no room for head@2"):
+        await client.swap_head("head@2")
+    assert engines[0].swaps == ["head@2", "none"]
+    assert engines[0].info.draft_head is None
     await client.close()
 
 

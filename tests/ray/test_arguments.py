@@ -37,6 +37,7 @@ def test_each_model_has_the_settings_of_all_and_its_own() -> None:
     [
         ({"doors": 0}, "doors"),
         ({"dors": 2}, "dors"),
+        ({"doors": 2, "server": {"store": "none"}}, "doors is 2, store none"),
         ({"engine": {"engine": "vllm"}}, "engine is 'vllm'; allowed with replicas: prolepsis"),
         ({"server": {"store": "oracle://x"}}, "store is 'oracle://x'"),
         ({"models": {"a": {}, "b": {}}}, "the models a and b have the store auto; allowed: one each, or none"),

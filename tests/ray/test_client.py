@@ -1,7 +1,7 @@
 """Several replicas seen as one engine."""
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -17,7 +17,7 @@ from prolepsis.core.errors import (
     ReplicaLost,
 )
 from prolepsis.core.events import Aborted, Event, Failed, Finished
-from prolepsis.core.plan import PANIC_PLAN
+from prolepsis.core.plan import PANIC_PLAN, SpecPlan
 from prolepsis.core.requests import SamplingParams, SpeculationChoice
 from prolepsis.core.stats import RequestStats
 from prolepsis.engine.client import Demand, EngineClient, HeadSwapped
@@ -40,6 +40,19 @@ async def handle() -> AsyncIterator[TurnsHandle]:
     handle = TurnsHandle([replica(), replica()])
     yield handle
     await handle.close()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for what another task does."""
+    while not condition():  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+
+
+class NoSwaps(FakeEngineClient):
+    """Cannot load any head."""
+
+    async def swap_head(self, name: str, proposer: HeadProposerName = DRAFT_HEAD) -> HeadSwapped:
+        raise InvalidParameter(f"no room for {name}", param="head")
 
 
 class SlowSwaps(FakeEngineClient):
@@ -199,8 +212,7 @@ async def test_a_plan_that_is_told_while_a_head_is_swapped_holds() -> None:
         engine.loaded.set()  # so the replica learns of the plan only after the swap
         await swapping
         client.stop_run("run-1")
-        while "run-1" not in engine.stopped:  # noqa: ASYNC110  # another task's doing
-            await asyncio.sleep(0.001)
+        await until(lambda: "run-1" in engine.stopped)
     assert engine.plans == [PANIC_PLAN]
     assert engine.swaps == ["new"], "what a front door tells after a swap does not repeat it"
     [told] = one.obeyed.values()
@@ -217,6 +229,29 @@ async def test_an_older_word_of_the_same_door_changes_nothing() -> None:
     await one.obey(other)
     assert one.obeyed == {"d": door, "e": other}
     await one.close()
+
+
+async def test_no_door_undoes_what_another_one_stops() -> None:
+    one = replica()
+    await one.client.close()
+    one.client = engine = FakeEngineClient(lambda source: [])
+    handle = TurnsHandle([one])
+    stopped = SpecPlan(version=1, killed=frozenset({"tenant:bank"}))
+    async with front_door(handle) as first:
+        async with front_door(handle) as second:
+            first.apply_plan(stopped)
+            await until(lambda: engine.plans == [stopped])
+            second.apply_plan(SpecPlan(version=5, num_speculative_tokens=4))
+            await until(lambda: len(engine.plans) == 2)
+            assert (engine.plans[-1].killed, engine.plans[-1].num_speculative_tokens) == (stopped.killed, 4)
+            first.apply_plan(SpecPlan(version=2))
+            await until(lambda: len(engine.plans) == 3)
+            assert (engine.plans[-1].killed, engine.plans[-1].num_speculative_tokens) == (frozenset(), 4)
+        await until(lambda: len(engine.plans) == 4)
+        assert engine.plans[-1] == SpecPlan(version=2), "a door that is gone stops nothing any more"
+    await until(lambda: not one.listener.num_doors)
+    assert len(engine.plans) == 4, "without any door the last plan stays"
+    await handle.close()
 
 
 async def test_figures_add_up_and_the_observer_learns_of_all(handle: TurnsHandle) -> None:
@@ -267,6 +302,19 @@ async def test_a_head_that_replicas_cannot_use_is_refused(handle: TurnsHandle) -
         with pytest.raises(InvalidParameter, match="drafts nothing"):
             await client.swap_head("nonexistent")
         assert await client.heads() == []
+
+
+async def test_a_head_that_one_replica_cannot_use_is_taken_out_of_the_others() -> None:
+    handle = TurnsHandle([replica(), replica()])
+    for one, kind in zip(handle.replicas, (FakeEngineClient, NoSwaps), strict=True):
+        await one.client.close()
+        one.client = kind(lambda source: [])
+    async with front_door(handle) as client:
+        with pytest.raises(InvalidParameter, match="no room for new"):
+            await client.swap_head("new")
+    assert isinstance(able := handle.replicas[0].client, FakeEngineClient)
+    assert able.swaps == ["new", "none"]
+    await handle.close()
 
 
 async def test_a_replica_that_leaves_ends_what_it_has_and_gets_nothing_more(handle: TurnsHandle) -> None:

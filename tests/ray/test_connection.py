@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from prolepsis import __version__
 from prolepsis.core.errors import ReplicaLost
 from prolepsis.core.events import Failed
 from prolepsis.core.exact_group import ExactGroup
@@ -52,6 +53,15 @@ async def test_a_front_door_reads_nothing_of_one_that_does_not_know_the_secret()
         await connect(Address("127.0.0.1", server.sockets[0].getsockname()[1], new_secret()))
     await ended.wait()
     server.close()
+
+
+async def test_another_version_is_refused_by_name() -> None:
+    """And before a message is read, which may mean something else there."""
+    one = replica()
+    address = (await one.report()).address
+    with pytest.raises(PermissionError, match=f"the replica is prolepsis {__version__}, the door 0.0.1; allowed: one"):
+        await connect(address, version="0.0.1")
+    await one.close()
 
 
 async def test_a_silent_replica_is_lost() -> None:

@@ -150,7 +150,7 @@ def test_doors_and_engines_of_two_models_are_one_application(
         "engine": config_of(folder).model_dump(mode="json", exclude_defaults=True),
         "models": {
             "tiny": {"server": {"replicas": 2, "store": f"sqlite:///{tmp_path}/tiny.db"}},
-            "short": {"engine": {"max_model_len": 100}, "server": {"store": "none"}},
+            "short": {"engine": {"max_model_len": 100}, "server": {"store": f"sqlite:///{tmp_path}/short.db"}},
         },
     }
     serve.run(app(arguments), name="application")

@@ -1,5 +1,6 @@
 """The speculation plan: the one value by which control enters the engine, swapped between two steps."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 MAX_STOPPED_RUNS = 256
@@ -58,6 +59,22 @@ class SpecPlan:
 
 
 PANIC_PLAN = SpecPlan(version=-1, num_speculative_tokens=0, reason="panic")
+
+
+def strictest(plans: Sequence[SpecPlan]) -> SpecPlan:
+    """Return a plan under which nothing drafts that one of these stops."""
+    *_, last = plans
+    lowest = min(reversed(plans), key=lambda plan: (plan.ceiling, plan.reason != KILLED))
+    named = [set(plan.proposers) for plan in plans if plan.proposers is not None]
+    disabled = {(one.proposer, one.traffic_class): one for plan in plans for one in plan.disabled}
+    return replace(
+        lowest,
+        version=last.version,
+        proposers=tuple(sorted(set.intersection(*named))) if named else None,
+        stopped=frozenset().union(*(plan.stopped for plan in plans)),
+        disabled=tuple(disabled.values()),
+        killed=frozenset().union(*(plan.killed for plan in plans)),
+    )
 
 
 class AppliedPlan:

@@ -19,6 +19,7 @@ from prolepsis.core.errors import (
     EngineError,
     InvalidParameter,
     NotContinued,
+    ProlepsisError,
     ReplicaLost,
     StepFailed,
     TokensOutOfPlace,
@@ -111,11 +112,20 @@ class FailoverClient:
         return await self._first.heads()
 
     async def swap_head(self, name: str, proposer: HeadProposerName = DRAFT_HEAD) -> HeadSwapped:
-        """Swap it in all engines, one after the other; the result is the first's. One that fails leaves the rest."""
+        """Swap it in all engines, one after the other; one that refuses leaves all with the one before."""
         self._first  # noqa: B018  raises where there is none
-        results = [await client.swap_head(name, proposer) for client in self._clients]
-        self._controls.swapped(name, proposer, results[0])
-        return results[0]
+        before, swapped = self._controls.heads.get(proposer), list[tuple[EngineClient, HeadSwapped]]()
+        try:
+            for client in self._clients:
+                swapped.append((client, await client.swap_head(name, proposer)))
+        except ProlepsisError:
+            for client, result in swapped:
+                with suppress(ProlepsisError):  # what is raised is the reason
+                    await client.swap_head(before or result.previous or "none", proposer)
+            raise
+        result = swapped[0][1]
+        self._controls.swapped(name, proposer, result)
+        return result
 
     def health(self) -> EngineHealth:
         with suppress(RuntimeError):  # no event loop runs yet

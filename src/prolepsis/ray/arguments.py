@@ -64,6 +64,8 @@ class Arguments(BaseModel):
                 url = store_url(model.server.store)
             except ConfigError as error:
                 raise ValueError(str(error)) from None
+            if url is None and self.doors > 1:
+                raise ValueError(f"doors is {self.doors}, store none; allowed: a store that they share")
             if url is None:
                 continue
             name = ", ".join(model.server.served_model_names)

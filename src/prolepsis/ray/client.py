@@ -166,13 +166,17 @@ class ReplicasClient:
         return found[0]
 
     async def swap_head(self, name: str, proposer: HeadProposerName = DRAFT_HEAD) -> HeadSwapped:
-        """Swap it in all replicas, and in those that start later; raises the first refusal."""
-        swap = next(self._swaps)
-        replies = await self._handle.broadcast("swap_head", self._controls.door, swap, proposer, name)
-        for reply in replies:
-            if isinstance(reply, Refused):
-                raise reply.error
+        """Swap it in all replicas, and in those that start later; one that refuses leaves all with the one before."""
+        ask = partial(self._handle.broadcast, "swap_head", self._controls.door)
+        replies = await ask(swap := next(self._swaps), proposer, name)
         swapped = [reply for reply in replies if isinstance(reply, HeadSwapped)]
+        refused = next((reply.error for reply in replies if isinstance(reply, Refused)), None)
+        if refused is not None and swapped:
+            before = dict(self._controls.heads).get(proposer) or swapped[0].previous or "none"
+            log.warning("head_swapped_back", proposer=proposer, head=before, error=str(refused))
+            await ask(next(self._swaps), proposer, before)
+        if refused is not None:
+            raise refused
         if not swapped:
             raise EngineDead("no replica answers")
         self._change(self._controls.with_head(swap, proposer, name))

@@ -1,7 +1,8 @@
 """Connections between front doors and replicas, which tokens take instead of calls through Ray.
 
-Messages are pickled, so no message is read before both sides have proven that they know a secret. A replica makes its
-secret when it starts and tells it over Ray, which knows what belongs to the cluster. What follows is as open to
+Messages are pickled, so no message is read before both sides have proven that they know a secret, and have the same
+version of this program. A replica makes its secret when it starts and tells it over Ray, which knows what belongs to
+the cluster. What follows is as open to
 readers of the network as Ray's own calls: encrypted where Ray is told to use TLS.
 """
 
@@ -14,6 +15,9 @@ from dataclasses import dataclass, field
 from secrets import token_bytes
 from typing import Literal
 
+import structlog
+
+from prolepsis import __version__
 from prolepsis.core.network import end_unacknowledged
 from prolepsis.engine.process.channel import Streams
 
@@ -22,8 +26,11 @@ CONNECT_S = 5.0
 _UNACKNOWLEDGED_S = 10.0
 """A connection ends if its other side has not acknowledged data for so long."""
 _NUM_BYTES = 32
+_VERSION_BYTES = 32
 
 Side = Literal["door", "replica"]
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +42,13 @@ class Address:
     secret: bytes = field(repr=False)
 
 
-async def connect(address: Address) -> Streams:
+async def connect(address: Address, version: str = __version__) -> Streams:
     """Return a connection to a replica; raises `OSError`, `TimeoutError` or `EOFError` if there is none to it."""
     async with asyncio.timeout(CONNECT_S):
         context = _tls(ssl.Purpose.SERVER_AUTH)
         reader, writer = await asyncio.open_connection(address.host, address.port, ssl=context)
         try:
-            await _prove(reader, writer, address.secret, "door")
+            await _prove(reader, writer, address.secret, "door", version)
         except BaseException:
             writer.close()
             raise
@@ -56,7 +63,7 @@ async def listen(
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(CONNECT_S):
-                await _prove(reader, writer, secret, "replica")
+                await _prove(reader, writer, secret, "replica", __version__)
         except BaseException as error:
             writer.close()
             if isinstance(error, OSError | EOFError | TimeoutError):  # contained: it is none of ours
@@ -72,8 +79,10 @@ def new_secret() -> bytes:
     return token_bytes(_NUM_BYTES)
 
 
-async def _prove(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes, side: Side) -> None:
-    """Show that this side knows the secret; raises `PermissionError` unless the other one does.
+async def _prove(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes, side: Side, version: str
+) -> None:
+    """Show that this side knows the secret; raises `PermissionError` unless the other one does, and is of this version.
 
     Each side names itself and both sides' random numbers, so that no proof can be shown a second time.
     """
@@ -86,6 +95,12 @@ async def _prove(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, sec
     others_side: Side = "replica" if side == "door" else "door"
     if not hmac.compare_digest(await reader.readexactly(_NUM_BYTES), _proof(secret, others_side, numbers)):
         raise PermissionError(f"the {others_side} does not know the secret")
+    writer.write(version.encode().ljust(_VERSION_BYTES))
+    others = (await reader.readexactly(_VERSION_BYTES)).decode().rstrip()
+    if others != version:
+        message = f"the {others_side} is prolepsis {others}, the {side} {version}; allowed: one version"
+        log.error("other_version", detail=message)
+        raise PermissionError(message)
 
 
 def _proof(secret: bytes, side: Side, numbers: bytes) -> bytes:

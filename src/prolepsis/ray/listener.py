@@ -50,6 +50,10 @@ class Listener:
         """Requests of all front doors."""
         return sum(len(door.streams) for door in self._doors)
 
+    @property
+    def num_doors(self) -> int:
+        return len(self._doors)
+
     async def drain(self) -> None:
         """Have front doors choose others, and return when no request is left."""
         self._is_draining = True
@@ -87,6 +91,8 @@ class Listener:
             await door.run()
         finally:
             self._doors.discard(door)
+            if door.name not in {other.name for other in self._doors}:  # it may have connected again
+                self._replica.leave_door(door.name)
             door.gone.set()
 
     async def _beat(self) -> None:
@@ -112,6 +118,8 @@ class _Door:
         """`ended` is called after each request."""
         self.channel = channel
         self.streams = ServedStreams(channel, replica.client, ended)
+        self.name = ""
+        """As it calls itself in what it tells first."""
         self.gone = asyncio.Event()
         """Set once nothing of it is left."""
         self._replica = replica
@@ -139,7 +147,8 @@ class _Door:
         match message:
             case Generate() | Leave() | Abort() | OfferDraft():
                 self.streams.obey(message)
-            case ControlState():  # begun before the task of a request that comes later
+            case ControlState(name):  # begun before the task of a request that comes later
+                self.name = name
                 obeying = asyncio.create_task(self._obey(message))
                 self._obeying.add(obeying)
                 obeying.add_done_callback(self._obeying.discard)

@@ -9,6 +9,7 @@ from uuid import uuid4
 
 from prolepsis.core.config import HeadProposerName
 from prolepsis.core.errors import ProlepsisError
+from prolepsis.core.plan import SpecPlan, strictest
 from prolepsis.engine.client import Demand, EngineClient, HeadSwapped, InstalledHead
 from prolepsis.engine.process.messages import Observed, Refused, Status
 from prolepsis.engine.process.recorder import Recorder
@@ -60,6 +61,8 @@ class EngineReplica:
         self.notes = notes
         self.obeyed: dict[str, ControlState] = {}
         """By front door."""
+        self._plans: dict[str, SpecPlan] = {}
+        """By front door that is there, the one that told its plan last at the end."""
         self._clock = clock
         self._demands: dict[str, tuple[float, Demand]] = {}
         """By front door, with the time when it was told."""
@@ -70,19 +73,30 @@ class EngineReplica:
     async def obey(self, controls: ControlState) -> None:
         """Bring the engine to what a front door has told; what it has obeyed before costs nothing."""
         before = self.obeyed.get(controls.door, ControlState())
+        if controls.version >= before.version and controls.plan is not None:
+            self._follow_plan(controls.door, controls.plan)
         if controls.version <= before.version:
             return
         if controls.swap <= before.swap:  # it was told before the last swap was asked for, or names it again
             controls = replace(controls, heads=before.heads, swap=before.swap)
         self.obeyed[controls.door] = controls
-        if controls.plan is not None and controls.plan != before.plan:
-            self.client.apply_plan(controls.plan)
         for run in controls.stopped_runs:
             if run not in before.stopped_runs:
                 self.client.stop_run(run)
         for proposer, name in controls.heads:
             if (proposer, name) not in before.heads:
                 await self.client.swap_head(name, proposer)
+
+    def _follow_plan(self, door: str, plan: SpecPlan) -> None:
+        """Apply the plans of all front doors: none undoes what another one stops."""
+        if plan != self._plans.pop(door, None):
+            self.client.apply_plan(strictest([*self._plans.values(), plan]))
+        self._plans[door] = plan
+
+    def leave_door(self, door: str) -> None:
+        """A front door has no connection any more: the plans of the others hold, or without others still its own."""
+        if self._plans.pop(door, None) is not None and self._plans:
+            self.client.apply_plan(strictest(list(self._plans.values())))
 
     async def heads(self) -> list[InstalledHead]:
         return list(await self.client.heads())
