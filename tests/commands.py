@@ -1,6 +1,7 @@
 """Runs commands that serve something: from when a URL answers until a block ends."""
 
 import os
+import secrets
 import socket
 import ssl
 import subprocess
@@ -22,9 +23,11 @@ def prolepsis(*arguments: str, python: str = sys.executable) -> list[str]:
 
 
 def free_port() -> int:
-    """Return a port of loopback on which nothing listens now."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
+    """Return a port of loopback on which nothing listens now, below those that the system gives to clients meanwhile."""
+    while True:
+        port = 10_000 + secrets.randbelow(20_000)
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 @contextmanager

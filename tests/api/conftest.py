@@ -1,8 +1,5 @@
-import asyncio
 import io
 import json
-import threading
-import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,6 +24,7 @@ from prolepsis.store.store import Store
 from prolepsis.telemetry.logs import configure_logs
 from prolepsis.telemetry.metrics import Metrics
 from tests.api.fakes import ByteTokenizer, FakeEngine
+from tests.server_thread import running
 
 
 @dataclass
@@ -76,19 +74,13 @@ def served(
     protocol.linger_s = linger_s
     listener = bind(ServerConfig(port=0))
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on", http=protocol))
-    thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))
-    thread.start()
-    while not server.started:
-        time.sleep(0.005)
-    running = Served(f"http://127.0.0.1:{listener.getsockname()[1]}", engine, metrics)
-    try:
-        yield running
-    finally:
-        for client in running.clients:
-            client.close()
-        server.should_exit = True
-        thread.join()
-        listener.close()
+    made = Served(f"http://127.0.0.1:{listener.getsockname()[1]}", engine, metrics)
+    with running(server, listener):
+        try:
+            yield made
+        finally:
+            for client in made.clients:
+                client.close()
 
 
 @pytest.fixture(autouse=True)

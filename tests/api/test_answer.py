@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -14,26 +13,23 @@ from prolepsis.core.errors import ContextTooLong, DeadlineExceeded, EngineDead, 
 from tests.api.conftest import served
 from tests.api.fakes import FakeEngine
 from tests.fake_client import INFO
+from tests.waiting import until, wait_for
 
 Connect = Callable[[FakeEngine], httpx.AsyncClient]
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
 
 
-def wait_for(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end, "waited 60 s"
-        time.sleep(0.01)
-
-
 @pytest.mark.parametrize("hold_after", [0, 2])
 @pytest.mark.parametrize("stream", [True, False])
-def test_a_disconnect_aborts(stream: bool, hold_after: int) -> None:
+async def test_a_disconnect_aborts(stream: bool, hold_after: int) -> None:
     with served(FakeEngine(hold_after=hold_after)) as running:
-        timeout = httpx.Timeout(5, read=0.3)
-        with httpx.Client(timeout=timeout) as http, pytest.raises(httpx.ReadTimeout):
-            http.post(f"{running.url}/v1/chat/completions", json=CHAT | {"stream": stream})
+        async with httpx.AsyncClient(timeout=60) as http:
+            body = CHAT | {"stream": stream}
+            asking = asyncio.create_task(http.post(f"{running.url}/v1/chat/completions", json=body))
+            await until(running.engine.held.is_set)
+            asking.cancel()
+            await asyncio.wait([asking])
         wait_for(lambda: running.engine.aborted)
         assert running.engine.aborted == [running.engine.requests[0].request_id]
 

@@ -24,6 +24,7 @@ from tests.api.admission.clock import Clock
 from tests.api.admission.conftest import bearer
 from tests.api.conftest import Served, served
 from tests.api.fakes import FakeEngine
+from tests.waiting import until
 
 BODY = {"model": "tiny", "prompt": "Hi", "max_tokens": 9}
 PATHS = {
@@ -89,8 +90,10 @@ async def test_a_client_that_lost_its_connection_gets_the_answer_later(stream: b
                 async with http.stream("POST", "/v1/completions", json=body, headers=ONE) as lost:
                     await anext(lost.aiter_bytes())
             else:
-                with pytest.raises(httpx.ReadTimeout):
-                    await http.post("/v1/completions", json=body, headers=ONE, timeout=0.08)
+                lost_reply = asyncio.create_task(http.post("/v1/completions", json=body, headers=ONE))
+                await until(engine.asked.is_set)
+                lost_reply.cancel()
+                await asyncio.wait([lost_reply])
             retry = await http.post("/v1/completions", json=body, headers=ONE)
     assert replayed(retry)
     assert ("[DONE]" if stream else "done") in retry.text

@@ -42,6 +42,7 @@ def short_of_descriptors() -> Iterator[httpx.URL]:
     ours, theirs = context.Pipe()
     process = context.Process(target=serve_with_few_descriptors, args=(theirs,))
     process.start()
+    theirs.close()  # so that a server which ends before it says where it is does not leave this side waiting
     try:
         yield httpx.URL(ours.recv())
     finally:

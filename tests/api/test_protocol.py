@@ -3,7 +3,7 @@
 import json
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 
 import httpx
@@ -13,6 +13,7 @@ from prolepsis.core.config import ServerConfig
 from tests.api.conftest import Served, served
 from tests.api.fakes import FakeEngine
 from tests.api.raw_http import connected, error_of, trickled
+from tests.waiting import wait_for
 
 HEAD = b"GET /health/live HTTP/1.1\r\nhost: localhost\r\n"
 POST = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000\r\n\r\n"
@@ -29,7 +30,9 @@ def ask_liveness(client: socket.socket) -> None:
     client.send(HEAD + b"\r\n")
     received = b""
     while not received.endswith(b"}"):
-        received += client.recv(65536)
+        part = client.recv(65536)
+        assert part, f"closed after {received!r}"
+        received += part
     assert received.startswith(b"HTTP/1.1 200")
 
 
@@ -74,8 +77,8 @@ def test_a_body_that_trickles_in_ends_with_408_and_then_without_a_connection(imp
 
 
 def test_a_slow_answer_does_not_count_as_a_slow_client() -> None:
-    config = ServerConfig(header_timeout_s=0.1)
-    with served(FakeEngine(delay_s=0.1), config) as running, httpx.Client(base_url=running.url) as client:
+    config = ServerConfig(header_timeout_s=0.5)
+    with served(FakeEngine(delay_s=0.2), config) as running, httpx.Client(base_url=running.url) as client:
         for _ in range(2):
             reply = client.post("/v1/completions", json={"model": "tiny", "prompt": "Hi", "max_tokens": 9})
             assert reply.status_code == 200
@@ -100,9 +103,7 @@ def test_one_connection_too_many_is_503_until_another_ends() -> None:
             with connected(running) as silent:
                 assert trickled(silent, b"")[0] == b""
         assert refused(running, "too_many_connections") == 1
-        end = time.monotonic() + 60
-        while httpx.get(f"{running.url}/health/live").status_code != 200:
-            assert time.monotonic() < end
+        wait_for(lambda: httpx.get(f"{running.url}/health/live").status_code == 200)
 
 
 def test_silent_connections_lock_no_client_out() -> None:
@@ -148,13 +149,6 @@ def completion(text: str = "Hi", version: str = "1.1", **fields: object) -> byte
     return head.encode() + body
 
 
-def until(holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < end
-        time.sleep(0.005)
-
-
 def until_closed(client: socket.socket) -> bytes:
     client.settimeout(60)
     received = b""
@@ -192,8 +186,8 @@ def test_a_client_that_leaves_altogether_is_noticed_before_its_answer() -> None:
     with served(engine) as running:
         with connected(running) as client:
             client.sendall(completion(max_tokens=9))
-            until(engine.held.is_set)
-        until(lambda: bool(engine.aborted))
+            wait_for(engine.held.is_set)
+        wait_for(lambda: engine.aborted)
 
 
 def test_a_body_that_stays_incomplete_ends_the_connection() -> None:

@@ -27,6 +27,7 @@ from prolepsis.audit.delivery import (
 )
 from prolepsis.audit.entry import SERVED, START_OF_CHAIN, AuditEntry, Details
 from prolepsis.core.errors import ConfigError, DeliveryFailed
+from tests.waiting import ended
 
 
 class Taken:
@@ -164,11 +165,11 @@ def test_syslog_over_tcp_counts_octets(listener: socket.socket) -> None:
             while data := connection.recv(65536):
                 received.extend(data)
 
-    receiver = Thread(target=receive)
+    receiver = Thread(target=receive, daemon=True)
     receiver.start()
     with closing(destination(f"syslog://127.0.0.1:{listener.getsockname()[1]}", append=True)) as to:
         to.deliver(chain_of(3))
-    receiver.join()
+    ended(receiver)
     messages = list(frames(bytes(received)))
     assert [json.loads(text_of(message))["seq"] for message in messages] == [1, 2, 3]
     assert messages[0].startswith(b"<110>1 2026-11-22T10:00:00.000001+00:00 ")
@@ -239,7 +240,7 @@ class Logs(BaseHTTPRequestHandler):
 def test_entries_that_a_receiver_refuses_are_not_delivered() -> None:
     Logs.bodies = []
     with HTTPServer(("127.0.0.1", 0), Logs) as server:
-        thread = Thread(target=server.serve_forever, args=(0.01,))
+        thread = Thread(target=server.serve_forever, args=(0.01,), daemon=True)
         thread.start()
         try:
             with closing(destination(f"http://127.0.0.1:{server.server_port}/v1/logs", append=True)) as to:
@@ -248,6 +249,6 @@ def test_entries_that_a_receiver_refuses_are_not_delivered() -> None:
                 to.deliver(chain_of(2))
         finally:
             server.shutdown()
-            thread.join()
+            ended(thread)
     bodies = [record.body.string_value for record in Logs.bodies[1].resource_logs[0].scope_logs[0].log_records]
     assert [json.loads(body)["seq"] for body in bodies] == [1, 2]

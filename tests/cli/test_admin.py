@@ -15,7 +15,7 @@ from prolepsis.telemetry.logs import configure_logs
 from tests.api.conftest import served
 from tests.api.fakes import FakeEngine
 from tests.api.output.policies import loaded
-from tests.load.server import wait_for
+from tests.waiting import wait_for
 
 TRAFFIC_CLASS = "chat-completions/standard/free/short"
 Run = Callable[..., Result]

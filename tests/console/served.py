@@ -1,7 +1,5 @@
 """An application behind a real server, for a real browser."""
 
-import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +11,7 @@ from fastapi import FastAPI
 from prolepsis.api.run import bind
 from prolepsis.core.config import ServerConfig
 from tests.console.scene import Scene, key_with, scene
+from tests.server_thread import running
 
 ASKED = (
     ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}]}),
@@ -25,16 +24,8 @@ def served(app: FastAPI) -> Iterator[str]:
     """Give the address of a running server."""
     listener = bind(ServerConfig(port=0))
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on"))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
-    thread.start()
-    try:
-        while not server.started:
-            time.sleep(0.01)
+    with running(server, listener):
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join()
-        listener.close()
 
 
 @contextmanager

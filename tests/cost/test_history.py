@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from prolepsis.cost.history import store_prices, stored_prices
 from prolepsis.store.database import Database
+from tests.waiting import ended
 
 
 def test_a_book_is_kept_when_another_was_in_use_before(database: Database) -> None:
@@ -28,9 +29,8 @@ def test_replicas_that_start_at_once_keep_their_book_once(connect: Callable[[], 
         with database.write() as connection:
             numbers.append(store_prices(connection, "a@1", "{}").number)
 
-    threads = [threading.Thread(target=keep, args=(connect(),)) for _ in range(4)]
+    threads = [threading.Thread(target=keep, args=(connect(),), daemon=True) for _ in range(4)]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    ended(*threads)
     assert numbers == [1, 1, 1, 1]

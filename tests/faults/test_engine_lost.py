@@ -17,7 +17,8 @@ from prolepsis.spec.proposer import Proposer
 from prolepsis.spec.proposers.prompt_lookup import PromptLookupProposer
 from prolepsis.spec.proposers.suffix import SuffixProposer
 from tests.fakes import build_as
-from tests.load.server import CountingClient, CountingEngine, TableServer, serving, wait_for
+from tests.load.server import CountingClient, CountingEngine, TableServer, serving
+from tests.waiting import wait_for
 
 BODY = {"model": "table", "prompt": "banana", "max_tokens": 200, "ignore_eos": True, "stream": True, "seed": 5}
 USAGE = {"stream_options": {"include_usage": True}}

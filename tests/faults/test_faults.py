@@ -16,7 +16,8 @@ from prolepsis.spec.draft import Draft
 from prolepsis.spec.proposer import Proposer, SequenceView
 from prolepsis.telemetry.logs import configure_logs
 from tests.fakes import EOS, VOCAB, EngineSetup
-from tests.load.server import LetterTokenizer, TableServer, serving, wait_for
+from tests.load.server import LetterTokenizer, TableServer, serving
+from tests.waiting import wait_for
 
 BODY = {"model": "table", "prompt": "banana", "max_tokens": 12, "temperature": 0, "ignore_eos": True}
 PRIVATE = "private thoughts"

@@ -2,7 +2,6 @@
 
 import asyncio
 import socket
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,6 +25,8 @@ from prolepsis.spec.proposers.prompt_lookup import PromptLookupProposer
 from prolepsis.spec.proposers.suffix import SuffixProposer
 from prolepsis.telemetry.metrics import Metrics
 from tests.fakes import EOS, VOCAB, EngineSetup, Letters, build_as
+from tests.server_thread import running
+from tests.waiting import wait_for
 
 
 class LetterTokenizer:
@@ -136,26 +137,7 @@ class TableServer:
 def serving(tested: TableServer) -> Iterator[TableServer]:
     listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
     server = uvicorn.Server(uvicorn.Config(tested.app, log_config=None, lifespan="on"))
-
-    async def serve() -> None:
-        tested.loop = asyncio.get_running_loop()
-        await server.serve(sockets=[listener])
-
-    thread = threading.Thread(target=lambda: asyncio.run(serve()))
-    thread.start()
-    wait_for(lambda: server.started)
     tested.port = listener.getsockname()[1]
     tested.url = f"http://127.0.0.1:{tested.port}"
-    try:
+    with running(server, listener) as tested.loop:
         yield tested
-    finally:
-        server.should_exit = True
-        thread.join()
-        listener.close()
-
-
-def wait_for(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < end, "waited 60 s"
-        time.sleep(0.01)

@@ -14,7 +14,8 @@ from prolepsis.core.requests import SamplingParams
 from prolepsis.sampling.noise import noise_key
 from tests.fakes import EngineSetup, reference, request
 from tests.load.clients import NUM_TOKENS, Outcome, Target, rush, streamed, whole
-from tests.load.server import LetterTokenizer, TableServer, serving, wait_for
+from tests.load.server import LetterTokenizer, TableServer, serving
+from tests.waiting import wait_for
 
 CLIENTS, AT_ONCE = 260, 200
 PLATEAU_BYTES = 8 << 20

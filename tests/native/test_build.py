@@ -11,6 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from prolepsis.native.build import compile_seconds, compiler_missing, load_extension
+from tests.waiting import ended
 
 SOURCE = """
 #include <Python.h>
@@ -116,11 +117,10 @@ def test_a_killed_build_does_not_block_the_next(workshop: Workshop) -> None:
 
 @needs_compiler
 def test_one_of_two_simultaneous_builds_compiles(workshop: Workshop) -> None:
-    threads = [threading.Thread(target=workshop.load) for _ in range(2)]
+    threads = [threading.Thread(target=workshop.load, daemon=True) for _ in range(2)]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    ended(*threads)
     assert workshop.num_builds == 1
 
 

@@ -10,6 +10,7 @@ from prolepsis.core.errors import InvalidParameter, StoreConflict
 from prolepsis.policy import versions
 from prolepsis.policy.versions import PolicyText
 from prolepsis.store.database import Database
+from tests.waiting import ended
 
 
 def test_versions_count_up_and_stay(database: Database) -> None:
@@ -53,11 +54,10 @@ def test_one_of_several_simultaneous_policy_changes_wins(connect: Callable[[], D
         except StoreConflict:
             outcomes.append("conflict")
 
-    threads = [threading.Thread(target=change, args=(name, connect())) for name in "abcd"]
+    threads = [threading.Thread(target=change, args=(name, connect()), daemon=True) for name in "abcd"]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    ended(*threads)
     [winner] = [outcome for outcome in outcomes if outcome != "conflict"]
     assert len(outcomes) == 4
     with connect().read() as connection:

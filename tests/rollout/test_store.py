@@ -15,6 +15,7 @@ from prolepsis.store.database import Database
 from tests.rollout.rollout import NEW, SETTINGS, by_hand, counts
 from tests.rollout.test_runtime import Server
 from tests.store.databases import cut_off, opened, sqlite_setting
+from tests.waiting import ended
 
 Connect = Callable[[], RolloutStore]
 
@@ -58,11 +59,10 @@ def test_one_of_several_simultaneous_writers_wins(replica: Connect) -> None:
         if store.swap(replace(by_hand(started, "hold", 1.0), references={"by": float(number)}), ()):
             kept.append(float(number))
 
-    threads = [threading.Thread(target=write, args=(replica(), number)) for number in range(4)]
+    threads = [threading.Thread(target=write, args=(replica(), number), daemon=True) for number in range(4)]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    ended(*threads)
     [winner] = kept
     assert replica().states()["r1"].references == {"by": winner}
 

@@ -21,7 +21,8 @@ from prolepsis.safety.kill_switch import kill_file
 from prolepsis.spec.draft import Draft, chain
 from prolepsis.spec.proposer import Proposer, SequenceView
 from tests.fakes import EngineSetup, TableModel, true_continuation
-from tests.load.server import TableServer, serving, wait_for
+from tests.load.server import TableServer, serving
+from tests.waiting import wait_for
 
 PLAIN = {"speculation": {"mode": "off"}}
 BODY: dict[str, Any] = {"model": "table", "temperature": 1.0, "seed": 3, "ignore_eos": True, "max_tokens": 150}

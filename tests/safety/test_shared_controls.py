@@ -26,6 +26,7 @@ from prolepsis.safety.shared_controls import ControlCopy, SharedControls, Values
 from prolepsis.store.controls import Control, ControlKey, ControlTable
 from prolepsis.store.database import Database
 from tests.rollout.stores import memory_database
+from tests.waiting import ended
 
 KIND = "kill"
 
@@ -177,7 +178,7 @@ class Raced(JsonFile[ControlCopy]):
 
     def __init__(self, path: Path, race: Callable[[], object]) -> None:
         super().__init__(path, TypeAdapter(ControlCopy), absent=ControlCopy(), param="kill_file")
-        self.other = Thread(target=race)
+        self.other = Thread(target=race, daemon=True)
 
     def write(self, value: ControlCopy) -> None:
         self.other.start()
@@ -191,7 +192,7 @@ async def test_servers_without_a_store_that_act_at_once_keep_both_acts(tmp_path:
     raced = Raced(path, lambda: theirs.set(KIND, "tenant:bank", "1"))
     ours = SharedControls(None, raced)
     ours.set(KIND, "tenant:shop", "1")
-    raced.other.join(5)
+    ended(raced.other)
     for one in (ours, theirs):
         await one.tick()
         assert dict(one.of(KIND)) == {"tenant:bank": "1", "tenant:shop": "1"}

@@ -8,6 +8,8 @@ from threading import Event, Thread
 
 from sqlalchemy import make_url
 
+from tests.waiting import ended
+
 
 class Proxy:
     """Carries bytes between clients and one address, in a thread a connection."""
@@ -23,10 +25,12 @@ class Proxy:
 
     def cut(self) -> None:
         """Break all connections, and refuse new ones."""
-        for one in (self._listener, *self._open):
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()  # before the others: one that opens now sees it
+        for one in tuple(self._open):
             with suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
 
     def hang(self) -> None:
         """Carry nothing any more, as a network that lost its way: connections stay, and nobody answers."""
@@ -41,8 +45,7 @@ class Proxy:
     def close(self) -> None:
         self._flows.set()
         self.cut()
-        for thread in self._threads:
-            thread.join()
+        ended(*self._threads)
 
     def _listening(self, port: int) -> socket.socket:
         listener = socket.create_server(("127.0.0.1", port))
@@ -50,7 +53,7 @@ class Proxy:
         return listener
 
     def _start(self, work: Callable[[socket.socket], None], of: socket.socket) -> None:
-        self._threads.append(Thread(target=work, args=(of,)))
+        self._threads.append(Thread(target=work, args=(of,), daemon=True))
         self._threads[-1].start()
 
     def _accept(self, listener: socket.socket) -> None:
@@ -63,7 +66,7 @@ class Proxy:
             both = {client: server, server: client}
             self._open |= both.keys()
             try:
-                while True:
+                while self._listener.fileno() != -1:
                     for source in select(both, [], [])[0]:
                         data = source.recv(65536)
                         if not data:

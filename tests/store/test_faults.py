@@ -23,7 +23,8 @@ from prolepsis.store.store import Store, open_store
 from prolepsis.telemetry.metrics import Metrics
 from tests.store.databases import ask_server, cut_off, database_name, opened, postgresql_setting, sqlite_setting
 from tests.store.fakes import append, record
-from tests.store.test_writer import QUICK, num_stored, wait_until
+from tests.store.test_writer import QUICK, num_stored
+from tests.waiting import wait_for
 
 KILLED = """
 import sys
@@ -55,7 +56,7 @@ def loses_and_comes_back(store: Store, take_away: Callable[[], object], give_bac
     take_away()
     for _ in range(3):
         assert store.writer.offer(record())
-    wait_until(lambda: not store.writer.health().ok)
+    wait_for(lambda: not store.writer.health().ok)
     with pytest.raises(StoreUnavailable):
         append(store, AuditEvent(actor="ann", action="kill.on"))
     give_back()
@@ -135,7 +136,7 @@ def test_a_file_that_may_not_be_written(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_made_does_not_hold_up_the_start(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     store = started(f"sqlite:///{tmp_path / 'file' / 'store.sqlite'}")
-    wait_until(lambda: not store.writer.health().ok)
+    wait_for(lambda: not store.writer.health().ok)
     (tmp_path / "file").unlink()
     store.writer.offer(record())
     assert store.writer.flush(20.0)
@@ -177,7 +178,7 @@ def test_a_full_disk_behind_the_writer(tmp_path: Path) -> None:
     event.listen(store.database._engine, "connect", limit)
     for _ in range(200):
         store.writer.offer(record())
-    wait_until(lambda: "full" in store.writer.health().detail)
+    wait_for(lambda: "full" in store.writer.health().detail)
     limits.clear()
     assert store.writer.flush(20.0)
     assert store.writer.health().dropped == {}

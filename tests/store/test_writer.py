@@ -19,6 +19,7 @@ from prolepsis.store.database import LOCK_WAIT_S, Database, store_url
 from prolepsis.store.writer import Writer, WriterSettings
 from prolepsis.telemetry.metrics import Metrics
 from tests.store.fakes import record
+from tests.waiting import wait_for
 
 QUICK = WriterSettings(linger_s=0.01, first_retry_s=0.01, max_retry_s=0.02)
 
@@ -141,7 +142,7 @@ def test_old_records_are_deleted_while_serving(start: Callable[..., Writer], dat
     with database.write() as connection:
         records.add(connection, [record(ended_at=time.time() - 100.0), record()])
     start(replace(QUICK, retention_s=50.0, maintain_every_s=0.01))
-    wait_until(lambda: num_stored(database)[0] == 1)
+    wait_for(lambda: num_stored(database)[0] == 1)
 
 
 class Gone(Database):
@@ -169,7 +170,7 @@ def test_while_the_database_is_away_offers_go_on_and_what_is_lost_is_counted(emp
     database, metrics = Gone(url), Metrics()
     writer = Writer(database, metrics.registry, replace(QUICK, max_queued=10, max_batch=4))
     writer.offer(record())
-    wait_until(lambda: not writer.health().ok)
+    wait_for(lambda: not writer.health().ok)
     database.may_fail.clear()
     database.asked.clear()
     assert database.asked.wait(20.0), "from here on the writer waits for the database"
@@ -211,15 +212,8 @@ def test_closing_tries_once_more_before_it_drops(empty: str) -> None:
     database = Gone(url)
     writer = Writer(database, Metrics().registry, replace(QUICK, first_retry_s=60.0, max_retry_s=60.0))
     writer.offer(record())
-    wait_until(lambda: not writer.health().ok)
+    wait_for(lambda: not writer.health().ok)
     database.away = False
     writer.close(20.0)
     assert (writer.health().written, writer.health().dropped) == ({"request": 1}, {})
     database.close()
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + 20.0
-    while not holds():
-        assert time.monotonic() < end, "it did not come true"
-        time.sleep(0.01)

@@ -22,8 +22,9 @@ from tests.correctness.test_runtime import serving as mismatches
 from tests.correctness.test_runtime import table
 from tests.fake_proposer import Scripted
 from tests.fakes import EngineSetup, KeyedVerifier, draft_chain
-from tests.load.server import TableServer, serving, wait_for
+from tests.load.server import TableServer, serving
 from tests.tracing.receiver import ReceivedSpan, Receiver, receiving
+from tests.waiting import wait_for
 
 CALLER = "00f067aa0ba902b7"
 PROMPT = "thesecretprompt"
@@ -37,8 +38,15 @@ class Touchy(KeyedVerifier):
         self.fails = False
         self.open = Event()
         self.open.set()
+        self.closes_after: int | None = None
+        """Passes after which `open` is cleared."""
 
     def verify(self, rows: Sequence[Row], computed: Computed) -> list[SampledTokens | None]:
+        if self.closes_after is not None:
+            self.closes_after -= 1
+            if self.closes_after < 0:
+                self.closes_after = None
+                self.open.clear()
         self.open.wait()
         if self.fails:
             self.fails = False
@@ -181,11 +189,11 @@ def test_a_client_that_leaves_is_not_an_error(traced: Traced) -> None:
         trace_id = new_trace_id()
         headers = {"traceparent": f"00-{trace_id}-{CALLER}-01"}
         body = BODY | {"stream": True, "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 400}
+        traced.verifier.closes_after = 20
         with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, headers=headers) as reply:
             lines = reply.iter_lines()
             while not re.search('"content": ?"[a-z]', next(lines)):
                 pass
-            traced.verifier.open.clear()
         wait_for(lambda: server.gate.num_inside == 0)
         traced.verifier.open.set()
     spans = traced.receiver.trace(trace_id)

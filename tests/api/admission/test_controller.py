@@ -1,7 +1,7 @@
 """Admission over HTTP: limits, queue, fairness, deadlines, load shedding, draining."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -24,15 +24,10 @@ from prolepsis.web.refusals import Refused
 from tests.api.admission.clock import Clock
 from tests.api.admission.conftest import KeyedApp, bearer
 from tests.api.fakes import ByteTokenizer, FakeEngine
+from tests.waiting import LIMIT_S, until
 
 BODY = {"model": "tiny", "prompt": "Hi", "max_tokens": 40}
 ONE_PLACE = ServerConfig(max_in_engine=1)
-
-
-async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(5):
-        while not condition():  # noqa: ASYNC110  # the condition is another task's doing
-            await asyncio.sleep(0.005)
 
 
 def waits(gate: AdmissionController, number: int) -> bool:
@@ -367,12 +362,12 @@ async def test_a_tenants_first_request_waits_for_no_other_tenants_long_ones() ->
     batch = await started(bare.stay(bare.caller("f", "batch"), later))
     assert (bare.gate._taken, bare.gate.num_waiting) == (5, 497 + 3 + 1)
     later.set()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(LIMIT_S):
         await asyncio.gather(*tasks)
     assert sorted(bare.started[5:]) == [("b", 0), ("d", 0), ("e", 0)], "in turn, and the flood still waits"
     assert bare.gate._taken == 3
     leave.set()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(LIMIT_S):
         await asyncio.gather(*flood, *batch)
     assert (bare.gate._taken, bare.gate._taken_first, len(bare.gate._taken_by)) == (0, 0, 0)
 
@@ -503,7 +498,7 @@ async def test_waiting_batch_work_locks_no_request_out() -> None:
         await bare.gate.tick()
     assert bare.gate.overload.level == 3
     now.set()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(LIMIT_S):
         await asyncio.gather(tasks[0], *tasks[3:])
     assert bare.gate.num_waiting == 2, "batch is held although there is room"
     with pytest.raises(Refused):

@@ -21,8 +21,9 @@ from tests.api.conftest import Served, served
 from tests.api.fakes import FakeEngine
 from tests.api.output.policies import loaded
 from tests.fakes import EngineSetup
-from tests.load.server import TableServer, serving, wait_for
+from tests.load.server import TableServer, serving
 from tests.safety.test_serving import Named, Slow
+from tests.waiting import wait_for
 
 KEY = "sk-" + "a1B2" * 8
 CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 100}

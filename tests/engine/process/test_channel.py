@@ -10,6 +10,7 @@ import pytest
 from prolepsis.core import errors
 from prolepsis.core.errors import ProlepsisError, UserError
 from prolepsis.engine.process.channel import Channel, read_now, write_now
+from tests.waiting import ended
 
 
 async def opened() -> tuple[Channel, Channel]:
@@ -45,10 +46,10 @@ async def test_messages_from_before_the_opening_and_other_threads_arrive() -> No
     await here.open()
     await there.open()
     assert await there.receive() == ["early"]
-    thread = threading.Thread(target=here.send, args=("from a thread",))
+    thread = threading.Thread(target=here.send, args=("from a thread",), daemon=True)
     thread.start()
     assert await there.receive() == ["from a thread"]
-    thread.join()
+    ended(thread)
     await here.close()
     await there.close()
 

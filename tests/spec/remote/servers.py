@@ -27,6 +27,7 @@ from prolepsis.spec.remote.wire import (
     encode,
 )
 from tests.spec.sequences import VOCAB
+from tests.waiting import ended
 
 KEY = SharedKey(b"k" * 32)
 VOCABULARY = b"v" * 32
@@ -104,13 +105,13 @@ def serving(server: ProposeServer, tls: ssl.SSLContext | None = None) -> Iterato
         async with listening:
             await asyncio.gather(drafting, return_exceptions=True)
 
-    thread = threading.Thread(target=asyncio.run, args=(run(),))
+    thread = threading.Thread(target=asyncio.run, args=(run(),), daemon=True)
     thread.start()
     try:
         yield port.result(10)
     finally:
         stop.result(10)()
-        thread.join()
+        ended(thread)
 
 
 @contextmanager
@@ -123,7 +124,7 @@ def rude(answer: Callable[[Message], Sequence[bytes]]) -> Iterator[int]:
             yield listening.getsockname()[1]
         finally:
             listening.shutdown(socket.SHUT_RDWR)
-        thread.join()  # not after a failed test, which may hold its connection open
+        ended(thread)  # not after a failed test, which may hold its connection open
 
 
 def _serve_rudely(listening: socket.socket, answer: Callable[[Message], Sequence[bytes]]) -> None:
@@ -174,8 +175,9 @@ class RawEngine:
         """Send messages at once and return the answer; None if the server ends the connection."""
         try:
             self._connection.send(b"".join(map(encode, messages)))
-            while not (answers := self._connection.receive(10.0)):
-                pass
+            for _ in range(6):  # a part of an answer is none
+                if answers := self._connection.receive(10.0):
+                    break
         except ConnectionLost:
             return None
         [self.last] = answers

@@ -1,0 +1,29 @@
+"""Waits with a limit: what does not come fails its test instead of hanging the whole run."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from threading import Thread
+
+LIMIT_S = 60.0
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < end, f"waited {LIMIT_S:g} s"
+        time.sleep(0.005)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait for the doing of another task, or of another thread."""
+    async with asyncio.timeout(LIMIT_S):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+
+
+def ended(*threads: Thread) -> None:
+    """Wait for threads that have nothing left to do."""
+    for thread in threads:
+        thread.join(LIMIT_S)
+        assert not thread.is_alive(), f"{thread.name} has not ended in {LIMIT_S:g} s"
