@@ -23,7 +23,7 @@ def prolepsis(*arguments: str, python: str = sys.executable) -> list[str]:
 
 
 def free_port() -> int:
-    """Return a port of loopback on which nothing listens now, below those that the system gives to clients meanwhile."""
+    """Return a port of loopback on which nothing listens now, below those that the system gives to clients."""
     while True:
         port = 10_000 + secrets.randbelow(20_000)
         with suppress(OSError), socket.create_server(("127.0.0.1", port)):

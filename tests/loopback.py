@@ -1,7 +1,7 @@
 """An HTTP server on loopback that answers what a function says: the other side of code that calls out."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
@@ -43,7 +43,8 @@ def serving(answer: Callable[[Request], Reply]) -> Iterator[str]:
                 self.send_header(name, value)
             self.end_headers()
             if self.command != "HEAD":
-                self.wfile.write(reply.body[: reply.cut_after])
+                with suppress(ConnectionError):  # the other side may have left
+                    self.wfile.write(reply.body[: reply.cut_after])
 
         do_HEAD = do_POST = do_DELETE = do_GET  # noqa: N815
 

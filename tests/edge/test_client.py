@@ -4,6 +4,7 @@ import asyncio
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
@@ -154,6 +155,20 @@ async def test_an_answer_that_fails_raises(last: dict[str, Any] | None, code: st
             with pytest.raises(ServerError) as failed:
                 await client.completion({})
     assert (failed.value.code, failed.value.status) == (code, None)
+
+
+async def test_a_server_that_falls_silent_is_not_waited_for_without_end() -> None:
+    over = threading.Event()
+
+    def answer(request: Request) -> Reply:
+        over.wait(60)
+        return Reply()
+
+    with answering(answer) as url:
+        async with EdgeClient(url, silence_s=0.1) as client:
+            with pytest.raises(httpx.ReadTimeout):
+                await asyncio.wait_for(client.completion({}), 30)
+        over.set()
 
 
 def test_it_runs_without_torch() -> None:

@@ -25,7 +25,6 @@ from prolepsis.telemetry.metrics import Metrics
 from tests.commands import free_port
 from tests.fakes import outputs
 from tests.ray.processes import replica_processes
-from tests.server_process import free_port
 from tests.train.targets import config_of, save_target
 
 pytestmark = [

@@ -6,6 +6,7 @@ from contextlib import ExitStack, closing
 from sqlalchemy import insert
 from structlog.testing import capture_logs
 
+from prolepsis.core.config import DAY_S
 from prolepsis.core.errors import StoreUnavailable
 from prolepsis.store.database import Database
 from prolepsis.store.learned import KEEP_EVERY_S, Keeper, LearnedTable, Place
@@ -14,6 +15,7 @@ from tests.store.databases import num_waiting_is, opened
 
 CHAT: Place = ("figures", "chat", "suffix")
 CODE: Place = ("figures", "code", "suffix")
+HELD: Place = ("held", "chat", "a digest")
 
 
 def test_a_row_that_another_replica_inserts_meanwhile_is_replaced(postgresql: str) -> None:
@@ -35,6 +37,19 @@ def test_replicas_that_write_in_turn_replace_each_others_rows_only(database: Dat
     second.write({CHAT: "2"})
     first.write({CHAT: "1", CODE: "3"})
     assert LearnedTable(database, eligibility).read() == {CHAT: "2", CODE: "3"}, "unchanged texts are not written again"
+
+
+def test_what_does_not_change_is_forgotten_but_not_what_a_replica_holds_complete(database: Database) -> None:
+    days = [0]
+    ours, other = (LearnedTable(database, eligibility, lambda: DAY_S * days[0]) for _ in range(2))
+    ours.write({CHAT: "1", HELD: "1"}, complete="held")
+    for days[0] in range(0, 200, 10):
+        if days[0] == 50:  # a restart
+            ours = LearnedTable(database, eligibility, lambda: DAY_S * days[0])
+            ours.read()
+        ours.write({CHAT: "1", HELD: "1"}, complete="held")
+        other.write({CODE: str(days[0])}, complete="held")
+    assert LearnedTable(database, eligibility).read() == {HELD: "1", CODE: "190"}
 
 
 class Away:

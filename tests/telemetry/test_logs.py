@@ -47,6 +47,22 @@ def test_a_few_lines_a_minute_of_each_kind_with_the_number_left_out() -> None:
     assert [lines.take("a") for _ in range(4)] == [1, 0, 0, None]
 
 
+class Unprintable:
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def test_a_malformed_line_of_a_library_does_not_break_what_logs_it() -> None:
+    out = io.StringIO()
+    configure_logs("info", as_json=True, stream=out)
+    logger = logging.Logger("library")
+    logger.addHandler(LibraryLines("http_server"))
+    logger.error("%d bytes", "x")
+    logger.error("%s", Unprintable())
+    logger.error(Unprintable())
+    assert [json.loads(line)["detail"] for line in out.getvalue().splitlines()] == ["%d bytes", "%s", "Unprintable"]
+
+
 def test_warnings_of_a_library_are_lines_of_the_server_a_few_a_minute() -> None:
     out, clock = io.StringIO(), Clock()
     configure_logs("info", as_json=True, stream=out)

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from threading import Event as ThreadEvent
 
 import pytest
 
@@ -86,6 +87,26 @@ async def test_a_closed_client_refuses() -> None:
         await collect(client, request("b", [1]))
     assert not client.health().alive
     await client.close()
+
+
+class SlowToClose(TablePlane):
+    """Closes when it may."""
+
+    may_close = ThreadEvent()
+
+    def close(self) -> None:
+        assert self.may_close.wait(20), "the event loop waits"
+        TablePlane.close(self)
+
+
+async def test_the_event_loop_goes_on_while_vllm_ends() -> None:
+    plane = SlowToClose()
+    client = VllmEngineClient(build(plane), plane)
+    await collect(client, request("a", [1]))
+    closing = asyncio.create_task(client.close())
+    asyncio.get_running_loop().call_later(0.05, plane.may_close.set)
+    await closing
+    assert plane.closed
 
 
 async def test_heads_are_refused_and_the_exactness_is_normal() -> None:

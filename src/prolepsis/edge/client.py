@@ -19,6 +19,9 @@ from prolepsis.spec.proposer import Proposer
 from prolepsis.spec.proposers.prompt_lookup import PromptLookupProposer
 
 NUM_AHEAD = 32
+SILENCE_S = 600.0
+_REPLY_S = 10.0
+"""For connecting, and for the reply to a draft."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +70,17 @@ class EdgeClient:
         api_key: str | None = None,
         proposer: Proposer | None = None,
         num_ahead: int = NUM_AHEAD,
+        silence_s: float = SILENCE_S,
         transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         """`proposer`: what drafts, by default prompt lookup; `num_ahead`: most tokens shown before they are verified.
+        `silence_s`: a server that says nothing for so long, while a request waits or is answered, is given up.
 
         `transport` replaces httpx's own.
         """
         headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-        timeout = httpx.Timeout(10.0, read=None)  # an answer may take long; connecting may not
-        self._http = httpx.AsyncClient(base_url=url, headers=headers, timeout=timeout, transport=transport)
+        self._http = httpx.AsyncClient(base_url=url, headers=headers, timeout=_REPLY_S, transport=transport)
+        self._timeout = httpx.Timeout(_REPLY_S, read=silence_s)
         self._proposer = proposer or PromptLookupProposer()
         self._num_ahead = num_ahead
 
@@ -90,7 +95,7 @@ class EdgeClient:
     ) -> VerifiedAnswer:
         """Return the answer to a body of /v1/chat/completions; `on_change` is called when other text is to be shown.
 
-        Raises `ServerError`, and httpx's errors if the server cannot be reached.
+        Raises `ServerError`, and httpx's errors if the server cannot be reached or falls silent.
         """
         return await self._answer("/v1/verify/chat/completions", body, on_change)
 
@@ -104,7 +109,7 @@ class EdgeClient:
         self, path: str, body: Mapping[str, object], on_change: Callable[[Shown], object]
     ) -> VerifiedAnswer:
         began = time.monotonic()
-        async with self._http.stream("POST", path, json=body) as response:
+        async with self._http.stream("POST", path, json=body, timeout=self._timeout) as response:
             if response.status_code != httpx.codes.OK:
                 await response.aread()
                 raise refusal_of(response)

@@ -15,7 +15,7 @@ from prolepsis.store.database import Database, insert_or_update
 
 KEEP_EVERY_S = 60.0
 """Seconds between two writes of what was learned."""
-_KEPT_S = 90 * DAY_S  # after the last change of a row
+_KEPT_S = 90 * DAY_S  # after a row was written last
 
 Place = tuple[str, str, str]
 """The primary key of a row."""
@@ -30,31 +30,38 @@ class LearnedTable:
     Each call waits for the database and may raise `StoreUnavailable`; none belongs on an event loop.
     """
 
-    def __init__(self, database: Database, table: Table) -> None:
+    def __init__(self, database: Database, table: Table, clock: Callable[[], float] = time.time) -> None:
         self._database = database
         self._table = table
+        self._clock = clock
         self._key = list(table.primary_key)
-        self._written: dict[Place, str] = {}
+        self._written: dict[Place, tuple[str, float]] = {}
+        """Texts as they were last read or written, and when they were written."""
 
     def read(self) -> Mapping[Place, str]:
         """Return all texts, the last written last."""
         of = self._table.c
         with self._database.read() as connection:
-            rows = connection.execute(select(*self._key, of.state).order_by(of.kept_at)).all()
-        texts: dict[Place, str] = {(row[0], row[1], row[2]): row[3] for row in rows}
-        self._written |= texts
-        return texts
+            rows = connection.execute(select(*self._key, of.state, of.kept_at).order_by(of.kept_at)).all()
+        written: dict[Place, tuple[str, float]] = {(row[0], row[1], row[2]): (row[3], row[4]) for row in rows}
+        self._written |= written
+        return {place: text for place, (text, _) in written.items()}
 
     def write(self, texts: Mapping[Place, str], *, complete: str | None = None) -> None:
         """Keep what changed since the last write, and delete what is old.
 
-        `complete`: rows whose key begins so are deleted if `texts` lacks them.
+        `complete`: rows whose key begins so are deleted if `texts` lacks them. Those that it has may stay as they are
+        for longer than old rows are kept, so they are written again in time.
         """
-        changed = {place: text for place, text in texts.items() if self._written.get(place) != text}
+        now, names = self._clock(), [column.name for column in self._key]
+        changed = {
+            place: text
+            for place, text in texts.items()
+            if self._is_due(place, text, now - _KEPT_S / 2 if place[0] == complete else 0.0)
+        }
         gone = [place for place in self._written if place[0] == complete and place not in texts]
         if not changed and not gone:
             return
-        now, names = time.time(), [column.name for column in self._key]
         rows = [  # in one order, or two replicas would wait for each other
             dict(zip(names, place, strict=True), state=text, kept_at=now) for place, text in sorted(changed.items())
         ]
@@ -62,7 +69,12 @@ class LearnedTable:
             old = self._table.c.kept_at < now - _KEPT_S
             connection.execute(delete(self._table).where(tuple_(*self._key).in_(gone) | old))
             self._put(connection, rows)
-        self._written = {place: text for place, text in self._written.items() if place not in gone} | changed
+        stay = {place: written for place, written in self._written.items() if place not in gone}
+        self._written = stay | {place: (text, now) for place, text in changed.items()}
+
+    def _is_due(self, place: Place, text: str, oldest: float) -> bool:
+        written, at = self._written.get(place, (None, 0.0))
+        return written != text or at < oldest
 
     def _put(self, connection: Connection, rows: Sequence[Mapping[str, object]]) -> None:
         """Insert rows or replace them in place: a row that another replica inserts meanwhile is not a conflict."""

@@ -85,7 +85,14 @@ class LibraryLines(logging.Handler):
             return
         more = {"left_out": left_out} if left_out else {}
         log = structlog.get_logger(record.name)
-        log.log(record.levelno, self._event, detail=record.getMessage().strip(), exc_info=record.exc_info, **more)
+        log.log(record.levelno, self._event, detail=_message_of(record).strip(), exc_info=record.exc_info, **more)
+
+
+def _message_of(record: logging.LogRecord) -> str:
+    try:
+        return record.getMessage()
+    except Exception:  # contained: a library's slip in a log line must not become a fault of what it does
+        return record.msg if isinstance(record.msg, str) else type(record.msg).__name__
 
 
 def configure_logs(level: Level = "info", *, as_json: bool = False, stream: TextIO | None = None) -> None:

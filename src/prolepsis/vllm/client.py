@@ -1,5 +1,7 @@
 """The client of an engine whose passes run in vLLM."""
 
+import asyncio
+
 from prolepsis.core.config import DRAFT_HEAD, HeadProposerName
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.engine.client import HeadSwapped
@@ -26,4 +28,4 @@ class VllmEngineClient(ThreadEngineClient):
         was_open = self.health().detail != "closed"
         await super().close()
         if was_open and not self.watchdog.gave_up:
-            self._plane.close()
+            await asyncio.to_thread(self._plane.close)  # it takes seconds, and other engines serve meanwhile

@@ -372,6 +372,22 @@ async def test_a_tenants_first_request_waits_for_no_other_tenants_long_ones() ->
     assert (bare.gate._taken, bare.gate._taken_first, len(bare.gate._taken_by)) == (0, 0, 0)
 
 
+@pytest.mark.parametrize(
+    ("tier", "n"), [("batch", 1), ("standard", 3)], ids=["batch work", "more samples than there are places left"]
+)
+async def test_a_tenants_first_request_passes_what_does_not_fit(tier: str, n: int) -> None:
+    bare, leave = Bare(ServerConfig()), asyncio.Event()
+    await bare.set_places(3)
+    tasks = await started(*(bare.stay(bare.caller("a"), leave) for _ in range(3)))
+    tasks += await started(bare.stay(bare.caller("b", tier), leave, n=n))
+    tasks += await started(*(bare.stay(bare.caller("c"), leave) for _ in range(2)))
+    assert bare.started == [("a", 0), ("a", 1), ("a", 1), ("c", 0)], "once: its second one is behind"
+    leave.set()
+    async with asyncio.timeout(LIMIT_S):
+        await asyncio.gather(*tasks)
+    assert [tenant for tenant, _ in bare.started[4:]] == ["b", "c"]
+
+
 async def test_a_tenant_that_waits_for_its_share_fills_no_more_than_its_room() -> None:
     """Its first request may displace others in the engine, but it has used much, so theirs are next in turn."""
     bare, leave = Bare(ServerConfig(max_queued_per_tenant=2)), asyncio.Event()

@@ -312,8 +312,8 @@ class AdmissionController(Feature):
         self._dispatch()
 
     def _dispatch(self) -> None:
-        """Start those whose turn it is while there are places; the next in turn is never overtaken by a smaller one."""
-        while (head := self._queue.peek(self.overload.holds)) is not None and self._fits(head):
+        """Start those whose turn it is while there are places."""
+        while (head := self._next()) is not None:
             granted = self._turns.pop(head.serial)
             if granted.done():
                 self._queue.drop(head)  # cancelled a moment ago
@@ -322,6 +322,17 @@ class AdmissionController(Feature):
             head.is_first = self._is_first(head.tenant, head.tier)
             self._take(head, head.size)
             granted.set_result(None)
+
+    def _next(self) -> Waiting | None:
+        """Return the next in turn if it fits.
+
+        Else a tenant's first request does not wait behind it, where both are as far behind: it passes once, as its
+        tenant is ahead from then on. Nothing else overtakes, so what is large gets its places.
+        """
+        heads = self._queue.next_of_each(self.overload.holds)
+        if heads and self._fits(heads[0]):
+            return heads[0]
+        return next((head for head in heads if self._displaces(head.tenant, head.tier, head.size)), None)
 
     def _fits(self, head: Waiting) -> bool:
         """What takes more than all places, as there were more when it came, has them alone."""

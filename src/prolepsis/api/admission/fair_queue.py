@@ -82,7 +82,11 @@ class FairQueue:
         self._num_waiting[request.tier] += 1
 
     def peek(self, holds: Callable[[str, str], bool] = _none) -> Waiting | None:
-        """Return the next request; it stays in the queue.
+        """Return the next request; it stays in the queue. As `next_of_each`."""
+        return next(iter(self.next_of_each(holds)), None)
+
+    def next_of_each(self, holds: Callable[[str, str], bool] = _none) -> list[Waiting]:
+        """Return the next request of each of the flows that are furthest behind, by arrival; they stay in the queue.
 
         Flows that are held, by tenant and tier, are left out and claim nothing later.
         """
@@ -92,7 +96,9 @@ class FairQueue:
                 flow.virtual_time = max(flow.virtual_time, self._now)
             elif flow.waiting:
                 flows.append(flow)
-        return min(flows, key=lambda flow: (flow.virtual_time, flow.waiting[0].serial)).waiting[0] if flows else None
+        first = min((flow.virtual_time for flow in flows), default=0.0)
+        found = (flow.waiting[0] for flow in flows if flow.virtual_time == first)
+        return sorted(found, key=attrgetter("serial"))
 
     def start(self, request: Waiting) -> None:
         """Take out a request that goes to the engine."""
