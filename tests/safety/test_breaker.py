@@ -18,6 +18,7 @@ from prolepsis.safety.breaker import (
     TripReason,
     set_state,
     step,
+    trip,
 )
 
 SETTINGS = BreakerSettings()
@@ -187,6 +188,20 @@ def test_it_stays_open_while_the_call_has_not_come_back() -> None:
     watched.counts = replace(watched.counts, is_lost=False)
     [event] = watched.poll()
     assert event.after == "half_open"
+
+
+@pytest.mark.parametrize("proposer", ["client", "prediction"])
+def test_useless_drafts_that_clients_bring_open_nothing(proposer: str) -> None:
+    """One tenant's would else take them from all tenants of the traffic class."""
+    watched = Watched(counts=TrafficClassCounts(proposer, "chat"), breaker=Breaker(proposer, "chat"))
+    assert watched.draft(2000, 0.0, cost=1.5, accepted=0.0) == []
+    assert trip(watched.breaker, "cliff", watched.now, SETTINGS) == (watched.breaker, ())
+    watched.fail(SETTINGS.errors_in_row)
+    [event] = watched.poll()
+    assert (event.after, event.reason) == ("open", "errors")
+    watched.poll(SETTINGS.open_s)
+    [event] = watched.draft(40, 0.0, accepted=0.0)
+    assert (event.after, event.reason) == ("closed", "recovered")
 
 
 def test_it_is_probed_after_a_while_and_closes_where_it_has_recovered() -> None:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from prolepsis.core.errors import InvalidParameter
 
 MAX_CLIENT_DRAFT_TOKENS = 64
+BROUGHT_BY_CLIENTS = frozenset({"client", "prediction"})
+"""Proposers whose drafts come with requests. How good these are is up to each client, so they are judged by tenant."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from math import sqrt
 from typing import Any, Literal, Self
 
+from prolepsis.core.client_draft import BROUGHT_BY_CLIENTS
 from prolepsis.core.plan import DisabledProposer
 from prolepsis.core.stats import TrafficClassCounts
 
@@ -171,6 +172,11 @@ class Breaker:
         return None
 
     @property
+    def is_judged(self) -> bool:
+        """Whether bad drafts open it: those that one client brings must not take their proposer from all others."""
+        return self.proposer not in BROUGHT_BY_CLIENTS
+
+    @property
     def figures(self) -> dict[str, Any]:
         """The fields of `BreakerFigures`."""
         window, seen = self.window, self.seen
@@ -233,7 +239,8 @@ def step(breaker: Breaker, counts: TrafficClassCounts, now: float, settings: Bre
 
 def trip(breaker: Breaker, reason: TripReason, now: float, settings: BreakerSettings) -> Transition:
     """Open a closed breaker for an outside reason; it is probed as usual. Other states stay as they are."""
-    return _open(breaker, reason, now, settings) if breaker.state in ("closed", "metrics_only") else (breaker, ())
+    opens = breaker.state in ("closed", "metrics_only") and (breaker.is_judged or reason not in _SOUND)
+    return _open(breaker, reason, now, settings) if opens else (breaker, ())
 
 
 def set_state(breaker: Breaker, state: OperatorState, now: float, by: str) -> Transition:
@@ -259,6 +266,8 @@ def _why_open(breaker: Breaker, settings: BreakerSettings) -> TripReason | None:
     window = breaker.window
     if in_row := _in_row(breaker, settings.errors_in_row, settings.late_in_row):
         return in_row
+    if not breaker.is_judged:
+        return None
     highest = window.max_acceptance(settings.standard_errors)
     if window.judged >= settings.min_judged and highest < settings.min_acceptance:
         return "acceptance"
@@ -300,6 +309,8 @@ def _probe(breaker: Breaker, now: float, settings: BreakerSettings) -> Transitio
 
 
 def _why_not_close(breaker: Breaker, settings: BreakerSettings) -> TripReason | None:
+    if not breaker.is_judged:
+        return None
     window = breaker.window
     if window.right < settings.acceptance_to_close * window.judged:
         return "acceptance"

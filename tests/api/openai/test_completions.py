@@ -144,6 +144,13 @@ def test_stop_strings_never_leak_and_end_an_engine_that_goes_on() -> None:
         assert running.engine.aborted
 
 
+def test_a_prediction_that_is_longer_than_any_answer_is_cut(shared: Served) -> None:
+    longest = shared.engine.info.max_model_len
+    prediction: Any = {"type": "content", "content": "x" * (longest + 1)}
+    shared.openai().chat.completions.create(model="tiny", messages=USER, prediction=prediction)
+    assert len(shared.engine.requests[-1].prediction_token_ids) == longest
+
+
 def test_prediction_is_counted_only_where_it_was_given(shared: Served) -> None:
     create: Any = shared.openai().chat.completions.create
     reply = create(

@@ -1,6 +1,6 @@
 import random
 
-from prolepsis.spec.proposers.prediction import START_BUCKET, PredictionProposer
+from prolepsis.spec.proposers.prediction import MOST_AT_ONCE, START_BUCKET, PredictionProposer
 from tests.spec.sequences import FakeSequence, accepted
 
 TEXT = tuple(random.Random(0).sample(range(1000), 200))
@@ -49,6 +49,25 @@ def test_repeated_text_resumes_at_the_occurrence_ahead() -> None:
     text = (1, 2, 3, 10, 1, 2, 3, 20, 1, 2, 3, 30)
     sequence = FakeSequence([1, 2, 3, 10, 99, 1, 2, 3], prediction=text)
     assert _draft(PredictionProposer(), sequence, 1) == (20,)
+
+
+def test_bad_predictions_of_one_tenant_do_not_make_those_of_another_seem_bad() -> None:
+    drafts = [
+        PredictionProposer().propose([FakeSequence([1], num_prompt_tokens=1, prediction=TEXT, cache_salt=salt)], [4])[0]
+        for salt in ("3:one", "5:other")
+    ]
+    assert len({draft.bucket for draft in drafts if draft}) == 2
+
+
+def test_a_long_prediction_is_indexed_over_several_steps() -> None:
+    text = tuple(range(1, 3 * MOST_AT_ONCE + 1))
+    proposer, sequence = PredictionProposer(), FakeSequence([], prediction=text)
+    found = []
+    for _ in range(4):
+        sequence.tokens += [5_000_000, *text[-6:-2]]  # it goes on near the end
+        found.append(_draft(proposer, sequence))
+    assert text[-2:] not in found[:2], "that part has not been looked at"
+    assert found[2:] == [text[-2:]] * 2
 
 
 def test_edits_cost_few_extra_passes() -> None:

@@ -64,6 +64,7 @@ def _read_chat(body: ChatBody, services: Services) -> _Chat:
     )
     thinking = thinking_of(services.config.reasoning, token_ids, tokenizer)
     predicted = tokenizer.encode(body.prediction.content, add_special_tokens=False) if body.prediction else ()
+    predicted = predicted[: services.client.info.max_model_len]  # no answer is longer
     return _Chat(tuple(token_ids), tools, thinking, constraint(form, tools, thinking), tuple(predicted))
 
 

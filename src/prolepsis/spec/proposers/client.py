@@ -11,7 +11,7 @@ from prolepsis.spec.draft import Draft, chain
 from prolepsis.spec.proposer import Proposer, SequenceView
 
 _MOST_CONFIRMED = 8  # more confirmed tokens share a bucket
-_NUM_SCOPES = 32  # groups of tenants: bad drafts of one client make those of few others seem bad
+_NUM_SCOPES = 32  # groups of tenants
 
 
 class ClientProposer(Proposer):
@@ -28,6 +28,11 @@ class ClientProposer(Proposer):
         return [_propose(sequence, limit) for sequence, limit in zip(sequences, limits, strict=True)]
 
 
+def scope_of(sequence: SequenceView) -> int:
+    """Return a number of its tenant for buckets: bad drafts of one client make those of few others seem bad."""
+    return crc32(sequence.cache_salt.encode()) % _NUM_SCOPES
+
+
 def _propose(sequence: SequenceView, limit: int) -> Draft | None:
     draft = sequence.client_draft
     if draft is None:
@@ -36,5 +41,5 @@ def _propose(sequence: SequenceView, limit: int) -> Draft | None:
     if not tokens:
         return None
     num_confirmed = min(len(draft.token_ids) - len(tokens), _MOST_CONFIRMED)
-    scope = crc32(sequence.cache_salt.encode()) % _NUM_SCOPES
-    return chain(tokens[:limit], ClientProposer.name, bucket=(_MOST_CONFIRMED + 1) * scope + num_confirmed)
+    bucket = (_MOST_CONFIRMED + 1) * scope_of(sequence) + num_confirmed
+    return chain(tokens[:limit], ClientProposer.name, bucket=bucket)

@@ -11,12 +11,15 @@ from collections.abc import Sequence
 
 from prolepsis.spec.draft import Draft, chain
 from prolepsis.spec.proposer import Proposer, SequenceView
+from prolepsis.spec.proposers.client import scope_of
 
 _SIZES = (6, 4, 3, 2)
 _NEAR = 32  # a single token counts as a match only this near to where the pointer stood
 _MAX_RUN = 8  # longer runs of matches share a bucket
 START_BUCKET = 100
 _NGRAM_BUCKET = 50  # + length of the n-gram that re-synchronised
+MOST_AT_ONCE = 4096
+"""Tokens indexed in one step, which the steps of all requests wait for."""
 
 
 class _Follower:
@@ -24,13 +27,16 @@ class _Follower:
 
     def __init__(self, prediction: Sequence[int]) -> None:
         self._prediction = tuple(prediction)
-        self._places: dict[tuple[int, ...], list[int]] | None = None  # n-gram -> where it ends, ascending
+        self._places: dict[tuple[int, ...], list[int]] = {}  # n-gram -> where it ends, ascending
+        self._num_indexed = 0  # tokens; none before the first mismatch
         self._num_seen = 0
         self.pointer = 0
         self.bucket = START_BUCKET
 
     def follow(self, output: Sequence[int]) -> None:
         """Move the pointer over the tokens that are new."""
+        if 0 < self._num_indexed < len(self._prediction):
+            self._index()
         for i in range(self._num_seen, len(output)):
             if self.pointer < len(self._prediction) and self._prediction[self.pointer] == output[i]:
                 self.pointer += 1
@@ -44,9 +50,9 @@ class _Follower:
 
     def _resynchronise(self, recent: Sequence[int]) -> None:
         """Find `recent`, the output's last tokens, in the prediction and point behind it."""
+        if not self._num_indexed:
+            self._index()
         places = self._places
-        if places is None:
-            places = self._places = _index(self._prediction)
         for size in _SIZES:
             found = places.get(tuple(recent[-size:])) if len(recent) >= size else None
             if found:
@@ -58,9 +64,17 @@ class _Follower:
         else:
             self.pointer, self.bucket = min(self.pointer + 1, len(self._prediction)), 0
 
+    def _index(self) -> None:
+        """Index the next part."""
+        first, self._num_indexed = self._num_indexed, min(self._num_indexed + MOST_AT_ONCE, len(self._prediction))
+        for size in (*_SIZES, 1):
+            for end in range(max(size, first + 1), self._num_indexed + 1):
+                self._places.setdefault(self._prediction[end - size : end], []).append(end)
+
 
 class PredictionProposer(Proposer):
-    """Proposes the prediction's next tokens; bucket: the start, the tokens matched since, or the n-gram matched."""
+    """Proposes the prediction's next tokens; bucket: the start, the tokens matched since, or the n-gram matched; apart by
+    tenant."""
 
     name = "prediction"
     free = True
@@ -86,15 +100,8 @@ class PredictionProposer(Proposer):
             follower = self._followers[sequence.key] = _Follower(sequence.prediction)
         follower.follow(sequence.tokens[sequence.num_prompt_tokens :])
         tokens = follower.next_tokens(limit)
-        return chain(tokens, self.name, bucket=follower.bucket) if tokens else None
-
-
-def _index(prediction: tuple[int, ...]) -> dict[tuple[int, ...], list[int]]:
-    places: dict[tuple[int, ...], list[int]] = {}
-    for size in (*_SIZES, 1):
-        for end in range(size, len(prediction) + 1):
-            places.setdefault(prediction[end - size : end], []).append(end)
-    return places
+        bucket = (START_BUCKET + 1) * scope_of(sequence) + follower.bucket
+        return chain(tokens, self.name, bucket=bucket) if tokens else None
 
 
 def _nearest(places: list[int], pointer: int) -> int:
