@@ -30,8 +30,12 @@ from prolepsis.web.feature import announce_end, most_kept
 Parts = AsyncGenerator[Delta | RequestStats, None]
 
 
-async def answer(http: HTTPConnection, prepared: PreparedRequest, services: Services) -> Parts:
+async def answer(
+    http: HTTPConnection, prepared: PreparedRequest, services: Services, *, tells_start: bool = False
+) -> Parts:
     """Yield the deltas of all samples, last the stats of the whole request; ending it early aborts the request.
+
+    `tells_start`: an empty delta comes first, once the request leaves the queue.
 
     Raises what the engine or admission refuses or fails the request with. However it ends, `RequestEnded` is announced
     once.
@@ -39,7 +43,8 @@ async def answer(http: HTTPConnection, prepared: PreparedRequest, services: Serv
     http.scope["state"][ANSWER_ID] = prepared.answer_id
     check = partial(ToolCallCheck, prepared) if prepared.tools.callable else None
     account = RequestAccount(about(prepared), whole=not prepared.stream, check=check)
-    answering, stats, positions = _Answering(prepared, services, account), list[RequestStats](), Positions()
+    answering = _Answering(prepared, services, account, tells_start)
+    stats, positions = list[RequestStats](), Positions()
     with services.admission.admit(http, prepared.requests, deterministic=prepared.deterministic) as group:
         parts = merged([answering.prompt(group, number) for number in range(len(prepared.requests))])
         try:
@@ -86,6 +91,7 @@ class _Answering:
     prepared: PreparedRequest
     services: Services
     account: RequestAccount
+    tells_start: bool
 
     async def prompt(self, group: RequestGroup, number: int) -> Parts:
         """Yield one prompt's deltas, last its stats: everything that the engine generates for clients passes here."""
@@ -95,6 +101,8 @@ class _Answering:
             samples, paced = self._samples(number, request, prompt), self.prepared.speculation.emit == "token"
             events = self._events(request, prompt, paced=paced)
             try:
+                if self.tells_start:
+                    yield Delta(number * request.n, "", first=False)
                 async for event in events:
                     if not paced:
                         prompt.see(event)

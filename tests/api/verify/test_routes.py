@@ -165,6 +165,27 @@ def test_unsupported_parameters_are_refused_by_name(
     assert "allowed" in reply.json()["error"]["message"]
 
 
+def test_what_refuses_a_request_before_it_runs_is_the_status() -> None:
+    config = ServerConfig(tokens_per_minute={"tenant": 100})
+    with served(FakeEngine("abcdefgh", hold_after=1, info=WITH_CLIENT), config) as running:
+        url = f"{running.url}/v1/verify/completions"
+        with opened(running, BODY | {"max_tokens": 90}) as events:
+            assert next(events)["type"] == "started"
+            reply = httpx.post(url, json=BODY)
+            assert (reply.status_code, reply.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+            assert "retry-after" in reply.headers
+
+
+def test_a_request_that_waits_in_the_queue_for_too_long_is_a_504() -> None:
+    config = ServerConfig(max_in_engine=1)
+    engine = FakeEngine("abcdefgh", hold_after=1, info=WITH_CLIENT)
+    with served(engine, config) as running, opened(running, BODY) as events:
+        assert next(events)["type"] == "started"
+        late = {"x-request-timeout-ms": "50"}
+        reply = httpx.post(f"{running.url}/v1/verify/completions", json=BODY, headers=late)
+        assert (reply.status_code, reply.json()["error"]["code"]) == (504, "deadline_exceeded")
+
+
 def test_an_answer_that_fails_ends_with_one_error() -> None:
     with served(FakeEngine(fail_after=1, error=EngineError("boom"))) as running, opened(running, BODY) as events:
         found = list(events)

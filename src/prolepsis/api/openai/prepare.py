@@ -63,9 +63,10 @@ def _read_chat(body: ChatBody, services: Services) -> _Chat:
         body.messages, tools.shown, tokenizer, body.chat_template_kwargs, parse_special=bool(body.parse_special)
     )
     thinking = thinking_of(services.config.reasoning, token_ids, tokenizer)
-    predicted = tokenizer.encode(body.prediction.content, add_special_tokens=False) if body.prediction else ()
-    predicted = predicted[: services.client.info.max_model_len]  # no answer is longer
-    return _Chat(tuple(token_ids), tools, thinking, constraint(form, tools, thinking), tuple(predicted))
+    expected = body.prediction.content if body.prediction else ""
+    predicted = tokenizer.encode(expected, add_special_tokens=False) if expected else []
+    most = services.client.info.max_model_len  # no answer is longer
+    return _Chat(tuple(token_ids), tools, thinking, constraint(form, tools, thinking), tuple(predicted[:most]))
 
 
 async def prepare_completion(body: CompletionBody, context: RequestContext, services: Services) -> PreparedRequest:

@@ -1,6 +1,6 @@
 """The events of an answer whose client drafts: `started`, then `tokens` and `corrected`, last `done`."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from prolepsis.api.answer import Parts
@@ -17,11 +17,16 @@ from prolepsis.spec.proposers.client import ClientProposer
 async def verify_events(
     prepared: PreparedRequest, parts: Parts, stream: VerifyStream, streams: VerifyStreams, services: Services
 ) -> AsyncGenerator[Json, None]:
-    """Yield the events of one answer. The first comes before the engine has begun, so that its client can draft."""
+    """Yield the events of one answer. The first comes before the engine has begun, so that its client can draft.
+
+    `parts` begin with an empty one when the request leaves the queue: what refuses it comes before the first event.
+    """
     last: Delta | None = None
     with streams.opened(stream):
         async with aclosing(parts):
-            yield await _started(prepared, stream, services)
+            texts = await _texts(prepared, stream, services)
+            await anext(parts)
+            yield _started(prepared, stream, services, texts)
             async for part in parts:
                 if not isinstance(part, Delta):
                     yield _done(prepared, stream, last, part)
@@ -32,22 +37,27 @@ async def verify_events(
                 last = part
 
 
-async def _started(prepared: PreparedRequest, stream: VerifyStream, services: Services) -> Json:
-    """Return what a client drafts from: the prompt's tokens and their texts."""
+async def _texts(prepared: PreparedRequest, stream: VerifyStream, services: Services) -> list[str]:
+    """Return the texts of the prompt's tokens."""
     token_ids, decode = stream.request.prompt_token_ids, services.tokenizer.decode
-    refusal = stream.refusal()
 
     def texts() -> list[str]:
         return [decode([token]) for token in token_ids]
 
+    return await services.intake.large_work.off_loop(prepared.context.caller.tenant, texts)
+
+
+def _started(prepared: PreparedRequest, stream: VerifyStream, services: Services, texts: Sequence[str]) -> Json:
+    """Return what a client drafts from: the prompt's tokens and their texts."""
+    refusal = stream.refusal()
     return {
         "type": "started",
         "id": stream.id,
         "model": prepared.body.model,
         "system_fingerprint": services.client.info.fingerprint,
         "seed": prepared.seed,
-        "prompt_token_ids": token_ids,
-        "prompt_token_strs": await services.intake.large_work.off_loop(prepared.context.caller.tenant, texts),
+        "prompt_token_ids": stream.request.prompt_token_ids,
+        "prompt_token_strs": texts,
         "drafts": {"taken": refusal is None, "reason": refusal, "max_tokens": MAX_CLIENT_DRAFT_TOKENS},
     }
 

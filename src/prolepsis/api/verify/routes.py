@@ -54,7 +54,7 @@ def verify_routes(models: Models) -> Sequence[Route]:
         generated = prepared.requests[0]
         refusal = partial(refusal_of, generated, services)
         stream = VerifyStream(generated, caller_of(request), services.client, refusal)
-        parts = answer(request, prepared, services)
+        parts = answer(request, prepared, services, tells_start=True)
         events = verify_events(prepared, parts, stream, streams, services)
         return EventStream(events, headers=at_start(prepared, services), named=True)
 

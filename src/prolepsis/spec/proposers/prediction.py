@@ -73,8 +73,10 @@ class _Follower:
 
 
 class PredictionProposer(Proposer):
-    """Proposes the prediction's next tokens; bucket: the start, the tokens matched since, or the n-gram matched; apart by
-    tenant."""
+    """Proposes the prediction's next tokens.
+
+    Bucket: the start, the tokens matched since, or the n-gram matched; apart by tenant.
+    """
 
     name = "prediction"
     free = True
