@@ -1,13 +1,14 @@
 """What do clients notice while the database of two servers is gone? Requests that failed, latencies, and what was lost.
 
-Usage: python -m benchmarks.database_loss [--seconds 60] [--how cut|hang] [--clients 8] [--json OUT]
+Usage: python -m benchmarks.database_loss [--doors 2] [--seconds 60] [--how cut|hang] [--clients 8] [--json OUT]
 
-Two servers of the default model share a database of the PostgreSQL server that tests use, behind a proxy. Clients ask
-both in turn, for greedy and sampled answers with fixed seeds. After 10 s the proxy is cut (connections break, new ones
-are refused) or hangs (nothing comes any more, as in a partition) for --seconds; then it carries again. Told are
-failed requests, outputs that differ from the first answer to the same request, refusals by the rate limit, latencies
-before, during and after, whether controls held, and how long after the mend all records and a stop that was set
-meanwhile were there.
+Two servers of the default model share a database of the PostgreSQL server that tests use, behind a proxy; with --doors,
+so many front doors on Ray Serve do, before two replicas. Clients ask all in turn, for greedy and sampled answers with
+fixed seeds. After 10 s the proxy is cut (connections break, new ones are refused) or hangs (nothing comes any more, as
+in a partition) for --seconds; then it carries again. Told are failed requests, outputs that differ from the first
+answer to the same request, refusals by the rate limit, latencies before, during and after, whether controls held, how
+long after the mend all records and a stop that was set meanwhile were there, and how many answers that stop reached
+before: those of one of two servers, but of all doors, as it holds in their replicas.
 """
 
 import argparse
@@ -27,6 +28,7 @@ import httpx
 from sqlalchemy import func, select
 
 from prolepsis.cli.bench.provenance import provenance
+from prolepsis.core.kill_scope import EVERYTHING
 from prolepsis.store.migrate import upgrade
 from prolepsis.store.tables import request_records
 from tests.commands import free_port, prolepsis, serving
@@ -36,6 +38,10 @@ from tests.store.proxy import Proxy, proxied
 SETTINGS = ["--replay-sample", "0", "--log-level", "error", "--requests-per-minute", "tenant=60000"]
 MODEL = "smollm2-135m-instruct"
 AROUND_S = 10.0
+STOP_S = 2.0
+"""After so long, requests that begin are counted as those that a stop reaches, or not."""
+NUM_LOOKS = 20
+"""Ray's proxy chooses a door for each request: so many see all of them."""
 WAIT_S = 180.0
 PHASES = ("before", "without", "after")
 
@@ -51,6 +57,9 @@ class Load:
     first: dict[int, str] = field(default_factory=dict)
     """The first answer to each request."""
     num_different: int = 0
+    stopped_at: float = float("inf")
+    kept_plain: list[bool] = field(default_factory=list)
+    """Of answers without the database, after the stop: whether the kill switch had them decoded plainly."""
 
     @property
     def num_answered(self) -> int:
@@ -73,6 +82,8 @@ class Load:
                 self.latencies[phase].append(time.monotonic() - began)
                 text = reply.json()["choices"][0]["text"]
                 self.num_different += self.first.setdefault(seed, text) != text
+                if began > self.stopped_at + STOP_S and self.phase == PHASES[1]:
+                    self.kept_plain.append("reason=killed" in reply.headers["x-spec-effective"])
             number += 1
 
 
@@ -87,6 +98,31 @@ def server(setting: str, folder: Path) -> Iterator[str]:
         yield url
 
 
+@contextmanager
+def front_doors(setting: str, folder: Path, number: int) -> Iterator[str]:
+    """Run front doors before two replicas; yield their URL once they are ready."""
+    port, file = free_port(), folder / "serve.json"
+    limits = {"requests_per_minute": {"tenant": 60000}, "replay_sample": 0}
+    arguments = {
+        "doors": number,
+        "engine": {"model": MODEL, "threads": 1},
+        "server": {"replicas": 2, "store": setting, **limits},
+    }
+    application = {"name": "prolepsis", "import_path": "prolepsis.ray:app", "route_prefix": "/", "args": arguments}
+    http = {"host": "127.0.0.1", "port": port}
+    file.write_text(json.dumps({"http_options": http, "applications": [application]}))
+    command = [sys.executable, "-c", "from ray.serve.scripts import cli; cli()", "run", str(file)]
+    url, environment = f"http://127.0.0.1:{port}", {**os.environ, "PROLEPSIS_DATA": str(folder)}
+    with serving(command, f"{url}/health/ready", folder / "log", environment, WAIT_S):
+        wait_for(lambda: num_ready(url) == number)
+        yield url
+
+
+def num_ready(url: str) -> int:
+    servers = httpx.get(f"{url}/admin/replicas").raise_for_status().json()["replicas"]
+    return sum(one["state"] == "ready" for one in servers)
+
+
 def wait_for(condition: Callable[[], bool]) -> float:
     """Wait until a condition holds; return the seconds that took."""
     began = time.monotonic()
@@ -98,7 +134,10 @@ def wait_for(condition: Callable[[], bool]) -> float:
 
 
 def stopped(url: str) -> set[str]:
-    return {one["scope"] for one in httpx.get(f"{url}/admin/kill").json()["shared"]}
+    """Return what is stopped at every server behind a URL."""
+    with httpx.Client(base_url=url) as client:
+        looks = [client.get("/admin/kill").raise_for_status().json()["shared"] for _ in range(NUM_LOOKS)]
+    return set.intersection(*({one["scope"] for one in look} for look in looks))
 
 
 def stop(url: str, scope: str) -> None:
@@ -117,7 +156,8 @@ async def run(urls: Sequence[str], proxy: Proxy, arguments: argparse.Namespace, 
         load.phase = PHASES[1]
         await asyncio.sleep(arguments.seconds / 2)
         began = time.monotonic()
-        await asyncio.to_thread(stop, urls[0], "rule:late")
+        await asyncio.to_thread(stop, urls[0], EVERYTHING)
+        load.stopped_at = time.monotonic()
         metrics_s = await asyncio.to_thread(_metrics_s, urls[0])
         held = {
             "stop_s": time.monotonic() - began,
@@ -127,7 +167,7 @@ async def run(urls: Sequence[str], proxy: Proxy, arguments: argparse.Namespace, 
         await asyncio.sleep(arguments.seconds / 2)
         proxy.mend()
         load.phase = PHASES[2]
-        held["reaches_the_other_s"] = await asyncio.to_thread(wait_for, lambda: "rule:late" in stopped(urls[1]))
+        held["reaches_the_other_s"] = await asyncio.to_thread(wait_for, lambda: EVERYTHING in stopped(urls[1]))
         await asyncio.sleep(AROUND_S)
         load.is_over = True
         await asyncio.gather(*asking)
@@ -148,6 +188,7 @@ def num_records(setting: str) -> int:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--doors", type=int, help="front doors on Ray Serve in place of servers")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--how", choices=("cut", "hang"), default="cut")
     parser.add_argument("--clients", type=int, default=8)
@@ -160,7 +201,10 @@ def main() -> None:
         with closing(opened(direct)) as database:
             upgrade(database)
         proxy, setting = stack.enter_context(proxied(direct))
-        urls = [stack.enter_context(server(setting, folder / name)) for name in ("a", "b")]
+        if arguments.doors:
+            urls = [stack.enter_context(front_doors(setting, folder, arguments.doors))] * 2
+        else:
+            urls = [stack.enter_context(server(setting, folder / name)) for name in ("a", "b")]
         held = asyncio.run(run(urls, proxy, arguments, load))
         delivered_s = wait_for(lambda: num_records(direct) >= load.num_answered)
         num_delivered = num_records(direct)
@@ -172,6 +216,7 @@ def main() -> None:
         "answered": {phase: len(one) for phase, one in load.latencies.items()},
         "p50_s": {phase: round(statistics.median(one), 3) for phase, one in load.latencies.items()},
         "longest_s": {phase: round(max(one), 3) for phase, one in load.latencies.items()},
+        "stop_reached": f"{sum(load.kept_plain)} of {len(load.kept_plain)}",
         "records": num_delivered,
         "delivered_after_the_load_s": round(delivered_s, 2),
         **held,

@@ -191,7 +191,7 @@ def _beside(single: Mapping[str, list[float]], chunk: Mapping[str, list[float]],
 
 async def at_once(way: Way, arguments: argparse.Namespace) -> dict[str, float]:
     """Ask over many connections; return requests a second and processor time of a request."""
-    asked, left = body(1, stream=False), list(range(10 * arguments.at_once))
+    asked, left = body(1, stream=False), list(range(100 * arguments.at_once))
     connections = [await answering(way, asked) for _ in range(arguments.at_once)]
 
     async def ask(connection: Connection) -> None:

@@ -13,7 +13,7 @@ from prolepsis.core.errors import EngineDead, ModelLoadError
 from prolepsis.core.events import Event, Failed, Finished
 from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams
 from prolepsis.engine.client import EngineClient
-from prolepsis.engine.process.spawn import spawn_engine
+from prolepsis.engine.process.spawn import EngineSpawn, spawn_engine
 from prolepsis.engine.start import start_engine
 from tests.fakes import outputs
 from tests.train.targets import config_of, save_target
@@ -69,6 +69,22 @@ def test_an_error_while_loading_reaches_the_parent(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ModelLoadError, match=str(tmp_path)):
         spawn_engine(config_of(tmp_path))
+
+
+async def test_a_start_that_is_given_up_leaves_no_process_and_no_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that stops while an engine is started again would wait for the model."""
+    endless = tmp_path / "python"
+    endless.write_text("#!/bin/sh\nexec sleep 1000\n")
+    endless.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(endless))
+    starting = asyncio.create_task(EngineSpawn(config_of(tmp_path)).again())
+    await asyncio.sleep(0)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    await asyncio.get_running_loop().shutdown_default_executor()
 
 
 ORPHAN = """

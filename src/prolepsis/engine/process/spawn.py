@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.errors import EngineDead
@@ -40,8 +41,21 @@ class EngineSpawn:
 
     async def again(self) -> ProcessEngineClient:
         """Return the client of another engine; the process of the last one has ended."""
-        spawned = await asyncio.get_running_loop().run_in_executor(None, self.first)
-        return spawned.client
+        begun = _begun()
+        load = partial(_loaded, begun, self.config, self.observer, self.reserved, self.logs)
+        try:
+            return (await asyncio.get_running_loop().run_in_executor(None, load)).client
+        except asyncio.CancelledError:
+            begun.process.kill()  # the thread that waits for it ends with it, and so does a server that stops
+            raise
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A process that has not been told what to load."""
+
+    process: "subprocess.Popen[bytes]"
+    connection: socket.socket
 
 
 def spawn_engine(
@@ -51,10 +65,25 @@ def spawn_engine(
     logs: LogSettings | None = None,
 ) -> SpawnedEngine:
     """Load the model in a new process; raises what `start_engine` raises there, `EngineDead` if it ends by itself."""
+    return _loaded(_begun(), config, observer, reserved, logs)
+
+
+def _begun() -> _Begun:
     here, there = socket.socketpair()
     command = [sys.executable, "-m", "prolepsis.engine.process.host", str(there.fileno())]
     process = subprocess.Popen(command, pass_fds=(there.fileno(),))  # noqa: S603  # our own module
     there.close()
+    return _Begun(process, here)
+
+
+def _loaded(
+    begun: _Begun,
+    config: EngineConfig,
+    observer: EngineObserver | None,
+    reserved: Sequence[MemoryUse],
+    logs: LogSettings | None,
+) -> SpawnedEngine:
+    process, here = begun.process, begun.connection
     try:
         write_now(here, Start(config, tuple(reserved), logs or LogSettings()))
         [answer] = read_now(here)
