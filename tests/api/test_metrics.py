@@ -1,5 +1,7 @@
 """GET /metrics."""
 
+import asyncio
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -91,3 +93,14 @@ async def test_a_cold_start_is_timed_and_its_requests_are_counted() -> None:
     assert seconds == [30.0, 20.0, 7.0]
     assert value("prolepsis_compilations_total") == 2
     assert value("prolepsis_cold_requests_total") == 1
+
+
+async def test_a_scrape_does_not_wait_for_a_store_that_hangs(client: Connect) -> None:
+    http, loop, hangs = client(FakeEngine()), asyncio.get_running_loop(), threading.Event()
+    hanging = [loop.run_in_executor(None, hangs.wait) for _ in range(64)]
+    try:
+        assert (await http.get("/metrics")).status_code == 200
+        assert not any(one.done() for one in hanging)
+    finally:
+        hangs.set()
+        await asyncio.gather(*hanging)

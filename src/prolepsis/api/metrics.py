@@ -1,9 +1,10 @@
 """Serves the metrics, and feeds them with requests that have ended and with what serves now."""
 
-import asyncio
 import time
 from collections.abc import Callable
+from functools import partial
 
+from anyio import to_thread
 from fastapi import Request
 from fastapi.responses import Response
 
@@ -60,7 +61,10 @@ class MetricsFeature(Feature):
             self._metrics.startup.cold_requests.inc()
 
     async def _exposition(self, accept: str) -> tuple[bytes, str]:
-        """Write all series in a worker thread: thousands of them take longer than a token."""
+        """Write all series in a worker thread: thousands of them take longer than a token.
+
+        Not in one of asyncio's own, which are few: work on the store waits there while its database hangs.
+        """
         health, info = self._client.health(), self._client.info
         self._metrics.set_load(health.num_running, health.num_waiting, health.kv_usage, ready=health.ready)
         self._metrics.describe(
@@ -76,4 +80,4 @@ class MetricsFeature(Feature):
         )
         model = self._config.served_model_names[0] if self._config.served_model_names else info.model
         vllm_model = model if self._config.metrics_vllm_names else None
-        return await asyncio.to_thread(self._metrics.exposition_for, accept, vllm_model=vllm_model)
+        return await to_thread.run_sync(partial(self._metrics.exposition_for, accept, vllm_model=vllm_model))
