@@ -22,7 +22,7 @@ LLAMA_SERVER = "PROLEPSIS_TEST_LLAMA_SERVER"
 DEPTH = 4
 """Tokens that the speculating pools draft at most."""
 _CONTEXT = 1024
-_READY_S = 300
+_READY_S = 600
 
 
 def needs(variable: str, what: str) -> pytest.MarkDecorator:
@@ -77,7 +77,7 @@ def _model(api: UpstreamApi) -> Path:
 def _command(api: UpstreamApi, model: Path, port: int, *, speculates: bool) -> Sequence[str]:
     where, context = ["--host", "127.0.0.1", "--port", str(port)], str(_CONTEXT)
     if api == "llama.cpp":
-        command = [os.environ[LLAMA_SERVER], "-m", str(model), *where, "-c", str(2 * _CONTEXT), "-np", "2"]
+        command = [os.environ[LLAMA_SERVER], "-m", str(model), *where, "-c", str(2 * _CONTEXT), "-np", "2", "-t", "1"]
         drafts = ["--spec-type", "ngram-simple", "--spec-draft-n-max", str(DEPTH)]
         drafts += ["--spec-ngram-simple-size-n", "3", "--spec-ngram-simple-size-m", str(DEPTH)]
         return [*command, *drafts] if speculates else command

@@ -3,6 +3,8 @@
 import os
 import subprocess
 
+import pytest
+
 from tests.vllm.fake_only import FAKE_ONLY
 from tests.vllm.other_python import ROOT, VARIABLE, environment, needs_vllm
 
@@ -14,6 +16,7 @@ def test_tests_that_only_the_fake_engine_passes_exist() -> None:
 
 
 @needs_vllm
+@pytest.mark.timeout(960)
 def test_the_tests_of_openais_api_pass_over_vllm() -> None:
     options = ["-q", "-W", "ignore", "-p", "tests.vllm.openai_contract"]  # vLLM's modules warn
     command = [os.environ[VARIABLE], "-m", "pytest", *options, "tests/api/openai"]

@@ -11,7 +11,7 @@ import pytest
 
 from tests.vllm.other_python import needs_vllm, serving
 
-pytestmark = needs_vllm
+pytestmark = [needs_vllm, pytest.mark.timeout(400)]  # the first one waits for vLLM
 PROMPT = [10, 11, 12, 13, 14, 15] * 8
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 40, "ignore_eos": True}
 ON: dict[str, Any] = {"speculation": {"mode": "on", "metrics": True}}

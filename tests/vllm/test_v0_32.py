@@ -7,7 +7,7 @@ import pytest
 
 from tests.vllm.other_python import needs_vllm, report_of
 
-pytestmark = needs_vllm
+pytestmark = [needs_vllm, pytest.mark.timeout(560)]  # the first one waits for vLLM
 
 
 @pytest.fixture(scope="module")
