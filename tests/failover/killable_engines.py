@@ -50,12 +50,13 @@ LOAD = tuple(
 
 
 class Mortal(Engine):
-    """Ends with its next step once `kill` is set, as if its thread had met its end."""
+    """Ends with its next step once `kill` is set, or after so many steps, as if its thread had met its end."""
 
     kill: threading.Event
+    last_step: int | None = None
 
     def step(self) -> list[Event]:
-        if self.kill.is_set():
+        if self.kill.is_set() or self.timings.num_steps == self.last_step:
             raise SystemExit("killed")
         return super().step()
 
@@ -69,10 +70,13 @@ def engine() -> ThreadEngineClient:
     return ThreadEngineClient(made)
 
 
-def kill(client: EngineClient) -> None:
+def kill(client: EngineClient, after_steps: int | None = None) -> None:
+    """End an engine now, or after so many of its steps: it may be far ahead of those who read its events."""
     assert isinstance(client, ThreadEngineClient)
     assert isinstance(client.engine, Mortal)
-    client.engine.kill.set()
+    client.engine.last_step = after_steps
+    if after_steps is None:
+        client.engine.kill.set()
 
 
 class Watcher(Protocol):
