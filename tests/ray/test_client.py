@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import pytest
 
@@ -21,11 +21,13 @@ from prolepsis.core.plan import PANIC_PLAN, SpecPlan
 from prolepsis.core.requests import SamplingParams, SpeculationChoice
 from prolepsis.core.stats import RequestStats
 from prolepsis.engine.client import Demand, EngineClient, HeadSwapped
+from prolepsis.engine.process.messages import Observed
 from prolepsis.engine.thread import ThreadEngineClient
 from prolepsis.failover.client import FailoverClient
 from prolepsis.failover.members import Member
 from prolepsis.ray.autoscaling import IN_FLIGHT, QUEUE_AGE_S, WAITING
 from prolepsis.ray.messages import ControlState
+from prolepsis.ray.replica import MOST_OBSERVED, Notes
 from prolepsis.sampling.noise import noise_key
 from prolepsis.telemetry.metrics import Metrics
 from tests.fake_client import FakeEngineClient
@@ -267,6 +269,53 @@ async def test_figures_add_up_and_the_observer_learns_of_all(handle: TurnsHandle
         await client.refresh()
         assert len(client.replicas) == 3
     assert not client.health().alive
+
+
+@dataclass(slots=True)
+class LosesReplies(TurnsHandle):
+    """Replies do not arrive, or arrive in place of the next ones."""
+
+    loses: bool = False
+    late: list[Sequence[object]] = field(default_factory=list)
+
+    async def broadcast(self, method: str, *arguments: object, timeout_s: float = 60.0) -> Sequence[object]:
+        replies = await TurnsHandle.broadcast(self, method, *arguments, timeout_s=timeout_s)
+        if self.loses:
+            self.late.append(replies)
+            return [TimeoutError() for _ in replies]
+        return self.late.pop() if self.late else replies
+
+
+async def test_figures_of_replies_that_are_lost_or_late_count_once() -> None:
+    metrics, handle = Metrics(), LosesReplies([replica()])
+    async with front_door(handle, metrics) as client:
+        total = stats_of(await collect(client, "a")).num_output_tokens
+        handle.loses = True
+        await client.refresh()
+        handle.loses = False
+        total += stats_of(await collect(client, "b")).num_output_tokens
+        await handle.replicas[0].report()  # for another front door that starts
+        for _ in range(3):
+            await client.refresh()
+        assert f"prolepsis_generation_tokens_total {total}.0" in metrics.exposition().decode()
+        assert handle.replicas[0].notes.num_lost == 0
+    await handle.close()
+
+
+def test_a_replica_keeps_what_is_not_confirmed_within_bounds() -> None:
+    notes, note = Notes(), Observed("step_ended", ())
+    for _ in range(MOST_OBSERVED):
+        notes._keep(note)
+    assert notes.report("door", 0, 0.0)[0] == 0
+    for _ in range(10):
+        notes._keep(note)
+    first, told = notes.report("door", 4, 1.0)
+    assert (first, len(told), notes.num_lost) == (10, MOST_OBSERVED, 6)
+    assert notes.report("door", 10 + MOST_OBSERVED, 2.0) == (10 + MOST_OBSERVED, ())
+    notes._keep(note)
+    assert notes.report("door", 10 + MOST_OBSERVED, 3.0) == (10 + MOST_OBSERVED, (note,))
+    assert notes.report("other", 0, 20.0) == (0, ())
+    assert notes.num_lost == 7, "that door is gone"
 
 
 async def test_replicas_know_what_waits_at_the_doors_that_are_there() -> None:

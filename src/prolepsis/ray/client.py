@@ -23,7 +23,7 @@ from prolepsis.core.stats import ProposerMemory, TrafficClassCounts
 from prolepsis.engine.client import Demand, EngineHealth, EngineInfo, EngineMember, HeadSwapped, InstalledHead
 from prolepsis.engine.event_stream import EventStream
 from prolepsis.engine.observer import EngineObserver
-from prolepsis.engine.process.messages import Refused, tell_all
+from prolepsis.engine.process.messages import Observed, Refused, tell_all
 from prolepsis.failover.views import summed_counts, summed_health, summed_memory
 from prolepsis.ray.affinity import PrefixRouter, Router
 from prolepsis.ray.link import ReplicaLink
@@ -78,6 +78,8 @@ class ReplicasClient:
         self._reported_at = time.monotonic()
         self._health: EngineHealth | None = None
         """Summed up from the reports when it is asked for: several times a request."""
+        self._received: dict[str, int] = {}
+        """How many calls of its observer each replica has told."""
         self._streams: dict[str, EventStream] = {}
         """By request."""
         self._serving: dict[str, ReplicaLink] = {}
@@ -236,13 +238,20 @@ class ReplicasClient:
     async def refresh(self) -> None:
         """Take in a report of each replica that answers."""
         demand = self._demand() if self._demand is not None else None
-        replies = await self._handle.broadcast("report", self._controls.door, demand, timeout_s=_REPORT_TIMEOUT_S)
+        asks = self._controls.door, demand, dict(self._received)
+        replies = await self._handle.broadcast("report", *asks, timeout_s=_REPORT_TIMEOUT_S)
         reports = [reply for reply in replies if isinstance(reply, Report)]
         if reports:
             self._reports, self._reported_at, self._health = reports, time.monotonic(), None
         self._connect()
         for report in reports:
-            tell_all(report.observed, self._observer)
+            tell_all(self._news(report), self._observer)
+
+    def _news(self, report: Report) -> Sequence[Observed]:
+        """Return what its observer was told and this one was not: a reply may be lost, or overtake another."""
+        num_received = self._received.get(report.replica, 0)
+        self._received[report.replica] = max(num_received, report.first + len(report.observed))
+        return report.observed[max(0, num_received - report.first) :]
 
     def _connect(self) -> None:
         """Connect to the replicas to which there is no connection."""

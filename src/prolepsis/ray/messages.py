@@ -80,6 +80,9 @@ class Report:
     """Where it takes requests."""
     status: Status
     observed: tuple[Observed, ...]
-    """What its engine's observer was told since the last report, to any front door: each call counts at one of them."""
+    """What its engine's observer was told since the last report, to any front door: each call counts at one of them.
+    Those that the front door has not said that it has come again."""
+    first: int
+    """Number of the first of these, of all that this front door was told."""
     num_unreported: int
     """Calls that were dropped, as no front door asked for too long."""

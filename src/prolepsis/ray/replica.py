@@ -3,8 +3,8 @@
 import os
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from uuid import uuid4
 
 from prolepsis.core.config import HeadProposerName
@@ -17,10 +17,20 @@ from prolepsis.ray.autoscaling import IN_FLIGHT, QUEUE_AGE_S, WAITING
 from prolepsis.ray.listener import Listener
 from prolepsis.ray.messages import ControlState, Hello, Report
 
-_MOST_OBSERVED = 20_000
+MOST_OBSERVED = 20_000
 """Calls kept for the next report: some seconds of steps."""
-_DEMAND_S = 5.0
-"""A front door that has not told its demand for so long is gone."""
+_GONE_S = 5.0
+"""A front door that has not asked for so long is gone."""
+
+
+@dataclass(slots=True)
+class _Told:
+    """What a front door was told, and may not have."""
+
+    first: int
+    """Number of the first of `notes`."""
+    at: float
+    notes: list[Observed] = field(default_factory=list)
 
 
 class Notes(Recorder):
@@ -28,15 +38,30 @@ class Notes(Recorder):
 
     def __init__(self) -> None:
         super().__init__(self._keep)
-        self._kept: deque[Observed] = deque(maxlen=_MOST_OBSERVED)
+        self._kept: deque[Observed] = deque(maxlen=MOST_OBSERVED)
+        self._told: dict[str, _Told] = {}
+        """By front door."""
         self.num_lost = 0
+
+    def report(self, door: str, num_received: int, now: float) -> tuple[int, tuple[Observed, ...]]:
+        """Return what a front door does not have, of which it has `num_received`, and the number of the first."""
+        for name in [name for name, told in self._told.items() if name != door and now - told.at > _GONE_S]:
+            self.num_lost += len(self._told.pop(name).notes)
+        told = self._told.setdefault(door, _Told(num_received, now))
+        told.at = now
+        told.notes += self.take()
+        due = max(told.first, num_received)
+        first = max(due, told.first + len(told.notes) - MOST_OBSERVED)
+        self.num_lost += first - due
+        told.notes, told.first = told.notes[first - told.first :], first
+        return first, tuple(told.notes)
 
     def take(self) -> tuple[Observed, ...]:
         """Return what was kept since the last call."""
         return tuple(self._kept.popleft() for _ in range(len(self._kept)))
 
     def _keep(self, observed: Observed) -> None:
-        self.num_lost += len(self._kept) == _MOST_OBSERVED
+        self.num_lost += len(self._kept) == MOST_OBSERVED
         self._kept.append(observed)
 
 
@@ -110,16 +135,24 @@ class EngineReplica:
         self.obeyed[door] = self.obeyed.get(door, ControlState(door)).with_head(swap, proposer, name)
         return swapped
 
-    async def report(self, door: str = "", demand: Demand | None = None) -> Report:
-        """Return how the replica is; `demand` is what waits at the front door that asks."""
+    async def report(
+        self, door: str = "", demand: Demand | None = None, received: Mapping[str, int] | None = None
+    ) -> Report:
+        """Return how the replica is; `demand` is what waits at the front door that asks.
+
+        `received`: how many calls of observers it has, by replica; None: it takes none.
+        """
         if demand is not None:
             self._demands[door] = self._clock(), demand
         address = await self.listener.address()
-        return Report(self.name, address, Status.of(self.client), self.notes.take(), self.notes.num_lost)
+        first, observed = 0, tuple[Observed, ...]()
+        if received is not None:
+            first, observed = self.notes.report(door, received.get(self.name, 0), self._clock())
+        return Report(self.name, address, Status.of(self.client), observed, first, self.notes.num_lost)
 
     def load(self) -> dict[str, float]:
         """Return what decides on the number of replicas (`prolepsis.ray.autoscaling`)."""
-        oldest, health = self._clock() - _DEMAND_S, self.client.health()
+        oldest, health = self._clock() - _GONE_S, self.client.health()
         self._demands = {door: told for door, told in self._demands.items() if told[0] >= oldest}
         demands = [demand for _, demand in self._demands.values()]
         return {
