@@ -388,6 +388,18 @@ async def test_a_tenants_first_request_passes_what_does_not_fit(tier: str, n: in
     assert [tenant for tenant, _ in bare.started[4:]] == ["b", "c"]
 
 
+async def test_many_samples_of_one_tenant_keep_no_other_out() -> None:
+    bare, leave, later = Bare(ServerConfig()), asyncio.Event(), asyncio.Event()
+    await bare.set_places(16)
+    tasks = await started(bare.stay(bare.caller("a"), leave, n=16))
+    tasks += await started(*(bare.stay(bare.caller(tenant), later, n=2) for tenant in "bc"))
+    assert bare.started == [("a", 1), ("b", 0), ("c", 0)], "those of the first give way in the engine"
+    for event in (leave, later):
+        event.set()
+    await asyncio.gather(*tasks)
+    assert (bare.gate._taken, bare.gate._taken_first) == (0, 0)
+
+
 async def test_a_tenant_that_waits_for_its_share_fills_no_more_than_its_room() -> None:
     """Its first request may displace others in the engine, but it has used much, so theirs are next in turn."""
     bare, leave = Bare(ServerConfig(max_queued_per_tenant=2)), asyncio.Event()

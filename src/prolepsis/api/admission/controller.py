@@ -33,6 +33,9 @@ TIMEOUT_HEADER = "x-request-timeout-ms"
 CACHE_HEADER = "x-response-cache"
 FIRST, FURTHER, BATCH = 0, 1, 3
 """Priorities in the engine: of a tenant's first request there, of its further ones, of batch work."""
+_FIRST_SHARE = 8
+"""A tenant's first request may take this part of the places, or one; of more samples, it counts as further ones: else
+one request could keep all other tenants out."""
 _CHARGED = "charged"
 _LONGEST_WAIT_TOLD_S = 60.0
 
@@ -319,7 +322,7 @@ class AdmissionController(Feature):
                 self._queue.drop(head)  # cancelled a moment ago
                 continue
             self._queue.start(head)
-            head.is_first = self._is_first(head.tenant, head.tier)
+            head.is_first = self._is_first(head.tenant, head.tier, head.size)
             self._take(head, head.size)
             granted.set_result(None)
 
@@ -339,8 +342,9 @@ class AdmissionController(Feature):
         has_room = min(head.size, self._places) <= self._places - self._taken
         return has_room or self._displaces(head.tenant, head.tier, head.size)
 
-    def _is_first(self, tenant: str, tier: str) -> bool:
-        return not self._taken_by[tenant] and tier != "batch"
+    def _is_first(self, tenant: str, tier: str, size: int) -> bool:
+        is_small = size <= max(1, self._places // _FIRST_SHARE)
+        return is_small and not self._taken_by[tenant] and tier != "batch"
 
     def _displaces(self, tenant: str, tier: str, size: int) -> bool:
         """Return whether it goes to a full engine, which lets another tenant's further requests wait for it instead.
@@ -348,7 +352,7 @@ class AdmissionController(Feature):
         So no tenant waits until another's long requests end. Configured places are never exceeded.
         """
         num_left = self._places - self._taken_first
-        return self._is_first(tenant, tier) and size <= num_left and not self._config.max_in_engine
+        return self._is_first(tenant, tier, size) and size <= num_left and not self._config.max_in_engine
 
     def _take(self, request: Waiting, size: int) -> None:
         """Count places of a request that starts; a negative number gives them back."""
