@@ -24,7 +24,7 @@ needs_vllm = pytest.mark.skipif(
 
 
 def report_of(script: str, folder: Path) -> dict[str, Any]:
-    """Return what a script of this folder prints of a tiny model, which is written to `folder`."""
+    """Return what a script of this folder prints of a tiny model, which is written to `folder`, and beside it."""
     done = subprocess.run(  # our own script
         [os.environ[VARIABLE], str(Path(__file__).with_name(script)), str(tiny_target(folder))],
         env=environment(),
@@ -35,8 +35,9 @@ def report_of(script: str, folder: Path) -> dict[str, Any]:
     )
     said = done.stdout + done.stderr
     assert done.returncode == 0, said[max(0, said.find("Traceback")) :][:4000]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    *others, document = done.stdout.splitlines()
+    found: dict[str, Any] = json.loads(document)
+    return found | {"others": others}
 
 
 @contextmanager

@@ -45,6 +45,14 @@ async def test_concurrent_requests_get_their_own_events(client: ThreadEngineClie
         assert len(outputs(events)[str(i), 0]) == events[-1].stats.num_output_tokens
 
 
+async def test_a_request_may_have_the_id_of_one_that_has_just_ended(client: ThreadEngineClient) -> None:
+    others = [await collect(client, request(f"other {i}", [i + 1, 2, 3])) for i in range(4)]
+    again = [await collect(client, request("one", [i + 1, 2, 3])) for i in range(4)]
+    assert [outputs(events)["one", 0] for events in again] == [
+        outputs(events)[f"other {i}", 0] for i, events in enumerate(others)
+    ]
+
+
 async def test_an_early_end_and_an_abort_end_the_request(client: ThreadEngineClient) -> None:
     left = client.generate(request("a", [1], LONG))
     await anext(left)

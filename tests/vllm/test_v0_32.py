@@ -38,6 +38,10 @@ def test_requests_in_flight_obey(report: dict[str, Any]) -> None:
     assert report["left_running"] == 0
 
 
+def test_what_vllm_logs_is_not_among_what_is_printed_for_programs(report: dict[str, Any]) -> None:
+    assert report["others"] == []
+
+
 def test_our_sampler_and_grammars_serve_it(report: dict[str, Any]) -> None:
     found = report["parameters"]
     assert found["bias"]

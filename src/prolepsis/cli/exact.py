@@ -162,7 +162,7 @@ async def check(job: Job, client: EngineClient, tokenizer: ChatTokenizer, classi
         answers = dict(zip(RUNS, of_runs, strict=True))
         found = list(_differences(case, answers, classify))
         if classify is None:
-            found = [await _replayed(client, case, answers[one.run], one) for one in found]
+            found = [await _replayed(client, case, answers[one.run], one, str(len(checked))) for one in found]
         checked.append(Checked(case, answers, tuple(found)))
     return Report(job, client.info, tuple(checked), tokenizer)
 
@@ -204,9 +204,9 @@ def _differences(case: Case, answers: Mapping[Run, Answer], classify: Classify |
             yield Difference(run, at, a, b, read.kind, read.margin)
 
 
-async def _replayed(client: EngineClient, case: Case, answer: Answer, found: Difference) -> Difference:
+async def _replayed(client: EngineClient, case: Case, answer: Answer, found: Difference, number: str) -> Difference:
     """Return the difference with the kind that a replay of the answer gives it, by the logits of its own pass."""
-    request = _request(case, f"exact {found.run}", "again", speculate=False)
+    request = _request(case, f"exact {found.run}", f"again {number}", speculate=False)
     again = (await replay(client, Recording(request, (answer.token_ids,)), request.request_id)).differences.get(0)
     if again is None or again.position != found.position or None in (found.plain, found.other):
         return found

@@ -19,7 +19,8 @@ class DataPlaneRunner:
     def __init__(self, plane: DataPlane, running: Callable[[], Sequence[SequenceState]]) -> None:
         self.plane = plane
         self._running = running
-        self._known: set[str] = set()
+        self._known: dict[str, SequenceState] = {}
+        """What the data plane holds. Another request may come with the id of one that has just ended."""
         self._is_open = False
         """A pass was computed and not finished."""
 
@@ -46,16 +47,16 @@ class DataPlaneRunner:
         self._is_open = False
 
     def _keep(self, sequences: Mapping[str, SequenceState]) -> None:
-        gone = self._known - sequences.keys()
+        gone = sorted(key for key, sequence in self._known.items() if sequences.get(key) is not sequence)
         if gone:
-            self.plane.remove(sorted(gone))
+            self.plane.remove(gone)
         for key, sequence in sequences.items():
-            if key not in self._known:
+            if self._known.get(key) is not sequence:
                 is_replay = sequence.replays is not None
                 self.plane.add(
                     key, sequence.tokens, key if is_replay else sequence.cache_salt
                 )  # a replay reuses nothing
-        self._known = set(sequences)
+        self._known = dict(sequences)
 
 
 def _row(sequence: SequenceState, computed: ComputedRow, planned: Row | None) -> Row:

@@ -3,6 +3,7 @@
 import asyncio
 import gc
 import hashlib
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -99,6 +100,7 @@ def start_vllm(config: EngineConfig, observer: EngineObserver | None = None) -> 
     """
     check(config)
     folder = model_folder(resolve(config.model, config.model_dir))
+    os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # standard output is what commands print
     try:
         from prolepsis.vllm.v0_32 import VERSION, Settings, VllmDataPlane, read_more
     except ImportError as error:
