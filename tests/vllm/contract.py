@@ -16,6 +16,7 @@ from prolepsis.core.plan import PANIC_PLAN, SpecPlan
 from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams, SpeculationChoice
 from prolepsis.engine.client import EngineClient
 from prolepsis.engine.start import Running
+from prolepsis.telemetry.logs import configure_logs
 from prolepsis.telemetry.metrics import Metrics
 from prolepsis.vllm.start import start_vllm
 
@@ -197,4 +198,5 @@ async def main(folder: str) -> None:
 
 
 if __name__ == "__main__":
+    configure_logs("warning")
     asyncio.run(main(sys.argv[1]))
