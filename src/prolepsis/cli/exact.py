@@ -157,7 +157,7 @@ async def check(job: Job, client: EngineClient, tokenizer: ChatTokenizer, classi
         for i, case in enumerate(cases)
     ]
     mixed = await in_flight(jobs, job.concurrency)
-    checked = []
+    checked = list[Checked]()
     for case, *of_runs in zip(cases, plain, alone, mixed, strict=True):
         answers = dict(zip(RUNS, of_runs, strict=True))
         found = list(_differences(case, answers, classify))
