@@ -9,6 +9,7 @@ from prolepsis.core.client_draft import ClientDraft
 from prolepsis.core.errors import ContextTooLong, InvalidParameter
 from prolepsis.core.events import Aborted, Event, Finished
 from prolepsis.core.requests import GenerateRequest, SamplingParams
+from prolepsis.core.stats import ProposerCounts
 from prolepsis.engine.client import EngineClient
 from prolepsis.engine.observer import EngineObserver
 from prolepsis.engine.thread import ThreadEngineClient
@@ -91,16 +92,22 @@ async def test_an_abort_right_behind_its_request_is_not_lost(client: EngineClien
 
 
 async def test_a_draft_of_the_client_is_verified(client: EngineClient) -> None:
-    source = request("a", [1], SamplingParams(temperature=0.8, max_tokens=250, seed=3, ignore_eos=True))
-    expected = reference(source, noise_key(3, 0), max_model_len=1024)
-    stream = client.generate(source)
-    events = [await anext(stream)]
-    client.offer_draft("unknown", ClientDraft(200, (1,)))
-    client.offer_draft("a", ClientDraft(200, tuple(expected[200:230])))
-    events += [event async for event in stream]
-    assert isinstance(events[-1], Finished)
-    assert outputs(events)["a", 0] == expected
-    assert events[-1].stats.proposers["client"].num_accepted >= 20
+    params = SamplingParams(temperature=0.8, max_tokens=250, seed=3, ignore_eos=True)
+    expected = reference(request("a", [1], params), noise_key(3, 0), max_model_len=1024)
+    num_accepted = 0
+    for attempt in range(20):
+        name = f"a{attempt}"
+        stream = client.generate(request(name, [1], params))
+        events = [await anext(stream)]
+        client.offer_draft("unknown", ClientDraft(200, (1,)))
+        client.offer_draft(name, ClientDraft(200, tuple(expected[200:230])))
+        events += [event async for event in stream]
+        assert isinstance(events[-1], Finished)
+        assert outputs(events)[name, 0] == expected
+        num_accepted = events[-1].stats.proposers.get("client", ProposerCounts()).num_accepted
+        if num_accepted >= 20:  # else the engine had passed that place before the draft came
+            break
+    assert num_accepted >= 20
 
 
 async def test_refusal_comes_before_the_first_event(client: EngineClient) -> None:
