@@ -62,6 +62,8 @@ class Simulation:
         """Draft tokens verified, by chance."""
         self.hiccup_ms = 0.0
         """That the next step in which sequences may draft takes longer at making drafts."""
+        self.slowness = 1.0
+        """Times longer that steps take while something else uses the machine."""
         self._payback = payback
         self._sizes = lru_cache(1)(self._chosen)  # where all draft, each step has the same choice
         self._window = DraftWindow(
@@ -97,8 +99,9 @@ class Simulation:
         sizes = self._sizes(survivals, load, drafting_ms)
         gained = [self._accepted(each.chance, size) for each, size in zip(self._sequences, sizes, strict=True)]
         num_nodes, num_tokens = sum(sizes), number + sum(gained)
-        ms = machine.plain_ms(number) + drafting_ms + num_nodes * (machine.token_ms + machine.hidden_ms)
-        ms *= self._random.lognormvariate(0.0, _NOISE)
+        ms = machine.plain_ms(number + num_nodes) + drafting_ms + num_nodes * machine.hidden_ms
+        factor = self.slowness * self._random.lognormvariate(0.0, _NOISE)
+        ms, drafting_ms = factor * ms, factor * drafting_ms
         if awake:
             ms, drafting_ms, self.hiccup_ms = ms + self.hiccup_ms, drafting_ms + self.hiccup_ms, 0.0
         if payback:

@@ -84,9 +84,37 @@ def _references(comparison: StepComparison, num_tokens: int, steps: int = 4000) 
 
 def test_references_are_many_where_they_lose_nothing_and_few_where_they_lose() -> None:
     assert _references(StepComparison(), num_tokens=4) == pytest.approx(4000 / 8, rel=0.02)
-    number = _references(StepComparison(), num_tokens=12)  # a step without drafts emits a third in 10/12 of the time
+    comparison = StepComparison()
+    _references(comparison, num_tokens=12)  # the first ones come sooner
+    number = _references(comparison, num_tokens=12)  # a step without drafts emits a third in 10/12 of the time
     lost = number * (12 * 10 / 12 - 4) / (4000 * 12)
     assert 0.002 < lost < 0.0035
+
+
+@pytest.mark.parametrize("speed", [1.4, 3.0])
+def test_a_machine_that_becomes_faster_is_found_out_within_some_twenty_steps(speed: float) -> None:
+    comparison = StepComparison()
+    _references(comparison, num_tokens=12)
+    for step in range(1, 33):
+        if comparison.wants_reference(4):
+            comparison.observe(_plain(10.0 / speed))
+            break
+        comparison.observe(_drafted(12.0 / speed, num_tokens=12))
+    assert step < 32
+    assert comparison.ratios(4).plain == pytest.approx(1.0 / speed, rel=0.25)
+
+
+def test_single_slow_steps_bring_no_reference() -> None:
+    comparison = StepComparison()
+    _references(comparison, num_tokens=12)
+    number = 0
+    for step in range(200):
+        if comparison.wants_reference(4):
+            number += 1
+            comparison.observe(_plain(10.0))
+        else:
+            comparison.observe(_drafted(48.0 if step % 20 == 0 else 12.0, num_tokens=12))
+    assert number <= 2
 
 
 def test_loads_are_bands_up_to_powers_of_two() -> None:

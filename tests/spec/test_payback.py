@@ -61,6 +61,19 @@ def test_a_hiccup_while_proposing_stops_no_drafts_that_pay() -> None:
     assert simulation.run(TOLD_S) <= 1.02 * _drafting(machine, chances), "0.7 % of the time is the hiccup itself"
 
 
+@pytest.mark.parametrize("slowness", [1.4, 1.9, 6.0])
+@pytest.mark.parametrize("number", [4, 24])
+@pytest.mark.parametrize("name", MACHINES)
+def test_a_machine_that_was_slow_at_first_misleads_for_a_moment_only(name: str, number: int, slowness: float) -> None:
+    machine, chances = MACHINES[name], [0.4] * number
+    best = min(_drafting(machine, chances), _plain(machine, number))
+    simulation = Simulation(machine, chances, Payback())
+    simulation.slowness = slowness
+    simulation.run(0.5)
+    simulation.slowness = 1.0
+    assert simulation.run(5.0) <= 1.05 * best, "up to 2.05 where such steps count as the machine's"
+
+
 def test_without_it_such_costs_lose_more() -> None:
     machine, chances = MACHINES["most of what drafts cost is hidden"], [0.4] * 16
     assert Simulation(machine, chances).run(TOLD_S) > 1.1 * _plain(machine, 16)

@@ -89,13 +89,10 @@ def _charge_drafting(rows: Sequence[Row], timing: StepTiming) -> None:
 
 
 def _split(cost: CostCurve, num_sequences: int, num_tokens: int, num_context: int) -> tuple[float, float, float]:
-    """Return the milliseconds of the three lines above; never negative, and more than 0 together.
-
-    Tables of the curve are renewed one by one, so two readings may be of different corrections.
-    """
+    """Return the milliseconds of the three lines above; more than 0 together."""
     alone = cost.ms(num_sequences, 0)
-    plain = max(alone, cost.ms(num_sequences, num_context)) if num_context else alone
-    whole = max(plain, cost.ms(num_tokens, num_context)) if num_tokens > num_sequences else plain
+    plain = cost.ms(num_sequences, num_context) if num_context else alone
+    whole = cost.ms(num_tokens, num_context) if num_tokens > num_sequences else plain
     return max(alone, 1e-9), plain - alone, whole - plain
 
 

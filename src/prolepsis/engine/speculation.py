@@ -90,12 +90,10 @@ class Speculation:
     def learn(
         self, rows: Sequence[Row], sampled: Sequence[SampledTokens | None], plan: SpecPlan, pass_s: float
     ) -> None:
-        """Tell the proposers what the step committed and the cost model what its pass took (seconds).
+        """Tell the proposers what the step committed, and the budget of shadow what its pass took (seconds).
 
         Of sequences that may not draft they learn at the end.
         """
-        num_tokens, num_context = sum(row.num_scheduled_tokens for row in rows), sum(row.start for row in rows)
-        self.proposers.observe_pass(num_tokens, num_context, 1000.0 * pass_s)
         self._shadow_budget.passed(pass_s)
         for row, result in zip(rows, sampled, strict=True):
             if result is not None and self.may_draft(plan, row.sequence):

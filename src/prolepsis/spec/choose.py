@@ -41,11 +41,10 @@ class ProposerSet:
 
     chosen = proposers.propose(requests, plan, load)
     ... one pass over plain rows and drafts; verify; append the emitted tokens to the sequences ...
-    proposers.observe_pass(num_tokens, num_context, ms)   # of the whole pass: forward and verification
-    proposers.observe(draft, path)                        # per draft that was verified: its accepted nodes
-    proposers.judge(sequence)                             # per sequence that emitted tokens, then
+    proposers.observe(draft, path)       # per draft that was verified: its accepted nodes
+    proposers.judge(sequence)            # per sequence that emitted tokens, then
     proposers.commit(sequence, num_new)
-    proposers.forget(sequence)                            # once, when the sequence ended
+    proposers.forget(sequence)           # once, when the sequence ended
 
     `commit` is also called once with the whole prompt when a sequence starts to decode. A proposer's fault costs drafts
     and is counted in `failures`; nothing here raises for it.
@@ -101,7 +100,7 @@ class ProposerSet:
 
     @property
     def cost(self) -> CostCurve:
-        """The cost of a pass, as far as it is known."""
+        """The cost of a pass, as profiled."""
         return self._window.cost
 
     @property
@@ -176,10 +175,6 @@ class ProposerSet:
         count_draft(self.counts, draft.credits(path), len(path))
         if traffic_class is not None:
             self.ledger.verify(draft, path, traffic_class, self._paid)
-
-    def observe_pass(self, num_tokens: int, num_context: int, ms: float) -> None:
-        """Learn what a pass cost: its tokens, its cached tokens, its milliseconds."""
-        self._window.cost.observe(num_tokens, num_context, ms)
 
     def predicted_ms(self, num_plain: int, num_drafted: int, num_context: int) -> tuple[float, float]:
         """Return the milliseconds predicted of a step without drafts, and of what so many draft tokens add to it."""

@@ -2,10 +2,13 @@
 
 Steps without drafts tell what a plain step takes, over its prediction. What a step with drafts takes beyond that, less
 what making the drafts took, is the cost of verifying them, wherever it arises. Both are learned, so the predictions may
-be off and the machine may change its speed: the step is right. Loads are compared each for itself, as what a row costs
-depends on how many there are.
+be off: the step is right. Loads are compared each for itself, as what a row costs depends on how many there are.
+
+The machine may change its speed, as others use it. Then steps with drafts take another time than expected, and a step
+without drafts soon tells whether they have changed or all steps have.
 """
 
+import math
 from dataclasses import dataclass
 
 _PLAIN_DECAY = 0.94  # per step without drafts
@@ -14,6 +17,11 @@ _PRIOR = 0.1  # plain steps of predicted cost that stand for "as predicted"
 _LEAST, _MOST = 0.2, 100.0  # of the ratio
 _OUTLIER = 2.0  # a step counts at most so much longer than expected, or shorter: a compile, a page fault
 _SHARE = 0.003  # of the tokens that references may lose
+_SHARE_IN_DOUBT = 0.02  # where the last ones may no longer tell what a plain step takes, or were few
+_FEW = 4.0  # plain steps
+_SURPRISE, _SURPRISE_DECAY = 0.3, 0.7  # three steps in a row that are off by a sixth, or more that are by a tenth
+_MOST_SURPRISE = 0.15  # of one step: chance makes single ones long
+_CHANGED = 0.15  # of the logarithm of a plain step's time: it counts as much as all before
 _SHORTEST, _LONGEST = 8, 256  # steps with drafts between two references
 _FIRST_STEPS, _FIRST_RATIO = 8, 0.4  # where nothing is known, drafts are verified at so much of the ratio
 _PATIENCE, _MOST_PATIENCE = 16, 1024  # steps that might draft and draft nothing, before the ratio is forgotten
@@ -106,6 +114,8 @@ class _Load:
         self._verifying = self._predicted = 0.0  # in plain steps, measured and predicted
         self._tokens = self._time = self._steps = 0.0  # of steps with drafts; time and tokens in those of plain steps
         self._waited = 0  # steps since the last one without drafts
+        self._surprise = 0.0  # decayed sum over them: the logarithm of measured over expected time
+        self._is_in_doubt = True
         self._idle, self._patience = 0, _PATIENCE  # steps without drafts that might have had some
         self._num_asked = 0
 
@@ -124,19 +134,28 @@ class _Load:
         return CostRatios(plain, part * plain * self.verifying_ratio)
 
     def observe_plain(self, step: StepCost) -> None:
-        ratio = (step.ms - step.drafting_ms) / step.plain_ms
-        if self._weight >= 4.0:
-            ratio = _within(ratio, self.plain_ratio)
+        ratio, known = (step.ms - step.drafting_ms) / step.plain_ms, self.plain_ratio
+        if _OUTLIER * ratio < known:  # nothing makes a step faster than it is: those before were disturbed
+            self._plain = self._weight = 0.0
+            self._forget_drafts()
+        elif known and abs(math.log(ratio / known)) > _CHANGED:
+            ratio = min(ratio, _OUTLIER * known)
+            self._plain, self._weight = known, 1.0
         self._plain = _PLAIN_DECAY * self._plain + ratio
         self._weight = _PLAIN_DECAY * self._weight + 1.0
-        self._waited = 0
+        self._waited, self._surprise = 0, 0.0
+        self._is_in_doubt = self._weight < _FEW
 
     def observe_drafts(self, step: StepCost) -> None:
         if not self._weight:
             return
         plain_ms = self.plain_ratio * step.plain_ms
         predicted, drafting = step.verifying_ms / step.plain_ms, step.drafting_ms / plain_ms
-        time = _within(step.ms / plain_ms, 1.0 + drafting + self.verifying_ratio * predicted)
+        expected = 1.0 + drafting + self.verifying_ratio * predicted
+        time = _within(step.ms / plain_ms, expected)
+        surprise = min(_MOST_SURPRISE, max(-_MOST_SURPRISE, math.log(time / expected)))
+        self._surprise = _SURPRISE_DECAY * self._surprise + surprise
+        self._is_in_doubt |= abs(self._surprise) > _SURPRISE
         self._verifying = _DECAY * self._verifying + time - 1.0 - drafting
         self._predicted = _DECAY * self._predicted + predicted
         self._time = _DECAY * self._time + time
@@ -150,18 +169,26 @@ class _Load:
         self._idle += 1
         if self._idle > self._patience:
             self._idle, self._patience = 0, min(_MOST_PATIENCE, 2 * self._patience)
-            self._verifying = self._predicted = self._tokens = self._time = self._steps = 0.0
+            self._forget_drafts()
             self._prior, self._num_asked = 1.0, 0
         self._num_asked += 1
         return self.ratios(_FIRST_RATIO if self._num_asked <= _FIRST_STEPS else 1.0)
 
+    def _forget_drafts(self) -> None:
+        self._verifying = self._predicted = self._tokens = self._time = self._steps = 0.0
+
     def wants_reference(self) -> bool:
-        """References come the more rarely, the more a step without drafts loses: `_SHARE` of the tokens at most."""
+        """References come the more rarely, the more a step without drafts loses: `_SHARE` of the tokens at most.
+
+        While the last ones are in doubt, `_SHARE_IN_DOUBT` of them at most; what seems to be lost counts for nothing
+        where steps with drafts seem to be faster than those without.
+        """
         self._waited += 1
-        if self._steps < 1.0:
+        if self._steps < 1.0 or (self._is_in_doubt and self._time < self._steps):
             return self._waited >= _SHORTEST
         lost = (self._tokens / self._time - 1.0) * self._steps / self._tokens  # of a step's tokens
-        return self._waited >= min(_LONGEST, max(_SHORTEST, lost / _SHARE))
+        share = _SHARE_IN_DOUBT if self._is_in_doubt else _SHARE
+        return self._waited >= min(_LONGEST, max(_SHORTEST, lost / share))
 
 
 def _within(value: float, expected: float) -> float:

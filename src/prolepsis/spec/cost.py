@@ -1,4 +1,4 @@
-"""Predicts what a pass of the target costs: profiled at start, corrected while serving.
+"""Predicts what a pass of the target costs, as profiled at start; how wrong that is, `spec.comparison` learns.
 
 `ms(tokens, context)`: the tokens that a pass computes, and the cached tokens over all of its sequences.
 """
@@ -15,19 +15,12 @@ PROFILE_TOKENS = (1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33, 64)
 PROFILE_CONTEXTS = (64, 512, 2048, 8192)
 _CONTEXT_STEP = 256  # tables are kept per so many tokens of context
 _MAX_TABLES = 64
-_DECAY = 0.98  # of the online correction: about 50 passes
-_PRIOR_PASSES = 8.0  # weight of the correction over all tokens in that of one band of tokens
-_REBUILD_EVERY = 32  # passes between two looks at the corrections
 _TABLE_TOKENS = 64  # that every table has
 _ALL = slice(None)
 
 
 class CostCurve:
-    """Milliseconds of a pass: never falling in tokens or context, linear between profiled points and beyond them.
-
-    `observe` learns the ratio of measured to predicted time, per band of token counts shrunk to the ratio over all, so
-    that drift of the machine and of single bands is followed; `ms` and `table` include it.
-    """
+    """Milliseconds of a pass: never falling in tokens or context, linear between profiled points and beyond them."""
 
     def __init__(
         self,
@@ -44,19 +37,16 @@ class CostCurve:
         self._grid = _monotone(self.profiled)
         self._token_slope = statistics.mean(_slope(tokens, column) for column in zip(*self._grid, strict=True))
         self._context_slope = statistics.mean(_slope(contexts, line) for line in self._grid)
-        self._overall = [_PRIOR_PASSES, _PRIOR_PASSES]  # decayed sums: ratio, weight
-        self._bands: dict[int, list[float]] = {}
         self._tables: dict[int, list[float]] = {}
-        self._num_observed = 0
 
     def ms(self, num_tokens: int, num_context: int) -> float:
-        """Return the expected milliseconds of a pass of `num_tokens` tokens, correction included.
+        """Return the expected milliseconds of a pass of `num_tokens` tokens.
 
         For many tokens no table is made, which is expensive for a single use.
         """
         if num_tokens <= _TABLE_TOKENS:
             return self.table(num_tokens, num_context)[num_tokens]
-        return self._predict(num_tokens, num_context) * self.correction(num_tokens)
+        return self._predict(num_tokens, num_context)
 
     def table(self, num_tokens: int, num_context: int) -> list[float]:
         """Return a list, indexed by tokens up to at least `num_tokens`, of milliseconds at about `num_context`."""
@@ -69,27 +59,8 @@ class CostCurve:
             table = self._tables[step] = self._build(size, step * _CONTEXT_STEP)
         return table
 
-    def observe(self, num_tokens: int, num_context: int, ms: float) -> None:
-        """Learn that a pass took `ms`; outliers beyond 4 times either way are clipped (a compile, a page fault)."""
-        predicted = self._predict(num_tokens, num_context)
-        if predicted <= 0.0 or ms <= 0.0:
-            return
-        ratio = min(4.0, max(0.25, ms / predicted))
-        for sums in (self._overall, self._bands.setdefault(_band(num_tokens), [0.0, 0.0])):
-            sums[0] = sums[0] * _DECAY + ratio
-            sums[1] = sums[1] * _DECAY + 1.0
-        self._num_observed += 1
-        if self._num_observed % _REBUILD_EVERY == 0:
-            self._tables.clear()
-
-    def correction(self, num_tokens: int) -> float:
-        """Return measured over predicted time for passes of about `num_tokens` tokens."""
-        overall = self._overall[0] / self._overall[1]
-        ratio, weight = self._bands.get(_band(num_tokens), (0.0, 0.0))
-        return (ratio + _PRIOR_PASSES * overall) / (weight + _PRIOR_PASSES)
-
     def to_json(self) -> str:
-        """Return the profiled points; the online correction is not kept."""
+        """Return the profiled points."""
         return json.dumps({"tokens": self.tokens, "contexts": self.contexts, "ms": self.profiled})
 
     @classmethod
@@ -104,8 +75,7 @@ class CostCurve:
 
     def _build(self, size: int, context: int) -> list[float]:
         column = self._column(context)
-        corrections = [self.correction(1 << band) for band in range(_band(size) + 1)]
-        ms = [self._at(column, tokens) * corrections[_band(tokens)] for tokens in range(1, size + 1)]
+        ms = [self._at(column, tokens) for tokens in range(1, size + 1)]
         return list(accumulate([ms[0], *ms], max))
 
     def _predict(self, num_tokens: int, num_context: int) -> float:
@@ -147,11 +117,6 @@ def profile_cost(
         for point in points:
             least[point] = min(least[point], measure(*point))
     return CostCurve(tokens, contexts, [[least[n, c] for c in contexts] for n in tokens])
-
-
-def _band(num_tokens: int) -> int:
-    """Return the band of token counts above one power of two and up to the next: forwards that pad, pad to its end."""
-    return (num_tokens - 1).bit_length()
 
 
 def _ascends(values: Sequence[int]) -> bool:

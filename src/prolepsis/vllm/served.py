@@ -262,7 +262,6 @@ class ServedRequests:
         """Learn what a step without prompts took and brought."""
         number, num_drafted = len(step.keys), sum(drafted)
         now = self._clock()
-        self._proposers.observe_pass(number + num_drafted, step.num_context, 1000.0 * (now - step.asked))
         plain_ms, verifying_ms = self._proposers.predicted_ms(number, num_drafted, step.num_context)
         drafting_ms, ms = 1000.0 * (step.asked - step.began), 1000.0 * (now - step.began)
         cost = StepCost(number, sum(emitted), num_drafted, ms, plain_ms, drafting_ms, verifying_ms)
