@@ -2,8 +2,7 @@
 
 Usage: python -m benchmarks.charging_cost [--steps 3200] [--repeats 5] [--json OUT]
 
-Samples have 200 tokens of context. `plain`: no drafts; `drafts`: each row verifies a chain of 3. The cost curve learns
-from each pass as it does while serving, so the renewal of its tables, once in 32 passes, is counted in.
+Samples have 200 tokens of context. `plain`: no drafts; `drafts`: each row verifies a chain of 3.
 """
 
 import argparse
@@ -39,22 +38,17 @@ def rows(num_sequences: int, num_nodes: int) -> list[Row]:
 
 
 def microseconds(num_sequences: int, num_nodes: int, steps: int) -> float:
-    """Return the mean of a step, less what the curve takes to learn."""
-    made, num_tokens = rows(num_sequences, num_nodes), num_sequences * (1 + num_nodes)
-    seconds = []
-    for charging in (True, False):
-        curve = CostCurve(
-            PROFILE_TOKENS,
-            PROFILE_CONTEXTS,
-            [[10.0 + 0.1 * size + 0.001 * context for context in PROFILE_CONTEXTS] for size in PROFILE_TOKENS],
-        )
-        started = time.perf_counter()
-        for _ in range(steps):
-            if charging:
-                charge(made, STEP, curve)
-            curve.observe(num_tokens, CONTEXT * num_sequences, 11.0)
-        seconds.append(time.perf_counter() - started)
-    return 1e6 * (seconds[0] - seconds[1]) / steps
+    """Return the mean of a step."""
+    made = rows(num_sequences, num_nodes)
+    curve = CostCurve(
+        PROFILE_TOKENS,
+        PROFILE_CONTEXTS,
+        [[10.0 + 0.1 * size + 0.001 * context for context in PROFILE_CONTEXTS] for size in PROFILE_TOKENS],
+    )
+    started = time.perf_counter()
+    for _ in range(steps):
+        charge(made, STEP, curve)
+    return 1e6 * (time.perf_counter() - started) / steps
 
 
 def measure(steps: int, repeats: int) -> dict[str, dict[str, dict[str, float]]]:
