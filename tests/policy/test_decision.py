@@ -2,7 +2,8 @@
 
 import pytest
 
-from prolepsis.core.requests import SpecMode
+from prolepsis.core.ended import Assignment
+from prolepsis.core.requests import OffReason, SpecMode
 from prolepsis.policy.decision import UNSTATED, SpeculationRequest, conflict, decide
 from prolepsis.policy.model import Mode, Terms
 
@@ -38,6 +39,23 @@ def test_depth_0_turns_it_off() -> None:
         decision = decide("r", Terms(mode="on"), requested)
         assert (decision.choice.mode, decision.choice.off_reason) == ("off", "requested_off")
         assert decision.sources["mode"] == "caller"
+
+
+@pytest.mark.parametrize(
+    ("is_rolled_back", "requested", "reason"),
+    [
+        (False, UNSTATED, "policy_off"),
+        (True, UNSTATED, "rolled_back"),
+        (True, SpeculationRequest("off"), "requested_off"),
+        (True, SpeculationRequest(max_depth=0), "rolled_back"),
+    ],
+)
+def test_a_request_that_comes_after_a_rollback_has_a_reason_of_its_own(
+    is_rolled_back: bool, requested: SpeculationRequest, reason: OffReason
+) -> None:
+    assignment = Assignment("r@1", 1, 1, "unassigned", "off", is_rolled_back=is_rolled_back)
+    choice = decide("r", Terms(mode="on"), requested, assignment=assignment).choice
+    assert (choice.mode, choice.off_reason) == ("off", reason)
 
 
 def test_proposers_are_narrowed_never_widened() -> None:

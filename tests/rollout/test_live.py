@@ -56,6 +56,7 @@ def test_arms_and_modes_of_requests(state: RolloutState, modes: dict[str, str]) 
     live = LiveRollout(RolloutTarget("code@1", "code", settings, starts_itself=False), state)
     assignments = [live.assign(f"r{i}") for i in range(300)]
     assert {assignment.arm: assignment.mode for assignment in assignments} == modes
+    assert {assignment.is_rolled_back for assignment in assignments} == {state.phase == "rolled_back"}
 
 
 def test_later_measurements_count_for_the_arm_without_counting_another_request() -> None:

@@ -4,7 +4,8 @@ import pytest
 from opentelemetry.sdk.trace.sampling import Decision, TraceIdRatioBased
 
 from prolepsis.core.ended import End
-from prolepsis.core.stats import EffectiveReason, PlainReason, RequestStats
+from prolepsis.core.requests import SpeculationChoice
+from prolepsis.core.stats import EffectiveReason, PlainReason
 from prolepsis.core.trace_context import new_trace_id
 from prolepsis.tracing.keep import Budget, Kept, fallback_reasons, is_in_share, why_kept
 from tests.tracing.ended import NOT_SAMPLED, prompt_ended, request_ended
@@ -57,8 +58,16 @@ def test_fallbacks_are_kept(reason: EffectiveReason, is_fallback: bool) -> None:
 
 @pytest.mark.parametrize(("plain", "found"), [("backoff", ["backoff"]), ("too_costly", []), ("killed", ["killed"])])
 def test_a_fallback_for_some_steps_is_one(plain: PlainReason, found: list[str]) -> None:
-    stats: RequestStats = replace(prompt_ended().stats, plain_steps={"no_draft": 7, plain: 1})
-    assert fallback_reasons(stats) == found
+    ended = prompt_ended()
+    prompt = replace(ended, stats=replace(ended.stats, plain_steps={"no_draft": 7, plain: 1}))
+    assert fallback_reasons(prompt) == found
+
+
+def test_a_request_that_was_to_be_plain_since_a_rollback_is_no_fallback() -> None:
+    ended = prompt_ended(reason="rolled_back")
+    assert fallback_reasons(ended) == ["rolled_back"]
+    plain = replace(ended.request, speculation=SpeculationChoice("off", "rolled_back"))
+    assert fallback_reasons(replace(ended, request=plain)) == []
 
 
 def test_a_budget_refills() -> None:

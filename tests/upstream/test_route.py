@@ -63,10 +63,16 @@ def test_others_are_for_the_plain_pool_and_may_go_to_the_other_one(route: Route,
         (routed(SpecPlan(num_speculative_tokens=DEPTH, killed=frozenset({"proposer:upstream"}))), "killed"),
         (routed(SpecPlan(num_speculative_tokens=DEPTH, stopped=frozenset({"r#1"})), rollout_run="r#1"), "rolled_back"),
         (routed(disabled()), "breaker_open"),
+        (routed(mode="off", off_reason="rolled_back"), "rolled_back"),
+        (routed(SpecPlan(num_speculative_tokens=0, reason="killed"), mode="off", off_reason="flag_off"), "flag_off"),
+        (routed(SpecPlan(killed=frozenset({"tenant:bank"})), mode="off", off_reason="policy_off"), "policy_off"),
+        (routed(SpecPlan(killed=frozenset({"proposer:upstream"})), mode="off"), "requested_off"),
+        (routed(disabled(), mode="off", off_reason="policy_off"), "policy_off"),
+        (routed(disabled(), mode="shadow"), "breaker_open"),
     ],
 )
 def test_what_a_safeguard_stopped_never_goes_to_the_speculating_pool(route: Route, reason: EffectiveReason) -> None:
-    assert route == Route("plain", reason)
+    assert (route.pool, route.reason) == ("plain", reason)
     assert route.pools == ("plain",)
 
 

@@ -97,6 +97,22 @@ async def test_the_arms_of_a_rollout_are_the_pools(
     assert (len(speculating.asked), len(plain.asked)) == (num_canary, 24 - num_canary)
 
 
+async def test_after_a_rollback_the_speculating_pool_does_not_stand_in_for_the_plain_one(
+    plain: FakeUpstream, speculating: FakeUpstream, tmp_path: Path
+) -> None:
+    (tmp_path / "policy.yaml").write_text(CANARY)
+    async with server(plain, speculating, tmp_path / "policy.yaml") as (http, rollouts):
+        [view] = await rollouts.views()
+        await rollouts.command(view.id, "start", "")
+        await rollouts.command(view.id, "rollback", "")
+        before = await http.post("/v1/completions", json=BODY)
+        plain.status = 500
+        after = await http.post("/v1/completions", json=BODY)
+    assert before.headers["x-spec-effective"].startswith("mode=off;reason=rolled_back;")
+    assert after.status_code == 503
+    assert speculating.asked == []
+
+
 async def test_without_a_pool_the_server_says_so(
     plain: FakeUpstream, speculating: FakeUpstream, tmp_path: Path
 ) -> None:

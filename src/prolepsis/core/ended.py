@@ -59,6 +59,8 @@ class Assignment:
     """Versions of the draft heads that its rule may use: evidence belongs to them."""
     is_against_plain: bool = True
     """The requests that are not the canary's are decoded plainly."""
+    is_rolled_back: bool = False
+    """The rollout was rolled back before the request came."""
 
     @property
     def rollout_run(self) -> str:

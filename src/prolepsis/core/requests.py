@@ -150,7 +150,7 @@ _RANGES: tuple[tuple[str, str, Callable[[float], bool]], ...] = (
 
 
 SpecMode = Literal["auto", "off", "on", "shadow"]
-OffReason = Literal["requested_off", "policy_off", "not_eligible", "flag_off"]
+OffReason = Literal["requested_off", "policy_off", "rolled_back", "not_eligible", "flag_off"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +161,8 @@ class SpeculationChoice:
     """off: plain decoding. auto: verify the drafts that pay by the cost curve. on: verify every draft. shadow: decode
     plainly, and make drafts only to compare them with the tokens that are emitted."""
     off_reason: OffReason = "requested_off"
-    """In mode off, the reason: the caller, the policy, earlier drafts, or a feature flag turned speculation off."""
+    """In mode off, the reason: the caller, the policy, a rollback, earlier drafts, or a feature flag turned speculation
+    off."""
     num_speculative_tokens: int | None = None
     """Ceiling on drafted tokens a step; None leaves it to the engine."""
     proposers: tuple[str, ...] | None = None

@@ -131,7 +131,7 @@ EffectiveReason = Literal[
     "flag_off",  # a feature flag turned it off
     "killed",  # the kill switch stopped it; with mode on or shadow, after drafts had been verified or compared
     "plan_off",  # the plan's ceiling is 0
-    "rolled_back",  # the rollout that it drafted under was rolled back while it ran, before any draft was decided
+    "rolled_back",  # its rule's rollout was rolled back: before it came, or while it ran, before any draft was decided
     "no_decode",  # the request ended before a step that could have drafted
     "overload_shallow",  # drafts were verified, with a ceiling lowered because the server's queue aged
     "overload_plain",  # speculation was stopped because the queue aged

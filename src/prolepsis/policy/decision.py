@@ -140,7 +140,7 @@ def decide(
         requested=requested,
         choice=SpeculationChoice(
             mode="auto" if mode == "on" and not forced else mode,
-            off_reason=_OFF_REASONS[source] if mode == "off" else "requested_off",
+            off_reason=_off_reason(source, assignment) if mode == "off" else "requested_off",
             num_speculative_tokens=ceiling,
             proposers=terms.proposers if requested.proposer is None else (requested.proposer,),
             rollout_run=assignment.rollout_run if assignment is not None and is_canary and by_rollout else "",
@@ -166,6 +166,11 @@ _OFF_REASONS: Mapping[Source, OffReason] = {
     "shadow_percentage": "policy_off",
     "eligibility": "not_eligible",
 }
+
+
+def _off_reason(source: Source, assignment: Assignment | None) -> OffReason:
+    is_rolled_back = assignment is not None and assignment.is_rolled_back
+    return "rolled_back" if is_rolled_back and source == "policy" else _OFF_REASONS[source]
 
 
 def _ceiling(terms: Terms, requested: SpeculationRequest, limits: Limits) -> tuple[int | None, Source]:

@@ -172,6 +172,7 @@ class LiveRollout:
             unit,
             self.weights,
             is_plain,
+            state.phase == "rolled_back",
         )
 
     def observe(

@@ -85,7 +85,7 @@ def of_prompt(prompt: PromptEnded) -> dict[str, Attribute]:
             names.MODE: stats.mode.mode,
             names.MODE_REASON: stats.mode.reason,
             names.PLAN_VERSION: stats.mode.plan_version,
-            names.FALLBACK: fallback_reasons(stats) or None,
+            names.FALLBACK: fallback_reasons(prompt) or None,
             names.PREEMPTIONS: stats.num_preemptions,
         }
     if prompt.answer in ("complete", "cut"):

@@ -4,8 +4,8 @@ import time
 from collections.abc import Callable
 from typing import Literal
 
-from prolepsis.core.ended import End, RequestEnded
-from prolepsis.core.stats import EffectiveReason, PlainReason, RequestStats
+from prolepsis.core.ended import End, PromptEnded, RequestEnded
+from prolepsis.core.stats import EffectiveReason, PlainReason
 
 Kept = Literal["sampled", "error", "fallback", "mismatch"]
 
@@ -30,7 +30,7 @@ def why_kept(ended: RequestEnded) -> Kept | None:
         return "sampled"
     if is_error(ended.end) or any(is_error(prompt.end) for prompt in ended.prompts):
         return "error"
-    return "fallback" if any(fallback_reasons(prompt.stats) for prompt in ended.prompts) else None
+    return "fallback" if any(fallback_reasons(prompt) for prompt in ended.prompts) else None
 
 
 def is_error(end: End) -> bool:
@@ -38,8 +38,11 @@ def is_error(end: End) -> bool:
     return end in ("failed", "aborted")
 
 
-def fallback_reasons(stats: RequestStats) -> list[str]:
+def fallback_reasons(prompt: PromptEnded) -> list[str]:
     """Return why steps of a request were plain though it was to speculate, by failures and safeguards."""
+    stats = prompt.stats
+    if not prompt.request.speculation.enabled:
+        return []
     if not stats.plain_steps.keys() & _PLAIN_FALLBACKS and stats.mode.reason not in _FALLBACKS:
         return []
     return sorted({*(stats.plain_steps.keys() & _PLAIN_FALLBACKS), *({stats.mode.reason} & _FALLBACKS)})

@@ -12,8 +12,6 @@ from prolepsis.engine.accounting import why_plan_is_off
 from prolepsis.upstream.capabilities import may_speculate
 
 PoolName = Literal["speculating", "plain"]
-_SAFEGUARDS: frozenset[EffectiveReason] = frozenset({"killed", "rolled_back", "breaker_open"})
-"""Reasons for which a request is not sent to the speculating pool even while no other is there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,13 +19,15 @@ class Route:
     pool: PoolName
     reason: EffectiveReason
     """Why it is the plain pool; of the other one, `speculating`."""
+    is_stopped: bool = False
+    """A safeguard stops speculation for it: it stays out of the speculating pool even while no other is there."""
 
     @property
     def pools(self) -> tuple[PoolName, ...]:
         """The pools that may serve it, the first where that is there."""
         if self.pool == "speculating":
             return "speculating", "plain"
-        return ("plain",) if self.reason in _SAFEGUARDS else ("plain", "speculating")
+        return ("plain",) if self.is_stopped else ("plain", "speculating")
 
 
 def route_of(request: GenerateRequest, plan: SpecPlan, api: UpstreamApi, num_draft_tokens: int) -> Route:
@@ -36,13 +36,33 @@ def route_of(request: GenerateRequest, plan: SpecPlan, api: UpstreamApi, num_dra
     A lower ceiling, of the request or of the plan, can only be kept by decoding plainly.
     """
     reason = _why_off(request, plan) or _why_not_there(request, plan, api, num_draft_tokens)
-    return Route("speculating", "speculating") if reason is None else Route("plain", reason)
+    if reason is None:
+        return Route("speculating", "speculating")
+    return Route("plain", reason, _is_stopped(request, plan))
+
+
+def _is_stopped(request: GenerateRequest, plan: SpecPlan) -> bool:
+    """Return whether a safeguard stops it: the kill switch, a rollback or a breaker, whatever else made it plain."""
+    choice = request.speculation
+    is_rolled_back = choice.rollout_run in plan.stopped or (not choice.enabled and choice.off_reason == "rolled_back")
+    return _is_killed(request, plan) or is_rolled_back or _is_disabled(request, plan)
+
+
+def _is_killed(request: GenerateRequest, plan: SpecPlan) -> bool:
+    return plan.kills(request.kill_scopes | {kill_scope("proposer", UPSTREAM)})
+
+
+def _is_disabled(request: GenerateRequest, plan: SpecPlan) -> bool:
+    return any(
+        one.proposer == UPSTREAM and one.traffic_class == request.traffic_class and not one.probes
+        for one in plan.disabled
+    )
 
 
 def _why_off(request: GenerateRequest, plan: SpecPlan) -> EffectiveReason | None:
     """Return why the request is not to speculate at all."""
     choice = request.speculation
-    if choice.enabled and (plan.kills(request.kill_scopes) or kill_scope("proposer", UPSTREAM) in plan.killed):
+    if choice.enabled and _is_killed(request, plan):
         return "killed"
     if choice.rollout_run in plan.stopped:
         return "rolled_back"
@@ -60,10 +80,7 @@ def _why_not_there(
     choice = request.speculation
     if num_draft_tokens == 0 or any(UPSTREAM not in names for names in (choice.proposers, plan.proposers) if names):
         return "no_draft"
-    if any(
-        one.proposer == UPSTREAM and one.traffic_class == request.traffic_class and not one.probes
-        for one in plan.disabled
-    ):
+    if _is_disabled(request, plan):
         return "breaker_open"
     ceilings = (plan.ceiling, choice.num_speculative_tokens)
     is_capped = any(ceiling is not None and ceiling < num_draft_tokens for ceiling in ceilings)
