@@ -198,6 +198,22 @@ async def test_servers_without_a_store_that_act_at_once_keep_both_acts(tmp_path:
         assert dict(one.of(KIND)) == {"tenant:bank": "1", "tenant:shop": "1"}
 
 
+async def test_servers_of_a_store_with_one_copy_keep_what_each_waits_to_store(table: Table, tmp_path: Path) -> None:
+    ours, theirs = replica(table, tmp_path), replica(table, tmp_path)
+    table.is_down = True
+    ours.set(KIND, "tenant:bank", "1")
+    theirs.set(KIND, "tenant:shop", "1")
+    await settle(ours, theirs)
+    again = replica(table, tmp_path)
+    assert dict(again.of(KIND)) == {"tenant:bank": "1", "tenant:shop": "1"}
+    table.is_down = False
+    await settle(ours)
+    assert [name for _, name, _, _ in copy_file(tmp_path / "a.json").read().pending] == ["tenant:shop"]
+    await settle(theirs, ours, again)
+    assert dict(ours.of(KIND)) == dict(again.of(KIND)) == {"tenant:bank": "1", "tenant:shop": "1"}
+    assert copy_file(tmp_path / "a.json").read().pending == ()
+
+
 def kill_switch(
     controls: SharedControls, folder: Path, name: str, killed: list[frozenset[str]] | None = None
 ) -> KillSwitch:

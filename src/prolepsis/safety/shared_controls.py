@@ -9,6 +9,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Self
 
@@ -169,7 +170,8 @@ class SharedControls(Feature):
         self._values = stored
         self._pending = _newer(self._pending, stored)
         if changed:
-            self._save()
+            with self._copy.locked():
+                self._save()
         self._tell_changes({} if was_unknown else before)
 
     def _told(self) -> dict[str, Values]:
@@ -181,8 +183,12 @@ class SharedControls(Feature):
                 self._followers[kind](values)
 
     def _save(self) -> str:
+        """Write the copy, which the caller has locked, with what other servers of this machine wait to store."""
+        waiting = dict(self._pending)
+        with suppress(ConfigError):  # a damaged file is replaced
+            waiting |= _newer(_newer(_controls(self._copy.read().pending), self._values), self._pending)
         try:
-            self._copy.write(ControlCopy.of(self._values, self._pending))
+            self._copy.write(ControlCopy.of(self._values, waiting))
         except ConfigError as error:
             log.error("controls_not_saved", error=str(error))
             return str(error)
