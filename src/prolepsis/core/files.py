@@ -3,13 +3,13 @@
 import errno
 import fcntl
 import os
-import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from hashlib import file_digest, sha256
 from pathlib import Path
+from secrets import token_hex
 from typing import ClassVar, Generic, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -38,26 +38,40 @@ def _directory(own: str, base: str, default: str) -> Path:
     return Path(os.environ.get(base, Path.home() / default)) / "prolepsis"
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Replace a file; it is on disk when this returns. After an `OSError` the old content is still there.
+@contextmanager
+def replacing(path: Path, *, mode: int | None = None) -> Iterator[Path]:
+    """Yield the path of a file to write, which replaces `path` when the block ends; then it is on disk.
 
-    Only the owner may read it. The folder must exist.
+    After an error the old content is still there. `mode`: its permissions, from the start; None: as its writer makes
+    it. The folder must exist.
     """
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name)  # made with mode 0600
+    part = path.with_name(f"{path.name}.{token_hex(4)}.part")  # of its own: others may write the same file
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)
+        if mode is not None:
+            os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode))
+        yield part
+        if mode is not None:
+            part.chmod(mode)  # safetensors writes another file, for the owner only
+        _sync(part)
+        part.replace(path)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        part.unlink(missing_ok=True)
         raise
-    folder = os.open(path.parent, os.O_RDONLY)
+    _sync(path.parent)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(folder)
+        os.fsync(descriptor)
     finally:
-        os.close(folder)
+        os.close(descriptor)
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Replace a file that only its owner may read (`replacing`)."""
+    with replacing(path, mode=0o600) as part:
+        part.write_bytes(content)
 
 
 @contextmanager

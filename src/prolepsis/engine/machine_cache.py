@@ -1,7 +1,6 @@
 """Results about a model on this machine (self-check, cost of a pass), cached in files for the next start."""
 
 import hashlib
-import os
 import platform
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import structlog
 import torch
 
 from prolepsis import __version__
-from prolepsis.core.files import cache_directory
+from prolepsis.core.files import cache_directory, replacing
 from prolepsis.native.processor import processor_name
 
 log = structlog.get_logger(__name__)
@@ -37,8 +36,7 @@ def write_cached(file: Path, text: str) -> None:
     """Write `file` atomically. If it cannot be written, the result is computed again at the next start."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        part = file.with_suffix(f".{os.getpid()}.part")
-        part.write_text(text)
-        part.replace(file)
+        with replacing(file) as part:
+            part.write_text(text)
     except OSError as error:
         log.warning("not_kept", file=str(file), error=str(error))

@@ -6,7 +6,6 @@ Legend: N tokens and D documents of a shard, F = aux_layers * hidden.
 """
 
 import json
-import os
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -18,6 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from prolepsis.core.errors import ConfigError
+from prolepsis.core.files import replacing
 
 MANIFEST = "manifest.json"
 HELD_OUT_EVERY = 40
@@ -70,9 +70,8 @@ def open_folder(folder: Path, manifest: Manifest) -> None:
         if differences:
             raise ConfigError(f"{folder} holds data of another run: {differences}", param="out")
         return
-    part = file.with_suffix(f".{os.getpid()}.part")
-    part.write_text(json.dumps(asdict(manifest), indent=2) + "\n")
-    part.replace(file)
+    with replacing(file) as part:
+        part.write_text(json.dumps(asdict(manifest), indent=2) + "\n")
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -109,9 +108,8 @@ class ShardWriter:
         if not self._documents:
             return
         file = self._folder / self._pattern(f"{self._next:05d}")
-        part = file.with_suffix(".part")
-        save_file(pack(self._documents), part, {"kinds": json.dumps([d.kind for d in self._documents])})
-        part.replace(file)
+        with replacing(file) as part:
+            save_file(pack(self._documents), part, {"kinds": json.dumps([d.kind for d in self._documents])})
         self._next += 1
         self._documents, self._num_tokens = [], 0
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
+from prolepsis.core.files import replacing
 from prolepsis.train.acceptance import DEPTH, Counts
 from prolepsis.train.run_directory import RunDirectory
 from prolepsis.train.trainer import Measured
@@ -55,9 +56,8 @@ class Outcome:
 
 def write_result(directory: RunDirectory, outcome: Outcome) -> None:
     """Write the figures as JSON."""
-    part = directory.result.with_suffix(".part")
-    part.write_text(json.dumps(asdict(outcome), indent=2) + "\n")
-    part.replace(directory.result)
+    with replacing(directory.result) as part:
+        part.write_text(json.dumps(asdict(outcome), indent=2) + "\n")
 
 
 def write_report(directory: RunDirectory, outcome: Outcome, plots: Sequence[str]) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from prolepsis.core.errors import ConfigError
+from prolepsis.core.files import replacing
 from prolepsis.train.acceptance import Counts
 from prolepsis.train.batches import BatchGradients, GradientWorkers, TargetEnds
 from prolepsis.train.data import Dataset, Document, groups, read
@@ -149,7 +150,6 @@ class Trainer:
 
     def save(self, file: Path) -> None:
         """Write a checkpoint for `load`."""
-        part = file.with_suffix(".part")
         state = {
             "weights": {name: tensor.detach() for name, tensor in self._task.tensors.items()},
             "optimisers": [optimiser.state_dict() for optimiser in self._optimisers],
@@ -157,8 +157,8 @@ class Trainer:
             "anchors": self._anchors,
             "history": [asdict(measured) for measured in self.history],
         }
-        torch.save(state, part)
-        part.replace(file)
+        with replacing(file) as part:
+            torch.save(state, part)
 
     def load(self, file: Path) -> None:
         """Continue from a checkpoint; raises `ConfigError` if it is damaged or belongs to another task."""

@@ -14,7 +14,7 @@ import structlog
 import torch
 from torch import Tensor
 
-from prolepsis.core.files import exclusive
+from prolepsis.core.files import exclusive, replacing
 
 if TYPE_CHECKING:
     from gguf import GGMLQuantizationType
@@ -107,10 +107,9 @@ def quantised(tensors: Mapping[str, Tensor], kind: int, cache: Path) -> Mapping[
                 matrix = quantise(tensors[name], kind if ".layers." in name else Q8_0)
                 if matrix.kind != BF16:
                     found[name] = matrix
-            part = cache.with_suffix(".part")
             kinds = {name: str(matrix.kind) for name, matrix in found.items()}
-            save_file({name: matrix.data for name, matrix in found.items()}, part, kinds)
-            part.replace(cache)
+            with replacing(cache) as part:
+                save_file({name: matrix.data for name, matrix in found.items()}, part, kinds)
             log.warning("quantised_weights", seconds=round(time.monotonic() - started, 1))
     return _read_quantised(cache)
 

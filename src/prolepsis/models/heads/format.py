@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from prolepsis.core.errors import ModelLoadError
-from prolepsis.core.files import sha256_of
+from prolepsis.core.files import replacing, sha256_of
 from prolepsis.models.files.config import llama_shaped
 from prolepsis.models.targets.lean_shape import LeanShape
 
@@ -112,11 +112,9 @@ def save_head(folder: Path, config: HeadConfig, weights: HeadWeights, rope: Mapp
         NAMES[name]: (value.detach().to(torch.bfloat16) if value.is_floating_point() else value).contiguous().cpu()
         for name, value in present.items()
     }
-    part = folder / f"{WEIGHTS}.part"
-    save_file(tensors, part, {"format": "pt"})
-    (folder / CONFIG).write_text(json.dumps(_document(config, rope), indent=2) + "\n")
-    part.chmod(0o644)  # the library writes for the owner only
-    part.replace(folder / WEIGHTS)
+    with replacing(folder / WEIGHTS, mode=0o644) as part:
+        save_file(tensors, part, {"format": "pt"})
+        (folder / CONFIG).write_text(json.dumps(_document(config, rope), indent=2) + "\n")
 
 
 def load_head(folder: Path) -> tuple[HeadConfig, HeadWeights]:

@@ -28,6 +28,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from prolepsis.core.errors import ModelLoadError
+from prolepsis.core.files import replacing
 from prolepsis.models.heads.format import weights_checksum
 from prolepsis.models.targets.lean import rms_norm
 
@@ -67,12 +68,11 @@ class LevelWeights:
 
 def save_levels(folder: Path, weights: LevelWeights, report: Mapping[str, Any]) -> None:
     """Write the levels of the head in `folder`, in bfloat16, with a `report` on their training (plain JSON values)."""
-    part = folder / f"{LEVELS}.part"
-    part.parent.mkdir(exist_ok=True)
+    file = folder / LEVELS
+    file.parent.mkdir(exist_ok=True)
     tensors = {name: tensor.contiguous() for name, tensor in weights.to(torch.bfloat16).tensors().items()}
-    save_file(tensors, part, {_HEAD: weights_checksum(folder), _REPORT: json.dumps(dict(report))})
-    part.chmod(0o644)  # the library writes for the owner only
-    part.replace(folder / LEVELS)
+    with replacing(file, mode=0o644) as part:
+        save_file(tensors, part, {_HEAD: weights_checksum(folder), _REPORT: json.dumps(dict(report))})
 
 
 def load_levels(folder: Path, hidden: int) -> LevelWeights | None:
