@@ -3,6 +3,7 @@
 import gc
 import os
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from functools import cache
@@ -51,9 +52,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> ByFile:
     return ByFile(config, log)
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Give each operation of a schemathesis test an id of its own: pytest 9.2 builds it without the operation."""
+    if (operation := getattr(item, "operation_label", None)) is not None and item.id.params is None:
+        item._id = item.id.with_params(operation)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Start with the default model: the slowest tests, which would keep one worker busy at the end."""
     items.sort(key=lambda item: DEFAULT_MODEL not in item.nodeid)
+    same = [name for name, count in Counter(item.nodeid for item in items).items() if count > 1]
+    assert not same, f"of tests with the same id, parallel runs leave out all but one: {same}"
 
 
 def pytest_collection_finish() -> None:
