@@ -39,8 +39,7 @@ from prolepsis.engine.timings import PHASES
 from prolepsis.models.load import load_model
 from prolepsis.ray.affinity import PrefixRouter, Router
 from prolepsis.ray.client import REPORT_S, ReplicasClient
-from prolepsis.ray.connection import Address
-from prolepsis.ray.messages import Report
+from prolepsis.ray.messages import Address, Report
 from prolepsis.spec.cost import CostCurve
 from prolepsis.store.store import open_store
 from prolepsis.telemetry.metrics import Metrics

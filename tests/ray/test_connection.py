@@ -1,12 +1,15 @@
 """What a connection between a front door and a replica asks of both sides."""
 
 import asyncio
+import re
 import shlex
 import shutil
 import subprocess
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import GenericAlias
+from typing import Literal
 
 import pytest
 
@@ -16,9 +19,9 @@ from prolepsis.core.events import Failed
 from prolepsis.core.exact_group import ExactGroup
 from prolepsis.engine.event_stream import EventStream
 from prolepsis.engine.process.channel import Channel, Streams
-from prolepsis.ray.connection import Address, connect, listen, new_secret
+from prolepsis.ray.connection import connect, listen, new_secret
 from prolepsis.ray.link import ReplicaLink
-from prolepsis.ray.messages import Hello
+from prolepsis.ray.messages import VERSION, Address, Hello, shape_of
 from tests.fakes import request
 from tests.ray.replicas import replica
 
@@ -59,9 +62,22 @@ async def test_another_version_is_refused_by_name() -> None:
     """And before a message is read, which may mean something else there."""
     one = replica()
     address = (await one.report()).address
-    with pytest.raises(PermissionError, match=f"the replica is prolepsis {__version__}, the door 0.0.1; allowed: one"):
+    refusal = f"the replica is prolepsis {VERSION}, the door 0.0.1; allowed: one"
+    with pytest.raises(PermissionError, match=re.escape(refusal)):
         await connect(address, version="0.0.1")
     await one.close()
+
+
+def test_messages_of_other_fields_are_another_version() -> None:
+    def shape(**fields: object) -> str:
+        inner = type("Inner", (), {"__module__": "prolepsis.inner", "__annotations__": fields})
+        inners = {"inners": GenericAlias(list, inner)}
+        return shape_of([type("Outer", (), {"__module__": "prolepsis.outer", "__annotations__": inners})])
+
+    assert shape(a=int, b=int) == shape(a=int, b=int)
+    others = [shape(), shape(b=int, a=int), shape(a=int, c=int), shape(a=int, b=str), shape(a=int, b=Literal["a", "b"])]
+    assert len({shape(a=int, b=int), shape(a=int, b=Literal["a"]), *others}) == 7
+    assert re.fullmatch(re.escape(__version__) + r" \(messages [0-9a-f]{8}\)", VERSION)
 
 
 async def test_a_silent_replica_is_lost() -> None:

@@ -1,9 +1,9 @@
 """Connections between front doors and replicas, which tokens take instead of calls through Ray.
 
 Messages are pickled, so no message is read before both sides have proven that they know a secret, and have the same
-version of this program. A replica makes its secret when it starts and tells it over Ray, which knows what belongs to
-the cluster. What follows is as open to
-readers of the network as Ray's own calls: encrypted where Ray is told to use TLS.
+version of this program and of its messages. A replica makes its secret when it starts and tells it over Ray, which
+knows what belongs to the cluster. What follows is as open to readers of the network as Ray's own calls: encrypted where
+Ray is told to use TLS.
 """
 
 import asyncio
@@ -11,38 +11,28 @@ import hmac
 import os
 import ssl
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 from secrets import token_bytes
 from typing import Literal
 
 import structlog
 
-from prolepsis import __version__
 from prolepsis.core.network import end_unacknowledged
 from prolepsis.engine.process.channel import Streams
+from prolepsis.ray.messages import VERSION, Address
 
 CONNECT_S = 5.0
 """How long a connection and its proof may take."""
 _UNACKNOWLEDGED_S = 10.0
 """A connection ends if its other side has not acknowledged data for so long."""
 _NUM_BYTES = 32
-_VERSION_BYTES = 32
+_VERSION_BYTES = 64
 
 Side = Literal["door", "replica"]
 
 log = structlog.get_logger(__name__)
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
-    """Where a replica takes requests, and the secret that those who may ask know."""
-
-    host: str
-    port: int
-    secret: bytes = field(repr=False)
-
-
-async def connect(address: Address, version: str = __version__) -> Streams:
+async def connect(address: Address, version: str = VERSION) -> Streams:
     """Return a connection to a replica; raises `OSError`, `TimeoutError` or `EOFError` if there is none to it."""
     async with asyncio.timeout(CONNECT_S):
         context = _tls(ssl.Purpose.SERVER_AUTH)
@@ -63,7 +53,7 @@ async def listen(
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             async with asyncio.timeout(CONNECT_S):
-                await _prove(reader, writer, secret, "replica", __version__)
+                await _prove(reader, writer, secret, "replica", VERSION)
         except BaseException as error:
             writer.close()
             if isinstance(error, OSError | EOFError | TimeoutError):  # contained: it is none of ours

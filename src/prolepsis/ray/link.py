@@ -12,8 +12,8 @@ from prolepsis.engine.observer import EngineObserver
 from prolepsis.engine.process.channel import Channel
 from prolepsis.engine.process.messages import Refused, Streamed, tell_all
 from prolepsis.engine.process.streams import AskedStreams
-from prolepsis.ray.connection import CONNECT_S, Address, connect
-from prolepsis.ray.messages import Beat, ControlState, Figures, Hello, Leaving
+from prolepsis.ray.connection import CONNECT_S, connect
+from prolepsis.ray.messages import Address, Beat, ControlState, Figures, Hello, Leaving
 
 TICK_S = 0.5
 SILENT_TICKS = 10

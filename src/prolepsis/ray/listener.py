@@ -11,8 +11,8 @@ from prolepsis.core.messages import Abort, OfferDraft
 from prolepsis.engine.process.channel import Channel, Streams
 from prolepsis.engine.process.messages import Generate, Leave
 from prolepsis.engine.process.streams import ServedStreams
-from prolepsis.ray.connection import Address, listen, new_secret
-from prolepsis.ray.messages import Beat, ControlState, Figures, Leaving
+from prolepsis.ray.connection import listen, new_secret
+from prolepsis.ray.messages import Address, Beat, ControlState, Figures, Leaving
 
 if TYPE_CHECKING:
     from prolepsis.ray.replica import EngineReplica

@@ -12,13 +12,27 @@ Abort, OfferDraft         -->
                           <--   Beat, Leaving, Figures
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from typing import get_args, get_type_hints
 
+from prolepsis import __version__
 from prolepsis.core.config import HeadProposerName
 from prolepsis.core.exact_group import ExactGroup
+from prolepsis.core.messages import Abort, OfferDraft
 from prolepsis.core.plan import SpecPlan
-from prolepsis.engine.process.messages import Observed, Status
-from prolepsis.ray.connection import Address
+from prolepsis.core.rounds import RemoteRounds
+from prolepsis.engine.process.messages import Generate, Leave, Observed, Refused, Status, Streamed
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a replica takes requests, and the secret that those who may ask know."""
+
+    host: str
+    port: int
+    secret: bytes = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,3 +100,26 @@ class Report:
     """Number of the first of these, of all that this front door was told."""
     num_unreported: int
     """Calls that were dropped, as no front door asked for too long."""
+
+
+def shape_of(messages: Sequence[object]) -> str:
+    """Return eight hex digits of a digest of types: their names and fields, and those of the types of these fields.
+
+    A pickle holds the values of fields without their names, so that a field that was moved is misread.
+    """
+    shapes: dict[type, str] = {}
+    waiting = list(messages)
+    while waiting:
+        one = waiting.pop()
+        waiting += get_args(one)
+        if isinstance(one, type) and one not in shapes and one.__module__.startswith("prolepsis"):
+            fields = get_type_hints(one)
+            shapes[one] = f"{one.__module__}.{one.__qualname__}: {fields}"
+            waiting += fields.values()
+    return sha256("\n".join(sorted(shapes.values())).encode()).hexdigest()[:8]
+
+
+_SENT = (ControlState, Generate, Leave, Abort, OfferDraft)
+_RECEIVED = (Hello, Streamed, Refused, Beat, Leaving, Figures, RemoteRounds, Report)  # rounds are told to observers
+VERSION = f"{__version__} (messages {shape_of(_SENT + _RECEIVED)})"
+"""Doors and replicas of one version read each other's messages."""
