@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from prolepsis.core.client_draft import ClientDraft
 from prolepsis.core.config import CANDIDATE_HEAD, DRAFT_HEAD, HeadProposerName
-from prolepsis.core.errors import ModelLoadError
+from prolepsis.core.errors import MemoryPlanError, ModelLoadError
 from prolepsis.core.events import Aborted, Event, Finished, FinishReason, Terminal, Tokens
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest
@@ -106,9 +106,11 @@ class FakeEngineClient:
         return self.installed
 
     async def swap_head(self, name: str, proposer: HeadProposerName = DRAFT_HEAD) -> HeadSwapped:
-        """Swap any head but one called broken."""
+        """Swap any head but one called broken or huge."""
         if name.startswith("broken"):
             raise ModelLoadError(f"{name} is damaged")
+        if name.startswith("huge"):
+            raise MemoryPlanError(f"{name} does not fit")
         self.swaps.append(name)
         before, label = getattr(self.info, proposer), None if name == "none" else name
         info = self.info

@@ -18,6 +18,7 @@ INSTALLED = (
     InstalledHead(name="mine", version=1, aliases=("champion",), **FACTS),
     InstalledHead(name="mine", version=2, aliases=(), **FACTS),
     InstalledHead(name="broken", version=1, aliases=(), **FACTS),
+    InstalledHead(name="huge", version=1, aliases=(), **FACTS),
 )
 
 
@@ -55,6 +56,7 @@ async def test_heads_are_shown_and_swapped_by_any_of_their_names(http: httpx.Asy
         ({"head": "/etc"}, 404, "unknown_head"),
         ({"head": "mine@3"}, 404, "unknown_head"),
         ({"head": "broken"}, 409, "head_not_usable"),
+        ({"head": "huge"}, 409, "head_not_usable"),
         ({"head": "mine", "proposer": "suffix"}, 400, "invalid_value"),
         ({}, 400, "missing_field"),
     ],

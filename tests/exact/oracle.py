@@ -84,12 +84,17 @@ class Oracle:
     """
 
     def __init__(
-        self, texts: Sequence[Sequence[int]], name: str = "oracle", aux_layers: tuple[int, ...] = AUX_LAYERS
+        self,
+        texts: Sequence[Sequence[int]],
+        name: str = "oracle",
+        aux_layers: tuple[int, ...] = AUX_LAYERS,
+        *,
+        page_bytes: int = 256,
     ) -> None:
         self.texts = [tuple(text) for text in texts]
         self.num_checked = 0
         self._aux_layers = aux_layers
-        self._info = HeadInfo(name, aux_layers, len(aux_layers) * HIDDEN, page_bytes=256, weight_bytes=0)
+        self._info = HeadInfo(name, aux_layers, len(aux_layers) * HIDDEN, page_bytes=page_bytes, weight_bytes=0)
 
     @property
     def info(self) -> HeadInfo:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from prolepsis.core.config import CANDIDATE_HEAD, DRAFT_HEAD, EngineConfig, HeadProposerName
-from prolepsis.core.errors import EngineDead, InvalidParameter, ModelLoadError
+from prolepsis.core.errors import EngineDead, InvalidParameter, MemoryPlanError, ModelLoadError
 from prolepsis.core.events import Event, Finished
 from prolepsis.core.messages import ApplyPlan
 from prolepsis.core.plan import SpecPlan
@@ -294,6 +294,14 @@ async def test_a_swap_ends_with_an_engine_whose_step_is_stuck(client: ThreadEngi
         done.result(timeout=1)
     with pytest.raises(EngineDead, match="a step has not ended"):
         await client.swap_head("new")
+
+
+@pytest.mark.parametrize("proposer", [HEAD, CANDIDATE])
+def test_a_head_whose_cache_does_not_fit_the_memory_is_refused(proposer: HeadProposerName) -> None:
+    engine = engine_with({"huge": Oracle([PROMPT], "huge", page_bytes=1 << 60)}, oracle("old"))
+    with pytest.raises(MemoryPlanError, match="K/V of draft head huge"):
+        engine.load_head("huge", proposer)
+    assert engine.info.draft_head == "old"
 
 
 def test_an_engine_that_drafts_nothing_takes_no_head() -> None:

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from prolepsis.core.audit_event import AuditEvent, Emit, discard
 from prolepsis.core.config import DRAFT_HEAD, HeadProposerName
-from prolepsis.core.errors import ConfigError, InvalidParameter, ModelError
+from prolepsis.core.errors import ConfigError, InvalidParameter, MemoryPlanError, ModelError
 from prolepsis.engine.client import EngineClient, HeadSwapped, InstalledHead
 from prolepsis.web.body_reader import read_body
 from prolepsis.web.caller import SignedIn
@@ -62,7 +62,7 @@ class DraftHeads(Feature):
             raise RequestRefused(message, code="unknown_head", param="head", status=404)
         try:
             swapped = await self._client.swap_head(body.head, body.proposer)
-        except (ModelError, InvalidParameter) as error:
+        except (ModelError, MemoryPlanError, InvalidParameter) as error:
             raise RequestRefused(str(error), code="head_not_usable", param="head", status=409) from None
         after = {"head": swapped.current, "asked": body.head, "reason": body.reason}
         before = {"head": swapped.previous}

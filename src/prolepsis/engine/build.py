@@ -21,7 +21,7 @@ from prolepsis.engine.client import EngineInfo, InstalledHead
 from prolepsis.engine.draft_head_slot import DraftHeadSlot
 from prolepsis.engine.exactness import Exactness, decide, passed_file
 from prolepsis.engine.hidden_states import HiddenStateRouter
-from prolepsis.engine.memory import Loaded, plan_memory
+from prolepsis.engine.memory import Loaded, check_head, plan_memory
 from prolepsis.engine.observer import EngineObserver
 from prolepsis.engine.paging import Paging
 from prolepsis.engine.profile import cost_curve, curve_file
@@ -172,7 +172,10 @@ def _draft_head_slots(
 
         def load(head: str) -> HeadProposer | None:
             found = find(head)
-            return proposer(found) if found else None
+            if found is None:
+                return None
+            check_head(found.info, target.model.info.device, num_pages, config.max_requests)
+            return proposer(found)
 
         return DraftHeadSlot(load, target.model, proposer(first) if first else None, proposer=name)
 

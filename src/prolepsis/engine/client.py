@@ -180,8 +180,9 @@ class EngineClient(Protocol):
     async def swap_head(self, name: str, proposer: HeadProposerName = DRAFT_HEAD) -> HeadSwapped:
         """Load a draft head ("none", "auto", NAME, NAME@VERSION, NAME@ALIAS or a folder), put it in between two steps.
 
-        Requests in flight continue with the same tokens, and without the head. Raises `ModelError` if it cannot be used
-        and `InvalidParameter` if the engine takes none; the old one stays.
+        Requests in flight continue with the same tokens, and without the head. Raises `ModelError` if it cannot be
+        used, `MemoryPlanError` if its caches do not fit, `InvalidParameter` if the engine takes none. The old one stays
+        then.
         """
 
     def health(self) -> EngineHealth: ...

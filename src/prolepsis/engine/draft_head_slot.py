@@ -44,7 +44,7 @@ class DraftHeadSlot:
         *,
         proposer: HeadProposerName = DRAFT_HEAD,
     ) -> None:
-        """`find` finds, loads and checks a head by name; it raises `ModelError`. `head` is the first one."""
+        """`find` loads and checks a head by name; it raises `ModelError` or `MemoryPlanError`. `head`: the first."""
         self.head = head
         self.proposer = proposer
         self._find = find
@@ -67,7 +67,7 @@ class DraftHeadSlot:
     def load(self, name: str) -> tuple[SwapHead, Future[HeadSwapped]]:
         """Load a head; return the message that activates it, and the future result. Takes a second or so.
 
-        Raises `ModelError` if the head cannot be used.
+        Raises `ModelError` if the head cannot be used, `MemoryPlanError` if its caches do not fit.
         """
         head = self._find(name)
         if head is not None:

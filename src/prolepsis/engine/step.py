@@ -158,7 +158,8 @@ class Engine:
     def load_head(self, name: str, proposer: HeadProposerName = DRAFT_HEAD) -> tuple[SwapHead, Future[HeadSwapped]]:
         """Load a draft head, from any thread but the engine's; return the message to send, and the future result.
 
-        Raises `ModelError` if the head cannot be used, `InvalidParameter` if the engine takes none.
+        Raises `ModelError` if the head cannot be used, `MemoryPlanError` if its caches do not fit,
+        `InvalidParameter` if the engine takes none.
         """
         if not self._draft_heads:
             raise InvalidParameter("this engine drafts nothing (num_speculative_tokens is 0)", param="draft_head")
