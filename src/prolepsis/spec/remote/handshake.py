@@ -3,6 +3,7 @@
 A challenge and its answer by HMAC-SHA256, in both directions: the engine proves itself first, so that a stranger who
 connects learns nothing that depends on the key. The engine's proof covers its vocabulary, the server's its terms.
 After it the connection itself is trusted; where others are on the network, TLS keeps them out (decision 0031).
+Replicas of Ray Serve, whose secrets are random and live as long as they, have a shorter one (`ray.connection`).
 """
 
 import hmac
