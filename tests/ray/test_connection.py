@@ -1,10 +1,12 @@
 """What a connection between a front door and a replica asks of both sides."""
 
 import asyncio
+import os
 import re
 import shlex
 import shutil
 import subprocess
+import sys
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -78,6 +80,15 @@ def test_messages_of_other_fields_are_another_version() -> None:
     others = [shape(), shape(b=int, a=int), shape(a=int, c=int), shape(a=int, b=str), shape(a=int, b=Literal["a", "b"])]
     assert len({shape(a=int, b=int), shape(a=int, b=Literal["a"]), *others}) == 7
     assert re.fullmatch(re.escape(__version__) + r" \(messages [0-9a-f]{8}\)", VERSION)
+
+
+def test_the_version_is_the_same_in_every_process() -> None:
+    """Else doors and replicas of one build would refuse each other."""
+    command = [sys.executable, "-c", "from prolepsis.ray.messages import VERSION; print(VERSION)"]
+    printed = subprocess.run(
+        command, env=os.environ | {"PYTHONHASHSEED": "7"}, capture_output=True, text=True, check=True
+    )
+    assert printed.stdout == f"{VERSION}\n"
 
 
 async def test_a_silent_replica_is_lost() -> None:
