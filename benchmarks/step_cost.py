@@ -71,7 +71,7 @@ class NoCache:
 class TableTarget:
     """Logits from a table: a few likely tokens in each row, among noise."""
 
-    info = ModelInfo("table", "Table", "table", VOCAB, LENGTH, 1, PAGE_SIZE, 0, (2,))
+    info = ModelInfo("table", "table", VOCAB, LENGTH, 1, PAGE_SIZE, 0, (2,))
 
     def __init__(self, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)

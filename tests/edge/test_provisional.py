@@ -55,7 +55,6 @@ def test_a_correction_withdraws_what_stood_behind_it() -> None:
     assert answer.take(emitted(0, 3, 2))
     assert answer.text == "cb"
     assert answer.counts == ProvisionalCounts(num_confirmed=1, num_withdrawn=2, num_corrections=1)
-    assert answer.counts.corrected_share == 2 / 3
     assert answer.provisional == (5,), "drafted anew"
     assert answer.due_draft() == ClientDraft(2, (5,))
 

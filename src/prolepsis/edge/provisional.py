@@ -48,12 +48,6 @@ class ProvisionalCounts:
     """Replaced, or dropped with one that was."""
     num_corrections: int = 0
 
-    @property
-    def corrected_share(self) -> float | None:
-        """Share of the decided tokens that were withdrawn; None: none was decided."""
-        decided = self.num_confirmed + self.num_withdrawn
-        return self.num_withdrawn / decided if decided else None
-
 
 class ProvisionalAnswer:
     """The answer to one request; the proposer is its own while it runs."""

@@ -91,7 +91,6 @@ class ModelInfo:
     """Facts about a loaded model."""
 
     name: str
-    architecture: str
     forward: str
     """The forward that runs it, e.g. 'native (avx512_bf16)', 'lean (torch)', 'transformers'."""
     vocab_size: int

@@ -13,7 +13,7 @@ from prolepsis.core.audit_event import SERVER, AuditEvent, Emit, discard
 from prolepsis.core.facts import FlagDecision, RequestFacts
 from prolepsis.safety.flag_file import DEFAULTS, ENABLED, KILL, FlagFileProvider
 from prolepsis.safety.flag_routes import flag_routes
-from prolepsis.safety.flags import TIMEOUT_S, Flags
+from prolepsis.safety.flags import Flags
 from prolepsis.safety.shared_flags import SharedFlags, stricter
 from prolepsis.telemetry.declare import counter
 from prolepsis.web.feature import Feature
@@ -39,14 +39,13 @@ class FlagsFeature(Feature):
         *,
         on_kill: Callable[[FlagDecision], None],
         emit: Emit = discard,
-        timeout_s: float = TIMEOUT_S,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`on_kill` receives every evaluation of the kill flag; without a provider only once an operator set it."""
         self.shared = shared
         self.routes = flag_routes(shared, emit)
         self._file = provider if isinstance(provider, FlagFileProvider) else None
-        self._flags = Flags(provider, timeout_s) if provider is not None else None
+        self._flags = Flags(provider) if provider is not None else None
         self._on_kill = on_kill
         self._emit = emit
         self._clock = clock

@@ -39,18 +39,16 @@ def classify(
     row: SamplingRow,
     tokens: tuple[int, int],
     sampler: Sampler,
-    *,
-    ulps: float = NEAR_TIE_ULPS,
 ) -> Divergence:
     """Classify a first divergence between `tokens` (plain, speculated) at `row`.
 
-    A near-tie is a place where rounding by `ulps` bfloat16 spacings (at the larger of the two logits) lets either token
+    A near-tie is a place where rounding by two bfloat16 spacings (at the larger of the two logits) lets either token
     win. A token wins by its score (logit, or scaled logit plus keyed noise) against the tokens kept. Truncation can
     also let it in, where it stands that close below the least likely token kept, or drop one that beats it, where that
     one stands as close above the likeliest token dropped. The shift of a nucleus by the rounding of its mass is not
     modelled: a flip there may count as structural.
     """
-    tolerance = ulps * bf16_spacing(max(abs(float(logits[token])) for token in tokens))
+    tolerance = NEAR_TIE_ULPS * bf16_spacing(max(abs(float(logits[token])) for token in tokens))
     contest = _contest(logits, row, sampler)
     margin = max(contest.margin(token) for token in tokens)
     return Divergence("near_tie" if margin <= tolerance else "structural", margin, tolerance)

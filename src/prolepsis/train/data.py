@@ -87,10 +87,9 @@ def read_manifest(folder: Path) -> Manifest:
 class ShardWriter:
     """Collects documents and writes one shard for each `tokens_per_shard` tokens."""
 
-    def __init__(self, folder: Path, manifest: Manifest, *, writer: str = "0", tokens_per_shard: int = 65536) -> None:
+    def __init__(self, folder: Path, manifest: Manifest, *, tokens_per_shard: int = 65536) -> None:
         open_folder(folder, manifest)
         self._folder = folder
-        self._writer = writer
         self._tokens_per_shard = tokens_per_shard
         self._documents: list[Document] = []
         self._num_tokens = 0
@@ -113,8 +112,9 @@ class ShardWriter:
         self._next += 1
         self._documents, self._num_tokens = [], 0
 
-    def _pattern(self, number: str) -> str:
-        return f"shard-{self._writer}-{number}.safetensors"
+    @staticmethod
+    def _pattern(number: str) -> str:
+        return f"shard-0-{number}.safetensors"
 
 
 def pack(documents: Sequence[Document]) -> dict[str, Tensor]:

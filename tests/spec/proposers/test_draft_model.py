@@ -14,7 +14,7 @@ from prolepsis.spec.proposers.draft_model import DraftModelProposer
 from tests.spec.sequences import FakeSequence
 
 VOCAB = 50
-INFO = ModelInfo("fake", "fake", "fake", VOCAB, 4096, 1, 1, 1, (0,))
+INFO = ModelInfo("fake", "fake", VOCAB, 4096, 1, 1, 1, (0,))
 
 
 @dataclass
@@ -154,7 +154,7 @@ def test_a_pass_that_fails_leaves_no_stale_cache() -> None:
 
 
 def test_context_length_is_respected() -> None:
-    short = HistoryModel(ModelInfo("fake", "fake", "fake", VOCAB, 8, 1, 1, 1, (0,)))
+    short = HistoryModel(ModelInfo("fake", "fake", VOCAB, 8, 1, 1, 1, (0,)))
     assert _proposer(short).propose([FakeSequence([1] * 7)], [2])[0] is not None
     assert _proposer(short).propose([FakeSequence([1] * 8)], [2]) == [None]
 

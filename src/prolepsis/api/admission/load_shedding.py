@@ -56,9 +56,6 @@ def next_level(state: ShedState, age_s: float, now: float, settings: ShedSetting
     return ShedState(state.level - 1, low_since=now)
 
 
-Direction = Literal["up", "down"]
-
-
 def plan_at(level: int, base: SpecPlan, version: int) -> SpecPlan:
     """Return the plan in effect on `level`; `base` itself where nothing gives way."""
     if level == CALM:

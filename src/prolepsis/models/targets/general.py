@@ -130,7 +130,6 @@ class GeneralModel:
         kernel = replace_linears(self._model) if device.type == "cpu" else None
         self._info = ModelInfo(
             name=name,
-            architecture=config.model_type,
             forward=f"transformers ({kernel} linears)" if kernel else "transformers",
             vocab_size=config.vocab_size,
             max_positions=max_positions(config),

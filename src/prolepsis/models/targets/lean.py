@@ -41,7 +41,6 @@ class LeanModel:
         self._kv = [LayerKV(shape.kv_heads, shape.head_dim, shape.head_dim)] * len(shape.layers)
         self._info = ModelInfo(
             name=name,
-            architecture=checkpoint.config.model_type,
             forward="lean (torch)",
             vocab_size=shape.vocab,
             max_positions=shape.max_positions,

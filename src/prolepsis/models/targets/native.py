@@ -83,7 +83,6 @@ class NativeModel:
         rounding = computation(list(kinds), int8=int8_activations)
         self._info = ModelInfo(
             name=name,
-            architecture=checkpoint.config.model_type,
             forward=f"native ({', '.join((instructions.name, *rounding))})",
             vocab_size=shape.vocab,
             max_positions=shape.max_positions,
