@@ -74,3 +74,9 @@ def test_a_missing_server_is_reported() -> None:
     result = CliRunner().invoke(app, ["rollout", "list", "--url", "http://127.0.0.1:9"])
     assert result.exit_code == 2
     assert "no server answers at http://127.0.0.1:9" in result.stderr
+
+
+def test_an_address_that_is_no_url_is_refused_with_an_example() -> None:
+    result = CliRunner().invoke(app, ["rollout", "list", "--url", "127.0.0.1:8000"])
+    assert result.exit_code == 2
+    assert "--url is '127.0.0.1:8000'; allowed: the URL of a server, such as http://127.0.0.1:8000" in result.stderr

@@ -95,3 +95,8 @@ def unreachable(request: httpx.Request) -> httpx.Response:
 def test_a_server_that_cannot_be_asked_is_named(reply: Callable[[httpx.Request], httpx.Response], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         asked(reply).firing(HOUR)
+
+
+def test_an_address_that_is_no_url_is_refused_with_an_example() -> None:
+    with pytest.raises(ConfigError, match="--prometheus is 'localhost:9090'; allowed: its URL, such as http://"):
+        Prometheus("localhost:9090").firing(HOUR)

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from prolepsis.ray.arguments import Arguments
+from prolepsis.core.errors import ConfigError
+from prolepsis.ray.arguments import Arguments, checked
 from prolepsis.ray.autoscaling import Scaling
 
 TWO: dict[str, Any] = {
@@ -35,15 +36,18 @@ def test_each_model_has_the_settings_of_all_and_its_own() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"doors": 0}, "doors"),
-        ({"dors": 2}, "dors"),
-        ({"doors": 2, "server": {"store": "none"}}, "doors is 2, store none"),
+        ({"doors": 0}, "doors is 0; allowed: greater than or equal to 1"),
+        ({"dors": 2}, "dors is unknown; did you mean 'doors'?"),
+        ({"engine": {"thread": 1}}, "engine.thread is unknown; did you mean 'threads'?"),
+        ({"server": {"replicas": "many"}}, "server.replicas is 'many'; allowed: a whole number"),
+        ({"doors": 2, "server": {"store": "none"}}, "doors is 2, store none; allowed: a store that they share"),
         ({"engine": {"engine": "vllm"}}, "engine is 'vllm'; allowed with replicas: prolepsis"),
         ({"server": {"store": "oracle://x"}}, "store is 'oracle://x'"),
         ({"models": {"a": {}, "b": {}}}, "the models a and b have the store auto; allowed: one each, or none"),
-        ({"models": {"a": {"engine": {"modle": "x"}}}}, "modle"),
+        ({"models": {"a": {"engine": {"modle": "x"}}}}, "models.a.engine.modle is unknown; did you mean 'model'?"),
     ],
 )
-def test_wrong_arguments_are_named(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Arguments.model_validate(changes)
+def test_wrong_arguments_are_refused_with_what_is_allowed(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        checked(changes)
+    assert str(refused.value).startswith(message)

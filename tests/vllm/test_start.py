@@ -15,7 +15,6 @@ from prolepsis.failover.members import FailoverSettings, Member
 from prolepsis.vllm.start import VllmStart, eos_token_ids, model_folder, start_vllm
 from tests.fakes import EOS, outputs, request
 from tests.models.files.byte_level import byte_level
-from tests.train.targets import save_target
 from tests.vllm.table_plane import INFO, TablePlane, config
 
 
@@ -36,9 +35,9 @@ def test_settings_are_checked_before_anything_is_loaded() -> None:
 
 
 @pytest.mark.skipif(Extra("", "", "vllm").is_installed, reason="vLLM is installed here")
-def test_a_missing_vllm_is_named(tmp_path: Path) -> None:
+def test_a_missing_vllm_is_named_before_the_model_is_read() -> None:
     with pytest.raises(ModelLoadError, match="engine is 'vllm', which is not installed"):
-        start_vllm(EngineConfig(model=str(save_target(tmp_path)), engine="vllm"))
+        start_vllm(EngineConfig(model="no such model", engine="vllm"))
 
 
 def start_over(*planes: TablePlane) -> VllmStart:

@@ -16,6 +16,7 @@ from prolepsis.cli.output import EPILOG, FAILED, AsJson, command_group, note
 from prolepsis.core.config import DRAFT_HEAD, HeadProposerName
 from prolepsis.core.errors import ConfigError, InvalidParameter
 from prolepsis.core.files import read_text
+from prolepsis.core.network import address
 from prolepsis.core.yaml_document import read_yaml
 
 HERE = "http://127.0.0.1:8000"
@@ -43,7 +44,12 @@ def ask(
     *,
     timeout_s: float = _TIMEOUT_S,
 ) -> Any:
-    """Return the server's reply; raises `InvalidParameter` with the server's error, `NoServer` without a server."""
+    """Return the server's reply; raises `InvalidParameter` with the server's error, `NoServer` without a server.
+
+    Raises `ConfigError` for what is no URL.
+    """
+    if address(url) is None:
+        raise ConfigError(f"--url is {url!r}; allowed: the URL of a server, such as http://127.0.0.1:8000", param="url")
     headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
         reply = httpx.request(method, f"{url.rstrip('/')}{path}", json=body, headers=headers, timeout=timeout_s)

@@ -132,7 +132,10 @@ def print_table(
     Where words would have to be broken, rows that share the value of the widest column become a table of their own,
     unless the rows are `in_order`.
     """
-    out, cells = console or stdout(), list(zip(*rows, strict=True)) or [()] * len(columns)
+    out, cells = console or stdout(), list(zip(*rows, strict=True))
+    if not rows:
+        out.print(f"[bold]{escape(title)}[/]  none", soft_wrap=True)
+        return
     widths = [_width(column) for column in cells]
     gaps = 2 * (len(columns) + 1)
     if gaps + sum(max(len(name), width) for name, width in zip(columns, widths, strict=True)) > out.width:
@@ -145,9 +148,6 @@ def print_table(
     if in_order or whole <= out.width or len(values) == len(rows) > 1:
         out.print(f"[bold]{escape(title)}[/]", soft_wrap=True)
         out.print(_table(columns, rows))
-        return
-    if not rows:
-        out.print(f"[bold]{escape(title)}[/]  none", soft_wrap=True)
         return
     rest = [i for i in range(len(columns)) if i != widest]
     for value in values:

@@ -9,6 +9,7 @@ import httpx
 from pydantic import BaseModel, ValidationError
 
 from prolepsis.core.errors import ConfigError
+from prolepsis.core.network import address
 from prolepsis.incident.period import Period
 
 _TIMEOUT_S = 30.0
@@ -111,6 +112,9 @@ class Prometheus:
         return [_line(series, times) for series in self._ask("query_range", asked)]
 
     def _ask(self, path: str, query: Mapping[str, str | float]) -> list[_Series]:
+        if address(self._url) is None:
+            message = f"--prometheus is {self._url!r}; allowed: its URL, such as http://127.0.0.1:9090"
+            raise ConfigError(message, param="prometheus")
         try:
             with httpx.Client(transport=self._transport, timeout=_TIMEOUT_S) as client:
                 reply = client.get(f"{self._url}/api/v1/{path}", params=query)

@@ -2,15 +2,18 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from prolepsis.core.config import EngineConfig, ServerConfig, without_password
 from prolepsis.core.errors import ConfigError
+from prolepsis.core.validation import first_problem
 from prolepsis.ray.autoscaling import Scaling
 from prolepsis.ray.start import check
 from prolepsis.store.database import store_url
+
+Section = TypeVar("Section", bound=BaseModel)
 
 DRAIN_S = 60.0
 
@@ -85,4 +88,23 @@ class Arguments(BaseModel):
     def _with(self, name: str, own: ModelSettings) -> ServedModel:
         engine = {**self.engine.model_dump(exclude_unset=True), **own.engine}
         server = {**self.server.model_dump(exclude_unset=True), "served_model_names": (name,), **own.server}
-        return ServedModel(EngineConfig.model_validate(engine), ServerConfig.model_validate(server))
+        path = f"models.{name}"
+        return ServedModel(
+            _valid(EngineConfig, engine, f"{path}.engine"), _valid(ServerConfig, server, f"{path}.server")
+        )
+
+
+def _valid(section: type[Section], values: Mapping[str, Any], path: str) -> Section:
+    try:
+        return section.model_validate(values)
+    except ValidationError as error:
+        raise ValueError(f"{path}.{first_problem(error, section, values)}") from None
+
+
+def checked(arguments: Mapping[str, Any]) -> Arguments:
+    """Return the arguments of a file; raises `ConfigError` that names what was given and what is allowed."""
+    try:
+        return Arguments.model_validate(arguments)
+    except ValidationError as error:
+        problem = first_problem(error, Arguments, arguments)
+        raise ConfigError(str(problem) if problem.path else problem.reason) from None

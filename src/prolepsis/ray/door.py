@@ -17,7 +17,7 @@ from prolepsis.api.run import StartedEngine, StartEngine, application
 from prolepsis.api.services import Services
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.errors import EngineDead
-from prolepsis.ray.arguments import Arguments
+from prolepsis.ray.arguments import Arguments, checked
 from prolepsis.ray.client import ReplicasClient
 from prolepsis.ray.messages import Report
 from prolepsis.ray.serve import ServeHandle, engine_deployment
@@ -69,23 +69,23 @@ async def _start(engines: "DeploymentHandle[Any]") -> StartEngine:
 
 
 def application_of(arguments: dict[str, Any]) -> serve.Application:
-    """Return the application; raises `ValueError` that names wrong arguments."""
-    checked = Arguments.model_validate(arguments)
+    """Return the application; raises `ConfigError` that names wrong arguments."""
+    settings = checked(arguments)
     engines = [
         engine_deployment(
             model.engine,
             model.scaling,
             name=f"engine-{i}" if i else "engine",
             num_cpus=model.engine.threads or 0,
-            drain_s=checked.drain_s,
+            drain_s=settings.drain_s,
         )
-        for i, model in enumerate(checked.served)
+        for i, model in enumerate(settings.served)
     ]
     door = serve.deployment(
         name="door",
-        num_replicas=checked.doors,
+        num_replicas=settings.doors,
         max_ongoing_requests=_MOST_ONGOING,
-        graceful_shutdown_timeout_s=checked.drain_s,
+        graceful_shutdown_timeout_s=settings.drain_s,
         ray_actor_options={"num_cpus": 0},
     )
-    return door(serve.ingress()(FrontDoor)).bind(engines, checked)
+    return door(serve.ingress()(FrontDoor)).bind(engines, settings)

@@ -39,8 +39,9 @@ def _missing(guardrail: Guardrail, result: GuardrailResult) -> str:
     counts = {"canary": result.num_canary}
     if guardrail.measure.has_control:
         counts["control"] = result.num_control
-    few = [f"{n} of {guardrail.minimum_samples} requests of the {arm}" for arm, n in counts.items()]
-    if min(counts.values()) < guardrail.minimum_samples:
+    least = guardrail.minimum_samples
+    few = [f"{n} of {least} requests of the {arm}" for arm, n in counts.items() if n < least]
+    if few:
         return f"{guardrail.name} has {' and '.join(few)}"
     if not guardrail.measure.ready:
         return f"{guardrail.name} waits for earlier figures of the control"

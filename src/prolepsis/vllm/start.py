@@ -99,13 +99,13 @@ def start_vllm(config: EngineConfig, observer: EngineObserver | None = None) -> 
     the model.
     """
     check(config)
-    folder = model_folder(resolve(config.model, config.model_dir))
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # standard output is what commands print
     try:
         from prolepsis.vllm.v0_32 import VERSION, Settings, VllmDataPlane, read_more
     except ImportError as error:
         message = f"engine is 'vllm', which is not installed here ({error}); docs/how-to/vllm.md says how"
         raise ModelLoadError(message) from error
+    folder = model_folder(resolve(config.model, config.model_dir))
     settings = Settings(
         model=folder,
         max_model_len=config.max_model_len,

@@ -35,7 +35,7 @@ function drawMarks(plot, marks) {
     ctx.lineTo(x, bbox.top + bbox.height);
     ctx.stroke();
     const left = x + 4 + width > bbox.left + bbox.width ? x - width - 4 : x + 4;
-    if (left > free) { ctx.fillText(mark.name, left, bbox.top + 11 * devicePixelRatio); free = left + width; }
+    if (left > free) { ctx.fillText(mark.name, left, bbox.top + 11 * devicePixelRatio); free = left + width + 6 * devicePixelRatio; }
   }
   ctx.restore();
 }
