@@ -44,6 +44,7 @@ class PlainSequence:
     prediction: tuple[int, ...] = ()
     client_draft: None = None
     cache_salt: str = ""
+    tenant: str = ""
     traffic_class: str = ""
     params: SamplingParams = field(default_factory=lambda: SamplingParams(temperature=0.0))
     noise_key: int = 0

@@ -85,6 +85,23 @@ def test_without_a_proposer_left_the_traffic_class_is_decoded_plainly_with_a_rea
     assert stats_of(events, "b").mode.mode == "on"
 
 
+def test_a_proposer_that_is_disabled_for_some_tenants_drafts_for_the_others() -> None:
+    first = Named("first")
+    engine = build(EngineSetup(proposers=[first]))
+    apply(engine, disabled=(DisabledProposer("first", "chat", tenants=frozenset({"bank"})),))
+    bank, shop = (
+        replace(sliced(name, "chat"), kill_scopes=frozenset({f"tenant:{name}", "route:/v1/chat/completions"}))
+        for name in ("bank", "shop")
+    )
+    events = run(engine, bank, shop)
+    assert stats_of(events, "bank").mode.reason == "breaker_open"
+    assert stats_of(events, "shop").mode.mode == "on"
+    [counts] = engine.speculation.proposers.ledger.counts()
+    assert [part.tenant for part in counts.tenants] == ["shop"]
+    [part] = counts.tenants
+    assert (part.num_asked, part.num_judged, part.num_right) == (counts.num_asked, counts.num_judged, counts.num_right)
+
+
 def test_a_disabled_proposer_drafts_neither_in_shadow_nor_by_name() -> None:
     first, second = Named("first"), Named("second")
     engine = build(EngineSetup(proposers=[first, second]))

@@ -1,6 +1,6 @@
 """Several engines seen as one: loads and counts add up, of streaks the worst counts."""
 
-from prolepsis.core.stats import ProposerMemory, TrafficClassCounts
+from prolepsis.core.stats import ProposerMemory, TenantCounts, TrafficClassCounts
 from prolepsis.engine.client import EngineHealth
 from prolepsis.failover.members import Member
 from prolepsis.failover.views import health_of, summed_counts, summed_memory
@@ -35,11 +35,20 @@ def test_counts_add_up_by_proposer_and_class() -> None:
 
 
 def test_every_count_is_added_or_compared() -> None:
-    names = [name for name in TrafficClassCounts.__dataclass_fields__ if name not in ("proposer", "traffic_class")]
+    names = [
+        name for name in TrafficClassCounts.__dataclass_fields__ if name not in ("proposer", "traffic_class", "tenants")
+    ]
     one = TrafficClassCounts("p", "c", **dict.fromkeys(names, 1))  # type: ignore[arg-type]
     [total] = summed_counts([[one], [one]])
     kept = {"errors_in_row", "late_in_row", "is_lost"}
     assert {name: getattr(total, name) for name in names} == {name: 1 if name in kept else 2 for name in names}
+
+
+def test_the_counts_of_a_tenant_are_added() -> None:
+    parts = [TenantCounts(tenant, 1, 2, 3, 4, 5.0, 6.0, 7.0) for tenant in ("bank", "shop")]
+    one, other = (TrafficClassCounts("p", "c", tenants=tuple(some)) for some in (parts, parts[:1]))
+    [total] = summed_counts([[one], [other]])
+    assert total.tenants == (TenantCounts("bank", 2, 4, 6, 8, 10.0, 12.0, 14.0), parts[1])
 
 
 def test_memory_adds_up_by_proposer() -> None:

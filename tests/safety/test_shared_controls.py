@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 
@@ -17,7 +18,7 @@ from prolepsis.core.errors import InvalidParameter, StoreUnavailable
 from prolepsis.core.files import JsonFile
 from prolepsis.core.kill_scope import EVERYTHING
 from prolepsis.core.plan import DisabledProposer
-from prolepsis.core.stats import TrafficClassCounts
+from prolepsis.core.stats import TenantCounts, TrafficClassCounts
 from prolepsis.safety.breaker import Breakers, BreakerSettings
 from prolepsis.safety.breaker_runtime import BreakerFeature, breaker_file
 from prolepsis.safety.kill_switch import MAX_SCOPES, kill_file
@@ -354,4 +355,21 @@ async def test_a_breaker_that_opens_by_itself_opens_on_all_and_is_not_sent_back(
     for each in (one, one, other, one, other):
         await each.tick()
     assert (one.reasons, other.reasons) == (["overdue"], ["shared"])
+    assert one.disabled == other.disabled == OUT
+
+
+async def test_a_breaker_that_opens_for_one_tenant_opens_for_it_on_all(pair: tuple[Replica, Replica]) -> None:
+    one, other = pair
+    tenant = "a bank: north, south"
+    for each in pair:
+        await each.tick()
+    useless = TenantCounts(tenant, num_judged=500)
+    one.counts = TrafficClassCounts("suffix", "chat", num_judged=500, tenants=(useless,))
+    for each in (one, one, other, one, other):
+        await each.tick()
+    expected = DisabledProposer("suffix", "chat", tenants=frozenset({tenant}))
+    assert (one.disabled, other.disabled) == ([replace(expected, compared=True)], [expected])
+    one.counts = replace(one.counts, num_overdue=1)
+    for each in (one, one, other, one, other):
+        await each.tick()
     assert one.disabled == other.disabled == OUT

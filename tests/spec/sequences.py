@@ -22,6 +22,7 @@ class FakeSequence:
     num_prompt_tokens: int = 0
     key: str = "r0/0"
     cache_salt: str = ""
+    tenant: str = ""
     traffic_class: str = ""
     prediction: tuple[int, ...] = ()
     client_draft: ClientDraft | None = None

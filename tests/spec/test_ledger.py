@@ -26,17 +26,17 @@ def of(counts: Sequence[TrafficClassCounts], proposer: str, traffic_class: str) 
 
 def test_time_is_shared_and_counted_at_its_price() -> None:
     ledger = Ledger(NAMES)
-    ledger.ask("head", ["chat", "chat", "code", "code"], 0.008, MarginalCost(token=0.1, ms=0.5))
+    ledger.ask("head", [("chat", ""), ("chat", ""), ("code", ""), ("code", "")], 0.008, MarginalCost(token=0.1, ms=0.5))
     assert of(ledger.counts(), "head", "chat").spent == pytest.approx(2.0)
     assert of(ledger.counts(), "head", "code").num_asked == 2
-    ledger.ask("head", ["chat"], 0.008, None)
+    ledger.ask("head", [("chat", "")], 0.008, None)
     assert of(ledger.counts(), "head", "chat").spent == pytest.approx(2.0), "not weighed, not counted"
 
 
 def test_a_late_call_is_late_once_for_each_traffic_class_that_took_part() -> None:
     ledger = Ledger(NAMES, late_s=0.5)
     for seconds, row in ((0.6, 1), (0.7, 2), (0.4, 0)):
-        ledger.ask("head", ["chat", "chat", "code"], seconds, None)
+        ledger.ask("head", [("chat", ""), ("chat", ""), ("code", "")], seconds, None)
         assert of(ledger.counts(), "head", "chat").late_in_row == row
     assert of(ledger.counts(), "head", "code").num_late == 2
 
@@ -44,7 +44,7 @@ def test_a_late_call_is_late_once_for_each_traffic_class_that_took_part() -> Non
 def test_rows_and_tokens_of_a_merged_draft_count_for_whom_they_are_of() -> None:
     draft = Draft((1, 2, 3), (ROOT, 0, 0), "merged", sources=("suffix", "suffix", "head"))
     ledger = Ledger(NAMES)
-    ledger.verify(draft, [0, 2], "chat", MarginalCost(token=0.1, ms=0.0))
+    ledger.verify(draft, [0, 2], ("chat", ""), MarginalCost(token=0.1, ms=0.0))
     suffix, head = of(ledger.counts(), "suffix", "chat"), of(ledger.counts(), "head", "chat")
     assert suffix.spent == pytest.approx(0.2)
     assert head.spent == pytest.approx(0.1)
@@ -62,17 +62,17 @@ def test_faults_in_a_row_end_with_a_sound_draft_of_the_traffic_class() -> None:
 
 def test_strangers_are_not_counted_and_pairs_are_bounded() -> None:
     ledger = Ledger(NAMES)
-    ledger.judge("merged", "chat", right=True)
+    ledger.judge("merged", ("chat", ""), right=True)
     assert ledger.counts() == ()
     for i in range(5000):
-        ledger.judge("head", str(i), right=True)
+        ledger.judge("head", (str(i), ""), right=True)
     assert len(ledger.counts()) == 1024
 
 
 def test_another_proposer_of_the_name_is_counted_again() -> None:
     ledger = Ledger(NAMES)
-    ledger.judge("head", "chat", right=True)
-    ledger.judge("suffix", "chat", right=True)
+    ledger.judge("head", ("chat", ""), right=True)
+    ledger.judge("suffix", ("chat", ""), right=True)
     ledger.exchange("head")
     assert [one.proposer for one in ledger.counts()] == ["suffix"]
 
@@ -118,28 +118,28 @@ def test_a_fault_is_counted_with_the_traffic_class_whose_sequence_it_was() -> No
 def test_those_left_out_of_a_traffic_class_may_not_draft_there() -> None:
     leaving = DisabledProposers(Ledger(NAMES))
     plan = SpecPlan(disabled=(DisabledProposer("head", "chat"),))
-    assert leaving.allowed("code", None, plan, NAMES) is None
-    assert leaving.allowed("chat", None, plan, NAMES) == ("suffix",)
-    assert leaving.allowed("chat", ("head",), plan, NAMES) == ()
-    assert leaving.allowed("code", ("head",), plan, NAMES) == ("head",)
-    assert leaving.allowed("chat", None, SpecPlan(), NAMES) is None
+    assert leaving.allowed(("code", ""), None, plan, NAMES) is None
+    assert leaving.allowed(("chat", ""), None, plan, NAMES) == ("suffix",)
+    assert leaving.allowed(("chat", ""), ("head",), plan, NAMES) == ()
+    assert leaving.allowed(("code", ""), ("head",), plan, NAMES) == ("head",)
+    assert leaving.allowed(("chat", ""), None, SpecPlan(), NAMES) is None
 
 
 def test_a_grant_of_probes_is_used_up_and_not_renewed_by_an_equal_plan() -> None:
     ledger = Ledger(NAMES)
     leaving = DisabledProposers(ledger)
-    ledger.ask("head", ["chat"] * 50, 0.0, None)
+    ledger.ask("head", [("chat", "")] * 50, 0.0, None)
 
     def may_draft(version: int, probe_round: int) -> bool:
         plan = SpecPlan(
             version=version, disabled=(DisabledProposer("head", "chat", probes=3, probe_round=probe_round),)
         )
-        return leaving.allowed("chat", None, plan, NAMES) is None
+        return leaving.allowed(("chat", ""), None, plan, NAMES) is None
 
     assert may_draft(1, 1)
-    ledger.ask("head", ["chat"] * 2, 0.0, None)
+    ledger.ask("head", [("chat", "")] * 2, 0.0, None)
     assert may_draft(2, 1)
-    ledger.ask("head", ["chat"], 0.0, None)
+    ledger.ask("head", [("chat", "")], 0.0, None)
     assert not may_draft(3, 1)
     assert may_draft(4, 2), "another round is another grant"
 
@@ -148,9 +148,9 @@ def test_estimates_of_first_tokens_are_compared_with_outcomes() -> None:
     ledger = Ledger(NAMES)
     tree = Draft((1, 2, 3), (ROOT, ROOT, 0), "head", survival=(0.5, 0.25, 0.4))
     assert tree.first_chance == pytest.approx(0.75), "of one of the first tokens, whichever"
-    ledger.judge("head", "chat", right=True, estimate=tree.first_chance)
-    ledger.judge("head", "chat", right=False, estimate=0.75)
-    ledger.judge("head", "chat", right=True, estimate=chain((1,), "head").first_chance)
+    ledger.judge("head", ("chat", ""), right=True, estimate=tree.first_chance)
+    ledger.judge("head", ("chat", ""), right=False, estimate=0.75)
+    ledger.judge("head", ("chat", ""), right=True, estimate=chain((1,), "head").first_chance)
     counts = of(ledger.counts(), "head", "chat")
     assert (counts.num_judged, counts.num_right, counts.num_estimated) == (3, 2, 2)
     assert counts.overestimated == pytest.approx(2 * 0.75 - 1)

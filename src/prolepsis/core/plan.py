@@ -23,6 +23,8 @@ class DisabledProposer:
     """A grant of another number is a new one; the same one again, in a later plan, grants nothing more."""
     compared: bool = False
     """Its drafts may still be compared with what plain decoding emits: a rollout is judged by them."""
+    tenants: frozenset[str] = frozenset()
+    """The only tenants for which it may not draft; none: for no tenant."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,7 @@ def strictest(plans: Sequence[SpecPlan]) -> SpecPlan:
     *_, last = plans
     lowest = min(reversed(plans), key=lambda plan: (plan.ceiling, plan.reason != KILLED))
     named = [set(plan.proposers) for plan in plans if plan.proposers is not None]
-    disabled = {(one.proposer, one.traffic_class): one for plan in plans for one in plan.disabled}
+    disabled = {(one.proposer, one.traffic_class, one.tenants): one for plan in plans for one in plan.disabled}
     return replace(
         lowest,
         version=last.version,

@@ -51,6 +51,20 @@ _NAMES = tuple(field.name for field in fields(DeviceSeconds))
 
 
 @dataclass(frozen=True, slots=True)
+class TenantCounts:
+    """One tenant's part of `TrafficClassCounts`; it begins again if others drafted meanwhile."""
+
+    tenant: str
+    num_asked: int = 0
+    num_judged: int = 0
+    num_right: int = 0
+    num_rounds: int = 0
+    spent: float = 0.0
+    gained: float = 0.0
+    gained_squared: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class TrafficClassCounts:
     """Counts since the engine started; they only grow, except those in a row."""
 
@@ -85,6 +99,8 @@ class TrafficClassCounts:
     """Calls that were not waited for."""
     is_lost: bool = False
     """One of these has not come back, so the proposer cannot be asked."""
+    tenants: tuple[TenantCounts, ...] = ()
+    """Of the tenants that drafted last: a few."""
 
 
 @dataclass(frozen=True, slots=True)

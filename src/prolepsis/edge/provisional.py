@@ -32,6 +32,7 @@ class LocalSequence:
     params: SamplingParams = field(default_factory=SamplingParams)
     noise_key: int = 0
     cache_salt: str = ""
+    tenant: str = ""
     traffic_class: str = ""
     pages: tuple[int, ...] = ()
     prediction: tuple[int, ...] = ()

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from prolepsis.core.client_draft import ClientDraft
+from prolepsis.core.kill_scope import kill_scope, tenant_scope
 from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.core.stats import RequestStats
 from prolepsis.engine.text import Detokenizer, StopStrings, TextStream
@@ -39,6 +40,7 @@ class SequenceState:
         self.rank: Rank = (source.priority, request.arrival, request.serial, index)
         self.params: SamplingParams = source.params
         self.cache_salt = source.cache_salt
+        self.tenant = tenant_scope(source.kill_scopes).removeprefix(kill_scope("tenant", ""))
         self.traffic_class = source.traffic_class
         self.prediction: Sequence[int] = source.prediction_token_ids
         self.client_draft: ClientDraft | None = None

@@ -234,7 +234,8 @@ class Speculation:
         allowed = self._named(sequence.request.source.speculation)
         if plan.disabled or plan.killed:
             names = plan.proposers or self.proposers.names
-            return self._disabled.allowed(sequence.traffic_class, allowed, plan, names, compared=compared)
+            origin = sequence.traffic_class, sequence.tenant
+            return self._disabled.allowed(origin, allowed, plan, names, compared=compared)
         return allowed
 
     def _or_all(self, allowed: tuple[str, ...] | None, plan: SpecPlan) -> tuple[str, ...]:
@@ -316,7 +317,7 @@ class Speculation:
         if row.draft is not None:
             path = row.draft.follow(sequence.tokens[row.start + row.num_tokens :])
             is_weighed = sequence.request.source.speculation.mode != "on"
-            self.proposers.observe(row.draft, path, sequence.traffic_class if is_weighed else None)
+            self.proposers.observe(row.draft, path, (sequence.traffic_class, sequence.tenant) if is_weighed else None)
         self._commit(sequence)
 
     def _commit(self, sequence: SequenceState) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from prolepsis.core.stats import ProposerMemory, TrafficClassCounts
+from prolepsis.core.stats import ProposerMemory, TenantCounts, TrafficClassCounts
 from prolepsis.engine.client import EngineHealth
 from prolepsis.failover.members import Member
 
@@ -77,4 +77,22 @@ def _added(one: TrafficClassCounts, other: TrafficClassCounts) -> TrafficClassCo
         late_in_row=max(one.late_in_row, other.late_in_row),
         num_overdue=one.num_overdue + other.num_overdue,
         is_lost=one.is_lost or other.is_lost,
+        tenants=_added_tenants(one.tenants + other.tenants),
     )
+
+
+def _added_tenants(parts: Iterable[TenantCounts]) -> tuple[TenantCounts, ...]:
+    total: dict[str, TenantCounts] = {}
+    for part in parts:
+        before = total.get(part.tenant, TenantCounts(part.tenant))
+        total[part.tenant] = TenantCounts(
+            part.tenant,
+            before.num_asked + part.num_asked,
+            before.num_judged + part.num_judged,
+            before.num_right + part.num_right,
+            before.num_rounds + part.num_rounds,
+            before.spent + part.spent,
+            before.gained + part.gained,
+            before.gained_squared + part.gained_squared,
+        )
+    return tuple(total.values())

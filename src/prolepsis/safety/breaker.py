@@ -1,17 +1,19 @@
 """The circuit breaker of a proposer for one traffic class: a pure state machine.
 
 A breaker opens when its proposer's drafts are rejected too often, cost more than they gain, or fail. The engine then
-leaves the proposer out for that traffic class, and the breaker probes it again after a back-off.
+leaves the proposer out for that traffic class, and the breaker probes it again after a back-off. Where the drafts that
+are bad are one tenant's, it opens for that tenant: none can take a proposer from the others.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import reduce
 from math import sqrt
 from typing import Any, Literal, Self
 
 from prolepsis.core.client_draft import BROUGHT_BY_CLIENTS
 from prolepsis.core.plan import DisabledProposer
-from prolepsis.core.stats import TrafficClassCounts
+from prolepsis.core.stats import TenantCounts, TrafficClassCounts
 
 State = Literal["closed", "open", "half_open", "forced_open", "forced_closed", "metrics_only"]
 """half_open: probed. An operator sets the forced states, and they stay. metrics_only reports when the breaker would
@@ -71,12 +73,19 @@ class BreakerSettings:
     """Maximum number of drafts in a probe round."""
     min_probed: int = 24
     """Judged drafts that decide a probe round."""
+    others_share: float = 1.0 / 3.0
+    """Part of the judged drafts needed that the other tenants must have, to open it for all by bad drafts."""
 
     def __post_init__(self) -> None:
         assert 0.0 <= self.min_acceptance <= self.acceptance_to_close <= 1.0, "closing needs more than staying closed"
         assert 0.0 < self.cost_to_close <= self.max_cost, "closing needs more than staying closed"
         assert 0 < self.min_probed <= self.probes, "a probe round can be decided"
         assert 0.0 < self.open_s <= self.max_open_s, "the back-off grows"
+
+
+_GROWING = ("num_asked", "num_judged", "num_right", "num_rounds", "spent", "gained", "gained_squared")
+"""Counts that never fall while a proposer is in its place."""
+_Counts = TrafficClassCounts | TenantCounts
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +99,9 @@ class Window:
     gained: float = 0.0
     gained_squared: float = 0.0
 
-    def add(self, before: TrafficClassCounts, after: TrafficClassCounts, half_life: float) -> Self:
-        """Return the window after another reading; it already contains `before`."""
+    def add(self, before: _Counts, after: _Counts, by_judged: float, by_rounds: float) -> Self:
+        """Return the window after another reading; it already contains `before`, faded by these factors."""
         num_judged, num_rounds = after.num_judged - before.num_judged, after.num_rounds - before.num_rounds
-        by_judged, by_rounds = 0.5 ** (num_judged / half_life), 0.5 ** (num_rounds / half_life)
         return type(self)(
             self.judged * by_judged + num_judged,
             self.right * by_judged + after.num_right - before.num_right,
@@ -102,6 +110,14 @@ class Window:
             self.gained * by_rounds + after.gained - before.gained,
             self.gained_squared * by_rounds + after.gained_squared - before.gained_squared,
         )
+
+    def with_also(self, other: Self) -> Self:
+        """Return the sum of both."""
+        return type(self)(*(getattr(self, name) + getattr(other, name) for name in _SUMS))
+
+    def without(self, part: Self) -> Self:
+        """Return the rest of it."""
+        return type(self)(*(max(0.0, getattr(self, name) - getattr(part, name)) for name in _SUMS))
 
     @property
     def acceptance(self) -> float | None:
@@ -121,6 +137,9 @@ class Window:
         return self.gained + standard_errors * sqrt(self.gained_squared + 1.0)
 
 
+_SUMS = tuple(one.name for one in fields(Window))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakerFigures:
     """Recent figures of one proposer in one traffic class; older ones fade."""
@@ -137,6 +156,8 @@ class BreakerFigures:
     rounds: float
     errors_in_row: int
     late_in_row: int
+    tenants: tuple[str, ...] = ()
+    """The only tenants for which it is not closed; none: it is in its state for all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,18 +178,65 @@ class Breaker:
     began: TrafficClassCounts = field(default_factory=lambda: TrafficClassCounts("", ""))
     """The reading at which the state began."""
     window: Window = field(default_factory=Window)
+    windows: Mapping[str, Window] = field(default_factory=dict)
+    """Parts of it by tenant, of those that are told apart."""
+    tenants: frozenset[str] = frozenset()
+    """The only tenants for which it is open or probed, as the bad drafts were theirs; none: for all."""
 
     def entered(self, state: State, now: float) -> Self:
         """Return the breaker in `state` from `now` on, with an empty window."""
-        return replace(self, state=state, since=now, began=self.seen, window=Window())
+        tenants = self.tenants if state in ("open", "half_open") else frozenset[str]()
+        return replace(self, state=state, since=now, began=self.seen, window=Window(), windows={}, tenants=tenants)
+
+    def read(self, counts: TrafficClassCounts, half_life: float) -> Self:
+        """Return the breaker with another reading in its windows; parts fade like the whole."""
+        seen = {one.tenant: one for one in self.seen.tenants}
+        by_judged = 0.5 ** ((counts.num_judged - self.seen.num_judged) / half_life)
+        by_rounds = 0.5 ** ((counts.num_rounds - self.seen.num_rounds) / half_life)
+        windows: dict[str, Window] = {}
+        for part in counts.tenants:
+            before, window = seen.get(part.tenant, TenantCounts(part.tenant)), self.windows.get(part.tenant, Window())
+            if _fell(before, part):  # it was not told apart for a while
+                before, window = part, Window()
+            windows[part.tenant] = window.add(before, part, by_judged, by_rounds)
+        return replace(
+            self, seen=counts, window=self.window.add(self.seen, counts, by_judged, by_rounds), windows=windows
+        )
+
+    @property
+    def of_tenants(self) -> Self:
+        """The breaker with the window of its tenants, if it has any."""
+        if not self.tenants:
+            return self
+        parts = (window for tenant, window in self.windows.items() if tenant in self.tenants)
+        return replace(self, window=reduce(Window.with_also, parts, Window()))
+
+    @property
+    def of_others(self) -> Self:
+        """The breaker with the window of all but its tenants."""
+        others = {tenant: window for tenant, window in self.windows.items() if tenant not in self.tenants}
+        return replace(self, window=self.window.without(self.of_tenants.window), windows=others)
+
+    def since_began(self, name: Literal["num_asked", "num_judged"]) -> int:
+        """Return how much a count of its tenants, or of all, grew since the state began."""
+        if not self.tenants:
+            return int(getattr(self.seen, name) - getattr(self.began, name))
+        began = {one.tenant: getattr(one, name) for one in self.began.tenants}
+        grown = 0
+        for one in self.seen.tenants:
+            if one.tenant in self.tenants:
+                now, before = getattr(one, name), began.get(one.tenant, 0)
+                grown += now - before if now >= before else now
+        return grown
 
     def disabled(self, probes: int) -> DisabledProposer | None:
         """Return the plan's entry for this breaker, None if its proposer may draft; `probes`: per probe round."""
         compared = self.reason in _SOUND and self.state != "forced_open"
+        key, tenants = (self.proposer, self.traffic_class), self.tenants
         if self.state in ("open", "forced_open"):
-            return DisabledProposer(self.proposer, self.traffic_class, compared=compared)
+            return DisabledProposer(*key, compared=compared, tenants=tenants)
         if self.state == "half_open":
-            return DisabledProposer(self.proposer, self.traffic_class, probes, self.probe_round, compared)
+            return DisabledProposer(*key, probes, self.probe_round, compared, tenants)
         return None
 
     @property
@@ -190,6 +258,7 @@ class Breaker:
             "rounds": window.rounds,
             "errors_in_row": seen.errors_in_row,
             "late_in_row": seen.late_in_row,
+            "tenants": tuple(sorted(self.tenants)),
         }
 
 
@@ -212,8 +281,6 @@ class BreakerEvent(BreakerFigures):
 
 _SOUND: tuple[TripReason, ...] = ("acceptance", "cost", "cliff")
 """Reasons to leave out a proposer that works: its drafts are too bad, and a few of them are still compared."""
-_GROWING = ("num_asked", "num_judged", "num_right", "num_rounds", "spent", "gained", "gained_squared")
-"""Counts that never fall while a proposer is in its place."""
 Transition = tuple[Breaker, tuple[BreakerEvent, ...]]
 """The breaker afterwards, and its events."""
 
@@ -226,21 +293,35 @@ def step(breaker: Breaker, counts: TrafficClassCounts, now: float, settings: Bre
     """
     if _fell(breaker.seen, counts):
         return _replaced(breaker, counts, now)
-    window = breaker.window.add(breaker.seen, counts, settings.half_life)
-    breaker = replace(breaker, seen=counts, window=window, since=min(breaker.since, now))
+    breaker = replace(breaker.read(counts, settings.half_life), since=min(breaker.since, now))
+    if breaker.tenants and (reason := _why_open(breaker.of_others, settings)):
+        more = _only(replace(breaker.of_others, state="closed"), reason, settings)
+        return _open_for_more(breaker, reason, now, more)
     if breaker.state in ("closed", "metrics_only"):
         reason = _why_open(breaker, settings)
-        return _open(breaker, reason, now, settings) if reason else (breaker, ())
+        return _open(breaker, reason, now, settings, _only(breaker, reason, settings)) if reason else (breaker, ())
     if breaker.state == "open" and now - breaker.since >= breaker.open_s and not counts.is_lost:
         probed = replace(breaker.entered("half_open", now), probe_round=breaker.probe_round + 1)
         return probed, (_event(breaker, probed, "backoff_elapsed", now),)
     return _probe(breaker, now, settings) if breaker.state == "half_open" else (breaker, ())
 
 
-def trip(breaker: Breaker, reason: TripReason, now: float, settings: BreakerSettings) -> Transition:
-    """Open a closed breaker for an outside reason; it is probed as usual. Other states stay as they are."""
+def trip(
+    breaker: Breaker,
+    reason: TripReason,
+    now: float,
+    settings: BreakerSettings,
+    tenants: frozenset[str] = frozenset(),
+) -> Transition:
+    """Open a closed breaker for an outside reason; it is probed as usual. Other states stay as they are.
+
+    `tenants`: those for which it opened on another replica; none: all. For others than its own it is closed.
+    """
+    if breaker.tenants and reason == "shared" and not (tenants and tenants <= breaker.tenants):
+        return _open_for_more(breaker, reason, now, tenants)
     opens = breaker.state in ("closed", "metrics_only") and (breaker.is_judged or reason not in _SOUND)
-    return _open(breaker, reason, now, settings) if opens else (breaker, ())
+    tenants = tenants or _only(breaker, reason, settings)
+    return _open(breaker, reason, now, settings, tenants) if opens else (breaker, ())
 
 
 def set_state(breaker: Breaker, state: OperatorState, now: float, by: str) -> Transition:
@@ -251,7 +332,7 @@ def set_state(breaker: Breaker, state: OperatorState, now: float, by: str) -> Tr
     return after, (_event(breaker, after, "operator", now, by),)
 
 
-def _fell(before: TrafficClassCounts, after: TrafficClassCounts) -> bool:
+def _fell(before: _Counts, after: _Counts) -> bool:
     return any(getattr(after, name) < getattr(before, name) for name in _GROWING)
 
 
@@ -285,26 +366,45 @@ def _in_row(breaker: Breaker, errors: int, late: int) -> TripReason | None:
     return "late" if seen.num_late > began.num_late and seen.late_in_row >= late else None
 
 
-def _open(breaker: Breaker, reason: TripReason, now: float, settings: BreakerSettings) -> Transition:
-    """Open the breaker; in metrics_only, only report it."""
+def _open(
+    breaker: Breaker, reason: TripReason, now: float, settings: BreakerSettings, tenants: frozenset[str]
+) -> Transition:
+    """Open the breaker for some tenants, or for all; in metrics_only, only report it."""
     if breaker.state == "metrics_only":
         return breaker.entered("metrics_only", now), (_event(breaker, breaker, reason, now),)
     longer = breaker.state == "half_open" or (breaker.open_s > 0.0 and now - breaker.since < settings.reset_after_s)
     open_s = min(settings.max_open_s, 2.0 * breaker.open_s) if longer else settings.open_s
-    after = replace(breaker.entered("open", now), open_s=open_s, reason=reason)
-    return after, (_event(breaker, after, reason, now),)
+    after = replace(breaker.entered("open", now), open_s=open_s, reason=reason, tenants=tenants)
+    return after, (_event(breaker.of_tenants, after, reason, now),)
+
+
+def _open_for_more(breaker: Breaker, reason: TripReason, now: float, more: frozenset[str]) -> Transition:
+    """Open a breaker of some tenants for more of them, or for all; for these it was closed."""
+    tenants = breaker.tenants | more if more else more
+    after = replace(breaker.entered("open", now), reason=reason, tenants=tenants)
+    return after, (_event(replace(breaker.of_others, state="closed"), after, reason, now),)
+
+
+def _only(breaker: Breaker, reason: TripReason, settings: BreakerSettings) -> frozenset[str]:
+    """Return the tenant with most drafts if the bad ones may be its alone; none if those of others are bad too."""
+    if reason not in _SOUND or not breaker.windows:
+        return frozenset()
+    first = max(breaker.windows, key=lambda tenant: breaker.windows[tenant].judged)
+    others = replace(breaker, window=breaker.window.without(breaker.windows[first]))
+    needed = settings.others_share * (settings.min_probed if breaker.state == "half_open" else settings.min_judged)
+    are_bad = others.window.judged >= needed and _why_not_close(others, settings) is not None
+    return frozenset() if are_bad else frozenset({first})
 
 
 def _probe(breaker: Breaker, now: float, settings: BreakerSettings) -> Transition:
     """Decide a probe round as soon as there is enough evidence."""
-    seen, began = breaker.seen, breaker.began
-    enough = seen.num_judged - began.num_judged >= settings.min_probed
-    reason = _in_row(breaker, 1, 1) or (_why_not_close(breaker, settings) if enough else None)
+    enough = breaker.since_began("num_judged") >= settings.min_probed
+    reason = _in_row(breaker, 1, 1) or (_why_not_close(breaker.of_tenants, settings) if enough else None)
     if reason is not None:
-        return _open(breaker, reason, now, settings)
+        return _open(breaker, reason, now, settings, breaker.tenants or _only(breaker, reason, settings))
     if enough:
         return _end_round(breaker, "closed", "recovered", now)
-    used_up = seen.num_asked - began.num_asked >= settings.probes
+    used_up = breaker.since_began("num_asked") >= settings.probes
     return _end_round(breaker, "open", "no_evidence", now) if used_up else (breaker, ())
 
 
@@ -325,7 +425,13 @@ def _end_round(breaker: Breaker, state: Literal["closed", "open"], reason: Reaso
 def _event(before: Breaker, after: Breaker, reason: Reason, now: float, by: str = "") -> BreakerEvent:
     """Return the event of a change; its numbers are those of `before`, which decided."""
     return BreakerEvent(
-        at=now, before=before.state, after=after.state, reason=reason, open_s=after.open_s, by=by, **before.figures
+        at=now,
+        before=before.state,
+        after=after.state,
+        reason=reason,
+        open_s=after.open_s,
+        by=by,
+        **before.figures | {"tenants": after.figures["tenants"]},
     )
 
 
@@ -359,9 +465,11 @@ class Breakers:
         self._breakers[key], events = set_state(self._of(key, now), state, now, by)
         return events
 
-    def trip(self, key: Key, reason: TripReason, now: float) -> Sequence[BreakerEvent]:
-        """Open a breaker for an outside reason."""
-        self._breakers[key], events = trip(self._of(key, now), reason, now, self._settings)
+    def trip(
+        self, key: Key, reason: TripReason, now: float, tenants: frozenset[str] = frozenset()
+    ) -> Sequence[BreakerEvent]:
+        """Open a breaker for an outside reason; for some tenants, or for all."""
+        self._breakers[key], events = trip(self._of(key, now), reason, now, self._settings, tenants)
         return events
 
     def disabled(self) -> tuple[DisabledProposer, ...]:

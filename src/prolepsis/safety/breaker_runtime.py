@@ -6,7 +6,8 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
+from urllib.parse import quote, unquote
 from uuid import uuid4
 
 import structlog
@@ -226,14 +227,12 @@ class BreakerFeature(Feature):
         """Open the breakers that opened on another replica since the last look; each replica probes for itself."""
         before, self._opened = self._opened, values
         for name, value in values.items():
-            if before.get(name) != value and self._is_news(value):
+            opened = _Opened.read(value)
+            is_news = before.get(name) != value and opened.replica != self._replica
+            if is_news and time.time() - opened.at < NEWS_S:
                 proposer, _, traffic_class = name.partition(" ")
-                self._follow(breakers, breakers.trip((proposer, traffic_class), "shared", self._clock()))
-
-    def _is_news(self, opened: str) -> bool:
-        """Return whether another replica opened a breaker just now."""
-        replica, _, at = opened.partition(" ")
-        return replica != self._replica and time.time() - float(at) < NEWS_S
+                key = proposer, traffic_class
+                self._follow(breakers, breakers.trip(key, "shared", self._clock(), opened.tenants))
 
     def _override(self, breakers: Breakers) -> None:
         """Apply the overrides of file and store; where they differ, what stops wins, else the store."""
@@ -268,7 +267,27 @@ class BreakerFeature(Feature):
         """Tell other replicas of a breaker that opened here by itself."""
         opened = (event.before, event.after) == ("closed", "open") and event.reason not in ("shared", "operator")
         if opened and self._shared is not None:
-            self._shared.set(OPENED, f"{event.proposer} {event.traffic_class}", f"{self._replica} {time.time():.3f}")
+            value = str(_Opened(self._replica, time.time(), frozenset(event.tenants)))
+            self._shared.set(OPENED, f"{event.proposer} {event.traffic_class}", value)
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    """Where and when (Unix time) a breaker opened, and for which tenants; none: for all. As text it has one space."""
+
+    replica: str
+    at: float
+    tenants: frozenset[str]
+
+    def __str__(self) -> str:
+        tenants = f":{','.join(quote(tenant, safe='') for tenant in sorted(self.tenants))}" if self.tenants else ""
+        return f"{self.replica}{tenants} {self.at:.3f}"
+
+    @classmethod
+    def read(cls, text: str) -> Self:
+        where, _, at = text.partition(" ")
+        replica, has_tenants, tenants = where.partition(":")
+        return cls(replica, float(at), frozenset(map(unquote, tenants.split(","))) if has_tenants else frozenset())
 
 
 class BreakerBody(Body):

@@ -14,7 +14,7 @@ from operator import mul
 
 from prolepsis.core.stats import JudgedDraft
 from prolepsis.spec.draft import ROOT, Draft
-from prolepsis.spec.ledger import Ledger
+from prolepsis.spec.ledger import Ledger, Origin
 from prolepsis.spec.proposer import SequenceView
 
 _HALF_LIFE = 400.0  # trials
@@ -168,7 +168,7 @@ class _Pending:
     draft: Draft
     rates: Sequence[float]  # the expected rate of each node
     tilt: Tilt
-    traffic_class: str
+    origin: Origin
     next_index: int  # of the sequence's token that decides next
     node: int = ROOT
     depth: int = 0
@@ -193,7 +193,7 @@ class Scoreboard:
         """Judge `draft`, made for the sequence as it stands now, by the tokens to come; `rates` were expected of it."""
         pending = self._pending.setdefault(sequence.key, [])
         tilt = self.tilt(sequence, draft.proposer)
-        pending.append(_Pending(draft, rates, tilt, sequence.traffic_class, len(sequence.tokens)))
+        pending.append(_Pending(draft, rates, tilt, (sequence.traffic_class, sequence.tenant), len(sequence.tokens)))
         del pending[:-_MAX_PENDING]
 
     def commit(self, sequence: SequenceView) -> Sequence[tuple[str, JudgedDraft]]:
@@ -244,7 +244,7 @@ class Scoreboard:
                     follower = node
         if entry.depth == 0:
             right = follower is not None
-            self.ledger.judge(draft.proposer, entry.traffic_class, right=right, estimate=draft.first_chance)
+            self.ledger.judge(draft.proposer, entry.origin, right=right, estimate=draft.first_chance)
             if entry.tilt.num_judged < FIRST_JUDGED:
                 entry.tilt.num_judged += 1
                 self._first_judged.append((draft.proposer, JudgedDraft(right, draft.first_chance)))

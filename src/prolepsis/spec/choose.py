@@ -15,7 +15,7 @@ from prolepsis.spec.containment import ContainedProposer
 from prolepsis.spec.cost import CostCurve
 from prolepsis.spec.draft import Draft
 from prolepsis.spec.effort import PROBE_DEPTH, Effort, ExpectedDraft, MarginalCost, StepBaseline
-from prolepsis.spec.ledger import Ledger
+from prolepsis.spec.ledger import Ledger, Origin
 from prolepsis.spec.proposer import Proposer, SequenceView
 from prolepsis.spec.window import DraftWindow, StepLoad
 
@@ -167,14 +167,14 @@ class ProposerSet:
             for candidate, draft, shadow_cost in zip(candidates, drafts, spent, strict=True)
         ]
 
-    def observe(self, draft: Draft, path: Sequence[int], traffic_class: str | None = None) -> None:
+    def observe(self, draft: Draft, path: Sequence[int], origin: Origin | None = None) -> None:
         """Count a verified draft of the last step whose nodes `path`, from the root down, were emitted.
 
-        `traffic_class`: the class that its cost and gain count for; None if it was verified at any cost.
+        `origin`: the class and tenant that its cost and gain count for; None if it was verified at any cost.
         """
         count_draft(self.counts, draft.credits(path), len(path))
-        if traffic_class is not None:
-            self.ledger.verify(draft, path, traffic_class, self._paid)
+        if origin is not None:
+            self.ledger.verify(draft, path, origin, self._paid)
 
     def predicted_ms(self, num_plain: int, num_drafted: int, num_context: int) -> tuple[float, float]:
         """Return the milliseconds predicted of a step without drafts, and of what so many draft tokens add to it."""
@@ -358,7 +358,8 @@ class _Drafter:
         drafts = self.proposer.propose(sequences, depths, limits, threshold)
         seconds = self.proposer.seconds - before
         weighed = None if any(each.shadow or each.request.always_verify for each in candidates) else costs
-        self._board.ledger.ask(self.name, [sequence.traffic_class for sequence in sequences], seconds, weighed)
+        origins = [(sequence.traffic_class, sequence.tenant) for sequence in sequences]
+        self._board.ledger.ask(self.name, origins, seconds, weighed)
         if self._effort is None:
             return drafts, 0.0
         ms = 1000.0 * seconds

@@ -6,39 +6,80 @@ or what the window cuts, does not select the trials. Time is counted in tokens, 
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
 from prolepsis.core.kill_scope import killed_proposers
 from prolepsis.core.plan import DisabledProposer, SpecPlan
-from prolepsis.core.stats import PlainReason, TrafficClassCounts
+from prolepsis.core.stats import PlainReason, TenantCounts, TrafficClassCounts
 from prolepsis.spec.draft import Draft
 from prolepsis.spec.effort import MarginalCost
 
 _MOST = 1024  # pairs of proposer and traffic class; others are not counted
+MOST_TENANTS = 8
+"""Tenants of such a pair that are told apart: those that drafted last. One with most of the drafts is among them."""
 
 
 @dataclass(slots=True)
-class _Tally:
-    """`TrafficClassCounts` while they grow. A part of another count is written after it and read before it."""
+class _Part:
+    """`TenantCounts` while they grow. A part of another count is written after it and read before it."""
 
     num_right: int = 0
     num_judged: int = 0
-    num_estimated: int = 0
-    overestimated: float = 0.0
     num_asked: int = 0
     gained_squared: float = 0.0
     gained: float = 0.0
     spent: float = 0.0
     num_rounds: int = 0
+
+
+@dataclass(slots=True)
+class _TenantPart(_Part):
+    counted_at: int = 0
+    """When it was counted last, in counts of all tenants."""
+
+
+@dataclass(slots=True)
+class _Tally(_Part):
+    """`TrafficClassCounts` while they grow, likewise."""
+
+    num_estimated: int = 0
+    overestimated: float = 0.0
     errors_in_row: int = 0
     num_errors: int = 0
     late_in_row: int = 0
     num_late: int = 0
     num_overdue: int = 0
     is_lost: bool = False
+    tenants: dict[str, _TenantPart] = field(default_factory=dict)
+    num_counted: int = 0
+
+    def part(self, tenant: str) -> _TenantPart:
+        """Return what to count for a tenant, in place of the one that was counted longest ago if they are too many."""
+        self.num_counted += 1
+        part = self.tenants.get(tenant)
+        if part is None:
+            if len(self.tenants) >= MOST_TENANTS:
+                del self.tenants[min(self.tenants, key=lambda name: self.tenants[name].counted_at)]
+            part = self.tenants[tenant] = _TenantPart()
+        part.counted_at = self.num_counted
+        return part
+
+    def counts(self, proposer: str, traffic_class: str) -> TrafficClassCounts:
+        parts = tuple(
+            TenantCounts(tenant, **{name: getattr(part, name) for name in _PARTS})
+            for tenant, part in list(self.tenants.items())
+        )
+        return TrafficClassCounts(
+            proposer, traffic_class, **{name: getattr(self, name) for name in _COUNTS}, tenants=parts
+        )
 
 
-_COUNTS = tuple(field.name for field in fields(_Tally))
+_PARTS = tuple(one.name for one in fields(_Part))
+_COUNTS = tuple(one.name for one in fields(_Tally) if one.name not in ("tenants", "num_counted"))
+
+
+Origin = tuple[str, str]
+"""Traffic class and tenant of a sequence."""
 
 
 class Ledger:
@@ -51,56 +92,61 @@ class Ledger:
 
     def counts(self) -> tuple[TrafficClassCounts, ...]:
         """Return all counts, from any thread; one step's may be split over two readings."""
-        return tuple(
-            TrafficClassCounts(*key, **{name: getattr(tally, name) for name in _COUNTS})
-            for key, tally in list(self._tallies.items())
-        )
+        return tuple(tally.counts(*key) for key, tally in list(self._tallies.items()))
 
-    def num_asked(self, proposer: str, traffic_class: str) -> int:
+    def num_asked(self, proposer: str, traffic_class: str, tenants: frozenset[str] = frozenset()) -> int:
+        """Return how many samples it was asked for, by some tenants or by all."""
         tally = self._tallies.get((proposer, traffic_class))
-        return tally.num_asked if tally else 0
+        if tally is None or not tenants:
+            return tally.num_asked if tally else 0
+        return sum(part.num_asked for tenant, part in tally.tenants.items() if tenant in tenants)
 
     def exchange(self, proposer: str) -> None:
         """Start over for another proposer of this name."""
         self._names.add(proposer)
         self._tallies = {key: tally for key, tally in self._tallies.items() if key[0] != proposer}
 
-    def ask(self, proposer: str, traffic_classes: Sequence[str], seconds: float, costs: MarginalCost | None) -> None:
-        """Count one call for sequences of `traffic_classes`; its time is theirs in equal parts."""
+    def ask(self, proposer: str, origins: Sequence[Origin], seconds: float, costs: MarginalCost | None) -> None:
+        """Count one call for sequences of `origins`; its time is theirs in equal parts."""
         late = seconds > self._late_s
-        spent = 1000.0 * seconds * costs.ms / len(traffic_classes) if costs else 0.0
-        for traffic_class, number in (
-            Counter(traffic_classes).items() if len(traffic_classes) > 1 else ((traffic_classes[0], 1),)
-        ):
+        spent = 1000.0 * seconds * costs.ms / len(origins) if costs else 0.0
+        classes: dict[str, _Tally] = {}
+        for (traffic_class, tenant), number in Counter(origins).items() if len(origins) > 1 else ((origins[0], 1),):
             if (tally := self._of(proposer, traffic_class)) is not None:
-                tally.num_asked += number
-                tally.spent += spent * number
-                tally.num_late += late
-                tally.late_in_row = tally.late_in_row + 1 if late else 0
+                classes[traffic_class] = tally
+                for part in (tally, tally.part(tenant)):
+                    part.num_asked += number
+                    part.spent += spent * number
+        for tally in classes.values():
+            tally.num_late += late
+            tally.late_in_row = tally.late_in_row + 1 if late else 0
 
-    def judge(self, proposer: str, traffic_class: str, *, right: bool, estimate: float | None = None) -> None:
+    def judge(self, proposer: str, origin: Origin, *, right: bool, estimate: float | None = None) -> None:
         """Count a draft whose first token was committed, or another in its place.
 
         `estimate`: the chance that the proposer itself gave its first token; None if it gave none.
         """
+        traffic_class, tenant = origin
         if (tally := self._of(proposer, traffic_class)) is not None:
-            tally.num_judged += 1
-            tally.num_right += right
+            for part in (tally, tally.part(tenant)):
+                part.num_judged += 1
+                part.num_right += right
             if estimate is not None:
                 tally.num_estimated += 1
                 tally.overestimated += estimate - right
 
-    def verify(self, draft: Draft, path: Sequence[int], traffic_class: str, costs: MarginalCost | None) -> None:
+    def verify(self, draft: Draft, path: Sequence[int], origin: Origin, costs: MarginalCost | None) -> None:
         """Count a verified draft whose nodes `path` were emitted, each node for its own proposer."""
-        sources = draft.sources
+        (traffic_class, tenant), sources = origin, draft.sources
         nodes = Counter(sources) if sources else {draft.proposer: len(draft.tokens)}
         for proposer, num_nodes in nodes.items():
             if (tally := self._of(proposer, traffic_class)) is not None:
                 gained = sum(sources[node] == proposer for node in path) if sources else len(path)
-                tally.num_rounds += 1
-                tally.spent += num_nodes * costs.token if costs else 0.0
-                tally.gained += gained
-                tally.gained_squared += gained * gained
+                for part in (tally, tally.part(tenant)):
+                    part.num_rounds += 1
+                    part.spent += num_nodes * costs.token if costs else 0.0
+                    part.gained += gained
+                    part.gained_squared += gained * gained
 
     def fail(self, proposer: str, traffic_class: str) -> None:
         """Count a fault of the proposer."""
@@ -134,8 +180,8 @@ class Ledger:
         return tally
 
 
-Grant = tuple[str, str, int]
-"""Proposer, traffic class, number of the probe round."""
+Grant = tuple[str, str, frozenset[str], int]
+"""Proposer, traffic class, tenants, number of the probe round."""
 
 
 class DisabledProposers:
@@ -153,7 +199,7 @@ class DisabledProposers:
 
     def allowed(
         self,
-        traffic_class: str,
+        origin: Origin,
         asked: tuple[str, ...] | None,
         plan: SpecPlan,
         names: Sequence[str],
@@ -166,9 +212,13 @@ class DisabledProposers:
         """
         if plan is not self._plan:
             self._take(plan)
-        entries = self._by_traffic_class.get(traffic_class)
+        traffic_class, tenant = origin
         disabled = {
-            entry.proposer for entry in entries or () if not (compared and entry.compared) and not self._probes(entry)
+            entry.proposer
+            for entry in self._by_traffic_class.get(traffic_class, ())
+            if (not entry.tenants or tenant in entry.tenants)
+            and not (compared and entry.compared)
+            and not self._probes(entry)
         }
         disabled |= self._killed
         if not disabled:
@@ -185,13 +235,19 @@ class DisabledProposers:
         granted: dict[Grant, int] = {}
         for entry in plan.disabled:
             self._by_traffic_class.setdefault(entry.traffic_class, []).append(entry)
-            key = (entry.proposer, entry.traffic_class, entry.probe_round)
-            granted[key] = self._granted_at.get(key, self._ledger.num_asked(entry.proposer, entry.traffic_class))
+            key = _grant(entry)
+            granted[key] = self._granted_at[key] if key in self._granted_at else self._num_asked(entry)
         self._granted_at = granted
 
     def _probes(self, entry: DisabledProposer) -> bool:
         """Return whether a probe is left of the entry's grant."""
         if not entry.probes:
             return False
-        since = self._granted_at[entry.proposer, entry.traffic_class, entry.probe_round]
-        return self._ledger.num_asked(entry.proposer, entry.traffic_class) - since < entry.probes
+        return self._num_asked(entry) - self._granted_at[_grant(entry)] < entry.probes
+
+    def _num_asked(self, entry: DisabledProposer) -> int:
+        return self._ledger.num_asked(entry.proposer, entry.traffic_class, entry.tenants)
+
+
+def _grant(entry: DisabledProposer) -> Grant:
+    return entry.proposer, entry.traffic_class, entry.tenants, entry.probe_round

@@ -39,6 +39,10 @@ class SequenceView(Protocol):
         """Nothing learned under one salt may be proposed under another."""
 
     @property
+    def tenant(self) -> str:
+        """Whose it is, as far as it is known; no client chooses it."""
+
+    @property
     def traffic_class(self) -> str:
         """The class of requests it is counted with (`spec.ledger`)."""
 

@@ -68,6 +68,7 @@ class ServedSequence:
     pages: Sequence[int] = ()
     prediction: Sequence[int] = ()
     client_draft: None = None
+    tenant: str = ""
     traffic_class: str = ""
     matcher: None = None
     counts: dict[str, ProposerCounts] = field(default_factory=dict)
@@ -276,7 +277,7 @@ class ServedRequests:
             sequence = self._sequences[key] = ServedSequence.of(key, state, next(self._serials))
         verified = sequence.follow(state.output_token_ids)
         if verified is not None:
-            self._proposers.observe(*verified, sequence.traffic_class)
+            self._proposers.observe(*verified, (sequence.traffic_class, sequence.tenant))
         return sequence
 
     def _commit(self, sequence: ServedSequence) -> None:

@@ -27,7 +27,7 @@ def test_it_serves_only_sequences_whose_client_has_sent_a_draft() -> None:
 
 def test_bad_drafts_of_one_tenant_do_not_make_those_of_another_seem_bad() -> None:
     acceptance, proposer = AcceptanceEstimator(), ClientProposer()
-    good, bad = (FakeSequence([5, 10], num_prompt_tokens=1, client_draft=DRAFT, cache_salt=salt) for salt in "ab")
+    good, bad = (FakeSequence([5, 10], num_prompt_tokens=1, client_draft=DRAFT, tenant=tenant) for tenant in "ab")
     for sequence, hit in ((good, True), *[(bad, False)] * 50):
         (draft,) = proposer.propose([sequence], [1])
         assert draft is not None

@@ -53,8 +53,8 @@ def test_repeated_text_resumes_at_the_occurrence_ahead() -> None:
 
 def test_bad_predictions_of_one_tenant_do_not_make_those_of_another_seem_bad() -> None:
     drafts = [
-        PredictionProposer().propose([FakeSequence([1], num_prompt_tokens=1, prediction=TEXT, cache_salt=salt)], [4])[0]
-        for salt in ("3:one", "5:other")
+        PredictionProposer().propose([FakeSequence([1], num_prompt_tokens=1, prediction=TEXT, tenant=tenant)], [4])[0]
+        for tenant in ("one", "other")
     ]
     assert len({draft.bucket for draft in drafts if draft}) == 2
 

@@ -30,7 +30,7 @@ class ClientProposer(Proposer):
 
 def scope_of(sequence: SequenceView) -> int:
     """Return a number of its tenant for buckets: bad drafts of one client make those of few others seem bad."""
-    return crc32(sequence.cache_salt.encode()) % _NUM_SCOPES
+    return crc32(sequence.tenant.encode()) % _NUM_SCOPES
 
 
 def _propose(sequence: SequenceView, limit: int) -> Draft | None:

@@ -94,6 +94,7 @@ class _Served:
     prediction: Sequence[int] = ()
     client_draft: None = None
     matcher: "Matcher | None" = None
+    tenant: str = ""
     traffic_class: str = ""
 
 
