@@ -20,10 +20,11 @@ from prolepsis.core.errors import DeadlineExceeded
 from prolepsis.web.caller import Caller
 from prolepsis.web.errors import RequestRefused
 from prolepsis.web.refusals import Refused
-from tests.api.admission.clock import Clock
 from tests.api.admission.conftest import bearer
 from tests.api.conftest import Served, served
 from tests.api.fakes import FakeEngine
+from tests.api.test_stream import never
+from tests.clock import Clock
 from tests.waiting import until
 
 BODY = {"model": "tiny", "prompt": "Hi", "max_tokens": 9}
@@ -213,13 +214,8 @@ class Asked:
 
         body = CompletionBody(model="tiny", prompt=["Hi"])
         response = await self.kept.once(Request(scope), body, attend)
-        await response(scope, _stays, send)
+        await response(scope, never, send)
         return bytes(sent)
-
-
-async def _stays() -> dict[str, object]:
-    await asyncio.Event().wait()
-    return {}
 
 
 async def test_answers_are_kept_for_as_long_as_configured() -> None:

@@ -13,16 +13,10 @@ from prolepsis.api.metrics import MetricsFeature
 from prolepsis.core.config import ServerConfig
 from prolepsis.telemetry.metrics import Metrics
 from tests.api.fakes import ByteTokenizer, FakeEngine
+from tests.clock import Clock
 from tests.telemetry.test_requests import ended
 
 Connect = Callable[[FakeEngine], httpx.AsyncClient]
-
-
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 async def test_metrics_show_load_and_routes(client: Connect) -> None:

@@ -1,13 +1,7 @@
 """Sessions end: by disuse, by age, by the number of a key's sessions, by signing out."""
 
 from prolepsis.console.sessions import IDLE_S, LONGEST_S, MAX_OF_KEY, Sessions
-
-
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.clock import Clock
 
 
 def test_a_session_that_is_not_used_ends_and_updates_of_an_open_page_are_no_use() -> None:

@@ -1,11 +1,5 @@
 from prolepsis.console.timeline import Timeline
-
-
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.clock import Clock
 
 
 def test_spans_without_events_are_there_and_old_ones_leave() -> None:

@@ -3,15 +3,9 @@
 import pytest
 
 from prolepsis.cost.device_time import PERIOD_S, DevicePrice, DeviceTime, PricesOverTime
+from tests.clock import Clock
 
 CHEAP, DEAR = DevicePrice("1@a/x", "EUR", 0.001), DevicePrice("2@b/x", "EUR", 0.003)
-
-
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

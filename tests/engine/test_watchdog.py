@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pytest
 from torch import Tensor
@@ -21,20 +21,13 @@ from prolepsis.spec.call_watch import CallWatch, WatchedCall
 from prolepsis.spec.draft import Draft
 from prolepsis.spec.proposer import Proposer, SequenceView
 from prolepsis.telemetry.metrics import Metrics
+from tests.clock import Clock
 from tests.fake_proposer import Scripted
 from tests.fakes import EngineSetup, TableModel, build, draft_chain, outputs, request, run
 from tests.virtual_time import virtual_time
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
 OFF = SpeculationChoice("off")
-
-
-@dataclass
-class Clock:
-    now: float = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Blocked:
@@ -96,7 +89,7 @@ def blocked() -> Blocked:
 
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(0.0)
 
 
 Connect = Callable[[EngineSetup], ThreadEngineClient]

@@ -1,12 +1,16 @@
 """Tiny random models of real architectures, and a driver that feeds them through pages in awkward ways."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from prolepsis.core.page_size import PAGE_SIZE
+from prolepsis.models.files.weights import Checkpoint, open_checkpoint
 from prolepsis.models.protocol import KVCache, SequenceInput, TargetModel, pack
 
 BASE: dict[str, object] = {
@@ -127,6 +131,37 @@ def save_tiny(folder: Path, kind: str, changes: dict[str, object]) -> PreTrained
     model.save_pretrained(folder)
     assert isinstance(model, PreTrainedModel)
     return model
+
+
+@contextmanager
+def rounded(kind: str, changes: dict[str, object]) -> Iterator[tuple[PreTrainedModel, Checkpoint]]:
+    """A random model with weights that bf16 holds exactly, and its float32 checkpoint."""
+    with TemporaryDirectory() as folder:
+        model = save_tiny(Path(folder), kind, changes)
+        for parameter in model.parameters():
+            parameter.data = parameter.data.bfloat16().float()
+        model.save_pretrained(folder)
+        yield model, open_checkpoint(Path(folder), torch.float32)
+
+
+def close(found: Tensor, expected: Tensor, most: float = 0.03) -> None:
+    """Within what bf16 activations allow: this share of the logits' own spread."""
+    assert found.shape == expected.shape
+    error = (found - expected).pow(2).mean().sqrt() / expected.std()
+    assert error < most, f"relative error {error:.3f}"
+
+
+def tokens(count: int, seed: int) -> list[int]:
+    drawn: list[int] = torch.randint(3, 160, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
+    return drawn
+
+
+def path_to(node: int, parents: list[int]) -> list[int]:
+    path = []
+    while node >= 0:
+        path.append(node)
+        node = parents[node]
+    return path[::-1]
 
 
 @torch.no_grad()

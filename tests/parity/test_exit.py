@@ -2,15 +2,12 @@
 
 from dataclasses import dataclass, replace
 from functools import cache
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 import torch
 from torch import Tensor
 
 from prolepsis.core.errors import ConfigError, ModelLoadError
-from prolepsis.models.files.weights import open_checkpoint
 from prolepsis.models.protocol import KVCache, SequenceInput, pack
 from prolepsis.models.targets.early_exit import EarlyExit, make_exit
 from prolepsis.models.targets.lean import LeanModel, rms_norm
@@ -19,7 +16,7 @@ from prolepsis.models.targets.native import NativeCache, NativeModel
 from prolepsis.models.targets.paged_attention import PlainCache
 from tests.fakes import TableModel
 from tests.models.kernels import why_not
-from tests.models.tiny import one, save_tiny
+from tests.models.tiny import close, one, rounded, tokens
 
 FORWARDS = ["lean", pytest.param("native", marks=pytest.mark.skipif(why_not() is not None, reason=f"{why_not()}"))]
 LAYERS = 4
@@ -37,18 +34,13 @@ class Pair:
 
 @cache
 def pair(forward: str) -> Pair:
-    with TemporaryDirectory() as folder:
-        changes: dict[str, object] = {
-            "head_dim": 32,
-            "num_hidden_layers": LAYERS,
-            "vocab_size": 167,
-            "tie_word_embeddings": True,
-        }
-        model = save_tiny(Path(folder), "llama", changes)
-        for parameter in model.parameters():  # both start from weights that bf16 holds exactly
-            parameter.data = parameter.data.bfloat16().float()
-        model.save_pretrained(folder)
-        checkpoint = open_checkpoint(Path(folder), torch.float32)
+    changes: dict[str, object] = {
+        "head_dim": 32,
+        "num_hidden_layers": LAYERS,
+        "vocab_size": 167,
+        "tie_word_embeddings": True,
+    }
+    with rounded("llama", changes) as (_, checkpoint):
         shape = LeanShape.from_config(checkpoint.config)
         plain = LeanModel(checkpoint, shape, "plain", torch.device("cpu"))
         native = NativeModel(checkpoint, shape, "native", threads=2) if forward == "native" else None
@@ -56,14 +48,7 @@ def pair(forward: str) -> Pair:
 
 
 def text(seed: int) -> list[int]:
-    drawn: list[int] = torch.randint(3, 160, (LENGTH,), generator=torch.Generator().manual_seed(seed)).tolist()
-    return drawn
-
-
-def close(found: Tensor, expected: Tensor) -> None:
-    assert found.shape == expected.shape
-    error = (found - expected).pow(2).mean().sqrt() / expected.std()
-    assert error < 0.03, f"relative error {error:.3f}"
+    return tokens(LENGTH, seed)
 
 
 def layers_of(cache: KVCache, first: int, end: int) -> list[Tensor]:

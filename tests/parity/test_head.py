@@ -2,15 +2,12 @@
 
 from dataclasses import dataclass, fields
 from functools import cache
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812  torch's own convention
 from torch import Tensor
 
-from prolepsis.models.files.weights import open_checkpoint
 from prolepsis.models.heads.format import HeadConfig, HeadWeights
 from prolepsis.models.heads.lean import LeanHead
 from prolepsis.models.heads.native import NativeHead
@@ -20,7 +17,7 @@ from prolepsis.models.targets.lean_shape import LeanShape
 from prolepsis.models.targets.native import NativeModel
 from tests.models.kernels import why_not
 from tests.models.random_heads import random_head
-from tests.models.tiny import FAMILIES, save_tiny
+from tests.models.tiny import FAMILIES, close, rounded
 
 FLAGS: dict[str, dict[str, bool]] = {
     "default": {},
@@ -46,13 +43,8 @@ class HeadCase:
 
 @cache
 def head_case(forward: str, flags: str) -> HeadCase:
-    with TemporaryDirectory() as folder:
-        kind, changes = FAMILIES["gemma3"] if flags == "two-rotations" else ("llama", {})
-        model = save_tiny(Path(folder), kind, {**changes, "head_dim": 32})
-        for parameter in model.parameters():
-            parameter.data = parameter.data.bfloat16().float()
-        model.save_pretrained(folder)
-        checkpoint = open_checkpoint(Path(folder), torch.float32)
+    kind, changes = FAMILIES["gemma3"] if flags == "two-rotations" else ("llama", {})
+    with rounded(kind, {**changes, "head_dim": 32}) as (_, checkpoint):
         shape = LeanShape.from_config(checkpoint.config)
         config, weights = random_head(shape, **FLAGS[flags])
         embedding = checkpoint.tensor("model.embed_tokens.weight")
@@ -121,11 +113,6 @@ def inputs(seed: int, case: HeadCase) -> tuple[list[int], Tensor]:
     return tokens, features.bfloat16()
 
 
-def close(found: Tensor, expected: Tensor) -> None:
-    error = (found - expected).pow(2).mean().sqrt() / expected.std()
-    assert error < 0.04, f"relative error {error:.3f}"
-
-
 @pytest.mark.parametrize("forward", FORWARDS)
 @pytest.mark.parametrize("flags", FLAGS)
 def test_committed_tokens_in_chunks(forward: str, flags: str) -> None:
@@ -137,8 +124,8 @@ def test_committed_tokens_in_chunks(forward: str, flags: str) -> None:
     for first, end in ((0, 20), (20, 21), (21, LENGTH)):
         chunk = SequenceInput(tokens[first:end], first, [2, 0], keep_last=end - first)
         found.append(case.head.logits(pack([chunk]), cache, features[first:end], None))
-    close(torch.cat([logits for logits, _ in found]), expected)
-    close(torch.cat([after for _, after in found]), states)
+    close(torch.cat([logits for logits, _ in found]), expected, 0.04)
+    close(torch.cat([after for _, after in found]), states, 0.04)
 
 
 @pytest.mark.parametrize("forward", FORWARDS)

@@ -2,8 +2,6 @@
 
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 import torch
@@ -11,7 +9,6 @@ from torch import Tensor
 
 from prolepsis.core.config import DRAFT_HEAD
 from prolepsis.core.requests import SamplingParams
-from prolepsis.models.files.weights import open_checkpoint
 from prolepsis.models.heads.base import SHORTLIST, Lookahead, TreeHead
 from prolepsis.models.heads.format import HeadWeights
 from prolepsis.models.heads.lean import LeanHead
@@ -24,7 +21,7 @@ from prolepsis.models.targets.native import NativeModel
 from prolepsis.spec.proposers.head_tree import TREE_PARAMS, HeadPass, HeadTree, grow_in_one_call, grow_over_levels
 from tests.models.kernels import why_not
 from tests.models.random_heads import DRAFT_VOCAB, random_head, random_levels
-from tests.models.tiny import save_tiny
+from tests.models.tiny import close, rounded
 from tests.spec.sequences import FakeSequence
 
 FORWARDS = ["lean", pytest.param("native", marks=pytest.mark.skipif(why_not() is not None, reason=f"{why_not()}"))]
@@ -36,12 +33,7 @@ class HeadCase:
     """A head with levels on a forward, and what it is made of in float32."""
 
     def __init__(self, forward: str) -> None:
-        with TemporaryDirectory() as folder:
-            model = save_tiny(Path(folder), "llama", {"head_dim": 32})
-            for parameter in model.parameters():
-                parameter.data = parameter.data.bfloat16().float()
-            model.save_pretrained(folder)
-            checkpoint = open_checkpoint(Path(folder), torch.float32)
+        with rounded("llama", {"head_dim": 32}) as (_, checkpoint):
             shape = LeanShape.from_config(checkpoint.config)
             config, weights = random_head(shape, norm_output=False)  # so that the states given back are z
             levels = random_levels(shape.hidden, COUNT, WIDTH)
@@ -90,11 +82,6 @@ def looked(case: HeadCase) -> Lookahead:
     return case.head.look_ahead(batch, case.head.make_cache(4), features, 6)
 
 
-def close(found: Tensor, expected: Tensor) -> None:
-    error = (found - expected).pow(2).mean().sqrt() / expected.std()
-    assert error < 0.04, f"relative error {error:.3f}"
-
-
 @pytest.mark.parametrize("forward", FORWARDS)
 def test_the_first_level_is_that_of_a_pass_that_does_not_look_ahead(forward: str) -> None:
     case = head_case(forward)
@@ -114,12 +101,12 @@ def test_states_and_shortlists_of_all_levels(forward: str) -> None:
         for row in range(ROWS):
             at = level * ROWS + row
             expected = case.ahead(found.first.states[row], level)
-            close(found.ahead[at], expected)
-            close(found.entered[at], case.levels.state @ case.norm(expected))
+            close(found.ahead[at], expected, 0.04)
+            close(found.entered[at], case.levels.state @ case.norm(expected), 0.04)
             logits = case.logits(expected)
             kept = logits[found.shortlist[at].long()]
             assert len(set(found.shortlist[at].tolist())) == min(SHORTLIST, DRAFT_VOCAB)
-            close(kept, logits.sort(descending=True).values[: len(kept)])
+            close(kept, logits.sort(descending=True).values[: len(kept)], 0.04)
 
 
 @pytest.mark.parametrize("forward", FORWARDS)

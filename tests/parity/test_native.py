@@ -2,8 +2,6 @@
 
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 import torch
@@ -11,12 +9,24 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from prolepsis.core.errors import ModelLoadError
-from prolepsis.models.files.weights import open_checkpoint
 from prolepsis.models.protocol import KVCache, SequenceInput, pack
 from prolepsis.models.targets.lean_shape import LeanShape
 from prolepsis.models.targets.native import NativeModel
 from tests.models.kernels import why_not
-from tests.models.tiny import FAMILIES, LLAMA3, PROMPT, PROMPT_PAGES, one, reference, run, save_tiny, scattered
+from tests.models.tiny import (
+    FAMILIES,
+    LLAMA3,
+    PROMPT,
+    PROMPT_PAGES,
+    close,
+    one,
+    path_to,
+    reference,
+    rounded,
+    run,
+    scattered,
+    tokens,
+)
 
 WIDE: dict[str, object] = {"head_dim": 32}
 CASES: dict[str, tuple[str, dict[str, object]]] = {
@@ -39,25 +49,8 @@ pytestmark = pytest.mark.skipif(why_not() is not None, reason=f"no native forwar
 @cache
 def pair(name: str) -> tuple[NativeModel, PreTrainedModel]:
     kind, changes = CASES[name]
-    with TemporaryDirectory() as folder:
-        model = save_tiny(Path(folder), kind, changes)
-        for parameter in model.parameters():  # both start from weights that bf16 holds exactly
-            parameter.data = parameter.data.bfloat16().float()
-        model.save_pretrained(folder)
-        checkpoint = open_checkpoint(Path(folder), torch.float32)
+    with rounded(kind, changes) as (model, checkpoint):
         return NativeModel(checkpoint, LeanShape.from_config(checkpoint.config), name, threads=2), model
-
-
-def tokens(count: int, seed: int) -> list[int]:
-    drawn: list[int] = torch.randint(3, 160, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
-    return drawn
-
-
-def close(found: Tensor, expected: Tensor) -> None:
-    """Within what bf16 activations allow: 3 % of the logits' own spread."""
-    assert found.shape == expected.shape
-    error = (found - expected).pow(2).mean().sqrt() / expected.std()
-    assert error < 0.03, f"relative error {error:.3f}"
 
 
 def same(found: Tensor, expected: Tensor) -> None:
@@ -114,14 +107,6 @@ def test_every_branch_of_a_tree_equals_plain_decoding_to_the_bit(name: str) -> N
         close(found[[6]], reference(model, context + [nodes[i] for i in path_to(6, parents)])[-1:])
 
 
-def path_to(node: int, parents: list[int]) -> list[int]:
-    path = []
-    while node >= 0:
-        path.append(node)
-        node = parents[node]
-    return path[::-1]
-
-
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
 def test_compaction_leaves_the_cache_of_plain_decoding(name: str) -> None:
     target, _ = pair(name)
@@ -151,11 +136,9 @@ def test_neighbours_and_copied_pages_change_nothing(name: str) -> None:
 
 
 def test_widths_that_do_not_fit_are_refused() -> None:
-    with TemporaryDirectory() as folder:
-        save_tiny(Path(folder), "llama", {"head_dim": 16})
-        checkpoint = open_checkpoint(Path(folder), torch.float32)
-        with pytest.raises(ModelLoadError, match=r"head_dim is 16; allowed: multiples of 32"):
-            NativeModel(checkpoint, LeanShape.from_config(checkpoint.config), "tiny")
+    refused = pytest.raises(ModelLoadError, match=r"head_dim is 16; allowed: multiples of 32")
+    with rounded("llama", {"head_dim": 16}) as (_, checkpoint), refused:
+        NativeModel(checkpoint, LeanShape.from_config(checkpoint.config), "tiny")
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3"])

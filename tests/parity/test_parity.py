@@ -14,7 +14,19 @@ from prolepsis.models.protocol import SequenceInput, TargetModel
 from prolepsis.models.targets.general import GeneralModel
 from prolepsis.models.targets.lean import LeanModel
 from prolepsis.models.targets.lean_shape import LeanShape
-from tests.models.tiny import GENERAL, LEAN, PROMPT, PROMPT_PAGES, one, reference, run, save_tiny, scattered
+from tests.models.tiny import (
+    GENERAL,
+    LEAN,
+    PROMPT,
+    PROMPT_PAGES,
+    one,
+    path_to,
+    reference,
+    run,
+    save_tiny,
+    scattered,
+    tokens,
+)
 
 CPU = torch.device("cpu")
 CASES = [("lean", name) for name in LEAN] + [("general", name) for name in GENERAL]
@@ -29,11 +41,6 @@ def pair(forward: str, name: str) -> tuple[TargetModel, PreTrainedModel]:
         if forward == "lean":
             return LeanModel(checkpoint, LeanShape.from_config(checkpoint.config), name, CPU), model
         return GeneralModel(checkpoint, name, CPU, torch.float32), model
-
-
-def tokens(count: int, seed: int) -> list[int]:
-    drawn: list[int] = torch.randint(3, 160, (count,), generator=torch.Generator().manual_seed(seed)).tolist()
-    return drawn
 
 
 def close(found: Tensor, expected: Tensor) -> None:
@@ -72,14 +79,6 @@ def test_tree_and_compaction(forward: str, name: str) -> None:
     cache.move(pages, [(PROMPT + i, PROMPT + j) for j, i in enumerate(accepted) if i != j])
     text = context + [nodes[i] for i in accepted] + tokens(2, 5)
     close(run(target, cache, one(text[-2:], len(text) - 2, pages)), reference(model, text)[-2:])
-
-
-def path_to(node: int, parents: list[int]) -> list[int]:
-    path = []
-    while node >= 0:
-        path.append(node)
-        node = parents[node]
-    return path[::-1]
 
 
 @pytest.mark.parametrize(("forward", "name"), [("lean", "llama"), ("general", "gemma3")])

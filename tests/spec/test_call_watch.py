@@ -1,7 +1,5 @@
 """A call either ends or is overdue, never both, and the limit grows with what passes take."""
 
-from dataclasses import dataclass
-
 import pytest
 
 from prolepsis.spec.call_watch import CallWatch, Superseded, WatchedCall
@@ -9,18 +7,11 @@ from prolepsis.spec.containment import ContainedProposer
 from prolepsis.spec.draft import Draft, chain
 from prolepsis.spec.ledger import Ledger
 from prolepsis.spec.proposer import SequenceView
+from tests.clock import Clock
 from tests.fake_proposer import Scripted
 from tests.spec.sequences import VOCAB, FakeSequence
 
 SEQUENCES = [FakeSequence([1], key=key) for key in "abc"]
-
-
-@dataclass
-class Clock:
-    now: float = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Named:
@@ -35,7 +26,7 @@ def watch_at(clock: Clock) -> CallWatch:
 
 
 def test_a_call_in_time_changes_nothing() -> None:
-    clock = Clock()
+    clock = Clock(0.0)
     watch = watch_at(clock)
     call = watch.enter(Named(), SEQUENCES)
     clock.now = 0.1
@@ -46,7 +37,7 @@ def test_a_call_in_time_changes_nothing() -> None:
 
 
 def test_an_overdue_call_is_taken_once_and_its_thread_ends() -> None:
-    clock = Clock()
+    clock = Clock(0.0)
     watch = watch_at(clock)
     call = watch.enter(Named(), SEQUENCES)
     clock.now = 0.11
@@ -63,7 +54,7 @@ def test_an_overdue_call_is_taken_once_and_its_thread_ends() -> None:
 
 @pytest.mark.parametrize(("free", "limit_s"), [(False, 0.55), (True, 0.1)])
 def test_slow_passes_leave_more_time_to_costly_proposers(free: bool, limit_s: float) -> None:
-    clock = Clock()
+    clock = Clock(0.0)
     watch = watch_at(clock)
     watch.passed(0.5)
     watch.passed(0.01)
@@ -84,7 +75,7 @@ class Late:
     """A proposer of which the second sequence's draft is late: the watchdog takes the call meanwhile."""
 
     def __init__(self, *, raises: bool = False) -> None:
-        self.clock, self.ledger, self.asked = Clock(), Ledger(["scripted"]), list[str]()
+        self.clock, self.ledger, self.asked = Clock(0.0), Ledger(["scripted"]), list[str]()
         self.watch = watch_at(self.clock)
         self.taken: WatchedCall | None = None
         self.raises = raises

@@ -5,7 +5,7 @@ import logging
 import structlog
 
 from prolepsis.telemetry.logs import FewLines, LibraryLines, configure_logs
-from tests.api.admission.clock import Clock
+from tests.clock import Clock
 
 
 def test_json_lines_without_what_users_wrote() -> None:

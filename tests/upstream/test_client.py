@@ -54,16 +54,6 @@ def stats_of(events: list[Event]) -> RequestStats:
 
 
 @pytest.fixture
-def plain() -> FakeUpstream:
-    return FakeUpstream()
-
-
-@pytest.fixture
-def speculating() -> FakeUpstream:
-    return FakeUpstream(drafts=(3, 12, 4))
-
-
-@pytest.fixture
 def registry() -> CollectorRegistry:
     return CollectorRegistry()
 

@@ -3,17 +3,11 @@
 import pytest
 
 from prolepsis.upstream.meter import SharedTime
-
-
-class Clock:
-    now = 5.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.clock import Clock
 
 
 def test_the_shares_add_up_to_the_time_with_requests() -> None:
-    clock = Clock()
+    clock = Clock(5.0)
     time = SharedTime(clock)
     clock.now = 10.0  # nobody is charged for it
     first = time.enter()

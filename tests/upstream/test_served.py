@@ -54,16 +54,6 @@ async def server(plain: FakeUpstream, speculating: FakeUpstream, policy: Path) -
             yield http, rollouts
 
 
-@pytest.fixture
-def plain() -> FakeUpstream:
-    return FakeUpstream()
-
-
-@pytest.fixture
-def speculating() -> FakeUpstream:
-    return FakeUpstream(drafts=(3, 12, 4))
-
-
 @pytest.mark.parametrize(("mode", "effective"), [("off", "mode=off;reason=policy_off"), ("on", "mode=on;reason=spec")])
 async def test_a_policy_chooses_the_pool(
     plain: FakeUpstream, speculating: FakeUpstream, tmp_path: Path, mode: str, effective: str

@@ -23,7 +23,7 @@ from prolepsis.web.intake import (
     body_limit,
 )
 from prolepsis.web.refusals import Refused
-from tests.api.admission.clock import Clock
+from tests.clock import Clock
 from tests.virtual_time import virtual_time
 
 SIZE = 100

@@ -21,9 +21,9 @@ from prolepsis.telemetry.metrics import Metrics
 from prolepsis.web.caller import Caller
 from prolepsis.web.errors import RequestAborted
 from prolepsis.web.refusals import Refused
-from tests.api.admission.clock import Clock
 from tests.api.admission.conftest import KeyedApp, bearer
 from tests.api.fakes import ByteTokenizer, FakeEngine
+from tests.clock import Clock
 from tests.waiting import LIMIT_S, until
 
 BODY = {"model": "tiny", "prompt": "Hi", "max_tokens": 40}

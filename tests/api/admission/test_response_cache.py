@@ -11,9 +11,9 @@ from prolepsis.core.config import ServerConfig
 from prolepsis.core.events import Proposed, Tokens
 from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.core.stats import RequestStats
-from tests.api.admission.clock import Clock
 from tests.api.admission.conftest import KeyedApp, bearer
 from tests.api.fakes import FakeEngine
+from tests.clock import Clock
 
 CACHING = ServerConfig(response_cache_bytes=100_000)
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "temperature": 0}

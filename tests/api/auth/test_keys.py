@@ -14,7 +14,7 @@ from prolepsis.api.auth.keys import Keys
 from prolepsis.core.errors import ConfigError
 from prolepsis.web.caller import DEVELOPER
 from prolepsis.web.refusals import Refused
-from tests.api.admission.clock import Clock
+from tests.clock import Clock
 
 
 def add(file: KeyFile, tenant: str = "acme", expires: datetime | None = None) -> str:

@@ -29,6 +29,7 @@ from prolepsis.web.routes import (
 )
 from tests.api.admission.conftest import KeyedApp, bearer
 from tests.api.fakes import FakeEngine
+from tests.api.test_stream import never
 from tests.virtual_time import virtual_time
 
 BODY = {"model": "tiny", "prompt": "Hi", "max_tokens": 4}
@@ -318,13 +319,9 @@ async def test_a_client_that_takes_nothing_is_not_a_failure() -> None:
         if message.get("body"):
             await asyncio.Event().wait()
 
-    async def stays() -> Message:
-        await asyncio.Event().wait()
-        return {}
-
     with capture_logs() as logs:
         for app in (route, EventStream(events())):
-            await guard(app, ServerConfig(write_timeout_s=0.02))(scope("/v1/models"), stays, stalled)
+            await guard(app, ServerConfig(write_timeout_s=0.02))(scope("/v1/models"), never, stalled)
     assert logs == []
 
 
@@ -347,11 +344,7 @@ async def test_a_reader_that_stalls_later_in_a_stream_is_not_a_failure() -> None
         if len(sent) == 4:
             await asyncio.Event().wait()
 
-    async def stays() -> Message:
-        await asyncio.Event().wait()
-        return {}
-
     with capture_logs() as logs:
         app = guard(EventStream(events()), ServerConfig(write_timeout_s=0.02))
-        await app(scope("/v1/models"), stays, stalls)
+        await app(scope("/v1/models"), never, stalls)
     assert (logs, len(sent), ended) == ([], 4, True)

@@ -21,9 +21,9 @@ from prolepsis.sampling.noise import gumbel
 from prolepsis.spec.proposers.early_exit import MAX_DEPTH, SCRATCH_PAGES, EarlyExitProposer
 from tests.models.kernels import why_not
 from tests.models.tiny import save_tiny
+from tests.spec.proposers.test_draft_model import VOCAB, continuation, next_token
 from tests.spec.sequences import FakeSequence
 
-VOCAB = 50
 POOL = 20
 FORWARDS = ["lean", pytest.param("native", marks=pytest.mark.skipif(why_not() is not None, reason=f"{why_not()}"))]
 
@@ -71,17 +71,6 @@ class FakeExit:
             tokens.append([(next_token(history) + i) % VOCAB for i in range(count)])
         rest = (1.0 - self.chance) / (count - 1)
         return torch.tensor(tokens), torch.tensor([[self.chance] + [rest] * (count - 1)] * len(tokens)).log()
-
-
-def next_token(history: list[int]) -> int:
-    return sum((i + 1) * token for i, token in enumerate(history)) % VOCAB
-
-
-def continuation(tokens: list[int], count: int) -> tuple[int, ...]:
-    grown = list(tokens)
-    for _ in range(count):
-        grown.append(next_token(grown))
-    return tuple(grown[len(tokens) :])
 
 
 def sequence(length: int, first_page: int = 0, **changes: object) -> FakeSequence:
