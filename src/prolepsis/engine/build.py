@@ -40,7 +40,7 @@ from prolepsis.models.heads.base import DraftHead
 from prolepsis.models.heads.registry import head_folder, head_for, list_heads, misfit_of
 from prolepsis.models.load import LoadedModel, build_of, load_model, machine_of
 from prolepsis.models.protocol import ArgmaxModel, KVCache, TargetModel
-from prolepsis.models.targets.early_exit import make_exit
+from prolepsis.models.targets.early_exit import EarlyExit, make_exit
 from prolepsis.native.processor import default_threads
 from prolepsis.sampling.sampler import Sampler
 from prolepsis.spec.acceptance import AcceptanceEstimator
@@ -120,17 +120,13 @@ def assemble(
     max_model_len = _context_length(config, info.max_positions)
     threads = config.threads or default_threads()
     exactness = decide(model, config.strict, passed_file(target.fingerprint, threads, build_of(model)))
-    layer = config.early_exit_layer if EARLY_EXIT in proposer_names(config) else None
-    early = make_exit(model, layer) if layer is not None else None
-    exit_sequences = min(config.max_requests, EXIT_SEQUENCES) if early else 0
+    early, exit_sequences = _early_exit(config, model)
     loaded = Loaded(info, draft.model.info if draft else None, head.info if head else None, exit_sequences)
     num_pages = plan_memory(config, loaded, max_model_len, reserved)
     cache = model.make_cache(num_pages + SCRATCH_PAGES * exit_sequences)
     slots = _draft_head_slots(config, target, head, find_head, num_pages)
     slot = slots[DRAFT_HEAD]
-    proposers = _proposers(config, target, draft, num_pages)
-    if REMOTE in proposer_names(config):
-        proposers.append(remote_proposer(config, target, observer))
+    proposers = _proposers(config, target, draft, observer, num_pages)
     if early:
         scratch = {"first_page": num_pages, "max_sequences": exit_sequences, "page_bytes": info.page_bytes}
         proposers.append(EarlyExitProposer(early, cache, **scratch))
@@ -155,6 +151,13 @@ def assemble(
         installed_heads=partial(_installed_heads, target, config.model_dir),
     )
     return Engine(parts)
+
+
+def _early_exit(config: EngineConfig, model: TargetModel) -> tuple[EarlyExit | None, int]:
+    """Return the configured early exit, and for how many sequences it drafts in one step."""
+    if EARLY_EXIT not in proposer_names(config) or config.early_exit_layer is None:
+        return None, 0
+    return make_exit(model, config.early_exit_layer), min(config.max_requests, EXIT_SEQUENCES)
 
 
 def _draft_head_slots(
@@ -274,8 +277,14 @@ def proposer_names(config: EngineConfig) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _proposers(config: EngineConfig, target: LoadedModel, draft: LoadedModel | None, num_pages: int) -> list[Proposer]:
-    """Return the configured proposers that need nothing of the target's inside, in the configuration's order."""
+def _proposers(
+    config: EngineConfig,
+    target: LoadedModel,
+    draft: LoadedModel | None,
+    observer: EngineObserver | None,
+    num_pages: int,
+) -> list[Proposer]:
+    """Return the proposers that need nothing of the target's inside, in the configuration's order, remote ones last."""
     proposers: list[Proposer] = []
     for name in proposer_names(config):
         if name in FREE_PROPOSERS:
@@ -283,6 +292,8 @@ def _proposers(config: EngineConfig, target: LoadedModel, draft: LoadedModel | N
         elif name == DRAFT_MODEL:
             assert draft is not None, "the draft model is loaded with its proposer"
             proposers.append(DraftModelProposer(draft.model, draft.tokenizer, target.tokenizer, num_pages=num_pages))
+    if REMOTE in proposer_names(config):
+        proposers.append(remote_proposer(config, target, observer))
     return proposers
 
 
