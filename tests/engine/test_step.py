@@ -173,6 +173,29 @@ def test_what_is_lower_by_one_gives_way_once(priority: int, order: str) -> None:
     assert list(terminals(events)) == order.split()
 
 
+@pytest.mark.parametrize(("priority", "is_served"), [(1, True), (2, False)])
+def test_what_is_lower_by_one_waits_for_few_where_others_fill_the_pages_for_ever(
+    priority: int, *, is_served: bool
+) -> None:
+    """As a tenant's further requests did, while those of many tenants with one request each went on coming."""
+    engine = build(EngineSetup(num_pages=9, max_model_len=64, prefix_cache=False))
+    params = SamplingParams(max_tokens=24, ignore_eos=True)
+    ended = set[str]()
+    for i in range(4):  # more than there are pages for
+        submit(engine, request(f"better {i}", [i] * 20, params))
+    engine.step()
+    for i in range(3):
+        submit(engine, request(f"low {i}", [i] * 20, params, priority=priority))
+    for _ in range(1000):
+        for name in terminals(engine.step()):
+            ended.add(name)
+            if name.startswith("better"):
+                submit(engine, request(f"better {len(ended) + 3}", [5] * 20, params))
+        engine.scheduler.check()
+    assert len(ended) > 50
+    assert {f"low {i}" in ended for i in range(3)} == {is_served}
+
+
 @pytest.mark.parametrize("num_pages", [64, 20])
 def test_a_better_request_displaces_one_and_waits_for_none_that_gave_way(num_pages: int) -> None:
     engine = build(EngineSetup(max_sequences=6, num_pages=num_pages, max_model_len=64))

@@ -38,6 +38,8 @@ class SequenceState:
         self.index = index
         self.key = f"{source.request_id}/{index}"
         self.rank: Rank = (source.priority, request.arrival, request.serial, index)
+        self.num_overtaken = 0
+        """Younger sequences of a priority better by one that started while it waited."""
         self.params: SamplingParams = source.params
         self.cache_salt = source.cache_salt
         self.tenant = tenant_scope(source.kill_scopes).removeprefix(kill_scope("tenant", ""))

@@ -42,6 +42,8 @@ from prolepsis.grammar.grammars import Grammars
 from prolepsis.grammar.matcher import CompiledGrammar
 
 _by_rank = attrgetter("rank")
+_MOST_OVERTAKEN = 8
+"""So many younger sequences start before one that is lower by one only; then it comes next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,12 +294,26 @@ class Scheduler:
             if sequence is None:
                 return
             self.waiting.remove(sequence)
+            self._overtake(sequence)
             self._run(sequence, now)
             step.add(sequence)
 
     def _has_room(self, sequence: SequenceState) -> bool:
         """Get pages for a waiting sequence; False, with nothing changed, if they or a free place lack."""
         return len(self.running) < self.max_running and self._paging.start(sequence, reserve=len(self.running))
+
+    def _overtake(self, sequence: SequenceState) -> None:
+        """Count the start of a sequence before the oldest that waits and is lower by one only, which does not wait for
+        ever: else it would where those of better priority that go on coming fill the pages."""
+        priority, arrival, serial, index = sequence.rank
+        older = next((one for one in self.waiting if one.rank[0] == priority + 1), None)
+        if older is None or older.rank[1:3] > (arrival, serial):
+            return
+        older.num_overtaken += 1
+        if older.num_overtaken >= _MOST_OVERTAKEN:
+            self.waiting.remove(older)
+            older.rank = (priority, arrival, serial, index + 1)
+            insort(self.waiting, older, key=_by_rank)
 
     def _displace(self, step: _Step, now: float) -> SequenceState | None:
         """Preempt the lowest-ranked running sequence for the first waiting one whose request's priority is strictly
