@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
+from structlog.testing import capture_logs
 
 from prolepsis.core.config import DRAFT_HEAD, HeadProposerName
 from prolepsis.core.errors import (
@@ -299,6 +300,18 @@ async def test_figures_of_replies_that_are_lost_or_late_count_once() -> None:
             await client.refresh()
         assert f"prolepsis_generation_tokens_total {total}.0" in metrics.exposition().decode()
         assert handle.replicas[0].notes.num_lost == 0
+    await handle.close()
+
+
+async def test_figures_that_a_replica_dropped_are_in_the_log() -> None:
+    handle = TurnsHandle([one := replica()])
+    async with front_door(handle) as client:
+        with capture_logs() as logs:
+            for num_lost in (3, 3, 5):
+                one.notes.num_lost = num_lost
+                await client.refresh()
+    lost = [(entry["replica"], entry["num_calls"]) for entry in logs if entry["event"] == "replica_dropped_figures"]
+    assert lost == [(one.name, 3), (one.name, 2)]
     await handle.close()
 
 

@@ -80,6 +80,8 @@ class ReplicasClient:
         """Summed up from the reports when it is asked for: several times a request."""
         self._received: dict[str, int] = {}
         """How many calls of its observer each replica has told."""
+        self._num_unreported: dict[str, int] = {}
+        """How many of them each has dropped."""
         self._streams: dict[str, EventStream] = {}
         """By request."""
         self._serving: dict[str, ReplicaLink] = {}
@@ -249,6 +251,9 @@ class ReplicasClient:
 
     def _news(self, report: Report) -> Sequence[Observed]:
         """Return what its observer was told and this one was not: a reply may be lost, or overtake another."""
+        if num_calls := report.num_unreported - self._num_unreported.get(report.replica, 0):
+            self._num_unreported[report.replica] = report.num_unreported
+            log.warning("replica_dropped_figures", replica=report.replica, num_calls=num_calls)
         num_received = self._received.get(report.replica, 0)
         self._received[report.replica] = max(num_received, report.first + len(report.observed))
         return report.observed[max(0, num_received - report.first) :]
