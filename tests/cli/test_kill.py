@@ -138,3 +138,16 @@ def test_scopes_stopped_for_all_replicas_are_shown(home: Path) -> None:
     assert shown[0] == "off"
     assert shown[1].startswith("on for tenant:bank on all replicas, since 20")
     assert shown[1].endswith("by developer: drill")
+
+
+def test_who_turned_the_file_off_is_not_named_where_the_store_stops_everything(home: Path) -> None:
+    configure_logs("error")
+    store, file = open_store(migrated_setting(home), CollectorRegistry()), home / "its.json"
+    assert store is not None
+    kill("on", "--kill-file", str(file))
+    kill("off", "--kill-file", str(file))
+    with closing(store), served(FakeEngine(), ServerConfig(kill_file=file), store=store) as running:
+        kill("on", "--url", running.url, "--reason", "drill")
+        shown = kill("status", "--url", running.url).stdout.splitlines()
+    assert shown[0] == "on"
+    assert shown[1].startswith("on for everything on all replicas, since 20")

@@ -99,14 +99,15 @@ def _show_served(status: dict[str, Any], as_json: bool) -> None:
 
 
 def _print(state: KillState, *, on: bool) -> None:
-    _line("on" if on else "off", state, known=state.at != NEVER_SET.at)
+    """Show a file's state; who set it only where it is what makes the switch `on` or off."""
+    _line("on" if on else "off", state, known=state.at != NEVER_SET.at and state.on == on)
     for entry in state.scopes:
         _line(f"on for {entry.scope}", entry, known=True)
 
 
 def _line(text: str, entry: KillState | KilledScope, *, known: bool) -> None:
     since = f", since {entry.at:%Y-%m-%d %H:%M:%S %Z} by {entry.by or 'unknown'}" if known else ""
-    why = f": {entry.reason}" if entry.reason else ""
+    why = f": {entry.reason}" if known and entry.reason else ""
     stdout().print(f"{text}{since}{why}", soft_wrap=True, markup=False)
 
 
