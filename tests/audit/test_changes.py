@@ -71,6 +71,24 @@ def test_a_change_taken_over_by_replicas_is_listed_once(database: Database) -> N
     ]
 
 
+def test_a_stop_by_the_kill_file_is_listed_once_where_a_server_followed(database: Database) -> None:
+    operator = {"on": True, "reason": "drill", "scopes": []}
+    server = AuditEvent(
+        actor="ann",
+        action="kill.on",
+        subject="kill.json",
+        before={"killed": [], "operator": {**operator, "on": False, "reason": ""}},
+        after={"killed": ["everything"], "operator": operator},
+    )
+    alone, followed = (
+        AuditEvent(actor="command line, ann", action="kill.on", subject="kill.json", after=operator) for _ in range(2)
+    )
+    append(database, alone, ago_s=HOUR)
+    append(database, server, followed)
+    listed = [(one.actor, one.reason) for one in RecentChanges(database, lambda: NOW).read().changes]
+    assert listed == [("ann", "drill"), ("command line, ann", "drill")]
+
+
 def test_a_change_of_the_policy_is_reported_by_its_version(database: Database) -> None:
     after = {"version": 2, "digest": "ab" * 32, "reason": "longer drafts"}
     first = AuditEvent(actor="ann", action="policy.applied", subject="version 1", after={**after, "version": 1})

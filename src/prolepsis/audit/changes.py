@@ -3,7 +3,7 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import islice
@@ -23,6 +23,8 @@ _BY_PEOPLE = frozenset({"breaker", "drift"})
 _NO_CHANGE = frozenset({"flags.loaded", "policy.loaded", "prices.loaded"})
 """At a start, which has an entry of its own."""
 _NUM_TOLD = 2
+_FOLLOWED_S = 5.0
+"""Servers follow the kill file within a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +99,37 @@ def _adds(words: str, subject: str) -> bool:
     return words != subject and not words.startswith(("reason ", "digest "))
 
 
-def _once(entries: Iterable[AuditEntry]) -> Iterator[AuditEntry]:
-    """Leave out that replicas took over a version of the policy that an entry before says was applied."""
+def _once(entries: Sequence[AuditEntry]) -> Iterator[AuditEntry]:
+    """Leave out what another entry says too.
+
+    That is a version of the policy that replicas took over from the one that applied it, and a command that wrote the
+    kill file, where a server's entry says what that changed.
+    """
     applied: set[str] = set()
+    followed = [(_file_of(one), _seconds(one)) for one in entries if _is_followed(one)]
     for entry in entries:
+        near = [file for file, at in followed if abs(at - _seconds(entry)) < _FOLLOWED_S]
+        if not _is_followed(entry) and _file_of(entry) in near:
+            continue
         version = entry.versions.get("policy", "")
         if entry.action == "policy.reloaded" and version in applied:
             continue
         if entry.action.startswith("policy."):
             applied.add(version)
         yield entry
+
+
+def _is_followed(entry: AuditEntry) -> bool:
+    """Return whether an entry says that a server followed its kill file: it has the whole state of the switch."""
+    details = entry.details
+    if details is None or not details.subject or not entry.action.startswith("kill."):
+        return False
+    return isinstance(details.after, Mapping) and "killed" in details.after
+
+
+def _file_of(entry: AuditEntry) -> tuple[str, str]:
+    return entry.action, entry.details.subject if entry.details else ""
+
+
+def _seconds(entry: AuditEntry) -> float:
+    return datetime.fromisoformat(entry.at).timestamp()
