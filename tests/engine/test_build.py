@@ -32,7 +32,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PROLEPSIS_CACHE", str(tmp_path))
     kept = curve_file("fp_table", default_threads(), "")
     kept.parent.mkdir()
-    kept.write_text(flat_cost().to_json())  # profiling a model written in Python takes seconds
+    kept.write_text(flat_cost(1e-3, 1e-5).to_json())  # profiling a model written in Python takes seconds
 
 
 def loaded(model: TableModel | None = None) -> LoadedModel:

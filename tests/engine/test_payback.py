@@ -120,13 +120,13 @@ def test_steps_that_compute_prompts_are_not_compared() -> None:
 
 
 class Ticking:
-    """A clock of the engine's thread on which a quarter of a second passes at each look."""
+    """A clock of the engine's thread on which half a second passes at each look."""
 
     def __init__(self) -> None:
         self.now = 0.0
 
     def __call__(self) -> float:
-        self.now += 0.25
+        self.now += 0.5
         return self.now
 
 

@@ -1,30 +1,60 @@
 """A curve is measured once, kept, and measured again where what was kept cannot be read."""
 
+import json
 from pathlib import Path
 
+import pytest
+
 from prolepsis.engine.profile import cost_curve
+from prolepsis.spec.cost import PROFILE_TOKENS
 from tests.fakes import TableModel
+
+
+def kept(file: Path, ms: float) -> None:
+    """Keep a curve on which each pass takes `ms`."""
+    lines = [[ms, ms]] * len(PROFILE_TOKENS)
+    file.write_text(json.dumps({"tokens": PROFILE_TOKENS, "contexts": [64, 128], "ms": lines}))
 
 
 def test_the_curve_is_kept_and_read_back(tmp_path: Path) -> None:
     model, file = TableModel(), tmp_path / "profiles" / "curve.json"
     measured = cost_curve(model, file)
-    passes = model.num_passes
-    assert passes > 0
-    assert cost_curve(model, file).profiled == measured.profiled
-    assert model.num_passes == passes
+    assert model.num_passes > 0
+    assert json.loads(file.read_text())["ms"] == [list(line) for line in measured.profiled]
+
+
+def test_a_kept_curve_is_not_measured_again(tmp_path: Path) -> None:
+    model, file = TableModel(), tmp_path / "curve.json"
+    kept(file, 1e-6)
+    assert cost_curve(model, file).profiled[0][0] == 1e-6
+    assert model.num_passes <= 8, "only looked at"
+
+
+def test_one_from_a_busy_machine_is_measured_again(tmp_path: Path) -> None:
+    file = tmp_path / "curve.json"
+    kept(file, 1e6)
+    assert cost_curve(TableModel(), file).profiled[0][0] < 1e5
+    assert json.loads(file.read_text())["ms"][0][0] < 1e5
+
+
+@pytest.mark.parametrize("number", [0, len(PROFILE_TOKENS) - 1])
+def test_so_is_one_that_was_disturbed_at_one_end(tmp_path: Path, number: int) -> None:
+    file = tmp_path / "curve.json"
+    kept(file, 1e-6)
+    curve = json.loads(file.read_text())
+    curve["ms"][number] = [1e6, 1e6]
+    file.write_text(json.dumps(curve))
+    assert cost_curve(TableModel(), file).profiled[number][0] < 1e5
 
 
 def test_fresh_measures_again(tmp_path: Path) -> None:
     model, file = TableModel(), tmp_path / "curve.json"
-    cost_curve(model, file)
-    passes = model.num_passes
-    cost_curve(model, file, fresh=True)
-    assert model.num_passes == 2 * passes
+    kept(file, 1e-6)
+    assert cost_curve(model, file, fresh=True).profiled[0][0] > 1e-6
 
 
 def test_a_broken_file_is_measured_again(tmp_path: Path) -> None:
     file = tmp_path / "curve.json"
     file.write_text("{")
     curve = cost_curve(TableModel(), file)
-    assert cost_curve(TableModel(), file).profiled == curve.profiled
+    assert json.loads(file.read_text())["ms"] == [list(line) for line in curve.profiled]

@@ -153,7 +153,7 @@ async def test_an_edit_of_where_harm_leads_holds_for_rollouts_that_are_on(server
 
 
 async def test_a_damaged_head_that_is_hardly_asked_is_probed_and_rolled_back(server: Server) -> None:
-    """Its drafts do not pay, so all sequences pause: what shows the damage are probes, one in three seconds."""
+    """Its drafts do not pay, so all sequences pause: what shows the damage are probes."""
     await server.go_on()
     await server.until("on", 2)
     await server.ask(60)

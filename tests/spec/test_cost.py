@@ -54,6 +54,30 @@ def test_profile_ignores_what_others_add() -> None:
     assert curve.ms(8, 512) == pytest.approx(18.12)
 
 
+def test_a_busy_machine_is_measured_until_rounds_find_no_less() -> None:
+    rounds: dict[tuple[int, int], int] = {}
+
+    def measure(rows: int, context: int) -> float:
+        number = rounds[rows, context] = rounds.get((rows, context), -1) + 1  # 0: warm-up
+        return (4.0 + rows) * (1.0 if number >= 6 else 10.0 / (1 + number))
+
+    curve = profile_cost(measure, tokens=(1, 8), contexts=(64,), repeats=3)
+    assert (curve.ms(1, 64), curve.ms(8, 64)) == pytest.approx((5.0, 12.0))
+    assert set(rounds.values()) == {7}, "the seventh round found nothing new"
+
+
+def test_a_machine_that_stays_busy_does_not_hold_the_start_up() -> None:
+    number = 0
+
+    def measure(rows: int, context: int) -> float:
+        nonlocal number
+        number += 1
+        return 1000.0 * 0.9**number
+
+    profile_cost(measure, tokens=(1, 8), contexts=(64,), repeats=3)
+    assert number == 2 + 12 * 2
+
+
 def test_survives_json() -> None:
     curve = CostCurve((1, 8), (0, 512), ((10.0, 12.0), (11.0, 13.0)))
     again = CostCurve.from_json(curve.to_json())

@@ -82,3 +82,13 @@ def test_proposers_learn_on_in_short_pauses_if_drafts_pay_in_general() -> None:
     only = Pauses()
     _run(only, net, 10, number=15)
     assert only.rests("bad"), "drafts pay for nobody"
+
+
+def test_trials_begun_at_a_lower_load_need_room_at_a_higher_one() -> None:
+    """Prompts of a wave are read one after the other: some sequences decode before the others."""
+    pauses, keys = Pauses(), [str(i) for i in range(16)]
+    awake = []
+    for number in (1, 2, 4, 8, 16):
+        awake = pauses.begin(keys[:number], number)  # in steps that read prompts too, of which nothing is learnt
+    assert len(awake) == 2
+    assert pauses.begin(keys, 16) == awake, "which then goes on"

@@ -1,7 +1,7 @@
 """Measures what a pass of the loaded model costs on this machine, and keeps the curve for the next start."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import structlog
@@ -16,6 +16,8 @@ log = structlog.get_logger(__name__)
 
 SEQUENCE = 512
 """Cached tokens of a sequence in passes that are timed at more."""
+_DISTURBED = 1.5  # times what a pass takes now: other work added to what was measured
+_LOOKS = 3
 
 
 def curve_file(fingerprint: str, threads: int, build: str) -> Path:
@@ -24,8 +26,11 @@ def curve_file(fingerprint: str, threads: int, build: str) -> Path:
 
 
 def cost_curve(model: TargetModel, file: Path, *, fresh: bool = False) -> CostCurve:
-    """Return the curve kept in `file`, else (or with `fresh`) measure it and keep it there."""
-    if not fresh and (kept := _read(file)) is not None:
+    """Return the curve kept in `file`, else (or with `fresh`) measure it and keep it there.
+
+    One whose passes take much longer than now was measured on a busy machine, and is measured again.
+    """
+    if not fresh and (kept := _read(file)) is not None and not _is_disturbed(kept, model):
         return kept
     log.info("measuring_passes", kept_in=str(file))
     curve = measure(model)
@@ -33,7 +38,6 @@ def cost_curve(model: TargetModel, file: Path, *, fresh: bool = False) -> CostCu
     return curve
 
 
-@torch.no_grad()
 def measure(model: TargetModel, repeats: int = 3, counts: Sequence[int] = PROFILE_TOKENS) -> CostCurve:
     """Time passes of `counts` tokens at `PROFILE_CONTEXTS` tokens of context, in milliseconds.
 
@@ -42,15 +46,32 @@ def measure(model: TargetModel, repeats: int = 3, counts: Sequence[int] = PROFIL
     longest = model.info.max_positions - max(counts)
     contexts = sorted({max(1, min(context, longest)) for context in PROFILE_CONTEXTS})
     tokens = [count for count in counts if count + contexts[-1] <= model.info.max_positions]
-    passes = {(count, context): pack(_sequences(count, context)) for count in tokens for context in contexts}
+    milliseconds = _timer(model, [(count, context) for count in tokens for context in contexts])
+    return profile_cost(milliseconds, tokens, contexts, repeats)
+
+
+def _is_disturbed(kept: CostCurve, model: TargetModel) -> bool:
+    """Return whether a pass of the fewest or of the most tokens takes much less than was measured."""
+    found = {(count, kept.contexts[0]): line[0] for count, line in zip(kept.tokens, kept.profiled, strict=True)}
+    points = [(count, kept.contexts[0]) for count in (kept.tokens[0], kept.tokens[-1])]
+    milliseconds = _timer(model, points)
+    for point in points:
+        milliseconds(*point)  # warm
+    return any(found[point] > _DISTURBED * min(milliseconds(*point) for _ in range(_LOOKS)) for point in points)
+
+
+def _timer(model: TargetModel, points: Sequence[tuple[int, int]]) -> Callable[[int, int], float]:
+    """Return a function that computes a pass of one of the points, tokens and context, and returns its milliseconds."""
+    passes = {point: pack(_sequences(*point)) for point in points}
     cache = model.make_cache(1 + max(int(batch.pages.max()) for batch in passes.values()))
 
+    @torch.no_grad()
     def milliseconds(count: int, context: int) -> float:
         start = time.perf_counter()
         model.forward(passes[count, context], cache)
         return 1000.0 * (time.perf_counter() - start)
 
-    return profile_cost(milliseconds, tokens, contexts, repeats)
+    return milliseconds
 
 
 def _sequences(tokens: int, context: int) -> list[SequenceInput]:

@@ -128,7 +128,7 @@ class _History:
     paused: bool = False
     until: int = 0
     band: int = 0
-    """Band of the load at which it paused: at a lower load it tries again."""
+    """Band of the load of its trial or pause: paused, it tries again at a lower one; on trial, anew at a higher one."""
     pause: int = _FIRST_PAUSE
     """Steps of its next pause."""
     rests: bool = False
@@ -159,6 +159,9 @@ class Pauses:
                 history = histories[key] = _History()
                 self._try(history, load)
             elif history.paused and (self._step >= history.until or band < history.band):
+                self._try(history, load)
+            elif history.lender is not None and band > history.band:  # where drafts may pay less
+                self._settle(history)
                 self._try(history, load)
             if not history.paused:
                 awake.append(key)
@@ -211,7 +214,7 @@ class Pauses:
             history.until, history.paused, history.band = self._step + _WAIT, True, self._band
             history.rests = load.new.net <= 0.0
             return
-        history.paused, history.rests, history.trial = False, False, _TRIAL
+        history.paused, history.rests, history.trial, history.band = False, False, _TRIAL, self._band
         history.evidence.weigh(_KEPT_WEIGHT)
         history.lender, history.reserved = load, load.trial_cost
         load.credit -= history.reserved

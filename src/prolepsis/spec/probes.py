@@ -11,26 +11,23 @@ from collections.abc import Callable, Sequence
 
 PROBED_DRAFTS = 4
 """Steps of a probed request in which drafts are made for it."""
-_EVERY_S = 1.0
-_SHARE = 0.01
-"""Share of the elapsed time that probes may take."""
-_MOST_SAVED_S = 3.0
-"""Most unused time that probes may save up: enough to judge a proposer that is not asked otherwise."""
+_SHARE = 0.005
+"""Share of the time that probes may take."""
+_LEAST_S = 0.01
+"""What a probe is taken for at least: what it takes is known when its prompt is read, and others may begin before."""
 _ENOUGH, _MEMORY_S = 8, 15.0
 """Requests with a decided draft, and the time in which there were so many where nothing has to be probed."""
 
 
 class ProbeBudget:
-    """Lets one request in a second be probed, in a share of the time, where a proposer is hardly judged.
+    """Lets a request be probed every two seconds, or as a share of the time allows, where a proposer is hardly judged.
 
     A verdict on a rollout takes some sixty requests; a breaker, which counts drafts, may be open by then.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._looked_at = clock()
-        self._next = self._looked_at + _EVERY_S
-        self._saved_s = _MOST_SAVED_S
+        self._next = clock() + _LEAST_S / _SHARE
         self._ended: dict[tuple[str, str], deque[float]] = {}
         """When the last requests ended that had a draft verified or compared, by proposer and traffic class."""
         self.num_probed = 0
@@ -40,19 +37,14 @@ class ProbeBudget:
     def admit(self, traffic_class: str, proposers: Sequence[str]) -> bool:
         """Return whether a request that begins is probed."""
         now = self._clock()
-        self._saved_s = min(_MOST_SAVED_S, self._saved_s + _SHARE * (now - self._looked_at))
-        self._looked_at = now
-        if now < self._next or self._saved_s <= 0.0:
+        if now < self._next or not any(self._is_seldom(name, traffic_class, now) for name in proposers):
             return False
-        if not any(self._is_seldom(name, traffic_class, now) for name in proposers):
-            return False
-        self._next = now + _EVERY_S
         self.num_probed += 1
+        self._next = now + max(_LEAST_S, self.seconds / self.num_probed) / _SHARE
         return True
 
     def spend(self, seconds: float) -> None:
         """Drafts of probed requests took so long, of the processor."""
-        self._saved_s -= seconds
         self.seconds += seconds
 
     def saw(self, proposer: str, traffic_class: str) -> None:
