@@ -164,6 +164,8 @@ def counted_once(client: WatchedClient, traffic: Traffic) -> bool:
 
 def shown(figures: Sequence[Any]) -> str:
     """Return median, minimum and maximum."""
+    if not figures:
+        return "none"
     ordered = sorted(float(x) for x in figures)
     middle = len(ordered) // 2
     median = ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
