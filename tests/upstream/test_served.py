@@ -54,6 +54,16 @@ async def server(plain: FakeUpstream, speculating: FakeUpstream, policy: Path) -
             yield http, rollouts
 
 
+@asynccontextmanager
+async def canary(plain: FakeUpstream, speculating: FakeUpstream, folder: Path) -> AsyncIterator[Any]:
+    """Yield such a server's client and rollouts, and the view of the one of `CANARY`, which has started."""
+    (folder / "policy.yaml").write_text(CANARY)
+    async with server(plain, speculating, folder / "policy.yaml") as (http, rollouts):
+        [view] = await rollouts.views()
+        await rollouts.command(view.id, "start", "")
+        yield http, rollouts, view
+
+
 @pytest.mark.parametrize(("mode", "effective"), [("off", "mode=off;reason=policy_off"), ("on", "mode=on;reason=spec")])
 async def test_a_policy_chooses_the_pool(
     plain: FakeUpstream, speculating: FakeUpstream, tmp_path: Path, mode: str, effective: str
@@ -75,12 +85,9 @@ async def test_a_policy_chooses_the_pool(
 async def test_the_arms_of_a_rollout_are_the_pools(
     plain: FakeUpstream, speculating: FakeUpstream, tmp_path: Path
 ) -> None:
-    (tmp_path / "policy.yaml").write_text(CANARY)
-    async with server(plain, speculating, tmp_path / "policy.yaml") as (http, rollouts):
-        [view] = await rollouts.views()
-        await rollouts.command(view.id, "start", "")
+    async with canary(plain, speculating, tmp_path) as (http, rollouts, _):
         effects = [(await http.post("/v1/completions", json=BODY)).headers["x-spec-effective"] for _ in range(24)]
-        [view] = await rollouts.views()
+        [_] = await rollouts.views()
     num_canary = sum("arm=canary" in effect for effect in effects)
     assert 0 < num_canary < 24
     assert all(effect.startswith("mode=on") == ("arm=canary" in effect) for effect in effects)
@@ -90,10 +97,7 @@ async def test_the_arms_of_a_rollout_are_the_pools(
 async def test_after_a_rollback_the_speculating_pool_does_not_stand_in_for_the_plain_one(
     plain: FakeUpstream, speculating: FakeUpstream, tmp_path: Path
 ) -> None:
-    (tmp_path / "policy.yaml").write_text(CANARY)
-    async with server(plain, speculating, tmp_path / "policy.yaml") as (http, rollouts):
-        [view] = await rollouts.views()
-        await rollouts.command(view.id, "start", "")
+    async with canary(plain, speculating, tmp_path) as (http, rollouts, view):
         await rollouts.command(view.id, "rollback", "")
         before = await http.post("/v1/completions", json=BODY)
         plain.status = 500

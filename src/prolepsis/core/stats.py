@@ -63,6 +63,14 @@ class TenantCounts:
     gained: float = 0.0
     gained_squared: float = 0.0
 
+    def __add__(self, other: "TenantCounts") -> "TenantCounts":
+        """Return the counts of both; they are of one tenant."""
+        return TenantCounts(self.tenant, *(getattr(self, name) + getattr(other, name) for name in GROWING))
+
+
+GROWING = tuple(field.name for field in fields(TenantCounts) if field.name != "tenant")
+"""Counts of a tenant and of all that never fall while a proposer is in its place."""
+
 
 @dataclass(frozen=True, slots=True)
 class TrafficClassCounts:

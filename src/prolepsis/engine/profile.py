@@ -52,12 +52,11 @@ def measure(model: TargetModel, repeats: int = 3, counts: Sequence[int] = PROFIL
 
 def _is_disturbed(kept: CostCurve, model: TargetModel) -> bool:
     """Return whether a pass of the fewest or of the most tokens takes much less than was measured."""
-    found = {(count, kept.contexts[0]): line[0] for count, line in zip(kept.tokens, kept.profiled, strict=True)}
-    points = [(count, kept.contexts[0]) for count in (kept.tokens[0], kept.tokens[-1])]
-    milliseconds = _timer(model, points)
-    for point in points:
+    found = {(kept.tokens[end], kept.contexts[0]): kept.profiled[end][0] for end in (0, -1)}
+    milliseconds = _timer(model, list(found))
+    for point in found:
         milliseconds(*point)  # warm
-    return any(found[point] > _DISTURBED * min(milliseconds(*point) for _ in range(_LOOKS)) for point in points)
+    return any(ms > _DISTURBED * min(milliseconds(*point) for _ in range(_LOOKS)) for point, ms in found.items())
 
 
 def _timer(model: TargetModel, points: Sequence[tuple[int, int]]) -> Callable[[int, int], float]:

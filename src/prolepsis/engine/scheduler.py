@@ -6,7 +6,7 @@ page takes it from the lowest-ranked running one, which then waits and computes 
 output.
 """
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
@@ -306,12 +306,15 @@ class Scheduler:
         """Count the start of a sequence before the oldest that waits and is lower by one only, which does not wait for
         ever: else it would where those of better priority that go on coming fill the pages."""
         priority, arrival, serial, index = sequence.rank
-        older = next((one for one in self.waiting if one.rank[0] == priority + 1), None)
-        if older is None or older.rank[1:3] > (arrival, serial):
+        place = bisect_left(self.waiting, (priority + 1,), key=_by_rank)
+        if place == len(self.waiting):
+            return
+        older = self.waiting[place]
+        if older.rank[0] > priority + 1 or older.rank[1:3] > (arrival, serial):
             return
         older.num_overtaken += 1
         if older.num_overtaken >= _MOST_OVERTAKEN:
-            self.waiting.remove(older)
+            del self.waiting[place]
             older.rank = (priority, arrival, serial, index + 1)
             insort(self.waiting, older, key=_by_rank)
 

@@ -16,7 +16,7 @@ from prolepsis.engine.timings import StepTiming
 from prolepsis.spec.candidate import DraftRequest
 from prolepsis.spec.choose import ChosenDraft, ProposerSet
 from prolepsis.spec.comparison import AS_PREDICTED, StepCost
-from prolepsis.spec.ledger import DisabledProposers
+from prolepsis.spec.ledger import DisabledProposers, origin_of
 from prolepsis.spec.payback import Payback
 from prolepsis.spec.probes import PROBED_DRAFTS, ProbeBudget
 from prolepsis.spec.shadow import ShadowBudget
@@ -234,8 +234,7 @@ class Speculation:
         allowed = self._named(sequence.request.source.speculation)
         if plan.disabled or plan.killed:
             names = plan.proposers or self.proposers.names
-            origin = sequence.traffic_class, sequence.tenant
-            return self._disabled.allowed(origin, allowed, plan, names, compared=compared)
+            return self._disabled.allowed(origin_of(sequence), allowed, plan, names, compared=compared)
         return allowed
 
     def _or_all(self, allowed: tuple[str, ...] | None, plan: SpecPlan) -> tuple[str, ...]:
@@ -317,7 +316,7 @@ class Speculation:
         if row.draft is not None:
             path = row.draft.follow(sequence.tokens[row.start + row.num_tokens :])
             is_weighed = sequence.request.source.speculation.mode != "on"
-            self.proposers.observe(row.draft, path, (sequence.traffic_class, sequence.tenant) if is_weighed else None)
+            self.proposers.observe(row.draft, path, origin_of(sequence) if is_weighed else None)
         self._commit(sequence)
 
     def _commit(self, sequence: SequenceState) -> None:

@@ -84,15 +84,5 @@ def _added(one: TrafficClassCounts, other: TrafficClassCounts) -> TrafficClassCo
 def _added_tenants(parts: Iterable[TenantCounts]) -> tuple[TenantCounts, ...]:
     total: dict[str, TenantCounts] = {}
     for part in parts:
-        before = total.get(part.tenant, TenantCounts(part.tenant))
-        total[part.tenant] = TenantCounts(
-            part.tenant,
-            before.num_asked + part.num_asked,
-            before.num_judged + part.num_judged,
-            before.num_right + part.num_right,
-            before.num_rounds + part.num_rounds,
-            before.spent + part.spent,
-            before.gained + part.gained,
-            before.gained_squared + part.gained_squared,
-        )
+        total[part.tenant] = total.get(part.tenant, TenantCounts(part.tenant)) + part
     return tuple(total.values())

@@ -77,7 +77,7 @@ async def _prove(
     Each side names itself and both sides' random numbers, so that no proof can be shown a second time. Both prove at
     once: a stranger who connects gets a proof, which does not help to find a secret of 32 random bytes. The key of a
     propose server may be weaker and stays for long, so there the one who connects proves first, in frames that hold
-    terms too (`spec.remote.handshake`). The two have no more than HMAC in common.
+    terms too (`spec.remote.handshake`). The two have only HMAC in common.
     """
     end_unacknowledged(writer.get_extra_info("socket"), _UNACKNOWLEDGED_S)
     own = token_bytes(_NUM_BYTES)

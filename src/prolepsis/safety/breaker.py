@@ -13,7 +13,7 @@ from typing import Any, Literal, Self
 
 from prolepsis.core.client_draft import BROUGHT_BY_CLIENTS
 from prolepsis.core.plan import DisabledProposer
-from prolepsis.core.stats import TenantCounts, TrafficClassCounts
+from prolepsis.core.stats import GROWING, TenantCounts, TrafficClassCounts
 
 State = Literal["closed", "open", "half_open", "forced_open", "forced_closed", "metrics_only"]
 """half_open: probed. An operator sets the forced states, and they stay. metrics_only reports when the breaker would
@@ -83,8 +83,6 @@ class BreakerSettings:
         assert 0.0 < self.open_s <= self.max_open_s, "the back-off grows"
 
 
-_GROWING = ("num_asked", "num_judged", "num_right", "num_rounds", "spent", "gained", "gained_squared")
-"""Counts that never fall while a proposer is in its place."""
 _Counts = TrafficClassCounts | TenantCounts
 
 
@@ -333,7 +331,7 @@ def set_state(breaker: Breaker, state: OperatorState, now: float, by: str) -> Tr
 
 
 def _fell(before: _Counts, after: _Counts) -> bool:
-    return any(getattr(after, name) < getattr(before, name) for name in _GROWING)
+    return any(getattr(after, name) < getattr(before, name) for name in GROWING)
 
 
 def _replaced(breaker: Breaker, counts: TrafficClassCounts, now: float) -> Transition:

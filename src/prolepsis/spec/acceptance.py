@@ -14,7 +14,7 @@ from operator import mul
 
 from prolepsis.core.stats import JudgedDraft
 from prolepsis.spec.draft import ROOT, Draft
-from prolepsis.spec.ledger import Ledger, Origin
+from prolepsis.spec.ledger import Ledger, Origin, origin_of
 from prolepsis.spec.proposer import SequenceView
 
 _HALF_LIFE = 400.0  # trials
@@ -193,7 +193,7 @@ class Scoreboard:
         """Judge `draft`, made for the sequence as it stands now, by the tokens to come; `rates` were expected of it."""
         pending = self._pending.setdefault(sequence.key, [])
         tilt = self.tilt(sequence, draft.proposer)
-        pending.append(_Pending(draft, rates, tilt, (sequence.traffic_class, sequence.tenant), len(sequence.tokens)))
+        pending.append(_Pending(draft, rates, tilt, origin_of(sequence), len(sequence.tokens)))
         del pending[:-_MAX_PENDING]
 
     def commit(self, sequence: SequenceView) -> Sequence[tuple[str, JudgedDraft]]:

@@ -15,7 +15,7 @@ from prolepsis.spec.containment import ContainedProposer
 from prolepsis.spec.cost import CostCurve
 from prolepsis.spec.draft import Draft
 from prolepsis.spec.effort import PROBE_DEPTH, Effort, ExpectedDraft, MarginalCost, StepBaseline
-from prolepsis.spec.ledger import Ledger, Origin
+from prolepsis.spec.ledger import Ledger, Origin, origin_of
 from prolepsis.spec.proposer import Proposer, SequenceView
 from prolepsis.spec.window import DraftWindow, StepLoad
 
@@ -358,7 +358,7 @@ class _Drafter:
         drafts = self.proposer.propose(sequences, depths, limits, threshold)
         seconds = self.proposer.seconds - before
         weighed = None if any(each.shadow or each.request.always_verify for each in candidates) else costs
-        origins = [(sequence.traffic_class, sequence.tenant) for sequence in sequences]
+        origins = [origin_of(sequence) for sequence in sequences]
         self._board.ledger.ask(self.name, origins, seconds, weighed)
         if self._effort is None:
             return drafts, 0.0

@@ -13,6 +13,7 @@ from prolepsis.core.plan import DisabledProposer, SpecPlan
 from prolepsis.core.stats import PlainReason, TenantCounts, TrafficClassCounts
 from prolepsis.spec.draft import Draft
 from prolepsis.spec.effort import MarginalCost
+from prolepsis.spec.proposer import SequenceView
 
 _MOST = 1024  # pairs of proposer and traffic class; others are not counted
 MOST_TENANTS = 8
@@ -80,6 +81,10 @@ _COUNTS = tuple(one.name for one in fields(_Tally) if one.name not in ("tenants"
 
 Origin = tuple[str, str]
 """Traffic class and tenant of a sequence."""
+
+
+def origin_of(sequence: SequenceView) -> Origin:
+    return sequence.traffic_class, sequence.tenant
 
 
 class Ledger:

@@ -25,6 +25,7 @@ from prolepsis.spec.choose import ProposerSet
 from prolepsis.spec.comparison import StepCost
 from prolepsis.spec.cost import flat_cost
 from prolepsis.spec.draft import Draft, chain
+from prolepsis.spec.ledger import origin_of
 from prolepsis.spec.payback import Payback
 from prolepsis.spec.proposer import Proposer
 from prolepsis.spec.shadow import ShadowDraft
@@ -277,7 +278,7 @@ class ServedRequests:
             sequence = self._sequences[key] = ServedSequence.of(key, state, next(self._serials))
         verified = sequence.follow(state.output_token_ids)
         if verified is not None:
-            self._proposers.observe(*verified, (sequence.traffic_class, sequence.tenant))
+            self._proposers.observe(*verified, origin_of(sequence))
         return sequence
 
     def _commit(self, sequence: ServedSequence) -> None:
