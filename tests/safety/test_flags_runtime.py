@@ -202,6 +202,18 @@ async def test_without_a_provider_no_rule_with_a_flag_holds(tmp_path: Path) -> N
     assert "policy_flags" not in effective
 
 
+async def test_a_flag_that_nothing_reads_is_reported(tmp_path: Path) -> None:
+    flag_app = FlagApp(None, tmp_path, BY_FLAG)
+    replies = [
+        await flag_app.http.put("/admin/flags", json={"flag": name, "value": False, "reason": "drill"})
+        for name in ("speculation.enabled", "staff", "specualtion.enabled")
+    ]
+    read = "speculation.enabled, speculation.kill, new-drafts, staff"
+    warning = "no rule of the policy names the flag 'specualtion.enabled', so it changes nothing"
+    assert [reply.json()["warnings"] for reply in replies] == [[], [], [f"{warning}; flags that are read: {read}"]]
+    assert (await flag_app.http.get("/admin/flags")).json()["warnings"] == replies[-1].json()["warnings"]
+
+
 async def test_without_flags_nothing_is_said_of_them(tmp_path: Path) -> None:
     reply = await FlagApp(None, tmp_path).ask(speculation={"metrics": True})
     assert "flag" not in reply.json()["metrics"]["effective"]

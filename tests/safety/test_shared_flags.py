@@ -239,11 +239,13 @@ def test_the_command_sets_lists_and_removes(tmp_path: Path, monkeypatch: pytest.
             return CliRunner().invoke(commands, ["flags", *words, "--url", running.url])
 
         assert run("set", ENABLED, "off", "--reason", "drill").exit_code == 0
-        assert run("set", "new-drafts", "--definition", "flag.yaml").exit_code == 0
+        assert run("list").stderr == ""
+        unread = run("set", "new-drafts", "--definition", "flag.yaml")
+        assert (unread.exit_code, "names the flag 'new-drafts', so it changes nothing" in unread.stderr) == (0, True)
         shown = run("list", "--json").stdout
         assert (ENABLED in shown, "new-drafts" in shown, "drill" in shown) == (True, True, True)
         assert run("remove", ENABLED).exit_code == 0
-        assert ENABLED not in run("list", "--json").stdout
+        assert f'"flag": "{ENABLED}"' not in run("list", "--json").stdout
         again = run("remove", ENABLED)
         assert (again.exit_code, "allowed: new-drafts" in again.stderr) == (2, True)
         wrong = run("set", ENABLED, "maybe")

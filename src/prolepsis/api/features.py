@@ -267,12 +267,14 @@ def _routes(given: _Given, features: Sequence[Feature], admission: AdmissionCont
 
 
 def _safety(given: _Given, plan: EffectivePlan) -> Safety:
+    policies = given.sources.policies
     return safety_features(
         given.config,
         given.client,
         plan,
         given.registry,
         flags=given.sources.flags,
+        flags_of_policy=lambda: policies.flag_names if policies is not None else (),
         version_of=partial(weights_of, given.client),
         database=given.database,
         emit=given.emit,

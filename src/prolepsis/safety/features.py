@@ -1,6 +1,6 @@
 """The features of safety, put together."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -43,6 +43,7 @@ def safety_features(
     registry: CollectorRegistry,
     *,
     flags: FeatureProvider | None,
+    flags_of_policy: Callable[[], Sequence[str]],
     version_of: Callable[[str], str],
     database: Database | None,
     emit: Emit,
@@ -61,7 +62,9 @@ def safety_features(
     return Safety(
         controls=controls,
         kill_switch=kill_switch,
-        flags=FlagsFeature(flags, SharedFlags(controls), registry, on_kill=kill_switch.follow, emit=emit),
+        flags=FlagsFeature(
+            flags, SharedFlags(controls), registry, on_kill=kill_switch.follow, of_policy=flags_of_policy, emit=emit
+        ),
         breaker=breaker,
         drift=DriftFeature(streams, counts, version_of, registry, emit=emit, on_cliff=on_cliff, store=baselines),
     )

@@ -38,12 +38,16 @@ class FlagsFeature(Feature):
         registry: CollectorRegistry,
         *,
         on_kill: Callable[[FlagDecision], None],
+        of_policy: Callable[[], Sequence[str]] = tuple,
         emit: Emit = discard,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`on_kill` receives every evaluation of the kill flag; without a provider only once an operator set it."""
+        """`on_kill` receives every evaluation of the kill flag; without a provider only once an operator set it.
+
+        `of_policy` returns the flags that rules of the policy name.
+        """
         self.shared = shared
-        self.routes = flag_routes(shared, emit)
+        self.routes = flag_routes(shared, of_policy, emit)
         self._file = provider if isinstance(provider, FlagFileProvider) else None
         self._flags = Flags(provider) if provider is not None else None
         self._on_kill = on_kill
