@@ -1,5 +1,7 @@
 """The timeline: one order, short details, Markdown that stays a table."""
 
+import pytest
+
 from prolepsis.audit.entry import AuditEntry, Details
 from prolepsis.incident.prometheus import Firing
 from prolepsis.incident.timeline import LONGEST_DETAILS, Happening, markdown, of_entry, timeline
@@ -47,6 +49,22 @@ def test_details_are_the_reason_and_what_changed() -> None:
     assert started.details == "prolepsis 1.2, model tiny, fingerprint ab"
     assert of_entry(entry("policy.applied", after={"digest": "ab" * 32})).details == f"digest {'ab' * 6}"
     assert len(of_entry(entry("kill.on", after={"reason": "x" * 500})).details) == LONGEST_DETAILS
+
+
+def test_a_stop_by_the_kill_file_is_one_row_where_a_server_followed() -> None:
+    operator = {"on": True, "reason": "drill"}
+    command, later = (
+        entry("kill.on", at=f"2026-11-22T18:{minute}:00.000000+00:00", after=operator) for minute in (30, 31)
+    )
+    server = entry(
+        "kill.on",
+        at="2026-11-22T18:30:00.400000+00:00",
+        before={"killed": [], "operator": {"on": False, "reason": ""}},
+        after={"killed": ["everything"], "operator": operator},
+    )
+    rows = timeline([command, server, later])
+    assert [row.at - of_entry(command).at for row in rows] == [pytest.approx(0.4), 60.0]
+    assert rows[0].details == "stopped everything, reason drill"
 
 
 def test_an_erased_entry_keeps_its_place() -> None:

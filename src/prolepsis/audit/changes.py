@@ -71,7 +71,8 @@ class RecentChanges:
             self._seen = last
             entries = chain.numbered(connection, self._numbers)
         recent = [entry for entry in entries if datetime.fromisoformat(entry.at) >= since]
-        return ChangesReply(since.isoformat(timespec="seconds"), [change_of(one) for one in _once(recent)][::-1])
+        changes = [change_of(entry) for entry in without_repeats(recent)]
+        return ChangesReply(since.isoformat(timespec="seconds"), changes[::-1])
 
 
 def is_change(action: str, actor: str | None) -> bool:
@@ -99,7 +100,7 @@ def _adds(words: str, subject: str) -> bool:
     return words != subject and not words.startswith(("reason ", "digest "))
 
 
-def _once(entries: Sequence[AuditEntry]) -> Iterator[AuditEntry]:
+def without_repeats(entries: Sequence[AuditEntry]) -> Iterator[AuditEntry]:
     """Leave out what another entry says too.
 
     That is a version of the policy that replicas took over from the one that applied it, and a command that wrote the

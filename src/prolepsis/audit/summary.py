@@ -24,7 +24,7 @@ _DIGEST = re.compile(r"[0-9a-f]{32,}")
 
 
 def changed_fields(before: object, after: object) -> Iterator[str]:
-    """Yield each field of `after` that differs from `before`, and the scopes that the kill switch stopped or released.
+    """Yield each field of `after` that differs from `before`; for the kill switch also the scopes and the reason.
 
     Fields that hold more than one value are left out.
     """
@@ -32,6 +32,8 @@ def changed_fields(before: object, after: object) -> Iterator[str]:
     if not isinstance(after, Mapping):
         return
     yield from _scopes(was.get("killed"), after.get("killed"))
+    if "killed" in after and (reason := reason_of(before, after)):
+        yield f"reason {reason}"
     names = sorted(after, key=lambda name: _FIRST.index(name) if name in _FIRST else len(_FIRST))
     for name in names:
         value = after[name]

@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from itertools import islice
 from typing import Literal
 
+from prolepsis.audit.changes import without_repeats
 from prolepsis.audit.entry import AuditEntry
 from prolepsis.audit.summary import changed_fields, version_words
 from prolepsis.incident.prometheus import Firing
@@ -32,8 +33,8 @@ class Happening:
 
 
 def timeline(entries: Iterable[AuditEntry], alerts: Iterable[Firing] = ()) -> list[Happening]:
-    """Return what happened, the earliest first."""
-    rows = [of_entry(entry) for entry in entries]
+    """Return what happened, the earliest first, and each change once."""
+    rows = [of_entry(entry) for entry in without_repeats([*entries])]
     rows += [row for alert in alerts for row in _of_alert(alert)]
     return sorted(rows, key=lambda row: row.at)
 
