@@ -100,7 +100,7 @@ def test_a_server_is_controlled_by_its_url(home: Path, server: Served) -> None:
     assert not (home / "kill.json").exists()
     status = json.loads(kill("status", "--url", server.url, "--json").stdout)
     assert (status["on"], status["sources"]) == (True, ["operator"])
-    assert kill("off", "--url", server.url).stdout.startswith("off, since")
+    assert kill("off", "--url", server.url).stdout == "off\n"
     both = kill("on", "--url", server.url, "--kill-file", "kill.json")
     assert (both.exit_code, "allowed: one of them" in both.stderr) == (2, True)
     assert kill("status", "--url", "http://127.0.0.1:9").exit_code == 2
@@ -140,7 +140,7 @@ def test_scopes_stopped_for_all_replicas_are_shown(home: Path) -> None:
     assert shown[1].endswith("by developer: drill")
 
 
-def test_who_turned_the_file_off_is_not_named_where_the_store_stops_everything(home: Path) -> None:
+def test_who_turned_the_file_off_is_not_named_where_the_store_stops_and_releases(home: Path) -> None:
     configure_logs("error")
     store, file = open_store(migrated_setting(home), CollectorRegistry()), home / "its.json"
     assert store is not None
@@ -149,5 +149,6 @@ def test_who_turned_the_file_off_is_not_named_where_the_store_stops_everything(h
     with closing(store), served(FakeEngine(), ServerConfig(kill_file=file), store=store) as running:
         kill("on", "--url", running.url, "--reason", "drill")
         shown = kill("status", "--url", running.url).stdout.splitlines()
+        assert kill("off", "--url", running.url).stdout == "off\n"
     assert shown[0] == "on"
     assert shown[1].startswith("on for everything on all replicas, since 20")

@@ -80,15 +80,19 @@ def _show(file: JsonFile[KillState], state: KillState, as_json: bool) -> None:
     if as_json:
         print_json({"file": file.path, **state.model_dump(mode="json")})
     else:
-        _print(state, on=state.on)
+        _print(state, on=state.on, known=state.at != NEVER_SET.at)
 
 
 def _show_served(status: dict[str, Any], as_json: bool) -> None:
-    """Show the state of a server; a flag may keep speculation off while the operator's switch is off."""
+    """Show the state of a server; a flag may keep speculation off while the operator's switch is off.
+
+    Who released everything is not known: the file has its own last release only, the store none.
+    """
     if as_json:
         print_json(status)
         return
-    _print(KillState.model_validate(status["operator"]), on=status["on"])
+    operator = KillState.model_validate(status["operator"])
+    _print(operator, on=status["on"], known=operator.on)
     for entry in map(KilledScope.model_validate, status.get("shared", ())):
         _line(f"on for {entry.scope} on all replicas", entry, known=True)
     if status["sources"]:
@@ -98,9 +102,9 @@ def _show_served(status: dict[str, Any], as_json: bool) -> None:
             warn(problem)
 
 
-def _print(state: KillState, *, on: bool) -> None:
-    """Show a file's state; who set it only where it is what makes the switch `on` or off."""
-    _line("on" if on else "off", state, known=state.at != NEVER_SET.at and state.on == on)
+def _print(state: KillState, *, on: bool, known: bool) -> None:
+    """Show whether everything is stopped, and a file's scopes; `known`: it is as the file's last entry left it."""
+    _line("on" if on else "off", state, known=known)
     for entry in state.scopes:
         _line(f"on for {entry.scope}", entry, known=True)
 
