@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -15,6 +15,7 @@ from prolepsis.engine.build import assemble, proposer_names
 from prolepsis.engine.profile import curve_file
 from prolepsis.engine.remote import remote_proposer
 from prolepsis.engine.runner import Runner
+from prolepsis.engine.start import start_engine
 from prolepsis.kv.memory import MemoryUse
 from prolepsis.models.files.tokenizer import Tokenizer
 from prolepsis.models.load import LoadedModel
@@ -99,12 +100,21 @@ def test_names_of_proposers() -> None:
         proposer_names(EngineConfig(proposers=("draft_model",)))
 
 
-@pytest.mark.parametrize("address", ["127.0.0.1", ":8600", "127.0.0.1:0", "127.0.0.1:x", "::1:8600"])
-def test_the_address_of_a_propose_server(address: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"proposers": ("sufix",)}, "proposers names 'sufix'"),
+        ({"remote_proposer": "127.0.0.1:8600"}, "remote_proposer_key is not set"),
+    ],
+)
+def test_proposers_are_refused_before_the_model_is_loaded(given: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        start_engine(EngineConfig(model=str(tmp_path), **given))  # a folder without a model
+
+
+def test_a_propose_server_has_a_key(tmp_path: Path) -> None:
     key = tmp_path / "key"
     key.write_text("k" * 32)
-    with pytest.raises(ConfigError, match="allowed: HOST:PORT"):
-        remote_proposer(EngineConfig(remote_proposer=address, remote_proposer_key=key), loaded(), None)
     with pytest.raises(ConfigError, match="remote_proposer_key is not set"):
         remote_proposer(EngineConfig(remote_proposer="[::1]:8600"), loaded(), None)
     named = EngineConfig(remote_proposer="[::1]:8600", remote_proposer_key=key)

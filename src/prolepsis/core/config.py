@@ -144,6 +144,16 @@ class EngineConfig(BaseModel):
     )
     suffix_memory: str = Field(default="64MiB", description="most memory of the shared suffix index")
 
+    @field_validator("remote_proposer")
+    @classmethod
+    def _address(cls, given: str | None) -> str | None:
+        from prolepsis.core.network import host_and_port  # takes time to import
+
+        place = None if given is None else host_and_port(given)
+        if given is not None and (place is None or place[1] == 0):
+            raise ValueError("allowed: HOST:PORT, such as 10.0.0.7:8600")
+        return given
+
 
 def without_password(url: str) -> str:
     """Return a URL as it may be shown."""

@@ -24,12 +24,10 @@ def shared_key(config: EngineConfig) -> SharedKey:
 def remote_proposer(config: EngineConfig, target: LoadedModel, observer: EngineObserver | None) -> RemoteProposer:
     """Return the proposer that asks the configured server; it connects when it is first asked for drafts.
 
-    Raises `ConfigError` for an address, a key or certificates of no use.
+    Raises `ConfigError` for a key or certificates of no use.
     """
     place = host_and_port(config.remote_proposer or "")
-    if place is None or place[1] == 0:
-        message = f"remote_proposer is {config.remote_proposer!r}; allowed: HOST:PORT"
-        raise ConfigError(message, param="remote_proposer")
+    assert place is not None, "the configuration is validated"
     key, authorities = shared_key(config), config.remote_proposer_ca
     tls = None if authorities is None else client_tls(authorities, "remote_proposer_ca")
     address = RemoteAddress(*place, key, vocabulary_digest(target.tokenizer), tls, REMOTE)

@@ -48,12 +48,18 @@ def start_engine(
 ) -> Running:
     """Load the model and put an engine and its client together; `reserved` is what else takes memory.
 
-    Raises `MemoryPlanError` if the machine has too little for all of them.
+    Raises `MemoryPlanError` if the machine has too little for all of them, `ConfigError` and `ModelError` for what
+    cannot be used: what can be checked without the model is checked before it is loaded.
     """
     with loading():
         from prolepsis.models.files.store import resolve
 
         resolve(config.model, config.model_dir)  # quick, and names a model that is not here
+        from prolepsis.engine.build import proposer_names
+        from prolepsis.engine.remote import REMOTE, shared_key
+
+        if REMOTE in proposer_names(config):
+            shared_key(config)
         from prolepsis.engine.restart import EngineStart
         from prolepsis.models.load import load_model
 
