@@ -97,6 +97,19 @@ def test_wrong_usage_is_status_2(arguments: list[str]) -> None:
     assert CliRunner().invoke(app, arguments).exit_code == 2
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "message"),
+    [
+        ("--proposer", "magic", "'magic' is not one of 'suffix', 'prompt_lookup', 'draft_model'"),
+        ("--max-engines", "many", "'many'; allowed: a whole number"),
+        ("--max-engines", "0", "'0'; allowed: greater than or equal to 1"),
+    ],
+)
+def test_a_wrong_value_of_an_option_is_told_in_our_words(option: str, value: str, message: str) -> None:
+    result = CliRunner().invoke(app, ["propose-server", option, value])
+    assert f"Invalid value for '{option}': {message}" in " ".join(result.stderr.replace("│", " ").split())
+
+
 def test_a_misspelt_command_is_answered_with_the_nearest() -> None:
     assert "generate" in CliRunner().invoke(app, ["genrate"]).stderr
 

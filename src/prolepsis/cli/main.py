@@ -70,6 +70,14 @@ class Commands(TyperGroup):
         except ProlepsisError as error:
             print_error(error)
             raise typer.Exit(exit_status(error)) from error
+        except typer.BadParameter as error:
+            from pydantic import ValidationError
+
+            from prolepsis.core.validation import one_value
+
+            if isinstance(error.__cause__, ValidationError):  # typer has pydantic read options, and shows its words
+                error.message = one_value(error.__cause__)
+            raise
         except KeyboardInterrupt as error:
             raise typer.Exit(INTERRUPTED) from error
 

@@ -139,6 +139,13 @@ def first_problem(error: ValidationError, model: type[BaseModel], document: obje
     return _problems(unknown[:1] or errors[:_MOST_ERRORS], model, document)[0]
 
 
+def one_value(error: ValidationError) -> str:
+    """Return what `error`, raised for a single value, is about: the value, and what is allowed."""
+    first = error.errors(include_url=False)[0]
+    reason = _reason(first)
+    return reason if first["type"] == "value_error" else f"{shown_value(first['input'])}; {reason}"
+
+
 def suggestion(name: str, names: Iterable[str], most_names: int = _MOST_NAMES) -> str:
     """Return 'did you mean ...?' with the nearest known name, and the known names where it is far and they are few."""
     known = sorted(names)
