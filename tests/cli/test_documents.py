@@ -27,6 +27,7 @@ def show(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
         ({"enabled": False}, "enabled no"),
         ({"reason": None}, "reason -"),
         ({"rules": []}, "rules none"),
+        ({"tenants": []}, "tenants all"),
         ({"rules": ["a", "b"]}, "rules a, b"),
         ({"num_tokens": 1234567}, "tokens 1,234,567"),
         ({"match_rate": 0.98765}, "match rate 98.77%"),

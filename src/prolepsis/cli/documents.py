@@ -25,6 +25,8 @@ _PERCENTAGES = ("share", "rate", "holdout")
 _SECONDS = re.compile(r"_s(?=_per|_ago|\.|$)")
 _ESTIMATE = (("value", "estimate"), ("low", "lower"), ("high", "upper"))
 """Keys of an estimate and of its bounds."""
+_EMPTY = {"tenants": "all"}
+"""What an empty list of these stands for."""
 _GROUPED = 10_000
 """Whole numbers from here on are written with commas."""
 
@@ -111,7 +113,7 @@ def shown(name: str, value: Any) -> str:
         case int() | float():
             text = _shown_number(name, value)
         case list() | tuple():
-            text = ", ".join(shown(name, one) for one in value) or "none"
+            text = ", ".join(shown(name, one) for one in value) or _EMPTY.get(name, "none")
         case Mapping():
             text = _shown_mapping(name, value)
         case _:
