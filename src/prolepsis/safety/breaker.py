@@ -6,14 +6,13 @@ are bad are one tenant's, it opens for that tenant: none can take a proposer fro
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
-from functools import reduce
-from math import sqrt
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self
 
 from prolepsis.core.client_draft import BROUGHT_BY_CLIENTS
 from prolepsis.core.plan import DisabledProposer
-from prolepsis.core.stats import GROWING, TenantCounts, TrafficClassCounts
+from prolepsis.core.stats import TrafficClassCounts
+from prolepsis.safety.breaker_windows import Window, Windows, fell
 
 State = Literal["closed", "open", "half_open", "forced_open", "forced_closed", "metrics_only"]
 """half_open: probed. An operator sets the forced states, and they stay. metrics_only reports when the breaker would
@@ -83,61 +82,6 @@ class BreakerSettings:
         assert 0.0 < self.open_s <= self.max_open_s, "the back-off grows"
 
 
-_Counts = TrafficClassCounts | TenantCounts
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """Weighted sums of a proposer's counts; older observations fade. `TrafficClassCounts` explains each."""
-
-    judged: float = 0.0
-    right: float = 0.0
-    rounds: float = 0.0
-    spent: float = 0.0
-    gained: float = 0.0
-    gained_squared: float = 0.0
-
-    def add(self, before: _Counts, after: _Counts, by_judged: float, by_rounds: float) -> Self:
-        """Return the window after another reading; it already contains `before`, faded by these factors."""
-        num_judged, num_rounds = after.num_judged - before.num_judged, after.num_rounds - before.num_rounds
-        return type(self)(
-            self.judged * by_judged + num_judged,
-            self.right * by_judged + after.num_right - before.num_right,
-            self.rounds * by_rounds + num_rounds,
-            self.spent * by_rounds + after.spent - before.spent,
-            self.gained * by_rounds + after.gained - before.gained,
-            self.gained_squared * by_rounds + after.gained_squared - before.gained_squared,
-        )
-
-    def with_also(self, other: Self) -> Self:
-        """Return the sum of both."""
-        return type(self)(*(getattr(self, name) + getattr(other, name) for name in _SUMS))
-
-    def without(self, part: Self) -> Self:
-        """Return the rest of it."""
-        return type(self)(*(max(0.0, getattr(self, name) - getattr(part, name)) for name in _SUMS))
-
-    @property
-    def acceptance(self) -> float | None:
-        """Share of judged drafts whose first token was right; None before the first."""
-        return min(1.0, self.right / self.judged) if self.judged else None
-
-    def max_acceptance(self, standard_errors: float) -> float:
-        """Return the upper bound of the acceptance (Wilson's score interval, 1927)."""
-        if not self.judged:
-            return 1.0
-        share, square = min(1.0, self.right / self.judged), standard_errors * standard_errors
-        spread = standard_errors * sqrt(share * (1.0 - share) / self.judged + square / (4.0 * self.judged**2))
-        return (share + square / (2.0 * self.judged) + spread) / (1.0 + square / self.judged)
-
-    def max_gained(self, standard_errors: float) -> float:
-        """Return the upper bound of the tokens to expect from these rounds."""
-        return self.gained + standard_errors * sqrt(self.gained_squared + 1.0)
-
-
-_SUMS = tuple(one.name for one in fields(Window))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakerFigures:
     """Recent figures of one proposer in one traffic class; older ones fade."""
@@ -175,45 +119,32 @@ class Breaker:
     """The last reading."""
     began: TrafficClassCounts = field(default_factory=lambda: TrafficClassCounts("", ""))
     """The reading at which the state began."""
-    window: Window = field(default_factory=Window)
-    windows: Mapping[str, Window] = field(default_factory=dict)
-    """Parts of it by tenant, of those that are told apart."""
+    windows: Windows = field(default_factory=Windows)
     tenants: frozenset[str] = frozenset()
     """The only tenants for which it is open or probed, as the bad drafts were theirs; none: for all."""
 
     def entered(self, state: State, now: float) -> Self:
         """Return the breaker in `state` from `now` on, with an empty window."""
         tenants = self.tenants if state in ("open", "half_open") else frozenset[str]()
-        return replace(self, state=state, since=now, began=self.seen, window=Window(), windows={}, tenants=tenants)
+        return replace(self, state=state, since=now, began=self.seen, windows=Windows(), tenants=tenants)
 
     def read(self, counts: TrafficClassCounts, half_life: float) -> Self:
-        """Return the breaker with another reading in its windows; parts fade like the whole."""
-        seen = {one.tenant: one for one in self.seen.tenants}
-        by_judged = 0.5 ** ((counts.num_judged - self.seen.num_judged) / half_life)
-        by_rounds = 0.5 ** ((counts.num_rounds - self.seen.num_rounds) / half_life)
-        windows: dict[str, Window] = {}
-        for part in counts.tenants:
-            before, window = seen.get(part.tenant, TenantCounts(part.tenant)), self.windows.get(part.tenant, Window())
-            if _fell(before, part):  # it was not told apart for a while
-                before, window = part, Window()
-            windows[part.tenant] = window.add(before, part, by_judged, by_rounds)
-        return replace(
-            self, seen=counts, window=self.window.add(self.seen, counts, by_judged, by_rounds), windows=windows
-        )
+        """Return the breaker with another reading in its windows."""
+        return replace(self, seen=counts, windows=self.windows.read(self.seen, counts, half_life))
+
+    @property
+    def window(self) -> Window:
+        return self.windows.whole
 
     @property
     def of_tenants(self) -> Self:
-        """The breaker with the window of its tenants, if it has any."""
-        if not self.tenants:
-            return self
-        parts = (window for tenant, window in self.windows.items() if tenant in self.tenants)
-        return replace(self, window=reduce(Window.with_also, parts, Window()))
+        """The breaker with the windows of its tenants, if it has any."""
+        return replace(self, windows=self.windows.of(self.tenants)) if self.tenants else self
 
     @property
     def of_others(self) -> Self:
-        """The breaker with the window of all but its tenants."""
-        others = {tenant: window for tenant, window in self.windows.items() if tenant not in self.tenants}
-        return replace(self, window=self.window.without(self.of_tenants.window), windows=others)
+        """The breaker with the windows of all but its tenants."""
+        return replace(self, windows=self.windows.without(self.tenants))
 
     def since_began(self, name: Literal["num_asked", "num_judged"]) -> int:
         """Return how much a count of its tenants, or of all, grew since the state began."""
@@ -289,7 +220,7 @@ def step(breaker: Breaker, counts: TrafficClassCounts, now: float, settings: Bre
     Counts that fell belong to another proposer: the breaker starts again, closed, unless an operator set it. A clock
     that went back extends a wait by at most the wait itself.
     """
-    if _fell(breaker.seen, counts):
+    if fell(breaker.seen, counts):
         return _replaced(breaker, counts, now)
     breaker = replace(breaker.read(counts, settings.half_life), since=min(breaker.since, now))
     if breaker.tenants and (reason := _why_open(breaker.of_others, settings)):
@@ -328,10 +259,6 @@ def set_state(breaker: Breaker, state: OperatorState, now: float, by: str) -> Tr
         return breaker, ()
     after = replace(breaker.entered(state, now), open_s=0.0)
     return after, (_event(breaker, after, "operator", now, by),)
-
-
-def _fell(before: _Counts, after: _Counts) -> bool:
-    return any(getattr(after, name) < getattr(before, name) for name in GROWING)
 
 
 def _replaced(breaker: Breaker, counts: TrafficClassCounts, now: float) -> Transition:
@@ -385,10 +312,11 @@ def _open_for_more(breaker: Breaker, reason: TripReason, now: float, more: froze
 
 def _only(breaker: Breaker, reason: TripReason, settings: BreakerSettings) -> frozenset[str]:
     """Return the tenant with most drafts if the bad ones may be its alone; none if those of others are bad too."""
-    if reason not in _SOUND or not breaker.windows:
+    parts = breaker.windows.parts
+    if reason not in _SOUND or not parts:
         return frozenset()
-    first = max(breaker.windows, key=lambda tenant: breaker.windows[tenant].judged)
-    others = replace(breaker, window=breaker.window.without(breaker.windows[first]))
+    first = max(parts, key=lambda tenant: parts[tenant].judged)
+    others = replace(breaker, windows=breaker.windows.without((first,)))
     needed = settings.others_share * (settings.min_probed if breaker.state == "half_open" else settings.min_judged)
     are_bad = others.window.judged >= needed and _why_not_close(others, settings) is not None
     return frozenset() if are_bad else frozenset({first})
