@@ -96,8 +96,9 @@ def test_a_damaged_proposer_is_out_as_soon_with_many_tenants_as_with_one(num_ten
     assert server.until_open(tenants) == ALONE
     assert (server.breaker.state, server.breaker.reason) == ("open", "acceptance")
     assert not any(map(server.may_draft, tenants))
-    assert server.may_draft("new") == (num_tenants == 1), "what one tenant's drafts were like says nothing of others'"
-    expected = frozenset(tenants) if num_tenants == 1 else frozenset[str]()
+    is_few = num_tenants < SETTINGS.least_blamed
+    assert server.may_draft("new") == is_few, "what a few tenants' drafts were like says nothing of others'"
+    expected = frozenset(tenants) if is_few else frozenset[str]()
     assert server.breakers.disabled() == (DisabledProposer(*KEY, compared=True, tenants=expected),)
 
 
@@ -109,6 +110,28 @@ def test_a_flood_of_one_tenants_useless_drafts_takes_the_proposer_from_no_other(
     assert server.breaker.state in ("open", "half_open")
     assert server.may_draft("bank")
     assert server.may_draft("new")
+
+
+@pytest.mark.parametrize("useless", [USELESS, Drafts(60, 0.3, cost=2.0)], ids=["wrong", "costly"])
+@pytest.mark.parametrize(("num_floods", "num_good", "good"), [(2, 1, GOOD), (2, 1, Drafts(20, 0.7)), (3, 4, GOOD)])
+def test_floods_of_a_few_tenants_take_the_proposer_from_no_other(
+    num_floods: int, num_good: int, useless: Drafts, good: Drafts
+) -> None:
+    server, floods = Server(), {f"flood-{i}": useless for i in range(num_floods)}
+    banks = {f"bank-{i}": good for i in range(num_good)}
+    server.run(600, floods | banks)
+    assert {tenant for event in server.events for tenant in event.tenants} <= floods.keys()
+    assert {event.after for event in server.events if not event.tenants} <= {"closed"}, "never open for all"
+    assert [server.may_draft(one) for one in (*banks, "new")] == [True] * (num_good + 1)
+
+
+def test_where_most_tenants_drafts_are_bad_it_opens_for_all() -> None:
+    server = Server()
+    server.until_open(["bank", "shop"])
+    assert server.breaker.tenants == {"bank", "shop"}
+    server.until_open(["school"])
+    assert server.events[-1].tenants == ()
+    assert not server.may_draft("new")
 
 
 def test_a_tenant_that_comes_after_the_flood_finds_the_proposer() -> None:

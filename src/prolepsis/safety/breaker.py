@@ -2,7 +2,7 @@
 
 A breaker opens when its proposer's drafts are rejected too often, cost more than they gain, or fail. The engine then
 leaves the proposer out for that traffic class, and the breaker probes it again after a back-off. Where the drafts that
-are bad are one tenant's, it opens for that tenant: none can take a proposer from the others.
+are bad are those of a few tenants, it opens for these: they cannot take a proposer from the others.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -72,8 +72,10 @@ class BreakerSettings:
     """Maximum number of drafts in a probe round."""
     min_probed: int = 24
     """Judged drafts that decide a probe round."""
-    others_share: float = 1.0 / 3.0
-    """Part of the judged drafts needed that the other tenants must have, to open it for all by bad drafts."""
+    others_share: float = 0.25
+    """Part of the judged drafts needed that tenants must have for their drafts to count as bad too."""
+    least_blamed: int = 3
+    """Tenants with bad drafts, more than half of those that drafted recently, for which it opens for all."""
 
     def __post_init__(self) -> None:
         assert 0.0 <= self.min_acceptance <= self.acceptance_to_close <= 1.0, "closing needs more than staying closed"
@@ -224,11 +226,11 @@ def step(breaker: Breaker, counts: TrafficClassCounts, now: float, settings: Bre
         return _replaced(breaker, counts, now)
     breaker = replace(breaker.read(counts, settings.half_life), since=min(breaker.since, now))
     if breaker.tenants and (reason := _why_open(breaker.of_others, settings)):
-        more = _only(replace(breaker.of_others, state="closed"), reason, settings)
-        return _open_for_more(breaker, reason, now, more)
+        more = _blamed(replace(breaker.of_others, state="closed"), reason, settings)
+        return _open_for_more(breaker, reason, now, settings, more)
     if breaker.state in ("closed", "metrics_only"):
         reason = _why_open(breaker, settings)
-        return _open(breaker, reason, now, settings, _only(breaker, reason, settings)) if reason else (breaker, ())
+        return _open(breaker, reason, now, settings, _blamed(breaker, reason, settings)) if reason else (breaker, ())
     if breaker.state == "open" and now - breaker.since >= breaker.open_s and not counts.is_lost:
         probed = replace(breaker.entered("half_open", now), probe_round=breaker.probe_round + 1)
         return probed, (_event(breaker, probed, "backoff_elapsed", now),)
@@ -247,9 +249,9 @@ def trip(
     `tenants`: those for which it opened on another replica; none: all. For others than its own it is closed.
     """
     if breaker.tenants and reason == "shared" and not (tenants and tenants <= breaker.tenants):
-        return _open_for_more(breaker, reason, now, tenants)
+        return _open_for_more(breaker, reason, now, settings, tenants)
     opens = breaker.state in ("closed", "metrics_only") and (breaker.is_judged or reason not in _SOUND)
-    tenants = tenants or _only(breaker, reason, settings)
+    tenants = tenants or _blamed(breaker, reason, settings)
     return _open(breaker, reason, now, settings, tenants) if opens else (breaker, ())
 
 
@@ -303,23 +305,37 @@ def _open(
     return after, (_event(breaker.of_tenants, after, reason, now),)
 
 
-def _open_for_more(breaker: Breaker, reason: TripReason, now: float, more: frozenset[str]) -> Transition:
+def _open_for_more(
+    breaker: Breaker, reason: TripReason, now: float, settings: BreakerSettings, more: frozenset[str]
+) -> Transition:
     """Open a breaker of some tenants for more of them, or for all; for these it was closed."""
-    tenants = breaker.tenants | more if more else more
+    tenants = _or_all(breaker, breaker.tenants | more, settings) if more else more
     after = replace(breaker.entered("open", now), reason=reason, tenants=tenants)
     return after, (_event(replace(breaker.of_others, state="closed"), after, reason, now),)
 
 
-def _only(breaker: Breaker, reason: TripReason, settings: BreakerSettings) -> frozenset[str]:
-    """Return the tenant with most drafts if the bad ones may be its alone; none if those of others are bad too."""
+def _blamed(breaker: Breaker, reason: TripReason, settings: BreakerSettings) -> frozenset[str]:
+    """Return the tenants whose bad drafts are the reason, as far as those of the others are not bad too; none: all."""
     parts = breaker.windows.parts
     if reason not in _SOUND or not parts:
         return frozenset()
-    first = max(parts, key=lambda tenant: parts[tenant].judged)
-    others = replace(breaker, windows=breaker.windows.without((first,)))
     needed = settings.others_share * (settings.min_probed if breaker.state == "half_open" else settings.min_judged)
-    are_bad = others.window.judged >= needed and _why_not_close(others, settings) is not None
-    return frozenset() if are_bad else frozenset({first})
+    largest = sorted(parts, key=lambda tenant: parts[tenant].judged, reverse=True)
+    bad = [one for one in largest if _why_not_close(replace(breaker, windows=breaker.windows.of((one,))), settings)]
+    blamed = frozenset[str]()
+    for tenant in bad or largest[:1]:
+        blamed |= {tenant}
+        others = replace(breaker, windows=breaker.windows.without(blamed))
+        if others.window.judged < needed or _why_not_close(others, settings) is None:
+            return _or_all(breaker, blamed, settings)
+    return frozenset()
+
+
+def _or_all(breaker: Breaker, blamed: frozenset[str], settings: BreakerSettings) -> frozenset[str]:
+    """Return the tenants; none, which stands for all, if they are several and most of those that drafted recently."""
+    recent = blamed | {tenant for tenant, window in breaker.windows.parts.items() if window.judged >= 1.0}
+    are_most = len(blamed) >= settings.least_blamed and 2 * len(blamed) > len(recent)
+    return frozenset() if are_most else blamed
 
 
 def _probe(breaker: Breaker, now: float, settings: BreakerSettings) -> Transition:
@@ -327,7 +343,7 @@ def _probe(breaker: Breaker, now: float, settings: BreakerSettings) -> Transitio
     enough = breaker.since_began("num_judged") >= settings.min_probed
     reason = _in_row(breaker, 1, 1) or (_why_not_close(breaker.of_tenants, settings) if enough else None)
     if reason is not None:
-        return _open(breaker, reason, now, settings, breaker.tenants or _only(breaker, reason, settings))
+        return _open(breaker, reason, now, settings, breaker.tenants or _blamed(breaker, reason, settings))
     if enough:
         return _end_round(breaker, "closed", "recovered", now)
     used_up = breaker.since_began("num_asked") >= settings.probes
