@@ -139,7 +139,8 @@ async def test_broken_bodies(http: httpx.AsyncClient, route: str, raw: bytes, co
         ({"n": True}, "invalid_type", "n", ["true"]),
         ({"n": 10**30}, "invalid_value", "n", []),
         ({"seed": -1}, "invalid_value", "seed", ["-1"]),
-        ({"max_tokens": 0}, "invalid_value", "max_tokens", ["0"]),
+        ({"max_tokens": 0}, "invalid_value", "max_tokens", ["1; given: 0."]),
+        ({"max_tokens": -1}, "invalid_value", "max_tokens", ["1; given: -1."]),
         ({"max_tokens": 600}, "context_length_exceeded", "messages", ["512", "600"]),
         ({"max_tokens": 4, "min_tokens": 5}, "invalid_value", "min_tokens", ["5", "4"]),
         ({"max_tokens": 4, "max_completion_tokens": 5}, "invalid_value", "max_completion_tokens", []),
@@ -163,7 +164,7 @@ async def test_broken_bodies(http: httpx.AsyncClient, route: str, raw: bytes, co
         ({"messages": "Hi"}, "invalid_type", "messages", []),
         ({"messages": ["Hi"]}, "invalid_type", "messages[0]", []),
         ({"messages": [{"role": "user"}]}, "invalid_value", "messages[0]", ["'content'"]),
-        ({"messages": [{"role": "user", "content": None}]}, "invalid_value", "messages[0]", ["null"]),
+        ({"messages": [{"role": "user", "content": None}]}, "invalid_value", "messages[0]", ["'content'"]),
         ({"messages": [{"role": "tool", "content": "4"}]}, "invalid_value", "messages[0]", ["tool_call_id"]),
         ({"messages": [{"role": "user", "content": "x", "refusal": "no"}]}, "unsupported_parameter",
          "messages[0].refusal", []),
@@ -308,6 +309,20 @@ def test_only_the_first_of_many_faults_is_reported(kind: type[Body], body: dict[
         parse_body(json.dumps(body).encode(), kind)
     cause = refused.value.__context__
     assert not isinstance(cause, ValidationError) or cause.error_count() == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "allowed"),
+    [
+        (ChatBody, CHAT | {"messages": [{"role": "user"}]}, "a string or a list"),
+        (ChatBody, CHAT | {"structured_outputs": {}}, "exactly one of json"),
+        (ResponsesBody, {"model": "tiny", "input": None}, "a string or a list"),
+    ],
+)
+def test_what_was_given_is_named_once(kind: type[Body], body: dict[str, object], allowed: str) -> None:
+    with pytest.raises(RequestRefused, match=allowed) as refused:
+        parse_body(json.dumps(body).encode(), kind)
+    assert str(refused.value).count("given: ") == 1
 
 
 def test_long_keys_are_quoted_shortened() -> None:

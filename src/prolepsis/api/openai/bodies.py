@@ -11,6 +11,7 @@ from prolepsis.web.fields import (
     Body,
     Count,
     LogitBias,
+    MaxTokens,
     Metadata,
     Name,
     Priority,
@@ -52,7 +53,7 @@ class Message(Body):
         if (self.tool_call_id is not None) != (self.role == "tool"):
             raise ValueError("'tool_call_id' is needed in messages of role 'tool', and only there")
         if self.content is None and not self.tool_calls:
-            raise ValueError("'content' must be a string or a list of text parts; given: null")
+            raise ValueError("'content' must be a string or a list of text parts")
         return self
 
 
@@ -134,7 +135,7 @@ class StructuredOutputs(Body):
     def _one(self) -> Self:
         given = [name for name in STRUCTURED_FORMS if getattr(self, STRUCTURED_FORMS[name]) is not None]
         if len(given) != 1:
-            raise ValueError(f"needs exactly one of {', '.join(STRUCTURED_FORMS)}; given: {', '.join(given) or 'none'}")
+            raise ValueError(f"needs exactly one of {', '.join(STRUCTURED_FORMS)}")
         return self
 
 
@@ -214,7 +215,7 @@ class GenerationBody(SharedBody):
     """Fields that chat and text completions share."""
 
     n: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] | None = None
-    max_tokens: Count | None = None
+    max_tokens: MaxTokens | None = None
     response_format: ResponseFormat | None = None
     stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
@@ -227,7 +228,7 @@ Messages: TypeAlias = Annotated[list[Message], Field(min_length=1, max_length=MA
 
 class ChatBody(GenerationBody):
     messages: Messages
-    max_completion_tokens: Count | None = None
+    max_completion_tokens: MaxTokens | None = None
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
     prediction: Prediction | None = None

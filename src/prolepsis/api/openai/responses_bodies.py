@@ -24,7 +24,7 @@ from prolepsis.api.openai.bodies import (
     ToolWord,
 )
 from prolepsis.core.errors import InvalidParameter, UserError
-from prolepsis.web.fields import Body, Count, Name, Schema, Text, TopLogprobs
+from prolepsis.web.fields import Body, MaxTokens, Name, Schema, Text, TopLogprobs
 
 LOGPROBS = "message.output_text.logprobs"
 
@@ -125,13 +125,15 @@ _Items = Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES,
 
 
 def _one_message(value: object) -> object:
+    if not isinstance(value, str | list):
+        raise ValueError("must be a string or a list of items")
     return [{"role": "user", "content": value}] if isinstance(value, str) else value
 
 
 class ResponsesBody(SharedBody):
     input: Annotated[_Items, BeforeValidator(_one_message, json_schema_input_type=str | _Items)]
     instructions: str | None = None
-    max_output_tokens: Annotated[Count, Field(ge=1)] | None = None
+    max_output_tokens: MaxTokens | None = None
     tools: Annotated[list[FunctionToolBody], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: ToolWord | NamedFunction | AllowedFunctions | None = None
     parallel_tool_calls: bool | None = None
