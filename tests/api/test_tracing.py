@@ -7,6 +7,7 @@ from prolepsis.api.app import build
 from prolepsis.api.auth.key_file import KeyFile, new_key
 from prolepsis.api.auth.keys import Keys
 from prolepsis.api.services import Gateway
+from prolepsis.api.tracing import behind_repeating_proxy
 from prolepsis.core.config import ServerConfig
 from prolepsis.telemetry.metrics import Metrics
 from tests.api.admission.conftest import bearer
@@ -26,6 +27,15 @@ async def test_a_trace_goes_out_with_a_span_of_our_own(client: Connect) -> None:
     for unfit in ("00-nonsense", f"ff-{TRACE}-{SPAN}-01"):
         assert "traceparent" not in (await http.get("/v1/models", headers={"traceparent": unfit})).headers
     assert "traceparent" not in (await http.get("/v1/models")).headers
+
+
+async def test_a_proxy_that_repeats_the_id_of_a_request_finds_none_to_double() -> None:
+    app = behind_repeating_proxy(build(ServerConfig(), FakeEngine(), ByteTokenizer(), Metrics()))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
+        assert "x-request-id" not in (await http.get("/v1/models", headers={"x-request-id": "abc-1"})).headers
+        for unfit in ({"x-request-id": "a b"}, {}):
+            made = (await http.get("/v1/models", headers=unfit)).headers["x-request-id"]
+            assert made.startswith("req-"), "the log has this one"
 
 
 async def test_requests_without_a_key_write_few_lines(

@@ -155,6 +155,8 @@ def test_doors_and_engines_of_two_models_are_one_application(
     }
     serve.run(app(arguments), name="application")
     assert client.get("/health/ready").json()["ready"]
+    reply = client.get("/health/ready", headers={"x-request-id": "abc-1"})
+    assert reply.headers.get_list("x-request-id") == ["abc-1"], "Ray's proxy repeats it too"
     lengths = {model["id"]: model["max_model_len"] for model in client.get("/v1/models").json()["data"]}
     assert (lengths["short"], lengths["tiny"] > 100) == (100, True)
 

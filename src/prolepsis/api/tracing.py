@@ -84,6 +84,24 @@ def _route(scope: Scope) -> str:
     return path or str(scope.get("state", {}).get("rule", "unknown"))
 
 
+def behind_repeating_proxy(app: ASGIApp) -> ASGIApp:
+    """Return the app for a proxy that repeats a request's `x-request-id` itself: the response has it once."""
+
+    async def served(scope: Scope, receive: Receive, send: Send) -> None:
+        given = Headers(scope=scope).get("x-request-id") if scope["type"] == "http" else None
+
+        async def send_without_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                if headers.get("x-request-id") == given:  # one that is unfit was replaced, and the log has the new one
+                    del headers["x-request-id"]
+            await send(message)
+
+        await app(scope, receive, send if given is None else send_without_id)
+
+    return served
+
+
 class TraceMiddleware:
     """ASGI middleware: where a request has a trace, its log lines name it and the response returns it.
 

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 from prolepsis.api.multi_model import MultiModelApp
 from prolepsis.api.run import StartedEngine, StartEngine, application
 from prolepsis.api.services import Services
+from prolepsis.api.tracing import behind_repeating_proxy
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.errors import EngineDead
 from prolepsis.ray.arguments import Arguments, checked
@@ -47,7 +48,8 @@ class FrontDoor:
             apps.insert(0, made.app)
             services.insert(0, made.app.state.services)
         names = [one.model_names[0] for one in services]
-        return MultiModelApp(dict(zip(names, apps, strict=True))) if len(apps) > 1 else apps[0]
+        app = MultiModelApp(dict(zip(names, apps, strict=True))) if len(apps) > 1 else apps[0]
+        return behind_repeating_proxy(app)
 
     def __del__(self) -> None:
         self._open.close()
