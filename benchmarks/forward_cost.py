@@ -1,6 +1,6 @@
 """What does a pass cost by its number of rows? Milliseconds on the default model, for each forward, alternated.
 
-Usage: python benchmarks/forward_cost.py [--forwards native,lean,transformers] [--context 256] [--repeats 15]
+Usage: python -m benchmarks.forward_cost [--forwards native,lean,transformers] [--context 256] [--repeats 15]
 [--json OUT]
 
 All forwards are loaded at once; a round visits every (forward, rows) once, so drift of the machine touches all alike.

@@ -1,6 +1,6 @@
 """What do the free proposers cost? Microseconds of propose + commit per sample and step, by context length.
 
-Usage: python benchmarks/proposer_cost.py [--steps 400] [--repeats 5] [--json OUT]
+Usage: python -m benchmarks.proposer_cost [--steps 400] [--repeats 5] [--json OUT]
 
 Text is synthetic: words drawn by Zipf's law, with passages copied from earlier text, so that n-grams recur as in
 retrieval or code. Each step commits 2 tokens. `build` is the first call, which indexes the context; `set` is a whole

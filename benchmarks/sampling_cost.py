@@ -1,6 +1,6 @@
 """What does sampling cost a step? Microseconds from logits to tokens, by compiled kernel and by torch.
 
-Usage: python benchmarks/sampling_cost.py [--vocab 49152] [--repeats 200] [--torch-repeats 10] [--seed 0] [--json OUT]
+Usage: python -m benchmarks.sampling_cost [--vocab 49152] [--repeats 200] [--torch-repeats 10] [--seed 0] [--json OUT]
 
 Logits are normal with a standard deviation of 3: a nucleus of hundreds of tokens, wider than a trained model's mostly
 is. A round visits every case once, so drift of the machine touches all alike.
