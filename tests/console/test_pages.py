@@ -262,6 +262,7 @@ async def test_flags_are_shown_set_and_cleared(open_scene: Scene, browse: Browse
     http = browse(open_scene)
     assert "No flag is set here." in (await http.get("/console/flags")).text
     page = await press(http, "flag", "/console/flags", flag="new-drafts", value="false", reason="slower today")
+    assert "so it changes nothing; flags that are read: speculation.enabled" in page.text
     assert "Flag new-drafts is set." in page.text
     assert "slower today" in page.text
     refused = await press(http, "flag", "/console/flags", flag="new drafts", value="true", reason="try")
