@@ -2,11 +2,13 @@
 
 import sys
 from pathlib import Path
+from typing import cast
 
 import httpx
 import pytest
+import regex
 
-from prolepsis.api.output.built_in import Patterns, Repetition
+from prolepsis.api.output.built_in import Patterns, Repetition, search
 from prolepsis.api.output.file import read_output_policies
 from prolepsis.core.errors import ConfigError
 from tests.api.output.policies import deliver, loaded
@@ -55,6 +57,21 @@ def test_a_pattern_that_takes_too_long_is_a_fault() -> None:
     policy = Patterns(patterns={"slow": r"(?:x|xx|x)+[yw]$"})
     delivered = deliver("x" * 40, loaded(policy), step=40)
     assert delivered.ending == ("content_filter", "one: late")
+
+
+def test_a_search_is_not_late_by_the_time_of_other_threads() -> None:
+    """`regex` counts processor time of the whole process: where an engine computed beside it, answers were ended."""
+    pattern, in_a_busy_process = regex.compile("b"), iter([TimeoutError(), TimeoutError()])
+
+    class Busy:
+        def search(self, text: str, position: int, **options: object) -> regex.Match[str] | None:
+            if (late := next(in_a_busy_process, None)) is not None:
+                raise late
+            return pattern.search(text, position)
+
+    match = search(cast(regex.Pattern[str], Busy()), "abc", 0, partial=False)
+    assert match is not None
+    assert match.start() == 1
 
 
 def test_a_line_that_comes_too_often_ends_the_answer() -> None:
