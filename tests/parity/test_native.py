@@ -9,9 +9,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from prolepsis.core.errors import ModelLoadError
-from prolepsis.models.protocol import KVCache, SequenceInput, pack
+from prolepsis.models.protocol import SequenceInput, pack
 from prolepsis.models.targets.lean_shape import LeanShape
-from prolepsis.models.targets.native import NativeModel
+from prolepsis.models.targets.native import NativeCache, NativeModel
 from tests.models.kernels import why_not
 from tests.models.tiny import (
     FAMILIES,
@@ -57,7 +57,7 @@ def same(found: Tensor, expected: Tensor) -> None:
     assert torch.equal(found, expected), f"differs by {(found - expected).abs().max():.1e}"
 
 
-def prefill(target: NativeModel, context: list[int], pages: list[int], num_pages: int) -> KVCache:
+def prefill(target: NativeModel, context: list[int], pages: list[int], num_pages: int) -> NativeCache:
     cache = target.make_cache(num_pages)
     run(target, cache, one(context, 0, pages))
     return cache
@@ -133,6 +133,22 @@ def test_neighbours_and_copied_pages_change_nothing(name: str) -> None:
     same(run(target, cache, *sequences), alone)
     cache.copy_page(pages[0], more[3])
     same(run(target, cache, one([5], 40, [more[3], *pages[1:]])), alone)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("kept", [(0, 0, 0), (1, 0, 2), (3, 40, 4), (40, 1, 0)])
+def test_rows_without_logits_change_nothing(name: str, kept: tuple[int, int, int]) -> None:
+    target, _ = pair(name)
+    pages, more = scattered(PROMPT_PAGES)
+    third = [2 * PROMPT_PAGES, 2 * PROMPT_PAGES + 1]
+    parents = [-1, 0, 1, 0, 3, 3, -1]
+    step = [one(tokens(40, 9), 0, more), one(tokens(40, 10), 0, third), one(tokens(7, 11), 40, pages, parents=parents)]
+    caches = [prefill(target, tokens(40, 8), pages, 2 * PROMPT_PAGES + 2) for _ in range(2)]
+    every = run(target, caches[0], *step)
+    some = run(target, caches[1], *(replace(part, keep_last=count) for part, count in zip(step, kept, strict=True)))
+    ends = [40, 80, 87]
+    same(some, torch.cat([every[end - count : end] for end, count in zip(ends, kept, strict=True)]))
+    same(caches[1].tensor, caches[0].tensor)
 
 
 def test_widths_that_do_not_fit_are_refused() -> None:

@@ -54,9 +54,11 @@ struct Sequence {
   const int* pages;
 };
 
-// Splits a step's sequences into tiles. A token of a tree is on the path of the first leaf below it.
-inline std::vector<Tile> make_tiles(const std::vector<Sequence>& sequences, const int* parents, int group) {
+// Splits a step's sequences into tiles. A token of a tree is on the path of the first leaf below it. Only tokens that are `wanted`
+// have rows; empty: all.
+inline std::vector<Tile> make_tiles(const std::vector<Sequence>& sequences, const int* parents, int group, const std::vector<bool>& wanted = {}) {
   std::vector<Tile> tiles;
+  const auto has_rows = [&](int token) { return wanted.empty() || wanted[token]; };
   for (int s = 0; s < (int)sequences.size(); s++) {
     const auto& q = sequences[s];
     const int* parent = parents + q.start;
@@ -69,12 +71,14 @@ inline std::vector<Tile> make_tiles(const std::vector<Sequence>& sequences, cons
     std::vector<int> tokens, leaf;
     std::vector<std::vector<int>> paths;
     for (int end = 0; end < q.count; end++) {
-      if (chain) tokens.push_back(q.start + end);
+      if (chain && has_rows(q.start + end)) tokens.push_back(q.start + end);
       if (chain || !is_leaf[end]) continue;
       std::vector<int> path;
       for (int i = end; i >= 0; i = parent[i]) path.insert(path.begin(), i);
-      for (int i : path)
-        if (!placed[i]) placed[i] = true, tokens.push_back(q.start + i), leaf.push_back(paths.size());
+      for (int i : path) {
+        if (!placed[i] && has_rows(q.start + i)) tokens.push_back(q.start + i), leaf.push_back(paths.size());
+        placed[i] = true;
+      }
       paths.push_back(path);
     }
     const int rows = tokens.size() * group;

@@ -253,7 +253,13 @@ class Decoder {
       pass.sequences.push_back({start, end - start, cached.data_ptr<int>()[s], pages.data_ptr<int>() + s * pages.size(1)});
       for (int t = start; t < end; t++) pass.sequence_of.push_back(s);
     }
-    pass.tiles = make_tiles(pass.sequences, parents.data_ptr<int>(), shape_.heads / shape_.kv_heads);
+    const int group = shape_.heads / shape_.kv_heads;
+    pass.tiles = make_tiles(pass.sequences, parents.data_ptr<int>(), group);
+    std::vector<bool> wanted(pass.T);
+    for (int64_t i = 0; i < pass.L; i++) wanted[pass.logit_rows[i]] = true;
+    for (int64_t t = 0; t < pass.T; t++)
+      if (wanted[t]) pass.wanted.push_back(t);
+    if (pass.num_wanted() < pass.T) pass.wanted_tiles = make_tiles(pass.sequences, parents.data_ptr<int>(), group, wanted);
     return pass;
   }
 
@@ -267,12 +273,15 @@ class Decoder {
   struct Pass {
     Decoder& model;
     const int *tokens, *positions, *logit_rows;
-    const int64_t T, L;
+    int64_t T;  // rows at work
+    const int64_t L;
     bf16* cache;
     const int64_t page_stride, layer_stride;  // elements
     std::vector<Sequence> sequences = {};
     std::vector<int> sequence_of = {};
     std::vector<Tile> tiles = {};
+    std::vector<int> wanted = {}, narrowed_rows = {};  // tokens that have logits, in their order, and `logit_rows` as places in it
+    std::vector<Tile> wanted_tiles = {};               // of these tokens, where not all are wanted
     std::vector<Counter> counters = {};
     Buffers buffers = {};
     std::vector<int64_t> taps = {};
@@ -286,6 +295,7 @@ class Decoder {
     float* added = nullptr;  // what a sublayer adds to the hidden state, before its norm
     bf16 *x = nullptr, *fused = nullptr, *queries = nullptr, *attention = nullptr, *activation = nullptr;
 
+    int64_t num_wanted() const { return wanted.size(); }
     int64_t num_logits() const { return ahead ? (1 + model.levels_->count) * L : L; }
 
     void prepare(const Tensor& out) {
@@ -297,7 +307,7 @@ class Decoder {
         buffers.added = at::empty({T, s.hidden}, at::kFloat);
         added = buffers.added.data_ptr<float>();
       }
-      buffers.qkv = at::empty({T, wide}, at::kFloat);
+      buffers.qkv = at::empty({T, std::max(wide, s.hidden)}, at::kFloat);  // later takes what `narrow` keeps of `hidden`
       buffers.x = at::empty({std::max((model.fusion_ ? 2 : 1) * T, num_logits()), s.hidden}, at::kBFloat16);
       buffers.attention = at::empty({2, T, s.heads * s.head_dim}, at::kBFloat16);
       buffers.activation = at::empty({T, s.intermediate}, at::kBFloat16);
@@ -343,16 +353,17 @@ class Decoder {
       model.team_->barrier();
     }
 
-    // Shares the columns of input [M, K] times packed weights; epilogue(first_row, rows, task, c[rows][32]). One thread takes `together`
-    // tasks, then calls after(the number of them).
+    // Shares the columns of input [M, K] times packed weights, from task `begin` on; epilogue(first_row, rows, task, c[rows][32]). One
+    // thread takes `together` tasks, then calls after(the number of them).
     template <class Epilogue, class After = decltype([](int64_t) {})>
-    void linear(int& phase, const Input& input, int64_t M, const Matrix& weights, const Epilogue& epilogue, int64_t together = 1,
-                const After& after = {}) {
+    void linear(int& phase, const Input& input, int64_t M, const Matrix& weights, const Epilogue& epilogue, int64_t begin = 0,
+                int64_t together = 1, const After& after = {}) {
+      if (M == 0) return;
       alignas(64) float c[32 * kTask];
       const int64_t K = weights.depth;
       const stored::Sweeps sweeps{M, K / stored::kGroup};
-      share(phase, weights.tasks.size() / together, [&](int64_t unit) {
-        for (int64_t i = unit * together; i < (unit + 1) * together; i++) {
+      share(phase, (weights.tasks.size() - begin) / together, [&](int64_t unit) {
+        for (int64_t i = begin + unit * together; i < begin + (unit + 1) * together; i++) {
           const Matrix::Task& task = weights.tasks[i];
           const auto done = [&](int64_t first, int count, const float* sums) { epilogue(first, count, i, sums); };
           if (input.rows && task.format != Format::kBf16)
@@ -475,8 +486,9 @@ class Decoder {
       share(phase, T, task, &next);
     }
 
-    void project(int& phase, const Layer& layer) {
+    void project(int& phase, const Layer& layer, bool with_queries) {
       const Shape& s = model.shape_;
+      const int64_t begin = with_queries ? 0 : s.heads * s.head_dim / kTask;
       const int64_t width = (s.heads + 2 * s.kv_heads) * s.head_dim;
       const float* bias = floats(layer.qkv_bias);
       linear(phase, {x, rows}, T, layer.qkv, [&](int64_t first, int rows, int64_t task, const float* c) {
@@ -486,7 +498,7 @@ class Decoder {
             if (bias) sum = lanes::add(sum, lanes::load(bias + task * kTask + h));
             lanes::store(qkv + (first + r) * width + task * kTask + h, sum);
           }
-      });
+      }, begin);
     }
 
     // Norms `size` entries of a token's heads, in groups of the weight's size.
@@ -497,19 +509,19 @@ class Decoder {
     }
 
     // Norms and rotates queries and keys of one token and writes its K/V into its slot.
-    void place(const Layer& layer, int64_t t, bf16* pages) {
+    void place(const Layer& layer, int64_t t, bf16* pages, bool with_queries) {
       const Shape& s = model.shape_;
-      const int64_t d = s.head_dim;
+      const int64_t d = s.head_dim, first = with_queries ? 0 : s.heads;
       float* row = qkv + t * (s.heads + 2 * s.kv_heads) * d;
-      norm_heads(row, s.heads * d, layer.norms.queries);
+      if (with_queries) norm_heads(row, s.heads * d, layer.norms.queries);
       norm_heads(row + s.heads * d, s.kv_heads * d, layer.norms.keys);
       if (layer.shape.rope >= 0) {
         const Rope& rope = model.ropes_[layer.shape.rope];
         const int64_t half = rope.half(), angles = positions[t] * half;
-        for (int64_t h = 0; h < s.heads + s.kv_heads; h++)
+        for (int64_t h = first; h < s.heads + s.kv_heads; h++)
           rotate(row + h * d, half, rope.cosine.data_ptr<float>() + angles, rope.sine.data_ptr<float>() + angles);
       }
-      for (int64_t h = 0; h < s.heads; h++)
+      for (int64_t h = first; h < s.heads; h++)
         for (int64_t i = 0; i < d; i += 16) lanes::store_bf16(queries + (t * s.heads + h) * d + i, lanes::load(row + h * d + i));
       const Sequence& sequence = sequences[sequence_of[t]];
       const int slot = sequence.cached + t - sequence.start;
@@ -520,7 +532,7 @@ class Decoder {
       }
     }
 
-    void attend(int& phase, const Layer& layer, const bf16* pages) {
+    void attend(int& phase, const Layer& layer, const std::vector<Tile>& tiles, const bf16* pages) {
       const Shape& s = model.shape_;
       const PageLayout layout{s.head_dim};
       const auto task = [&](int64_t i) {
@@ -532,6 +544,25 @@ class Decoder {
           quantise({attention, rows}, T, s.heads * s.head_dim, tile.tokens[r / group], (h * group + r % group) * s.head_dim, s.head_dim);
       };
       share(phase, tiles.size() * s.kv_heads, task, &layer.o);
+    }
+
+    // Leaves the rows of tokens without logits out of the rest of the last layer: what they are for, its keys and values, is written.
+    void narrow(int& phase) {
+      const int64_t width = model.shape_.hidden, heads = model.shape_.heads * model.shape_.head_dim;
+      share(phase, num_wanted(), [&](int64_t i) {
+        std::copy_n(hidden + wanted[i] * width, width, qkv + i * width);
+        std::copy_n(attention + wanted[i] * heads, heads, queries + i * heads);
+        quantise({queries, rows}, num_wanted(), heads, i);
+      });
+      if (Team::me == 0) {
+        for (int64_t i = 0; i < L; i++)
+          narrowed_rows.push_back(std::lower_bound(wanted.begin(), wanted.end(), logit_rows[i]) - wanted.begin());
+        logit_rows = narrowed_rows.data();
+        hidden = qkv;
+        attention = queries;
+        T = num_wanted();
+      }
+      model.team_->barrier();
     }
 
     void feed_forward(int& phase, const Layer& layer) {
@@ -546,7 +577,7 @@ class Decoder {
               lanes::store_bf16(activation + (first + r) * s.intermediate + task * 16, lanes::mul(layer.shape.gelu ? gelu(gate) : silu(gate), up));
             }
           },
-          kPair,
+          0, kPair,
           [&](int64_t pair) {
             for (int64_t t = 0; t < T; t++) quantise(input, T, s.intermediate, t, pair * stored::kGroup, stored::kGroup);
           });
@@ -624,26 +655,30 @@ class Decoder {
 
     void run() {
       int phase = 0;
+      const int64_t last = model.layers_.size() - 1;
+      const bool taps_end = std::find(taps.begin(), taps.end(), last + 1) != taps.end();
+      const bool narrows = num_wanted() < T && !taps_end;
       if (model.fusion_)
         start_head(phase, *model.fusion_);
       else
         embed(phase);
-      for (size_t l = 0; l < model.layers_.size(); l++) {
+      for (int64_t l = 0; l <= last; l++) {
         const Layer& layer = model.layers_[l];
         bf16* pages = cache + l * layer_stride;
+        const bool narrow_here = narrows && l == last, with_queries = !narrow_here || num_wanted() > 0;
         if (model.fusion_)
           pair(phase, *model.fusion_, layer.qkv);
         else
           normalise(phase, layer.norms.before_attention, layer.qkv, l);
-        project(phase, layer);
-        share(phase, T, [&](int64_t t) { place(layer, t, pages); });
-        attend(phase, layer, pages);
+        project(phase, layer, with_queries);
+        share(phase, T, [&](int64_t t) { place(layer, t, pages, with_queries); });
+        attend(phase, layer, narrow_here ? wanted_tiles : tiles, pages);
+        if (narrow_here) narrow(phase);
         add_to_hidden(phase, {attention, rows}, layer.o, layer.shape.residual_scale, layer.norms.after_attention);
         normalise(phase, layer.norms.before_feed_forward, layer.gate_up);
         feed_forward(phase, layer);
       }
-      if (const int64_t last = model.layers_.size(); std::find(taps.begin(), taps.end(), last) != taps.end())
-        share(phase, T, [&](int64_t t) { tap(last, t); });
+      if (taps_end) share(phase, T, [&](int64_t t) { tap(last + 1, t); });
       finish(phase);
 #ifdef PROLEPSIS_AMX
       amx::release();

@@ -98,7 +98,7 @@ class NativeModel:
     def info(self) -> ModelInfo:
         return self._info
 
-    def make_cache(self, num_pages: int) -> KVCache:
+    def make_cache(self, num_pages: int) -> NativeCache:
         """Allocate zeroed KV pages."""
         return NativeCache(self.module, len(self.shape.layers), self.shape.kv_heads, self.shape.head_dim, num_pages)
 
