@@ -85,6 +85,16 @@ async def test_a_failed_request_without_stream(client: Connect, error: EngineErr
     }
 
 
+async def test_a_late_request_is_told_the_time_that_it_had_from_its_arrival(client: Connect) -> None:
+    """The engine's limit is what the queue left: a request of 10 s that waited 9 s was told of 1 s."""
+    engine = FakeEngine(error=DeadlineExceeded("not finished in 1.000 s"))
+    response = await client(engine).post("/v1/chat/completions", json=CHAT, headers={"x-request-timeout-ms": "10000"})
+    assert response.status_code == 504
+    message = response.json()["error"]["message"]
+    assert message.startswith("not finished in 1.000 s after it waited 0.")
+    assert message.endswith("s; allowed: 10 s in all")
+
+
 async def test_a_failure_after_the_first_byte_ends_the_stream_with_an_error(client: Connect) -> None:
     http = client(FakeEngine(fail_after=2, error=EngineError("a step failed")))
     response = await http.post("/v1/chat/completions", json=CHAT | {"stream": True})

@@ -101,7 +101,7 @@ class ThreadEngineClient:
                 work.add_done_callback(partial(_end_turn, turn))  # a client that leaves does not end the thread's work
                 return await _result(work)
         except TimeoutError:
-            message = f"its grammar was not compiled {request.deadline_s:g} s after its arrival"
+            message = f"its grammar was not compiled in {request.deadline_s:.3f} s"
             raise DeadlineExceeded(message) from None
 
     def abort(self, request_id: str) -> None:

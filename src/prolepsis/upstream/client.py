@@ -218,7 +218,7 @@ class UpstreamClient:
         if error is None:
             answer.stream.put(Finished(request_id, stats))
         elif isinstance(error, TimeoutError):
-            late = DeadlineExceeded(f"not finished {answer.request.deadline_s} s after its arrival")
+            late = DeadlineExceeded(f"not finished in {answer.request.deadline_s:.3f} s")
             answer.stream.put(Failed(request_id, late, stats))
         elif not isinstance(error, ProlepsisError):
             log.error("upstream_request_failed", request_id=request_id, exc_info=error)

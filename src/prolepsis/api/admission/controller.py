@@ -127,7 +127,8 @@ class AdmissionController(Feature):
             return
         try:
             async with self._place(group, progress) as place:
-                yield _as_admitted(group, progress, place)
+                with _deadline_told(group, progress):
+                    yield _as_admitted(group, progress, place)
         finally:
             if progress.cache_key is not None and progress.finished is not None:
                 self._cache.put(progress.cache_key, progress.kept, progress.finished.stats)
@@ -362,6 +363,18 @@ class AdmissionController(Feature):
             self._taken_first += size
         if not self._taken_by[request.tenant]:
             del self._taken_by[request.tenant]
+
+
+@contextmanager
+def _deadline_told(group: RequestGroup, progress: Progress) -> Iterator[None]:
+    """Name the time that a late request had from its arrival on; the engine knows only what the queue left of it."""
+    try:
+        yield
+    except DeadlineExceeded as late:
+        if group.deadline_s is None:
+            raise
+        message = f"{late} after it waited {progress.waited_s:.3f} s; allowed: {group.deadline_s:g} s in all"
+        raise DeadlineExceeded(message) from None
 
 
 def _as_admitted(group: RequestGroup, progress: Progress, place: Waiting) -> GenerateRequest:
