@@ -26,10 +26,9 @@ from prolepsis.web.body_reader import read_body, read_query
 from prolepsis.web.caller import SignedIn
 from prolepsis.web.errors import RequestRefused
 from prolepsis.web.fields import Body, Reply
-from prolepsis.web.routes import AUDITORS, OPERATORS, Roles, Route, Routes
+from prolepsis.web.routes import AUDITORS, FINDERS, Route, Routes
 
 _Read = TypeVar("_Read")
-FINDERS: Roles = OPERATORS | AUDITORS
 MAX_ENTRIES = 500
 REPLAY_TIMEOUT_S = 60.0
 """How long a replay may wait for capacity and take."""

@@ -18,13 +18,12 @@ from prolepsis.web.body_reader import read_query
 from prolepsis.web.errors import RequestRefused
 from prolepsis.web.feature import Feature
 from prolepsis.web.fields import Body
-from prolepsis.web.routes import AUDITORS, OPERATORS, Roles, Route, Routes
+from prolepsis.web.routes import FINDERS, Route, Routes
 
 MAX_RECENT = 512
 """Each has at most `MAX_ROUNDS` rounds of some 310 bytes: about 10 MB, if every request is that long."""
 MAX_LISTED_ROUNDS = 2_048
 """In one reply: with those of all requests it would have some 10 MB, so it has about 1 MB at most."""
-FINDERS: Roles = OPERATORS | AUDITORS
 Order = Literal["newest", "slowest", "least_accepted"]
 
 

@@ -1,7 +1,9 @@
 """Who gets past the guard: every route, every role, every size."""
 
 import asyncio
+import re
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from pathlib import Path
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -20,6 +22,7 @@ from prolepsis.web.routes import (
     ANY_ROLE,
     AUDITORS,
     CLIENTS,
+    FINDERS,
     OPERATORS,
     READERS,
     WATCHERS,
@@ -33,6 +36,7 @@ from tests.api.test_stream import never
 from tests.virtual_time import virtual_time
 
 BODY = {"model": "tiny", "prompt": "Hi", "max_tokens": 4}
+GATEWAY = Path(__file__).parents[3] / "docs" / "how-to" / "gateway.md"
 
 
 EXPECTED: dict[str, Roles | None] = {
@@ -81,10 +85,10 @@ EXPECTED: dict[str, Roles | None] = {
     "GET /admin/traffic": READERS,
     "GET /admin/delivery": READERS,
     "GET /admin/drift": READERS,
-    "GET /admin/requests/{name}": frozenset({"operator", "auditor"}),
+    "GET /admin/requests/{name}": FINDERS,
     "POST /admin/requests/{name}/bundle": AUDITORS,
-    "GET /admin/recent": frozenset({"operator", "auditor"}),
-    "GET /admin/recent/{name}": frozenset({"operator", "auditor"}),
+    "GET /admin/recent": FINDERS,
+    "GET /admin/recent/{name}": FINDERS,
     "GET /admin/shadow": READERS,
     "GET /admin/eligibility": READERS,
     "GET /admin/heads": READERS,
@@ -104,6 +108,21 @@ def routes_of(keyed_app: KeyedApp) -> dict[str, Roles | None]:
 
 def test_every_route_has_its_roles(keyed_app: KeyedApp) -> None:
     assert routes_of(keyed_app) == EXPECTED
+
+
+def test_the_documentation_names_every_route_with_its_roles() -> None:
+    documented: dict[str, str] = {}
+    for row in re.findall(r"^\| (`.+`) \| (.+) \|$", GATEWAY.read_text(), re.MULTILINE):
+        spans, roles = row
+        for span in re.findall(r"`([A-Z]+ )?(/[^`]+)`", spans):
+            documented["".join(span)] = roles
+    for route, roles in EXPECTED.items():
+        method, path = route.split(" ")
+        named = [path, *(f"{path[:i]}..." for i in range(len(path) + 1))]
+        of_method = {documented[f"{method} {name}"] for name in named if f"{method} {name}" in documented}
+        found = of_method or {documented[name] for name in named if name in documented}
+        expected = "any role" if roles == ANY_ROLE else ", ".join(role for role in ROLES if role in (roles or ()))
+        assert found == {expected or "open to all"}, route
 
 
 def test_only_liveness_is_open(keyed_app: KeyedApp) -> None:
