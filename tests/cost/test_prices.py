@@ -90,3 +90,16 @@ def test_an_edit_counts_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
     path.write_text(BOOK.replace("3.6", "7.2"))
     assert file.reload().changed
     assert file.price.per_device_hour == 7.2
+
+
+def test_another_currency_needs_a_restart(tmp_path: Path) -> None:
+    """Amounts since the start are sums: euros and dollars would be added up."""
+    path = tmp_path / "prices.yaml"
+    path.write_text(BOOK)
+    prices = PriceFile(path, "spare")
+    path.write_text(BOOK.replace("EUR", "USD"))
+    refused = prices.reload().refused
+    assert "currency is 'USD'; allowed: 'EUR'" in str(refused)
+    assert prices.value.currency == "EUR"
+    path.write_text(BOOK.replace("3.6", "7.2"))
+    assert prices.reload().changed

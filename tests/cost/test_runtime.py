@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import httpx
 import pytest
+from prometheus_client import CollectorRegistry
 from pydantic import TypeAdapter
 
 from prolepsis.api.app import build
@@ -27,6 +28,7 @@ from prolepsis.rollout.runtime import Rollouts
 from prolepsis.store.store import Store
 from prolepsis.telemetry.metrics import Metrics
 from tests.api.fakes import ByteTokenizer, FakeEngine
+from tests.clock import Clock
 from tests.rollout.stores import memory_store
 from tests.store.fakes import latest_records
 
@@ -212,6 +214,17 @@ async def test_books_that_were_used_and_device_seconds_are_on_record(tmp_path: P
     assert (record.device_verify_s, record.predicted_plain_s) == (0.01, PLAIN_S)
     assert record.prices_version == f"{books[0].version}/a"
     assert "prices.loaded" in actions
+
+
+async def test_a_clock_that_is_set_back_loses_no_period(store: Store) -> None:
+    times = Clock(10_000.0)
+    costs = CostFeature(CollectorRegistry(), store=store, now=times)
+    for change_s in (10.0, -5_000.0, 10.0):
+        times.now += change_s
+        costs.device_time.close()
+        await costs.tick()
+    with store.database.read() as connection:
+        assert len(stored_periods(connection, 10)) == 3
 
 
 async def test_a_lost_database_is_retried_without_blocking_requests(tmp_path: Path, store: Store) -> None:

@@ -109,6 +109,7 @@ class PriceFile(LastGood[PriceBook]):
     def __init__(self, path: Path, name: str | None = None) -> None:
         """`name`: of the price; None: the book has only one. Raises `ConfigError` if the file has no such price."""
         self._name = name
+        self._currency: str | None = None
         super().__init__(path)
 
     @property
@@ -118,6 +119,11 @@ class PriceFile(LastGood[PriceBook]):
     def _parse(self, text: str) -> PriceBook:
         book = parse_prices(text, str(self.path))
         book.price(self._name)
+        if self._currency not in (None, book.currency):
+            given, allowed = book.currency, self._currency
+            message = f"currency is {given!r}; allowed: {allowed!r}, in which amounts are summed since the start"
+            raise ConfigError(message, param="prices")
+        self._currency = book.currency
         return book
 
     def _version(self, value: PriceBook) -> str:

@@ -90,7 +90,8 @@ class CostFeature(Feature):
         self._rates = RateWindow(clock)
         self.device_time = DeviceTime(clock, now)
         self._replica = uuid4().hex
-        self._saved_until = 0.0
+        self._saved: DeviceCost | None = None
+        """The last period that is in the store."""
         self._comparisons = Comparisons()
         self._compared: tuple[ExperimentReply, ...] = ()
         self._compared_at = float("-inf")
@@ -201,12 +202,13 @@ class CostFeature(Feature):
 
     async def _keep_periods(self) -> None:
         """Save the periods that are over; an unavailable database is retried at the next tick."""
-        unsaved = [one for one in self.device_time.closed if one.ended_at > self._saved_until]
+        closed = self.device_time.closed
+        unsaved = closed[closed.index(self._saved) + 1 :] if self._saved in closed else closed
         if self._store is None or not unsaved:
             return
         with suppress(Exception):  # contained: the writer reports an unavailable database
             await asyncio.to_thread(_put_periods, self._store, self._replica, unsaved)
-            self._saved_until = unsaved[-1].ended_at
+            self._saved = unsaved[-1]
 
     async def _keep(self, prices: PriceFile) -> None:
         """Save the book in the store once; an unavailable database is retried at the next tick."""
