@@ -1,5 +1,6 @@
 """The whole process: a busy port, readiness, a stop that lets answers end and one that does not."""
 
+import re
 import shutil
 import signal
 import socket
@@ -22,7 +23,8 @@ from tests.api.conftest import served
 from tests.api.fakes import ByteTokenizer, FakeEngine
 from tests.api.raw_http import connected
 from tests.commands import trusting
-from tests.server_process import serve_ending, serve_fake, started
+from tests.server_process import ServerProcess, serve_ending, serve_fake, started
+from tests.waiting import wait_for
 
 STREAM = {"model": "tiny", "prompt": "Hi", "stream": True, "max_tokens": 40}
 
@@ -63,6 +65,20 @@ def test_malformed_requests_write_few_lines_however_many_come(lines: Callable[[]
 def test_an_unknown_host_is_an_error() -> None:
     with pytest.raises(ConfigError, match="host"):
         bind(ServerConfig(host="256.0.0.1"))
+
+
+def test_a_server_on_any_free_port_says_which_one(tmp_path: Path) -> None:
+    """The registry of replicas, which the console links to, had port 0."""
+    output = tmp_path / "output"
+    running = ServerProcess(serve_fake, ServerConfig(port=0, store="none"), output=output)
+    try:
+        wait_for(lambda: output.exists() and "listening" in output.read_text())
+        url = re.findall(r"http://127\.0\.0\.1:\d+", output.read_text())[0]
+        [here] = httpx.get(f"{url}/admin/replicas").json()["replicas"]
+    finally:
+        running.kill()
+        running.wait()
+    assert here["address"] == url
 
 
 def test_a_certificate_serves_https(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ from prolepsis.core.audit_event import SERVER, AuditEvent, Emit
 from prolepsis.core.config import EngineConfig, ServerConfig
 from prolepsis.core.errors import ConfigError, EngineDead
 from prolepsis.core.files import sha256_of
-from prolepsis.core.network import end_unacknowledged
+from prolepsis.core.network import end_unacknowledged, url_of
 from prolepsis.core.plan import SpecPlan
 from prolepsis.cost.prices import PriceFile
 from prolepsis.engine.client import Demand, EngineClient, EngineInfo, weights_of
@@ -99,6 +99,7 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine
     if not structlog.is_configured():
         configure_logs()
     with bind(server_config) as listener:
+        server_config = server_config.model_copy(update={"port": listener.getsockname()[1]})  # where it was 0
         check_tls(server_config)
         with application(engine_config, server_config, start_engine) as made:
             listener.on_refusal = made.app.state.admission.metrics.refuse
@@ -289,7 +290,7 @@ class StoppingServer(uvicorn.Server):
         await super().startup(sockets)
         for listener in sockets or []:
             host, port = listener.getsockname()[:2]
-            log.info("listening", url=f"{'https' if self.config.ssl else 'http'}://{host}:{port}")
+            log.info("listening", url=url_of(host, port, tls=self.config.ssl is not None))
         self._start(self._report_readiness())
         self._start(self._end_without_engine())
 

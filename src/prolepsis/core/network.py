@@ -41,6 +41,11 @@ def host_and_port(given: str) -> tuple[str, int] | None:
     return (host[1:-1], int(port)) if is_bracketed else None if ":" in host else (host, int(port))
 
 
+def url_of(host: str, port: int, *, tls: bool) -> str:
+    """Return the URL of a server at this address."""
+    return f"{'https' if tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}"
+
+
 def without_user(given: str) -> str:
     """Return an address, or what was meant as one, without what stands before its host."""
     return given.rpartition("@")[2]

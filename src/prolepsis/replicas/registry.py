@@ -17,6 +17,7 @@ from prolepsis import __version__
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import StoreUnavailable
 from prolepsis.core.exact_group import ExactGroup
+from prolepsis.core.network import url_of
 from prolepsis.engine.client import EngineClient, EngineMember
 from prolepsis.store.replicas import ReplicaTable, SeenReplica
 from prolepsis.telemetry.declare import gauge
@@ -218,8 +219,7 @@ def _reply(
 def address_of(config: ServerConfig) -> str:
     """Return the URL by which other machines reach a server: one that listens everywhere, by the machine's name."""
     host = socket.gethostname() if config.host in _EVERYWHERE else config.host
-    scheme = "https" if config.tls_certificate else "http"
-    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{config.port}"
+    return url_of(host, config.port, tls=config.tls_certificate is not None)
 
 
 def replica_routes(registry: ReplicaRegistry) -> Sequence[Route]:
