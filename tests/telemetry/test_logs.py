@@ -78,3 +78,16 @@ def test_warnings_of_a_library_are_lines_of_the_server_a_few_a_minute() -> None:
     assert len(others) == 4, "two minutes: two at once, and two a minute"
     assert sum(line.get("left_out", 0) for line in others) > 1400
     assert (last["level"], last["detail"]) == ("error", "something else")
+
+
+def test_what_asyncio_says_is_a_line_of_the_log() -> None:
+    """Of a client that left in the middle of an answer it wrote text between the lines of JSON."""
+    out = io.StringIO()
+    configure_logs("info", as_json=True, stream=out)
+    logging.getLogger("asyncio").warning("socket.send() raised exception.")
+    line = json.loads(out.getvalue())
+    assert (line["event"], line["level"], line["detail"]) == (
+        "event_loop",
+        "warning",
+        "socket.send() raised exception.",
+    )

@@ -116,6 +116,7 @@ def configure_logs(level: Level = "info", *, as_json: bool = False, stream: Text
         logger_factory=structlog.PrintLoggerFactory(file=cast(TextIO, Unfailing(out))),
         cache_logger_on_first_use=False,
     )
+    LibraryLines.take_over("asyncio", "event_loop")
 
 
 def hide_private(_logger: object, _method: str, event: MutableMapping[str, object]) -> MutableMapping[str, object]:
