@@ -104,7 +104,7 @@ class Simulation:
         ms, drafting_ms = factor * ms, factor * drafting_ms
         if awake:
             ms, drafting_ms, self.hiccup_ms = ms + self.hiccup_ms, drafting_ms + self.hiccup_ms, 0.0
-        if payback:
+        if payback and payback.is_due:
             load = StepLoad(number, 0, 1000)
             plain_ms, added_ms = self._window.plain_ms(load, number), self._window.added_ms(load, num_nodes)
             cost = StepCost(number, num_tokens, num_nodes, ms, plain_ms, drafting_ms, added_ms)

@@ -1,7 +1,10 @@
 """By simulation: drafting never loses more than a percent against the better of plain decoding and drafting always."""
 
+from collections.abc import Mapping, Sequence
+
 import pytest
 
+from prolepsis.spec.comparison import StepCost
 from prolepsis.spec.payback import Payback
 from tests.simulation.drafting import Machine, Simulation
 
@@ -109,3 +112,26 @@ def test_useless_ones_that_follow_good_ones_stop_within_seconds() -> None:
     simulation.replace([0.02] * 8)
     simulation.run(SOON_S)
     assert simulation.run(TOLD_S) <= BOUND * _plain(machine, 8)
+
+
+class CountedPayback(Payback):
+    """Counts the steps begun and those observed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_begun = self.num_observed = 0
+
+    def begin(self, keys: Sequence[str], num_sequences: int) -> frozenset[str]:
+        self.num_begun += 1
+        return super().begin(keys, num_sequences)
+
+    def observe(self, step: StepCost, drafts: Mapping[str, tuple[int, int]]) -> None:
+        self.num_observed += 1
+        super().observe(step, drafts)
+
+
+@pytest.mark.parametrize(("chance", "least", "most"), [(0.02, 0.25, 0.5), (0.8, 1.0, 1.0)])
+def test_of_steps_in_which_all_pause_one_in_four_is_observed(chance: float, least: float, most: float) -> None:
+    payback = CountedPayback()
+    Simulation(MACHINES["rows cost"], [chance] * 4, payback).run(TOLD_S)
+    assert least <= payback.num_observed / payback.num_begun <= most

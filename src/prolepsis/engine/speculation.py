@@ -10,7 +10,7 @@ from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import SpeculationChoice
 from prolepsis.core.stats import PlainReason
 from prolepsis.engine.ending import cut_after_end
-from prolepsis.engine.request import Request, SequenceState
+from prolepsis.engine.request import SequenceState
 from prolepsis.engine.rows import Row, SampledTokens
 from prolepsis.engine.timings import StepTiming
 from prolepsis.spec.candidate import DraftRequest
@@ -54,12 +54,18 @@ class Speculation:
 
     def may_draft(self, plan: SpecPlan, sequence: SequenceState, proposer: str | None = None) -> bool:
         """Return whether any proposer, or `proposer`, may draft for the sequence, to verify or to compare."""
-        choice = self._choice(sequence, plan)
-        if not choice.enabled or not self._drafts(plan):
+        request = sequence.request
+        is_spared = (
+            self.payback is not None
+            and request.source.speculation.mode == "auto"
+            and self.payback.rests(sequence.key)
+            and not (request.probes_left and sequence.num_output_tokens)
+        )  # what a head reads of a probed request's prompt waits for the first draft, which pays for it
+        if is_spared or not self._drafts(plan):  # first, as it holds for most rows of most steps
             return False
-        is_spared = self.payback is not None and choice.mode == "auto" and self.payback.rests(sequence.key)
-        if is_spared and not (sequence.request.probes_left and sequence.num_output_tokens):
-            return False  # what a head reads of a probed request's prompt waits for the first draft, which pays for it
+        choice = self._choice(sequence, plan)
+        if not choice.enabled:
+            return False
         if proposer is None:
             return True
         if kill_scope("proposer", proposer) in plan.killed:
@@ -73,19 +79,21 @@ class Speculation:
         if not self._drafts(plan):
             return list(rows)
         for row in rows:
-            self._admit_to_shadow(row.sequence.request)
-            self._admit_to_probes(row.sequence, plan)
-        choices = {row.sequence.key: self._choice(row.sequence, plan) for row in rows}
-        if not any(choice.enabled for choice in choices.values()):
+            if row.sequence.request.probes_left is None:
+                self._admit(row.sequence, plan)
+        choices = [self._choice(row.sequence, plan) for row in rows]
+        if not any(choice.enabled for choice in choices):
             return [_explained(row) for row in rows]
-        decoding = [row for row in rows if row.num_tokens == 1 and row.sequence.num_output_tokens]
-        chosen = [choices[row.sequence.key] for row in decoding]
-        decoding = self._spared(decoding, chosen, plan)
+        places = [i for i, row in enumerate(rows) if row.num_tokens == 1 and row.sequence.num_output_tokens]
+        chosen = [choices[i] for i in places]
+        decoding = self._spared([rows[i] for i in places], chosen, plan)
         is_probed = any(_is_probed(row) for row in decoding)
         if is_probed or any(row.plain is None and one.enabled for row, one in zip(decoding, chosen, strict=True)):
             decoding = self._drafted(decoding, chosen, plan, self._load(rows, len(decoding)))
-        drafted = {row.sequence.key: row for row in decoding}
-        return [_explained(drafted.get(row.sequence.key, row)) for row in rows]
+        drafted = list(rows)
+        for i, row in zip(places, decoding, strict=True):
+            drafted[i] = row
+        return [_explained(row) for row in drafted]
 
     def learn(
         self, rows: Sequence[Row], sampled: Sequence[SampledTokens | None], plan: SpecPlan, pass_s: float
@@ -103,7 +111,7 @@ class Speculation:
         """Learn what a step took and brought that only decoded, its drafts all where they are expected to pay."""
         drafts: dict[str, tuple[int, int]] = {}
         awake, number = self._awake, len(rows)
-        if self.payback is None or awake is None:
+        if self.payback is None or awake is None or not self.payback.is_due:
             return
         num_context = num_tokens = num_draft_tokens = 0
         for row in rows:
@@ -138,12 +146,6 @@ class Speculation:
             if known is not None or num_new:
                 self.proposers.forget(sequence, num_new)
 
-    def _admit_to_shadow(self, request: Request) -> None:
-        """Decide once for a request in shadow whether the budget lets it draft."""
-        is_shadow = request.source.speculation.mode == "shadow" and not request.source.is_replay
-        if request.shadow_admitted is None and is_shadow:
-            request.shadow_admitted = self._shadow_budget.admit(request.request_id)
-
     def _see_decided(self, sequence: SequenceState) -> None:
         """Tell the probes of whom a request that ends had drafts verified or compared."""
         request = sequence.request
@@ -151,11 +153,11 @@ class Speculation:
             for name in {*request.stats.proposers, *request.stats.shadow}:
                 self.probes.saw(name, sequence.traffic_class)
 
-    def _admit_to_probes(self, sequence: SequenceState, plan: SpecPlan) -> None:
-        """Decide once for a request that drafts where that pays whether its first drafts are compared in any case."""
+    def _admit(self, sequence: SequenceState, plan: SpecPlan) -> None:
+        """Decide once for a request what of it is compared: in shadow whether it drafts, else whether it is probed."""
         request = sequence.request
-        if request.probes_left is not None:
-            return
+        if request.source.speculation.mode == "shadow" and not request.source.is_replay:
+            request.shadow_admitted = self._shadow_budget.admit(request.request_id)
         choice = self._choice(sequence, plan)
         is_free = choice.mode == "auto" and plan.fixed_depth is None and choice.num_speculative_tokens != 0
         allowed = self._allowed(sequence, plan, compared=True)
@@ -367,5 +369,7 @@ def _too_costly(row: Row) -> Row:
 
 def _explained(row: Row) -> Row:
     """Return the row, with the reason if its request was not admitted to drafting in shadow."""
-    is_out = row.sequence.request.shadow_admitted is False and row.samples_next and row.sequence.num_output_tokens > 0
+    if row.sequence.request.shadow_admitted is not False:
+        return row
+    is_out = row.samples_next and row.sequence.num_output_tokens > 0
     return replace(row, plain="shadow_budget") if is_out else row

@@ -179,7 +179,7 @@ class ProposerSet:
     def predicted_ms(self, num_plain: int, num_drafted: int, num_context: int) -> tuple[float, float]:
         """Return the milliseconds predicted of a step without drafts, and of what so many draft tokens add to it."""
         load = StepLoad(num_plain, num_context, num_drafted)
-        return self._window.plain_ms(load, num_plain), self._window.added_ms(load, num_drafted)
+        return self._window.plain_ms(load, num_plain), self._window.added_ms(load, num_drafted) if num_drafted else 0.0
 
     def judge(self, sequence: SequenceView) -> Sequence[tuple[str, JudgedDraft]]:
         """Judge the drafts made for the sequence by its tokens.

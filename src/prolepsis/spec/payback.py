@@ -12,24 +12,33 @@ from prolepsis.spec.comparison import CostRatios, StepComparison, StepCost
 from prolepsis.spec.pauses import Pauses
 
 _OUTLIER = 2.0  # times the longest recent time of making drafts; more than that is a hiccup
+_RESTS = 4  # steps in which all sequences pause, of which one is observed: what all of them tell costs 1 % of a step
 _LONGEST_DECAY = 0.998  # per step in which sequences might draft
 
 
 class Payback:
-    """One engine's. In a step: `begin`, `ratios`, and `observe` if it only decoded; `forget` ended sequences."""
+    """One engine's. A step: `begin`, `ratios`, `observe` if it `is_due` and only decoded. `forget` ended sequences."""
 
     def __init__(self) -> None:
         self._comparison = StepComparison()
         self._pauses = Pauses()
         self._longest_ms = 0.0
         """Recent time of making drafts in a step."""
+        self._num_rests = 0
+        """Steps in a row in which all sequences paused."""
 
     def begin(self, keys: Sequence[str], num_sequences: int) -> frozenset[str]:
         """Return which of the sequences `keys`, of `num_sequences` that decode, may draft in this step."""
         awake = self._pauses.begin(keys, num_sequences)
+        self._num_rests = 0 if awake else self._num_rests + 1
         if not awake or self._comparison.wants_reference(num_sequences):
             return frozenset()
         return frozenset(awake)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the step that began is to be observed, if it only decodes."""
+        return self._num_rests % _RESTS == 0
 
     def ratios(self, num_sequences: int) -> CostRatios:
         """Return the ratios of measured to predicted time by which to choose drafts in this step."""

@@ -178,6 +178,10 @@ class HeadSlots:
 
     def miss(self, sequence: SequenceView, start: int, end: int) -> None:
         """The tokens `start : end` of a sequence stand in its pages and are not given."""
+        page, offset = divmod(start, PAGE_SIZE)
+        is_inside = offset > 0 and offset + end - start <= PAGE_SIZE and sequence.key not in self._states
+        if is_inside and self._valid_from[sequence.pages[page]] == _STALE:
+            return  # marked before, as for each token of a sequence that rests
         self._fill(sequence.pages, start, end, _STALE)
         self._states.pop(sequence.key, None)
 
