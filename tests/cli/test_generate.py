@@ -141,7 +141,7 @@ async def test_each_request_has_an_id_of_its_own() -> None:
         (["hi", "--max-tokens", "3", "--min-tokens", "4"], "error: min_tokens is 4; allowed: at most max_tokens (3)"),
         (["hi", "--stop", ""], "error: stop holds an empty string; allowed: non-empty strings"),
         ([""], "error: the prompt is empty; allowed: some text"),
-        (["hi", "--prediction", "no/such/file"], "error: no/such/file cannot be read as UTF-8 text"),
+        (["hi", "--prediction", "no/such/file"], "error: prediction no/such/file cannot be read: No such file"),
         (["hi", "--forward", "fast"], "error: --forward is 'fast'; allowed: auto, native, lean, transformers"),
     ],
 )

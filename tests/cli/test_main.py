@@ -1,7 +1,9 @@
 """Help, versions, exit statuses and the one line an error is."""
 
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import typer
@@ -26,6 +28,7 @@ from prolepsis.core.errors import (
     VocabularyMismatch,
 )
 
+README = Path(__file__).parents[2] / "README.md"
 HEAVY = ("torch", "transformers", "fastapi", "uvicorn", "tokenizers", "numpy")
 
 
@@ -37,6 +40,17 @@ def test_help_names_every_command_and_status() -> None:
         assert name in text
     for status in EXIT_STATUSES:
         assert f"{status} " in text
+
+
+def test_the_readme_lists_every_command() -> None:
+    listed: dict[str, set[str]] = {}
+    for row in re.findall(
+        r"^\| (`.+?) \| ", README.read_text().split("## Commands")[1].split("\n## ")[0], re.MULTILINE
+    ):
+        for span in re.findall(r"`([a-z].+?)`", row):
+            name, _, verbs = span.partition(" ")
+            listed[name] = set(verbs.replace("\\", "").split("|")) - {""}
+    assert listed == {name: set(getattr(load_command(name), "commands", ())) for name in COMMANDS}
 
 
 def test_version() -> None:

@@ -17,6 +17,7 @@ from prolepsis.cli.output import print_facts, print_json, print_table, stderr
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.events import Tokens
+from prolepsis.core.files import read_text
 from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
 from prolepsis.core.stats import ProposerCounts, RequestStats
 from prolepsis.core.traffic_sums import ratio
@@ -163,7 +164,7 @@ def generate(
     params = SamplingParams(**asdict(sampling) | {"stop": tuple(sampling.stop)})
     params.validate(_ANY_VOCABULARY)  # before the model is loaded; the engine checks token ids
     choice = SpeculationChoice("auto" if speculation else "off")
-    ask = Ask(_text(prompt), system, raw, _read(prediction), choice, params)
+    ask = Ask(_text(prompt), system, raw, read_text(prediction, "prediction") if prediction else None, choice, params)
     answer, model = asyncio.run(_answer(ask, settings, _silent if as_json else _show))
     if as_json:
         print_json({"model": model, **asdict(answer), "stats": figures(answer.stats)})
@@ -225,13 +226,6 @@ def _text(prompt: str) -> str:
     if not text:
         raise InvalidParameter("the prompt is empty; allowed: some text", param="prompt")
     return text
-
-
-def _read(file: Path | None) -> str | None:
-    try:
-        return None if file is None else file.read_text(encoding="utf-8")
-    except (OSError, UnicodeError) as error:
-        raise InvalidParameter(f"{file} cannot be read as UTF-8 text: {error}", param="prediction") from error
 
 
 def _show(piece: str) -> None:

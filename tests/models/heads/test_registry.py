@@ -71,7 +71,7 @@ def test_a_name_is_its_newest_version_and_a_label_exactly_one(root: Path, target
     assert [entry.label for entry in own(root)] == ["a@2", "a@9", "a@10", "b@1"]
     assert find_head("a", root).version == 10
     assert find_head("a@2", root).folder.name == "a"
-    with pytest.raises(ModelLoadError, match=r"draft_head is 'a@3'; allowed: .* or: a@2, a@9, a@10, b@1"):
+    with pytest.raises(ModelLoadError, match=r"no draft head 'a@3'; allowed: a@2, a@9, a@10, b@1, .*or a folder"):
         find_head("a@3", root)
 
 

@@ -104,7 +104,7 @@ def find_head(name: str, root: Path | None = None) -> HeadEntry:
     matching = [entry for entry in heads if wanted in (entry.name, entry.label)]
     if not matching:
         allowed = ", ".join(entry.label for entry in heads) or "no head is installed"
-        raise ModelLoadError(f"draft_head is {name!r}; allowed: a folder with {CONFIG}, {AUTO}, {NONE}, or: {allowed}")
+        raise ModelLoadError(f"there is no draft head {name!r}; allowed: {allowed}, or a folder with {CONFIG}")
     return matching[-1]
 
 
@@ -171,7 +171,11 @@ def head_for(name: str, target: LoadedModel, root: Path | None = None) -> DraftH
     if name == NONE:
         return None
     if name != AUTO:
-        return open_head(find_head(name, root), target)
+        try:
+            named = find_head(name, root)
+        except ModelLoadError as error:
+            raise ModelLoadError(f"{error}, {AUTO} or {NONE}") from None
+        return open_head(named, target)
     entry = fitting_head(target, root)
     try:
         return open_head(entry, target) if entry is not None else None
