@@ -43,6 +43,20 @@ _ALLOWED: dict[GrammarKind, str] = {
 }
 
 
+_EMBEDDED = "failed to compile JSON schema: "
+
+
+def _refusal(kind: GrammarKind, error: str) -> tuple[GrammarKind, str]:
+    """Return what llguidance cannot compile, which may be a schema inside, and why: its first line, and of a regular
+    expression the line that says what is wrong with it.
+    """
+    first, *more = error.splitlines()
+    if _EMBEDDED in first:
+        kind, first = "json_schema", first.partition(_EMBEDDED)[2]
+    detail = next((line.removeprefix("error: ") for line in more if line.startswith("error: ")), "")
+    return kind, f"{first.removesuffix(':')}: {detail}" if detail else first
+
+
 def llguidance_source(spec: GrammarSpec) -> str:
     """Return llguidance's form of `spec`; raises `InvalidGrammar` if the source does not have the form of its kind."""
     size, limit = len(spec.source.encode(errors="surrogatepass")), MAX_SOURCE_BYTES[spec.kind]
@@ -174,8 +188,8 @@ class Grammars:
             )
         )
         if probe.is_error():
-            reason = probe.get_error().partition("\n")[0]
-            raise InvalidGrammar(f"the {spec.kind} cannot be compiled: {reason}; {_ALLOWED[spec.kind]}")
+            kind, reason = _refusal(spec.kind, probe.get_error())
+            raise InvalidGrammar(f"the {kind} cannot be compiled: {reason}; {_ALLOWED[kind]}")
         log.debug("grammar_compiled", kind=spec.kind, ms=round(1e3 * (time.perf_counter() - started), 1))
         return compiled
 
