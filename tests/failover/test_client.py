@@ -179,16 +179,29 @@ async def test_new_requests_wait_for_a_restart_and_not_for_ever() -> None:
     check_whole(await collect(client, ask("second")), ask("second"))
     check_whole(await first, ask("first"))
     await client.close()
-    for settings, source in (({"wait_s": 0.5}, ask()), ({}, ask(deadline_s=0.5))):
-        client = of(
-            [Member(Speaker(0, "dead"), starting(Speaker()))],
-            settings=FailoverSettings(**settings),  # type: ignore[arg-type]
-        )
-        (end,) = await collect(client, source)
-        assert isinstance(end, Failed)
-        assert isinstance(end.error, NotContinued)
-        assert (end.error.reason, str(end.error)) == ("no_engine", "no engine was available within 0.5 s")
-        await client.close()
+    client = of([Member(Speaker(0, "dead"), starting(Speaker()))], settings=FailoverSettings(wait_s=0.5))
+    (end,) = await collect(client, ask())
+    assert isinstance(end, Failed)
+    assert isinstance(end.error, NotContinued)
+    assert (end.error.reason, str(end.error)) == ("no_engine", "no engine was available within 0.5 s")
+    await client.close()
+
+
+@virtual_time
+async def test_a_deadline_that_comes_before_the_next_engine_is_a_deadline() -> None:
+    """Its client was told that no engine is there (503) of a time limit of its own (504)."""
+    client = of([Member(Speaker(0, "dead"), starting(Speaker()))])
+    (lost,) = await collect(client, ask("lost", deadline_s=0.5))
+    assert isinstance(lost, Failed)
+    assert isinstance(lost.error, DeadlineExceeded)
+    await client.close()
+    client = of([Member(Speaker(0, "dead"), starting(Speaker()))])
+    first = asyncio.ensure_future(collect(client, ask("first")))
+    await asyncio.sleep(0.1)
+    with pytest.raises(DeadlineExceeded, match=r"not finished in 0\.500 s, as no engine was available"):
+        await collect(client, ask("new", deadline_s=0.5))
+    await first
+    await client.close()
 
 
 @virtual_time

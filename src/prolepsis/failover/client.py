@@ -15,6 +15,7 @@ from prolepsis.core.client_draft import ClientDraft
 from prolepsis.core.config import DRAFT_HEAD, HeadProposerName
 from prolepsis.core.continuation import EngineLoss
 from prolepsis.core.errors import (
+    DeadlineExceeded,
     EngineDead,
     EngineError,
     InvalidParameter,
@@ -188,10 +189,10 @@ class FailoverClient:
         """
         try:
             member = await self._members.place(stream, stream.last)
-        except NotContinued as error:
+        except (NotContinued, DeadlineExceeded) as error:
             if not stream.losses:
                 raise
-            yield self._not_continued(stream, error)
+            yield self._not_continued(stream, error) if isinstance(error, NotContinued) else stream.failed(error)
             return
         if member is None or member.client is None:
             yield stream.aborted("shutdown" if self._members.is_closing else "client")

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from prolepsis.core.config import HeadProposerName
 from prolepsis.core.continuation import Continuation, Continued, NotContinuedReason, OutsideGroup
-from prolepsis.core.errors import NotContinued, ProlepsisError
+from prolepsis.core.errors import DeadlineExceeded, NotContinued, ProlepsisError
 from prolepsis.core.plan import SpecPlan
 from prolepsis.engine.client import EngineClient, EngineInfo, HeadSwapped
 from prolepsis.failover.stream import KeptStream
@@ -142,11 +142,12 @@ class Members:
     async def place(self, stream: KeptStream, last: object) -> Member | None:
         """Return the member that serves the stream next, another than `last` if there is one.
 
-        Waits while one may return. None: the stream ended meanwhile. Raises `NotContinued`.
+        Waits while one may return. None: the stream ended meanwhile. Raises `NotContinued`, and `DeadlineExceeded`
+        where the stream has less time than an engine may take to return.
         """
-        limits = [limit for limit in (self._settings.wait_s, stream.left_s) if limit is not None]
+        wait_s, left_s = self._settings.wait_s, stream.left_s
         try:
-            async with asyncio.timeout(min(limits)):
+            async with asyncio.timeout(wait_s if left_s is None else min(wait_s, left_s)):
                 while not (stream.is_aborted or self.is_closing):
                     found = self._choose(stream, last)
                     if found is not None:
@@ -154,7 +155,10 @@ class Members:
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
-            raise NotContinued(f"no engine was available within {min(limits):g} s", reason="no_engine") from None
+            if left_s is not None and left_s < wait_s:
+                seconds = stream.source.deadline_s
+                raise DeadlineExceeded(f"not finished in {seconds:.3f} s, as no engine was available") from None
+            raise NotContinued(f"no engine was available within {wait_s:g} s", reason="no_engine") from None
         return None
 
     def wake(self) -> None:
