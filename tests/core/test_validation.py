@@ -3,7 +3,7 @@
 from typing import Annotated, Any, Literal
 
 import pytest
-from pydantic import BaseModel, ConfigDict, Field, RootModel, ValidationError, field_validator
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, RootModel, ValidationError, field_validator
 
 from prolepsis.core.validation import Problem, first_problem, problems, shown_path, shown_value, suggestion
 
@@ -27,6 +27,8 @@ class Rule(Strict):
     tokens: int | Range | None = None
     headers: dict[str, Patterns] = Field(default_factory=dict)
     schema_: str = Field(default="", alias="$schema")
+    since: Annotated[AwareDatetime | None, Field(strict=False)] = None
+    only: Literal[True] | None = None
 
     @field_validator("headers")
     @classmethod
@@ -60,7 +62,10 @@ def rule(**fields: Any) -> dict[str, list[dict[str, Any]]]:
         ({"rules": [{"name": "a"}] * 3}, "allowed: at most 2 items"),
         (rule(mode="warp"), "rules[0].mode is 'warp'; allowed: on, off"),
         (rule(mod="on"), "rules[0].mod is unknown; did you mean 'mode'?"),
-        (rule(zzz=1), "rules[0].zzz is unknown; did you mean 'tokens'? allowed: $schema, headers, mode, name, tokens"),
+        (
+            rule(zzz=1),
+            "zzz is unknown; did you mean 'tokens'? allowed: $schema, headers, mode, name, only, since, tokens",
+        ),
         (rule(name="Long"), "rules[0].name is 'Long'; allowed: text that matches ^[a-z]+$"),
         (rule(name="abcdefghi"), "rules[0].name is 'abcdefghi'; allowed: at most 8 characters"),
         (rule(name=""), "rules[0].name is ''; allowed: at least 1 character"),
@@ -69,6 +74,12 @@ def rule(**fields: Any) -> dict[str, list[dict[str, Any]]]:
         (rule(tokens={"hihg": 1.0}), "rules[0].tokens.hihg is unknown; did you mean 'high'?"),
         (rule(headers={"X-Team": ()}), "rules[0].headers.X-Team is []; allowed: one or more"),
         (rule(headers={"a": ("x",), "b": ("y",)}), "allowed: one header"),
+        (
+            rule(since="yesterday"),
+            "rules[0].since is 'yesterday'; allowed: a date and time with its zone, such as 2026",
+        ),
+        (rule(since="2026-11-24T10:00"), "allowed: a date and time with its zone"),
+        (rule(only=False), "rules[0].only is false; allowed: true"),
     ],
 )
 def test_a_problem_names_place_value_and_what_is_allowed(document: object, text: str) -> None:

@@ -21,9 +21,11 @@ from pydantic_core import ErrorDetails
 Kind = Literal["unknown", "missing", "type", "value"]
 Path = tuple[int | str, ...]
 
+_TIME = "a date and time with its zone, such as 2026-11-24T10:00:00Z"
 _ALLOWED = {
     "bool_type": "true, false",
     "bool_parsing": "true, false",
+    "datetime_from_date_parsing": _TIME,
     "dict_type": "a mapping",
     "finite_number": "a finite number",
     "float_parsing": "a number",
@@ -40,6 +42,7 @@ _ALLOWED = {
     "string_too_long": "at most {max_length} characters",
     "string_too_short": "at least {min_length} characters",
     "string_type": "text, in quotes",
+    "timezone_aware": _TIME,
     "too_long": "at most {max_length} items",
     "too_short": "at least {min_length} items",
     "tuple_type": "a list",
@@ -200,7 +203,8 @@ def _reason(error: ErrorDetails) -> str:
     if kind in ("value_error", "assertion_error"):
         return error["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
     if kind in ("literal_error", "enum"):
-        return f"allowed: {context['expected']}".replace(" or ", ", ").replace("'", "")
+        expected = {"True": "true", "False": "false"}.get(context["expected"], context["expected"])
+        return f"allowed: {expected}".replace(" or ", ", ").replace("'", "")
     if kind == "union_tag_invalid":
         return f"allowed: {context['expected_tags']}".replace("'", "")
     known = _ALLOWED.get(kind)
