@@ -9,11 +9,11 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
-PROBED_DRAFTS = 4
+PROBED_DRAFTS = 2
 """Steps of a probed request in which drafts are made for it."""
-_SHARE = 0.005
+_SHARE = 0.0025
 """Share of the time that probes may take."""
-_LEAST_S = 0.01
+_LEAST_S = 0.005
 """What a probe is taken for at least: what it takes is known when its prompt is read, and others may begin before."""
 _ENOUGH, _MEMORY_S = 8, 15.0
 """Requests with a decided draft, and the time in which there were so many where nothing has to be probed."""
