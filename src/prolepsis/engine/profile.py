@@ -16,7 +16,7 @@ log = structlog.get_logger(__name__)
 
 SEQUENCE = 512
 """Cached tokens of a sequence in passes that are timed at more."""
-_DISTURBED = 1.5  # times what a pass takes now: other work added to what was measured
+_DISTURBED = 1.25  # times what a pass takes now: other work added to what was measured
 _LOOKS = 3
 
 
