@@ -255,11 +255,11 @@ class Decoder {
     }
     const int group = shape_.heads / shape_.kv_heads;
     pass.tiles = make_tiles(pass.sequences, parents.data_ptr<int>(), group);
-    std::vector<bool> wanted(pass.T);
-    for (int64_t i = 0; i < pass.L; i++) wanted[pass.logit_rows[i]] = true;
-    for (int64_t t = 0; t < pass.T; t++)
-      if (wanted[t]) pass.wanted.push_back(t);
-    if (pass.num_wanted() < pass.T) pass.wanted_tiles = make_tiles(pass.sequences, parents.data_ptr<int>(), group, wanted);
+    if (pass.L < pass.T) {
+      std::vector<bool> wanted(pass.T);
+      for (int64_t i = 0; i < pass.L; i++) wanted[pass.logit_rows[i]] = true;
+      pass.wanted_tiles = make_tiles(pass.sequences, parents.data_ptr<int>(), group, wanted);
+    }
     return pass;
   }
 
@@ -280,8 +280,8 @@ class Decoder {
     std::vector<Sequence> sequences = {};
     std::vector<int> sequence_of = {};
     std::vector<Tile> tiles = {};
-    std::vector<int> wanted = {}, narrowed_rows = {};  // tokens that have logits, in their order, and `logit_rows` as places in it
-    std::vector<Tile> wanted_tiles = {};               // of these tokens, where not all are wanted
+    std::vector<Tile> wanted_tiles = {};   // of the tokens that have logits, where not all do
+    std::vector<int> narrowed_rows = {};  // `logit_rows` once only these are left
     std::vector<Counter> counters = {};
     Buffers buffers = {};
     std::vector<int64_t> taps = {};
@@ -295,7 +295,6 @@ class Decoder {
     float* added = nullptr;  // what a sublayer adds to the hidden state, before its norm
     bf16 *x = nullptr, *fused = nullptr, *queries = nullptr, *attention = nullptr, *activation = nullptr;
 
-    int64_t num_wanted() const { return wanted.size(); }
     int64_t num_logits() const { return ahead ? (1 + model.levels_->count) * L : L; }
 
     void prepare(const Tensor& out) {
@@ -549,18 +548,17 @@ class Decoder {
     // Leaves the rows of tokens without logits out of the rest of the last layer: what they are for, its keys and values, is written.
     void narrow(int& phase) {
       const int64_t width = model.shape_.hidden, heads = model.shape_.heads * model.shape_.head_dim;
-      share(phase, num_wanted(), [&](int64_t i) {
-        std::copy_n(hidden + wanted[i] * width, width, qkv + i * width);
-        std::copy_n(attention + wanted[i] * heads, heads, queries + i * heads);
-        quantise({queries, rows}, num_wanted(), heads, i);
+      share(phase, L, [&](int64_t i) {
+        std::copy_n(hidden + logit_rows[i] * width, width, qkv + i * width);
+        std::copy_n(attention + logit_rows[i] * heads, heads, queries + i * heads);
+        quantise({queries, rows}, L, heads, i);
       });
       if (Team::me == 0) {
-        for (int64_t i = 0; i < L; i++)
-          narrowed_rows.push_back(std::lower_bound(wanted.begin(), wanted.end(), logit_rows[i]) - wanted.begin());
+        for (int64_t i = 0; i < L; i++) narrowed_rows.push_back(i);
         logit_rows = narrowed_rows.data();
         hidden = qkv;
         attention = queries;
-        T = num_wanted();
+        T = L;
       }
       model.team_->barrier();
     }
@@ -657,7 +655,7 @@ class Decoder {
       int phase = 0;
       const int64_t last = model.layers_.size() - 1;
       const bool taps_end = std::find(taps.begin(), taps.end(), last + 1) != taps.end();
-      const bool narrows = num_wanted() < T && !taps_end;
+      const bool narrows = L < T && !taps_end;
       if (model.fusion_)
         start_head(phase, *model.fusion_);
       else
@@ -665,13 +663,14 @@ class Decoder {
       for (int64_t l = 0; l <= last; l++) {
         const Layer& layer = model.layers_[l];
         bf16* pages = cache + l * layer_stride;
-        const bool narrow_here = narrows && l == last, with_queries = !narrow_here || num_wanted() > 0;
+        const bool narrow_here = narrows && l == last, with_queries = !narrow_here || L > 0;
         if (model.fusion_)
           pair(phase, *model.fusion_, layer.qkv);
         else
           normalise(phase, layer.norms.before_attention, layer.qkv, l);
         project(phase, layer, with_queries);
         share(phase, T, [&](int64_t t) { place(layer, t, pages, with_queries); });
+        if (!with_queries) break;  // a pass for keys and values only
         attend(phase, layer, narrow_here ? wanted_tiles : tiles, pages);
         if (narrow_here) narrow(phase);
         add_to_hidden(phase, {attention, rows}, layer.o, layer.shape.residual_scale, layer.norms.after_attention);
