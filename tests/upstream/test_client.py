@@ -359,6 +359,19 @@ async def test_a_request_ends_at_its_deadline(held: Held) -> None:
     await held.client.close()
 
 
+async def test_a_system_call_that_times_out_ends_a_request_without_deadline(
+    held: Held, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def times_out(*_: object) -> None:
+        raise TimeoutError
+
+    monkeypatch.setattr(held.client, "_serve_sample", times_out)
+    last = end_of(await collect(held.client, request()))
+    assert isinstance(last, Failed)
+    assert "has been logged" in str(last.error)
+    await held.client.close()
+
+
 async def test_closing_the_client_ends_its_requests(held: Held) -> None:
     stream = held.client.generate(request())
     await anext(stream)

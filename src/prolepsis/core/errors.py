@@ -30,6 +30,8 @@ ProlepsisError
         └── NotContinued       a request lost its engine, and no other went on with it: says why
 """
 
+from typing import Self
+
 from prolepsis.core.continuation import NotContinuedReason
 from prolepsis.core.exact_group import ExactGroup
 
@@ -125,6 +127,11 @@ class EngineError(ProlepsisError):
 
 class DeadlineExceeded(EngineError):
     code = "deadline_exceeded"
+
+    @classmethod
+    def unfinished(cls, limit_s: float, reason: str = "") -> Self:
+        """Return the error of a request that did not finish in `limit_s` seconds; `reason` goes on from there."""
+        return cls(f"not finished in {limit_s:.3f} s{reason}")
 
 
 class TokensOutOfPlace(EngineError):

@@ -34,7 +34,7 @@ class EventStream:
         if limit is None:
             yield
             return
-        error = DeadlineExceeded(f"not finished in {limit:.3f} s")
+        error = DeadlineExceeded.unfinished(limit)
         timer = asyncio.get_running_loop().call_later(limit + grace_s, expire, error)
         try:
             yield

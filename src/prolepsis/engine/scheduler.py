@@ -272,8 +272,9 @@ class Scheduler:
     def _expire(self, now: float) -> None:
         if self._deadlines:
             for request_id in [i for i, deadline in self._deadlines.items() if deadline <= now]:
-                seconds = self.requests[request_id].source.deadline_s
-                self.fail(request_id, DeadlineExceeded(f"not finished in {seconds:.3f} s"), now)
+                limit_s = self.requests[request_id].source.deadline_s
+                assert limit_s is not None, "it has a deadline"
+                self.fail(request_id, DeadlineExceeded.unfinished(limit_s), now)
 
     def _make_room(self, sequence: SequenceState, step: _Step, now: float) -> bool:
         """Get pages for the sequence's next tokens, preempting lower-ranked ones; False if it is the lowest itself."""

@@ -155,9 +155,9 @@ class Members:
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
-            if left_s is not None and left_s < wait_s:
-                seconds = stream.source.deadline_s
-                raise DeadlineExceeded(f"not finished in {seconds:.3f} s, as no engine was available") from None
+            limit_s = stream.source.deadline_s
+            if limit_s is not None and left_s is not None and left_s < wait_s:
+                raise DeadlineExceeded.unfinished(limit_s, ", as no engine was available") from None
             raise NotContinued(f"no engine was available within {wait_s:g} s", reason="no_engine") from None
         return None
 

@@ -217,8 +217,8 @@ class UpstreamClient:
         error = task.exception()
         if error is None:
             answer.stream.put(Finished(request_id, stats))
-        elif isinstance(error, TimeoutError):
-            late = DeadlineExceeded(f"not finished in {answer.request.deadline_s:.3f} s")
+        elif isinstance(error, TimeoutError) and answer.request.deadline_s is not None:
+            late = DeadlineExceeded.unfinished(answer.request.deadline_s)
             answer.stream.put(Failed(request_id, late, stats))
         elif not isinstance(error, ProlepsisError):
             log.error("upstream_request_failed", request_id=request_id, exc_info=error)
