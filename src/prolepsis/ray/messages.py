@@ -79,7 +79,7 @@ class Leaving:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """What a leaving replica has to report: Ray Serve asks it for no more reports."""
+    """What a leaving replica has to report: Ray Serve does not ask it for reports again."""
 
     observed: tuple[Observed, ...]
 

@@ -162,7 +162,7 @@ class EngineReplica:
         }
 
     async def leave(self) -> None:
-        """Let the requests end that are there, then take no more."""
+        """Let the requests end that are there, and take no new ones."""
         await self.listener.drain()
         await self.listener.close()
 

@@ -18,7 +18,7 @@ from prolepsis.tracing.spans import replay_span, request_spans, server_span
 from prolepsis.web.feature import Feature
 
 TAIL_PER_S, TAIL_BURST = 10.0, 50
-"""Traces kept for errors, fallbacks and mismatches: a server whose requests all fail sends no more than this."""
+"""Traces kept for errors, fallbacks and mismatches: a server whose requests all fail sends at most this many."""
 
 
 class TracingFeature(Feature):

@@ -44,7 +44,7 @@ class PoolFault(PoolLost):
 
 
 class PoolBusy(Exception):
-    """The pool takes no more requests now."""
+    """The pool takes no new requests now."""
 
 
 @dataclass(frozen=True, slots=True)

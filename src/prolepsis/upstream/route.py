@@ -42,7 +42,7 @@ def route_of(request: GenerateRequest, plan: SpecPlan, api: UpstreamApi, num_dra
 
 
 def _is_stopped(request: GenerateRequest, plan: SpecPlan) -> bool:
-    """Return whether a safeguard stops it: the kill switch, a rollback or a breaker; other reasons may do so too."""
+    """Return whether a safeguard stops it: the kill switch, a rollback or a breaker, also if it is plain already."""
     choice = request.speculation
     is_rolled_back = choice.rollout_run in plan.stopped or (not choice.enabled and choice.off_reason == "rolled_back")
     return _is_killed(request, plan) or is_rolled_back or _is_disabled(request, plan)

@@ -91,10 +91,10 @@ def list_heads(root: Path | None = None) -> list[HeadEntry]:
     return [found[key] for key in sorted(found)]
 
 
-def find_head(name: str, root: Path | None = None) -> HeadEntry:
+def find_head(name: str, root: Path | None = None, *, also: str = "") -> HeadEntry:
     """Return the head called `name`: NAME@VERSION, NAME@ALIAS, the newest of NAME, or a folder.
 
-    Raises `ModelLoadError` if there is none.
+    Raises `ModelLoadError` if there is none; it says what is allowed, and what is `also` allowed there.
     """
     folder = Path(name)
     if (folder / CONFIG).is_file():
@@ -104,7 +104,7 @@ def find_head(name: str, root: Path | None = None) -> HeadEntry:
     matching = [entry for entry in heads if wanted in (entry.name, entry.label)]
     if not matching:
         allowed = ", ".join(entry.label for entry in heads) or "no head is installed"
-        raise ModelLoadError(f"there is no draft head {name!r}; allowed: {allowed}, or a folder with {CONFIG}")
+        raise ModelLoadError(f"there is no draft head {name!r}; allowed: {allowed}, or a folder with {CONFIG}{also}")
     return matching[-1]
 
 
@@ -171,11 +171,7 @@ def head_for(name: str, target: LoadedModel, root: Path | None = None) -> DraftH
     if name == NONE:
         return None
     if name != AUTO:
-        try:
-            named = find_head(name, root)
-        except ModelLoadError as error:
-            raise ModelLoadError(f"{error}, {AUTO} or {NONE}") from None
-        return open_head(named, target)
+        return open_head(find_head(name, root, also=f", {AUTO} or {NONE}"), target)
     entry = fitting_head(target, root)
     try:
         return open_head(entry, target) if entry is not None else None
