@@ -98,7 +98,7 @@ void check(Format format, const std::vector<bf16>& x) {
       quantise(x.data() + m * K, K, stride, quantised.data() + at);
     }
     int seen = 0;
-    task_product(format, quantised.data(), sweeps, packed.data(), c, [&](int64_t first, int count, const float* sums) {
+    task_product(format, quantised.data(), sweeps, packed.data(), packed.size(), c, [&](int64_t first, int count, const float* sums) {
       for (int r = 0; r < count; r++)
         for (int n = 0; n < kTask; n++, seen++) {
           const float right = expected[(first + r) * kTask + n];

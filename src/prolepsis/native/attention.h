@@ -19,6 +19,8 @@ constexpr int kTileRows = amx::kRows;  // queries that share one read of a page
 constexpr int kTileRows = kernel::kMaxRows;
 #endif
 
+constexpr int kFewTiles = 6;  // of a sequence, which do not find its pages in cache
+
 struct PageLayout {  // of one KV head, in elements
   int64_t head_dim;
   int64_t key(int64_t token, int64_t i) const {
@@ -146,11 +148,11 @@ class TileAttention {  // scratch of one thread
     }
   }
 
-  // A tile with few rows is bound by memory: it also fetches the keys of the page after next, and the values of this one.
+  // Where a sequence has few tiles they are bound by memory: they also fetch the keys of the page after next, and the values of this one.
   void scores(int rows, const Sequence& sequence, int slots, const bf16* pages, int64_t stride) {
     const int64_t d = layout_.head_dim, bytes = kPage * d * sizeof(bf16);
     const int count = (slots + kPage - 1) / kPage;
-    const bool fetching = rows < kTileRows;
+    const bool fetching = sequence.count * group_ <= kFewTiles * kTileRows;
     for (int page = begin_ / kPage; page < count; page++) {
       const bf16* keys = pages + sequence.pages[page] * stride;
       if (fetching) {

@@ -366,7 +366,7 @@ class Decoder {
           const Matrix::Task& task = weights.tasks[i];
           const auto done = [&](int64_t first, int count, const float* sums) { epilogue(first, count, i, sums); };
           if (input.rows && task.format != Format::kBf16)
-            stored::task_product(task.format, input.rows, sweeps, task.data, c, done);
+            stored::task_product(task.format, input.rows, sweeps, task.data, task.bytes, c, done);
           else
             task_product(input.x, K, M, expanded(task, K), K, c, done);
         }

@@ -3,8 +3,6 @@
 
 #include <array>
 
-#include "products.h"
-
 namespace stored {
 
 namespace {
@@ -67,8 +65,13 @@ inline Sums plus_dot(Sums sums, Bytes codes, int32_t row) {
 
 #endif
 
-// Bytes that a sweep fetches ahead, into L2: two streams of as much would take all of an L1 of 32 KiB (one row 4.1 ms, 3.4 into L2).
-constexpr int kAhead = 16384;
+// Fetches codes and scales of group g of a block.
+template <class L>
+inline void fetch_group(const uint8_t* block, int64_t g, int64_t G) {
+  constexpr int kScaleBytes = L::kSuperBytes / L::kSuper;  // with the group's part of a header
+  fetch(block + g * L::kCodeBytes, L::kCodeBytes);
+  fetch(block + G * L::kCodeBytes + g * kScaleBytes, kScaleBytes);
+}
 
 // totals[b][r] += x[r] * group g of block b.
 template <class L, int R>
@@ -76,12 +79,7 @@ inline void add_group(const RowGroup* x, const uint8_t* blocks, int64_t g, int64
   constexpr int kEach = kQuads / L::kScales;
   const uint8_t* codes[kTogether];
   for (int b = 0; b < kTogether; b++) codes[b] = blocks + b * L::block_bytes(G) + g * L::kCodeBytes;
-  const auto all_scales = [&](int b) { return blocks + b * L::block_bytes(G) + G * L::kCodeBytes; };
-  const auto scales = [&](int b) { return Scales<L>(all_scales(b), g); };
-  for (int b = 0; b < kTogether; b++) {
-    fetch(codes[b] + kAhead, L::kCodeBytes);
-    if constexpr (!L::kNested) fetch(all_scales(b) + g * L::kScaleBytes + kAhead, L::kScaleBytes);
-  }
+  const auto scales = [&](int b) { return Scales<L>(blocks + b * L::block_bytes(G) + G * L::kCodeBytes, g); };
 #pragma GCC unroll 2
   for (int i = 0; i < L::kScales; i++) {
     Sums sums[kTogether][R];
@@ -92,8 +90,7 @@ inline void add_group(const RowGroup* x, const uint8_t* blocks, int64_t g, int64
       Bytes quads[kTogether];
       for (int b = 0; b < kTogether; b++) quads[b] = quad_of<L>(codes[b], k);
       for (int r = 0; r < R; r++)
-        for (int b = 0; b < kTogether; b++)
-          sums[b][r] = plus_dot<L::kBits>(sums[b][r], quads[b], reinterpret_cast<const int*>(x[r].values)[k]);
+        for (int b = 0; b < kTogether; b++) sums[b][r] = plus_dot<L::kBits>(sums[b][r], quads[b], reinterpret_cast<const int*>(x[r].values)[k]);
     }
     for (int b = 0; b < kTogether; b++) {
       const Lanes scale = scales(b).scale[i];
@@ -109,12 +106,18 @@ inline void add_group(const RowGroup* x, const uint8_t* blocks, int64_t g, int64
 
 // c[r][0:32] = x[r] * two blocks.
 template <class L, int R>
-void sweep_product(const RowGroup* rows, int, const uint8_t* blocks, int64_t G, float* c) {
+void sweep_product(const RowGroup* rows, int, const uint8_t* blocks, int64_t G, float* c, Ahead ahead) {
   for (int first = 0; first < 2; first += kTogether, blocks += L::block_bytes(G)) {
     Lanes totals[kTogether][R];
     for (auto& block : totals)
       for (auto& total : block) total = lanes::zero();
-    for (int64_t g = 0; g < G; g++) add_group<L>(rows + g * R, blocks, g, G, totals);
+    for (int64_t g = 0, next = ahead.next; g < G; g++) {
+      if (g == next) {
+        for (int b = 0; b < kTogether; b++) fetch_group<L>(blocks + b * L::block_bytes(G) + ahead.bytes, g, G);
+        next += ahead.every;
+      }
+      add_group<L>(rows + g * R, blocks, g, G, totals);
+    }
     for (int b = 0; b < kTogether; b++)
       for (int r = 0; r < R; r++) lanes::store(c + r * kTask + (first + b) * kBlock, totals[b][r]);
   }
@@ -126,16 +129,16 @@ constexpr int kFewRows = 4;  // that are faster without tiles
 
 // A tile holds the sums over one scale's codes and leaves after each, to be added in float32.
 template <class L>
-void tile_product(const RowGroup* rows, int count, const uint8_t* blocks, int64_t G, float* c) {
+void tile_product(const RowGroup* rows, int count, const uint8_t* blocks, int64_t G, float* c, Ahead ahead) {
   constexpr int kEach = kQuads / L::kScales;
   amx::configure_bytes(count, 4 * kEach);
   alignas(64) int32_t sums[L::kScales][kSweepRows][kBlock];
   alignas(64) uint8_t codes[kQuads][64];
   for (int b = 0; b < 2; b++, blocks += L::block_bytes(G), c += kBlock) {
     for (int r = 0; r < count; r++) lanes::store(c + r * kTask, lanes::zero());
-    for (int64_t g = 0; g < G; g++) {
+    for (int64_t g = 0, next = ahead.next; g < G; g++) {
       const RowGroup* x = rows + g * count;
-      fetch(blocks + g * L::kCodeBytes + kAhead, L::kCodeBytes);
+      if (g == next) fetch_group<L>(blocks + ahead.bytes, g, G), next += ahead.every;
       for (int k = 0; k < kQuads; k++) lanes::store_bytes(codes[k], quad_of<L>(blocks + g * L::kCodeBytes, k));
       for (int i = 0; i < L::kScales; i++) {
         _tile_zero(0);

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <utility>
 
+#include "products.h"
 #include "stored.h"
 
 namespace stored {
@@ -39,17 +40,33 @@ struct Sweeps {
   }
 };
 
+// The highest magnitude of 32 values: without their sign, the bits of bf16 are in order.
+inline float highest_magnitude(const bf16* x) {
+  const auto magnitudes = [](const bf16* from) {
+    return _mm256_and_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)), _mm256_set1_epi16(0x7fff));
+  };
+  const __m256i higher = _mm256_max_epu16(magnitudes(x), magnitudes(x + 16));
+  const __m128i eight = _mm_max_epu16(_mm256_castsi256_si128(higher), _mm256_extracti128_si256(higher, 1));
+  const __m128i lowest = _mm_minpos_epu16(_mm_xor_si128(eight, _mm_set1_epi16(-1)));  // of the complements
+  return _mm_cvtss_f32(_mm_castsi128_ps(_mm_slli_epi32(_mm_xor_si128(lowest, _mm_cvtsi32_si128(0xffff)), 16)));
+}
+
+// The sums of the first and of the last 16 of 32 bytes.
+inline std::pair<int32_t, int32_t> sums_of(__m256i values) {
+  __m256i sums = _mm256_madd_epi16(_mm256_maddubs_epi16(_mm256_set1_epi8(1), values), _mm256_set1_epi16(1));
+  sums = _mm256_add_epi32(sums, _mm256_shuffle_epi32(sums, 0b01001110));
+  sums = _mm256_add_epi32(sums, _mm256_shuffle_epi32(sums, 0b10110001));
+  return {_mm_cvtsi128_si32(_mm256_castsi256_si128(sums)), _mm_cvtsi128_si32(_mm256_extracti128_si256(sums, 1))};
+}
+
 // One row x [K] to 8 bits, in groups that are `stride` apart; K a multiple of 32.
 inline void quantise(const bf16* x, int64_t K, int64_t stride, RowGroup* to) {
   for (int64_t k = 0; k < K; k += kGroup, to += stride) {
-    const Lanes a = lanes::load(x + k), b = lanes::load(x + k + 16);
-    const Lanes zero = lanes::zero();
-    const float highest = lanes::highest(lanes::max(lanes::max(a, lanes::sub(zero, a)), lanes::max(b, lanes::sub(zero, b))));
+    const float highest = highest_magnitude(x + k);
     const Lanes factor = lanes::all(highest > 0 ? 127 / highest : 0);
-    const Lanes whole_a = lanes::round(lanes::mul(a, factor)), whole_b = lanes::round(lanes::mul(b, factor));
-    lanes::store_int8(to->values, whole_a);
-    lanes::store_int8(to->values + 16, whole_b);
-    const int32_t first = lanes::sum(whole_a), second = lanes::sum(whole_b);
+    const __m256i values = lanes::as_int8(lanes::mul(lanes::load(x + k), factor), lanes::mul(lanes::load(x + k + 16), factor));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(to->values), values);
+    const auto [first, second] = sums_of(values);
     to->scale = highest / 127;
     to->sum = to->scale * (first + second);
     to->offset = -8 * (first + second);
@@ -58,16 +75,23 @@ inline void quantise(const bf16* x, int64_t K, int64_t stride, RowGroup* to) {
   }
 }
 
+// What one of several sweeps over a task fetches into L2 meanwhile: of the task that lies `bytes` further every `every`-th group, from
+// group `next` on. So memory is at work during all of the sweeps.
+struct Ahead {
+  int64_t bytes, next, every;
+};
+
 // c[r][0:32] = x, that many rows, times two blocks of weights of G groups.
-using Product = void (*)(const RowGroup* x, int rows, const uint8_t* blocks, int64_t G, float* c);
+using Product = void (*)(const RowGroup* x, int rows, const uint8_t* blocks, int64_t G, float* c, Ahead ahead);
 Product product_of(Format format, int rows);  // rows: 1 to kSweepRows
 
-// Calls epilogue(first_row, rows, c) with c[rows][32] for every sweep of `x` times two blocks of weights.
+// Calls epilogue(first_row, rows, c) with c[rows][32] for every sweep of `x` times two blocks of weights, `bytes` in all.
 template <class Epilogue>
-void task_product(Format format, const RowGroup* x, const Sweeps& sweeps, const uint8_t* blocks, float* c, const Epilogue& epilogue) {
+void task_product(Format format, const RowGroup* x, const Sweeps& sweeps, const uint8_t* blocks, int64_t bytes, float* c,
+                  const Epilogue& epilogue) {
   for (int64_t sweep = 0; sweep < sweeps.count(); sweep++) {
     const int64_t first = sweeps.first(sweep), rows = sweeps.first(sweep + 1) - first;
-    product_of(format, rows)(x + first * sweeps.G, rows, blocks, sweeps.G, c);
+    product_of(format, rows)(x + first * sweeps.G, rows, blocks, sweeps.G, c, {bytes, sweep, sweeps.count()});
     epilogue(first, rows, c);
   }
 }

@@ -46,9 +46,9 @@ inline void store_bf16(bf16* target, Lanes value) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(target), (__m256i)_mm512_cvtneps_pbh(value));
 }
 
-// Whole numbers within int8.
-inline void store_int8(int8_t* target, Lanes value) {
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(target), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(value)));
+// 32 values within int8, rounded to nearest even.
+inline __m256i as_int8(Lanes a, Lanes b) {
+  return _mm256_set_m128i(_mm512_cvtepi32_epi8(_mm512_cvtps_epi32(b)), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a)));
 }
 
 inline Lanes load_int32(const int32_t* source, int32_t offset) {  // source + offset
@@ -160,12 +160,11 @@ inline void store_bf16(bf16* target, Lanes value) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(target), _mm256_permute4x64_epi64(packed, 0b11011000));
 }
 
-// Whole numbers within int8.
-inline void store_int8(int8_t* target, Lanes value) {
-  const __m256i pairs = _mm256_packs_epi32(_mm256_cvtps_epi32(value.low), _mm256_cvtps_epi32(value.high));
-  const __m256i ordered = _mm256_permute4x64_epi64(pairs, 0b11011000);
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(target),
-                   _mm_packs_epi16(_mm256_castsi256_si128(ordered), _mm256_extracti128_si256(ordered, 1)));
+// 32 values within int8, rounded to nearest even.
+inline __m256i as_int8(Lanes a, Lanes b) {
+  const auto pairs = [](Lanes v) { return _mm256_packs_epi32(_mm256_cvtps_epi32(v.low), _mm256_cvtps_epi32(v.high)); };
+  const __m256i fours = _mm256_packs_epi16(pairs(a), pairs(b));  // of 4 values each: a, a, b, b from the lower halves, then the upper ones
+  return _mm256_permutevar8x32_epi32(fours, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
 }
 
 inline __m256 widen(const int32_t* source, int32_t offset) {
