@@ -200,7 +200,7 @@ class Decoder {
   std::pair<Tensor, Tensor> follow(Tensor ahead, Tensor entered, Tensor shortlist, const std::vector<std::pair<int64_t, int64_t>>& drafted,
                                    int64_t count) const {
     TORCH_CHECK(levels_, "a draft head with levels");
-    return ::follow(*levels_, norm_, shape_.eps, ahead, entered, shortlist, drafted, count);
+    return ::follow(*team_, *levels_, norm_, shape_.eps, ahead, entered, shortlist, drafted, count);
   }
 
   // A draft tree for each sequence: `look_ahead`, and the trees grown over it (draft_tree.h). One row of each is in `logit_rows`.
@@ -209,7 +209,7 @@ class Decoder {
                                const std::vector<TreeSpec>& specs) {
     TORCH_CHECK(static_cast<int64_t>(specs.size()) == logit_rows.size(0), specs.size(), " specs for ", logit_rows.size(0), " rows");
     const auto [logits, states, ahead, entered] = look_ahead(tokens, positions, parents, starts, cached, pages, logit_rows, cache, features);
-    return grow_trees(*levels_, norm_, shape_.eps, logits, ahead, entered, shortlist, params, specs);
+    return grow_trees(*team_, *levels_, norm_, shape_.eps, logits, ahead, entered, shortlist, params, specs);
   }
 
   // Also writes, where `taps` names layers, the hidden states that enter them into features [T, taps * hidden] (bf16). The number

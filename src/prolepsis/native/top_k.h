@@ -24,26 +24,38 @@ inline float log_sum_exp(const float* values, int64_t size, float highest) {
   return highest + std::log(lanes::sum(sum));
 }
 
-// logits [L, V] float32, V a multiple of 16 -> ids [L, count] int32 and log-probabilities [L, count] float32, likeliest first.
-inline std::pair<at::Tensor, at::Tensor> top_k(const at::Tensor& logits, int64_t count) {
+// Writes ids and log-probabilities of `best`; `total` is the log of the sum over all.
+inline void write_best(const std::vector<std::pair<float, int>>& best, float total, int* ids, float* logs) {
+  for (size_t i = 0; i < best.size(); i++) {
+    ids[i] = best[i].second;
+    logs[i] = best[i].first - total;
+  }
+}
+
+// logits [L, V] float32, V a multiple of 16 -> ids [L, count] int32 and log-probabilities [L, count] float32, likeliest first. `share`
+// calls what it is given with parts [first, last) of the rows.
+template <class Share>
+std::pair<at::Tensor, at::Tensor> top_k(const at::Tensor& logits, int64_t count, const Share& share) {
   const int64_t size = logits.size(1);
   TORCH_CHECK(logits.is_contiguous() && logits.scalar_type() == at::kFloat && size % 16 == 0 && 0 < count && count <= size,
               "top_k takes float32 rows of a multiple of 16, and as many of them at most; given ", logits.sizes(), ", ", count);
   at::Tensor ids = at::empty({logits.size(0), count}, at::kInt), logs = at::empty({logits.size(0), count}, at::kFloat);
-  std::vector<std::pair<float, int>> best(count);
-  for (int64_t row = 0; row < logits.size(0); row++) {
-    const float* values = logits.data_ptr<float>() + row * size;
-    std::fill(best.begin(), best.end(), std::pair{-INFINITY, 0});
-    for (int64_t i = 0; i < size; i += 16) {
-      if (lanes::highest(lanes::load(values + i)) <= best.back().first) continue;
-      for (int64_t j = i; j < i + 16; j++)
-        if (values[j] > best.back().first) insert(best, values[j], j);
+  share([&](int64_t first, int64_t last) {
+    std::vector<std::pair<float, int>> best(count);
+    for (int64_t row = first; row < last; row++) {
+      const float* values = logits.data_ptr<float>() + row * size;
+      std::fill(best.begin(), best.end(), std::pair{-INFINITY, 0});
+      for (int64_t i = 0; i < size; i += 16) {
+        if (lanes::highest(lanes::load(values + i)) <= best.back().first) continue;
+        for (int64_t j = i; j < i + 16; j++)
+          if (values[j] > best.back().first) insert(best, values[j], j);
+      }
+      write_best(best, log_sum_exp(values, size, best[0].first), ids.data_ptr<int>() + row * count, logs.data_ptr<float>() + row * count);
     }
-    const float total = log_sum_exp(values, size, best[0].first);
-    for (int64_t i = 0; i < count; i++) {
-      ids.data_ptr<int>()[row * count + i] = best[i].second;
-      logs.data_ptr<float>()[row * count + i] = best[i].first - total;
-    }
-  }
+  });
   return {ids, logs};
+}
+
+inline std::pair<at::Tensor, at::Tensor> top_k(const at::Tensor& logits, int64_t count) {
+  return top_k(logits, count, [&](const auto& part) { part(0, logits.size(0)); });
 }
