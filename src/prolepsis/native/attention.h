@@ -290,10 +290,9 @@ class TileAttention {  // scratch of one thread
   }
 
 #ifndef PROLEPSIS_AMX
-  // Few rows take both blocks in one sweep: the sums of one are too few to hide latency.
   template <int R>
   static void weigh_rows(const bf16* p, int64_t width, const bf16* const* values, size_t count, int64_t offset, const float* from, float* c) {
-    constexpr int kBlocks = 2 * R > kernel::kSums ? 1 : 2;
+    constexpr int kBlocks = kernel::kValueBlocks;
     for (int block = 0; block < 2; block += kBlocks) {
       Lanes acc[kBlocks][R];
       for (int b = 0; b < kBlocks; b++)

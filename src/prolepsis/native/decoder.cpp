@@ -1,6 +1,5 @@
 // Python's view of the decoder, of its packed linear alone, and of its cache.
 #include "decoder.h"
-#include "top_k.h"
 
 namespace {
 
@@ -52,7 +51,6 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("pack", &pack);
   m.def("huge_zeros", [](const std::vector<int64_t>& sizes) { return huge_zeros(sizes); });
   m.def("linear", &linear, Release());
-  m.def("top_k", [](const Tensor& logits, int64_t count) { return top_k(logits, count); }, Release());
   m.def("move_slots", &move_slots, Release());
   pybind11::class_<TreeParams>(m, "TreeParams").def(pybind11::init<int64_t, int64_t, int64_t, double>());
   pybind11::class_<TreeSpec>(m, "TreeSpec").def(pybind11::init<int64_t, int64_t, double, double, int64_t, double, uint64_t, uint64_t>());
@@ -83,6 +81,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def("set_levels", &Decoder::set_levels)
       .def("look_ahead", &Decoder::look_ahead, Release())
       .def("follow", &Decoder::follow, Release())
+      .def("top_k", &Decoder::top_k, Release())
       .def("trees", &Decoder::trees, Release())
       .def("draft", &Decoder::draft, Release());
 }

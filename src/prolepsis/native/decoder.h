@@ -196,6 +196,9 @@ class Decoder {
     return {finish(pass), out, ahead, entered};
   }
 
+  // The likeliest of rows of logits (top_k.h).
+  std::pair<Tensor, Tensor> top_k(Tensor logits, int64_t count) const { return ::top_k(*team_, logits, count); }
+
   // Candidates after drafted tokens (levels.h).
   std::pair<Tensor, Tensor> follow(Tensor ahead, Tensor entered, Tensor shortlist, const std::vector<std::pair<int64_t, int64_t>>& drafted,
                                    int64_t count) const {
@@ -341,11 +344,11 @@ class Decoder {
       for (int i = 0; i < n; i++) {
         const int owner = (me + i) % n;
         auto& taken = counters[phase * n + owner].next;
-        const int64_t begin = count * owner / n, end = count * (owner + 1) / n;
+        const auto [begin, end] = model.team_->part(count, owner);
         for (int64_t t; (t = begin + taken.fetch_add(1, std::memory_order_relaxed)) < end;) task(t);
       }
       if (next) {
-        const Matrix::Task& first = next->tasks[next->tasks.size() * me / n];
+        const Matrix::Task& first = next->tasks[model.team_->part(next->tasks.size()).first];
         fetch(first.data, first.bytes);
       }
       phase++;

@@ -129,13 +129,11 @@ inline void candidates(const Tensor& drafts, const Tensor& logs, int64_t row, in
 }
 
 // A tree for each of `specs`, whose rows are the first of `logits`; then follow those of each level (`Decoder::look_ahead`).
-inline std::vector<DraftTree> grow_trees(Team& team, const Levels& levels, const Tensor& norm, float eps, const Tensor& logits, const Tensor& ahead,
-                                         const Tensor& entered, int64_t shortlist, const TreeParams& params,
+inline std::vector<DraftTree> grow_trees(Team& team, const Levels& levels, const Tensor& norm, float eps, const Tensor& logits,
+                                         const Tensor& ahead, const Tensor& entered, int64_t shortlist, const TreeParams& params,
                                          const std::vector<TreeSpec>& specs) {
   const int64_t rows = specs.size(), *ids = levels.target_ids.data_ptr<int64_t>();
-  const auto [drafts, logs] = top_k(logits, shortlist, [&](const auto& part) {
-    team.run([&] { part(logits.size(0) * Team::me / team.size(), logits.size(0) * (Team::me + 1) / team.size()); });
-  });
+  const auto [drafts, logs] = top_k(team, logits, shortlist);
   const Tensor further = drafts.narrow(0, rows, drafts.size(0) - rows);
   std::vector<Candidate> found;
   std::vector<DraftTree> grown;
@@ -146,7 +144,8 @@ inline std::vector<DraftTree> grow_trees(Team& team, const Levels& levels, const
     while (tree.select()) {
       std::vector<std::pair<int64_t, int64_t>> wanted;
       for (const int64_t node : tree.expanding()) wanted.push_back({(tree.level() - 1) * rows + row, tree.draft_id(node)});
-      const auto [next, next_logs] = follow(team, levels, norm, eps, ahead, entered, further, wanted, std::min(params.num_candidates, shortlist));
+      const int64_t count = std::min(params.num_candidates, shortlist);
+      const auto [next, next_logs] = follow(team, levels, norm, eps, ahead, entered, further, wanted, count);
       for (size_t i = 0; i < wanted.size(); i++) {
         candidates(next, next_logs, i, params.num_candidates, ids, found);
         tree.grow(tree.expanding()[i], found);

@@ -3,6 +3,8 @@
 
 #include <array>
 
+#include "products.h"
+
 namespace stored {
 
 namespace {
@@ -90,7 +92,8 @@ inline void add_group(const RowGroup* x, const uint8_t* blocks, int64_t g, int64
       Bytes quads[kTogether];
       for (int b = 0; b < kTogether; b++) quads[b] = quad_of<L>(codes[b], k);
       for (int r = 0; r < R; r++)
-        for (int b = 0; b < kTogether; b++) sums[b][r] = plus_dot<L::kBits>(sums[b][r], quads[b], reinterpret_cast<const int*>(x[r].values)[k]);
+        for (int b = 0; b < kTogether; b++)
+          sums[b][r] = plus_dot<L::kBits>(sums[b][r], quads[b], reinterpret_cast<const int*>(x[r].values)[k]);
     }
     for (int b = 0; b < kTogether; b++) {
       const Lanes scale = scales(b).scale[i];

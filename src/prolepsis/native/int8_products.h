@@ -8,7 +8,6 @@
 #include <cmath>
 #include <utility>
 
-#include "products.h"
 #include "stored.h"
 
 namespace stored {

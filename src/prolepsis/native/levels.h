@@ -2,6 +2,7 @@
 #pragma once
 #include <vector>
 
+#include "products.h"
 #include "threads.h"
 #include "top_k.h"
 #include "weights.h"
@@ -39,25 +40,23 @@ inline std::pair<Tensor, Tensor> follow(Team& team, const Levels& levels, const 
   const auto head_of = [&](int id) { return bits(levels.head) + id * hidden; };
   std::vector<float> states(m * hidden), logits(m * size);
   team.run([&] {
-    const int64_t n = team.size(), me = Team::me;
+    const auto [first_state, end_state] = team.part(hidden);
+    const auto [first_listed, end_listed] = team.part(size);
     std::vector<float> inner(width), state(hidden);
     for (int64_t j = 0; j < m; j++) {
       const auto [place, token] = drafted[j];
-      for (int64_t i = size * me / n; i < size * (me + 1) / n; i++) fetch(head_of(list_of(j)[i]), hidden * sizeof(bf16));
+      for (int64_t i = first_listed; i < end_listed; i++) fetch(head_of(list_of(j)[i]), hidden * sizeof(bf16));
       const float *p = ahead.data_ptr<float>() + place * hidden, *a = entered.data_ptr<float>() + place * width;
       const bf16* met = bits(levels.tokens) + token * width;
       for (int64_t i = 0; i < width; i += 16) lanes::store(inner.data() + i, silu(lanes::add(lanes::load(a + i), lanes::load(met + i))));
-      for (int64_t i = hidden * me / n; i < hidden * (me + 1) / n; i++)
+      for (int64_t i = first_state; i < end_state; i++)
         states[j * hidden + i] = p[i] + dot(bits(levels.out) + i * width, inner.data(), width);
     }
     team.barrier();
     for (int64_t j = 0; j < m; j++) {
-      const float* from = states.data() + j * hidden;
-      const Lanes scale = lanes::all(inverse_rms(from, eps, hidden));
-      for (int64_t i = 0; i < hidden; i += 16)
-        lanes::store(state.data() + i, lanes::mul(lanes::mul(lanes::load(from + i), scale), lanes::load(norm.data_ptr<float>() + i)));
-      for (int64_t i = size * me / n; i < size * (me + 1) / n; i++)
-        logits[j * size + i] = dot(head_of(list_of(j)[i]), state.data(), hidden);
+      std::copy_n(states.data() + j * hidden, hidden, state.data());
+      rms_norm(state.data(), norm.data_ptr<float>(), eps, hidden);
+      for (int64_t i = first_listed; i < end_listed; i++) logits[j * size + i] = dot(head_of(list_of(j)[i]), state.data(), hidden);
     }
   });
   Tensor ids = at::empty({m, count}, at::kInt), logs = at::empty({m, count}, at::kFloat);

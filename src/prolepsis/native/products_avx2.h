@@ -6,7 +6,7 @@
 namespace kernel {
 
 constexpr int kMaxRows = 12;      // as many as a tile of attention has
-constexpr int kSums = 1;          // blocks of values that attention weighs in one sweep: its rows share what is loaded
+constexpr int kValueBlocks = 1;   // that attention weighs in one sweep: its rows share what is loaded
 constexpr int kGroup = 4;         // rows times blocks of one sweep: 8 accumulators leave room for weights and input
 constexpr int64_t kAhead = 1024;  // weights that a sweep fetches ahead
 

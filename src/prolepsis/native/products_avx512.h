@@ -6,7 +6,7 @@
 namespace kernel {
 
 constexpr int kMaxRows = 12;      // rows of one product: 2 x 12 accumulators leave room for weights
-constexpr int kSums = 24;         // of a sweep that weighs values of attention
+constexpr int kValueBlocks = 2;   // that attention weighs in one sweep: sums of one are too few to hide latency
 constexpr int64_t kAhead = 2048;  // weights (4 KiB) that a single sweep fetches ahead; best of 2, 4, 8 and 16 KiB
 
 inline __m512bh pair(const bf16* x) { return (__m512bh)_mm512_set1_epi32(*reinterpret_cast<const int*>(x)); }

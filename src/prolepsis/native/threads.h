@@ -9,6 +9,7 @@
 #include <chrono>
 #include <functional>
 #include <thread>
+#include <utility>
 #include <vector>
 
 class Team {
@@ -29,6 +30,9 @@ class Team {
   int size() const { return size_; }
 
   inline static thread_local int me = 0;  // this thread's place in its team
+
+  // The range [first, second) of `count` things that a member works on: this one, or the one at that place.
+  std::pair<int64_t, int64_t> part(int64_t count, int place = me) const { return {count * place / size_, count * (place + 1) / size_}; }
 
   // Runs the job here and on every worker (`me` tells which this is); returns when all are done.
   void run(const std::function<void()>& job) {

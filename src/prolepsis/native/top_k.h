@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "threads.h"
 #include "vector_math.h"
 
 // Inserts (value, id) into `best`, sorted by falling value; among equals the lower id stays in front, as it came first.
@@ -32,17 +33,17 @@ inline void write_best(const std::vector<std::pair<float, int>>& best, float tot
   }
 }
 
-// logits [L, V] float32, V a multiple of 16 -> ids [L, count] int32 and log-probabilities [L, count] float32, likeliest first. `share`
-// calls what it is given with parts [first, last) of the rows.
-template <class Share>
-std::pair<at::Tensor, at::Tensor> top_k(const at::Tensor& logits, int64_t count, const Share& share) {
+// logits [L, V] float32, V a multiple of 16 -> ids [L, count] int32 and log-probabilities [L, count] float32, likeliest first.
+// The team shares the rows.
+inline std::pair<at::Tensor, at::Tensor> top_k(Team& team, const at::Tensor& logits, int64_t count) {
   const int64_t size = logits.size(1);
   TORCH_CHECK(logits.is_contiguous() && logits.scalar_type() == at::kFloat && size % 16 == 0 && 0 < count && count <= size,
               "top_k takes float32 rows of a multiple of 16, and as many of them at most; given ", logits.sizes(), ", ", count);
   at::Tensor ids = at::empty({logits.size(0), count}, at::kInt), logs = at::empty({logits.size(0), count}, at::kFloat);
-  share([&](int64_t first, int64_t last) {
+  team.run([&] {
+    const auto [first, end] = team.part(logits.size(0));
     std::vector<std::pair<float, int>> best(count);
-    for (int64_t row = first; row < last; row++) {
+    for (int64_t row = first; row < end; row++) {
       const float* values = logits.data_ptr<float>() + row * size;
       std::fill(best.begin(), best.end(), std::pair{-INFINITY, 0});
       for (int64_t i = 0; i < size; i += 16) {
@@ -54,8 +55,4 @@ std::pair<at::Tensor, at::Tensor> top_k(const at::Tensor& logits, int64_t count,
     }
   });
   return {ids, logs};
-}
-
-inline std::pair<at::Tensor, at::Tensor> top_k(const at::Tensor& logits, int64_t count) {
-  return top_k(logits, count, [&](const auto& part) { part(0, logits.size(0)); });
 }

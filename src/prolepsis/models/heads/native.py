@@ -83,7 +83,7 @@ class NativeHead:
 
     def look_ahead(self, batch: Batch, cache: KVCache, features: Tensor, count: int) -> Lookahead:
         logits, after, ahead, entered = self._decoder.look_ahead(*operands(batch, cache), features)
-        ids, logprobs = self._module.top_k(logits, self._shortlist)
+        ids, logprobs = self._decoder.top_k(logits, self._shortlist)
         rows = len(after)
         first = Candidates(self._target_ids[ids[:rows, :count].long()], logprobs[:rows, :count], after)
         return Lookahead(first, ahead, ids[rows:], entered)
@@ -130,7 +130,7 @@ class NativeHead:
         self, batch: Batch, cache: KVCache, features: Tensor | None, states: Tensor | None, count: int
     ) -> Candidates:
         logits, after = self.logits(batch, cache, features, states)
-        ids, logprobs = self._module.top_k(logits, count)
+        ids, logprobs = self._decoder.top_k(logits, count)
         return Candidates(self._target_ids[ids.long()], logprobs, after)
 
 

@@ -64,7 +64,6 @@ class NativeExit:
 
     def __init__(self, target: NativeModel, num_layers: int, vocab_size: int) -> None:
         self.num_layers, self.vocab_size = num_layers, vocab_size
-        self._module = target.module
         self._decoder = target.decoder.make_exit(num_layers, vocab_size)
 
     def logits(self, batch: Batch, cache: KVCache) -> Tensor:  # [L, vocab_size] float32
@@ -74,7 +73,7 @@ class NativeExit:
 
     def likeliest(self, batch: Batch, cache: KVCache, count: int) -> tuple[Tensor, Tensor]:
         """Run a pass and return its likeliest tokens (`EarlyExit.likeliest`)."""
-        ids, logprobs = self._module.top_k(self.logits(batch, cache), count)
+        ids, logprobs = self._decoder.top_k(self.logits(batch, cache), count)
         return ids.long(), logprobs
 
 
