@@ -9,12 +9,6 @@ namespace stored {
 
 namespace {
 
-// The integer at which the sum over scale `i` of a group starts.
-template <class L>
-inline int32_t start_of(const RowGroup& x, int i) {
-  return L::kMinimum ? 0 : (L::kScales == 1 ? x.offset : x.halves[i]) * (L::kOffset / 8);
-}
-
 // total += the sum over the codes and values of one scale, in the row's and the columns' scales.
 inline Lanes added(Lanes total, Lanes sum, const RowGroup& x, Lanes scale) {
   return lanes::fma(lanes::mul(sum, lanes::all(x.scale)), scale, total);
@@ -27,7 +21,8 @@ inline Lanes with_minimum(Lanes total, const RowGroup& x, const Scales<L>& s) {
 
 #if defined(__AVX512BF16__)
 
-constexpr int kTogether = 2;  // blocks that share what a sweep loads of its rows
+constexpr int kTogether = 2;     // blocks that share what a sweep loads of its rows
+constexpr bool kSigned = false;  // whether products see codes of 8 bits without their offset
 
 using Sums = __m512i;  // of 16 columns
 
@@ -35,37 +30,64 @@ inline Sums all(int32_t value) { return _mm512_set1_epi32(value); }
 inline Lanes as_float(Sums sums) { return _mm512_cvtepi32_ps(sums); }
 
 // sums += four codes of each column times four values of a row.
-template <int Bits>
-inline Sums plus_dot(Sums sums, Bytes codes, int32_t row) { return _mm512_dpbusd_epi32(sums, codes, _mm512_set1_epi32(row)); }
+template <class L>
+inline void add_dot(Sums& sums, Bytes codes, int32_t row, int) { sums = _mm512_dpbusd_epi32(sums, codes, _mm512_set1_epi32(row)); }
 
 #else
 
 constexpr int kTogether = 1;
+constexpr bool kSigned = true;
 
+struct Half {  // of the sums: of 8 columns
+  __m256i sums, pairs;  // int32; int16, of the products that are not yet in `sums`
+};
 struct Sums {
-  __m256i low, high;
+  Half low, high;
 };
 
-inline Sums all(int32_t value) { return {_mm256_set1_epi32(value), _mm256_set1_epi32(value)}; }
-inline Lanes as_float(Sums sums) { return {_mm256_cvtepi32_ps(sums.low), _mm256_cvtepi32_ps(sums.high)}; }
+inline Half half(int32_t value) { return {_mm256_set1_epi32(value), _mm256_setzero_si256()}; }
+inline Sums all(int32_t value) { return {half(value), half(value)}; }
+inline Lanes as_float(const Sums& s) { return {_mm256_cvtepi32_ps(s.low.sums), _mm256_cvtepi32_ps(s.high.sums)}; }
 
-// The sums of four products each, as int32; w is unsigned. Of 8 bits pairs would overflow int16, so their nibbles go apart.
+// Quads of which two products each, of codes up to 2^Bits - 1 and values up to 127, add up within int16.
 template <int Bits>
-inline __m256i dot(__m256i w, __m256i x) {
-  const __m256i ones = _mm256_set1_epi16(1), mask = _mm256_set1_epi8(15);
-  if constexpr (Bits < 8) return _mm256_madd_epi16(_mm256_maddubs_epi16(w, x), ones);
-  const __m256i low = _mm256_maddubs_epi16(_mm256_and_si256(w, mask), x);
-  const __m256i high = _mm256_maddubs_epi16(_mm256_and_si256(_mm256_srli_epi16(w, 4), mask), x);
-  return _mm256_add_epi32(_mm256_madd_epi16(low, ones), _mm256_madd_epi16(high, _mm256_set1_epi16(16)));
+constexpr int kQuadsOfPairs = Bits == 8 ? 1 : Bits == 6 ? 2 : Bits == 5 ? 4 : 8;
+
+// A sum that is made where it stands: the compiler would first make all products of a group, which leaves too few registers.
+inline __m256i at_once(__m256i sum) {
+  asm("" : "+x"(sum));
+  return sum;
 }
 
-template <int Bits>
-inline Sums plus_dot(Sums sums, Bytes codes, int32_t row) {
+// sums += four codes of each column times four values of a row; quad k of a group. Codes of 8 bits become signed, and give their sign
+// to the values, as two products of 255 would overflow int16.
+template <class L>
+inline void add_dot(Half& half, __m256i codes, __m256i x, int k) {
+  constexpr int kRun = kQuadsOfPairs<L::kBits>;
+  if constexpr (L::kBits == 8) {
+    codes = _mm256_xor_si256(codes, _mm256_set1_epi8(-128));
+    x = _mm256_sign_epi8(x, codes);
+    codes = _mm256_abs_epi8(codes);
+  }
+  const __m256i products = _mm256_maddubs_epi16(codes, x);
+  half.pairs = k % kRun == 0 ? products : at_once(_mm256_add_epi16(half.pairs, products));
+  if (k % kRun == kRun - 1) half.sums = at_once(_mm256_add_epi32(half.sums, _mm256_madd_epi16(half.pairs, _mm256_set1_epi16(1))));
+}
+template <class L>
+inline void add_dot(Sums& sums, Bytes codes, int32_t row, int k) {
   const __m256i x = _mm256_set1_epi32(row);
-  return {_mm256_add_epi32(sums.low, dot<Bits>(codes.low, x)), _mm256_add_epi32(sums.high, dot<Bits>(codes.high, x))};
+  add_dot<L>(sums.low, codes.low, x, k);
+  add_dot<L>(sums.high, codes.high, x, k);
 }
 
 #endif
+
+// The integer at which the sum over scale `i` of a group starts.
+template <class L>
+inline int32_t start_of(const RowGroup& x, int i) {
+  if (L::kMinimum || (kSigned && L::kBits == 8)) return 0;
+  return (L::kScales == 1 ? x.offset : x.halves[i]) * (L::kOffset / 8);
+}
 
 // Fetches codes and scales of group g of a block.
 template <class L>
@@ -93,7 +115,7 @@ inline void add_group(const RowGroup* x, const uint8_t* blocks, int64_t g, int64
       for (int b = 0; b < kTogether; b++) quads[b] = quad_of<L>(codes[b], k);
       for (int r = 0; r < R; r++)
         for (int b = 0; b < kTogether; b++)
-          sums[b][r] = plus_dot<L::kBits>(sums[b][r], quads[b], reinterpret_cast<const int*>(x[r].values)[k]);
+          add_dot<L>(sums[b][r], quads[b], reinterpret_cast<const int*>(x[r].values)[k], k);
     }
     for (int b = 0; b < kTogether; b++) {
       const Lanes scale = scales(b).scale[i];

@@ -20,10 +20,8 @@ struct RowGroup {
 
 #if defined(PROLEPSIS_AMX)
 constexpr int kSweepRows = 16;
-#elif defined(__AVX512BF16__)
-constexpr int kSweepRows = 6;  // with two blocks: 12 sums of integers and 12 of float32
 #else
-constexpr int kSweepRows = 4;
+constexpr int kSweepRows = 6;  // 12 registers of integer sums: of two blocks, or of one on AVX2
 #endif
 
 // M rows stand sweep by sweep, each as [G][rows of the sweep], so that a sweep reads one stream.
