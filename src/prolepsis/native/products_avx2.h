@@ -7,7 +7,7 @@ namespace kernel {
 
 constexpr int kMaxRows = 12;      // as many as a tile of attention has
 constexpr int kValueBlocks = 1;   // that attention weighs in one sweep: its rows share what is loaded
-constexpr int kGroup = 4;         // rows times blocks of one sweep: 8 accumulators leave room for weights and input
+constexpr int kGroup = 6;         // rows times blocks of one sweep: 12 accumulators leave room for weights and input
 constexpr int64_t kAhead = 1024;  // weights that a sweep fetches ahead
 
 // The even or the odd element of each pair of bf16, as float32.
@@ -27,11 +27,13 @@ inline void sweep(Lanes (*acc)[B], const bf16* x, int64_t stride, const bf16* w,
   for (int64_t k = 0; k < pairs; k++) {
     for (int b = 0; b < B; b++) _mm_prefetch(reinterpret_cast<const char*>(w + (b * pairs + k) * 32 + kAhead), _MM_HINT_T0);
     const auto add = [&]<bool Odd>() {
+      int64_t at = k;
+      asm volatile("" : "+r"(at));  // keeps the compiler from holding what both elements of a pair load, which takes the registers of sums
       for (int b = 0; b < B; b++) {
-        const bf16* column = w + (b * pairs + k) * 32;
+        const bf16* column = w + (b * pairs + at) * 32;
         const __m256 left = widened<Odd>(pairs_at(column)), right = widened<Odd>(pairs_at(column + 16));
         for (int r = 0; r < R; r++) {
-          const __m256 row = widened<Odd>(pair(x + r * stride + 2 * k));
+          const __m256 row = widened<Odd>(pair(x + r * stride + 2 * at));
           low[r][b] = _mm256_fmadd_ps(row, left, low[r][b]);
           high[r][b] = _mm256_fmadd_ps(row, right, high[r][b]);
         }
