@@ -15,13 +15,14 @@
 
 namespace kernel {
 
-using Product = void (*)(const bf16*, int64_t, const bf16*, int64_t, float*, int64_t, const bf16*);
-template <int Fetch, int... R>
+template <class X>
+using Product = void (*)(const X*, int64_t, const bf16*, int64_t, float*, int64_t, const bf16*);
+template <class X, int Fetch, int... R>
 constexpr auto table(std::integer_sequence<int, R...>) {
-  return std::array<Product, sizeof...(R)>{product<R + 1, Fetch>...};
+  return std::array<Product<X>, sizeof...(R)>{product<R + 1, Fetch, X>...};
 }
-template <int Fetch>
-inline constexpr auto kProducts = table<Fetch>(std::make_integer_sequence<int, kMaxRows>{});
+template <class X, int Fetch>
+inline constexpr auto kProducts = table<X, Fetch>(std::make_integer_sequence<int, kMaxRows>{});
 
 }  // namespace kernel
 
@@ -50,7 +51,7 @@ void task_product(const bf16* x, int64_t stride, int64_t M, const bf16* w, int64
     const int rows = M * (g + 1) / groups - first;
     // A single sweep fetches a little ahead of itself; of several, the first two fetch half of the next task each.
     const bf16* next = groups == 1 ? w + kernel::kAhead : w + (2 + g) * kBlock * K;
-    const auto& products = M <= 3 || g > 1 ? kernel::kProducts<0> : groups == 1 ? kernel::kProducts<2> : kernel::kProducts<1>;
+    const auto& products = M <= 3 || g > 1 ? kernel::kProducts<bf16, 0> : groups == 1 ? kernel::kProducts<bf16, 2> : kernel::kProducts<bf16, 1>;
     products[rows - 1](x + first * stride, stride, w, K / 2, c, kTask, next);
     epilogue(first, rows, c);
   }

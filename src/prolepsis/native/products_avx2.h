@@ -5,9 +5,9 @@
 
 namespace kernel {
 
-constexpr int kMaxRows = 12;      // as many as a tile of attention has
+constexpr int kMaxRows = 15;      // as many as a tile of attention has
 constexpr int kValueBlocks = 1;   // that attention weighs in one sweep: its rows share what is loaded
-constexpr int kGroup = 6;         // rows times blocks of one sweep: 12 accumulators leave room for weights and input
+constexpr int kGroup = 5;         // rows times blocks of one sweep: 10 accumulators leave room for weights and input
 constexpr int64_t kAhead = 1024;  // weights that a sweep fetches ahead
 
 // The even or the odd element of each pair of bf16, as float32.
@@ -16,34 +16,52 @@ inline __m256 widened(__m256i pairs) {
   return _mm256_castsi256_ps(Odd ? _mm256_and_si256(pairs, _mm256_set1_epi32(0xffff0000)) : _mm256_slli_epi32(pairs, 16));
 }
 inline __m256i pairs_at(const bf16* w) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(w)); }
-inline __m256i pair(const bf16* x) { return _mm256_set1_epi32(*reinterpret_cast<const int*>(x)); }
+
+// An element of the pair at x in all lanes. Rows of attention are widened once: there every page needs them.
+using Operand = float;
+template <bool Odd>
+inline __m256 element(const bf16* x) { return widened<Odd>(_mm256_set1_epi32(*reinterpret_cast<const int*>(x))); }
+template <bool Odd>
+inline __m256 element(const float* x) { return _mm256_broadcast_ss(x + Odd); }
+
+inline void store(Operand* to, Lanes v) {  // rounded to bf16
+  const auto value = [](__m256 half) { return _mm256_castsi256_ps(_mm256_slli_epi32(lanes::rounded(half), 16)); };
+  lanes::store(to, {value(v.low), value(v.high)});
+}
+
+// sums[r][b] += x[r] * column block b, for one element of the pairs at `x` and `columns`; blocks are `apart` elements apart.
+template <bool Odd, int R, int B, class X>
+[[gnu::always_inline]] inline void add_element(Lanes (&sums)[R][B], const X* x, int64_t stride, const bf16* columns, int64_t apart) {
+  asm volatile("" : "+r"(x), "+r"(columns));  // loads again what a pair shares: to keep it takes the registers of sums
+#pragma GCC unroll 2
+  for (int b = 0; b < B; b++) {
+    const bf16* column = columns + b * apart;
+    const __m256 left = widened<Odd>(pairs_at(column)), right = widened<Odd>(pairs_at(column + 16));
+#pragma GCC unroll 6
+    for (int r = 0; r < R; r++) {
+      const __m256 row = element<Odd>(x + r * stride);
+      sums[r][b] = {_mm256_fmadd_ps(row, left, sums[r][b].low), _mm256_fmadd_ps(row, right, sums[r][b].high)};
+    }
+  }
+}
 
 // acc[r][b] += x[r] * block b of weights, for R x B <= kGroup: of each pair along K first the even element, then the odd one.
-template <int R, int B>
-inline void sweep(Lanes (*acc)[B], const bf16* x, int64_t stride, const bf16* w, int64_t pairs) {
-  __m256 low[R][B], high[R][B];
+template <int R, int B, class X>
+inline void sweep(Lanes (*acc)[B], const X* x, int64_t stride, const bf16* w, int64_t pairs) {
+  Lanes sums[R][B];
+#pragma GCC unroll 6  // here and below: as loops they also go through memory
   for (int r = 0; r < R; r++)
-    for (int b = 0; b < B; b++) low[r][b] = acc[r][b].low, high[r][b] = acc[r][b].high;
+#pragma GCC unroll 2
+    for (int b = 0; b < B; b++) sums[r][b] = acc[r][b];
   for (int64_t k = 0; k < pairs; k++) {
     for (int b = 0; b < B; b++) _mm_prefetch(reinterpret_cast<const char*>(w + (b * pairs + k) * 32 + kAhead), _MM_HINT_T0);
-    const auto add = [&]<bool Odd>() {
-      int64_t at = k;
-      asm volatile("" : "+r"(at));  // keeps the compiler from holding what both elements of a pair load, which takes the registers of sums
-      for (int b = 0; b < B; b++) {
-        const bf16* column = w + (b * pairs + at) * 32;
-        const __m256 left = widened<Odd>(pairs_at(column)), right = widened<Odd>(pairs_at(column + 16));
-        for (int r = 0; r < R; r++) {
-          const __m256 row = widened<Odd>(pair(x + r * stride + 2 * at));
-          low[r][b] = _mm256_fmadd_ps(row, left, low[r][b]);
-          high[r][b] = _mm256_fmadd_ps(row, right, high[r][b]);
-        }
-      }
-    };
-    add.template operator()<false>();
-    add.template operator()<true>();
+    add_element<false>(sums, x + 2 * k, stride, w + k * 32, pairs * 32);
+    add_element<true>(sums, x + 2 * k, stride, w + k * 32, pairs * 32);
   }
+#pragma GCC unroll 6
   for (int r = 0; r < R; r++)
-    for (int b = 0; b < B; b++) acc[r][b] = {low[r][b], high[r][b]};
+#pragma GCC unroll 2
+    for (int b = 0; b < B; b++) acc[r][b] = sums[r][b];
 }
 
 // Calls one(first, rows) for R rows in even groups of at most `Most`; the number of rows is a compile-time constant.
@@ -56,7 +74,7 @@ inline void in_groups(const One& one) {
 
 // acc[b][r] += x[r] * block b of weights, over `pairs` pairs along K; blocks are `apart` elements apart.
 template <int R, int B>
-inline void accumulate(Lanes (&acc)[B][R], const bf16* x, int64_t stride, const bf16* w, int64_t apart, int64_t pairs) {
+inline void accumulate(Lanes (&acc)[B][R], const Operand* x, int64_t stride, const bf16* w, int64_t apart, int64_t pairs) {
   for (int b = 0; b < B; b++)
     in_groups<R, kGroup>([&]<int Rows>(int first) {
       sweep<Rows, 1>(reinterpret_cast<Lanes(*)[1]>(acc[b] + first), x + first * stride, stride, w + b * apart, pairs);
@@ -64,9 +82,9 @@ inline void accumulate(Lanes (&acc)[B][R], const bf16* x, int64_t stride, const 
 }
 
 // c[r][0:32] = x[r] * two blocks; rows of c are `width` apart. A few rows take both blocks in one sweep: their sums are too few to hide latency.
-template <int R, int Fetch>
-void product(const bf16* x, int64_t stride, const bf16* w, int64_t pairs, float* c, int64_t width, const bf16*) {
-  constexpr int kBlocks = 2 * R <= kGroup ? 2 : 1;
+template <int R, int Fetch, class X>
+void product(const X* x, int64_t stride, const bf16* w, int64_t pairs, float* c, int64_t width, const bf16*) {
+  constexpr int kBlocks = R <= 2 ? 2 : 1;
   for (int block = 0; block < 2; block += kBlocks) {
     Lanes acc[R][kBlocks];
     for (auto& row : acc)

@@ -10,11 +10,14 @@ constexpr int kValueBlocks = 2;   // that attention weighs in one sweep: sums of
 constexpr int64_t kAhead = 2048;  // weights (4 KiB) that a single sweep fetches ahead; best of 2, 4, 8 and 16 KiB
 
 inline __m512bh pair(const bf16* x) { return (__m512bh)_mm512_set1_epi32(*reinterpret_cast<const int*>(x)); }
+
+using Operand = bf16;  // of attention's rows
+inline void store(Operand* to, Lanes v) { lanes::store_bf16(to, v); }
 inline __m512bh weights(const bf16* w) { return (__m512bh)_mm512_loadu_si512(w); }
 
 // acc[b][r] += x[r] * block b of weights, over `pairs` pairs along K; blocks are `apart` elements apart.
 template <int R, int B>
-inline void accumulate(Lanes (&acc)[B][R], const bf16* x, int64_t stride, const bf16* w, int64_t apart, int64_t pairs) {
+inline void accumulate(Lanes (&acc)[B][R], const Operand* x, int64_t stride, const bf16* w, int64_t apart, int64_t pairs) {
   for (int64_t k = 0; k < pairs; k++) {
     __m512bh columns[B];
     for (int b = 0; b < B; b++) columns[b] = weights(w + b * apart + k * 32);
@@ -27,8 +30,8 @@ inline void accumulate(Lanes (&acc)[B][R], const bf16* x, int64_t stride, const 
 
 // c[r][0:32] = x[r] * two blocks, in one sweep over both; rows of c are `width` apart. Each step also fetches `Fetch` lines of what
 // the thread will want next into L2: with several rows a sweep is too slow for the out-of-order window to cover memory's latency.
-template <int R, int Fetch>
-void product(const bf16* x, int64_t stride, const bf16* w, int64_t pairs, float* c, int64_t width, const bf16* next) {
+template <int R, int Fetch, class X>
+void product(const X* x, int64_t stride, const bf16* w, int64_t pairs, float* c, int64_t width, const bf16* next) {
   __m512 left[R], right[R];
 #pragma GCC unroll 12  // here and below: as loops they also go through memory, a fifth of a short product's time
   for (int r = 0; r < R; r++) left[r] = right[r] = _mm512_setzero_ps();
