@@ -9,6 +9,12 @@ namespace stored {
 
 namespace {
 
+// The integer at which the sum over scale `i` of a group starts.
+template <class L>
+inline int32_t start_of(const RowGroup& x, int i) {
+  return L::kMinimum ? 0 : (L::kScales == 1 ? x.offset : x.halves[i]) * (L::kOffset / 8);
+}
+
 // total += the sum over the codes and values of one scale, in the row's and the columns' scales.
 inline Lanes added(Lanes total, Lanes sum, const RowGroup& x, Lanes scale) {
   return lanes::fma(lanes::mul(sum, lanes::all(x.scale)), scale, total);
@@ -21,12 +27,12 @@ inline Lanes with_minimum(Lanes total, const RowGroup& x, const Scales<L>& s) {
 
 #if defined(__AVX512BF16__)
 
-constexpr int kTogether = 2;     // blocks that share what a sweep loads of its rows
-constexpr bool kSigned = false;  // whether products see codes of 8 bits without their offset
+constexpr int kTogether = 2;  // blocks that share what a sweep loads of its rows
 
 using Sums = __m512i;  // of 16 columns
 
-inline Sums all(int32_t value) { return _mm512_set1_epi32(value); }
+template <class L>
+inline Sums sums_from(int32_t start) { return _mm512_set1_epi32(start); }
 inline Lanes as_float(Sums sums) { return _mm512_cvtepi32_ps(sums); }
 
 // sums += four codes of each column times four values of a row.
@@ -36,7 +42,6 @@ inline void add_dot(Sums& sums, Bytes codes, int32_t row, int) { sums = _mm512_d
 #else
 
 constexpr int kTogether = 1;
-constexpr bool kSigned = true;
 
 struct Half {  // of the sums: of 8 columns
   __m256i sums, pairs;  // int32; int16, of the products that are not yet in `sums`
@@ -45,13 +50,16 @@ struct Sums {
   Half low, high;
 };
 
-inline Half half(int32_t value) { return {_mm256_set1_epi32(value), _mm256_setzero_si256()}; }
-inline Sums all(int32_t value) { return {half(value), half(value)}; }
+template <class L>
+inline Sums sums_from(int32_t start) {
+  const Half half{_mm256_set1_epi32(L::kBits == 8 ? 0 : start), _mm256_setzero_si256()};  // codes of 8 bits lose their offset below
+  return {half, half};
+}
 inline Lanes as_float(const Sums& s) { return {_mm256_cvtepi32_ps(s.low.sums), _mm256_cvtepi32_ps(s.high.sums)}; }
 
 // Quads of which two products each, of codes up to 2^Bits - 1 and values up to 127, add up within int16.
 template <int Bits>
-constexpr int kQuadsOfPairs = Bits == 8 ? 1 : Bits == 6 ? 2 : Bits == 5 ? 4 : 8;
+constexpr int kQuadsOfPairs = Bits == 8 ? 1 : 32767 / (2 * 127 * ((1 << Bits) - 1));
 
 // A sum that is made where it stands: the compiler would first make all products of a group, which leaves too few registers.
 inline __m256i at_once(__m256i sum) {
@@ -82,13 +90,6 @@ inline void add_dot(Sums& sums, Bytes codes, int32_t row, int k) {
 
 #endif
 
-// The integer at which the sum over scale `i` of a group starts.
-template <class L>
-inline int32_t start_of(const RowGroup& x, int i) {
-  if (L::kMinimum || (kSigned && L::kBits == 8)) return 0;
-  return (L::kScales == 1 ? x.offset : x.halves[i]) * (L::kOffset / 8);
-}
-
 // Fetches codes and scales of group g of a block.
 template <class L>
 inline void fetch_group(const uint8_t* block, int64_t g, int64_t G) {
@@ -108,7 +109,7 @@ inline void add_group(const RowGroup* x, const uint8_t* blocks, int64_t g, int64
   for (int i = 0; i < L::kScales; i++) {
     Sums sums[kTogether][R];
     for (auto& block : sums)
-      for (int r = 0; r < R; r++) block[r] = all(start_of<L>(x[r], i));
+      for (int r = 0; r < R; r++) block[r] = sums_from<L>(start_of<L>(x[r], i));
 #pragma GCC unroll 8
     for (int k = i * kEach; k < (i + 1) * kEach; k++) {
       Bytes quads[kTogether];

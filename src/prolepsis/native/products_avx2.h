@@ -17,17 +17,23 @@ inline __m256 widened(__m256i pairs) {
 }
 inline __m256i pairs_at(const bf16* w) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(w)); }
 
-// An element of the pair at x in all lanes. Rows of attention are widened once: there every page needs them.
-using Operand = float;
+// An element of the pair at x in all lanes.
 template <bool Odd>
 inline __m256 element(const bf16* x) { return widened<Odd>(_mm256_set1_epi32(*reinterpret_cast<const int*>(x))); }
 template <bool Odd>
 inline __m256 element(const float* x) { return _mm256_broadcast_ss(x + Odd); }
 
-inline void store(Operand* to, Lanes v) {  // rounded to bf16
+// A row of attention, rounded to bf16.
+#ifdef PROLEPSIS_AMX
+using Operand = bf16;
+inline void store(Operand* to, Lanes v) { lanes::store_bf16(to, v); }
+#else
+using Operand = float;  // widened once, as every page needs it
+inline void store(Operand* to, Lanes v) {
   const auto value = [](__m256 half) { return _mm256_castsi256_ps(_mm256_slli_epi32(lanes::rounded(half), 16)); };
   lanes::store(to, {value(v.low), value(v.high)});
 }
+#endif
 
 // sums[r][b] += x[r] * column block b, for one element of the pairs at `x` and `columns`; blocks are `apart` elements apart.
 template <bool Odd, int R, int B, class X>

@@ -11,7 +11,7 @@ constexpr int64_t kAhead = 2048;  // weights (4 KiB) that a single sweep fetches
 
 inline __m512bh pair(const bf16* x) { return (__m512bh)_mm512_set1_epi32(*reinterpret_cast<const int*>(x)); }
 
-using Operand = bf16;  // of attention's rows
+using Operand = bf16;  // of rows of attention
 inline void store(Operand* to, Lanes v) { lanes::store_bf16(to, v); }
 inline __m512bh weights(const bf16* w) { return (__m512bh)_mm512_loadu_si512(w); }
 
