@@ -56,6 +56,7 @@ void check(Format format, const std::vector<bf16>& x) {
       Group group = read_group(format, row.data(), g);
       group.scale = 0x1000 + (group.scale & 0x13ff), group.minimum = 0x9000 ^ (group.minimum & 0x93ff);  // finite, of either sign
       if (L::kNested) group.scale = 0x1234, group.minimum = 0x1111;
+      if (n < 2) std::fill_n(group.codes, kGroup, n == 0 ? (1 << L::kBits) - 1 : 0);
       write_group<L>(group, g, G, n % kBlock, packed.data() + n / kBlock * L::block_bytes(G));
       plain.push_back(Plain(L{}, group));
     }
@@ -114,7 +115,7 @@ void check(Format format, const std::vector<bf16>& x) {
 int main() {
   std::vector<bf16> x(M * K);
   for (auto& v : x) v = to_bf16((std::rand() % 1000 / 500.0f - 1) * (std::rand() % 20 == 0 ? 30 : 1));
-  for (int k = 0; k < kGroup; k++) x[k] = 0;  // a group of zeros
+  for (int k = 0; k < kGroup; k++) x[k] = 0, x[k + kGroup] = to_bf16(1), x[k + 2 * kGroup] = to_bf16(-1);  // zeros; the largest sums
   for (const Format format : {Format::kQ4_0, Format::kQ4_1, Format::kQ5_0, Format::kQ5_1, Format::kQ8_0, Format::kQ4_K, Format::kQ5_K, Format::kQ6_K})
     with_layout(format, [&](auto layout) { check<decltype(layout)>(format, x); });
   std::puts("ok");
