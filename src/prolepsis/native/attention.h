@@ -12,6 +12,8 @@
 #include "products.h"
 #include "vector_math.h"
 
+using kernel::Operand;
+
 constexpr int kPage = 32;
 #ifdef PROLEPSIS_AMX
 constexpr int kTileRows = amx::kRows;  // queries that share one read of a page
@@ -124,8 +126,7 @@ class TileAttention {  // scratch of one thread
       const int i = tile.first + r;
       return (tile.tokens[i / group_] * heads + kv_head * group_ + i % group_) * d;
     };
-    for (int r = 0; r < tile.rows; r++)
-      for (int64_t i = 0; i < d; i += 16) kernel::store(query_.data() + r * d + i, lanes::load(queries + row_of(r) + i));
+    for (int r = 0; r < tile.rows; r++) copy_row(queries + row_of(r), query_.data() + r * d);
     width_ = (std::max(slots, length) + kPage - 1) / kPage * kPage;
     reserve(kTileRows * width_);
     scores(tile.rows, sequence, slots, pages, stride);
@@ -142,6 +143,11 @@ class TileAttention {  // scratch of one thread
   }
 
  private:
+  void copy_row(const bf16* from, bf16* to) const { std::copy_n(from, layout_.head_dim, to); }
+  void copy_row(const bf16* from, float* to) const {
+    for (int64_t i = 0; i < layout_.head_dim; i += 16) lanes::store(to + i, lanes::load(from + i));
+  }
+
   void reserve(int64_t size) {
     if ((int64_t)scores_.size() < size) {
       scores_.resize(size);
@@ -164,7 +170,7 @@ class TileAttention {  // scratch of one thread
 #ifdef PROLEPSIS_AMX
       amx::product(query_.data(), d, rows, keys, d, c, width_, nullptr);
 #else
-      kernel::kProducts<kernel::Operand, 0>[rows - 1](query_.data(), d, keys, d / 2, c, width_, nullptr);
+      kernel::kProducts<Operand, 0>[rows - 1](query_.data(), d, keys, d / 2, c, width_, nullptr);
 #endif
     }
   }
@@ -178,7 +184,7 @@ class TileAttention {  // scratch of one thread
   // Fills row r of the probabilities (not yet divided) from `begin_` up to the page after `length`; returns 1 / their sum.
   float softmax(int r, int visible, int length, const Scoring& scoring) {
     float* s = scores_.data() + r * width_;
-    kernel::Operand* p = probabilities_.data() + r * width_;
+    Operand* p = probabilities_.data() + r * width_;
     const int first = scoring.first(visible), from = (first + 15) / 16 * 16, whole = visible / 16 * 16;
     int parts[2], count = 0;  // groups of 16 that the row sees in part
     if (from != first) parts[count++] = from - 16;
@@ -199,12 +205,12 @@ class TileAttention {  // scratch of one thread
     for (int j = from; j < whole; j += 16) {
       const Lanes e = power_of_two(lanes::fma(lanes::load(s + j), slope, offset));
       sum = lanes::add(sum, e);
-      kernel::store(p + j, e);
+      lanes::store_bf16(p + j, e);
     }
     for (int i = 0; i < count; i++) {
       const Lanes e = keep_seen(parts[i], power_of_two(lanes::fma(lanes::load(s + parts[i]), slope, offset)), lanes::zero());
       sum = lanes::add(sum, e);
-      kernel::store(p + parts[i], e);
+      lanes::store_bf16(p + parts[i], e);
     }
     const int unseen = (visible + 15) / 16 * 16, to = (length + kPage - 1) / kPage * kPage;
     std::fill(p + begin_, p + first / 16 * 16, 0);
@@ -274,7 +280,7 @@ class TileAttention {  // scratch of one thread
 
   // c[rows][0:32] = `from` (zeros where that is missing) + probabilities from page `page` on times columns of `count` pages of values.
   void weigh(int rows, int64_t column, size_t page, size_t first, size_t count, const float* from, float* c) {
-    const kernel::Operand* p = probabilities_.data() + page * kPage;
+    const Operand* p = probabilities_.data() + page * kPage;
 #ifdef PROLEPSIS_AMX
     amx::begin(rows, from);
     for (size_t i = 0; i < count; i++) {
@@ -284,7 +290,7 @@ class TileAttention {  // scratch of one thread
     amx::end(rows, c, kTask);
 #else
     static constexpr auto table = []<int... R>(std::integer_sequence<int, R...>) {
-      return std::array<void (*)(const kernel::Operand*, int64_t, const bf16* const*, size_t, int64_t, const float*, float*), sizeof...(R)>{weigh_rows<R + 1>...};
+      return std::array{weigh_rows<R + 1>...};
     }(std::make_integer_sequence<int, kTileRows>{});
     table[rows - 1](p, width_, values_.data() + first, count, column * kPage, from, c);
 #endif
@@ -292,7 +298,7 @@ class TileAttention {  // scratch of one thread
 
 #ifndef PROLEPSIS_AMX
   template <int R>
-  static void weigh_rows(const kernel::Operand* p, int64_t width, const bf16* const* values, size_t count, int64_t offset, const float* from, float* c) {
+  static void weigh_rows(const Operand* p, int64_t width, const bf16* const* values, size_t count, int64_t offset, const float* from, float* c) {
     constexpr int kBlocks = kernel::kValueBlocks;
     for (int block = 0; block < 2; block += kBlocks) {
       Lanes acc[kBlocks][R];
@@ -310,7 +316,7 @@ class TileAttention {  // scratch of one thread
   const int group_;
   int64_t width_ = 0;
   int begin_ = 0;  // first position of the pages that the tile reads
-  std::vector<kernel::Operand> query_, probabilities_;
+  std::vector<Operand> query_, probabilities_;
   std::vector<bf16> tail_;
   std::vector<float> scores_;
   std::vector<const bf16*> values_;

@@ -159,6 +159,10 @@ inline void store_bf16(bf16* target, Lanes value) {
   const __m256i packed = _mm256_packus_epi32(rounded(value.low), rounded(value.high));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(target), _mm256_permute4x64_epi64(packed, 0b11011000));
 }
+inline void store_bf16(float* target, Lanes value) {  // the values of bf16, as float32
+  const auto wide = [](__m256 half) { return _mm256_castsi256_ps(_mm256_slli_epi32(rounded(half), 16)); };
+  store(target, {wide(value.low), wide(value.high)});
+}
 
 // 32 values within int8, rounded to nearest even.
 inline __m256i as_int8(Lanes a, Lanes b) {

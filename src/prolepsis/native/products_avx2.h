@@ -10,6 +10,12 @@ constexpr int kValueBlocks = 1;   // that attention weighs in one sweep: its row
 constexpr int kGroup = 5;         // rows times blocks of one sweep: 10 accumulators leave room for weights and input
 constexpr int64_t kAhead = 1024;  // weights that a sweep fetches ahead
 
+#ifdef PROLEPSIS_AMX
+using Operand = bf16;  // of rows of attention
+#else
+using Operand = float;  // of rows of attention: values of bf16, widened once as every page needs them
+#endif
+
 // The even or the odd element of each pair of bf16, as float32.
 template <bool Odd>
 inline __m256 widened(__m256i pairs) {
@@ -22,18 +28,6 @@ template <bool Odd>
 inline __m256 element(const bf16* x) { return widened<Odd>(_mm256_set1_epi32(*reinterpret_cast<const int*>(x))); }
 template <bool Odd>
 inline __m256 element(const float* x) { return _mm256_broadcast_ss(x + Odd); }
-
-// A row of attention, rounded to bf16.
-#ifdef PROLEPSIS_AMX
-using Operand = bf16;
-inline void store(Operand* to, Lanes v) { lanes::store_bf16(to, v); }
-#else
-using Operand = float;  // widened once, as every page needs it
-inline void store(Operand* to, Lanes v) {
-  const auto value = [](__m256 half) { return _mm256_castsi256_ps(_mm256_slli_epi32(lanes::rounded(half), 16)); };
-  lanes::store(to, {value(v.low), value(v.high)});
-}
-#endif
 
 // sums[r][b] += x[r] * column block b, for one element of the pairs at `x` and `columns`; blocks are `apart` elements apart.
 template <bool Odd, int R, int B, class X>

@@ -9,10 +9,9 @@ constexpr int kMaxRows = 12;      // rows of one product: 2 x 12 accumulators le
 constexpr int kValueBlocks = 2;   // that attention weighs in one sweep: sums of one are too few to hide latency
 constexpr int64_t kAhead = 2048;  // weights (4 KiB) that a single sweep fetches ahead; best of 2, 4, 8 and 16 KiB
 
-inline __m512bh pair(const bf16* x) { return (__m512bh)_mm512_set1_epi32(*reinterpret_cast<const int*>(x)); }
-
 using Operand = bf16;  // of rows of attention
-inline void store(Operand* to, Lanes v) { lanes::store_bf16(to, v); }
+
+inline __m512bh pair(const bf16* x) { return (__m512bh)_mm512_set1_epi32(*reinterpret_cast<const int*>(x)); }
 inline __m512bh weights(const bf16* w) { return (__m512bh)_mm512_loadu_si512(w); }
 
 // acc[b][r] += x[r] * block b of weights, over `pairs` pairs along K; blocks are `apart` elements apart.
