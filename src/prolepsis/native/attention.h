@@ -7,6 +7,7 @@
 // change no sum, so pages before the windows of all rows of a tile are not read.
 #pragma once
 #include <climits>
+#include <utility>
 #include <vector>
 
 #include "products.h"
@@ -95,6 +96,28 @@ inline std::vector<Tile> make_tiles(const std::vector<Sequence>& sequences, cons
   }
   return tiles;
 }
+
+// Tiles in the order in which threads take them, each once for every KV head. Of a sequence with many tiles they go head by head, as
+// the keys and values of one head stay in cache where those of all do not; of one with few, tile by tile, as the heads of a page lie
+// side by side in memory.
+struct Tiles {
+  struct OfHead {
+    int tile, head;
+  };
+  std::vector<Tile> tiles;
+  std::vector<OfHead> order;
+
+  Tiles() = default;
+  Tiles(std::vector<Tile> all, int kv_heads) : tiles(std::move(all)) {
+    for (int first = 0, end = tiles.size(); first < end;) {
+      int count = 1;
+      while (first + count < end && tiles[first + count].sequence == tiles[first].sequence) count++;
+      for (int i = 0; i < count * kv_heads; i++)
+        order.push_back(count > kFewTiles ? OfHead{first + i % count, i / count} : OfHead{first + i / kv_heads, i % kv_heads});
+      first += count;
+    }
+  }
+};
 
 struct Scoring {  // of a layer's attention
   float scale = 1.0f;
@@ -197,7 +220,10 @@ class TileAttention {  // scratch of one thread
         lanes::store(s + j, soft_cap(lanes::mul(lanes::load(s + j), lanes::all(scoring.scale)), scoring.cap));
     const Lanes minus_infinity = lanes::all(-INFINITY);
     Lanes highest[2] = {minus_infinity, minus_infinity};
-    for (int j = from; j < whole; j += 16) highest[j / 16 % 2] = lanes::max(highest[j / 16 % 2], lanes::load(s + j));
+    int j = from;
+    for (; j + 32 <= whole; j += 32)
+      for (int i = 0; i < 2; i++) highest[i] = lanes::max(highest[i], lanes::load(s + j + 16 * i));
+    if (j < whole) highest[0] = lanes::max(highest[0], lanes::load(s + j));
     for (int i = 0; i < count; i++) highest[0] = lanes::max(highest[0], keep_seen(parts[i], lanes::load(s + parts[i]), minus_infinity));
     const float factor = (scoring.cap > 0 ? 1.0f : scoring.scale) * kLog2e;
     const Lanes slope = lanes::all(factor), offset = lanes::all(-factor * lanes::highest(lanes::max(highest[0], highest[1])));

@@ -257,11 +257,11 @@ class Decoder {
       for (int t = start; t < end; t++) pass.sequence_of.push_back(s);
     }
     const int group = shape_.heads / shape_.kv_heads;
-    pass.tiles = make_tiles(pass.sequences, parents.data_ptr<int>(), group);
+    pass.tiles = {make_tiles(pass.sequences, parents.data_ptr<int>(), group), static_cast<int>(shape_.kv_heads)};
     if (pass.L < pass.T) {
       std::vector<bool> wanted(pass.T);
       for (int64_t i = 0; i < pass.L; i++) wanted[pass.logit_rows[i]] = true;
-      pass.wanted_tiles = make_tiles(pass.sequences, parents.data_ptr<int>(), group, wanted);
+      pass.wanted_tiles = {make_tiles(pass.sequences, parents.data_ptr<int>(), group, wanted), static_cast<int>(shape_.kv_heads)};
     }
     return pass;
   }
@@ -282,8 +282,8 @@ class Decoder {
     const int64_t page_stride, layer_stride;  // elements
     std::vector<Sequence> sequences = {};
     std::vector<int> sequence_of = {};
-    std::vector<Tile> tiles = {};
-    std::vector<Tile> wanted_tiles = {};   // of the tokens that have logits, where not all do
+    Tiles tiles = {};
+    Tiles wanted_tiles = {};              // of the tokens that have logits, where not all do
     std::vector<int> narrowed_rows = {};  // `logit_rows` once only these are left
     std::vector<Counter> counters = {};
     Buffers buffers = {};
@@ -431,6 +431,7 @@ class Decoder {
       linear(phase, input, T, weights, [&](int64_t first, int rows, int64_t task, const float* c) {
         for (int r = 0; r < rows; r++) {
           const int64_t to = (first + r) * width + task * kTask;
+          fetch_to_write((norm ? added : hidden) + to + rows * width);  // of the next sweep
           if (norm)
             std::copy_n(c + r * kTask, kTask, added + to);
           else
@@ -534,18 +535,18 @@ class Decoder {
       }
     }
 
-    void attend(int& phase, const Layer& layer, const std::vector<Tile>& tiles, const bf16* pages) {
+    void attend(int& phase, const Layer& layer, const Tiles& tiles, const bf16* pages) {
       const Shape& s = model.shape_;
       const PageLayout layout{s.head_dim};
       const auto task = [&](int64_t i) {
-        const Tile& tile = tiles[i / s.kv_heads];
-        const int64_t h = i % s.kv_heads;
+        const Tile& tile = tiles.tiles[tiles.order[i].tile];
+        const int64_t h = tiles.order[i].head;
         model.attention_[Team::me].run(tile, sequences[tile.sequence], positions, queries, s.heads, h, pages + h * layout.size(), page_stride,
                                        layer.shape.scoring, attention);
         for (int r = tile.first, group = s.heads / s.kv_heads; r < tile.first + tile.rows; r++)
           quantise({attention, rows}, T, s.heads * s.head_dim, tile.tokens[r / group], (h * group + r % group) * s.head_dim, s.head_dim);
       };
-      share(phase, tiles.size() * s.kv_heads, task, &layer.o);
+      share(phase, tiles.order.size(), task, &layer.o);
     }
 
     // Leaves the rows of tokens without logits out of the rest of the last layer: what they are for, its keys and values, is written.

@@ -31,6 +31,11 @@ inline void fetch(const void* first, int64_t bytes) {
   for (int64_t i = 0; i < bytes; i += 64) _mm_prefetch(static_cast<const char*>(first) + i, _MM_HINT_T1);
 }
 
+// Fetches the kTask values at `first` into L1 to be written.
+inline void fetch_to_write(const float* first) {
+  for (int i = 0; i < kTask; i += 16) __builtin_prefetch(first + i, 1);
+}
+
 #ifdef PROLEPSIS_AMX
 #include "amx.h"
 #endif
