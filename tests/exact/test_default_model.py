@@ -1,4 +1,4 @@
-"""The default model: speculated tokens equal plain decoding; greedy equals transformers in float32 but at near-ties."""
+"""The default model: speculated tokens equal plain decoding; it is near transformers in float32."""
 
 import asyncio
 from dataclasses import dataclass
@@ -11,6 +11,7 @@ from transformers.initialization import no_init_weights
 from prolepsis.cli.bench.ask import ask, in_flight
 from prolepsis.cli.bench.prompts import encode_prompts, load_prompts
 from prolepsis.cli.exact import first_difference
+from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
 from prolepsis.engine.build import assemble
 from prolepsis.engine.thread import ThreadEngineClient
@@ -18,7 +19,8 @@ from prolepsis.models.files.config import for_transformers
 from prolepsis.models.files.store import resolve
 from prolepsis.models.files.weights import open_checkpoint
 from prolepsis.models.heads.registry import head_for
-from prolepsis.models.load import LoadedModel
+from prolepsis.models.load import LoadedModel, load_model
+from prolepsis.models.protocol import SequenceInput, pack
 from prolepsis.sampling.sampler import Sampler, SamplingRow
 from prolepsis.spec.divergence import classify
 from tests.default_model import CONFIG
@@ -84,30 +86,13 @@ def test_mixed_requests_equal_plain_decoding(loaded: LoadedModel, strict: bool, 
     assert speculated.tokens[::-1] == plain.tokens
 
 
-def test_greedy_equals_transformers_in_float32_but_at_near_ties(
-    loaded: LoadedModel, prompts: list[tuple[int, ...]]
-) -> None:
-    shortest = sorted(prompts, key=len)[:4]
-    requests = [GenerateRequest(f"g{i}", prompt, GREEDY) for i, prompt in enumerate(shortest)]
-    ours = answers(loaded, requests, limit=4).tokens
-    model, sampler = float32_model(), Sampler(loaded.model.info.vocab_size, loaded.model.info.eos_token_ids)
-    for prompt, found in zip(shortest, ours, strict=True):
-        logits = logits_of(model, prompt, found)
-        theirs = logits.argmax(-1).tolist()
-        at = first_difference(found, theirs)
-        if at is not None:
-            verdict = classify(logits[at], SamplingRow(GREEDY, 0, at), (theirs[at], found[at]), sampler)
-            assert verdict.kind == "near_tie", f"token {at}: {verdict}"
+@pytest.fixture(scope="module")
+def shortest(prompts: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    return sorted(prompts, key=len)[:4]
 
 
-@torch.no_grad()
-def logits_of(model: PreTrainedModel, prompt: tuple[int, ...], answer: tuple[int, ...]) -> torch.Tensor:
-    """Return [len(answer), vocab]: row i decides on token i of the answer, after those before it."""
-    logits: torch.Tensor = model(input_ids=torch.tensor([[*prompt, *answer[:-1]]])).logits
-    return logits[0, len(prompt) - 1 :].float()
-
-
-def float32_model() -> PreTrainedModel:
+@pytest.fixture(scope="module")
+def reference() -> PreTrainedModel:
     checkpoint = open_checkpoint(resolve(CONFIG.model), torch.float32)
     with no_init_weights():
         model = AutoModelForCausalLM.from_config(for_transformers(checkpoint.config), dtype=torch.float32)
@@ -115,3 +100,40 @@ def float32_model() -> PreTrainedModel:
     model.tie_weights()
     assert isinstance(model, PreTrainedModel)
     return model.eval()
+
+
+def test_greedy_with_bf16_activations_equals_transformers_in_float32_but_at_near_ties(
+    shortest: list[tuple[int, ...]], reference: PreTrainedModel
+) -> None:
+    loaded = load_model(CONFIG.model_copy(update={"activations": "bf16"}))
+    requests = [GenerateRequest(f"g{i}", prompt, GREEDY) for i, prompt in enumerate(shortest)]
+    ours = answers(loaded, requests, limit=4).tokens
+    sampler = Sampler(loaded.model.info.vocab_size, loaded.model.info.eos_token_ids)
+    for prompt, found in zip(shortest, ours, strict=True):
+        logits = logits_of(reference, (*prompt, *found[:-1]))[len(prompt) - 1 :]
+        theirs = logits.argmax(-1).tolist()
+        at = first_difference(found, theirs)
+        if at is not None:
+            verdict = classify(logits[at], SamplingRow(GREEDY, 0, at), (theirs[at], found[at]), sampler)
+            assert verdict.kind == "near_tie", f"token {at}: {verdict}"
+
+
+def test_default_computation_is_near_float32(
+    loaded: LoadedModel, shortest: list[tuple[int, ...]], reference: PreTrainedModel
+) -> None:
+    """Rounding to 8 bits moves single tokens past any tie, so the mean is held: 0.0035 nats over 20,480 tokens."""
+    pages = list(range(-(-max(map(len, shortest)) // PAGE_SIZE)))
+    cache = loaded.model.make_cache(len(pages))
+    divergences = []
+    for prompt in shortest:
+        batch = pack([SequenceInput(list(prompt), 0, pages, keep_last=len(prompt))])
+        ours, theirs = loaded.model.forward(batch, cache).log_softmax(-1), logits_of(reference, prompt).log_softmax(-1)
+        divergences.append((theirs.exp() * (theirs - ours)).sum(-1))
+    assert torch.cat(divergences).mean() < 0.01
+
+
+@torch.no_grad()
+def logits_of(model: PreTrainedModel, tokens: tuple[int, ...]) -> torch.Tensor:
+    """Return [len(tokens), vocab]: row i decides on what follows token i."""
+    logits: torch.Tensor = model(input_ids=torch.tensor([tokens])).logits
+    return logits[0].float()

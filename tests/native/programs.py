@@ -11,6 +11,8 @@ from prolepsis.native.processor import (
     AMX_BF16,
     AVX2_FMA,
     AVX512_BF16,
+    AVX512_VNNI,
+    AVX_VNNI,
     InstructionSet,
     instruction_sets,
     processor_flags,
@@ -23,8 +25,8 @@ HERE_RUNS = instruction_sets(processor_flags())
 needs_compiler = pytest.mark.skipif(compiler_missing() is not None, reason=f"{compiler_missing()}")
 each_build = pytest.mark.parametrize(
     ("instructions", "emulated"),
-    [(AVX2_FMA, False), (AVX512_BF16, False), (AMX_BF16, False), (AVX2_FMA, True)],
-    ids=["avx2", "avx512_bf16", "amx_bf16", "emulated-amx"],
+    [*((found, False) for found in (AVX2_FMA, AVX_VNNI, AVX512_VNNI, AVX512_BF16, AMX_BF16)), (AVX2_FMA, True)],
+    ids=["avx2", "avx_vnni", "avx512_vnni", "avx512_bf16", "amx_bf16", "emulated-amx"],
 )
 
 

@@ -327,13 +327,13 @@ class TileAttention {  // scratch of one thread
   static void weigh_rows(const Operand* p, int64_t width, const bf16* const* values, size_t count, int64_t offset, const float* from, float* c) {
     constexpr int kBlocks = kernel::kValueBlocks;
     for (int block = 0; block < 2; block += kBlocks) {
-      Lanes acc[kBlocks][R];
-      for (int b = 0; b < kBlocks; b++)
-        for (int r = 0; r < R; r++) acc[b][r] = from ? lanes::load(from + r * kTask + (block + b) * kBlock) : lanes::zero();
+      Lanes acc[R][kBlocks];
+      for (int r = 0; r < R; r++)
+        for (int b = 0; b < kBlocks; b++) acc[r][b] = from ? lanes::load(from + r * kTask + (block + b) * kBlock) : lanes::zero();
       for (size_t i = 0; i < count; i++)
-        kernel::accumulate<R, kBlocks>(acc, p + i * kPage, width, values[i] + offset + block * kBlock * kPage, kBlock * kPage, kPage / 2);
-      for (int b = 0; b < kBlocks; b++)
-        for (int r = 0; r < R; r++) lanes::store(c + r * kTask + (block + b) * kBlock, acc[b][r]);
+        kernel::accumulate<R, kBlocks>(acc, p + i * kPage, width, values[i] + offset + block * kBlock * kPage, kPage / 2);
+      for (int r = 0; r < R; r++)
+        for (int b = 0; b < kBlocks; b++) lanes::store(c + r * kTask + (block + b) * kBlock, acc[r][b]);
     }
   }
 #endif

@@ -15,8 +15,6 @@ log = structlog.get_logger(__name__)
 
 def load_decoder(instructions: InstructionSet) -> ModuleType:
     """Build (once) and load the decoder for an instruction set; raises `ModelLoadError` if it cannot be built."""
-    if (missing := compiler_missing()) is not None:
-        raise ModelLoadError(missing)
     try:
         return load_extension("decoder", ("decoder.cpp", "int8_products.cpp"), ("-fopenmp", *instructions.flags))
     except (RuntimeError, OSError) as error:
@@ -39,8 +37,16 @@ def pick_decoder() -> tuple[ModuleType, InstructionSet]:
     candidates = instruction_sets(processor_flags())
     if not candidates:
         raise ModelLoadError(describe_missing())
+    if (missing := compiler_missing()) is not None:
+        raise ModelLoadError(missing)
     for instructions in candidates:
-        module = load_decoder(instructions)
+        try:
+            module = load_decoder(instructions)
+        except ModelLoadError as error:  # an older compiler may not know the instructions
+            if instructions is candidates[-1]:
+                raise
+            log.warning("kernel_not_built", instructions=instructions.name, reason=str(error))
+            continue
         if agrees_with_torch(module):
             return module, instructions
         log.warning("kernel_disagrees", instructions=instructions.name)

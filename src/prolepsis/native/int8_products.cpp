@@ -25,7 +25,7 @@ inline Lanes with_minimum(Lanes total, const RowGroup& x, const Scales<L>& s) {
   return L::kMinimum ? lanes::fma(s.minimum, lanes::all(x.sum), total) : total;
 }
 
-#if defined(__AVX512BF16__)
+#if defined(__AVX512VNNI__)
 
 constexpr int kTogether = 2;  // blocks that share what a sweep loads of its rows
 
@@ -43,19 +43,27 @@ inline void add_dot(Sums& sums, Bytes codes, int32_t row, int) { sums = _mm512_d
 
 constexpr int kTogether = 1;
 
+#if defined(__AVXVNNI__)
+
+using Half = __m256i;  // of the sums: of 8 columns
+
+template <class L>
+inline Half half_from(int32_t start) { return _mm256_set1_epi32(start); }
+inline __m256 as_float(Half half) { return _mm256_cvtepi32_ps(half); }
+
+// sums += four codes of each column times four values of a row.
+template <class L>
+inline void add_dot(Half& sums, __m256i codes, __m256i x, int) { sums = _mm256_dpbusd_avx_epi32(sums, codes, x); }
+
+#else
+
 struct Half {  // of the sums: of 8 columns
   __m256i sums, pairs;  // int32; int16, of the products that are not yet in `sums`
 };
-struct Sums {
-  Half low, high;
-};
 
 template <class L>
-inline Sums sums_from(int32_t start) {
-  const Half half{_mm256_set1_epi32(L::kBits == 8 ? 0 : start), _mm256_setzero_si256()};  // codes of 8 bits lose their offset below
-  return {half, half};
-}
-inline Lanes as_float(const Sums& s) { return {_mm256_cvtepi32_ps(s.low.sums), _mm256_cvtepi32_ps(s.high.sums)}; }
+inline Half half_from(int32_t start) { return {_mm256_set1_epi32(L::kBits == 8 ? 0 : start), _mm256_setzero_si256()}; }  // 8 bits lose their offset below
+inline __m256 as_float(const Half& half) { return _mm256_cvtepi32_ps(half.sums); }
 
 // Quads of which two products each, of codes up to 2^Bits - 1 and values up to 127, add up within int16.
 template <int Bits>
@@ -81,6 +89,17 @@ inline void add_dot(Half& half, __m256i codes, __m256i x, int k) {
   half.pairs = k % kRun == 0 ? products : at_once(_mm256_add_epi16(half.pairs, products));
   if (k % kRun == kRun - 1) half.sums = at_once(_mm256_add_epi32(half.sums, _mm256_madd_epi16(half.pairs, _mm256_set1_epi16(1))));
 }
+
+#endif
+
+struct Sums {
+  Half low, high;
+};
+
+template <class L>
+inline Sums sums_from(int32_t start) { return {half_from<L>(start), half_from<L>(start)}; }
+inline Lanes as_float(const Sums& s) { return {as_float(s.low), as_float(s.high)}; }
+
 template <class L>
 inline void add_dot(Sums& sums, Bytes codes, int32_t row, int k) {
   const __m256i x = _mm256_set1_epi32(row);

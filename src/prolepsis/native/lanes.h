@@ -13,7 +13,7 @@ inline bf16 to_bf16(float value) {  // round to nearest even
   return (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
 }
 
-#if defined(__AVX512BF16__)
+#if defined(__AVX512F__)
 
 using Lanes = __m512;
 
@@ -42,9 +42,47 @@ inline __mmask16 first(int count) { return count >= 16 ? 0xffff : (1u << (count 
 // The first `count` lanes of v (16 or more: all), `other` in the rest.
 inline Lanes keep_first(int count, Lanes v, Lanes other) { return _mm512_mask_mov_ps(other, first(count), v); }
 
+#if defined(__AVX512BF16__)
+
 inline void store_bf16(bf16* target, Lanes value) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(target), (__m256i)_mm512_cvtneps_pbh(value));
 }
+
+// Rounds to bf16 and stores lane by lane the pair (even, odd): 32 values.
+inline void store_pairs(bf16* target, Lanes even, Lanes odd) {
+  alignas(64) static constexpr uint16_t kOrder[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                                      8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+  const __m512i both = (__m512i)_mm512_cvtne2ps_pbh(odd, even);
+  _mm512_storeu_si512(target, _mm512_permutexvar_epi16(_mm512_load_si512(kOrder), both));
+}
+
+#else
+
+inline __m512i rounded(Lanes v) {  // bf16 in the lower half of each lane, rounded to nearest even
+  const __m512i bits = _mm512_castps_si512(v), odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+  return _mm512_srli_epi32(_mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd), 16);
+}
+inline void store_bf16(bf16* target, Lanes value) {
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(target), _mm512_cvtepi32_epi16(rounded(value)));
+}
+inline void store_bf16(float* target, Lanes value) {  // the values of bf16, as float32
+  store(target, _mm512_castsi512_ps(_mm512_slli_epi32(rounded(value), 16)));
+}
+inline void store_pairs(bf16* target, Lanes even, Lanes odd) {
+  _mm512_storeu_si512(target, _mm512_or_si512(rounded(even), _mm512_slli_epi32(rounded(odd), 16)));
+}
+
+// The even or the odd element of pairs of bf16, as float32.
+template <bool Odd>
+inline Lanes widened(__m512i pairs) {
+  return _mm512_castsi512_ps(Odd ? _mm512_and_si512(pairs, _mm512_set1_epi32(0xffff0000)) : _mm512_slli_epi32(pairs, 16));
+}
+template <bool Odd>
+inline Lanes load_of_pairs(const bf16* pairs) { return widened<Odd>(_mm512_loadu_si512(pairs)); }  // of 16 pairs
+template <bool Odd>
+inline Lanes all_of_pair(const bf16* pair) { return widened<Odd>(_mm512_set1_epi32(*reinterpret_cast<const int*>(pair))); }
+
+#endif
 
 // 32 values within int8, rounded to nearest even.
 inline __m256i as_int8(Lanes a, Lanes b) {
@@ -66,14 +104,6 @@ inline Lanes load_uint8(const uint8_t* source) {
 }
 inline Lanes load_int8(const uint8_t* source) {
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(source))));
-}
-
-// Rounds to bf16 and stores lane by lane the pair (even, odd): 32 values.
-inline void store_pairs(bf16* target, Lanes even, Lanes odd) {
-  alignas(64) static constexpr uint16_t kOrder[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
-                                                      8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
-  const __m512i both = (__m512i)_mm512_cvtne2ps_pbh(odd, even);
-  _mm512_storeu_si512(target, _mm512_permutexvar_epi16(_mm512_load_si512(kOrder), both));
 }
 
 using Bytes = __m512i;  // four for each lane
@@ -104,7 +134,10 @@ inline void store(float* p, Lanes v) {
   _mm256_storeu_ps(p, v.low);
   _mm256_storeu_ps(p + 8, v.high);
 }
-inline Lanes all(float v) { return {_mm256_set1_ps(v), _mm256_set1_ps(v)}; }
+inline Lanes all(float v) {
+  const __m256 half = _mm256_set1_ps(v);
+  return {half, half};
+}
 inline Lanes zero() { return all(0.0f); }
 inline Lanes add(Lanes a, Lanes b) { return {_mm256_add_ps(a.low, b.low), _mm256_add_ps(a.high, b.high)}; }
 inline Lanes sub(Lanes a, Lanes b) { return {_mm256_sub_ps(a.low, b.low), _mm256_sub_ps(a.high, b.high)}; }
@@ -198,11 +231,25 @@ inline Lanes load_int8(const uint8_t* source) {
   return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(all)), _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(all, 8)))};
 }
 
-// Rounds to bf16 and stores lane by lane the pair (even, odd): 32 values.
 inline void store_pairs(bf16* target, Lanes even, Lanes odd) {
   const auto pairs = [](__m256 low, __m256 high) { return _mm256_or_si256(rounded(low), _mm256_slli_epi32(rounded(high), 16)); };
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(target), pairs(even.low, odd.low));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(target) + 1, pairs(even.high, odd.high));
+}
+
+template <bool Odd>
+inline __m256 widened(__m256i pairs) {
+  return _mm256_castsi256_ps(Odd ? _mm256_and_si256(pairs, _mm256_set1_epi32(0xffff0000)) : _mm256_slli_epi32(pairs, 16));
+}
+template <bool Odd>
+inline Lanes load_of_pairs(const bf16* pairs) {
+  const auto* halves = reinterpret_cast<const __m256i*>(pairs);
+  return {widened<Odd>(_mm256_loadu_si256(halves)), widened<Odd>(_mm256_loadu_si256(halves + 1))};
+}
+template <bool Odd>
+inline Lanes all_of_pair(const bf16* pair) {
+  const __m256 element = widened<Odd>(_mm256_set1_epi32(*reinterpret_cast<const int*>(pair)));
+  return {element, element};
 }
 
 struct Bytes {  // four for each lane

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 AVX2 = ("-mavx2", "-mfma", "-mf16c")
-AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512bf16", "-mavx512vnni", "-mfma")
+AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni", "-mfma")
+BF16 = ("-mavx512bf16",)
 AMX = ("-mamx-tile", "-mamx-bf16", "-mamx-int8", "-DPROLEPSIS_AMX")
 
 
@@ -19,8 +20,10 @@ class InstructionSet:
 
 
 AVX2_FMA = InstructionSet("avx2", AVX2)
-AVX512_BF16 = InstructionSet("avx512_bf16", AVX512)
-AMX_BF16 = InstructionSet("amx_bf16", AVX512 + AMX)
+AVX_VNNI = InstructionSet("avx_vnni", (*AVX2, "-mavxvnni"))
+AVX512_VNNI = InstructionSet("avx512_vnni", AVX512)
+AVX512_BF16 = InstructionSet("avx512_bf16", AVX512 + BF16)
+AMX_BF16 = InstructionSet("amx_bf16", AVX512 + BF16 + AMX)
 
 
 def processor_flags() -> frozenset[str]:
@@ -45,19 +48,22 @@ def _fact(name: str) -> str:
 
 def instruction_sets(flags: frozenset[str]) -> tuple[InstructionSet, ...]:
     """Return the supported instruction sets among `flags`, the fastest first."""
-    found: list[InstructionSet] = []
-    if {"avx2", "fma", "f16c"} <= flags:
-        found.append(AVX2_FMA)
-    if {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_bf16", "avx512_vnni", "fma"} <= flags:
-        found.append(AVX512_BF16)
-        if {"amx_tile", "amx_bf16", "amx_int8"} <= flags:
-            found.append(AMX_BF16)
-    return tuple(reversed(found))
+    avx2 = {"avx2", "fma", "f16c"}
+    avx512 = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "fma"}
+    bf16 = avx512 | {"avx512_bf16"}
+    needs = {
+        AMX_BF16: bf16 | {"amx_tile", "amx_bf16", "amx_int8"},
+        AVX512_BF16: bf16,
+        AVX512_VNNI: avx512,
+        AVX_VNNI: avx2 | {"avx_vnni"},
+        AVX2_FMA: avx2,
+    }
+    return tuple(found for found, needed in needs.items() if needed <= flags)
 
 
 def describe_missing() -> str:
     """Say which instruction sets the native forward needs."""
-    return f"this processor ({platform.machine()}) supports none of avx2 with fma and f16c, avx512_bf16, amx_bf16"
+    return f"this processor ({platform.machine()}) lacks avx2, fma or f16c"
 
 
 def default_threads() -> int:

@@ -8,9 +8,9 @@
 #include <utility>
 
 #if defined(__AVX512BF16__)
-#include "products_avx512.h"
+#include "products_bf16.h"
 #else
-#include "products_avx2.h"
+#include "products_float.h"
 #endif
 
 namespace kernel {

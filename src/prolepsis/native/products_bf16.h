@@ -14,15 +14,15 @@ using Operand = bf16;  // of rows of attention
 inline __m512bh pair(const bf16* x) { return (__m512bh)_mm512_set1_epi32(*reinterpret_cast<const int*>(x)); }
 inline __m512bh weights(const bf16* w) { return (__m512bh)_mm512_loadu_si512(w); }
 
-// acc[b][r] += x[r] * block b of weights, over `pairs` pairs along K; blocks are `apart` elements apart.
+// acc[r][b] += x[r] * block b of weights, over `pairs` pairs along K; blocks stand one after another.
 template <int R, int B>
-inline void accumulate(Lanes (&acc)[B][R], const Operand* x, int64_t stride, const bf16* w, int64_t apart, int64_t pairs) {
+inline void accumulate(Lanes (&acc)[R][B], const Operand* x, int64_t stride, const bf16* w, int64_t pairs) {
   for (int64_t k = 0; k < pairs; k++) {
     __m512bh columns[B];
-    for (int b = 0; b < B; b++) columns[b] = weights(w + b * apart + k * 32);
+    for (int b = 0; b < B; b++) columns[b] = weights(w + (b * pairs + k) * 32);
     for (int r = 0; r < R; r++) {
       const __m512bh row = pair(x + r * stride + 2 * k);
-      for (int b = 0; b < B; b++) acc[b][r] = _mm512_dpbf16_ps(acc[b][r], row, columns[b]);
+      for (int b = 0; b < B; b++) acc[r][b] = _mm512_dpbf16_ps(acc[r][b], row, columns[b]);
     }
   }
 }
