@@ -1,6 +1,6 @@
 """Drafts and sampling inside a worker of another server, over `table_logits`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import SimpleNamespace
@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from prolepsis.sampling.sampler import Sampler
+from prolepsis.spec.comparison import StepCost
 from prolepsis.spec.draft import Draft, chain
+from prolepsis.spec.payback import Payback
 from prolepsis.spec.proposer import Proposer, SequenceView
 from prolepsis.spec.proposers.prompt_lookup import PromptLookupProposer
 from prolepsis.spec.proposers.suffix import SuffixProposer
@@ -168,6 +170,32 @@ def test_drafts_are_verified_where_passes_show_that_they_pay() -> None:
     free, dear = (server.num_drafted for server in servers)
     assert free > 900
     assert dear < free / 3, "they are tried again from time to time"
+
+
+class Resting(Payback):
+    """Lets all sequences pause."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_observed = 0
+
+    def begin(self, keys: Sequence[str], num_sequences: int) -> frozenset[str]:
+        return super().begin(keys[:0], num_sequences)
+
+    def observe(self, step: StepCost, drafts: Mapping[str, tuple[int, int]]) -> None:
+        self.num_observed += 1
+        super().observe(step, drafts)
+
+
+def test_one_in_four_steps_in_which_all_pause_is_observed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prolepsis.vllm.served.Payback", Resting)
+    server = Server()
+    server.requests = {"a": State(given())}
+    for _ in range(41):
+        server.step()
+    payback = server.served._payback
+    assert isinstance(payback, Resting)
+    assert payback.num_observed == 10
 
 
 @pytest.mark.parametrize("extra", [{"prolepsis_proposer": "none"}, {"prolepsis_depth": "deep"}, {"prolepsis_mode": 3}])

@@ -229,7 +229,8 @@ class ServedRequests:
         self._draft([one if one.sequence.key in awake else replace(one, limit=0) for one in asked], load, verify=True)
         shadow = [one if self._mode(one) == "shadow" else replace(one, limit=0) for one in asked]
         self._draft(shadow, load, verify=False)
-        self._step = _Step(list(keys), awake, context, began, self._clock()) if all(is_decoding) else None
+        is_observed = self._payback.is_due and all(is_decoding)
+        self._step = _Step(list(keys), awake, context, began, self._clock()) if is_observed else None
         return [[] if sequence.draft is None else list(sequence.draft.tokens) for sequence in sequences]
 
     def live_counts(self) -> dict[str, dict[str, list[list[int]]]]:
