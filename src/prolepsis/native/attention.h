@@ -104,14 +104,14 @@ struct Tiles {
   struct OfHead {
     int tile, head;
   };
-  std::vector<Tile> tiles;
+  std::vector<Tile> all;
   std::vector<OfHead> order;
 
   Tiles() = default;
-  Tiles(std::vector<Tile> all, int kv_heads) : tiles(std::move(all)) {
-    for (int first = 0, end = tiles.size(); first < end;) {
-      int count = 1;
-      while (first + count < end && tiles[first + count].sequence == tiles[first].sequence) count++;
+  Tiles(std::vector<Tile> tiles, int kv_heads) : all(std::move(tiles)) {
+    for (int first = 0, end = all.size(); first < end;) {
+      int count = 1;  // of this sequence
+      while (first + count < end && all[first + count].sequence == all[first].sequence) count++;
       for (int i = 0; i < count * kv_heads; i++)
         order.push_back(count > kFewTiles ? OfHead{first + i % count, i / count} : OfHead{first + i / kv_heads, i % kv_heads});
       first += count;

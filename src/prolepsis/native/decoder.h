@@ -539,8 +539,8 @@ class Decoder {
       const Shape& s = model.shape_;
       const PageLayout layout{s.head_dim};
       const auto task = [&](int64_t i) {
-        const Tile& tile = tiles.tiles[tiles.order[i].tile];
-        const int64_t h = tiles.order[i].head;
+        const auto [number, h] = tiles.order[i];
+        const Tile& tile = tiles.all[number];
         model.attention_[Team::me].run(tile, sequences[tile.sequence], positions, queries, s.heads, h, pages + h * layout.size(), page_stride,
                                        layer.shape.scoring, attention);
         for (int r = tile.first, group = s.heads / s.kv_heads; r < tile.first + tile.rows; r++)
