@@ -23,6 +23,7 @@ def test_avx512_without_bf16_multiplies_bytes() -> None:
 
 
 def test_avx512_without_vnni_is_served_by_avx2() -> None:
+    assert instruction_sets(WITH_AVX512 - {"avx512_vnni"}) == (AVX2_FMA,)
     assert instruction_sets(WITH_AVX512 - {"avx512_bf16", "avx512_vnni"}) == (AVX2_FMA,)
 
 

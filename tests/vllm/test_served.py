@@ -187,14 +187,12 @@ class Resting(Payback):
         super().observe(step, drafts)
 
 
-def test_one_in_four_steps_in_which_all_pause_is_observed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prolepsis.vllm.served.Payback", Resting)
+def test_one_in_four_steps_in_which_all_pause_is_observed() -> None:
     server = Server()
+    server.served._payback = payback = Resting()
     server.requests = {"a": State(given())}
     for _ in range(41):
         server.step()
-    payback = server.served._payback
-    assert isinstance(payback, Resting)
     assert payback.num_observed == 10
 
 

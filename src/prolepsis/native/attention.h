@@ -102,17 +102,17 @@ inline std::vector<Tile> make_tiles(const std::vector<Sequence>& sequences, cons
 // side by side in memory.
 struct Tiles {
   struct OfHead {
-    int tile, head;
+    int64_t tile, head;
   };
   std::vector<Tile> all;
   std::vector<OfHead> order;
 
   Tiles() = default;
-  Tiles(std::vector<Tile> tiles, int kv_heads) : all(std::move(tiles)) {
-    for (int first = 0, end = all.size(); first < end;) {
-      int count = 1;  // of this sequence
+  Tiles(std::vector<Tile> tiles, int64_t kv_heads) : all(std::move(tiles)) {
+    for (int64_t first = 0, end = all.size(); first < end;) {
+      int64_t count = 1;  // of this sequence
       while (first + count < end && all[first + count].sequence == all[first].sequence) count++;
-      for (int i = 0; i < count * kv_heads; i++)
+      for (int64_t i = 0; i < count * kv_heads; i++)
         order.push_back(count > kFewTiles ? OfHead{first + i % count, i / count} : OfHead{first + i / kv_heads, i % kv_heads});
       first += count;
     }
@@ -220,10 +220,10 @@ class TileAttention {  // scratch of one thread
         lanes::store(s + j, soft_cap(lanes::mul(lanes::load(s + j), lanes::all(scoring.scale)), scoring.cap));
     const Lanes minus_infinity = lanes::all(-INFINITY);
     Lanes highest[2] = {minus_infinity, minus_infinity};
-    int j = from;
-    for (; j + 32 <= whole; j += 32)
-      for (int i = 0; i < 2; i++) highest[i] = lanes::max(highest[i], lanes::load(s + j + 16 * i));
-    if (j < whole) highest[0] = lanes::max(highest[0], lanes::load(s + j));
+    int next = from;
+    for (; next + 32 <= whole; next += 32)
+      for (int i = 0; i < 2; i++) highest[i] = lanes::max(highest[i], lanes::load(s + next + 16 * i));
+    if (next < whole) highest[0] = lanes::max(highest[0], lanes::load(s + next));
     for (int i = 0; i < count; i++) highest[0] = lanes::max(highest[0], keep_seen(parts[i], lanes::load(s + parts[i]), minus_infinity));
     const float factor = (scoring.cap > 0 ? 1.0f : scoring.scale) * kLog2e;
     const Lanes slope = lanes::all(factor), offset = lanes::all(-factor * lanes::highest(lanes::max(highest[0], highest[1])));

@@ -257,11 +257,11 @@ class Decoder {
       for (int t = start; t < end; t++) pass.sequence_of.push_back(s);
     }
     const int group = shape_.heads / shape_.kv_heads;
-    pass.tiles = {make_tiles(pass.sequences, parents.data_ptr<int>(), group), static_cast<int>(shape_.kv_heads)};
+    pass.tiles = {make_tiles(pass.sequences, parents.data_ptr<int>(), group), shape_.kv_heads};
     if (pass.L < pass.T) {
       std::vector<bool> wanted(pass.T);
       for (int64_t i = 0; i < pass.L; i++) wanted[pass.logit_rows[i]] = true;
-      pass.wanted_tiles = {make_tiles(pass.sequences, parents.data_ptr<int>(), group, wanted), static_cast<int>(shape_.kv_heads)};
+      pass.wanted_tiles = {make_tiles(pass.sequences, parents.data_ptr<int>(), group, wanted), shape_.kv_heads};
     }
     return pass;
   }

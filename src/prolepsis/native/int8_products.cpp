@@ -62,7 +62,9 @@ struct Half {  // of the sums: of 8 columns
 };
 
 template <class L>
-inline Half half_from(int32_t start) { return {_mm256_set1_epi32(L::kBits == 8 ? 0 : start), _mm256_setzero_si256()}; }  // 8 bits lose their offset below
+inline Half half_from(int32_t start) {
+  return {_mm256_set1_epi32(L::kBits == 8 ? 0 : start), _mm256_setzero_si256()};  // codes of 8 bits lose their offset below
+}
 inline __m256 as_float(const Half& half) { return _mm256_cvtepi32_ps(half.sums); }
 
 // Quads of which two products each, of codes up to 2^Bits - 1 and values up to 127, add up within int16.

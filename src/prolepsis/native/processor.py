@@ -5,25 +5,30 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
-AVX2 = ("-mavx2", "-mfma", "-mf16c")
-AVX512 = ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni", "-mfma")
-BF16 = ("-mavx512bf16",)
-AMX = ("-mamx-tile", "-mamx-bf16", "-mamx-int8", "-DPROLEPSIS_AMX")
-
 
 @dataclass(frozen=True, slots=True)
 class InstructionSet:
-    """A name for reports and the compiler flags that select it."""
+    """A name for reports, the compiler flags that select it, and the processor's feature flags that it needs."""
 
     name: str
     flags: tuple[str, ...]
+    needs: frozenset[str]
 
 
-AVX2_FMA = InstructionSet("avx2", AVX2)
-AVX_VNNI = InstructionSet("avx_vnni", (*AVX2, "-mavxvnni"))
-AVX512_VNNI = InstructionSet("avx512_vnni", AVX512)
-AVX512_BF16 = InstructionSet("avx512_bf16", AVX512 + BF16)
-AMX_BF16 = InstructionSet("amx_bf16", AVX512 + BF16 + AMX)
+AVX2_FMA = InstructionSet("avx2", ("-mavx2", "-mfma", "-mf16c"), frozenset({"avx2", "fma", "f16c"}))
+AVX_VNNI = InstructionSet("avx_vnni", (*AVX2_FMA.flags, "-mavxvnni"), AVX2_FMA.needs | {"avx_vnni"})
+AVX512_VNNI = InstructionSet(
+    "avx512_vnni",
+    ("-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx512vnni", "-mfma"),
+    frozenset({"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "fma"}),
+)
+AVX512_BF16 = InstructionSet("avx512_bf16", (*AVX512_VNNI.flags, "-mavx512bf16"), AVX512_VNNI.needs | {"avx512_bf16"})
+AMX_BF16 = InstructionSet(
+    "amx_bf16",
+    (*AVX512_BF16.flags, "-mamx-tile", "-mamx-bf16", "-mamx-int8", "-DPROLEPSIS_AMX"),
+    AVX512_BF16.needs | {"amx_tile", "amx_bf16", "amx_int8"},
+)
+FASTEST_FIRST = (AMX_BF16, AVX512_BF16, AVX512_VNNI, AVX_VNNI, AVX2_FMA)
 
 
 def processor_flags() -> frozenset[str]:
@@ -48,17 +53,7 @@ def _fact(name: str) -> str:
 
 def instruction_sets(flags: frozenset[str]) -> tuple[InstructionSet, ...]:
     """Return the supported instruction sets among `flags`, the fastest first."""
-    avx2 = {"avx2", "fma", "f16c"}
-    avx512 = {"avx512f", "avx512bw", "avx512vl", "avx512dq", "avx512_vnni", "fma"}
-    bf16 = avx512 | {"avx512_bf16"}
-    needs = {
-        AMX_BF16: bf16 | {"amx_tile", "amx_bf16", "amx_int8"},
-        AVX512_BF16: bf16,
-        AVX512_VNNI: avx512,
-        AVX_VNNI: avx2 | {"avx_vnni"},
-        AVX2_FMA: avx2,
-    }
-    return tuple(found for found, needed in needs.items() if needed <= flags)
+    return tuple(found for found in FASTEST_FIRST if found.needs <= flags)
 
 
 def describe_missing() -> str:
