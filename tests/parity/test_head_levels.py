@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,9 +11,9 @@ from torch import Tensor
 from prolepsis.core.config import DRAFT_HEAD
 from prolepsis.core.requests import SamplingParams
 from prolepsis.models.heads.base import SHORTLIST, Lookahead, TreeHead
-from prolepsis.models.heads.format import HeadWeights
+from prolepsis.models.heads.format import WEIGHTS, HeadWeights, load_head
 from prolepsis.models.heads.lean import LeanHead
-from prolepsis.models.heads.levels import LevelWeights
+from prolepsis.models.heads.levels import LEVELS, LevelWeights, load_levels, save_levels
 from prolepsis.models.heads.native import NativeHead
 from prolepsis.models.protocol import Batch, SequenceInput, pack
 from prolepsis.models.targets.lean import LeanModel
@@ -20,11 +21,12 @@ from prolepsis.models.targets.lean_shape import LeanShape
 from prolepsis.models.targets.native import NativeModel
 from prolepsis.spec.proposers.head_tree import TREE_PARAMS, HeadPass, HeadTree, grow_in_one_call, grow_over_levels
 from tests.models.kernels import why_not
-from tests.models.random_heads import DRAFT_VOCAB, random_head, random_levels
+from tests.models.random_heads import DRAFT_VOCAB, random_head, random_levels, save_random_head
 from tests.models.tiny import close, rounded
 from tests.spec.sequences import FakeSequence
 
-FORWARDS = ["lean", pytest.param("native", marks=pytest.mark.skipif(why_not() is not None, reason=f"{why_not()}"))]
+NEEDS_KERNELS = pytest.mark.skipif(why_not() is not None, reason=f"{why_not()}")
+FORWARDS = ["lean", pytest.param("native", marks=NEEDS_KERNELS)]
 COUNT, WIDTH, ROWS = 3, 64, 2
 LENGTH = 20
 
@@ -163,3 +165,25 @@ def test_trees_grown_in_one_call_are_those_grown_level_by_level(params: Sampling
         assert len(draft.tokens) > 1
         assert (found.tokens, found.parents, found.buckets) == (draft.tokens, draft.parents, draft.buckets)
         assert found.survival == pytest.approx(draft.survival, rel=1e-4)
+
+
+@NEEDS_KERNELS
+def test_a_loaded_head_does_not_keep_its_files_in_memory(tmp_path: Path) -> None:
+    with rounded("llama", {"head_dim": 32}) as (_, checkpoint):
+        shape = LeanShape.from_config(checkpoint.config)
+        target = NativeModel(checkpoint, shape, "t", threads=2)
+    folder = save_random_head(tmp_path / "head", shape)
+    save_levels(folder, random_levels(shape.hidden, COUNT, WIDTH), {})
+
+    def load() -> NativeHead:
+        config, weights = load_head(folder)
+        levels = load_levels(folder, shape.hidden)
+        mapped = Path("/proc/self/maps").read_text()
+        assert str(folder / WEIGHTS) in mapped
+        assert str(folder / LEVELS) in mapped
+        return NativeHead("head", config, weights, target, levels)
+
+    head = load()
+    mapped = Path("/proc/self/maps").read_text()
+    assert head.info.levels == COUNT
+    assert str(folder) not in mapped

@@ -135,6 +135,13 @@ def test_neighbours_and_copied_pages_change_nothing(name: str) -> None:
     same(run(target, cache, one([5], 40, [more[3], *pages[1:]])), alone)
 
 
+def test_a_page_of_all_layers_lies_side_by_side() -> None:
+    target, _ = pair("llama")
+    cache = target.make_cache(3)
+    assert len(target.shape.layers) > 1
+    assert [cache.tensor[:, page].is_contiguous() for page in range(3)] == [True] * 3
+
+
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("kept", [(0, 0, 0), (1, 0, 2), (3, 40, 4), (40, 1, 0)])
 def test_rows_without_logits_change_nothing(name: str, kept: tuple[int, int, int]) -> None:

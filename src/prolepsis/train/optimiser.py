@@ -39,18 +39,19 @@ class Muon(Optimizer):
         momentum = state["momentum"]
         momentum.mul_(group["momentum"]).add_(gradient)
         direction = orthogonal(gradient + group["momentum"] * momentum, group["iterations"])
-        matrix.add_(direction, alpha=-group["lr"] * 0.2 * max(matrix.shape) ** 0.5)
+        matrix.add_(direction, alpha=-group["lr"] * 0.2 * max(matrix.shape[-2:]) ** 0.5)
 
 
 def orthogonal(matrix: Tensor, iterations: int) -> Tensor:
-    """Return a matrix of the same singular vectors with all singular values near 1 (Newton-Schulz)."""
+    """Return a matrix [.., r, c] of the same singular vectors with all singular values near 1 (Newton-Schulz)."""
     a, b, c = COEFFICIENTS
-    x: Tensor = matrix.t() if matrix.shape[0] > matrix.shape[1] else matrix
-    x = x / (torch.linalg.matrix_norm(x) + 1e-7)
+    tall = matrix.shape[-2] > matrix.shape[-1]
+    x: Tensor = matrix.mT if tall else matrix
+    x = x / (torch.linalg.matrix_norm(x, keepdim=True) + 1e-7)
     for _ in range(iterations):
-        square = x @ x.t()
+        square = x @ x.mT
         x = a * x + (b * square + c * square @ square) @ x
-    return x.t() if matrix.shape[0] > matrix.shape[1] else x
+    return x.mT if tall else x
 
 
 WARM_UP = 0.03
@@ -58,12 +59,15 @@ CLIP = 0.5
 
 
 def make_optimisers(tensors: Sequence[Tensor], head: Tensor, rates: Rates) -> list[Optimizer]:
-    """Return optimisers of all `tensors`; the output head is always AdamW's, as its rows are tokens."""
-    matrices = [t for t in tensors if t.ndim == 2 and t is not head and rates.muon > 0]
+    """Return optimisers of all `tensors`; the output head is always AdamW's, as its rows are tokens.
+
+    A tensor of more than two dimensions is a stack of matrices.
+    """
+    matrices = [t for t in tensors if t.ndim >= 2 and t is not head and rates.muon > 0]
     others = [t for t in tensors if not any(t is m for m in matrices)]
-    optimisers: list[Optimizer] = [
-        torch.optim.AdamW(others, lr=rates.adamw, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
-    ]
+    optimisers: list[Optimizer] = []
+    if others:
+        optimisers.append(torch.optim.AdamW(others, lr=rates.adamw, betas=(0.9, 0.95), weight_decay=0.0, fused=True))
     if matrices:
         optimisers.append(Muon(matrices, lr=rates.muon))
     for optimiser in optimisers:

@@ -100,7 +100,7 @@ class LevelSettings:
         int, Option("--anchors", help="answer tokens to train on; a smaller text is read again", min=1)
     ] = 400_000
     anchors_per_step: int = 512
-    rate: Annotated[float, Option(help="peak learning rate of AdamW", min=0.0)] = 1e-3
+    rate: Annotated[float, Option(help="peak learning rate of Muon", min=0.0)] = 6e-3
     level_decay: float = 0.8
     """Weight of level i is level_decay ** (i - 1)."""
     unconditioned_weight: float = 0.3
@@ -118,7 +118,7 @@ class LevelSettings:
         return TrainSettings(
             max_anchors=self.max_anchors,
             anchors_per_step=self.anchors_per_step,
-            rates=Rates(adamw=self.rate),
+            rates=Rates(muon=self.rate),
             prompt_epochs=0,
             seed=self.seed,
             measure_every=sys.maxsize,

@@ -26,10 +26,14 @@ WIDTH = 32
 
 
 class NativeCache:
-    """KV pages, packed as the attention kernel reads them: [layers, pages, kv_heads, 2 * PAGE_SIZE * d] bf16."""
+    """KV pages, packed as the attention kernel reads them: [layers, pages, kv_heads, 2 * PAGE_SIZE * d] bf16.
+
+    In memory a page's layers lie side by side, so that the first pages in use touch few huge pages of the machine.
+    """
 
     def __init__(self, module: ModuleType, layers: int, kv_heads: int, head_dim: int, num_pages: int) -> None:
-        self.tensor: Tensor = module.huge_zeros([layers, num_pages, kv_heads, 2 * PAGE_SIZE * head_dim])
+        pages: Tensor = module.huge_zeros([num_pages, layers, kv_heads, 2 * PAGE_SIZE * head_dim])
+        self.tensor = pages.transpose(0, 1)
         self._module = module
 
     @property
