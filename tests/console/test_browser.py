@@ -12,7 +12,7 @@ from prolepsis.monitoring.rules import alert_groups, all_rules, with_runbooks
 from tests.console.incident import DAMAGED, GOOD, REASON, incident
 from tests.console.scene import CHAT, POLICY, Scene, key_with
 from tests.console.served import served_scene, traffic
-from tests.models.kernels import why_not
+from tests.models.kernels import NEEDS_KERNELS
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
 axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs the package axe-playwright-python")
@@ -294,7 +294,7 @@ def link_of(alert: str, url: str) -> str:
     return str(annotations["runbook_url"])
 
 
-@pytest.mark.skipif(why_not() is not None, reason=f"no native forward here: {why_not()}")
+@NEEDS_KERNELS
 def test_from_an_alert_to_the_guilty_change_and_back_are_five_clicks(browser: Browser, tmp_path: Path) -> None:
     with incident(tmp_path) as site:
         site.requests(52)

@@ -13,9 +13,9 @@ from prolepsis.engine.thread import ThreadEngineClient
 from prolepsis.models.protocol import TargetModel
 from tests.exact.oracle import CONFIG, ask, plain, target
 from tests.fakes import outputs
-from tests.models.kernels import why_not
+from tests.models.kernels import NEEDS_KERNELS
 
-pytestmark = pytest.mark.skipif(why_not() is not None, reason=f"no native forward here: {why_not()}")
+pytestmark = NEEDS_KERNELS
 
 
 @pytest.fixture(autouse=True)

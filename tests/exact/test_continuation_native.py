@@ -11,9 +11,9 @@ from prolepsis.engine.step import Engine
 from tests.exact import test_early_exit as exits
 from tests.exact.cuts import Answer, check_cuts, serve
 from tests.exact.oracle import CONFIG, PARAMS, PROMPT, Oracle, ask, at_any_price, target
-from tests.models.kernels import why_not
+from tests.models.kernels import NEEDS_KERNELS
 
-pytestmark = pytest.mark.skipif(why_not() is not None, reason=f"no native forward here: {why_not()}")
+pytestmark = NEEDS_KERNELS
 
 CUTS = (0, 1, 20, 21, 22, 52, 53, 54, 69)  # the prompt has 75 tokens, a page 32
 

@@ -23,10 +23,10 @@ from tests.exact.oracle import CONFIG as TINY_CONFIG
 from tests.exact.oracle import PARAMS, ask, at_any_price
 from tests.exact.oracle import serve as serve_all
 from tests.fakes import Letters, outputs, terminals
-from tests.models.kernels import why_not
+from tests.models.kernels import NEEDS_KERNELS
 from tests.models.tiny import save_tiny
 
-pytestmark = pytest.mark.skipif(why_not() is not None, reason=f"no native forward here: {why_not()}")
+pytestmark = NEEDS_KERNELS
 
 CONFIG = TINY_CONFIG.model_copy(update={"kv_memory": "1MiB"})
 BESIDE: dict[str, tuple[str, ...]] = {"alone": (), "merged": ("prompt_lookup", "suffix")}

@@ -14,10 +14,10 @@ from prolepsis.models.protocol import Batch, KVCache
 from prolepsis.models.targets.native import NativeModel
 from tests.exact.oracle import CONFIG, PARAMS, PROMPT, Oracle, ask, at_any_price, plain, serve, target
 from tests.fakes import outputs, terminals
-from tests.models.kernels import why_not
+from tests.models.kernels import NEEDS_KERNELS
 from tests.models.random_heads import random_head, random_levels
 
-pytestmark = pytest.mark.skipif(why_not() is not None, reason=f"no native forward here: {why_not()}")
+pytestmark = NEEDS_KERNELS
 
 
 def with_head(head: DraftHead, threads: int = 1, **changes: object) -> Engine:

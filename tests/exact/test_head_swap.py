@@ -24,10 +24,10 @@ from prolepsis.models.heads.format import WEIGHTS
 from prolepsis.models.targets.native import NativeModel
 from tests.exact.oracle import CONFIG, PARAMS, PROMPT, Oracle, ask, at_any_price, plain, target
 from tests.fakes import drain, outputs, submit, terminals
-from tests.models.kernels import why_not
+from tests.models.kernels import NEEDS_KERNELS
 from tests.models.random_heads import record_checksum, save_random_head
 
-pytestmark = pytest.mark.skipif(why_not() is not None, reason=f"no native forward here: {why_not()}")
+pytestmark = NEEDS_KERNELS
 
 HEAD, CANDIDATE = DRAFT_HEAD, CANDIDATE_HEAD
 OTHER_PROMPT = tuple(3 + (11 * i) % 150 for i in range(40))

@@ -6,8 +6,6 @@ import signal
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams
 from prolepsis.engine.client import EngineClient
 from prolepsis.engine.process.client import ProcessEngineClient
@@ -16,10 +14,10 @@ from prolepsis.failover.client import FailoverClient
 from prolepsis.failover.members import Member
 from tests.exact.cuts import answers_of
 from tests.failover.killable_engines import check, serve
-from tests.models.kernels import why_not
+from tests.models.kernels import NEEDS_KERNELS
 from tests.train.targets import config_of, save_target
 
-pytestmark = pytest.mark.skipif(why_not() is not None, reason=f"no native forward here: {why_not()}")
+pytestmark = NEEDS_KERNELS
 
 _PARAMS = {
     "greedy": SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True),

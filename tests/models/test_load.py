@@ -14,10 +14,8 @@ from prolepsis.core.errors import MemoryPlanError, ModelLoadError
 from prolepsis.models.load import load_model, pick_device, weights_identity
 from tests.models.files.gguf_files import write_gguf
 from tests.models.files.test_tokenizer import byte_level
-from tests.models.kernels import why_not
+from tests.models.kernels import NEEDS_KERNELS
 from tests.models.tiny import one, run, save_tiny
-
-needs_native = pytest.mark.skipif(why_not() is not None, reason=f"no native forward here: {why_not()}")
 
 
 @pytest.fixture(scope="module")
@@ -95,7 +93,7 @@ def logits(folder: Path, **fields: object) -> torch.Tensor:
     return run(model, model.make_cache(1), one(list(range(3, 20)), 0, [0]))
 
 
-@needs_native
+@NEEDS_KERNELS
 @pytest.mark.parametrize(("weights", "stored", "most"), [("q8", "q8_0", 0.06), ("q4", "q4_1 and q8_0", 0.3)])
 def test_weights_are_quantised_once_and_kept(wide: Path, weights: str, stored: str, most: float) -> None:
     plain, found = logits(wide), logits(wide, weights=weights)
@@ -111,7 +109,7 @@ def test_weights_are_quantised_once_and_kept(wide: Path, weights: str, stored: s
     assert again.fingerprint != load_model(config(wide)).fingerprint
 
 
-@needs_native
+@NEEDS_KERNELS
 def test_each_model_and_format_has_a_file_of_its_own(wide: Path) -> None:
     other = save_tiny(wide.parent / "other", "llama", {"head_dim": 32, "num_hidden_layers": 1})
     byte_level().save_pretrained(wide.parent / "other")
@@ -122,7 +120,7 @@ def test_each_model_and_format_has_a_file_of_its_own(wide: Path) -> None:
     assert len(list((wide.parent / "cache" / "quantised").glob("*.safetensors"))) == 4
 
 
-@needs_native
+@NEEDS_KERNELS
 def test_a_part_of_a_file_left_by_a_killed_process_is_written_again(wide: Path) -> None:
     expected = logits(wide, weights="q8")
     (file,) = (wide.parent / "cache" / "quantised").glob("*.safetensors")
@@ -131,7 +129,7 @@ def test_a_part_of_a_file_left_by_a_killed_process_is_written_again(wide: Path) 
     assert torch.equal(logits(wide, weights="q8"), expected)
 
 
-@needs_native
+@NEEDS_KERNELS
 def test_a_quantised_file_is_read_as_it_is_or_in_bf16_only(wide: Path) -> None:
     model = save_tiny(wide.parent / "model", "llama", {"head_dim": 32})
     file = wide.parent / "m.gguf"

@@ -17,7 +17,7 @@ from prolepsis.models.targets.general import GeneralModel
 from prolepsis.models.targets.lean import LeanModel
 from prolepsis.models.targets.lean_shape import LeanShape
 from prolepsis.models.targets.native import NativeModel
-from tests.models.kernels import why_not
+from tests.models.kernels import NEEDS_KERNELS
 from tests.models.tiny import one, run
 
 pytestmark = pytest.mark.real_model
@@ -70,7 +70,7 @@ def test_the_lean_forward_agrees_with_the_class(path: Path, tokenizer: Tokenizer
     assert tokenizer.decode([int(ours[-1].argmax())]) == "1"
 
 
-@pytest.mark.skipif(why_not() is not None, reason=f"no native forward here: {why_not()}")
+@NEEDS_KERNELS
 @torch.no_grad()
 def test_the_recorded_quality_is_that_of_the_forward(path: Path, tokenizer: Tokenizer) -> None:
     """Other text than the record's, so within a factor of two: rows rounded more coarsely would be outside."""

@@ -15,10 +15,10 @@ from prolepsis.models.targets.lean_shape import LeanShape
 from prolepsis.models.targets.native import NativeCache, NativeModel
 from prolepsis.models.targets.paged_attention import PlainCache
 from tests.fakes import TableModel
-from tests.models.kernels import why_not
+from tests.models.kernels import NEEDS_KERNELS
 from tests.models.tiny import close, one, rounded, tokens
 
-FORWARDS = ["lean", pytest.param("native", marks=pytest.mark.skipif(why_not() is not None, reason=f"{why_not()}"))]
+FORWARDS = ["lean", pytest.param("native", marks=NEEDS_KERNELS)]
 LAYERS = 4
 LENGTH = 45
 PAGES = [2, 0]

@@ -15,7 +15,7 @@ from prolepsis.models.protocol import SequenceInput, pack
 from prolepsis.models.targets.lean import LeanModel
 from prolepsis.models.targets.lean_shape import LeanShape
 from prolepsis.models.targets.native import NativeModel
-from tests.models.kernels import why_not
+from tests.models.kernels import NEEDS_KERNELS
 from tests.models.random_heads import random_head
 from tests.models.tiny import FAMILIES, close, rounded
 
@@ -25,7 +25,6 @@ FLAGS: dict[str, dict[str, bool]] = {
     "norm-before-residual": {"norm_before_residual": True},
     "two-rotations": {},  # of the target, whose embeddings are scaled and whose norms are offset too
 }
-NEEDS_KERNELS = pytest.mark.skipif(why_not() is not None, reason=f"{why_not()}")
 FORWARDS = ["lean", *(pytest.param(name, marks=NEEDS_KERNELS) for name in ("native", "native-8-bit"))]
 MATRICES = ("fc", "q", "k", "v", "o", "gate", "up", "down", "lm_head")
 LENGTH = 45

@@ -20,12 +20,11 @@ from prolepsis.models.targets.lean import LeanModel
 from prolepsis.models.targets.lean_shape import LeanShape
 from prolepsis.models.targets.native import NativeModel
 from prolepsis.spec.proposers.head_tree import TREE_PARAMS, HeadPass, HeadTree, grow_in_one_call, grow_over_levels
-from tests.models.kernels import why_not
+from tests.models.kernels import NEEDS_KERNELS
 from tests.models.random_heads import DRAFT_VOCAB, random_head, random_levels, save_random_head
 from tests.models.tiny import close, rounded
 from tests.spec.sequences import FakeSequence
 
-NEEDS_KERNELS = pytest.mark.skipif(why_not() is not None, reason=f"{why_not()}")
 FORWARDS = ["lean", pytest.param("native", marks=NEEDS_KERNELS)]
 COUNT, WIDTH, ROWS = 3, 64, 2
 LENGTH = 20
@@ -128,7 +127,7 @@ def test_tokens_after_a_drafted_token(forward: str) -> None:
     assert (logprobs[0] - logprobs[1]).abs().max() > 0.2, "the drafted token matters"
 
 
-@pytest.mark.skipif(why_not() is not None, reason=f"{why_not()}")
+@NEEDS_KERNELS
 @pytest.mark.parametrize(
     "params",
     [

@@ -12,7 +12,7 @@ from prolepsis.core.errors import ModelLoadError
 from prolepsis.models.protocol import SequenceInput, pack
 from prolepsis.models.targets.lean_shape import LeanShape
 from prolepsis.models.targets.native import NativeCache, NativeModel
-from tests.models.kernels import why_not
+from tests.models.kernels import NEEDS_KERNELS
 from tests.models.tiny import (
     FAMILIES,
     LLAMA3,
@@ -43,7 +43,7 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {
 }
 
 
-pytestmark = pytest.mark.skipif(why_not() is not None, reason=f"no native forward here: {why_not()}")
+pytestmark = NEEDS_KERNELS
 
 
 @cache

@@ -14,14 +14,14 @@ from prolepsis.models.files.weights import Checkpoint, open_checkpoint
 from prolepsis.models.protocol import SequenceInput, pack
 from prolepsis.models.targets.lean_shape import LeanShape
 from prolepsis.models.targets.native import NativeModel
-from tests.models.kernels import why_not
+from tests.models.kernels import NEEDS_KERNELS
 from tests.models.tiny import save_tiny
 
 KINDS = [kind for kind in PACKED if kind != BF16]
 WIDE: dict[str, object] = {"head_dim": 32, "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8}
 CONTEXT = list(range(3, 60))
 
-pytestmark = pytest.mark.skipif(why_not() is not None, reason=f"no native forward here: {why_not()}")
+pytestmark = NEEDS_KERNELS
 
 
 def random_matrix(shape: torch.Size, kind: int, seed: int) -> StoredMatrix:

@@ -30,7 +30,7 @@ from prolepsis.train.target import Target, open_target
 from prolepsis.train.trainer import Progress
 from tests.exact.oracle import serve
 from tests.fakes import outputs, terminals
-from tests.models.kernels import why_not
+from tests.models.kernels import NEEDS_KERNELS
 from tests.train.documents import HIDDEN, VOCAB, random_document
 from tests.train.language import FIRST, LETTERS, language_run, next_token, tiny_recipe
 from tests.train.targets import config_of, save_target
@@ -78,12 +78,10 @@ def test_the_trained_model_loads_with_its_provenance(trained: DraftModelTraining
     assert {file.stat().st_mode & 0o777 for file in folder.iterdir()} == {0o644}
 
 
-@pytest.mark.parametrize("forward", ["lean", "native"])
+@pytest.mark.parametrize("forward", ["lean", pytest.param("native", marks=NEEDS_KERNELS)])
 def test_logits_of_the_export_are_the_trained_ones(trained: DraftModelTraining, forward: str) -> None:
     from prolepsis.models.protocol import SequenceInput, pack
 
-    if forward == "native" and why_not() is not None:
-        pytest.skip(f"no native forward here: {why_not()}")
     model = load_model(_config(trained, forward), str(trained.directory.exported)).model
     tokens = [FIRST + i for i in range(9)]
     logits = model.forward(pack([SequenceInput(tokens, 0, [0], keep_last=9)]), model.make_cache(1))

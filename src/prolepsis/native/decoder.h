@@ -123,7 +123,6 @@ class Decoder {
   // width] and the output head [vocab, hidden], all bf16; `target_ids` [vocab] are its tokens.
   void set_levels(Tensor enter, Tensor leave, Tensor state, Tensor token, Tensor out, Tensor head, Tensor target_ids) {
     TORCH_CHECK(fusion_ && enter.size(1) % kTask == 0, "levels of a draft head, a multiple of ", kTask, " wide");
-    // `out` and `head` are cloned, as views of a mapped file would keep all of it in memory.
     const int64_t hidden = shape_.hidden;
     Tensor embeddings = at::empty({target_ids.size(0), hidden}, at::kBFloat16);
     for (int64_t i = 0; i < target_ids.size(0); i++)
@@ -131,7 +130,8 @@ class Decoder {
     const Tensor wide = embeddings.to(at::kFloat);
     const Tensor normed = wide * at::rsqrt(wide.square().mean(-1, true) + shape_.eps);
     const auto packed = [&](const Tensor& weight) { return pack({{weight.contiguous(), static_cast<int>(Format::kBf16)}}); };
-    levels_ = Levels{enter.size(0), enter.size(1), packed(enter.flatten(0, 1)), packed(state), {}, out.clone(), head.clone(),
+    const auto copied = [](const Tensor& weight) { return weight.clone(at::MemoryFormat::Contiguous); };  // a view keeps a mapped file in memory
+    levels_ = Levels{enter.size(0), enter.size(1), packed(enter.flatten(0, 1)), packed(state), {}, copied(out), copied(head),
                      at::matmul(normed, token.to(at::kFloat).t()).to(at::kBFloat16).contiguous(), target_ids.contiguous()};
     for (int64_t i = 0; i < levels_->count; i++) levels_->leave.push_back(packed(leave[i]));
   }

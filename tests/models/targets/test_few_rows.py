@@ -6,9 +6,9 @@ from torch import nn
 
 from prolepsis.models.targets.general import FewRowsLinear, replace_linears
 from prolepsis.native.decoder import pick_decoder
-from tests.models.kernels import why_not
+from tests.models.kernels import NEEDS_KERNELS
 
-pytestmark = pytest.mark.skipif(why_not() is not None, reason=f"no few-row kernel here: {why_not()}")
+pytestmark = NEEDS_KERNELS
 SHAPES = [(576, 960, False), (1536, 576, True), (40, 7, True), (33, 100, False), (64, 32, True)]
 
 

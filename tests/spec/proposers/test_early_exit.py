@@ -19,13 +19,13 @@ from prolepsis.models.targets.native import NativeCache, NativeModel
 from prolepsis.models.targets.paged_attention import PlainCache
 from prolepsis.sampling.noise import gumbel
 from prolepsis.spec.proposers.early_exit import MAX_DEPTH, SCRATCH_PAGES, EarlyExitProposer
-from tests.models.kernels import why_not
+from tests.models.kernels import NEEDS_KERNELS
 from tests.models.tiny import save_tiny
 from tests.spec.proposers.test_draft_model import VOCAB, continuation, next_token
 from tests.spec.sequences import FakeSequence
 
 POOL = 20
-FORWARDS = ["lean", pytest.param("native", marks=pytest.mark.skipif(why_not() is not None, reason=f"{why_not()}"))]
+FORWARDS = ["lean", pytest.param("native", marks=NEEDS_KERNELS)]
 
 
 @dataclass
