@@ -10,7 +10,7 @@ namespace {
 
 using namespace stored;
 
-constexpr int K = 512, G = K / kGroup, M = 40;
+constexpr int K = 512, G = K / kGroup, M = 50;
 
 float wide(bf16 value) {
   const uint32_t bits = uint32_t(value) << 16;

@@ -29,6 +29,12 @@ inline bool allowed() {
 #endif
 }
 
+// GCC's own takes the compiler's word that only the first bytes of a configuration are read, and so may leave the others unwritten.
+inline void load(const TileConfig& config) {
+  asm volatile("" : : "m"(config));
+  _tile_loadconfig(&config);
+}
+
 inline thread_local int configured = 0;  // rows that this thread's tiles are set up for; of bytes -1000 * their depth - rows
 
 // Tiles 0-3: sums, 4-5: rows, 6-7: weights. Configures only when the shape differs from what this thread has.
@@ -43,7 +49,7 @@ inline void configure(int rows) {
   for (int t : {0, 1, 4}) config.rows[t] = upper;
   for (int t : {2, 3, 5}) config.rows[t] = lower;
   for (int t : {6, 7}) config.rows[t] = 16;
-  _tile_loadconfig(&config);
+  load(config);
 }
 
 // Sets tile 0 up for int32 sums of up to 16 rows, 4 for rows and 6 for weights of `depth` bytes along K.
@@ -58,7 +64,7 @@ inline void configure_bytes(int rows, int depth) {
   config.bytes[4] = depth;
   config.rows[0] = config.rows[4] = rows;
   config.rows[6] = depth / 4;
-  _tile_loadconfig(&config);
+  load(config);
 }
 
 // Gives the tile state back, so that the kernel need not save it; at the end of a thread's part of a pass.

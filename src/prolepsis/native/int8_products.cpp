@@ -3,6 +3,9 @@
 
 #include <array>
 
+#if defined(PROLEPSIS_AMX)
+#include "int8_tiles.h"
+#endif
 #include "products.h"
 
 namespace stored {
@@ -13,16 +16,6 @@ namespace {
 template <class L>
 inline int32_t start_of(const RowGroup& x, int i) {
   return L::kMinimum ? 0 : (L::kScales == 1 ? x.offset : x.halves[i]) * (L::kOffset / 8);
-}
-
-// total += the sum over the codes and values of one scale, in the row's and the columns' scales.
-inline Lanes added(Lanes total, Lanes sum, const RowGroup& x, Lanes scale) {
-  return lanes::fma(lanes::mul(sum, lanes::all(x.scale)), scale, total);
-}
-
-template <class L>
-inline Lanes with_minimum(Lanes total, const RowGroup& x, const Scales<L>& s) {
-  return L::kMinimum ? lanes::fma(s.minimum, lanes::all(x.sum), total) : total;
 }
 
 #if defined(__AVX512VNNI__)
@@ -146,22 +139,22 @@ inline void add_group(const RowGroup* x, const uint8_t* blocks, int64_t g, int64
   }
   if constexpr (L::kMinimum)
     for (int b = 0; b < kTogether; b++) {
-      const Scales<L> s = scales(b);
-      for (int r = 0; r < R; r++) totals[b][r] = with_minimum<L>(totals[b][r], x[r], s);
+      const Lanes minimum = scales(b).minimum;
+      for (int r = 0; r < R; r++) totals[b][r] = added(totals[b][r], x[r], minimum);
     }
 }
 
 // c[r][0:32] = x[r] * two blocks.
 template <class L, int R>
-void sweep_product(const RowGroup* rows, int, const uint8_t* blocks, int64_t G, float* c, Ahead ahead) {
-  for (int first = 0; first < 2; first += kTogether, blocks += L::block_bytes(G)) {
+void sweep_product(const RowGroup* rows, const uint8_t* blocks, int64_t G, float* c, Ahead ahead) {
+  for (int first = 0; first < 2; first += kTogether, blocks += L::block_bytes(G), ahead.task += L::block_bytes(G)) {
     Lanes totals[kTogether][R];
     for (auto& block : totals)
       for (auto& total : block) total = lanes::zero();
-    for (int64_t g = 0, next = ahead.next; g < G; g++) {
+    for (int64_t g = 0, next = ahead.sweep; g < G; g++) {
       if (g == next) {
-        for (int b = 0; b < kTogether; b++) fetch_group<L>(blocks + b * L::block_bytes(G) + ahead.bytes, g, G);
-        next += ahead.every;
+        for (int b = 0; b < kTogether; b++) fetch_group<L>(ahead.task + b * L::block_bytes(G), g, G);
+        next += ahead.sweeps;
       }
       add_group<L>(rows + g * R, blocks, g, G, totals);
     }
@@ -170,62 +163,29 @@ void sweep_product(const RowGroup* rows, int, const uint8_t* blocks, int64_t G, 
   }
 }
 
-#if defined(PROLEPSIS_AMX)
-
-constexpr int kFewRows = 4;  // that are faster without tiles
-
-// A tile holds the sums over one scale's codes and leaves after each, to be added in float32.
-template <class L>
-void tile_product(const RowGroup* rows, int count, const uint8_t* blocks, int64_t G, float* c, Ahead ahead) {
-  constexpr int kEach = kQuads / L::kScales;
-  amx::configure_bytes(count, 4 * kEach);
-  alignas(64) int32_t sums[L::kScales][kSweepRows][kBlock];
-  alignas(64) uint8_t codes[kQuads][64];
-  for (int b = 0; b < 2; b++, blocks += L::block_bytes(G), c += kBlock) {
-    for (int r = 0; r < count; r++) lanes::store(c + r * kTask, lanes::zero());
-    for (int64_t g = 0, next = ahead.next; g < G; g++) {
-      const RowGroup* x = rows + g * count;
-      if (g == next) fetch_group<L>(blocks + ahead.bytes, g, G), next += ahead.every;
-      for (int k = 0; k < kQuads; k++) lanes::store_bytes(codes[k], quad_of<L>(blocks + g * L::kCodeBytes, k));
-      for (int i = 0; i < L::kScales; i++) {
-        _tile_zero(0);
-        _tile_loadd(4, x->values + 4 * kEach * i, sizeof(RowGroup));
-        _tile_loadd(6, codes[kEach * i], 64);
-        _tile_dpbsud(0, 4, 6);
-        _tile_stored(0, sums[i], 64);
-      }
-      const Scales<L> s(blocks + G * L::kCodeBytes, g);
-      for (int r = 0; r < count; r++) {
-        Lanes total = lanes::load(c + r * kTask);
-        for (int i = 0; i < L::kScales; i++) total = added(total, lanes::load_int32(sums[i][r], start_of<L>(x[r], i)), x[r], s.scale[i]);
-        lanes::store(c + r * kTask, with_minimum<L>(total, x[r], s));
-      }
-    }
-  }
-}
-
-#else
-
-constexpr int kFewRows = kSweepRows;
-
-#endif
-
 template <class L, int... R>
 constexpr auto table(std::integer_sequence<int, R...>) {
   return std::array<Product, sizeof...(R)>{sweep_product<L, R + 1>...};
 }
 template <class L>
-constexpr auto kProducts = table<L>(std::make_integer_sequence<int, kFewRows>{});
+constexpr auto kProducts = table<L>(std::make_integer_sequence<int, kSweepRows>{});
 
 }  // namespace
 
 Product product_of(Format format, int rows) {
   return with_layout(format, [&](auto layout) -> Product {
-#if defined(PROLEPSIS_AMX)
-    if (rows > kFewRows) return tile_product<decltype(layout)>;
-#endif
     return kProducts<decltype(layout)>[rows - 1];
   });
 }
+
+#if defined(PROLEPSIS_AMX)
+Product tile_product_of(Format format, int rows) {
+  return with_layout(format, [&](auto layout) -> Product { return tiles::kProducts<tiles::SpreadOf<decltype(layout)>>[rows - kFewestTileRows]; });
+}
+
+const uint8_t* spread(Format format, const uint8_t* blocks, int64_t G) {
+  return with_layout(format, [&](auto layout) { return tiles::spread<decltype(layout)>(blocks, G); });
+}
+#endif
 
 }  // namespace stored

@@ -18,24 +18,35 @@ struct RowGroup {
   int32_t offset, halves[2];  // -8 * the sum of the values, of all and of each half: makes signed weights of unsigned ones
 };
 
-#if defined(PROLEPSIS_AMX)
-constexpr int kSweepRows = 16;
-#else
 constexpr int kSweepRows = 6;  // 12 registers of integer sums: of two blocks, or of one on AVX2
+#if defined(PROLEPSIS_AMX)
+constexpr bool kTiles = true;
+#else
+constexpr bool kTiles = false;
 #endif
+constexpr int kMostWithoutTiles = 24;                    // more rows are faster on tiles: each sum must leave a tile to be scaled
+constexpr int kFewestTileRows = 11, kMostTileRows = 16;  // of one sweep, where there are more than 24
 
 // M rows stand sweep by sweep, each as [G][rows of the sweep], so that a sweep reads one stream.
 struct Sweeps {
-  int64_t M, G;
+  const int64_t M, G;
+  const bool on_tiles = kTiles && M > kMostWithoutTiles;
+  const int64_t count = on_tiles ? (M + kMostTileRows - 1) / kMostTileRows : (M + kSweepRows - 1) / kSweepRows;
 
-  int64_t count() const { return (M + kSweepRows - 1) / kSweepRows; }
-  int64_t first(int64_t sweep) const { return M * sweep / count(); }
+  int64_t first(int64_t sweep) const { return sweep == count ? M : M * sweep / count; }
   // The place of group 0 of row t, and how far apart its groups are.
   std::pair<int64_t, int64_t> place(int64_t t) const {
-    const int64_t sweep = ((t + 1) * count() - 1) / M, from = first(sweep);
+    if (count == 1) return {t, M};
+    const int64_t sweep = ((t + 1) * count - 1) / M, from = first(sweep);
     return {from * G + t - from, first(sweep + 1) - from};
   }
 };
+
+// A sum over groups, in the one order that all products keep: what the codes of a scale add to it, and what the minimum does.
+inline Lanes added(Lanes total, Lanes sum, const RowGroup& x, Lanes scale) {
+  return lanes::fma(lanes::mul(sum, lanes::all(x.scale)), scale, total);
+}
+inline Lanes added(Lanes total, const RowGroup& x, Lanes minimum) { return lanes::fma(minimum, lanes::all(x.sum), total); }
 
 // The highest magnitude of 32 values: without their sign, the bits of bf16 are in order.
 inline float highest_magnitude(const bf16* x) {
@@ -72,24 +83,36 @@ inline void quantise(const bf16* x, int64_t K, int64_t stride, RowGroup* to) {
   }
 }
 
-// What one of several sweeps over a task fetches into L2 meanwhile: of the task that lies `bytes` further every `every`-th group, from
-// group `next` on. So memory is at work during all of the sweeps.
+// What one of several sweeps over a task fetches into L2 meanwhile, so that memory is at work during all of them: a share of the next
+// task. By groups that is every `sweeps`-th one, from group `sweep` on.
 struct Ahead {
-  int64_t bytes, next, every;
+  const uint8_t* task;
+  int64_t size, sweep, sweeps;
+
+  const uint8_t* begin() const { return task + size * sweep / sweeps; }
+  const uint8_t* end() const { return task + size * (sweep + 1) / sweeps; }
 };
 
-// c[r][0:32] = x, that many rows, times two blocks of weights of G groups.
-using Product = void (*)(const RowGroup* x, int rows, const uint8_t* blocks, int64_t G, float* c, Ahead ahead);
+// c[r][0:32] = x[r] * two blocks of weights of G groups.
+using Product = void (*)(const RowGroup* x, const uint8_t* blocks, int64_t G, float* c, Ahead ahead);
 Product product_of(Format format, int rows);  // rows: 1 to kSweepRows
+
+// The same on tiles (int8_tiles.h), for blocks that are spread before; rows: kFewestTileRows to kMostTileRows.
+Product tile_product_of(Format format, int rows);
+const uint8_t* spread(Format format, const uint8_t* blocks, int64_t G);  // in memory of this thread, until its next call
 
 // Calls epilogue(first_row, rows, c) with c[rows][32] for every sweep of `x` times two blocks of weights, `bytes` in all.
 template <class Epilogue>
 void task_product(Format format, const RowGroup* x, const Sweeps& sweeps, const uint8_t* blocks, int64_t bytes, float* c,
                   const Epilogue& epilogue) {
-  for (int64_t sweep = 0; sweep < sweeps.count(); sweep++) {
-    const int64_t first = sweeps.first(sweep), rows = sweeps.first(sweep + 1) - first;
-    product_of(format, rows)(x + first * sweeps.G, rows, blocks, sweeps.G, c, {bytes, sweep, sweeps.count()});
-    epilogue(first, rows, c);
+  const uint8_t* weights = blocks;
+  auto product_of_rows = product_of;
+  if constexpr (kTiles)
+    if (sweeps.on_tiles) weights = spread(format, blocks, sweeps.G), product_of_rows = tile_product_of;
+  for (int64_t sweep = 0, first = 0, end; sweep < sweeps.count; sweep++, first = end) {
+    end = sweeps.first(sweep + 1);
+    product_of_rows(format, end - first)(x + first * sweeps.G, weights, sweeps.G, c, {blocks + bytes, bytes, sweep, sweeps.count});
+    epilogue(first, end - first, c);
   }
 }
 

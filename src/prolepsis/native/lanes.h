@@ -89,9 +89,7 @@ inline __m256i as_int8(Lanes a, Lanes b) {
   return _mm256_set_m128i(_mm512_cvtepi32_epi8(_mm512_cvtps_epi32(b)), _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a)));
 }
 
-inline Lanes load_int32(const int32_t* source, int32_t offset) {  // source + offset
-  return _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_loadu_si512(source), _mm512_set1_epi32(offset)));
-}
+inline Lanes load_int32(const int32_t* source) { return _mm512_cvtepi32_ps(_mm512_loadu_si512(source)); }
 
 inline Lanes load(const bf16* source) {
   const __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(source)));
@@ -113,6 +111,7 @@ inline void store_bytes(uint8_t* p, Bytes v) { _mm512_storeu_si512(p, v); }
 template <int Mask>
 inline Bytes bits(Bytes v, int from) { return _mm512_and_si512(_mm512_srli_epi16(v, from), _mm512_set1_epi8(Mask)); }  // of each byte
 inline Bytes join(Bytes a, Bytes b) { return _mm512_or_si512(a, b); }
+inline Bytes less(Bytes v, int by) { return _mm512_sub_epi8(v, _mm512_set1_epi8(by)); }  // of each byte
 template <int By>
 inline Bytes shift_left(Bytes v) { return _mm512_slli_epi16(v, By); }  // of bytes that keep all their bits
 inline Lanes byte_of(Bytes v, int i) {
@@ -204,13 +203,8 @@ inline __m256i as_int8(Lanes a, Lanes b) {
   return _mm256_permutevar8x32_epi32(fours, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
 }
 
-inline __m256 widen(const int32_t* source, int32_t offset) {
-  const __m256i whole = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(source));
-  return _mm256_cvtepi32_ps(_mm256_add_epi32(whole, _mm256_set1_epi32(offset)));
-}
-inline Lanes load_int32(const int32_t* source, int32_t offset) {  // source + offset
-  return {widen(source, offset), widen(source + 8, offset)};
-}
+inline __m256 widen(const int32_t* source) { return _mm256_cvtepi32_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(source))); }
+inline Lanes load_int32(const int32_t* source) { return {widen(source), widen(source + 8)}; }
 
 inline __m256 widen(const bf16* source) {
   const __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(source)));
@@ -269,6 +263,9 @@ template <int Mask>
 inline Bytes bits(Bytes v, int from) {  // of each byte
   const __m256i mask = _mm256_set1_epi8(Mask);
   return {_mm256_and_si256(_mm256_srli_epi16(v.low, from), mask), _mm256_and_si256(_mm256_srli_epi16(v.high, from), mask)};
+}
+inline Bytes less(Bytes v, int by) {  // of each byte
+  return {_mm256_sub_epi8(v.low, _mm256_set1_epi8(by)), _mm256_sub_epi8(v.high, _mm256_set1_epi8(by))};
 }
 inline Bytes join(Bytes a, Bytes b) { return {_mm256_or_si256(a.low, b.low), _mm256_or_si256(a.high, b.high)}; }
 template <int By>

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -160,9 +161,15 @@ def check_widths(shape: LeanShape) -> None:
 
 
 def angles(rope: Rope, num_positions: int) -> tuple[Tensor, Tensor]:
-    """Return cosine and sine [num_positions, r / 2] float32 of a rotation's angles."""
+    """Return cosine and sine [num_positions, r / 2] float32 of a rotation's angles.
+
+    Computed in float64: torch's cosine in float32 differs in last bits from one start of a process to the next, where
+    two threads are the first to use it at once, and from one instruction set to another.
+    """
     found = torch.arange(num_positions).float()[:, None] * torch.tensor(rope.inv_freq)[None]
-    return found.cos() * rope.scaling, found.sin() * rope.scaling
+    exact = found.double().numpy()
+    cosine, sine = (torch.from_numpy(function(exact)).float() for function in (np.cos, np.sin))
+    return cosine * rope.scaling, sine * rope.scaling
 
 
 def add_layer(module: Any, decoder: Any, layer: LayerParts[StoredMatrix], rope: int) -> None:
