@@ -329,7 +329,7 @@ class StoppingServer(uvicorn.Server):
 
     async def _end_without_engine(self) -> None:
         """Stop once the engine has ended for good: whoever started the server can start another, and sees why."""
-        while (health := self._client.health()).alive:  # noqa: ASYNC110  engines tell nobody
+        while (health := self._client.health()).alive:  # noqa: ASYNC110  engines do not report their end
             await asyncio.sleep(READINESS_POLL_S)
         if not self.should_exit:
             log.error("engine_gone", detail=health.detail)

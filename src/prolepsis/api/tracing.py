@@ -32,7 +32,7 @@ _NOT_SENT = 499
 class RequestIdMiddleware:
     """ASGI middleware: `x-request-id` goes out as it came in, or is made up where it is missing or unfit.
 
-    Of requests that nobody signed in for, a few lines a minute of each status are written.
+    Of requests without a known caller, a few lines a minute of each status are written.
     """
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:

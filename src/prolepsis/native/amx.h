@@ -29,8 +29,8 @@ inline bool allowed() {
 #endif
 }
 
-// GCC's own takes the compiler's word that only the first bytes of a configuration are read, and so may leave the others unwritten.
-inline void load(const TileConfig& config) {
+// GCC's intrinsic names only the first 8 bytes as what it reads, so the compiler might leave the others unwritten.
+inline void load_config(const TileConfig& config) {
   asm volatile("" : : "m"(config));
   _tile_loadconfig(&config);
 }
@@ -49,7 +49,7 @@ inline void configure(int rows) {
   for (int t : {0, 1, 4}) config.rows[t] = upper;
   for (int t : {2, 3, 5}) config.rows[t] = lower;
   for (int t : {6, 7}) config.rows[t] = 16;
-  load(config);
+  load_config(config);
 }
 
 // Sets tile 0 up for int32 sums of up to 16 rows, 4 for rows and 6 for weights of `depth` bytes along K.
@@ -64,7 +64,7 @@ inline void configure_bytes(int rows, int depth) {
   config.bytes[4] = depth;
   config.rows[0] = config.rows[4] = rows;
   config.rows[6] = depth / 4;
-  load(config);
+  load_config(config);
 }
 
 // Gives the tile state back, so that the kernel need not save it; at the end of a thread's part of a pass.

@@ -24,14 +24,23 @@ constexpr bool kTiles = true;
 #else
 constexpr bool kTiles = false;
 #endif
-constexpr int kMostWithoutTiles = 24;                    // more rows are faster on tiles: each sum must leave a tile to be scaled
-constexpr int kFewestTileRows = 11, kMostTileRows = 16;  // of one sweep, where there are more than 24
+constexpr int kMostWithoutTiles = 24;  // more rows are faster on tiles: each sum must leave a tile to be scaled
+constexpr int kMostTileRows = 16;
+
+constexpr int64_t sweeps_of(int64_t rows, int most) { return (rows + most - 1) / most; }
+
+// The fewest rows of a sweep on tiles: with more sweeps, even shares come closer to the most.
+constexpr int kFewestTileRows = [] {
+  int64_t fewest = kMostTileRows;
+  for (int64_t M = kMostWithoutTiles + 1; M <= 4 * kMostTileRows; M++) fewest = std::min(fewest, M / sweeps_of(M, kMostTileRows));
+  return static_cast<int>(fewest);
+}();
 
 // M rows stand sweep by sweep, each as [G][rows of the sweep], so that a sweep reads one stream.
 struct Sweeps {
   const int64_t M, G;
   const bool on_tiles = kTiles && M > kMostWithoutTiles;
-  const int64_t count = on_tiles ? (M + kMostTileRows - 1) / kMostTileRows : (M + kSweepRows - 1) / kSweepRows;
+  const int64_t count = on_tiles ? sweeps_of(M, kMostTileRows) : sweeps_of(M, kSweepRows);
 
   int64_t first(int64_t sweep) const { return sweep == count ? M : M * sweep / count; }
   // The place of group 0 of row t, and how far apart its groups are.

@@ -28,7 +28,7 @@ const uint8_t* spread(const uint8_t* blocks, int64_t G) {
   auto* to = memory.data();
   for (int b = 0; b < 2; b++, blocks += L::block_bytes(G))
     for (int64_t g = 0; g < G; g++, to++) {
-      for (int k = 0; k < kQuads; k++) lanes::store_bytes(to->codes[k], lanes::less(quad_of<L>(blocks + g * L::kCodeBytes, k), L::kOffset));
+      for (int k = 0; k < kQuads; k++) lanes::store_bytes(to->codes[k], lanes::minus(quad_of<L>(blocks + g * L::kCodeBytes, k), L::kOffset));
       const Scales<L> scales(blocks + G * L::kCodeBytes, g);
       for (int i = 0; i < L::kScales; i++) lanes::store(to->factors[i], scales.scale[i]);
       if (L::kMinimum) lanes::store(to->factors[L::kScales], scales.minimum);

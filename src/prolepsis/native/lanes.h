@@ -111,7 +111,7 @@ inline void store_bytes(uint8_t* p, Bytes v) { _mm512_storeu_si512(p, v); }
 template <int Mask>
 inline Bytes bits(Bytes v, int from) { return _mm512_and_si512(_mm512_srli_epi16(v, from), _mm512_set1_epi8(Mask)); }  // of each byte
 inline Bytes join(Bytes a, Bytes b) { return _mm512_or_si512(a, b); }
-inline Bytes less(Bytes v, int by) { return _mm512_sub_epi8(v, _mm512_set1_epi8(by)); }  // of each byte
+inline Bytes minus(Bytes v, int by) { return _mm512_sub_epi8(v, _mm512_set1_epi8(by)); }  // of each byte
 template <int By>
 inline Bytes shift_left(Bytes v) { return _mm512_slli_epi16(v, By); }  // of bytes that keep all their bits
 inline Lanes byte_of(Bytes v, int i) {
@@ -264,7 +264,7 @@ inline Bytes bits(Bytes v, int from) {  // of each byte
   const __m256i mask = _mm256_set1_epi8(Mask);
   return {_mm256_and_si256(_mm256_srli_epi16(v.low, from), mask), _mm256_and_si256(_mm256_srli_epi16(v.high, from), mask)};
 }
-inline Bytes less(Bytes v, int by) {  // of each byte
+inline Bytes minus(Bytes v, int by) {  // of each byte
   return {_mm256_sub_epi8(v.low, _mm256_set1_epi8(by)), _mm256_sub_epi8(v.high, _mm256_set1_epi8(by))};
 }
 inline Bytes join(Bytes a, Bytes b) { return {_mm256_or_si256(a.low, b.low), _mm256_or_si256(a.high, b.high)}; }

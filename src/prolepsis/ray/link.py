@@ -65,7 +65,7 @@ class ReplicaLink:
         return self._streams.ask(request, stream)
 
     def leave(self, number: int) -> None:
-        """Nobody reads a request's events any more; what has ended is ignored."""
+        """A request's events have no reader any more; what has ended is ignored."""
         self._streams.leave(number)
 
     def tell(self, message: ControlState | Abort | OfferDraft) -> None:

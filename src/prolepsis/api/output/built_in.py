@@ -81,8 +81,8 @@ class _Reading:
 def search(pattern: "regex.Pattern[str]", text: str, position: int, *, partial: bool) -> "regex.Match[str] | None":
     """Return the first match from `position` on; raises `TimeoutError` where that takes too long.
 
-    `regex` counts the time of all threads of the process, and an engine beside it computes in several: a search is late
-    only where its own thread has used up the time.
+    `regex` counts the time of all threads of the process, in which an engine may compute with several: a search is
+    late only where its own thread has used up the time.
     """
     began = time.thread_time()
     while True:
