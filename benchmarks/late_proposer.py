@@ -42,7 +42,7 @@ from prolepsis.telemetry.logs import configure_logs
 BAD = "prediction"
 """The name that the bad proposer takes."""
 DEADLINE_S = 1.0
-OTHERS = SpeculationChoice(proposers=("suffix", "prompt_lookup"))
+OTHERS = SpeculationChoice(proposers=("suffix",))
 OWN = SpeculationChoice(proposers=(BAD,))
 IN_TIME = "no drafts"
 ARMS = {IN_TIME: 0.0, "sleeps 8 s": 8.0, "never returns": None}

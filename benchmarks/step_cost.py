@@ -42,7 +42,6 @@ from prolepsis.spec.draft import ROOT, Draft, best_first
 from prolepsis.spec.proposer import Proposer, SequenceView
 from prolepsis.spec.proposers.grammar import GrammarProposer
 from prolepsis.spec.proposers.prediction import PredictionProposer
-from prolepsis.spec.proposers.prompt_lookup import PromptLookupProposer
 from prolepsis.spec.proposers.suffix import SuffixProposer
 from prolepsis.spec.window import DraftWindow
 from prolepsis.telemetry.metrics import Metrics
@@ -132,7 +131,7 @@ class CostlyTrees(Proposer):
 def engine(seed: int) -> Engine:
     """Return an engine over a table, all of whose times are processor time."""
     target = TableTarget(seed)
-    free: list[Proposer] = [GrammarProposer(), SuffixProposer(), PromptLookupProposer(), PredictionProposer()]
+    free: list[Proposer] = [GrammarProposer(), SuffixProposer(), PredictionProposer()]
     estimates = (DraftWindow(flat_cost(8.0, 0.2)), AcceptanceEstimator())
     proposers = ProposerSet([*free, CostlyTrees(target, seed)], *estimates, VOCAB, clock=time.thread_time)
     plan = AppliedPlan()

@@ -45,7 +45,7 @@ def loaded(model: TableModel | None = None) -> LoadedModel:
 def test_assembled_engine_serves_and_says_what_it_is() -> None:
     engine = assemble(EngineConfig(kv_memory="4KiB", max_model_len=128), loaded())
     assert engine.info.exactness == "strict"
-    assert engine.info.proposers == ("grammar", "suffix", "prompt_lookup", "prediction", "client")
+    assert engine.info.proposers == ("grammar", "suffix", "prediction", "client")
     assert (engine.info.max_model_len, engine.info.fingerprint) == (128, "fp_table")
     source = request("a", [1, 2, 3], SamplingParams(temperature=0.0, max_tokens=50, ignore_eos=True, stop=("zz",)))
     assert outputs(run(engine, source))["a", 0] == reference(source, noise_key(0, 0))

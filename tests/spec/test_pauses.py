@@ -10,7 +10,7 @@ def _run(pauses: Pauses, net: dict[str, float], steps: int, number: int | None =
         awake = pauses.begin(list(net), number or len(net))
         for key in awake:
             drafted[key] += 1
-            pauses.record(key, max(0.0, net[key]), max(0.0, -net[key]), number or len(net))
+            pauses.record(key, 1, max(0.0, net[key]), max(0.0, -net[key]), number or len(net))
     return drafted
 
 
@@ -25,7 +25,7 @@ def test_pauses_grow_while_trials_fail_and_start_over_after_one_that_does_not() 
     for step in range(1, 700):
         if pauses.begin(["a"], 2):
             drafted.append(step)
-            pauses.record("a", 0.0, 0.2, 2)
+            pauses.record("a", 1, 0.0, 0.2, 2)
     assert drafted == [
         *range(1, 5),
         *range(32, 36),
@@ -45,8 +45,33 @@ def test_alone_a_sequence_has_time_to_make_up_for_a_bad_start(number: int, draft
     for step in range(100):
         if pauses.begin(["a"], number):
             drafted += 1
-            pauses.record("a", 0.5 * (step >= 4), 0.25, number)
+            pauses.record("a", 1, 0.5 * (step >= 4), 0.25, number)
     assert (drafted == 100) is drafts_on
+
+
+@pytest.mark.parametrize(
+    ("number", "cost", "looked"),
+    [
+        (1, 0.1, [1, 2, 3, 6, 11, 20, 29, 38]),
+        (1, 0.05, [*range(1, 7), 9, 14, 23, 32]),
+        (1, 0.0, [*range(1, 40)]),
+        (2, 0.0, [*range(1, 40)]),
+    ],
+)
+def test_alone_a_sequence_naps_where_looking_for_drafts_finds_none(
+    number: int, cost: float, looked: list[int]
+) -> None:
+    pauses = Pauses()
+
+    def look(step: int, num_nodes: int) -> bool:
+        awake = bool(pauses.begin(["a"], number))
+        if awake:
+            pauses.record("a", num_nodes, 1.0 * (num_nodes > 0), cost, number)
+        return awake
+
+    assert [step for step in range(1, 40) if look(step, 0)] == looked
+    assert any(look(step, 1) for step in range(40, 49)), "it looks again"
+    assert all(look(step, step % 2) for step in range(49, 80)), "a draft ends the naps"
 
 
 def test_trials_lose_at_most_their_share() -> None:
@@ -54,7 +79,7 @@ def test_trials_lose_at_most_their_share() -> None:
     for step in range(20_000):
         keys = [f"{i} {step // 64}" for i in range(16)]  # short requests, whose drafts never pay
         for key in pauses.begin(keys, 16):
-            pauses.record(key, 0.0, 0.3, 16)
+            pauses.record(key, 1, 0.0, 0.3, 16)
             lost += 0.3
         emitted += 16
         if step % 64 == 63:

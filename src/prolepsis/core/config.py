@@ -81,7 +81,7 @@ class EngineConfig(BaseModel):
         default="auto", description="bitwise equality with plain decoding; auto: if the self-check proves it"
     )
     proposers: tuple[str, ...] = Field(
-        default=("grammar", "suffix", "prompt_lookup", "prediction", "client"), description="proposers to load"
+        default=("grammar", "suffix", "prediction", "client"), description="proposers to load"
     )
     draft_model: str | None = Field(default=None, description="model that the draft_model proposer drafts with")
     draft_head: str = Field(

@@ -5,6 +5,9 @@ paused, is on trial. Every step earns `_SHARE` of its tokens as credit, and tria
 they lose, as far as they were seen, none begins without credit: so they lose at most that share, and `_MOST_CREDIT`
 tokens at each load. A sequence whose drafts paid and pay no longer gives
 back at most what they brought in its last steps before it pauses.
+
+To look for drafts costs time even if none is worth verifying. Where that has cost an only sequence more than a part of
+a token, it naps for some steps, longer each time, until a draft is worth verifying.
 """
 
 from collections import defaultdict
@@ -25,6 +28,8 @@ _PATIENCE_ALONE = 2.0  # where no other waits for it: chance and noise of times 
 _KEPT_WEIGHT = 4.0  # steps that the evidence before a pause counts for after it
 _FIRST_PAUSE, _LONGEST_PAUSE = 16, 512  # steps; each failed trial doubles it
 _LONGEST_LIGHT = 64  # steps of a pause in which proposers keep learning, where drafts pay for most sequences
+_IDLE_COST = 0.25  # tokens, in steps without a draft worth verifying, after which a sequence that is alone naps
+_FIRST_NAP, _LONGEST_NAP = 2, 8  # steps; a nap is twice as long as the one before
 _SHARE = 0.004
 _MOST_CREDIT = 8.0  # tokens, at each load; so much at most is owed too
 _TRIALS = 2  # at once, where drafts are not known to pay
@@ -135,6 +140,12 @@ class _History:
     """Proposers do not learn from it either."""
     is_cheap: bool = False
     """Only free proposers draft."""
+    idle_cost: float = 0.0
+    """Tokens that looking for drafts cost since one was worth verifying."""
+    nap: int = _FIRST_NAP
+    """Steps of its next nap."""
+    wakes: int = 0
+    """Step at which its nap ends."""
 
 
 class Pauses:
@@ -163,7 +174,7 @@ class Pauses:
             elif history.lender is not None and band > history.band:  # where drafts may pay less
                 self._settle(history)
                 self._try(history, load)
-            if not history.paused:
+            if not history.paused and self._step >= history.wakes:
                 awake.append(key)
         return awake
 
@@ -179,13 +190,15 @@ class Pauses:
         history = self._histories.get(key)
         return history is not None and history.is_cheap
 
-    def record(self, key: str, gained: float, cost: float, num_sequences: int) -> None:
-        """Learn what the drafts of a sequence brought in a step, and what they cost, in tokens."""
+    def record(self, key: str, num_nodes: int, gained: float, cost: float, num_sequences: int) -> None:
+        """Learn what drafting for a sequence brought in a step, and what it cost, in tokens; `num_nodes`: verified."""
         history = self._histories.get(key)
         if history is None or history.paused:
             return
         band = load_band(num_sequences)
         load, net = self._loads[band], gained - cost
+        if band == 0:
+            self._nap(history, num_nodes, cost)
         if history.last is not None and (history.num_new or history.trial):
             load.new.add(net, history.last)
         history.num_new, history.last = max(0, history.num_new - 1), net
@@ -221,6 +234,15 @@ class Pauses:
         load.num_trials += 1
         load.num_begun += 1
         history.is_cheap = load.new.net < 0.0 and load.num_begun % _COSTLY_TRIAL > 0
+
+    def _nap(self, history: _History, num_nodes: int, cost: float) -> None:
+        if num_nodes:
+            history.idle_cost, history.nap = 0.0, _FIRST_NAP
+            return
+        history.idle_cost += cost
+        if history.idle_cost > _IDLE_COST:
+            history.wakes = self._step + 1 + history.nap
+            history.nap = min(_LONGEST_NAP, 2 * history.nap)
 
     @staticmethod
     def _settle(history: _History) -> None:

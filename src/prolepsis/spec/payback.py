@@ -64,7 +64,7 @@ class Payback:
         each = pace * step.drafting_ms / len(drafts)
         per_node = pace * ratios.verifying * step.verifying_ms / max(1, step.num_draft_tokens)
         for key, (nodes, gained) in drafts.items():
-            self._pauses.record(key, gained, each + nodes * per_node, number)
+            self._pauses.record(key, nodes, gained, each + nodes * per_node, number)
 
     def _without_hiccup(self, step: StepCost) -> StepCost:
         """Return the step without what making its drafts took beyond all calls before."""
