@@ -58,9 +58,7 @@ def test_alone_a_sequence_has_time_to_make_up_for_a_bad_start(number: int, draft
         (2, 0.0, [*range(1, 40)]),
     ],
 )
-def test_alone_a_sequence_naps_where_looking_for_drafts_finds_none(
-    number: int, cost: float, looked: list[int]
-) -> None:
+def test_alone_a_sequence_naps_where_looking_for_drafts_finds_none(number: int, cost: float, looked: list[int]) -> None:
     pauses = Pauses()
 
     def look(step: int, num_nodes: int) -> bool:

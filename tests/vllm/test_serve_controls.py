@@ -96,7 +96,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     sizes = ("--kv-memory", "64MiB", "--max-requests", "8", "--max-step-tokens", "128", "--max-model-len", "1024")
     files = [text for name in ("kill", "breaker") for text in (f"--{name}-file", str(folder / f"{name}.json"))]
     store = ("--store", f"sqlite:///{folder / 'kept'}")
-    with serving(folder, *sizes, *files, *store, "--proposers", "suffix,prompt_lookup", "--shadow-cost", "1", "--replay-sample", "0") as http:
+    drafts = ("--proposers", "suffix,prompt_lookup", "--shadow-cost", "1")
+    with serving(folder, *sizes, *files, *store, *drafts, "--replay-sample", "0") as http:
         yield Server(http)
 
 
