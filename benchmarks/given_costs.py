@@ -49,13 +49,13 @@ from prolepsis.telemetry.logs import configure_logs
 
 ROWS_MS = {
     "amx": {1: 2.2, 4: 3.1, 5: 3.2, 8: 4.9, 12: 6.4, 16: 8.5, 20: 9.7, 24: 10.8, 32: 12.6},
-    "zen5": {1: 2.3, 4: 2.6, 8: 3.1, 16: 4.7, 32: 8.6},
+    "zen5": {1: 2.3, 4: 2.6, 8: 3.1, 16: 4.7},
     "zen4": {1: 2.9, 2: 3.0, 3: 3.2, 4: 3.6, 5: 4.0, 8: 5.7, 9: 6.5, 16: 10.3, 32: 19.8, 64: 37.6},
-    "zen3": {1: 7.0, 2: 7.6, 4: 8.6, 8: 13.0, 16: 20.0, 32: 36.0},
+    "zen3": {1: 6.5, 2: 6.9, 6: 7.4, 8: 9.9, 12: 13.8, 16: 20.5, 24: 28.0},
 }
-"""Milliseconds of a pass of the default model by rows, at about `CONTEXT` cached tokens, on two cores."""
+"""Milliseconds of a pass of the default model by rows, at about `CONTEXT` cached tokens, on two cores (docs/log.md)."""
 CONTEXT, CONTEXT_MS = 256, 0.5
-"""And of each further 1,000 cached tokens."""
+"""And of each further 1,000 cached tokens, about as on a Zen 4."""
 STEP_MS, ROW_MS = 0.2, 0.02
 """Of a step outside its pass, and of each sequence in it; these and the next on a Zen 4."""
 LOOK_MS, LOOK_SEQUENCE_MS = 0.17, 0.02
@@ -89,6 +89,8 @@ class Given:
     @classmethod
     def parse(cls, run: str) -> "Given":
         name, temperature, at_once, *factor = run.split(":")
+        if name not in ROWS_MS:
+            raise SystemExit(f"{run}: costs of {name!r}; allowed: {', '.join(ROWS_MS)}")
         return cls(curve(name), float(temperature), int(at_once), float(factor[0]) if factor else 1.0)
 
 
