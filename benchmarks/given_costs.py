@@ -14,8 +14,9 @@ import argparse
 import math
 import random
 import statistics
+from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -25,27 +26,38 @@ from prolepsis.cli.bench.prompts import encode_prompts, load_prompts
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.events import Failed, Finished, Tokens
 from prolepsis.core.messages import Submit
+from prolepsis.core.page_size import PAGE_SIZE
+from prolepsis.core.plan import AppliedPlan
 from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
-from prolepsis.engine.build import FREE_PROPOSERS, assemble
+from prolepsis.engine.build import assemble
+from prolepsis.engine.client import EngineInfo
+from prolepsis.engine.hidden_states import HiddenStateRouter
+from prolepsis.engine.paging import Paging
 from prolepsis.engine.rows import Row, SampledTokens
 from prolepsis.engine.runner import Computed
-from prolepsis.engine.step import Engine
-from prolepsis.models.heads.base import (
-    Candidates,
-    DraftTree,
-    HeadInfo,
-    Lookahead,
-    TreeHead,
-    TreeParams,
-    TreeSpec,
-)
+from prolepsis.engine.scheduler import Scheduler, SchedulerLimits
+from prolepsis.engine.speculation import Speculation
+from prolepsis.engine.step import Engine, EngineParts
+from prolepsis.engine.timings import Timings
+from prolepsis.engine.verification import Verification
+from prolepsis.kv.pages import PagePool
+from prolepsis.models.heads.base import DraftHead
 from prolepsis.models.heads.registry import head_for
 from prolepsis.models.load import LoadedModel, load_model
-from prolepsis.models.protocol import Batch, KVCache
+from prolepsis.sampling.sampler import Sampler
+from prolepsis.spec.acceptance import AcceptanceEstimator
+from prolepsis.spec.choose import ProposerSet
 from prolepsis.spec.cost import CostCurve
 from prolepsis.spec.draft import Draft
-from prolepsis.spec.proposer import HiddenStates, Proposer, SequenceView
+from prolepsis.spec.payback import Payback
+from prolepsis.spec.proposer import Proposer, SequenceView
+from prolepsis.spec.proposers.head import HeadProposer
+from prolepsis.spec.proposers.head_slots import HeadState
+from prolepsis.spec.proposers.head_tree import HeadPass, HeadTree
+from prolepsis.spec.proposers.suffix import SuffixProposer
+from prolepsis.spec.window import DraftWindow
 from prolepsis.telemetry.logs import configure_logs
+from prolepsis.train.synthesis import FeatureRecorder, plain
 
 ROWS_MS = {
     "amx": {1: 2.2, 4: 3.1, 5: 3.2, 8: 4.9, 12: 6.4, 16: 8.5, 20: 9.7, 24: 10.8, 32: 12.6},
@@ -64,7 +76,9 @@ HEAD_MS, HEAD_SEQUENCE_MS, HEAD_TOKEN_MS = 0.11, 0.02, 0.006
 """Of a call of the head, of each of its sequences, and of each token that it reads for the first time."""
 AFTER_MS, LEARN_MS = 0.1, 0.065
 """By which a pass is slower in a step that looked for drafts, and of what proposers learn of a sequence's step."""
-CONFIG = EngineConfig(max_model_len=2048, kv_memory="384MiB", prefix_cache=False, proposers=("suffix", "client"))
+CONFIG = EngineConfig(kv_memory="384MiB")
+LENGTH, SEQUENCES, PAGES = 2048, 64, 512
+"""Longest sequence, sequences at once and pages of a replay."""
 
 
 def curve(costs: str) -> CostCurve:
@@ -120,7 +134,7 @@ class Clock:
 class Looking(Proposer):
     """Has no drafts; it takes the time of those that look for some, and of learning."""
 
-    name = "client"
+    name = "looking"
     free = True
 
     def __init__(self, clock: Clock) -> None:
@@ -135,137 +149,123 @@ class Looking(Proposer):
         self._clock.spend(LEARN_MS)
 
 
-class PricedHead:
+class PricedHead(HeadProposer):
     """A head whose calls cost what is given."""
 
-    def __init__(self, head: TreeHead, clock: Clock) -> None:
-        self._head = head
+    def __init__(self, head: DraftHead, clock: Clock) -> None:
+        super().__init__(head, num_pages=PAGES, max_sequences=SEQUENCES)
         self._clock = clock
 
-    @property
-    def info(self) -> HeadInfo:
-        return self._head.info
-
-    def make_cache(self, num_pages: int) -> KVCache:
-        return self._head.make_cache(num_pages)
-
-    def committed(self, batch: Batch, cache: KVCache, features: Tensor, count: int) -> Candidates:
-        return self._head.committed(batch, cache, features, count)
-
-    def drafted(self, batch: Batch, cache: KVCache, states: Tensor, count: int) -> Candidates:
-        return self._head.drafted(batch, cache, states, count)
-
-    def look_ahead(self, batch: Batch, cache: KVCache, features: Tensor, count: int) -> Lookahead:
-        return self._head.look_ahead(batch, cache, features, count)
-
-    def follow(
-        self, lookahead: Lookahead, places: Sequence[int], tokens: Sequence[int], count: int
-    ) -> tuple[Tensor, Tensor]:
-        return self._head.follow(lookahead, places, tokens, count)
-
-    def trees(
-        self, batch: Batch, cache: KVCache, features: Tensor, tree_params: TreeParams, specs: Sequence[TreeSpec]
-    ) -> list[DraftTree]:
-        self._clock.spend(HEAD_MS + HEAD_SEQUENCE_MS * len(specs) + HEAD_TOKEN_MS * (len(features) - len(specs)))
-        return self._head.trees(batch, cache, features, tree_params, specs)
+    def _unwritten(self, trees: Sequence[HeadTree], states: Sequence[HeadState]) -> HeadPass:
+        found = super()._unwritten(trees, states)
+        num_read = len(found.features) - len(trees)
+        self._clock.spend(HEAD_MS + HEAD_SEQUENCE_MS * len(trees) + HEAD_TOKEN_MS * num_read)
+        return found
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
 class Recording:
     """What the target says to a prompt, and its hidden states of every token but the last."""
 
     prompt: tuple[int, ...]
     params: SamplingParams
-    tokens: list[int] = field(default_factory=list)
-    parts: list[Tensor] = field(default_factory=list)
-    features: Tensor = field(default_factory=lambda: torch.empty(0))
+    tokens: tuple[int, ...]
+    features: Tensor  # [tokens computed, aux_layers * hidden] bfloat16
 
 
-class Recorder:
-    """Takes the hidden states of the one sequence that is decoded."""
-
-    def __init__(self, aux_layers: Sequence[int]) -> None:
-        self.aux_layers = aux_layers
-        self.parts: list[Tensor] = []
-
-    def take(self, states: Sequence[HiddenStates]) -> None:
-        self.parts += [one.features.clone() for one in states]
-
-
+@dataclass
 class Replay:
     """Runs passes by returning what was recorded, at given costs."""
 
-    def __init__(self, recordings: dict[str, Recording], given: Given, vocab_size: int, clock: Clock) -> None:
-        self._recordings = recordings
-        self._given = given
-        self._vocab_size = vocab_size
-        self._clock = clock
-        self.only_decodes = False
-        """Whether the last pass computed no prompt."""
+    recordings: Sequence[Recording]
+    """A request is named by its place among them."""
+    given: Given
+    vocab_size: int
+    clock: Clock
+    only_decodes: bool = False
+    """Whether the last pass computed no prompt."""
 
     def forward(self, rows: Sequence[Row], aux_layers: tuple[int, ...] = ()) -> Computed:
         nexts: list[int] = []
         features: list[Tensor] = []
         for row in rows:
             sequence, end = row.sequence, row.start + row.num_tokens
-            recording = self._recordings[sequence.request.request_id]
+            recording = self.recordings[int(sequence.request.request_id)]
             answer = [*recording.prompt, *recording.tokens]
             depths = row.draft.depths() if row.draft else ()
             places = [*range(row.start, end), *(min(end + depth - 1, len(recording.features) - 1) for depth in depths)]
             features.append(recording.features[places])
             if row.samples_next:
                 nexts += [answer[min(end + depth, len(answer) - 1)] for depth in (0, *depths)]
-        logits = torch.full((len(nexts), self._vocab_size), -1e4)
+        logits = torch.full((len(nexts), self.vocab_size), -1e4)
         logits[range(len(nexts)), nexts] = 0.0
-        cost, context = self._given.costs, sum(row.start for row in rows)
+        cost, context = self.given.costs, sum(row.start for row in rows)
         plain_ms = cost.ms(sum(row.num_tokens for row in rows), context)
         added_ms = cost.ms(sum(row.num_scheduled_tokens for row in rows), context) - plain_ms
         self.only_decodes = all(row.num_tokens == 1 for row in rows)
-        ms = plain_ms + self._given.factor * added_ms + AFTER_MS * self._clock.has_looked
-        self._clock.spend(ms, exactly=not self.only_decodes)  # prompts are long: chance would hide the rest
-        self._clock.spend(STEP_MS + ROW_MS * len(rows))
-        self._clock.has_looked = False
+        ms = plain_ms + self.given.factor * added_ms + AFTER_MS * self.clock.has_looked
+        self.clock.spend(ms, exactly=not self.only_decodes)  # prompts are long: chance would hide the rest
+        self.clock.spend(STEP_MS + ROW_MS * len(rows))
+        self.clock.has_looked = False
         return Computed(logits, torch.cat(features) if aux_layers else None, nexts)
 
     def compact(self, rows: Sequence[Row], sampled: Sequence[SampledTokens | None]) -> None:
         """Nothing was written."""
 
 
-def submit(engine: Engine, name: str, recording: Recording, mode: str) -> None:
-    choice = SpeculationChoice("auto" if mode == "auto" else "off")
-    engine.send(Submit(GenerateRequest(name, recording.prompt, recording.params, speculation=choice), engine.clock()))
-
-
 def record(
-    loaded: LoadedModel, head: TreeHead, prompts: Sequence[tuple[int, ...]], params: Sequence[SamplingParams]
+    loaded: LoadedModel, head: DraftHead, prompts: Sequence[tuple[int, ...]], temperature: float, num_tokens: int
 ) -> list[Recording]:
-    recorder = Recorder(head.info.aux_layers)
-    engine = assemble(CONFIG.model_copy(update={"num_speculative_tokens": 0}), loaded, consumers=[recorder])
-    recordings = [Recording(prompt, one) for prompt, one in zip(prompts, params, strict=True)]
-    for i, recording in enumerate(recordings):
-        recorder.parts = []
-        submit(engine, str(i), recording, "off")
+    recorder = FeatureRecorder(head.info.aux_layers)
+    engine = assemble(plain(CONFIG, LENGTH), loaded, consumers=[recorder])
+    recordings: list[Recording] = []
+    for i, prompt in enumerate(prompts):
+        top_p = 0.95 if temperature else 1.0
+        params = SamplingParams(temperature=temperature, top_p=top_p, seed=i, max_tokens=num_tokens, ignore_eos=True)
+        recorder.watch(f"{i}/0")
+        engine.send(Submit(GenerateRequest(str(i), prompt, params), engine.clock()))
+        tokens: list[int] = []
         while engine.has_work:
             for event in engine.step():
-                recording.tokens += event.token_ids if isinstance(event, Tokens) else ()
-        recording.features = torch.cat(recorder.parts)
+                tokens += event.token_ids if isinstance(event, Tokens) else ()
+        recordings.append(Recording(prompt, params, tuple(tokens), recorder.collect(f"{i}/0")))
     return recordings
 
 
-def replay(
-    loaded: LoadedModel, head: TreeHead, recordings: Sequence[Recording], given: Given, *, mode: str, clock: Clock
-) -> tuple[float, float]:
+def engine_of(runner: Replay, loaded: LoadedModel, head: DraftHead) -> Engine:
+    """Return an engine that decides about drafts as a served one does."""
+    info, clock, plan = loaded.model.info, runner.clock, AppliedPlan()
+    drafter = PricedHead(head, clock)
+    window = DraftWindow(runner.given.costs, token_overhead_ms=0.01)
+    drafters = [SuffixProposer(), Looking(clock), drafter]
+    proposers = ProposerSet(drafters, window, AcceptanceEstimator(), info.vocab_size, clock)
+    budget = CONFIG.max_step_tokens
+    limits = SchedulerLimits(SEQUENCES, budget, LENGTH, info.vocab_size, info.eos_token_ids)
+    paging = Paging(PagePool(PAGES, PAGE_SIZE, prefix_cache=False), drafter.copy_page)
+    parts = EngineParts(
+        info=EngineInfo(info.name, "replay", info.vocab_size, LENGTH, "replay", "strict", "replay", proposers.names),
+        plan=plan,
+        scheduler=Scheduler(limits, paging, plan),
+        speculation=Speculation(
+            proposers, max_step_tokens=budget, max_model_len=LENGTH, payback=Payback(), clock=clock
+        ),
+        runner=runner,
+        verifier=Verification(Sampler(info.vocab_size, info.eos_token_ids), max_model_len=LENGTH),
+        hidden_states=HiddenStateRouter([drafter]),
+    )
+    engine = Engine(parts)
+    engine.timings = Timings(clock=clock)
+    return engine
+
+
+def replay(engine: Engine, runner: Replay, choice: SpeculationChoice) -> tuple[float, float]:
     """Return the seconds of decoding steps and of all."""
-    FREE_PROPOSERS["client"] = lambda _: Looking(clock)
-    by_name = {str(i): recording for i, recording in enumerate(recordings)}
-    engine = assemble(CONFIG, loaded, head=PricedHead(head, clock), cost=given.costs, clock=clock)
-    engine.runner = runner = Replay(by_name, given, loaded.model.info.vocab_size, clock)
-    engine.timings.clock = clock
-    waiting, num_live, decoding = list(by_name), 0, 0.0
+    clock, waiting, num_live, decoding = runner.clock, deque(enumerate(runner.recordings)), 0, 0.0
     while waiting or num_live:
-        while waiting and num_live < given.at_once:
-            name = waiting.pop(0)
-            submit(engine, name, by_name[name], mode)
+        while waiting and num_live < runner.given.at_once:
+            i, recording = waiting.popleft()
+            source = GenerateRequest(str(i), recording.prompt, recording.params, speculation=choice)
+            engine.send(Submit(source, engine.clock()))
             num_live += 1
         began, events = clock.now, engine.step()
         assert not any(isinstance(event, Failed) for event in events), events
@@ -285,26 +285,23 @@ def main() -> None:
     configure_logs("error")
     loaded = load_model(CONFIG)
     head = head_for("auto", loaded)
-    assert isinstance(head, TreeHead), "the default model's head grows trees"
+    assert head is not None, "the default model has a head"
     prompts = [prompt.token_ids for prompt in encode_prompts(load_prompts(args.prompts), loaded.tokenizer)]
     recorded: dict[float, list[Recording]] = {}
     for run in args.runs:
         given = Given.parse(run)
         temperature, ratios = given.temperature, list[tuple[float, float]]()
         if temperature not in recorded:
-            top_p = 0.95 if temperature else 1.0
-            params = [
-                SamplingParams(temperature=temperature, top_p=top_p, seed=i, max_tokens=args.tokens, ignore_eos=True)
-                for i in range(len(prompts))
-            ]
-            recorded[temperature] = record(loaded, head, prompts, params)
+            recorded[temperature] = record(loaded, head, prompts, temperature, args.tokens)
         for order in range(args.orders):
             recordings = random.Random(order).sample(recorded[temperature], len(prompts))
-            plain, auto = (
-                replay(loaded, head, recordings, given, mode=mode, clock=Clock(random.Random(order), args.noise))
-                for mode in ("off", "auto")
-            )
-            ratios.append((plain[0] / auto[0], plain[1] / auto[1]))
+            seconds: list[tuple[float, float]] = []
+            for choice in (SpeculationChoice("off"), SpeculationChoice()):
+                clock = Clock(random.Random(order), args.noise)
+                runner = Replay(recordings, given, loaded.model.info.vocab_size, clock)
+                seconds.append(replay(engine_of(runner, loaded, head), runner, choice))
+            plain_s, auto_s = seconds
+            ratios.append((plain_s[0] / auto_s[0], plain_s[1] / auto_s[1]))
         shown = [f"{statistics.median(one):.3f}x ({min(one):.3f}-{max(one):.3f})" for one in zip(*ratios, strict=True)]
         print(f"{run:<16} decoding {shown[0]}, all {shown[1]}", flush=True)
 

@@ -1,6 +1,5 @@
 """Builds an engine from a configuration: the one place that puts its parts together."""
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -47,7 +46,7 @@ from prolepsis.sampling.sampler import Sampler
 from prolepsis.spec.acceptance import AcceptanceEstimator
 from prolepsis.spec.call_watch import CallWatch
 from prolepsis.spec.choose import ProposerSet
-from prolepsis.spec.cost import CostCurve, flat_cost
+from prolepsis.spec.cost import flat_cost
 from prolepsis.spec.payback import Payback
 from prolepsis.spec.proposer import HiddenStateConsumer, Proposer
 from prolepsis.spec.proposers.client import ClientProposer
@@ -111,14 +110,11 @@ def assemble(
     consumers: Sequence[HiddenStateConsumer] = (),
     find_head: Callable[[str], DraftHead | None] | None = None,
     reserved: Sequence[MemoryUse] = (),
-    cost: CostCurve | None = None,
-    clock: Callable[[], float] = time.perf_counter,
 ) -> Engine:
     """Return an engine around loaded models; `consumers` take the target's hidden states, as the head does.
 
     `find_head` loads by name the heads that replace this one later; default: those of the registry. `reserved` is what
-    the process takes of memory besides the engine. `cost` is that of passes (None: measured here), `clock` times the
-    proposers. Raises `MemoryPlanError` if the machine has too little.
+    the process takes of memory besides the engine. Raises `MemoryPlanError` if the machine has too little.
     """
     model, info = target.model, target.model.info
     max_model_len = _context_length(config, info.max_positions)
@@ -136,7 +132,7 @@ def assemble(
         proposers.append(EarlyExitProposer(early, cache, **scratch))
     if slot.head is not None:
         proposers.append(slot.head)
-    speculation = _speculation(config, target, proposers, max_model_len, cost=cost, clock=clock)
+    speculation = _speculation(config, target, proposers, max_model_len)
     hidden_states = _hidden_states(model, [*([slot.head] if slot.head else []), *consumers])
     plan = AppliedPlan(SpecPlan(num_speculative_tokens=config.num_speculative_tokens))
     sampler = Sampler(info.vocab_size, info.eos_token_ids, threads=threads)
@@ -206,31 +202,23 @@ def _installed_heads(target: LoadedModel, root: Path | None) -> list[InstalledHe
 
 
 def _speculation(
-    config: EngineConfig,
-    target: LoadedModel,
-    proposers: Sequence[Proposer],
-    max_model_len: int,
-    *,
-    cost: CostCurve | None,
-    clock: Callable[[], float],
+    config: EngineConfig, target: LoadedModel, proposers: Sequence[Proposer], max_model_len: int
 ) -> Speculation:
-    if cost is None:
-        file = curve_file(target.fingerprint, config.threads or default_threads(), build_of(target.model))
-        cost = cost_curve(target.model, file) if proposers else flat_cost()
+    threads = config.threads or default_threads()
+    file = curve_file(target.fingerprint, threads, build_of(target.model))
+    cost = cost_curve(target.model, file) if proposers else flat_cost()
     return Speculation(
         ProposerSet(
             proposers,
             DraftWindow(cost, token_overhead_ms=0.01),
             AcceptanceEstimator(),
             target.model.info.vocab_size,
-            clock,
             watch=CallWatch(config.propose_limit_ms / 1000.0 if config.propose_limit_ms else None),
         ),
         max_step_tokens=config.max_step_tokens,
         max_model_len=max_model_len,
         shadow_cost=config.shadow_cost,
         payback=Payback(),
-        clock=clock,
     )
 
 
