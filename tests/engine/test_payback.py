@@ -72,6 +72,27 @@ def test_a_sequence_that_pauses_is_decoded_plainly_with_the_reason_and_its_text_
     assert payback.forgotten == ["a/0", "b/0"]
 
 
+class Napping(Told):
+    """Lets all sequences draft in every third step only."""
+
+    def begin(self, keys: Sequence[str], num_sequences: int) -> frozenset[str]:
+        self.begun.append((tuple(keys), num_sequences))
+        return frozenset(keys if len(self.begun) % 3 == 0 else ())
+
+    def rests(self, key: str) -> bool:
+        return False
+
+
+def test_what_a_sequence_emits_while_it_pauses_is_learned_when_it_may_draft_again() -> None:
+    engine, scripted = _engine(Napping())
+    events = run(engine, request("a", PROMPT))
+    text = outputs(events)
+    assert text == outputs(run(build(EngineSetup()), request("a", PROMPT)))
+    news = [new for key, new in scripted.committed if key == "a/0"]
+    assert sum(news) == len(PROMPT) + len(text["a", 0]), "each token once"
+    assert news[1:5] == [2, 1, 2, 1], "those of a pause, then that of the step"
+
+
 def test_a_step_is_observed_with_the_gain_of_its_drafts() -> None:
     payback = Told(["b/0"])
     engine, _ = _engine(payback)

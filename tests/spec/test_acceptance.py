@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prolepsis.spec.acceptance import AcceptanceEstimator, Scoreboard, Tilt, survivals
+from prolepsis.spec.acceptance import AcceptanceEstimator, Scoreboard, survivals
 from prolepsis.spec.draft import Draft, chain
 from tests.spec.drafts import rate
 from tests.spec.sequences import FakeSequence
@@ -70,28 +70,15 @@ def test_the_likeliest_nodes_estimate_the_gain_of_a_proposer() -> None:
 
 def test_a_childs_survival_is_never_above_its_parents() -> None:
     draft = Draft((1, 2, 3, 4), (-1, 0, -1, 2), "p", survival=(0.6, 0.5, 0.3, 0.3))
-    alive = survivals(draft, AcceptanceEstimator().rates(draft), factor=5.0)
+    alive = survivals(draft, [5.0 * rate for rate in AcceptanceEstimator().rates(draft)])
     assert alive[1] <= alive[0] <= 1.0
     assert alive[3] <= alive[2] <= 1.0
-
-
-def test_tilt_tells_a_better_request_from_the_rest() -> None:
-    tilt, draft = Tilt(), chain((1,), "p")
-    assert tilt.factor == 1.0
-    for _ in range(30):
-        tilt.record(1.0, 0.5)
-    assert tilt.factor > 1.2
-    assert survivals(draft, [0.5], tilt.factor)[0] > 0.6
-
-
-def _add(board: Scoreboard, estimator: AcceptanceEstimator, sequence: FakeSequence, draft: Draft) -> None:
-    board.add(sequence, draft, estimator.rates(draft))
 
 
 def test_a_position_is_a_trial_only_if_all_before_it_were_committed() -> None:
     estimator = AcceptanceEstimator(prior=0.5)
     board, sequence = Scoreboard(estimator), FakeSequence([1, 2])
-    _add(board, estimator, sequence, chain((7, 8, 9), "p"))
+    board.add(sequence, chain((7, 8, 9), "p"))
     sequence.tokens += [7, 5, 9]
     board.commit(sequence)
     assert rate(estimator, "p", 0, 0) > 0.5
@@ -104,7 +91,7 @@ def test_a_position_is_a_trial_only_if_all_before_it_were_committed() -> None:
 def test_tokens_that_come_one_by_one_are_judged_when_they_come() -> None:
     estimator = AcceptanceEstimator()
     board, sequence = Scoreboard(estimator), FakeSequence([1])
-    _add(board, estimator, sequence, chain((7, 8), "p"))
+    board.add(sequence, chain((7, 8), "p"))
     board.commit(sequence)
     assert estimator.trials("p", 0, 0) == (0.0, 0.0)
     for token in (7, 8):
@@ -117,7 +104,7 @@ def test_tokens_that_come_one_by_one_are_judged_when_they_come() -> None:
 def test_every_sibling_is_a_trial() -> None:
     estimator = AcceptanceEstimator()
     board, sequence = Scoreboard(estimator), FakeSequence([1])
-    _add(board, estimator, sequence, Draft((7, 8, 5, 6), (-1, 0, -1, 2), "p", buckets=(0, 1, 2, 3)))
+    board.add(sequence, Draft((7, 8, 5, 6), (-1, 0, -1, 2), "p", buckets=(0, 1, 2, 3)))
     sequence.tokens += [5, 9]
     board.commit(sequence)
     trials = [estimator.trials("p", bucket, depth) for bucket, depth in ((0, 0), (1, 1), (2, 0), (3, 1))]
@@ -129,7 +116,7 @@ def test_a_draft_that_is_rarely_verified_gets_the_same_estimate() -> None:
     estimator, rng = AcceptanceEstimator(), random.Random(1)
     board, sequence = Scoreboard(estimator), FakeSequence([0])
     for _ in range(3000):
-        _add(board, estimator, sequence, chain((1, 1, 1), "p"))
+        board.add(sequence, chain((1, 1, 1), "p"))
         sequence.tokens.append(1 if rng.random() < 0.6 else 0)  # one token a step: nothing was verified
         board.commit(sequence)
     for position in range(3):
@@ -139,8 +126,9 @@ def test_a_draft_that_is_rarely_verified_gets_the_same_estimate() -> None:
 def test_an_ended_sequence_leaves_nothing_behind() -> None:
     estimator = AcceptanceEstimator()
     board, sequence = Scoreboard(estimator), FakeSequence([1])
-    _add(board, estimator, sequence, chain((7,), "p"))
-    board.tilt(sequence, "p")
+    board.add(sequence, chain((7,), "p"))
+    sequence.tokens.append(7)
+    board.commit(sequence)
     board.drop(sequence)
     assert not board._pending
-    assert not board._tilts
+    assert not board._num_judged

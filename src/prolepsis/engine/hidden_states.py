@@ -90,7 +90,8 @@ class HiddenStateRouter:
             part = None
             if features is not None and route in self._capturing:
                 right = left + len(route.consumer.aux_layers) * hidden
-                part, left = features[:, left:right], right
+                part = features if len(self._capturing) == 1 else features[:, left:right]
+                left = right
             try:
                 route.feed(rows, sampled, part)
             except Exception:  # contained: see above
@@ -115,14 +116,14 @@ def _cut(
             first += row.num_scheduled_tokens
             continue
         end = first + row.num_tokens
-        tokens, part = row.sequence.tokens[row.start : row.start + row.num_tokens], features[first:end]
+        tokens = row.sequence.tokens[row.start : row.start + row.num_tokens]
         path = result.path if result is not None and row.draft is not None else ()
-        if path and row.draft is not None:
+        if row.draft is not None:
             tokens = [*tokens, *(row.draft.tokens[node] for node in path)]
-            if path[-1] == len(path) - 1:  # the principal chain: its rows follow on
-                part = features[first : end + len(path)]
-            else:
-                part = features.index_select(0, torch.tensor([*range(first, end), *(end + node for node in path)]))
+        if not path or path[-1] == len(path) - 1:  # the principal chain: its rows follow on
+            part = features[first : end + len(path)]
+        else:
+            part = features.index_select(0, torch.tensor([*range(first, end), *(end + node for node in path)]))
         states.append(HiddenStates(row.sequence, row.start, tokens, part))
         first += row.num_scheduled_tokens
     return states

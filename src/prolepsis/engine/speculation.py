@@ -100,12 +100,16 @@ class Speculation:
     ) -> None:
         """Tell the proposers what the step committed, and the budget of shadow what its pass took (seconds).
 
-        Of sequences that may not draft they learn at the end.
+        Of sequences that may not draft they learn at the end, of those that pause before they draft again.
         """
         self._shadow_budget.passed(pass_s)
         for row, result in zip(rows, sampled, strict=True):
-            if result is not None and self.may_draft(plan, row.sequence):
+            if result is not None and not self._pauses(row) and self.may_draft(plan, row.sequence):
                 self._learn_row(row)
+
+    def _pauses(self, row: Row) -> bool:
+        """Return whether the row's sequence was left without drafts in this step, as they do not pay now."""
+        return row.plain == "too_costly" and self._awake is not None and row.sequence.key not in self._awake
 
     def observe(self, rows: Sequence[Row], timing: StepTiming) -> None:
         """Learn what a step took and brought that only decoded, its drafts all where they are expected to pay."""

@@ -250,7 +250,8 @@ class TileAttention {  // scratch of one thread
     size_t pages;  // where its own start in `values_`
   };
 
-  // Lists the value pages that all rows read; then, of a tree, those of each path, gathered along it.
+  // Lists the value pages that all rows read; then, of a tree, those of each path: the page that the cached context ends in, with the
+  // values along the path from there on.
   void find_values(const Tile& tile, const Sequence& sequence, int length, const bf16* pages, int64_t stride) {
     const int count = (length + kPage - 1) / kPage, shared = tile.leaf.empty() ? count : sequence.cached / kPage;
     const int64_t size = kPage * layout_.head_dim;  // of the values, which follow the keys
@@ -266,8 +267,9 @@ class TileAttention {  // scratch of one thread
       while (r < tile.rows && tile.leaf[(tile.first + r) / group_] == leaf) r++, branches_.back().rows++;
       const auto& path = tile.paths[leaf];
       const int end = std::min<int>(length, sequence.cached + path.size());
-      for (int j = shared * kPage; j < end; j++) {
-        const int slot = j < sequence.cached ? j : sequence.cached + path[j - sequence.cached];
+      if (shared * kPage < sequence.cached) std::copy_n(pages + sequence.pages[shared] * stride + size, size, tail);
+      for (int j = sequence.cached; j < end; j++) {
+        const int slot = sequence.cached + path[j - sequence.cached];
         const bf16* from = pages + sequence.pages[slot / kPage] * stride;
         bf16* to = tail + (j / kPage - shared) * size - size;
         for (int64_t i = 0; i < layout_.head_dim; i++) to[layout_.value(j % kPage, i)] = from[layout_.value(slot % kPage, i)];

@@ -6,7 +6,7 @@ label depends on what the window verified, so nothing is censored. A draft stays
 it, it is used up, or its sequence ends.
 """
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -21,8 +21,6 @@ _HALF_LIFE = 400.0  # trials
 _DECAY = 0.5 ** (1.0 / _HALF_LIFE)
 _PRIOR_TRIALS = 8.0
 _MAX_POSITION = 8  # deeper positions share one estimate
-_TILT_TRIALS = 12.0  # weight of "this request is like all others"
-_TILT_DECAY = 0.5 ** (1.0 / 60.0)
 _CERTAIN = 0.998
 
 
@@ -56,26 +54,6 @@ class _Cell:
             hits, trials = self.positions[position]
             rate = self._rates[position] = (hits + _PRIOR_TRIALS * self.overall) / (trials + _PRIOR_TRIALS)
         return rate
-
-
-class Tilt:
-    """Difference between the drafts of one request and the estimates over all requests."""
-
-    __slots__ = ("expected", "hits", "num_judged")
-
-    def __init__(self, hits: float = 0.0, expected: float = 0.0) -> None:
-        self.hits = hits
-        self.expected = expected
-        self.num_judged = 0
-        """Drafts of the proposer for the request whose first token was judged, up to `FIRST_JUDGED`."""
-
-    def record(self, hit: float, expected: float) -> None:
-        self.hits = self.hits * _TILT_DECAY + hit
-        self.expected = self.expected * _TILT_DECAY + expected
-
-    @property
-    def factor(self) -> float:
-        return (self.hits + _TILT_TRIALS) / (self.expected + _TILT_TRIALS)
 
 
 class AcceptanceEstimator:
@@ -148,13 +126,12 @@ class AcceptanceEstimator:
         return pool.overall if pool else self._prior
 
 
-def survivals(draft: Draft, rates: Sequence[float], factor: float = 1.0) -> tuple[float, ...]:
-    """Return the survival of each node, `rates` times the request's tilt `factor`: never above its parent's."""
+def survivals(draft: Draft, rates: Sequence[float]) -> tuple[float, ...]:
+    """Return the survival of each node: its rate, never quite certain, times its parent's."""
     alive: list[float] = []
     for parent, rate in zip(draft.parents, rates, strict=True):
-        tilted = rate * factor
-        tilted = min(tilted, _CERTAIN)
-        alive.append(tilted if parent == ROOT else tilted * alive[parent])
+        chance = rate if rate < _CERTAIN else _CERTAIN
+        alive.append(chance if parent == ROOT else chance * alive[parent])
     return tuple(alive)
 
 
@@ -166,8 +143,6 @@ FIRST_JUDGED = 4
 @dataclass(slots=True)
 class _Pending:
     draft: Draft
-    rates: Sequence[float]  # the expected rate of each node
-    tilt: Tilt
     origin: Origin
     next_index: int  # of the sequence's token that decides next
     node: int = ROOT
@@ -175,25 +150,20 @@ class _Pending:
 
 
 class Scoreboard:
-    """Drafts of live sequences that are still being judged, and each request's tilt per proposer."""
+    """Drafts of live sequences that are still being judged."""
 
     def __init__(self, acceptance: AcceptanceEstimator, ledger: Ledger | None = None) -> None:
         self.acceptance = acceptance
         self.ledger = ledger or Ledger(())
         self._pending: dict[str, list[_Pending]] = {}
         self._first_judged: list[tuple[str, JudgedDraft]] = []  # in this commit
-        self._tilts: defaultdict[str, defaultdict[str, Tilt]] = defaultdict(lambda: defaultdict(Tilt))
-        """By sequence, by proposer."""
+        self._num_judged: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        """By sequence, by proposer: drafts whose first token was judged, up to `FIRST_JUDGED`."""
 
-    def tilt(self, sequence: SequenceView, proposer: str) -> Tilt:
-        """Return the sequence's tilt for one proposer; it lives until `drop`."""
-        return self._tilts[sequence.key][proposer]
-
-    def add(self, sequence: SequenceView, draft: Draft, rates: Sequence[float]) -> None:
-        """Judge `draft`, made for the sequence as it stands now, by the tokens to come; `rates` were expected of it."""
+    def add(self, sequence: SequenceView, draft: Draft) -> None:
+        """Judge `draft`, made for the sequence as it stands now, by the tokens to come."""
         pending = self._pending.setdefault(sequence.key, [])
-        tilt = self.tilt(sequence, draft.proposer)
-        pending.append(_Pending(draft, rates, tilt, origin_of(sequence), len(sequence.tokens)))
+        pending.append(_Pending(draft, origin_of(sequence), len(sequence.tokens)))
         del pending[:-_MAX_PENDING]
 
     def commit(self, sequence: SequenceView) -> Sequence[tuple[str, JudgedDraft]]:
@@ -204,31 +174,45 @@ class Scoreboard:
         pending = self._pending.get(sequence.key)
         if not pending:
             return ()
-        self._pending[sequence.key] = [entry for entry in pending if self._judge(entry, sequence.tokens)]
+        self._pending[sequence.key] = [entry for entry in pending if self._judge(entry, sequence)]
         found, self._first_judged = self._first_judged, []
         return found
 
     def drop(self, sequence: SequenceView) -> None:
         """Forget a sequence that ended; undecided drafts stay uncounted."""
         self._pending.pop(sequence.key, None)
-        self._tilts.pop(sequence.key, None)
+        self._num_judged.pop(sequence.key, None)
 
     def forget(self, proposer: str) -> None:
-        """Forget the drafts of a proposer that was exchanged, and the tilts of requests for it."""
+        """Forget the drafts of a proposer that was exchanged, and how many of them were judged."""
         for key, pending in self._pending.items():
             self._pending[key] = [entry for entry in pending if entry.draft.proposer != proposer]
-        for tilts in self._tilts.values():
-            tilts.pop(proposer, None)
+        for num_judged in self._num_judged.values():
+            num_judged.pop(proposer, None)
 
-    def _judge(self, entry: _Pending, tokens: Sequence[int]) -> bool:
-        """Advance one draft over the known tokens; return whether it is still undecided."""
-        parents = entry.draft.parents
+    def _judge(self, entry: _Pending, sequence: SequenceView) -> bool:
+        """Advance one draft of the sequence over its tokens; return whether it is still undecided."""
+        parents, tokens = entry.draft.parents, sequence.tokens
         while entry.next_index < len(tokens):
-            follower = self._trials(entry, tokens[entry.next_index])
+            if entry.depth == 0:
+                follower = self._first_trials(entry, sequence, tokens[entry.next_index])
+            else:
+                follower = self._trials(entry, tokens[entry.next_index])
             if follower is None or follower not in parents:
                 return False
             entry.node, entry.depth, entry.next_index = follower, entry.depth + 1, entry.next_index + 1
         return True
+
+    def _first_trials(self, entry: _Pending, sequence: SequenceView, token: int) -> int | None:
+        """Do `_trials` for the first token of a draft, and tell the ledger."""
+        draft, follower = entry.draft, self._trials(entry, token)
+        right = follower is not None
+        self.ledger.judge(draft.proposer, entry.origin, right=right, estimate=draft.first_chance)
+        num_judged = self._num_judged[sequence.key]
+        if num_judged[draft.proposer] < FIRST_JUDGED:
+            num_judged[draft.proposer] += 1
+            self._first_judged.append((draft.proposer, JudgedDraft(right, draft.first_chance)))
+        return follower
 
     def _trials(self, entry: _Pending, token: int) -> int | None:
         """Record a trial for each child of the entry's node; return the child that was committed."""
@@ -239,13 +223,6 @@ class Scoreboard:
                 hit = draft.tokens[node] == token
                 self.acceptance.record(draft, node, entry.depth, hit=hit, first=first)
                 first = False
-                entry.tilt.record(hit, entry.rates[node])
                 if hit:
                     follower = node
-        if entry.depth == 0:
-            right = follower is not None
-            self.ledger.judge(draft.proposer, entry.origin, right=right, estimate=draft.first_chance)
-            if entry.tilt.num_judged < FIRST_JUDGED:
-                entry.tilt.num_judged += 1
-                self._first_judged.append((draft.proposer, JudgedDraft(right, draft.first_chance)))
         return follower

@@ -106,7 +106,7 @@ class DraftCandidate:
         kept = within_grammar(draft, matcher) if matcher is not None else draft
         if kept is None:
             return None
-        scored = self._scored(kept, board, board.tilt(self.sequence, kept.proposer).factor, token_cost)
+        scored = self._scored(kept, board, token_cost)
         if self.best is None or scored.gain > _MARGIN * self.best.gain:
             self.best = scored
         return scored
@@ -124,27 +124,24 @@ class DraftCandidate:
         if other is not None:
             union = merge(other, scored, self.limit, 0.0 if self.request.always_verify else _FLOOR * token_cost)
             if union.tokens:
-                self.best = merged = self._scored(union, board, 1.0, token_cost)
+                self.best = merged = self._scored(union, board, token_cost)
                 own = zip(merged.survivals, union.sources, strict=True)
                 return value([alive for alive, source in own if source == draft.proposer], token_cost)
         return scored.gain
 
-    def _scored(self, draft: Draft, board: Scoreboard, tilt: float, token_cost: float) -> ScoredDraft:
+    def _scored(self, draft: Draft, board: Scoreboard, token_cost: float) -> ScoredDraft:
         """Score a draft by the acceptance estimates, and have it judged, chosen or not.
 
         A token that the grammar forces is as good as accepted.
         """
         matcher = self.sequence.matcher
-        expected = board.acceptance.rates(draft)
-        if matcher is None:
-            alive = survivals(draft, expected, tilt)
-        else:
-            rates = [tilt * rate for rate in expected]
+        rates = board.acceptance.rates(draft)
+        if matcher is not None:
             for node in forced_nodes(draft, matcher):
-                expected[node] = rates[node] = FORCED_RATE
-            alive = survivals(draft, rates)
+                rates[node] = FORCED_RATE
+        alive = survivals(draft, rates)
         if self.judged:
-            board.add(self.sequence, draft, expected)
+            board.add(self.sequence, draft)
         return ScoredDraft(draft, alive, value(alive, token_cost))
 
 

@@ -368,15 +368,8 @@ class _Drafter:
         return drafts, ms
 
     def _expected(self, candidate: DraftCandidate, alive: Sequence[float], token_cost: float) -> ExpectedDraft:
-        """Return the draft to expect for the sequence: that for all sequences, tilted by this one's results."""
-        tilt = self._board.tilt(candidate.sequence, self.name).factor
-        expected: list[float] = []
-        factor = tilt
-        for chance in alive[: candidate.limit]:
-            if factor * chance <= token_cost:
-                break
-            expected.append(min(1.0, factor * chance))
-            factor *= tilt
+        """Return the draft to expect for the sequence: that for all sequences, as far as its tokens pay."""
+        expected = [chance for chance in alive[: candidate.limit] if chance > token_cost]
         best = candidate.best
         return ExpectedDraft(expected, levels(best.draft, best.survivals) if best else ())
 

@@ -4,6 +4,10 @@ Steps without drafts tell what a plain step takes, over its prediction. What a s
 what making the drafts took, is the cost of verifying them, wherever it arises. Both are learned, so the predictions may
 be off: the step is right. Loads are compared each for itself, as what a row costs depends on how many there are.
 
+Where drafts take longer than predicted, each token does by as much: a machine whose memory was busy when it was
+profiled, or whose cores are now, computes rows that seemed to be free, and the rows that were not free cost it little
+more. Where they take less, all take so much less in proportion.
+
 The machine may change its speed, as others use it. Then steps with drafts take another time than expected, and a step
 without drafts soon tells whether they have changed or all steps have.
 """
@@ -13,8 +17,8 @@ from dataclasses import dataclass
 
 _PLAIN_DECAY = 0.94  # per step without drafts
 _DECAY = 0.98  # per step with drafts
-_PRIOR = 0.1  # plain steps of predicted cost that stand for "as predicted"
-_LEAST, _MOST = 0.2, 100.0  # of the ratio
+_PRIOR, _PRIOR_TOKENS = 0.1, 2.0  # plain steps of predicted cost, and draft tokens, that stand for what is known before
+_LEAST = 0.2  # of the ratio
 _OUTLIER = 2.0  # a step counts at most so much longer than expected, or shorter: a compile, a page fault
 _SHARE = 0.003  # of the tokens that references may lose
 _SHARE_IN_DOUBT = 0.02  # where the last ones may no longer tell what a plain step takes, or were few
@@ -53,7 +57,9 @@ class CostRatios:
     plain: float = 1.0
     """Ratio for a step without drafts."""
     verifying: float = 1.0
-    """Ratio for what drafts add to a step, apart from making them."""
+    """Ratio for what drafts add to a step, apart from making them: at most `plain`."""
+    token_ms: float = 0.0
+    """What each draft token adds beyond the prediction."""
 
 
 AS_PREDICTED = CostRatios()
@@ -64,7 +70,7 @@ class StepComparison:
 
     def __init__(self) -> None:
         self._loads: dict[int, _Load] = {}
-        self._last = _Load(0.0, 1.0)  # that was observed last: what to expect of one that was never met
+        self._last = _Load()  # that was observed last: what to expect of one that was never met
 
     def ratios(self, num_sequences: int) -> CostRatios:
         """Return the ratios as steps showed them."""
@@ -94,7 +100,7 @@ class StepComparison:
         band = load_band(num_sequences)
         load = self._loads.get(band)
         if load is None:
-            load = self._loads[band] = _Load(self._last.plain_ratio, self._last.verifying_ratio)
+            load = self._loads[band] = _Load(self._last)
         return load
 
 
@@ -103,15 +109,26 @@ def load_band(num_sequences: int) -> int:
     return (num_sequences - 1).bit_length()
 
 
+@dataclass(frozen=True, slots=True)
+class _Verifying:
+    """What verifying costs: `ratio` times what is predicted, and `token` plain steps for each draft token."""
+
+    ratio: float = 1.0
+    token: float = 0.0
+
+
 class _Load:
     """One load: a measured plain step over the predicted one, and decayed sums over steps with drafts."""
 
-    def __init__(self, plain_ratio: float, verifying_ratio: float) -> None:
-        """The ratios are those of another load; `plain_ratio` 0: unknown."""
-        self._weight = 1.0 if plain_ratio else 0.0
-        self._plain = plain_ratio
-        self._prior = verifying_ratio
-        self._verifying = self._predicted = 0.0  # in plain steps, measured and predicted
+    def __init__(self, before: "_Load | None" = None) -> None:
+        """`before`: another load, whose costs are expected of this one."""
+        self._plain = before.plain_ratio if before else 0.0
+        self._weight = 1.0 if self._plain else 0.0
+        self.plain_ms: float = before.plain_ms if before else 0.0
+        """Of the last step without its drafts, as measured."""
+        self._prior = before.verifying if before else _Verifying()
+        self._excess = self._predicted = 0.0  # in plain steps: measured less predicted, and predicted
+        self._num_drafted = 0.0  # draft tokens
         self._tokens = self._time = self._steps = 0.0  # of steps with drafts; time and tokens in those of plain steps
         self._waited = 0  # steps since the last one without drafts
         self._surprise = 0.0  # decayed sum over them: the logarithm of measured over expected time
@@ -124,14 +141,16 @@ class _Load:
         return self._plain / self._weight if self._weight else 0.0
 
     @property
-    def verifying_ratio(self) -> float:
+    def verifying(self) -> _Verifying:
         """In plain steps, so that the machine's speed does not change it."""
-        ratio = (self._verifying + _PRIOR * self._prior) / (self._predicted + _PRIOR)
-        return min(_MOST, max(_LEAST, ratio))
+        excess = self._excess + _PRIOR * (self._prior.ratio - 1.0) + _PRIOR_TOKENS * self._prior.token
+        if excess > 0.0:
+            return _Verifying(token=excess / (self._num_drafted + _PRIOR_TOKENS))
+        return _Verifying(ratio=max(_LEAST, 1.0 + excess / (self._predicted + _PRIOR)))
 
     def ratios(self, part: float = 1.0) -> CostRatios:
-        plain = self.plain_ratio or 1.0
-        return CostRatios(plain, part * plain * self.verifying_ratio)
+        plain, verifying = self.plain_ratio or 1.0, self.verifying
+        return CostRatios(plain, part * plain * verifying.ratio, part * self.plain_ms * verifying.token)
 
     def observe_plain(self, step: StepCost) -> None:
         ratio, known = (step.ms - step.drafting_ms) / step.plain_ms, self.plain_ratio
@@ -143,6 +162,7 @@ class _Load:
             self._plain, self._weight = known, 1.0
         self._plain = _PLAIN_DECAY * self._plain + ratio
         self._weight = _PLAIN_DECAY * self._weight + 1.0
+        self.plain_ms = self.plain_ratio * step.plain_ms
         self._waited, self._surprise = 0, 0.0
         self._is_in_doubt = self._weight < _FEW
 
@@ -151,13 +171,16 @@ class _Load:
             return
         plain_ms = self.plain_ratio * step.plain_ms
         predicted, drafting = step.verifying_ms / step.plain_ms, step.drafting_ms / plain_ms
-        expected = 1.0 + drafting + self.verifying_ratio * predicted
+        verifying = self.verifying
+        expected = 1.0 + drafting + verifying.ratio * predicted + verifying.token * step.num_draft_tokens
         time = _within(step.ms / plain_ms, expected)
         surprise = min(_MOST_SURPRISE, max(-_MOST_SURPRISE, math.log(time / expected)))
         self._surprise = _SURPRISE_DECAY * self._surprise + surprise
         self._is_in_doubt |= abs(self._surprise) > _SURPRISE
-        self._verifying = _DECAY * self._verifying + time - 1.0 - drafting
+        self._excess = _DECAY * self._excess + time - 1.0 - drafting - predicted
         self._predicted = _DECAY * self._predicted + predicted
+        self._num_drafted = _DECAY * self._num_drafted + step.num_draft_tokens
+        self.plain_ms = plain_ms
         self._time = _DECAY * self._time + time
         self._tokens = _DECAY * self._tokens + step.num_tokens / step.num_sequences
         self._steps = _DECAY * self._steps + 1.0
@@ -170,12 +193,12 @@ class _Load:
         if self._idle > self._patience:
             self._idle, self._patience = 0, min(_MOST_PATIENCE, 2 * self._patience)
             self._forget_drafts()
-            self._prior, self._num_asked = 1.0, 0
+            self._prior, self._num_asked = _Verifying(), 0
         self._num_asked += 1
         return self.ratios(_FIRST_RATIO if self._num_asked <= _FIRST_STEPS else 1.0)
 
     def _forget_drafts(self) -> None:
-        self._verifying = self._predicted = self._tokens = self._time = self._steps = 0.0
+        self._excess = self._predicted = self._num_drafted = self._tokens = self._time = self._steps = 0.0
 
     def wants_reference(self) -> bool:
         """References come the more rarely, the more a step without drafts loses: `_SHARE` of the tokens at most.

@@ -62,7 +62,7 @@ class Payback:
         ratios = self._comparison.ratios(number)
         pace = number / (ratios.plain * step.plain_ms)
         each = pace * step.drafting_ms / len(drafts)
-        per_node = pace * ratios.verifying * step.verifying_ms / max(1, step.num_draft_tokens)
+        per_node = pace * (ratios.verifying * step.verifying_ms / max(1, step.num_draft_tokens) + ratios.token_ms)
         for key, (nodes, gained) in drafts.items():
             self._pauses.record(key, nodes, gained, each + nodes * per_node, number)
 

@@ -88,7 +88,7 @@ class DraftWindow:
         """Return the milliseconds that verifying so many draft tokens adds to a step."""
         table = self.cost.table(load.num_tokens + num_tokens, load.num_context)
         added = table[load.num_tokens + num_tokens] - table[load.num_tokens] + num_tokens * self._token_overhead
-        return load.ratios.verifying * added
+        return load.ratios.verifying * added + num_tokens * load.ratios.token_ms
 
     def plain_ms(self, load: StepLoad, num_plain: int) -> float:
         """Return the milliseconds of a step that decodes `num_plain` sequences without drafts."""
@@ -104,7 +104,8 @@ class DraftWindow:
         size = load.num_tokens
         table = self.cost.table(size + len(alive), load.num_context)
         tokens = float(num_plain)
-        ratio, each = load.ratios.verifying, load.ratios.verifying * self._token_overhead
+        ratio = load.ratios.verifying
+        each = ratio * self._token_overhead + load.ratios.token_ms
         base = self.plain_ms(load, num_plain) + spent_ms
         best = (0, tokens, base)
         base -= ratio * table[size]
