@@ -93,7 +93,7 @@ class Simulation:
         keys, number = [each.key for each in self._sequences], len(self._sequences)
         payback, machine = self._payback, self.machine
         awake = payback.begin(keys, number) if payback else frozenset(keys)
-        load = StepLoad(number, 0, 1000, payback.ratios(number) if payback and awake else AS_PREDICTED)
+        load = StepLoad(number, 0, 1000, payback.correction(number) if payback and awake else AS_PREDICTED)
         survivals = tuple(_chain(each.chance) if each.key in awake else () for each in self._sequences)
         drafting_ms = machine.awake_ms * len(awake)
         sizes = self._sizes(survivals, load, drafting_ms)

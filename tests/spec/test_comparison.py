@@ -1,6 +1,6 @@
 import pytest
 
-from prolepsis.spec.comparison import CostRatios, StepComparison, StepCost, load_band
+from prolepsis.spec.comparison import CostCorrection, StepComparison, StepCost, load_band
 from prolepsis.spec.cost import CostCurve
 from prolepsis.spec.window import DraftWindow, StepLoad
 
@@ -36,55 +36,55 @@ def _compared(*steps: StepCost, times: int = 200) -> StepComparison:
 def test_drafts_that_take_longer_than_predicted_do_so_by_token_and_others_less_in_proportion(
     plain_ms: float, drafted_ms: float, expected: tuple[float, float, float]
 ) -> None:
-    found = _compared(_plain(plain_ms), _drafted(drafted_ms)).ratios(4)
+    found = _compared(_plain(plain_ms), _drafted(drafted_ms)).correction(4)
     assert (found.plain, found.verifying, found.token_ms) == pytest.approx(expected, rel=0.05, abs=0.01)
 
 
 def test_rows_that_were_not_free_when_profiled_cost_little_more() -> None:
     """A pass of 5 rows was predicted as one of 1, while memory was busy; of 17 rows it was not."""
     comparison = _compared(_plain(10.0), StepCost(1, 2, 4, 14.0, 10.0, 0.0, 0.0))
-    load = StepLoad(1, 0, 64, comparison.ratios(1))
+    load = StepLoad(1, 0, 64, comparison.correction(1))
     window = DraftWindow(CostCurve((1, 5, 17), (0,), ((10.0,), (10.0,), (22.0,))), overhead_ms=0.0)
     assert window.added_ms(load, 4) == pytest.approx(4.0, rel=0.05)
     assert window.added_ms(load, 16) == pytest.approx(12.0 + 16.0, rel=0.05)
 
 
 def test_learning_of_proposers_is_not_part_of_a_plain_step() -> None:
-    found = _compared(_plain(11.0, drafting_ms=1.0), _drafted(12.5)).ratios(4)
+    found = _compared(_plain(11.0, drafting_ms=1.0), _drafted(12.5)).correction(4)
     assert (found.plain, found.verifying) == pytest.approx((1.0, 1.0), rel=0.05)
 
 
 def test_no_ratio_without_a_step_to_compare_with() -> None:
-    assert _compared(_drafted(50.0)).ratios(4) == CostRatios(1.0, 1.0)
+    assert _compared(_drafted(50.0)).correction(4) == CostCorrection(1.0, 1.0)
 
 
 def test_each_load_is_compared_for_itself_and_begins_as_the_last_one() -> None:
     comparison = _compared(_plain(10.0), _drafted(16.5))
-    assert comparison.ratios(16).token_ms == pytest.approx(1.0, rel=0.05)
+    assert comparison.correction(16).token_ms == pytest.approx(1.0, rel=0.05)
     for _ in range(200):
         comparison.observe(_plain(10.0, 16))
         comparison.observe(_drafted(12.5, 16))
-    assert comparison.ratios(16).token_ms == pytest.approx(0.0, abs=0.1)
-    assert comparison.ratios(3).token_ms == pytest.approx(1.0, rel=0.05)
+    assert comparison.correction(16).token_ms == pytest.approx(0.0, abs=0.1)
+    assert comparison.correction(3).token_ms == pytest.approx(1.0, rel=0.05)
 
 
 def test_one_slow_step_changes_little_and_a_change_that_stays_is_followed() -> None:
     comparison = _compared(_plain(10.0), _drafted(12.5))
     comparison.observe(_drafted(500.0))
-    assert comparison.ratios(4).token_ms < 0.1
+    assert comparison.correction(4).token_ms < 0.1
     for _ in range(200):
         comparison.observe(_plain(10.0))
         comparison.observe(_drafted(18.5))
-    assert comparison.ratios(4).token_ms == pytest.approx(1.5, rel=0.15)
+    assert comparison.correction(4).token_ms == pytest.approx(1.5, rel=0.15)
 
 
 def test_a_cost_that_is_too_high_is_found_out() -> None:
     comparison = _compared(_plain(10.0), _drafted(60.0))
-    known = comparison.ratios(4).token_ms
-    found = [comparison.probing_ratios(4) for _ in range(200)]
+    known = comparison.correction(4).token_ms
+    found = [comparison.probing_correction(4) for _ in range(200)]
     assert [one.token_ms for one in found[:8]] == [pytest.approx(0.4 * known)] * 8, "at first"
     assert [one.token_ms for one in found[8:16]] == [known] * 8
-    assert found[16:26] == [CostRatios(1.0, 0.4)] * 8 + [CostRatios()] * 2, "after 16 steps without drafts"
+    assert found[16:26] == [CostCorrection(1.0, 0.4)] * 8 + [CostCorrection()] * 2, "after 16 steps without drafts"
 
 
 def _references(comparison: StepComparison, num_tokens: int, steps: int = 4000) -> int:
@@ -117,7 +117,7 @@ def test_a_machine_that_becomes_faster_is_found_out_within_some_thirty_steps(spe
         comparison.observe(_drafted(12.0 / speed, num_tokens=12))
     comparison.observe(_plain(10.0 / speed))
     assert num_drafted <= 32
-    assert comparison.ratios(4).plain == pytest.approx(1.0 / speed, rel=0.25)
+    assert comparison.correction(4).plain == pytest.approx(1.0 / speed, rel=0.25)
 
 
 def test_single_slow_steps_bring_no_reference() -> None:

@@ -177,9 +177,9 @@ class Speculation:
     def _load(self, rows: Sequence[Row], num_decoding: int) -> StepLoad:
         """Return what the pass carries before any draft."""
         num_tokens = sum(row.num_tokens for row in rows)
-        ratios = self.payback.ratios(num_decoding) if self.payback is not None else AS_PREDICTED
+        correction = self.payback.correction(num_decoding) if self.payback is not None else AS_PREDICTED
         room = max(0, self._max_step_tokens - num_tokens)
-        return StepLoad(num_tokens, sum(row.start for row in rows), room, ratios)
+        return StepLoad(num_tokens, sum(row.start for row in rows), room, correction)
 
     def _spared(self, rows: Sequence[Row], choices: Sequence[SpeculationChoice], plan: SpecPlan) -> list[Row]:
         """Return the decoding rows; those that are left without drafts, as these do not pay now, with the reason."""

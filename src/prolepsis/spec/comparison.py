@@ -27,8 +27,8 @@ _SURPRISE, _SURPRISE_DECAY = 0.3, 0.7  # three steps in a row that are off by a 
 _MOST_SURPRISE = 0.15  # of one step: chance makes single ones long
 _CHANGED = 0.15  # of the logarithm of a plain step's time: it counts as much as all before
 _SHORTEST, _LONGEST = 8, 256  # steps with drafts between two references
-_FIRST_STEPS, _FIRST_RATIO = 8, 0.4  # where nothing is known, drafts are verified at so much of the ratio
-_PATIENCE, _MOST_PATIENCE = 16, 1024  # steps that might draft and draft nothing, before the ratio is forgotten
+_FIRST_STEPS, _FIRST_RATIO = 8, 0.4  # where nothing is known, drafts are verified at so much of the cost
+_PATIENCE, _MOST_PATIENCE = 16, 1024  # steps that might draft and draft nothing, before the cost is forgotten
 _ENOUGH = 16.0  # steps with drafts that tell whether they pay
 
 
@@ -51,8 +51,8 @@ class StepCost:
 
 
 @dataclass(frozen=True, slots=True)
-class CostRatios:
-    """Measured over predicted milliseconds, at one load."""
+class CostCorrection:
+    """How measured steps differ from predicted ones, at one load."""
 
     plain: float = 1.0
     """Ratio for a step without drafts."""
@@ -62,7 +62,7 @@ class CostRatios:
     """What each draft token adds beyond the prediction."""
 
 
-AS_PREDICTED = CostRatios()
+AS_PREDICTED = CostCorrection()
 
 
 class StepComparison:
@@ -72,17 +72,17 @@ class StepComparison:
         self._loads: dict[int, _Load] = {}
         self._last = _Load()  # that was observed last: what to expect of one that was never met
 
-    def ratios(self, num_sequences: int) -> CostRatios:
-        """Return the ratios as steps showed them."""
-        return self._of(num_sequences).ratios()
+    def correction(self, num_sequences: int) -> CostCorrection:
+        """Return the correction as steps showed them."""
+        return self._of(num_sequences).correction()
 
-    def probing_ratios(self, num_sequences: int) -> CostRatios:
-        """Count a step that may draft and return the ratios to decide by.
+    def probing_correction(self, num_sequences: int) -> CostCorrection:
+        """Count a step that may draft and return the correction to decide by.
 
-        A ratio that is too high would stay so, as no draft would be verified: after some steps without any it is
+        A cost that is too high would stay so, as no draft would be verified: after some steps without any it is
         forgotten, after more each time while drafts do not pay.
         """
-        return self._of(num_sequences).probing_ratios()
+        return self._of(num_sequences).probing_correction()
 
     def wants_reference(self, num_sequences: int) -> bool:
         """Count a step that would have drafts; return whether it shall have none, to be compared with."""
@@ -148,9 +148,9 @@ class _Load:
             return _Verifying(token=excess / (self._num_drafted + _PRIOR_TOKENS))
         return _Verifying(ratio=max(_LEAST, 1.0 + excess / (self._predicted + _PRIOR)))
 
-    def ratios(self, part: float = 1.0) -> CostRatios:
+    def correction(self, part: float = 1.0) -> CostCorrection:
         plain, verifying = self.plain_ratio or 1.0, self.verifying
-        return CostRatios(plain, part * plain * verifying.ratio, part * self.plain_ms * verifying.token)
+        return CostCorrection(plain, part * plain * verifying.ratio, part * self.plain_ms * verifying.token)
 
     def observe_plain(self, step: StepCost) -> None:
         ratio, known = (step.ms - step.drafting_ms) / step.plain_ms, self.plain_ratio
@@ -188,14 +188,14 @@ class _Load:
         if self._steps >= _ENOUGH and self._tokens > self._time:
             self._patience = _PATIENCE
 
-    def probing_ratios(self) -> CostRatios:
+    def probing_correction(self) -> CostCorrection:
         self._idle += 1
         if self._idle > self._patience:
             self._idle, self._patience = 0, min(_MOST_PATIENCE, 2 * self._patience)
             self._forget_drafts()
             self._prior, self._num_asked = _Verifying(), 0
         self._num_asked += 1
-        return self.ratios(_FIRST_RATIO if self._num_asked <= _FIRST_STEPS else 1.0)
+        return self.correction(_FIRST_RATIO if self._num_asked <= _FIRST_STEPS else 1.0)
 
     def _forget_drafts(self) -> None:
         self._excess = self._predicted = self._num_drafted = self._tokens = self._time = self._steps = 0.0

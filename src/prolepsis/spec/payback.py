@@ -8,7 +8,7 @@ that time without drafts. A sequence whose drafts bring less pauses (`spec.pause
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from prolepsis.spec.comparison import CostRatios, StepComparison, StepCost
+from prolepsis.spec.comparison import CostCorrection, StepComparison, StepCost
 from prolepsis.spec.pauses import Pauses
 
 _OUTLIER = 2.0  # times the longest recent time of making drafts; more than that is a hiccup
@@ -17,7 +17,7 @@ _LONGEST_DECAY = 0.998  # per step in which sequences might draft
 
 
 class Payback:
-    """One engine's. A step: `begin`, `ratios`, `observe` if it `is_due` and only decoded. `forget` ended sequences."""
+    """One engine's. A step: `begin`, `correction`, `observe` if it only decoded and `is_due`. `forget` what ended."""
 
     def __init__(self) -> None:
         self._comparison = StepComparison()
@@ -40,9 +40,9 @@ class Payback:
         """Whether the step that began is to be observed, if it only decodes."""
         return self._num_rests % _RESTS == 0
 
-    def ratios(self, num_sequences: int) -> CostRatios:
-        """Return the ratios of measured to predicted time by which to choose drafts in this step."""
-        return self._comparison.probing_ratios(num_sequences)
+    def correction(self, num_sequences: int) -> CostCorrection:
+        """Return the correction of predicted costs by which to choose drafts in this step."""
+        return self._comparison.probing_correction(num_sequences)
 
     def rests(self, key: str) -> bool:
         """Return whether proposers need not learn the sequence's tokens for now."""
@@ -59,10 +59,12 @@ class Payback:
         if not drafts:
             return
         number = step.num_sequences
-        ratios = self._comparison.ratios(number)
-        pace = number / (ratios.plain * step.plain_ms)
+        correction = self._comparison.correction(number)
+        pace = number / (correction.plain * step.plain_ms)
         each = pace * step.drafting_ms / len(drafts)
-        per_node = pace * (ratios.verifying * step.verifying_ms / max(1, step.num_draft_tokens) + ratios.token_ms)
+        per_node = pace * (
+            correction.verifying * step.verifying_ms / max(1, step.num_draft_tokens) + correction.token_ms
+        )
         for key, (nodes, gained) in drafts.items():
             self._pauses.record(key, nodes, gained, each + nodes * per_node, number)
 

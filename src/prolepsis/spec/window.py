@@ -13,7 +13,7 @@ tokens of a busy pass look cheap. What drafts add, and a plain step, count as st
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from prolepsis.spec.comparison import AS_PREDICTED, CostRatios
+from prolepsis.spec.comparison import AS_PREDICTED, CostCorrection
 from prolepsis.spec.cost import CostCurve
 
 _FLOOR = 0.004  # survivals below are never worth verifying
@@ -29,8 +29,8 @@ class StepLoad:
     """Cached tokens over all sequences of the pass."""
     max_draft_tokens: int
     """Draft nodes that still fit the pass."""
-    ratios: CostRatios = AS_PREDICTED
-    """Measured cost of steps over their predicted cost."""
+    correction: CostCorrection = AS_PREDICTED
+    """How costs of steps differ from what is predicted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +88,11 @@ class DraftWindow:
         """Return the milliseconds that verifying so many draft tokens adds to a step."""
         table = self.cost.table(load.num_tokens + num_tokens, load.num_context)
         added = table[load.num_tokens + num_tokens] - table[load.num_tokens] + num_tokens * self._token_overhead
-        return load.ratios.verifying * added + num_tokens * load.ratios.token_ms
+        return load.correction.verifying * added + num_tokens * load.correction.token_ms
 
     def plain_ms(self, load: StepLoad, num_plain: int) -> float:
         """Return the milliseconds of a step that decodes `num_plain` sequences without drafts."""
-        return load.ratios.plain * (self.cost.table(num_plain, load.num_context)[num_plain] + self._overhead)
+        return load.correction.plain * (self.cost.table(num_plain, load.num_context)[num_plain] + self._overhead)
 
     def plain_pace(self, load: StepLoad, num_plain: int) -> float:
         """Return the tokens per millisecond of `num_plain` decoding sequences without drafts."""
@@ -104,8 +104,8 @@ class DraftWindow:
         size = load.num_tokens
         table = self.cost.table(size + len(alive), load.num_context)
         tokens = float(num_plain)
-        ratio = load.ratios.verifying
-        each = ratio * self._token_overhead + load.ratios.token_ms
+        ratio = load.correction.verifying
+        each = ratio * self._token_overhead + load.correction.token_ms
         base = self.plain_ms(load, num_plain) + spent_ms
         best = (0, tokens, base)
         base -= ratio * table[size]

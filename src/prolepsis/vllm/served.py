@@ -225,7 +225,7 @@ class ServedRequests:
         may_draft = [one.sequence.key for one in asked if one.limit and self._mode(one) == "on"]
         awake = self._payback.begin(may_draft, len(keys)) if may_draft else frozenset()
         context = sum(len(sequence.tokens) for sequence in sequences)
-        load = StepLoad(len(keys), context, self._plan.ceiling * len(keys), self._payback.ratios(len(keys)))
+        load = StepLoad(len(keys), context, self._plan.ceiling * len(keys), self._payback.correction(len(keys)))
         self._draft([one if one.sequence.key in awake else replace(one, limit=0) for one in asked], load, verify=True)
         shadow = [one if self._mode(one) == "shadow" else replace(one, limit=0) for one in asked]
         self._draft(shadow, load, verify=False)
