@@ -113,15 +113,15 @@ class Given:
     @classmethod
     def parse(cls, run: str) -> "Given":
         name, temperature, at_once, *factor = run.split(":")
-        predicted, _, real = name.rpartition("/")
-        for one in filter(None, (predicted, real)):
+        predicted, _, real = name.partition("/")
+        real = real or predicted
+        for one in (predicted, real):
             if one not in ROWS_MS:
                 raise SystemExit(f"{run}: costs of {one!r}; allowed: {', '.join(ROWS_MS)}")
-        head_ms = HEAD_IN_CACHE_MS.get(real, HEAD_MS)
         return cls(
-            curve(predicted or real),
+            curve(predicted),
             curve(real),
-            head_ms,
+            HEAD_IN_CACHE_MS.get(real, HEAD_MS),
             float(temperature),
             int(at_once),
             float(factor[0]) if factor else 1.0,

@@ -130,7 +130,7 @@ def survivals(draft: Draft, rates: Sequence[float]) -> tuple[float, ...]:
     """Return the survival of each node: its rate, never quite certain, times its parent's."""
     alive: list[float] = []
     for parent, rate in zip(draft.parents, rates, strict=True):
-        chance = rate if rate < _CERTAIN else _CERTAIN
+        chance = min(rate, _CERTAIN)
         alive.append(chance if parent == ROOT else chance * alive[parent])
     return tuple(alive)
 

@@ -27,7 +27,7 @@ _PATIENCE = 0.3  # tokens that a sequence may lose before it pauses: chance alon
 _PATIENCE_ALONE = 2.0  # where no other waits for it: chance and noise of times pause fewer
 _KEPT_WEIGHT = 4.0  # steps that the evidence before a pause counts for after it
 _FIRST_PAUSE, _LONGEST_PAUSE = 16, 512  # steps; each failed trial doubles it
-_LONGEST_LIGHT = 64  # steps of a pause in which proposers keep learning, where drafts pay for most sequences
+_LONGEST_LIGHT = 64  # steps of a pause in which a head keeps hidden states, where drafts pay for most sequences
 _IDLE_COST = 0.25  # tokens, in steps without a draft worth verifying, after which a sequence that is alone naps
 _FIRST_NAP, _LONGEST_NAP = 2, 8  # steps; a nap is twice as long as the one before
 _SHARE = 0.004
@@ -137,7 +137,7 @@ class _History:
     pause: int = _FIRST_PAUSE
     """Steps of its next pause."""
     rests: bool = False
-    """Proposers do not learn from it either."""
+    """No hidden states of it are kept for a head either."""
     is_cheap: bool = False
     """Only free proposers draft."""
     idle_cost: float = 0.0

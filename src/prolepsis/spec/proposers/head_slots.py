@@ -107,12 +107,14 @@ class HeadState:
 
     def take(self, count: int) -> Tensor:  # [count, feature_size]
         """Return the features of the next `count` slots to write and advance over them."""
-        joined = self.waiting[0] if len(self.waiting) == 1 else torch.cat(self.waiting)
-        is_all = count == self.num_waiting  # as in most steps: between passes each operation on a tensor takes 20 us
-        self.waiting = [] if is_all else [joined[count:].clone()]  # a copy, so that the taken part is freed
+        taken = self.waiting[0] if len(self.waiting) == 1 else torch.cat(self.waiting)
+        self.waiting = []
+        if count < self.num_waiting:  # not in most steps, where each operation on a tensor takes 20 us
+            self.waiting = [taken[count:].clone()]  # a copy, so that the taken part is freed
+            taken = taken[:count]
         self.num_waiting -= count
         self.written += count
-        return joined if is_all else joined[:count]
+        return taken
 
     def cut(self, seen: int) -> "HeadState | None":
         """Return it as it was when `seen` tokens were; None if that is not known any more."""
