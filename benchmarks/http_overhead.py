@@ -1,6 +1,7 @@
 """What does HTTP cost? Milliseconds a request and a streamed chunk over asking the engine in process.
 
-Usage: python -m benchmarks.http_overhead [--requests 400] [--streams 40] [--chunks 256] [--keys] [--json OUT]
+Usage: python -m benchmarks.http_overhead [--requests 400] [--streams 40] [--chunks 256] [--rates 20,50,100] [--keys]
+[--json OUT]
 
 The engine says scripted tokens without delay, one a step, so that all time is the server's. The server is uvicorn in a
 process of its own, asked over one kept connection on loopback by a client that does next to nothing. Rounds alternate
@@ -9,6 +10,8 @@ limits of rate, with a valid key.
 
 - request: one answer of one token, minus the same request consumed in process.
 - key: that request with a key, minus the one without.
+- among: the request in its whole time over HTTP, where requests come at random times, so many a second, over several
+  connections. One after another they keep the server busy, which then reads new requests only in slices of time.
 - chunk: (stream of --chunks chunks - stream of one chunk) / (--chunks - 1), minus the same of the engine in process.
 """
 
@@ -16,9 +19,11 @@ import argparse
 import asyncio
 import json
 import multiprocessing
+import random
 import socket
 import statistics
 import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -46,6 +51,7 @@ from tests.fake_client import INFO, FakeEngineClient
 
 PROMPT = "What is a prolepsis? " * 10
 LETTER = ord("a")
+CONNECTIONS = 16
 Ask = Callable[[], Awaitable[None]]
 
 
@@ -158,6 +164,26 @@ async def alternate(asks: Mapping[str, Ask], rounds: int) -> dict[str, list[floa
     return times
 
 
+async def at_random(port: int, body: bytes, rate: float, number: int) -> list[float]:
+    """Return the milliseconds of requests that come at random times (a Poisson process), `rate` a second."""
+    free = deque([await connect(port) for _ in range(CONNECTIONS)])
+    times: list[float] = []
+
+    async def ask() -> None:
+        connection = free.popleft()  # that rests for longest: the server closes those that rest for too long
+        started = time.perf_counter()
+        await connection.post(body)
+        times.append(1000 * (time.perf_counter() - started))
+        free.append(connection)
+
+    chance = random.Random(0)
+    async with asyncio.TaskGroup() as asking:
+        for _ in range(number):
+            await asyncio.sleep(chance.expovariate(rate))
+            asking.create_task(ask())
+    return times
+
+
 async def connect(port: int, key: str | None = None, wait_s: float = 10.0) -> Connection:
     """Return a connection once the server listens."""
     end = time.monotonic() + wait_s
@@ -189,6 +215,7 @@ async def measure(ports: Sequence[int], key: str, args: argparse.Namespace) -> d
     gaps = args.chunks - 1
     chunk = [(a - b) / gaps for a, b in zip(streams["long"], streams["short"], strict=True)]
     step = [(a - b) / gaps for a, b in zip(streams["engine long"], streams["engine short"], strict=True)]
+    among = {rate: await at_random(ports[0], one, float(rate), args.requests) for rate in args.rates.split(",")}
     with_key = {}
     if "key" in single:
         added = [a - b for a, b in zip(single["key"], single["http"], strict=True)]
@@ -198,6 +225,7 @@ async def measure(ports: Sequence[int], key: str, args: argparse.Namespace) -> d
         "request in process": summary(single["engine"]),
         "overhead of a request": summary([a - b for a, b in zip(single["http"], single["engine"], strict=True)]),
         **with_key,
+        **{f"request among {rate} a second": summary(took) for rate, took in among.items()},
         "overhead of a chunk": summary([a - b for a, b in zip(chunk, step, strict=True)]),
     }
 
@@ -214,6 +242,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=400)
     parser.add_argument("--streams", type=int, default=40)
     parser.add_argument("--chunks", type=int, default=256)
+    parser.add_argument("--rates", default="20,50,100", help="requests a second, separated by commas")
     parser.add_argument("--keys", action="store_true")
     parser.add_argument("--json", type=Path, default=None)
     args = parser.parse_args()

@@ -73,9 +73,8 @@ def served(
     protocol = gateway_protocol(config, app.state.admission.metrics)
     protocol.linger_s = linger_s
     listener = bind(ServerConfig(port=0))
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on", http=protocol))
     made = Served(f"http://127.0.0.1:{listener.getsockname()[1]}", engine, metrics)
-    with running(server, listener):
+    with running(uvicorn.Config(app, log_config=None, lifespan="on", http=protocol), listener):
         try:
             yield made
         finally:

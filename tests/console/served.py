@@ -23,8 +23,7 @@ ASKED = (
 def served(app: FastAPI) -> Iterator[str]:
     """Give the address of a running server."""
     listener = bind(ServerConfig(port=0))
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="on"))
-    with running(server, listener):
+    with running(uvicorn.Config(app, log_config=None, lifespan="on"), listener):
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 

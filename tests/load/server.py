@@ -136,8 +136,7 @@ class TableServer:
 @contextmanager
 def serving(tested: TableServer) -> Iterator[TableServer]:
     listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
-    server = uvicorn.Server(uvicorn.Config(tested.app, log_config=None, lifespan="on"))
     tested.port = listener.getsockname()[1]
     tested.url = f"http://127.0.0.1:{tested.port}"
-    with running(server, listener) as tested.loop:
+    with running(uvicorn.Config(tested.app, log_config=None, lifespan="on"), listener) as tested.loop:
         yield tested

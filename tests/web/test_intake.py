@@ -184,7 +184,7 @@ async def test_running_work_keeps_the_turn_when_its_client_leaves() -> None:
 
 def test_each_period_has_one_time_slice() -> None:
     clock = Clock()
-    one = TimeSlice(clock)
+    one = TimeSlice(clock, worked=clock)
     for _ in range(3):
         assert not one.is_over()
         clock.now += SLICE_S / 2
@@ -194,10 +194,19 @@ def test_each_period_has_one_time_slice() -> None:
         clock.now += PERIOD_S
 
 
+def test_nothing_waits_for_a_loop_that_was_idle() -> None:
+    clock, worked = Clock(), Clock()
+    one = TimeSlice(clock, worked)
+    for _ in range(6):
+        assert not one.is_over()
+        clock.now += 0.3 * PERIOD_S
+        worked.now += 0.2 * SLICE_S
+
+
 @virtual_time
 async def test_connections_read_in_slices_host_after_host() -> None:
     clock = Clock()
-    reading, seen = Reading(clock), list[str]()
+    reading, seen = Reading(TimeSlice(clock, worked=clock)), list[str]()
 
     def read(host: str) -> None:
         if reading.has_to_wait():
