@@ -18,6 +18,7 @@ from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import ProposerMemory, RequestStats, TrafficClassCounts
 from prolepsis.engine.client import EngineHealth, EngineInfo, HeadSwapped, InstalledHead
 from prolepsis.engine.event_stream import EventStream
+from prolepsis.engine.handover import Handover
 from prolepsis.engine.step import Engine
 from prolepsis.engine.watchdog import Watchdog
 from prolepsis.spec.call_watch import Superseded, WatchedCall
@@ -31,7 +32,7 @@ _WATCHDOG_S = 1.0
 class ThreadEngineClient:
     """An `EngineClient`: the engine steps in its own thread and sleeps on its inbox while there is nothing to do.
 
-    Events of a step reach the event loop in one call. `start` is called by the first `generate`, from its loop.
+    Events reach the event loop by a `Handover`. `start` is called by the first `generate`, from its loop.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -40,7 +41,8 @@ class ThreadEngineClient:
         """Streams of requests without a terminal event so far, including those without a reader."""
         self._left: set[str] = set()
         """Requests that got their terminal event here, and may still get one of the engine."""
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._handover: Handover | None = None
+        """To the loop of the first `generate`; None before that."""
         self.thread = self._new_thread()
         calls = engine.speculation.proposers.watch
         self.watchdog = Watchdog(calls, engine.watch, replace=self._replace_thread, give_up=self._give_up)
@@ -148,12 +150,13 @@ class ThreadEngineClient:
         self._closing.set()
         self.engine.send(None)
         self._compilers.shutdown(wait=False, cancel_futures=True)
-        if self._loop is not None:
+        if self._handover is not None:
             await self._stopped.wait()
+            self._handover.close()
             if not self.watchdog.gave_up:
                 self.thread.join()  # it has nothing left to do
         self.watchdog.stop()
-        if self._loop is not None:
+        if self._handover is not None:
             self._watching.join(_WATCHDOG_S)  # it refers to the engine, whose memory the next one may need
 
     def _leave(self, request_id: str, error: ProlepsisError) -> None:
@@ -165,11 +168,11 @@ class ThreadEngineClient:
             stream.fail(error, self.engine.clock())
 
     def _start(self) -> None:
-        if self._loop is None:
-            self._loop = asyncio.get_running_loop()
+        if self._handover is None:
+            self._handover = Handover(asyncio.get_running_loop(), self._deliver)
             self.thread.start()
             self._watching.start()
-        assert self._loop is asyncio.get_running_loop(), "one client serves one event loop"
+        assert self._handover.loop is asyncio.get_running_loop(), "one client serves one event loop"
 
     def _new_thread(self, call: WatchedCall | None = None) -> threading.Thread:
         return threading.Thread(target=self._run, args=(call,), name="prolepsis-engine", daemon=True)
@@ -210,16 +213,19 @@ class ThreadEngineClient:
 
     def _hand_over(self, events: list[Event]) -> None:
         if events:
-            self._call(lambda: self._deliver(events))
+            self._send(lambda handover: handover.put(events))
 
     def _call(self, callback: Callable[[], object]) -> None:
-        assert self._loop is not None, "the thread runs after start"
+        self._send(lambda handover: handover.call(callback))
+
+    def _send(self, send: Callable[[Handover], None]) -> None:
+        assert self._handover is not None, "the thread runs after start"
         try:
-            self._loop.call_soon_threadsafe(callback)
+            send(self._handover)
         except RuntimeError:  # the loop is closed: no reader is left
             self._closing.set()
 
-    def _deliver(self, events: list[Event]) -> None:
+    def _deliver(self, events: Sequence[Event]) -> None:
         for event in events:
             stream = self._streams.get(event.request_id)
             if stream is not None:
