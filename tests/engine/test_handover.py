@@ -86,6 +86,18 @@ async def test_first_and_last_events_wait_for_nothing() -> None:
     handover.close()
 
 
+@virtual_time
+async def test_steps_of_a_paced_request_wait_for_nothing() -> None:
+    reader = Reader()
+    handover = Handover(reader.loop, reader.deliver)
+    handover.num_paced = 1
+    for position in range(1, 6):
+        handover.put([tokens(position)])
+        await asyncio.sleep(INTERVAL_S / 10)
+    assert reader.times == pytest.approx([step * INTERVAL_S / 10 for step in range(5)])
+    handover.close()
+
+
 async def test_nothing_is_lost_or_turned_round_between_threads() -> None:
     reader, number = Reader(), 3000
     handover, found = Handover(reader.loop, reader.deliver), asyncio.Event()

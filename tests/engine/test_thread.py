@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from dataclasses import replace
 
 import pytest
@@ -56,6 +57,16 @@ async def test_idle_engine_sleeps_and_wakes(client: ThreadEngineClient) -> None:
     by_hand.send(ApplyPlan(PANIC_PLAN))
     run(by_hand, request("b", [1]))
     assert num_steps(client.engine) == num_steps(by_hand)
+
+
+async def test_only_a_paced_request_under_way_has_its_steps_handed_over_one_by_one(client: ThreadEngineClient) -> None:
+    handover = client._start()
+    async with aclosing(client.generate(replace(request("a", [1], ENDLESS), paced=True))) as stream:
+        await anext(stream)
+        assert handover.num_paced == 1
+        await collect(client, "b", [1])
+        assert handover.num_paced == 1
+    assert handover.num_paced == 0
 
 
 async def test_close_ends_requests_in_flight_and_refuses_new_ones() -> None:

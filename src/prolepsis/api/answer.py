@@ -168,9 +168,8 @@ class _Answering:
         if stored is not None:
             events: AsyncIterator[Event] = _stored(stored, request.request_id)
         else:
-            events = services.client.generate(
-                prompt.keep(most_kept(services.features.all, self.account.about, request))
-            )
+            kept = prompt.keep(most_kept(services.features.all, self.account.about, request))
+            events = services.client.generate(replace(kept, paced=True) if paced else kept)
         return Paced(events, prompt.see) if paced else events
 
 

@@ -204,6 +204,8 @@ class GenerateRequest:
     """Its stats have the figures of its first rounds."""
     tells_drafts: bool = False
     """Its `Tokens` say what was proposed."""
+    paced: bool = False
+    """Its tokens leave evenly over the time of their steps: its `Tokens` come as soon as their step has ended."""
     emitted: tuple[tuple[int, ...], ...] = ()
     """What was emitted for the same request before, sample by sample; it is then a replay, held against that.
 

@@ -23,6 +23,8 @@ class Handover:
         self.loop = loop
         self._deliver = deliver
         self._waiting: deque[Sequence[Event]] = deque()
+        self.num_paced = 0
+        """Requests under way whose events wait for nothing: their reader spreads tokens over the time of their step."""
         self._is_coming = False
         """The loop is going to look for what waits."""
         self._looked_at = -INTERVAL_S
@@ -31,7 +33,7 @@ class Handover:
     def put(self, events: Sequence[Event]) -> None:
         """Hand over the events of a step; raises `RuntimeError` if the loop is closed."""
         self._waiting.append(events)
-        if not self._is_coming or any(map(_is_urgent, events)):
+        if not self._is_coming or self.num_paced or any(map(_is_urgent, events)):
             self._is_coming = True
             self.loop.call_soon_threadsafe(self._look)
 

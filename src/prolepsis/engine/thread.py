@@ -67,15 +67,17 @@ class ThreadEngineClient:
             raise InvalidParameter(
                 f"request_id {request.request_id!r} is in use; allowed: a new one", param="request_id"
             )
-        self._start()
+        handover = self._start()
         stream = self._streams[request.request_id] = EventStream(request, self.engine.clock())
         self.engine.send(Submit(request, stream.arrival))
         event: Event | None = None
+        handover.num_paced += request.paced
         try:
             with stream.deadline(_DEADLINE_GRACE_S, partial(self._leave, request.request_id)):
                 while not isinstance(event, Terminal):
                     yield (event := await stream.next())
         finally:
+            handover.num_paced -= request.paced
             del compiled  # held until here: the engine must not compile
             if not isinstance(event, Terminal):
                 self.abort(request.request_id)
@@ -167,12 +169,13 @@ class ThreadEngineClient:
             self.engine.send(Abort(request_id, error.code))
             stream.fail(error, self.engine.clock())
 
-    def _start(self) -> None:
+    def _start(self) -> Handover:
         if self._handover is None:
             self._handover = Handover(asyncio.get_running_loop(), self._deliver)
             self.thread.start()
             self._watching.start()
         assert self._handover.loop is asyncio.get_running_loop(), "one client serves one event loop"
+        return self._handover
 
     def _new_thread(self, call: WatchedCall | None = None) -> threading.Thread:
         return threading.Thread(target=self._run, args=(call,), name="prolepsis-engine", daemon=True)

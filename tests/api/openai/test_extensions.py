@@ -129,8 +129,10 @@ def test_emit_token_sends_each_token_alone(shared: Served) -> None:
     create: Any = shared.openai().completions.create
     options: dict[str, Any] = {"model": "tiny", "prompt": "Hi", "max_tokens": 40}
     whole = create(**options)
+    assert not shared.engine.requests[-1].paced
     body = {"speculation": {"emit": "token"}, "return_token_ids": True}
     chunks = list(create(**options, stream=True, extra_body=body))
+    assert shared.engine.requests[-1].paced, "the times of its steps are told"
     assert "".join(chunk.choices[0].text for chunk in chunks) == whole.choices[0].text
     assert all(len(chunk.choices[0].text) <= 1 for chunk in chunks)
     tokens = [token for chunk in chunks for token in chunk.choices[0].to_dict()["token_ids"]]
