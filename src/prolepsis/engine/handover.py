@@ -57,13 +57,11 @@ class Handover:
         self._take(again=bool(self._waiting))
 
     def _take(self, *, again: bool) -> None:
-        while self._waiting:
-            self._deliver(self._waiting.popleft())
         self._looked_at = self.loop.time()
         self._timer = self.loop.call_later(INTERVAL_S, self._look_again) if again else None
-        self._is_coming = again
-        if self._waiting and not again:  # put by a thread that saw the loop coming
-            self.loop.call_soon(self._look)
+        self._is_coming = again  # before it takes: what is put from here on is taken too, or wakes the loop
+        while self._waiting:
+            self._deliver(self._waiting.popleft())
 
 
 def _is_urgent(event: Event) -> bool:
