@@ -98,13 +98,12 @@ class _Answering:
         client = self.services.client
         async with self.services.admission.start(group, number) as request:
             prompt = self.account.begin(request, group.items[number])
-            samples, paced = self._samples(number, request, prompt), self.prepared.speculation.emit == "token"
-            events = self._events(request, prompt, paced=paced)
+            samples, events = self._samples(number, request, prompt), self._events(request, prompt)
             try:
                 if self.tells_start:
                     yield Delta(number * request.n, "", first=False)
                 async for event in events:
-                    if not paced:
+                    if not request.paced:
                         prompt.see(event)
                     if isinstance(event, Tokens):
                         sample = samples[event.index]
@@ -162,15 +161,16 @@ class _Answering:
             structured=request.grammar is not None or bool(self.prepared.tools.callable),
         )
 
-    def _events(self, request: GenerateRequest, prompt: PromptAccount, *, paced: bool) -> AsyncIterator[Event]:
+    def _events(self, request: GenerateRequest, prompt: PromptAccount) -> AsyncIterator[Event]:
         """Return the engine's events, or those of the stored answer; what is paced is observed when it arrives."""
         stored, services = prompt.progress.stored, self.services
         if stored is not None:
             events: AsyncIterator[Event] = _stored(stored, request.request_id)
         else:
-            kept = prompt.keep(most_kept(services.features.all, self.account.about, request))
-            events = services.client.generate(replace(kept, paced=True) if paced else kept)
-        return Paced(events, prompt.see) if paced else events
+            events = services.client.generate(
+                prompt.keep(most_kept(services.features.all, self.account.about, request))
+            )
+        return Paced(events, prompt.see) if request.paced else events
 
 
 async def _stored(answer: Answer, request_id: str) -> AsyncGenerator[Event, None]:

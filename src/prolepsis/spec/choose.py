@@ -317,9 +317,7 @@ class _Drafter:
         costs = step.costs
         longest = max(candidate.limit for candidate in candidates)
         alive = self._board.acceptance.survival(self.name, max(2, longest))
-        decision = effort.decide(
-            alive[:longest], [self._expected(each, alive, costs.token) for each in candidates], step
-        )
+        decision = effort.decide(alive[:longest], [_expected(each, alive) for each in candidates], step)
         chosen: list[DraftCandidate] = []
         pays: list[bool] = []
         for candidate, is_asked in zip(candidates, decision.asked, strict=True):
@@ -367,11 +365,11 @@ class _Drafter:
         self._effort.cost.learn(len(candidates), self._effort.paid(deepest), ms)
         return drafts, ms
 
-    def _expected(self, candidate: DraftCandidate, alive: Sequence[float], token_cost: float) -> ExpectedDraft:
-        """Return the draft to expect for the sequence: that for all sequences, as far as its tokens pay."""
-        expected = [chance for chance in alive[: candidate.limit] if chance > token_cost]
-        best = candidate.best
-        return ExpectedDraft(expected, levels(best.draft, best.survivals) if best else ())
+
+def _expected(candidate: DraftCandidate, alive: Sequence[float]) -> ExpectedDraft:
+    """Return the draft to expect for a sequence: that for all sequences, as far as it may go."""
+    best = candidate.best
+    return ExpectedDraft(alive[: candidate.limit], levels(best.draft, best.survivals) if best else ())
 
 
 _NO_CAPACITY = ChosenDraft(None, "no_capacity")

@@ -61,6 +61,10 @@ class CostCorrection:
     token_ms: float = 0.0
     """What each draft token adds beyond the prediction."""
 
+    def of_drafts(self, predicted_ms: float, num_tokens: int) -> float:
+        """Return the milliseconds that so many draft tokens add, of which `predicted_ms` were predicted."""
+        return self.verifying * predicted_ms + num_tokens * self.token_ms
+
 
 AS_PREDICTED = CostCorrection()
 
@@ -73,7 +77,7 @@ class StepComparison:
         self._last = _Load()  # that was observed last: what to expect of one that was never met
 
     def correction(self, num_sequences: int) -> CostCorrection:
-        """Return the correction as steps showed them."""
+        """Return the correction as steps showed it."""
         return self._of(num_sequences).correction()
 
     def probing_correction(self, num_sequences: int) -> CostCorrection:

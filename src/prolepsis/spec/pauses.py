@@ -179,7 +179,7 @@ class Pauses:
         return awake
 
     def rests(self, key: str) -> bool:
-        """Return whether proposers need not learn the sequence's tokens: its drafts are not expected to pay soon."""
+        """Return whether no hidden states of the sequence need be kept: its drafts are not expected to pay soon."""
         history = self._histories.get(key)
         if history is None:
             return self._loads[self._band].new.net <= 0.0

@@ -45,7 +45,7 @@ class Payback:
         return self._comparison.probing_correction(num_sequences)
 
     def rests(self, key: str) -> bool:
-        """Return whether proposers need not learn the sequence's tokens for now."""
+        """Return whether no hidden states of the sequence need be kept for now."""
         return self._pauses.rests(key)
 
     def is_cheap(self, key: str) -> bool:
@@ -62,9 +62,7 @@ class Payback:
         correction = self._comparison.correction(number)
         pace = number / (correction.plain * step.plain_ms)
         each = pace * step.drafting_ms / len(drafts)
-        per_node = pace * (
-            correction.verifying * step.verifying_ms / max(1, step.num_draft_tokens) + correction.token_ms
-        )
+        per_node = pace * correction.of_drafts(step.verifying_ms, step.num_draft_tokens) / max(1, step.num_draft_tokens)
         for key, (nodes, gained) in drafts.items():
             self._pauses.record(key, nodes, gained, each + nodes * per_node, number)
 

@@ -88,7 +88,7 @@ class DraftWindow:
         """Return the milliseconds that verifying so many draft tokens adds to a step."""
         table = self.cost.table(load.num_tokens + num_tokens, load.num_context)
         added = table[load.num_tokens + num_tokens] - table[load.num_tokens] + num_tokens * self._token_overhead
-        return load.correction.verifying * added + num_tokens * load.correction.token_ms
+        return load.correction.of_drafts(added, num_tokens)
 
     def plain_ms(self, load: StepLoad, num_plain: int) -> float:
         """Return the milliseconds of a step that decodes `num_plain` sequences without drafts."""

@@ -176,6 +176,7 @@ async def _decided(
             traffic_class=traffic_class,
             kill_scopes=request_scopes(facts, traffic_class, decision.rule),
             speculation=decision.choice,
+            paced=decision.emit == "token",
         )
         for i, request in enumerate(requests)
     )
