@@ -208,3 +208,15 @@ def test_a_nucleus_that_ends_on_a_border_is_exact(native: bool, top_p: float, ke
     row = SamplingRow(SamplingParams(top_p=top_p), 5, 0)
     probabilities = sampler(300, native).probabilities(logits, [row])[0]
     assert probabilities.nonzero()[:, 0].tolist() == [7, 50, 120, 299][:kept]
+
+
+@pytest.mark.parametrize("native", BACKENDS)
+@pytest.mark.parametrize("temperature", [1e-43, 1e-40, 1e-300])
+def test_a_nucleus_is_right_where_the_smallest_differences_count(native: bool, temperature: float) -> None:
+    """At such temperatures a factor in single precision would be infinite."""
+    logits = torch.arange(100.0)[None] * 1e-44
+    row = SamplingRow(SamplingParams(temperature=temperature, top_p=0.9), 5, 0)
+    weights = [math.exp(max(-700.0, float(logit - logits.max()) / temperature)) for logit in logits.double()[0]]
+    size = next(n for n in range(1, 101) if sum(weights[-n:]) >= 0.9 * sum(weights))
+    probabilities = sampler(100, native).probabilities(logits, [row])[0]
+    assert probabilities.nonzero()[:, 0].tolist() == list(range(100 - size, 100))

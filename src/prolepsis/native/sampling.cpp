@@ -105,16 +105,43 @@ struct Scratch {
     scratch.bin.resize(size);
     scratch.counts.resize(kBins);
     scratch.masses.resize(kBins);
+    scratch.peaks.resize((size + kBlock - 1) / kBlock);
     return scratch;
   }
   std::vector<double> scaled, weight;
   std::vector<int32_t> bin, counts;
   std::vector<double> masses;
   std::vector<NearToken> near;  // by id; none where they are more than kFew
+  std::vector<double> peaks;    // the largest logit of each kBlock tokens
 };
 
 WIDEST float max_value(const float* values, int64_t size) { return max_of(values, size); }
 WIDEST double max_value(const double* values, int64_t size) { return max_of(values, size); }
+
+// Joins the 2 * kHalf values to the first of them, half by half: loops of fixed length become vectors.
+template <int64_t kHalf, class T, class Join>
+INLINE void fold(T* values, const Join& join) {
+  for (int64_t i = 0; i < kHalf; i++) values[i] = join(values[i], values[kHalf + i]);
+  if constexpr (kHalf > 1) fold<kHalf / 2>(values, join);
+}
+
+// Writes the largest of each block; returns the largest of all.
+template <class T>
+INLINE double find_peaks(const T* values, int64_t size, double* peaks) {
+  T block[kBlock], best = -std::numeric_limits<T>::infinity();
+  for (int64_t start = 0; start < size; start += kBlock) {
+    const int64_t length = std::min(kBlock, size - start);
+    std::copy(values + start, values + start + length, block);
+    std::fill(block + length, block + kBlock, -std::numeric_limits<T>::infinity());
+    fold<kBlock / 2>(block, [](T a, T b) { return a > b ? a : b; });
+    *peaks++ = block[0];
+    best = block[0] > best ? block[0] : best;
+  }
+  return best;
+}
+
+WIDEST double peaks_of(const float* values, int64_t size, double* peaks) { return find_peaks(values, size, peaks); }
+WIDEST double peaks_of(const double* values, int64_t size, double* peaks) { return find_peaks(values, size, peaks); }
 
 WIDEST int64_t argmax_of_row(const float* values, int64_t size) { return first_of(values, size, max_value(values, size)); }
 WIDEST int64_t argmax_of_row(const double* values, int64_t size) { return first_of(values, size, max_value(values, size)); }
@@ -177,10 +204,9 @@ INLINE double sum_of_weights(const T* logits, int64_t size, const Scale& scale) 
 WIDEST double mass_of(const float* logits, int64_t size, const Scale& scale) { return sum_of_weights(logits, size, scale); }
 WIDEST double mass_of(const double* logits, int64_t size, const Scale& scale) { return sum_of_weights(logits, size, scale); }
 
-// exp for -87 <= x <= 0, to 1e-5 of its value; less for smaller x.
-INLINE float rough_exponential(float x) {
+// exp for -87 <= y <= 0, to 1e-5 of its value.
+INLINE float rough_exponential(float y) {
   constexpr float kRound = 0x1.8p23f;
-  const float y = x < -87.0f ? -87.0f : x;
   const float shifted = y * 0x1.715476p0f + kRound;
   const float r = y - (shifted - kRound) * 0x1.62e43p-1f;
   float p = 1.0f / 120;
@@ -192,34 +218,27 @@ INLINE float rough_exponential(float x) {
   return p * std::bit_cast<float>((std::bit_cast<uint32_t>(shifted) + 127) << 23);
 }
 
-// The sum of all weights to kRoughly of its value, at a fourth of the cost.
+// The sum of all weights to kRoughly of its value, at a part of the cost; not a number, which decides nothing, where `factor` is
+// infinite.
 template <class T>
-INLINE double rough_sum_of_weights(const T* logits, int64_t size, const Scale& scale) {
-  float block[kBlock];
+INLINE double rough_sum_of_weights(const T* logits, int64_t size, T max, float factor) {
+  constexpr float kLeast = -87.0f;  // its weight is next to nothing
+  float weights[kBlock];
   double sum = 0.0;
   for (int64_t start = 0; start < size; start += kBlock) {
     const int64_t length = std::min(kBlock, size - start);
-    std::fill(block, block + kBlock, 0.0f);
-    for (int64_t i = 0; i < length; i++) block[i] = rough_exponential(static_cast<float>(scale(logits[start + i])));
-    for (int64_t half = kBlock / 2; half > 0; half /= 2)
-      for (int64_t i = 0; i < half; i++) block[i] += block[half + i];
-    sum += block[0];
+    std::fill(weights + length, weights + kBlock, kLeast);
+    for (int64_t i = 0; i < length; i++) weights[i] = static_cast<float>(logits[start + i] - max) * factor;
+    for (int64_t i = 0; i < kBlock; i++) weights[i] = weights[i] < kLeast ? kLeast : weights[i];
+    for (int64_t i = 0; i < kBlock; i++) weights[i] = rough_exponential(weights[i]);
+    fold<kBlock / 2>(weights, std::plus<>());
+    sum += weights[0];
   }
   return sum;
 }
 
-WIDEST double rough_mass_of(const float* logits, int64_t size, const Scale& scale) { return rough_sum_of_weights(logits, size, scale); }
-WIDEST double rough_mass_of(const double* logits, int64_t size, const Scale& scale) { return rough_sum_of_weights(logits, size, scale); }
-
-template <class T>
-INLINE bool any_near(const T* logits, int64_t size, const Scale& scale) {
-  int hits = 0;
-  for (int64_t i = 0; i < size; i++) hits |= scale(logits[i]) > -kNear;
-  return hits;
-}
-
-WIDEST bool comes_near(const float* logits, int64_t size, const Scale& scale) { return any_near(logits, size, scale); }
-WIDEST bool comes_near(const double* logits, int64_t size, const Scale& scale) { return any_near(logits, size, scale); }
+WIDEST double rough_mass_of(const float* logits, int64_t size, float max, float factor) { return rough_sum_of_weights(logits, size, max, factor); }
+WIDEST double rough_mass_of(const double* logits, int64_t size, double max, float factor) { return rough_sum_of_weights(logits, size, max, factor); }
 
 WIDEST bool reaches(const double* scaled, int64_t size, double value) {
   int hits = 0;
@@ -261,30 +280,33 @@ Reached take(const Scratch& s, int64_t count, double mass) {
 }
 
 template <class T>
-void gather_near(const T* logits, int64_t size, const Scale& scale, std::vector<NearToken>& near) {
-  near.clear();
+void gather_near(const T* logits, int64_t size, const Scale& scale, Scratch& s) {
+  s.near.clear();
   for (int64_t start = 0; start < size; start += kBlock) {
-    const int64_t end = std::min(start + kBlock, size);
-    if (!comes_near(logits + start, end - start, scale)) continue;
-    for (int64_t i = start; i < end; i++)
-      if (const double scaled = scale(logits[i]); scaled > -kNear) near.push_back({i, scaled});
-    if (near.size() > kFew) return near.clear();
+    if (!(scale(s.peaks[start / kBlock]) > -kNear)) continue;
+    for (int64_t i = start; i < std::min(start + kBlock, size); i++)
+      if (const double scaled = scale(logits[i]); scaled > -kNear) s.near.push_back({i, scaled});
+    if (s.near.size() > kFew) return s.near.clear();
   }
 }
 
-// As `take` for top-k and then top-p of what it left, among `ids`, the near tokens, alone; none where they do not hold it all.
+// As `take` for top-k and then top-p of what it left, among the near tokens alone; none where they do not hold it all.
 // A rough mass of all tokens decides wherever its error cannot matter.
 template <class T>
 std::optional<Cut> take_near(const T* logits, int64_t size, const Scale& scale, int64_t count, double top_p, std::vector<NearToken> near) {
-  std::sort(near.begin(), near.end(), [](const NearToken& a, const NearToken& b) { return a.scaled != b.scaled ? a.scaled > b.scaled : a.id < b.id; });
+  const auto is_likelier = [](const NearToken& a, const NearToken& b) { return a.scaled != b.scaled ? a.scaled > b.scaled : a.id < b.id; };
   if (count > static_cast<int64_t>(near.size())) return std::nullopt;
-  if (count > 0) near.resize(count);
+  if (count > 0) {
+    std::nth_element(near.begin(), near.begin() + (count - 1), near.end(), is_likelier);
+    near.resize(count);
+  }
+  std::sort(near.begin(), near.end(), is_likelier);
   if (top_p == 1.0) return Cut{near.back().scaled, near.back().id};
   double least = 0.0, most = 0.0, sum = 0.0;  // bounds of the mass
   if (count > 0) {
     for (const NearToken& token : near) least = most += exponential(token.scaled);
   } else {
-    const double rough = rough_mass_of(logits, size, scale);
+    const double rough = rough_mass_of(logits, size, static_cast<T>(scale.max), scale.factor);
     least = rough * (1.0 - kRoughly), most = rough * (1.0 + kRoughly);
   }
   for (const NearToken& token : near) {
@@ -341,7 +363,7 @@ Cut find_cut(const T* logits, const Scale& scale, const Truncation& t, Scratch& 
   const bool truncates = count > 0 || top_p < 1.0;
   std::optional<Cut> cut;
   s.near.clear();
-  if (truncates || likely.value > -kNear) gather_near(logits, size, scale, s.near);
+  if (truncates || likely.value > -kNear) gather_near(logits, size, scale, s);
   if (!s.near.empty()) cut = truncates ? take_near(logits, size, scale, count, top_p, s.near) : likely;
   if (!cut) {
     s.near.clear();
@@ -397,7 +419,7 @@ template <class T>
 int64_t pick_row(const T* logits, const Truncation& truncation, uint64_t key, Scratch& s) {
   const int64_t size = s.scaled.size();
   if (truncation.temperature == 0.0) return argmax_of_row(logits, size);
-  const Cut cut = find_cut(logits, Scale(max_value(logits, size), truncation.temperature), truncation, s);
+  const Cut cut = find_cut(logits, Scale(peaks_of(logits, size, s.peaks.data()), truncation.temperature), truncation, s);
   return s.near.empty() ? draw_all(key, cut, s) : draw_near(key, cut, s);
 }
 
@@ -477,7 +499,7 @@ std::vector<Walked> verify(uint64_t address, int64_t stride, int64_t size, const
 template <class T>
 void probabilities_of(const T* logits, const Truncation& truncation, Scratch& s, double* out) {
   const int64_t size = s.scaled.size();
-  const Scale scale(max_value(logits, size), truncation.temperature);
+  const Scale scale(peaks_of(logits, size, s.peaks.data()), truncation.temperature);
   const Cut cut = find_cut(logits, scale, truncation, s);
   load(logits, scale, s);
   weigh(s.scaled.data(), size, out);
