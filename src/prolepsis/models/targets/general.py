@@ -229,13 +229,18 @@ def _from_folder(checkpoint: Checkpoint, dtype: torch.dtype) -> tuple[nn.Module,
 
 
 def _from_tensors(checkpoint: Checkpoint, dtype: torch.dtype) -> tuple[nn.Module, list[str]]:
-    from transformers import AutoModelForCausalLM
+    """The model takes the tensors themselves: weights of its own are neither drawn nor touched."""
+    from transformers import AutoModelForCausalLM, PreTrainedModel
+    from transformers.initialization import no_init_weights
 
-    model = AutoModelForCausalLM.from_config(
-        for_transformers(checkpoint.config), dtype=dtype, attn_implementation=INTERFACE
-    )
-    assert isinstance(model, nn.Module)
-    missing, _ = model.load_state_dict(dict(checkpoint.tensors), strict=False)
+    with no_init_weights():
+        model = AutoModelForCausalLM.from_config(
+            for_transformers(checkpoint.config), dtype=dtype, attn_implementation=INTERFACE
+        )
+    assert isinstance(model, PreTrainedModel)
+    tensors = {name: tensor.to(dtype) for name, tensor in checkpoint.tensors.items()}
+    missing, _ = model.load_state_dict(tensors, strict=False, assign=True)
+    model.tie_weights()
     keys = getattr(model, "_tied_weights_keys", None) or ()
     tied = {str(key) for key in keys} if checkpoint.config.tie_word_embeddings else set()
     return model, sorted(set(missing) - tied)
