@@ -24,6 +24,7 @@ from prolepsis.sampling.processors import TokenHistory
 from prolepsis.sampling.sampler import Sampler
 from prolepsis.spec.draft import chain
 from prolepsis.spec.verify import SequenceStep, verify_batch
+from tests.native.teams import team
 
 GREEDY = SamplingParams(temperature=0.0)
 PLAIN = {
@@ -50,7 +51,7 @@ def step(params: SamplingParams, index: int, first_row: int, depth: int = 0) -> 
 def cases(vocab_size: int, seed: int, *, native: bool) -> dict[str, Case]:
     """Return what is timed: one step's `verify_batch` each."""
     logits = torch.randn(16, vocab_size, generator=torch.Generator().manual_seed(seed)) * 3.0
-    sampler = Sampler(vocab_size, (2,), native=native, threads=default_threads())
+    sampler = Sampler(vocab_size, (2,), native=native, team=team(default_threads()))
 
     def case(steps: list[SequenceStep], rows: Tensor) -> Case:
         return lambda: verify_batch(steps, rows, sampler)

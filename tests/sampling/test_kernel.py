@@ -7,6 +7,7 @@ import torch
 from prolepsis.core.requests import SamplingParams
 from prolepsis.sampling.noise import native_kernel
 from prolepsis.sampling.sampler import Sampler, SamplingRow
+from tests.native.teams import team
 
 WITHOUT_COMPILER = """
 import torch
@@ -38,4 +39,4 @@ def test_threads_share_rows_without_changing_tokens() -> None:
     rows = [SamplingRow(SamplingParams(top_p=0.9, seed=i), 100 + i, i) for i in range(23)]
     alone = [Sampler(500, ()).pick(logits[i : i + 1], [row])[0] for i, row in enumerate(rows)]
     for threads in (1, 2, 3, 2):
-        assert Sampler(500, (), threads=threads).pick(logits, rows) == alone
+        assert Sampler(500, (), team=team(threads)).pick(logits, rows) == alone

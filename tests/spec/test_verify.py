@@ -9,6 +9,7 @@ from prolepsis.sampling.processors import TokenHistory
 from prolepsis.sampling.sampler import Sampler
 from prolepsis.spec.draft import ROOT, Draft, chain
 from prolepsis.spec.verify import SequenceStep, VerifyResult, verify, verify_batch
+from tests.native.teams import team
 
 V = 6
 GREEDY = SamplingParams(temperature=0.0)
@@ -184,5 +185,5 @@ def test_the_kernel_walks_as_torch_does(
         params = SamplingParams(temperature=temperature, top_p=0.9, max_tokens=6, stop_token_ids=(i % V,))
         steps.append(SequenceStep(draft if draft.tokens else None, params, seed + i, i, row, room=room))
         row += 1 + len(draft.tokens)
-    native = verify_batch(steps, logits, Sampler(V, (0,), threads=threads))
+    native = verify_batch(steps, logits, Sampler(V, (0,), team=team(threads)))
     assert native == verify_batch(steps, logits, Sampler(V, (0,), native=False))

@@ -39,7 +39,7 @@ from prolepsis.models.heads.aliases import HeadAliases
 from prolepsis.models.heads.base import DraftHead
 from prolepsis.models.heads.registry import head_folder, head_for, list_heads, misfit_of
 from prolepsis.models.load import LoadedModel, build_of, load_model, machine_of
-from prolepsis.models.protocol import ArgmaxModel, KVCache, TargetModel
+from prolepsis.models.protocol import ArgmaxModel, KVCache, TargetModel, ThreadedModel
 from prolepsis.models.targets.early_exit import EarlyExit, make_exit
 from prolepsis.native.processor import default_threads
 from prolepsis.sampling.sampler import Sampler
@@ -135,7 +135,8 @@ def assemble(
     speculation = _speculation(config, target, proposers, max_model_len)
     hidden_states = _hidden_states(model, [*([slot.head] if slot.head else []), *consumers])
     plan = AppliedPlan(SpecPlan(num_speculative_tokens=config.num_speculative_tokens))
-    sampler = Sampler(info.vocab_size, info.eos_token_ids, threads=threads)
+    team = model.team if isinstance(model, ThreadedModel) else None
+    sampler = Sampler(info.vocab_size, info.eos_token_ids, team=team)
     log.info("engine_built", model=info.name, forward=info.forward, pages=num_pages, exactness=exactness.mode)
     parts = EngineParts(
         info=_described(target, max_model_len, exactness, speculation.proposers, slot),

@@ -140,6 +140,15 @@ class TargetModel(Protocol):
 
 
 @runtime_checkable
+class ThreadedModel(TargetModel, Protocol):
+    """A target model whose pass runs on threads of its own, which stay awake for what follows it."""
+
+    @property
+    def team(self) -> object:
+        """The threads, for kernels that share their work (`native/team_handle.h`), one call at a time."""
+
+
+@runtime_checkable
 class FeatureModel(TargetModel, Protocol):
     """A target model that returns its hidden states, the input of draft heads."""
 

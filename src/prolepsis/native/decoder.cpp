@@ -1,5 +1,6 @@
 // Python's view of the decoder, of its packed linear alone, and of its cache.
 #include "decoder.h"
+#include "team_handle.h"
 
 namespace {
 
@@ -73,6 +74,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def("add_layer", &Decoder::add_layer)
       .def("set_ends", &Decoder::set_ends)
       .def("weight_bytes", &Decoder::weight_bytes)
+      .def_property_readonly("team", [](const Decoder& decoder) { return handle_of(decoder.team()); })
       .def("forward", &Decoder::forward, Release())
       .def("make_head", &Decoder::make_head)
       .def("make_exit", &Decoder::make_exit)

@@ -79,6 +79,8 @@ class Decoder {
   // `int8`: products with stored weights take rows in 8 bits; otherwise these weights are expanded to bf16 task by task.
   Decoder(const Shape& shape, int threads, bool int8) : Decoder(shape, std::make_shared<Team>(threads, std::chrono::milliseconds(4)), int8) {}
 
+  std::shared_ptr<Team> team() const { return team_; }
+
   // Returns a draft head without weights yet, for this target: same rotation, embedding and threads, one layer of `kv_heads` and
   // `heads` heads, `vocab` tokens.
   std::unique_ptr<Decoder> make_head(int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t intermediate, int64_t vocab,

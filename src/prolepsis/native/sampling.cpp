@@ -10,8 +10,6 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
-#include <memory>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <tuple>
@@ -19,7 +17,7 @@
 
 #include "argmax.h"
 #include "noise.h"
-#include "threads.h"
+#include "team_handle.h"
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #define WIDEST __attribute__((target_clones("default", "arch=x86-64-v3", "arch=x86-64-v4")))
@@ -36,7 +34,6 @@ constexpr int64_t kNoNode = -1;  // above the first nodes of a draft, and where 
 constexpr double kNone = -std::numeric_limits<double>::infinity();
 constexpr int64_t kLanes = 16;
 constexpr int kBins = 4096;
-constexpr int64_t kRowsAlone = 2;  // rows that one thread picks alone
 constexpr double kBinsPerNat = 64.0;
 constexpr double kNear = 8.0;  // nats below the likeliest token within which a truncated row is mostly decided
 constexpr size_t kFew = 1024;  // of those, as many are sorted
@@ -429,28 +426,25 @@ int64_t pick_row(const Row& row, int64_t size) {
   return pick_row(reinterpret_cast<const float*>(row.address), row.truncation, row.key, s);
 }
 
-// Does `work(i)` for each of `count` rows. Which thread picks a row does not change its token; few are not worth waking one.
+// Does `work(i)` for each of `count` rows, on a team that is awake from a pass, or alone. Which thread picks a row does not change
+// its token.
 template <class Work>
-void share(int64_t count, int threads, const Work& work) {
+void share(int64_t count, Team* team, const Work& work) {
   std::atomic<int64_t> next{0};
   auto job = [&] {
     for (int64_t i; (i = next.fetch_add(1, std::memory_order_relaxed)) < count;) work(i);
   };
-  static std::mutex busy;  // the team serves one engine at a time; another does without
-  static std::unique_ptr<Team> team;
-  std::unique_lock<std::mutex> mine(busy, std::defer_lock);
-  if (threads > 1 && count > kRowsAlone && mine.try_lock()) {
-    if (!team || team->size() != threads) team = std::make_unique<Team>(threads);
+  if (team && count > 1)
     team->run(job);
-  } else {
+  else
     job();
-  }
 }
 
-std::vector<int64_t> pick(const std::vector<Row>& rows, int64_t size, int threads) {
+std::vector<int64_t> pick(const std::vector<Row>& rows, int64_t size, const TeamHandle& handle) {
+  Team* team = team_of(handle);
   pybind11::gil_scoped_release unlocked;
   std::vector<int64_t> tokens(rows.size());
-  share(rows.size(), threads, [&](int64_t i) { tokens[i] = pick_row(rows[i], size); });
+  share(rows.size(), team, [&](int64_t i) { tokens[i] = pick_row(rows[i], size); });
   return tokens;
 }
 
@@ -488,11 +482,12 @@ Walked walk(const float* logits, int64_t stride, int64_t size, const DraftRows& 
   }
 }
 
-std::vector<Walked> verify(uint64_t address, int64_t stride, int64_t size, const std::vector<DraftRows>& drafts, int threads) {
+std::vector<Walked> verify(uint64_t address, int64_t stride, int64_t size, const std::vector<DraftRows>& drafts, const TeamHandle& handle) {
+  Team* team = team_of(handle);
   pybind11::gil_scoped_release unlocked;
   const float* logits = reinterpret_cast<const float*>(address);
   std::vector<Walked> walked(drafts.size());
-  share(drafts.size(), threads, [&](int64_t i) { walked[i] = walk(logits, stride, size, drafts[i]); });
+  share(drafts.size(), team, [&](int64_t i) { walked[i] = walk(logits, stride, size, drafts[i]); });
   return walked;
 }
 

@@ -16,8 +16,8 @@ from prolepsis.native.build import load_if_possible
 def native_kernel() -> ModuleType | None:
     """Return `native/sampling.cpp`, built and loaded once for the process; None where that is not possible.
 
-    It offers `Row(address, wide, temperature, top_k, top_p, min_p, key)`, `pick(rows, vocab, threads)`,
-    `verify(address, stride, vocab, drafts, threads)`, `probabilities(row, vocab, target)`,
+    It offers `Row(address, wide, temperature, top_k, top_p, min_p, key)`, `pick(rows, vocab, team)`,
+    `verify(address, stride, vocab, drafts, team)`, `probabilities(row, vocab, target)`,
     `gumbel(key, tokens, size, target)` and `argmax(address, stride, vocab, rows)`, all on addresses of contiguous rows;
     `key` is the key of one position (`position_key`), in a draft of `verify` that of the sample.
     """

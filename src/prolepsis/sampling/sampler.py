@@ -100,14 +100,17 @@ class Sampler:
     """Picks tokens as a pure function of (logits, params, history, prefix, key, position), row by row.
 
     A row's token never depends on the other rows of a call. The compiled kernel serves rows on the CPU; torch serves
-    other devices and machines without a compiler. `threads` share the rows of a call.
+    other devices and machines without a compiler.
     """
 
-    def __init__(self, vocab_size: int, eos_token_ids: Sequence[int], *, native: bool = True, threads: int = 1) -> None:
+    def __init__(
+        self, vocab_size: int, eos_token_ids: Sequence[int], *, native: bool = True, team: object = None
+    ) -> None:
+        """`team`: threads of a model (`ThreadedModel`) that share the rows of a call; None: the caller has them all."""
         self.vocab_size = vocab_size
         self.eos_token_ids = frozenset(eos_token_ids)
         self._kernel = native_kernel() if native else None
-        self._threads = threads
+        self._team = team
 
     def ends(self, params: SamplingParams) -> frozenset[int]:
         """Return the tokens that end a sample: end of sequence unless ignored, and the caller's stop ids."""
@@ -183,7 +186,7 @@ class Sampler:
             for rows in drafts
         ]
         walked: list[tuple[list[int], list[int], bool]] = kernel.verify(
-            logits.data_ptr(), logits.stride(0), self.vocab_size, rows, self._threads
+            logits.data_ptr(), logits.stride(0), self.vocab_size, rows, self._team
         )
         return walked
 
@@ -242,7 +245,7 @@ class Sampler:
         if (kernel := self._kernel_for(logits)) is None:
             return [int(self._scores(value, row).argmax()) for value, row in zip(values, rows, strict=True)]
         native_rows = [_kernel_row(kernel, value, row) for value, row in zip(values, rows, strict=True)]
-        tokens: list[int] = kernel.pick(native_rows, self.vocab_size, self._threads)
+        tokens: list[int] = kernel.pick(native_rows, self.vocab_size, self._team)
         return tokens
 
     def _scores(self, values: Tensor, row: SamplingRow) -> Tensor:

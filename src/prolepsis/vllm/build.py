@@ -15,7 +15,6 @@ from prolepsis.engine.text import Detokenizer
 from prolepsis.engine.verification import Verification
 from prolepsis.grammar.grammars import Grammars
 from prolepsis.kv.pages import PagePool
-from prolepsis.native.processor import default_threads
 from prolepsis.sampling.sampler import Sampler
 from prolepsis.spec.acceptance import AcceptanceEstimator
 from prolepsis.spec.call_watch import CallWatch
@@ -62,7 +61,7 @@ def assemble(
     )
     paging = Paging(PagePool(facts.num_blocks, facts.block_size, prefix_cache=False), _no_copy)
     scheduler = Scheduler(limits, paging, plan, tokenizer, grammars)
-    sampler = Sampler(info.vocab_size, facts.eos_token_ids, threads=config.threads or default_threads())
+    sampler = Sampler(info.vocab_size, facts.eos_token_ids)
     parts = EngineParts(
         info=replace(info, proposers=proposers.names),
         plan=plan,
