@@ -20,9 +20,11 @@ pytestmark = NEEDS_KERNELS
 
 @pytest.fixture(autouse=True)
 def frozen() -> Iterator[None]:
-    """A server's start leaves what it made out of collections."""
+    """What a test leaves frozen is collected."""
     yield
     gc.unfreeze()
+    gc.collect()
+    gc.freeze()
 
 
 def model_of(client: ThreadEngineClient) -> TargetModel:
@@ -41,6 +43,7 @@ async def test_the_last_engine_is_gone_before_the_next_is_built() -> None:
     assert engine() is not None, "it refers to itself"
     again = await start.again()
     assert engine() is None
+    assert gc.get_freeze_count() > 0, "collections pass over what the next one is made of too"
     assert model_of(again) is model
     events = [event async for event in again.generate(ask("greedy"))]
     assert outputs(events)["greedy", 0] == plain("greedy")[0]

@@ -11,6 +11,7 @@ import structlog
 from prolepsis.core.config import EngineConfig
 from prolepsis.engine.build import build_engine
 from prolepsis.engine.observer import EngineObserver
+from prolepsis.engine.start import loading
 from prolepsis.engine.thread import ThreadEngineClient
 from prolepsis.kv.memory import MemoryUse
 from prolepsis.models.load import LoadedModel, load_model
@@ -44,8 +45,9 @@ class EngineStart:
     def _rebuilt(self) -> ThreadEngineClient:
         gc.unfreeze()  # a server's start leaves its engine out of collections (`engine.start.loading`)
         gc.collect()  # and the K/V of the last engine, which refers to itself, has to go before there is room for more
-        last = self._last() if self._last is not None else None
-        if last is not None and last.watchdog.gave_up:
-            log.warning("model_loaded_again", reason="a step of the last engine may still compute with it")
-            self.target = self.load(self.config)
-        return self.first()
+        with loading():
+            last = self._last() if self._last is not None else None
+            if last is not None and last.watchdog.gave_up:
+                log.warning("model_loaded_again", reason="a step of the last engine may still compute with it")
+                self.target = self.load(self.config)
+            return self.first()

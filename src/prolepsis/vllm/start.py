@@ -18,7 +18,7 @@ from prolepsis.core.errors import EngineDead, ModelLoadError
 from prolepsis.core.files import cache_directory
 from prolepsis.engine.client import EngineInfo
 from prolepsis.engine.observer import EngineObserver
-from prolepsis.engine.start import Running
+from prolepsis.engine.start import Running, loading
 from prolepsis.grammar.grammars import Grammars
 from prolepsis.kv.memory import parse_bytes
 from prolepsis.models.files.export import export_model
@@ -84,12 +84,13 @@ class VllmStart:
             raise EngineDead("a step of the last engine may still run in vLLM, which needs a new process then")
         gc.unfreeze()  # a server's start leaves its engine out of collections (`engine.start.loading`)
         gc.collect()  # and the weights and K/V of the last one have to go before there is room for more
-        plane = self.open_plane()
-        try:
-            return self.around(plane)
-        except BaseException:
-            plane.close()  # another attempt needs its memory
-            raise
+        with loading():
+            plane = self.open_plane()
+            try:
+                return self.around(plane)
+            except BaseException:
+                plane.close()  # another attempt needs its memory
+                raise
 
 
 def start_vllm(config: EngineConfig, observer: EngineObserver | None = None) -> Running:
