@@ -92,18 +92,17 @@ class Arm:
 
 
 def arms(row: str, loaded: LoadedModel) -> tuple[Arm, Arm]:
-    if row == "auto":
-        head = head_for("auto", loaded)
-        return Arm(assemble(CONFIG, loaded, head=head), SpeculationChoice()), Arm(
-            assemble(CONFIG, loaded, head=head), OFF
-        )
-    if row == "off":
-        return Arm(assemble(CONFIG, loaded, head=head_for("auto", loaded)), OFF), _bare(loaded)
+    if row == "same":
+        return _bare(loaded), _bare(loaded)
     if row == "shadow":
         config = CONFIG.model_copy(update={"proposers": ("suffix",)})
         shadow = SpeculationChoice("shadow", proposers=("suffix",))
         return Arm(assemble(config, loaded), shadow), Arm(assemble(config, loaded), OFF)
-    return _bare(loaded), _bare(loaded)
+    head = head_for("auto", loaded)
+    served = assemble(CONFIG, loaded, head=head)
+    if row == "off":
+        return Arm(served, OFF), _bare(loaded)
+    return Arm(served, SpeculationChoice()), Arm(assemble(CONFIG, loaded, head=head), OFF)
 
 
 def requests(
@@ -149,8 +148,8 @@ class Round:
 
     whole: float
     decoding: float
-    step: float | None
-    """Median over decoding steps; None where the engines do not decode step for step."""
+    step: float
+    """Median over decoding steps, where the engines decode step for step."""
     ms: tuple[float, float]
 
 
@@ -158,11 +157,10 @@ def told(pair: tuple[Arm, Arm]) -> Round:
     one, other = pair
     assert one.answers == other.answers, "both engines give the same tokens"
     steps = [b / a for a, b in zip(one.decoding_ms, other.decoding_ms, strict=False)]
-    in_step = len(one.decoding_ms) == len(other.decoding_ms)
     return Round(
         other.all_ms / one.all_ms,
         sum(other.decoding_ms) / sum(one.decoding_ms),
-        statistics.median(steps) if in_step else None,
+        statistics.median(steps),
         (statistics.median(one.decoding_ms), statistics.median(other.decoding_ms)),
     )
 
@@ -199,8 +197,7 @@ def main() -> None:
                 rounds.append(told(pair))
             whole = shown([one.whole for one in rounds])
             decoding = shown([one.decoding for one in rounds])
-            steps = [one.step for one in rounds if one.step is not None]
-            single = f", median step {shown(steps)}" if steps else ""
+            single = "" if row == "auto" else f", median step {shown([one.step for one in rounds])}"
             first, second = (statistics.median(one.ms[i] for one in rounds) for i in (0, 1))
             line = f"all steps {whole}, decoding {decoding}{single}, steps {first:.2f} and {second:.2f} ms"
             print(f"{row:<7} {at_once:>2} at once: {line}", flush=True)

@@ -24,7 +24,7 @@ from prolepsis.sampling.processors import TokenHistory
 from prolepsis.sampling.sampler import Sampler
 from prolepsis.spec.draft import chain
 from prolepsis.spec.verify import SequenceStep, verify_batch
-from tests.native.teams import team
+from tests.models.kernels import team
 
 GREEDY = SamplingParams(temperature=0.0)
 PLAIN = {

@@ -52,9 +52,8 @@ pytestmark = NEEDS_KERNELS
 def pair(name: str) -> tuple[NativeModel, PreTrainedModel]:
     kind, changes = CASES[name]
     with rounded(kind, changes) as (model, checkpoint):
-        return NativeModel(
-            checkpoint, LeanShape.from_config(checkpoint.config), name, threads=2 if name in SHARED else 1
-        ), model
+        threads = 2 if name in SHARED else 1
+        return NativeModel(checkpoint, LeanShape.from_config(checkpoint.config), name, threads), model
 
 
 def same(found: Tensor, expected: Tensor) -> None:

@@ -7,7 +7,7 @@ import torch
 from prolepsis.core.requests import SamplingParams
 from prolepsis.sampling.noise import native_kernel
 from prolepsis.sampling.sampler import Sampler, SamplingRow
-from tests.native.teams import team
+from tests.models.kernels import team
 
 WITHOUT_COMPILER = """
 import torch

@@ -9,7 +9,7 @@ from prolepsis.sampling.processors import TokenHistory
 from prolepsis.sampling.sampler import Sampler
 from prolepsis.spec.draft import ROOT, Draft, chain
 from prolepsis.spec.verify import SequenceStep, VerifyResult, verify, verify_batch
-from tests.native.teams import team
+from tests.models.kernels import team
 
 V = 6
 GREEDY = SamplingParams(temperature=0.0)

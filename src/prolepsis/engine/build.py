@@ -135,15 +135,13 @@ def assemble(
     speculation = _speculation(config, target, proposers, max_model_len)
     hidden_states = _hidden_states(model, [*([slot.head] if slot.head else []), *consumers])
     plan = AppliedPlan(SpecPlan(num_speculative_tokens=config.num_speculative_tokens))
-    team = model.team if isinstance(model, ThreadedModel) else None
-    sampler = Sampler(info.vocab_size, info.eos_token_ids, team=team)
     log.info("engine_built", model=info.name, forward=info.forward, pages=num_pages, exactness=exactness.mode)
     parts = EngineParts(
         info=_described(target, max_model_len, exactness, speculation.proposers, slot),
         scheduler=_scheduler(config, target, max_model_len, _pages(config, num_pages, cache, *slots.values()), plan),
         speculation=speculation,
         runner=Runner(model, cache),
-        verifier=Verification(sampler, max_model_len=max_model_len),
+        verifier=Verification(_sampler(model), max_model_len=max_model_len),
         plan=plan,
         observer=observer,
         hidden_states=hidden_states,
@@ -152,6 +150,11 @@ def assemble(
         installed_heads=partial(_installed_heads, target, config.model_dir),
     )
     return Engine(parts)
+
+
+def _sampler(model: TargetModel) -> Sampler:
+    team = model.team if isinstance(model, ThreadedModel) else None
+    return Sampler(model.info.vocab_size, model.info.eos_token_ids, team=team)
 
 
 def _early_exit(config: EngineConfig, model: TargetModel) -> tuple[EarlyExit | None, int]:

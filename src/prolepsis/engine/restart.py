@@ -1,7 +1,6 @@
 """Builds an engine in this process, and again after it ended, around the model that is loaded already."""
 
 import asyncio
-import gc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from weakref import ReferenceType, ref
@@ -11,7 +10,7 @@ import structlog
 from prolepsis.core.config import EngineConfig
 from prolepsis.engine.build import build_engine
 from prolepsis.engine.observer import EngineObserver
-from prolepsis.engine.start import loading
+from prolepsis.engine.start import loading_again
 from prolepsis.engine.thread import ThreadEngineClient
 from prolepsis.kv.memory import MemoryUse
 from prolepsis.models.load import LoadedModel, load_model
@@ -43,9 +42,7 @@ class EngineStart:
         return await asyncio.get_running_loop().run_in_executor(None, self._rebuilt)
 
     def _rebuilt(self) -> ThreadEngineClient:
-        gc.unfreeze()  # a server's start leaves its engine out of collections (`engine.start.loading`)
-        gc.collect()  # and the K/V of the last engine, which refers to itself, has to go before there is room for more
-        with loading():
+        with loading_again():  # the K/V of the last engine, which refers to itself, makes room
             last = self._last() if self._last is not None else None
             if last is not None and last.watchdog.gave_up:
                 log.warning("model_loaded_again", reason="a step of the last engine may still compute with it")

@@ -43,6 +43,15 @@ def loading() -> Iterator[None]:
             trim(0)
 
 
+@contextmanager
+def loading_again() -> Iterator[None]:
+    """Do `loading` after an engine ended: it was left out of collections, and its memory has to go first."""
+    gc.unfreeze()
+    gc.collect()
+    with loading():
+        yield
+
+
 def start_engine(
     config: EngineConfig, observer: "EngineObserver | None" = None, reserved: Sequence[MemoryUse] = ()
 ) -> Running:

@@ -122,6 +122,11 @@ INLINE void fold(T* values, const Join& join) {
   if constexpr (kHalf > 1) fold<kHalf / 2>(values, join);
 }
 
+template <class T>
+INLINE T larger_of(T a, T b) {
+  return a > b ? a : b;
+}
+
 // Writes the largest of each block; returns the largest of all.
 template <class T>
 INLINE double find_peaks(const T* values, int64_t size, double* peaks) {
@@ -130,9 +135,9 @@ INLINE double find_peaks(const T* values, int64_t size, double* peaks) {
     const int64_t length = std::min(kBlock, size - start);
     std::copy(values + start, values + start + length, block);
     std::fill(block + length, block + kBlock, -std::numeric_limits<T>::infinity());
-    fold<kBlock / 2>(block, [](T a, T b) { return a > b ? a : b; });
+    fold<kBlock / 2>(block, larger_of<T>);
     *peaks++ = block[0];
-    best = block[0] > best ? block[0] : best;
+    best = larger_of(block[0], best);
   }
   return best;
 }
@@ -176,13 +181,11 @@ WIDEST void add_noise(const double* scaled, int64_t size, uint64_t key, uint64_t
 
 // At least the largest score among these tokens, at most kBlock of them.
 WIDEST double best_possible(const double* scaled, int64_t size, uint64_t key, uint64_t first) {
-  double bounds[kBlock], lanes[kLanes];
+  double bounds[kBlock];
   std::fill(bounds + size, bounds + kBlock, kNone);
-  std::fill(lanes, lanes + kLanes, kNone);
   for (int64_t i = 0; i < size; i++) bounds[i] = scaled[i] + gumbel_bound(key, first + i);
-  for (int64_t i = 0; i < kBlock; i += kLanes)
-    for (int64_t j = 0; j < kLanes; j++) lanes[j] = bounds[i + j] > lanes[j] ? bounds[i + j] : lanes[j];
-  return *std::max_element(lanes, lanes + kLanes);
+  fold<kBlock / 2>(bounds, larger_of<double>);
+  return bounds[0];
 }
 
 // The sum of all weights, in one order for any vector width.

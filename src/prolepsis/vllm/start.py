@@ -1,7 +1,6 @@
 """Starts vLLM in this process and an engine of ours around it."""
 
 import asyncio
-import gc
 import hashlib
 import os
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from prolepsis.core.errors import EngineDead, ModelLoadError
 from prolepsis.core.files import cache_directory
 from prolepsis.engine.client import EngineInfo
 from prolepsis.engine.observer import EngineObserver
-from prolepsis.engine.start import Running, loading
+from prolepsis.engine.start import Running, loading_again
 from prolepsis.grammar.grammars import Grammars
 from prolepsis.kv.memory import parse_bytes
 from prolepsis.models.files.export import export_model
@@ -82,9 +81,7 @@ class VllmStart:
         last = self._last() if self._last is not None else None
         if last is not None and last.watchdog.gave_up:
             raise EngineDead("a step of the last engine may still run in vLLM, which needs a new process then")
-        gc.unfreeze()  # a server's start leaves its engine out of collections (`engine.start.loading`)
-        gc.collect()  # and the weights and K/V of the last one have to go before there is room for more
-        with loading():
+        with loading_again():  # the weights and K/V of the last one make room
             plane = self.open_plane()
             try:
                 return self.around(plane)

@@ -33,18 +33,13 @@ def export_model(source: Path, directory: Path) -> Path:
 
 def _write_weights(source: Path, directory: Path) -> None:
     import torch
-    from transformers import AutoModelForCausalLM
 
-    from prolepsis.models.files.config import for_transformers
-    from prolepsis.models.files.weights import open_checkpoint
+    from prolepsis.models.files.weights import fit, open_checkpoint
 
     checkpoint = open_checkpoint(source, torch.bfloat16)
-    model = AutoModelForCausalLM.from_config(for_transformers(checkpoint.config), dtype=torch.bfloat16)
-    fit = model.load_state_dict(dict(checkpoint.tensors), strict=False)
-    model.tie_weights()
-    tied = set(model.all_tied_weights_keys)
-    missing = [name for name in fit.missing_keys if name not in tied]
-    if missing or fit.unexpected_keys:
-        raise ModelLoadError(f"{source} does not fit: missing {missing}, unexpected {list(fit.unexpected_keys)}")
-    model.generation_config.eos_token_id = list(checkpoint.eos_token_ids)
-    model.save_pretrained(directory)
+    fitted = fit(checkpoint, torch.bfloat16)
+    if fitted.missing or fitted.unexpected:
+        raise ModelLoadError(f"{source} does not fit: missing {fitted.missing}, unexpected {fitted.unexpected}")
+    assert fitted.model.generation_config is not None, "a causal model generates"
+    fitted.model.generation_config.eos_token_id = list(checkpoint.eos_token_ids)
+    fitted.model.save_pretrained(directory)

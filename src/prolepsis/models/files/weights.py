@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from prolepsis.core.errors import ModelLoadError
-from prolepsis.models.files.config import KNOWN, LlamaShapedConfig, llama_shaped
+from prolepsis.models.files.config import KNOWN, LlamaShapedConfig, for_transformers, llama_shaped
 from prolepsis.models.files.generation_config import generation_eos, json_object, token_ids
 from prolepsis.models.files.stored import OnDemand, StoredMatrix
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
+    from transformers import PreTrainedConfig, PreTrainedModel
 
     from prolepsis.models.files.gguf import GgufFile
 
@@ -51,6 +51,31 @@ class Checkpoint:
     def eos_token_ids(self) -> tuple[int, ...]:
         """Tokens that end a text, from the configuration and from generation_config.json."""
         return tuple(dict.fromkeys([*token_ids(self.config.eos_token_id), *generation_eos(self.source)]))
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """A model of transformers' class around the tensors of a checkpoint."""
+
+    model: "PreTrainedModel"
+    missing: list[str]
+    """Parameters that the checkpoint lacks and that are not tied to others."""
+    unexpected: list[str]
+    """Tensors that the class has no place for."""
+
+
+def fit(checkpoint: Checkpoint, dtype: torch.dtype, **options: str) -> Fitted:
+    """Return transformers' class, made with `options`, around the tensors: it draws no weights of its own first."""
+    from transformers import AutoModelForCausalLM, PreTrainedModel
+    from transformers.initialization import no_init_weights
+
+    with no_init_weights():
+        model = AutoModelForCausalLM.from_config(for_transformers(checkpoint.config), dtype=dtype, **options)
+    assert isinstance(model, PreTrainedModel)
+    tensors = {name: tensor.to(dtype) for name, tensor in checkpoint.tensors.items()}
+    missing, unexpected = model.load_state_dict(tensors, strict=False, assign=True)
+    model.tie_weights()
+    return Fitted(model, sorted(set(missing) - set(model.all_tied_weights_keys)), unexpected)
 
 
 def open_model(path: Path) -> ModelSource:

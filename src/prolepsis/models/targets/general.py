@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from prolepsis.core.errors import ModelLoadError
-from prolepsis.models.files.config import for_transformers
-from prolepsis.models.files.weights import Checkpoint
+from prolepsis.models.files.weights import Checkpoint, fit
 from prolepsis.models.protocol import Batch, KVCache, ModelInfo
 from prolepsis.models.targets.lean_shape import max_positions
 from prolepsis.models.targets.paged_attention import (
@@ -203,9 +202,11 @@ def _load_class(checkpoint: Checkpoint, dtype: torch.dtype) -> nn.Module:
 
     AttentionInterface.register(INTERFACE, _interface)
     try:
-        model, wrong = (
-            _from_folder(checkpoint, dtype) if checkpoint.source.is_dir() else _from_tensors(checkpoint, dtype)
-        )
+        if checkpoint.source.is_dir():
+            model, wrong = _from_folder(checkpoint, dtype)
+        else:
+            fitted = fit(checkpoint, dtype, attn_implementation=INTERFACE)
+            model, wrong = fitted.model, fitted.missing
     except Exception as error:  # transformers has no common base class for errors about a foreign model
         raise ModelLoadError(f"{checkpoint.source}: transformers cannot load it: {error}") from error
     if wrong:
@@ -226,24 +227,6 @@ def _from_folder(checkpoint: Checkpoint, dtype: torch.dtype) -> tuple[nn.Module,
     )
     assert isinstance(model, nn.Module)
     return model, sorted(report["missing_keys"]) + [str(key) for key in report["mismatched_keys"]]
-
-
-def _from_tensors(checkpoint: Checkpoint, dtype: torch.dtype) -> tuple[nn.Module, list[str]]:
-    """The model takes the tensors themselves: weights of its own are neither drawn nor touched."""
-    from transformers import AutoModelForCausalLM, PreTrainedModel
-    from transformers.initialization import no_init_weights
-
-    with no_init_weights():
-        model = AutoModelForCausalLM.from_config(
-            for_transformers(checkpoint.config), dtype=dtype, attn_implementation=INTERFACE
-        )
-    assert isinstance(model, PreTrainedModel)
-    tensors = {name: tensor.to(dtype) for name, tensor in checkpoint.tensors.items()}
-    missing, _ = model.load_state_dict(tensors, strict=False, assign=True)
-    model.tie_weights()
-    keys = getattr(model, "_tied_weights_keys", None) or ()
-    tied = {str(key) for key in keys} if checkpoint.config.tie_word_embeddings else set()
-    return model, sorted(set(missing) - tied)
 
 
 class FewRowsLinear(nn.Module):

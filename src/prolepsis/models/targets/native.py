@@ -71,7 +71,6 @@ class NativeModel:
         self.decoder = self.module.Decoder(
             self.module.Shape(*sizes, shape.eps, *scales), threads or default_threads(), int8_activations
         )
-        self._team = self.decoder.team
         for rope in shape.ropes:
             self.decoder.add_rope(*angles(rope, shape.max_positions))
         kinds: dict[str, None] = {}
@@ -107,7 +106,7 @@ class NativeModel:
     @property
     def team(self) -> object:
         """The threads of its passes (`ThreadedModel`)."""
-        return self._team
+        return self.decoder.team
 
     def make_cache(self, num_pages: int) -> NativeCache:
         """Allocate zeroed KV pages."""
