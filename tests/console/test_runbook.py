@@ -9,10 +9,10 @@ from prolepsis.console.runbook import by_alert, rendered, runbooks
 from tests.console.scene import Scene
 from tests.console.test_pages import Browse
 
-SOURCES = Path(__file__).parents[2] / "docs" / "runbooks"
+SOURCES = Path(__file__).parents[2] / "src" / "prolepsis" / "console" / "runbooks"
 
 
-def test_every_runbook_of_the_documentation_is_carried_with_its_alerts() -> None:
+def test_every_runbook_is_read_with_its_alerts() -> None:
     pages = runbooks()
     assert set(pages) == {file.stem for file in SOURCES.glob("*.md")}
     assert pages["acceptance-cliff"].title == "A proposer is hardly ever right"
@@ -26,7 +26,7 @@ def test_every_runbook_of_the_documentation_is_carried_with_its_alerts() -> None
         ("[a](latency.md)", '<a href="/console/runbooks/latency">a</a>'),
         ("[a](latency.md#close)", '<a href="/console/runbooks/latency#close">a</a>'),
         ("[a](https://example.org/x)", '<a href="https://example.org/x">a</a>'),
-        ("[a](../how-to/training.md) b", "a (docs/how-to/training.md) b"),
+        ("[a](../../../../docs/how-to/training.md) b", "a (docs/how-to/training.md) b"),
         ("[a](javascript:alert(1))", "[a](javascript:alert(1))"),
         ("<script>a</script>", "&lt;script&gt;a&lt;/script&gt;"),
     ],

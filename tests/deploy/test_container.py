@@ -51,14 +51,6 @@ def test_every_copied_file_exists_and_is_part_of_the_context() -> None:
         assert allowed & {source, *map(str, Path(source).parents)}, source
 
 
-def test_links_of_the_package_lead_to_copied_files() -> None:
-    links = [path for path in (ROOT / "src").rglob("*") if path.is_symlink()]
-    assert links
-    for link in links:
-        target = link.resolve().relative_to(ROOT.resolve())
-        assert set(copied()) & {str(target), *map(str, target.parents)}, link
-
-
 def test_the_baseline_names_what_the_package_has() -> None:
     spec = importlib.util.spec_from_file_location("baseline", DEPLOY / "container" / "baseline.py")
     assert spec is not None

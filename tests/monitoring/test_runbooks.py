@@ -13,7 +13,7 @@ from prolepsis.monitoring.files import RUNBOOK_URL, monitoring_files
 from prolepsis.monitoring.objectives import parse_objectives
 from prolepsis.monitoring.rules import alert_groups, all_rules, shipped, with_runbooks
 
-RUNBOOKS = Path(__file__).parents[2] / "docs" / "runbooks"
+RUNBOOKS = Path(__file__).parents[2] / "src" / "prolepsis" / "console" / "runbooks"
 PAGES = sorted(RUNBOOKS.glob("*.md"))
 OBJECTIVES = parse_objectives(shipped("slos.yaml"), "slos.yaml")
 ALERTS = [rule for rule in all_rules([*alert_groups(), *burn_rate_groups(OBJECTIVES)]) if "alert" in rule]

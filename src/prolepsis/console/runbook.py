@@ -1,4 +1,4 @@
-"""The runbooks of docs/runbooks, which the package carries: each rendered, with the alerts that lead to it."""
+"""The runbooks beside this module: each rendered, with the alerts that lead to it."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -72,7 +72,7 @@ def _linked(tokens: list[Token]) -> Iterator[Token]:
         if token.type not in ("link_open", "link_close") or not elsewhere:
             yield token
         elif token.type == "link_close":
-            yield Token("text", "", 0, content=f" ({elsewhere.replace('../', 'docs/')})")
+            yield Token("text", "", 0, content=f" ({elsewhere.replace('../', '')})")
             elsewhere = ""
 
 

@@ -67,7 +67,7 @@ class Alerting(Part):
     name: Annotated[str, _ALERT]
     labels: Labels = Field(default_factory=dict)
     annotations: Labels = Field(default_factory=dict)
-    """`runbook` is the name of a page in docs/runbooks."""
+    """`runbook` is the name of a page in console/runbooks."""
     page_alert: Alert = Alert()
     ticket_alert: Alert = Alert()
     minimum_events: Annotated[float, Field(ge=0)] = 0
