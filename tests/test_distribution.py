@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 from build import ProjectBuilder
+from pyproject_hooks import quiet_subprocess_runner
 
 from tests.commands import free_port, serving
 from tests.train.targets import save_target
@@ -23,7 +24,7 @@ SOURCE = ROOT / "src" / "prolepsis"
 @pytest.fixture(scope="module")
 def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The sdist, as `python -m build` makes it, with the build backend of this environment."""
-    return Path(ProjectBuilder(ROOT, runner=_quiet).build("sdist", tmp_path_factory.mktemp("sdist")))
+    return Path(ProjectBuilder(ROOT, runner=quiet_subprocess_runner).build("sdist", tmp_path_factory.mktemp("sdist")))
 
 
 @pytest.fixture(scope="module")
@@ -33,11 +34,7 @@ def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     with tarfile.open(sdist) as archive:
         archive.extractall(folder, filter="data")
     [unpacked] = folder.iterdir()
-    return Path(ProjectBuilder(unpacked, runner=_quiet).build("wheel", folder))
-
-
-def _quiet(command: object, cwd: str | None = None, extra_environ: object = None) -> None:
-    subprocess.run(command, cwd=cwd, env=extra_environ, check=True, capture_output=True)  # type: ignore[call-overload]
+    return Path(ProjectBuilder(unpacked, runner=quiet_subprocess_runner).build("wheel", folder))
 
 
 def test_nothing_that_the_package_needs_is_a_link() -> None:
