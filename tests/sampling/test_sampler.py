@@ -29,7 +29,7 @@ PARAMS = st.builds(
     SamplingParams,
     temperature=st.sampled_from([0.0, 1e-9, 0.3, 0.7, 1.0, 2.0]),
     top_k=st.sampled_from([0, 1, 3, 40]),
-    top_p=st.sampled_from([0.05, 0.5, 0.9, 0.999, 1.0]),
+    top_p=st.sampled_from([0.0, 0.05, 0.5, 0.9, 0.999, 1.0]),
     min_p=st.sampled_from([0.0, 0.02, 0.5, 1.0]),
     repetition_penalty=st.sampled_from([1.0, 0.8, 1.4]),
     presence_penalty=st.sampled_from([0.0, 0.9, -1.1]),

@@ -34,6 +34,8 @@ MAX_LOGIT_BIASES = 4096
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 1024
 """Longest stop string."""
+_LEAST_TOP_P = 1e-6
+"""The likeliest of a million tokens has at least this probability."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,7 @@ class SamplingParams:
     top_k: int = 0
     """Keep the k likeliest tokens; 0 keeps all."""
     top_p: float = 1.0
+    """0 keeps the likeliest token only."""
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
@@ -68,6 +71,11 @@ class SamplingParams:
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0
+
+    @property
+    def nucleus(self) -> float:
+        """`top_p` as samplers take it, above 0: the least of them keeps one token of any vocabulary."""
+        return max(self.top_p, _LEAST_TOP_P)
 
     @property
     def has_penalties(self) -> bool:
@@ -138,14 +146,14 @@ class SamplingDefaults:
 _RANGES: tuple[tuple[str, str, Callable[[float], bool]], ...] = (
     ("temperature", "0 to 2", lambda v: 0 <= v <= 2),
     ("top_k", "0 (off) or more", lambda v: v >= 0),
-    ("top_p", "above 0, up to 1", lambda v: 0 < v <= 1),
+    ("top_p", "0 to 1", lambda v: 0 <= v <= 1),
     ("min_p", "0 to 1", lambda v: 0 <= v <= 1),
     ("repetition_penalty", "above 0, up to 10", lambda v: 0 < v <= 10),
     ("presence_penalty", "-2 to 2", lambda v: -2 <= v <= 2),
     ("frequency_penalty", "-2 to 2", lambda v: -2 <= v <= 2),
     ("max_tokens", "1 or more", lambda v: v >= 1),
     ("min_tokens", "0 or more", lambda v: v >= 0),
-    ("seed", "0 to 2^63 - 1", lambda v: 0 <= v < 2**63),
+    ("seed", "-2^63 to 2^63 - 1", lambda v: -(2**63) <= v < 2**63),
 )
 
 

@@ -49,7 +49,7 @@ def kept(
     if 0 < params.top_k < len(scaled):
         keep = _mask(likeliest(scaled, params.top_k)[: params.top_k], keep)
     if params.top_p < 1.0:
-        keep = keep & _nucleus(scaled, weights, params.top_p * float(weights[keep].sum()))
+        keep = keep & _nucleus(scaled, weights, params.nucleus * float(weights[keep].sum()))
     if params.min_p > 0.0:
         keep = keep & (scaled >= math.log(params.min_p))
     return keep
@@ -175,7 +175,7 @@ class Sampler:
         rows = [
             kernel.DraftRows(
                 rows.first_row,
-                (rows.params.temperature, rows.params.top_k, rows.params.top_p, rows.params.min_p),
+                (rows.params.temperature, rows.params.top_k, rows.params.nucleus, rows.params.min_p),
                 rows.key,
                 rows.position,
                 rows.tokens,
@@ -272,7 +272,7 @@ def _kernel_row(kernel: Any, values: Tensor, row: SamplingRow) -> Any:
         values.dtype == torch.float64,
         params.temperature,
         params.top_k,
-        params.top_p,
+        params.nucleus,
         params.min_p,
         position_key(row.key, row.position),
     )

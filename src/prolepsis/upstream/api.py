@@ -70,7 +70,7 @@ def sampling_fields(params: SamplingParams) -> dict[str, Any]:
     """Return the part of a body that vLLM and SGLang read alike."""
     fields: dict[str, Any] = {
         "temperature": params.temperature,
-        "top_p": params.top_p,
+        "top_p": params.nucleus,
         "min_p": params.min_p,
         "repetition_penalty": params.repetition_penalty,
         "presence_penalty": params.presence_penalty,

@@ -36,7 +36,7 @@ class LlamacppApi:
             "samplers": list(_SAMPLERS),
             "temperature": params.temperature,
             "top_k": params.top_k,
-            "top_p": params.top_p,
+            "top_p": params.nucleus,
             "min_p": params.min_p,
             "repeat_penalty": params.repetition_penalty,
             "repeat_last_n": len(ask.token_ids) + params.max_tokens,

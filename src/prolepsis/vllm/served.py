@@ -137,8 +137,12 @@ def params_of(given: Any, fallback_seed: int) -> SamplingParams:
         min_tokens=given.min_tokens,
         stop_token_ids=tuple(given.stop_token_ids or ()),
         ignore_eos=given.ignore_eos,
-        seed=(given.seed if given.seed is not None else fallback_seed) % 2**63,
+        seed=_int64(given.seed if given.seed is not None else fallback_seed),
     )
+
+
+def _int64(seed: int) -> int:
+    return (seed + 2**63) % 2**64 - 2**63
 
 
 def is_ours(given: Any) -> bool:

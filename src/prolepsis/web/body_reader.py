@@ -47,7 +47,7 @@ NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
     "prompt": (),
     "prompt_cache_options": ({},),
     "prompt_cache_retention": ("in_memory",),
-    "reasoning": ({},),
+    "reasoning": ({}, {"effort": "none"}, {"effort": "none", "summary": "auto"}),
     "reasoning_effort": ("none",),
     "refusal": (),
     "response_format": ({"type": "text"},),
@@ -222,6 +222,8 @@ def _nested_without_neutral(item: object, kind: type[Body], path: Path) -> objec
 
 
 def _neutral(item: object, allowed: Sequence[object]) -> bool:
+    if isinstance(item, dict):
+        item = {name: value for name, value in item.items() if value is not None}
     return item is None or any(type(item) is type(value) and item == value for value in allowed)
 
 

@@ -83,7 +83,7 @@ _PART = {
 
 Count: TypeAlias = Annotated[int, Field(ge=0, le=2**31 - 1)]
 MaxTokens: TypeAlias = Annotated[int, Field(ge=1, le=2**31 - 1)]
-Seed: TypeAlias = Annotated[int, Field(ge=0, le=2**63 - 1)]
+Seed: TypeAlias = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
 Priority: TypeAlias = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
 TopLogprobs: TypeAlias = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)]
 Token: TypeAlias = Annotated[str, Field(pattern=r"^[\x21-\x7e]{1,128}$")]

@@ -224,6 +224,13 @@ def test_values_that_ask_for_nothing_are_accepted(shared: Served) -> None:
     assert bytes(shared.engine.requests[-1].prompt_token_ids) == b"system:Be brief.\nassistant:\n"
 
 
+@pytest.mark.parametrize("more", [{"top_p": 0}, {"seed": -1}, {"seed": -(2**63)}])
+def test_the_ranges_of_openais_specification_are_taken(shared: Served, more: dict[str, float]) -> None:
+    shared.openai().chat.completions.create(model="tiny", messages=USER, extra_body=more)
+    params = shared.engine.requests[-1].params
+    assert all(getattr(params, name) == value for name, value in more.items())
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_metrics_on_request(shared: Served, stream: bool) -> None:
     reply: Any = shared.openai().chat.completions.create(

@@ -35,6 +35,12 @@ def plain(item: Any) -> Any:
     return {name: value for name, value in item.to_dict().items() if name not in ("id", "call_id")}
 
 
+@pytest.mark.parametrize("asked", [{"effort": "none"}, {"effort": "none", "summary": None}, {"effort": None}, {}])
+def test_no_reasoning_may_be_asked_for_as_in_chat(shared: Served, asked: dict[str, str | None]) -> None:
+    create: Any = shared.openai().responses.create
+    assert create(model="tiny", input="Hi", reasoning=asked).status == "completed"
+
+
 @pytest.mark.parametrize("step", [1, 4, 500])
 @pytest.mark.parametrize(
     ("text", "options"),

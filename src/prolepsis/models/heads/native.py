@@ -107,7 +107,7 @@ class NativeHead:
                 spec.expansion_threshold,
                 spec.params.temperature,
                 spec.params.top_k,
-                spec.params.top_p,
+                spec.params.nucleus,
                 spec.noise_key,
                 spec.position,
             )

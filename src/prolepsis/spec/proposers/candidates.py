@@ -44,7 +44,7 @@ def rank(
         return list(zip(tokens.tolist(), logprobs.exp().tolist(), strict=True))
     scaled = (logprobs / params.temperature).double()
     probabilities = scaled.softmax(0)
-    kept = probabilities.cumsum(0) - probabilities < params.top_p  # likeliest first, so the nucleus is in front
+    kept = probabilities.cumsum(0) - probabilities < params.nucleus  # likeliest first, so the nucleus is in front
     if params.top_k > 0:
         kept[params.top_k :] = False
     position = len(sequence.tokens) - sequence.num_prompt_tokens + depth

@@ -207,7 +207,7 @@ class RemoteProposer(Proposer):
                 self._key.scope(sequence.cache_salt),
                 sequence.num_prompt_tokens,
                 params.temperature,
-                params.top_p,
+                params.nucleus,
                 params.top_k,
                 sequence.noise_key,
             )
