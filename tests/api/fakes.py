@@ -29,6 +29,9 @@ class ByteTokenizer:
         text = bytes(token for token in token_ids if token < END).decode(errors="replace")
         return text + end * (END in token_ids)
 
+    def token_bytes(self, token_id: int) -> bytes:
+        return bytes([token_id]) if token_id < END else b"<end>"
+
     def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, object]],

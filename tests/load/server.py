@@ -40,6 +40,9 @@ class LetterTokenizer:
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         return Letters().decode([token for token in token_ids if token != EOS or not skip_special_tokens])
 
+    def token_bytes(self, token_id: int) -> bytes:
+        return self.decode([token_id], skip_special_tokens=False).encode()
+
     def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, object]],

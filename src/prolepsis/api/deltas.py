@@ -1,5 +1,6 @@
 """Turns the engine's events into text: one `Choice` per sample, one `Delta` per step that has something to show."""
 
+import codecs
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -21,15 +22,46 @@ LOWEST_LOGPROB = -9999.0
 
 @dataclass(frozen=True, slots=True)
 class ShownToken:
-    """One token's text and log-probability."""
+    """One token's bytes and log-probability."""
 
     token_id: int
-    text: str
+    raw: bytes
+    """Its own bytes, which may be a part of a character; those of an answer's tokens make up its text."""
     logprob: float
     top: "tuple[ShownToken, ...]" = ()
     """The likeliest tokens in its place; for emitted tokens only."""
     offset: int = 0
-    """Where its text starts in the sample's token texts; for emitted tokens only."""
+    """Character of the sample's text in which its bytes start; for emitted tokens only."""
+
+    @property
+    def text(self) -> str:
+        return self.raw.decode(errors="replace")
+
+
+class _TokenPlaces:
+    """Finds the bytes of a sample's tokens, and where in its text each starts."""
+
+    def __init__(self, tokenizer: Tokenizer, *, skip_special_tokens: bool) -> None:
+        self._tokenizer = tokenizer
+        self._skips = skip_special_tokens
+        self._characters = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._offset = 0
+        self._first = True
+
+    def raw(self, token_id: int) -> bytes:
+        """Return the bytes of a token at the present place: some decoders drop the space before the first token."""
+        raw = self._tokenizer.token_bytes(token_id)
+        if self._first and raw[:1] == b" " and not self._tokenizer.decode([token_id]).startswith(" "):
+            return raw[1:]
+        return raw
+
+    def advance(self, token_id: int, raw: bytes) -> int:
+        """Return where a token starts, and go on behind it; control tokens that are not shown take no place."""
+        offset = self._offset
+        if not self._skips or self._tokenizer.decode([token_id]):
+            self._offset += len(self._characters.decode(raw))
+        self._first = False
+        return offset
 
 
 class OutputToken(NamedTuple):  # there is one for every token served, and a dataclass takes four times as long to make
@@ -96,13 +128,12 @@ class Choice:
         """`stop`: the request's; `include_stop`: the stop string that ends the text is part of it."""
         self.finished = False
         self._index = index
-        self._tokenizer = tokenizer
         decoder = tokenizer if skip_special_tokens else Verbatim(tokenizer)
         self._stream = TextStream(decoder, stop, min_tokens=request.params.min_tokens)
         self._include_stop = include_stop
         self._with_logprobs = request.params.logprobs is not None
+        self._places = _TokenPlaces(tokenizer, skip_special_tokens=skip_special_tokens)
         self._held: list[OutputToken] = []
-        self._offset = 0
         self._positions = Positions()
         self._num_told = 0
         self._first = True
@@ -156,15 +187,14 @@ class Choice:
             shown = None
             if self._with_logprobs and event.logprobs is not None:
                 shown = self._shown(token, event.logprobs[i])
-                self._offset += len(shown.text)
             by = accepted_by[i] if i < len(accepted_by) else ""
             self._held.append(OutputToken(token, added, stream.num_characters, by, shown))
             text += added
         return text
 
     def _shown(self, token_id: int, logprobs: TokenLogprobs) -> ShownToken:
-        top = tuple(ShownToken(i, self._text(i), max(value, LOWEST_LOGPROB)) for i, value in logprobs.top)
-        return ShownToken(token_id, self._text(token_id), max(logprobs.logprob, LOWEST_LOGPROB), top, self._offset)
-
-    def _text(self, token_id: int) -> str:
-        return self._tokenizer.decode([token_id], skip_special_tokens=False)
+        places = self._places
+        top = tuple(ShownToken(i, places.raw(i), max(value, LOWEST_LOGPROB)) for i, value in logprobs.top)
+        raw = places.raw(token_id)
+        offset = places.advance(token_id, raw)
+        return ShownToken(token_id, raw, max(logprobs.logprob, LOWEST_LOGPROB), top, offset)

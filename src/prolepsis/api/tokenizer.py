@@ -14,6 +14,9 @@ class Tokenizer(Protocol):
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
 
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return a token's own bytes, which may be a part of a character; control tokens have those of their name."""
+
     def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, object]],

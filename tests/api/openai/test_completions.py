@@ -68,6 +68,21 @@ def test_completion_stream_equals_its_twin(shared: Served, options: dict[str, An
     assert chunks[-1].usage == whole.usage
 
 
+def test_the_bytes_of_tokens_make_up_the_text_and_offsets_are_places_in_it(shared: Served) -> None:
+    text = shared.engine.text
+    shown = shared.openai()
+    chat = shown.chat.completions.create(model="tiny", messages=USER, logprobs=True).choices[0].logprobs
+    assert chat is not None and chat.content is not None
+    assert b"".join(bytes(token.bytes or ()) for token in chat.content) == text.encode() + b"<end>"
+    response = shown.responses.create(model="tiny", input="Hi", include=["message.output_text.logprobs"])
+    parts: Any = response.output[0]
+    assert [one.bytes for one in parts.content[0].logprobs] == [one.bytes for one in chat.content]
+    plain = shown.completions.create(model="tiny", prompt="Hi", logprobs=0, max_tokens=99).choices[0].logprobs
+    assert plain is not None
+    characters = [i for i, character in enumerate(text) for _ in character.encode()]
+    assert plain.text_offset == [*characters, len(text)], "a byte stands in the character that it is a part of"
+
+
 def test_top_logprobs_of_completions_always_hold_the_emitted_token(shared: Served) -> None:
     create: Any = shared.openai().completions.create
     alone = create(model="tiny", prompt="Hi", logprobs=0).choices[0].logprobs

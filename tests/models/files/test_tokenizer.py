@@ -118,3 +118,10 @@ def test_written_as_json_it_neither_pads_nor_cuts() -> None:
     backend.no_truncation()
     backend.no_padding()
     assert again.encode("hello world 12").ids == backend.encode("hello world 12").ids
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_the_bytes_of_its_tokens_make_up_the_text(tokenizer: Tokenizer, text: str) -> None:
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    assert b"".join(map(tokenizer.token_bytes, ids)).decode() == tokenizer.decode(ids, skip_special_tokens=False)
+    assert tokenizer.token_bytes(tokenizer.vocab_size) == b"", "logits may be wider than the vocabulary"

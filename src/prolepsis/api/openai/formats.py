@@ -145,9 +145,7 @@ def chat_logprobs(shown: ShownToken, *, as_ids: bool = False) -> Json:
 
 
 def _chat_token(token: ShownToken, *, as_ids: bool) -> Json:
-    """`bytes` is null where the token is part of a character, whose bytes its text cannot hold."""
-    known = None if "\ufffd" in token.text else list(token.text.encode())
-    return {"token": _name(token, as_ids=as_ids), "logprob": token.logprob, "bytes": known}
+    return {"token": _name(token, as_ids=as_ids), "logprob": token.logprob, "bytes": list(token.raw)}
 
 
 def _name(token: ShownToken, *, as_ids: bool) -> str:

@@ -82,7 +82,7 @@ class Metrics(Reply):
 class TokenLogprob(Reply):
     token: str
     logprob: float
-    bytes: list[int] | None
+    bytes: list[int]
 
 
 class ContentLogprob(TokenLogprob):

@@ -58,7 +58,7 @@ class ResponseItems:
 
     def take(self, delta: Delta) -> list[Json]:
         """Return the events of `delta`, without their sequence numbers."""
-        self._logprobs += [_with_bytes(chat_logprobs(shown)) for shown in delta.logprobs or ()]
+        self._logprobs += [chat_logprobs(shown) for shown in delta.logprobs or ()]
         events: list[Json] = []
         for piece in self._answer.take(delta):
             events += self._piece(piece)
@@ -122,11 +122,3 @@ def _done_events(opened: _OpenItem) -> Sequence[Json]:
     if opened.kind == "message":
         whole = {**whole, "type": "response.output_text.done", "logprobs": opened.logprobs}
     return [whole, {"type": "response.content_part.done", **place, "part": opened.part()}]
-
-
-def _with_bytes(logprobs: Json) -> Json:
-    """This endpoint's log-probabilities have no null for bytes."""
-    shown = {**logprobs, "bytes": logprobs["bytes"] or []}
-    top = logprobs["top_logprobs"]
-    assert isinstance(top, list), "a list is what chat_logprobs makes"
-    return {**shown, "top_logprobs": [{**token, "bytes": token["bytes"] or []} for token in top]}

@@ -12,6 +12,7 @@ from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.given_text import GivenText
 from prolepsis.models.files.chat_template import ChatTemplate, Message
 from prolepsis.models.files.control_tokens import HELD_CHARACTERS, ControlTokens
+from prolepsis.models.files.token_bytes import TokenBytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ class Tokenizer:
         self._backend = parts.backend
         self._template = ChatTemplate(parts.template, parts.special_tokens) if parts.template else None
         self._control = ControlTokens(parts.backend, parts.template or "")
+        self._bytes = TokenBytes(parts.backend)
         self.eos_token_ids = parts.eos_token_ids
         self._digest = parts.digest
 
@@ -63,6 +65,10 @@ class Tokenizer:
             return self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         [text] = self._backend.decode_batch([list(token_ids)], skip_special_tokens=skip_special_tokens)
         return text
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return a token's own bytes, which may be a part of a character; control tokens have those of their name."""
+        return self._bytes.of(token_id)
 
     def apply_chat_template(
         self,
