@@ -9,8 +9,8 @@ from starlette.requests import HTTPConnection
 from prolepsis.api.admission.group import RequestGroup
 from prolepsis.api.admission.response_cache import Answer, replayed
 from prolepsis.api.deltas import Choice, Delta, Positions
+from prolepsis.api.openai.answer_check import AnswerCheck
 from prolepsis.api.openai.prepared import PreparedRequest
-from prolepsis.api.openai.tool_calls import ToolCallCheck
 from prolepsis.api.openai.usage import summed
 from prolepsis.api.output.filtered import FilteredSample
 from prolepsis.api.output.policy import AnswerFacts
@@ -41,8 +41,7 @@ async def answer(
     once.
     """
     http.scope["state"][ANSWER_ID] = prepared.answer_id
-    check = partial(ToolCallCheck, prepared) if prepared.tools.callable else None
-    account = RequestAccount(about(prepared), whole=not prepared.stream, check=check)
+    account = RequestAccount(about(prepared), whole=not prepared.stream, check=partial(AnswerCheck.of, prepared))
     answering = _Answering(prepared, services, account, tells_start)
     stats, positions = list[RequestStats](), Positions()
     with services.admission.admit(http, prepared.requests, deterministic=prepared.deterministic) as group:
@@ -109,7 +108,7 @@ class _Answering:
                         sample = samples[event.index]
                         delta = await sample.take(event)
                         if delta is not None:
-                            prompt.sending(delta)
+                            delta = prompt.sending(delta)
                             yield delta
                             prompt.sent(delta)
                         if sample.choice.finished and _is_over(samples, event):

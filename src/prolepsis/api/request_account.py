@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from prolepsis.api.admission.group import Progress
 from prolepsis.api.deltas import Delta
+from prolepsis.api.openai.answer_check import AnswerCheck
 from prolepsis.api.openai.prepared import PreparedRequest
-from prolepsis.api.openai.tool_calls import ToolCallCheck
 from prolepsis.api.output.delivery import Delivery
 from prolepsis.core.ended import Answer, End, Keep, PromptEnded, RequestAbout, RequestEnded
 from prolepsis.core.errors import ProlepsisError, UserError
@@ -36,9 +36,10 @@ class PromptAccount:
     """Account of one prompt's answer so far."""
 
     def __init__(
-        self, request: GenerateRequest, progress: Progress, check: Callable[[], ToolCallCheck] | None, *, whole: bool
+        self, request: GenerateRequest, progress: Progress, check: Callable[[], AnswerCheck | None], *, whole: bool
     ) -> None:
-        """`whole`: the answer goes out at its end, or not at all. `check` reads the tool calls of a sample."""
+        """`whole`: the answer goes out at its end, or not at all. `check` makes what reads a sample, where that has to
+        be whole."""
         self.progress = progress
         self.delivery = Delivery(whole=whole)
         self.intervals = TokenIntervals()
@@ -46,7 +47,7 @@ class PromptAccount:
         """Output tokens up to the stop of an output policy, if there was one; None: the answer is not complete."""
         self._request = request
         self._check = check
-        self._calls: dict[int, ToolCallCheck] = {}
+        self._checks: dict[int, AnswerCheck | None] = {}
         self._finish_reasons: list[str] = []
         self._began_at = time.monotonic()
         self._first_token_at: float | None = None
@@ -70,15 +71,17 @@ class PromptAccount:
             self.delivery.see(event)
             self.intervals.see(event.index, len(event.token_ids), time.perf_counter())
 
-    def sending(self, delta: Delta) -> None:
-        """Take in what is about to go to the client."""
+    def sending(self, delta: Delta) -> Delta:
+        """Take in what is about to go to the client, and return it with the finish reason that all of us show."""
         self._sent_at = time.perf_counter()
-        if self._check is not None:
-            if delta.index not in self._calls:
-                self._calls[delta.index] = self._check()
-            self._calls[delta.index].take(delta)
+        if delta.index not in self._checks:
+            self._checks[delta.index] = self._check()
+        check = self._checks[delta.index]
+        if check is not None:
+            delta = check.take(delta)
         if delta.finish_reason is not None:
             self._finish_reasons.append(delta.finish_reason)
+        return delta
 
     def sent(self, delta: Delta) -> None:
         """Take in that the client's side has taken `delta`."""
@@ -115,7 +118,9 @@ class PromptAccount:
             tokens=progress.stored.tokens if progress.stored is not None else tuple(progress.kept),
             finish_reasons=tuple(self._finish_reasons),
             delivery=self.delivery.by_proposer(filled),
-            whole_calls=tuple(calls.whole for calls in self._calls.values() if calls.whole is not None),
+            whole_calls=tuple(
+                whole for check in self._checks.values() if check and (whole := check.whole_calls) is not None
+            ),
             waited_s=progress.waited_s,
             began_at=self._began_at,
             first_token_at=self._first_token_at,
@@ -127,7 +132,7 @@ class PromptAccount:
 class RequestAccount:
     """Account of an HTTP request so far, over all of its prompts."""
 
-    def __init__(self, about: RequestAbout, *, whole: bool, check: Callable[[], ToolCallCheck] | None = None) -> None:
+    def __init__(self, about: RequestAbout, *, whole: bool, check: Callable[[], AnswerCheck | None]) -> None:
         self.about = about
         self._check = check
         self._whole = whole

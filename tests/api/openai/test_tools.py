@@ -118,6 +118,58 @@ def test_a_cut_call_ends_with_length() -> None:
     assert reply.choices[0].message.to_dict()["tool_calls"][0]["function"]["arguments"].startswith('{"ci')  # type: ignore[index]
 
 
+FORM: Any = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}
+RESPONSE_TOOL = {"type": "function", **TOOL["function"]}
+CUTS = [
+    (CALL, {"tools": [TOOL]}, "K", "length"),
+    (CALL, {"tools": [TOOL], "tool_choice": "required"}, "name", "length"),
+    (f"{CALL}\n{CALL.replace('Köln', 'Bonn')}", {"tools": [TOOL]}, "Bonn", "length"),
+    (f"{CALL} and more", {"tools": [TOOL]}, "more", "tool_calls"),
+    ('{"a": [1, 2]}', {"response_format": FORM}, "2", "length"),
+    ('{"a": [1, 2]} more', {"response_format": FORM}, "more", "stop"),
+    ("plain text", {"tools": [TOOL]}, "text", "stop"),
+]
+
+
+def _of_responses(options: dict[str, Any]) -> dict[str, Any]:
+    changed = {"tools": [RESPONSE_TOOL]} if "tools" in options else {"text": {"format": {"type": "json_object"}}}
+    return {name: value for name, value in (options | changed).items() if name != "response_format"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("text", "options", "stop", "finish"), CUTS)
+def test_what_a_stop_string_cuts_is_never_handed_out_as_whole(
+    stream: bool, text: str, options: dict[str, Any], stop: str, finish: str
+) -> None:
+    with served(roomy(text=text, step=5)) as running:
+        create: Any = running.openai().chat.completions.create
+        reply = create(model="tiny", messages=USER, stream=stream, stop=[stop], **options)
+        last = list(reply)[-1].choices[0] if stream else reply.choices[0]
+        create = running.openai().responses.create
+        response = create(
+            model="tiny", input="Hi", stream=stream, extra_body={"stop": [stop]}, **_of_responses(options)
+        )
+        response = list(response)[-1].response if stream else response
+    assert (last.finish_reason, last.to_dict()["stop_reason"]) == (finish, stop)
+    is_cut = finish == "length"
+    assert response.status == ("incomplete" if is_cut else "completed")
+    assert (response.incomplete_details.reason if is_cut else response.incomplete_details) == (
+        "stop" if is_cut else None
+    )
+    for item in response.output:
+        whole = item.type == "function_call" and item.arguments.endswith("}")
+        assert item.status == ("incomplete" if is_cut and not whole else "completed")
+
+
+def test_a_text_completion_says_that_its_form_was_cut() -> None:
+    with served(roomy(text='{"a": "b c"}')) as running:
+        create: Any = running.openai().completions.create
+        reply = create(model="tiny", prompt="Hi", stop=["c"], max_tokens=50, extra_body={"response_format": FORM})
+        choices = {"structured_outputs": {"choice": ['{"a": "b c"}', '{"a": "b ']}}
+        other = create(model="tiny", prompt="Hi", stop=["c"], max_tokens=50, extra_body=choices)
+    assert (reply.choices[0].finish_reason, other.choices[0].finish_reason) == ("length", "stop")
+
+
 def test_arguments_stream_as_they_come() -> None:
     with served(roomy(text=CALL, step=4)) as running:
         stream: Any = running.openai().chat.completions.create(model="tiny", messages=USER, tools=[TOOL], stream=True)

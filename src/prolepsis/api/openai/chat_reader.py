@@ -237,6 +237,14 @@ def _joined(pieces: list[Piece]) -> list[Piece]:
     return joined
 
 
+def is_json_object(text: str) -> bool:
+    """Return whether a call's arguments are whole."""
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
 class ChatReader:
     """Reads one sample's deltas; `pieces` since the last delta, and how the answer ended."""
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from uuid import uuid4
 
 from prolepsis.api.deltas import Delta
-from prolepsis.api.openai.chat_reader import ChatReader, Piece
+from prolepsis.api.openai.chat_reader import ChatReader, Piece, is_json_object
 from prolepsis.api.openai.formats import chat_logprobs
 from prolepsis.api.openai.prepared import PreparedRequest
 from prolepsis.api.openai.usage import Json
@@ -50,7 +50,8 @@ class ResponseItems:
 
     def __init__(self, prepared: PreparedRequest) -> None:
         self.output: list[Json] = []
-        self.finish_reason: str | None = None
+        self.cut: str | None = None
+        """What cut the answer, as `incomplete_details` say it; None: it is whole, or goes on."""
         self.reasoning = ""
         self._answer = ChatReader(prepared)
         self._open: _OpenItem | None = None
@@ -63,10 +64,10 @@ class ResponseItems:
         for piece in self._answer.take(delta):
             events += self._piece(piece)
         if delta.finish_reason is not None:
-            self.finish_reason = delta.finish_reason
+            self.cut = _cut(delta)
             if not self.output and self._open is None:
                 events += self._begin("message")
-            events += self._end("completed" if delta.finish_reason == "stop" else "incomplete")
+            events += self._end("incomplete" if self.cut else "completed")
         return events
 
     def _piece(self, piece: Piece) -> list[Json]:
@@ -106,11 +107,20 @@ class ResponseItems:
         opened, self._open = self._open, None
         if opened is None:
             return []
+        if opened.kind == "function_call":  # others may be whole although the answer is not, and the other way around
+            status = "completed" if is_json_object(opened.text) else "incomplete"
         item = opened.shown(status)
         self.output.append(item)
         events = _done_events(opened)
         done: Json = {"output_index": opened.index, "item": item}
         return [*events, {"type": "response.output_item.done", **done}]
+
+
+def _cut(last: Delta) -> str | None:
+    """`stop`: a stop string or stop token came where a call or the form asked for was not whole."""
+    if last.finish_reason == "length":
+        return "max_output_tokens" if last.stop_reason is None else "stop"
+    return None if last.finish_reason == "stop" else last.finish_reason
 
 
 def _done_events(opened: _OpenItem) -> Sequence[Json]:

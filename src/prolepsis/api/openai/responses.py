@@ -19,9 +19,6 @@ from prolepsis.core.errors import UserError
 from prolepsis.core.stats import RequestStats
 from prolepsis.web.errors import describe_error
 
-_CUT = {"length": "max_output_tokens", "content_filter": "content_filter"}
-"""Finish reasons of answers that are not complete, as this endpoint calls them."""
-
 
 async def prepare_response(body: ResponsesBody, context: RequestContext, services: Services) -> PreparedRequest:
     """Check `body` as the chat it stands for; raises `UserError`."""
@@ -69,7 +66,7 @@ class ResponseShape:
         return self._shown("in_progress")
 
     async def ended(self, stats: RequestStats) -> Json:
-        cut = _CUT.get(self.items.finish_reason or "")
+        cut = self.items.cut
         shown = self._shown("incomplete" if cut else "completed")
         shown["incomplete_details"] = {"reason": cut} if cut else None
         shown["usage"] = await self._usage(stats)
@@ -119,7 +116,7 @@ async def response_events(parts: Parts, shape: ResponseShape) -> AsyncGenerator[
                 for event in shape.items.take(part):
                     yield {**event, "sequence_number": next(number)}
                 part = await anext(parts)
-            kind = "response.incomplete" if shape.items.finish_reason in _CUT else "response.completed"
+            kind = "response.incomplete" if shape.items.cut else "response.completed"
             yield {"type": kind, "response": await shape.ended(part), "sequence_number": next(number)}
         except Exception as error:  # the status is out: the stream itself says what failed
             yield {"type": "response.failed", "response": shape.failed(error), "sequence_number": next(number)}
