@@ -10,7 +10,7 @@ from llguidance import LLParserLimits
 
 from prolepsis.core.errors import InvalidGrammar, UserError
 from prolepsis.core.requests import GrammarKind, GrammarSpec
-from prolepsis.grammar import grammars as source
+from prolepsis.grammar import source
 from prolepsis.grammar.grammars import Grammars
 from prolepsis.grammar.matcher import CompiledGrammar
 from tests.grammar.tiny import EOS, all_bytes, grammars, token_id

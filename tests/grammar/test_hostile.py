@@ -11,8 +11,9 @@ from llguidance import LLParserLimits
 
 from prolepsis.core.errors import GrammarFailed, InvalidGrammar
 from prolepsis.core.requests import GrammarSpec
-from prolepsis.grammar.grammars import MAX_SOURCE_BYTES, Grammars
+from prolepsis.grammar.grammars import Grammars
 from prolepsis.grammar.matcher import Matcher
+from prolepsis.grammar.source import MAX_SOURCE_BYTES
 from tests.grammar import tiny
 
 TOKENIZER = tiny.all_bytes()
@@ -21,7 +22,7 @@ CHAINS = """
 import json, sys
 from prolepsis.core.errors import GrammarFailed, InvalidGrammar
 from prolepsis.core.requests import GrammarSpec
-from prolepsis.grammar.grammars import MAX_SOURCE_BYTES
+from prolepsis.grammar.source import MAX_SOURCE_BYTES
 from tests.grammar import tiny
 
 def rules(n): return "start: r0\\n" + "\\n".join(f"r{i}: r{i + 1}" for i in range(n)) + f'\\nr{n}: "a"'

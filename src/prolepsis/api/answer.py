@@ -19,7 +19,7 @@ from prolepsis.api.request_account import PromptAccount, RequestAccount, about
 from prolepsis.api.services import Services
 from prolepsis.api.stream import close, merged
 from prolepsis.api.tracing import ANNOUNCED, ANSWER_ID
-from prolepsis.core.errors import InvalidGrammar, TokensOutOfPlace
+from prolepsis.core.errors import GrammarFailed, InvalidGrammar, TokensOutOfPlace
 from prolepsis.core.events import Aborted, Event, Failed, Terminal, Tokens
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import RequestStats
@@ -56,7 +56,7 @@ async def answer(
             await services.intake.round_robin.turn(account.about.tenant)  # a full batch may end in one step
         except BaseException as error:
             account.fail(error)
-            if isinstance(error, InvalidGrammar):
+            if isinstance(error, InvalidGrammar | GrammarFailed):
                 error.param = prepared.grammar_field or error.param
             raise
         finally:

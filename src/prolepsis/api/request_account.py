@@ -11,7 +11,7 @@ from prolepsis.api.openai.answer_check import AnswerCheck
 from prolepsis.api.openai.prepared import PreparedRequest
 from prolepsis.api.output.delivery import Delivery
 from prolepsis.core.ended import Answer, End, Keep, PromptEnded, RequestAbout, RequestEnded
-from prolepsis.core.errors import ProlepsisError, UserError
+from prolepsis.core.errors import GrammarFailed, ProlepsisError, UserError
 from prolepsis.core.events import Event, Tokens
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import RequestStats
@@ -23,7 +23,7 @@ def classified(error: BaseException) -> tuple[End, str | None]:
     """Return how a request ended that `error` ended, and the error's code; the one place that decides this."""
     if isinstance(error, RequestAborted):
         return "aborted", None
-    if isinstance(error, UserError):
+    if isinstance(error, UserError | GrammarFailed):
         return "refused", error.code
     if isinstance(error, ProlepsisError):
         return "failed", error.code

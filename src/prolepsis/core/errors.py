@@ -139,7 +139,10 @@ class TokensOutOfPlace(EngineError):
 
 
 class GrammarFailed(EngineError):
+    """A grammar's own fault, so that its client gets status 400."""
+
     code = "grammar_failed"
+    param: str | None = None
 
 
 class StepFailed(EngineError):

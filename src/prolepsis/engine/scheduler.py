@@ -372,7 +372,7 @@ class Scheduler:
         except Exception as error:
             if sequence.matcher is None or isinstance(error, GrammarFailed):
                 raise
-            raise GrammarFailed(f"the grammar failed: {error!r}") from error  # contained: it is one request's alone
+            raise GrammarFailed("the grammar could not be followed") from error  # contained: it is one request's alone
         return ending
 
     def _commit_tokens(self, row: Row, result: SampledTokens, ending: Ending | None, now: float) -> None:

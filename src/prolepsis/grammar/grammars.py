@@ -4,114 +4,31 @@ import json
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
+from functools import partial
 from weakref import WeakValueDictionary
 
 import numpy as np
 import structlog
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
-from numpy.typing import NDArray
 
 from prolepsis.core.errors import InvalidGrammar
-from prolepsis.core.requests import JSON_STYLE, GrammarKind, GrammarSpec
-from prolepsis.grammar.matcher import CompiledGrammar, on_deep_stack
+from prolepsis.core.requests import JSON_STYLE, GrammarSpec
+from prolepsis.grammar.dead_ends import Walks
+from prolepsis.grammar.finite_numbers import FiniteNumbers
+from prolepsis.grammar.matcher import CompiledGrammar, is_panic, on_deep_stack
+from prolepsis.grammar.refusals import ALLOWED, plain, refusal
+from prolepsis.grammar.source import llguidance_source
 
 log = structlog.get_logger(__name__)
 
-MAX_SOURCE_BYTES: dict[GrammarKind, int] = {
-    "json_schema": 128 << 10,
-    "choice": 128 << 10,
-    "regex": 32 << 10,
-    "lark": 64 << 10,
-}
-"""The library's time and stack grow with the longest chain of names that fits."""
-MAX_CHOICES = 4096
 MAX_COMPILED = 128
 LIMITS = LLParserLimits(
     max_lexer_states=50_000, max_grammar_size=200_000, max_items_in_row=20_000, verbose_errors=False
 )
 """Limits of one grammar, relative to the library's own: a fifth of the lexer's memory (up to 2 kB a state), two fifths
 of the size, ten times the alternatives at one place: 2,000 are too few for an object of 1,000 optional properties."""
-_TRIED_TOKENS = 4
-
-_ALLOWED: dict[GrammarKind, str] = {
-    "json_schema": "allowed: JSON Schema 2020-12 or earlier, with the keywords and formats that llguidance implements",
-    "choice": "allowed: a JSON list of non-empty strings",
-    "regex": "allowed: a regular expression without look-around and back-references, matched from start to end",
-    "lark": "allowed: llguidance's dialect of lark, with a rule named start",
-}
-
-
-_EMBEDDED = "failed to compile JSON schema: "
-
-
-def _refusal(kind: GrammarKind, error: str) -> tuple[GrammarKind, str]:
-    """Return what llguidance cannot compile, which may be a schema inside, and why: its first line, and of a regular
-    expression the line that says what is wrong with it.
-    """
-    first, *more = error.splitlines()
-    if _EMBEDDED in first:
-        kind, first = "json_schema", first.partition(_EMBEDDED)[2]
-    detail = next((line.removeprefix("error: ") for line in more if line.startswith("error: ")), "")
-    return kind, f"{first.removesuffix(':')}: {detail}" if detail else first
-
-
-def llguidance_source(spec: GrammarSpec) -> str:
-    """Return llguidance's form of `spec`; raises `InvalidGrammar` if the source does not have the form of its kind."""
-    size, limit = len(spec.source.encode(errors="surrogatepass")), MAX_SOURCE_BYTES[spec.kind]
-    if size > limit:
-        raise InvalidGrammar(f"the {spec.kind} has {size} bytes; allowed: at most {limit}")
-    try:
-        match spec.kind:
-            case "json_schema":
-                return _json_schema(spec.source)
-            case "choice":
-                return _choice(spec.source)
-            case "regex":
-                return LLMatcher.grammar_from_regex(spec.source)
-            case "lark":
-                return LLMatcher.grammar_from_lark(spec.source)
-    except ValueError as error:  # a lone surrogate, which UTF-8 cannot carry
-        raise InvalidGrammar(f"the {spec.kind} is not usable text: {error}") from error
-
-
-def lark_terminal(pattern: str) -> str:
-    """Return a regex as a lark grammar holds it, written as it is alone; raises `InvalidGrammar` as that does."""
-    whole = json.loads(llguidance_source(GrammarSpec("regex", pattern)))
-    return str(whole["grammars"][0]["lark_grammar"]).removeprefix("start: ").rstrip()
-
-
-def _json_schema(source: str) -> str:
-    schema = _parsed(source, "json_schema")
-    if schema is True:
-        schema = {}
-    if not isinstance(schema, dict):
-        raise InvalidGrammar(f"the json_schema is {_shown(schema)}; allowed: a JSON object, or true for any JSON")
-    return LLMatcher.grammar_from_json_schema(schema, overrides=JSON_STYLE)  # type: ignore[arg-type]
-
-
-def _choice(source: str) -> str:
-    choices = _parsed(source, "choice")
-    if not isinstance(choices, list) or not all(isinstance(choice, str) and choice for choice in choices):
-        raise InvalidGrammar(f"the choice is {_shown(choices)}; allowed: a JSON list of non-empty strings")
-    if not 1 <= len(choices) <= MAX_CHOICES:
-        raise InvalidGrammar(f"the choice has {len(choices)} strings; allowed: 1 to {MAX_CHOICES}")
-    # lark reads string literals as JSON does; one terminal is one item of the parser, however many choices it has
-    return LLMatcher.grammar_from_lark("start: CHOICE\nCHOICE: " + " | ".join(json.dumps(choice) for choice in choices))
-
-
-def _parsed(source: str, kind: str) -> object:
-    try:
-        parsed: object = json.loads(source)
-    except (ValueError, RecursionError) as error:
-        raise InvalidGrammar(f"the {kind} is not JSON: {error}") from error
-    return parsed
-
-
-def _shown(value: object) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 class Grammars:
@@ -140,6 +57,7 @@ class Grammars:
         self._held: WeakValueDictionary[GrammarSpec, CompiledGrammar] = WeakValueDictionary()
         self._in_work: dict[GrammarSpec, Future[CompiledGrammar]] = {}
         self._tokenizer: LLTokenizer | None = None
+        self._numbers: FiniteNumbers | None = None
         self._tokenizer_lock = threading.Lock()
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
@@ -180,18 +98,54 @@ class Grammars:
             self._recent.popitem(last=False)
 
     def _compile(self, spec: GrammarSpec) -> CompiledGrammar:
-        source, tokenizer, limits = llguidance_source(spec), self._ready_tokenizer(), self._limits
-        started = time.perf_counter()
-        compiled, probe = on_deep_stack(
-            lambda: _tried(
-                lambda: LLMatcher(tokenizer, source, log_level=0, limits=limits), self._vocab_size, self._eos
-            )
-        )
-        if probe.is_error():
-            kind, reason = _refusal(spec.kind, probe.get_error())
-            raise InvalidGrammar(f"the {kind} cannot be compiled: {reason}; {_ALLOWED[kind]}")
+        tokenizer, started = self._ready_tokenizer(), time.perf_counter()
+        source = llguidance_source(spec, partial(self._covers_none, tokenizer))
+        try:
+            compiled = on_deep_stack(lambda: self._tried(spec, tokenizer, source))
+        except BaseException as error:
+            if not is_panic(error):
+                raise
+            reason = plain("panic")
+            raise InvalidGrammar(f"the {spec.kind} cannot be compiled: {reason}; {ALLOWED[spec.kind]}") from error
         log.debug("grammar_compiled", kind=spec.kind, ms=round(1e3 * (time.perf_counter() - started), 1))
         return compiled
+
+    def _tried(self, spec: GrammarSpec, tokenizer: LLTokenizer, source: str) -> CompiledGrammar:
+        """Return a grammar that walks went through to an end; they also fill the lexer's tables, which copies share."""
+        compiled = CompiledGrammar(
+            lambda: LLMatcher(tokenizer, source, log_level=0, limits=self._limits),
+            self._vocab_size,
+            self._eos,
+            self._finite_numbers(tokenizer) if spec.kind in ("json_schema", "lark") else None,
+        )
+        start = compiled.start
+        if start.is_error():
+            kind, reason = refusal(spec.kind, start.get_error())
+            raise InvalidGrammar(f"the {kind} cannot be compiled: {reason}; {ALLOWED[kind]}")
+        failed = Walks(tokenizer, self._vocab_size, self._eos).failed(start)
+        if failed is not None:
+            text, error = failed
+            where = f"behind {text!r}" if text else "at its start"
+            raise InvalidGrammar(f"the {spec.kind} cannot be compiled: {where} {plain(error)}; {ALLOWED[spec.kind]}")
+        compiled.can_rollback = _can_rollback(start.deep_copy())
+        return compiled
+
+    def _covers_none(self, tokenizer: LLTokenizer, pattern: str, names: Collection[str]) -> bool:
+        """Return whether `pattern` matches no name but `names`, by an object in which all of them have been written."""
+        null = {"type": "null"}
+        schema = {
+            "type": "object",
+            "properties": dict.fromkeys(names, null),
+            "required": list(names),
+            "patternProperties": {pattern: null},
+            "additionalProperties": False,
+        }
+        source = LLMatcher.grammar_from_json_schema(schema, overrides=JSON_STYLE)  # type: ignore[arg-type]
+        probe = LLMatcher(tokenizer, source, log_level=0, limits=self._limits)
+        written = json.dumps(dict.fromkeys(names), ensure_ascii=False).removesuffix("}")
+        probe.consume_tokens(tokenizer.tokenize_bytes(f"{written}, ".encode()))
+        follows = any(probe.compute_bitmask())
+        return probe.is_error() or not follows
 
     def _ready_tokenizer(self) -> LLTokenizer:
         with self._tokenizer_lock:
@@ -203,35 +157,11 @@ class Grammars:
                     raise InvalidGrammar(f"grammars cannot be used with this model's tokenizer: {error}") from error
             return self._tokenizer
 
-
-def _tried(
-    make: Callable[[], LLMatcher], vocab_size: int, eos_token_ids: Sequence[int]
-) -> tuple[CompiledGrammar, LLMatcher]:
-    """Return a grammar, and a copy that consumed some first tokens; the copy is in error if the grammar is unusable.
-
-    This also fills the lexer's tables, which copies share, before the engine needs them.
-    """
-    compiled = CompiledGrammar(make, vocab_size, eos_token_ids)
-    for place in (0, -1):  # always the lowest allowed token, then always the highest
-        probe = compiled.start.deep_copy()
-        for _ in range(_TRIED_TOKENS):
-            if probe.is_error() or probe.is_stopped():
-                break
-            allowed = _allowed(probe, vocab_size, eos_token_ids)
-            if not len(allowed):
-                break
-            probe.consume_token(int(allowed[place]))
-        if probe.is_error():
-            return compiled, probe
-    compiled.can_rollback = _can_rollback(compiled.start.deep_copy())
-    return compiled, probe
-
-
-def _allowed(probe: LLMatcher, vocab_size: int, eos_token_ids: Sequence[int]) -> NDArray[np.int64]:
-    """Return the tokens that may follow, without ending tokens."""
-    mask = np.unpackbits(np.frombuffer(probe.compute_bitmask(), np.uint8), count=vocab_size, bitorder="little")
-    mask[list(eos_token_ids)] = 0
-    return np.flatnonzero(mask)
+    def _finite_numbers(self, tokenizer: LLTokenizer) -> FiniteNumbers:
+        with self._tokenizer_lock:
+            if self._numbers is None:
+                self._numbers = FiniteNumbers(self._vocab_size, lambda token: bytes(tokenizer.decode_bytes([token])))
+            return self._numbers
 
 
 def _can_rollback(probe: LLMatcher) -> bool:

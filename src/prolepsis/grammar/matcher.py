@@ -15,6 +15,8 @@ from llguidance import LLMatcher
 from numpy.typing import NDArray
 
 from prolepsis.core.errors import GrammarFailed
+from prolepsis.grammar.finite_numbers import MAX_DIGITS, FiniteNumbers
+from prolepsis.grammar.refusals import TABLES_FULL, plain
 
 log = structlog.get_logger(__name__)
 
@@ -23,11 +25,14 @@ T = TypeVar("T")
 STACK_BYTES = 256 << 20
 """Reserved, mostly unused: the longest chain within the limits of a source takes about a tenth of it."""
 
-_TABLES_FULL = "too many states"
-"""The library's message when the lexer that a grammar's sequences share has reached its limit of states."""
 _SPARE_RENEWALS = 8  # per sequence, beyond one per token: each compiles the grammar again while the engine waits
 
 _sizing = threading.Lock()
+
+
+def is_panic(error: BaseException) -> bool:
+    """Return whether the library itself failed; it raises that past `Exception`."""
+    return type(error).__name__ == "PanicException"
 
 
 def on_deep_stack(work: Callable[[], T]) -> T:
@@ -58,8 +63,16 @@ class CompiledGrammar:
     Matchers and `renew` belong to one thread.
     """
 
-    def __init__(self, make: Callable[[], LLMatcher], vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+    def __init__(
+        self,
+        make: Callable[[], LLMatcher],
+        vocab_size: int,
+        eos_token_ids: Sequence[int],
+        numbers: FiniteNumbers | None = None,
+    ) -> None:
+        """`numbers`: keeps the numbers of an answer finite."""
         self.start = make()
+        self.numbers = numbers
         self.vocab_size = vocab_size
         self.eos_token_ids = tuple(eos_token_ids)
         self.can_rollback = True
@@ -93,6 +106,7 @@ class Matcher:
         self._start = grammar.start
         self._parser = grammar.start.deep_copy()
         self._vocab_size = grammar.vocab_size
+        self._numbers = grammar.numbers
         self._eos = grammar.eos_token_ids
         self._ignore_eos = ignore_eos
         self._committed: list[int] = []  # tokens that the parser has consumed for good
@@ -136,7 +150,13 @@ class Matcher:
             mask[list(self._eos)] = False
             if not mask.any():
                 mask[list(self._eos)] = ends
-        return mask
+        return self._with_finite_numbers(mask, path)
+
+    def _with_finite_numbers(self, mask: NDArray[np.bool_], path: Sequence[int]) -> NDArray[np.bool_]:
+        last = path[-1:] or self._committed[-1:]
+        if self._numbers is None or not last or not self._numbers.concern(last[0]):
+            return mask
+        return self._numbers.bounded(mask, [*self._committed[-2 * MAX_DIGITS :], *path])
 
     def accepted(self, tokens: Sequence[int]) -> int:
         """Return how many of `tokens`, a chain after the committed ones, the grammar accepts.
@@ -191,9 +211,14 @@ class Matcher:
 
     def _ask(self, question: Callable[[LLMatcher], T]) -> T:
         """Return the parser's answer; if it fails because of full tables, the answer of a parser with empty ones."""
-        answer = question(self._parser)
-        while self._parser.is_error() and self._renewed():
+        try:
             answer = question(self._parser)
+            while self._parser.is_error() and self._renewed():
+                answer = question(self._parser)
+        except BaseException as error:
+            if not is_panic(error):
+                raise
+            raise GrammarFailed("the grammar gave up: it cannot be followed") from error
         self._check()
         self._is_alone = False
         return answer
@@ -205,7 +230,7 @@ class Matcher:
 
     def _renewed(self) -> bool:
         """Start again if the parser failed because other sequences filled the shared tables; return whether it did."""
-        full = _TABLES_FULL in self._parser.get_error()
+        full = TABLES_FULL in self._parser.get_error()
         if not full or self._is_alone or self._num_renewals >= _SPARE_RENEWALS + len(self._committed):
             return False
         self._num_renewals += 1
@@ -225,5 +250,6 @@ class Matcher:
 
     def _check(self) -> None:
         if self._parser.is_error():
-            message = self._parser.get_error().partition("\n")[0]
-            raise GrammarFailed(f"the grammar gave up after {len(self._committed)} tokens: {message}")
+            raise GrammarFailed(
+                f"the grammar gave up after {len(self._committed)} tokens: {plain(self._parser.get_error())}"
+            )

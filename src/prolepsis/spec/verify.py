@@ -217,6 +217,8 @@ def _row(step: SequenceStep, walk: Walk) -> SamplingRow | None:
         try:
             allowed = step.matcher.mask(prefix)
         except Exception as error:  # contained: one sequence's grammar must not take the step with it
-            walk.fault = error if isinstance(error, GrammarFailed) else GrammarFailed(f"the grammar failed: {error!r}")
+            walk.fault = (
+                error if isinstance(error, GrammarFailed) else GrammarFailed("the grammar could not be followed")
+            )
             return None
     return SamplingRow(step.params, step.key, step.position + len(prefix), step.history, prefix, allowed, step.bias)

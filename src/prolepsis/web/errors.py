@@ -15,6 +15,7 @@ from prolepsis.core.errors import (
     DeadlineExceeded,
     EngineDead,
     EngineError,
+    GrammarFailed,
     ModelNotFound,
     OtherExactGroup,
     ProlepsisError,
@@ -114,6 +115,7 @@ _STATUS: tuple[tuple[type[ProlepsisError], int], ...] = (
     (DeadlineExceeded, 504),
     (EngineDead, 503),
     (UpstreamUnavailable, 503),
+    (GrammarFailed, 400),
     (RequestAborted, 503),
     (EngineError, 500),
 )

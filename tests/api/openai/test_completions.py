@@ -72,7 +72,8 @@ def test_the_bytes_of_tokens_make_up_the_text_and_offsets_are_places_in_it(share
     text = shared.engine.text
     shown = shared.openai()
     chat = shown.chat.completions.create(model="tiny", messages=USER, logprobs=True).choices[0].logprobs
-    assert chat is not None and chat.content is not None
+    assert chat is not None
+    assert chat.content is not None
     assert b"".join(bytes(token.bytes or ()) for token in chat.content) == text.encode() + b"<end>"
     response = shown.responses.create(model="tiny", input="Hi", include=["message.output_text.logprobs"])
     parts: Any = response.output[0]

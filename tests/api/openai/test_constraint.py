@@ -12,7 +12,7 @@ from prolepsis.api.openai.constraint import NO_TOOLS, ToolUse, asked_form, check
 from prolepsis.api.openai.conversation import Thinking
 from prolepsis.core.errors import InvalidGrammar, InvalidParameter
 from prolepsis.core.requests import GrammarSpec
-from prolepsis.grammar.grammars import llguidance_source
+from prolepsis.grammar.source import llguidance_source
 from prolepsis.web.body_reader import parse_body
 
 BYTES = llguidance.LLTokenizer("byte")

@@ -18,7 +18,7 @@ from prolepsis.api.openai.bodies import (
 from prolepsis.api.openai.conversation import CALL, CALL_END, THINK, THINK_END, Thinking, read_json
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.requests import JSON_STYLE, GrammarSpec
-from prolepsis.grammar.grammars import lark_terminal
+from prolepsis.grammar.source import lark_terminal
 
 _MAX_DEPTH = 64
 _LISTS = ("anyOf", "prefixItems")

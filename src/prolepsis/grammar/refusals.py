@@ -1,0 +1,48 @@
+"""Why a grammar is refused or gave up, in the words of those who write grammars, from llguidance's messages."""
+
+import re
+from collections.abc import Sequence
+
+from prolepsis.core.requests import GrammarKind
+
+ALLOWED: dict[GrammarKind, str] = {
+    "json_schema": "allowed: JSON Schema 2020-12 or earlier, with the keywords and formats in the API's reference",
+    "choice": "allowed: a JSON list of non-empty strings",
+    "regex": "allowed: a regular expression without look-around and back-references, matched from start to end",
+    "lark": "allowed: the API's dialect of lark, with a rule named start",
+}
+TABLES_FULL = "too many states"
+"""The library's message when the lexer that a grammar's sequences share has reached its limit of states."""
+_EMBEDDED = "failed to compile JSON schema: "
+_TOO_COMPLEX = "its size, or the number of ways to read a text by it, is above the limits"
+_WORDS: Sequence[tuple[str, str]] = (
+    (r"Regex is empty", "no text fits a pattern, format and lengths that hold together"),
+    (r"Unable to determine if regex is empty", "a pattern is too large"),
+    (r"Failed to generate regex for", "the bounds of a number are too large"),
+    (r"oneOf constraints are not supported", "oneOf of schemas that may overlap is not supported; anyOf is"),
+    (r"lookarounds not supported", "a pattern has look-around, or ^, $ or \\b inside"),
+    (r"NoExtensionBias|no extension", "nothing can follow"),
+    (r"too many|limit|fuel|exceeded|stack level|lexer error", _TOO_COMPLEX),
+    (r"parser error|panic|unwrap|unreachable|assert", "it cannot be followed"),
+)
+"""What replaces a message in which the pattern is found; the first that is."""
+
+
+def refusal(kind: GrammarKind, error: str) -> tuple[GrammarKind, str]:
+    """Return what cannot be compiled, which may be a schema inside, and why: its first line, and of a regular
+    expression the line that says what is wrong with it.
+    """
+    first, *more = error.splitlines() or [""]
+    if _EMBEDDED in first:
+        kind, first = "json_schema", first.partition(_EMBEDDED)[2]
+    detail = next((line.removeprefix("error: ") for line in more if line.startswith("error: ")), "")
+    return kind, f"{first.removesuffix(':')}: {detail}" if detail else plain(first)
+
+
+def plain(message: str) -> str:
+    """Return a message without words of the library's inside."""
+    first = message.partition("\n")[0]
+    if keys := re.match(r"Unimplemented keys: \[(.*)\]", first):
+        return f"keywords that cannot be kept: {keys[1].replace(chr(34), '')}"
+    said = next((words for pattern, words in _WORDS if re.search(pattern, first, re.IGNORECASE)), first)
+    return said.removeprefix("Unsatisfiable schema: ")
