@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from prolepsis.core.errors import ContextTooLong, DeadlineExceeded, EngineDead, EngineError
+from prolepsis.core.errors import ContextTooLong, DeadlineExceeded, EngineDead, EngineError, GrammarFailed
 from tests.api.conftest import served
 from tests.api.fakes import FakeEngine
 from tests.fake_client import INFO
@@ -82,6 +82,21 @@ async def test_a_failed_request_without_stream(client: Connect, error: EngineErr
         "type": "server_error",
         "param": None,
         "code": error.code,
+    }
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_grammar_that_gives_up_is_its_clients_fault(client: Connect, stream: bool) -> None:
+    engine = FakeEngine(fail_after=1, error=GrammarFailed("the grammar gave up after 3 tokens: nothing can follow"))
+    form = {"response_format": {"type": "json_object"}, "stream": stream}
+    response = await client(engine).post("/v1/chat/completions", json=CHAT | form)
+    assert response.status_code == (200 if stream else 400)
+    last = response.text.strip().rpartition("data: ")[2] if stream else response.text
+    assert json.loads(last)["error"] == {
+        "message": "the grammar gave up after 3 tokens: nothing can follow",
+        "type": "invalid_request_error",
+        "param": "response_format",
+        "code": "grammar_failed",
     }
 
 

@@ -69,7 +69,7 @@ class _Maker:
         if rng.random() < 0.3:
             schema["multipleOf"] = rng.choice((1, 2, 5, 7, 100))
         large = [*_LARGE, *(-value for value in _LARGE)]
-        wide = rng.random() < 0.2
+        wide = rng.random() < 0.08
         return self._bounds(schema, lambda: rng.choice(large) if wide else rng.randint(-2000, 2000))
 
     def _number(self, _: int) -> Schema:
@@ -92,7 +92,7 @@ class _Maker:
         if rng.random() < 0.7:
             schema["additionalProperties"] = rng.choice((False, False, True, self.any(depth + 1)))
         if rng.random() < 0.1:
-            schema["minProperties"] = rng.randint(0, 2)
+            schema["minProperties"] = rng.choice((0, 1, 1, 2))
         return schema
 
     def _named(self, depth: int) -> Schema:
@@ -119,7 +119,9 @@ class _Maker:
 
     def _union(self, depth: int) -> Schema:
         rng = self._rng
-        return {rng.choice(("anyOf", "anyOf", "oneOf")): [self.any(depth + 1) for _ in range(rng.randint(1, 3))]}
+        return {
+            rng.choice(("anyOf", "anyOf", "anyOf", "oneOf")): [self.any(depth + 1) for _ in range(rng.randint(1, 3))]
+        }
 
     def _joined(self, depth: int) -> Schema:
         rng = self._rng

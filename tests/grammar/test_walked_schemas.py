@@ -110,5 +110,5 @@ def test_every_answer_to_a_schema_that_compiles_holds_it(grammars: Grammars, tok
             if text is not None:
                 num_ended += 1
                 check(text, json.loads(spec.source))
-    assert num_compiled > NUM_SCHEMAS / 2, "the generator makes schemas that can be kept"
+    assert num_compiled > NUM_SCHEMAS / 3, "the generator makes schemas that can be kept"
     assert num_ended > 2.5 * num_compiled, "nearly all walks come to an end"
