@@ -6,6 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 from llguidance import LLMatcher, LLTokenizer
 
+from prolepsis.grammar.refusals import TABLES_FULL
+
 NUM_WALKS = 12
 MAX_STEPS = 96
 """Tokens of a walk."""
@@ -49,7 +51,9 @@ class Walks:
                 walk.consume_token(token)
                 tokens.append(token)
             if walk.is_error():
-                return self._text(tokens), walk.get_error()
+                error = walk.get_error()
+                # walks share the lexer's tables, which sequences renew
+                return None if TABLES_FULL in error else (self._text(tokens), error)
         return None
 
     def _likely_next(self, walk: LLMatcher, rng: random.Random) -> int | None:
