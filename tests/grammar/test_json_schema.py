@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Mapping
 from datetime import date, datetime, time
 from typing import Any
 
@@ -45,7 +46,7 @@ def allows(matcher: Matcher, text: str) -> bool:
     return matcher.is_accepting()
 
 
-def takes(schema: dict[str, object], value: str) -> bool:
+def takes(schema: Mapping[str, object], value: str) -> bool:
     return allows(SUBJECT.compile(json_schema(schema)).matcher(), value)
 
 

@@ -70,7 +70,7 @@ def check(text: str, schema: object) -> None:
         assert not isinstance(part, float) or math.isfinite(part), text
         assert not isinstance(part, int) or math.isfinite(float(part)), text
         numbers += part if isinstance(part, list) else part.values() if isinstance(part, dict) else ()
-    strict = jsonschema.validators.extend(jsonschema.Draft202012Validator, {"format": _strict_format})
+    strict = jsonschema.validators.extend(jsonschema.Draft202012Validator, {"format": _strict_format})  # type: ignore[no-untyped-call]
     strict(schema, format_checker=_FORMATS).validate(value)
 
 
