@@ -38,6 +38,8 @@ class SequenceState:
         self.index = index
         self.key = f"{source.request_id}/{index}"
         self.rank: Rank = (source.priority, request.arrival, request.serial, index)
+        self.is_spare = False
+        """It is beyond its request's share of the places (`engine.shares`)."""
         self.num_overtaken = 0
         """Younger sequences of a priority better by one that started while it waited."""
         self.params: SamplingParams = source.params
@@ -94,6 +96,8 @@ class Request:
     sequences: list[SequenceState] = field(default_factory=list)
     stats: RequestStats = field(default_factory=RequestStats)
     started: bool = False
+    is_large: bool = False
+    """It has more samples than its share of the places."""
     forked: bool = False
     """The first live sequence computed the prompt, the others share its pages."""
     num_running: int = 0

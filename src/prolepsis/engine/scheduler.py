@@ -37,6 +37,7 @@ from prolepsis.engine.ending import Ending, find_ending
 from prolepsis.engine.paging import Paging
 from prolepsis.engine.request import Request, SequenceState, open_request
 from prolepsis.engine.rows import Row, SampledTokens
+from prolepsis.engine.shares import in_turn, mark_spare
 from prolepsis.engine.text import Detokenizer
 from prolepsis.grammar.grammars import Grammars
 from prolepsis.grammar.matcher import CompiledGrammar
@@ -158,6 +159,7 @@ class Scheduler:
         request = open_request(source, arrival, self._serial, ends, self._detokenizer, grammar=grammar)
         if source.continue_from is not None:
             take_up(request, source.continue_from, self.limits.max_model_len, grammar)
+        mark_spare(request, self.max_running)
         self.requests[source.request_id] = request
         if request.deadline is not None:
             self._deadlines[source.request_id] = request.deadline
@@ -185,7 +187,7 @@ class Scheduler:
         """Return the rows of the next step, without drafts: decoding sequences first, then prefill, then newcomers."""
         self._expire(now)
         step = _Step(self.limits.max_step_tokens)
-        for sequence in sorted(self.running, key=lambda s: s.num_pending > 1):
+        for sequence in sorted(in_turn(self.running), key=lambda s: s.num_pending > 1):
             if step.budget == 0:
                 break
             if sequence.running and self._make_room(sequence, step, now):
@@ -431,6 +433,22 @@ class Scheduler:
         request = sequence.request
         if not request.live:
             self._close(request, Finished(request.request_id, request.stats), now)
+        elif request.is_large and not sequence.is_spare:
+            self._raise_spare(request)
+
+    def _raise_spare(self, request: Request) -> None:
+        """Give the place of a sample that ended to the next one of its request, with the request's own rank."""
+        sequence = next((one for one in request.live if one.is_spare), None)
+        if sequence is None:
+            return
+        listed = self.running if sequence.running else self.waiting
+        is_listed = sequence in listed
+        if is_listed:
+            listed.remove(sequence)
+        sequence.is_spare = False
+        sequence.rank = (request.source.priority, request.arrival, request.serial, sequence.index)
+        if is_listed:
+            insort(listed, sequence, key=_by_rank)
 
     def _close(self, request: Request, terminal: Terminal, now: float) -> None:
         """End the sequences of a request that still live, and emit its last event."""

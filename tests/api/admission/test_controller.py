@@ -346,7 +346,7 @@ async def test_places_follow_the_engines_that_are_there() -> None:
     await bare.set_places(2)
     first.set()
     await asyncio.gather(*tasks[:2])
-    assert bare.gate.num_waiting == 0, "what was to take all three places has the two that are left alone"
+    assert bare.gate.num_waiting == 0
     await bare.set_places(0)
     assert bare.gate.num_waiting == 0, "engines that say nothing leave the places as they are"
     second.set()
@@ -398,6 +398,25 @@ async def test_many_samples_of_one_tenant_keep_no_other_out() -> None:
         event.set()
     await asyncio.gather(*tasks)
     assert (bare.gate._taken, bare.gate._taken_first) == (0, 0)
+
+
+async def test_a_request_for_many_samples_neither_waits_for_an_empty_engine_nor_stops_others() -> None:
+    """It starts in its turn where one place is free, holds an eighth of the places, and those behind it follow."""
+    bare, leave, later = Bare(ServerConfig()), asyncio.Event(), asyncio.Event()
+    await bare.set_places(16)
+    tasks = await started(bare.stay(bare.caller("stream"), leave))
+    tasks += await started(bare.stay(bare.caller("large"), leave, n=128))
+    tasks += await started(*(bare.stay(bare.caller(tenant), later) for tenant in "bbbccc"))
+    assert [tenant for tenant, _ in bare.started] == ["stream", "large", *"bbbccc"]
+    assert (bare.gate._taken, bare.gate._num_samples) == (1 + 2 + 6, 1 + 128 + 6)
+    assert not bare.gate.has_room(None), "nothing in the background runs meanwhile"
+    tasks += await started(*(bare.stay(bare.caller("d"), leave) for _ in range(6)))
+    tasks += await started(bare.stay(bare.caller("late"), leave, n=64))
+    assert (bare.gate._taken, bare.gate.num_waiting) == (16, 0), "one place was free, and it holds no more"
+    for event in (later, leave):
+        event.set()
+    await asyncio.gather(*tasks)
+    assert (bare.gate._taken, bare.gate._num_samples, bare.gate._taken_first) == (0, 0, 0)
 
 
 async def test_a_tenant_that_waits_for_its_share_fills_no_more_than_its_room() -> None:

@@ -22,6 +22,7 @@ from prolepsis.core.errors import DeadlineExceeded, InvalidParameter
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.engine.client import Demand, EngineClient
+from prolepsis.engine.shares import share_of
 from prolepsis.web import refusals
 from prolepsis.web.caller import Caller, caller_of
 from prolepsis.web.errors import RequestAborted
@@ -32,10 +33,8 @@ DEFAULT_IN_ENGINE = 64
 TIMEOUT_HEADER = "x-request-timeout-ms"
 CACHE_HEADER = "x-response-cache"
 FIRST, FURTHER, BATCH = 0, 1, 3
-"""Priorities in the engine: of a tenant's first request there, of its further ones, of batch work."""
-_FIRST_SHARE = 8
-"""A tenant's first request may take this part of the places, or one; of more samples, it counts as further ones: else
-one request could keep all other tenants out."""
+"""Priorities in the engine: of a tenant's first request there, of its further ones, of batch work. A request with more
+samples than its share of the places (`engine.shares`) counts as further ones: else it could keep other tenants out."""
 _CHARGED = "charged"
 _LONGEST_WAIT_TOLD_S = 60.0
 
@@ -76,6 +75,8 @@ class AdmissionController(Feature):
         self._clock = clock
         self._places = config.max_in_engine or client.health().max_running or DEFAULT_IN_ENGINE
         self._taken = 0
+        self._num_samples = 0
+        """Samples of the requests that hold places: more than these, where some are spare in the engine."""
         self._taken_by: Counter[str] = Counter()
         """Places by tenant."""
         self._taken_first = 0
@@ -154,7 +155,7 @@ class AdmissionController(Feature):
         self._shed()
         self._dispatch()
         self.metrics.queue_age.set(demand.queue_age_s)
-        self.metrics.in_engine.set(self._taken)
+        self.metrics.in_engine.set(self._num_samples)
         for tier in TIERS:
             self.metrics.queued.labels(tier).set(self._queue.num_of_tier(tier))
 
@@ -182,7 +183,7 @@ class AdmissionController(Feature):
         `most_running`: samples that may run meanwhile; None: any number.
         """
         most = self._places - 1 if most_running is None else min(most_running, self._places - 1)
-        return self._taken <= most and not self._queue and self.overload.level == 0 and not self.draining
+        return self._num_samples <= most and not self._queue and self.overload.level == 0 and not self.draining
 
     @property
     def num_waiting(self) -> int:
@@ -218,7 +219,7 @@ class AdmissionController(Feature):
 
     def _check_size(self, tier: str, number: int, samples: int) -> None:
         """Raise `InvalidParameter` if `number` requests do not fit even into an idle server."""
-        most = max(1, self._places // samples) + min(self._room(tier))
+        most = self._places // min(samples, share_of(self._places)) + min(self._room(tier))
         if number > most:
             message = f"prompt holds {number} prompts; allowed: {most} at once, as many as may run and wait together"
             raise InvalidParameter(message, param="prompt")
@@ -231,7 +232,7 @@ class AdmissionController(Feature):
         if num_free <= 0 or self._queue.peek(self.overload.holds) is not None:
             has_none = not self._queue.num_of_tenant(caller.tenant)  # else this one waits behind its own
             return int(has_none and self._displaces(caller.tenant, caller.tier, samples))
-        return max(1, num_free // samples)
+        return max(1, num_free // min(samples, share_of(self._places)))
 
     def _check_room(self, caller: Caller, number: int) -> None:
         """Raise `Refused` where `number` more do not fit into the queue."""
@@ -279,15 +280,14 @@ class AdmissionController(Feature):
     async def _place(self, group: RequestGroup, progress: Progress) -> AsyncIterator[Waiting]:
         """Hold the request's places in the engine, once it has them."""
         since, caller, load, request = self._clock(), group.caller, progress.load, progress.request
-        size = min(request.n, self._places)
-        waiting = Waiting(caller.tenant, caller.tier, request.priority, load, size, since)
+        waiting = Waiting(caller.tenant, caller.tier, request.priority, load, request.n, since)
         await self._wait_for_turn(waiting, group.deadline_s)
         progress.waited_s = self._clock() - since
         self.metrics.wait.labels(caller.tier).observe(progress.waited_s)
         try:
             yield waiting
         finally:
-            self._take(waiting, -size)
+            self._leave(waiting)
             self._queue.correct(waiting, load - progress.load_used)
             self._dispatch()
 
@@ -312,7 +312,7 @@ class AdmissionController(Feature):
         if self._turns.pop(waiting.serial, None) is not None:
             self._queue.drop(waiting)
         elif granted.done() and not granted.cancelled() and granted.exception() is None:
-            self._take(waiting, -waiting.size)
+            self._leave(waiting)
         self._dispatch()
 
     def _dispatch(self) -> None:
@@ -323,15 +323,15 @@ class AdmissionController(Feature):
                 self._queue.drop(head)  # cancelled a moment ago
                 continue
             self._queue.start(head)
-            head.is_first = self._is_first(head.tenant, head.tier, head.size)
-            self._take(head, head.size)
+            self._enter(head)
             granted.set_result(None)
 
     def _next(self) -> Waiting | None:
         """Return the next in turn if it fits.
 
         Else a tenant's first request does not wait behind it, where both are as far behind: it passes once, as its
-        tenant is ahead from then on. Nothing else overtakes, so what is large gets its places.
+        tenant is ahead from then on. Nothing else overtakes. One free place is enough, so what is large waits for no
+        more than others do.
         """
         heads = self._queue.next_of_each(self.overload.holds)
         if heads and self._fits(heads[0]):
@@ -339,12 +339,10 @@ class AdmissionController(Feature):
         return next((head for head in heads if self._displaces(head.tenant, head.tier, head.size)), None)
 
     def _fits(self, head: Waiting) -> bool:
-        """What takes more than all places, as there were more when it came, has them alone."""
-        has_room = min(head.size, self._places) <= self._places - self._taken
-        return has_room or self._displaces(head.tenant, head.tier, head.size)
+        return self._taken < self._places or self._displaces(head.tenant, head.tier, head.size)
 
     def _is_first(self, tenant: str, tier: str, size: int) -> bool:
-        is_small = size <= max(1, self._places // _FIRST_SHARE)
+        is_small = size <= share_of(self._places)
         return is_small and not self._taken_by[tenant] and tier != "batch"
 
     def _displaces(self, tenant: str, tier: str, size: int) -> bool:
@@ -355,12 +353,28 @@ class AdmissionController(Feature):
         num_left = self._places - self._taken_first
         return self._is_first(tenant, tier, size) and size <= num_left and not self._config.max_in_engine
 
-    def _take(self, request: Waiting, size: int) -> None:
+    def _enter(self, request: Waiting) -> None:
+        """Give a request that starts its places: as many as are free, at most its share.
+
+        Its other samples are spare in the engine, where they take only places that nothing else needs.
+        """
+        self._num_samples += request.size
+        size = min(request.size, share_of(self._places))
+        displaces = self._displaces(request.tenant, request.tier, request.size)
+        request.is_first = self._is_first(request.tenant, request.tier, request.size)
+        self._take(request, size if displaces else min(size, max(1, self._places - self._taken)))
+
+    def _leave(self, request: Waiting) -> None:
+        self._num_samples -= request.size
+        self._take(request, -request.places)
+
+    def _take(self, request: Waiting, num_places: int) -> None:
         """Count places of a request that starts; a negative number gives them back."""
-        self._taken += size
-        self._taken_by[request.tenant] += size
+        request.places += num_places
+        self._taken += num_places
+        self._taken_by[request.tenant] += num_places
         if request.is_first:
-            self._taken_first += size
+            self._taken_first += num_places
         if not self._taken_by[request.tenant]:
             del self._taken_by[request.tenant]
 

@@ -27,9 +27,11 @@ class Waiting:
     cost: float
     """Tokens it may take: prompt and longest answer, and its own processing as tokens."""
     size: int
-    """Places in the engine it takes: its samples."""
+    """Its samples."""
     since: float
     serial: int = 0
+    places: int = 0
+    """Places in the engine that it holds since it started."""
     is_first: bool = False
     """When it started, its tenant had nothing in the engine."""
 

@@ -1,0 +1,104 @@
+"""One request for many samples: what it holds against others, and that it ends with the same tokens."""
+
+from dataclasses import replace
+
+import pytest
+
+from prolepsis.core.events import Event, Finished
+from prolepsis.core.kill_scope import kill_scope
+from prolepsis.core.requests import GenerateRequest, SamplingParams
+from prolepsis.engine.shares import share_of
+from prolepsis.engine.step import Engine
+from prolepsis.sampling.noise import noise_key
+from tests.fakes import EngineSetup, build, drain, outputs, reference, request, submit, terminals
+
+PLACES = 16
+LARGE = SamplingParams(temperature=1.0, max_tokens=40, ignore_eos=True)
+SHORT = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
+
+
+def of(tenant: str, source: GenerateRequest) -> GenerateRequest:
+    return replace(source, kill_scopes=frozenset({kill_scope("tenant", tenant)}))
+
+
+def large(n: int = 40, name: str = "large", tenant: str = "a") -> GenerateRequest:
+    return of(tenant, request(name, [1, 2, 3], LARGE, n=n, priority=1))
+
+
+def opened() -> Engine:
+    return build(EngineSetup(max_sequences=PLACES, num_pages=200, max_step_tokens=64))
+
+
+def rows_of(engine: Engine, name: str) -> int:
+    return sum(row.sequence.request.request_id == name for row in engine._rows)
+
+
+def check_outputs(events: list[Event], *sources: GenerateRequest) -> None:
+    found, ends = outputs(events), terminals(events)
+    for source in sources:
+        assert isinstance(ends[source.request_id], Finished)
+        for index in range(source.n):
+            key = noise_key(source.params.seed, index)
+            assert found[source.request_id, index] == reference(source, key)
+
+
+def test_alone_it_takes_all_places() -> None:
+    engine, source = opened(), large()
+    submit(engine, source)
+    events = engine.step() + engine.step() + engine.step()
+    assert rows_of(engine, "large") == PLACES
+    check_outputs(events + drain(engine), source)
+
+
+@pytest.mark.parametrize("priority", [0, 1])
+def test_short_requests_of_others_never_wait_for_it(priority: int) -> None:
+    """Also the hundredth: a spare sample that gave way gives way again."""
+    engine, source = opened(), large()
+    submit(engine, source)
+    events = [event for _ in range(4) for event in engine.step()]
+    for i in range(100):
+        submit(engine, of("b", request(f"short {i}", [9, i % 7], SHORT, priority=priority)))
+        news = [event for _ in range(SHORT.max_tokens) for event in engine.step()]
+        events += news
+        if "large" in terminals(events):
+            break
+        assert f"short {i}" in terminals(news)
+    check_outputs(events + drain(engine), source)
+
+
+def test_it_keeps_its_share_and_waits_with_the_rest_while_another_tenant_has_a_small_one() -> None:
+    engine, source = opened(), large()
+    stream = of("b", request("stream", [4, 5], replace(LARGE, max_tokens=100), priority=0))
+    submit(engine, stream)
+    events = engine.step()
+    submit(engine, source)
+    seen = []
+    for _ in range(60):
+        events += engine.step()
+        seen.append(rows_of(engine, "large"))
+    assert max(seen[5:]) <= share_of(PLACES) + 1, "a sample that just starts has its first row"
+    assert sum(seen[5:]) < 2.2 * len(seen[5:])
+    submit(engine, large(name="other", tenant="c"))
+    events += drain(engine)
+    check_outputs(events, source, stream)
+
+
+def test_large_requests_do_not_wait_for_each_other() -> None:
+    engine = opened()
+    submit(engine, large(6, "one", "a"), large(6, "two", "b"))
+    events = [event for _ in range(5) for event in engine.step()]
+    assert (rows_of(engine, "one"), rows_of(engine, "two")) == (6, 6)
+    check_outputs(events + drain(engine), large(6, "one"), large(6, "two"))
+
+
+def test_its_samples_take_up_its_share_one_after_the_other() -> None:
+    """Where others fill the engine for ever, it goes on with the places of its share."""
+    engine, source = opened(), replace(large(8), params=replace(LARGE, max_tokens=4))
+    long = replace(LARGE, max_tokens=200)
+    submit(engine, source)
+    events = engine.step()
+    submit(engine, *(of("b", request(f"b {i}", [i], long, priority=1)) for i in range(PLACES)))
+    for _ in range(40):
+        events += engine.step()
+    assert "large" in terminals(events)
+    check_outputs(events + drain(engine), source)
