@@ -111,6 +111,8 @@ class FakeUpstream:
     asked: list[dict[str, Any]] = field(default_factory=list)
     """Bodies of requests for answers, without those of checks."""
     says_logprobs: bool = True
+    raw: bytes | None = None
+    """Its whole answer, for one that its API does not say."""
     fault: str = ""
     """What it says in the place of an answer, in its stream."""
 
@@ -129,6 +131,8 @@ class FakeUpstream:
         if bytes(prompt) == b"Once upon a time":
             return Reply(body=lines(EVENTS[self.api](b"there was", None, finish="length")))
         self.asked.append(body)
+        if self.raw is not None:
+            return Reply(self.status, self.raw)
         if self.status != 200:
             return _json({"error": {"message": "no such thing"}}, self.status)
         text = self.text[len(prompt) - len(PROMPT) :]

@@ -26,6 +26,7 @@ ProlepsisError
     ├── StepFailed             a step of the engine raised; the engine lives
     ├── ReplicaLost            the replica that served it is gone; others are there
     ├── UpstreamUnavailable    no upstream engine serves it, or continues with it
+    ├── UpstreamInvalid        the upstream engine's answer is not what its API says
     └── EngineDead             the engine ended; nothing is accepted any more
         └── NotContinued       a request lost its engine, and no other went on with it: says why
 """
@@ -161,6 +162,10 @@ class ReplicaLost(EngineError):
 
 class UpstreamUnavailable(EngineError):
     code = "upstream_unavailable"
+
+
+class UpstreamInvalid(EngineError):
+    code = "upstream_invalid"
 
 
 class EngineDead(EngineError):

@@ -48,6 +48,10 @@ class UpstreamFault(Exception):
     """An engine says that it failed, or says what its API does not."""
 
 
+class UpstreamMalformed(UpstreamFault):
+    """It says what its API does not."""
+
+
 class Reader(Protocol):
     """Reads the chunks of one sample."""
 
@@ -84,8 +88,10 @@ def sampling_fields(params: SamplingParams) -> dict[str, Any]:
     return fields
 
 
-def finish_reason(said: str | None) -> FinishReason | None:
-    """Return the end that vLLM and SGLang say; None: the sample goes on."""
+def finish_reason(said: object) -> FinishReason | None:
+    """Return the end that vLLM and SGLang say; None: the sample goes on. Raises `TypeError` for another type."""
+    if not isinstance(said, str | None):
+        raise TypeError(f"the finish reason is {said!r:.80}")
     return None if said is None else "length" if said == "length" else "stop"
 
 
@@ -99,10 +105,10 @@ def payload(line: str) -> Json | None:
         return None
     try:
         data = json.loads(text)
-    except ValueError:
-        raise UpstreamFault(f"said {text[:200]!r}, which is no JSON") from None
+    except (ValueError, RecursionError):
+        raise UpstreamMalformed(f"said {text[:200]!r}, which is no JSON") from None
     if not isinstance(data, dict):
-        raise UpstreamFault(f"said {text[:200]!r}; expected: a JSON object")
+        raise UpstreamMalformed(f"said {text[:200]!r}; expected: a JSON object")
     if name == "error" or "error" in data:
         raise UpstreamFault(f"failed: {error_message(data)}")
     return data

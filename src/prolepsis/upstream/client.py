@@ -19,6 +19,7 @@ from prolepsis.core.errors import (
     EngineError,
     InvalidParameter,
     ProlepsisError,
+    UpstreamInvalid,
     UpstreamUnavailable,
     VocabularyMismatch,
 )
@@ -32,7 +33,7 @@ from prolepsis.engine.text import Detokenizer, StopStrings
 from prolepsis.upstream.answer import UpstreamAnswer
 from prolepsis.upstream.capabilities import check_request
 from prolepsis.upstream.metrics import UpstreamMetrics
-from prolepsis.upstream.pool import Pool, PoolBusy, PoolFacts, PoolFault, PoolLost
+from prolepsis.upstream.pool import Pool, PoolBusy, PoolFacts, PoolFault, PoolLost, PoolMalformed
 from prolepsis.upstream.route import route_of
 from prolepsis.upstream.sample import UpstreamSample
 
@@ -45,6 +46,7 @@ _OUTCOMES: Mapping[type[Exception], Outcome] = {
     InvalidParameter: "refused",
     PoolBusy: "busy",
     PoolFault: "lost",
+    PoolMalformed: "lost",
     PoolLost: "lost",
 }
 
@@ -229,8 +231,11 @@ class UpstreamClient:
             answer.stream.events.put_nowait(error)
 
     async def _serve_sample(self, answer: UpstreamAnswer, sample: UpstreamSample) -> None:
-        """Have a sample served by the first pool that answers; raises `UpstreamUnavailable` where none does."""
+        """Have a sample served by the first pool that answers; raises `UpstreamUnavailable` where none does, and
+        `UpstreamInvalid` where the last one's answer made no sense.
+        """
         whys: list[str] = []
+        is_malformed = False
         lost_at: float | None = None
         for name in answer.route.pools:
             pool = self._pools.get(name)
@@ -242,12 +247,14 @@ class UpstreamClient:
             except PoolBusy as busy:
                 whys.append(f"{name} pool: {busy}")
             except PoolLost as lost:
+                is_malformed = isinstance(lost, PoolMalformed)
                 whys.append(f"{name} pool: {lost}")
                 await self._doubt(pool, lost)
                 if sample.ended:
                     return
                 lost_at = time.monotonic() if sample.num_output_tokens else None
-        raise UpstreamUnavailable("no upstream engine serves the request: " + "; ".join(whys))
+        what = "no upstream engine serves the request: " + "; ".join(whys)
+        raise UpstreamInvalid(what) if is_malformed else UpstreamUnavailable(what)
 
     async def _attempt(self, answer: UpstreamAnswer, sample: UpstreamSample, pool: Pool, lost_at: float | None) -> None:
         """Have a pool serve what is left of a sample; `lost_at`: when another one was lost in the middle of it."""
@@ -258,6 +265,8 @@ class UpstreamClient:
         try:
             async with aclosing(pool.stream(sample.ask(pool.facts.model))) as chunks:
                 async for chunk in chunks:
+                    if any(token >= self.info.vocab_size for token in chunk.token_ids):
+                        raise PoolMalformed(f"says token {max(chunk.token_ids)}, which the model does not have")
                     if sample.ended and chunk.token_ids and chunk.finish is None:
                         break  # the engine does not know of this end
                     num_before = sample.num_output_tokens

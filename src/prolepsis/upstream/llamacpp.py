@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from prolepsis.core.stats import ProposerCounts
-from prolepsis.upstream.api import Ask, Chunk, Json, UpstreamFault
+from prolepsis.upstream.api import Ask, Chunk, Json, UpstreamMalformed
 
 Encode = Callable[[str], Sequence[int]]
 """Text to token ids, with none around them."""
@@ -81,7 +81,7 @@ class LlamacppReader:
             return said
         tokens = tuple(self._encode(text))
         if not tokens:
-            raise UpstreamFault(f"left out {missing} tokens without text")
+            raise UpstreamMalformed(f"left out {missing} tokens without text")
         return tokens
 
 

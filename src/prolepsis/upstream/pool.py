@@ -1,8 +1,12 @@
 """A pool of upstream engines behind one URL: whether it answers, what it serves, and streams of its tokens."""
 
+import asyncio
+import json
+import math
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol
 
 import httpx
@@ -11,9 +15,17 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from prolepsis.core.errors import InvalidParameter, VocabularyMismatch
 from prolepsis.core.requests import SamplingParams
-from prolepsis.upstream.api import Api, Ask, Chunk, Reader, UpstreamFault, error_message, payload
+from prolepsis.upstream.api import Api, Ask, Chunk, UpstreamFault, UpstreamMalformed, error_message
 from prolepsis.upstream.meter import SharedTime
 from prolepsis.upstream.metrics import DRAFT_COUNTERS
+from prolepsis.upstream.reading import (
+    METRICS_BYTES,
+    PLAIN_ENCODING,
+    chunks_of,
+    chunks_of_check,
+    start_of,
+    start_of_check,
+)
 from prolepsis.upstream.route import PoolName
 
 CONNECT_S = 5.0
@@ -21,6 +33,8 @@ CHECK_S = 30.0
 """For a short answer, when a pool is checked."""
 _CHECKED_TEXT = "Once upon a time"
 _CHECKED_TOKENS = 8
+_MOST_CHECKED = 64
+"""Chunks of its answer that are read."""
 _BUSY = (429, 503)
 _CALLERS_FAULT = (400, 413, 422)
 
@@ -41,6 +55,10 @@ class PoolLost(Exception):
 
 class PoolFault(PoolLost):
     """The pool said that it failed at this request: the next one may go well."""
+
+
+class PoolMalformed(PoolFault):
+    """The pool said what its API does not."""
 
 
 class PoolBusy(Exception):
@@ -80,7 +98,7 @@ class Pool:
         self.time = SharedTime(clock)
         self._api = api
         self._vocabulary = vocabulary
-        self._headers = dict(headers)
+        self._headers = {**headers, **PLAIN_ENCODING}
         timeout = httpx.Timeout(CONNECT_S, read=silent_s)
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
         self._http = httpx.AsyncClient(headers=self._headers, timeout=timeout, limits=limits)
@@ -105,10 +123,11 @@ class Pool:
         """
         try:
             with httpx.Client(headers=self._headers, timeout=httpx.Timeout(CHECK_S, connect=CONNECT_S)) as http:
-                listed = http.get(f"{self.url}/v1/models")
+                with http.stream("GET", f"{self.url}/v1/models") as listed:
+                    body = start_of_check(listed)
                 if listed.status_code != httpx.codes.OK:
-                    raise self._refusal(listed)
-                facts = _facts(listed)
+                    raise _refusal(listed.status_code, body)
+                facts = _facts(body)
                 self._check_vocabulary(http, facts)
         except (httpx.HTTPError, UpstreamFault) as error:
             raise PoolLost(_told(error)) from error
@@ -125,11 +144,11 @@ class Pool:
         try:
             async with self._http.stream("POST", url, json=self._api.body(ask)) as response:
                 if response.status_code != httpx.codes.OK:
-                    await response.aread()
-                    raise self._refusal(response)
-                async for line in response.aiter_lines():
-                    if (chunk := _read(reader, line)) is not None:
-                        yield chunk
+                    raise _refusal(response.status_code, await start_of(response))
+                async for chunk in chunks_of(response, reader):
+                    yield chunk
+        except UpstreamMalformed as error:
+            raise PoolMalformed(str(error)) from error
         except UpstreamFault as error:
             raise PoolFault(str(error)) from error
         except httpx.HTTPError as error:
@@ -138,37 +157,31 @@ class Pool:
     async def is_alive(self) -> bool:
         """Ask for the pool's health."""
         try:
-            return (await self._http.get(f"{self.url}/health", timeout=CONNECT_S)).is_success
+            async with self._http.stream("GET", f"{self.url}/health", timeout=CONNECT_S) as response:
+                return response.is_success
         except httpx.HTTPError:
             return False
 
     async def draft_totals(self) -> dict[str, float]:
         """Return the totals of `DRAFT_COUNTERS` that the pool's own metrics have; empty without any."""
         try:
-            reply = await self._http.get(f"{self.url}/metrics", timeout=CONNECT_S)
-            families = list(text_string_to_metric_families(reply.text)) if reply.is_success else []
-        except (httpx.HTTPError, ValueError):
+            async with self._http.stream("GET", f"{self.url}/metrics", timeout=CONNECT_S) as response:
+                text = await start_of(response, METRICS_BYTES) if response.is_success else b""
+            return await asyncio.to_thread(_draft_totals, text)
+        except (httpx.HTTPError, UpstreamFault, ValueError):
             return {}
-        totals: dict[str, float] = {}
-        for sample in (sample for family in families for sample in family.samples):
-            if (name := DRAFT_COUNTERS.get(sample.name)) is not None:
-                totals[name] = totals.get(name, 0.0) + sample.value
-        return totals
 
     async def close(self) -> None:
         await self._http.aclose()
 
     def _check_vocabulary(self, http: httpx.Client, facts: PoolFacts) -> None:
-        reader, chunks = self._api.reader(), list[Chunk]()
+        reader = self._api.reader()
         params = SamplingParams(temperature=0.0, max_tokens=_CHECKED_TOKENS, ignore_eos=True)
         ask = Ask(facts.model, tuple(self._vocabulary.encode(_CHECKED_TEXT)), params)
         with http.stream("POST", f"{self.url}{self._api.path}", json=self._api.body(ask)) as response:
             if response.status_code != httpx.codes.OK:
-                response.read()
-                raise self._refusal(response)
-            for line in response.iter_lines():
-                if (chunk := _read(reader, line)) is not None:
-                    chunks.append(chunk)
+                raise _refusal(response.status_code, start_of_check(response))
+            chunks = list(islice(chunks_of_check(response, reader), _MOST_CHECKED))
         token_ids = [token for chunk in chunks for token in chunk.token_ids]
         if not token_ids:
             raise UpstreamFault("says no token ids: it is of another kind than upstream_api says, or too old")
@@ -177,38 +190,39 @@ class Pool:
             message = f"{self.url} writes {theirs!r} for token ids that are {ours!r} with the model's tokenizer here"
             raise VocabularyMismatch(message)
 
-    def _refusal(self, response: httpx.Response) -> Exception:
-        """Return what a reply that is no stream says; its body was read."""
-        try:
-            message = error_message(response.json())
-        except (ValueError, AttributeError):
-            message = response.text[:200]
-        told = f"answered {response.status_code}: {message}"
-        if response.status_code in _BUSY:
-            return PoolBusy(told)
-        if response.status_code in _CALLERS_FAULT:
-            return InvalidParameter(f"the upstream engine refuses the request: {message}")
-        return PoolLost(told)
 
-
-def _read(reader: Reader, line: str) -> Chunk | None:
-    data = payload(line)
-    if data is None:
-        return None
+def _refusal(status: int, body: bytes) -> Exception:
+    """Return what a reply that is no stream says."""
     try:
-        return reader.read(data)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise UpstreamFault(f"said what its API does not: {str(data)[:200]}") from error
+        message = error_message(json.loads(body))
+    except (ValueError, AttributeError, RecursionError):
+        message = body[:200].decode(errors="replace")
+    told = f"answered {status}: {message}"
+    if status in _BUSY:
+        return PoolBusy(told)
+    if status in _CALLERS_FAULT:
+        return InvalidParameter(f"the upstream engine refuses the request: {message}")
+    return PoolLost(told)
 
 
-def _facts(reply: httpx.Response) -> PoolFacts:
+def _draft_totals(text: bytes) -> dict[str, float]:
+    totals: dict[str, float] = {}
+    for family in text_string_to_metric_families(text.decode(errors="replace")):
+        for sample in family.samples:
+            name = DRAFT_COUNTERS.get(sample.name)
+            if name is not None and math.isfinite(sample.value):
+                totals[name] = totals.get(name, 0.0) + sample.value
+    return totals
+
+
+def _facts(body: bytes) -> PoolFacts:
     """Return the first model of a list; the field of its context differs between engines."""
     try:
-        model = reply.json()["data"][0]
+        model = json.loads(body)["data"][0]
         length = model.get("max_model_len") or model["meta"]["n_ctx"]
         return PoolFacts(str(model["id"]), int(length))
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-        raise UpstreamFault("lists no model with its context at /v1/models") from error
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
+        raise UpstreamMalformed("lists no model with its context at /v1/models") from error
 
 
 def _agree(one: str, other: str) -> bool:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from hashlib import blake2b, sha256
 
-from prolepsis.core.errors import EngineError
+from prolepsis.core.errors import UpstreamInvalid
 from prolepsis.core.events import TokenLogprobs, Tokens
 from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.core.stats import ProposerCounts
@@ -70,7 +70,7 @@ class UpstreamSample:
     def take(self, chunk: Chunk) -> Tokens | None:
         """Return the event of a chunk, None if it adds nothing.
 
-        Raises `EngineError` where it lacks log-probabilities that were asked for.
+        Raises `UpstreamInvalid` where it lacks log-probabilities that were asked for.
         """
         if chunk.drafts is not None:
             self.drafts = self.drafts or ProposerCounts()
@@ -98,7 +98,7 @@ class UpstreamSample:
             return None
         found = chunk.logprobs or ()
         if len(found) != len(chunk.token_ids):
-            raise EngineError(
+            raise UpstreamInvalid(
                 f"the upstream engine says {len(found)} log-probabilities of {len(chunk.token_ids)} tokens"
             )
         return tuple(replace(one, top=one.top[:num]) for one in found[:num_tokens])

@@ -23,6 +23,7 @@ from prolepsis.core.errors import (
     RolloutNotFound,
     StoreConflict,
     StoreUnavailable,
+    UpstreamInvalid,
     UpstreamUnavailable,
     UserError,
 )
@@ -116,6 +117,7 @@ _STATUS: tuple[tuple[type[ProlepsisError], int], ...] = (
     (EngineDead, 503),
     (UpstreamUnavailable, 503),
     (GrammarFailed, 400),
+    (UpstreamInvalid, 502),
     (RequestAborted, 503),
     (EngineError, 500),
 )

@@ -45,6 +45,7 @@ _STATUSES = {
     431: "The headers are larger than allowed",
     500: "The server failed; the error is logged",
     501: "The transfer encoding is not served",
+    502: "An upstream engine said what its API does not",
     503: "Not ready, overloaded or shutting down; Retry-After says when to try again",
     504: "The request's deadline passed",
     505: "The version of HTTP is not served",

@@ -45,7 +45,7 @@ Serve = Callable[[Request, Services], Awaitable[Response]]
 def openai_routes(models: Models) -> Sequence[Route]:
     """Return the routes that generate, and those that tokenize."""
     routes = Routes()
-    generating = partial(routes.post, roles=CLIENTS, errors=(409, 504), streams=True, headers=_HEADERS)
+    generating = partial(routes.post, roles=CLIENTS, errors=(409, 502, 504), streams=True, headers=_HEADERS)
 
     async def once(request: Request, body: GenerationBody | ResponsesBody, serve: Serve) -> Response:
         services = models.of(body.model, caller_of(request))

@@ -48,7 +48,7 @@ def verify_routes(models: Models) -> Sequence[Route]:
     """Return the routes of answers whose clients draft."""
     routes, streams = Routes(), VerifyStreams()
     chat_path, completion_path = VERIFY_ROUTES
-    generating = partial(routes.post, roles=CLIENTS, errors=(409, 504), streams=True, headers=SPEC_MODE_HEADER)
+    generating = partial(routes.post, roles=CLIENTS, errors=(409, 502, 504), streams=True, headers=SPEC_MODE_HEADER)
 
     def answered(request: Request, prepared: PreparedRequest, services: Services) -> Response:
         generated = prepared.requests[0]
