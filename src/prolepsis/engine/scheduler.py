@@ -37,7 +37,7 @@ from prolepsis.engine.ending import Ending, find_ending
 from prolepsis.engine.paging import Paging
 from prolepsis.engine.request import Request, SequenceState, open_request
 from prolepsis.engine.rows import Row, SampledTokens
-from prolepsis.engine.shares import in_turn, mark_spare
+from prolepsis.engine.shares import Small, mark_spare
 from prolepsis.engine.text import Detokenizer
 from prolepsis.grammar.grammars import Grammars
 from prolepsis.grammar.matcher import CompiledGrammar
@@ -63,6 +63,7 @@ class _Step:
     """The step being put together."""
 
     budget: int
+    small: Small
     rows: dict[str, Row] = field(default_factory=dict)
     preempted: bool = False
 
@@ -186,11 +187,11 @@ class Scheduler:
     def schedule(self, now: float) -> list[Row]:
         """Return the rows of the next step, without drafts: decoding sequences first, then prefill, then newcomers."""
         self._expire(now)
-        step = _Step(self.limits.max_step_tokens)
-        for sequence in sorted(in_turn(self.running), key=lambda s: s.num_pending > 1):
+        step = _Step(self.limits.max_step_tokens, Small(self.requests.values()))
+        for sequence in sorted(self.running, key=lambda s: s.num_pending > 1):
             if step.budget == 0:
                 break
-            if sequence.running and self._make_room(sequence, step, now):
+            if sequence.running and not step.small.holds(sequence) and self._make_room(sequence, step, now):
                 step.add(sequence)
         if not step.preempted:
             self._admit(step, now)
@@ -290,8 +291,8 @@ class Scheduler:
 
     def _admit(self, step: _Step, now: float) -> None:
         """Start waiting sequences while budgets last. One page per running sequence is kept back, against thrashing."""
-        while self.waiting and step.budget > 0:
-            sequence: SequenceState | None = self.waiting[0]
+        while step.budget > 0:
+            sequence = next((one for one in self.waiting if not step.small.holds(one)), None)
             while sequence is not None and not self._has_room(sequence):
                 sequence = self._displace(step, now)
             if sequence is None:
@@ -332,7 +333,9 @@ class Scheduler:
             return None
         victim = self.running[-1]
         better = takewhile(lambda sequence: sequence.rank[0] < victim.rank[0], self.waiting)
-        chosen = next((one for one in better if one.request.source.priority < victim.rank[0]), None)
+        chosen = next(
+            (one for one in better if one.request.source.priority < victim.rank[0] and not step.small.holds(one)), None
+        )
         if chosen is None:
             return None
         priority, arrival, serial, index = chosen.rank

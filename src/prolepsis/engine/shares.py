@@ -2,11 +2,12 @@
 
 A request for many samples holds an eighth of the places. Its further samples are **spare**: they run where places are
 free, rank `SPARE` lower than the request, so that anything gets a place from them, and the next one is spare no longer
-when a sample of the request ends. A pass has no spare samples while another tenant's request of a better rank runs
-that keeps within its share: the pass would take several times as long for it. Spare samples wait then with their pages.
+when a sample of the request ends. While a request of another tenant is there that has a better rank and keeps within
+its share, no spare sample starts or takes part in a pass: the pass would take several times as long for it. Those that
+run wait with their pages.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 from prolepsis.engine.request import Request, SequenceState
 
@@ -30,13 +31,19 @@ def mark_spare(request: Request, num_places: int) -> None:
         sequence.rank = (priority + SPARE, arrival, serial, index)
 
 
-def in_turn(running: Sequence[SequenceState]) -> Sequence[SequenceState]:
-    """Return the running sequences without the spare samples that wait for other tenants' requests."""
-    if not any(sequence.is_spare for sequence in running):
-        return running
-    small = {(one.tenant, one.rank[0]) for one in running if not one.request.is_large}
-    return [one for one in running if not (one.is_spare and _waits(one, small))]
+class Small:
+    """The requests that keep within their share, as far as large ones have to wait for them."""
 
+    def __init__(self, requests: Iterable[Request]) -> None:
+        live = list(requests)
+        self._there: set[tuple[str, int]] = set()
+        if any(request.is_large for request in live):
+            self._there = {
+                (request.sequences[0].tenant, request.source.priority) for request in live if not request.is_large
+            }
 
-def _waits(spare: SequenceState, small: set[tuple[str, int]]) -> bool:
-    return any(tenant != spare.tenant and priority < spare.rank[0] for tenant, priority in small)
+    def holds(self, sequence: SequenceState) -> bool:
+        """Return whether a sequence is a spare sample that waits for another tenant's request."""
+        return sequence.is_spare and any(
+            tenant != sequence.tenant and priority < sequence.rank[0] for tenant, priority in self._there
+        )
