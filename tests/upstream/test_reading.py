@@ -22,9 +22,7 @@ def mutated(value: Any, wrong: object) -> list[Any]:
     if isinstance(value, dict):
         found += [{**value, name: one} for name, inner in value.items() for one in mutated(inner, wrong)]
     if isinstance(value, list):
-        found += [
-            [*value[:i], one, *value[i + 1 :]] for i, inner in enumerate(value) for one in mutated(inner, wrong)
-        ]
+        found += [[*value[:i], one, *value[i + 1 :]] for i, inner in enumerate(value) for one in mutated(inner, wrong)]
     return found
 
 

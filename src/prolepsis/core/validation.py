@@ -54,6 +54,8 @@ _MOST_NAMES = 12
 """A longer list of names is not shown."""
 _MOST_CHARACTERS = 64
 _MOST_ERRORS = 100
+MOST_PROBLEMS = 200
+"""Errors of a document that `problems` looks at: each takes time, and nobody reads more."""
 """Errors that are looked at in a document of which one problem is reported."""
 
 
@@ -121,7 +123,7 @@ def problems(error: ValidationError, model: type[BaseModel], document: object) -
     Errors that only follow from an error further inside are left out, and those of several members of a union at one
     place are one problem.
     """
-    return _problems(error.errors(include_url=False), model, document)
+    return _problems(error.errors(include_url=False)[:MOST_PROBLEMS], model, document)
 
 
 def _problems(errors: Sequence[ErrorDetails], model: type[BaseModel], document: object) -> list[Problem]:

@@ -9,7 +9,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from prolepsis.core.errors import ConfigError
-from prolepsis.core.validation import Finding, problems
+from prolepsis.core.validation import MOST_PROBLEMS, Finding, problems
 
 Shape = TypeVar("Shape", bound=BaseModel)
 
@@ -79,10 +79,16 @@ class Document:
 
 MOST_VALUES = 100_000
 """Most values of a document with its aliases expanded."""
+_MARKS = re.compile(r"[\[\]{},:\n]|[-?] ")
+_MARKS_A_VALUE = 3
+"""Characters that may begin or end a value, more than any document has that people write. The parser takes time for
+each, and all of it before it is known how many values there are."""
 
 
 def read_yaml(text: str, *, most: int = MOST_VALUES) -> Document:
     """Return the document of `text`, of at most so many values; raises `ValueError` that says line and reason."""
+    if sum(1 for _ in _MARKS.finditer(text)) > _MARKS_A_VALUE * most:
+        raise ValueError(f"it has more brackets, commas, colons and lines than {most} values have; allowed: fewer")
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
@@ -108,13 +114,15 @@ def _size(node: yaml.Node, known: dict[int, int], most: int) -> int:
     return known[id(node)]
 
 
-def read_shape(text: str, shape: type[Shape], invalid: type[InvalidFile], name: str) -> tuple[Shape, Document]:
+def read_shape(
+    text: str, shape: type[Shape], invalid: type[InvalidFile], name: str, *, most: int = MOST_VALUES
+) -> tuple[Shape, Document]:
     """Return what the YAML in `text` holds, and where its parts stand; `name` is what errors call it.
 
     Raises `invalid` with everything that is wrong with the shape.
     """
     try:
-        document = read_yaml(text)
+        document = read_yaml(text, most=most)
     except ValueError as error:
         raise invalid(name, [Finding("error", (), f"is not YAML: {error}")]) from None
     if document.value is None:
@@ -123,7 +131,10 @@ def read_shape(text: str, shape: type[Shape], invalid: type[InvalidFile], name: 
         return shape.model_validate(document.value), document
     except ValidationError as error:
         found = [Finding("error", one.path, one.message) for one in problems(error, shape, document.value)]
-        raise invalid(name, sorted(located(found, document), key=lambda one: one.line or 0)) from None
+        findings = sorted(located(found, document), key=lambda one: one.line or 0)
+        if (left := error.error_count() - MOST_PROBLEMS) > 0:
+            findings.append(Finding("error", (), f"has {left} more errors"))
+        raise invalid(name, findings) from None
 
 
 def located(findings: Sequence[Finding], document: Document) -> list[Finding]:

@@ -237,9 +237,13 @@ def read_policy(file: Path) -> tuple[Policy, Document]:
     return parse_policy(read_text(file, "policy"), str(file))
 
 
+MOST_VALUES = 10_000
+"""Of a policy: a thousand rules. Clients may send one to be explained, and reading it shares the interpreter."""
+
+
 def parse_policy(text: str, name: str) -> tuple[Policy, Document]:
     """Return the policy that `text` holds; `name` is what errors call it. Raises `InvalidPolicy`."""
-    return read_shape(text, Policy, InvalidPolicy, name)
+    return read_shape(text, Policy, InvalidPolicy, name, most=MOST_VALUES)
 
 
 def usable_policy(text: str, name: str, known: Known) -> Policy:

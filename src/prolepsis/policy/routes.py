@@ -3,9 +3,11 @@
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Annotated, Literal
 
 from pydantic import Field
+from starlette.requests import Request
 
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.policy.check import NOTHING_KNOWN, InvalidPolicy, Known, check, parse_policy, usable_policy
@@ -18,6 +20,7 @@ from prolepsis.web.body_reader import read_body
 from prolepsis.web.caller import Caller, SignedIn
 from prolepsis.web.errors import RequestRefused
 from prolepsis.web.fields import Body
+from prolepsis.web.intake import Intake
 from prolepsis.web.routes import OPERATORS, READERS, Route, Routes
 
 _MOST = 2**31 - 1
@@ -121,8 +124,11 @@ def policy_routes(policies: Policies | None) -> Sequence[Route]:
             raise RequestRefused(str(error), code="unknown_version", param="version", status=404) from None
 
     @routes.post("/admin/policy/check", roles=READERS, summary="Check and compare a text, without using it")
-    async def check_text(body: Annotated[PolicyCheckBody, read_body(PolicyCheckBody)]) -> PolicyCheckReply:
-        return await asyncio.to_thread(_checked, policies, body)
+    async def check_text(
+        request: Request, body: Annotated[PolicyCheckBody, read_body(PolicyCheckBody)], caller: SignedIn
+    ) -> PolicyCheckReply:
+        intake: Intake = request.app.state.intake
+        return await intake.large_work.off_loop(caller.tenant, partial(_checked, policies, body))
 
     @routes.put("/admin/policy", roles=OPERATORS, summary="Replace the policy", errors=(409, 504))
     async def apply(body: Annotated[PolicyBody, read_body(PolicyBody)], caller: SignedIn) -> PolicyChangedReply:

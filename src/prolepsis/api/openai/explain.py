@@ -5,9 +5,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
+from functools import partial
 from typing import Annotated, Any
 
 from pydantic import Field
+from starlette.requests import Request
 
 from prolepsis.api.admission.load_shedding import DEFAULT_TIER, TierName
 from prolepsis.api.openai.bodies import ChatBody, CompletionBody, GenerationBody
@@ -24,10 +26,11 @@ from prolepsis.policy.decision import UNSTATED, SpeculationRequest
 from prolepsis.policy.explain import ExplainedRequest, Explanation, explain
 from prolepsis.policy.model import Policy, plain_terms
 from prolepsis.policy.runtime import Policies
-from prolepsis.web.body_reader import parse_body, read_body
-from prolepsis.web.caller import Caller, Role
+from prolepsis.web.body_reader import BODY_BYTES, parse_body, read_body
+from prolepsis.web.caller import Caller, Role, SignedIn
 from prolepsis.web.errors import RequestRefused
 from prolepsis.web.fields import Body
+from prolepsis.web.intake import Intake
 from prolepsis.web.routes import READERS, Route, Routes
 
 _SHAPES = dict(zip(("messages", "prompt", "input"), GENERATION_ROUTES, strict=True))
@@ -169,16 +172,25 @@ def explain_routes(policies: Policies | None, defaults: Callable[[], SamplingDef
     routes = Routes()
 
     @routes.post("/admin/policy/explain", roles=READERS, summary="What a policy makes of a request")
-    async def explain_request(body: Annotated[PolicyExplainBody, read_body(PolicyExplainBody)]) -> ExplainedRequest:
-        policy = policies.policy if policies is not None else None
-        if body.text is not None:
-            policy = usable_policy(body.text, "policy", policies.known if policies is not None else NOTHING_KNOWN)
-        headers = {name.lower(): value for name, value in body.headers.items()}
-        caller = Caller(body.key, body.tenant, frozenset(body.roles), body.tier)
-        origin = Origin(caller, body.route, headers, datetime.now().astimezone())
-        raw = json.dumps(body.request).encode()
-        sample = sample_of(raw, origin, defaults(), prompt_tokens=body.prompt_tokens, request_id=None)
-        facts = replace(sample.facts, flag=frozenset(body.flags))
-        return explained(explain(policy or Policy(), facts, sample.requested), replace(sample, facts=facts))
+    async def explain_request(
+        request: Request, body: Annotated[PolicyExplainBody, read_body(PolicyExplainBody)], caller: SignedIn
+    ) -> ExplainedRequest:
+        intake: Intake = request.app.state.intake
+        work = partial(_explain_body, body, policies, defaults())
+        num_bytes = request.scope["state"][BODY_BYTES]
+        return await intake.large_work.run(caller.tenant, num_bytes, work)
 
     return routes.all
+
+
+def _explain_body(body: PolicyExplainBody, policies: Policies | None, defaults: SamplingDefaults) -> ExplainedRequest:
+    policy = policies.policy if policies is not None else None
+    if body.text is not None:
+        policy = usable_policy(body.text, "policy", policies.known if policies is not None else NOTHING_KNOWN)
+    headers = {name.lower(): value for name, value in body.headers.items()}
+    caller = Caller(body.key, body.tenant, frozenset(body.roles), body.tier)
+    origin = Origin(caller, body.route, headers, datetime.now().astimezone())
+    raw = json.dumps(body.request).encode()
+    sample = sample_of(raw, origin, defaults, prompt_tokens=body.prompt_tokens, request_id=None)
+    facts = replace(sample.facts, flag=frozenset(body.flags))
+    return explained(explain(policy or Policy(), facts, sample.requested), replace(sample, facts=facts))
