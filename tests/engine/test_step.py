@@ -12,7 +12,7 @@ from prolepsis.core.errors import (
     InvalidParameter,
     StepFailed,
 )
-from prolepsis.core.events import Aborted, Failed, Finished, Tokens
+from prolepsis.core.events import Aborted, Event, Failed, Finished, Tokens
 from prolepsis.core.messages import Abort, ApplyPlan, Submit
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
@@ -249,6 +249,23 @@ def test_waiting_after_a_preemption_is_queue_time() -> None:
     events += drain(engine)
     low, high = terminals(events)["low"].stats, terminals(events)["high"].stats
     assert low.queue_s == high.compute_s == 39.0
+
+
+def test_a_prompt_waits_until_a_pass_has_a_part_of_it() -> None:
+    """It runs, with its pages, behind the long prompt of another; that is a queue, and health names it."""
+    now = [0.0]
+    engine = build(EngineSetup(max_step_tokens=8, clock=lambda: now[0]))
+    submit(engine, request("first", [1] * 40, LONG), request("second", [2] * 4, LONG))
+    events, seen = list[Event](), []
+    for _ in range(6):
+        now[0] += 1.0
+        events += engine.step()
+        seen.append(engine.health().not_begun)
+    assert seen == [("second",)] * 5 + [()]
+    events += drain(engine)
+    first, second = terminals(events)["first"].stats, terminals(events)["second"].stats
+    assert (first.queue_s, second.queue_s) == (1.0, 6.0)
+    assert second.prefill_s < 2.0
 
 
 def test_tokens_after_a_stop_string_are_neither_kept_nor_published() -> None:

@@ -202,11 +202,17 @@ def _listed(given: _Given, shared: _Shared) -> Sequence[Feature | None]:
         ShadowFeature(lambda: client.info, policy=lambda: given.policy_version),
         shared.replays,
         DeliveryFeature(given.registry, shared.output),
-        MetricsFeature(given.metrics, given.config, client, policy=lambda: given.policy_version),
+        MetricsFeature(
+            given.metrics,
+            given.config,
+            client,
+            policy=lambda: given.policy_version,
+            health=shared.admission.health,
+        ),
         shared.tracing,
         shared.safety.breaker,
         shared.safety.drift,
-        TrafficFeature(client.health),
+        TrafficFeature(shared.admission.health),
         RecentFeature(),
     )
 
@@ -257,6 +263,7 @@ def _routes(given: _Given, features: Sequence[Feature], admission: AdmissionCont
     )
     parts = ConsoleParts(
         client=client,
+        load=admission,
         store=given.store,
         keys=given.keys,
         check_local=check_local,

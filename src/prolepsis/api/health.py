@@ -183,7 +183,7 @@ def _model(name: str, services: Services) -> Model:
 
 
 def _readiness(services: Services) -> Ready:
-    health, info, draining = services.client.health(), services.client.info, services.admission.draining
+    health, info, draining = services.admission.health(), services.client.info, services.admission.draining
     return Ready(
         ready=health.alive and health.ready and not draining,
         detail="shutting down" if draining else health.detail,

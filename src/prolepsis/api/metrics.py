@@ -11,7 +11,7 @@ from fastapi.responses import Response
 from prolepsis import __version__
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.ended import RequestEnded
-from prolepsis.engine.client import EngineClient
+from prolepsis.engine.client import EngineClient, EngineHealth
 from prolepsis.telemetry.metrics import Metrics
 from prolepsis.telemetry.startup import BuildInfo
 from prolepsis.web.feature import Feature
@@ -31,9 +31,13 @@ class MetricsFeature(Feature):
         client: EngineClient,
         *,
         policy: Callable[[], str] = str,
+        health: Callable[[], EngineHealth] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`policy` returns the version of the policy in use, empty without one."""
+        """`policy` returns the version of the policy in use, empty without one; `health` the load, default: the
+        engine's.
+        """
+        self._health = health or client.health
         self._metrics = metrics
         self._config = config
         self._client = client
@@ -65,7 +69,7 @@ class MetricsFeature(Feature):
 
         Not in one of asyncio's own, which are few: work on the store waits there while its database hangs.
         """
-        health, info = self._client.health(), self._client.info
+        health, info = self._health(), self._client.info
         self._metrics.set_load(health.num_running, health.num_waiting, health.kv_usage, ready=health.ready)
         self._metrics.describe(
             BuildInfo(

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 from prolepsis.audit.changes import ChangesReply
 from prolepsis.console.admin import Section
@@ -14,7 +14,7 @@ from prolepsis.console.timeline import Span
 from prolepsis.console.traffic import TrafficReply
 from prolepsis.core.traffic_sums import TrafficSums
 from prolepsis.correctness.runtime import CorrectnessReply
-from prolepsis.engine.client import EngineClient
+from prolepsis.engine.client import Demand, EngineClient, EngineHealth
 from prolepsis.policy.routes import PolicyReply
 from prolepsis.rollout.routes import RolloutsReply
 from prolepsis.safety.breaker_runtime import BreakersReply
@@ -36,13 +36,25 @@ class Attention:
     """The alert that fires for it where a monitoring system watches; its runbook says what to do."""
 
 
-def declare_overview(pages: Pages, client: EngineClient, store: Store | None, runbooks: Mapping[str, Runbook]) -> None:
+class Load(Protocol):
+    """Says what runs and what waits, in front of the engine too."""
+
+    @property
+    def demand(self) -> Demand: ...
+
+    def health(self) -> EngineHealth: ...
+
+
+def declare_overview(
+    pages: Pages, client: EngineClient, load: Load, store: Store | None, runbooks: Mapping[str, Runbook]
+) -> None:
     """`runbooks`: by alert."""
 
     async def overview(visit: Visit) -> Page:
         traffic, changes = await visit.read(TrafficReply, "/admin/traffic"), await recent_changes(visit)
         values = {
-            "health": client.health(),
+            "health": load.health(),
+            "queue_age_s": load.demand.queue_age_s,
             "exactness": client.info.exactness,
             "exactness_reason": client.info.exactness_reason,
             "recent": recent(traffic.spans),

@@ -11,7 +11,7 @@ from prolepsis.console.admin import AdminRoutes
 from prolepsis.console.assets import Assets
 from prolepsis.console.audit import declare_audit
 from prolepsis.console.cost import declare_cost
-from prolepsis.console.overview import declare_overview
+from prolepsis.console.overview import Load, declare_overview
 from prolepsis.console.pages import HOME, Pages, Visit
 from prolepsis.console.policy import declare_policy
 from prolepsis.console.proposers import declare_proposers
@@ -56,6 +56,7 @@ class ConsoleParts:
     """The parts that the console is made of."""
 
     client: EngineClient
+    load: Load
     store: Store | None
     keys: KeyRing
     check_local: Callable[[Headers], None]
@@ -81,7 +82,7 @@ def console_routes(admin: Sequence[Route], parts: ConsoleParts) -> Sequence[Rout
     manual = runbooks()
     declare_sign_in(pages, parts.emit)
     declare_acts(pages)
-    declare_overview(pages, parts.client, parts.store, by_alert(manual))
+    declare_overview(pages, parts.client, parts.load, parts.store, by_alert(manual))
     declare_traffic(pages)
     declare_rollouts(pages)
     declare_policy(pages)

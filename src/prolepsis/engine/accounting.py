@@ -106,12 +106,17 @@ _OFF_BY_PLAN: tuple[EffectiveReason, ...] = ("overload_plain", "overload_batch_w
 """Reasons of plans that turn speculation off, which requests report."""
 
 
-def count_started(sequence: SequenceState, now: float) -> None:
-    """A sequence of the request starts to run."""
-    request = sequence.request
+def count_scheduled(request: Request, now: float) -> None:
+    """A pass has a row of the request: until now it may have waited for those of others, also while it ran."""
+    request.begun = True
     if request.queued_since is not None:
         request.stats.queue_s += now - request.queued_since
         request.queued_since = None
+
+
+def count_started(sequence: SequenceState) -> None:
+    """A sequence of the request starts to run."""
+    request = sequence.request
     if not request.started:
         request.started = True
         request.stats.num_cached_tokens = min(sequence.num_computed, sequence.num_prompt_tokens)
@@ -128,7 +133,7 @@ def count_cached(row: Row) -> None:
 def count_stopped(request: Request, now: float) -> None:
     """A sequence of the request stops running: preempted, or ended."""
     request.num_running -= 1
-    if request.num_running == 0:
+    if request.num_running == 0 and request.queued_since is None:
         request.queued_since = now
 
 

@@ -97,18 +97,20 @@ class EngineHealth:
     """Share of KV pages in use, 0 to 1."""
     max_running: int = 0
     """Most sequences that run at once; 0: not known."""
+    not_begun: tuple[str, ...] = ()
+    """Ids of the requests of which no pass has computed anything yet. Upstream engines do not say."""
     members: tuple[EngineMember, ...] = ()
     """The engines behind this one, where it stands for several in other processes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Demand:
-    """Load that waits in front of the engines."""
+    """Load that waits."""
 
     queue_age_s: float
-    """Age of the oldest waiting request that is not batch work."""
+    """Age of the oldest request that is not batch work and waits in front of an engine, or in one for its first pass."""
     num_waiting: int
-    """Requests."""
+    """Requests in front of the engines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -92,10 +92,12 @@ class Request:
     arrival: float
     serial: int
     queued_since: float | None
-    """Since when no sequence runs; None while one does."""
+    """Since when it waits for a row: it has none yet, or was preempted; None after its first row from then on."""
     sequences: list[SequenceState] = field(default_factory=list)
     stats: RequestStats = field(default_factory=RequestStats)
     started: bool = False
+    begun: bool = False
+    """A pass had a row of it."""
     is_large: bool = False
     """It has more samples than its share of the places."""
     forked: bool = False

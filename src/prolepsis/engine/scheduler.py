@@ -29,6 +29,7 @@ from prolepsis.engine.accounting import (
     count_cached,
     count_emitted,
     count_shadow,
+    count_scheduled,
     count_started,
     count_stopped,
 )
@@ -64,12 +65,14 @@ class _Step:
 
     budget: int
     small: Small
+    now: float
     rows: dict[str, Row] = field(default_factory=dict)
     preempted: bool = False
 
     def add(self, sequence: SequenceState) -> None:
         row = Row(sequence, sequence.num_computed, min(sequence.num_pending, self.budget))
         self.rows[sequence.key] = row
+        count_scheduled(sequence.request, self.now)
         self.budget -= row.num_tokens
 
     def drop(self, sequence: SequenceState) -> None:
@@ -187,7 +190,7 @@ class Scheduler:
     def schedule(self, now: float) -> list[Row]:
         """Return the rows of the next step, without drafts: decoding sequences first, then prefill, then newcomers."""
         self._expire(now)
-        step = _Step(self.limits.max_step_tokens, Small(self.requests.values()))
+        step = _Step(self.limits.max_step_tokens, Small(self.requests.values()), now)
         for sequence in sorted(self.running, key=lambda s: s.num_pending > 1):
             if step.budget == 0:
                 break
@@ -299,7 +302,7 @@ class Scheduler:
                 return
             self.waiting.remove(sequence)
             self._overtake(sequence)
-            self._run(sequence, now)
+            self._run(sequence)
             step.add(sequence)
 
     def _has_room(self, sequence: SequenceState) -> bool:
@@ -344,10 +347,10 @@ class Scheduler:
         self._preempt(victim, step, now)
         return chosen
 
-    def _run(self, sequence: SequenceState, now: float) -> None:
+    def _run(self, sequence: SequenceState) -> None:
         sequence.running = True
         insort(self.running, sequence, key=_by_rank)
-        count_started(sequence, now)
+        count_started(sequence)
 
     def _preempt(self, sequence: SequenceState, step: _Step, now: float) -> None:
         step.drop(sequence)
@@ -409,13 +412,13 @@ class Scheduler:
                 position=position,
             )
         )
-        self._fork(sequence, now)
+        self._fork(sequence)
         if ending:
             self._end(sequence, now)
         else:
             self._paging.trim(sequence)
 
-    def _fork(self, first: SequenceState, now: float) -> None:
+    def _fork(self, first: SequenceState) -> None:
         """Let the siblings of a sequence that just computed the prompt run, or wait if there is no place for them."""
         request = first.request
         if request.forked:
@@ -424,7 +427,7 @@ class Scheduler:
         for sibling in [one for one in request.live if one is not first]:
             if len(self.running) < self.max_running:
                 self._paging.fork(first, sibling)
-                self._run(sibling, now)
+                self._run(sibling)
             else:
                 insort(self.waiting, sibling, key=_by_rank)
 

@@ -177,6 +177,7 @@ class Engine:
             num_waiting=len(scheduler.waiting),
             kv_usage=scheduler.kv_usage,
             max_running=scheduler.max_running,
+            not_begun=tuple(one.request_id for one in list(scheduler.requests.values()) if not one.begun),
         )
 
     def abort_all(self, reason: str) -> list[Event]:

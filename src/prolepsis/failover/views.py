@@ -24,6 +24,7 @@ def summed_health(found: Sequence[EngineHealth], *, alive: bool, absences: Seque
         num_waiting=sum(health.num_waiting for health in found),
         kv_usage=sum(health.kv_usage for health in found) / len(found) if found else 0.0,
         max_running=sum(health.max_running for health in found),
+        not_begun=tuple(name for health in found for name in health.not_begun),
         members=tuple(member for health in found for member in health.members),
     )
 

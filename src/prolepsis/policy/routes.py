@@ -7,7 +7,6 @@ from functools import partial
 from typing import Annotated, Literal
 
 from pydantic import Field
-from starlette.requests import Request
 
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.policy.check import NOTHING_KNOWN, InvalidPolicy, Known, check, parse_policy, usable_policy
@@ -20,7 +19,7 @@ from prolepsis.web.body_reader import read_body
 from prolepsis.web.caller import Caller, SignedIn
 from prolepsis.web.errors import RequestRefused
 from prolepsis.web.fields import Body
-from prolepsis.web.intake import Intake
+from prolepsis.web.intake import LargeWork
 from prolepsis.web.routes import OPERATORS, READERS, Route, Routes
 
 _MOST = 2**31 - 1
@@ -99,7 +98,7 @@ class PolicyChangedReply(PolicyVersion):
 
 def policy_routes(policies: Policies | None) -> Sequence[Route]:
     """Return the routes that show and change the policy; None: the server has none."""
-    routes = Routes()
+    routes, large_work = Routes(), LargeWork()
 
     @routes.get("/admin/policy", roles=READERS, summary="The policy in use")
     async def policy() -> PolicyReply:
@@ -125,10 +124,9 @@ def policy_routes(policies: Policies | None) -> Sequence[Route]:
 
     @routes.post("/admin/policy/check", roles=READERS, summary="Check and compare a text, without using it")
     async def check_text(
-        request: Request, body: Annotated[PolicyCheckBody, read_body(PolicyCheckBody)], caller: SignedIn
+        body: Annotated[PolicyCheckBody, read_body(PolicyCheckBody)], caller: SignedIn
     ) -> PolicyCheckReply:
-        intake: Intake = request.app.state.intake
-        return await intake.large_work.off_loop(caller.tenant, partial(_checked, policies, body))
+        return await large_work.off_loop(caller.tenant, partial(_checked, policies, body))
 
     @routes.put("/admin/policy", roles=OPERATORS, summary="Replace the policy", errors=(409, 504))
     async def apply(body: Annotated[PolicyBody, read_body(PolicyBody)], caller: SignedIn) -> PolicyChangedReply:

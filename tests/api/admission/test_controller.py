@@ -299,9 +299,9 @@ class Bare:
         return Caller("k", tenant, frozenset({"client"}), tier)
 
     @asynccontextmanager
-    async def inside(self, caller: Caller, n: int = 1) -> AsyncIterator[GenerateRequest]:
+    async def inside(self, caller: Caller, n: int = 1, name: str = "r") -> AsyncIterator[GenerateRequest]:
         http = HTTPConnection({"type": "http", "headers": [], "state": {"caller": caller}})
-        request = GenerateRequest("r", (1, 2), SamplingParams(max_tokens=8), n=n)
+        request = GenerateRequest(name, (1, 2), SamplingParams(max_tokens=8), n=n)
         with self.gate.admit(http, [request]) as party:
             async with self.gate.start(party, 0) as admitted:
                 yield admitted
@@ -314,8 +314,8 @@ class Bare:
             async with self.gate.start(party, 0):
                 party.items[0].see(Tokens("r", 0, (1,) * num_tokens, position=0))
 
-    async def stay(self, caller: Caller, leave: asyncio.Event, n: int = 1) -> None:
-        async with self.inside(caller, n) as admitted:
+    async def stay(self, caller: Caller, leave: asyncio.Event, n: int = 1, name: str = "r") -> None:
+        async with self.inside(caller, n, name) as admitted:
             self.started.append((caller.tenant, admitted.priority))
             await leave.wait()
 
@@ -490,6 +490,26 @@ async def test_load_is_shed_from_the_first_level_to_the_last_and_back() -> None:
     await tasks[2]
     assert bare.engine.plans[-1] == SpecPlan(version=13)
     assert bare.sample("shed_level") == 0
+
+
+async def test_waiting_in_the_engine_is_load_too() -> None:
+    """A prompt that no pass has begun counts from its arrival here, unless it is batch work."""
+    bare, leave = Bare(ServerConfig(shed_after_s=(1, 2, 4, 8), shed_hold_s=3)), asyncio.Event()
+    await bare.set_places(16)
+    tasks = await started(bare.stay(bare.caller("a"), leave), bare.stay(bare.caller("c", "batch"), leave, name="b"))
+    bare.clock.now += 5
+    await bare.gate.tick()
+    assert (bare.gate.demand, bare.gate.overload.level) == (Demand(0.0, 0), 0)
+    bare.engine.reported = replace(bare.engine.reported, not_begun=("r", "b", "of the background"))
+    await bare.gate.tick()
+    assert bare.gate.demand == Demand(5.0, 0)
+    assert bare.gate.overload.holds("a", "batch"), "the third level of its tenant"
+    assert bare.sample("admission_queue_age_seconds") == 5.0
+    bare.engine.reported = replace(bare.engine.reported, not_begun=("b",))
+    assert bare.gate.demand == Demand(0.0, 0)
+    leave.set()
+    await asyncio.gather(*tasks)
+    assert not bare.gate._admitted
 
 
 async def test_a_backlog_sheds_the_work_of_the_tenant_that_has_it() -> None:

@@ -21,7 +21,7 @@ from prolepsis.core.ended import Keep
 from prolepsis.core.errors import DeadlineExceeded, InvalidParameter
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest
-from prolepsis.engine.client import Demand, EngineClient
+from prolepsis.engine.client import Demand, EngineClient, EngineHealth
 from prolepsis.engine.shares import share_of
 from prolepsis.web import refusals
 from prolepsis.web.caller import Caller, caller_of
@@ -82,6 +82,8 @@ class AdmissionController(Feature):
         self._taken_first = 0
         """Places of requests that were their tenants' first."""
         self._queue = FairQueue()
+        self._admitted: dict[str, Waiting] = {}
+        """The requests that hold places, by id."""
         self._turns: dict[int, asyncio.Future[None]] = {}
         """What each waiting request, by its serial number, waits for: room in the engine."""
         limits = Limits(config.requests_per_minute, config.tokens_per_minute)
@@ -148,7 +150,7 @@ class AdmissionController(Feature):
         reply_headers(http).update(self._rates.reserve(caller, 0, self._clock()))
 
     async def tick(self) -> None:
-        """Let the ladder see the queue's age, start what may run, set the gauges."""
+        """Let the ladder see the age of what waits, start what may run, set the gauges."""
         demand = self.demand
         if not self._config.max_in_engine:  # replicas come and go
             self._places = self._client.health().max_running or self._places
@@ -161,7 +163,7 @@ class AdmissionController(Feature):
 
     def _shed(self) -> None:
         now = self._clock()
-        ages = {tenant: now - since for tenant, since in self._queue.oldest_of_tenants(PATIENT).items()}
+        ages = {tenant: now - since for tenant, since in self._oldest_of_tenants().items()}
         self.overload.observe(ages, self._taken_by.keys() | self._queue.tenants(), now)
 
     def drain(self) -> None:
@@ -176,6 +178,11 @@ class AdmissionController(Feature):
         for granted in self._turns.values():
             if not granted.done():
                 granted.set_exception(RequestAborted("The request was aborted: shutdown."))
+
+    def health(self) -> EngineHealth:
+        """Return the engine's health; what waits here waits too."""
+        health = self._client.health()
+        return replace(health, num_waiting=health.num_waiting + len(self._queue))
 
     def has_room(self, most_running: int | None) -> bool:
         """Return whether background work may run: places are free, nothing waits and nothing is shed.
@@ -192,8 +199,17 @@ class AdmissionController(Feature):
     @property
     def demand(self) -> Demand:
         """Requests that wait now."""
-        oldest = self._queue.oldest(PATIENT)
+        oldest = min(self._oldest_of_tenants().values(), default=None)
         return Demand(0.0 if oldest is None else self._clock() - oldest, len(self._queue))
+
+    def _oldest_of_tenants(self) -> dict[str, float]:
+        """Return since when the oldest request of each tenant waits: here, or in the engine for its first pass."""
+        oldest = self._queue.oldest_of_tenants(PATIENT)
+        for name in self._client.health().not_begun:
+            waiting = self._admitted.get(name)
+            if waiting is not None and waiting.tier not in PATIENT:
+                oldest[waiting.tenant] = min(waiting.since, oldest.get(waiting.tenant, waiting.since))
+        return oldest
 
     def _reserve(self, group: RequestGroup) -> dict[str, str]:
         """Charge the group, or raise what refuses it; return headers of the reply."""
@@ -282,11 +298,13 @@ class AdmissionController(Feature):
         since, caller, load, request = self._clock(), group.caller, progress.load, progress.request
         waiting = Waiting(caller.tenant, caller.tier, request.priority, load, request.n, since)
         await self._wait_for_turn(waiting, group.deadline_s)
+        self._admitted[request.request_id] = waiting
         progress.waited_s = self._clock() - since
         self.metrics.wait.labels(caller.tier).observe(progress.waited_s)
         try:
             yield waiting
         finally:
+            self._admitted.pop(request.request_id, None)
             self._leave(waiting)
             self._queue.correct(waiting, load - progress.load_used)
             self._dispatch()

@@ -18,7 +18,7 @@ class AdmissionMetrics:
         for reason in get_args(Reason):
             self.refused.labels(reason)
         self.queued = gauge(registry, "admission_queued_requests", "Requests that wait before the engine", "tier")
-        text = "Age of the oldest waiting request that is not batch work"
+        text = "Age of the oldest request that waits here, or in the engine for its first pass, and is not batch work"
         self.queue_age = gauge(registry, "admission_queue_age_seconds", text)
         text = "Samples admitted to the engine that have not ended"
         self.in_engine = gauge(registry, "admission_samples_in_engine", text)

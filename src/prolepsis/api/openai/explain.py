@@ -9,7 +9,6 @@ from functools import partial
 from typing import Annotated, Any
 
 from pydantic import Field
-from starlette.requests import Request
 
 from prolepsis.api.admission.load_shedding import DEFAULT_TIER, TierName
 from prolepsis.api.openai.bodies import ChatBody, CompletionBody, GenerationBody
@@ -26,11 +25,11 @@ from prolepsis.policy.decision import UNSTATED, SpeculationRequest
 from prolepsis.policy.explain import ExplainedRequest, Explanation, explain
 from prolepsis.policy.model import Policy, plain_terms
 from prolepsis.policy.runtime import Policies
-from prolepsis.web.body_reader import BODY_BYTES, parse_body, read_body
+from prolepsis.web.body_reader import parse_body, read_body
 from prolepsis.web.caller import Caller, Role, SignedIn
 from prolepsis.web.errors import RequestRefused
 from prolepsis.web.fields import Body
-from prolepsis.web.intake import Intake
+from prolepsis.web.intake import LargeWork
 from prolepsis.web.routes import READERS, Route, Routes
 
 _SHAPES = dict(zip(("messages", "prompt", "input"), GENERATION_ROUTES, strict=True))
@@ -169,16 +168,13 @@ class PolicyExplainBody(Body):
 
 def explain_routes(policies: Policies | None, defaults: Callable[[], SamplingDefaults]) -> Sequence[Route]:
     """Return the route that explains a request; None: the server has no policy."""
-    routes = Routes()
+    routes, large_work = Routes(), LargeWork()
 
     @routes.post("/admin/policy/explain", roles=READERS, summary="What a policy makes of a request")
     async def explain_request(
-        request: Request, body: Annotated[PolicyExplainBody, read_body(PolicyExplainBody)], caller: SignedIn
+        body: Annotated[PolicyExplainBody, read_body(PolicyExplainBody)], caller: SignedIn
     ) -> ExplainedRequest:
-        intake: Intake = request.app.state.intake
-        work = partial(_explain_body, body, policies, defaults())
-        num_bytes = request.scope["state"][BODY_BYTES]
-        return await intake.large_work.run(caller.tenant, num_bytes, work)
+        return await large_work.off_loop(caller.tenant, partial(_explain_body, body, policies, defaults()))
 
     return routes.all
 
