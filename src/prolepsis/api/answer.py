@@ -116,7 +116,7 @@ class _Answering:
                     else:
                         stats = _stats_of(event, samples)
                         prompt.num_shown_tokens = stats.num_output_tokens
-                        yield prompt.delivery.filled(stats)
+                        yield prompt.timed(prompt.delivery.filled(stats), self.account.about.arrived)
             except BaseException as error:
                 prompt.fail(error)
                 raise

@@ -88,6 +88,12 @@ class PromptAccount:
         self._stream_s += time.perf_counter() - self._sent_at
         self.delivery.passed(delta)
 
+    def timed(self, stats: RequestStats, arrived: float) -> RequestStats:
+        """Return the figures with the times before the engine; `arrived`: by `time.monotonic`, 0 if unknown."""
+        waited_s = self.progress.waited_s
+        receive_s = max(0.0, self._began_at - waited_s - arrived) if arrived else 0.0
+        return replace(stats, receive_s=receive_s, waited_s=waited_s)
+
     def fail(self, error: BaseException) -> None:
         """Take in what ended the answer; a client that leaves after the last token has had all of it."""
         self.delivery.left()

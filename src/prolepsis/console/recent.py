@@ -11,6 +11,7 @@ from pydantic import Field
 from prolepsis.core.ended import Keep, PromptEnded, RequestAbout, RequestEnded
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.rounds import Round
+from prolepsis.core.stages import StageSeconds, stages_of
 from prolepsis.core.stats import PlainReason
 from prolepsis.store.records import request_record
 from prolepsis.store.tables import NAMES
@@ -36,6 +37,8 @@ class RecentRequest:
     plain_steps: dict[PlainReason, int]
     rounds: list[Round]
     """Its first ones."""
+    stages: StageSeconds
+    """They add up to the time from its arrival until its answer was complete."""
 
     @property
     def names(self) -> frozenset[object]:
@@ -71,7 +74,7 @@ class RecentFeature(Feature):
 
     def on_request_end(self, ended: RequestEnded) -> None:
         """Keep the figures of a request's prompts."""
-        self.requests.extend(_recent(ended.about, prompt) for prompt in ended.prompts)
+        self.requests.extend(_recent(ended, prompt) for prompt in ended.prompts)
 
     def ordered(self, order: Order, last: int) -> list[RecentRequest]:
         """Return so many requests, those that `order` names first."""
@@ -96,9 +99,10 @@ def bounded(requests: Sequence[RecentRequest]) -> RecentReply:
     return RecentReply([*requests[:num_whole], *bare], len(bare))
 
 
-def _recent(about: RequestAbout, prompt: PromptEnded) -> RecentRequest:
-    record = dict(request_record(about, prompt).row)
-    return RecentRequest(record, dict(prompt.stats.plain_steps), list(prompt.stats.rounds))
+def _recent(ended: RequestEnded, prompt: PromptEnded) -> RecentRequest:
+    record = dict(request_record(ended.about, prompt).row)
+    stages = stages_of(prompt, ended.about.arrived, ended.ended_at)
+    return RecentRequest(record, dict(prompt.stats.plain_steps), list(prompt.stats.rounds), stages)
 
 
 def _acceptance(one: RecentRequest) -> float:

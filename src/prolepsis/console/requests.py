@@ -10,11 +10,22 @@ from prolepsis.console.pages import GoTo, Page, Pages, Visit
 from prolepsis.console.recent import MAX_RECENT, RecentReply, RecentRequest
 from prolepsis.console.traffic import WHY
 from prolepsis.core.rounds import Round
+from prolepsis.core.stages import Stage, StageSeconds
 from prolepsis.core.stats import PlainReason
 from prolepsis.cost.runtime import CostReply, PriceReply
 from prolepsis.web.errors import RequestRefused
 
-STAGES = {
+STAGES: Mapping[Stage, str] = {
+    "receive": "reading the request",
+    "queue": "waiting in the queue",
+    "prefill": "its prompt",
+    "decode": "its decoding",
+    "others": "waiting for the work of others",
+    "client": "client not reading",
+    "server": "completing the answer",
+}
+"""In words."""
+PARTS = {
     "queue_s": "waiting in the queue",
     "device_prefill_s": "prompt",
     "device_plain_s": "decoding",
@@ -22,7 +33,7 @@ STAGES = {
     "device_propose_s": "making drafts",
     "device_host_s": "scheduling",
 }
-"""Columns of a record with the parts of its time, in words."""
+"""Columns of a record with parts of its time, in words: what a store keeps."""
 ORDERS = {"newest": "Newest", "slowest": "Slowest", "least_accepted": "Least accepted"}
 MAX_DRAWN = 128
 
@@ -49,6 +60,8 @@ class ShownRequest:
     record: Mapping[str, object]
     stages: Sequence[tuple[str, float, float, float]]
     """Name, seconds, where its part of a bar of 100 begins, and how wide it is."""
+    stages_s: float | None
+    """Their sum: from its arrival until its answer was complete. None: what the store keeps is not all of it."""
     device_s: float | None
     amount: float | None
     rounds: Sequence[DrawnRound]
@@ -105,8 +118,8 @@ def shown(
     record: Mapping[str, object], recent: RecentRequest | None, entries: Sequence[AuditEntry], price: PriceReply | None
 ) -> ShownRequest:
     """Return a record with what was kept of its rounds, in memory or in the audit log."""
-    parts = {STAGES[name]: value for name in STAGES if isinstance(value := record.get(name), float) and value > 0.0}
-    device = [value for name in STAGES if name != "queue_s" and isinstance(value := record.get(name), float)]
+    parts = _stages(recent.stages) if recent else _parts(record)
+    device = [value for name in PARTS if name != "queue_s" and isinstance(value := record.get(name), float)]
     device_s = sum(device) if device else None
     amount = device_s * price.per_hour / 3600.0 if device_s is not None and price else None
     rounds = [drawn(one) for one in recent.rounds] if recent else []
@@ -114,7 +127,16 @@ def shown(
     if not rounds and entry is not None:
         rounds = list(audited_rounds(entry))
     plain_steps: Mapping[PlainReason, int] = recent.plain_steps if recent else {}
-    return ShownRequest(record, list(_placed(parts)), device_s, amount, rounds[:MAX_DRAWN], plain_steps)
+    total_s = recent.stages.total if recent else None
+    return ShownRequest(record, list(_placed(parts)), total_s, device_s, amount, rounds[:MAX_DRAWN], plain_steps)
+
+
+def _stages(stages: StageSeconds) -> dict[str, float]:
+    return {STAGES[stage]: seconds for stage, seconds in stages.by_stage().items() if seconds > 0.0}
+
+
+def _parts(record: Mapping[str, object]) -> dict[str, float]:
+    return {PARTS[name]: value for name in PARTS if isinstance(value := record.get(name), float) and value > 0.0}
 
 
 def _placed(parts: Mapping[str, float]) -> Iterator[tuple[str, float, float, float]]:

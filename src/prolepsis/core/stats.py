@@ -289,6 +289,10 @@ class RequestStats:
     """Drafted tokens that were accepted and not delivered; filled in by the server, as is `num_delivered`."""
     prediction_accepted: int = 0
     prediction_rejected: int = 0
+    receive_s: float = 0.0
+    """From its arrival at the server until it asked for admission; filled in by the server, as is `waited_s`."""
+    waited_s: float = 0.0
+    """For admission; the engine's own times count from then on."""
     queue_s: float = 0.0
     compute_s: float = 0.0
     arrival: float = 0.0

@@ -9,6 +9,7 @@ from functools import partial
 from prometheus_client import CollectorRegistry
 
 from prolepsis.core.ended import PromptEnded, RequestAbout, RequestEnded
+from prolepsis.core.stages import stages_of
 from prolepsis.core.stats import Mode, RequestStats
 from prolepsis.core.token_intervals import BOUNDS_S
 from prolepsis.telemetry.declare import LATENCY_BUCKETS, TOKEN_BUCKETS, BoundedHistogram, counter, histogram
@@ -42,6 +43,8 @@ class RequestMetrics:
         self._tenant_requests = counter(registry, "tenant_requests", text, "tenant", "outcome", most=160)
         self._latencies = _Latencies(registry)
         self._stages = _Stages(registry)
+        text = "Wall seconds of requests by stage; they add up to the time from arrival to the complete answer"
+        self._stage_seconds = counter(registry, "request_stage_seconds", text, "tier", "stage")
         self._intervals = _Intervals(registry)
         self._answers = _Answers(registry)
         text = "Requests whose deadline passed, by what they waited for"
@@ -57,6 +60,8 @@ class RequestMetrics:
         if ended.error == "deadline_exceeded":
             self._timeouts.labels(about.tier, _waited_for(ended)).inc()
         for prompt in ended.prompts:
+            for stage, seconds in stages_of(prompt, about.arrived, ended.ended_at).by_stage().items():
+                self._stage_seconds.labels(about.tier, stage).inc(seconds)
             if prompt.answer in ("complete", "cut"):
                 self._latencies.ended(ended, prompt)
                 self._intervals.ended(about.tier, prompt)

@@ -6,6 +6,7 @@ from hashlib import sha256
 from prolepsis.core.ended import PromptEnded, RequestEnded
 from prolepsis.core.recording import Replayed
 from prolepsis.core.rounds import Round
+from prolepsis.core.stages import Stage, stages_of
 from prolepsis.core.stats import RequestStats
 from prolepsis.tracing import names
 from prolepsis.tracing.keep import Kept, fallback_reasons, is_error
@@ -15,6 +16,15 @@ Attributes = Mapping[str, Attribute]
 Found = dict[str, Attribute | None]
 """None: the request has no such thing."""
 
+_STAGES: Mapping[Stage, str] = {
+    "receive": names.STAGE_RECEIVE,
+    "queue": names.STAGE_QUEUE,
+    "prefill": names.STAGE_PREFILL,
+    "decode": names.STAGE_DECODE,
+    "others": names.STAGE_OTHERS,
+    "client": names.STAGE_CLIENT,
+    "server": names.STAGE_SERVER,
+}
 OPERATIONS = dict.fromkeys(("/v1/completions", "/v1/verify/completions"), "text_completion")
 """By route; the others are `chat`."""
 
@@ -52,7 +62,13 @@ def of_request(ended: RequestEnded, kept: Kept) -> Attributes:
     }
     if prompts:
         found |= _of_sampling(prompts[0])
-    return given(found) | (of_prompt(prompts[0]) if len(prompts) == 1 else {})
+    return given(found) | (of_prompt(prompts[0]) | of_stages(prompts[0], ended) if len(prompts) == 1 else {})
+
+
+def of_stages(prompt: PromptEnded, ended: RequestEnded) -> Attributes:
+    """Return the wall time of a prompt by stage (seconds), which adds up to the time of its request."""
+    stages = stages_of(prompt, ended.about.arrived, ended.ended_at).by_stage()
+    return {_STAGES[stage]: round(seconds, 6) for stage, seconds in stages.items()}
 
 
 def _of_sampling(prompt: PromptEnded) -> Found:

@@ -50,7 +50,7 @@ def request_spans(ended: RequestEnded, trace: TraceContext, kept: Kept) -> Seque
         parent = trace.span_id
         if len(ended.prompts) > 1:
             times = (phases.queued[0], phases.ended)
-            parent = below.add(names.SPAN_PROMPT, str(number), parent, times, attributes.of_prompt(prompt))
+            parent = below.add(names.SPAN_PROMPT, str(number), parent, times, _of_prompt(prompt, ended))
         if prompt.answer != "cached":
             _add_phases(below, prompt, parent, phases)
     found = attributes.of_request(ended, kept)
@@ -108,6 +108,10 @@ class _Below:
             )
         )
         return span_id
+
+
+def _of_prompt(prompt: PromptEnded, ended: RequestEnded) -> Attributes:
+    return attributes.of_prompt(prompt) | attributes.of_stages(prompt, ended)
 
 
 @dataclass(frozen=True, slots=True)

@@ -263,7 +263,7 @@ def test_metrics_on_request(shared: Served, stream: bool) -> None:
         "num_spec_tokens": 3,
     }
     assert metrics["effective"] == {"mode": "on", "reason": "speculating", "plan_version": 3}
-    assert metrics["time_to_first_token_ms"] == 200.0
+    assert metrics["time_to_first_token_ms"] == pytest.approx(200.0, abs=40.0)
 
 
 def test_models_and_served_names(shared: Served) -> None:

@@ -63,12 +63,28 @@ class Delivery(Reply):
     lost: dict[Literal["ended", "stop_string", "policy", "left"], int]
 
 
+class StagesMs(Reply):
+    """They add up to the time from the request's arrival to the engine's end."""
+
+    receive: float
+    queue: float
+    prefill: float
+    """Its share of passes over its prompt."""
+    decode: float
+    """Its share of the other passes."""
+    others: float
+    """Waiting for the work of others in the engine."""
+
+
 class Metrics(Reply):
     """Times (ms) and acceptance of one answer, and the mode that was in effect."""
 
     time_to_first_token_ms: float | None
     generation_time_ms: float | None
     queue_time_ms: float | None
+    """For admission, and in the engine until a pass has a row of the request."""
+    stages_ms: StagesMs | None
+    """Wall time by stage until the engine had ended; null: several prompts, or a stored answer."""
     mean_itl_ms: float | None
     tokens_per_second: float | None
     speculative_decoding: SpecDecodeFigures

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
+from prolepsis.core.stages import engine_stages
 from prolepsis.core.stats import ProposerCounts, RequestStats
 from prolepsis.policy.decision import Decision
 
@@ -42,12 +43,13 @@ def usage(
 def summed(parts: Sequence[RequestStats]) -> RequestStats:
     """Return the counts of several prompts' answers as one; the mode is the last's.
 
-    Times are from the first start to the first token of all, and to the last end.
+    Times are from the first start to the first token of all, and to the last end; stages are not known of several.
     """
     if len(parts) == 1:
         return parts[0]
     total = RequestStats(
         mode=parts[-1].mode,
+        waited_s=min(stats.waited_s for stats in parts),
         queue_s=min(stats.queue_s for stats in parts),
         first_token_s=min((s.first_token_s for s in parts if s.first_token_s is not None), default=None),
         total_s=max(stats.total_s for stats in parts),
@@ -89,9 +91,10 @@ def metrics(stats: RequestStats, decision: Decision | None = None, *, num_sample
     decode_s = stats.total_s - first if first is not None else None
     shadow = {"shadow_speculative_decoding": _speculative_decoding(stats.shadow)} if stats.shadow else {}
     return {
-        "time_to_first_token_ms": _ms(first),
+        "time_to_first_token_ms": _ms(None if first is None else stats.waited_s + first),
         "generation_time_ms": _ms(generation_s),
-        "queue_time_ms": _ms(stats.queue_s),
+        "queue_time_ms": _ms(stats.waited_s + stats.queue_s),
+        "stages_ms": _stages(stats),
         "mean_itl_ms": _ms(decode_s / intervals if decode_s is not None and intervals > 0 else None),
         "tokens_per_second": round(stats.num_output_tokens / generation_s, 3) if generation_s > 0 else None,
         "speculative_decoding": _speculative_decoding(stats.proposers),
@@ -104,6 +107,20 @@ def metrics(stats: RequestStats, decision: Decision | None = None, *, num_sample
             "plan_version": stats.mode.plan_version,
             **(_decided_by(decision) if decision else {}),
         },
+    }
+
+
+def _stages(stats: RequestStats) -> Json | None:
+    """The wall time by stage until the engine had ended; the client's reading is not known yet."""
+    if not stats.arrival:  # of several prompts
+        return None
+    engine = engine_stages(stats)
+    return {
+        "receive": _ms(stats.receive_s),
+        "queue": _ms(stats.waited_s + engine.queue),
+        "prefill": _ms(engine.prefill),
+        "decode": _ms(engine.decode),
+        "others": _ms(engine.others),
     }
 
 
