@@ -2,8 +2,8 @@
 
 Usage: python -m benchmarks.short_waits URL [--rounds 3] [--samples 128] [--keys A,B,C,D] [--json OUT]
 
-A and B repeat a request of 8 tokens, one after the other, each for some seconds: alone, then while C repeats a request of
-many samples of 4 tokens each and D reads a stream of 6,000 tokens. The ratio of the worst waits is what C and D cost
+A and B repeat a request of 8 tokens, one after the other, each for some seconds: alone, then while C repeats a request
+of many samples of 4 tokens each and D reads a stream of 6,000 tokens. The ratio of the worst waits is what C and D cost
 them. Without keys all four are one tenant, which is another question.
 """
 
@@ -51,7 +51,8 @@ async def stream(http: httpx.AsyncClient, model: str, key: str) -> None:
 
 async def both(http: httpx.AsyncClient, model: str, keys: Sequence[str]) -> list[float]:
     until = time.perf_counter() + SECONDS
-    return sum(await asyncio.gather(*(waits(http, model, key, until) for key in keys[:2])), [])
+    found = await asyncio.gather(*(waits(http, model, key, until) for key in keys[:2]))
+    return [seconds for one in found for seconds in one]
 
 
 async def beside(work: Sequence[Awaitable[None]], measured: Callable[[], Awaitable[list[float]]]) -> list[float]:

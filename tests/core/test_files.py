@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from prolepsis.core.files import exclusive, replacing, write_whole
+from prolepsis.core.errors import ConfigError
+from prolepsis.core.files import exclusive, read_text, replacing, write_whole
 
 
 def test_a_lock_is_held_by_one_at_a_time(tmp_path: Path) -> None:
@@ -58,3 +59,8 @@ def test_a_file_has_its_permissions_from_the_start_also_where_the_writer_makes_a
     assert file.stat().st_mode & 0o777 == 0o600
     write_whole(file, b"own")
     assert (file.stat().st_mode & 0o777, file.read_bytes()) == (0o600, b"own")
+
+
+def test_a_file_without_an_end_is_not_read_to_it() -> None:
+    with pytest.raises(ConfigError, match="has more than 1000 bytes"):
+        read_text(Path("/dev/zero"), "policy", most_bytes=1000)

@@ -14,10 +14,13 @@ def member(health: EngineHealth) -> Member:
 
 
 def test_health_of_several_engines() -> None:
-    busy = EngineHealth(alive=True, ready=True, detail="", num_running=2, num_waiting=1, kv_usage=0.5, max_running=8, not_begun=("r",))
+    busy = EngineHealth(
+        alive=True, ready=True, detail="", num_running=2, num_waiting=1, kv_usage=0.5, max_running=8, not_begun=("r",)
+    )
     slow = EngineHealth(alive=True, ready=False, detail="a step has been running for 9 s", num_running=1, kv_usage=0.25)
     found = health_of([member(busy), member(slow)])
     assert (found.alive, found.ready, found.num_running, found.num_waiting) == (True, True, 3, 1)
+    assert found.not_begun == ("r",)
     assert (found.kv_usage, found.detail) == (0.375, "a step has been running for 9 s")
     assert found.max_running == 8
     assert not health_of([member(slow)]).ready

@@ -92,14 +92,26 @@ def sha256_of(path: Path) -> str:
         return file_digest(file, "sha256").hexdigest()
 
 
-def read_text(file: Path, what: str) -> str:
+MOST_BYTES = 2**26
+"""Of a file that is read whole, such as a policy: a device or a wrong path must not fill the memory."""
+
+
+def read_text(file: Path, what: str, *, most_bytes: int = MOST_BYTES) -> str:
     """Return the text of a file; raises `ConfigError`, which calls the file `what`."""
     try:
-        return file.read_text(encoding="utf-8")
+        return _start_of(file, what, most_bytes).decode()
     except OSError as error:
         raise ConfigError(f"{what} {file} cannot be read: {error.strerror}", param=what) from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{what} {file} is not UTF-8: {error.reason}", param=what) from None
+
+
+def _start_of(file: Path, what: str, most_bytes: int) -> bytes:
+    with file.open("rb") as opened:
+        found = opened.read(most_bytes + 1)
+    if len(found) > most_bytes:
+        raise ConfigError(f"{what} {file} has more than {most_bytes} bytes; allowed: fewer", param=what)
+    return found
 
 
 def numbered_lines(text: str) -> Iterator[tuple[int, str]]:
@@ -135,7 +147,7 @@ class JsonFile(Generic[Value]):
     def read(self) -> Value:
         """Return the value; raises `ConfigError` for a file that cannot be read or understood."""
         try:
-            return self._adapter.validate_json(self.path.read_bytes())
+            return self._adapter.validate_json(_start_of(self.path, self._name, MOST_BYTES))
         except FileNotFoundError:
             return self._absent
         except OSError as error:

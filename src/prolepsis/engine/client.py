@@ -108,7 +108,7 @@ class Demand:
     """Load that waits."""
 
     queue_age_s: float
-    """Age of the oldest request that is not batch work and waits in front of an engine, or in one for its first pass."""
+    """Age of the oldest request that waits in front of an engine, or in one for its first pass; not of batch work."""
     num_waiting: int
     """Requests in front of the engines."""
 

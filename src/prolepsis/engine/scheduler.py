@@ -28,8 +28,8 @@ from prolepsis.engine.accounting import (
     close_stats,
     count_cached,
     count_emitted,
-    count_shadow,
     count_scheduled,
+    count_shadow,
     count_started,
     count_stopped,
 )

@@ -214,7 +214,7 @@ def read_prompts(file: Path) -> list[str]:
     Raises `ConfigError` that names the first invalid line.
     """
     prompts = []
-    for number, line in numbered_lines(read_text(file, "prompts")):
+    for number, line in numbered_lines(read_text(file, "prompts", most_bytes=2**32)):
         try:
             prompts.append(str(json.loads(line)["prompt"]))
         except (ValueError, KeyError, TypeError) as error:
