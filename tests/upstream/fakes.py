@@ -87,6 +87,8 @@ def llamacpp_events(text: bytes, drafts: tuple[int, int, int] | None, *, finish:
     return [*events, {**end, "stop_type": "eos" if finish == "stop" else finish}]
 
 
+_NO_SUCH_THING = {"error": {"message": "no such thing"}}
+
 EVENTS: Mapping[UpstreamApi, Callable[..., list[dict[str, Any]]]] = {
     "vllm": vllm_events,
     "sglang": sglang_events,
@@ -131,10 +133,8 @@ class FakeUpstream:
         if bytes(prompt) == b"Once upon a time":
             return Reply(body=lines(EVENTS[self.api](b"there was", None, finish="length")))
         self.asked.append(body)
-        if self.raw is not None:
-            return Reply(self.status, self.raw)
-        if self.status != 200:
-            return _json({"error": {"message": "no such thing"}}, self.status)
+        if self.raw is not None or self.status != 200:
+            return Reply(self.status, self.raw) if self.raw else _json(_NO_SUCH_THING, self.status)
         text = self.text[len(prompt) - len(PROMPT) :]
         failed = [{"error": {"message": self.fault}}]
         events = failed if self.fault else EVENTS[self.api](text, self.drafts)
