@@ -1,6 +1,6 @@
 """Where the wall time of a request went: stages that add up to it, so that "why was it slow" has one answer."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 from prolepsis.core.ended import PromptEnded
@@ -31,7 +31,7 @@ class StageSeconds:
 
     @property
     def total(self) -> float:
-        return sum(getattr(self, one.name) for one in fields(self))
+        return sum(self.by_stage().values())
 
     def by_stage(self) -> dict[Stage, float]:
         return {stage: getattr(self, stage) for stage in STAGES}

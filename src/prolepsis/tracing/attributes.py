@@ -62,7 +62,9 @@ def of_request(ended: RequestEnded, kept: Kept) -> Attributes:
     }
     if prompts:
         found |= _of_sampling(prompts[0])
-    return given(found) | (of_prompt(prompts[0]) | of_stages(prompts[0], ended) if len(prompts) == 1 else {})
+    if len(prompts) == 1:
+        return {**given(found), **of_prompt(prompts[0]), **of_stages(prompts[0], ended)}
+    return given(found)
 
 
 def of_stages(prompt: PromptEnded, ended: RequestEnded) -> Attributes:

@@ -111,7 +111,7 @@ class _Below:
 
 
 def _of_prompt(prompt: PromptEnded, ended: RequestEnded) -> Attributes:
-    return attributes.of_prompt(prompt) | attributes.of_stages(prompt, ended)
+    return {**attributes.of_prompt(prompt), **attributes.of_stages(prompt, ended)}
 
 
 @dataclass(frozen=True, slots=True)

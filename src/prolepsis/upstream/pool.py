@@ -5,6 +5,7 @@ import json
 import math
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import islice
 from typing import Protocol
@@ -145,8 +146,9 @@ class Pool:
             async with self._http.stream("POST", url, json=self._api.body(ask)) as response:
                 if response.status_code != httpx.codes.OK:
                     raise _refusal(response.status_code, await start_of(response))
-                async for chunk in chunks_of(response, reader):
-                    yield chunk
+                async with aclosing(chunks_of(response, reader)) as chunks:
+                    async for chunk in chunks:
+                        yield chunk
         except UpstreamMalformed as error:
             raise PoolMalformed(str(error)) from error
         except UpstreamFault as error:

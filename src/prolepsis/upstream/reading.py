@@ -2,8 +2,9 @@
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import aclosing
+from typing import cast
 
 import httpx
 
@@ -52,11 +53,15 @@ def check_plain(response: httpx.Response) -> None:
         raise UpstreamMalformed(f"encodes its answer as {encoding[:40]!r}; asked for: identity")
 
 
-async def chunks_of(response: httpx.Response, reader: Reader) -> AsyncIterator[Chunk]:
+def _raw(response: httpx.Response) -> aclosing[AsyncGenerator[bytes, None]]:
+    return aclosing(cast("AsyncGenerator[bytes, None]", response.aiter_raw()))
+
+
+async def chunks_of(response: httpx.Response, reader: Reader) -> AsyncGenerator[Chunk, None]:
     """Yield what a stream says; raises `UpstreamFault`."""
     check_plain(response)
     lines = Lines()
-    async with aclosing(response.aiter_raw()) as parts:
+    async with _raw(response) as parts:
         async for part in parts:
             for line in lines.feed(part):
                 if (chunk := await _read(reader, line)) is not None:
@@ -128,7 +133,7 @@ async def start_of(response: httpx.Response, limit: int = BODY_BYTES) -> bytes:
     """Return the first `limit` bytes of a body; the rest is not read."""
     check_plain(response)
     found = bytearray()
-    async with aclosing(response.aiter_raw()) as parts:
+    async with _raw(response) as parts:
         async for part in parts:
             found += part
             if len(found) > limit:
