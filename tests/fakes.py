@@ -20,6 +20,7 @@ from prolepsis.core.messages import Submit
 from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.core.plan import AppliedPlan
 from prolepsis.core.requests import GenerateRequest, SamplingParams
+from prolepsis.engine.chunks import ChunkLimit
 from prolepsis.engine.client import EngineInfo
 from prolepsis.engine.hidden_states import HiddenStateRouter
 from prolepsis.engine.observer import EngineObserver
@@ -194,6 +195,7 @@ class EngineSetup:
     consumers: Sequence[HiddenStateConsumer] = ()
     watch: CallWatch | None = None
     stuck_after_s: float | None = None
+    chunks: ChunkLimit | None = None
 
 
 E = TypeVar("E", bound=Engine)
@@ -220,7 +222,7 @@ def build_as(kind: type[E], setup: EngineSetup) -> E:
     parts = EngineParts(
         info=info,
         plan=plan,
-        scheduler=Scheduler(limits, paging, plan, setup.detokenizer, setup.grammars),
+        scheduler=Scheduler(limits, paging, plan, setup.detokenizer, setup.grammars, setup.chunks),
         speculation=Speculation(proposers, max_step_tokens=setup.max_step_tokens, max_model_len=setup.max_model_len),
         runner=Runner(model, cache),
         verifier=setup.verifier,

@@ -32,7 +32,7 @@ class Told(Payback):
         self.steps: list[tuple[StepCost, Mapping[str, tuple[int, int]]]] = []
         self.forgotten: list[str] = []
 
-    def begin(self, keys: Sequence[str], num_sequences: int) -> frozenset[str]:
+    def begin(self, keys: Sequence[str], num_sequences: int, *, only_decodes: bool = True) -> frozenset[str]:
         self.begun.append((tuple(keys), num_sequences))
         return self.awake.intersection(keys)
 
@@ -75,7 +75,7 @@ def test_a_sequence_that_pauses_is_decoded_plainly_with_the_reason_and_its_text_
 class Napping(Told):
     """Lets all sequences draft in every third step only."""
 
-    def begin(self, keys: Sequence[str], num_sequences: int) -> frozenset[str]:
+    def begin(self, keys: Sequence[str], num_sequences: int, *, only_decodes: bool = True) -> frozenset[str]:
         self.begun.append((tuple(keys), num_sequences))
         return frozenset(keys if len(self.begun) % 3 == 0 else ())
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import cycle
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,7 +11,10 @@ from prolepsis.core.events import Aborted, Event, Finished
 from prolepsis.core.messages import Abort, ApplyPlan
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
+from prolepsis.engine.chunks import ChunkLimit
+from prolepsis.engine.rows import Row
 from prolepsis.sampling.noise import noise_key
+from prolepsis.spec.cost import flat_cost
 from prolepsis.spec.draft import Draft
 from prolepsis.spec.proposer import SequenceView
 from tests.fake_proposer import Scripted
@@ -86,6 +90,17 @@ def serve(setup: EngineSetup, plan: SpecPlan, asked: Sequence[Arrival]) -> list[
     return events
 
 
+class Sizes(ChunkLimit):
+    """Chunks of any size next to rows that decode."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        super().__init__(1.0, flat_cost())
+        self._sizes = cycle(sizes)
+
+    def max_tokens(self, decoding: Sequence[Row], start: int, most: int) -> int:
+        return min(most, next(self._sizes)) if decoding else most
+
+
 @st.composite
 def rooms(draw: st.DrawFn) -> EngineSetup:
     return EngineSetup(
@@ -94,6 +109,7 @@ def rooms(draw: st.DrawFn) -> EngineSetup:
         max_step_tokens=draw(st.sampled_from([16, 24, 200])),
         max_model_len=MAX_LEN,
         prefix_cache=draw(st.booleans()),
+        chunks=draw(st.one_of(st.none(), st.builds(Sizes, st.lists(st.integers(1, 40), min_size=1, max_size=6)))),
         proposers=[Scripted(mixed_drafts)],
     )
 

@@ -135,3 +135,10 @@ def test_of_steps_in_which_all_pause_one_in_four_is_observed(chance: float, leas
     payback = CountedPayback()
     Simulation(MACHINES["rows cost"], [chance] * 4, payback).run(TOLD_S)
     assert least <= payback.num_observed / payback.num_begun <= most
+
+
+def test_steps_that_read_prompts_leave_out_no_drafts_to_be_compared_with() -> None:
+    """They are not observed: one that was left without drafts would call for the next."""
+    payback = Payback()
+    assert all(payback.begin(["a"], 1, only_decodes=False) for _ in range(100))
+    assert not all(payback.begin(["a"], 1) for _ in range(100))

@@ -76,6 +76,13 @@ class EngineConfig(BaseModel):
     max_step_tokens: int = Field(
         default=512, ge=16, description="most tokens of one step over all requests, prefill chunks and drafts included"
     )
+    chunk_limit_ms: float = Field(
+        default=40.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="longest time that prompts add to a step in which other requests decode, but at least 16 tokens and "
+        "half of the time of decoding; shorter: steadier streams, and longer times to the first token; 0: no limit",
+    )
     prefix_cache: bool = Field(default=True, description="reuse the KV cache of equal prompt prefixes within a tenant")
     strict: Literal["auto", "on", "off"] = Field(
         default="auto", description="bitwise equality with plain decoding; auto: if the self-check proves it"

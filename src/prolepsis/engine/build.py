@@ -17,6 +17,7 @@ from prolepsis.core.config import (
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.core.plan import AppliedPlan, SpecPlan
+from prolepsis.engine.chunks import ChunkLimit
 from prolepsis.engine.client import EngineInfo, InstalledHead
 from prolepsis.engine.draft_head_slot import DraftHeadSlot
 from prolepsis.engine.exactness import Exactness, decide, passed_file
@@ -135,10 +136,11 @@ def assemble(
     speculation = _speculation(config, target, proposers, max_model_len)
     hidden_states = _hidden_states(model, [*([slot.head] if slot.head else []), *consumers])
     plan = AppliedPlan(SpecPlan(num_speculative_tokens=config.num_speculative_tokens))
+    pages, cost = _pages(config, num_pages, cache, *slots.values()), speculation.proposers.cost
     log.info("engine_built", model=info.name, forward=info.forward, pages=num_pages, exactness=exactness.mode)
     parts = EngineParts(
         info=_described(target, max_model_len, exactness, speculation.proposers, slot),
-        scheduler=_scheduler(config, target, max_model_len, _pages(config, num_pages, cache, *slots.values()), plan),
+        scheduler=_scheduler(config, target, max_model_len, pages, plan, ChunkLimit(config.chunk_limit_ms, cost)),
         speculation=speculation,
         runner=Runner(model, cache),
         verifier=Verification(_sampler(model), max_model_len=max_model_len),
@@ -234,14 +236,19 @@ def _hidden_states(model: TargetModel, consumers: Sequence[HiddenStateConsumer])
 
 
 def _scheduler(
-    config: EngineConfig, target: LoadedModel, max_model_len: int, paging: Paging, plan: AppliedPlan
+    config: EngineConfig,
+    target: LoadedModel,
+    max_model_len: int,
+    paging: Paging,
+    plan: AppliedPlan,
+    chunks: ChunkLimit,
 ) -> Scheduler:
     info = target.model.info
     limits = SchedulerLimits(
         config.max_requests, config.max_step_tokens, max_model_len, info.vocab_size, info.eos_token_ids
     )
     grammars = Grammars(target.tokenizer.to_json, info.vocab_size, info.eos_token_ids)
-    return Scheduler(limits, paging, plan, target.tokenizer, grammars)
+    return Scheduler(limits, paging, plan, target.tokenizer, grammars, chunks)
 
 
 def _pages(config: EngineConfig, num_pages: int, *caches: KVCache | DraftHeadSlot) -> Paging:

@@ -3,7 +3,7 @@
 A live sequence is running (it holds pages), waiting (it holds none) or, for n > 1, blocked until the first sequence of
 its request has computed the prompt. Sequences are ranked by priority, then arrival. A running sequence that needs a
 page takes it from the lowest-ranked running one, which then waits and computes its tokens again: keyed noise keeps its
-output.
+output. Prompts share what a step leaves them in turns (`engine.chunks`), and while others decode that is little.
 """
 
 from bisect import bisect_left, insort
@@ -33,6 +33,7 @@ from prolepsis.engine.accounting import (
     count_started,
     count_stopped,
 )
+from prolepsis.engine.chunks import MOST_READ, ChunkLimit, ReadingTurns
 from prolepsis.engine.continuation import check_continuation, take_up
 from prolepsis.engine.ending import Ending, find_ending
 from prolepsis.engine.paging import Paging
@@ -91,8 +92,9 @@ class Scheduler:
         plan: AppliedPlan,
         detokenizer: Detokenizer | None = None,
         grammars: Grammars | None = None,
+        chunks: ChunkLimit | None = None,
     ) -> None:
-        """`plan`: the engine's, named in the stats of requests that end."""
+        """`plan`: the engine's, named in the stats of requests that end; `chunks`: None: as large as a step."""
         assert paging.pool.num_pages >= paging.pool.pages_for(limits.max_model_len), "one sequence fits the pool"
         assert min(limits.max_step_tokens, limits.max_sequences) >= 1, "a step has room for a token of a sequence"
         self.limits = limits
@@ -104,6 +106,8 @@ class Scheduler:
         self._paging = paging
         self._detokenizer = detokenizer
         self._grammars = grammars
+        self._chunks = chunks
+        self._turns = ReadingTurns()
         self._events: list[Event] = []
         self._ended: list[SequenceState] = []
         self._deadlines: dict[str, float] = {}
@@ -188,16 +192,16 @@ class Scheduler:
             self._close(request, Failed(request_id, error, request.stats), now)
 
     def schedule(self, now: float) -> list[Row]:
-        """Return the rows of the next step, without drafts: decoding sequences first, then prefill, then newcomers."""
+        """Return the rows of the next step, without drafts: decoding sequences first, then prompts in turns."""
         self._expire(now)
         step = _Step(self.limits.max_step_tokens, Small(self.requests.values()), now)
         for sequence in sorted(self.running, key=lambda s: s.num_pending > 1):
-            if step.budget == 0:
-                break
-            if sequence.running and not step.small.holds(sequence) and self._make_room(sequence, step, now):
+            may_run = sequence.running and not step.small.holds(sequence)
+            if may_run and self._make_room(sequence, step, now) and sequence.num_pending == 1:
                 step.add(sequence)
         if not step.preempted:
             self._admit(step, now)
+        self._read(step)
         return list(step.rows.values())
 
     def attach(self, rows: Sequence[Row]) -> list[Row]:
@@ -231,6 +235,11 @@ class Scheduler:
                 self.fail(row.sequence.request.request_id, error, now)
             else:
                 self._commit_tokens(row, result, ending, now)
+
+    def observe(self, rows: Sequence[Row], seconds: float) -> None:
+        """Learn what a pass of these rows took."""
+        if self._chunks is not None:
+            self._chunks.observe(rows, 1000.0 * seconds)
 
     def take_events(self) -> list[Event]:
         """Return the events since the last call, in order."""
@@ -293,8 +302,15 @@ class Scheduler:
         return True
 
     def _admit(self, step: _Step, now: float) -> None:
-        """Start waiting sequences while budgets last. One page per running sequence is kept back, against thrashing."""
-        while step.budget > 0:
+        """Start waiting sequences while a step has tokens for them, or few prompts are read.
+
+        One page per running sequence is kept back, against thrashing.
+        """
+        if not self.waiting:
+            return
+        prompts = [one.num_pending for one in self._prompts(step)]
+        num_prompts, num_tokens = len(prompts), sum(prompts)
+        while num_tokens < step.budget or num_prompts < MOST_READ:
             sequence = next((one for one in self.waiting if not step.small.holds(one)), None)
             while sequence is not None and not self._has_room(sequence):
                 sequence = self._displace(step, now)
@@ -303,7 +319,24 @@ class Scheduler:
             self.waiting.remove(sequence)
             self._overtake(sequence)
             self._run(sequence)
-            step.add(sequence)
+            num_prompts, num_tokens = num_prompts + 1, num_tokens + sequence.num_pending
+
+    def _prompts(self, step: _Step) -> list[SequenceState]:
+        """Return the running sequences that have no row yet and need not wait for others' requests."""
+        return [one for one in self.running if one.key not in step.rows and not step.small.holds(one)]
+
+    def _read(self, step: _Step) -> None:
+        """Add rows for the tokens of prompts, as many as the step has room and time for."""
+        prompts = self._prompts(step)
+        if not prompts:
+            return
+        prompts = self._turns.order(prompts)
+        if self._chunks is not None:
+            step.budget = self._chunks.max_tokens(list(step.rows.values()), prompts[0].num_computed, step.budget)
+        for prompt in prompts:
+            if step.budget > 0:
+                step.add(prompt)
+                self._turns.took(prompt)
 
     def _has_room(self, sequence: SequenceState) -> bool:
         """Get pages for a waiting sequence; False, with nothing changed, if they or a free place lack."""

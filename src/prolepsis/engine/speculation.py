@@ -86,7 +86,7 @@ class Speculation:
             return [_explained(row) for row in rows]
         places = [i for i, row in enumerate(rows) if row.num_tokens == 1 and row.sequence.num_output_tokens]
         chosen = [choices[i] for i in places]
-        decoding = self._spared([rows[i] for i in places], chosen, plan)
+        decoding = self._spared([rows[i] for i in places], chosen, plan, only_decodes=len(places) == len(rows))
         is_probed = any(_is_probed(row) for row in decoding)
         if is_probed or any(row.plain is None and one.enabled for row, one in zip(decoding, chosen, strict=True)):
             decoding = self._drafted(decoding, chosen, plan, self._load(rows, len(decoding)))
@@ -181,14 +181,16 @@ class Speculation:
         room = max(0, self._max_step_tokens - num_tokens)
         return StepLoad(num_tokens, sum(row.start for row in rows), room, correction)
 
-    def _spared(self, rows: Sequence[Row], choices: Sequence[SpeculationChoice], plan: SpecPlan) -> list[Row]:
+    def _spared(
+        self, rows: Sequence[Row], choices: Sequence[SpeculationChoice], plan: SpecPlan, *, only_decodes: bool
+    ) -> list[Row]:
         """Return the decoding rows; those that are left without drafts, as these do not pay now, with the reason."""
         if self.payback is None or plan.fixed_depth is not None:
             return list(rows)
         keys = [row.sequence.key for row, choice in zip(rows, choices, strict=True) if choice.mode == "auto"]
         if not keys:
             return list(rows)
-        awake = self._awake = self.payback.begin(keys, len(rows))
+        awake = self._awake = self.payback.begin(keys, len(rows), only_decodes=only_decodes)
         return [
             row if choice.mode != "auto" or row.sequence.key in awake else _too_costly(row)
             for row, choice in zip(rows, choices, strict=True)

@@ -330,6 +330,7 @@ class Engine:
         timing = self.timings.finish(sum(row.num_scheduled_tokens for row in rows), len(rows))
         self.speculation.proposers.watch.passed(timing.forward)
         self.speculation.observe(rows, timing)
+        self.scheduler.observe(rows, timing.forward)
         charge(rows, timing, self.speculation.proposers.cost)
         keep_rounds(rows, sampled, timing, (self.watch.began or 0.0, self._committed_at), self.info.heads)
         self._reporter.step(timing)

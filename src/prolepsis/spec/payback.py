@@ -27,11 +27,14 @@ class Payback:
         self._num_rests = 0
         """Steps in a row in which all sequences paused."""
 
-    def begin(self, keys: Sequence[str], num_sequences: int) -> frozenset[str]:
-        """Return which of the sequences `keys`, of `num_sequences` that decode, may draft in this step."""
+    def begin(self, keys: Sequence[str], num_sequences: int, *, only_decodes: bool = True) -> frozenset[str]:
+        """Return which of the sequences `keys`, of `num_sequences` that decode, may draft in this step.
+
+        `only_decodes`: else the step is not observed, so nothing is left out to compare it with.
+        """
         awake = self._pauses.begin(keys, num_sequences)
         self._num_rests = 0 if awake else self._num_rests + 1
-        if not awake or self._comparison.wants_reference(num_sequences):
+        if not awake or (only_decodes and self._comparison.wants_reference(num_sequences)):
             return frozenset()
         return frozenset(awake)
 
