@@ -222,7 +222,7 @@ def build_as(kind: type[E], setup: EngineSetup) -> E:
     parts = EngineParts(
         info=info,
         plan=plan,
-        scheduler=Scheduler(limits, paging, plan, setup.detokenizer, setup.grammars, setup.chunks),
+        scheduler=Scheduler(limits, paging, plan, setup.detokenizer, setup.grammars, chunks=setup.chunks),
         speculation=Speculation(proposers, max_step_tokens=setup.max_step_tokens, max_model_len=setup.max_model_len),
         runner=Runner(model, cache),
         verifier=setup.verifier,

@@ -135,6 +135,18 @@ def test_an_error_is_one_line_on_stderr_without_a_traceback() -> None:
     assert result.stderr.splitlines() == ["error: --port is '70000'; allowed: less than or equal to 65535"]
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="limits of the address space are Linux's")
+def test_a_limit_of_memory_is_status_5_and_one_line(tmp_path: Path) -> None:
+    limit = f"import resource; resource.setrlimit(resource.RLIMIT_AS, ({400 << 20},) * 2)"
+    program = f"{limit}; from prolepsis.cli.main import app; app()"
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    command = [sys.executable, "-c", program, "generate", "hi", "--model", str(tmp_path / "model.gguf")]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stdout) == (5, ""), result.stderr
+    assert "the limit of this process's address space (ulimit -v) has" in result.stderr
+    assert len(result.stderr.splitlines()) == 1
+
+
 def test_a_failing_command_leaves_no_status_undocumented() -> None:
     assert set(EXIT_STATUSES) == {0, 1, 2, 3, 4, 5, 6, 130}
     assert isinstance(app, typer.Typer)

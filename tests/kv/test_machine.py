@@ -1,11 +1,12 @@
 """Free memory as the kernel states it: of the machine, or of the tightest cgroup around the process."""
 
+import resource
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from prolepsis.kv.machine import CGROUP, THIS_MACHINE, FreeMemory, host_memory
+from prolepsis.kv.machine import ADDRESS_SPACE, CGROUP, DATA, THIS_MACHINE, FreeMemory, host_memory
 
 MACHINE = {
     "proc/meminfo": "MemTotal:       2000 kB\nMemAvailable:   1000 kB\n",
@@ -68,3 +69,16 @@ def test_a_cgroup_with_more_than_the_machine_does_not_count(tmp_path: Path) -> N
 
 def test_a_cgroup_above_its_limit_has_nothing_left(tmp_path: Path) -> None:
     assert free(tmp_path, {"proc/self/cgroup": "0::/\n", **v2(10, 30)}).free == 0
+
+
+def test_a_limit_of_the_process_counts_where_it_is_the_tightest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = {resource.RLIMIT_AS: 900 * 1024, resource.RLIMIT_DATA: resource.RLIM_INFINITY}
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (limits[kind], limits[kind]))
+    status = {"proc/self/status": MACHINE["proc/self/status"] + "VmSize:\t 300 kB\nVmData:\t 250 kB\n"}
+    assert free(tmp_path, status) == FreeMemory(ADDRESS_SPACE, 600 * 1024, 100 * 1024)
+    limits[resource.RLIMIT_DATA] = 200 * 1024
+    assert free(tmp_path, status) == FreeMemory(DATA, 0, 100 * 1024)
+    limits |= {resource.RLIMIT_AS: 2**40, resource.RLIMIT_DATA: 2**40}
+    assert free(tmp_path, status).place == THIS_MACHINE

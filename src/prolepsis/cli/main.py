@@ -9,6 +9,7 @@ from typer.core import TyperCommand, TyperGroup
 from prolepsis import __version__
 from prolepsis.cli.output import EPILOG, HELP_FLAGS, INTERRUPTED, exit_status, print_error
 from prolepsis.core.errors import ProlepsisError
+from prolepsis.core.memory_failures import memory_failure
 
 PANELS: dict[str, dict[str, tuple[str, str]]] = {
     "Serve and generate": {
@@ -68,8 +69,9 @@ class Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except ProlepsisError as error:
-            print_error(error)
-            raise typer.Exit(exit_status(error)) from error
+            shown = memory_failure(error) or error
+            print_error(shown)
+            raise typer.Exit(exit_status(shown)) from error
         except typer.BadParameter as error:
             from pydantic import ValidationError
 
@@ -80,6 +82,11 @@ class Commands(TyperGroup):
             raise
         except KeyboardInterrupt as error:
             raise typer.Exit(INTERRUPTED) from error
+        except Exception as error:
+            if (failure := memory_failure(error)) is None:
+                raise
+            print_error(failure)
+            raise typer.Exit(exit_status(failure)) from error
 
 
 class Command(TyperCommand):

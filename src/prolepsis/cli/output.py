@@ -43,7 +43,7 @@ EXIT_STATUSES: dict[int, str] = {
     BAD_INPUT: "bad input, flags or configuration",
     NO_MODEL: "the model is not available or not usable",
     NOT_SERVED: "the address is not available, or the server failed",
-    NO_MEMORY: "the memory budget is too small, or the machine has less",
+    NO_MEMORY: "the memory budget is too small, or the machine or a limit of the process allows less",
     UNPROVEN: "nothing is wrong, but something is not proven",
     INTERRUPTED: "interrupted",
 }

@@ -140,7 +140,9 @@ def assemble(
     log.info("engine_built", model=info.name, forward=info.forward, pages=num_pages, exactness=exactness.mode)
     parts = EngineParts(
         info=_described(target, max_model_len, exactness, speculation.proposers, slot),
-        scheduler=_scheduler(config, target, max_model_len, pages, plan, ChunkLimit(config.chunk_limit_ms, cost)),
+        scheduler=_scheduler(
+            config, target, max_model_len, pages, plan, chunks=ChunkLimit(config.chunk_limit_ms, cost)
+        ),
         speculation=speculation,
         runner=Runner(model, cache),
         verifier=Verification(_sampler(model), max_model_len=max_model_len),
@@ -241,6 +243,7 @@ def _scheduler(
     max_model_len: int,
     paging: Paging,
     plan: AppliedPlan,
+    *,
     chunks: ChunkLimit,
 ) -> Scheduler:
     info = target.model.info
@@ -248,7 +251,7 @@ def _scheduler(
         config.max_requests, config.max_step_tokens, max_model_len, info.vocab_size, info.eos_token_ids
     )
     grammars = Grammars(target.tokenizer.to_json, info.vocab_size, info.eos_token_ids)
-    return Scheduler(limits, paging, plan, target.tokenizer, grammars, chunks)
+    return Scheduler(limits, paging, plan, target.tokenizer, grammars, chunks=chunks)
 
 
 def _pages(config: EngineConfig, num_pages: int, *caches: KVCache | DraftHeadSlot) -> Paging:

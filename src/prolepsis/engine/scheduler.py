@@ -92,6 +92,7 @@ class Scheduler:
         plan: AppliedPlan,
         detokenizer: Detokenizer | None = None,
         grammars: Grammars | None = None,
+        *,
         chunks: ChunkLimit | None = None,
     ) -> None:
         """`plan`: the engine's, named in the stats of requests that end; `chunks`: None: as large as a step."""

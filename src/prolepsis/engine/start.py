@@ -5,10 +5,13 @@ import gc
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from prolepsis.core.config import EngineConfig
-from prolepsis.kv.memory import MemoryUse
+from prolepsis.core.memory_failures import memory_failures
+from prolepsis.kv.machine import limited_memory
+from prolepsis.kv.memory import MemoryUse, Room
 
 if TYPE_CHECKING:
     from prolepsis.engine.observer import EngineObserver
@@ -52,6 +55,18 @@ def loading_again() -> Iterator[None]:
         yield
 
 
+LIBRARIES = MemoryUse("libraries of the engine", 512 << 20)
+"""What they map; where that fails some of them end the process instead of raising an error."""
+
+
+def _check_limits(model: Path) -> None:
+    """Raise `MemoryPlanError` if a limit of this process has no room for the libraries and the model's file."""
+    if (limited := limited_memory()) is not None:
+        size = model.stat().st_size if model.is_file() else 0
+        room = Room(limited.place, limited.free, [LIBRARIES, MemoryUse(f"weights of {model.name}", size)])
+        room.check(lower="raise the limit, or choose a smaller model")
+
+
 def start_engine(
     config: EngineConfig, observer: "EngineObserver | None" = None, reserved: Sequence[MemoryUse] = ()
 ) -> Running:
@@ -60,10 +75,10 @@ def start_engine(
     Raises `MemoryPlanError` if the machine has too little for all of them, `ConfigError` and `ModelError` for what
     cannot be used: what can be checked without the model is checked before it is loaded.
     """
-    with loading():
+    with loading(), memory_failures():
         from prolepsis.models.files.store import resolve
 
-        resolve(config.model, config.model_dir)  # quick, and names a model that is not here
+        _check_limits(resolve(config.model, config.model_dir))  # quick, and names a model that is not here
         from prolepsis.engine.build import proposer_names
         from prolepsis.engine.remote import REMOTE, shared_key
 

@@ -1,6 +1,7 @@
-"""The memory that this process may still take: of the machine, of its cgroup, or of an accelerator."""
+"""The memory that this process may still take: of the machine, its cgroup, its own limits, or an accelerator."""
 
 import os
+import resource
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -8,6 +9,9 @@ from pathlib import Path, PurePosixPath
 CPU = "cpu"
 THIS_MACHINE = "this machine"
 CGROUP = "the cgroup of this process"
+ADDRESS_SPACE = "the limit of this process's address space (ulimit -v)"
+DATA = "the limit of this process's data (ulimit -d)"
+_LIMITS = ((resource.RLIMIT_AS, "VmSize", ADDRESS_SPACE), (resource.RLIMIT_DATA, "VmData", DATA))
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +51,7 @@ def memory_of(device: str) -> FreeMemory:
 
 
 def host_memory(root: Path = Path("/")) -> FreeMemory:
-    """Return the memory of the machine, or of the tightest cgroup around this process if that has less.
+    """Return the memory of the machine, or of the tightest cgroup or limit around this process if that has less.
 
     `root` stands for the root of the file system. Where it has no /proc/meminfo all memory counts as free.
     """
@@ -55,7 +59,22 @@ def host_memory(root: Path = Path("/")) -> FreeMemory:
     for in_cgroup in _cgroups_free(root):
         if in_cgroup < free:
             free, place = in_cgroup, CGROUP
+    limited = limited_memory(root)
+    if limited is not None and limited.free < free:
+        free, place = limited.free, limited.place
     return FreeMemory(place, max(0, free), _kib(root / "proc/self/status", "RssAnon") or 0)
+
+
+def limited_memory(root: Path = Path("/")) -> FreeMemory | None:
+    """Return what the tightest limit of this process leaves; None if it has none, or what it uses is not known."""
+    held = _kib(root / "proc/self/status", "RssAnon") or 0
+    found = [
+        FreeMemory(place, max(0, limit - used), held)
+        for kind, key, place in _LIMITS
+        if (limit := resource.getrlimit(kind)[0]) != resource.RLIM_INFINITY
+        and (used := _kib(root / "proc/self/status", key)) is not None
+    ]
+    return min(found, key=lambda memory: memory.free, default=None)
 
 
 def _machine_free(root: Path) -> int:
