@@ -17,6 +17,7 @@ from prolepsis.vllm.capabilities import CAPABILITIES, check
         ("draft_head", "smollm2-135m-instruct"),
         ("draft_model", "some-model"),
         ("early_exit_layer", 3),
+        ("chunk_limit_ms", 20.0),
         ("remote_proposer", "127.0.0.1:8600"),
         ("proposers", ("suffix", "draft_model")),
     ],

@@ -30,6 +30,7 @@ CAPABILITIES = (
     Capability("draft_head", ("auto", "none"), "vLLM shows no hidden states to a draft head of ours"),
     Capability("draft_model", (None,), "a draft model's K/V would have to follow the pages of vLLM"),
     Capability("remote_proposer", (None,), "its drafts are not handed to vLLM's scheduler"),
+    Capability("chunk_limit_ms", (40.0, 0.0), "vLLM's scheduler cuts prompts into chunks of its own"),
     Capability("early_exit_layer", (None,), "vLLM stops at no layer"),
 )
 """The settings with values that vLLM cannot follow. Those that are not here mean what they mean for our own engine, but
