@@ -121,7 +121,7 @@ class CountedPayback(Payback):
         super().__init__()
         self.num_begun = self.num_observed = 0
 
-    def begin(self, keys: Sequence[str], num_sequences: int) -> frozenset[str]:
+    def begin(self, keys: Sequence[str], num_sequences: int, *, only_decodes: bool = True) -> frozenset[str]:
         self.num_begun += 1
         return super().begin(keys, num_sequences)
 
