@@ -143,7 +143,7 @@ def test_any_mix_of_neighbours(depth: int | None) -> None:
 
 def test_preemption_and_chunked_prefill() -> None:
     setup = setup_of(
-        num_pages=8, max_model_len=128, max_step_tokens=16, prefix_cache=False, proposers=[oracle("wrong")]
+        num_pages=8, max_model_len=128, max_step_tokens=24, prefix_cache=False, proposers=[oracle("wrong")]
     )
     engine = build(setup)
     engine.send(ApplyPlan(SpecPlan(fixed_depth=4)))

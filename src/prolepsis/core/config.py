@@ -80,7 +80,7 @@ class EngineConfig(BaseModel):
         default=40.0,
         ge=0,
         allow_inf_nan=False,
-        description="longest time that prompts add to a step in which other requests decode, but at least 16 tokens "
+        description="longest time that prompts add to a step in which other requests decode, but at least 8 tokens "
         "and half of the time of decoding; less: steadier streams, and later first tokens; 0: no limit",
     )
     prefix_cache: bool = Field(default=True, description="reuse the KV cache of equal prompt prefixes within a tenant")

@@ -14,7 +14,7 @@ from prolepsis.engine.request import SequenceState
 from prolepsis.engine.rows import Row
 from prolepsis.spec.cost import CostCurve
 
-LEAST_TOKENS = 16
+LEAST_TOKENS = 8
 """Prompt tokens that every pass may have: fewer take little less time."""
 MOST_READ = 8
 """Prompts that are read in turns; further ones start only where a pass has room for all of their tokens."""
