@@ -15,6 +15,7 @@ from prolepsis.engine.machine_cache import machine_file, read_cached, write_cach
 from prolepsis.models.protocol import KVCache, SequenceInput, TargetModel, pack
 
 CONTEXTS = (1, PAGE_SIZE - 3, 3 * PAGE_SIZE + 5, 8 * PAGE_SIZE)
+"""A model with fewer positions is checked at the longest context that it has."""
 ROW_COUNTS = (2, 3, 8, 16, 32)
 SEED = 20_011
 
@@ -92,7 +93,8 @@ def invariance_fault(model: TargetModel) -> str | None:
 
 
 def _tested_contexts(model: TargetModel) -> list[int]:
-    return [context for context in CONTEXTS if context + max(ROW_COUNTS) <= model.info.max_positions]
+    longest = model.info.max_positions - max(ROW_COUNTS)
+    return sorted({min(context, longest) for context in CONTEXTS}) if longest > 0 else []
 
 
 def _comparisons(
@@ -110,15 +112,21 @@ def _comparisons(
     neighbour = SequenceInput(text.tokens[: context + 7], 0, spare)
     both = _run(model, cache, neighbour, _part(rows[:4], context, text))
     yield "next to another sequence", torch.equal(both[1:], alone[:4])
-    nodes, parents = [rows[0], text.tokens[0], rows[1], rows[2]], [-1, 0, 0, 2]  # the principal branch is the wrong one
-    tree = _run(model, cache, SequenceInput(nodes, context, text.pages, parents, keep_last=4))
-    yield "on a branch of a tree", torch.equal(tree[[0, 2, 3]], alone[:3])
+    nodes, parents = _branches(rows[:8], text.tokens[0])
+    tree = _run(model, cache, SequenceInput(nodes, context, text.pages, parents, keep_last=len(nodes)))
+    yield "on a branch of a tree", torch.equal(tree[::2], alone[:8])
     first = context // 2
     if first:
         _run(model, cache, SequenceInput(text.tokens[:first], 0, spare))
         _run(model, cache, SequenceInput(text.tokens[first:context], first, spare))
         again = _run(model, cache, SequenceInput(rows[:2], context, spare, keep_last=2))
         yield "after a prefill in other chunks", torch.equal(again, alone[:2])
+
+
+def _branches(path: list[int], wrong: int) -> tuple[list[int], list[int]]:
+    """Return nodes and parents of a tree: `path` as the even nodes, each followed by a wrong and principal child."""
+    nodes = [token for right in path for token in (right, wrong)][:-1]
+    return nodes, [i - 2 if i % 2 == 0 and i else i - 1 for i in range(len(nodes))]
 
 
 def _part(tokens: list[int], cached: int, text: _Text) -> SequenceInput:

@@ -67,6 +67,26 @@ def test_each_row_sees_context_and_ancestors(
         torch.testing.assert_close(found[row], one_row(query[row], keys[seen], values[seen], scoring))
 
 
+@settings(max_examples=10, deadline=None)
+@given(trees, st.integers(20, 200))
+def test_a_row_of_a_tree_is_bitwise_the_row_decoded_alone(parents: tuple[int, ...], cached: int) -> None:
+    """Sums in float32 change with the places of their terms, so the keys of a branch are taken in order of position."""
+    torch.manual_seed(cached)
+    cache, pages, scoring = PlainCache([LayerKV(2, 16, 16)], 7, torch.float32, CPU), list(range(7)), Scoring(0.25)
+    keys, values, query = (torch.randn(cached + len(parents), heads, 16) for heads in (2, 2, 4))
+    cache.write(0, torch.arange(cached), keys[:cached], values[:cached])
+    plan = plan_attention(pack([SequenceInput([0] * len(parents), cached, pages, parents=list(parents))]), CPU)
+    cache.write(0, plan.slots, keys[cached:], values[cached:])
+    together = paged_attention(query[cached:], cache, 0, plan, scoring)
+    seen = ancestors(torch.tensor(parents, dtype=torch.int32))
+    for row in range(len(parents)):
+        path = cached + seen[row].nonzero()[:, 0]
+        slots = torch.arange(cached, cached + len(path))
+        cache.write(0, slots, keys[path], values[path])
+        alone = plan_attention(pack([SequenceInput([0], cached + len(path) - 1, pages)]), CPU)
+        assert torch.equal(paged_attention(query[cached + row][None], cache, 0, alone, scoring)[0], together[row])
+
+
 def test_ancestors_of_a_chain_are_all_before() -> None:
     assert torch.equal(ancestors(torch.arange(-1, 5)), torch.ones(6, 6, dtype=torch.bool).tril())
 

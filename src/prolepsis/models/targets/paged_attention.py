@@ -1,6 +1,6 @@
 """Attention over KV pages in torch: the pages as plain tensors, a pair for each layer, and grouped-query attention."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -103,6 +103,8 @@ class SequencePlan:
     pages: Tensor  # [P] int64, only the pages in use
     visible: Tensor  # [n, L] bool: context and ancestors
     distance: Tensor  # [n, L] int32: positions from key back to row
+    parts: tuple[tuple[int, int, slice | Tensor], ...]
+    """First and last row (exclusive) of each product, and the slots of its keys."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,14 +143,43 @@ def plan_attention(batch: Batch, device: torch.device) -> AttentionPlan:
         keys = torch.arange(len(pages) * PAGE_SIZE, dtype=torch.int32)
         keys[cached[s] : length] = batch.positions[start:end]
         distance = batch.positions[start:end, None] - keys
-        sequences.append(SequencePlan(start, end, pages.to(device), visible.to(device), distance.to(device)))
+        parts = tuple(_parts(visible, cached[s], batch.parents[start:end], device))
+        sequences.append(SequencePlan(start, end, pages.to(device), visible.to(device), distance.to(device), parts))
     return AttentionPlan(torch.cat(slots).to(device), tuple(sequences))
+
+
+def _parts(
+    visible: Tensor, cached: int, parents: Tensor, device: torch.device
+) -> Iterator[tuple[int, int, slice | Tensor]]:
+    """Yield `SequencePlan.parts` for [n, L] `visible`.
+
+    A row of a tree takes the slots of its path in order of position, then hidden ones up to whole pages. Rows of a
+    short chain take the pages up to their own. Long chunks take all pages, `ROWS_AT_ONCE` rows at a time.
+    """
+    rows, length = visible.shape
+    if not _is_chain(parents):
+        for row, seen in enumerate(visible):
+            path = seen.nonzero()[:, 0]
+            hidden = (~seen).nonzero()[: -len(path) % PAGE_SIZE, 0]
+            yield row, row + 1, torch.cat([path, hidden]).to(device)
+        return
+    first = 0
+    while first < rows:
+        in_page = PAGE_SIZE - (cached + first) % PAGE_SIZE
+        last = min(first + (in_page if rows <= ROWS_AT_ONCE else ROWS_AT_ONCE), rows)
+        end = cached + first + in_page if rows <= ROWS_AT_ONCE else length
+        yield first, last, slice(0, end)
+        first = last
+
+
+def _is_chain(parents: Tensor) -> bool:
+    return torch.equal(parents, torch.arange(-1, len(parents) - 1, dtype=parents.dtype))
 
 
 def ancestors(parents: Tensor) -> Tensor:
     """Return [n, n] bool: row i sees row j if j is i or an ancestor of i; `parents` as in `Batch`."""
     rows = len(parents)
-    if torch.equal(parents, torch.arange(-1, rows - 1, dtype=parents.dtype)):
+    if _is_chain(parents):
         return torch.ones(rows, rows, dtype=torch.bool).tril()
     seen = torch.eye(rows, dtype=torch.bool)
     for row, parent in enumerate(parents.tolist()):
@@ -160,17 +191,18 @@ def ancestors(parents: Tensor) -> Tensor:
 def paged_attention(query: Tensor, cache: PlainCache, layer: int, plan: AttentionPlan, scoring: Scoring) -> Tensor:
     """Attend with `query` ([T, h, d]) to the pages of `layer`, which hold the step's own keys already.
 
-    Returns [T, h, value_dim] in the query's dtype; products and softmax run in float32.
+    Returns [T, h, value_dim] in the query's dtype; products and softmax run in float32. A sum may change with the
+    number and the places of its terms, so rows of drafts take the keys that they would take if decoded alone.
     """
     outputs = []
     for s, sequence in enumerate(plan.sequences):
         keys, values = cache.read(layer, sequence.pages)
         keys, values = keys.float()[None], values.float()[None]
         mask = plan.mask(s, scoring.window)
-        for first in range(sequence.start, sequence.end, ROWS_AT_ONCE):
-            last = min(first + ROWS_AT_ONCE, sequence.end)
-            rows = mask[None, first - sequence.start : last - sequence.start]
-            outputs.append(attend(query[None, first:last], keys, values, rows, scoring)[0])
+        for first, last, seen in sequence.parts:
+            rows = query[None, sequence.start + first : sequence.start + last]
+            visible = mask[None, first:last, seen]
+            outputs.append(attend(rows, keys[:, seen], values[:, seen], visible, scoring)[0])
     return torch.cat(outputs).to(query.dtype)
 
 
