@@ -23,6 +23,7 @@ ProlepsisError
     ├── DeadlineExceeded       the request's own deadline passed
     ├── TokensOutOfPlace       a token of the answer would be repeated or skipped on its way to the client
     ├── GrammarFailed          a grammar that compiled gave up while the answer was matched
+    ├── NotFinite              the model computed no number for a token: its weights are damaged, or values overflowed
     ├── StepFailed             a step of the engine raised; the engine lives
     ├── ReplicaLost            the replica that served it is gone; others are there
     ├── UpstreamUnavailable    no upstream engine serves it, or continues with it
@@ -144,6 +145,10 @@ class GrammarFailed(EngineError):
 
     code = "grammar_failed"
     param: str | None = None
+
+
+class NotFinite(EngineError):
+    code = "not_finite"
 
 
 class StepFailed(EngineError):

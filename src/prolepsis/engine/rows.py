@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from prolepsis.core.errors import GrammarFailed
+from prolepsis.core.errors import GrammarFailed, NotFinite
 from prolepsis.core.events import Difference, Proposed, TokenLogprobs
 from prolepsis.core.stats import PlainReason
 from prolepsis.engine.request import SequenceState
@@ -51,7 +51,7 @@ class SampledTokens:
     tokens: tuple[int, ...]
     path: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] | None = None
-    fault: GrammarFailed | None = None
-    """The sequence's grammar gave up: its request fails."""
+    fault: GrammarFailed | NotFinite | None = None
+    """The sequence's grammar gave up, or its logits are no numbers: its request fails."""
     difference: Difference | None = None
     """The difference, if this is a replay whose last token differs from the one emitted before."""

@@ -19,6 +19,7 @@ from prolepsis.core.errors import (
     GrammarFailed,
     InvalidGrammar,
     InvalidParameter,
+    NotFinite,
     ProlepsisError,
 )
 from prolepsis.core.events import Aborted, Event, Failed, Finished, Terminal, Tokens
@@ -217,7 +218,7 @@ class Scheduler:
     def commit(self, rows: Sequence[Row], sampled: Sequence[SampledTokens | None], now: float) -> None:
         """Advance the rows' sequences by the sampled tokens; None for rows that sampled nothing.
 
-        A request whose grammar gives up fails alone.
+        A request whose grammar gives up, or whose logits are no numbers, fails alone.
         """
         for row, result in zip(rows, sampled, strict=True):
             if row.sequence.ended:  # with its request, when a sequence before it in this step failed
@@ -232,7 +233,7 @@ class Scheduler:
                 if result.fault is not None:
                     raise result.fault
                 ending = self._accept(row.sequence, result)
-            except GrammarFailed as error:
+            except (GrammarFailed, NotFinite) as error:
                 self.fail(row.sequence.request.request_id, error, now)
             else:
                 self._commit_tokens(row, result, ending, now)

@@ -2,10 +2,12 @@
 
 import math
 from collections.abc import Sequence
+from itertools import islice
 
 import structlog
 from torch import Tensor
 
+from prolepsis.core.errors import NotFinite
 from prolepsis.core.events import Difference, TokenLogprobs
 from prolepsis.engine.request import SequenceState
 from prolepsis.engine.rows import Row, SampledTokens
@@ -34,8 +36,9 @@ class Verification:
             steps.append(self._step(row, first_row))
             first_row += 1 + (len(row.draft.tokens) if row.draft else 0)
         assert first_row == logits.shape[0], f"{first_row} rows of logits expected, {logits.shape[0]} given"
-        found = iter(verify_batch(steps, logits, self._sampler, computed.argmax))
-        return [self._sampled(row.sequence, next(found), logits) if row.samples_next else None for row in rows]
+        results = verify_batch(steps, logits, self._sampler, computed.argmax)
+        found = zip(results, _are_finite(results, logits), strict=True)
+        return [self._sampled(row.sequence, *next(found), logits) if row.samples_next else None for row in rows]
 
     def _step(self, row: Row, first_row: int) -> SequenceStep:
         sequence = row.sequence
@@ -51,9 +54,11 @@ class Verification:
             sequence.bias,
         )
 
-    def _sampled(self, sequence: SequenceState, result: VerifyResult, logits: Tensor) -> SampledTokens:
+    def _sampled(self, sequence: SequenceState, result: VerifyResult, finite: bool, logits: Tensor) -> SampledTokens:
         if result.fault is not None:
             return SampledTokens((), fault=result.fault)
+        if not finite:
+            return SampledTokens((), fault=NotFinite("the model computed no number for the next token of this answer"))
         if sequence.replays is not None:
             return self._compared(sequence, sequence.replays, result, logits)
         top = sequence.params.logprobs
@@ -86,3 +91,11 @@ class Verification:
         margin = read.margin if math.isfinite(read.margin) else None
         found = Difference(position, before, token, read.kind, margin, read.tolerance)
         return SampledTokens(result.tokens, difference=found)
+
+
+def _are_finite(results: Sequence[VerifyResult], logits: Tensor) -> list[bool]:
+    """Return of each result whether the logits of its tokens are finite: one that is not finite stands for its row."""
+    rows = [row for result in results for row in result.rows[: len(result.tokens)]]
+    values = logits[rows, [token for result in results for token in result.tokens]].tolist()
+    finite = iter([math.isfinite(value) for value in values])
+    return [all(list(islice(finite, len(result.tokens)))) for result in results]

@@ -36,11 +36,13 @@ def write_gguf(
     pre: str = "smollm",
     extra: dict[str, Tensor] | None = None,
     kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
+    changes: dict[str, float | list[str]] | None = None,
 ) -> None:
-    """Write `model` as llama.cpp's converter does, with matrices quantised as `kind`."""
+    """Write `model` as llama.cpp's converter does, with matrices quantised as `kind` and `changes` of its metadata."""
     writer = gguf.GGUFWriter(path, architecture)
     _write_metadata(writer, model.config, pre)
     _write_family_metadata(writer, model.config, architecture)
+    _change(writer, changes or {})
     permuted = architecture in ("llama", "granite", "smollm3")
     tied = model.config.tie_word_embeddings
     state = {k: v for k, v in model.state_dict().items() if not (tied and k == "lm_head.weight")}
@@ -66,6 +68,18 @@ def write_gguf(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+
+
+def _change(writer: gguf.GGUFWriter, changes: dict[str, float | list[str]]) -> None:
+    """Write numbers, and lists of texts, in place of those of the same keys; an empty list takes its key away."""
+    for key, value in changes.items():
+        for shard in writer.kv_data:
+            shard.pop(key, None)
+        if isinstance(value, list) and value:
+            writer.add_array(key, value)
+        elif not isinstance(value, list):
+            kind = gguf.GGUFValueType.UINT32 if isinstance(value, int) else gguf.GGUFValueType.FLOAT32
+            writer.add_key_value(key, value, kind)
 
 
 def _gguf_names(layers: int) -> list[str]:

@@ -1,5 +1,6 @@
 """GGUF files give the weights, names, layout and configuration of the model they were written from."""
 
+import struct
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from prolepsis.core.errors import ModelLoadError
 from prolepsis.models.files.config import LlamaShapedConfig
 from prolepsis.models.files.gguf import GgufFile, GgufWeights, unpermute
 from prolepsis.models.files.stored import StoredMatrix
-from prolepsis.models.files.weights import open_checkpoint
+from prolepsis.models.files.weights import fit, open_checkpoint
 from prolepsis.models.targets.lean import LeanModel
 from prolepsis.models.targets.lean_shape import LeanShape
 from tests.models.files.gguf_files import permute, write_gguf
@@ -144,3 +145,92 @@ def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:
     writer.close()
     with pytest.raises(ModelLoadError, match="nobody-knows"):
         open_checkpoint(tmp_path / "odd.gguf")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "extra"),
+    [
+        ("llama", {"blk.0.foo.weight": 64}),
+        ("llama", {"blk.0.attn_q_norm.weight": 16}),
+        ("llama", {"blk.1.ffn_down.bias": 64}),
+        ("llama", {"blk.0.attn_q.bias": 64}),
+        ("qwen2", {"blk.0.attn_output.bias": 64}),
+        ("qwen3", {"blk.0.attn_norm.bias": 64}),
+    ],
+)
+def test_a_tensor_that_is_not_read_is_refused_by_name(tmp_path: Path, architecture: str, extra: dict[str, int]) -> None:
+    model = save_tiny(tmp_path / "model", architecture, {})
+    tensors = {name: torch.ones(size) for name, size in extra.items()}
+    write_gguf(tmp_path / "m.gguf", model, architecture, extra=tensors)
+    with pytest.raises(ModelLoadError, match="|".join(name.partition(".")[2].partition(".")[2] for name in extra)):
+        open_checkpoint(tmp_path / "m.gguf")
+
+
+def test_biases_of_a_llama_are_computed(tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    model = save_tiny(tmp_path / "model", "llama", {"attention_bias": True, "mlp_bias": True})
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter.data)
+    write_gguf(tmp_path / "m.gguf", model, "llama")
+    checkpoint = open_checkpoint(tmp_path / "m.gguf", torch.float32)
+    assert fit(checkpoint, torch.float32).unexpected == []
+    tokens = list(range(3, 20))
+    torch.testing.assert_close(reference(fit(checkpoint, torch.float32).model, tokens), reference(model, tokens))
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("attention.scale", 2.0), ("logit_scale", 0.5), ("rope.dimension_count", 8), ("attn_logit_softcapping", 30.0)],
+)
+def test_a_number_that_would_change_the_result_is_refused_by_name(tmp_path: Path, key: str, value: float) -> None:
+    file = written(tmp_path, {f"llama.{key}": value})
+    with pytest.raises(ModelLoadError, match=key):
+        open_checkpoint(file)
+
+
+def test_numbers_that_change_nothing_are_taken(tmp_path: Path) -> None:
+    neutral = {"attention.scale": 0.25, "logit_scale": 0.0, "rope.dimension_count": 16, "attention.causal": 1}
+    open_checkpoint(written(tmp_path, {f"llama.{key}": value for key, value in neutral.items()}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"llama.attention.head_count": 0}, "head_count is 0; allowed: 1 and more"),
+        ({"llama.attention.head_count_kv": 3}, "4 heads of queries are no multiple of 3"),
+        ({"llama.block_count": 0}, "block_count is 0"),
+        ({"split.count": 3}, "one of 3 parts of a split file"),
+    ],
+)
+def test_impossible_numbers_are_refused_by_name(tmp_path: Path, changes: dict[str, float], named: str) -> None:
+    file = written(tmp_path, changes)
+    with pytest.raises(ModelLoadError, match=named):
+        open_checkpoint(file)
+
+
+def test_numbers_out_of_range_in_the_header_are_no_whole_file(tmp_path: Path, whole: bytes) -> None:
+    at = whole.find(b"blk.0.attn_q.weight") + len("blk.0.attn_q.weight") + 4
+    for damage in (struct.pack("<Q", 2**62), struct.pack("<QQ", 2**32, 2**32)):
+        (tmp_path / "m.gguf").write_bytes(whole[:at] + damage + whole[at + len(damage) :])
+        with pytest.raises(ModelLoadError, match="not a whole GGUF file"):
+            open_checkpoint(tmp_path / "m.gguf")
+    many = whole[: at - 4] + struct.pack("<I", 2**31) + whole[at:]
+    (tmp_path / "m.gguf").write_bytes(many)
+    with pytest.raises(ModelLoadError, match="dimensions; allowed: up to 4"):
+        open_checkpoint(tmp_path / "m.gguf")
+
+
+def test_arrays_are_not_followed_to_any_depth(tmp_path: Path) -> None:
+    nested = struct.pack("<IQ", 9, 1) * 5000 + struct.pack("<IQ", 0, 0)
+    start = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1) + b"a" + struct.pack("<I", 9)
+    (tmp_path / "m.gguf").write_bytes(start + nested)
+    with pytest.raises(ModelLoadError, match="nested deeper than 4 levels"):
+        GgufFile(tmp_path / "m.gguf")
+
+
+def written(folder: Path, changes: dict[str, float]) -> Path:
+    """Write a tiny Llama with these numbers in its metadata."""
+    file = folder / "m.gguf"
+    write_gguf(file, save_tiny(folder / "model", "llama", {}), "llama", changes={**changes})
+    return file

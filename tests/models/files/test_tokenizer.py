@@ -101,6 +101,20 @@ def test_an_unknown_split_rule_is_refused(tmp_path: Path) -> None:
         load_tokenizer(tmp_path / "m.gguf")
 
 
+@pytest.mark.parametrize(
+    ("merges", "named"), [([], "no merges"), (["h e", "hello hello"], "'hello hello' joins or makes what is no token")]
+)
+def test_merges_that_do_not_fit_are_refused(tmp_path: Path, merges: list[str], named: str) -> None:
+    write_gguf(
+        tmp_path / "m.gguf",
+        save_tiny(tmp_path / "model", "llama", {}),
+        "llama",
+        changes={"tokenizer.ggml.merges": merges},
+    )
+    with pytest.raises(ModelLoadError, match=named):
+        load_tokenizer(tmp_path / "m.gguf")
+
+
 @pytest.mark.parametrize("pre", ["gpt-2", "llama-bpe", "qwen2"])
 def test_split_rules_keep_the_text(tmp_path: Path, pre: str) -> None:
     write_gguf(tmp_path / "m.gguf", save_tiny(tmp_path / "model", "llama", {}), "llama", pre=pre)

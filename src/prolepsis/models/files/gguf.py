@@ -3,6 +3,7 @@
 Source of the layout: the GGUF specification (ggml, docs/gguf.md), versions 2 and 3, little-endian.
 """
 
+import math
 import mmap
 import struct
 from collections.abc import Mapping
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from prolepsis.core.errors import ModelLoadError
-from prolepsis.models.files.gguf_config import ARCHITECTURES, gguf_config, transformers_name
+from prolepsis.models.files.gguf_config import ARCHITECTURES, gguf_config, refuse_unread, transformers_name
 from prolepsis.models.files.stored import BF16, PACKED, OnDemand, StoredMatrix
 from prolepsis.models.files.weights import Checkpoint, Config
 
@@ -24,6 +25,9 @@ Value = bool | int | float | str | list["Value"]
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 _MAX_COUNT = 1 << 28
+_MAX_DIMENSIONS = 4
+_MAX_DEPTH = 4
+"""Arrays in arrays of metadata."""
 
 CONTROL, USER_DEFINED = 3, 4
 """Kinds of tokens in `tokenizer.ggml.token_type`: marks of a conversation, and texts that are always one token."""
@@ -57,6 +61,7 @@ class GgufFile:
         self._at = 0
         try:
             self._read_header()
+            self._refuse_part()
         except (struct.error, UnicodeDecodeError, KeyError, ValueError, OverflowError) as error:
             raise ModelLoadError(f"{path} is not a whole GGUF file: {error} at byte {self._at}") from error
 
@@ -129,6 +134,14 @@ class GgufFile:
             raise ModelLoadError(f"{self.path}: {name} is of type {kind.name}, which gguf cannot dequantise") from error
         return torch.from_numpy(np.ascontiguousarray(values).reshape(entry.shape))
 
+    def _refuse_part(self) -> None:
+        count = self.metadata.get("split.count", 1)
+        if isinstance(count, int) and count > 1:
+            raise ModelLoadError(
+                f"{self.path} is one of {count} parts of a split file, which are not read; join them first: "
+                "llama-gguf-split --merge FIRST_PART WHOLE_FILE"
+            )
+
     def _read_header(self) -> None:
         magic, version = self._take(4), self._number("I")
         if magic != b"GGUF":
@@ -153,17 +166,20 @@ class GgufFile:
         block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
         if not shape or shape[-1] % block:
             raise ValueError(f"tensor {name!r} of shape {list(shape)} is not made of blocks of {block}")
-        size = int(np.prod(shape, dtype=np.int64)) // block * block_bytes
+        size = math.prod(shape) // block * block_bytes
         if start + size > len(self._data):
             raise ValueError(f"tensor {name!r} ends at byte {start + size} of {len(self._data)}: the file is cut off")
         return GgufTensor(shape, kind, start, size)
 
     def _tensor_entry(self) -> tuple[str, tuple[int, ...], int, int]:
         name = self._string()
-        dimensions = [int(self._number("Q")) for _ in range(int(self._number("I")))]
+        count = int(self._number("I"))
+        if count > _MAX_DIMENSIONS:
+            raise ValueError(f"tensor {name!r} has {count} dimensions; allowed: up to {_MAX_DIMENSIONS}")
+        dimensions = [int(self._number("Q")) for _ in range(count)]
         return name, tuple(reversed(dimensions)), int(self._number("I")), int(self._number("Q"))
 
-    def _value(self, kind: int) -> Value:
+    def _value(self, kind: int, depth: int = 0) -> Value:
         if kind == _STRING:
             return self._string()
         if kind != _ARRAY:
@@ -172,7 +188,9 @@ class GgufFile:
         if item == _STRING:
             return self._strings(count)
         if item == _ARRAY:
-            return [self._value(item) for _ in range(count)]
+            if depth == _MAX_DEPTH:
+                raise ValueError(f"arrays nested deeper than {_MAX_DEPTH} levels")
+            return [self._value(item, depth + 1) for _ in range(count)]
         code = _SCALARS[item]
         return list(struct.unpack(f"<{count}{code}", self._take(count * struct.calcsize(f"<{code}"))))
 
@@ -216,6 +234,7 @@ def open_gguf(file: GgufFile, dtype: torch.dtype) -> Checkpoint:
     architecture = file.text("general.architecture")
     if architecture in ARCHITECTURES and not any("_exps" in name for name in file.tensors):
         config = gguf_config(file)
+        refuse_unread(file)
         weights = GgufWeights(file, config, dtype)
         return Checkpoint(config, weights.tensors, file.path, weights.matrices)
     return _other(file.path, architecture, dtype)

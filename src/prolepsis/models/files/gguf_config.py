@@ -45,6 +45,29 @@ _NORMS_AFTER = {
 _GEMMA_NAMES = _NORMS_AFTER | {"ffn_norm": "pre_feedforward_layernorm"}
 _PHI3_NAMES = {"attn_qkv": "self_attn.qkv_proj", "ffn_up": "mlp.gate_up_proj"}
 
+_QKV_BIASES = frozenset({"attn_q.bias", "attn_k.bias", "attn_v.bias"})
+_ATTENTION_BIASES = _QKV_BIASES | {"attn_output.bias"}
+_MLP_BIASES = frozenset({"ffn_gate.bias", "ffn_up.bias", "ffn_down.bias"})
+_QUERY_NORMS = frozenset({"attn_q_norm.weight", "attn_k_norm.weight"})
+_OPTIONAL = _ATTENTION_BIASES | _MLP_BIASES | _QUERY_NORMS
+"""Parts of a layer that some families have; all others have none."""
+_NOT_PARAMETERS = frozenset({"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"})
+"""Tensors that belong to the configuration."""
+_SOFTCAPS = frozenset({"attn_logit_softcapping", "final_logit_softcapping"})
+_NEUTRAL: Mapping[str, float] = {
+    "attention.clamp_kqv": 0,
+    "attention.max_alibi_bias": 0,
+    "attention.causal": True,
+    "attn_logit_softcapping": 0,
+    "embedding_scale": 1,
+    "expert_count": 0,
+    "final_logit_softcapping": 0,
+    "logit_scale": 1,
+    "residual_scale": 1,
+    "rope.scaling.attn_factor": 1,
+}
+"""Numbers that change what a model computes, and the value with which they do not; 0 stands for "not set" too."""
+
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
@@ -58,6 +81,10 @@ class Architecture:
     """Whether q and k rows are interleaved: pair (i, i + d/2) of a head is at (2i, 2i + 1)."""
     norm_offset: float = 0.0
     """Value that the converter added to the weights of norms."""
+    optional: frozenset[str] = frozenset()
+    """Those of `_OPTIONAL` that it may have."""
+    numbers: frozenset[str] = frozenset()
+    """Numbers beyond Llama's that `fields` reads: keys of `_NEUTRAL`, and sizes that may differ from a head's."""
     fields: Callable[["GgufFile"], Fields] = lambda file: {}
     """Configuration fields beyond Llama's."""
     is_complete: bool = False
@@ -84,22 +111,58 @@ def _by_transformers(fields: Mapping[str, Any]) -> Config:
 
 
 def transformers_name(name: str, architecture: Architecture) -> str | None:
-    """Return the transformers name of GGUF tensor `name`, None for a tensor that is not a parameter (rope_freqs)."""
+    """Return the transformers name of GGUF tensor `name`, None for one that is no parameter of the family."""
     if name in _ENDS:
         return _ENDS[name]
     match = re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name)
+    part = f"{match[2]}.{match[3]}" if match else ""
+    if part in _OPTIONAL - architecture.optional or (part.endswith(".bias") and part not in _OPTIONAL):
+        return None
     to = (_LAYER | dict(architecture.names)).get(match[2]) if match else None
     return f"model.layers.{match[1]}.{to}.{match[3]}" if match and to else None
 
 
+def refuse_unread(file: "GgufFile") -> None:
+    """Raise `ModelLoadError` for tensors that are not read, and for numbers that would change what is computed."""
+    name = file.text("general.architecture")
+    architecture = ARCHITECTURES[name]
+    tensors = [one for one in file.tensors if transformers_name(one, architecture) is None]
+    if unread := sorted(set(tensors) - _NOT_PARAMETERS):
+        more = f" and {len(unread) - 1} more" if len(unread) > 1 else ""
+        raise ModelLoadError(f"{file.path}: tensor {unread[0]}{more} is not read here for architecture {name!r}")
+    sizes = {key: _head_dim(file) for key in ("attention.value_length", "rope.dimension_count")}
+    neutral = {**_NEUTRAL, "attention.scale": _head_dim(file) ** -0.5, **sizes}
+    for key in sorted(set(neutral) - architecture.numbers):
+        value = _float32(file, key, neutral[key])
+        if value and abs(value - neutral[key]) > 1e-6 * abs(neutral[key]):
+            raise ModelLoadError(
+                f"{file.path}: {_key(file, key)} is {value:g}, which is not read here for architecture {name!r}; "
+                f"allowed: {neutral[key]:g}"
+            )
+
+
+def _llama_biases(file: "GgufFile") -> Fields:
+    """Return which biases a file of Llama's architecture has: a kind is there as a whole or not at all."""
+    found = {part for name in file.tensors if (part := name.partition(".")[2].partition(".")[2]) in _OPTIONAL}
+    for kind in (_ATTENTION_BIASES, _MLP_BIASES):
+        if found & kind and kind - found:
+            raise ModelLoadError(
+                f"{file.path} has {min(found & kind)} but not {min(kind - found)}: all or none are read"
+            )
+    return {"attention_bias": bool(found & _ATTENTION_BIASES), "mlp_bias": bool(found & _MLP_BIASES)}
+
+
 def _llama_fields(file: "GgufFile") -> Fields:
     hidden, heads = _field(file, "embedding_length"), _field(file, "attention.head_count")
+    kv_heads = _optional(file, "attention.head_count_kv") or heads
+    if kv_heads < 1 or heads % kv_heads:
+        raise ModelLoadError(f"{file.path}: {heads} heads of queries are no multiple of {kv_heads} of keys")
     return {
         "vocab_size": file.tensors["token_embd.weight"].shape[0] if "token_embd.weight" in file.tensors else 0,
         "hidden_size": hidden,
         "num_hidden_layers": _field(file, "block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": _optional(file, "attention.head_count_kv") or heads,
+        "num_key_value_heads": kv_heads,
         "head_dim": _head_dim(file),
         "intermediate_size": _field(file, "feed_forward_length"),
         "max_position_embeddings": _field(file, "context_length"),
@@ -189,16 +252,29 @@ def _olmo2_fields(file: "GgufFile") -> Fields:
 
 
 ARCHITECTURES: Mapping[str, Architecture] = {
-    "llama": Architecture("llama", permuted=True),
+    "llama": Architecture("llama", permuted=True, optional=_ATTENTION_BIASES | _MLP_BIASES, fields=_llama_biases),
     "mistral": Architecture("mistral", fields=_mistral_fields),
-    "qwen2": Architecture("qwen2"),
-    "qwen3": Architecture("qwen3"),
+    "qwen2": Architecture("qwen2", optional=_QKV_BIASES),
+    "qwen3": Architecture("qwen3", optional=_QUERY_NORMS),
     "smollm3": Architecture("smollm3", permuted=True),
-    "granite": Architecture("granite", permuted=True, fields=_granite_fields),
-    "phi3": Architecture("phi3", _PHI3_NAMES, fields=_phi3_fields),
-    "olmo2": Architecture("olmo2", _NORMS_AFTER, fields=_olmo2_fields),
-    "gemma2": Architecture("gemma2", _GEMMA_NAMES, norm_offset=1.0, fields=_gemma2_fields),
-    "gemma3": Architecture("gemma3_text", _GEMMA_NAMES, norm_offset=1.0, fields=_gemma3_fields, is_complete=True),
+    "granite": Architecture(
+        "granite",
+        permuted=True,
+        numbers=frozenset({"attention.scale", "embedding_scale", "residual_scale", "logit_scale"}),
+        fields=_granite_fields,
+    ),
+    "phi3": Architecture("phi3", _PHI3_NAMES, numbers=frozenset({"rope.dimension_count"}), fields=_phi3_fields),
+    "olmo2": Architecture("olmo2", _NORMS_AFTER, optional=_QUERY_NORMS, fields=_olmo2_fields),
+    "gemma2": Architecture("gemma2", _GEMMA_NAMES, norm_offset=1.0, numbers=_SOFTCAPS, fields=_gemma2_fields),
+    "gemma3": Architecture(
+        "gemma3_text",
+        _GEMMA_NAMES,
+        norm_offset=1.0,
+        optional=_QUERY_NORMS,
+        numbers=frozenset({"final_logit_softcapping"}),
+        fields=_gemma3_fields,
+        is_complete=True,
+    ),
 }
 
 
@@ -215,6 +291,8 @@ def _field(file: "GgufFile", key: str) -> int:
     value = _optional(file, key)
     if value is None:
         raise ModelLoadError(f"{file.path} lacks the metadata {_key(file, key)}")
+    if value < 1:
+        raise ModelLoadError(f"{file.path}: {_key(file, key)} is {value}; allowed: 1 and more")
     return value
 
 

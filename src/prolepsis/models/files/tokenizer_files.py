@@ -1,6 +1,7 @@
 """Reads tokenizers from model folders and GGUF files."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers
@@ -139,8 +140,8 @@ def _byte_level(file: GgufFile, tokens: list[str], special: dict[str, str]) -> B
     known = (*GPT2_SPLIT, *DIGITS_SPLIT, *LLAMA3_SPLIT, *QWEN2_SPLIT)
     if kind != "gpt2" or split not in known:
         return _by_transformers(file, kind, split)
-    merges = [(a, b) for a, _, b in (merge.partition(" ") for merge in file.strings("tokenizer.ggml.merges"))]
     vocab = {token: i for i, token in enumerate(tokens)}
+    merges = _merges(file, vocab)
     try:
         backend = Backend(BPE(vocab=vocab, merges=merges, ignore_merges=split in LLAMA3_SPLIT))
     except Exception as error:  # tokenizers raises bare Exception
@@ -154,6 +155,18 @@ def _byte_level(file: GgufFile, tokens: list[str], special: dict[str, str]) -> B
         first = _bos_first(special["bos_token"], vocab[special["bos_token"]])
         backend.post_processor = SequenceProcessor([ByteLevel(trim_offsets=False), first])
     return backend
+
+
+def _merges(file: GgufFile, vocab: Mapping[str, int]) -> list[tuple[str, str]]:
+    """Return the pairs of tokens that become one; raises `ModelLoadError` for none, and for one of unknown tokens."""
+    stated = file.strings("tokenizer.ggml.merges")
+    if not stated:
+        raise ModelLoadError(f"{file.path} has no merges (tokenizer.ggml.merges): texts would become single bytes")
+    merges = [(a, b) for a, _, b in (merge.partition(" ") for merge in stated)]
+    for a, b in merges:
+        if not (a in vocab and b in vocab and a + b in vocab):
+            raise ModelLoadError(f"{file.path}: the merge {f'{a} {b}'!r} joins or makes what is no token")
+    return merges
 
 
 def _pre_tokenizer(split: str) -> pre_tokenizers.PreTokenizer:
