@@ -99,7 +99,7 @@ class LeanModel:
     def logits(self, x: Tensor, vocab_size: int | None = None) -> Tensor:  # [L, vocab] float32
         """Return the logits of hidden states [L, hidden], of the first `vocab_size` tokens (None: all)."""
         head = self.ends.embedding if self.ends.head is None else self.ends.head
-        logits = F.linear(rms_norm(x, self.ends.final_norm, self.shape.eps), head[:vocab_size]).float()
+        logits = linear(rms_norm(x, self.ends.final_norm, self.shape.eps), head[:vocab_size]).float()
         logits = logits if self.shape.logit_scale == 1.0 else logits * self.shape.logit_scale
         return logits if self.shape.logit_cap is None else soft_cap(logits, self.shape.logit_cap)
 
@@ -113,7 +113,7 @@ def before_attention(
     x: Tensor, layer: LeanLayer, rotaries: Rotaries, shape: LeanShape
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return rotated queries [T, h, d], rotated keys [T, k, d] and values [T, k, d] of hidden states [T, hidden]."""
-    qkv = F.linear(optional_norm(x, layer.before_attention, shape.eps), layer.qkv, layer.qkv_bias)
+    qkv = linear(optional_norm(x, layer.before_attention, shape.eps), layer.qkv, layer.qkv_bias)
     heads = qkv.view(len(x), -1, shape.head_dim)
     q, k, v = torch.split(heads, [shape.heads, shape.kv_heads, shape.kv_heads], dim=1)
     if layer.q_norm is not None and layer.k_norm is not None:
@@ -131,9 +131,19 @@ def after_attention(x: Tensor, mixed: Tensor, layer: LeanLayer, shape: LeanShape
         added = optional_norm(sublayer, norm, shape.eps)
         return x + (added if layer.shape.residual_scale == 1.0 else added * layer.shape.residual_scale)
 
-    x = add(x, F.linear(mixed.flatten(1), layer.o), layer.after_attention)
-    gate, up = F.linear(optional_norm(x, layer.before_feed_forward, shape.eps), layer.gate_up).chunk(2, dim=-1)
-    return add(x, F.linear(activate(gate, layer.shape.activation) * up, layer.down), layer.after_feed_forward)
+    x = add(x, linear(mixed.flatten(1), layer.o), layer.after_attention)
+    gate, up = linear(optional_norm(x, layer.before_feed_forward, shape.eps), layer.gate_up).chunk(2, dim=-1)
+    return add(x, linear(activate(gate, layer.shape.activation) * up, layer.down), layer.after_feed_forward)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # [T, out]
+    """Return `x` [T, in] times `weight` [out, in]; on the CPU a row alone takes the kernel that several rows take.
+
+    torch computes small products of one row with another kernel, whose sums differ in their last bits now and then.
+    """
+    if len(x) != 1 or x.device.type != "cpu":
+        return F.linear(x, weight, bias)
+    return F.linear(x.expand(2, -1), weight, bias)[:1]
 
 
 def activate(x: Tensor, activation: str) -> Tensor:
