@@ -2,6 +2,7 @@
 
 import signal
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -79,13 +80,17 @@ async def test_actions_by_hand_are_recorded_with_their_author(tmp_path: Path, st
     assert killed.details.after["shared"][0]["reason"] == "drill"
 
 
-def test_changes_of_a_rollout_are_recorded_with_their_numbers(store: Store) -> None:
-    AuditLog(store.writer).record(audit_event(RolloutEvent(7.0, "code@1", "3@ab", 1, "started", "shadow", "by k1")))
-    (started,) = written_to(store)
+def test_changes_of_a_rollout_are_recorded_with_their_numbers_and_their_author(store: Store) -> None:
+    by_hand = RolloutEvent(7.0, "code@1", "3@ab", 1, "started", "shadow", "by k1", by="k1")
+    AuditLog(store.writer).record(audit_event(by_hand))
+    AuditLog(store.writer).record(audit_event(replace(by_hand, kind="promoted", by="")))
+    started, promoted = written_to(store)
     assert (started.action, started.versions) == ("rollout.started", {"policy": "3@ab"})
     assert started.details is not None
     assert isinstance(started.details.after, dict)
     assert (started.details.subject, started.details.after["reason"]) == ("code@1", "by k1")
+    assert promoted.details is not None
+    assert (started.details.actor, promoted.details.actor) == ("k1", "server")
 
 
 def test_a_process_records_its_start_and_its_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,11 +59,32 @@ def test_one_scope(home: Path) -> None:
     assert lines[1].startswith("on for tenant:bank, since 20")
     assert lines[1].endswith(": drill")
     assert lines[2].startswith("on for proposer:suffix")
-    kill("off", "--scope", "tenant:bank")
+    freed = kill("off", "--scope", "tenant:bank", "--reason", "over").stdout
+    assert freed.startswith("off for tenant:bank, since 20")
+    assert freed.endswith(": over\n")
+    assert freed.count("\n") == 1, "only its own scope"
     assert kill_file(home / "kill.json").read().killed == {"proposer:suffix"}
     refused = kill("on", "--scope", "team:x")
     assert refused.exit_code == 2
     assert "allowed: everything" in refused.stderr
+
+
+def test_a_scope_that_a_server_does_not_have_is_a_warning(home: Path, server: Served) -> None:
+    done = kill("on", "--url", server.url, "--scope", "tenant:nobody", "--reason", "drill")
+    assert done.exit_code == 0
+    assert done.stdout.startswith("on for tenant:nobody, since 20")
+    assert "nothing on this server has the scope tenant:nobody now; its tenants: none" in done.stderr.replace("\n", " ")
+    routed = kill("on", "--url", server.url, "--scope", "route:/v1/chat/completions", "--reason", "drill")
+    assert "warning" not in routed.stderr
+    assert "tenant:nobody now" in kill("status", "--url", server.url).stderr
+    assert "no server was asked whether it has rule:x" in kill("on", "--scope", "rule:x").stderr
+
+
+def test_a_second_stop_keeps_the_first_reason(home: Path) -> None:
+    kill("on", "--reason", "odd drafts")
+    assert kill("on", "--reason", "drill").stdout.endswith(": odd drafts\n")
+    kill("off", "--reason", "fixed")
+    assert kill("on", "--reason", "drill").stdout.endswith(": drill\n")
 
 
 def test_the_configured_file_is_meant(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,7 +121,11 @@ def test_a_server_is_controlled_by_its_url(home: Path, server: Served) -> None:
     assert not (home / "kill.json").exists()
     status = json.loads(kill("status", "--url", server.url, "--json").stdout)
     assert (status["on"], status["sources"]) == (True, ["operator"])
-    assert kill("off", "--url", server.url).stdout == "off\n"
+    again = kill("on", "--url", server.url, "--reason", "another drill")
+    assert again.stdout.endswith(" by developer: odd drafts\n")
+    assert "its first reason stays" in again.stderr
+    released = kill("off", "--url", server.url, "--reason", "fixed").stdout
+    assert (released.startswith("off, since 20"), released.endswith(" by developer: fixed\n")) == (True, True)
     both = kill("on", "--url", server.url, "--kill-file", "kill.json")
     assert (both.exit_code, "allowed: one of them" in both.stderr) == (2, True)
     assert kill("status", "--url", "http://127.0.0.1:9").exit_code == 2
@@ -151,6 +176,6 @@ def test_who_turned_the_file_off_is_not_named_where_the_store_stops_and_releases
     with closing(store), served(FakeEngine(), ServerConfig(kill_file=file), store=store) as running:
         kill("on", "--url", running.url, "--reason", "drill")
         shown = kill("status", "--url", running.url).stdout.splitlines()
-        assert kill("off", "--url", running.url).stdout == "off\n"
+        assert kill("off", "--url", running.url).stdout.endswith(" by developer\n")
     assert shown[0] == "on"
     assert shown[1].startswith("on for everything on all replicas, since 20")

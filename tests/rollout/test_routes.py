@@ -15,7 +15,7 @@ from prolepsis.core.config import ServerConfig
 from prolepsis.policy.runtime import Policies
 from prolepsis.policy.source import PolicyFile
 from prolepsis.rollout.routes import RolloutsReply
-from prolepsis.rollout.runtime import RolloutHistory, Rollouts, RolloutView
+from prolepsis.rollout.runtime import RolloutHistory, Rollouts, RolloutView, audit_event
 from prolepsis.telemetry.metrics import Metrics
 from tests.api.documents import read
 from tests.api.fakes import ByteTokenizer, FakeEngine
@@ -78,6 +78,7 @@ async def test_a_change_is_on_record_with_who_and_why(connect: Any) -> None:
     shown = read(RolloutHistory, (await http.get(f"/admin/rollouts/{one.id}")).json())
     [event] = shown.events
     assert (event.kind, event.reason) == ("started", f"by {http.headers['x-key']}: ticket 7")
+    assert (event.by, audit_event(event).actor) == (http.headers["x-key"], http.headers["x-key"])
     assert event.policy_version == shown.policy_version
     assert shown.verdict is not None
     assert (shown.num_canary + shown.num_control, shown.verdict.outcome) == (5, "inconclusive")
@@ -117,6 +118,7 @@ async def test_promoting_without_evidence_says_what_is_missing_and_takes_force(c
     assert read(RolloutView, forced.json()).phase == "on"
     [*_, event] = read(RolloutHistory, (await http.get(f"/admin/rollouts/{name}")).json()).events
     assert event.reason == f"by {http.headers['x-key']}, by force: it will do"
+    assert event.by == http.headers["x-key"]
 
 
 async def test_without_a_policy_there_are_none() -> None:

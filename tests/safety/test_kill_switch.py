@@ -33,6 +33,19 @@ def test_scopes_are_turned_one_by_one() -> None:
     assert KillState.model_validate_json(state.model_dump_json()) == state
 
 
+@pytest.mark.parametrize("scope", [EVERYTHING, "tenant:bank"])
+def test_a_scope_that_is_stopped_again_keeps_its_first_reason_and_a_release_has_one(scope: str) -> None:
+    first = entry(scope)
+    again = first.model_copy(update={"by": "bob", "reason": "another drill"})
+    state = NEVER_SET.turned(first, on=True).turned(again, on=True)
+    assert state.entry(scope) == first
+    assert (
+        NEVER_SET.turned(first.model_copy(update={"reason": ""}), on=True).turned(again, on=True).entry(scope) == again
+    )
+    over = again.model_copy(update={"reason": "over"})
+    assert (state.turned(over, on=False).released, state.turned(over, on=False).entry(scope)) == (over, None)
+
+
 def test_a_file_never_gets_more_scopes_than_it_may_hold() -> None:
     state = NEVER_SET
     for number in range(MAX_SCOPES):

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from threading import Thread
 
@@ -13,6 +14,7 @@ from pydantic import TypeAdapter
 from sqlalchemy.exc import IntegrityError
 from structlog.testing import capture_logs
 
+from prolepsis.audit.summary import changed_fields, reason_of
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.errors import InvalidParameter, StoreUnavailable
 from prolepsis.core.files import JsonFile
@@ -21,7 +23,7 @@ from prolepsis.core.plan import DisabledProposer
 from prolepsis.core.stats import TenantCounts, TrafficClassCounts
 from prolepsis.safety.breaker import Breakers, BreakerSettings
 from prolepsis.safety.breaker_runtime import BreakerFeature, breaker_file
-from prolepsis.safety.kill_switch import MAX_SCOPES, kill_file
+from prolepsis.safety.kill_switch import MAX_SCOPES, NEVER_SET, KilledScope, kill_file
 from prolepsis.safety.kill_switch_runtime import KillSwitch
 from prolepsis.safety.shared_controls import ControlCopy, SharedControls, Values, copy_file
 from prolepsis.store.controls import Control, ControlKey, ControlTable
@@ -234,6 +236,43 @@ async def test_a_kill_by_scope_reaches_all_replicas_and_any_of_them_lifts_it(tab
     other.turn(on=False, by="bob", reason="", scope="tenant:bank")
     await settle(theirs, ours)
     assert here[-1] == there[-1] == frozenset()
+
+
+@pytest.mark.parametrize("scope", [EVERYTHING, "tenant:bank"])
+async def test_a_release_is_on_record_with_its_reason_and_its_author(table: Table, tmp_path: Path, scope: str) -> None:
+    controls, audited = replica(table, tmp_path, "a"), list[AuditEvent]()
+    file = kill_file(tmp_path / "kill-a.json")
+    switch = KillSwitch(file, lambda scopes: None, CollectorRegistry(), shared=controls, emit=audited.append)
+    switch.turn(on=True, by="kim", reason="odd drafts", scope=scope)
+    switch.turn(on=True, by="bob", reason="another drill", scope=scope)
+    [stopped] = switch.status.shared
+    assert (stopped.by, stopped.reason) == ("kim", "odd drafts"), "the first reason stays"
+    with capture_logs() as logs:
+        switch.turn(on=False, by="ann", reason="over", scope=scope)
+    [line] = [line for line in logs if line["event"] == "kill_switch"]
+    assert (line["on"], line["scope"], line["by"], line["reason"]) == (False, scope, "ann", "over")
+    first, second, released = audited
+    assert [reason_of(one.before, one.after) for one in (first, second, released)] == [
+        *("odd drafts", "another drill", "over")
+    ]
+    assert (released.action, released.actor) == ("kill.off", "ann")
+    assert "reason over" in changed_fields(released.before, released.after)
+    switch.turn(on=True, by="kim", reason="", scope=scope)
+    assert switch.status.released is None
+    await settle(controls)
+
+
+async def test_a_release_in_the_file_is_logged_with_its_author(table: Table, tmp_path: Path) -> None:
+    file, audited = kill_file(tmp_path / "kill-a.json"), list[AuditEvent]()
+    entry = KilledScope(scope="tenant:bank", by="ann", reason="odd drafts", at=datetime(2026, 11, 21, tzinfo=UTC))
+    file.write(NEVER_SET.turned(entry, on=True))
+    switch = KillSwitch(file, lambda scopes: None, CollectorRegistry(), emit=audited.append)
+    file.write(file.read().turned(entry.model_copy(update={"by": "bob", "reason": "over"}), on=False))
+    with capture_logs() as logs:
+        await switch.tick()
+    [line] = [line for line in logs if line["event"] == "kill_switch"]
+    assert (line["on"], line["by"], line["reason"]) == (False, "bob", "over")
+    assert (audited[-1].actor, reason_of(audited[-1].before, audited[-1].after)) == ("bob", "over")
 
 
 def sources(switch: KillSwitch) -> list[str]:

@@ -17,6 +17,7 @@ from prolepsis.api.auth.middleware import check_local
 from prolepsis.api.idempotency import Idempotency
 from prolepsis.api.metrics import MetricsFeature
 from prolepsis.api.openai.explain import explain_routes
+from prolepsis.api.openai.facts import KNOWN
 from prolepsis.api.output.delivery import DeliveryFeature
 from prolepsis.api.output.pipeline import LoadedPolicy, OutputMetrics, OutputPolicies
 from prolepsis.api.recorder import Recorder
@@ -31,6 +32,7 @@ from prolepsis.console.traffic import TrafficFeature
 from prolepsis.core.audit_event import Emit
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.ended import Assignment
+from prolepsis.core.facts import RequestFacts, traffic_class_of
 from prolepsis.core.plan import SpecPlan
 from prolepsis.correctness.runtime import ReplayFeature, Report
 from prolepsis.cost.prices import PriceFile
@@ -50,6 +52,7 @@ from prolepsis.rollout.shadow_runtime import ShadowFeature
 from prolepsis.rollout.silences import OFF, Silences
 from prolepsis.safety.effective_plan import EffectivePlan
 from prolepsis.safety.features import Safety, safety_features
+from prolepsis.safety.known_scopes import KnownScopes
 from prolepsis.store import signing
 from prolepsis.store.allowances import AllowanceTable
 from prolepsis.store.database import Database
@@ -62,6 +65,8 @@ from prolepsis.tracing.settings import described, destination
 from prolepsis.web.feature import Feature
 from prolepsis.web.routes import Route
 
+_NAMED_ROUTES = tuple(traffic_class_of(RequestFacts(route=route)).partition("/")[0] for route in KNOWN.route)
+"""Routes as traffic classes name them."""
 REPLAYS = "replays"
 """The actor that engages the kill switch for replays."""
 
@@ -283,8 +288,25 @@ def _safety(given: _Given, plan: EffectivePlan) -> Safety:
         flags=given.sources.flags,
         flags_of_policy=lambda: policies.flag_names if policies is not None else (),
         version_of=partial(weights_of, given.client),
+        known=_known_scopes(given),
         database=given.database,
         emit=given.emit,
+    )
+
+
+def _known_scopes(given: _Given) -> KnownScopes:
+    """Return what has a scope of the kill switch now, by the policy in use, the keys and the engine."""
+    keys, policies = given.keys, given.sources.policies
+    rules = lambda: policies.rule_names if policies is not None else ()  # noqa: E731
+    classes = lambda: {f"{named}/{tier}" for named in _NAMED_ROUTES for tier in keys.tiers}  # noqa: E731
+    return KnownScopes(
+        names={
+            "route": lambda: KNOWN.route,
+            "rule": rules,
+            "tenant": lambda: keys.tenants,
+            "traffic_class": classes,
+            "proposer": lambda: given.client.info.proposers,
+        }
     )
 
 

@@ -37,7 +37,8 @@ def changed_fields(before: object, after: object) -> Iterator[str]:
     names = sorted(after, key=lambda name: _FIRST.index(name) if name in _FIRST else len(_FIRST))
     for name in names:
         value = after[name]
-        if name in _NOT_DETAILS or not isinstance(value, str | int | float) or value in ("", was.get(name)):
+        is_shown = name in _NOT_DETAILS or (name == "reason" and "killed" in after)
+        if is_shown or not isinstance(value, str | int | float) or value in ("", was.get(name)):
             continue
         earlier = was.get(name)
         change = f"{_value(earlier)} -> " if isinstance(earlier, str | int | float) else ""
@@ -52,10 +53,10 @@ def version_words(versions: Mapping[str, str]) -> Iterator[str]:
 
 
 def reason_of(before: object, after: object) -> str:
-    """Return the reason that a person gave, empty without one. The kill switch keeps it with the scope."""
+    """Return the reason that a person gave, empty without one. What follows the kill file has it with the scope."""
     if not isinstance(after, Mapping):
         return ""
-    if "killed" not in after:
+    if "killed" not in after or after.get("reason"):
         return str(after.get("reason", ""))
     known = list(_parts(before))
     reasons = [str(part["reason"]) for part in _parts(after) if part not in known and part.get("reason")]
@@ -76,8 +77,9 @@ def _parts(status: object) -> Iterator[Mapping[str, object]]:
     if isinstance(status, Mapping):
         operator = status.get("operator")
         if isinstance(operator, Mapping):
-            yield {name: value for name, value in operator.items() if name != "scopes"}
+            yield {name: value for name, value in operator.items() if name not in ("scopes", "released")}
             yield from operator.get("scopes", ())
+            yield operator.get("released") or {}
         yield from status.get("shared", ())
 
 

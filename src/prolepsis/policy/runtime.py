@@ -76,6 +76,11 @@ class Policies(Feature):
         return self.policy.full_version if self.policy else ""
 
     @property
+    def rule_names(self) -> tuple[str, ...]:
+        """The rules of the policy in use, the default among them; none if there is no policy."""
+        return (*(rule.name for rule in self.policy.rules), DEFAULT_RULE) if self.policy else ()
+
+    @property
     def flag_names(self) -> tuple[str, ...]:
         """The flags to be evaluated for a request before its decision."""
         return self.policy.flag_names if self.policy else ()

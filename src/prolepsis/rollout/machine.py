@@ -103,6 +103,8 @@ class RolloutEvent(JsonValue):
     reason: str
     verdict: Verdict | None = None
     """With the numbers that decided; None for an operator's command."""
+    by: str = ""
+    """The operator whose command it was, as the audit log names them; empty: the server acted by itself."""
 
 
 Transition = tuple[RolloutState, tuple[RolloutEvent, ...]]
@@ -243,8 +245,12 @@ _ALLOWED: dict[Command, tuple[Phase, ...]] = {
 }
 
 
-def command(state: RolloutState, what: Command, now: float, settings: RolloutSettings, reason: str) -> Transition:
+def command(
+    state: RolloutState, what: Command, now: float, settings: RolloutSettings, reason: str, *, by: str = ""
+) -> Transition:
     """Return the state after a command at `now` (seconds), with its event; `reason` names the operator and the cause.
+
+    `by`: the operator, as the audit log names them; empty: the server itself.
 
     Holding stops the stage's clock and all promotion; the canary keeps its share, and harm still rolls back. If a stage
     was held because no verdict came, resuming grants it its longest time again. Promoting asks for no verdict here
@@ -257,9 +263,11 @@ def command(state: RolloutState, what: Command, now: float, settings: RolloutSet
             f"{what!r} is for rollouts that are {allowed}; this one is {state.phase}", param="command"
         )
     if what == "promote":
-        return promote(state, now, settings, reason)
-    kind, after = _after(state, what, now)
-    return change(kind, state, after, stage=settings.stages[after.stage].name, now=now, reason=reason)
+        after, events = promote(state, now, settings, reason)
+    else:
+        kind, after = _after(state, what, now)
+        after, events = change(kind, state, after, stage=settings.stages[after.stage].name, now=now, reason=reason)
+    return after, tuple(replace(event, by=by) for event in events)
 
 
 def _after(state: RolloutState, what: Command, now: float) -> tuple[Kind, RolloutState]:

@@ -67,7 +67,8 @@ def rollout_routes(rollouts: Rollouts | None) -> Sequence[Route]:
         by = f"by {operator}, by force" if body.force else f"by {operator}"
         why = await to_thread.run_sync(redacted_text, body.reason)  # it may read lists of names
         reason = f"{by}: {why}" if why else by
-        return await _given(rollouts).command(rollout_id, cast(Command, command), reason, force=body.force)
+        what = cast(Command, command)
+        return await _given(rollouts).command(rollout_id, what, reason, by=caller.actor, force=body.force)
 
     return routes.all
 

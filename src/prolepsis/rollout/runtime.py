@@ -210,17 +210,19 @@ class Rollouts(Feature):
             for rule, live in list(self._live.items()):
                 await _contained("rollout_not_stepped", self._step(rule, live))
 
-    async def command(self, rollout_id: str, what: Command, reason: str, *, force: bool = False) -> RolloutView:
+    async def command(
+        self, rollout_id: str, what: Command, reason: str, *, by: str = "", force: bool = False
+    ) -> RolloutView:
         """Carry out an operator's command; raises `RolloutNotFound`, and `RolloutConflict` if the state excludes it.
 
-        A stage that has not passed is promoted by force only.
+        `by`: the operator, as the audit log names them. A stage that has not passed is promoted by force only.
         """
         async with self._lock:
             await _contained("rollouts_not_read", self._refresh())
             live = self._find(rollout_id)
             now = self._clock()
             try:
-                transition = _by_hand(live, live.state, what, now, reason)
+                transition = _by_hand(live, live.state, what, now, reason, by=by)
                 if what == "promote" and not force:
                     await asyncio.to_thread(check, live.state, live.all_evidence(now), live.settings)
             except InvalidParameter as error:
@@ -358,6 +360,7 @@ class Rollouts(Feature):
                 kind=event.kind,
                 stage=event.stage,
                 reason=event.reason,
+                by=event.by or SERVER,
                 policy=event.policy_version,
                 guardrails=[_logged(one) for one in event.verdict.guardrails] if event.verdict else [],
             )
@@ -380,8 +383,10 @@ def _counts_again_s(live: LiveRollout) -> float:
     return MINUTE_S * WINDOW_MINUTES if live.state.phase == "on" else math.inf
 
 
-def _by_hand(live: LiveRollout, before: RolloutState, what: Command, now: float, reason: str) -> Transition:
-    after, events = command(before, what, now, live.settings, reason)
+def _by_hand(
+    live: LiveRollout, before: RolloutState, what: Command, now: float, reason: str, *, by: str = ""
+) -> Transition:
+    after, events = command(before, what, now, live.settings, reason, by=by)
     return referenced(before, after, live.histories, live.settings), events
 
 
@@ -414,9 +419,9 @@ def _logged(result: GuardrailResult) -> dict[str, object]:
 
 
 def audit_event(event: RolloutEvent) -> AuditEvent:
-    """Return the audit log's event of a change, with the numbers that decided it; its reason names an operator."""
+    """Return the audit log's event of a change, with the numbers that decided it."""
     return AuditEvent(
-        actor=SERVER,
+        actor=event.by or SERVER,
         action=f"rollout.{event.kind}",
         subject=event.rollout_id,
         after=json.loads(event.to_json()),

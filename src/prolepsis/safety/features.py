@@ -19,6 +19,7 @@ from prolepsis.safety.effective_plan import EffectivePlan
 from prolepsis.safety.flags_runtime import FlagsFeature
 from prolepsis.safety.kill_switch import kill_file
 from prolepsis.safety.kill_switch_runtime import KillSwitch
+from prolepsis.safety.known_scopes import KnownScopes
 from prolepsis.safety.shared_controls import SharedControls, copy_file
 from prolepsis.safety.shared_flags import SharedFlags
 from prolepsis.store.controls import ControlTable
@@ -45,15 +46,19 @@ def safety_features(
     flags: FeatureProvider | None,
     flags_of_policy: Callable[[], Sequence[str]],
     version_of: Callable[[str], str],
+    known: KnownScopes,
     database: Database | None,
     emit: Emit,
 ) -> Safety:
-    """Return them for an engine; `version_of` names what a proposer drafts with, `database` is the store's."""
+    """Return them for an engine; `version_of` names what a proposer drafts with, `database` is the store's.
+
+    `known`: what has a scope of the kill switch here.
+    """
     file = kill_file(config.kill_file)
     table = ControlTable(database) if database is not None else None
     controls = SharedControls(table, copy_file(file.path.with_name("controls.json")))
     shared = controls if table is not None else None  # without a store, switch and breakers have files of their own
-    kill_switch = KillSwitch(file, plan.kill, registry, shared=shared, emit=emit)
+    kill_switch = KillSwitch(file, plan.kill, registry, shared=shared, known=known, emit=emit)
     breaker = _breaker(config, client, plan, registry, shared=shared, emit=emit)
     streams = DriftStreams() if config.drift == "on" else None
     on_cliff = partial(breaker.trip, reason="cliff") if config.drift_cliff == "open_breaker" else None

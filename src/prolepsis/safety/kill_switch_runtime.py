@@ -15,6 +15,7 @@ from prolepsis.core.facts import FlagDecision
 from prolepsis.core.files import JsonFile
 from prolepsis.core.kill_scope import EVERYTHING, check_scope
 from prolepsis.safety.kill_switch import MAX_SCOPES, KilledScope, KillState, KillStatus, Reason, Source, shown_reason
+from prolepsis.safety.known_scopes import ANYTHING, KnownScopes
 from prolepsis.safety.shared_controls import SharedControls, Values
 from prolepsis.telemetry.declare import gauge
 from prolepsis.web.body_reader import read_body
@@ -45,10 +46,14 @@ class KillSwitch(Feature):
         registry: CollectorRegistry,
         *,
         shared: SharedControls | None = None,
+        known: KnownScopes = ANYTHING,
         emit: Emit = discard,
         now: Callable[[], datetime] = lambda: datetime.now(UTC),
     ) -> None:
-        """`shared`: operators turn the switch for all replicas; without it, for the servers that share `file`."""
+        """`shared`: operators turn the switch for all replicas; without it, for the servers that share `file`.
+
+        `known`: what has a scope here; a stop of another one is a warning.
+        """
         self.status = KillStatus()
         self.routes = kill_routes(self)
         self._file = file
@@ -58,6 +63,7 @@ class KillSwitch(Feature):
         self._killed = gauge(registry, "speculation_killed", "1 while the kill switch is on, by source", "source")
         self._scopes = gauge(registry, "speculation_killed_scopes", "Scopes that the kill switch stops one by one")
         self._shared = shared
+        self._known = known
         self._read(at_start=True)
         if shared is not None:
             shared.follow(KIND, self._follow_shared)
@@ -69,26 +75,36 @@ class KillSwitch(Feature):
         if self._file.changed():
             self._read(at_start=False)
 
+    @property
+    def shown(self) -> KillStatus:
+        """The status, with warnings of scopes that nothing here has now."""
+        found = {scope: self._known.warning(scope) for scope in self.status.killed}
+        return self.status.model_copy(update={"warnings": {scope: text for scope, text in found.items() if text}})
+
     def turn(self, *, on: bool, by: str, reason: str, scope: str = EVERYTHING) -> None:
         """Turn the operator's switch of a scope at once; the status says if the state could not be saved.
 
-        Raises `InvalidParameter` if too many scopes are stopped.
+        A scope that is stopped already keeps its first reason; the audit log has this one. Raises `InvalidParameter` if
+        too many scopes are stopped.
         """
         before = self.status
         entry = KilledScope(scope=scope, by=by, reason=reason, at=self._now())
         faults: list[str] = []
+        if not on:
+            self.status = before.model_copy(update={"released": entry})
         if self._shared is not None:
             faults.append(self._turn_shared(self._shared, entry, on=on))
         if self._shared is None or (not on and scope in before.operator.killed):
             faults.append(self._turn_file(entry, on=on))
         self.status = self.status.model_copy(update={"not_saved": "; ".join(filter(None, faults)) or None})
-        self._record(before, on=on, actor=by, subject="" if scope == EVERYTHING else scope)
+        self._record(before, on=on, actor=by, subject="" if scope == EVERYTHING else scope, reason=reason)
 
     def _turn_shared(self, shared: SharedControls, entry: KilledScope, *, on: bool) -> str:
         others = shared.of(KIND).keys() - {EVERYTHING, entry.scope}
         if on and entry.scope != EVERYTHING and len(others) >= MAX_SCOPES:
             raise InvalidParameter(f"{MAX_SCOPES} scopes are stopped already; allowed: {EVERYTHING}", param="scope")
-        return shared.set(KIND, entry.scope, entry.model_dump_json() if on else None)
+        first = next((one for one in self.status.shared if one.scope == entry.scope), None)
+        return shared.set(KIND, entry.scope, entry.after(first).model_dump_json() if on else None)
 
     def _turn_file(self, entry: KilledScope, *, on: bool) -> str:
         state = self.status.operator.turned(entry, on=on)
@@ -130,28 +146,41 @@ class KillSwitch(Feature):
             log.error("kill_file_unusable", error=fault)
             unknown = KillState(on=True, reason=fault[:1024], at=self._now())
             operator = unknown if at_start else before.operator
-        self._become(KillStatus(operator=operator, shared=before.shared, flag=before.flag, fault=fault))
+        own = {
+            "operator": operator,
+            "fault": fault,
+            "not_saved": None,
+            "released": operator.released or before.released,
+        }
+        self._become(before.model_copy(update=own))
         if operator.killed if at_start else operator != before.operator:
             on = operator.on or bool(operator.killed - before.operator.killed)
             self._record(before, on=on, actor=operator.last_by or SERVER, subject=str(self._file.path))
 
-    def _record(self, before: KillStatus, *, on: bool, actor: str, subject: str = "") -> None:
-        """Record an act; `subject` is the file or the flag that it came by, empty for a request."""
-        shown = [status.model_dump(mode="json") for status in (before, self.status)]
+    def _record(self, before: KillStatus, *, on: bool, actor: str, subject: str = "", reason: str = "") -> None:
+        """Record an act with its reason; `subject` is the scope, or the file or the flag that it came by."""
+        was, now = (status.model_dump(mode="json") for status in (before, self.status))
+        after = {**now, "reason": reason} if reason else now
         action = "kill.on" if on else "kill.off"
-        self._emit(AuditEvent(actor=actor, action=action, subject=subject, before=shown[0], after=shown[1]))
+        self._emit(AuditEvent(actor=actor, action=action, subject=subject, before=was, after=after))
 
     def _become(self, status: KillStatus) -> None:
-        before, self.status = self.status, status
+        before = self.status
+        stopped, freed = ({*status.killed} - {*before.killed}), ({*before.killed} - {*status.killed})
+        if status.released is not None and status.released.scope in stopped:
+            status = status.model_copy(update={"released": None})  # it is stopped again
+        self.status = status
         for source in get_args(Source):
             self._killed.labels(source).set(source in status.sources)
         self._scopes.set(len({*status.killed} - {EVERYTHING}))
-        if status.killed == before.killed:
+        if not stopped and not freed:
             return
         self._kill(frozenset(status.killed))
-        for scope in sorted({*status.killed} ^ {*before.killed}):
-            on = scope in status.killed
+        for scope in sorted(stopped | freed):
+            on = scope in stopped
             (log.warning if on else log.info)("kill_switch", on=on, **status.explained(scope))
+            if on and (warning := self._known.warning(scope)):
+                log.warning("kill_scope_unknown", scope=scope, detail=warning)
 
 
 def _entry(text: str) -> KilledScope | None:
@@ -177,13 +206,13 @@ def kill_routes(switch: KillSwitch) -> Sequence[Route]:
 
     @routes.get("/admin/kill", roles=WATCHERS, summary="The kill switch: what it stops, and by which sources")
     async def kill_status() -> KillStatus:
-        return switch.status
+        return switch.shown
 
     @routes.put("/admin/kill", roles=OPERATORS, summary="Turn the operator's kill switch, for one scope or all")
     async def kill(body: Annotated[KillBody, read_body(KillBody)], caller: SignedIn) -> KillStatus:
         check_scope(body.scope)
         reason = await to_thread.run_sync(shown_reason, body.reason)
         switch.turn(on=body.on, by=caller.actor, reason=reason, scope=body.scope)
-        return switch.status
+        return switch.shown
 
     return routes.all

@@ -51,6 +51,16 @@ class Keys:
         """Whether a key is asked for; False: development mode."""
         return self._required
 
+    @property
+    def tenants(self) -> frozenset[str]:
+        """The tenants that have a key; none in development mode."""
+        return frozenset(record.tenant for record in self._records)
+
+    @property
+    def tiers(self) -> frozenset[str]:
+        """The tiers of the callers."""
+        return frozenset(record.tier for record in self._records) if self._required else frozenset({DEVELOPER.tier})
+
     async def caller(self, authorization: str | None) -> Caller:
         """Return the caller of an `Authorization` header; raises `RequestRefused` (401)."""
         self._look()

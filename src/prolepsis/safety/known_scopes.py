@@ -1,0 +1,46 @@
+"""The scopes that something on this server has: the kill switch warns of others, which stop nothing."""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+
+from prolepsis.core.kill_scope import EVERYTHING, Kind
+
+_SHOWN = 12
+"""Names that a warning lists."""
+_PLURALS: Mapping[Kind, str] = {
+    "route": "routes",
+    "rule": "rules",
+    "tenant": "tenants",
+    "traffic_class": "traffic classes",
+    "proposer": "proposers",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownScopes:
+    """Names by kind of scope as they are now: policies and keys change while a server runs."""
+
+    names: Mapping[Kind, Callable[[], Collection[str]]]
+    """A kind that is absent is not checked."""
+
+    def warning(self, scope: str) -> str:
+        """Return a sentence if nothing here has the scope now, else ""."""
+        kind, _, name = scope.partition(":")
+        found = next((names for known, names in self.names.items() if known == kind), None)
+        if scope == EVERYTHING or found is None:
+            return ""
+        known = sorted(found())
+        if _belongs(kind, name, known):
+            return ""
+        plural = next(plural for one, plural in _PLURALS.items() if one == kind)
+        listed = ", ".join(known[:_SHOWN]) + (f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else "")
+        return f"nothing on this server has the scope {scope} now; its {plural}: {listed or 'none'}"
+
+
+def _belongs(kind: str, name: str, known: Collection[str]) -> bool:
+    """Return whether a name is known; of traffic classes ROUTE/TIER is, whose requests decide form and context."""
+    return name in known or (kind == "traffic_class" and "/".join(name.split("/")[:2]) in known)
+
+
+ANYTHING = KnownScopes(names={})
+"""Checks nothing."""
