@@ -118,6 +118,28 @@ async def test_verify_says_what_signatures_and_anchors_prove(database: Database,
     assert run("audit", "verify", "--public-key", "prolepsis.yaml").exit_code == 2
 
 
+@pytest.mark.parametrize("has", ["none", "another", "unreadable"])
+def test_verify_without_the_servers_key_says_what_it_does_not_prove(home: Path, database: Database, has: str) -> None:
+    servers = AuditKeys(home / "server" / "audit-key.pem")
+    with Database(store_url("auto") or "", options={OPTION: servers}).write() as connection:
+        chain.append(connection, [AuditEvent(actor="ann", action="plan.applied")])
+        records.add(connection, [record("acme")])
+    own = key_file(ServerConfig()).with_suffix(".pub")
+    if has == "another":
+        _ = AuditKeys(key_file(ServerConfig())).public
+    elif has == "unreadable":
+        own.mkdir(parents=True)
+    verified = plain("audit", "verify", status=UNPROVEN)
+    assert verified["faults"] == []
+    assert "without a public key, that the chain's end was signed by its writer" in str(verified["unproven"])
+    assert ("--public-key" in run("audit", "verify").stderr) == (has != "none")
+    named = plain("audit", "verify", "--public-key", str(servers.public_path), status=UNPROVEN)
+    assert "public key" not in str(named["unproven"])
+    if has == "another":
+        wrong = run("audit", "verify", "--public-key", str(own))
+        assert (wrong.exit_code, "unknown key" in wrong.stderr) == (1, True)
+
+
 @pytest.mark.usefixtures("database")
 def test_an_export_is_verified_without_the_store(home: Path) -> None:
     head = str(plain("audit", "verify", status=UNPROVEN)["head"])

@@ -139,7 +139,7 @@ async def test_heads_are_swapped_and_breakers_set(open_scene: Scene, browse: Bro
     fields = {"proposer": "suffix", "traffic_class": CHAT}
     await press(http, "breaker", state="forced_open", **fields)
     assert "forced open" in (await http.get("/console/proposers")).text
-    assert f"Breaker of suffix in {CHAT} is forced open." in (await http.get("/console")).text
+    assert f"Breaker of suffix in {CHAT} is forced open: an operator set it." in (await http.get("/console")).text
     reset = await press(http, "drift", "/console/quality", **fields)
     assert "starts again" in reset.text
 

@@ -72,6 +72,17 @@ def test_a_sequence_that_pauses_is_decoded_plainly_with_the_reason_and_its_text_
     assert payback.forgotten == ["a/0", "b/0"]
 
 
+@pytest.mark.parametrize("awake", [(), ("a/0",)])
+@pytest.mark.parametrize("by", ["breaker_open", "killed"])
+def test_what_stops_all_proposers_is_the_reason_also_of_a_sequence_that_pauses(by: str, awake: Sequence[str]) -> None:
+    engine, _ = _engine(Told(awake))
+    disabled = (DisabledProposer("scripted", request("a", PROMPT).traffic_class),)
+    killed = frozenset({kill_scope("proposer", "scripted")})
+    engine.plan.apply(SpecPlan(disabled=disabled) if by == "breaker_open" else SpecPlan(killed=killed))
+    stats = terminals(run(engine, request("a", PROMPT)))["a"].stats
+    assert (set(stats.plain_steps), stats.mode.reason) == ({by}, by)
+
+
 class Napping(Told):
     """Lets all sequences draft in every third step only."""
 

@@ -215,6 +215,16 @@ def test_it_is_probed_after_a_while_and_closes_where_it_has_recovered() -> None:
     assert watched.breaker.disabled(7) is None
 
 
+def test_it_says_why_it_is_in_its_state() -> None:
+    assert Watched().breaker.why is None
+    assert (tripped().breaker.why, half_open().breaker.why) == ("acceptance", "acceptance")
+    forced = tripped()
+    forced.set("forced_open")
+    assert (forced.breaker.why, forced.breaker.by) == ("operator", "kim"), "not what opened it before"
+    forced.set("closed")
+    assert (forced.breaker.why, forced.breaker.by) == (None, "")
+
+
 def test_between_the_two_thresholds_it_stays_what_it_is() -> None:
     watched = Watched(settings=patient())
     assert watched.draft(1000, 0.1) == []

@@ -128,7 +128,10 @@ def _message(document: Any) -> str:
     return str(document)[:200]
 
 
-_BREAKERS = ("traffic_class", "proposer", "state", "tenants", "acceptance", "judged drafts=judged", "spent", "gained")
+_BREAKERS = (
+    *("traffic_class", "proposer", "state", "tenants", "reason", "by"),
+    *("acceptance", "judged drafts=judged", "spent", "gained"),
+)
 
 breaker = add_verbs(
     command_group("Show and set the circuit breakers of a running server, by proposer and traffic class."),
@@ -136,7 +139,7 @@ breaker = add_verbs(
         Verb(
             "list",
             "GET /admin/breakers",
-            "List the breakers: state and tenants it holds for, acceptance of first tokens, tokens spent and gained.",
+            "List the breakers: state, reason and tenants, acceptance of first tokens, tokens spent and gained.",
             columns={"breakers": _BREAKERS},
         ),
         Verb(

@@ -1,7 +1,7 @@
 """`prolepsis audit verify`: checks a chain against signatures and anchors, and says what they do not prove."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -86,7 +86,8 @@ def verify(
     """Verify every entry of the chain, its signed end and its anchors.
 
     Exit status 1 if anything was changed, 6 if nothing was found but the evidence does not suffice: without an anchor
-    it cannot be said whether the whole chain was replaced or its end cut off.
+    it cannot be said whether the whole chain was replaced or its end cut off, and without the public key of its server
+    whether that signed it.
     """
     noted = [parse_anchor(one) for one in anchor or ()]
     local = file is None and url is None
@@ -96,6 +97,8 @@ def verify(
             verified = verify_entries(exported(lines), known.evidence())
     else:
         with opened_log(store, url, key) as log:
+            if public_key is None:
+                known = _without_other_keys(known, log.signed)
             verified = verify_entries(log.entries(), known.evidence(log.head, log.signed))
     records = _records(store, known) if local else None
     _show(verified, records, known.forged, as_json=as_json)
@@ -109,9 +112,28 @@ def _records(store: str | None, known: Known) -> RecordsVerified:
 
 
 def _keys(given: Path | None, *, local: bool) -> PublicKeys | None:
+    """Return the keys in the file given, else those next to the audit key; None where this user has none."""
+    if given is not None or not local:
+        return None if given is None else PublicKeys.read(given)
     own = key_file(settings_here().server).with_suffix(".pub")
-    path = own if given is None and local and own.exists() else given
-    return None if path is None else PublicKeys.read(path)
+    try:
+        return PublicKeys.read(own) if own.exists() else None
+    except (ConfigError, OSError) as error:  # of another user, such as the server's
+        warn(f"{error}; name the server's public key with --public-key")
+        return None
+
+
+def _without_other_keys(known: Known, signed: SignedHead | None) -> Known:
+    """Return it without keys that sign neither the chain nor an anchor: they are of another server.
+
+    Keys that a person names with --public-key are taken at their word: another signature is then a fault.
+    """
+    heads = [*known.heads, *([signed] if signed is not None else [])]
+    if known.keys is None or not heads or any(map(known.keys.knows, heads)):
+        return known
+    path = key_file(settings_here().server).with_suffix(".pub")
+    warn(f"{path} has keys of another server: key {heads[-1].key_id} signed this chain; name it with --public-key")
+    return replace(known, keys=None)
 
 
 def _heads(given: Sequence[Path] | None, store: str | None, *, local: bool) -> list[SignedHead]:

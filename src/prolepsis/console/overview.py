@@ -9,6 +9,7 @@ from prolepsis.console.admin import Section
 from prolepsis.console.changes import marks, recent_changes
 from prolepsis.console.drawing import Chart, Line
 from prolepsis.console.pages import HOME, Page, Pages, Visit
+from prolepsis.console.proposers import WHY
 from prolepsis.console.runbook import Runbook
 from prolepsis.console.timeline import Span
 from prolepsis.console.traffic import TrafficReply
@@ -155,7 +156,8 @@ def _of_rollouts(reply: RolloutsReply) -> Iterator[Attention]:
 def _of_proposers(breakers: BreakersReply | None, drift: DriftReply | None) -> Iterator[Attention]:
     for one in breakers.breakers if breakers else ():
         if one.state in ("open", "half_open", "forced_open"):
-            text = f"Breaker of {one.proposer} in {one.traffic_class} is {one.state.replace('_', ' ')}."
+            text = f"Breaker of {one.proposer} in {one.traffic_class} is {one.state.replace('_', ' ')}"
+            text += f": {WHY[one.reason]}." if one.reason else "."
             yield Attention("warn", text, "/console/proposers#breakers", "BreakerOpen")
     for stream in drift.streams if drift else ():
         if stream.status in ("drifted", "cliff"):

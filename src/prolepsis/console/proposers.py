@@ -16,6 +16,17 @@ STATES = {
     "forced_closed": ("info", "forced closed"),
     "metrics_only": ("info", "metrics only"),
 }
+WHY = {
+    "acceptance": "first tokens were accepted too rarely",
+    "cost": "drafts cost more than they brought",
+    "errors": "several calls in a row failed",
+    "late": "several calls in a row took too long",
+    "overdue": "a call did not come back in time",
+    "shared": "it opened on another replica",
+    "cliff": "acceptance fell to nearly nothing",
+    "operator": "an operator set it",
+}
+"""Why a breaker is open, or in the state that it was set to."""
 SETTABLE = {
     "closed": "decides by itself",
     "forced_open": "forced open: never drafts",
@@ -36,6 +47,7 @@ def declare_proposers(pages: Pages, client: EngineClient) -> None:
             "memory": {one.proposer: one for one in cost.value.memory} if cost.value else {},
             "loaded": client.info.proposers,
             "states": STATES,
+            "why_open": WHY,
             "settable": SETTABLE,
             "may_swap": visit.may("POST", "/admin/heads/swap"),
             "may_set": visit.may("PUT", "/admin/breakers"),

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from prolepsis.core.config import CANDIDATE_HEAD
 from prolepsis.core.kill_scope import kill_scope
@@ -23,6 +24,8 @@ from prolepsis.spec.shadow import ShadowBudget
 from prolepsis.spec.window import StepLoad
 
 _OFF = SpeculationChoice("off")
+_PAUSED: tuple[PlainReason | None, ...] = ("too_costly", "breaker_open", "killed")
+"""Reasons of a row that is left without drafts before proposers are asked."""
 
 
 class Speculation:
@@ -109,7 +112,7 @@ class Speculation:
 
     def _pauses(self, row: Row) -> bool:
         """Return whether the row's sequence was left without drafts in this step, as they do not pay now."""
-        return row.plain == "too_costly" and self._awake is not None and row.sequence.key not in self._awake
+        return row.plain in _PAUSED and self._awake is not None and row.sequence.key not in self._awake
 
     def observe(self, rows: Sequence[Row], timing: StepTiming) -> None:
         """Learn what a step took and brought that only decoded, its drafts all where they are expected to pay."""
@@ -192,9 +195,18 @@ class Speculation:
             return list(rows)
         awake = self._awake = self.payback.begin(keys, len(rows), only_decodes=only_decodes)
         return [
-            row if choice.mode != "auto" or row.sequence.key in awake else _too_costly(row)
+            row if choice.mode != "auto" or row.sequence.key in awake else self._paused(row, plan)
             for row, choice in zip(rows, choices, strict=True)
         ]
+
+    def _paused(self, row: Row, plan: SpecPlan) -> Row:
+        """Return the row without drafts, as they do not pay now, or because no proposer may draft for it."""
+        is_barred = (plan.disabled or plan.killed) and self._allowed(row.sequence, plan) == ()
+        return replace(row, plain=self._barred(row, plan)) if is_barred else _too_costly(row)
+
+    def _barred(self, row: Row, plan: SpecPlan) -> PlainReason:
+        names = plan.proposers or self.proposers.names
+        return self._disabled.reason(row.sequence.request.source.speculation.proposers, names)
 
     def _drafted(
         self, decoding: Sequence[Row], choices: Sequence[SpeculationChoice], plan: SpecPlan, load: StepLoad
@@ -285,11 +297,7 @@ class Speculation:
         chosen = self.proposers.propose(wanted, plan, load, verify=verify)
         if not verify:
             self._shadow_budget.spend(self._clock() - began)
-        names = plan.proposers or self.proposers.names
-
-        def barred(row: Row) -> PlainReason:
-            return self._disabled.reason(row.sequence.request.source.speculation.proposers, names)
-
+        barred = partial(self._barred, plan=plan)
         return [
             _with_draft(row, request, choice, barred, verify=verify) if is_due else row
             for row, request, choice, is_due in zip(rows, requests, chosen, due, strict=True)
@@ -361,7 +369,7 @@ def _with_draft(
     """Return the row with its draft, or why it has none: what `barred` says, if no proposer may draft for it."""
     draft = None if choice.draft is None else cut_after_end(choice.draft, row.sequence.end_ids)
     plain: PlainReason | None = choice.plain
-    if request.allowed == () and plain == "no_draft":
+    if request.allowed == () and plain not in (None, "no_capacity"):
         plain = barred(row)
     if verify:
         return Row(row.sequence, row.start, row.num_tokens, draft, plain)  # `replace` takes five times as long

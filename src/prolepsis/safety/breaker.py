@@ -124,15 +124,24 @@ class Breaker:
     windows: Windows = field(default_factory=Windows)
     tenants: frozenset[str] = frozenset()
     """The only tenants for which it is open or probed, as the bad drafts were theirs; none: for all."""
+    by: str = ""
+    """The operator who set its state; empty: it decides itself."""
 
     def entered(self, state: State, now: float) -> Self:
         """Return the breaker in `state` from `now` on, with an empty window."""
         tenants = self.tenants if state in ("open", "half_open") else frozenset[str]()
-        return replace(self, state=state, since=now, began=self.seen, windows=Windows(), tenants=tenants)
+        return replace(self, state=state, since=now, began=self.seen, windows=Windows(), tenants=tenants, by="")
 
     def read(self, counts: TrafficClassCounts, half_life: float) -> Self:
         """Return the breaker with another reading in its windows."""
         return replace(self, seen=counts, windows=self.windows.read(self.seen, counts, half_life))
+
+    @property
+    def why(self) -> TripReason | Literal["operator"] | None:
+        """Why it is in its state: an operator set it, or what opened it; None where it is closed or only measures."""
+        if self.by or self.state in ("forced_open", "forced_closed"):
+            return "operator"
+        return self.reason if self.state in ("open", "half_open") else None
 
     @property
     def window(self) -> Window:
@@ -259,7 +268,7 @@ def set_state(breaker: Breaker, state: OperatorState, now: float, by: str) -> Tr
     """Return the breaker as an operator set it, with its event if the state changed."""
     if breaker.state == state:
         return breaker, ()
-    after = replace(breaker.entered(state, now), open_s=0.0)
+    after = replace(breaker.entered(state, now), open_s=0.0, by="" if state == "closed" else by)
     return after, (_event(breaker, after, "operator", now, by),)
 
 

@@ -152,7 +152,8 @@ class BreakerFeature(Feature):
     def shown_one(self, breaker: Breaker) -> "BreakerReply":
         """One breaker, for people."""
         probed_in_s = max(0.0, breaker.since + breaker.open_s - self._clock()) if breaker.state == "open" else None
-        return BreakerReply(state=breaker.state, probed_in_s=probed_in_s, **breaker.figures)
+        own = {"state": breaker.state, "reason": breaker.why, "by": breaker.by, "probed_in_s": probed_in_s}
+        return BreakerReply(**own, **breaker.figures)
 
     async def tick(self) -> None:
         """Process what the engine counted, and the file if it changed; cheap if nothing did."""
@@ -303,6 +304,10 @@ class BreakerReply(BreakerFigures):
     """A breaker now, with its figures."""
 
     state: State
+    reason: TripReason | Literal["operator"] | None
+    """Why it is in its state; null where it is closed."""
+    by: str
+    """The operator who set its state; empty: it decides itself."""
     probed_in_s: float | None
 
 

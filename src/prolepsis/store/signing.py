@@ -79,6 +79,10 @@ class PublicKeys:
             raise ConfigError(f"public key {path} has no {_BEGIN}", param="public_key")
         return cls({key_id(key): key for key in keys})
 
+    def knows(self, head: SignedHead) -> bool:
+        """Return whether a head names one of these keys."""
+        return head.key_id in self._keys
+
     def fault(self, head: SignedHead) -> str | None:
         """Return why a signed head proves nothing, None for one that does."""
         from cryptography.exceptions import InvalidSignature
