@@ -62,7 +62,7 @@ def _start_engine(settings: Settings, logs: "LogSettings", config: EngineConfig,
         return _upstream(config, metrics)
     scaling = Scaling.of(settings.server)
     if scaling.most > 1:
-        return _replicas(config, scaling, metrics)
+        return _replicas(config, scaling, metrics, settings.server.ray_address)
     reserved = _reserved(settings.server)
     if _has_own_process(settings.server, config):
         return _own_process(config, metrics, reserved, logs)
@@ -77,11 +77,11 @@ def _upstream(config: EngineConfig, metrics: "Metrics") -> "StartedEngine":
     return StartedEngine(upstream.client, upstream.tokenizer)
 
 
-def _replicas(config: EngineConfig, scaling: "Scaling", metrics: "Metrics") -> "StartedEngine":
+def _replicas(config: EngineConfig, scaling: "Scaling", metrics: "Metrics", address: str) -> "StartedEngine":
     from prolepsis.api.run import StartedEngine
     from prolepsis.ray.start import start_replicas
 
-    replicas = start_replicas(config, scaling, metrics)
+    replicas = start_replicas(config, scaling, metrics, address)
     return StartedEngine(replicas.client, replicas.tokenizer, follow=replicas.follow)
 
 

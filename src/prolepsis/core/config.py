@@ -178,6 +178,10 @@ def days_by_tenant(given: Iterable[str]) -> Mapping[str, float]:
     return days
 
 
+OWN_CLUSTER = "local"
+"""`ray_address` of a server that starts Ray itself."""
+
+
 class ServerConfig(BaseModel):
     """The settings of the HTTP server; every field has a flag, an environment variable and a file key of its name."""
 
@@ -195,6 +199,12 @@ class ServerConfig(BaseModel):
         default=None,
         ge=1,
         description="most engines on Ray Serve: their number follows the load, from replicas up; default: replicas",
+    )
+    ray_address: str = Field(
+        default=OWN_CLUSTER,
+        pattern=r"^(local|auto|[^/\s]+:[0-9]{1,5})$",
+        description="Ray cluster for the replicas: local: one of the server's own on this machine, which ends with it; "
+        "auto: the one that runs on this machine; or HOST:PORT",
     )
     samples_per_replica: int = Field(
         default=32,

@@ -1,13 +1,14 @@
 """The deployment of engines on Ray Serve, and its handle as the client sees it."""
 
 import asyncio
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import ray
+import structlog
 from ray import serve
+from ray.serve._private import replica as serve_replica
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import LoggingConfig
@@ -19,12 +20,12 @@ from prolepsis.models.files.tokenizer import Tokenizer
 from prolepsis.native.processor import default_threads
 from prolepsis.ray.arguments import DRAIN_S
 from prolepsis.ray.autoscaling import POLICY, Scaling
+from prolepsis.ray.cluster import LOOPBACK, Cluster
 from prolepsis.ray.messages import Report
 from prolepsis.ray.replica import EngineReplica, Notes
 
-APPLICATION = "prolepsis-engines"
-ENDS_SILENT_ONES = ("RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS", "1")
-"""A variable for Ray Serve's controller: replicas that fail their health checks are killed, and not drained first."""
+log = structlog.get_logger(__name__)
+
 CLAIMS_NOTHING: Mapping[str, int] = {"num_cpus": 0}
 """Of replicas of one machine: their threads are what they take, and Ray would count cores, not use."""
 _LOOK_BACK_S = 15.0
@@ -37,7 +38,10 @@ class ServedReplica(EngineReplica):
     def __init__(self, config: EngineConfig) -> None:
         notes = Notes()
         engine = start_engine(config, notes)
-        super().__init__(engine.client, notes, host=ray.util.get_node_ip_address())
+        host = ray.util.get_node_ip_address()
+        if host == LOOPBACK:
+            _keep_on_loopback()
+        super().__init__(engine.client, notes, host=host)
         self._tokenizer = engine.tokenizer
 
     def tokenizer(self) -> Tokenizer:
@@ -50,6 +54,19 @@ class ServedReplica(EngineReplica):
     async def __del__(self) -> None:
         """Ray Serve calls and awaits this before it ends the process, which has `drain_s` for it."""
         await self.leave()
+
+
+def _keep_on_loopback() -> None:
+    """Have this replica's own port of Ray Serve, which nothing here calls, listen on loopback; Ray has no setting."""
+    add = getattr(serve_replica, "add_port_to_grpc_server", None)
+    if add is None:
+        log.warning("replica_port_open", detail="Ray Serve listens on a port of each replica on all addresses")
+        return
+
+    def add_on_loopback(server: object, address: str) -> object:
+        return add(server, address.replace("[::]", LOOPBACK))
+
+    serve_replica.add_port_to_grpc_server = add_on_loopback
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,25 +161,40 @@ def sharing_cores(config: EngineConfig, num_replicas: int) -> EngineConfig:
     return config.model_copy(update={"threads": config.threads or max(1, default_threads() // num_replicas)})
 
 
-def start_local(config: EngineConfig, scaling: Scaling) -> LocalReplicas:
-    """Start Ray on this machine, and replicas that share its cores; return once all are ready."""
-    handle = started(engine_deployment(sharing_cores(config, scaling.most), scaling))
+def start_on(cluster: Cluster, config: EngineConfig, scaling: Scaling) -> LocalReplicas:
+    """Start replicas, which share the cores of this machine where Ray is the server's own; return once all are ready.
+
+    Raises `ConnectionError` without the cluster, and `ValueError` for what is no address.
+    """
+    if cluster.is_own:
+        replicas = engine_deployment(sharing_cores(config, scaling.most), scaling)
+    else:
+        replicas = engine_deployment(config, scaling, num_cpus=config.threads or 0)
+    handle = started(replicas, cluster)
     reports = [one for one in handle.handle.broadcast("report").results(timeout_s=60.0) if isinstance(one, Report)]
     if not reports:
         raise EngineDead("no replica reports")
     return LocalReplicas(handle, reports, handle.handle.tokenizer.remote().result(timeout_s=60.0))
 
 
-def started(replicas: serve.Application) -> ServeHandle:
-    """Start Ray on this machine with replicas alone; return once all are ready."""
-    os.environ.setdefault(*ENDS_SILENT_ONES)
-    ray.init(include_dashboard=False, configure_logging=False, _node_ip_address="127.0.0.1")
+def started(replicas: serve.Application, cluster: Cluster) -> ServeHandle:
+    """Start replicas alone on a cluster; return once all are ready.
+
+    An own one joins no other: neither what RAY_ADDRESS names nor what an earlier Ray noted on this machine.
+    """
+    if cluster.is_own:
+        ray.init(address="local", include_dashboard=False, configure_logging=False, _node_ip_address=LOOPBACK)
+    else:
+        ray.init(address=cluster.address, configure_logging=False)
     serve.start(proxy_location="Disabled", logging_config=LoggingConfig(log_level="WARNING", enable_access_log=False))
-    serve.run(replicas, name=APPLICATION, route_prefix=None)
-    return ServeHandle(serve.get_app_handle(APPLICATION))
+    serve.run(replicas, name=cluster.application, route_prefix=None)
+    return ServeHandle(serve.get_app_handle(cluster.application))
 
 
-def stop_local() -> None:
-    """End the replicas and Ray."""
-    serve.shutdown()
+def stop_on(cluster: Cluster) -> None:
+    """End the replicas, and Ray where it is the server's own; another's cluster keeps all else that it serves."""
+    if cluster.is_own:
+        serve.shutdown()
+    elif ray.is_initialized():
+        serve.delete(cluster.application)
     ray.shutdown()

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from prolepsis.core.config import EngineConfig
+from prolepsis.core.config import OWN_CLUSTER, EngineConfig
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.extras import RAY
 from prolepsis.engine.client import Demand
@@ -14,6 +14,7 @@ from prolepsis.failover.members import FailoverSettings, Member
 from prolepsis.models.files.tokenizer import Tokenizer
 from prolepsis.ray.autoscaling import Scaling
 from prolepsis.ray.client import ReplicasClient
+from prolepsis.ray.cluster import Cluster, prepare, started_aside
 from prolepsis.telemetry.metrics import Metrics
 
 _LOSSES = FailoverSettings(max_losses=10, max_failed_steps=1)
@@ -28,18 +29,31 @@ class StartedReplicas:
     """Is given what says the demand."""
 
 
-def start_replicas(config: EngineConfig, scaling: Scaling, metrics: Metrics) -> StartedReplicas:
-    """Start Ray on this machine with engines, which end with the client.
+def start_replicas(
+    config: EngineConfig, scaling: Scaling, metrics: Metrics, address: str = OWN_CLUSTER
+) -> StartedReplicas:
+    """Start engines, which end with the client, on a Ray of this server alone or on the cluster at `address`.
 
-    Raises `ConfigError` if Ray is not installed or the engine cannot be a replica, and `EngineDead` if none starts.
+    Raises `ConfigError` if Ray is not installed, the engine cannot be a replica or the cluster is not there, and
+    `EngineDead` if none starts.
     """
     check(config)
+    cluster = Cluster(address)
+    prepare(cluster)  # first: to look for a part of Ray imports Ray
     RAY.require(f"replicas {scaling.most}", "replicas")
-    from prolepsis.ray.serve import start_local, stop_local
+    from prolepsis.ray.serve import start_on, stop_on
 
-    local = start_local(config, scaling)
-    client = ReplicasClient(local.handle, local.reports, metrics, end=partial(_in_thread, stop_local))
+    end = partial(stop_on, cluster)
+    try:
+        local = started_aside(partial(start_on, cluster, config, scaling), nothing if cluster.is_own else end)
+    except (ConnectionError, ValueError) as error:
+        raise ConfigError(f"ray_address is {address!r}: {error}", param="ray_address") from error
+    client = ReplicasClient(local.handle, local.reports, metrics, end=partial(_in_thread, end))
     return StartedReplicas(kept(client, metrics), local.tokenizer, client.follow)
+
+
+def nothing() -> None:
+    """End nothing: Ray's processes end with this one."""
 
 
 def check(config: EngineConfig) -> None:

@@ -2,7 +2,7 @@
 
 import socket
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 
 import pytest
 
@@ -174,9 +174,24 @@ def test_a_full_server_and_another_vocabulary_are_refused() -> None:
     with (
         serving(full) as port,
         closing(address(port).connect()),
-        pytest.raises(ConnectionLost, match="too many connections"),
+        pytest.raises(ConnectionLost, match="1 engines are connected already"),
     ):
         address(port).connect()
+
+
+def test_silent_strangers_take_no_places_of_engines() -> None:
+    server = server_of(Echo(), ServerLimits(most_engines=1, most_strangers=2))
+    with serving(server) as port, ExitStack() as silent:
+        first, second, third = [
+            silent.enter_context(socket.create_connection(("127.0.0.1", port), timeout=WAIT_S)) for _ in range(3)
+        ]
+        assert _received(first) == [Refused("too many connections in the handshake")], "the oldest goes for a new one"
+        with closing(address(port).connect()):  # in place of the second
+            assert _received(second)[-1] == Refused("too many connections in the handshake")
+            assert server.engines
+        third.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            third.recv(1)
 
 
 def test_a_server_with_another_key_gets_no_tokens() -> None:

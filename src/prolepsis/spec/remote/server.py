@@ -71,7 +71,9 @@ class ServedModel:
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
     most_engines: int = 64
-    """Connections at once."""
+    """Engines at once, which have proven that they have the key."""
+    most_strangers: int = 64
+    """Connections at once in the handshake; beyond, the oldest is closed for a new one."""
     terms: Terms = field(default_factory=Terms)
     """Limits that each engine gets."""
 
@@ -108,6 +110,8 @@ class ProposeServer:
         assert self.limits.terms.most_draft_tokens <= MOST_NODES, "an engine takes no larger drafts"
         self.proposer = ContainedProposer(model.proposer, model.vocab_size)
         self.engines: set[_Engine] = set()
+        self.strangers: dict[_Engine, None] = {}
+        """Connections in the handshake, the oldest first."""
         self.numbers = count()
         self.arrived = asyncio.Event()
         self.gone: deque[_Served] = deque()
@@ -117,7 +121,8 @@ class ProposeServer:
     async def listen(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> asyncio.Server:
         """Begin to listen; raises `OSError`. Nothing is drafted until `run`."""
         loop = asyncio.get_running_loop()
-        return await loop.create_server(lambda: _Engine(self), host, port, ssl=tls)
+        tls_s = None if tls is None else _HANDSHAKE_S
+        return await loop.create_server(lambda: _Engine(self), host, port, ssl=tls, ssl_handshake_timeout=tls_s)
 
     async def run(self) -> None:
         """Draft until cancelled."""
@@ -127,7 +132,7 @@ class ProposeServer:
                 self.arrived.clear()
                 await self._draft()
         finally:
-            for engine in list(self.engines):
+            for engine in [*self.engines, *self.strangers]:
                 engine.abort()
             if self._worker is not None:
                 self._worker.shutdown(wait=True)
@@ -177,14 +182,15 @@ class _Engine(asyncio.Protocol):
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
         self._timer = asyncio.get_running_loop().call_later(_HANDSHAKE_S, self.leave, "no handshake in time")
-        if len(self._server.engines) >= self._server.limits.most_engines:
-            self.leave("too many connections")
-            return
-        self._server.engines.add(self)
+        strangers = self._server.strangers
+        if len(strangers) >= self._server.limits.most_strangers:
+            next(iter(strangers)).leave("too many connections in the handshake")
+        strangers[self] = None
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._timer.cancel()
         self._server.engines.discard(self)
+        self._server.strangers.pop(self, None)
         self._server.gone += self._sequences.values()
         self._sequences.clear()
         self._server.arrived.set()
@@ -214,6 +220,7 @@ class _Engine(asyncio.Protocol):
         log.warning("engine_refused", engine=self._number, reason=reason)
         if not self._is_proven:
             self._transport.write(encode(Refused(reason)))
+        self._server.strangers.pop(self, None)
         self._transport.close()
 
     def take_in(self) -> list[tuple[_Served, int]] | None:
@@ -264,7 +271,11 @@ class _Engine(asyncio.Protocol):
             raise ProtocolError("the engine has another key")
         if message.vocabulary != self._server.model.vocabulary:
             raise ProtocolError(_OTHER_VOCABULARY)
+        if len(self._server.engines) >= limits.most_engines:
+            raise ProtocolError(f"{limits.most_engines} engines are connected already")
         self._timer.cancel()
+        self._server.strangers.pop(self, None)
+        self._server.engines.add(self)
         self._is_proven = True
         self._reader.most = MOST_FROM_ENGINE
         self._transport.write(encode(key.welcome(self._hello, self._challenge, limits.terms)))

@@ -1,0 +1,110 @@
+"""The Ray cluster of a server's replicas: its own, which only this machine reaches, or one that `ray_address` names."""
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, MutableMapping
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from secrets import token_hex
+from types import FrameType
+from typing import NoReturn, TypeVar
+from uuid import uuid4
+
+from prolepsis.core.config import OWN_CLUSTER
+
+ENDS_SILENT_ONES = ("RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS", "1")
+"""A variable for Ray Serve's controller: replicas that fail their health checks are killed, and not drained first."""
+LOOPBACK = "127.0.0.1"
+_ON_LOOPBACK = ("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
+"""A variable that Ray reads where it is imported: this machine's address is then 127.0.0.1, as Ray has it on macOS.
+Otherwise Ray takes the address of the network for 127.0.0.1, and listens on all of them."""
+_END_S = 10.0
+"""How long what was begun on another's cluster may take to end."""
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """A cluster, and the application of Ray Serve that the replicas are there."""
+
+    address: str = OWN_CLUSTER
+    """`local`: one of the server's own; else one that runs: `auto`, or HOST:PORT."""
+    application: str = field(default_factory=lambda: f"prolepsis-engines-{uuid4().hex[:8]}")
+    """Servers on one cluster have one each."""
+
+    @property
+    def is_own(self) -> bool:
+        return self.address == OWN_CLUSTER
+
+
+def prepare(cluster: Cluster, environment: MutableMapping[str, str] = os.environ) -> None:
+    """Set the variables that Ray reads where it is imported and started; those that people set stay.
+
+    Ray asks for a token in a cluster of its own. Here it is in no file: Ray would write one that all may read.
+    """
+    environment.setdefault(*ENDS_SILENT_ONES)
+    if not cluster.is_own:
+        return
+    environment.update([_ON_LOOPBACK])
+    environment.pop("RAY_ADDRESS", None)
+    if not {"RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"} & environment.keys():
+        environment["RAY_AUTH_TOKEN"] = token_hex(32)
+
+
+def started_aside(start: Callable[[], Result], end: Callable[[], None]) -> Result:
+    """Return what `start` returns, or raise what it raises; while it runs, SIGTERM and SIGINT end this process.
+
+    `end` takes back what was begun, where others would keep it; it has seconds for that. The thread stays: Ray's
+    processes end with the thread that started them, and code of Ray that waits takes no signal in the main thread.
+    """
+    done: Future[Result] = Future()
+
+    def run() -> None:
+        try:
+            done.set_result(start())
+        except BaseException as error:  # contained: raised where it is waited for
+            done.set_exception(error)
+        threading.Event().wait()
+
+    threading.Thread(target=run, name="ray", daemon=True).start()
+    try:
+        with _signals_raise():
+            return done.result()
+    except _Signalled as signalled:
+        ending = threading.Thread(target=end, name="ray-end", daemon=True)
+        ending.start()
+        ending.join(_END_S)
+        end_by(signalled.number)
+
+
+class _Signalled(BaseException):
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+def end_by(number: int) -> NoReturn:
+    """End this process by a signal; what Ray does at an exit may wait for what never comes."""
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+    raise SystemExit(128 + number)
+
+
+@contextmanager
+def _signals_raise() -> Iterator[None]:
+    """Raise `_Signalled` in the main thread for SIGTERM and SIGINT; another thread gets no signals."""
+
+    def take(number: int, frame: FrameType | None) -> NoReturn:
+        raise _Signalled(number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, take) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
