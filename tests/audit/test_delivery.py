@@ -4,6 +4,7 @@ import errno
 import io
 import json
 import socket
+import stat
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -100,9 +101,12 @@ def test_a_cursor_begins_where_configured_and_passes_over_skipped_actions() -> N
 def test_a_file_keeps_its_lines_or_begins_again(tmp_path: Path) -> None:
     file = tmp_path / "audit.jsonl"
     for append in (False, True, False):
+        if not append and file.exists():
+            file.chmod(0o644)
         with closing(destination(str(file), append=append)) as to:
             to.deliver(chain_of(2))
         assert len(file.read_text().splitlines()) == (4 if append else 2)
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600, "it may hold texts of clients"
     assert json.loads(file.read_text().splitlines()[0])["details"]["subject"] == "é"
     with pytest.raises(ConfigError, match="cannot be written"):
         destination(str(tmp_path / "missing" / "file"), append=True)

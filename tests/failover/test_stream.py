@@ -1,7 +1,10 @@
 """Figures of one request over several engines."""
 
+from prolepsis.core.events import Tokens
+from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.core.stats import DeviceSeconds, EffectiveMode, ProposerCounts, RequestStats
-from prolepsis.failover.stream import joined
+from prolepsis.failover.stream import KeptStream, joined
+from tests.fake_client import INFO
 
 
 def part(num_steps: int, heads: dict[str, str | None], *, drafts: bool) -> RequestStats:
@@ -37,3 +40,21 @@ def test_drafts_of_two_heads_are_evidence_of_neither() -> None:
 
 def test_without_any_part_there_is_nothing() -> None:
     assert joined([]) == RequestStats()
+
+
+def test_a_pause_is_what_the_client_waited_not_what_the_loss_took() -> None:
+    now = 100.0
+    stream = KeptStream(GenerateRequest("a", (1,), SamplingParams()), lambda: now)
+    now = 101.0
+    stream.take(Tokens("a", 0, (7,), position=0), INFO)
+    now = 106.0  # it said nothing for 5 s
+    stream.lose("replica_lost")
+    now = 106.5
+    _, continued = stream.take(Tokens("a", 0, (8,), position=1), INFO)
+    assert continued is not None
+    assert (continued.num_tokens, continued.pause_s) == (1, 5.5)
+    stream.lose("replica_lost")
+    now = 107.0
+    _, again = stream.take(Tokens("a", 0, (9,), position=2), INFO)
+    assert again is not None
+    assert again.pause_s == 0.5

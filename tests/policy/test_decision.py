@@ -58,6 +58,18 @@ def test_a_request_that_comes_after_a_rollback_has_a_reason_of_its_own(
     assert (choice.mode, choice.off_reason) == ("off", reason)
 
 
+@pytest.mark.parametrize(
+    ("arm", "requested", "may"),
+    [("control", UNSTATED, True), ("control", SpeculationRequest("off"), False), (None, UNSTATED, False)],
+)
+def test_only_what_a_rollout_compares_may_be_served_by_what_speculates(
+    arm: str | None, requested: SpeculationRequest, may: bool
+) -> None:
+    assignment = Assignment("r@1", 1, 1, "unassigned", "off") if arm else None
+    choice = decide("r", Terms(mode="on" if arm else "off"), requested, assignment=assignment).choice
+    assert (choice.mode, choice.may_fall_back) == ("off", may)
+
+
 def test_proposers_are_narrowed_never_widened() -> None:
     terms = Terms(mode="on", proposers=("suffix", "grammar"))
     assert decide("r", terms, SpeculationRequest(proposer="suffix")).choice.proposers == ("suffix",)

@@ -138,7 +138,8 @@ async def test_the_time_of_a_pool_is_charged(client: UpstreamClient) -> None:
 
 
 @pytest.mark.parametrize(
-    ("gone", "choice", "mode"), [("speculating", SpeculationChoice(), "off"), ("plain", OFF, "on")]
+    ("gone", "choice", "mode"),
+    [("speculating", SpeculationChoice(), "off"), ("plain", SpeculationChoice("off", may_fall_back=True), "on")],
 )
 async def test_requests_of_a_pool_that_is_gone_go_to_the_other_one(
     plain: FakeUpstream, speculating: FakeUpstream, gone: Any, choice: SpeculationChoice, mode: str
@@ -165,6 +166,18 @@ async def test_requests_of_a_pool_that_is_gone_go_to_the_other_one(
         assert lost.is_up
         assert stats_of(await collect(client, request("c", speculation=choice))).mode.reason != "pool_down"
         await client.close()
+
+
+@pytest.mark.parametrize("choice", [OFF, SpeculationChoice("off", "policy_off"), SpeculationChoice("shadow")])
+async def test_a_request_that_is_pinned_plain_is_refused_while_the_plain_pool_is_gone(
+    client: UpstreamClient, plain: FakeUpstream, speculating: FakeUpstream, choice: SpeculationChoice
+) -> None:
+    plain.status = 500
+    for number in range(2):
+        with pytest.raises(UpstreamUnavailable, match=r"plain pool: .*the request is to be plain"):
+            await collect(client, request(str(number), speculation=choice))
+    assert speculating.asked == []
+    assert "plain pool: answered 500" in client.health().detail
 
 
 async def test_a_killed_request_fails_rather_than_speculates(client: UpstreamClient, plain: FakeUpstream) -> None:

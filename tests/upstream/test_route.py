@@ -38,10 +38,9 @@ def disabled(probes: int = 0, proposer: str = "upstream", traffic_class: str = C
 @pytest.mark.parametrize(
     ("route", "reason"),
     [
-        (routed(mode="off", off_reason="policy_off"), "policy_off"),
-        (routed(num_speculative_tokens=0), "requested_off"),
+        (routed(mode="off", off_reason="policy_off", may_fall_back=True), "policy_off"),
         (routed(num_speculative_tokens=DEPTH - 1), "plain_only"),
-        (routed(mode="shadow"), "plain_only"),
+        (routed(mode="shadow", may_fall_back=True), "plain_only"),
         (routed(params=SamplingParams(min_p=0.1)), "plain_only"),
         (routed(proposers=("suffix",)), "no_draft"),
         (routed(depth=0), "no_draft"),
@@ -58,6 +57,11 @@ def test_others_are_for_the_plain_pool_and_may_go_to_the_other_one(route: Route,
 @pytest.mark.parametrize(
     ("route", "reason"),
     [
+        (routed(mode="off", off_reason="policy_off"), "policy_off"),
+        (routed(mode="off", off_reason="flag_off"), "flag_off"),
+        (routed(mode="off"), "requested_off"),
+        (routed(num_speculative_tokens=0), "requested_off"),
+        (routed(mode="shadow"), "plain_only"),
         (routed(SpecPlan(num_speculative_tokens=0, reason="killed")), "killed"),
         (routed(SpecPlan(num_speculative_tokens=DEPTH, killed=frozenset({"tenant:bank"}))), "killed"),
         (routed(SpecPlan(num_speculative_tokens=DEPTH, killed=frozenset({"proposer:upstream"}))), "killed"),
@@ -71,7 +75,9 @@ def test_others_are_for_the_plain_pool_and_may_go_to_the_other_one(route: Route,
         (routed(disabled(), mode="shadow"), "breaker_open"),
     ],
 )
-def test_what_a_safeguard_stopped_never_goes_to_the_speculating_pool(route: Route, reason: EffectiveReason) -> None:
+def test_what_is_pinned_plain_or_a_safeguard_stopped_never_goes_to_the_speculating_pool(
+    route: Route, reason: EffectiveReason
+) -> None:
     assert (route.pool, route.reason) == ("plain", reason)
     assert route.pools == ("plain",)
 

@@ -3,13 +3,14 @@
 import json
 import os
 import socket
+import stat
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Protocol
+from typing import IO, TYPE_CHECKING, Protocol, TextIO
 from urllib.parse import SplitResult
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
@@ -187,12 +188,24 @@ def destination(name: str, *, append: bool) -> Destination:
     if scheme_of(name) or not name:
         raise ConfigError(f"output is {name[:80]!r}; allowed: {_ALLOWED}", param="output")
     try:
-        file = Path(name).open("a" if append else "w", encoding="utf-8")  # noqa: SIM115  # JsonLines closes it
+        file = _own_file(Path(name), append=append)
         if append and Path(name).is_file() and _ends_in_mid_line(Path(name)):
             file.write("\n")  # its writer was killed: the next entry has a line of its own
         return JsonLines(file)
     except OSError as error:
         raise ConfigError(f"{name} cannot be written: {error.strerror}", param="output") from None
+
+
+def _own_file(path: Path, *, append: bool) -> TextIO:
+    """Open a file that only its owner may read, as entries may hold texts; one that is continued stays as it is."""
+
+    def own(name: str, flags: int) -> int:
+        descriptor = os.open(name, flags, 0o600)
+        if not append and stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.fchmod(descriptor, 0o600)
+        return descriptor
+
+    return open(path, "a" if append else "w", encoding="utf-8", opener=own)  # JsonLines closes it
 
 
 def _ends_in_mid_line(file: Path) -> bool:

@@ -55,4 +55,4 @@ class Continued:
     num_tokens: int
     """Output tokens of all samples that its consumer had at that time."""
     pause_s: float
-    """From the loss until the next token."""
+    """What its consumer waited: from the last tokens before the loss, or its arrival, to the next ones."""

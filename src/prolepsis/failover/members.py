@@ -57,7 +57,7 @@ class FailoverMetrics:
     def __init__(self, registry: CollectorRegistry) -> None:
         text = "Requests that lost their engine and went on in another, by why it was lost and whether exactly"
         self._continued = counter(registry, "continuations", text, "reason", "result")
-        text = "Time from the loss of an engine until the next token of a request that went on"
+        text = "Time that clients waited for the next token of a request that lost its engine and went on"
         self._pauses = histogram(registry, "continuation_pause_seconds", text)
         text = "Requests that lost their engine and ended with it, by why"
         self._refused = counter(registry, "continuations_refused", text, "reason")

@@ -85,7 +85,9 @@ class KeptStream:
         self._continued: list[Continued] = []
         self._not_exact: dict[str, None] = {}
         self._first_token_s: float | None = None
-        self._lost: tuple[EngineLoss, float] | None = None
+        self._lost: EngineLoss | None = None
+        self._told_at = self.arrival
+        """When its consumer got the last tokens."""
 
     @property
     def num_tokens(self) -> int:
@@ -138,7 +140,7 @@ class KeptStream:
             self._parts.append(part)
         self.losses.append(loss)
         self.is_interrupted = False
-        self._lost = self._lost or (loss, self._clock())
+        self._lost = self._lost or loss
 
     def end(self, terminal: Terminal) -> Terminal:
         """Return the terminal event with the figures of all engines."""
@@ -176,10 +178,11 @@ class KeptStream:
             self._ended.add(event.index)
 
     def _resumed(self, num_new: int) -> Continued | None:
+        since, self._told_at = self._told_at, self._clock()
         if self._lost is None:
             return None
-        (loss, since), self._lost = self._lost, None
+        loss, self._lost = self._lost, None
         before = self.num_tokens - num_new
         self._not_exact |= dict.fromkeys(self.differences)
-        self._continued.append(Continued(loss=loss, num_tokens=before, pause_s=self._clock() - since))
+        self._continued.append(Continued(loss=loss, num_tokens=before, pause_s=self._told_at - since))
         return self._continued[-1]

@@ -80,7 +80,8 @@ class Decision:
         """Return the decision with that of the flag, which may turn off what caller and policy left on."""
         if flag.value or not self.choice.enabled:
             return replace(self, flag=flag)
-        return replace(self, choice=replace(self.choice, mode="off", off_reason="flag_off"), flag=flag)
+        off = replace(self.choice, mode="off", off_reason="flag_off", may_fall_back=False)
+        return replace(self, choice=off, flag=flag)
 
 
 ALONE = Terms(mode="on")
@@ -144,6 +145,7 @@ def decide(
             num_speculative_tokens=ceiling,
             proposers=terms.proposers if requested.proposer is None else (requested.proposer,),
             rollout_run=assignment.rollout_run if assignment is not None and is_canary and by_rollout else "",
+            may_fall_back=source == "eligibility" or (assignment is not None and source == "policy"),
         ),
         emit=requested.emit or terms.emit,
         sources={

@@ -49,6 +49,7 @@ class UpstreamAnswer:
             if self._first_token_s is None:
                 self._first_token_s = time.monotonic() - self.stream.arrival
         self.stream.put(event)
+        sample.told_at = time.monotonic()
         return bool(event.token_ids)
 
     def charge(self, prefill_s: float, decode_s: float) -> None:
@@ -57,7 +58,10 @@ class UpstreamAnswer:
         self._device.plain += decode_s
 
     def continued(self, num_tokens: int, pause_s: float) -> None:
-        """A pool was lost after `num_tokens` tokens of a sample, and another one went on with it."""
+        """A pool was lost after `num_tokens` tokens of a sample, and another one went on with it.
+
+        `pause_s`: from the last tokens of the lost one to the first of the other.
+        """
         self._continued.append(Continued(loss="replica_lost", num_tokens=num_tokens, pause_s=pause_s))
 
     def stats(self) -> RequestStats:

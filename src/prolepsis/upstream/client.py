@@ -252,12 +252,17 @@ class UpstreamClient:
                 await self._doubt(pool, lost)
                 if sample.ended:
                     return
-                lost_at = time.monotonic() if sample.num_output_tokens else None
+                lost_at = sample.told_at or None
+        if answer.route.is_stopped:
+            whys.append(f"the request is to be plain ({answer.route.reason}), so no pool that speculates serves it")
         what = "no upstream engine serves the request: " + "; ".join(whys)
         raise UpstreamInvalid(what) if is_malformed else UpstreamUnavailable(what)
 
     async def _attempt(self, answer: UpstreamAnswer, sample: UpstreamSample, pool: Pool, lost_at: float | None) -> None:
-        """Have a pool serve what is left of a sample; `lost_at`: when another one was lost in the middle of it."""
+        """Have a pool serve what is left of a sample.
+
+        `lost_at`: when another one, which was lost in the middle of it, brought its last tokens.
+        """
         if pool.facts is None:
             raise PoolLost(pool.detail)
         began, first = pool.time.enter(), None
@@ -269,11 +274,11 @@ class UpstreamClient:
                         raise PoolMalformed(f"says token {max(chunk.token_ids)}, which the model does not have")
                     if sample.ended and chunk.token_ids and chunk.finish is None:
                         break  # the engine does not know of this end
-                    num_before = sample.num_output_tokens
+                    num_before, now = sample.num_output_tokens, time.monotonic()
                     if answer.take(sample, chunk, pool.name) and first is None:
                         first = pool.time.read()
                         if lost_at is not None:
-                            answer.continued(num_before, time.monotonic() - lost_at)
+                            answer.continued(num_before, now - lost_at)
             if not sample.ended:
                 raise PoolLost("ended a stream without saying how")
             outcome = "finished"

@@ -6,7 +6,7 @@ from typing import Literal
 from prolepsis.core.config import UPSTREAM, UpstreamApi
 from prolepsis.core.kill_scope import kill_scope
 from prolepsis.core.plan import SpecPlan
-from prolepsis.core.requests import GenerateRequest
+from prolepsis.core.requests import GenerateRequest, SpeculationChoice
 from prolepsis.core.stats import EffectiveReason
 from prolepsis.engine.accounting import why_plan_is_off
 from prolepsis.upstream.capabilities import may_speculate
@@ -20,7 +20,8 @@ class Route:
     reason: EffectiveReason
     """Why it is the plain pool; of the other one, `speculating`."""
     is_stopped: bool = False
-    """A safeguard stops speculation for it: it stays out of the speculating pool even while no other is there."""
+    """A safeguard, a rule, its caller or a flag says that it is plain: it stays out of the speculating pool even while
+    no other is there."""
 
     @property
     def pools(self) -> tuple[PoolName, ...]:
@@ -38,7 +39,17 @@ def route_of(request: GenerateRequest, plan: SpecPlan, api: UpstreamApi, num_dra
     reason = _why_off(request, plan) or _why_not_there(request, plan, api, num_draft_tokens)
     if reason is None:
         return Route("speculating", "speculating")
-    return Route("plain", reason, _is_stopped(request, plan))
+    return Route("plain", reason, _is_pinned(request.speculation) or _is_stopped(request, plan))
+
+
+def _is_pinned(choice: SpeculationChoice) -> bool:
+    """Return whether no draft of it may be verified, whatever is there.
+
+    The control of a rollout, and a traffic class that is not eligible yet, may be served by what speculates: the one
+    loses evidence, the other may draft one day. Shadow is for them, or it is a rule's mode.
+    """
+    is_off = choice.mode in ("off", "shadow") or choice.num_speculative_tokens == 0
+    return is_off and not choice.may_fall_back
 
 
 def _is_stopped(request: GenerateRequest, plan: SpecPlan) -> bool:

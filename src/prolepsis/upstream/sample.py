@@ -38,6 +38,8 @@ class UpstreamSample:
         self.matcher = None
         """The engine keeps to the grammar."""
         self.ended = False
+        self.told_at = 0.0
+        """When the reader got its last tokens, by the monotonic clock; 0: it got none."""
         self.drafts: ProposerCounts | None = None
         """What the pools said of drafts."""
         self._request = request
