@@ -29,6 +29,7 @@ from tests.loopback import serving
 from tests.upstream.fakes import APIS, DEPTH, FakeUpstream, client_of, pool_at, request, two_pools
 
 OFF = SpeculationChoice("off")
+CONTROL = SpeculationChoice("off", may_fall_back=True)
 
 
 async def collect(client: UpstreamClient, asked: GenerateRequest) -> list[Event]:
@@ -139,7 +140,7 @@ async def test_the_time_of_a_pool_is_charged(client: UpstreamClient) -> None:
 
 @pytest.mark.parametrize(
     ("gone", "choice", "mode"),
-    [("speculating", SpeculationChoice(), "off"), ("plain", SpeculationChoice("off", may_fall_back=True), "on")],
+    [("speculating", SpeculationChoice(), "off"), ("plain", CONTROL, "on")],
 )
 async def test_requests_of_a_pool_that_is_gone_go_to_the_other_one(
     plain: FakeUpstream, speculating: FakeUpstream, gone: Any, choice: SpeculationChoice, mode: str

@@ -75,9 +75,7 @@ def test_others_are_for_the_plain_pool_and_may_go_to_the_other_one(route: Route,
         (routed(disabled(), mode="shadow"), "breaker_open"),
     ],
 )
-def test_what_is_pinned_plain_or_a_safeguard_stopped_never_goes_to_the_speculating_pool(
-    route: Route, reason: EffectiveReason
-) -> None:
+def test_what_is_pinned_or_stopped_never_goes_to_the_speculating_pool(route: Route, reason: EffectiveReason) -> None:
     assert (route.pool, route.reason) == ("plain", reason)
     assert route.pools == ("plain",)
 

@@ -1,9 +1,10 @@
 """The one list of features, each built from what the server has."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from uuid import uuid4
 
 from openfeature.provider import FeatureProvider
 from prometheus_client import CollectorRegistry
@@ -46,6 +47,7 @@ from prolepsis.policy.routes import policy_routes
 from prolepsis.policy.runtime import Policies
 from prolepsis.replicas.registry import ReplicaRegistry
 from prolepsis.replicas.wakeups import Wakeups
+from prolepsis.rollout.deployment import deployment_id, instances_of
 from prolepsis.rollout.routes import rollout_routes
 from prolepsis.rollout.runtime import Rollouts
 from prolepsis.rollout.shadow_runtime import ShadowFeature
@@ -55,6 +57,7 @@ from prolepsis.safety.features import Safety, safety_features
 from prolepsis.safety.known_scopes import KnownScopes
 from prolepsis.store import signing
 from prolepsis.store.allowances import AllowanceTable
+from prolepsis.store.controls import ControlTable
 from prolepsis.store.database import Database
 from prolepsis.store.notices import Topic, can_listen
 from prolepsis.store.replicas import ReplicaTable
@@ -201,7 +204,7 @@ def _listed(given: _Given, shared: _Shared) -> Sequence[Feature | None]:
         shared.costs,
         sources.policies,
         sources.rollouts,
-        _silences(given),
+        _silences(given, shared.replicas),
         shared.eligibility,
         DraftHeads(client, emit=emit),
         ShadowFeature(lambda: client.info, policy=lambda: given.policy_version),
@@ -370,11 +373,23 @@ def _tracing(given: _Given) -> TracingFeature | None:
     return TracingFeature(sender, given.registry, share=given.config.trace_sample)
 
 
-def _silences(given: _Given) -> Silences | None:
-    rollouts = given.sources.rollouts
+def _silences(given: _Given, replicas: ReplicaRegistry) -> Silences | None:
+    rollouts, database = given.sources.rollouts, given.database
     if rollouts is None or given.config.alertmanager == OFF:
         return None
-    silences = Silences(given.config.alertmanager, given.registry, emit=given.emit)
+    alone = uuid4().hex[:12]  # without a store no other server shares the rollouts
+
+    def labels() -> Mapping[str, Collection[str]]:
+        instances = instances_of(replicas.addresses)
+        return {"model": [given.client.info.model], "region": [given.config.region], "instance": instances}
+
+    silences = Silences(
+        given.config.alertmanager,
+        given.registry,
+        emit=given.emit,
+        deployment=partial(deployment_id, ControlTable(database)) if database is not None else lambda: alone,
+        labels=labels,
+    )
     rollouts.listen(silences.on_change)
     return silences
 

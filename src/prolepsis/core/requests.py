@@ -178,7 +178,7 @@ class SpeculationChoice:
     rollout_run: str = ""
     """The run of a rollout that it drafts under; what is rolled back stops by this name (`StopRun`)."""
     may_fall_back: bool = False
-    """Where it is plain, or shadow: an engine that verifies drafts may serve it while no other is there (`upstream`)."""
+    """Where it is plain, or shadow: an engine that drafts may serve it while no other is there (`upstream`)."""
 
     @property
     def enabled(self) -> bool:

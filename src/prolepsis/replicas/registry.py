@@ -127,6 +127,11 @@ class ReplicaRegistry(Feature):
         others = [one for one in self._seen if one.replica != self.replica and one.seen_s_ago < LOST_S]
         return 1 + len(others)
 
+    @property
+    def addresses(self) -> list[str]:
+        """URLs of the servers that share the store, as last known."""
+        return [one.address for one in self.shown().replicas if one.here or one.state != "lost"]
+
     def shown(self) -> ReplicasReply:
         """Return all replicas, the longest running first."""
         age_s = self._clock() - self._seen_at

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -14,8 +14,9 @@ from prometheus_client import CollectorRegistry
 from pydantic import BaseModel, Field, TypeAdapter
 
 from prolepsis.core.audit_event import SERVER, AuditEvent, Emit
-from prolepsis.core.errors import ConfigError
+from prolepsis.core.errors import ConfigError, StoreUnavailable
 from prolepsis.core.network import address, without_user
+from prolepsis.rollout.deployment import matchers_of
 from prolepsis.rollout.live import LiveRollout
 from prolepsis.rollout.machine import Kind, RolloutEvent
 from prolepsis.telemetry.declare import counter
@@ -70,21 +71,34 @@ class Silences(Feature):
     """Posts one silence for each stage of a rollout and expires it when the stage ends. Belongs to one event loop.
 
     The replica that makes a change calls Alertmanager. It finds the silences of the rollout by their author, so that
-    it can expire those of other replicas and of its own earlier start.
+    it can expire those of other replicas and of its own earlier start, and none of another deployment.
     """
 
     name = "silences"
     period_s = 2.0
 
     def __init__(
-        self, url: str, registry: CollectorRegistry, *, emit: Emit, clock: Callable[[], float] = time.time
+        self,
+        url: str,
+        registry: CollectorRegistry,
+        *,
+        emit: Emit,
+        deployment: Callable[[], str],
+        labels: Callable[[], Mapping[str, Collection[str]]] = dict,
+        clock: Callable[[], float] = time.time,
     ) -> None:
-        """`clock`: Unix time. Raises `ConfigError` for an invalid address."""
+        """`deployment`: name of the servers that share these rollouts; it may block, and raise `StoreUnavailable`.
+
+        `labels`: those of their alerts, with the values that are theirs. `clock`: Unix time. Raises `ConfigError` for
+        an invalid address.
+        """
         check_alertmanager(url)
         self._url = url
         self._tls = httpx.create_ssl_context()  # takes milliseconds, which the event loop must not wait for later
         self._emit = emit
         self._clock = clock
+        self._deployment = deployment
+        self._labels = labels
         self._due: dict[str, _Due] = {}
         """By rollout: the last change that was made here."""
         text = "Silences of rollouts in Alertmanager: posted, expired, failed (given up)"
@@ -115,11 +129,16 @@ class Silences(Feature):
     async def _told(self, due: _Due) -> bool:
         """Tell of a change; return whether that is done or given up."""
         try:
+            author = author_of(await asyncio.to_thread(self._deployment), due.event.rollout_id)
             async with httpx.AsyncClient(base_url=self._url, verify=self._tls, timeout=TIMEOUT_S) as http:
-                await self._expire(http, due.event)
+                await self._expire(http, due.event, author)
                 if due.event.kind in BEGINS:
-                    await self._post(http, due)
-        except (httpx.HTTPError, ValueError) as error:  # contained: without its silence a rollout continues
+                    await self._post(http, due, author)
+        except (
+            httpx.HTTPError,
+            ValueError,
+            StoreUnavailable,
+        ) as error:  # contained: without its silence a rollout continues
             due.tries_left -= 1
             status = error.response.status_code if isinstance(error, httpx.HTTPStatusError) else None
             log.warning(
@@ -134,18 +153,19 @@ class Silences(Feature):
             return not due.tries_left
         return True
 
-    async def _expire(self, http: httpx.AsyncClient, event: RolloutEvent) -> None:
+    async def _expire(self, http: httpx.AsyncClient, event: RolloutEvent, author: str) -> None:
         """End the silences of the rollout, whichever replica posted them."""
         query = {"filter": [f'{label}="{value}"' for label, value in MUTED.items()]}
         reply = await http.get(f"{_PATH}s", params=query)
         for posted in _LISTED.validate_json(reply.raise_for_status().content):
-            if posted.created_by == author_of(event.rollout_id) and posted.status.get("state") != "expired":
+            if posted.created_by == author and posted.status.get("state") != "expired":
                 (await http.delete(f"{_PATH}/{quote(posted.id, safe='')}")).raise_for_status()
                 self._results.labels("expired").inc()
                 self._record("rollout.silence_expired", event, {"silence": posted.id, "because": event.kind})
 
-    async def _post(self, http: httpx.AsyncClient, due: _Due) -> None:
-        silence = silence_of(due.rollout, self._clock())
+    async def _post(self, http: httpx.AsyncClient, due: _Due, author: str) -> None:
+        labels = {**self._labels(), "rule": [due.rollout.target.rule]}
+        silence = silence_of(due.rollout, self._clock(), author, labels)
         reply = await http.post(f"{_PATH}s", json=silence)
         created = Created.model_validate_json(reply.raise_for_status().content)
         self._results.labels("posted").inc()
@@ -156,23 +176,31 @@ class Silences(Feature):
         self._emit(AuditEvent(actor=SERVER, action=action, subject=event.rollout_id, after=after, versions=versions))
 
 
-def silence_of(rollout: LiveRollout, now: float) -> dict[str, object]:
-    """Return the silence of the present stage in Alertmanager's format; it begins `now` (Unix time)."""
+def silence_of(
+    rollout: LiveRollout, now: float, author: str, labels: Mapping[str, Collection[str]]
+) -> dict[str, object]:
+    """Return the silence of the present stage in Alertmanager's format; it begins `now` (Unix time).
+
+    It mutes alerts with `labels`, by the values of each; an alert over several servers or rules lacks some of them.
+    """
     state, target = rollout.state, rollout.target
     stage = target.settings.stages[state.stage]
     matchers = [{"name": label, "value": value, "isRegex": False, "isEqual": True} for label, value in MUTED.items()]
     return {
-        "matchers": matchers,
+        "matchers": [*matchers, *matchers_of(labels)],
         "startsAt": _written(now),
         "endsAt": _written(now + min(stage.maximum_s, MOST_S)),
-        "createdBy": author_of(state.rollout_id),
+        "createdBy": author,
         "comment": f"rollout of rule {target.rule}, stage {stage.name}, policy {state.policy_version}",
     }
 
 
-def author_of(rollout_id: str) -> str:
-    """Return the author of a rollout's silences, by which they are found."""
-    return f"prolepsis rollout {rollout_id}"
+def author_of(deployment: str, rollout_id: str) -> str:
+    """Return the author of a rollout's silences, by which they are found.
+
+    Deployments of one policy and model have rollouts of the same name.
+    """
+    return f"prolepsis {deployment} rollout {rollout_id}"
 
 
 def check_alertmanager(url: str) -> None:
