@@ -1,9 +1,11 @@
 """Precedence, refusal of what is unknown, and the spellings of each source."""
 
+import re
 from pathlib import Path
 
 import pytest
 
+import prolepsis
 from prolepsis.cli.config import SECTIONS, field_names, load_settings, misspelt_variables
 from prolepsis.core.errors import ConfigError
 
@@ -105,6 +107,14 @@ def test_a_file_may_hold_lists_and_yaml_booleans_where_words_are_meant(tmp_path:
     assert settings.engine.strict == "on"
     assert settings.engine.prefix_cache is False
     assert settings.engine.threads is None
+
+
+def test_every_variable_that_the_program_reads_is_known() -> None:
+    source = Path(prolepsis.__file__).parent
+    texts = [path.read_text() for path in source.rglob("*") if path.suffix in (".py", ".cpp", ".h")]
+    named = {name for text in texts for name in re.findall(r"PROLEPSIS_[A-Z_]*[A-Z]", text)}
+    assert "PROLEPSIS_API_KEY" in named
+    assert list(misspelt_variables(dict.fromkeys(named, "x"))) == []
 
 
 def test_a_misspelt_variable_is_found_and_a_foreign_one_is_not() -> None:

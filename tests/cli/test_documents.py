@@ -30,6 +30,8 @@ def show(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
         ({"tenants": []}, "tenants all"),
         ({"rules": ["a", "b"]}, "rules a, b"),
         ({"num_tokens": 1234567}, "tokens 1,234,567"),
+        ({"seed": 4503599627370497}, "seed 4503599627370497"),
+        ({"entry": 123456}, "entry 123456"),
         ({"match_rate": 0.98765}, "match rate 98.77%"),
         ({"gained": 0.123456}, "gained 0.1235"),
         ({"created_at": 0.0}, "created at 1970-01-01 00:00:00"),

@@ -29,6 +29,8 @@ _EMPTY = {"tenants": "all"}
 """What an empty list of these stands for."""
 _GROUPED = 10_000
 """Whole numbers from here on are written with commas."""
+_NAMES = ("seed", "seq", "entry", "port")
+"""Numbers that name something: they are pasted into the next command."""
 
 
 def print_reply(document: Mapping[str, Any], columns: Columns | None = None, *, as_json: bool) -> None:
@@ -133,6 +135,8 @@ def _shown_number(name: str, value: float) -> str:
         return size(value)
     if _SECONDS.search(name):
         return duration(value)
+    if name in _NAMES:
+        return str(value)
     if isinstance(value, int):
         return f"{value:,}" if abs(value) >= _GROUPED else str(value)
     return f"{100 * value:.4g}%" if name.endswith(_PERCENTAGES) else f"{value:.4g}"
