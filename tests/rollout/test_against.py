@@ -1,6 +1,7 @@
 """Rollouts against a control that drafts too; evidence belongs to the versions of the heads that were used."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -18,6 +19,7 @@ from prolepsis.rollout.runtime import Rollouts
 from prolepsis.rollout.store import RolloutStore
 from tests.policy.policies import policy
 from tests.rollout.stores import memory_store
+from tests.safety.ended import ended
 
 RULE = """
     rules:
@@ -53,6 +55,7 @@ class Site:
             CollectorRegistry(),
             model="tiny",
             weights_of=lambda proposer: self.versions[proposer],
+            has_head=lambda proposer: bool(self.versions[proposer]),
             clock=lambda: self.now,
         )
         self.policies = Policies(_Source(policy(RULE.format(against))), (), self.rollouts)  # type: ignore[arg-type]
@@ -194,3 +197,21 @@ def test_a_control_is_part_of_a_rollouts_identity_only_where_it_is_given() -> No
         for given in ("{}", "{against: {num_speculative_tokens: 4}}")
     )
     assert plain != deep
+
+
+async def test_what_an_empty_slot_or_an_ineligible_arm_keeps_waiting_is_said() -> None:
+    site = Site(HEAD)
+    site.versions[CANDIDATE_HEAD] = ""
+    await site.tick()
+    [view] = await site.rollouts.views()
+    assert view.missing[0].startswith("candidate_head has no draft head, so the arm that names it drafts without")
+    assert "draft_head has" not in " ".join(view.missing[1:])
+    site.versions[CANDIDATE_HEAD] = "mine@4"
+    await site.tick()
+    decision = site.decide(1, ineligible=[CANDIDATE_HEAD])
+    request = ended()
+    left_out = replace(request.about, assignment=decision.assignment, is_evidence=decision.is_evidence)
+    site.rollouts.on_request_end(replace(request, about=left_out))
+    [view] = await site.rollouts.views()
+    assert view.missing[-1].startswith("1 requests of this stage do not count: their caller, a flag or what")
+    assert "has no draft head" not in " ".join(view.missing)

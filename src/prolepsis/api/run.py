@@ -200,6 +200,7 @@ def _rollouts(store: RolloutStore, client: EngineClient, metrics: Metrics, emit:
         model=client.info.model,
         tell=lambda event: emit(audit_event(event)),
         weights_of=partial(weights_of, client),
+        has_head=lambda proposer: bool(client.info.heads.get(proposer)),
     )
 
 

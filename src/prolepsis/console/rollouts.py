@@ -23,7 +23,10 @@ BUTTONS: Mapping[Command, tuple[str, str]] = {
     "hold": ("Hold", "The stage's clock and all promotion stop; the canary keeps its share, and harm still ends it."),
     "resume": ("Resume", "The stage continues."),
     "promote": ("Promote", "The next stage begins."),
-    "rollback": ("Roll back", "The canary's requests, those in flight too, are decoded plainly from the next step on."),
+    "rollback": (
+        "Roll back",
+        "Requests of the canary in flight are decoded plainly from the next step on, new ones as the control's.",
+    ),
 }
 OFFERED: Mapping[Phase, tuple[Command, ...]] = {
     "off": ("start",),

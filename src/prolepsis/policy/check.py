@@ -188,7 +188,7 @@ def _rollout(path: Keys, rollout: RolloutTerms, terms: Terms) -> Iterator[Findin
     elif steps[0] == 0:
         yield _error(here, f"is {shown}; allowed: percentages above 0")
     elif steps[-1] > most:
-        kept = f"{rollout.holdout:g} percent plain"
+        kept = f"{rollout.holdout:g} percent {'plain' if rollout.against is None else 'with the control'}"
         yield _error(here, f"is {shown}; allowed: up to {most:g}, since holdout keeps {kept}")
     if rollout.min_step_s >= rollout.max_step_s:
         message = f"is {rollout.min_step_s:g}, and max_step_s {rollout.max_step_s:g}; allowed: less than that"

@@ -68,6 +68,8 @@ class RolloutTarget:
     """Terms of the control; None: it is plain."""
     heads: frozenset[str] = frozenset()
     """Proposers with a draft head that canary or control may use."""
+    named_heads: frozenset[str] = frozenset()
+    """Those of them that the terms of an arm name."""
 
 
 def targets_of(policy: Policy, model: str) -> Mapping[str, RolloutTarget]:
@@ -81,18 +83,20 @@ def targets_of(policy: Policy, model: str) -> Mapping[str, RolloutTarget]:
             starts_itself=terms.rollout.gate == "automatic",
             unit=terms.rollout.unit,
             against=terms.rollout.against.changes if terms.rollout.against is not None else None,
-            heads=_heads(terms),
+            heads=_heads(terms, DRAFT_HEAD),
+            named_heads=_heads(terms),
         )
         for name, terms in policy.named_terms()
         if terms.rollout is not None
     }
 
 
-def _heads(terms: Terms) -> frozenset[str]:
+def _heads(terms: Terms, *unless_named: str) -> frozenset[str]:
+    """Return the draft heads of both arms; `unless_named`: those of an arm that names no proposers."""
     used = [terms.proposers]
     if terms.rollout is not None and terms.rollout.against is not None:
         used.append(control_terms(terms).proposers)
-    named = {name for proposers in used for name in (proposers or (DRAFT_HEAD,))}
+    named = {name for proposers in used for name in (proposers or unless_named)}
     return frozenset(named & {DRAFT_HEAD, CANDIDATE_HEAD})
 
 
@@ -150,6 +154,20 @@ class LiveRollout:
             else StageEvidence(state.rollout_id, stage, run=state.run, weights=self.weights)
         )
         self._histories: dict[str, Histogram] = {}
+        self._num_left_out = 0
+
+    @property
+    def left_out(self) -> list[str]:
+        """In words, how many requests of the stage count for no arm here."""
+        if not self._num_left_out:
+            return []
+        why = "their caller, a flag or what their traffic class is eligible for kept them from what they were assigned"
+        return [f"{self._num_left_out} requests of this stage do not count: {why}"]
+
+    def leave_out(self, assignment: Assignment) -> None:
+        """Note a request that was served in another way than it was assigned."""
+        if self.evidence.belongs_to(assignment.rollout_id, assignment.run, assignment.stage):
+            self._num_left_out += 1
 
     def assign(self, key: str, sticky: str | None = None) -> Assignment:
         """Return the assignment now: of a request with `key` alone, or of all requests that share the key `sticky`."""

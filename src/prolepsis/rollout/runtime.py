@@ -73,7 +73,7 @@ class RolloutView:
     share: float
     """Share of requests that get the mode of the rule, 0 to 1."""
     holdout: float
-    """Share of requests that stay plain throughout."""
+    """Share of requests that stay with the control throughout: plain, or its terms."""
     run: int
     version: int
     since: float
@@ -118,9 +118,11 @@ class Rollouts(Feature):
         model: str,
         tell: Callable[[RolloutEvent], None] | None = None,
         weights_of: Callable[[str], str] = lambda proposer: "",
+        has_head: Callable[[str], bool] = lambda proposer: True,
         clock: Callable[[], float] | None = None,
     ) -> None:
-        """`tell` is called with every change made here; `weights_of` names the weights of a proposer.
+        """`tell` is called with every change made here; `weights_of` names the weights of a proposer, and
+        `has_head` says whether a draft head is in its slot.
 
         If the store cannot be read now, rollouts are off, so requests are plain, until it can.
         """
@@ -130,6 +132,7 @@ class Rollouts(Feature):
         self._tell = tell
         self._listeners: list[Callable[[LiveRollout, RolloutEvent], None]] = []
         self._weights_of = weights_of
+        self._has_head = has_head
         self._clock = clock or SteadyClock()
         self._live: dict[str, LiveRollout] = {}
         """By rule."""
@@ -173,10 +176,15 @@ class Rollouts(Feature):
     def on_request_end(self, ended: RequestEnded) -> None:
         """Count a request for the rollout that it was part of."""
         assignment = ended.about.assignment
-        if assignment is not None and ended.about.is_evidence:
-            values = observed(ended)
-            if values is not None:
-                self.observe(assignment, values)
+        if assignment is None:
+            return
+        if not ended.about.is_evidence:
+            for live in self._live.values():
+                live.leave_out(assignment)
+            return
+        values = observed(ended)
+        if values is not None:
+            self.observe(assignment, values)
 
     def observe(self, assignment: Assignment, values: Mapping[str, float], *, late: bool = False) -> None:
         """Count a finished request, given its values by metric; there are none if it ended before they could be taken.
@@ -258,8 +266,14 @@ class Rollouts(Feature):
             num_canary=evidence.num_canary,
             num_control=evidence.num_control,
             verdict=verdict,
-            missing=tuple(missing(state, verdict, settings)),
+            missing=(*self._without_head(live), *missing(state, verdict, settings), *live.left_out),
         )
+
+    def _without_head(self, live: LiveRollout) -> list[str]:
+        """Return the draft heads that an arm names and that are not loaded: it drafts with nothing of theirs."""
+        empty = sorted(name for name in live.target.named_heads if not self._has_head(name))
+        swap = "prolepsis heads swap NAME@VERSION --proposer"
+        return [f"{name} has no draft head, so the arm that names it drafts without: `{swap} {name}`" for name in empty]
 
     async def history(self, rollout_id: str) -> RolloutHistory:
         """Return one rollout with its events; raises `RolloutNotFound` and `StoreUnavailable`."""
