@@ -47,7 +47,7 @@ class FakeEngineClient:
         self.counts: Sequence[TrafficClassCounts] = ()
         self.memory: Sequence[ProposerMemory] = ()
         self.reported = EngineHealth(
-            alive=True, ready=True, detail="serving", num_running=1, num_waiting=2, kv_usage=0.25
+            alive=True, ready=True, detail="", num_running=1, num_waiting=2, kv_usage=0.25
         )
         self.asked = asyncio.Event()
         """Set by the first request; for tests that share the client's event loop."""

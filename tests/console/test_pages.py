@@ -250,6 +250,13 @@ async def test_parts_hidden_from_a_role_are_named(keyed_scene: Scene, browse: Br
         assert "head.swapped" not in hidden, path
 
 
+async def test_an_engine_that_serves_without_a_part_needs_attention(open_scene: Scene, browse: Browse) -> None:
+    http = browse(open_scene)
+    open_scene.engine.reported = replace(open_scene.engine.reported, detail="plain pool: its /health does not answer")
+    page = (await http.get("/console")).text
+    assert "The engine serves without a part: plain pool: its /health does not answer" in page
+
+
 async def test_needs_attention_names_alert_and_runbook(open_scene: Scene, browse: Browse) -> None:
     http = browse(open_scene)
     await open_scene.tick()

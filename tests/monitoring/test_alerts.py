@@ -84,6 +84,7 @@ BUDGETS = [
     Case("CostBudgetBurns", {DEVICE: "0+60x90", TOKENS: "0+1000x90", PRICE: "0.001x90"}, 150, (TICKET,)),
     Case("CostBudgetBurns", {DEVICE: "0+60x90", TOKENS: "0+60000x90", PRICE: "0.001x90"}, 150, ()),
 ]
+POOL = 'prolepsis_upstream_up{instance="a", pool="plain"}'
 RESTARTS = 'prolepsis_engine_restarts_total{instance="a", result="started"}'
 OTHERS = [
     Case("OutputsDiffer", {STRUCTURAL: "0x10 1x30"}, 15),
@@ -120,6 +121,8 @@ OTHERS = [
     Case("EngineStuck", {READY: "1x6 0x2 1 0x2 1 0x2"}, 4, ({"instance": "a"},), every="15s"),  # again and again
     Case("EngineRestarted", {RESTARTS: "0x4 1x4"}, 6, ({"instance": "a"},)),
     Case("EngineRestarted", {RESTARTS: "1x8"}, 6, ()),
+    Case("UpstreamPoolDown", {POOL: "1x5 0x8"}, 9, ({"instance": "a", "pool": "plain"},)),
+    Case("UpstreamPoolDown", {POOL: "1x14"}, 9, ()),
     Case("TrafficLost", {TOKENS: f"0+30000x{WEEK} {30000 * WEEK}x6"}, (WEEK + 4) * 30, every="30m"),
     Case("Saturated", {'prolepsis_shed_level{instance="a"}': "2x10"}, 8, ({"instance": "a"},)),
     Case("QueueGrows", {'prolepsis_admission_queue_age_seconds{instance="a"}': "9x10"}, 8, ({"instance": "a"},)),

@@ -13,9 +13,10 @@ from prolepsis.console.proposers import WHY
 from prolepsis.console.runbook import Runbook
 from prolepsis.console.timeline import Span
 from prolepsis.console.traffic import TrafficReply
+from prolepsis.core.config import UPSTREAM
 from prolepsis.core.traffic_sums import TrafficSums
 from prolepsis.correctness.runtime import CorrectnessReply
-from prolepsis.engine.client import Demand, EngineClient, EngineHealth
+from prolepsis.engine.client import Demand, EngineClient, EngineHealth, EngineInfo
 from prolepsis.policy.routes import PolicyReply
 from prolepsis.rollout.routes import RolloutsReply
 from prolepsis.safety.breaker_runtime import BreakersReply
@@ -61,7 +62,7 @@ def declare_overview(
             "recent": recent(traffic.spans),
             "charts": charts(traffic.spans, changes),
             "changes": changes,
-            "attention": [*await _attention(visit), *_store_attention(store)],
+            "attention": [*await _attention(visit, client), *_store_attention(store)],
             "runbooks": runbooks,
             "correctness": await visit.section(CorrectnessReply, "/admin/correctness"),
             "policy": await visit.section(PolicyReply, "/admin/policy"),
@@ -106,7 +107,7 @@ def charts(spans: Sequence[Span], changes: Section[ChangesReply], width_s: float
     ]
 
 
-async def _attention(visit: Visit) -> list[Attention]:
+async def _attention(visit: Visit, client: EngineClient) -> list[Attention]:
     """Return what asks for a person, the most urgent first; parts that the caller may not see are left out."""
     kill = await visit.section(KillStatus, "/admin/kill")
     breakers = await visit.section(BreakersReply, "/admin/breakers")
@@ -115,6 +116,7 @@ async def _attention(visit: Visit) -> list[Attention]:
     policy = await visit.section(PolicyReply, "/admin/policy")
     correctness = await visit.section(CorrectnessReply, "/admin/correctness")
     found = [
+        *_of_engine(client.health(), client.info),
         *(_of_kill(kill.value) if kill.value else ()),
         *(_of_correctness(correctness.value) if correctness.value else ()),
         *(_of_rollouts(rollouts.value) if rollouts.value else ()),
@@ -123,6 +125,14 @@ async def _attention(visit: Visit) -> list[Attention]:
     if policy.value is not None and policy.value.fault:
         found.append(Attention("warn", f"The policy's source is not in use: {policy.value.fault}", "/console/policy"))
     return sorted(found, key=lambda one: ("bad", "warn", "info").index(one.urgency))
+
+
+def _of_engine(health: EngineHealth, info: EngineInfo) -> Iterator[Attention]:
+    """What readiness says of an engine, also of one that serves without a part, such as a pool of upstream engines."""
+    if health.detail:
+        alert = "UpstreamPoolDown" if info.forward.startswith(UPSTREAM) else ""
+        text = f"The engine {'serves without a part' if health.ready else 'is not ready'}: {health.detail}"
+        yield Attention("warn" if health.ready else "bad", text, "/console/replicas", alert)
 
 
 def _of_kill(status: KillStatus) -> Iterator[Attention]:

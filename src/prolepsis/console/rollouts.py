@@ -23,10 +23,7 @@ BUTTONS: Mapping[Command, tuple[str, str]] = {
     "hold": ("Hold", "The stage's clock and all promotion stop; the canary keeps its share, and harm still ends it."),
     "resume": ("Resume", "The stage continues."),
     "promote": ("Promote", "The next stage begins."),
-    "rollback": (
-        "Roll back",
-        "Requests of the canary in flight are decoded plainly from the next step on, new ones as the control's.",
-    ),
+    "rollback": ("Roll back", "The canary ends: what is in flight goes on plainly, new requests as the control's."),
 }
 OFFERED: Mapping[Phase, tuple[Command, ...]] = {
     "off": ("start",),

@@ -15,6 +15,7 @@ speculate, the rest of the step by all rows.
 and `host` in this one.
 """
 
+from array import array
 from collections.abc import Sequence
 
 from prolepsis.core.plan import SpecPlan
@@ -33,6 +34,8 @@ from prolepsis.engine.timings import StepTiming
 from prolepsis.spec.cost import CostCurve
 from prolepsis.spec.shadow import ShadowDraft
 
+_SHORT = 4
+"""A prediction of so few tokens is looked for in the prompt as a whole."""
 _NOT_ASKED: frozenset[PlainReason] = frozenset(
     {"too_costly", "backoff", "breaker_open", "shadow_budget", "no_capacity"}
 )
@@ -189,10 +192,22 @@ def close_stats(request: Request, plan: SpecPlan, now: float) -> None:
     if predicted is not None:
         stats.prediction_accepted = predicted.num_accepted
         stats.prediction_rejected = predicted.num_draft_tokens - predicted.num_accepted
+        if not predicted.num_accepted and _is_in(request.source.prediction_token_ids, request.source.prompt_token_ids):
+            stats.prediction_rejected = 0  # it said nothing that the prompt does not, which drafts by itself
     reason = "replay" if request.source.is_replay else _reason(request, plan)
     is_shadow = stats.shadow and request.source.speculation.mode == "shadow"
     mode: Mode = "on" if stats.num_drafts else "shadow" if is_shadow else "off"
     stats.mode = EffectiveMode(mode, reason, plan.version)
+
+
+def _is_in(part: Sequence[int], tokens: Sequence[int]) -> bool:
+    """Return whether `part` stands in `tokens`; at its ends one token each may be written in another way there."""
+    inner = array("q", part[1:-1] if len(part) > _SHORT else part).tobytes()
+    text, place = array("q", tokens).tobytes(), -1
+    while inner and (place := text.find(inner, place + 1)) >= 0:
+        if place % array("q").itemsize == 0:
+            return True
+    return False
 
 
 def why_plan_is_off(plan: SpecPlan) -> EffectiveReason:

@@ -90,7 +90,7 @@ class EngineHealth:
     alive: bool
     ready: bool
     detail: str
-    """Reason why it is not alive or not ready; empty if it is."""
+    """Reason why it is not alive or not ready, or the part that it serves without; empty if it is whole."""
     num_running: int = 0
     num_waiting: int = 0
     kv_usage: float = 0.0
