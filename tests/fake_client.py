@@ -46,9 +46,7 @@ class FakeEngineClient:
         self.closed = False
         self.counts: Sequence[TrafficClassCounts] = ()
         self.memory: Sequence[ProposerMemory] = ()
-        self.reported = EngineHealth(
-            alive=True, ready=True, detail="", num_running=1, num_waiting=2, kv_usage=0.25
-        )
+        self.reported = EngineHealth(alive=True, ready=True, detail="", num_running=1, num_waiting=2, kv_usage=0.25)
         self.asked = asyncio.Event()
         """Set by the first request; for tests that share the client's event loop."""
         self.held = asyncio.Event()

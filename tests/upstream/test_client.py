@@ -1,5 +1,6 @@
 """Two pools seen as one engine: who serves a request, what it reports, and what happens when a pool is gone."""
 
+import re
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from typing import Any
@@ -13,6 +14,7 @@ from prolepsis.core.errors import (
     DeadlineExceeded,
     EngineDead,
     EngineError,
+    GrammarFailed,
     InvalidParameter,
     ProlepsisError,
     UpstreamUnavailable,
@@ -260,6 +262,38 @@ async def test_a_stream_that_ends_without_an_end_is_lost(client: UpstreamClient,
     assert text_of(plain_events) == b"hello world"
     speculating.cut_after = 0
     assert stats_of(await collect(client, request("b"))).mode.reason == "pool_down"
+
+
+CODE = '{"type": "object", "properties": {"code": {"type": "string", "pattern": "^[A-Z]{2}$"}}, "required": ["code"]}'
+
+
+@pytest.mark.parametrize(
+    ("text", "stop", "fault"),
+    [
+        (b'{"code": "AB"}', (), ""),
+        (b'{"code": "ab"}', (), "\\$.code: 'ab' does not match"),
+        (b'{"code": 12}', (), "12 is not of type 'string'"),
+        (b'{"code"', (), "it is no JSON"),
+        (b'{"code"', ("}",), ""),  # it may be cut by its client
+    ],
+)
+async def test_an_answer_of_llamacpp_is_checked_against_its_schema(
+    text: bytes, stop: tuple[str, ...], fault: str
+) -> None:
+    plain = FakeUpstream("llama.cpp", text=text)
+    async with two_pools(plain, FakeUpstream("llama.cpp", text=text)) as client:
+        params = SamplingParams(max_tokens=64, stop=stop)
+        events = await collect(client, request(grammar=GrammarSpec("json_schema", CODE), params=params))
+    last = end_of(events)
+    if not fault:
+        assert isinstance(last, Finished)
+        return
+    assert isinstance(last, Failed)
+    assert isinstance(last.error, GrammarFailed)
+    assert re.search(fault, str(last.error))
+    assert not any(isinstance(event, Tokens) and event.finish_reason for event in events), (
+        "it is not handed out as whole"
+    )
 
 
 async def test_what_an_engine_refuses_is_refused_in_its_words(

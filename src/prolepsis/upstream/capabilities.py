@@ -3,12 +3,14 @@
 What neither pool can do is refused by name; what drafts cannot be combined with is decoded by the plain pool.
 """
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from prolepsis.core.config import EngineConfig, ServerConfig, UpstreamApi
 from prolepsis.core.errors import ConfigError, InvalidGrammar, InvalidParameter
 from prolepsis.core.requests import GenerateRequest, GrammarKind
+from prolepsis.upstream.schema import not_held
 
 EXACTNESS = (
     "the pools are engines of others: their drafts change no distribution, as far as they verify exactly, and the same "
@@ -89,6 +91,18 @@ def check_request(request: GenerateRequest, api: UpstreamApi) -> None:
             f"the answer is constrained by a {request.grammar.kind} grammar; allowed with upstream_api {api}: {kinds}"
         )
         raise InvalidGrammar(message)
+    if api == "llama.cpp" and request.grammar is not None:
+        _check_schema(request.grammar.source)
+
+
+def _check_schema(source: str) -> None:
+    """Raise `InvalidGrammar` for a schema of which llama.cpp would drop a part without a word."""
+    try:
+        dropped = not_held(json.loads(source))
+    except (ValueError, RecursionError) as error:
+        raise InvalidGrammar(f"the json_schema is not JSON: {error}") from error
+    if dropped:
+        raise InvalidGrammar(f"the json_schema has what llama.cpp drops: {dropped}")
 
 
 def may_speculate(request: GenerateRequest, api: UpstreamApi) -> bool:

@@ -1,6 +1,7 @@
 """Asks pools of upstream engines: each request goes to the one that its choice and the plan name."""
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
@@ -17,6 +18,7 @@ from prolepsis.core.errors import (
     DeadlineExceeded,
     EngineDead,
     EngineError,
+    GrammarFailed,
     InvalidParameter,
     ProlepsisError,
     UpstreamInvalid,
@@ -31,11 +33,13 @@ from prolepsis.engine.client import EngineHealth, EngineInfo, HeadSwapped, Insta
 from prolepsis.engine.observer import EngineObserver
 from prolepsis.engine.text import Detokenizer, StopStrings
 from prolepsis.upstream.answer import UpstreamAnswer
+from prolepsis.upstream.api import Chunk
 from prolepsis.upstream.capabilities import check_request
 from prolepsis.upstream.metrics import UpstreamMetrics
 from prolepsis.upstream.pool import Pool, PoolBusy, PoolFacts, PoolFault, PoolLost, PoolMalformed
 from prolepsis.upstream.route import route_of
 from prolepsis.upstream.sample import UpstreamSample
+from prolepsis.upstream.schema import broken
 
 WATCH_S = 2.0
 """Between two looks at the pools."""
@@ -274,6 +278,8 @@ class UpstreamClient:
                         raise PoolMalformed(f"says token {max(chunk.token_ids)}, which the model does not have")
                     if sample.ended and chunk.token_ids and chunk.finish is None:
                         break  # the engine does not know of this end
+                    if self._api == "llama.cpp" and chunk.finish == "stop":
+                        await self._check_answer(answer.request, sample, chunk)
                     num_before, now = sample.num_output_tokens, time.monotonic()
                     if answer.take(sample, chunk, pool.name) and first is None:
                         first = pool.time.read()
@@ -290,6 +296,17 @@ class UpstreamClient:
             middle = ended if first is None else first
             answer.charge(middle - began, ended - middle)
             self._metrics.answered(pool.name, outcome)
+
+    async def _check_answer(self, request: GenerateRequest, sample: UpstreamSample, last: Chunk) -> None:
+        """Raise `GrammarFailed` if a sample that ends by itself breaks its schema: llama.cpp may drop parts of that."""
+        if request.grammar is None or request.grammar.kind != "json_schema" or sample.ended:
+            return
+        tokens = [*sample.tokens[len(request.prompt_token_ids) :], *last.token_ids]
+        text = self._detokenizer.decode(tokens)
+        fault = await asyncio.to_thread(broken, json.loads(request.grammar.source), text)
+        is_cut = bool(request.params.stop or request.params.stop_token_ids)
+        if fault is not None and not is_cut:
+            raise GrammarFailed(f"the upstream engine's answer breaks its schema: {fault}")
 
     def _watch(self) -> None:
         if self._watching is None and not self._closed:
