@@ -50,7 +50,7 @@ def doubling(depth: int) -> dict[str, Any]:
         ({"multipleOf": 3}, "10", "10 is not a multiple of 3"),
         ({"type": "array", "uniqueItems": True}, "[1, 1]", "non-unique"),
         ({}, "[" * 100_000, "it is no JSON"),
-        ({"pattern": "^(([a-z])+.)+[A-Z]([a-z])+$"}, json.dumps("a" * 60), "could not be checked: TimeoutError"),
+        ({"pattern": "^(a|aa)+$"}, json.dumps("a" * 60 + "!"), "could not be checked: TimeoutError"),
         (doubling(40), '"x"', "could not be checked: _TooLong"),
         ({"$ref": "http://10.0.0.9/schema.json"}, "1", "could not be checked"),  # nothing is fetched
         ({"type": 7}, "1", "could not be checked"),
