@@ -82,7 +82,8 @@ def _validator() -> Any:
         return run
 
     keywords = {**Draft202012Validator.VALIDATORS, "pattern": _pattern}
-    return extend(Draft202012Validator, {name: bounded(check) for name, check in keywords.items()})
+    bounds = {name: bounded(check) for name, check in keywords.items()}
+    return extend(Draft202012Validator, bounds)  # type: ignore[no-untyped-call]  # its stubs lack the types
 
 
 def _pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[ValidationError]:
