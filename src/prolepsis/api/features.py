@@ -68,7 +68,8 @@ from prolepsis.tracing.settings import described, destination
 from prolepsis.web.feature import Feature
 from prolepsis.web.routes import Route
 
-_NAMED_ROUTES = tuple(traffic_class_of(RequestFacts(route=route)).partition("/")[0] for route in KNOWN.route)
+_ROUTES = tuple(KNOWN.route or ())
+_NAMED_ROUTES = tuple(traffic_class_of(RequestFacts(route=route)).partition("/")[0] for route in _ROUTES)
 """Routes as traffic classes name them."""
 REPLAYS = "replays"
 """The actor that engages the kill switch for replays."""
@@ -304,7 +305,7 @@ def _known_scopes(given: _Given) -> KnownScopes:
     classes = lambda: {f"{named}/{tier}" for named in _NAMED_ROUTES for tier in keys.tiers}  # noqa: E731
     return KnownScopes(
         names={
-            "route": lambda: KNOWN.route,
+            "route": lambda: _ROUTES,
             "rule": rules,
             "tenant": lambda: keys.tenants,
             "traffic_class": classes,

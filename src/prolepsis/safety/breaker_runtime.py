@@ -152,8 +152,9 @@ class BreakerFeature(Feature):
     def shown_one(self, breaker: Breaker) -> "BreakerReply":
         """One breaker, for people."""
         probed_in_s = max(0.0, breaker.since + breaker.open_s - self._clock()) if breaker.state == "open" else None
-        own = {"state": breaker.state, "reason": breaker.why, "by": breaker.by, "probed_in_s": probed_in_s}
-        return BreakerReply(**own, **breaker.figures)
+        return BreakerReply(
+            state=breaker.state, reason=breaker.why, by=breaker.by, probed_in_s=probed_in_s, **breaker.figures
+        )
 
     async def tick(self) -> None:
         """Process what the engine counted, and the file if it changed; cheap if nothing did."""

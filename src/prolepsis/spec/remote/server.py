@@ -72,10 +72,10 @@ class ServedModel:
 class ServerLimits:
     most_engines: int = 64
     """Engines at once, which have proven that they have the key."""
-    most_strangers: int = 64
-    """Connections at once in the handshake; beyond, the oldest is closed for a new one."""
     terms: Terms = field(default_factory=Terms)
     """Limits that each engine gets."""
+    most_strangers: int = 64
+    """Connections at once in the handshake; beyond, the oldest is closed for a new one."""
 
 
 @dataclass(slots=True)
