@@ -121,7 +121,9 @@ async def test_verify_says_what_signatures_and_anchors_prove(database: Database,
 @pytest.mark.parametrize("has", ["none", "another", "unreadable"])
 def test_verify_without_the_servers_key_says_what_it_does_not_prove(home: Path, database: Database, has: str) -> None:
     servers = AuditKeys(home / "server" / "audit-key.pem")
-    with Database(store_url("auto") or "", options={OPTION: servers}).write() as connection:
+    url = store_url("auto")
+    assert url is not None
+    with Database(url, options={OPTION: servers}).write() as connection:
         chain.append(connection, [AuditEvent(actor="ann", action="plan.applied")])
         records.add(connection, [record("acme")])
     own = key_file(ServerConfig()).with_suffix(".pub")
