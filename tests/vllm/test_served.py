@@ -179,8 +179,8 @@ class Resting(Payback):
         super().__init__()
         self.num_observed = 0
 
-    def begin(self, keys: Sequence[str], num_sequences: int) -> frozenset[str]:
-        return super().begin(keys[:0], num_sequences)
+    def begin(self, keys: Sequence[str], num_sequences: int, *, only_decodes: bool = True) -> frozenset[str]:
+        return super().begin(keys[:0], num_sequences, only_decodes=only_decodes)
 
     def observe(self, step: StepCost, drafts: Mapping[str, tuple[int, int]]) -> None:
         self.num_observed += 1

@@ -69,9 +69,9 @@ def started_aside(start: Callable[[], Result], end: Callable[[], None]) -> Resul
             done.set_exception(error)
         threading.Event().wait()
 
-    threading.Thread(target=run, name="ray", daemon=True).start()
     try:
         with _signals_raise():
+            threading.Thread(target=run, name="ray", daemon=True).start()
             return done.result()
     except _Signalled as signalled:
         ending = threading.Thread(target=end, name="ray-end", daemon=True)
