@@ -20,6 +20,7 @@ from prolepsis.safety.breaker import (
     step,
     trip,
 )
+from prolepsis.spec.ledger import Ledger
 
 SETTINGS = BreakerSettings()
 
@@ -436,3 +437,17 @@ def test_drafts_of_a_proposer_that_works_go_on_being_compared_while_it_is_left_o
     assert [entry.compared for entry in breakers.disabled()] == [compared]
     breakers.set(("head", "chat"), "forced_open", 3.0, "kim")
     assert [entry.compared for entry in breakers.disabled()] == [False]
+
+
+def test_a_breaker_that_a_damaged_head_opened_closes_for_the_head_that_is_put_in_its_place() -> None:
+    """The next one is disabled while it is open, so it counts nothing: the ledger still shows that counts fell."""
+    ledger, breakers = Ledger(["head"]), Breakers(SETTINGS)
+    for _ in range(200):
+        ledger.ask("head", [("chat", "")], 0.001, None)
+        ledger.judge("head", ("chat", ""), right=False)
+    breakers.observe(ledger.counts(), 100.0)
+    assert [one.proposer for one in breakers.disabled()] == ["head"]
+    ledger.exchange("head")
+    [event] = breakers.observe(ledger.counts(), 100.2)
+    assert (event.before, event.after, event.reason) == ("open", "closed", "replaced")
+    assert breakers.disabled() == ()

@@ -1,3 +1,5 @@
+import math
+
 import pytest
 
 from prolepsis.spec.comparison import CostCorrection, StepComparison, StepCost, load_band
@@ -131,6 +133,26 @@ def test_single_slow_steps_bring_no_reference() -> None:
         else:
             comparison.observe(_drafted(48.0 if step % 20 == 0 else 12.0, num_tokens=12))
     assert number <= 2
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        StepCost(1, 0, 4, 3.0, 2.0, 0.1, 0.5),  # its grammar failed: nothing was emitted
+        StepCost(1, 1, 0, 0.0, 2.0, 0.0),
+        StepCost(1, 1, 0, 1.0, 2.0, 1.0),  # all of its time made drafts
+        StepCost(1, 2, 4, math.nan, 2.0, 0.1, 0.5),
+        StepCost(1, 2, 4, math.inf, 2.0, 0.1, 0.5),
+        StepCost(1, 2, 4, 3.0, 0.0, 0.1, 0.5),
+        StepCost(1, 2, 4, 3.0, 2.0, 0.1, -0.5),
+    ],
+)
+def test_a_step_that_cannot_be_compared_tells_nothing(step: StepCost) -> None:
+    comparison = _compared(step, times=4)
+    comparison.observe(StepCost(1, 1, 0, 2.0, 2.0, 0.0))
+    comparison.observe(step)
+    assert not any(comparison.wants_reference(1) for _ in range(7))
+    assert comparison.correction(1) == CostCorrection()
 
 
 def test_loads_are_bands_up_to_powers_of_two() -> None:

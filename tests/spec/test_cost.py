@@ -21,6 +21,27 @@ def test_never_falls_in_rows_or_context_for_any_measurement(ms: list[list[float]
         assert all(a <= b + 1e-9 for a, b in pairwise(by_context))
 
 
+@settings(max_examples=50, deadline=None)
+@given(
+    st.lists(st.lists(positive, min_size=3, max_size=3), min_size=4, max_size=4),
+    st.integers(0, 200),
+    st.integers(0, 200),
+    st.integers(0, 20_000),
+)
+def test_more_tokens_never_take_less_where_one_number_is_in_a_table_and_the_other_is_not(
+    ms: list[list[float]], few: int, more: int, context: int
+) -> None:
+    curve = CostCurve((1, 4, 8, 16), (64, 512, 1024), ms)
+    assert curve.ms(1 + few, 0) <= curve.ms(1 + few, context) + 1e-9
+    assert curve.ms(1 + few, context) <= curve.ms(1 + few + more, context) + 1e-9
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "-1.0", "0.0"])
+def test_a_stored_curve_of_no_time_is_measured_again(value: str) -> None:
+    with pytest.raises(ValueError, match="above 0"):
+        CostCurve.from_json(f'{{"tokens": [1], "contexts": [0], "ms": [[{value}]]}}')
+
+
 def test_interpolates_between_points_and_extrapolates_beyond() -> None:
     curve = CostCurve((1, 5, 9), (0, 512), ((10.0, 12.0), (14.0, 16.0), (18.0, 20.0)))
     assert curve.ms(3, 0) == pytest.approx(12.0)

@@ -74,7 +74,23 @@ def test_another_proposer_of_the_name_is_counted_again() -> None:
     ledger.judge("head", ("chat", ""), right=True)
     ledger.judge("suffix", ("chat", ""), right=True)
     ledger.exchange("head")
-    assert [one.proposer for one in ledger.counts()] == ["suffix"]
+    assert {one.proposer: one.num_judged for one in ledger.counts()} == {"head": 0, "suffix": 1}
+
+
+def test_a_grant_of_probes_to_a_proposer_that_is_exchanged_begins_again() -> None:
+    ledger = Ledger(NAMES)
+    disabled = DisabledProposers(ledger)
+    plan = SpecPlan(disabled=(DisabledProposer("head", "chat", probes=2),))
+    probed = [disabled.allowed(("chat", ""), ("head",), plan, NAMES)]
+    for _ in range(5):
+        ledger.ask("head", [("chat", "")], 0.0, None)
+    probed.append(disabled.allowed(("chat", ""), ("head",), plan, NAMES))
+    ledger.exchange("head")
+    disabled.exchange("head")
+    for _ in range(3):
+        probed.append(disabled.allowed(("chat", ""), ("head",), plan, NAMES))
+        ledger.ask("head", [("chat", "")], 0.0, None)
+    assert probed == [("head",), (), ("head",), ("head",), ()]
 
 
 def test_every_draft_is_judged_whether_or_not_it_is_verified() -> None:

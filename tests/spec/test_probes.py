@@ -33,6 +33,14 @@ def test_none_is_where_it_drafts_anyway() -> None:
     assert Budget().ask(300, decided=True) <= 5, "until a few requests showed it"
 
 
+def test_what_was_decided_of_a_proposer_that_was_exchanged_does_not_count_for_the_next() -> None:
+    budget = Budget()
+    budget.ask(600, decided=True)
+    assert budget.ask(4) == 0
+    budget.budget.exchange("head")
+    assert budget.ask(10) >= 4
+
+
 def test_a_proposer_that_drafts_no_longer_is_probed_within_seconds() -> None:
     budget = Budget()
     budget.ask(600, decided=True)

@@ -181,6 +181,7 @@ WHY: Mapping[str, str] = {
     "breaker_open": "breakers disable the proposers of this class",
     "killed": "the kill switch stops it",
     "shadow_budget": "the time budget for shadow drafts is used up",
+    "decision_failed": "deciding about drafts failed: see the server's log",
     "no_capacity": "there was no room for a draft token",
     "requested_off": "the caller turned it off",
     "policy_off": "the policy's rule says off, or did not draw the request",

@@ -136,6 +136,7 @@ PlainReason = Literal[
     "breaker_open",  # the plan disables all proposers for the traffic class
     "killed",  # the kill switch stops the proposers
     "shadow_budget",  # in shadow, the request was not admitted: the share of time for drafts in shadow is spent
+    "decision_failed",  # deciding about drafts raised: a fault of the engine, contained, counted and logged
     "no_capacity",  # no room for a draft token in the pass, its pages, or the sequence, which ends with this step
 ]
 """Why a decoding step, which might have speculated, was plain for one sequence."""
@@ -143,12 +144,13 @@ PlainReason = Literal[
 EffectiveReason = Literal[
     "speculating",  # drafts were verified
     "compared",  # drafts were compared with the plain answer, none was verified
-    "no_draft",  # these six, where no draft was verified: the most frequent `PlainReason` of its steps
+    "no_draft",  # these seven, where no draft was verified: the most frequent `PlainReason` of its steps
     "not_worth_it",
     "too_costly",
     "backoff",
     "breaker_open",
     "shadow_budget",
+    "decision_failed",
     "requested_off",  # the caller turned it off
     "policy_off",  # the policy's rule gives mode off, or does not draw the request for its share in shadow
     "not_eligible",  # drafts of its traffic class have not shown what the policy's rule asks for

@@ -97,7 +97,9 @@ class Comparison:
         self._by: dict[Dimension, dict[str, _Group]] = {dimension: {} for dimension in DIMENSIONS}
 
     def observe(self, cost: RequestCost) -> None:
-        """Count a request of the experiment that finished with at least one token."""
+        """Count a request of the experiment that finished; one without tokens has no cost of a token."""
+        if not cost.num_output_tokens:
+            return
         if not self._measure.ready:
             self._calibrate(cost)
             return
@@ -123,8 +125,8 @@ class Comparison:
             return
         self._first.add(cost)
         self._first_total += _seconds_per_token(cost)
-        if self._first.num_requests == CALIBRATION:
-            self._measure = self._measure.referring_to(self._first_total / CALIBRATION)
+        if self._first.num_requests >= CALIBRATION and self._first_total > 0.0:
+            self._measure = self._measure.referring_to(self._first_total / self._first.num_requests)
 
     def _compared(
         self, by: Dimension | Literal["all"], value: str, group: _Group, control: ScoreHistogram

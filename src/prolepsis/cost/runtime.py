@@ -125,7 +125,7 @@ class CostFeature(Feature):
         about = ended.about
         for prompt in ended.prompts:
             if prompt.answer in ("complete", "cut") and prompt.stats.device.total:
-                is_compared = prompt.end == "finished" and about.num_prompts == 1
+                is_compared = prompt.end == "finished" and about.num_prompts == 1 and prompt.stats.num_output_tokens > 0
                 self._observe(about, prompt.stats, is_compared=is_compared)
 
     def _observe(self, about: RequestAbout, stats: RequestStats, *, is_compared: bool) -> None:

@@ -17,6 +17,7 @@ and `host` in this one.
 
 from array import array
 from collections.abc import Sequence
+from math import isfinite
 
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.stats import (
@@ -37,7 +38,7 @@ from prolepsis.spec.shadow import ShadowDraft
 _SHORT = 4
 """A prediction of so few tokens is looked for in the prompt as a whole."""
 _NOT_ASKED: frozenset[PlainReason] = frozenset(
-    {"too_costly", "backoff", "breaker_open", "shadow_budget", "no_capacity"}
+    {"too_costly", "backoff", "breaker_open", "shadow_budget", "decision_failed", "no_capacity"}
 )
 
 
@@ -92,11 +93,16 @@ def _charge_drafting(rows: Sequence[Row], timing: StepTiming) -> None:
 
 
 def _split(cost: CostCurve, num_sequences: int, num_tokens: int, num_context: int) -> tuple[float, float, float]:
-    """Return the milliseconds of the three lines above; more than 0 together."""
+    """Return the milliseconds of the three lines above: finite, none below 0, more than 0 together.
+
+    Whatever the curve says, a part below 0 would be time that a request is given, which no counter takes.
+    """
     alone = cost.ms(num_sequences, 0)
     plain = cost.ms(num_sequences, num_context) if num_context else alone
     whole = cost.ms(num_tokens, num_context) if num_tokens > num_sequences else plain
-    return max(alone, 1e-9), plain - alone, whole - plain
+    if not isfinite(alone + plain + whole):
+        return 1.0, 0.0, 0.0
+    return max(alone, 1e-9), max(0.0, plain - alone), max(0.0, whole - plain)
 
 
 def _share(payers: Sequence[DeviceSeconds], seconds: float) -> None:

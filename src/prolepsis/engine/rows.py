@@ -33,6 +33,11 @@ class Row:
         return self.start + self.num_tokens == len(self.sequence.tokens)
 
     @property
+    def decodes(self) -> bool:
+        """Whether it computes the last token of an answer, so that a draft may follow."""
+        return self.num_tokens == 1 and self.sequence.num_output_tokens > 0
+
+    @property
     def num_scheduled_tokens(self) -> int:
         """Its tokens in the pass: committed ones and draft nodes."""
         return self.num_tokens + (len(self.draft.tokens) if self.draft else 0)

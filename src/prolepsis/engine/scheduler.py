@@ -35,6 +35,7 @@ from prolepsis.engine.accounting import (
     count_stopped,
 )
 from prolepsis.engine.chunks import MOST_READ, ChunkLimit, ReadingTurns
+from prolepsis.engine.containment import Containment
 from prolepsis.engine.continuation import check_continuation, take_up
 from prolepsis.engine.ending import Ending, find_ending
 from prolepsis.engine.paging import Paging
@@ -95,12 +96,17 @@ class Scheduler:
         grammars: Grammars | None = None,
         *,
         chunks: ChunkLimit | None = None,
+        contained: Containment | None = None,
     ) -> None:
-        """`plan`: the engine's, named in the stats of requests that end; `chunks`: None: as large as a step."""
+        """`plan`: the engine's, named in the stats of requests that end; `chunks`: None: as large as a step.
+
+        `contained`: a fault of figures ends there.
+        """
         assert paging.pool.num_pages >= paging.pool.pages_for(limits.max_model_len), "one sequence fits the pool"
         assert min(limits.max_step_tokens, limits.max_sequences) >= 1, "a step has room for a token of a sequence"
         self.limits = limits
         self.plan = plan
+        self.contained = contained or Containment()
         self.requests: dict[str, Request] = {}
         self.running: list[SequenceState] = []
         self.waiting: list[SequenceState] = []
@@ -224,7 +230,8 @@ class Scheduler:
             if row.sequence.ended:  # with its request, when a sequence before it in this step failed
                 continue
             if row.start > row.sequence.num_computed:
-                count_cached(row)
+                with self.contained.of("figures"):
+                    count_cached(row)
             if result is None:
                 row.sequence.num_computed = row.start + row.num_tokens
                 self._paging.publish(row.sequence)
@@ -385,7 +392,8 @@ class Scheduler:
     def _run(self, sequence: SequenceState) -> None:
         sequence.running = True
         insort(self.running, sequence, key=_by_rank)
-        count_started(sequence)
+        with self.contained.of("figures"):
+            count_started(sequence)
 
     def _preempt(self, sequence: SequenceState, step: _Step, now: float) -> None:
         step.drop(sequence)
@@ -399,7 +407,8 @@ class Scheduler:
         if sequence.running:
             sequence.running = False
             self.running.remove(sequence)
-            count_stopped(sequence.request, now)
+            with self.contained.of("figures"):
+                count_stopped(sequence.request, now)
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
         self._paging.drop(sequence)
@@ -428,8 +437,10 @@ class Scheduler:
         assert ending or sequence.num_pending == 1, "while decoding, all but the last committed token are computed"
         if sequence.history is not None:
             sequence.history.append(tokens)
-        accepted_by = count_emitted(row, result.path, tokens, now)
-        count_shadow(row, tokens, ended=ending is not None)
+        accepted_by: tuple[str, ...] = ()
+        with self.contained.of("figures"):
+            accepted_by = count_emitted(row, result.path, tokens, now)
+            count_shadow(row, tokens, ended=ending is not None)
         self._paging.publish(sequence)
         logprobs = result.logprobs[: len(tokens)] if result.logprobs else None
         reason, stop_reason = (ending.reason, ending.stop_reason) if ending else (None, None)
@@ -503,5 +514,6 @@ class Scheduler:
 
     def _emit_terminal(self, request: Request, terminal: Terminal, now: float) -> None:
         """Emit a request's last event: the only place terminal events of accepted requests come from."""
-        close_stats(request, self.plan.current, now)
+        with self.contained.of("figures"):
+            close_stats(request, self.plan.current, now)
         self._events.append(terminal)

@@ -87,7 +87,7 @@ class Speculation:
         choices = [self._choice(row.sequence, plan) for row in rows]
         if not any(choice.enabled for choice in choices):
             return [_explained(row) for row in rows]
-        places = [i for i, row in enumerate(rows) if row.num_tokens == 1 and row.sequence.num_output_tokens]
+        places = [i for i, row in enumerate(rows) if row.decodes]
         chosen = [choices[i] for i in places]
         decoding = self._spared([rows[i] for i in places], chosen, plan, only_decodes=len(places) == len(rows))
         is_probed = any(_is_probed(row) for row in decoding)
@@ -128,6 +128,8 @@ class Speculation:
             if row.num_tokens > 1 or row.shadow is not None or (size and not is_awake):
                 return
             num_emitted = len(sequence.tokens) - start - 1
+            if num_emitted < 1:  # its request failed or was ended in the step, which says nothing about drafts
+                return
             if is_awake:
                 drafts[sequence.key] = (size, num_emitted - 1)
             num_context += start
@@ -137,6 +139,18 @@ class Speculation:
         step_ms, drafting_ms = 1000.0 * timing.total, 1000.0 * (timing.propose + timing.learn)
         cost = StepCost(number, num_tokens, num_draft_tokens, step_ms, plain_ms, drafting_ms, verifying_ms)
         self.payback.observe(cost, drafts)
+
+    def exchanged(self, proposer: str) -> None:
+        """Another proposer has this name: nothing that was learned of the one before counts for it."""
+        self._disabled.exchange(proposer)
+        if self.probes is not None:
+            self.probes.exchange(proposer)
+        self.start_over()
+
+    def start_over(self) -> None:
+        """Forget which drafts paid: what was learned belongs to other proposers, or is not sound."""
+        if self.payback is not None:
+            self.payback.start_over()
 
     def forget(self, sequences: Sequence[SequenceState]) -> None:
         """Tell the proposers which sequences ended, with the tokens they do not know yet; nothing of replays."""

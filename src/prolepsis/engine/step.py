@@ -16,11 +16,12 @@ from prolepsis.core.config import CANDIDATE_HEAD, DRAFT_HEAD, HeadProposerName
 from prolepsis.core.errors import EngineDead, EngineError, InvalidParameter, OtherExactGroup, StepFailed, UserError
 from prolepsis.core.events import Event, Failed
 from prolepsis.core.messages import Abort, ApplyPlan, Message, OfferDraft, StopRun, Submit, SwapHead
-from prolepsis.core.plan import AppliedPlan
+from prolepsis.core.plan import AppliedPlan, SpecPlan
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import RequestStats
 from prolepsis.engine.accounting import charge
 from prolepsis.engine.client import EngineHealth, EngineInfo, HeadSwapped, InstalledHead
+from prolepsis.engine.containment import Containment
 from prolepsis.engine.draft_head_slot import DraftHeadSlot
 from prolepsis.engine.hidden_states import HiddenStateRouter
 from prolepsis.engine.observer import EngineObserver, Reporter
@@ -74,7 +75,7 @@ class Engine:
 
     Each accepted request gets exactly one terminal event. A step that raises fails the requests it was for; after
     several in a row, or if page accounting does not add up, the engine is dead: all its requests fail with
-    `EngineDead`.
+    `EngineDead`. A fault in deciding about drafts, or in figures, fails no step (`engine.containment`).
     """
 
     def __init__(self, parts: EngineParts, clock: Callable[[], float] = time.monotonic) -> None:
@@ -91,7 +92,8 @@ class Engine:
         self._verifier = parts.verifier
         self._draft_heads = parts.draft_heads
         self.installed_heads = parts.installed_heads
-        self._reporter = Reporter(parts.observer, parts.speculation.proposers)
+        self.contained: Containment = parts.scheduler.contained
+        self._reporter = Reporter(parts.observer, parts.speculation.proposers, self.contained)
         self._inbox: SimpleQueue[Message | None] = SimpleQueue()
         self._refused: list[Event] = []
         self._rows: list[Row] = []
@@ -268,6 +270,7 @@ class Engine:
         proposers, slot = self.speculation.proposers, self._draft_heads[message.proposer]
         finish = slot.activate(message, proposers, self.hidden_states, self.timings.num_steps)
         if finish is not None:
+            self.speculation.exchanged(message.proposer)
             self.scheduler.forget_prefixes()
             for request in self.scheduler.requests.values():
                 request.stats.heads[message.proposer] = None
@@ -292,9 +295,23 @@ class Engine:
     @timed("propose")
     def _propose(self, rows: Sequence[Row]) -> tuple[list[Row], tuple[int, ...]]:
         """Return the rows with drafts, and the layers to capture in their pass."""
-        plan = self.plan.current
-        drafted = self.scheduler.attach(self.speculation.propose(rows, plan))
-        return drafted, self.hidden_states.begin(drafted, partial(self.speculation.may_draft, plan))
+        drafted = self.scheduler.attach(self._decided(rows))
+        return drafted, self.hidden_states.begin(drafted, partial(self._may_draft, self.plan.current))
+
+    def _decided(self, rows: Sequence[Row]) -> list[Row]:
+        """Return the rows with the drafts to verify; plain ones if deciding fails, which then starts over."""
+        with self.contained.of("decisions"):
+            return self.speculation.propose(rows, self.plan.current)
+        with self.contained.of("decisions"):
+            self.speculation.start_over()
+        return [_undecided(row) for row in rows]
+
+    def _may_draft(self, plan: SpecPlan, sequence: SequenceState, proposer: str) -> bool:
+        try:
+            return self.speculation.may_draft(plan, sequence, proposer)
+        except Exception as error:  # contained: it costs drafts; a context manager would cost each row a microsecond
+            self.contained.count("decisions", error)
+            return False
 
     @timed("forward")
     def _forward(self, rows: Sequence[Row], aux_layers: tuple[int, ...]) -> Computed:
@@ -322,25 +339,31 @@ class Engine:
     @timed("learn")
     def _learn(self, rows: Sequence[Row], sampled: Sequence[SampledTokens | None]) -> None:
         timing = self.timings.step
-        self.speculation.learn(rows, sampled, self.plan.current, timing.forward + timing.verify)
+        with self.contained.of("learning"):
+            self.speculation.learn(rows, sampled, self.plan.current, timing.forward + timing.verify)
 
     def _observe(self, rows: Sequence[Row], sampled: Sequence[SampledTokens | None]) -> None:
-        self._learn(rows, sampled)
+        """Learn from a step whose tokens are committed; nothing here fails it any more."""
         self._num_failed_steps = 0
+        self._learn(rows, sampled)
         timing = self.timings.finish(sum(row.num_scheduled_tokens for row in rows), len(rows))
         self.speculation.proposers.watch.passed(timing.forward)
-        self.speculation.observe(rows, timing)
-        self.scheduler.observe(rows, timing.forward)
-        charge(rows, timing, self.speculation.proposers.cost)
-        keep_rounds(rows, sampled, timing, (self.watch.began or 0.0, self._committed_at), self.info.heads)
+        with self.contained.of("learning"):
+            self.speculation.observe(rows, timing)
+            self.scheduler.observe(rows, timing.forward)
+        with self.contained.of("figures"):
+            charge(rows, timing, self.speculation.proposers.cost)
+            keep_rounds(rows, sampled, timing, (self.watch.began or 0.0, self._committed_at), self.info.heads)
         self._reporter.step(timing)
 
     def _take_events(self) -> list[Event]:
         self._forgetting += self.scheduler.take_ended()
         while self._forgetting:  # first: where a proposer is overdue here, the events are still to be taken
             ended = [self._forgetting.popleft()]
-            self.hidden_states.forget(ended)
-            self.speculation.forget(ended)  # last: a thread whose call is overdue does not come back from it
+            with self.contained.of("learning"):
+                self.hidden_states.forget(ended)
+            with self.contained.of("learning"):
+                self.speculation.forget(ended)  # last: a thread whose call is overdue does not come back from it
         events = self.scheduler.take_events()
         self._reporter.ended(events)
         if self._refused:
@@ -378,3 +401,9 @@ class Engine:
                 self.scheduler.check()
         except AssertionError as error:
             self.die(f"page accounting does not add up: {error}")
+
+
+def _undecided(row: Row) -> Row:
+    """Return the row with the reason for having no draft, if it might have had one."""
+    may_draft = row.decodes and row.sequence.request.source.speculation.enabled
+    return replace(row, plain="decision_failed") if may_draft else row

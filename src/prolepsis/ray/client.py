@@ -21,6 +21,7 @@ from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import ProposerMemory, TrafficClassCounts
 from prolepsis.engine.client import Demand, EngineHealth, EngineInfo, EngineMember, HeadSwapped, InstalledHead
+from prolepsis.engine.containment import Containment
 from prolepsis.engine.event_stream import EventStream
 from prolepsis.engine.observer import EngineObserver
 from prolepsis.engine.process.messages import Observed, Refused, tell_all
@@ -68,6 +69,7 @@ class ReplicasClient:
         self._handle = handle
         self._end = end
         self._observer = observer
+        self._contained = Containment()
         self._router = router or PrefixRouter()
         self._controls = ControlState(door=uuid4().hex)
         self._swaps = count(1)
@@ -247,7 +249,7 @@ class ReplicasClient:
             self._reports, self._reported_at, self._health = reports, time.monotonic(), None
         self._connect()
         for report in reports:
-            tell_all(self._news(report), self._observer)
+            tell_all(self._news(report), self._observer, self._contained)
 
     def _news(self, report: Report) -> Sequence[Observed]:
         """Return what its observer was told and this one was not: a reply may be lost, or overtake another."""

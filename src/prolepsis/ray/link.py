@@ -7,6 +7,7 @@ from prolepsis.core.errors import EngineDead, ReplicaLost
 from prolepsis.core.events import Failed
 from prolepsis.core.messages import Abort, OfferDraft
 from prolepsis.core.requests import GenerateRequest
+from prolepsis.engine.containment import Containment
 from prolepsis.engine.event_stream import EventStream
 from prolepsis.engine.observer import EngineObserver
 from prolepsis.engine.process.channel import Channel
@@ -30,6 +31,7 @@ class ReplicaLink:
         """`channel` is open, and `hello` is what the replica has said first."""
         self.hello = hello
         self._observer = observer
+        self._contained = Containment()
         self.takes_requests = True
         """False where the replica is leaving, though it still ends those that it has, or lost."""
         self._num_elsewhere = 0
@@ -108,7 +110,7 @@ class ReplicaLink:
             case Leaving():
                 self.takes_requests = False
             case Figures(observed):
-                tell_all(observed, self._observer)
+                tell_all(observed, self._observer, self._contained)
             case _:
                 raise AssertionError(f"{type(message).__name__} is no message of a replica")
 

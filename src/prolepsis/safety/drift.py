@@ -210,8 +210,8 @@ class DriftStream:
         return self._fell_to if recent is None and self._in_cliff else recent
 
     def see(self, judged: Sequence[JudgedDraft], now: float) -> list[DriftAlarm]:
-        """Process the first judged drafts of a request that ended, at least one; return the alarms."""
-        if self._in_cliff:
+        """Process the first judged drafts of a request that ended, if there are any; return the alarms."""
+        if self._in_cliff or not judged:
             return []
         alarms = [*self._see_acceptance(sum(draft.right for draft in judged) / len(judged), now)]
         estimated = [(draft.estimate, draft.right) for draft in judged if draft.estimate is not None]

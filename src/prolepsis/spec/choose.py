@@ -131,6 +131,7 @@ class ProposerSet:
             self._acceptance.forget(forgotten)
             self._board.forget(forgotten)
         self.ledger.exchange(name)
+        self._kept.clear()
         if proposer is not None:
             contained = self._contain(proposer)
             contained.succeed(self._removed.pop(name, None))

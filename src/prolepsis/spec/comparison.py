@@ -49,6 +49,13 @@ class StepCost:
     verifying_ms: float = 0.0
     """Predicted for the drafts' tokens."""
 
+    @property
+    def is_sound(self) -> bool:
+        """Whether it can be compared: it emitted tokens, and took time besides that of making drafts."""
+        times = (self.ms, self.plain_ms, self.drafting_ms, self.verifying_ms)
+        is_measured = all(math.isfinite(ms) and ms >= 0.0 for ms in times)
+        return is_measured and self.ms > self.drafting_ms and self.plain_ms > 0.0 and self.num_tokens > 0
+
 
 @dataclass(frozen=True, slots=True)
 class CostCorrection:
@@ -93,7 +100,9 @@ class StepComparison:
         return self._of(num_sequences).wants_reference()
 
     def observe(self, step: StepCost) -> None:
-        """Learn from a step."""
+        """Learn from a step; one that is not sound, as where its requests failed, tells nothing."""
+        if not step.is_sound:
+            return
         self._last = self._of(step.num_sequences)
         if step.num_draft_tokens:
             self._last.observe_drafts(step)
@@ -213,7 +222,7 @@ class _Load:
         self._waited += 1
         if self._steps < 1.0 or (self._is_in_doubt and self._time < self._steps):
             return self._waited >= _SHORTEST
-        lost = (self._tokens / self._time - 1.0) * self._steps / self._tokens  # of a step's tokens
+        lost = self._steps / self._time - self._steps / self._tokens  # of a step's tokens
         share = _SHARE_IN_DOUBT if self._is_in_doubt else _SHARE
         return self._waited >= min(_LONGEST, max(_SHORTEST, lost / share))
 

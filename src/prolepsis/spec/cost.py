@@ -33,6 +33,7 @@ class CostCurve:
         assert [len(line) for line in ms] == [len(contexts)] * len(tokens), "a full grid"
         assert _ascends(tokens), "profiled tokens ascend"
         assert _ascends(contexts), "profiled contexts ascend"
+        assert all(0.0 < value < math.inf for line in ms for value in line), "profiled milliseconds are above 0"
         self.tokens = tuple(tokens)
         self.contexts = tuple(contexts)
         self.profiled = tuple(tuple(line) for line in ms)
@@ -44,15 +45,16 @@ class CostCurve:
     def ms(self, num_tokens: int, num_context: int) -> float:
         """Return the expected milliseconds of a pass of `num_tokens` tokens.
 
-        For many tokens no table is made, which is expensive for a single use.
+        For many tokens no table is made, which is expensive for a single use; the context is rounded as for tables, so
+        that more tokens never seem to take less.
         """
         if num_tokens <= _TABLE_TOKENS:
             return self.table(num_tokens, num_context)[num_tokens]
-        return self._predict(num_tokens, num_context)
+        return self._predict(num_tokens, _rounded(num_context) * _CONTEXT_STEP)
 
     def table(self, num_tokens: int, num_context: int) -> list[float]:
         """Return a list, indexed by tokens up to at least `num_tokens`, of milliseconds at about `num_context`."""
-        step = (num_context + _CONTEXT_STEP // 2) // _CONTEXT_STEP
+        step = _rounded(num_context)
         table = self._tables.get(step)
         if table is None or len(table) <= num_tokens:
             if len(self._tables) >= _MAX_TABLES:
@@ -123,6 +125,11 @@ def profile_cost(
         if done >= repeats and sum(least.values()) > _SETTLED * before:
             break
     return CostCurve(tokens, contexts, [[least[n, c] for c in contexts] for n in tokens])
+
+
+def _rounded(num_context: int) -> int:
+    """Return a context in steps of tables."""
+    return (num_context + _CONTEXT_STEP // 2) // _CONTEXT_STEP
 
 
 def _ascends(values: Sequence[int]) -> bool:

@@ -107,9 +107,12 @@ class Ledger:
         return sum(part.num_asked for tenant, part in tally.tenants.items() if tenant in tenants)
 
     def exchange(self, proposer: str) -> None:
-        """Start over for another proposer of this name."""
+        """Start over for another proposer of this name.
+
+        Its counts stay, at zero, so that those who read them see that they fell: one that is disabled counts nothing.
+        """
         self._names.add(proposer)
-        self._tallies = {key: tally for key, tally in self._tallies.items() if key[0] != proposer}
+        self._tallies = {key: _Tally() if key[0] == proposer else tally for key, tally in self._tallies.items()}
 
     def ask(self, proposer: str, origins: Sequence[Origin], seconds: float, costs: MarginalCost | None) -> None:
         """Count one call for sequences of `origins`; its time is theirs in equal parts."""
@@ -233,6 +236,11 @@ class DisabledProposers:
     def reason(self, asked: tuple[str, ...] | None, names: Sequence[str]) -> PlainReason:
         """Return why none of `asked` (None: all of `names`) is allowed under the plan that was asked about last."""
         return "killed" if self._killed.issuperset(names if asked is None else asked) else "breaker_open"
+
+    def exchange(self, proposer: str) -> None:
+        """Another proposer has this name, and its counts began again: grants to it begin now."""
+        self._granted_at = {grant: number for grant, number in self._granted_at.items() if grant[0] != proposer}
+        self._plan = None
 
     def _take(self, plan: SpecPlan) -> None:
         self._plan, self._by_traffic_class = plan, {}

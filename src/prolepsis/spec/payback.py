@@ -20,6 +20,10 @@ class Payback:
     """One engine's. A step: `begin`, `correction`, `observe` if it only decoded and `is_due`. `forget` what ended."""
 
     def __init__(self) -> None:
+        self.start_over()
+
+    def start_over(self) -> None:
+        """Forget all that was learned."""
         self._comparison = StepComparison()
         self._pauses = Pauses()
         self._longest_ms = 0.0
@@ -57,6 +61,8 @@ class Payback:
 
     def observe(self, step: StepCost, drafts: Mapping[str, tuple[int, int]]) -> None:
         """Learn from a step; `drafts`: of each sequence that might draft, nodes verified and tokens gained."""
+        if not step.is_sound:
+            return
         step = self._without_hiccup(step) if drafts else step
         self._comparison.observe(step)
         if not drafts:

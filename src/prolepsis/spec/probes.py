@@ -52,6 +52,10 @@ class ProbeBudget:
         ended = self._ended.setdefault((proposer, traffic_class), deque(maxlen=_ENOUGH))
         ended.append(self._clock())
 
+    def exchange(self, proposer: str) -> None:
+        """Another proposer has this name, of which no draft was decided."""
+        self._ended = {key: ended for key, ended in self._ended.items() if key[0] != proposer}
+
     def _is_seldom(self, proposer: str, traffic_class: str, now: float) -> bool:
         ended = self._ended.get((proposer, traffic_class))
         return ended is None or len(ended) < _ENOUGH or now - ended[0] > _MEMORY_S

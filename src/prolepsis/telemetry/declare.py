@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Literal, Self
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
@@ -88,9 +89,24 @@ class _Bounded(MetricWrapperBase):
 class BoundedCounter(_Bounded, Counter):
     """A counter of a bounded number of label sets."""
 
+    def inc(self, amount: float = 1, exemplar: dict[str, str] | None = None) -> None:
+        """Add an amount; raises `ValueError` for one below 0, and for one that no later sum would recover from."""
+        super().inc(checked(amount), exemplar)
+
 
 class BoundedHistogram(_Bounded, Histogram):
     """A histogram of a bounded number of label sets."""
+
+    def observe(self, amount: float, exemplar: dict[str, str] | None = None) -> None:
+        """Count a value; raises `ValueError` for one that is below 0 or not finite."""
+        super().observe(checked(amount), exemplar)
+
+
+def checked(amount: float) -> float:
+    """Return an amount that sums may take; raises `ValueError` for one below 0, NaN and infinity."""
+    if not 0.0 <= amount < inf:
+        raise ValueError(f"{amount} was counted; allowed: 0 and more, finite")
+    return amount
 
 
 class BoundedGauge(_Bounded, Gauge):

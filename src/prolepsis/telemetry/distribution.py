@@ -9,7 +9,7 @@ from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from prolepsis.telemetry.declare import PREFIX, Family, declared, series_of
+from prolepsis.telemetry.declare import PREFIX, Family, checked, declared, series_of
 
 
 class Counts:
@@ -24,12 +24,14 @@ class Counts:
         self.total = 0.0
 
     def add(self, value: float, number: int = 1) -> None:
-        """Count a value, `number` times."""
+        """Count a value, `number` times; raises `ValueError` for one that is below 0 or not finite."""
+        checked(value)
         self.numbers[bisect_left(self._buckets, value)] += number
         self.total += value * number
 
     def add_counts(self, numbers: Sequence[int], total: float) -> None:
-        """Count values that were sorted into the same buckets, with their sum."""
+        """Count values that were sorted into the same buckets, with their sum, which is finite and not below 0."""
+        checked(total)
         for place, number in enumerate(numbers):
             self.numbers[place] += number
         self.total += total

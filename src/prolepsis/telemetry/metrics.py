@@ -66,6 +66,10 @@ class Metrics:
         """Count calls of a proposer that raised or returned nonsense."""
         self.spec_decode.failures.labels(proposer).inc(num_failures)
 
+    def fault_contained(self, part: str, num_faults: int = 1) -> None:
+        """Count faults of the engine's own decisions and figures, which failed no request."""
+        self._engine.contained_faults.labels(part).inc(num_faults)
+
     def grammar_failed(self) -> None:
         """Count a request that failed because its grammar gave up."""
         self._engine.grammar_failures.inc()

@@ -11,12 +11,12 @@ Kept = Literal["sampled", "error", "fallback", "mismatch"]
 
 _FALLBACKS: frozenset[EffectiveReason] = frozenset(
     {
-        *("backoff", "breaker_open", "killed", "rolled_back", "pool_down"),
+        *("backoff", "breaker_open", "killed", "rolled_back", "pool_down", "decision_failed"),
         *("overload_plain", "overload_batch_waits", "overload_low_refused"),
     }
 )
 """Why a request that was to speculate was decoded plainly: something failed, or a safeguard stopped it."""
-_PLAIN_FALLBACKS: frozenset[PlainReason] = frozenset({"backoff", "breaker_open", "killed"})
+_PLAIN_FALLBACKS: frozenset[PlainReason] = frozenset({"backoff", "breaker_open", "killed", "decision_failed"})
 
 
 def is_in_share(trace_id: str, share: float) -> bool:

@@ -30,6 +30,7 @@ from prolepsis.core.plan import AppliedPlan, SpecPlan
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import ProposerMemory, TrafficClassCounts
 from prolepsis.engine.client import EngineHealth, EngineInfo, HeadSwapped, InstalledHead
+from prolepsis.engine.containment import Containment
 from prolepsis.engine.observer import EngineObserver
 from prolepsis.engine.text import Detokenizer, StopStrings
 from prolepsis.upstream.answer import UpstreamAnswer
@@ -87,6 +88,7 @@ class UpstreamClient:
         self._num_draft_tokens = plan.ceiling if "speculating" in self._pools else 0
         self._eos_token_ids = tuple(eos_token_ids)
         self._observer = observer
+        self._contained = Containment()
         self._max_running = max_running
         self._answers: dict[str, UpstreamAnswer] = {}
         self._watching: asyncio.Task[None] | None = None
@@ -112,7 +114,8 @@ class UpstreamClient:
             await asyncio.wait([answer.task])
             self._answers.pop(request.request_id, None)
             if not isinstance(event, Exception) and self._observer is not None:
-                self._observer.request_ended(event.stats if isinstance(event, Terminal) else answer.stats())
+                with self._contained.of("figures"):
+                    self._observer.request_ended(event.stats if isinstance(event, Terminal) else answer.stats())
 
     def abort(self, request_id: str) -> None:
         self._end(request_id, "client")

@@ -81,9 +81,20 @@ class Confused(Metrics):
         raise ValueError("a step of no kind")
 
 
-async def test_a_message_that_cannot_be_handled_ends_the_process_and_its_requests() -> None:
+async def test_an_observer_that_raises_costs_figures_and_no_request() -> None:
     async with hosted(small, Confused()) as client:
+        [*_, last] = await collect(client, request("a", [1]))
+        assert isinstance(last, Finished)
+        assert client.health().alive
+
+
+async def test_a_message_that_cannot_be_handled_ends_the_process_and_its_requests() -> None:
+    async with hosted(small) as client:
+        asked = asyncio.ensure_future(client.heads())
+        await asyncio.sleep(0)
+        client._asked.clear()  # so the answer is one to nothing that was asked
         [*_, last] = await collect(client, request("a", [1], ENDLESS))
+        asked.cancel()
         assert isinstance(last, Failed)
         assert isinstance(last.error, EngineDead)
         assert client.process.poll() == -9

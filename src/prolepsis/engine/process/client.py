@@ -21,6 +21,7 @@ from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import ProposerMemory, TrafficClassCounts
 from prolepsis.engine.client import EngineHealth, EngineInfo, HeadSwapped, InstalledHead
+from prolepsis.engine.containment import Containment
 from prolepsis.engine.event_stream import EventStream
 from prolepsis.engine.observer import EngineObserver
 from prolepsis.engine.process.channel import Channel
@@ -33,6 +34,7 @@ from prolepsis.engine.process.messages import (
     Started,
     Status,
     Streamed,
+    tell_all,
 )
 from prolepsis.engine.process.streams import AskedStreams
 
@@ -80,6 +82,7 @@ class ProcessEngineClient:
         self._channel = channel
         self._status = Status(EngineHealth(alive=True, ready=True, detail=""), started.info, (), ())
         self._observer = observer
+        self._contained = Containment()
         self._stuck_after_s = stuck_after_s
         self._tick_s = tick_s
         self._numbers = count()
@@ -200,8 +203,7 @@ class ProcessEngineClient:
             case Streamed() | Refused():
                 self._streams.take(message)
             case Observed():
-                if self._observer is not None:
-                    message.tell(self._observer)
+                tell_all((message,), self._observer, self._contained)
             case Status():
                 self._status, self._num_silent = message, 0
             case Answered(number, value, error):

@@ -14,7 +14,7 @@ Both processes are one program at one version, and the socket between them has n
    Close, or the end of the socket
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from prolepsis.core.config import EngineConfig
@@ -23,6 +23,7 @@ from prolepsis.core.messages import Abort, ApplyPlan, OfferDraft, StopRun
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import ProposerMemory, TrafficClassCounts
 from prolepsis.engine.client import EngineClient, EngineHealth, EngineInfo
+from prolepsis.engine.containment import Containment
 from prolepsis.engine.observer import EngineObserver
 from prolepsis.kv.memory import MemoryUse
 from prolepsis.models.files.tokenizer import Tokenizer
@@ -121,11 +122,12 @@ class Observed:
         getattr(observer, self.method)(*self.arguments)
 
 
-def tell_all(calls: Sequence[Observed], observer: EngineObserver | None) -> None:
-    """Make calls of an engine's observer in order, if somebody observes."""
+def tell_all(calls: Iterable[Observed], observer: EngineObserver | None, contained: Containment) -> None:
+    """Make calls of an engine's observer in order, if there is one; what a call raises costs its figures."""
     if observer is not None:
         for one in calls:
-            one.tell(observer)
+            with contained.of("figures"):
+                one.tell(observer)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 
 from prolepsis.core.rounds import RemoteRounds
 from prolepsis.core.stats import RequestStats
+from prolepsis.engine.containment import ContainedPart
 from prolepsis.engine.process.messages import Observed
 
 
@@ -22,6 +23,9 @@ class Recorder:
 
     def proposer_failed(self, proposer: str, num_failures: int = 1) -> None:
         self._put(Observed("proposer_failed", (proposer, num_failures)))
+
+    def fault_contained(self, part: ContainedPart, num_faults: int = 1) -> None:
+        self._put(Observed("fault_contained", (part, num_faults)))
 
     def grammar_failed(self) -> None:
         self._put(Observed("grammar_failed", ()))
