@@ -55,13 +55,16 @@ def test_where_drafting_gains_three_percent_a_part_of_it_is_found() -> None:
         assert simulation.run(TOLD_S) < min(1.02 * drafting, plain)
 
 
-def test_bad_drafts_of_a_proposer_that_was_exchanged_stop_no_good_ones_of_the_next() -> None:
-    """Sixteen sequences at once: after drafts that lost tokens, few new ones are let try."""
-    payback, new = Payback(), [f"new {i}" for i in range(16)]
-    Simulation(MACHINES["rows cost"], [0.02] * 16, payback).run(LATER_S)
-    assert len(payback.begin(new, 16)) <= 2
-    payback.start_over()
-    assert len(payback.begin(new, 16)) == 16
+def test_a_proposer_that_was_exchanged_for_another_leaves_nothing_behind() -> None:
+    machine, payback, number = MACHINES["rows cost"], Payback(), 4
+    Simulation(machine, [0.02] * number, payback).run(SOON_S)
+    drafted = []
+    for next_ in (payback, payback, Payback()):
+        simulation = Simulation(machine, [0.4] * number, next_, seed=1)
+        simulation.run(0.5)
+        drafted.append(simulation.num_drafted[0.4])
+        payback.start_over()
+    assert drafted[0] < drafted[1] == drafted[2]
 
 
 def test_a_hiccup_while_proposing_stops_no_drafts_that_pay() -> None:
