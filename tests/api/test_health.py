@@ -5,7 +5,7 @@ from dataclasses import replace
 import httpx
 
 from prolepsis.api.app import build
-from prolepsis.api.health import DeepCheck
+from prolepsis.api.deep_check import DeepCheck
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import EngineDead
 from prolepsis.core.events import Event
@@ -65,5 +65,5 @@ class _Mute(FakeEngine):
 async def test_deep_health_is_bounded_in_time() -> None:
     health = await DeepCheck(_Mute(), timeout_s=0.05).result()
     assert not health.healthy
-    assert health.detail == "no token within 0.05 s"
+    assert health.detail == "not 8 tokens within 0.05 s"
     assert health.ms >= 50

@@ -115,6 +115,8 @@ OTHERS = [
         every="30m",
     ),
     Case("ServerDown", {'up{job="prolepsis", instance="a"}': "1x5 0x5"}, 8, ({"instance": "a"},)),
+    Case("RequestsFail", {'prolepsis_requests_failing{instance="a"}': "0x2 1x4"}, 5, ({"instance": "a"},)),
+    Case("RequestsFail", {'prolepsis_requests_failing{instance="a"}': "0x2 1 0x4"}, 5, ()),
     Case("EngineStuck", {READY: "1x6 0x8"}, 3, ({"instance": "a"},), every="15s"),
     Case("EngineStuck", {READY: "1x16"}, 3, (), every="15s"),
     Case("EngineStuck", {READY: "1x6 0x3 1x8"}, 3, (), every="15s"),  # one that restarts
@@ -164,6 +166,12 @@ OTHERS = [
         {'prolepsis_spec_decode_proposer_failures_total{proposer="suffix"}': "0x3 1x3"},
         5,
         ({"proposer": "suffix"},),
+    ),
+    Case(
+        "FaultsContained",
+        {'prolepsis_contained_faults_total{instance="a", kind="decisions"}': "0x3 1x3"},
+        5,
+        ({"instance": "a", "kind": "decisions"},),
     ),
     Case(
         "RolloutRolledBack",

@@ -22,6 +22,7 @@ from prolepsis.api.openai.facts import KNOWN
 from prolepsis.api.output.delivery import DeliveryFeature
 from prolepsis.api.output.pipeline import LoadedPolicy, OutputMetrics, OutputPolicies
 from prolepsis.api.recorder import Recorder
+from prolepsis.api.service_health import ServiceHealth
 from prolepsis.api.tokenizer import Tokenizer
 from prolepsis.audit.anchors import AnchorFeature, default_file, places
 from prolepsis.audit.log import AuditLog
@@ -104,6 +105,7 @@ class Features:
     safety: Safety
     policies: Policies | None
     recorder: Recorder
+    service_health: ServiceHealth
     tracing: TracingFeature | None
     routes: Sequence[Route]
 
@@ -150,6 +152,7 @@ class _Shared:
     costs: CostFeature
     eligibility: EligibilityFeature
     recorder: Recorder
+    service_health: ServiceHealth
     tracing: TracingFeature | None
     replays: ReplayFeature
 
@@ -180,8 +183,9 @@ def features_of(
         safety=shared.safety,
         policies=sources.policies,
         recorder=shared.recorder,
+        service_health=shared.service_health,
         tracing=shared.tracing,
-        routes=_routes(given, features, shared.admission),
+        routes=_routes(given, features, shared),
     )
 
 
@@ -190,6 +194,7 @@ def _listed(given: _Given, shared: _Shared) -> Sequence[Feature | None]:
     sources, client, emit = given.sources, given.client, given.emit
     return (
         shared.replicas,
+        shared.service_health,
         shared.admission,
         shared.buckets,
         shared.idempotency,
@@ -256,12 +261,13 @@ def _shared(given: _Given, base_plan: SpecPlan) -> _Shared:
         costs=costs,
         eligibility=_eligibility(given, costs),
         recorder=recorder,
+        service_health=ServiceHealth(client, registry),
         tracing=tracing,
         replays=_replays(given, admission, safety, tracing.on_mismatch if tracing is not None else None),
     )
 
 
-def _routes(given: _Given, features: Sequence[Feature], admission: AdmissionController) -> Sequence[Route]:
+def _routes(given: _Given, features: Sequence[Feature], shared: _Shared) -> Sequence[Route]:
     """Return the admin routes, and the console's, which call them."""
     client, sources = given.client, given.sources
     admin = (
@@ -276,7 +282,8 @@ def _routes(given: _Given, features: Sequence[Feature], admission: AdmissionCont
         store=given.store,
         keys=given.keys,
         check_local=check_local,
-        observe=admission.metrics.refuse,
+        observe=shared.admission.metrics.refuse,
+        failing=lambda: shared.service_health.detail,
         emit=given.emit,
     )
     return (*admin, *console_routes(admin, parts))

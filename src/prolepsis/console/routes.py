@@ -64,6 +64,8 @@ class ConsoleParts:
     observe: Callable[[Exception], None]
     """Sees every refusal, for counters."""
     emit: Emit
+    failing: Callable[[], str] = str
+    """Why the server is not ready by what requests get; empty if it is."""
 
 
 def console_routes(admin: Sequence[Route], parts: ConsoleParts) -> Sequence[Route]:
@@ -106,7 +108,7 @@ async def frame(visit: Visit, parts: ConsoleParts) -> Mapping[str, object]:
     known = max((one for one, _ in NAVIGATION if path == one or path.startswith(f"{one}/")), key=len, default=HOME)
     return {
         "info": client.info,
-        "engine_state": _engine_state(client),
+        "engine_state": _engine_state(client, parts.failing()),
         "kill": await visit.section(KillStatus, "/admin/kill"),
         "may_read_entries": visit.may("GET", "/admin/audit/{entry}"),
         "may_kill": visit.may("PUT", "/admin/kill"),
@@ -119,10 +121,12 @@ async def frame(visit: Visit, parts: ConsoleParts) -> Mapping[str, object]:
     }
 
 
-def _engine_state(client: EngineClient) -> tuple[str, str]:
+def _engine_state(client: EngineClient, failing: str) -> tuple[str, str]:
     health = client.health()
     if not health.alive:
         return "bad", "Engine is dead"
+    if failing:
+        return "bad", f"Requests fail: {failing}"
     return ("ok", "Serving") if health.ready else ("warn", health.detail or "Not ready")
 
 

@@ -161,6 +161,10 @@ SpecMode = Literal["auto", "off", "on", "shadow"]
 OffReason = Literal["requested_off", "policy_off", "rolled_back", "not_eligible", "flag_off"]
 
 
+UNCOUNTED_CLASS = "health"
+"""The traffic class of requests of the server itself: no proposer is counted or judged by them."""
+
+
 @dataclass(frozen=True, slots=True)
 class SpeculationChoice:
     """Speculation that caller and policy allow; the plan and the measured cost decide what takes effect."""

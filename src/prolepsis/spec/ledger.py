@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 
 from prolepsis.core.kill_scope import killed_proposers
 from prolepsis.core.plan import DisabledProposer, SpecPlan
+from prolepsis.core.requests import UNCOUNTED_CLASS
 from prolepsis.core.stats import PlainReason, TenantCounts, TrafficClassCounts
 from prolepsis.spec.draft import Draft
 from prolepsis.spec.effort import MarginalCost
@@ -183,7 +184,8 @@ class Ledger:
 
     def _of(self, proposer: str, traffic_class: str) -> _Tally | None:
         tally = self._tallies.get((proposer, traffic_class))
-        if tally is None and proposer in self._names and len(self._tallies) < _MOST:
+        may_count = proposer in self._names and traffic_class != UNCOUNTED_CLASS
+        if tally is None and may_count and len(self._tallies) < _MOST:
             tally = self._tallies[proposer, traffic_class] = _Tally()
         return tally
 
