@@ -1,8 +1,11 @@
 """By simulation: drafting never loses more than a percent against the better of plain decoding and drafting always."""
 
+import math
 from collections.abc import Mapping, Sequence
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from prolepsis.spec.comparison import StepCost
 from prolepsis.spec.payback import Payback
@@ -154,3 +157,43 @@ def test_steps_that_read_prompts_leave_out_no_drafts_to_be_compared_with() -> No
     payback = Payback()
     assert all(payback.begin(["a"], 1, only_decodes=False) for _ in range(100))
     assert not all(payback.begin(["a"], 1) for _ in range(100))
+
+
+_MS = st.sampled_from([0.0, 1e-9, 0.1, 2.0, 3.0, 500.0, math.nan, math.inf])
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(
+        st.tuples(
+            st.integers(1, 9),  # sequences
+            st.sampled_from([0, 0, 1, 4]),  # draft tokens of each
+            st.integers(0, 3),  # tokens that each emitted; 0: its request failed in the step
+            st.tuples(_MS, _MS, _MS, _MS),  # of the step, plainly, of making drafts, of verifying them
+            st.booleans(),  # its sequences end
+        ),
+        max_size=60,
+    )
+)
+def test_no_events_stop_decisions(events: list[tuple[int, int, int, tuple[float, float, float, float], bool]]) -> None:
+    """Failures, also in the first step with drafts, empty steps, clocks that stand still: figures stay finite."""
+    payback = Payback()
+    for number, nodes, emitted, (ms, plain_ms, drafting_ms, verifying_ms), ends in events:
+        keys = [str(i) for i in range(number)]
+        awake = payback.begin(keys, number)
+        found = payback.correction(number)
+        assert all(0.0 <= one < math.inf for one in (found.plain, found.verifying, found.token_ms))
+        drafts = dict.fromkeys(awake, (nodes, emitted - 1))
+        num_drafted = nodes * len(awake)
+        cost = StepCost(number, number * emitted, num_drafted, ms, plain_ms, drafting_ms, verifying_ms)
+        payback.observe(cost, drafts)
+        for key in keys if ends else ():
+            payback.forget(key)
+
+
+def test_a_first_drafted_step_that_emitted_nothing_stops_no_later_one() -> None:
+    payback = Payback()
+    payback.observe(StepCost(1, 1, 0, 2.0, 2.0, 0.0), {})
+    payback.begin(["a"], 1)
+    payback.observe(StepCost(1, 0, 4, 3.0, 2.0, 0.1, 0.5), {"a": (4, -1)})
+    assert payback.begin(["b"], 1) == {"b"}
