@@ -28,6 +28,7 @@ from prolepsis.core.rounds import RemoteRounds
 from prolepsis.core.stats import RequestStats
 from prolepsis.core.token_intervals import TokenIntervals
 from prolepsis.engine.client import EngineClient
+from prolepsis.engine.containment import ContainedPart
 from prolepsis.engine.start import start_engine
 from prolepsis.telemetry.metrics import Metrics
 
@@ -74,6 +75,9 @@ class TimedMetrics:
 
     def proposer_failed(self, proposer: str, num_failures: int = 1) -> None:
         self.spent.time(lambda: self.metrics.proposer_failed(proposer, num_failures))
+
+    def fault_contained(self, part: ContainedPart, num_faults: int = 1) -> None:
+        self.spent.time(lambda: self.metrics.fault_contained(part, num_faults))
 
     def grammar_failed(self) -> None:
         self.spent.time(self.metrics.grammar_failed)

@@ -18,6 +18,7 @@ from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
 from prolepsis.core.rounds import RemoteRounds
 from prolepsis.core.stats import RequestStats
+from prolepsis.engine.containment import ContainedPart
 from prolepsis.engine.step import MAX_FAILED_STEPS
 from prolepsis.sampling.noise import noise_key
 from prolepsis.spec.draft import Draft, chain
@@ -485,6 +486,8 @@ class Recorder:
 
     def proposer_failed(self, proposer: str, num_failures: int = 1) -> None:
         self.failed.append((proposer, num_failures))
+
+    def fault_contained(self, part: ContainedPart, num_faults: int = 1) -> None: ...
 
     def grammar_failed(self) -> None: ...
 
