@@ -20,7 +20,8 @@ from typing import Any
 
 import httpx
 
-from benchmarks.stream_gaps import provenance, signed
+from benchmarks.stream_gaps import signed
+from prolepsis.cli.bench.provenance import provenance
 
 WATCHED = ("prolepsis_engine_restarts_total", "prolepsis_contained_faults_total", "prolepsis_requests_failing")
 MODES = ("", "", "auto", "on")

@@ -14,7 +14,7 @@ from prolepsis.core.events import Finished
 from prolepsis.core.requests import SpeculationChoice
 from prolepsis.core.stats import RequestStats
 from prolepsis.engine.accounting import charge
-from prolepsis.engine.containment import LOG_EVERY_S, Containment
+from prolepsis.engine.containment import LOG_EVERY_S, ContainedPart, Containment
 from prolepsis.engine.speculation import Speculation
 from prolepsis.engine.step import Engine
 from prolepsis.engine.timings import StepTiming
@@ -83,7 +83,7 @@ def test_deciding_or_learning_that_raises_costs_drafts_and_no_request(verb: Verb
     assert outputs(events)["a", 0] == reference(SOURCE, noise_key(0, 0))
     [end] = terminals(events).values()
     assert isinstance(end, Finished)
-    part = "decisions" if verb in ("begin", "correction") else "learning"
+    part: ContainedPart = "decisions" if verb in ("begin", "correction") else "learning"
     assert engine.contained.num_faults[part] > 0
     assert f'prolepsis_contained_faults_total{{kind="{part}"}} 0.0' not in metrics.exposition().decode()
     if part == "decisions":
