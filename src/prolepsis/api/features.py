@@ -278,7 +278,7 @@ def _routes(given: _Given, features: Sequence[Feature], shared: _Shared) -> Sequ
     )
     parts = ConsoleParts(
         client=client,
-        load=admission,
+        load=shared.admission,
         store=given.store,
         keys=given.keys,
         check_local=check_local,
