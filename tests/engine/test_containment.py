@@ -49,7 +49,7 @@ class Failing(Payback):
         if self._fails and verb == self._verb:
             raise ZeroDivisionError("float division by zero")
 
-    def begin(self, keys: Sequence[str], num_sequences: int) -> frozenset[str]:
+    def begin(self, keys: Sequence[str], num_sequences: int, *, only_decodes: bool = True) -> frozenset[str]:
         self._fail("begin")
         return frozenset(keys)
 
