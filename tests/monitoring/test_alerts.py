@@ -67,6 +67,10 @@ BUDGETS = [
     Case("AvailabilityBudgetBurns", ratio(FAILED, DONE, 0.004), 120, (TICKET,)),
     Case("AvailabilityBudgetBurns", {FAILED: "0+1x60", DONE: "0x60"}, 30, ()),  # 15 events are too few
     Case("AvailabilityBudgetBurns", {DONE: "0+100x60"}, 120, ()),
+    *(
+        Case("AvailabilityBudgetBurns", ratio(f'prolepsis_requests_total{{outcome="{end}"}}', DONE, 0.5), 120, ())
+        for end in ("expired", "left", "refused")  # by what their clients did
+    ),
     Case("FirstTokenBudgetBurns", buckets("prolepsis_time_to_first_token_seconds", "2.5", 0.7), 120, (PAGE, TICKET)),
     Case("FirstTokenBudgetBurns", buckets("prolepsis_time_to_first_token_seconds", "2.5", 0.995), 120, ()),
     Case(

@@ -11,25 +11,25 @@ from prolepsis.api.openai.answer_check import AnswerCheck
 from prolepsis.api.openai.prepared import PreparedRequest
 from prolepsis.api.output.delivery import Delivery
 from prolepsis.core.ended import Answer, End, Keep, PromptEnded, RequestAbout, RequestEnded
-from prolepsis.core.errors import GrammarFailed, ProlepsisError, UserError
+from prolepsis.core.errors import ClientDeadlineExceeded, GrammarFailed, ProlepsisError, UserError
 from prolepsis.core.events import Event, Tokens
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import RequestStats
 from prolepsis.core.token_intervals import TokenIntervals
-from prolepsis.web.errors import RequestAborted
+from prolepsis.web.errors import RequestAborted, RequestRefused
 
 
 def classified(error: BaseException) -> tuple[End, str | None]:
     """Return how a request ended that `error` ended, and the error's code; the one place that decides this."""
-    if isinstance(error, RequestAborted):
-        return "aborted", None
-    if isinstance(error, UserError | GrammarFailed):
-        return "refused", error.code
-    if isinstance(error, ProlepsisError):
-        return "failed", error.code
     if isinstance(error, asyncio.CancelledError | GeneratorExit):
         return "left", None
-    return "failed", type(error).__name__
+    if isinstance(error, RequestAborted):
+        return "aborted", None
+    code = error.code if isinstance(error, ProlepsisError) else type(error).__name__
+    if isinstance(error, ClientDeadlineExceeded):
+        return "expired", code
+    is_servers = isinstance(error, RequestRefused) and error.status >= 500
+    return ("refused" if isinstance(error, UserError | GrammarFailed) and not is_servers else "failed"), code
 
 
 class PromptAccount:

@@ -16,6 +16,7 @@ AssignedArm = Literal["canary", "unassigned", "holdout"]
 End = Literal[
     "finished",  # with all of its text
     "failed",
+    "expired",  # at the deadline that its client set, while the server was at work
     "aborted",  # by the server
     "left",  # the client went away
     "refused",  # by the engine, for a fault of the caller

@@ -20,7 +20,8 @@ ProlepsisError
 │   └── StoreConflict          it was changed meanwhile: says what is there now
 ├── DeliveryFailed             another system did not take audit entries; they are to be delivered again
 └── EngineError                the engine could not finish a request it had accepted
-    ├── DeadlineExceeded       the request's own deadline passed
+    ├── DeadlineExceeded       the request's deadline passed
+    │   └── ClientDeadlineExceeded   the client had set it, and the server was at work
     ├── TokensOutOfPlace       a token of the answer would be repeated or skipped on its way to the client
     ├── GrammarFailed          a grammar that compiled gave up while the answer was matched
     ├── NotFinite              the model computed no number for a token: its weights are damaged, or values overflowed
@@ -134,6 +135,10 @@ class DeadlineExceeded(EngineError):
     def unfinished(cls, limit_s: float, reason: str = "") -> Self:
         """Return the error of a request that did not finish in `limit_s` seconds; `reason` goes on from there."""
         return cls(f"not finished in {limit_s:.3f} s{reason}")
+
+
+class ClientDeadlineExceeded(DeadlineExceeded):
+    """Its code is that of `DeadlineExceeded`: the client sees no difference, and the service did not fail."""
 
 
 class TokensOutOfPlace(EngineError):

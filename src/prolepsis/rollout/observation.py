@@ -25,7 +25,7 @@ def observed(ended: RequestEnded) -> Mapping[str, float] | None:
     """
     if ended.end == "refused":
         return None
-    if ended.end == "failed":
+    if ended.end in ("failed", "expired"):  # else the requests of an arm that is too slow for them would be missing
         return {"error": 1.0}
     if ended.end != "finished":
         return {}

@@ -211,7 +211,7 @@ def _mode(prompts: list[RequestStats]) -> Mode:
 
 def _waited_for(ended: RequestEnded) -> str:
     """Return the stage in which the deadline passed; `step`: one that was too long for the engine to say more."""
-    late = [prompt for prompt in ended.prompts if prompt.end == "failed"]
+    late = [prompt for prompt in ended.prompts if prompt.end in ("failed", "expired")]
     if not late:
         return "admission"
     stats = late[0].stats

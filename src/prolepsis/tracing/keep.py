@@ -34,8 +34,8 @@ def why_kept(ended: RequestEnded) -> Kept | None:
 
 
 def is_error(end: End) -> bool:
-    """Return whether a request ended by no fault of its caller."""
-    return end in ("failed", "aborted")
+    """Return whether a request ended without its answer while its client waited, and was no faulty one."""
+    return end in ("failed", "expired", "aborted")
 
 
 def fallback_reasons(prompt: PromptEnded) -> list[str]:

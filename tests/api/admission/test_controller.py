@@ -10,9 +10,10 @@ import httpx
 import pytest
 from starlette.requests import HTTPConnection
 
-from prolepsis.api.admission.controller import AdmissionController
+from prolepsis.api.admission.controller import TIMEOUT_HEADER, AdmissionController
 from prolepsis.api.admission.metrics import AdmissionMetrics
 from prolepsis.core.config import ServerConfig
+from prolepsis.core.errors import DeadlineExceeded
 from prolepsis.core.events import Event, Tokens
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest, SamplingParams
@@ -251,6 +252,36 @@ async def test_a_deadline_counts_the_queue_and_the_engine(keyed_app: KeyedApp) -
             response = await http.post("/v1/completions", json=BODY, headers={"x-request-timeout-ms": wrong})
             assert (response.status_code, response.json()["error"]["param"]) == (400, "x-request-timeout-ms")
     assert keyed_app.refused("deadline") == 2
+
+
+@pytest.mark.parametrize(
+    ("configured_s", "asked_ms", "ready", "outcome"),
+    [
+        pytest.param(None, "10", True, "expired", id="the client's"),
+        pytest.param(30, "10", True, "expired", id="the client's, shorter than the server's"),
+        pytest.param(0.01, None, True, "failed", id="the server's"),
+        pytest.param(0.01, "30000", True, "failed", id="the server's, shorter than the client's"),
+        pytest.param(None, "10", False, "failed", id="the client's, of an engine that does not work"),
+    ],
+)
+async def test_a_deadline_that_the_client_set_is_no_failure(
+    keyed_app: KeyedApp, configured_s: float | None, asked_ms: str | None, *, ready: bool, outcome: str
+) -> None:
+    """In the queue and in the engine alike: 2 % of a tenant's requests with such deadlines paged the people on call."""
+    engine = FakeEngine(hold_after=0, error=DeadlineExceeded("not finished in 0.010 s"))
+    engine.reported = replace(engine.reported, ready=ready)
+    config = ServerConfig(max_in_engine=1, request_timeout_s=configured_s)
+    async with keyed_app.open(engine, config) as http:
+        headers = {TIMEOUT_HEADER: asked_ms} if asked_ms else {}
+        in_engine = await http.post("/v1/completions", json=BODY, headers=headers)
+        engine.error = None
+        first = asyncio.create_task(http.post("/v1/completions", json=BODY, headers={TIMEOUT_HEADER: "29000"}))
+        await until(lambda: len(engine.requests) == 2)
+        queued = await http.post("/v1/completions", json=BODY, headers=headers)
+        assert [in_engine.status_code, queued.status_code] == [504, 504]
+        await end_all(engine, [first])
+    of = {"route": "/v1/completions", "tier": "standard", "outcome": outcome}
+    assert keyed_app.metrics.registry.get_sample_value("prolepsis_requests_total", of) == 2
 
 
 async def test_priority_is_for_the_own_queue_and_preempts_only_for_operators(keyed_app: KeyedApp) -> None:

@@ -18,7 +18,7 @@ from prolepsis.api.admission.response_cache import ResponseCache, cache_key
 from prolepsis.api.auth.middleware import reply_headers
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.ended import Keep
-from prolepsis.core.errors import DeadlineExceeded, InvalidParameter
+from prolepsis.core.errors import ClientDeadlineExceeded, DeadlineExceeded, InvalidParameter
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.engine.client import Demand, EngineClient, EngineHealth
@@ -103,9 +103,10 @@ class AdmissionController(Feature):
         ever come in together.
         """
         caller = caller_of(http)
-        deadline_s = self._deadline(http, requests[0])
+        limits = self._limits(http, requests[0])
         items = [self._look_up(caller, request, deterministic=deterministic) for request in requests]
-        group = RequestGroup(caller, items, deadline_s)
+        deadline_s = min(filter(None, limits), default=None)
+        group = RequestGroup(caller, items, deadline_s, is_client_deadline=deadline_s != limits[0])
         headers = reply_headers(http)
         headers.update(self._reserve(group))
         if any(item.cache_key is not None for item in items):
@@ -130,7 +131,7 @@ class AdmissionController(Feature):
             return
         try:
             async with self._place(group, progress) as place:
-                with _deadline_told(group, progress):
+                with self._deadline_told(group, progress):
                     yield _as_admitted(group, progress, place)
         finally:
             if progress.cache_key is not None and progress.finished is not None:
@@ -272,8 +273,8 @@ class AdmissionController(Feature):
         oldest = self._queue.oldest(TIERS.keys() - tiers)
         return 1.0 if oldest is None else min(max(1.0, self._clock() - oldest), _LONGEST_WAIT_TOLD_S)
 
-    def _deadline(self, http: HTTPConnection, request: GenerateRequest) -> float | None:
-        """Return the seconds the request may take: the shortest of configuration, header and what it says itself."""
+    def _limits(self, http: HTTPConnection, request: GenerateRequest) -> Sequence[float | None]:
+        """Return the seconds the request may take by configuration, by what it says itself, and by its header."""
         limits = [self._config.request_timeout_s, request.deadline_s]
         given = http.headers.get(TIMEOUT_HEADER)
         if given is not None:
@@ -281,7 +282,7 @@ class AdmissionController(Feature):
                 message = f"{TIMEOUT_HEADER} is {given[:32]!r}; allowed: 1 to 999999999 (milliseconds)"
                 raise InvalidParameter(message, param=TIMEOUT_HEADER)
             limits.append(int(given) / 1000)
-        return min((seconds for seconds in limits if seconds is not None), default=None)
+        return limits
 
     def _look_up(self, caller: Caller, request: GenerateRequest, *, deterministic: bool) -> Progress:
         """Return the request with its stored answer, or with the client to ask."""
@@ -297,7 +298,7 @@ class AdmissionController(Feature):
         """Hold the request's places in the engine, once it has them."""
         since, caller, load, request = self._clock(), group.caller, progress.load, progress.request
         waiting = Waiting(caller.tenant, caller.tier, request.priority, load, request.n, since)
-        await self._wait_for_turn(waiting, group.deadline_s)
+        await self._wait_for_turn(waiting, group)
         self._admitted[request.request_id] = waiting
         progress.waited_s = self._clock() - since
         self.metrics.wait.labels(caller.tier).observe(progress.waited_s)
@@ -309,21 +310,37 @@ class AdmissionController(Feature):
             self._queue.correct(waiting, load - progress.load_used)
             self._dispatch()
 
-    async def _wait_for_turn(self, waiting: Waiting, deadline_s: float | None) -> None:
+    async def _wait_for_turn(self, waiting: Waiting, group: RequestGroup) -> None:
         granted: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._queue.push(waiting)
         self._turns[waiting.serial] = granted
         self._dispatch()
         try:
-            async with asyncio.timeout(deadline_s):
+            async with asyncio.timeout(group.deadline_s):
                 await granted
         except TimeoutError:
             self._give_up(waiting, granted)
             self.metrics.refused.labels("deadline").inc()
-            raise DeadlineExceeded(f"not started {deadline_s:g} s after its arrival") from None
+            raise self._late(group, f"not started {group.deadline_s:g} s after its arrival") from None
         except BaseException:
             self._give_up(waiting, granted)
             raise
+
+    @contextmanager
+    def _deadline_told(self, group: RequestGroup, progress: Progress) -> Iterator[None]:
+        """Name the time that a late request had from its arrival on; the engine knows only what the queue left."""
+        try:
+            yield
+        except DeadlineExceeded as late:
+            if group.deadline_s is None:
+                raise
+            message = f"{late} after it waited {progress.waited_s:.3f} s; allowed: {group.deadline_s:g} s in all"
+            raise self._late(group, message) from None
+
+    def _late(self, group: RequestGroup, message: str) -> DeadlineExceeded:
+        """Return the error of a deadline that passed: a client's is no failure of a server whose engine works."""
+        is_clients = group.is_client_deadline and self._client.health().ready
+        return ClientDeadlineExceeded(message) if is_clients else DeadlineExceeded(message)
 
     def _give_up(self, waiting: Waiting, granted: asyncio.Future[None]) -> None:
         """The request does not run: take it out of the queue, or give its places back where it had just got them."""
@@ -395,18 +412,6 @@ class AdmissionController(Feature):
             self._taken_first += num_places
         if not self._taken_by[request.tenant]:
             del self._taken_by[request.tenant]
-
-
-@contextmanager
-def _deadline_told(group: RequestGroup, progress: Progress) -> Iterator[None]:
-    """Name the time that a late request had from its arrival on; the engine knows only what the queue left of it."""
-    try:
-        yield
-    except DeadlineExceeded as late:
-        if group.deadline_s is None:
-            raise
-        message = f"{late} after it waited {progress.waited_s:.3f} s; allowed: {group.deadline_s:g} s in all"
-        raise DeadlineExceeded(message) from None
 
 
 def _as_admitted(group: RequestGroup, progress: Progress, place: Waiting) -> GenerateRequest:

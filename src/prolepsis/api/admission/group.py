@@ -98,6 +98,8 @@ class RequestGroup:
     caller: Caller
     items: Sequence[Progress]
     deadline_s: float | None
+    is_client_deadline: bool = False
+    """The client set the deadline, to less than the server allows."""
 
     @property
     def cost(self) -> int:
