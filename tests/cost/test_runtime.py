@@ -216,6 +216,25 @@ async def test_books_that_were_used_and_device_seconds_are_on_record(tmp_path: P
     assert "prices.loaded" in actions
 
 
+async def test_the_history_fills_while_the_server_runs(store: Store) -> None:
+    """An operator who asked in the first hour got an empty table."""
+    clock, now = Clock(0.0), Clock(10_000.0)
+    costs = CostFeature(CollectorRegistry(), store=store, clock=clock, now=now)
+
+    async def after(seconds: float) -> dict[float, float]:
+        clock.now, now.now = clock.now + seconds, now.now + seconds
+        await costs.tick()
+        with store.database.read() as connection:
+            return {one.started_at: one.held_s for one in stored_periods(connection, 10)}
+
+    assert await after(30.0) == {}
+    assert await after(30.0) == {10_000.0: 60.0}
+    assert await after(30.0) == {10_000.0: 60.0}
+    assert await after(60.0) == {10_000.0: 150.0}
+    assert await after(3600.0) == {10_000.0: 3750.0, 13_750.0: 0.0}
+    await costs.close()
+
+
 async def test_a_clock_that_is_set_back_loses_no_period(store: Store) -> None:
     times = Clock(10_000.0)
     costs = CostFeature(CollectorRegistry(), store=store, now=times)

@@ -47,6 +47,23 @@ def test_an_alert_from_before_the_period_says_so() -> None:
     assert replying(series).firing(HOUR) == [Firing(LABELS, START, START + 30, from_before=True)]
 
 
+def test_an_alert_that_fires_now_has_no_end_where_the_period_lies_ahead() -> None:
+    """With --to an hour ahead each alert that fired got an end, five minutes from now."""
+    asked_for: list[httpx.URL] = []
+
+    def reply(request: httpx.Request) -> httpx.Response:
+        asked_for.append(request.url)
+        series = {"metric": {"__name__": "ALERTS", **LABELS}, "values": [[START + 600, "1"], [START + 615, "1"]]}
+        return httpx.Response(200, json={"data": {"result": [series]}})
+
+    ahead = Prometheus("http://prometheus:9090/", httpx.MockTransport(reply), now=lambda: START + 620)
+    assert ahead.firing(HOUR) == [Firing(LABELS, START + 600, None)]
+    assert float(asked_for[0].params["end"]) == START + 620
+    later = Period(HOUR.end, HOUR.end + timedelta(hours=1))
+    assert (ahead.firing(later), ahead.lines("x", times_of(later))) == ([], [])
+    assert len(asked_for) == 1
+
+
 def test_values_come_with_their_labels() -> None:
     assert replying({"metric": {"sloth_slo": "availability"}, "value": [START, "0.75"]}).values("x", START) == [
         ({"sloth_slo": "availability"}, 0.75)

@@ -95,6 +95,15 @@ def test_the_least_budget_comes_first_and_one_without_events_is_left_out() -> No
     assert budgets(values) == [Budget("", -0.1), Budget("latency free", 0.5)]
 
 
+@pytest.mark.parametrize(
+    ("remaining", "left"),
+    [(0.5, "50 %"), (0.0, "0 %"), (-0.2, "nothing (1.2 times spent)"), (-37.7, "nothing (38.7 times spent)")],
+)
+def test_what_is_left_of_a_budget_is_told_in_words(remaining: float, left: str) -> None:
+    """It was "-3.77e+03 % left"."""
+    assert f"| latency | {left} |" in page(replace(QUIET, budgets=[Budget("latency", remaining)]))
+
+
 def test_the_page_compares_two_periods() -> None:
     shown = page(replace(QUIET, this=drafted(700), budgets=[Budget("latency", 0.5)]))
     assert "| latency | 50 % |" in shown

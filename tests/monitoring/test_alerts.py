@@ -39,6 +39,11 @@ def ratio(bad: str, total: str, share: float, samples: int = 90) -> dict[str, st
     return {bad: f"0+{100 * share:g}x{samples}", total: f"0+100x{samples}"}
 
 
+def fell_and_rose(part: str, whole: str) -> dict[str, str]:
+    """Return two counters of which the first counts a tenth of the second for 90 samples, and then half of it."""
+    return {part: "0+10x90 950+50x30", whole: "0+100x120"}
+
+
 def buckets(name: str, le: str, good: float) -> dict[str, str]:
     of = 'tier="standard", outcome="finished"'
     return {f"{name}_count{{{of}}}": "0+100x90", f'{name}_bucket{{{of}, le="{le}"}}': f"0+{100 * good:g}x90"}
@@ -85,8 +90,18 @@ BUDGETS = [
     Case("CorrectionBudgetBurns", {WASTED: "0+2x60", DEVICE: "0+4x60"}, 30, ()),  # of two minutes
     Case("AcceptanceFloorBudgetBurns", ratio(ACCEPTED, DRAFTED, 0.1), 150, (TICKET,)),
     Case("AcceptanceFloorBudgetBurns", ratio(ACCEPTED, DRAFTED, 0.5), 150, ()),
+    Case("AcceptanceFloorBudgetBurns", ratio(ACCEPTED, DRAFTED, 0.1, 30), 45, ()),  # of half an hour
+    Case("AcceptanceFloorBudgetBurns", fell_and_rose(ACCEPTED, DRAFTED), 200, ()),
     Case("CostBudgetBurns", {DEVICE: "0+60x90", TOKENS: "0+1000x90", PRICE: "0.001x90"}, 150, (TICKET,)),
     Case("CostBudgetBurns", {DEVICE: "0+60x90", TOKENS: "0+60000x90", PRICE: "0.001x90"}, 150, ()),
+    Case("CostBudgetBurns", {DEVICE: "0+60x30", TOKENS: "0+1000x30", PRICE: "0.001x30"}, 45, ()),  # of half an hour
+    Case("CostBudgetBurns", {DEVICE: "0+60x90", TOKENS: "0+100x90", PRICE: "0.001x90"}, 150, ()),  # hardly any traffic
+    Case(  # its traffic ended, and its budget burns on for hours
+        "CostBudgetBurns", {DEVICE: "0+60x90 5400x30", TOKENS: "0+1000x90 90000x30", PRICE: "0.001x120"}, 220, ()
+    ),
+    Case(  # its cause ended, likewise
+        "CostBudgetBurns", {DEVICE: "0+60x120", TOKENS: "0+1000x90 150000+60000x30", PRICE: "0.001x120"}, 220, ()
+    ),
 ]
 POOL = 'prolepsis_upstream_up{instance="a", pool="plain"}'
 RESTARTS = 'prolepsis_engine_restarts_total{instance="a", result="started"}'
@@ -184,7 +199,8 @@ OTHERS = [
         ({"rule": "chat"},),
     ),
     Case("RolloutRolledBack", {'prolepsis_rollout_changes_total{rule="chat", kind="promoted"}': "0x3 1x3"}, 5, ()),
-    Case("BenefitGone", {f'prolepsis_drift_alarms_total{{{OF}, kind="benefit_gone"}}': "0x3 1x3"}, 5, (HEAD,)),
+    Case("BenefitGone", {f"prolepsis_drift_benefit_gone{{{OF}}}": "0x3 1x3"}, 5, (HEAD,)),
+    Case("BenefitGone", {f"prolepsis_drift_benefit_gone{{{OF}}}": "1x3 0x3"}, 5, ()),
     Case("StoreDown", {'prolepsis_store_up{instance="a"}': "1 0x5"}, 5, ({"instance": "a"},)),
     Case(
         "RecordsLost",
@@ -202,6 +218,7 @@ OTHERS = [
     Case("SpendAboveDay", {DEVICE: "0+1800x20", PRICE: "0.01x20"}, 300, every="30m"),
     Case("SpendAboveDay", {DEVICE: "0+1800x20", PRICE: "0.001x20"}, 300, (), every="30m"),
     Case("SpendAboveDay", {DEVICE: "0+1800x20", PRICE: "0.01x4 stale 0.01x15"}, 300, every="30m"),  # a restart
+    Case("SpendAboveDay", {DEVICE: "0+1800x2", PRICE: "0.01x2"}, 60, (), every="30m"),  # 36 in its first hour
     Case("SpendForecast", {DEVICE: f"0+1800x{3 * DAY}", PRICE: f"0.01x{3 * DAY}"}, 3 * DAY * 30, every="30m"),
     Case(
         "SpendForecast",  # the first two days of a server are no trend

@@ -32,6 +32,32 @@ def test_a_benefit_that_is_gone_is_reported_once_within_minutes_at_a_request_a_s
     assert alarm.at < 120.0
 
 
+def test_a_benefit_that_is_gone_is_back_with_its_cause() -> None:
+    """The alert stayed an hour after the proposer was repaired, and what it brought meanwhile became its benefit."""
+    benefits = learned()
+    seen(benefits, 1000, ended(reason="too_costly"))
+    assert benefits.gone(1000.0) == {HEAD: True}
+    assert benefits.share(HEAD) == pytest.approx(0.4, abs=0.05)
+    assert seen(benefits, 60, ended({"draft_head": 4})) == []
+    assert benefits.gone(60.0) == {HEAD: False}
+    assert len(seen(benefits, 300, ended())) == 1
+
+
+def test_a_benefit_of_which_few_requests_tell_is_not_called_gone() -> None:
+    benefits = learned()
+    seen(benefits, 300, ended())
+    assert benefits.gone(300.0 + 899.0 - 20.0) == {HEAD: True}
+    assert benefits.gone(300.0 + 900.0) == {HEAD: False}
+
+
+def test_a_benefit_is_learned_again_where_an_operator_says_so() -> None:
+    benefits = learned()
+    seen(benefits, 300, ended())
+    benefits.forget(HEAD)
+    assert benefits.gone(300.0) == {HEAD: False}
+    assert seen(benefits, 300, ended({"draft_head": 1})) == []
+
+
 def test_half_of_it_is_still_a_benefit_and_more_is_learnt_quietly() -> None:
     benefits = learned()
     assert seen(benefits, 2000, ended({"draft_head": 3})) == []

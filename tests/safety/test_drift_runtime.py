@@ -114,13 +114,17 @@ def test_a_damaged_head_that_is_deployed_is_a_cliff(watched: Watched) -> None:
 
 
 def test_a_benefit_that_is_gone_is_a_warning(watched: Watched) -> None:
-    assert watched.sample("drift_alarms_total", kind="benefit_gone") == 0.0, "a rise begins at 0"
     watched.requests(200, right=True)
     [event] = watched.events
     assert isinstance(event.after, dict)
     assert event.action == "drift.benefit_gone"
     assert event.after["before"] == pytest.approx(0.37, abs=0.04)
     assert watched.sample("drift_alarms_total", kind="benefit_gone") == 1.0
+    watched.drift.poll()
+    assert watched.sample("drift_benefit_gone") == 1.0
+    watched.drift.reset(("draft_head", TRAFFIC_CLASS), "key-1")
+    watched.drift.poll()
+    assert watched.sample("drift_benefit_gone") == 0.0
 
 
 async def test_baselines_are_kept_and_read_again(tmp_path: Path) -> None:

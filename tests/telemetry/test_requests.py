@@ -153,6 +153,22 @@ def test_answers_with_a_form_are_counted_by_mode_and_by_whether_they_have_it() -
         assert value(metrics, "structured_answers_total", kind=kind, mode=mode, result=result) == 1
 
 
+def test_each_structured_answer_is_counted_once() -> None:
+    """A tool call that a grammar held was counted twice, and of several samples only one."""
+    metrics = Metrics()
+    held = replace(REQUEST, grammar=GrammarSpec("lark", "{}"), n=4)
+    reasons = ("tool_calls", "length", "stop", "length")
+    metrics.requests.ended(ended(replace(prompt(), request=held, finish_reasons=reasons, whole_calls=(True, False))))
+    found = {
+        (kind, result): value(metrics, "structured_answers_total", kind=kind, mode="on", result=result)
+        for kind, result in (
+            *(("tool_calls", "valid"), ("tool_calls", "invalid")),
+            *(("lark", "valid"), ("lark", "cut")),
+        )
+    }
+    assert list(found.values()) == [1, 1, 1, 1]
+
+
 def test_tenants_have_series_only_where_they_are_named() -> None:
     metrics = Metrics(tenants=["acme"])
     for tenant in ("acme", "basil", ""):

@@ -3,6 +3,8 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
+from prolepsis.core.units import figure
+
 _NOT_DETAILS = frozenset(
     {
         "at",
@@ -88,5 +90,5 @@ def _value(value: object) -> str:
         case bool():
             return "yes" if value else "no"
         case float():
-            return f"{value:.4g}"
+            return figure(value, 4)
     return _DIGEST.sub(lambda match: match[0][:12], str(value))

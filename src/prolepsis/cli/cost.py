@@ -20,7 +20,7 @@ from prolepsis.cli.output import (
     shown_time,
 )
 from prolepsis.cli.store import StoreOption, ready_database
-from prolepsis.core.units import duration
+from prolepsis.core.units import duration, figure
 from prolepsis.cost.device_time import DeviceCost
 from prolepsis.cost.history import stored_periods, stored_prices
 from prolepsis.cost.prices import HOURS_PER_MONTH, InvalidPrices, read_prices
@@ -78,7 +78,7 @@ def _shown(period: DeviceCost) -> list[str]:
         period.used_per_million_tokens,
     )
     times = [shown_time(period.started_at), duration(period.held_s), duration(period.used_s)]
-    money = ["-" if one is None else f"{one:.4g} {period.currency}" for one in amounts]
+    money = ["-" if one is None else f"{figure(one, 4)} {period.currency}" for one in amounts]
     return [*times, str(period.num_output_tokens), *money]
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from prolepsis.cli.output import print_facts, print_json, print_table, shown_time, warn
-from prolepsis.core.units import duration, size
+from prolepsis.core.units import duration, figure, size
 
 Columns = Mapping[str, Sequence[str]]
 """The columns of tables, by the path of the list in the document: each a field, its path, or HEADER=PATH.
@@ -139,7 +139,7 @@ def _shown_number(name: str, value: float) -> str:
         return str(value)
     if isinstance(value, int):
         return f"{value:,}" if abs(value) >= _GROUPED else str(value)
-    return f"{100 * value:.4g}%" if name.endswith(_PERCENTAGES) else f"{value:.4g}"
+    return f"{figure(100 * value, 4)}%" if name.endswith(_PERCENTAGES) else figure(value, 4)
 
 
 def _shown_mapping(name: str, value: Mapping[str, Any]) -> str:

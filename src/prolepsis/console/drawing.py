@@ -4,6 +4,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from prolepsis.core.units import figure
+
 WIDTH, HEIGHT = 600.0, 120.0
 """Size of a chart in its own coordinates; the style sheet scales it."""
 
@@ -94,7 +96,7 @@ def path_of(values: Sequence[float | None], low: float, high: float) -> str:
 
 def _latest(line: Line) -> str:
     value = next((value for value in reversed(line.values) if value is not None), None)
-    return "has no values yet" if value is None else f"is {value:.3g} now"
+    return "has no values yet" if value is None else f"is {figure(value)} now"
 
 
 def _short(value: float | None) -> float | None:

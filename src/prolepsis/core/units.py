@@ -29,6 +29,14 @@ def size(num_bytes: float) -> str:
     return f"{_three_digits(num_bytes)} {_SIZES[unit]}"
 
 
+def figure(value: float, digits: int = 3) -> str:
+    """Return a number to so many digits that count, or to all before the point; never with an exponent."""
+    if not math.isfinite(value) or not value:
+        return f"{value:g}"
+    text = f"{value:.{max(0, digits - 1 - math.floor(math.log10(abs(value))))}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
+
+
 def _three_digits(value: float) -> str:
     """Return a number to three digits, or to all before the point."""
     return f"{value:.0f}" if abs(value) >= 999.5 else f"{value:.3g}"

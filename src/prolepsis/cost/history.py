@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 
-from sqlalchemy import Connection, insert, select
+from sqlalchemy import Connection, delete, insert, select
 from sqlalchemy.exc import IntegrityError
 
 from prolepsis.cost.device_time import DeviceCost
@@ -46,12 +46,11 @@ def stored_prices(connection: Connection, limit: int) -> list[StoredPrices]:
 
 
 def store_periods(connection: Connection, replica: str, periods: Sequence[DeviceCost]) -> None:
-    """Store periods of a server; those that are stored already stay as they are."""
-    mine = select(cost_periods.c.started_at).where(cost_periods.c.replica == replica)
-    known = set(connection.scalars(mine))
-    rows = [{"replica": replica, **asdict(one)} for one in periods if one.started_at not in known]
-    if rows:
-        connection.execute(insert(cost_periods), rows)
+    """Store periods of a server, each in place of what is there of it: a period grows until it is over."""
+    of = cost_periods.c
+    by_start = {one.started_at: one for one in periods}
+    connection.execute(delete(cost_periods).where(of.replica == replica, of.started_at.in_(by_start)))
+    connection.execute(insert(cost_periods), [{"replica": replica, **asdict(one)} for one in by_start.values()])
 
 
 def stored_periods(connection: Connection, limit: int) -> list[DeviceCost]:

@@ -1,8 +1,11 @@
 """The cost of requests: sums by route, tenant and proposer, and a forecast from their rate."""
 
+import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import stdev
 from typing import Literal
 
 from prolepsis.core.stats import DeviceSeconds
@@ -104,8 +107,9 @@ class Usage:
 WINDOW_S = 86400.0
 """The longest time that a forecast looks back: a day, because load depends on the hour."""
 _EVERY_S = 300.0
-MIN_S = 60.0
-"""Minimum time before the first forecast."""
+LEAST_SPANS = 12
+"""Spans of `_EVERY_S` before the first forecast, an hour in all; its bounds come from as many parts of the past."""
+_T = 2.201  # Student's t with 11 degrees of freedom at 97.5 %: of the mean of 12 parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +122,11 @@ class Snapshot:
     num_output_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+Bounds = tuple[float, float]
+"""95 % bounds of what the past says, from how much twelve parts of it differ."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
     """For a month of `HOURS_PER_MONTH` on one device. Amounts are in the price book's currency, null without prices."""
 
@@ -126,15 +134,20 @@ class Forecast:
     busy: float
     """Share of the time that is charged to requests."""
     device_hours: float
+    device_hours_bounds: Bounds
     num_output_tokens: float
+    num_output_tokens_bounds: Bounds
     saved_device_hours: float
     """By the predicted cost of plain decoding; negative if speculation costs more."""
+    saved_device_hours_bounds: Bounds
     amount_of_use: float | None
     """For the device hours of requests."""
+    amount_of_use_bounds: Bounds | None
     amount_of_device: float | None
     """For the device, reserved all month."""
     saved_amount: float | None
     """For the saved device hours. A reserved device costs the same, but has capacity for more requests."""
+    saved_amount_bounds: Bounds | None
     assumes: str
 
 
@@ -154,37 +167,61 @@ class RateWindow:
             self._past.popleft()
 
     def forecast(self, totals: UsageTotals, price: Price | None) -> Forecast | None:
-        """Return the forecast, None in the first minute."""
-        first, last = self._past[0], self._moment(totals)
-        return None if last.at - first.at < MIN_S else forecast(first, last, price)
+        """Return the forecast, None in the first hour."""
+        if len(self._past) <= LEAST_SPANS:
+            return None
+        return forecast([*list(self._past)[:-1], self._moment(totals)], price)
 
     def _moment(self, totals: UsageTotals) -> Snapshot:
         return Snapshot(self._clock(), totals.device.total, totals.saved_s, totals.num_output_tokens)
 
 
-def forecast(first: Snapshot, last: Snapshot, price: Price | None) -> Forecast:
-    """Extrapolate the rate between two snapshots to a month."""
+def forecast(past: Sequence[Snapshot], price: Price | None) -> Forecast:
+    """Extrapolate the rates of the past to a month; it has `LEAST_SPANS` spans or more."""
+    first, last = past[0], past[-1]
     elapsed = last.at - first.at
-    months = HOURS_PER_MONTH * 3600.0 / elapsed
-    used, saved = months * (last.device_s - first.device_s) / 3600.0, months * (last.saved_s - first.saved_s) / 3600.0
+    used, used_bounds = _month(past, lambda one: one.device_s / 3600.0, least=0.0)
+    saved, saved_bounds = _month(past, lambda one: one.saved_s / 3600.0)
+    tokens, token_bounds = _month(past, lambda one: one.num_output_tokens, least=0.0)
     per_hour = price.per_hour if price else None
     return Forecast(
         looks_back_s=elapsed,
         busy=(last.device_s - first.device_s) / elapsed,
         device_hours=used,
-        num_output_tokens=months * (last.num_output_tokens - first.num_output_tokens),
+        device_hours_bounds=used_bounds,
+        num_output_tokens=tokens,
+        num_output_tokens_bounds=token_bounds,
         saved_device_hours=saved,
+        saved_device_hours_bounds=saved_bounds,
         amount_of_use=None if per_hour is None else used * per_hour,
+        amount_of_use_bounds=None if per_hour is None else _times(used_bounds, per_hour),
         amount_of_device=None if per_hour is None else HOURS_PER_MONTH * per_hour,
         saved_amount=None if per_hour is None else saved * per_hour,
+        saved_amount_bounds=None if per_hour is None else _times(saved_bounds, per_hour),
         assumes=_assumes(elapsed, price),
     )
 
 
+def _month(
+    past: Sequence[Snapshot], total: Callable[[Snapshot], float], least: float = -math.inf
+) -> tuple[float, Bounds]:
+    """Return what a month has of a growing total, with bounds: the means of parts of the past vary by chance."""
+    seconds, num_spans = HOURS_PER_MONTH * 3600.0, len(past) - 1
+    edges = [past[round(i * num_spans / LEAST_SPANS)] for i in range(LEAST_SPANS + 1)]
+    rates = [(total(b) - total(a)) / (b.at - a.at) for a, b in pairwise(edges)]
+    rate = (total(past[-1]) - total(past[0])) / (past[-1].at - past[0].at)
+    error = _T * stdev(rates) / math.sqrt(LEAST_SPANS)
+    return seconds * rate, (max(least, seconds * (rate - error)), seconds * (rate + error))
+
+
+def _times(bounds: Bounds, factor: float) -> Bounds:
+    return bounds[0] * factor, bounds[1] * factor
+
+
 def _assumes(elapsed: float, price: Price | None) -> str:
-    past = f"the last {elapsed / 3600.0:.1f} h" if elapsed >= 3600.0 else f"the last {elapsed / 60.0:.0f} min"
+    past = f"the last {elapsed / 3600.0:.1f} h"
     prices = f"prices stay those of {price.name}" if price else "no prices are known"
     return (
-        f"requests stay all month as in {past}, without growth or seasons; one device, {HOURS_PER_MONTH:g} hours; "
-        f"savings are the model's prediction; {prices}"
+        f"requests stay all month as in {past}, without growth or seasons, and bounds know no others; "
+        f"one device, {HOURS_PER_MONTH:g} hours; savings are the model's prediction; {prices}"
     )

@@ -37,6 +37,8 @@ from prolepsis.web.feature import Feature
 from prolepsis.web.fields import Reply
 from prolepsis.web.routes import READERS, Route, Routes
 
+KEPT_EVERY_S = 60.0
+"""The store has the period that is not over yet up to so many seconds ago."""
 COMPARED_FOR_S = 30.0
 """A comparison is computed at most this often: its bounds take some tenths of a second."""
 
@@ -91,7 +93,9 @@ class CostFeature(Feature):
         self.device_time = DeviceTime(clock, now)
         self._replica = uuid4().hex
         self._saved: DeviceCost | None = None
-        """The last period that is in the store."""
+        """The last period that is in the store, and is over."""
+        self._kept_at = clock()
+        """When the period that is not over was saved."""
         self._comparisons = Comparisons()
         self._compared: tuple[ExperimentReply, ...] = ()
         self._compared_at = float("-inf")
@@ -162,7 +166,7 @@ class CostFeature(Feature):
         await self._keep_periods()
 
     def forecast(self) -> Forecast | None:
-        """Return the forecast of a month, None in the first minute."""
+        """Return the forecast of a month, None in the first hour."""
         return self._rates.forecast(self.usage.total, self._prices.price if self._prices else None)
 
     async def experiments(self) -> Sequence["ExperimentReply"]:
@@ -201,14 +205,20 @@ class CostFeature(Feature):
         )
 
     async def _keep_periods(self) -> None:
-        """Save the periods that are over; an unavailable database is retried at the next tick."""
+        """Save the periods that are over, and now and then the one that is not.
+
+        An unavailable database is retried at the next tick.
+        """
         closed = self.device_time.closed
         unsaved = closed[closed.index(self._saved) + 1 :] if self._saved in closed else closed
-        if self._store is None or not unsaved:
+        is_due = self._clock() - self._kept_at >= KEPT_EVERY_S
+        if self._store is None or not (unsaved or is_due):
             return
         with suppress(Exception):  # contained: the writer reports an unavailable database
-            await asyncio.to_thread(_put_periods, self._store, self._replica, unsaved)
-            self._saved = unsaved[-1]
+            growing = [self.device_time.current()] if is_due else []
+            await asyncio.to_thread(_put_periods, self._store, self._replica, [*unsaved, *growing])
+            self._saved = unsaved[-1] if unsaved else self._saved
+            self._kept_at = self._clock() if is_due else self._kept_at
 
     async def _keep(self, prices: PriceFile) -> None:
         """Save the book in the store once; an unavailable database is retried at the next tick."""
@@ -369,7 +379,7 @@ class CostReply(Reply):
     rollouts: list[ExperimentReply]
     memory: list[ProposerMemoryReply]
     forecast: Forecast | None
-    """Forecast of a month; null in the first minute."""
+    """Forecast of a month; null in the first hour."""
 
 
 def cost_routes(costs: CostFeature) -> Sequence[Route]:

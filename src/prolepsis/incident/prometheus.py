@@ -1,7 +1,8 @@
 """Asks Prometheus which alerts fired in a period, and for values of queries, at a time or over a period."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -82,14 +83,20 @@ def times_of(period: Period) -> Times:
 class Prometheus:
     """Raises `ConfigError` for a server that does not answer, and for queries that it refuses."""
 
-    def __init__(self, url: str, transport: httpx.BaseTransport | None = None) -> None:
+    def __init__(
+        self, url: str, transport: httpx.BaseTransport | None = None, now: Callable[[], float] = time.time
+    ) -> None:
+        """`now` is Unix time: nothing is known of what comes after it."""
         self._url = url.rstrip("/")
         self._transport = transport
+        self._now = now
 
     def firing(self, period: Period) -> list[Firing]:
         """Return when alerts fired, to the accuracy of a step: 15 s in a period of less than a day or two."""
         step = max(_LEAST_STEP_S, period.seconds / _MOST_STEPS)
-        start, end = period.start.timestamp(), period.end.timestamp()
+        start, end = period.start.timestamp(), min(period.end.timestamp(), self._now())
+        if end <= start:
+            return []
         query: dict[str, str | float] = {
             "query": 'ALERTS{alertstate="firing"}',
             "start": start,
@@ -103,11 +110,16 @@ class Prometheus:
 
     def values(self, query: str, at: float) -> list[tuple[Mapping[str, str], float]]:
         """Return the value of each series at a time, with its labels."""
-        return [(series.metric, series.value[1]) for series in self._ask("query", {"query": query, "time": at})]
+        return [
+            (series.metric, series.value[1])
+            for series in self._ask("query", {"query": query, "time": min(at, self._now())})
+        ]
 
     def lines(self, query: str, times: Times) -> list[Line]:
         """Return the values of each series of a query."""
-        end = times.start + (times.number - 1) * times.step_s
+        end = min(times.start + (times.number - 1) * times.step_s, self._now())
+        if end < times.start:
+            return []
         asked: dict[str, str | float] = {"query": query, "start": times.start, "end": end, "step": times.step_s}
         return [_line(series, times) for series in self._ask("query_range", asked)]
 

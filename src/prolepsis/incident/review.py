@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from prolepsis.core.units import figure
 from prolepsis.incident.period import Period
 from prolepsis.incident.prometheus import Firing
 from prolepsis.incident.timeline import Happening, shown_at
@@ -35,6 +36,13 @@ class Budget:
 
     objective: str
     remaining: float
+
+    @property
+    def left(self) -> str:
+        """The rest in words: of a budget that is overspent, how often it was spent."""
+        if self.remaining >= 0:
+            return share(self.remaining)
+        return f"nothing ({figure(1 - self.remaining)} times spent)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +107,7 @@ def _burnt(known: Iterable[Budget]) -> Iterator[Finding]:
     for one in known:
         if one.remaining < LOW_BUDGET:
             what = "an error budget is overspent" if one.remaining < 0 else "an error budget is nearly spent"
-            yield Finding(what, one.objective, f"{share(one.remaining)} left, less than {share(LOW_BUDGET)}")
+            yield Finding(what, one.objective, f"{one.left} left, less than {share(LOW_BUDGET)}")
 
 
 def _paged(alerts: Iterable[Firing]) -> Iterator[Finding]:
@@ -134,7 +142,7 @@ def _worn(this: Figures, before: Figures) -> Iterator[Finding]:
 
 
 def share(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.3g} %"
+    return "-" if value is None else f"{figure(100 * value)} %"
 
 
 def changes_shown(review: Review) -> tuple[list[Happening], int]:

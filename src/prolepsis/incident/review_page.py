@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
+from prolepsis.core.units import figure
 from prolepsis.incident.review import (
     FAILED,
     FELL,
@@ -44,7 +45,7 @@ def _budgets(review: Review) -> Iterator[str]:
     if review.budgets is None:
         yield "Prometheus was not asked (`--prometheus URL`)."
         return
-    rows = [[one.objective, share(one.remaining)] for one in review.budgets]
+    rows = [[one.objective, one.left] for one in review.budgets]
     yield from _table(["objective", "budget left, of 30 days"], rows, "Prometheus has none of the recorded series.")
 
 
@@ -60,9 +61,9 @@ def _totals(review: Review) -> Iterator[str]:
     rows.append(["device time saved, against the prediction without drafts", share(this.saved), share(before.saved)])
     for name, figures in (("", review.this), (" before", review.before)):
         for one in figures.spent:
-            paid = "-" if one.amount_paid is None else f"{one.amount_paid:.4g} {one.currency}"
-            used = "-" if one.amount_used is None else f"{one.amount_used:.4g} {one.currency}"
-            cells = [f"paid {paid}, of it used by requests {used}, {one.held_s / 3600:.3g} h held", ""]
+            paid = "-" if one.amount_paid is None else f"{figure(one.amount_paid, 4)} {one.currency}"
+            used = "-" if one.amount_used is None else f"{figure(one.amount_used, 4)} {one.currency}"
+            cells = [f"paid {paid}, of it used by requests {used}, {figure(one.held_s / 3600)} h held", ""]
             rows.append(["cost", *(cells if not name else cells[::-1])])
     yield from _table(["", "this period", "the period before"], rows, "")
 

@@ -77,11 +77,10 @@ def _ratios(slo: Objective, labels: Mapping[str, str]) -> Iterator[Rule]:
 def _numbers(slo: Objective, labels: Mapping[str, str]) -> Iterator[Rule]:
     """Yield the numbers of events in the long windows of alerts, where few events are no evidence."""
     if slo.alerting.minimum_events:
-        assert slo.sli.events is not None, "the schema asks for it"
         for window in (rate.long for rate in BURN_RATES):
             yield {
                 "record": f"slo:sli_events:increase{window}",
-                "expr": f"({slo.sli.events.total_query.replace(WINDOW, window)}) * {seconds(window)}",
+                "expr": slo.sli.number(window, seconds(window)),
                 "labels": {**labels, "sloth_window": window},
             }
 
@@ -113,7 +112,7 @@ def _alerts(slo: Objective, ids: Mapping[str, str]) -> Iterator[Rule]:
             continue
         yield {
             "alert": slo.alerting.name,
-            "expr": "\nor\n".join(_burning(slo, rate, ids) for rate in rates),
+            "expr": _while(slo, "\nor\n".join(_burning(slo, rate, ids) for rate in rates)),
             "labels": {"severity": severity, **slo.alerting.labels, **alert.labels},
             "annotations": {
                 "summary": f"{slo.name}: the error budget burns too fast",
@@ -122,6 +121,10 @@ def _alerts(slo: Objective, ids: Mapping[str, str]) -> Iterator[Rule]:
                 **alert.annotations,
             },
         }
+
+
+def _while(slo: Objective, condition: str) -> str:
+    return f"({condition})\nand on()\n({slo.alerting.while_query})" if slo.alerting.while_query else condition
 
 
 def _burning(slo: Objective, rate: BurnRate, ids: Mapping[str, str]) -> str:

@@ -29,6 +29,8 @@ class Raw(Part):
     """The ratio of bad events itself."""
 
     error_ratio_query: Annotated[str, _QUERY]
+    number_query: Annotated[str, _QUERY] | None = None
+    """The number of evaluations that the ratio is a mean of. Not in Sloth's schema."""
 
 
 class Indicator(Part):
@@ -42,6 +44,14 @@ class Indicator(Part):
         if (self.events is None) == (self.raw is None):
             raise ValueError("allowed: events or raw, one of them")
         return self
+
+    def number(self, window: str, seconds: float) -> str:
+        """Return the query of the number of events, or of evaluations, in a window of so many seconds."""
+        if self.raw is not None:
+            assert self.raw.number_query is not None, "the schema asks for it"
+            return self.raw.number_query.replace(WINDOW, window)
+        assert self.events is not None, "one of them is given"
+        return f"({self.events.total_query.replace(WINDOW, window)}) * {seconds:g}"
 
     @property
     def ratio(self) -> str:
@@ -72,6 +82,8 @@ class Alerting(Part):
     ticket_alert: Alert = Alert()
     minimum_events: Annotated[float, Field(ge=0)] = 0
     """Fewer events in the long window of an alert are no evidence. Not in Sloth's schema."""
+    while_query: str = ""
+    """The alerts end where this query has no result: with their cause. Not in Sloth's schema."""
 
 
 class Objective(Part):
@@ -90,8 +102,8 @@ class Objective(Part):
 
     @model_validator(mode="after")
     def _events_can_be_counted(self) -> Self:
-        if self.alerting.minimum_events and self.sli.events is None:
-            raise ValueError("alerting.minimum_events needs sli.events: sli.raw counts no events")
+        if self.alerting.minimum_events and self.sli.raw is not None and self.sli.raw.number_query is None:
+            raise ValueError("alerting.minimum_events needs sli.events, or sli.raw with number_query")
         return self
 
 

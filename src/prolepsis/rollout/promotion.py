@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from prolepsis.core.errors import InvalidParameter
+from prolepsis.core.units import figure
 from prolepsis.rollout.machine import RolloutState, guardrails_of, verdict_on
 from prolepsis.rollout.settings import RolloutSettings
 from prolepsis.statistics.guardrail import Guardrail, GuardrailResult
@@ -46,4 +47,4 @@ def _missing(guardrail: Guardrail, result: GuardrailResult) -> str:
     if not guardrail.measure.ready:
         return f"{guardrail.name} waits for earlier figures of the control"
     state = "shows harm" if result.outcome == "fail" else "is not shown to be within its bound"
-    return f"{guardrail.name} {state}: {result.estimate:.4g} seen, {result.allowed:.4g} allowed"
+    return f"{guardrail.name} {state}: {figure(result.estimate, 4)} seen, {figure(result.allowed, 4)} allowed"

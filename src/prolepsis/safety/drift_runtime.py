@@ -135,13 +135,16 @@ class DriftFeature(Feature):
             if self._shown.get(key) != (stream.status, *numbers):
                 self._shown[key] = (stream.status, *numbers)
                 self._metrics.show(key, stream.status, numbers)
+        for key, is_gone in self.benefits.gone(self._clock()).items():
+            self._metrics.benefit_gone.labels(*key).set(is_gone)
 
     def reset(self, key: Key, by: str) -> DriftStreamReply | None:
-        """Start a stream again for an operator; return it, None for an unknown one."""
+        """Start a stream again for an operator, with its benefit; return it, None for an unknown one."""
         if self.streams is None or key not in self.streams.all:
             return None
         before = self._stream(key)
         self.streams.reset(key, self._clock())
+        self.benefits.forget(key)
         self._emit(AuditEvent(actor=by, action="drift.reset", subject=" ".join(key), before=asdict(before)))
         return self._stream(key)
 
@@ -192,6 +195,8 @@ class _Metrics:
         by = ("proposer", "traffic_class")
         self.alarms = counter(registry, "drift_alarms", "Alarms of drift and of cliffs", *by, "kind", most=200)
         self._status = gauge(registry, "drift_status", "1 for the drift status of a proposer", *by, "status", most=320)
+        text = "1 while a proposer brings less than half of what it brought"
+        self.benefit_gone = gauge(registry, "drift_benefit_gone", text, *by, most=80)
         self._numbers = [
             gauge(registry, f"drift_{name}", text, *by, most=80)
             for name, text in (
@@ -204,7 +209,6 @@ class _Metrics:
 
     def show(self, key: Key, status: Status, numbers: Sequence[float | None]) -> None:
         """Show one stream; figures that are None are not known yet."""
-        self.alarms.labels(*key, "benefit_gone")  # an alert on a rise needs the 0 before it
         for other in STATUSES:
             self._status.labels(*key, other).set(other == status)
         for shown, number in zip(self._numbers, numbers, strict=True):

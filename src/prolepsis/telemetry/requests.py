@@ -91,12 +91,17 @@ class _Answers:
             self._check(prompt)  # an output policy that ends an answer is not its fault
 
     def _check(self, prompt: PromptEnded) -> None:
-        mode = prompt.stats.mode.mode
-        if prompt.request.grammar is not None:
-            result = "cut" if "length" in prompt.finish_reasons else "valid"
-            self._structured.labels(prompt.request.grammar.kind, mode, result).inc()
-        for is_whole in prompt.whole_calls:
+        """Count each answer once: one with tool calls by them, others by the grammar if there is one."""
+        mode, calls = prompt.stats.mode.mode, prompt.whole_calls
+        for is_whole in calls:
             self._structured.labels("tool_calls", mode, "valid" if is_whole else "invalid").inc()
+        if prompt.request.grammar is None:
+            return
+        num_others = len(prompt.finish_reasons) - len(calls)
+        num_cut = min(num_others, max(0, prompt.finish_reasons.count("length") - calls.count(False)))
+        for result, number in (("cut", num_cut), ("valid", num_others - num_cut)):
+            if number > 0:
+                self._structured.labels(prompt.request.grammar.kind, mode, result).inc(number)
 
 
 class _Latencies:
