@@ -1,11 +1,15 @@
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import replace
+from pathlib import Path
 
 import httpx
 
 from prolepsis.api.app import build
+from prolepsis.api.auth.key_file import KeyFile, new_key
+from prolepsis.api.auth.keys import Keys
 from prolepsis.api.deep_check import DeepCheck
+from prolepsis.api.services import Gateway
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import EngineDead
 from prolepsis.core.events import Event
@@ -30,6 +34,31 @@ async def test_live_and_ready(client: Connect) -> None:
     assert response.json()["exactness"] == "strict"
     engine.reported = replace(engine.reported, alive=False)
     assert (await http.get("/health/live")).status_code == 503
+
+
+async def test_a_gateway_without_a_key_learns_whether_it_is_ready_and_no_more(tmp_path: Path) -> None:
+    engine, file = FakeEngine(), KeyFile(tmp_path / "keys.json")
+    record, key = new_key("acme", roles=("client",), tier="standard")
+    file.add(record)
+    app = build(ServerConfig(), engine, ByteTokenizer(), Metrics(), Gateway(Keys(file)))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://10.0.0.7:8000") as http:
+        for route in ("/health", "/health/ready"):
+            found = await http.get(route)
+            assert (found.status_code, found.json()) == (200, {"ready": True})
+            known = await http.get(route, headers={"authorization": f"Bearer {key}"})
+            assert (known.status_code, known.json()["model"]) == (200, "tiny")
+            assert (await http.get(route, headers={"authorization": "Bearer wrong"})).status_code == 401
+        engine.reported = replace(engine.reported, ready=False, detail="one step lasts for 61 s")
+        stuck = await http.get("/health/ready")
+        assert (stuck.status_code, stuck.json()) == (503, {"ready": False})
+
+
+async def test_without_keys_only_local_callers_learn_more(client: Connect) -> None:
+    """A page of another site that reaches the server by its own name learns no names of models."""
+    http = client(FakeEngine())
+    assert (await http.get("/health/ready")).json()["model"] == "tiny"
+    found = await http.get("/health/ready", headers={"host": "evil.example"})
+    assert (found.status_code, found.json()) == (200, {"ready": True})
 
 
 async def test_an_engine_that_prepares_already_serves(client: Connect) -> None:

@@ -12,9 +12,9 @@ from prolepsis.api.deep_check import DeepHealth
 from prolepsis.api.recorder import StoreState
 from prolepsis.api.services import Models, Services
 from prolepsis.core.requests import SamplingDefaults
-from prolepsis.web.caller import SignedIn
+from prolepsis.web.caller import Known, SignedIn
 from prolepsis.web.fields import Reply
-from prolepsis.web.routes import ANY_ROLE, PUBLIC, WATCHERS, Route, Routes
+from prolepsis.web.routes import ANY_ROLE, OPEN, PUBLIC, WATCHERS, Route, Routes
 
 
 class Model(Reply):
@@ -38,8 +38,13 @@ class Live(Reply):
     detail: str
 
 
-class Ready(Reply):
+class Readiness(Reply):
+    """What a caller without a key learns."""
+
     ready: bool
+
+
+class Ready(Readiness):
     detail: str
     model: str
     forward: str
@@ -76,12 +81,12 @@ def status_routes(all_models: Models, services: Services) -> Sequence[Route]:
         response.status_code = 200 if health.alive else 503
         return Live(live=health.alive, detail=health.detail)
 
-    @routes.get("/health", roles=ANY_ROLE, summary="Whether the engine is ready", may_fail=True)
-    @routes.get("/health/ready", roles=ANY_ROLE, summary="Whether the engine is ready", may_fail=True)
-    async def ready(response: Response) -> Ready:
+    @routes.get("/health", roles=OPEN, summary="Whether the engine is ready", may_fail=True)
+    @routes.get("/health/ready", roles=OPEN, summary="Whether the engine is ready", may_fail=True)
+    async def ready(response: Response, caller: Known) -> Ready | Readiness:
         ready = _readiness(services)
         response.status_code = 200 if ready.ready else 503
-        return ready
+        return ready if caller is not None else Readiness(ready=ready.ready)
 
     @routes.get("/health/deep", roles=WATCHERS, summary="Whether the engine generates tokens", may_fail=True)
     async def deep(response: Response) -> DeepHealth:

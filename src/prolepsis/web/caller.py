@@ -48,6 +48,15 @@ def caller_of(request: HTTPConnection) -> Caller:
     return caller
 
 
+async def _known(request: Request) -> Caller | None:
+    caller = request.scope.get("state", {}).get("caller")
+    return caller if isinstance(caller, Caller) else None
+
+
+Known = Annotated[Caller | None, Depends(_known)]
+"""The caller, as parameter of an open route; None: it named no key."""
+
+
 async def _signed_in(request: Request) -> Caller:
     return caller_of(request)
 

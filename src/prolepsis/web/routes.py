@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 from fastapi import FastAPI
 from fastapi.datastructures import Default
@@ -23,6 +23,8 @@ Roles = frozenset[Role]
 
 PUBLIC: None = None
 """In place of roles: a route that needs no key."""
+OPEN: Roles = frozenset()
+"""In place of roles: a route that needs no key, and says more to the caller of one (`Known`)."""
 ANY_ROLE: Roles = frozenset(ROLES)
 CLIENTS: Roles = frozenset({"client"})
 WATCHERS: Roles = frozenset({"viewer", "operator"})
@@ -119,7 +121,7 @@ class Routes:
                 "response_class": PlainTextResponse if reply is str else Default(JSONResponse),
                 "responses": _responses(shape, errors, may_fail=may_fail, streams=streams),
                 "openapi_extra": {
-                    "security": [] if roles is None else [{"key": sorted(roles)}],
+                    "security": _security(roles),
                     "parameters": [_parameter(name, "header", schema) for name, schema in (headers or {}).items()],
                 },
                 "include_in_schema": documented,
@@ -128,6 +130,12 @@ class Routes:
             return endpoint
 
         return declare
+
+
+def _security(roles: Roles | None) -> list[dict[str, list[str]]]:
+    if roles is None:
+        return []
+    return [{"key": sorted(roles)}] if roles else [{}, {"key": []}]
 
 
 def _parameter(name: str, place: str, schema: Any) -> dict[str, Any]:
@@ -141,7 +149,7 @@ def _responses(reply: Any, errors: Sequence[int], *, may_fail: bool, streams: bo
     }
     responses[400]["content"] = {**error, **_TEXT}  # plain text is the answer to a request that is not HTTP
     if may_fail:
-        either = [{"$ref": _REF + reply.__name__}, {"$ref": f"{_REF}Error"}]
+        either = [{"$ref": _REF + kind.__name__} for kind in get_args(reply) or (reply,)] + [{"$ref": f"{_REF}Error"}]
         responses[503]["content"] = {"application/json": {"schema": {"anyOf": either}}}
     if streams:
         responses[200] = {"content": {"text/event-stream": {"schema": _EVENT}}}

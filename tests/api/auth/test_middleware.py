@@ -23,6 +23,7 @@ from prolepsis.web.routes import (
     AUDITORS,
     CLIENTS,
     FINDERS,
+    OPEN,
     OPERATORS,
     READERS,
     WATCHERS,
@@ -41,8 +42,8 @@ GATEWAY = Path(__file__).parents[3] / "docs" / "how-to" / "gateway.md"
 
 EXPECTED: dict[str, Roles | None] = {
     "GET /health/live": None,
-    "GET /health": ANY_ROLE,
-    "GET /health/ready": ANY_ROLE,
+    "GET /health": OPEN,
+    "GET /health/ready": OPEN,
     "GET /health/deep": WATCHERS,
     "GET /metrics": WATCHERS,
     "GET /version": ANY_ROLE,
@@ -122,20 +123,22 @@ def test_the_documentation_names_every_route_with_its_roles() -> None:
         of_method = {documented[f"{method} {name}"] for name in named if f"{method} {name}" in documented}
         found = of_method or {documented[name] for name in named if name in documented}
         expected = "any role" if roles == ANY_ROLE else ", ".join(role for role in ROLES if role in (roles or ()))
+        expected = "open to all; details with a key of any role" if roles == OPEN else expected
         assert found == {expected or "open to all"}, route
 
 
-def test_only_liveness_is_open(keyed_app: KeyedApp) -> None:
-    assert [route for route, roles in routes_of(keyed_app).items() if roles is None] == ["GET /health/live"]
+def test_only_liveness_and_readiness_are_open(keyed_app: KeyedApp) -> None:
+    found = {route for route, roles in routes_of(keyed_app).items() if not roles}
+    assert found == {"GET /health/live", "GET /health", "GET /health/ready"}
 
 
-async def test_without_a_key_only_liveness_answers(keyed_app: KeyedApp) -> None:
+async def test_without_a_key_only_liveness_and_readiness_answer(keyed_app: KeyedApp) -> None:
     keyed_app.key()
     async with keyed_app.open(FakeEngine()) as http:
         for route in EXPECTED:
             method, path = route.split(" ")
             response = await http.request(method, path.replace("{name:path}", "tiny"))
-            if path == "/health/live":
+            if path in ("/health/live", "/health", "/health/ready"):
                 assert response.status_code == 200
                 continue
             assert response.status_code == 401, route
@@ -144,7 +147,7 @@ async def test_without_a_key_only_liveness_answers(keyed_app: KeyedApp) -> None:
             assert response.json()["error"]["type"] == "invalid_request_error"
         for path in ("/", "/docs", "/redoc", "/admin", "/v1/files"):
             assert (await http.get(path)).status_code == 401
-    assert keyed_app.refused("not_authenticated") == len(EXPECTED) - 1 + 5
+    assert keyed_app.refused("not_authenticated") == len(EXPECTED) - 3 + 5
 
 
 async def test_each_role_opens_its_routes_and_no_others(keyed_app: KeyedApp) -> None:
@@ -156,7 +159,7 @@ async def test_each_role_opens_its_routes_and_no_others(keyed_app: KeyedApp) -> 
                 response = await http.request(
                     method, path.replace("{name:path}", "tiny"), headers=bearer(key), json=BODY
                 )
-                allowed = roles is None or role in roles or role == "admin"
+                allowed = not roles or role in roles or role == "admin"
                 assert (response.status_code != 403) == allowed, (route, role)
                 if not allowed:
                     error = response.json()["error"]

@@ -18,7 +18,7 @@ from prolepsis.core.config import ServerConfig
 from prolepsis.web.errors import RequestRefused, describe_error
 from prolepsis.web.intake import Intake
 from prolepsis.web.refusals import not_local, too_large, upload_too_slow, wrong_role
-from prolepsis.web.routes import Roles, Route
+from prolepsis.web.routes import OPEN, Roles, Route
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,15 @@ class RouteRules:
 
 
 _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^:\[\]/@]+))(?::\d{0,5})?")
+
+
+def is_local(headers: Headers) -> bool:
+    """Return whether a request names a loopback host, and no origin or a loopback one."""
+    try:
+        check_local(headers)
+    except RequestRefused:
+        return False
+    return True
 
 
 def check_local(headers: Headers) -> None:
@@ -134,7 +143,7 @@ class AuthMiddleware:
         rule = self._rules.of(scope["path"])
         if rule is not None:
             scope["state"]["rule"] = rule.path
-            if method in rule.roles and rule.roles[method] is None:
+            if method in rule.roles and self._is_open(rule.roles[method], headers):
                 return
         caller = await self._keys.caller(headers.get("authorization"))
         if not self._keys.required:
@@ -146,9 +155,18 @@ class AuthMiddleware:
             allow, message = {"allow": ", ".join(sorted(rule.roles))}, f"Method not allowed for {what}"
             raise RequestRefused(message, code="method_not_allowed", status=405, headers=allow)
         roles = rule.roles[method]
-        if roles is not None and not any(caller.has(role) for role in roles):
+        if roles and not any(caller.has(role) for role in roles):
             raise wrong_role(caller.roles, roles)
         scope["state"]["caller"] = caller
+
+    def _is_open(self, roles: Roles | None, headers: Headers) -> bool:
+        """Return whether a route runs for a caller that is not known.
+
+        Without a key file every local caller is the developer; where a key is given it has to be right.
+        """
+        if roles != OPEN:
+            return roles is None
+        return "authorization" not in headers if self._keys.required else not is_local(headers)
 
     def _check_sizes(self, scope: Scope, headers: Headers) -> None:
         raw = scope["headers"]
