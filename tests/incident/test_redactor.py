@@ -48,6 +48,31 @@ def test_fields_that_check_a_guess_or_that_clients_chose_are_left_out() -> None:
     assert Redactor().value(value) == {"request_id": "r1"}
 
 
+OUR_ID = "req-" + "0a1b2c3d" * 4
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        (f"http_request request_id={OUR_ID} route=/v1/x", None),
+        (f"request_failed engine_request_id={OUR_ID}-1", None),
+        (
+            "http_request ms=1 request_id=ticket-of-acme status=200",
+            "http_request ms=1 request_id=[LEFT OUT] status=200",
+        ),
+        ('line trace_id=4bf92f3577b34da6 span_id=00f067aa"x', "line trace_id=[LEFT OUT] span_id=[LEFT OUT]"),
+        ('{"request_id": "of \\"acme\\"", "status": 200}', '{"request_id": "[LEFT OUT]", "status": 200}'),
+        (
+            f'{{"request_id": "{OUR_ID}", "http_request_id": "a,b"}}',
+            f'{{"request_id": "{OUR_ID}", "http_request_id": "[LEFT OUT]"}}',
+        ),
+    ],
+)
+def test_names_that_clients_chose_are_left_out_of_logs(line: str, shown: str | None) -> None:
+    """Records had no x-request-id, and the log next to them had all."""
+    assert Redactor().text(line) == (shown or line)
+
+
 def test_secrets_and_homes_are_redacted() -> None:
     out = Redactor()
     assert "sk-" not in str(out.value({"note": "sk-proj-" + "a1B2" * 12}))

@@ -25,6 +25,11 @@ _KEPT = frozenset({"", SERVER, "default", "developer", "no tenant", "other"})
 _SHORTEST = 3
 """Characters of a name that is looked for in texts."""
 _HOME = re.compile(r"(/(?:home|Users)/)[^/\s\"']+")
+_NAMED_BY_CLIENTS = re.compile(
+    r"""("(?:(?:http_)?request|trace|span)_id": *")((?:[^"\\]|\\.)*)|\b((?:(?:http_)?request|trace|span)_id=)(\S+)"""
+)
+"""In lines of a log, JSON or text: ids that may be a client's `x-request-id` or `traceparent`."""
+_OUR_ID = re.compile(r"[a-z]+-[0-9a-f]{32}(?:-\d+)?")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 
@@ -51,7 +56,7 @@ class Redactor:
 
     def text(self, text: str) -> str:
         """Return a text redacted."""
-        return redacted_text(self._without_names(text))
+        return redacted_text(self._without_names(_NAMED_BY_CLIENTS.sub(_without_id, text)))
 
     def metrics(self, text: str) -> str:
         """Return metrics in Prometheus's form with redacted labels; numbers stay as they are."""
@@ -96,6 +101,11 @@ class Redactor:
     def _without_names(self, text: str) -> str:
         text = _HOME.sub(r"\1person", text)
         return self._found.sub(lambda match: self._names[match[0]], text) if self._found else text
+
+
+def _without_id(found: re.Match[str]) -> str:
+    name, value = found[1] or found[3], found[2] if found[1] else found[4]
+    return found[0] if _OUR_ID.fullmatch(value) else f"{name}[LEFT OUT]"
 
 
 def _named(value: object, kind: str = "") -> Iterator[tuple[str, str]]:
