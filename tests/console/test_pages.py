@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 from urllib.parse import quote
 
 import httpx
@@ -13,10 +14,13 @@ import pytest
 
 from prolepsis.console.routes import NAVIGATION
 from prolepsis.console.traffic import TrafficFeature
+from prolepsis.core.ended import End, RequestEnded
 from prolepsis.engine.client import EngineMember
 from prolepsis.web.caller import Role
 from tests.console.browser import press, sign_in, token_of
 from tests.console.scene import CHAT, POLICY, Scene, add_replica, key_with
+from tests.console.test_alerts import FIRES
+from tests.telemetry.test_requests import ABOUT
 
 Browse = Callable[[Scene], httpx.AsyncClient]
 PAGES = [path for path, _ in NAVIGATION] + ["/console/policy/edit", "/console/policy/explain"]
@@ -263,6 +267,55 @@ async def test_needs_attention_names_alert_and_runbook(open_scene: Scene, browse
     await press(http, "breaker", state="forced_open", proposer="suffix", traffic_class=CHAT)
     page = (await http.get("/console")).text
     assert 'Alert BreakerOpen:</span> <a href="/console/runbooks/breaker">runbook</a>' in page
+
+
+def feature_of(scene: Scene, name: str) -> Any:
+    return next(one for one in scene.app.state.features if one.name == name)
+
+
+async def test_failures_and_latencies_are_on_the_overview(open_scene: Scene, browse: Browse) -> None:
+    """It said "Nothing" while a page for failed requests fired."""
+    http, traffic = browse(open_scene), feature_of(open_scene, "traffic")
+    await serve(http)
+    page = (await http.get("/console")).text
+    assert "answers in time." in page
+    assert "<dt>First token</dt>" in page
+    ends: list[End] = ["failed", "expired", *(["finished"] * 98)]
+    for end in ends:
+        traffic.service.ended(RequestEnded(about=ABOUT, end=end, error=None, prompts=()), traffic.now())
+    page = (await http.get("/console")).text
+    assert "Nothing." in page, "one failure in a hundred is within what a page allows"
+    assert "1 at their client's deadline" in page
+    for _ in range(9):
+        traffic.service.ended(RequestEnded(about=ABOUT, end="failed", error=None, prompts=()), traffic.now())
+    page = (await http.get("/console")).text
+    attention = page.split("Last five minutes")[0]
+    assert " requests failed in the last five minutes." in attention
+    assert 'Alert AvailabilityBudgetBurns:</span> <a href="/console/runbooks/availability">runbook</a>' in attention
+    assert "Urgent" in attention
+    assert "Nothing." not in attention
+
+
+async def test_alerts_that_fire_are_on_the_overview(open_scene: Scene, browse: Browse) -> None:
+    http, alerts = browse(open_scene), feature_of(open_scene, "alerts")
+    assert "the setting <code>alertmanager</code>" in (await http.get("/console")).text
+    others = {**FIRES, "labels": {"alertname": "DiskOfOthers", "severity": "page"}}
+    reply = httpx.Response(200, json=[FIRES, others])
+    alerts._url, alerts._transport = "http://alertmanager:9093", httpx.MockTransport(lambda _: reply)
+    await alerts.tick()
+    page = (await http.get("/console")).text
+    assert "a:8000 cannot write its store (instance a:8000). It began" in page
+    assert 'Alert StoreDown:</span> <a href="/console/runbooks/store">runbook</a>' in page
+    assert "DiskOfOthers" not in page
+    alerts._transport = httpx.MockTransport(lambda _: httpx.Response(503))
+    await alerts.tick()
+    assert "It is not known which alerts fire" in (await http.get("/console")).text
+
+
+async def test_an_engine_that_is_not_ready_needs_attention(open_scene: Scene, browse: Browse) -> None:
+    http = browse(open_scene)
+    open_scene.engine.reported = replace(open_scene.engine.reported, ready=False, detail="a step lasts for 61 s")
+    assert "The engine is not ready: a step lasts for 61 s." in (await http.get("/console")).text
 
 
 async def test_flags_are_shown_set_and_cleared(open_scene: Scene, browse: Browse) -> None:

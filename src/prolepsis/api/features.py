@@ -28,6 +28,7 @@ from prolepsis.audit.anchors import AnchorFeature, default_file, places
 from prolepsis.audit.log import AuditLog
 from prolepsis.audit.requests import AuditFeature
 from prolepsis.audit.waiting_runtime import WaitingActs
+from prolepsis.console.alerts import AlertsFeature
 from prolepsis.console.recent import RecentFeature
 from prolepsis.console.routes import ConsoleParts, console_routes
 from prolepsis.console.traffic import TrafficFeature
@@ -227,6 +228,7 @@ def _listed(given: _Given, shared: _Shared) -> Sequence[Feature | None]:
         shared.safety.breaker,
         shared.safety.drift,
         TrafficFeature(shared.admission.health),
+        AlertsFeature(given.config.alertmanager if given.config.alertmanager != OFF else None),
         RecentFeature(),
     )
 

@@ -1,16 +1,19 @@
 """The first page: is it healthy, does it pay, what needs a person."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol, get_args
 
 from prolepsis.audit.changes import ChangesReply
 from prolepsis.console.admin import Section
+from prolepsis.console.alerts import AlertsReply
 from prolepsis.console.changes import marks, recent_changes
 from prolepsis.console.drawing import Chart, Line
 from prolepsis.console.pages import HOME, Page, Pages, Visit
 from prolepsis.console.proposers import WHY
+from prolepsis.console.render import age
 from prolepsis.console.runbook import Runbook
+from prolepsis.console.service import ServiceReply
 from prolepsis.console.timeline import Span
 from prolepsis.console.traffic import TrafficReply
 from prolepsis.core.config import UPSTREAM
@@ -25,6 +28,22 @@ from prolepsis.safety.kill_switch import KillStatus
 from prolepsis.store.store import Store
 
 Urgency = Literal["bad", "warn", "info"]
+_URGENCIES: tuple[Urgency, ...] = get_args(Urgency)
+_SEVERITIES: Mapping[str, Urgency] = {"page": "bad", "ticket": "warn"}
+_WHERE = (
+    "instance",
+    "region",
+    "model",
+    "tier",
+    "proposer",
+    "traffic_class",
+    "rule",
+    "source",
+    "kind",
+    "reason",
+    "place",
+)
+"""Labels that say where an alert fires."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +79,11 @@ def declare_overview(
             "exactness": client.info.exactness,
             "exactness_reason": client.info.exactness_reason,
             "recent": recent(traffic.spans),
+            "service": traffic.service,
             "charts": charts(traffic.spans, changes),
             "changes": changes,
-            "attention": [*await _attention(visit, client), *_store_attention(store)],
+            "attention": await _attention(visit, client, traffic.service, store, runbooks),
+            "alerts": await visit.section(AlertsReply, "/admin/alerts"),
             "runbooks": runbooks,
             "correctness": await visit.section(CorrectnessReply, "/admin/correctness"),
             "policy": await visit.section(PolicyReply, "/admin/policy"),
@@ -107,7 +128,9 @@ def charts(spans: Sequence[Span], changes: Section[ChangesReply], width_s: float
     ]
 
 
-async def _attention(visit: Visit, client: EngineClient) -> list[Attention]:
+async def _attention(
+    visit: Visit, client: EngineClient, service: ServiceReply, store: Store | None, runbooks: Mapping[str, Runbook]
+) -> list[Attention]:
     """Return what asks for a person, the most urgent first; parts that the caller may not see are left out."""
     kill = await visit.section(KillStatus, "/admin/kill")
     breakers = await visit.section(BreakersReply, "/admin/breakers")
@@ -115,8 +138,10 @@ async def _attention(visit: Visit, client: EngineClient) -> list[Attention]:
     rollouts = await visit.section(RolloutsReply, "/admin/rollouts")
     policy = await visit.section(PolicyReply, "/admin/policy")
     correctness = await visit.section(CorrectnessReply, "/admin/correctness")
+    alerts = await visit.section(AlertsReply, "/admin/alerts")
     found = [
         *_of_engine(client.health(), client.info),
+        *_of_service(service),
         *(_of_kill(kill.value) if kill.value else ()),
         *(_of_correctness(correctness.value) if correctness.value else ()),
         *(_of_rollouts(rollouts.value) if rollouts.value else ()),
@@ -124,13 +149,42 @@ async def _attention(visit: Visit, client: EngineClient) -> list[Attention]:
     ]
     if policy.value is not None and policy.value.fault:
         found.append(Attention("warn", f"The policy's source is not in use: {policy.value.fault}", "/console/policy"))
-    return sorted(found, key=lambda one: ("bad", "warn", "info").index(one.urgency))
+    found += _store_attention(store)
+    firing = list(_of_alerts(alerts.value, runbooks)) if alerts.value else []
+    return sorted(_joined(found, firing), key=lambda one: _URGENCIES.index(one.urgency))
+
+
+def _joined(found: Sequence[Attention], firing: Sequence[Attention]) -> Iterator[Attention]:
+    """Yield what is found here, as urgent as the alert that fires for it, and the alerts for what is not."""
+    urgencies = {one.alert: one.urgency for one in firing if one.alert}
+    for one in found:
+        others = [one.urgency, urgencies.get(one.alert, one.urgency)]
+        yield replace(one, urgency=min(others, key=_URGENCIES.index))
+    known = {one.alert for one in found}
+    yield from (one for one in firing if not one.alert or one.alert not in known)
+
+
+def _of_service(service: ServiceReply) -> Iterator[Attention]:
+    for one in service.missed:
+        tier = f" of tier {one.tier}" if one.tier else ""
+        text = f"{one.num_missed} of {one.num_requests} requests{tier} {one.what} in the last five minutes."
+        yield Attention("bad" if one.burns else "warn", text, "/console/requests", one.alert)
+
+
+def _of_alerts(reply: AlertsReply, runbooks: Mapping[str, Runbook]) -> Iterator[Attention]:
+    if reply.fault:
+        yield Attention("warn", f"It is not known which alerts fire: {reply.fault}.", HOME)
+    for one in reply.alerts:
+        if one.name in runbooks:  # an Alertmanager may serve others too
+            where = ", ".join(f"{name} {value}" for name, value in one.labels.items() if name in _WHERE)
+            text = f"{one.summary}{f' ({where})' if where else ''}. It began {age(one.since)}."
+            yield Attention(_SEVERITIES.get(one.severity, "info"), text, HOME, one.name)
 
 
 def _of_engine(health: EngineHealth, info: EngineInfo) -> Iterator[Attention]:
     """What readiness says of an engine, also of one that serves without a part, such as a pool of upstream engines."""
     if health.detail:
-        alert = "UpstreamPoolDown" if info.forward.startswith(UPSTREAM) else ""
+        alert = "UpstreamPoolDown" if info.forward.startswith(UPSTREAM) else "" if health.ready else "EngineStuck"
         text = f"The engine {'serves without a part' if health.ready else 'is not ready'}: {health.detail}"
         yield Attention("warn" if health.ready else "bad", text, "/console/replicas", alert)
 

@@ -10,6 +10,7 @@ from prolepsis.console.admin import Section
 from prolepsis.console.changes import marks, recent_changes
 from prolepsis.console.drawing import Chart, Line, path_of
 from prolepsis.console.pages import Page, Pages, Visit
+from prolepsis.console.service import ServiceLevel, ServiceReply
 from prolepsis.console.timeline import Span, Timeline
 from prolepsis.core.ended import RequestEnded
 from prolepsis.core.stats import EffectiveReason, Mode, PlainReason, ProposerCounts, RequestStats
@@ -71,6 +72,8 @@ class TrafficReply:
     """The busiest first."""
     spans: list[Span]
     """The last hour of all traffic, in spans of 15 seconds."""
+    service: ServiceReply
+    """What clients got in the last five minutes."""
 
 
 @dataclass(slots=True)
@@ -109,6 +112,7 @@ class TrafficFeature(Feature):
         self.routes = _routes(self)
         self.now = now
         self.all = Timeline(15.0, 240, self._time)
+        self.service = ServiceLevel()
         self._health = health
         self._classes: dict[str, _ClassFigures] = {}
 
@@ -121,7 +125,8 @@ class TrafficFeature(Feature):
         span.num_running, span.num_waiting, span.kv_usage = health.num_running, health.num_waiting, health.kv_usage
 
     def on_request_end(self, ended: RequestEnded) -> None:
-        """Count the prompts that an engine decoded."""
+        """Count a request by its end, and the prompts that an engine decoded."""
+        self.service.ended(ended, self.now())
         for prompt in ended.prompts:
             name = prompt.request.traffic_class
             if prompt.answer not in ("complete", "cut") or not name:
@@ -134,7 +139,8 @@ class TrafficFeature(Feature):
     @property
     def reply(self) -> TrafficReply:
         ordered = sorted(self._classes.items(), key=lambda item: -item[1].sums.num_output_tokens)
-        return TrafficReply([_shown(name, one) for name, one in ordered], list(self.all.spans))
+        classes = [_shown(name, one) for name, one in ordered]
+        return TrafficReply(classes, list(self.all.spans), self.service.reply(self.now()))
 
 
 def _shown(name: str, one: _ClassFigures) -> TrafficClassReply:

@@ -312,7 +312,8 @@ class ServerConfig(BaseModel):
     )
     alertmanager: Annotated[str, PlainSerializer(without_password, when_used="json")] = Field(
         default="none",
-        description="Alertmanager in which rollouts silence tickets about acceptance while a stage runs: a URL or none",
+        description="Alertmanager whose alerts the console shows, and in which rollouts silence tickets about "
+        "acceptance while a stage runs: a URL or none",
     )
     flags: Path | None = Field(
         default=None, description="file of feature flags in flagd's format, JSON or YAML; read again when it changes"

@@ -17,6 +17,7 @@ _TIMEOUT_S = 10.0
 PARTS = {
     "health.json": ("/health/ready", "whether the engine is ready"),
     "traffic.json": ("/admin/traffic", "acceptance, savings and modes by traffic class, the last hour"),
+    "alerts.json": ("/admin/alerts", "alerts that fire, by the Alertmanager that the server asks"),
     "slowest.json": ("/admin/recent?order=slowest&last=50", "the slowest of the last requests, with rounds"),
     "newest.json": ("/admin/recent?order=newest&last=100", "the last requests"),
     "kill.json": ("/admin/kill", "the kill switch and its sources"),
