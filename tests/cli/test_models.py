@@ -10,9 +10,11 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from typer.testing import CliRunner, Result
 
+from prolepsis.cli.flags import settings_here
 from prolepsis.cli.main import app
-from prolepsis.cli.models import download_bar
+from prolepsis.cli.models import download_bar, ensure_model
 from prolepsis.core.config import DEFAULT_MODEL
+from prolepsis.core.errors import FetchError
 from prolepsis.core.files import sha256_of
 from prolepsis.models.files import quality
 from prolepsis.models.files.quality import MeasuredQuality
@@ -22,6 +24,7 @@ from prolepsis.models.heads.format import load_head
 from prolepsis.models.heads.registry import list_heads
 from prolepsis.models.load import identity_of
 from prolepsis.models.targets.lean_shape import LeanShape
+from tests.models.files.web import Web, serve
 from tests.models.random_heads import save_random_head
 from tests.models.tiny import save_tiny
 
@@ -201,3 +204,23 @@ def test_an_alias_names_a_version_everywhere(root: Path, head: Path, monkeypatch
     assert run(root, "alias", "mine", "champion", "--remove").stdout.strip() == "mine@champion is gone; it was mine@2"
     assert run(root, "alias", "mine", "Champion").exit_code == 2
     assert run(root, "alias", "other@1", "champion").exit_code == 3
+
+
+def test_a_model_of_a_hub_is_fetched_with_its_size_and_licence(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`serve --model OWNER/NAME` named another command instead."""
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    settings = settings_here(model="owner/new", model_dir=root)
+    with serve(Web()) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        hub.serve_hub("owner/new", {"config.json": b"{}", "model.safetensors": bytes(4096)}, {"license": "mit"})
+        ensure_model(settings)
+        told = "".join(capsys.readouterr().err.split())
+        assert "".join(f"downloading owner/new to {root}: 4 KiB, licence mit, from {hub.url}".split()) in told
+        assert (root / "owner--new" / "model.safetensors").stat().st_size == 4096
+        num_asked = len(hub.asked)
+        ensure_model(settings)
+        assert len(hub.asked) == num_asked, "it is here"
+        with pytest.raises(FetchError, match=r"no folder 'owner/other' here, and as the id of a hub: .* answers 404"):
+            ensure_model(settings_here(model="owner/other", model_dir=root))

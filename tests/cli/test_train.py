@@ -8,7 +8,7 @@ import torch
 from typer.testing import CliRunner
 
 from prolepsis.cli.main import app
-from prolepsis.cli.training import count
+from prolepsis.cli.training import WITH_RESUME, count, resumable
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.models.draft_models import list_draft_models
 from prolepsis.train.target import open_target
@@ -66,3 +66,9 @@ def test_a_draft_model_from_text_to_export(tmp_path: Path) -> None:
 def test_a_width_that_no_forward_takes_is_status_2(tmp_path: Path) -> None:
     shown = CliRunner().invoke(app, ["train", "draft-model", "--out", str(tmp_path), "--hidden", "100"])
     assert shown.exit_code == 2
+
+
+def test_an_interrupted_training_says_how_it_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(KeyboardInterrupt), resumable(WITH_RESUME):
+        raise KeyboardInterrupt
+    assert "the same command with --resume continues" in capsys.readouterr().err

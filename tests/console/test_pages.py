@@ -280,7 +280,8 @@ async def test_failures_and_latencies_are_on_the_overview(open_scene: Scene, bro
     page = (await http.get("/console")).text
     assert "answers in time." in page
     assert "<dt>First token</dt>" in page
-    ends: list[End] = ["failed", "expired", *(["finished"] * 98)]
+    ends: list[End] = ["failed", "expired"]
+    ends += ["finished" for _ in range(98)]
     for end in ends:
         traffic.service.ended(RequestEnded(about=ABOUT, end=end, error=None, prompts=()), traffic.now())
     page = (await http.get("/console")).text

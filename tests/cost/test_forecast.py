@@ -42,7 +42,7 @@ def test_bounds_are_wide_where_the_past_was_uneven() -> None:
     burst = [replace(value, at=one.at) for one, value in zip(even, values, strict=True)]
     found = forecast(burst, PRICE)
     assert found.device_hours == pytest.approx(182.5)
-    assert found.device_hours_bounds == (0.0, pytest.approx(584.2, abs=1.0))
+    assert found.device_hours_bounds == pytest.approx((0.0, 584.2), abs=1.0)
     assert found.saved_amount_bounds is not None
     assert found.saved_amount_bounds[0] < 0.0 < found.saved_amount_bounds[1]
 

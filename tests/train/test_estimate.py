@@ -2,8 +2,9 @@
 
 import pytest
 
+from prolepsis.spec.cost import CostCurve
 from prolepsis.train.estimate import CEILING, choose, expected_of, fit, speedup
-from prolepsis.train.settings import StepCost
+from prolepsis.train.settings import StatedCost, StepCost
 
 COST = StepCost(plain_ms=17.0, token_ms=0.3, draft_ms=0.6, draft_ms_per_1k=0.1)
 
@@ -42,3 +43,11 @@ def test_better_rates_pay_for_deeper_drafts() -> None:
 def test_a_larger_vocabulary_without_more_coverage_does_not_pay() -> None:
     assert choose([0.6] * 4, 8000, {4000: 0.98, 8000: 0.98, 16000: 0.98}, COST).vocab == 4000
     assert choose([0.6] * 4, 8000, {4000: 0.40, 8000: 0.98}, COST).vocab == 8000
+
+
+def test_costs_that_are_not_stated_are_those_of_this_machine() -> None:
+    """The defaults were another machine's, and the best depth followed from them."""
+    curve = CostCurve((1, 8, 64), (64, 512), ((4.0, 5.0), (7.5, 8.5), (35.5, 36.5)))
+    assert StatedCost().on(curve) == StepCost(4.0, 0.5, 0.6, 0.07)
+    assert StatedCost(plain_ms=20.0).on(curve) == StepCost(20.0, 0.5, 0.6, 0.07)
+    assert StatedCost(plain_ms=20.0, token_ms=0.1).on(None) == StepCost(20.0, 0.1, 0.6, 0.07)

@@ -14,10 +14,10 @@ from prolepsis.train.settings import (
     HeadRecipe,
     LevelSettings,
     Rates,
-    StepCost,
+    StatedCost,
 )
 
-RECIPES = (HeadRecipe(), DraftModelRecipe(), LevelSettings(), StepCost())
+RECIPES = (HeadRecipe(), DraftModelRecipe(), LevelSettings(), StatedCost())
 
 
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: type(recipe).__name__)

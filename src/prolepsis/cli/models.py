@@ -24,7 +24,8 @@ from prolepsis.cli.output import (
     stdout,
 )
 from prolepsis.core.audit_event import AuditEvent
-from prolepsis.core.errors import InvalidParameter, ModelLoadError, ModelNotFound
+from prolepsis.core.errors import FetchError, InvalidParameter, ModelLoadError, ModelNotFound
+from prolepsis.core.units import size
 
 if TYPE_CHECKING:
     from prolepsis.models.draft_models import DraftModelEntry
@@ -248,14 +249,33 @@ def download_bar() -> Iterator["Progress"]:
 
 
 def ensure_model(settings: Settings) -> None:
-    """Download the configured model if it is a known name that is not here yet."""
-    from prolepsis.models.files.store import KNOWN
+    """Download the configured model if it is a known name or a hub id, and not here yet.
+
+    Raises `FetchError` for a hub id that cannot be fetched.
+    """
+    from prolepsis.models.files.store import HUB_ID, KNOWN
 
     model, store = settings.engine.model, _store(settings)
-    if model in KNOWN and not Path(model).exists() and store.show(model) is None:
+    if Path(model).exists() or store.show(model) is not None:
+        return
+    if model in KNOWN:
         note(f"downloading {model} to {store.root}")
-        with download_bar() as progress:
-            store.pull(model, progress)
+    elif HUB_ID.fullmatch(model):
+        note(f"downloading {model} to {store.root}: {_offer(store, model)}")
+    else:
+        return
+    with download_bar() as progress:
+        store.pull(model, progress)
+
+
+def _offer(store: "Store", model: str) -> str:
+    """Return size and licence of what a hub has; a name that may be meant as a folder is called that in the error."""
+    try:
+        listing = store.offered(model)
+    except FetchError as error:
+        raise FetchError(f"there is no folder {model!r} here, and as the id of a hub: {error}") from error
+    amount = "of unknown size" if listing.size is None else size(listing.size)
+    return f"{amount}, licence {listing.licence or 'not stated'}, from {store.endpoints.hub}"
 
 
 def _store(settings: Settings) -> "Store":

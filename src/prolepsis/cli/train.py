@@ -10,13 +10,15 @@ import typer
 from prolepsis.cli.config import Settings
 from prolepsis.cli.flags import settings_here, with_settings
 from prolepsis.cli.models import ensure_model
-from prolepsis.cli.output import EPILOG, AsJson, command_group, print_facts, print_json, print_table, quiet_logs
+from prolepsis.cli.output import EPILOG, AsJson, command_group, note, print_facts, print_json, print_table, quiet_logs
 from prolepsis.cli.training import (
+    WITH_RESUME,
     Text,
     count,
     generate_text,
     print_outcome,
     progress_bar,
+    resumable,
     run_training,
     target_of,
     training_dtype,
@@ -24,7 +26,7 @@ from prolepsis.cli.training import (
 from prolepsis.core.config import DEFAULT_MODEL, EngineConfig
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.train.run_directory import MODEL, RunDirectory
-from prolepsis.train.settings import DraftModelRecipe, HeadRecipe, LevelSettings, StepCost, TrainSettings
+from prolepsis.train.settings import DraftModelRecipe, HeadRecipe, LevelSettings, StatedCost, StepCost, TrainSettings
 
 if TYPE_CHECKING:
     from prolepsis.train.estimate import Prediction
@@ -57,14 +59,16 @@ def head(
     initial = find_head(init, settings.engine.model_dir).folder if init else None
     directory = RunDirectory(out)
     directory.create(resume=resume)
-    generate_text(settings.engine, directory, text, recipe.training.seed)
-    recipe = replace(recipe, init=initial, training=_on_this_machine(recipe.training, threads))
-    training = HeadTraining(directory, target_of(settings.engine), recipe)
-    run_training(training, "training")
+    with resumable(WITH_RESUME):
+        generate_text(settings.engine, directory, text, recipe.training.seed)
+        recipe = replace(recipe, init=initial, training=_on_this_machine(recipe.training, threads))
+        training = HeadTraining(directory, target_of(settings.engine), recipe)
+        run_training(training, "training")
     print_outcome(training)
     if levels:
         level_settings = LevelSettings(count=levels, seed=recipe.training.seed)
-        _train_levels(settings.engine, directory.exported, directory.data, level_settings, threads)
+        with resumable(f"prolepsis train levels --out {out} trains the levels of the head that is there"):
+            _train_levels(settings.engine, directory.exported, directory.data, level_settings, threads)
 
 
 @app.command("levels", epilog=EPILOG)
@@ -108,18 +112,19 @@ def draft_model(
     settings = _ready(target, threads)
     directory = RunDirectory(out, MODEL)
     directory.create(resume=resume)
-    generate_text(settings.engine, directory, text, recipe.training.seed)
     every_epoch = replace(recipe.training, prompt_epochs=math.ceil(recipe.training.epochs))
     recipe = replace(recipe, training=_on_this_machine(every_epoch, threads))
-    training = DraftModelTraining(directory, target_of(settings.engine), recipe)
-    run_training(training, "training")
+    with resumable(WITH_RESUME):
+        generate_text(settings.engine, directory, text, recipe.training.seed)
+        training = DraftModelTraining(directory, target_of(settings.engine), recipe)
+        run_training(training, "training")
     print_outcome(training)
 
 
 @app.command(epilog=EPILOG)
-@with_settings(StepCost())
+@with_settings(StatedCost())
 def estimate(
-    cost: StepCost,
+    cost: StatedCost,
     *,
     out: Annotated[Path, typer.Option(help="directory of a training, or a new one; small runs go into it")],
     target: Target = DEFAULT_MODEL,
@@ -141,17 +146,20 @@ def estimate(
         raise InvalidParameter(f"sizes is {sizes!r}; allowed: two or more, e.g. 50k,100k,200k", param="sizes")
     directory = RunDirectory(out)
     directory.create(resume=True)
-    generate_text(settings.engine, directory, Text(str(run_sizes[-1])))
+    costs = _measured(cost, settings.engine)
     results = []
-    for size in run_sizes:
-        small, recipe = small_run(directory, size, epochs)
-        if not small.result.exists():
-            run_training(HeadTraining(small, target_of(settings.engine), recipe), f"{size:,} tokens")
-        results.append(small.read_result())
-    predictions = predict(results, [count(budget) for budget in budgets.split(",")], cost)
+    with resumable("the same command continues"):
+        generate_text(settings.engine, directory, Text(str(run_sizes[-1])))
+        for size in run_sizes:
+            small, recipe = small_run(directory, size, epochs)
+            if not small.result.exists():
+                run_training(HeadTraining(small, target_of(settings.engine), recipe), f"{size:,} tokens")
+            results.append(small.read_result())
+    predictions = predict(results, [count(budget) for budget in budgets.split(",")], costs)
     checked = prediction_check(results, RunDirectory(check).read_result()) if check else None
     if as_json:
-        print_json({"predictions": [asdict(prediction) for prediction in predictions], "check": checked})
+        rows = [asdict(prediction) for prediction in predictions]
+        print_json({"predictions": rows, "costs": asdict(costs), "check": checked})
         return
     _print_predictions(predictions)
     if checked is not None:
@@ -164,6 +172,17 @@ def _ready(target: str, threads: int | None = None) -> Settings:
     settings = settings_here(model=target, threads=threads)
     ensure_model(settings)
     return settings
+
+
+def _measured(cost: StatedCost, config: EngineConfig) -> StepCost:
+    """Return the costs that are stated, and for the others those of this machine, measured now if they never were."""
+    if cost.plain_ms is not None and cost.token_ms is not None:
+        return cost.on(None)
+    from prolepsis.cli.profile import take_profile
+
+    costs = cost.on(take_profile(config, fresh=False).curve)
+    note(f"a pass of one token takes {costs.plain_ms:.2f} ms here, each further token {costs.token_ms:.3f} ms")
+    return costs
 
 
 def _print_predictions(predictions: "list[Prediction]") -> None:

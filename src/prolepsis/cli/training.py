@@ -1,6 +1,8 @@
 """Parts that the commands of `prolepsis train` share: text generation and progress bars."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -27,6 +29,19 @@ class Text:
     tokens: Annotated[str, Option(help="amount of text to generate and train on, e.g. 500k or 10M")] = "10M"
     prompts: Annotated[Path | None, Option(help="your own prompts, used first: JSON lines with 'prompt'")] = None
     concurrency: Annotated[int, Option(help="texts generated at once", min=1)] = 48
+
+
+@contextmanager
+def resumable(how: str) -> Iterator[None]:
+    """Name how to go on where the user interrupts the block: what it has made is kept."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        note(f"interrupted; what is done is kept: {how}")
+        raise
+
+
+WITH_RESUME = "the same command with --resume continues"
 
 
 def count(text: str) -> int:

@@ -105,7 +105,7 @@ class Redactor:
 
 def _without_id(found: re.Match[str]) -> str:
     name, value = found[1] or found[3], found[2] if found[1] else found[4]
-    return found[0] if _OUR_ID.fullmatch(value) else f"{name}[LEFT OUT]"
+    return found[0] if _OUR_ID.fullmatch(value) or value in ("None", "") else f"{name}[LEFT OUT]"
 
 
 def _named(value: object, kind: str = "") -> Iterator[tuple[str, str]]:

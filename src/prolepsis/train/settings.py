@@ -6,11 +6,14 @@ The module imports no torch, so that the commands start fast.
 import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from typer import Option
 
 from prolepsis.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from prolepsis.spec.cost import CostCurve
 
 WIDTH_STEP = 32
 """Widths are multiples of it: the native forward and the native head compute in blocks of this width."""
@@ -178,15 +181,45 @@ class DraftModelRecipe:
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
-    """Costs of speculation in milliseconds at batch 1."""
+    """Costs of speculation in milliseconds at batch 1: the fields of `StatedCost`."""
 
-    plain_ms: Annotated[float, Option(help="milliseconds of a forward pass over one token", min=0.0)] = 17.0
-    token_ms: Annotated[float, Option(help="milliseconds of each further token in the pass", min=0.0)] = 0.29
+    plain_ms: float
+    token_ms: float
+    draft_ms: float
+    draft_ms_per_1k: float
+
+    def drafting(self, vocab: int) -> float:
+        """Return the milliseconds of one draft step."""
+        return self.draft_ms + self.draft_ms_per_1k * vocab / 1000
+
+
+_PASS = 8
+"""Tokens of a pass by which the cost of a further token is taken: about as many as are drafted."""
+
+
+@dataclass(frozen=True, slots=True)
+class StatedCost:
+    """Costs of speculation in milliseconds at batch 1, as a user states them; None: those of this machine."""
+
+    plain_ms: Annotated[
+        float | None, Option(help="milliseconds of a forward pass over one token; default: measured here", min=0.0)
+    ] = None
+    token_ms: Annotated[
+        float | None, Option(help="milliseconds of each further token in the pass; default: measured here", min=0.0)
+    ] = None
     draft_ms: Annotated[float, Option(help="milliseconds of a draft step without its output head", min=0.0)] = 0.6
     draft_ms_per_1k: Annotated[
         float, Option(help="milliseconds of the output head for each thousand draft tokens", min=0.0)
     ] = 0.07
 
-    def drafting(self, vocab: int) -> float:
-        """Return the milliseconds of one draft step."""
-        return self.draft_ms + self.draft_ms_per_1k * vocab / 1000
+    def on(self, curve: "CostCurve | None") -> StepCost:
+        """Return the costs, of a machine whose passes cost what `curve` says."""
+        plain_ms, token_ms = self.plain_ms, self.token_ms
+        if curve is not None:
+            context = curve.contexts[0]
+            one, several = (curve.ms(number, context) for number in (1, _PASS))
+            plain_ms = one if plain_ms is None else plain_ms
+            token_ms = (several - one) / (_PASS - 1) if token_ms is None else token_ms
+        assert plain_ms is not None, "it is stated, or there is a curve"
+        assert token_ms is not None, "it is stated, or there is a curve"
+        return StepCost(plain_ms, token_ms, self.draft_ms, self.draft_ms_per_1k)

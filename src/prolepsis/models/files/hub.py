@@ -38,6 +38,8 @@ class HubListing:
     licence: str | None
     checksums: Mapping[str, str | None]
     """SHA-256 by file name; None if the hub does not state it."""
+    size: int | None = None
+    """Bytes of all files; None if the hub does not state it."""
 
 
 def list_hub(endpoint: str, source: HubSource, timeout: float) -> HubListing:
@@ -52,7 +54,14 @@ def list_hub(endpoint: str, source: HubSource, timeout: float) -> HubListing:
     if not any(name.endswith(".safetensors") for name in wanted):
         raise FetchError(f"{source.repository} has no safetensors weights at its top level")
     licence = info.card_data.get("license") if info.card_data else None
-    return HubListing(source.repository, info.sha or source.revision, str(licence) if licence else None, wanted)
+    sizes = [file.size for file in info.siblings or () if file.rfilename in wanted]
+    return HubListing(
+        source.repository,
+        info.sha or source.revision,
+        str(licence) if licence else None,
+        wanted,
+        None if None in sizes else sum(size or 0 for size in sizes),
+    )
 
 
 def fetch_hub(endpoint: str, listing: HubListing, folder: Path, progress: Progress) -> None:

@@ -132,6 +132,12 @@ class Store:
         manifest = self.show(name)
         return None if manifest is None else (self.folder(name) / manifest.path).resolve()
 
+    def offered(self, name: str) -> HubListing:
+        """Return what the hub has under an id; raises `FetchError` where it cannot be reached or has nothing."""
+        if is_offline():
+            raise FetchError(f"HF_HUB_OFFLINE forbids asking the hub for {name!r}")
+        return list_hub(self.endpoints.hub, HubSource(name), HUB_TIMEOUT)
+
     def pull(self, name: str, progress: Progress = lambda name, done, total: None) -> Manifest:
         """Fetch model `name` (a known name or a hub id) unless it is installed; one process at a time.
 
