@@ -24,10 +24,11 @@ from prolepsis.cli.output import (
     stdout,
 )
 from prolepsis.core.audit_event import AuditEvent
-from prolepsis.core.errors import FetchError, InvalidParameter, ModelLoadError, ModelNotFound
+from prolepsis.core.errors import FetchError, InvalidParameter, ModelLoadError, ModelNotFound, ProlepsisError
 from prolepsis.core.units import size
 
 if TYPE_CHECKING:
+    from prolepsis.cli.head_trial import Trial
     from prolepsis.models.draft_models import DraftModelEntry
     from prolepsis.models.files.hub import Progress
     from prolepsis.models.files.store import Manifest, Store
@@ -96,23 +97,48 @@ def export(
 def import_(
     folder: Annotated[Path, typer.Argument(help="folder of an EAGLE-3 head in the speculators format")],
     name: Annotated[str, typer.Option("--as", help="NAME for its next version, or NAME@VERSION")],
+    *,
+    is_tried: Annotated[
+        bool, typer.Option("--try/--no-try", help="see how many of its drafts are accepted, where it does not say")
+    ] = True,
     model_dir: Directory = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check a draft head from other software and copy it into the model directory."""
+    """Check a draft head from other software and copy it into the model directory.
+
+    One that does not say how many of its draft tokens are accepted drafts for the first model that it fits, on the
+    shipped prompts.
+    """
     from prolepsis.models.heads.exchange import fitting_models, import_head
 
     quiet_logs()
     root = settings_here(model_dir=model_dir).engine.model_dir
     entry = import_head(folder, name, root)
     fits = fitting_models(entry, root)
+    is_unknown = bool(fits) and not entry.provenance.acceptance
+    found = _trial(entry.label, fits[0], model_dir) if is_tried and is_unknown else None
     if as_json:
-        print_json({**describe_drafter(entry, root), "fits": fits})
+        print_json({**describe_drafter(entry, root), "fits": fits, "trial": found and asdict(found)})
         return
     stdout().print(f"{entry.label} is in {entry.folder}", soft_wrap=True)
     proof = "by fingerprint" if entry.target_fingerprint else "by its sizes; it does not name its target's weights"
     note(f"fits {', '.join(fits)} ({proof})" if fits else "fits no model that is here")
+    if found is not None:
+        note(found.describe())
     note(f"serve with it: prolepsis serve --draft-head {entry.label}")
+
+
+def _trial(head: str, model: str, model_dir: Path | None) -> "Trial | None":
+    """Return what the head's drafts come to; None where that cannot be seen: it is imported all the same."""
+    import asyncio
+
+    from prolepsis.cli.head_trial import tried
+
+    try:
+        return asyncio.run(tried(settings_here(model=model, draft_head=head, model_dir=model_dir)))
+    except ProlepsisError as error:
+        note(f"not tried with {model}: {error}")
+        return None
 
 
 @app.command(epilog=EPILOG)
