@@ -81,7 +81,8 @@ async def test_a_key_may_use_its_models_only(tmp_path: Path) -> None:
             assert reply.status_code == status
         assert [one["id"] for one in (await http.get("/v1/models", headers=bearer(key))).json()["data"]] == ["org/code"]
         assert (await http.post("/detokenize", json={"tokens": [72]}, headers=bearer(key))).status_code == 200
-        assert (await http.get("/models/org/code/health/ready")).status_code == 401
+        assert (await http.get("/models/org/code/health/ready")).json() == {"ready": True}
+        assert (await http.get("/models/org/code/metrics")).status_code == 401
 
 
 async def test_each_model_is_there_as_a_whole() -> None:

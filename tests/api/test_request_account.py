@@ -11,6 +11,7 @@ from prolepsis.core.errors import (
     ContextTooLong,
     DeadlineExceeded,
     EngineDead,
+    GrammarFailed,
     InvalidGrammar,
     StepFailed,
 )
@@ -25,6 +26,7 @@ from prolepsis.web.errors import RequestAborted, RequestRefused
         (asyncio.CancelledError(), "left", None),
         (GeneratorExit(), "left", None),
         (InvalidGrammar("no"), "refused", "invalid_grammar"),
+        (GrammarFailed("gave up"), "refused", "grammar_failed"),
         (ContextTooLong("long"), "refused", "context_length_exceeded"),
         (RequestRefused("no", code="queue_full", status=429), "refused", "queue_full"),
         (RequestRefused("no", code="server_full", status=503), "failed", "server_full"),
