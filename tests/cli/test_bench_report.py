@@ -124,7 +124,7 @@ async def test_a_request_that_fails_ends_the_measurement() -> None:
         (["--arms", "plain,sufix"], "sufix"),
         (["--concurrency", "0"], "concurrency is '0'"),
         (["--temperature", "9"], "temperature is 9"),
-        (["--temperature", "1", "--top-p", "0"], "top_p is 0"),
+        (["--temperature", "1", "--top-p", "2"], "top_p is 2"),
         (["--categories", "nonsense"], "nonsense"),
         (["--json", "/nowhere/at/all/out.json"], "folder does not exist"),
     ],

@@ -183,10 +183,13 @@ def _of_alerts(reply: AlertsReply, runbooks: Mapping[str, Runbook]) -> Iterator[
 
 def _of_engine(health: EngineHealth, info: EngineInfo) -> Iterator[Attention]:
     """What readiness says of an engine, also of one that serves without a part, such as a pool of upstream engines."""
-    if health.detail:
-        alert = "UpstreamPoolDown" if info.forward.startswith(UPSTREAM) else "" if health.ready else "EngineStuck"
-        text = f"The engine {'serves without a part' if health.ready else 'is not ready'}: {health.detail}"
-        yield Attention("warn" if health.ready else "bad", text, "/console/replicas", alert)
+    is_ready = health.alive and health.ready
+    if health.detail or not is_ready:
+        alert = "UpstreamPoolDown" if info.forward.startswith(UPSTREAM) else "" if is_ready else "EngineStuck"
+        state, why = "serves without a part" if is_ready else "is not ready", health.detail or "no reason is known"
+        yield Attention(
+            "warn" if is_ready else "bad", f"The engine {state}: {why.rstrip('.')}.", "/console/replicas", alert
+        )
 
 
 def _of_kill(status: KillStatus) -> Iterator[Attention]:
