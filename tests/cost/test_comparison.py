@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from prolepsis.core.stats import DeviceSeconds
-from prolepsis.cost.comparison import CALIBRATION, MAX_GROUPS, ArmComparison, Comparison, Comparisons
+from prolepsis.cost.comparison import CALIBRATION, MAX_GROUPS, ArmComparison, Comparison, Comparisons, Saving
 from prolepsis.cost.meter import MAX_VALUES, OTHER, Experiment, RequestCost, Usage
 
 CONTEST = Experiment("code@1", run=1, stage=0, share=0.5)
@@ -49,7 +49,7 @@ def test_savings_are_found_by_route_tenant_and_proposer(factor: float) -> None:
         assert one.device_s_per_token == pytest.approx(factor * (one.predicted_device_s_per_token or 0.0))
         assert one.randomised == (one.by != "proposer")
     every = found["all", ""]
-    assert every.num_speculating + every.num_control < 3000
+    assert every.num_speculating + every.num_control == 3000, "early requests count"
     for saving in (every.saved, every.saved_by_prediction):
         assert saving.lower is not None
         assert saving.upper is not None
@@ -90,9 +90,34 @@ def test_learning_from_control_requests_is_not_charged_to_the_control() -> None:
 def test_few_requests_have_no_bounds_and_none_no_estimate() -> None:
     [every] = shown(0.5, 0)
     assert (every.num_speculating, every.saved.estimate, every.saved_by_prediction.estimate) == (0, None, None)
-    every = shown(0.5, 2 * CALIBRATION + 20)[0]
-    assert every.saved.estimate is not None
-    assert every.saved.lower is every.saved.upper is None
+    every = shown(0.5, 2 * CALIBRATION - 10)[0]
+    assert (every.saved, every.saved_by_prediction) == (Saving(None), Saving(None))
+    assert every.device_s_per_token is not None
+    assert every.control_device_s_per_token is not None
+
+
+def test_early_requests_of_both_arms_count() -> None:
+    early = shown(0.5, 4 * CALIBRATION)[0]
+    assert early.num_speculating + early.num_control == 4 * CALIBRATION
+    assert early.saved.estimate is not None
+    assert early.saved.lower is not None
+    assert early.saved.lower > 0.0, "a half saved shows within eighty requests"
+
+
+def test_a_saving_is_one_less_the_figures_beside_it() -> None:
+    """Few long answers took most of the time: a mean over requests would say something else."""
+    comparison, draw = Comparison(CONTEST), random.Random(0)
+    for i in range(200):
+        one = cost(draw, 1.0)
+        long = i % 10 == 0
+        tokens, factor = (1000, 0.9) if long else (10, 0.3)
+        device = DeviceSeconds(prefill=0.05, plain=0.01 * tokens * (factor if one.arm == "canary" else 1.0))
+        comparison.observe(replace(one, num_output_tokens=tokens, num_computed_tokens=50, device=device))
+    every = next(comparison.compared())
+    assert every.device_s_per_token is not None
+    assert every.control_device_s_per_token is not None
+    assert every.saved.estimate == pytest.approx(1.0 - every.device_s_per_token / every.control_device_s_per_token)
+    assert every.saved.estimate == pytest.approx(0.13, abs=0.05)
 
 
 def test_a_new_stage_begins_again_and_the_old_one_does_not_come_back() -> None:

@@ -8,7 +8,6 @@ import pytest
 
 from prolepsis.core.ended import Assignment
 from prolepsis.rollout.live import (
-    REFERENCE_REQUESTS,
     LiveRollout,
     RolloutTarget,
     step_with_references,
@@ -101,7 +100,7 @@ def test_in_shadow_only_those_count_that_draft() -> None:
 def test_quantiles_are_judged_by_what_the_control_showed_before() -> None:
     live = live_in(in_stage(1))
     plain = Assignment("code@1", 1, 1, "unassigned", "off")
-    for i in range(REFERENCE_REQUESTS - 1):
+    for i in range(SLOW.measure.reference_requests - 1):
         live.observe(plain, VALUES)
         if i % 4 == 0:
             live.observe(Assignment("code@1", 1, 1, "canary", "on"), VALUES)

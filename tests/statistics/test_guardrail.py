@@ -51,7 +51,7 @@ def test_a_ratio_without_a_bound_waits_for_what_the_control_showed() -> None:
     assert decide(guardrail, ArmScores.empty(33), 0.5, fail_alpha=0.01, pass_alpha=0.05)[0] == "inconclusive"
     assert guardrail.calibrated(Histogram()) == guardrail
     history = Histogram().observe(10.0).observe(14.0)
-    assert guardrail.calibrated(history).measure == Ratio(margin=0.1, high=48.0, baseline=12.0)
+    assert guardrail.calibrated(history).measure == Ratio(margin=0.1, high=24.0, baseline=12.0)
     assert Ratio(margin=0.1, high=50.0).referring_to(12.0) == Ratio(margin=0.1, high=50.0, baseline=12.0)
 
 

@@ -33,6 +33,7 @@ from prolepsis.policy.explain import explain as explain_request
 from prolepsis.policy.model import Policy
 from prolepsis.rollout.forecast import ASSUMED, Forecast, forecast
 from prolepsis.rollout.settings import settings_of
+from prolepsis.statistics.planning import Wait
 
 app = command_group("Check, compare, explain, apply and roll back policies: which requests may speculate, and how.")
 
@@ -237,7 +238,20 @@ def _forecasts(policy: Policy, requests_per_s: float) -> list[dict[str, object]]
 
 def _expected(stage: Forecast) -> dict[str, object]:
     if stage.wait is None:
-        return {"least_s": None, "most_s": None, "expected": "no guardrail decides: manual only"}
+        return {
+            "least_s": None,
+            "most_s": None,
+            "longest_s": stage.longest_s,
+            "expected": "no guardrail decides: manual only",
+        }
     times = {"least_s": stage.wait.least_s, "most_s": stage.wait.most_s}
     finite = {name: None if math.isinf(seconds) else round(seconds, 1) for name, seconds in times.items()}
-    return {**finite, "expected": " to ".join(map(duration, times.values()))}
+    return {**finite, "longest_s": stage.longest_s, "expected": _in_words(stage.wait, stage.longest_s)}
+
+
+def _in_words(wait: Wait, longest_s: float) -> str:
+    longest = f"the longest time of {duration(longest_s)}"
+    if wait.least_s > longest_s:
+        return f"can neither pass nor fail in {longest}; needs {duration(wait.least_s)} or more"
+    expected = f"{duration(wait.least_s)} to {duration(wait.most_s)}"
+    return f"{expected}; ends without a verdict after {longest}" if wait.most_s > longest_s else expected

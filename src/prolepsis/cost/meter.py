@@ -39,6 +39,8 @@ class RequestCost:
     """The source of most accepted tokens; known only afterwards, so no randomisation can use it."""
     num_output_tokens: int
     device: DeviceSeconds
+    num_computed_tokens: int = 0
+    """Tokens of the prompt that were computed, so not those from the prefix cache."""
     amount: float | None = None
     """At the prices of the time that it took; None: without prices."""
     experiment: Experiment | None = None

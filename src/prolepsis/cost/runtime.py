@@ -141,6 +141,7 @@ class CostFeature(Feature):
             proposer=_main_proposer(stats),
             num_output_tokens=stats.num_output_tokens,
             device=stats.device,
+            num_computed_tokens=max(0, stats.num_prompt_tokens - stats.num_cached_tokens),
             amount=amount,
             experiment=_contest(assignment) if is_compared else None,
             arm="canary" if assignment and assignment.arm == "canary" else "control",

@@ -8,7 +8,7 @@ from statistics import NormalDist
 from prolepsis.policy.rollout_terms import Value
 from prolepsis.rollout.settings import RolloutSettings, Stage
 from prolepsis.statistics.guardrail import Guardrail
-from prolepsis.statistics.means import HEADROOM, Difference, Limit, Ratio
+from prolepsis.statistics.means import HEADROOM, RATIO_HEADROOM, Difference, Limit, Ratio
 from prolepsis.statistics.planning import Expectation, Wait, expected_time_to_pass
 from prolepsis.statistics.quantiles import QuantileLimit, QuantileRatio
 
@@ -29,6 +29,8 @@ class Forecast:
     stage: str
     wait: Wait | None
     """None: no guardrail in it decides, so only an operator can promote it."""
+    longest_s: float
+    """After that it is held or rolled back."""
 
 
 def forecast(settings: RolloutSettings, requests_per_s: float, replay_sample: float = 1.0) -> tuple[Forecast, ...]:
@@ -38,7 +40,10 @@ def forecast(settings: RolloutSettings, requests_per_s: float, replay_sample: fl
     that is decoded again, which is all that guardrails on correctness see.
     """
     rates: dict[str, float] = {_REPLAYED: requests_per_s * replay_sample}
-    return tuple(Forecast(stage.name, _wait(stage, settings, requests_per_s, rates)) for stage in settings.stages)
+    return tuple(
+        Forecast(stage.name, _wait(stage, settings, requests_per_s, rates), stage.maximum_s)
+        for stage in settings.stages
+    )
 
 
 def _wait(stage: Stage, settings: RolloutSettings, requests_per_s: float, rates: Mapping[str, float]) -> Wait | None:
@@ -75,7 +80,7 @@ def _scores(guardrail: Guardrail) -> tuple[float, float, float]:
     if isinstance(measure, QuantileLimit):
         return 0.0, _beyond(measure.level, 2.0), 0.5
     if isinstance(measure, Ratio):
-        return 1.0 / HEADROOM, 1.0 / HEADROOM, SPREAD / HEADROOM
+        return 1.0 / RATIO_HEADROOM, 1.0 / RATIO_HEADROOM, SPREAD / RATIO_HEADROOM
     amounts = {"device_ms_per_token": 0.5, "acceptance_length": 2.0}  # times the limit
     if isinstance(measure, Limit) and guardrail.metric in amounts:
         times = amounts[guardrail.metric]

@@ -29,8 +29,6 @@ from prolepsis.statistics.arms import Arm, Histogram
 from prolepsis.statistics.judge import Evidence, StageEvidence
 from prolepsis.statistics.window import WindowEvidence
 
-REFERENCE_REQUESTS = 100
-"""Requests of the control whose quantiles become a stage's references; with fewer, quantiles are not judged yet."""
 Histories = Mapping[str, Histogram]
 """Values of plain requests since the stage began, by metric."""
 _DIGEST_LENGTH = 8
@@ -264,7 +262,8 @@ def referenced(
     found: dict[str, float] = {}
     for guardrail in guardrails_of(after, settings):
         history = histories.get(guardrail.metric, _NO_HISTORY)
-        reference = guardrail.measure.reference_from(history) if history.count >= REFERENCE_REQUESTS else None
+        is_enough = history.count >= guardrail.measure.reference_requests
+        reference = guardrail.measure.reference_from(history) if is_enough else None
         if reference is not None and (is_new or not guardrail.measure.ready):
             found[guardrail.name] = reference
     if not found:

@@ -30,6 +30,7 @@ from prolepsis.rollout.machine import (
 )
 from prolepsis.rollout.metrics import RolloutMetrics
 from prolepsis.rollout.observation import observed
+from prolepsis.rollout.outlook import outlook
 from prolepsis.rollout.promotion import check, missing
 from prolepsis.rollout.replicas import ReplicaExchange
 from prolepsis.rollout.store import RolloutStore
@@ -89,7 +90,7 @@ class RolloutView:
     num_control: int
     verdict: Verdict | None
     missing: tuple[str, ...]
-    """What the verdict waits for, in words."""
+    """What the verdict waits for, in words, and which guardrails are not expected to decide in time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,7 +244,8 @@ class Rollouts(Feature):
     async def view(self, rollout_id: str) -> RolloutView:
         """Return one rollout with the present verdict; raises `RolloutNotFound`."""
         live = self._find(rollout_id)
-        state, settings, evidence = live.state, live.settings, live.all_evidence(self._clock())
+        now = self._clock()
+        state, settings, evidence = live.state, live.settings, live.all_evidence(now)
         is_judged = state.phase in JUDGED
         verdict = await asyncio.to_thread(verdict_on, state, evidence, settings) if is_judged else None
         return RolloutView(
@@ -266,7 +268,12 @@ class Rollouts(Feature):
             num_canary=evidence.num_canary,
             num_control=evidence.num_control,
             verdict=verdict,
-            missing=(*self._without_head(live), *missing(state, verdict, settings), *live.left_out),
+            missing=(
+                *self._without_head(live),
+                *missing(state, verdict, settings),
+                *outlook(state, verdict, settings, now),
+                *live.left_out,
+            ),
         )
 
     def _without_head(self, live: LiveRollout) -> list[str]:

@@ -122,7 +122,9 @@ Better = Literal["lower", "higher"]
 FINE = 33
 """Points of a histogram for values between zero and one."""
 HEADROOM = 4.0
-"""Amounts are clipped at this many times a mean, so that one request cannot decide."""
+"""Amounts are clipped at this many times a limit, so that one request cannot decide."""
+RATIO_HEADROOM = 2.0
+"""Amounts of two arms are clipped at this many times the control's mean: a wider clip makes heavy tails decide late."""
 
 
 def sign_of(better: Better) -> int:
@@ -136,6 +138,8 @@ class Measure(ABC):
     __slots__ = ()
     num_points: int
     """Points of the histograms of its scores."""
+    reference_requests = 100
+    """Values of the control that a reference takes: enough for a high quantile."""
     has_control = True
     """The canary is compared with the control; a limit looks at the canary alone."""
 
@@ -206,7 +210,7 @@ class Difference(Measure):
 class Ratio(Measure):
     """E[canary] / E[control], against 1 + `margin` (lower is better) or 1 - `margin`; values in [0, high].
 
-    `high` None: `HEADROOM` times the control's mean before the stage; until that is known there is no verdict.
+    `high` None: `RATIO_HEADROOM` times the control's mean before the stage; until that is known there is no verdict.
     A ratio of means is tested as the difference E[canary] - (1 + margin) E[control], so nothing is divided by an
     estimate.
     """
@@ -215,6 +219,7 @@ class Ratio(Measure):
     high: float | None = None
     num_points: int = FINE
     baseline: float | None = None
+    reference_requests = 20
 
     @property
     def ready(self) -> bool:
@@ -241,7 +246,7 @@ class Ratio(Measure):
         return history.mean or None
 
     def referring_to(self, reference: float) -> Self:
-        return replace(self, baseline=reference, high=self.high or HEADROOM * reference)
+        return replace(self, baseline=reference, high=self.high or RATIO_HEADROOM * reference)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

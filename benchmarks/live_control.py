@@ -1,0 +1,67 @@
+"""How soon does the live control show what speculation saves, and how often are its bounds wrong? Simulated edits.
+
+Usage: python -m benchmarks.live_control [--runs 2000] [--requests 1000] [--seed 0] [--json OUT]
+
+Requests of `tests.simulation.edit_costs` are compared as a server compares them, and looked at again and again. A run
+misses if any look has bounds that leave out what is really saved. Rates come with Clopper-Pearson intervals (95 %).
+"""
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import asdict
+from multiprocessing import Pool
+from pathlib import Path
+
+from prolepsis.cli.bench.provenance import provenance
+from tests.simulation.edit_costs import EditTraffic
+from tests.simulation.guarantees import clopper_pearson
+from tests.simulation.live_control import Run, quantile, run
+
+CASES = {
+    "saves 25 %": EditTraffic(),
+    "saves nothing": EditTraffic(saving=0.0),
+    "costs 15 % more": EditTraffic(saving=-0.15),
+    "saves 25 %, heavier tails": EditTraffic(noise=0.5, outliers=0.03),
+    "saves 25 %, canary 20 %": EditTraffic(share=0.2),
+}
+MOST_MISSED = 0.06
+
+
+def main() -> None:
+    """Simulate, print, and return status 1 where bounds are shown to be wrong too often."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--runs", type=int, default=2000)
+    parser.add_argument("--requests", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--json", type=Path, default=None)
+    arguments = parser.parse_args()
+    began = time.perf_counter()
+    found = {}
+    with Pool(arguments.processes) as pool:
+        for name, traffic in CASES.items():
+            seeds = range(arguments.seed, arguments.seed + arguments.runs)
+            runs = pool.starmap(run, [(traffic, seed, arguments.requests) for seed in seeds], chunksize=20)
+            found[name] = _report(name, runs)
+    print(f"{time.perf_counter() - began:.0f} s")
+    if arguments.json:
+        document = {"cases": found, "provenance": provenance({"seed": arguments.seed}, {})}
+        arguments.json.write_text(json.dumps(document, indent=1) + "\n")
+    sys.exit(any(case["missed"][0] > MOST_MISSED for case in found.values()))
+
+
+def _report(name: str, runs: list[Run]) -> dict[str, object]:
+    missed = sum(one.missed for one in runs)
+    low, high = clopper_pearson(missed, len(runs))
+    print(
+        f"{name:28s} missed at any look {missed:4d} of {len(runs)}: {missed / len(runs):.2%} ({low:.2%} to {high:.2%});"
+        f" bounds exclude 0 after {quantile(runs, 0.5):g} requests (p90 {quantile(runs, 0.9):g})"
+    )
+    sys.stdout.flush()
+    return {"missed": (low, high), "runs": [asdict(one) for one in runs]}
+
+
+if __name__ == "__main__":
+    main()
