@@ -138,3 +138,21 @@ def test_at_the_margin_either_error_has_at_most_its_probability_over_all_looks(b
         outcomes.append(told)
     assert 0 < sum("fail" in told for told in outcomes) <= 50
     assert 0 < sum("pass" in told for told in outcomes) <= 50
+
+
+def test_an_estimate_is_of_all_of_a_value_and_the_test_of_what_it_is_clipped_to() -> None:
+    """Eight tokens a pass were shown as 1.744, where the bound on 1.186 clips them."""
+    measure = Limit(limit=1.186, low=1.0, high=1.744, num_points=33)
+    guardrail = Guardrail(name="far", metric="length", measure=measure, better="higher")
+    scores = guardrail.empty()
+    for _ in range(40):
+        scores = guardrail.observe(scores, "canary", 7.9)
+    result = evaluate(guardrail, scores, 0.5, fail_alpha=0.01, pass_alpha=0.05)
+    assert result.outcome == "pass"
+    assert result.estimate == pytest.approx(7.9)
+    assert result.lower <= result.estimate <= result.upper
+    assert result.is_clipped
+    ratio = Guardrail(name="cost", metric="ms", measure=Ratio(margin=0.1, high=2.0))
+    both = ratio.observe(ratio.observe(ratio.empty(), "canary", 6.0), "control", 3.0)
+    seen = evaluate(ratio, both, 0.5, fail_alpha=0.01, pass_alpha=0.05)
+    assert (seen.estimate, seen.is_clipped) == (pytest.approx(2.0), True)

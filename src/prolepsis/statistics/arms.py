@@ -22,6 +22,8 @@ class ScoreHistogram:
 
     weights: tuple[float, ...]
     count: int = 0
+    excess: float = 0.0
+    """Sum of what was clipped from the scores: the test is of clipped scores, what people read is of all."""
 
     @classmethod
     def empty(cls, num_points: int = 2) -> Self:
@@ -34,8 +36,13 @@ class ScoreHistogram:
         top = len(self.weights) - 1
         return sum(w * i for i, w in enumerate(self.weights)) / (top * self.count) if self.count else 0.0
 
-    def observe(self, score: float) -> Self:
-        """Return the histogram with one more score in [0, 1]."""
+    @property
+    def whole_mean(self) -> float:
+        """The mean of the scores as they were before they were clipped; 0 without scores."""
+        return self.mean + self.excess / self.count if self.count else 0.0
+
+    def observe(self, score: float, excess: float = 0.0) -> Self:
+        """Return the histogram with one more score in [0, 1], from which `excess` was clipped."""
         assert 0.0 <= score <= 1.0, "scores are in [0, 1]"
         position = score * (len(self.weights) - 1)
         lower = min(int(position), len(self.weights) - 2)
@@ -43,12 +50,12 @@ class ScoreHistogram:
         weights = list(self.weights)
         weights[lower] += 1.0 - upper_part
         weights[lower + 1] += upper_part
-        return replace(self, weights=tuple(weights), count=self.count + 1)
+        return replace(self, weights=tuple(weights), count=self.count + 1, excess=self.excess + excess)
 
     def __add__(self, other: Self) -> Self:
         """Return the histogram of both streams together."""
         weights = tuple(a + b for a, b in zip(self.weights, other.weights, strict=True))
-        return replace(self, weights=weights, count=self.count + other.count)
+        return replace(self, weights=weights, count=self.count + other.count, excess=self.excess + other.excess)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +69,11 @@ class ArmScores:
     def empty(cls, num_points: int = 2) -> Self:
         return cls(ScoreHistogram.empty(num_points), ScoreHistogram.empty(num_points))
 
-    def observe(self, arm: Arm, score: float) -> Self:
-        """Return the scores with one more, in [0, 1], of a finished request of `arm`."""
+    def observe(self, arm: Arm, score: float, excess: float = 0.0) -> Self:
+        """Return the scores with one more, in [0, 1], of a finished request of `arm`; `excess` was clipped from it."""
         if arm == "canary":
-            return replace(self, canary=self.canary.observe(score))
-        return replace(self, control=self.control.observe(score))
+            return replace(self, canary=self.canary.observe(score, excess))
+        return replace(self, control=self.control.observe(score, excess))
 
     def __add__(self, other: Self) -> Self:
         return replace(self, canary=self.canary + other.canary, control=self.control + other.control)

@@ -31,7 +31,7 @@ class Guardrail:
 
     def observe(self, scores: ArmScores, arm: Arm, value: float) -> ArmScores:
         """Return the scores with one more finished request's value, in the metric's unit."""
-        return scores.observe(arm, self.measure.score(arm, value))
+        return scores.observe(arm, self.measure.score(arm, value), self.measure.excess(arm, value))
 
     def calibrated(self, history: Histogram) -> Self:
         """Return the guardrail for a stage that begins, with the control's values before it."""
@@ -62,6 +62,9 @@ class GuardrailResult:
     """Natural logarithm of the e-value against "at most the allowed harm"."""
     safety_evidence: float
     """Natural logarithm of the e-value against "at least the allowed harm"."""
+    is_clipped: bool = False
+    """Some values were beyond the range of the test: the estimate is of all, the verdict and bounds of clipped values.
+    A bound gives way to the estimate where it would leave that out."""
 
 
 def decide(
@@ -105,11 +108,15 @@ def evaluate(
     lower, upper = bounds(measure, contrast, scores, lower_alpha=alphas[0], upper_alpha=alphas[1], halvings=halvings)
     total = scores.total
     allowed = contrast.ratio - 1.0 if isinstance(measure, Ratio) else contrast.shift
+    is_clipped = total.canary.excess != 0.0 or total.control.excess != 0.0
+    estimate = measure.estimate(total.canary.whole_mean, total.control.whole_mean)
+    if is_clipped:
+        lower, upper = min(lower, estimate), max(upper, estimate)
     return GuardrailResult(
         name=guardrail.name,
         outcome=outcome,
         dry_run=guardrail.dry_run,
-        estimate=measure.shown(measure.estimate(total.canary.mean, total.control.mean)),
+        estimate=measure.shown(estimate),
         lower=measure.shown(lower),
         upper=measure.shown(upper),
         allowed=measure.shown(allowed),
@@ -117,6 +124,7 @@ def evaluate(
         num_control=total.control.count,
         harm_evidence=harm,
         safety_evidence=safety,
+        is_clipped=is_clipped,
     )
 
 

@@ -152,6 +152,10 @@ class Measure(ABC):
     def score(self, arm: Arm, value: float) -> float:
         """Return the score of a value, which is in the metric's unit."""
 
+    def excess(self, _arm: Arm, _value: float) -> float:
+        """Return what the score leaves out of a value beyond its range, on the scale of scores."""
+        return 0.0
+
     @abstractmethod
     def contrast(self, better: Better, share: float) -> Contrast:
         """Return the bet at the margin or limit; `share`: the probability of the canary."""
@@ -191,6 +195,9 @@ class Difference(Measure):
     def score(self, _arm: Arm, value: float) -> float:
         return _clip((value - self.low) / (self.high - self.low))
 
+    def excess(self, _arm: Arm, value: float) -> float:
+        return _beyond((value - self.low) / (self.high - self.low))
+
     def contrast(self, better: Better, share: float) -> Contrast:
         span = self.high - self.low
         centre = 0.5 if self.baseline is None else _clip((self.baseline - self.low) / span)
@@ -229,6 +236,9 @@ class Ratio(Measure):
         assert self.high is not None, "calibrated before requests are scored"
         return _clip(value / self.high)
 
+    def excess(self, _arm: Arm, value: float) -> float:
+        return _beyond(value / self.high) if self.high is not None else 0.0
+
     def contrast(self, better: Better, share: float) -> Contrast:
         centre = 0.5 if self.baseline is None or self.high is None else _clip(self.baseline / self.high)
         return Contrast(0.0, ratio=1.0 + sign_of(better) * self.margin, centre=centre, share=share)
@@ -262,6 +272,9 @@ class Limit(Measure):
     def score(self, _arm: Arm, value: float) -> float:
         return _clip((value - self.low) / (self.high - self.low))
 
+    def excess(self, _arm: Arm, value: float) -> float:
+        return _beyond((value - self.low) / (self.high - self.low))
+
     def contrast(self, _better: Better, share: float) -> Contrast:
         return Contrast((self.limit - self.low) / (self.high - self.low), ratio=0.0, share=share)
 
@@ -274,3 +287,7 @@ class Limit(Measure):
 
 def _clip(score: float) -> float:
     return min(1.0, max(0.0, score))
+
+
+def _beyond(score: float) -> float:
+    return score - _clip(score)
