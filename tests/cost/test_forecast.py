@@ -47,6 +47,13 @@ def test_bounds_are_wide_where_the_past_was_uneven() -> None:
     assert found.saved_amount_bounds[0] < 0.0 < found.saved_amount_bounds[1]
 
 
+def test_a_reserved_device_saves_room_and_no_money() -> None:
+    reserved = Price(name="a", per_device_hour=2.0, term="reserved")
+    found = forecast(past(900.0, 90.0, 7200), reserved)
+    assert (found.saved_amount, found.saved_amount_bounds) == (None, None)
+    assert found.saved_device_hours == pytest.approx(18.25)
+
+
 def test_without_prices_there_is_no_money() -> None:
     found = forecast(past(360.0, 36.0, 60), None)
     assert (found.amount_of_use, found.amount_of_device, found.saved_amount) == (None, None, None)

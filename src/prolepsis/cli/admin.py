@@ -309,7 +309,7 @@ COST = Verb(
         "rollouts.groups": (
             *("rollout", "by", "value", "speculating=num_speculating", "control=num_control", "saved", "randomised"),
             *("saved by prediction=saved_by_prediction", "per token=device_s_per_token"),
-            "control per token=control_device_s_per_token",
+            "without, by the control=control_device_s_per_token",
         ),
         "memory": (
             *("proposer", "weights=weights:bytes", "K/V=kv:bytes", "index=index:bytes", "total=total:bytes"),

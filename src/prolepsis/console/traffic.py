@@ -54,6 +54,8 @@ class TrafficClassReply:
     predicted_plain_s: float
     saved: float | None
     """1 - device time / predicted device time of plain decoding."""
+    saved_bounds: tuple[float, float] | None
+    """Of 95 %, at one look; null with fewer than 20 requests."""
     modes: dict[Mode, int]
     """Requests by what speculation really did."""
     reasons: dict[EffectiveReason, int]
@@ -157,6 +159,7 @@ def _shown(name: str, one: _ClassFigures) -> TrafficClassReply:
         device_s=sums.device_s,
         predicted_plain_s=sums.predicted_plain_s,
         saved=sums.saved,
+        saved_bounds=sums.saved_bounds,
         modes=dict(one.modes),
         reasons=dict(one.reasons),
         plain_steps=dict(one.plain_steps),

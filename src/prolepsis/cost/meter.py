@@ -9,6 +9,7 @@ from statistics import stdev
 from typing import Literal
 
 from prolepsis.core.stats import DeviceSeconds
+from prolepsis.core.traffic_sums import TrafficSums, sums_of_device
 from prolepsis.cost.prices import HOURS_PER_MONTH, Price
 from prolepsis.statistics.arms import Arm
 
@@ -67,6 +68,8 @@ class UsageTotals:
     saved_s: float = 0.0
     """Predicted device seconds of plain decoding less the measured ones, where there is a prediction; negative if
     speculation costs more."""
+    predicted: TrafficSums = field(default_factory=TrafficSums)
+    """Of requests with a prediction."""
 
     def add(self, cost: RequestCost) -> None:
         self.num_requests += 1
@@ -74,6 +77,7 @@ class UsageTotals:
         self.device.add(cost.device)
         if cost.device.predicted_plain:
             self.saved_s += cost.device.predicted_plain - cost.device.total
+            self.predicted.add(sums_of_device(cost.device))
         if cost.amount is not None:
             self.amount = (self.amount or 0.0) + cost.amount
 
@@ -148,7 +152,8 @@ class Forecast:
     amount_of_device: float | None
     """For the device, reserved all month."""
     saved_amount: float | None
-    """For the saved device hours. A reserved device costs the same, but has capacity for more requests."""
+    """For the saved device hours, where a device is paid by the time that it is used; else null: one that is reserved
+    costs the same, and has room for more requests."""
     saved_amount_bounds: Bounds | None
     assumes: str
 
@@ -186,6 +191,7 @@ def forecast(past: Sequence[Snapshot], price: Price | None) -> Forecast:
     saved, saved_bounds = _month(past, lambda one: one.saved_s / 3600.0)
     tokens, token_bounds = _month(past, lambda one: one.num_output_tokens, least=0.0)
     per_hour = price.per_hour if price else None
+    billed = per_hour if price is not None and price.is_billed_by_time else None
     return Forecast(
         looks_back_s=elapsed,
         busy=(last.device_s - first.device_s) / elapsed,
@@ -198,8 +204,8 @@ def forecast(past: Sequence[Snapshot], price: Price | None) -> Forecast:
         amount_of_use=None if per_hour is None else used * per_hour,
         amount_of_use_bounds=None if per_hour is None else _times(used_bounds, per_hour),
         amount_of_device=None if per_hour is None else HOURS_PER_MONTH * per_hour,
-        saved_amount=None if per_hour is None else saved * per_hour,
-        saved_amount_bounds=None if per_hour is None else _times(saved_bounds, per_hour),
+        saved_amount=None if billed is None else saved * billed,
+        saved_amount_bounds=None if billed is None else _times(saved_bounds, billed),
         assumes=_assumes(elapsed, price),
     )
 

@@ -11,6 +11,7 @@ from prolepsis.incident.review import (
     LOW_BUDGET,
     Review,
     changes_shown,
+    saved,
     share,
 )
 from prolepsis.incident.timeline import cell, shown_at
@@ -58,7 +59,7 @@ def _totals(review: Review) -> Iterator[str]:
         for name, field in (("requests", "num_requests"), ("failed", "num_failed"), ("tokens", "num_output_tokens"))
     ]
     rows.append(["acceptance", share(this.acceptance_rate), share(before.acceptance_rate)])
-    rows.append(["device time saved, against the prediction without drafts", share(this.saved), share(before.saved)])
+    rows.append(["device time saved, against the prediction without drafts", saved(this), saved(before)])
     for name, figures in (("", review.this), (" before", review.before)):
         for one in figures.spent:
             paid = "-" if one.amount_paid is None else f"{figure(one.amount_paid, 4)} {one.currency}"
@@ -76,7 +77,7 @@ def _classes(review: Review) -> Iterator[str]:
     rows = []
     for name, one in busiest:
         was = before.classes.get(name)
-        rates = [share(one.acceptance_rate), share(was.acceptance_rate if was else None), share(one.saved)]
+        rates = [share(one.acceptance_rate), share(was.acceptance_rate if was else None), saved(one)]
         rows.append([name, "all", f"{one.num_requests:,}", f"{one.num_draft_tokens:,}", *rates])
         for (traffic_class, proposer), drafted in sorted(this.proposers.items()):
             if traffic_class == name:

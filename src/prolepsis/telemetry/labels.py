@@ -48,6 +48,7 @@ LABELS: Mapping[str, Label] = {
     "pool": Label(2),
     "exact_group": Label(8, is_open=True),
     "finish_reason": Label(8),
+    "bound": Label(3),
     # what operators name
     **{name: Label(24, is_open=True) for name in ("flag", "variant", "policy", "place", "chain", "condition")},
     **{name: Label(24, is_open=True) for name in ("currency", "price", "version", "error", "label")},
