@@ -12,6 +12,7 @@ FACTS = RequestFacts(route="/v1/completions", tenant="bank")
 def test_a_request_belongs_to_what_it_has() -> None:
     everything = {"route:/v1/completions", "tenant:bank", "rule:fast", "traffic_class:a/b/free/short"}
     assert request_scopes(FACTS, "a/b/free/short", "fast") == everything
+    assert request_scopes(FACTS, "a/b/free/short/fast", "fast") == {*everything, "traffic_class:a/b/free/short/fast"}
     assert request_scopes(RequestFacts(route="/v1/completions"), "", None) == {"route:/v1/completions"}
 
 
@@ -21,7 +22,14 @@ def test_proposers_among_scopes() -> None:
 
 @pytest.mark.parametrize(
     "scope",
-    ["everything", "tenant:a:b", "rule:fast", "proposer:suffix", "route:/v1/responses", "traffic_class:a/b/free/long"],
+    [
+        "everything",
+        "tenant:a:b",
+        "rule:fast",
+        "proposer:suffix",
+        "route:/v1/responses",
+        "traffic_class:a/b/free/long/fast",
+    ],
 )
 def test_scopes_that_something_can_belong_to(scope: str) -> None:
     check_scope(scope)

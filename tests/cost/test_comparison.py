@@ -41,7 +41,8 @@ def shown(factor: float, number: int, seed: int = 0) -> list[ArmComparison]:
 def test_savings_are_found_by_route_tenant_and_proposer(factor: float) -> None:
     found = {(one.by, one.value): one for one in shown(factor, 3000)}
     assert set(found) == {
-        ("all", ""), ("route", "/v1/completions"), ("tenant", "acme"), ("tenant", "other"), ("proposer", "suffix")
+        ("all", ""), ("route", "/v1/completions"), ("tenant", "acme"), ("tenant", "other"), ("rule", "default"),
+        ("proposer", "suffix"),
     }  # fmt: skip
     for one in found.values():
         assert one.saved.estimate == pytest.approx(1.0 - factor, abs=0.08)

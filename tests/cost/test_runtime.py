@@ -144,6 +144,7 @@ async def test_arms_of_a_rollout_are_compared(tmp_path: Path) -> None:
     assert {(one.by, one.value, one.randomised) for one in compared.groups[1:]} == {
         ("route", "/v1/completions", True),
         ("tenant", "default", True),
+        ("rule", "default", True),
         ("proposer", "suffix", False),
     }
 

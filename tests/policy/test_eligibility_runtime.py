@@ -90,7 +90,7 @@ async def test_drafts_are_compared_until_they_have_shown_enough(tmp_path: Path) 
     assert texts == {later.json()["choices"][0]["message"]["content"]}
     document = (await app.http.get("/admin/eligibility")).json()
     [held] = document["conditions"]
-    assert (held["traffic_class"], held["eligible"], held["value"]) == (TRAFFIC_CLASS, True, 0.5)
+    assert (held["traffic_class"], held["eligible"], held["value"]) == (f"{TRAFFIC_CLASS}/chat", True, 0.5)
     [figures] = document["figures"]
     assert (figures["proposer"], figures["num_drafts"]) == ("suffix", 3 * (NEEDED + 2))
 

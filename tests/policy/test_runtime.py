@@ -20,6 +20,7 @@ from prolepsis.api.run import StartedEngine, serve
 from prolepsis.api.services import Gateway
 from prolepsis.core.config import EngineConfig, ServerConfig
 from prolepsis.core.errors import ConfigError
+from prolepsis.core.facts import MAX_CLASS_RULES, OTHER_RULES
 from prolepsis.core.requests import GenerateRequest, SpeculationChoice
 from prolepsis.policy.runtime import Policies
 from prolepsis.policy.source import PolicyFile
@@ -120,6 +121,26 @@ async def test_time_and_headers_count(policy_app: PolicyApp) -> None:
         policy_app.time = datetime.fromisoformat(f"2026-11-20T{time}+00:00")
         await ask(http)
         assert policy_app.last.speculation.enabled == enabled
+
+
+async def test_rules_by_tenant_and_header_are_traffic_classes_of_their_own(policy_app: PolicyApp) -> None:
+    bank, others = policy_app.open("bank"), policy_app.open()
+    await ask(bank)
+    assert policy_app.last.traffic_class == "chat-completions/standard/free/short/audit"
+    assert "traffic_class:chat-completions/standard/free/short" in policy_app.last.kill_scopes
+    await ask(others)
+    assert policy_app.last.traffic_class == "chat-completions/standard/free/short"
+    policy_app.time = datetime.fromisoformat("2026-11-20T23:00+00:00")
+    await others.post("/v1/chat/completions", json=CHAT, headers={"x-job": "night"})
+    assert policy_app.last.traffic_class == "chat-completions/standard/free/short/night"
+
+
+async def test_the_rules_that_are_classes_are_bounded(policy_app: PolicyApp) -> None:
+    rules = "".join(f"  - {{name: r{i}, match: {{tenant: t{i}}}, mode: on}}\n" for i in range(MAX_CLASS_RULES + 4))
+    policy_app.write(f"version: 2\nrules:\n{rules}")
+    for tenant, rule in (("t0", "r0"), (f"t{MAX_CLASS_RULES - 1}", f"r{MAX_CLASS_RULES - 1}"), ("t19", OTHER_RULES)):
+        await ask(policy_app.open(tenant))
+        assert policy_app.last.traffic_class == f"chat-completions/standard/free/short/{rule}"
 
 
 async def test_emit_of_the_rule_unless_the_caller_says_otherwise(policy_app: PolicyApp) -> None:

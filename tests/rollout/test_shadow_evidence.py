@@ -53,6 +53,20 @@ def test_intervals_cover_what_they_say() -> None:
     assert 0.91 <= covered / 400 <= 0.98
 
 
+def test_rules_of_the_policy_have_evidence_of_their_own() -> None:
+    evidence = ShadowEvidence()
+    drafted, useless = request(100, head=ProposerCounts(20, 60, 40)), request(100)
+    for length in ("short", "long"):
+        evidence.add(f"completions/standard/free/{length}/edits", drafted, "1")
+        evidence.add(f"completions/standard/free/{length}/chat", useless, "1")
+    evidence.add("completions/standard/free/short", useless, "1")
+    assert len(evidence.traffic_classes) == 5
+    speedups = {rule: one.speedup.value for rule, one in evidence.rules.items() if one.speedup is not None}
+    assert speedups == {"edits": pytest.approx(100 / 60), "chat": 1.0, "default": 1.0}
+    evidence.add("completions/standard/free/short", useless, "2")
+    assert list(evidence.rules) == ["default"]
+
+
 def test_another_version_begins_again() -> None:
     evidence = ShadowEvidence()
     for version in ("1", "1", "2"):

@@ -276,6 +276,7 @@ shadow = command(
         "GET /admin/shadow",
         "Show the expected acceptance and speedup, estimated from requests in shadow mode, and what that costs.",
         columns={
+            "rules": ("rule", "requests=num_requests", "tokens=num_tokens", "expected_speedup", "cost of shadow=cost"),
             "traffic_classes": (
                 *("traffic_class", "requests=num_requests", "tokens=num_tokens", "expected_speedup"),
                 "cost of shadow=cost",
@@ -303,7 +304,7 @@ COST = Verb(
     columns={
         **{
             table: columns
-            for path in ("by_route", "by_tenant", "by_proposer")
+            for path in ("by_route", "by_tenant", "by_rule", "by_proposer")
             for table, columns in ((path, _SPENT), (f"{path}:device time", _DEVICE_TIME))
         },
         "rollouts.groups": (

@@ -24,7 +24,10 @@ def declare_cost(pages: Pages) -> None:
             "cost": reply,
             "kinds": KINDS,
             "parts": parts(reply.total),
-            "tables": (("Route", reply.by_route), ("Tenant", reply.by_tenant), ("Proposer", reply.by_proposer)),
+            "tables": (
+                *(("Route", reply.by_route), ("Tenant", reply.by_tenant)),
+                *(("Rule", reply.by_rule), ("Proposer", reply.by_proposer)),
+            ),
             "savings": {
                 (one.rollout, group.by, group.value): saving(group) for one in reply.rollouts for group in one.groups
             },

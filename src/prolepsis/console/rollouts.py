@@ -4,7 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from prolepsis.console.drawing import Interval, interval
+from prolepsis.console.other_rules import other_rules
 from prolepsis.console.pages import Page, Pages, Visit
+from prolepsis.console.traffic import TrafficReply
 from prolepsis.rollout.machine import Command, Phase
 from prolepsis.rollout.routes import RolloutsReply
 from prolepsis.rollout.runtime import RolloutHistory, RolloutView
@@ -51,8 +53,10 @@ def declare_rollouts(pages: Pages) -> None:
 
     async def rollout(visit: Visit) -> Page:
         one = await visit.read(RolloutHistory, "/admin/rollouts/{rollout_id}", rollout_id=visit.names["rollout_id"])
+        traffic = await visit.section(TrafficReply, "/admin/traffic")
         values = {
             "one": one,
+            "others": [*other_rules(traffic.value, one.rule, one.since)] if traffic.value and one.run else [],
             "status": STATUS,
             "buttons": BUTTONS,
             "offered": OFFERED[one.phase],

@@ -13,10 +13,12 @@ from prolepsis.console.pages import Page, Pages, Visit
 from prolepsis.console.service import ServiceLevel, ServiceReply
 from prolepsis.console.timeline import Span, Timeline
 from prolepsis.core.ended import RequestEnded
+from prolepsis.core.facts import rule_of_class
 from prolepsis.core.stats import EffectiveReason, Mode, PlainReason, ProposerCounts, RequestStats
 from prolepsis.core.traffic_sums import TrafficSums, ratio, sums_of
 from prolepsis.engine.client import EngineHealth
 from prolepsis.policy.eligibility_runtime import EligibilityReply
+from prolepsis.rollout.shadow_runtime import ShadowReply
 from prolepsis.safety.breaker_runtime import BreakersReply
 from prolepsis.statistics.percentile import percentile
 from prolepsis.web.errors import RequestRefused
@@ -68,10 +70,30 @@ class TrafficClassReply:
     """The last hour."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RuleReply:
+    """All classes of one rule of the policy since the server started; `default`: no rule matched."""
+
+    rule: str
+    num_requests: int
+    num_output_tokens: int
+    acceptance_rate: float | None
+    tokens_per_step: float | None
+    device_s: float
+    predicted_plain_s: float
+    saved: float | None
+    saved_bounds: tuple[float, float] | None
+    """As those of a traffic class."""
+    minutes: list[Span]
+    """The last hour."""
+
+
 @dataclass(frozen=True, slots=True)
 class TrafficReply:
     classes: list[TrafficClassReply]
     """The busiest first."""
+    rules: list[RuleReply]
+    """The busiest first; rules beyond the first 16 of a policy are `other`."""
     spans: list[Span]
     """The last hour of all traffic, in spans of 15 seconds."""
     service: ServiceReply
@@ -141,8 +163,34 @@ class TrafficFeature(Feature):
     @property
     def reply(self) -> TrafficReply:
         ordered = sorted(self._classes.items(), key=lambda item: -item[1].sums.num_output_tokens)
+        by_rule: dict[str, list[_ClassFigures]] = {}
+        for name, one in ordered:
+            by_rule.setdefault(rule_of_class(name), []).append(one)
+        rules = sorted(
+            (_of_rule(rule, classes) for rule, classes in by_rule.items()), key=lambda r: -r.num_output_tokens
+        )
         classes = [_shown(name, one) for name, one in ordered]
-        return TrafficReply(classes, list(self.all.spans), self.service.reply(self.now()))
+        return TrafficReply(classes, rules, list(self.all.spans), self.service.reply(self.now()))
+
+
+def _of_rule(rule: str, classes: Sequence[_ClassFigures]) -> RuleReply:
+    sums, minutes = TrafficSums(), dict[float, Span]()
+    for one in classes:
+        sums.add(one.sums)
+        for span in one.minutes.spans:
+            minutes.setdefault(span.at, Span(at=span.at)).add(span)
+    return RuleReply(
+        rule=rule,
+        num_requests=sums.num_requests,
+        num_output_tokens=sums.num_output_tokens,
+        acceptance_rate=sums.acceptance_rate,
+        tokens_per_step=ratio(sums.num_output_tokens, sum(one.num_steps for one in classes)),
+        device_s=sums.device_s,
+        predicted_plain_s=sums.predicted_plain_s,
+        saved=sums.saved,
+        saved_bounds=sums.saved_bounds,
+        minutes=[minutes[at] for at in sorted(minutes)],
+    )
 
 
 def _shown(name: str, one: _ClassFigures) -> TrafficClassReply:
@@ -218,7 +266,14 @@ def declare_traffic(pages: Pages) -> None:
     async def classes(visit: Visit) -> Page:
         traffic = await visit.read(TrafficReply, "/admin/traffic")
         sparks = {one.traffic_class: path_of(acceptance(one.minutes), 0.0, 1.0) for one in traffic.classes}
-        return Page("traffic.html", "Traffic classes", {"classes": traffic.classes, "sparks": sparks})
+        shadow = await visit.section(ShadowReply, "/admin/shadow")
+        values = {
+            "classes": traffic.classes,
+            "rules": traffic.rules,
+            "shadow": {one.rule: one.expected_speedup for one in shadow.value.rules} if shadow.value else {},
+            "sparks": sparks,
+        }
+        return Page("traffic.html", "Traffic classes", values)
 
     async def one_class(visit: Visit) -> Page:
         name = visit.names["name"]

@@ -100,20 +100,38 @@ def _weight(parameter: str) -> float:
     return weight if 0.0 <= weight <= 1.0 else 0.0
 
 
-TRAFFIC_CLASS = r"^[a-z-]{1,32}/[a-z-]{1,32}/(free|structured)/(short|medium|long)$"
+TRAFFIC_CLASS = r"^[a-z-]{1,32}/[a-z-]{1,32}/(free|structured)/(short|medium|long)(/[A-Za-z0-9._-]{1,64})?$"
 """What names of traffic classes look like."""
+MAX_CLASS_RULES = 16
+"""Rules of a policy, its first ones, whose requests are classes of their own; those of others are `OTHER_RULES`."""
+OTHER_RULES = "other"
+NO_RULE = "default"
+"""The rule of classes without one: no policy is in use, or none of its rules matched."""
 _SHORT, _MEDIUM = 512, 4096  # tokens of the prompt
 
 
-def traffic_class_of(facts: RequestFacts) -> str:
+def traffic_class_of(facts: RequestFacts, rule: str | None = None) -> str:
     """Return the traffic class of a request: ROUTE/TIER/FORM/CONTEXT, such as chat-completions/standard/free/short.
 
     FORM is `free` or `structured` (tools count as structured), CONTEXT is `short` up to 512 prompt tokens, `medium` up
-    to 4096, else `long`. There are few of them on purpose: each has evidence of its own to gather.
+    to 4096, else `long`. `rule`, of the policy, follows as a fifth part if one matched: rules tell apart what tenants,
+    headers and flags do. There are few classes on purpose: each has evidence of its own to gather.
     """
     route = facts.route.removeprefix("/v1/").strip("/").replace("/", "-") or "none"
     form = "structured" if facts.tools or facts.structured_output != "none" else "free"
-    return f"{route}/{facts.tier or 'none'}/{form}/{_context(facts.prompt_tokens or 0)}"
+    name = f"{route}/{facts.tier or 'none'}/{form}/{_context(facts.prompt_tokens or 0)}"
+    return name if rule is None else f"{name}/{rule}"
+
+
+def rule_of_class(traffic_class: str) -> str:
+    """Return the rule of a traffic class; `NO_RULE` if it has none."""
+    parts = traffic_class.split("/", 4)
+    return parts[4] if len(parts) == 5 else NO_RULE
+
+
+def without_rule(traffic_class: str) -> str:
+    """Return the traffic class of all rules together."""
+    return "/".join(traffic_class.split("/", 4)[:4])
 
 
 def _context(num_tokens: int) -> str:

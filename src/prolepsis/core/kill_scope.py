@@ -9,7 +9,7 @@ from typing import Literal, get_args
 
 from prolepsis.core.config import PROPOSER_NAMES
 from prolepsis.core.errors import InvalidParameter
-from prolepsis.core.facts import TRAFFIC_CLASS, RequestFacts
+from prolepsis.core.facts import TRAFFIC_CLASS, RequestFacts, without_rule
 
 EVERYTHING = "everything"
 Kind = Literal["route", "rule", "tenant", "traffic_class", "proposer"]
@@ -43,7 +43,10 @@ def check_scope(scope: str) -> None:
     elif kind == "proposer" and name not in PROPOSER_NAMES:
         allowed = f"for a proposer: {', '.join(PROPOSER_NAMES)}"
     elif kind == "traffic_class" and not re.fullmatch(TRAFFIC_CLASS, name):
-        allowed = "for a traffic class: ROUTE/TIER/FORM/CONTEXT, such as chat-completions/standard/free/short"
+        allowed = (
+            "for a traffic class: ROUTE/TIER/FORM/CONTEXT, such as chat-completions/standard/free/short, with or "
+            "without /RULE"
+        )
     elif kind == "route" and not name.startswith("/"):
         allowed = "for a route: the path of an endpoint, such as /v1/chat/completions"
     if allowed:
@@ -51,11 +54,15 @@ def check_scope(scope: str) -> None:
 
 
 def request_scopes(facts: RequestFacts, traffic_class: str, rule: str | None) -> frozenset[str]:
-    """Return the scopes that a request belongs to; no tenant (development mode) and no rule are none."""
-    names: dict[Kind, str | None] = {
-        "route": facts.route,
-        "rule": rule,
-        "tenant": facts.tenant,
-        "traffic_class": traffic_class,
-    }
-    return frozenset(kill_scope(kind, name) for kind, name in names.items() if name)
+    """Return the scopes that a request belongs to; no tenant (development mode) and no rule are none.
+
+    A traffic class without a rule is a scope of all its rules.
+    """
+    names: list[tuple[Kind, str | None]] = [
+        ("route", facts.route),
+        ("rule", rule),
+        ("tenant", facts.tenant),
+        ("traffic_class", traffic_class),
+        ("traffic_class", without_rule(traffic_class)),
+    ]
+    return frozenset(kill_scope(kind, name) for kind, name in names if name)

@@ -8,13 +8,14 @@ from itertools import pairwise
 from statistics import stdev
 from typing import Literal
 
+from prolepsis.core.facts import NO_RULE
 from prolepsis.core.stats import DeviceSeconds
 from prolepsis.core.traffic_sums import TrafficSums, sums_of_device
 from prolepsis.cost.prices import HOURS_PER_MONTH, Price
 from prolepsis.statistics.arms import Arm
 
-Dimension = Literal["route", "tenant", "proposer"]
-DIMENSIONS: tuple[Dimension, ...] = ("route", "tenant", "proposer")
+Dimension = Literal["route", "tenant", "rule", "proposer"]
+DIMENSIONS: tuple[Dimension, ...] = ("route", "tenant", "rule", "proposer")
 NO_PROPOSER = "none"
 """The proposer of requests without a verified draft."""
 
@@ -42,6 +43,8 @@ class RequestCost:
     device: DeviceSeconds
     num_computed_tokens: int = 0
     """Tokens of the prompt that were computed, so not those from the prefix cache."""
+    rule: str = NO_RULE
+    """Of the policy."""
     amount: float | None = None
     """At the prices of the time that it took; None: without prices."""
     experiment: Experiment | None = None
@@ -49,7 +52,7 @@ class RequestCost:
     arm: Arm = "control"
 
     def value(self, dimension: Dimension) -> str:
-        return {"route": self.route, "tenant": self.tenant, "proposer": self.proposer}[dimension]
+        return str(getattr(self, dimension))
 
 
 MAX_VALUES = 32

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from prolepsis.core.audit_event import SERVER, AuditEvent, Emit, discard
 from prolepsis.core.ended import Assignment, RequestAbout, RequestEnded
+from prolepsis.core.facts import NO_RULE
 from prolepsis.core.stats import DeviceSeconds, ProposerMemory, RequestStats
 from prolepsis.cost.comparison import ArmComparison, Comparison, Comparisons, Saving
 from prolepsis.cost.device_time import DeviceCost, DevicePrice, DeviceTime
@@ -139,6 +140,7 @@ class CostFeature(Feature):
         cost = RequestCost(
             route=about.route,
             tenant=about.tenant or NO_TENANT,
+            rule=about.policy_rule or NO_RULE,
             proposer=_main_proposer(stats),
             num_output_tokens=stats.num_output_tokens,
             device=stats.device,
@@ -400,6 +402,7 @@ class CostReply(Reply):
     """An hour each, or less where the price changed, the newest first; `prolepsis cost history` has earlier ones."""
     by_route: list[UsageReply]
     by_tenant: list[UsageReply]
+    by_rule: list[UsageReply]
     by_proposer: list[UsageReply]
     rollouts: list[ExperimentReply]
     memory: list[ProposerMemoryReply]
@@ -422,6 +425,7 @@ def cost_routes(costs: CostFeature) -> Sequence[Route]:
             periods=[_device(one) for one in (device.current(), *reversed(device.closed))],
             by_route=by["route"],
             by_tenant=by["tenant"],
+            by_rule=by["rule"],
             by_proposer=by["proposer"],
             rollouts=list(await costs.experiments()),
             memory=[_memory(one, price) for one in costs.memory],

@@ -49,6 +49,8 @@ class Decision:
     """The source of each field; empty without a policy."""
     rule: str | None = None
     """The policy's rule that matched; None: there is no policy, and callers decide alone."""
+    class_rule: str | None = None
+    """The rule as a part of the request's traffic class; None: it has none."""
     policy_version: str | None = None
     terms: Terms | None = None
     assignment: Assignment | None = None

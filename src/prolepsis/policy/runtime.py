@@ -10,7 +10,7 @@ import structlog
 
 from prolepsis.core.audit_event import SERVER, AuditEvent, Emit, discard
 from prolepsis.core.ended import Assignment
-from prolepsis.core.facts import FlagDecision, RequestFacts, traffic_class_of
+from prolepsis.core.facts import MAX_CLASS_RULES, OTHER_RULES, FlagDecision, RequestFacts, traffic_class_of
 from prolepsis.policy.check import Known, check
 from prolepsis.policy.decision import ALONE, Conflict, Decision, SpeculationRequest, conflict, decide, decide_alone
 from prolepsis.policy.eligibility_runtime import LimitsOf, unlimited
@@ -60,6 +60,7 @@ class Policies(Feature):
         self.now = now
         self.source = source
         self.policy: Policy | None = None
+        self._class_rules: frozenset[str] = frozenset()
         self.known = Known(loaded=loaded, flags=flags, replays=replays, bills_time=bills_time)
         """The names and features of this server."""
         self._rollouts = rollouts
@@ -97,13 +98,14 @@ class Policies(Feature):
         `flags`: decisions of the flags that rules name; a flag without one is false. `limits_of` says what earlier
         drafts leave of a rule's terms.
         """
-        policy, traffic_class = self.policy, traffic_class_of(facts)
+        policy = self.policy
         if policy is None:
-            return decide_alone(requested, limits_of(ALONE, traffic_class))
+            return decide_alone(requested, limits_of(ALONE, traffic_class_of(facts)))
         facts = replace(facts, flag=frozenset(one.key for one in flags if one.value)) if flags else facts
         rule = policy.rule_for(facts)
         name, terms = (rule.name, rule.terms) if rule else (DEFAULT_RULE, policy.default_terms)
-        assignment = None
+        class_rule = None if rule is None else name if name in self._class_rules else OTHER_RULES
+        traffic_class, assignment = traffic_class_of(facts, class_rule), None
         if terms.rollout is not None:
             assert facts.targeting_key is not None, "requests that are served have a key"
             assignment = self._rollouts.assign(name, facts.targeting_key, terms.rollout.sticky_key(facts))
@@ -117,7 +119,7 @@ class Policies(Feature):
         if contradiction is not None:
             return contradiction
         decision = decide(name, terms, requested, facts.targeting_key, assignment=assignment, limits=limits)
-        return replace(decision, policy_version=policy.full_version, rule_flags=flags)
+        return replace(decision, policy_version=policy.full_version, rule_flags=flags, class_rule=class_rule)
 
     async def tick(self) -> None:
         """Take over new content of the source; the last good policy stays if that cannot be used."""
@@ -133,6 +135,7 @@ class Policies(Feature):
         policy, source = self.source.policy, self.source.name
         self._rollouts.adopt(policy or _NO_POLICY)
         before, self.policy = self.policy, policy
+        self._class_rules = frozenset(rule.name for rule in policy.rules[:MAX_CLASS_RULES]) if policy else frozenset()
         version, rules = (policy.full_version, len(policy.rules)) if policy else (None, 0)
         log.info(f"policy_{what}", source=source, version=version, rules=rules)
         self._emit(

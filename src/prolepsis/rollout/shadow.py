@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import sqrt
 
+from prolepsis.core.facts import rule_of_class
 from prolepsis.core.stats import ProposerCounts, RequestStats
 
 Z = 1.96
@@ -131,10 +132,13 @@ class ShadowEvidence:
     def __init__(self) -> None:
         self.version = ""
         self.traffic_classes: dict[str, TrafficClassEvidence] = {}
+        self.rules: dict[str, TrafficClassEvidence] = {}
+        """By rule of the policy, all of its classes together."""
 
     def add(self, traffic_class: str, stats: RequestStats, version: str) -> None:
         """Process a request in shadow that has ended; another version of draft heads or policy starts afresh."""
         if version != self.version:
-            self.version, self.traffic_classes = version, {}
+            self.version, self.traffic_classes, self.rules = version, {}, {}
         if stats.num_output_tokens:
             self.traffic_classes.setdefault(traffic_class, TrafficClassEvidence()).add(stats)
+            self.rules.setdefault(rule_of_class(traffic_class), TrafficClassEvidence()).add(stats)

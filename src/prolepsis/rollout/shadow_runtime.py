@@ -56,6 +56,20 @@ class ShadowReply:
     version: str
     """Version of draft heads and policy that all figures belong to."""
     traffic_classes: list[ShadowTrafficClass]
+    rules: list["ShadowRule"]
+
+
+@dataclass(frozen=True, slots=True)
+class ShadowRule:
+    """All requests in shadow mode of one rule of the policy; `default`: no rule matched."""
+
+    rule: str
+    num_requests: int
+    num_tokens: int
+    expected_speedup: Estimate | None
+    """Tokens per second with speculation over without."""
+    cost: Estimate | None
+    """Share of the requests' time that drafting in shadow took."""
 
 
 class ShadowFeature(Feature):
@@ -87,7 +101,11 @@ class ShadowFeature(Feature):
     def shown(self) -> ShadowReply:
         """The evidence so far."""
         classes = sorted(self.evidence.traffic_classes.items())
-        return ShadowReply(self.evidence.version, [_shown(name, one) for name, one in classes])
+        rules = [
+            ShadowRule(rule, one.saved.number, one.num_tokens, one.speedup, one.drafting.estimate)
+            for rule, one in sorted(self.evidence.rules.items())
+        ]
+        return ShadowReply(self.evidence.version, [_shown(name, one) for name, one in classes], rules)
 
 
 def _shown(name: str, one: TrafficClassEvidence) -> ShadowTrafficClass:

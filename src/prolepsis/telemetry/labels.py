@@ -32,7 +32,7 @@ LABELS: Mapping[str, Label] = {
     "tier": Label(4),
     "tenant": Label(0, is_open=True),  # those that `metrics_tenants` names, and no others
     "rule": Label(64, is_open=True),
-    "traffic_class": Label(24, is_open=True),
+    "traffic_class": Label(48, is_open=True),
     "arm": Label(4),
     "mode": Label(3),
     "outcome": Label(8),

@@ -167,7 +167,7 @@ async def _decided(
     now = services.features.policies.now() if services.features.policies is not None else datetime.now(UTC)
     facts = request_facts(body, requests[0].params, context, prompt_tokens=longest, time=now, targeting_key=own)
     decision = await _decision(requested, facts, services)
-    traffic_class = traffic_class_of(facts)
+    traffic_class = traffic_class_of(facts, decision.class_rule)
     decided = tuple(
         replace(
             request,
