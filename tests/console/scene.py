@@ -48,7 +48,7 @@ from tests.api.fakes import ByteTokenizer
 from tests.fake_client import FakeEngineClient
 from tests.store.databases import migrated_setting
 
-CHAT = "chat-completions/standard/free/short"
+CHAT = "chat-completions/standard/free/short/chat"
 POLICY = """version: 7
 description: Chat on, completions rolled out.
 default: {mode: off}

@@ -72,7 +72,7 @@ async def test_a_traffic_class_says_why_its_steps_are_plain(open_scene: Scene, b
     assert CHAT in (await http.get("/console/traffic")).text
     page = await http.get(f"/console/traffic/{CHAT}")
     assert "verifying the draft would not have paid" in page.text
-    plain = await http.get("/console/traffic/completions/standard/free/short")
+    plain = await http.get("/console/traffic/completions/standard/free/short/completions")
     assert "says off, or did not draw the request" in plain.text
     assert (await http.get("/console/traffic/none")).status_code == 404
 

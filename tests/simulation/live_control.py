@@ -29,12 +29,9 @@ def run(traffic: EditTraffic, seed: int, number: int) -> Run:
             comparison = comparison or Comparison(cost.experiment)
             comparison.observe(cost)
         assert comparison is not None, "the first look has requests"
-        seen, saved = look, next(comparison.compared()).saved
-        missed |= (saved.lower is not None and saved.lower > traffic.saving) or (
-            saved.upper is not None and saved.upper < traffic.saving
-        )
-        excludes = (saved.lower is not None and saved.lower > 0.0) or (saved.upper is not None and saved.upper < 0.0)
-        if answered is None and excludes:
+        seen = look
+        missed = missed or comparison.excludes(traffic.saving)
+        if answered is None and comparison.excludes(0.0):
             answered = look
     return Run(missed, answered)
 

@@ -27,6 +27,9 @@ def _arm(name: str) -> Arm:
 @pytest.mark.parametrize("ratio", [0.6, 1.0, 1.4])
 def test_bounds_hold_the_ratio_and_close_in_on_it(ratio: float, share: float) -> None:
     few, many = (observed(ratio, number, share=share).bounds(0.025) for number in (300, 4000))
+    found = observed(ratio, 300, share=share)
+    assert [found.excludes(few[0] - 0.01, 0.025), found.excludes(ratio, 0.025)] == [few[0] > 0.0, False]
+    assert found.excludes(few[1] + 0.01, 0.025)
     assert few[0] <= many[0] < ratio < many[1] <= few[1]
     assert many[1] - many[0] < 0.35
 

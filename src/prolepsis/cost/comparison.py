@@ -152,6 +152,11 @@ class Comparison:
                 self._score(waiting, its_groups)
             self._waiting.clear()
 
+    def excludes(self, saving: float) -> bool:
+        """Return whether the bounds over all requests leave out a saving against the control."""
+        ratio = self._all.to_control
+        return ratio.least_count >= MIN_REQUESTS and ratio.excludes(1.0 - saving, _TAIL)
+
     def compared(self) -> Iterator[ArmComparison]:
         """Yield all requests, then each group; some milliseconds each, for the bounds."""
         yield self._compared("all", "", self._all, self._all.arms["control"])

@@ -122,10 +122,18 @@ class AdjustedRatio:
         0 and infinity where there is no bound yet.
         """
         needed = -math.log(alpha)
-        spans = [(span.highest, [*span.points("canary")], [*span.points("control")]) for span in self._spans]
+        spans = self._points()
         lower = _edge(lambda ratio: self._log_evidence(spans, 1, ratio) < needed)
         upper = _edge(lambda ratio: self._log_evidence(spans, -1, ratio) >= needed)
         return (lower if lower > _HIGHEST / 2**_HALVINGS else 0.0), (upper if upper < _HIGHEST else math.inf)
+
+    def excludes(self, ratio: float, alpha: float) -> bool:
+        """Return whether the bounds leave out a ratio, in a tenth of the time."""
+        spans = self._points()
+        return max(self._log_evidence(spans, sign, ratio) for sign in (1, -1)) >= -math.log(alpha)
+
+    def _points(self) -> _Points:
+        return [(span.highest, [*span.points("canary")], [*span.points("control")]) for span in self._spans]
 
     def _log_evidence(self, spans: _Points, sign: int, ratio: float) -> float:
         """Return the log of the mixed wealth of bets that the ratio is larger (1) or smaller (-1) than this one."""
