@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from prolepsis.console.other_rules import OtherRule, other_rules
 from prolepsis.console.timeline import Span
-from prolepsis.console.traffic import RuleReply, TrafficReply
+from prolepsis.console.traffic import RuleReply
 
 
 def rule(name: str, minutes: Sequence[tuple[float, int, float]]) -> RuleReply:
@@ -34,7 +34,7 @@ def test_a_token_of_other_rules_is_compared_with_what_it_took_before_the_stage()
         rule("rare", [(120.0, 3, 0.01)]),
         rule("idle", []),
     ]
-    found = [*other_rules(TrafficReply([], rules, []), "edits", since=70.0)]
+    found = [*other_rules(rules, "edits", since=70.0)]
     assert [(one.rule, one.num_before, one.num_since) for one in found] == [("chat", 30, 30), ("rare", 0, 3)]
     assert found[0] == OtherRule("chat", 30, 30, 0.02, 0.03)
     assert (found[1].before_s, found[1].since_s) == (None, None)

@@ -1,10 +1,10 @@
 """What requests of other rules took of the device before a stage of a rollout began, and since."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from prolepsis.console.timeline import Span
-from prolepsis.console.traffic import TrafficReply
+from prolepsis.console.traffic import RuleReply
 from prolepsis.core.traffic_sums import LEAST_REQUESTS, TrafficSums, ratio
 
 
@@ -21,12 +21,12 @@ class OtherRule:
     """Device seconds of an output token; None with fewer than 20 requests."""
 
 
-def other_rules(traffic: TrafficReply, rule: str, since: float) -> Iterator[OtherRule]:
+def other_rules(rules: Sequence[RuleReply], rule: str, since: float) -> Iterator[OtherRule]:
     """Yield the rules besides `rule` with requests in the last hour; the minute in which `since` lies is left out.
 
     `since`: Unix time in seconds. It is no experiment: what else changed meanwhile is in the figures, too.
     """
-    for one in traffic.rules:
+    for one in rules:
         before, after = TrafficSums(), TrafficSums()
         for span in one.minutes:
             if not _holds(span, since):

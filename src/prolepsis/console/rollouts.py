@@ -56,7 +56,7 @@ def declare_rollouts(pages: Pages) -> None:
         traffic = await visit.section(TrafficReply, "/admin/traffic")
         values = {
             "one": one,
-            "others": [*other_rules(traffic.value, one.rule, one.since)] if traffic.value and one.run else [],
+            "others": [*other_rules(traffic.value.rules, one.rule, one.since)] if traffic.value and one.run else [],
             "status": STATUS,
             "buttons": BUTTONS,
             "offered": OFFERED[one.phase],
