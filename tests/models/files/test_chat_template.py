@@ -1,11 +1,34 @@
 """Chat templates render in a sandbox; what they refuse is the caller's fault."""
 
+import os
+from pathlib import Path
+from typing import Any
+
 import pytest
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from prolepsis.core.errors import InvalidParameter, ModelLoadError
+from prolepsis.core.given_text import GivenText, given
 from prolepsis.models.files.chat_template import ChatTemplate
 
-MESSAGES = [{"role": "user", "content": "<hi> é"}]
+MESSAGES: list[dict[str, Any]] = [{"role": "user", "content": "<hi> é"}]
+ARGUMENTS = {"zone": "ü", "a": 1}
+CALLED: list[dict[str, Any]] = [
+    *MESSAGES,
+    {
+        "role": "assistant",
+        "content": "",
+        "reasoning_content": "I look it up.",
+        "tool_calls": [{"id": "abcdefghi", "type": "function", "function": {"name": "f", "arguments": ARGUMENTS}}],
+    },
+    {"role": "tool", "tool_call_id": "abcdefghi", "name": "f", "content": "sun"},
+]
+PARAMETERS = {
+    "type": "object",
+    "properties": {"zone": {"type": "string", "description": "d"}, "a": {"type": "integer"}},
+}
+TOOLS = [{"type": "function", "function": {"name": "f", "description": "é <b>", "parameters": PARAMETERS}}]
+TEMPLATES = os.environ.get("PROLEPSIS_TEST_TEMPLATES", "")
 
 
 def test_it_renders_with_the_names_templates_expect() -> None:
@@ -22,7 +45,13 @@ def test_it_renders_with_the_names_templates_expect() -> None:
 
 @pytest.mark.parametrize(
     "source",
-    ["{{ raise_exception('roles must alternate') }}", "{{ messages[0].content + 1 }}", "{{ ''.__class__.mro() }}"],
+    [
+        "{{ raise_exception('roles must alternate') }}",
+        "{{ messages[0].content + 1 }}",
+        "{{ ''.__class__.mro() }}",
+        "{% macro deeper() %}{{ deeper() }}{% endmacro %}{{ deeper() }}",
+        "{{ 1 // 0 }}",
+    ],
 )
 def test_a_refusal_is_the_callers_fault(source: str) -> None:
     with pytest.raises(InvalidParameter, match="chat template refuses"):
@@ -32,3 +61,57 @@ def test_a_refusal_is_the_callers_fault(source: str) -> None:
 def test_a_broken_template_is_the_models_fault() -> None:
     with pytest.raises(ModelLoadError, match="broken"):
         ChatTemplate("{% if %}", {})
+
+
+def of_transformers(source: str, messages: object, tools: object) -> str:
+    """Return what transformers makes of the template, or the type of its error."""
+    try:
+        texts, _ = render_jinja_template(
+            conversations=[messages], tools=tools, chat_template=source, add_generation_prompt=True, bos_token="<s>"
+        )
+    except Exception as error:
+        return type(error).__name__
+    return str(texts[0])
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ tools | tojson(separators=(',', ':')) }}",
+        "{{ tools | tojson(sort_keys=True) }}",
+        "{{ tools | tojson(indent=2, separators=(',', ': ')) }}",
+        "{{ tools | tojson(indent=1) }}",
+        "{{ tools | tojson(True) }}",
+        "{{ tools | tojson(ensure_ascii=True, indent='\t') }}",
+        "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}|{% endfor %}",
+        "{%- for m in messages -%}\n {%- generation -%} {{ m.role }} {%- endgeneration -%}\n{%- endfor -%}",
+        "{% set x = 1 %}{% generation %}{% set x = 2 %}{{ x }}{% endgeneration %}{{ x }}",
+        "{% for m in messages %}{{ m.thinking }}{{ m.reasoning_content }}{% endfor %}",
+        "{{ dict(a=1) | tojson }}{{ messages[1].tool_calls[0].function.arguments | items | list }}",
+    ],
+)
+def test_it_renders_as_transformers_does(source: str) -> None:
+    expected = of_transformers(source, CALLED, TOOLS)
+    template = ChatTemplate(source, {"bos_token": "<s>"})
+    assert template.render(CALLED, tools=TOOLS) == expected
+    assert template.render(given(CALLED), tools=given(TOOLS)) == expected
+
+
+def test_json_of_given_texts_counts_as_given_in_any_order_of_its_keys() -> None:
+    text = ChatTemplate("<b>{{ tools | tojson(sort_keys=True) }}", {}).render([], tools=given(TOOLS))
+    assert isinstance(text, GivenText)
+    assert text.spans == ((len("<b>"), len(text)),)
+
+
+@pytest.mark.skipif(not TEMPLATES, reason="PROLEPSIS_TEST_TEMPLATES names no folder of chat templates (*.jinja)")
+def test_templates_of_published_models_render_as_in_transformers() -> None:
+    for file in sorted(Path(TEMPLATES).glob("*.jinja")):
+        template = ChatTemplate(file.read_text(), {"bos_token": "<s>"})
+        for messages in (MESSAGES, CALLED):
+            for tools in (None, TOOLS):
+                expected = of_transformers(file.read_text(), messages, tools)
+                try:
+                    found = template.render(given(messages), tools=given(tools))
+                except InvalidParameter as error:
+                    found = type(error.__cause__).__name__
+                assert expected in (found, "TypeError"), file.name  # generators are no JSON there

@@ -117,9 +117,15 @@ def _call(call: ToolCall, field: str) -> TemplateMessage:
 def _arguments(call: ToolCall, field: str) -> object:
     """Return the arguments as an object; if they are not JSON, as in a call that was cut short, return the text."""
     try:
-        return read_json(call.function.arguments, f"{field}.function.arguments")
+        return read_json(_arguments_text(call), f"{field}.function.arguments")
     except ValueError:
         return call.function.arguments
+
+
+def _arguments_text(call: ToolCall) -> str:
+    """Return the arguments as JSON; clients that give none mean no arguments."""
+    text = call.function.arguments
+    return "{}" if text.strip() in ("", "null") else text
 
 
 def _plain(messages: Sequence[Message], tools: Sequence[FunctionBody]) -> list[TemplateMessage]:
@@ -150,7 +156,7 @@ def _result(message: Message) -> str:
 
 
 def _written(call: ToolCall) -> str:
-    function = given({"name": call.function.name, "arguments": call.function.arguments})
+    function = given({"name": call.function.name, "arguments": _arguments_text(call)})
     return joined((CALL, '\n{"name": "', function["name"], '", "arguments": ', function["arguments"], "}\n", CALL_END))
 
 

@@ -13,7 +13,8 @@ from typing import Any, NoReturn
 import jinja2
 from jinja2 import nodes
 from jinja2.compiler import CodeGenerator, Frame
-from jinja2.ext import loopcontrols
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
 from jinja2.runtime import Context, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -48,11 +49,21 @@ class ChatTemplate:
         Raises `InvalidParameter` if the template refuses them.
         """
         values: dict[str, object] = {**self._special_tokens, **(variables or {})}
-        values |= {"messages": list(messages), "add_generation_prompt": add_generation_prompt, "tools": tools}
+        values |= {
+            "messages": [_with_thinking(one) for one in messages],
+            "add_generation_prompt": add_generation_prompt,
+            "tools": tools,
+        }
         try:
             return self._template.render(values)
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError) as error:
+        except Exception as error:  # a template is the model's code: it fails in any way on what it does not expect
             raise InvalidParameter(f"the model's chat template refuses messages: {error}", param="messages") from error
+
+
+def _with_thinking(message: Message) -> Message:
+    """Return the message with its reasoning under both names that templates read."""
+    reasoning = message.get("reasoning_content")
+    return message if reasoning is None else {"thinking": reasoning, **message}
 
 
 class _CodeGenerator(CodeGenerator):
@@ -65,6 +76,16 @@ class _CodeGenerator(CodeGenerator):
         self.write("))")
 
 
+class _GenerationTag(Extension):
+    """Renders what stands between `{% generation %}` and `{% endgeneration %}`, marks for training, as it stands."""
+
+    tags = {"generation"}  # noqa: RUF012  # jinja2 declares it so
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+
 class _Environment(ImmutableSandboxedEnvironment):
     """A sandbox in which no operation loses sight of given text: what cannot be told apart counts as given."""
 
@@ -74,7 +95,10 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def __init__(self) -> None:
         super().__init__(
-            trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols], finalize=lambda value: joined((value,))
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[loopcontrols, _GenerationTag],
+            finalize=lambda value: joined((value,)),
         )
         self.filters = {name: _tracing(one) for name, one in {**self.filters, "tojson": _to_json}.items()}
         self.globals["raise_exception"] = _raise
@@ -109,8 +133,14 @@ def _traced(result: Any, *sources: object) -> Any:
     return result
 
 
-def _to_json(value: object, indent: int | None = None, ensure_ascii: bool = False) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,  # transformers' order, for templates that rely on it
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
 def _raise(message: str) -> NoReturn:
