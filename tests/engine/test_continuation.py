@@ -91,7 +91,7 @@ def test_more_than_the_context_holds() -> None:
     engine = build(EngineSetup(max_model_len=16))
     error = refusal(engine, continued(engine, (1,) * 14, params=replace(GREEDY, max_tokens=40)))
     assert isinstance(error, ContextTooLong)
-    assert "the prompt has 3 tokens, continue_from 14; allowed: 16 together" in str(error)
+    assert "maximum context length is 16 tokens; given: 3 in the prompt and 14 in continue_from" in str(error)
 
 
 def test_as_many_answers_as_samples_and_no_replay() -> None:

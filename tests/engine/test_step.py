@@ -311,7 +311,7 @@ def test_deadline_fails_a_request_waiting_or_running() -> None:
 @pytest.mark.parametrize(
     ("source", "error", "message"),
     [
-        (request("a", [1] * 256), ContextTooLong, "has 256 tokens; allowed: at most 255"),
+        (request("a", [1] * 256), ContextTooLong, "maximum context length is 256 tokens; given: 256 in the prompt"),
         (request("a", []), InvalidParameter, "at least 1"),
         (request("a", [1, VOCAB]), InvalidParameter, f"token {VOCAB}; allowed: 0 to {VOCAB - 1}"),
         (request("a", [1], n=0), InvalidParameter, "n is 0"),

@@ -309,7 +309,7 @@ async def test_what_an_engine_refuses_is_refused_in_its_words(
 @pytest.mark.parametrize(
     ("asked", "error", "told"),
     [
-        (request(prompt=(1,) * 256), ContextTooLong, "at most 255"),
+        (request(prompt=(1,) * 256), ContextTooLong, "maximum context length is 256 tokens; given: 256 in the prompt"),
         (request(prompt=()), InvalidParameter, "at least 1"),
         (request(prompt=(999,)), InvalidParameter, "0 to 256"),
         (request(params=SamplingParams(temperature=3.0)), InvalidParameter, "temperature"),

@@ -67,6 +67,11 @@ class InvalidGrammar(UserError):
 class ContextTooLong(UserError):
     code = "context_length_exceeded"
 
+    @classmethod
+    def of(cls, max_model_len: int, given: str, *, param: str) -> Self:
+        """Say it in OpenAI's words, by which clients know it."""
+        return cls(f"This model's maximum context length is {max_model_len} tokens; given: {given}.", param=param)
+
 
 class OtherExactGroup(UserError):
     code = "other_exact_group"

@@ -28,8 +28,8 @@ def check_continuation(
         if len(tokens) > most:
             raise _refused(f"has {len(tokens)} tokens of sample {index}", f"at most max_tokens ({most})")
         if length + len(tokens) > max_model_len:
-            message = f"the prompt has {length} tokens, {_PARAM} {len(tokens)}; allowed: {max_model_len} together"
-            raise ContextTooLong(message, param=_PARAM)
+            message = f"{length} in the prompt and {len(tokens)} in {_PARAM}"
+            raise ContextTooLong.of(max_model_len, message, param=_PARAM)
         for token in (min(tokens, default=0), max(tokens, default=0)):
             if not 0 <= token < vocab_size:
                 raise _refused(f"holds token {token}", f"0 to {vocab_size - 1}")

@@ -128,10 +128,8 @@ class Scheduler:
         """
         length, longest = len(source.prompt_token_ids), self.limits.max_model_len - 1
         if length > longest:
-            raise ContextTooLong(
-                f"the prompt has {length} tokens; allowed: at most {longest}, so that one token of the context of "
-                f"{longest + 1} is left for the answer",
-                param="prompt",
+            raise ContextTooLong.of(
+                longest + 1, f"{length} in the prompt, where 1 or more must be left for the answer", param="prompt"
             )
         if length == 0:
             raise InvalidParameter("the prompt has no tokens; allowed: at least 1", param="prompt")

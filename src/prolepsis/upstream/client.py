@@ -176,7 +176,9 @@ class UpstreamClient:
             raise InvalidParameter(message, param="request_id")
         length, longest, vocab_size = len(request.prompt_token_ids), self.info.max_model_len - 1, self.info.vocab_size
         if length > longest:
-            raise ContextTooLong(f"the prompt has {length} tokens; allowed: at most {longest}", param="prompt")
+            raise ContextTooLong.of(
+                longest + 1, f"{length} in the prompt, where 1 or more must be left for the answer", param="prompt"
+            )
         if not length or not all(0 <= token < vocab_size for token in request.prompt_token_ids):
             message = f"the prompt has {length} tokens; allowed: at least 1, from 0 to {vocab_size - 1}"
             raise InvalidParameter(message, param="prompt")

@@ -31,6 +31,8 @@ TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "ob
 STRICT = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}, "strict": True}}
 NAMED_G = {"type": "function", "function": {"name": "g"}}
 STRICT_ARRAY = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "array"}, "strict": True}}
+TOO_LONG = "This model's maximum context length is 512 tokens"
+"""OpenAI's words, by which clients find an exhausted context."""
 TOOL_CALL = {"role": "user", "content": "x", "tool_calls": [1]}
 
 
@@ -141,10 +143,10 @@ async def test_broken_bodies(http: httpx.AsyncClient, route: str, raw: bytes, co
         ({"seed": -(2**63) - 1}, "invalid_value", "seed", []),
         ({"max_tokens": 0}, "invalid_value", "max_tokens", ["1; given: 0."]),
         ({"max_tokens": -1}, "invalid_value", "max_tokens", ["1; given: -1."]),
-        ({"max_tokens": 600}, "context_length_exceeded", "messages", ["512", "600"]),
+        ({"max_tokens": 600}, "context_length_exceeded", "messages", [TOO_LONG, "600"]),
         ({"max_tokens": 4, "min_tokens": 5}, "invalid_value", "min_tokens", ["5", "4"]),
         ({"max_tokens": 4, "max_completion_tokens": 5}, "invalid_value", "max_completion_tokens", []),
-        ({"min_tokens": 10**6}, "context_length_exceeded", "messages", ["512"]),
+        ({"min_tokens": 10**6}, "context_length_exceeded", "messages", [TOO_LONG]),
         ({"stop": ""}, "invalid_value", "stop", ["empty"]),
         ({"stop": ["x"] * 17}, "invalid_value", "stop", ["16"]),
         ({"stop": "x" * 1025}, "invalid_value", "stop", ["1024"]),
@@ -172,7 +174,7 @@ async def test_broken_bodies(http: httpx.AsyncClient, route: str, raw: bytes, co
          ["'robot'", "allowed: system, developer, user"]),
         ({"messages": [IMAGE]}, "invalid_value", "messages[0].content", ["text"]),
         ({"messages": [{"role": "user", "content": "refuse me"}]}, "invalid_value", "messages", ["template"]),
-        ({"messages": [{"role": "user", "content": "x" * 600}]}, "context_length_exceeded", "messages", ["512"]),
+        ({"messages": [{"role": "user", "content": "x" * 600}]}, "context_length_exceeded", "messages", [TOO_LONG]),
         ({"messages": [TOOL_CALL]}, "invalid_type", "messages[0].tool_calls[0]", []),
         ({"messages": None}, "invalid_type", "messages", []),
         ({"prompt": "Hi"}, "unsupported_parameter", "prompt", []),
@@ -199,7 +201,7 @@ async def test_chat_refusals(
         ({"prompt": [257]}, "invalid_value", "prompt", ["257", "256"]),
         ({"prompt": [10**25]}, "invalid_value", "prompt", []),
         ({"prompt": [-1]}, "invalid_value", "prompt", ["-1"]),
-        ({"prompt": [1] * 512}, "context_length_exceeded", "prompt", ["512"]),
+        ({"prompt": [1] * 512}, "context_length_exceeded", "prompt", [TOO_LONG]),
         ({"prompt": 3}, "invalid_value", "prompt", ["3"]),
         ({"best_of": 2}, "unsupported_parameter", "best_of", []),
         ({"prediction": {"type": "content", "content": "x"}}, "unsupported_parameter", "prediction", []),

@@ -191,6 +191,12 @@ def test_refusals_name_the_field(shared: Served, options: dict[str, Any], param:
     assert refused.value.param == param
 
 
+def test_an_exhausted_context_is_said_in_openais_words(shared: Served) -> None:
+    with pytest.raises(openai.BadRequestError, match=r"This model's maximum context length is \d+ tokens") as refused:
+        shared.openai().responses.create(model="tiny", input="Hi", max_output_tokens=100000)
+    assert refused.value.code == "context_length_exceeded"
+
+
 @pytest.mark.parametrize("text", ["Grüße", f"So. {CALL}", '{"name": "Köln"}'])
 def test_the_clients_stream_helper_puts_the_answer_together(text: str) -> None:
     with served(FakeEngine(text=text, step=2, info=ROOMY)) as running:

@@ -209,9 +209,9 @@ def _fitting(length: int, max_tokens: int | None, field: str, min_tokens: int, i
         raise InvalidParameter(f"{field} has no tokens; allowed: 1 or more", param=field)
     answer = max(1, min_tokens) if max_tokens is None else max_tokens
     if length + answer > info.max_model_len:
-        raise ContextTooLong(
-            f"This model's context holds {info.max_model_len} tokens; given: {length} in {field} and "
-            f"{answer} for the answer ({length + answer} in all).",
+        raise ContextTooLong.of(
+            info.max_model_len,
+            f"{length + answer} tokens: {length} in {field} and {answer} for the answer",
             param=field,
         )
     return info.max_model_len - length if max_tokens is None else answer
