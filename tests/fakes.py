@@ -169,7 +169,7 @@ class Letters:
     def vocab(self) -> dict[str, int]:
         return {chr(ord("a") + token): token for token in range(VOCAB)}
 
-    def decode(self, token_ids: Sequence[int], /) -> str:
+    def decode(self, token_ids: Sequence[int], /, *, skip_special_tokens: bool = True) -> str:
         return "".join(chr(ord("a") + token) for token in token_ids)
 
     def to_json(self) -> str:

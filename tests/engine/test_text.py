@@ -17,7 +17,7 @@ class Bytes:
     def __init__(self) -> None:
         self.decoded = 0
 
-    def decode(self, token_ids: Sequence[int], /) -> str:
+    def decode(self, token_ids: Sequence[int], /, *, skip_special_tokens: bool = True) -> str:
         self.decoded += len(token_ids)
         return bytes(t for t in token_ids if t < 256).decode("utf-8", "replace")
 
@@ -97,9 +97,51 @@ def test_a_stop_string_that_was_text_before_min_tokens_stays_text() -> None:
 
 def test_earlier_match_in_one_token_wins() -> None:
     class Words:
-        def decode(self, token_ids: Sequence[int], /) -> str:
+        def decode(self, token_ids: Sequence[int], /, *, skip_special_tokens: bool = True) -> str:
             return "".join(["one two three", "!"][t] for t in token_ids)
 
     text = TextStream(Words(), StopStrings(["three", "two"]))
     assert text.push([0, 1]) == "one "
     assert (text.matched, text.num_tokens) == ("two", 1)
+
+
+class Marked(Bytes):
+    """Tokens from 256 on are control tokens."""
+
+    names = ("<end>", "<user>")
+
+    def decode(self, token_ids: Sequence[int], /, *, skip_special_tokens: bool = True) -> str:
+        names = [self.names[token - 256] for token in token_ids if token >= 256]
+        return super().decode(token_ids) + ("" if skip_special_tokens else "".join(names))
+
+
+@pytest.mark.parametrize(
+    ("stop", "tokens", "shown", "num_tokens"),
+    [
+        ("<end>", [*b"ab", 256, *b"cd"], "ab", 3),
+        ("<user>b", [*b"a", 257, *b"a", 257, *b"bc"], "aa", 5),
+        ("x<end>y", [*b"axx", 256, *b"yb"], "ax", 5),
+        ("<end>y", [*b"a<end>", *b"yb"], "a", 7),
+    ],
+)
+def test_a_control_token_is_part_of_the_stop_strings_that_name_it(
+    stop: str, tokens: list[int], shown: str, num_tokens: int
+) -> None:
+    for size in (1, 2, len(tokens)):
+        text = TextStream(Marked(), StopStrings([stop]))
+        assert "".join(text.push(tokens[i : i + size]) for i in range(0, len(tokens), size)) == shown
+        assert (text.matched, text.num_tokens) == (stop, num_tokens)
+
+
+def test_a_control_token_that_only_begins_a_stop_string_is_not_shown() -> None:
+    text = TextStream(Marked(), StopStrings(["x<end>y"]))
+    assert text.push([*b"ax", 256]) == "a"
+    assert text.push(b"z") == "xz"
+    assert text.push([*b"x", 256]) + text.finish() == "x"
+    assert (text.matched, text.num_characters) == (None, len("axzx"))
+
+
+def test_a_control_token_that_no_stop_string_names_divides_none() -> None:
+    text = TextStream(Marked(), StopStrings(["STOP"]))
+    assert text.push([*b"aST", 256, *b"OP"]) == "a"
+    assert text.matched == "STOP"

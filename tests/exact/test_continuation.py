@@ -81,7 +81,7 @@ def test_log_probabilities_go_on() -> None:
 class Bytes:
     """Tokens are letters and the single bytes of some characters."""
 
-    def decode(self, token_ids: Sequence[int], /) -> str:
+    def decode(self, token_ids: Sequence[int], /, *, skip_special_tokens: bool = True) -> str:
         parts = {20: b"\xe2", 21: b"\x82", 22: b"\xac", 23: b"\xc3"}
         return b"".join(parts.get(token, bytes([ord("a") + token])) for token in token_ids).decode("utf-8", "replace")
 

@@ -55,7 +55,7 @@ def test_its_template_writes_the_turns(tokenizer: Tokenizer) -> None:
     prompt = tokenizer.apply_chat_template(CHAT)
     text = tokenizer.decode(prompt, skip_special_tokens=False)
     assert text.endswith("<|im_start|>user\nWhat is 12 + 30?<|im_end|>\n<|im_start|>assistant\n")
-    assert tokenizer.eos_token_ids == (tokenizer.vocab["<|im_end|>"],)
+    assert tokenizer.eos_token_ids == (tokenizer.vocab["<|im_end|>"], tokenizer.vocab["<|endoftext|>"])
 
 
 @torch.no_grad()

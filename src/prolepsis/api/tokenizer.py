@@ -33,5 +33,5 @@ class Verbatim:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
 
-    def decode(self, token_ids: Sequence[int], /) -> str:
+    def decode(self, token_ids: Sequence[int], /, *, skip_special_tokens: bool = False) -> str:
         return self._tokenizer.decode(token_ids, skip_special_tokens=False)

@@ -14,7 +14,7 @@ _MAX_PENDING = 8
 class Detokenizer(Protocol):
     """Anything that turns ids into text; bytes that are not complete UTF-8 characters become U+FFFD."""
 
-    def decode(self, token_ids: Sequence[int], /) -> str: ...
+    def decode(self, token_ids: Sequence[int], /, *, skip_special_tokens: bool = True) -> str: ...
 
 
 class _Window:
@@ -72,6 +72,7 @@ class StopStrings:
         """The longest stop string with which each state's text ends."""
         self._shorter = [0]
         """The longest other state with which each state's text ends."""
+        self._strings = tuple(strings)
         for string in strings:
             self._add(string)
         self._link()
@@ -86,6 +87,10 @@ class StopStrings:
         while state and character not in self._next[state]:
             state = self._shorter[state]
         return self._next[state].get(character, 0)
+
+    def name(self, text: str) -> bool:
+        """Return whether a stop string holds `text`."""
+        return any(text in string for string in self._strings)
 
     def found(self, state: int) -> str | None:
         """Return the longest stop string that the last character completed."""
@@ -123,7 +128,8 @@ class TextStream:
 
     A stop string ends the stream where it completes first, character by character, so the result does not depend on
     how the tokens were grouped. The text is cut before it. Stop strings completed by a token before the
-    `min_tokens`-th are ordinary text.
+    `min_tokens`-th are ordinary text. A control token, which the text does not show, is part of the stop strings that
+    name it.
     """
 
     def __init__(self, tokenizer: Detokenizer, stop: StopStrings | None = None, *, min_tokens: int = 0) -> None:
@@ -133,11 +139,14 @@ class TextStream:
         """Tokens taken so far; after a match, up to and including the one that completed it."""
         self.num_characters = 0
         """Characters of the text so far, those included that are held back or cut off."""
+        self._tokenizer = tokenizer
         self._window = _Window(tokenizer)
         self._stop = stop
         self._state = 0
         self._min_tokens = min_tokens
         self._held = ""
+        self._held_shows = b""
+        """1 for each character that is held back, 0 where it is one of a control token, which `_held` leaves out."""
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Take tokens and return the text they make certain; those after a match are ignored."""
@@ -152,6 +161,8 @@ class TextStream:
         """Do so for one token, before any match."""
         self.num_tokens += 1
         text = self._window.push(token)
+        if not text and self._stop is not None and (named := self._named(token, self._stop)):
+            return self._release(named, shows=False)
         return self._release(text) if text else ""
 
     def finish(self) -> str:
@@ -162,18 +173,25 @@ class TextStream:
         self._held = ""
         return shown
 
-    def _release(self, text: str) -> str:
-        self.num_characters += len(text)
+    def _named(self, token: int, stop: StopStrings) -> str:
+        """Return the text of a control token that stop strings name; empty for any other token."""
+        text = self._tokenizer.decode([token], skip_special_tokens=False)
+        return text if stop.name(text) and not self._tokenizer.decode([token]) else ""
+
+    def _release(self, text: str, *, shows: bool = True) -> str:
+        self.num_characters += len(text) if shows else 0
         if self._stop is None:
             return text
         stop, state, may_end = self._stop, self._state, self.num_tokens >= self._min_tokens
-        held = self._held + text
-        for end, character in enumerate(text, len(self._held) + 1):
+        held = self._held + text if shows else self._held
+        held_shows = self._held_shows + bytes([shows]) * len(text)
+        for end, character in enumerate(text, len(self._held_shows) + 1):
             state = stop.step(state, character)
             if may_end and (matched := stop.found(state)) is not None:
                 self.matched, self._held = matched, ""
-                return held[: end - len(matched)]
+                return held[: sum(held_shows[: end - len(matched)])]
         self._state = state
-        certain = len(held) - stop.length(state)
-        self._held = held[certain:]
-        return held[:certain]
+        certain = len(held_shows) - stop.length(state)
+        num_shown = sum(held_shows[:certain])
+        self._held, self._held_shows = held[num_shown:], held_shows[certain:]
+        return held[:num_shown]

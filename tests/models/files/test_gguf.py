@@ -234,3 +234,33 @@ def written(folder: Path, changes: dict[str, float]) -> Path:
     file = folder / "m.gguf"
     write_gguf(file, save_tiny(folder / "model", "llama", {}), "llama", changes={**changes})
     return file
+
+
+def vocabulary(path: Path, tokens: dict[str, int], **ends: int) -> GgufFile:
+    """Return a file without weights whose tokens have these kinds; `ends`: the ids that it states."""
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_token_list(list(tokens))
+    writer.add_token_types(list(tokens.values()))
+    for name, token in ends.items():
+        writer.add_uint32(f"tokenizer.ggml.{name}_token_id", token)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return GgufFile(path)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "stated", "ends"),
+    [
+        ({"a": 1, "<|endoftext|>": 3, "<|im_start|>": 3, "<|im_end|>": 3}, {"eos": 3}, (3, 1)),
+        ({"a": 1, "<|endoftext|>": 1, "<|im_end|>": 4}, {"eos": 0}, (0,)),
+        ({"x": 3, "y": 3, "z": 3, "<eos>": 3, "<end_of_turn>": 3}, {"eos": 0, "eot": 1, "eom": 2}, (0, 1, 2, 3, 4)),
+        ({"a": 1, "<|end|>": 3, "<|endoftext|>": 3}, {}, (1, 2)),
+        ({"<|end|>": 3, "<|return|>": 3, "<|call|>": 3}, {"eos": 1}, (1, 2)),
+    ],
+    ids=["qwen", "no control tokens", "stated", "phi", "gpt-oss"],
+)
+def test_stated_and_well_known_control_tokens_end_a_text(
+    tmp_path: Path, tokens: dict[str, int], stated: dict[str, int], ends: tuple[int, ...]
+) -> None:
+    assert vocabulary(tmp_path / "m.gguf", tokens, **stated).end_tokens() == ends

@@ -31,8 +31,16 @@ _MAX_DEPTH = 4
 
 CONTROL, USER_DEFINED = 3, 4
 """Kinds of tokens in `tokenizer.ggml.token_type`: marks of a conversation, and texts that are always one token."""
-_ENDS_OF_TEXT = ("eos_token_id", "eot_token_id")
-_ENDS_OF_TURN = frozenset({"<end_of_turn>", "<|im_end|>", "<|eot_id|>", "<|end|>"})
+_STATED_ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
+_NAMED_ENDS = frozenset(
+    {
+        *("</s>", "<eos>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>", "<end_of_utterance>", "<EOT>"),
+        *("_<EOT>", "[EOT]", "[EOS]", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|return|>", "<|call|>"),
+    }
+)
+"""Control tokens with which models of any family end a text or a turn; source: llama.cpp, `src/llama-vocab.cpp`."""
+_ENDS_OF_MESSAGES = {"<|end|>": "<|return|>"}
+"""A token that ends a part of a turn only where the vocabulary has the other token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,14 +110,17 @@ class GgufFile:
         return numbers
 
     def end_tokens(self) -> tuple[int, ...]:
-        """Return the tokens that end a text: those that the file states, and control tokens that end a turn by name.
+        """Return the tokens that end a text: those that the file states, and control tokens that end one by name.
 
-        Files often state the end of a document only, which a model does not write at the end of its turn.
+        Files often state one of them only: the end of a document, or that of a turn.
         """
-        stated = [self.integer(f"tokenizer.ggml.{key}") for key in _ENDS_OF_TEXT]
+        stated = [self.integer(f"tokenizer.ggml.{key}") for key in _STATED_ENDS]
         rows = zip(self.strings("tokenizer.ggml.tokens"), self.integers("tokenizer.ggml.token_type"), strict=False)
-        turns = [i for i, (token, kind) in enumerate(rows) if kind == CONTROL and token in _ENDS_OF_TURN]
-        return tuple(dict.fromkeys([*(end for end in stated if end is not None), *turns]))
+        control = {token: i for i, (token, kind) in enumerate(rows) if kind == CONTROL}
+        named = [
+            i for token, i in control.items() if token in _NAMED_ENDS and _ENDS_OF_MESSAGES.get(token) not in control
+        ]
+        return tuple(dict.fromkeys([*(end for end in stated if end is not None), *named]))
 
     def raw(self, name: str) -> NDArray[np.uint8]:
         """Return the bytes of tensor `name`, read-only, where they lie in the file."""
