@@ -6,6 +6,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import partial
 from weakref import WeakValueDictionary
 
@@ -20,6 +21,7 @@ from prolepsis.grammar.finite_numbers import FiniteNumbers
 from prolepsis.grammar.matcher import CompiledGrammar, is_panic, on_deep_stack
 from prolepsis.grammar.refusals import ALLOWED, plain, refusal
 from prolepsis.grammar.source import llguidance_source
+from prolepsis.grammar.vocabulary import Vocabulary
 
 log = structlog.get_logger(__name__)
 
@@ -56,9 +58,9 @@ class Grammars:
         self._recent: OrderedDict[GrammarSpec, CompiledGrammar] = OrderedDict()
         self._held: WeakValueDictionary[GrammarSpec, CompiledGrammar] = WeakValueDictionary()
         self._in_work: dict[GrammarSpec, Future[CompiledGrammar]] = {}
-        self._tokenizer: LLTokenizer | None = None
+        self._vocabulary: Vocabulary | None = None
         self._numbers: FiniteNumbers | None = None
-        self._tokenizer_lock = threading.Lock()
+        self._vocabulary_lock = threading.Lock()
 
     def compile(self, spec: GrammarSpec) -> CompiledGrammar:
         """Return the compiled grammar, at once if it is known.
@@ -98,7 +100,10 @@ class Grammars:
             self._recent.popitem(last=False)
 
     def _compile(self, spec: GrammarSpec) -> CompiledGrammar:
-        tokenizer, started = self._ready_tokenizer(), time.perf_counter()
+        vocabulary, started = self._ready_vocabulary(), time.perf_counter()
+        tokenizer = vocabulary.tokenizer
+        if spec.kind == "lark":
+            spec = replace(spec, source=vocabulary.lark(spec.source))
         source = llguidance_source(spec, partial(self._covers_none, tokenizer))
         try:
             compiled = on_deep_stack(lambda: self._tried(spec, tokenizer, source))
@@ -147,18 +152,17 @@ class Grammars:
         follows = any(probe.compute_bitmask())
         return probe.is_error() or not follows
 
-    def _ready_tokenizer(self) -> LLTokenizer:
-        with self._tokenizer_lock:
-            if self._tokenizer is None:
+    def _ready_vocabulary(self) -> Vocabulary:
+        with self._vocabulary_lock:
+            if self._vocabulary is None:
                 try:
-                    eos = list(self._eos) or None
-                    self._tokenizer = LLTokenizer(self._tokenizer_json(), n_vocab=self._vocab_size, eos_token=eos)
+                    self._vocabulary = Vocabulary(self._tokenizer_json(), self._vocab_size, self._eos)
                 except ValueError as error:
                     raise InvalidGrammar(f"grammars cannot be used with this model's tokenizer: {error}") from error
-            return self._tokenizer
+            return self._vocabulary
 
     def _finite_numbers(self, tokenizer: LLTokenizer) -> FiniteNumbers:
-        with self._tokenizer_lock:
+        with self._vocabulary_lock:
             if self._numbers is None:
                 self._numbers = FiniteNumbers(self._vocab_size, lambda token: bytes(tokenizer.decode_bytes([token])))
             return self._numbers

@@ -12,8 +12,10 @@ from prolepsis.api.openai.constraint import NO_TOOLS, ToolUse, asked_form, check
 from prolepsis.api.openai.conversation import Thinking
 from prolepsis.core.errors import InvalidGrammar, InvalidParameter
 from prolepsis.core.requests import GrammarSpec
+from prolepsis.grammar.grammars import Grammars
 from prolepsis.grammar.source import llguidance_source
 from prolepsis.web.body_reader import parse_body
+from tests.models.files.byte_level import byte_level
 
 BYTES = llguidance.LLTokenizer("byte")
 SCHEMA = {
@@ -187,3 +189,41 @@ def test_a_strict_schema_passes() -> None:
     inner = {"type": ["object", "null"], "properties": {}, "required": [], "additionalProperties": False}
     nested = {**SCHEMA, "properties": {"city": {"anyOf": [{"$ref": "#/$defs/x"}, {"type": "null"}]}}}
     check_strict({**nested, "$defs": {"x": inner}}, "S")
+
+
+ONE_TOKEN_MARKS = byte_level("")
+GRAMMARS = Grammars(ONE_TOKEN_MARKS.to_json, ONE_TOKEN_MARKS.vocab_size, (ONE_TOKEN_MARKS.vocab["</s>"],))
+
+
+@pytest.mark.parametrize(
+    ("spec", "text"),
+    [
+        (constraint(None, use()), f"So: {NOW}\n{WEATHER} bye"),
+        (constraint(None, use(parallel=False)), f"So: {WEATHER} bye"),
+        (constraint(None, use("required")), f"{NOW}\n{WEATHER}"),
+        (constraint(None, use(NAMED)), NOW),
+        (constraint(None, use("required"), Thinking.OPENED), f"First the time.</think>\n{NOW}"),
+        (constraint(None, use("required"), Thinking.POSSIBLE), f"<think>First the time.</think>\n{NOW}"),
+        (constraint(FORM, use(), Thinking.OPENED), f"No <tool_call>.</think>\n{WEATHER}"),
+        (constraint(FORM, thinking=Thinking.OPENED), 'I know.</think>\n{"city": "Ulm"}'),
+        (constraint(FORM, thinking=Thinking.POSSIBLE), '<think>I know.</think>\n{"city": "<tool_call>"}'),
+    ],
+)
+def test_marks_may_be_one_token_of_the_model(spec: GrammarSpec | None, text: str) -> None:
+    assert spec is not None
+    matcher = GRAMMARS.compile(spec).matcher()
+    tokens = ONE_TOKEN_MARKS.encode(text)
+    assert len(tokens) <= len(text) - len("<think>")
+    for token in tokens:
+        assert matcher.mask()[token], ONE_TOKEN_MARKS.decode([token])
+        matcher.advance([token])
+    assert matcher.is_accepting()
+
+
+@pytest.mark.parametrize("choice", ["required", NAMED])
+def test_a_forced_call_begins_with_the_models_own_mark(choice: object) -> None:
+    spec = constraint(None, use(choice))
+    assert spec is not None
+    forced = GRAMMARS.compile(spec).matcher().forced()
+    assert ONE_TOKEN_MARKS.decode(forced).startswith('<tool_call>\n{"name": "')
+    assert forced[0] == ONE_TOKEN_MARKS.vocab["<tool_call>"]

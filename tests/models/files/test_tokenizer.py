@@ -3,12 +3,13 @@
 from pathlib import Path
 
 import pytest
+from tokenizers import AddedToken, decoders, pre_tokenizers
 from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, pre_tokenizers
 from tokenizers.models import BPE
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from prolepsis.core.errors import InvalidParameter, ModelLoadError
+from prolepsis.core.given_text import GivenText
 from prolepsis.models.files.tokenizer import Tokenizer, TokenizerParts
 from prolepsis.models.files.tokenizer_files import load_tokenizer
 from tests.models.files.gguf_files import TEMPLATE, byte_level_vocabulary, write_gguf
@@ -79,6 +80,20 @@ def test_the_fingerprint_tells_tokenizers_apart(folder: Path, tmp_path: Path) ->
     byte_level("{{ messages[0]['content'] }}").save_pretrained(tmp_path)
     other = load_tokenizer(tmp_path)
     assert ours.fingerprint != other.fingerprint
+
+
+@pytest.mark.parametrize("special", [True, False])
+def test_marks_that_answers_are_read_by_are_text_however_the_model_calls_them(tmp_path: Path, special: bool) -> None:
+    theirs = byte_level()
+    theirs.add_tokens([AddedToken(text, special=special) for text in ("<think>", "</think>")], special_tokens=special)
+    theirs.add_tokens(["<|other|>"], special_tokens=True)
+    theirs.save_pretrained(tmp_path)
+    tokenizer = load_tokenizer(tmp_path)
+    ids = tokenizer.encode("<think>hello</think><|other|>")
+    assert ids == [tokenizer.vocab[text] for text in ("<think>", "hello", "</think>", "<|other|>")]
+    assert tokenizer.decode(ids) == "<think>hello</think>"
+    assert tokenizer.special_token_ids == {0, 1, tokenizer.vocab["<|other|>"]}
+    assert len(tokenizer.encode(GivenText("<think>"))) > 1
 
 
 def test_no_template_is_the_callers_fault(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from prolepsis.api.deltas import Delta
 from prolepsis.api.openai.chat_reader import ChatReader, Piece, is_json_object
-from prolepsis.api.openai.conversation import CALL
 from prolepsis.api.openai.prepared import PreparedRequest
+from prolepsis.core.marks import CALL
 
 
 class AnswerCheck:

@@ -8,8 +8,9 @@ from typing import Literal
 from uuid import uuid4
 
 from prolepsis.api.deltas import Delta
-from prolepsis.api.openai.conversation import CALL, CALL_END, THINK, THINK_END, Thinking
+from prolepsis.api.openai.conversation import Thinking
 from prolepsis.api.openai.prepared import PreparedRequest
+from prolepsis.core.marks import CALL, CALL_END, THINK, THINK_END
 
 PieceKind = Literal["content", "reasoning", "call", "arguments"]
 

@@ -15,8 +15,9 @@ from prolepsis.api.openai.bodies import (
     ToolBody,
     ToolChoice,
 )
-from prolepsis.api.openai.conversation import CALL, CALL_END, THINK, THINK_END, Thinking, read_json
+from prolepsis.api.openai.conversation import Thinking, read_json
 from prolepsis.core.errors import InvalidParameter
+from prolepsis.core.marks import CALL, CALL_END, THINK, THINK_END
 from prolepsis.core.requests import JSON_STYLE, GrammarSpec
 from prolepsis.grammar.source import lark_terminal
 

@@ -15,6 +15,7 @@ from prolepsis.api.openai.bodies import FunctionBody, Message, ToolCall
 from prolepsis.api.tokenizer import Tokenizer
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.given_text import given, joined, plain
+from prolepsis.core.marks import CALL, CALL_END, RESULT, RESULT_END, THINK, THINK_END
 
 MAX_DEPTH = 200
 """pydantic-core's own limit; it holds for the body itself too."""
@@ -32,11 +33,6 @@ def read_json(text: str, param: str) -> object:
     return value
 
 
-CALL, CALL_END = "<tool_call>", "</tool_call>"
-RESULT, RESULT_END = "<tool_response>", "</tool_response>"
-
-
-THINK, THINK_END = "<think>", "</think>"
 _TAIL = 8
 """Tokens at the prompt's end that can hold an opening mark."""
 

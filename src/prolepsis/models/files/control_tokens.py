@@ -9,6 +9,7 @@ from tokenizers import AddedToken, Encoding
 from tokenizers import Tokenizer as Backend
 
 from prolepsis.core.given_text import GivenText, plain
+from prolepsis.core.marks import MARKS
 
 HELD_CHARACTERS = 4096
 """Longer texts, or as many tokens, go to the library as a batch of one: only then it releases the interpreter."""
@@ -43,14 +44,14 @@ class _Renamed:
 
 
 class ControlTokens:
-    """A tokenizer's control tokens: the special ones, and the added ones that its chat template writes."""
+    """A tokenizer's control tokens: the special ones, and the added ones that the template or this server writes."""
 
     def __init__(self, backend: Backend, template: str) -> None:
         self._backend = backend
         self._texts = {
             token: added.content
             for token, added in backend.get_added_tokens_decoder().items()
-            if added.special or (added.content.strip() and added.content in template)
+            if added.special or added.content in MARKS or (added.content.strip() and added.content in template)
         }
 
     def encode(self, text: GivenText, *, add_special_tokens: bool) -> list[int]:

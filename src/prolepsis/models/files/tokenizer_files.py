@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers
@@ -11,6 +12,7 @@ from tokenizers.processors import ByteLevel, TemplateProcessing
 from tokenizers.processors import Sequence as SequenceProcessor
 
 from prolepsis.core.errors import ModelLoadError
+from prolepsis.core.marks import MARKS
 from prolepsis.models.files.generation_config import json_object
 from prolepsis.models.files.gguf import CONTROL, USER_DEFINED, GgufFile
 from prolepsis.models.files.sentencepiece import Vocabulary, sentencepiece
@@ -25,9 +27,21 @@ def load_tokenizer(source: ModelSource) -> Tokenizer:
 
 def tokenizer_parts(source: ModelSource) -> TokenizerParts:
     """Read the tokenizer of a model folder or GGUF file; raises `ModelLoadError` as `load_tokenizer` does."""
-    if isinstance(source, GgufFile):
-        return gguf_parts(source)
-    return folder_parts(source) if source.is_dir() else gguf_parts(GgufFile(source))
+    if isinstance(source, Path) and source.is_dir():
+        parts = folder_parts(source)
+    else:
+        parts = gguf_parts(source if isinstance(source, GgufFile) else GgufFile(source))
+    return replace(parts, backend=_with_marks_as_text(parts.backend))
+
+
+def _with_marks_as_text(backend: Backend) -> Backend:
+    """Return the tokenizer in which no mark that answers are read by is special: it would not be seen there."""
+    if not any(one.special and one.content in MARKS for one in backend.get_added_tokens_decoder().values()):
+        return backend
+    state = json.loads(backend.to_str())
+    for one in state["added_tokens"]:
+        one["special"] = one["special"] and one["content"] not in MARKS
+    return Backend.from_str(json.dumps(state))
 
 
 def save_tokenizer(path: Path, folder: Path) -> None:
