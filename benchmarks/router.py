@@ -187,20 +187,23 @@ def engines_here(arguments: argparse.Namespace) -> Iterator[tuple[Generate, Mapp
 @contextmanager
 def engines_on_ray(arguments: argparse.Namespace) -> Iterator[tuple[Generate, Mapping[str, Counter[str]]]]:
     """Start engines of the model on Ray Serve; yield how to ask them, and what was sent to each."""
-    from prolepsis.ray.serve import engine_deployment, sharing_cores, started, stop_local
+    from prolepsis.ray.cluster import Cluster, prepare
+
+    prepare(cluster := Cluster())  # before Ray is imported
+    from prolepsis.ray.serve import engine_deployment, sharing_cores, started, stop_on
 
     config = EngineConfig(model=arguments.model, kv_memory=arguments.kv_memory)
     shared, scaling = (
         sharing_cores(config, arguments.replicas),
         Scaling(least=arguments.replicas, most=arguments.replicas),
     )
-    handle = started(engine_deployment(shared, scaling))
+    handle = started(engine_deployment(shared, scaling), cluster)
     reports = [reply for reply in handle.handle.broadcast("report").results() if isinstance(reply, Report)]
     try:
         router = BothRouters()
         yield ReplicasClient(handle, reports, router=router).generate, router.tokens
     finally:
-        stop_local()
+        stop_on(cluster)
 
 
 async def measure(

@@ -92,9 +92,12 @@ class ScriptedReplica(EngineReplica):
 def serve_replicas(listener: socket.socket, num_replicas: int) -> None:
     """Run our front door over so many scripted engines until it is ended."""
 
-    from prolepsis.ray.serve import replicas_of, started, stop_local
+    from prolepsis.ray.cluster import Cluster, prepare
 
-    handle = started(replicas_of(ScriptedReplica, Scaling(least=num_replicas, most=num_replicas)).bind())
+    prepare(cluster := Cluster())  # before Ray is imported
+    from prolepsis.ray.serve import replicas_of, started, stop_on
+
+    handle = started(replicas_of(ScriptedReplica, Scaling(least=num_replicas, most=num_replicas)).bind(), cluster)
     reports = [reply for reply in handle.handle.broadcast("report").results() if isinstance(reply, Report)]
 
     def client(metrics: Metrics) -> EngineClient:
@@ -103,7 +106,7 @@ def serve_replicas(listener: socket.socket, num_replicas: int) -> None:
     try:
         serve_client(listener, client, ServerConfig(), Keys(None))
     finally:
-        stop_local()
+        stop_on(cluster)
 
 
 @contextmanager
