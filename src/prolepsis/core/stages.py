@@ -52,7 +52,7 @@ def stages_of(prompt: PromptEnded, arrived: float, ended_at: float) -> StageSeco
         prefill = min(left, max(0.0, first - prompt.began_at))
         return StageSeconds(receive=receive, queue=prompt.waited_s, prefill=prefill, decode=left - prefill)
     in_engine = engine_stages(stats or RequestStats(), left)
-    after = left - in_engine.total
+    after = max(0.0, left - in_engine.total)  # never below 0 by rounding: counters take it
     client = min(after, prompt.stream_s)
     return StageSeconds(
         receive=receive,
