@@ -16,6 +16,7 @@ from pydantic import TypeAdapter
 from sqlalchemy import Connection
 
 from prolepsis.audit import chain
+from prolepsis.core.bounded_replies import PLAIN, hooks
 from prolepsis.core.errors import ConfigError, StoreUnavailable
 from prolepsis.core.network import HTTP, address, scheme_of, without_user
 from prolepsis.store import record_chain
@@ -110,7 +111,8 @@ class AnchorWebhook:
         self.turn = f"anchor {sha256(url.encode()).hexdigest()[:16]}"
 
     def keep(self, head: SignedHead) -> None:
-        httpx.post(self._url, json=head.plain(), timeout=WEBHOOK_TIMEOUT_S).raise_for_status()
+        with httpx.Client(timeout=WEBHOOK_TIMEOUT_S, headers=PLAIN, event_hooks=hooks()) as http:
+            http.post(self._url, json=head.plain()).raise_for_status()
 
     def last(self) -> Mapping[ChainName, SignedHead]:
         return {}

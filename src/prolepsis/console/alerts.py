@@ -8,6 +8,7 @@ import httpx
 import structlog
 from pydantic import BaseModel, Field, TypeAdapter
 
+from prolepsis.core.bounded_replies import PLAIN, async_hooks
 from prolepsis.web.feature import Feature
 from prolepsis.web.routes import READERS, Route, Routes
 
@@ -84,17 +85,16 @@ class AlertsFeature(Feature):
             log.info("alerts_known") if not self._fault else log.warning("alerts_not_known", error=self._fault)
 
     async def _asked(self, url: str) -> list[FiringAlert]:
-        content = bytearray()
-        async with (
-            httpx.AsyncClient(base_url=url, verify=self._tls, timeout=TIMEOUT_S, transport=self._transport) as http,
-            http.stream("GET", _PATH, params=_SHOWN) as reply,
-        ):
-            reply.raise_for_status()
-            async for part in reply.aiter_bytes():
-                content += part
-                if len(content) > MOST_BYTES:
-                    raise ValueError(f"more than {MOST_BYTES} bytes")
-        return sorted(map(_firing, _LISTED.validate_json(bytes(content))), key=lambda one: one.since)
+        async with httpx.AsyncClient(
+            base_url=url,
+            verify=self._tls,
+            timeout=TIMEOUT_S,
+            transport=self._transport,
+            headers=PLAIN,
+            event_hooks=async_hooks(MOST_BYTES),
+        ) as http:
+            reply = await http.get(_PATH, params=_SHOWN)
+        return sorted(map(_firing, _LISTED.validate_json(reply.raise_for_status().content)), key=lambda one: one.since)
 
     @property
     def reply(self) -> AlertsReply:

@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from pydantic import BaseModel, Field, TypeAdapter
 
 from prolepsis.core.audit_event import SERVER, AuditEvent, Emit
+from prolepsis.core.bounded_replies import PLAIN, async_hooks
 from prolepsis.core.errors import ConfigError, StoreUnavailable
 from prolepsis.core.network import address, without_user
 from prolepsis.rollout.deployment import matchers_of
@@ -130,7 +131,9 @@ class Silences(Feature):
         """Tell of a change; return whether that is done or given up."""
         try:
             author = author_of(await asyncio.to_thread(self._deployment), due.event.rollout_id)
-            async with httpx.AsyncClient(base_url=self._url, verify=self._tls, timeout=TIMEOUT_S) as http:
+            async with httpx.AsyncClient(
+                base_url=self._url, verify=self._tls, timeout=TIMEOUT_S, headers=PLAIN, event_hooks=async_hooks()
+            ) as http:
                 await self._expire(http, due.event, author)
                 if due.event.kind in BEGINS:
                     await self._post(http, due, author)
