@@ -42,6 +42,9 @@ KEPT = [
     "emit: token\npinned: true",
     "request cmpl-1763741234567 on 127.0.0.1:8000 and ::1; std::vector",
     "4111 1111 1111 1112 is no card, DE00 3704 0044 0532 0130 00 no account, 1.2.3.4.5 no address",
+    "took 7609.624449 s at 2026-11-26T21:33:57.399012+00:00, 63944.32816 ms, 3101628 us, 9598980006 ns",
+    '{"total_s": 93.09500251359793, "gap": [0.926506623785866, 416.179]}',
+    "ms=334333.4 request_id=req-1",
     "accepted 1763741234 of 1763749999 tokens; p95 0.000123456789",
 ]
 
@@ -70,13 +73,13 @@ def test_values_are_redacted_all_the_way_down() -> None:
     given = {
         "ann@example.org": 1,
         "bob@example.org": 2,
-        "headers": {"Authorization": "x", "cookie": "", "max_tokens": 5},
+        "headers": {"Authorization": "x", "cookie": "", "max_tokens": 5, "device_s_per_token": 0.002},
         "list": [("a@example.org", None), True, 1.5, float("nan")],
     }
     assert redacted(given) == {
         "[EMAIL]": 1,
         "[EMAIL]'": 2,
-        "headers": {"Authorization": "[SECRET]", "cookie": "", "max_tokens": 5},
+        "headers": {"Authorization": "[SECRET]", "cookie": "", "max_tokens": 5, "device_s_per_token": 0.002},
         "list": [["[EMAIL]", None], True, 1.5, "nan"],
     }
 

@@ -79,8 +79,9 @@ def made(parts: Sequence[Part], period: Period, actor: str) -> AuditEvent:
 def _written(part: Part, out: Redactor) -> bytes:
     if not isinstance(part.content, str):
         return json.dumps(out.value(part.content), indent=1, ensure_ascii=False).encode() + b"\n"
-    is_metrics = part.source.file == "metrics.txt"
-    return (out.metrics(part.content) if is_metrics else out.text(part.content)).encode()
+    if part.source.file == "metrics.txt":
+        return out.metrics(part.content).encode()
+    return (out.log(part.content) if part.source.file.startswith("log") else out.text(part.content)).encode()
 
 
 def _index(parts: Sequence[Part], sizes: dict[str, int], period: Period, made_at: datetime, out: Redactor) -> str:

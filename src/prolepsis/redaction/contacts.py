@@ -28,6 +28,14 @@ _NAMED_PHONE = re.compile(
 )
 _FIGURES = re.compile(r"\d[.,]\d+ ?[-–/]|\) ?/|\d ?/ ?\d+[.,]\d")
 """Two decimal numbers side by side are figures."""
+_MEASURES = re.compile(
+    r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d(?:[.,]\d{1,9})?)?(?:Z| ?[+-]\d\d:?\d\d)?"
+    r"|(?<![\w.+])(?:0|[1-9]\d{0,17})\.\d{1,18}(?:e[+-]?\d{1,3})?(?!\w|\.\d)"
+    r"|(?<![\w.+])\d{1,18}(?:\.\d{1,18})? ?(?:ns|us|µs|ms|s|sec|seconds?|steps?|requests?|tokens?|bytes|[KMGT]i?B)\b"
+)
+"""Times, decimal numbers and numbers with a unit."""
+_NEAR = 32
+"""Characters around digits in which a time or number that they are part of begins and ends."""
 _DIGITS = re.compile(r"\d(?:[\s().\-/]{0,3}\d){5}")
 """A text without this many digits has no telephone number, so the library is not called."""
 
@@ -49,10 +57,15 @@ def without_phones(text: str) -> str:
         return text
     for region in PHONE_REGIONS:
         for match in reversed(list(PhoneNumberMatcher(text, region))):
-            if _FIGURES.search(match.raw_string):
-                continue
-            text = text[: match.start] + "[PHONE]" + text[match.end :]
+            if not _FIGURES.search(match.raw_string) and not _is_measured(text, match.start, match.end):
+                text = text[: match.start] + "[PHONE]" + text[match.end :]
     return _NAMED_PHONE.sub(r"\1[PHONE]", _FULL_PHONE.sub("[PHONE]", text))
+
+
+def _is_measured(text: str, start: int, end: int) -> bool:
+    """Return whether digits from `start` to `end` are part of a time or a measured number."""
+    near = max(0, start - _NEAR)
+    return any(m.start() < end and start < m.end() for m in _MEASURES.finditer(text, near, end + _NEAR))
 
 
 def _if(holds: Callable[[str], bool], mark: str) -> Callable[[re.Match[str]], str]:

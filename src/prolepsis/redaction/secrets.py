@@ -41,6 +41,9 @@ _FIELDS = (
 _NAMED = re.compile(rf"(?i)((?:{_FIELDS})[\"']?\s*[=:]\s*)(\"[^\"\n]+\"|'[^'\n]+'|(?![\w.]+\()[^\s,;\"'\[]\S*)")
 _NAME = re.compile(rf"(?i)(?:.*[_-])?(?:{_FIELDS})")
 
+_COUNTED = re.compile(r"(?i)(?:^|[_-])(?:per|first|next|last|each|bonus|eos|bos|pad|end)[_-]token$")
+"""Fields of tokens that a model writes."""
+
 _PASSWORDS = (
     r"pass(?:word|phrase|code)|pwd|pin|kennwort|passwort|mot de passe|code wi-?fi|contraseña|clave|senha|wachtwoord|"
     r"hasło|lösenord|adgangskode|passord|salasana|пароль|(?:wlan|wifi|wi-fi)[ -](?:schlüssel|key)"
@@ -92,8 +95,8 @@ def without_secrets(text: str) -> str:
 
 
 def names_a_secret(name: str) -> bool:
-    """Return whether a field of this name holds a secret: `api_key` does, `max_tokens` does not."""
-    return _NAME.fullmatch(name) is not None
+    """Return whether a field of this name holds a secret: `api_key` does; `max_tokens` and `ms_per_token` do not."""
+    return _NAME.fullmatch(name) is not None and _COUNTED.search(name) is None
 
 
 def _named(match: re.Match[str]) -> str:
