@@ -150,10 +150,27 @@ def test_a_difference_is_distinguished_from_a_machine_that_cannot_compare(wrong:
 
 def test_without_tokens_a_bundle_says_that_it_cannot(digested: AuditEntry) -> None:
     done = run("bundle", str(digested.seq), "-o", "request.json")
-    assert (done.exit_code, "0 of 1 prompts in the audit log can be replayed" in done.stderr) == (0, True)
+    assert (done.exit_code, "nothing can be replayed from this bundle" in done.stderr) == (UNPROVEN, True)
+    assert "--audit-content tokens" in done.stderr
     status, found = elsewhere("--bundle", "request.json", start=small())
     assert (status, found["outcome"]) == (UNPROVEN, "cannot")
     assert "holds no tokens" in found["prompts"][0]["reason"]
+
+
+def test_a_request_without_tokens_is_not_proven_and_says_what_keeps_them(digested: AuditEntry) -> None:
+    for name in (str(digested.seq), str(after_of(digested)["answer_id"])):
+        done = run("replay", name, start=small())
+        assert (done.exit_code, "--audit-content tokens" in done.stderr) == (UNPROVEN, True), done.output
+
+
+def test_with_the_default_settings_nothing_can_be_replayed(store: Store) -> None:
+    """The audit log keeps nothing of requests unless it is told to."""
+    with served(FakeEngine(text="ok"), ServerConfig(), store=store) as running:
+        answer_id = httpx.post(f"{running.url}/v1/completions", json=ASKED).raise_for_status().json()["id"]
+        assert store.writer.flush(20.0)
+    for words in (("bundle", answer_id, "-o", "request.json"), ("replay", answer_id)):
+        done = run(*words, start=small())
+        assert (done.exit_code, "holds no tokens of the request" in done.stderr) == (UNPROVEN, True), done.output
 
 
 @pytest.fixture

@@ -8,10 +8,11 @@ from urllib.parse import quote
 import typer
 
 from prolepsis.audit import chain
+from prolepsis.audit.bundle import is_replayable
 from prolepsis.audit.entry import SERVED, AuditEntry
 from prolepsis.audit.lookup import find_request
 from prolepsis.cli.admin import Key, ask
-from prolepsis.cli.audit_bundle import OpenWith, PassphraseFile, bundle, read_bundle_file
+from prolepsis.cli.audit_bundle import NOT_KEPT, OpenWith, PassphraseFile, bundle, read_bundle_file
 from prolepsis.cli.audit_export import export
 from prolepsis.cli.audit_log import ServerUrl, opened_log
 from prolepsis.cli.audit_verify import verify
@@ -24,6 +25,7 @@ from prolepsis.cli.output import (
     UNPROVEN,
     AsJson,
     command_group,
+    print_error,
     print_json,
     print_table,
 )
@@ -127,6 +129,7 @@ def replay(
 ) -> None:
     """Replay a recorded request without speculation, here or on the server at --url; exit status 1 on a difference.
 
+    Status 6: the audit log holds no tokens of it; it keeps them with --audit-sample and --audit-content tokens.
     Of a bundle it says for each prompt: equal, different, or cannot with the reason (status 6), such as a machine of
     another exact group, whose tokens may differ for that reason alone.
     """
@@ -153,10 +156,19 @@ def replay(
 def _recorded(store: str | None, name: str) -> AuditEntry:
     with ready_database(store) as database, database.read() as connection:
         found = chain.find(connection, name, action=SERVED)
+        was_served = found is not None or bool(find_request(connection, storable(name)).records)
+    if was_served and (found is None or _keeps_no_tokens(found)):
+        print_error(f"request {name[:128]} cannot be replayed: {NOT_KEPT}")
+        raise typer.Exit(UNPROVEN)
     if found is None:
         message = f"there is no audit entry {name[:128]!r}; allowed: a number, or the id of a request that has one"
         raise InvalidParameter(message, param="entry")
     return found
+
+
+def _keeps_no_tokens(entry: AuditEntry) -> bool:
+    """Return whether a served request was kept as digests or text alone."""
+    return entry.action == SERVED and entry.details is not None and not is_replayable(entry)
 
 
 def _who_and_what(entry: AuditEntry) -> list[str]:

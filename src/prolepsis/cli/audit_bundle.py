@@ -12,7 +12,7 @@ from prolepsis.audit.bundle import Bundle, Form, bundle_of, exported, is_replaya
 from prolepsis.cli.acts import actor, record_act
 from prolepsis.cli.admin import Key, ask
 from prolepsis.cli.audit_log import ServerUrl
-from prolepsis.cli.output import note, warn
+from prolepsis.cli.output import UNPROVEN, note, warn
 from prolepsis.cli.store import StoreOption, ready_database
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.files import read_text, write_whole
@@ -26,6 +26,11 @@ OpenWith = Annotated[
     Path | None,
     typer.Option("--open-with", metavar="FILE", help="private key (X25519, PEM) that the bundle is sealed for"),
 ]
+
+NOT_KEPT = (
+    "the audit log holds no tokens of the request. It keeps them of requests that come after a start with "
+    "--audit-sample above 0 and --audit-content tokens, where redaction finds nothing in their text"
+)
 
 
 def bundle(
@@ -43,7 +48,10 @@ def bundle(
     url: ServerUrl = None,
     key: Key = None,
 ) -> None:
-    """Write what another machine needs to replay a request: redacted, or with --seal-for or --passphrase-file whole."""
+    """Write what another machine needs to replay a request: redacted, or with --seal-for or --passphrase-file whole.
+
+    Status 6: nothing can be replayed from it, since the audit log keeps no tokens unless it is told to.
+    """
     seal = _Seal(seal_for, passphrase_file)
     if url is not None:
         path, body = f"/admin/requests/{quote(name, safe='')}/bundle", {"form": seal.form, "sealed_for": seal.name}
@@ -53,12 +61,20 @@ def bundle(
             found = bundle_of(connection, storable(name), seal.form)
         record_act(exported(found, actor(), seal.name), store=store)
     _write(seal.closed(to_json(found)), output)
-    num_replayable, number = sum(map(is_replayable, found.entries)), len(found.entries)
-    if num_replayable < max(1, number):
-        why = "the others were kept without tokens (audit_sample, audit_content), or redaction found something in them"
-        warn(f"{num_replayable} of {number} prompts in the audit log can be replayed from this bundle; {why}")
     if output is not None:
         note(f"wrote {output}, {f'sealed for {seal.name}' if seal.name else 'redacted'}")
+    _say_what_can_be_replayed(found)
+
+
+def _say_what_can_be_replayed(bundle: Bundle) -> None:
+    """Warn of prompts without tokens; with none that can be replayed, exit with `UNPROVEN`."""
+    num_replayable, number = sum(map(is_replayable, bundle.entries)), len(bundle.entries)
+    if num_replayable == 0:
+        warn(f"nothing can be replayed from this bundle: {NOT_KEPT}")
+        raise typer.Exit(UNPROVEN)
+    if num_replayable < number:
+        why = "the others were kept without tokens, or redaction found something in their text"
+        warn(f"{num_replayable} of {number} prompts in the audit log can be replayed from this bundle; {why}")
 
 
 def read_bundle_file(file: Path, open_with: Path | None, passphrase_file: Path | None) -> Bundle:
