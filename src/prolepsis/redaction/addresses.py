@@ -53,6 +53,14 @@ _FORMS = (
     rf"\b(?:ul|al|pl|os)\. ?{_NAME} {_NUMBER}{_REST}",
     rf"\b{_UPPER}\w{{0,40}}{_NORDIC} {_NUMBER}{_REST}",
     rf"\b{_UPPER}\w{{0,40}}{_ALSO_ENDS_WORDS} {_NUMBER}{_UNIT}{_IN_TOWN}",
+    rf"\b(?:{_CAP} ){{1,3}}(?:Caddesi|Cad\.|Sokak|Sokağı|Sok\.|Sk\.|Bulvarı|Mahallesi,?)(?: {_CAP} (?:Sokak|"
+    rf"Sokağı|Caddesi))?,? "
+    rf"(?:No ?[:.]? ?)?\d{{1,4}}(?:/\d{{1,4}})?(?:,? {_TOWN})?",
+    rf"\b(?:[Ss]ố )?\d{{1,4}}[A-Za-z]?(?:/\d{{1,4}})? (?:đường|phố|ngõ|hẻm) {_CAP}(?: {_CAP}){{0,3}}",
+    rf"\b(?:Jl\.?|Jalan|Gg\.) {_CAP}(?: {_CAP}){{0,3}},? (?:[Nn]o\.? ?)?\d{{1,4}}[A-Za-z]?(?:, {_TOWN})?",
+    rf"\b{_CAP}(?: {_CAP})? (?:utca|út|tér|körút|ulice|náměstí|třída) \d{{1,4}}(?:/\d{{1,4}})?",
+    rf"\b(?:[Ss]trada|[Ss]tr\.|[Bb]ulevardul|[Uu]lice|[Nn]áměstí) {_CAP}(?: {_CAP}){{0,2}},? "
+    rf"(?:nr\. ?)?\d{{1,4}}(?:/\d{{1,4}})?",
 )
 _ADDRESS = re.compile("|".join(_FORMS))
 _ANNOUNCED = (

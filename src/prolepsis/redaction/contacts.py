@@ -10,6 +10,23 @@ PHONE_REGIONS = ("US", "GB", "DE", "FR")
 """Regions whose national formats are known; numbers with a + are found for every region."""
 
 _EMAIL = re.compile(r"[A-Za-z0-9._%+'-]{1,64}@(?:[A-Za-z0-9-]{1,63}\.){1,8}[A-Za-z]{2,24}\b")
+_AT_WORDS = r"(?:at|@|ät|arroba|arobase|chiocciola|małpa|собака)"
+_DOT_WORDS = r"(?:dot|punkt|punt|point|punto|ponto|kropka|точка|\.)"
+_AT = rf"(?:\s{{0,2}}[\[({{<]\s?{_AT_WORDS}\s?[\])}}>]\s{{0,2}}|\s{_AT_WORDS}\s|[@＠])"
+_DOT = rf"(?:\s{{0,2}}[\[({{<]\s?{_DOT_WORDS}\s?[\])}}>]\s{{0,2}}|\s{_DOT_WORDS}\s)"
+_LOCAL, _LABEL = r"(?<![\w.+-])\w[\w.+-]{0,63}", r"(?!(?:the|a|this|that|my|la|le|el|il|o|der|dem|den)\b)\w[\w-]{0,62}"
+_TOP = r"(?:com|org|net|edu|gov|info|example|io|dev|app|[a-z]{2})\b"
+_HIDDEN_EMAIL = re.compile(
+    rf"(?i){_LOCAL}(?:{_DOT}[\w.+-]{{1,63}}){{0,3}}{_AT}{_LABEL}(?:(?:\.[\w-]{{1,63}}){{0,4}}{_DOT}{_TOP}){{1,4}}"
+    rf"|{_LOCAL}{_AT}{_LABEL}(?:{_DOT}[\w-]{{1,63}}){{1,3}}{_DOT}{_TOP}"
+    rf"|{_LOCAL}\s{{0,2}}[\[({{<]\s?{_AT_WORDS}\s?[\])}}>]\s{{0,2}}\w[\w-]{{0,62}}(?:\.[\w-]{{2,63}}){{1,4}}"
+    rf"|{_LOCAL} (?-i:AT) \w[\w-]{{0,62}}(?:\.[\w-]{{2,63}}){{1,4}}"
+    rf"|{_LOCAL} ?[@＠] ?(?:[\w-]{{1,63}}[.．]){{1,4}}[^\W\d_]{{2,24}}"
+)
+"""Addresses that are written so that programs do not find them, and those with letters of other scripts."""
+_MAY_HIDE_EMAIL = re.compile(
+    rf"(?i)[\[({{<]\s?(?:{_AT_WORDS}|{_DOT_WORDS})\s?[\])}}>]|\s(?:dot|punkt|point|punto|ponto|точка|(?-i:AT))\s|[@＠]"
+)
 _IBAN = re.compile(r"\b[A-Z]{2}\d{2}(?: ?[A-Z0-9]){11,30}\b")
 _CARD = re.compile(r"(?<![\w.-])[2-6](?:[ -]?\d){12,18}(?![\w-])")
 _IP = re.compile(
@@ -23,9 +40,14 @@ _NAMED_CARD = re.compile(
 _FULL_PHONE = re.compile(r"(?<![\w.])\+\d{1,3}(?: ?\(0\))?(?:[ ().-]{0,3}\d){6,12}(?:x\d{1,5})?(?!\w)")
 _NAMED_PHONE = re.compile(
     r"(?i)\b((?:phone|telephone|tel|mobile|cell|fax|desk|extension|whatsapp|telefon|téléphone|portable|handy|teléfono|móvil|"
-    r"telefone|celular|telemóvel|telefono|cellulare|telefoon|komórka|puhelin|call|ring|text|rufnummer|appelez|llámame)\b"
+    r"telefone|celular|telemóvel|telefono|cellulare|telefoon|komórka|puhelin|телефон|тел|моб|τηλέφωνο|טלפון|هاتف|call|ring|text|rufnummer|appelez|llámame)\b"
     r"[^\d]{0,16}?)(?<![\w.-])(\(?\d(?:[ ().-]{0,2}\d){5,13}(?:x\d{1,5})?)(?![\w-])"
 )
+_ASIAN = re.compile(r"[\u3040-\u30ff\u4e00-\u9fff\uac00-\ud7a3]")
+_ASIAN_PHONE = re.compile(
+    r"(?<![\d.-])(?:0\d{1,3}-\d{2,4}-\d{4}|1[3-9]\d{9}|1[3-9]\d[ -]\d{4}[ -]\d{4}|010 ?\d{4} ?\d{4})(?![\d-])"
+)
+"""Of China, Japan and Korea, in texts that have letters of theirs."""
 _FIGURES = re.compile(r"\d[.,]\d+ ?[-–/]|\) ?/|\d ?/ ?\d+[.,]\d")
 """Two decimal numbers side by side are figures."""
 _MEASURES = re.compile(
@@ -43,6 +65,8 @@ _DIGITS = re.compile(r"\d(?:[\s().\-/]{0,3}\d){5}")
 def without_accounts(text: str) -> str:
     """Return the text with marks in place of e-mail addresses, IBANs and cards."""
     text = _EMAIL.sub("[EMAIL]", text)
+    if _MAY_HIDE_EMAIL.search(text):
+        text = _HIDDEN_EMAIL.sub("[EMAIL]", text)
     text = _IBAN.sub(_if(_is_iban, "[IBAN]"), text)
     text = _NAMED_CARD.sub(r"\1[CARD]", text)
     return _CARD.sub(_if(_is_card, "[CARD]"), text)
@@ -59,6 +83,8 @@ def without_phones(text: str) -> str:
         for match in reversed(list(PhoneNumberMatcher(text, region))):
             if not _FIGURES.search(match.raw_string) and not _is_measured(text, match.start, match.end):
                 text = text[: match.start] + "[PHONE]" + text[match.end :]
+    if _ASIAN.search(text):
+        text = _ASIAN_PHONE.sub("[PHONE]", text)
     return _NAMED_PHONE.sub(r"\1[PHONE]", _FULL_PHONE.sub("[PHONE]", text))
 
 

@@ -8,10 +8,10 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from prolepsis.redaction.name_cues import INTRODUCTIONS, Cue, cue, is_title
+from prolepsis.redaction.lower_case_names import without_lower_case_names
+from prolepsis.redaction.name_cues import ENDS_AS_SURNAMES, MARK, NOT_GREETED, Cue, cue, is_title, marked
 from prolepsis.redaction.name_lists import NameLists, name_lists
 
-MARK = "[NAME]"
 MAX_WORDS = 4
 """Words of a name, small ones and initials not counted."""
 _MAX_TOKENS = 12
@@ -24,10 +24,7 @@ _WORD = re.compile(r"[^\W\d_]+(?:['’-][^\W\d_]+)*")
 _BETWEEN = re.compile(r" |(?<=\b\w)\. ?|(?<=Jr)\. ")
 _PART = re.compile(r"['’-]")
 _INNER_CAPITAL = re.compile(r"^(?:Mc|Mac|De|Di|Du|La|Le|Van|Von|Fitz)(?=[A-Z])")
-_ENDS_AS_SURNAMES = re.compile(
-    r".{2,}(?:ova?|eva?|sk[aiy]|skaya|ck[ai]|cz[ay]k|wicz|vi[cć]|ić|ss[eo]n|sen|d[oó]ttir|o[gğ]lu|enko|shvili|[ai]dze|"
-    r"yan|poulos|opoulou|akis|escu|str[oö]m|[qk]vist|quist|lund|g(?:aar|år)d|[aäi]nen|mann|ez)"
-)
+_CYRILLIC = re.compile("[А-ЯЁІЇЄҐ]")
 _AND = re.compile(r" (?:and|und|et|y|e|i|en|och|og|ja) ")
 _COMPANIES_TEXT = """
     GmbH AG KG OHG SE Ltd Limited Inc LLC LLP PLC Corp Corporation SA SAS SARL SpA Srl BV NV AB AS Oy Group
@@ -38,12 +35,6 @@ _NOT_FIRST_TEXT = """
     north south east west new old san santa saint port lake mount fort great los las nord sud
 """
 _NOT_FIRST = frozenset(_NOT_FIRST_TEXT.split())
-_NOT_GREETED_TEXT = """
-    all colleagues customer customers everyone everybody folks friend friends guys ladies madam sir team there world
-    you alle allerseits kollegen leute welt zusammen tous monde équipe todos equipo mundo tutti mondo equipe iedereen
-"""
-_NOT_GREETED = frozenset(_NOT_GREETED_TEXT.split())
-_IN_LOWER_CASE = re.compile(rf"(?i)\b(?:{INTRODUCTIONS}) ((?:[^\W\d_]+ ){{0,2}}[^\W\d_]+)")
 _LOGIN = re.compile(
     r"(?i)\b((?:user(?:name)?|login|benutzer(?:name)?|utilisateur|usuario|utente|utilizador|gebruiker|account)"
     r"[:=]? ?[\"']?|(?:TODO|FIXME)\()([a-z]+[._][a-z]{2,}[a-z._]*|(?<=\()[a-z]+(?=\)))"
@@ -72,15 +63,9 @@ class _Token:
 def without_names(text: str) -> str:
     """Return the text with `MARK` in place of names of people; one word alone is taken for an identifier."""
     if any(c.isspace() for c in text.strip()):
-        text = _marked(text, list(_found(text)))
-    text = _IN_LOWER_CASE.sub(_lower_case, text)
+        text = marked(text, list(_found(text)))
+    text = without_lower_case_names(text)
     return _LOGIN.sub(_login, text)
-
-
-def _marked(text: str, spans: Sequence[tuple[int, int]]) -> str:
-    ends = [0, *(end for _, end in spans)]
-    starts = [*(start for start, _ in spans), len(text)]
-    return MARK.join(text[end:start] for end, start in zip(ends, starts, strict=True))
 
 
 def _found(text: str) -> Iterator[tuple[int, int]]:
@@ -180,7 +165,9 @@ def _length(run: Sequence[_Token], text: str, end: int, lists: NameLists) -> int
     if announced is Cue.STRONG or is_sure or (is_given and (has_surname or announced is not Cue.NONE)):
         return len(name)
     if len(words) == 1:
-        return len(name) if announced is Cue.GREETING and words[0].lower not in _NOT_GREETED else 0
+        is_greeted = announced is Cue.GREETING and words[0].lower not in NOT_GREETED
+        is_role = announced is Cue.WEAK and _CYRILLIC.match(words[0].word) and _is_surname(words[0], lists)
+        return len(name) if is_greeted or is_role else 0
     has_initial = any(token.is_initial for token in name[1:-1]) and words[0] is name[0] and words[-1] is name[-1]
     is_known = has_surname or has_initial or any(_is_sure(word, lists) for word in words[1:])
     return len(name) if is_known or announced is not Cue.NONE else 0
@@ -209,24 +196,12 @@ def _listed(token: _Token, names: frozenset[str]) -> bool:
 
 
 def _is_surname(token: _Token, lists: NameLists) -> bool:
-    looks_so = _listed(token, lists.surnames) or _ENDS_AS_SURNAMES.fullmatch(token.lower) is not None
+    looks_so = _listed(token, lists.surnames) or ENDS_AS_SURNAMES.fullmatch(token.lower) is not None
     return looks_so and token.lower not in lists.words
 
 
 def _is_sure(token: _Token, lists: NameLists) -> bool:
     return _listed(token, lists.given) and not _listed(token, lists.doubtful)
-
-
-def _lower_case(match: re.Match[str]) -> str:
-    lists = name_lists()
-    num_chars = 0
-    for word in match[1].split():
-        if word.lower() in lists.given or (num_chars and word.lower() in lists.surnames):
-            num_chars += len(word) + (1 if num_chars else 0)
-        else:
-            break
-    start = match.start(1) - match.start()
-    return match[0] if not num_chars else match[0][:start] + MARK + match[0][start + num_chars :]
 
 
 def _login(match: re.Match[str]) -> str:

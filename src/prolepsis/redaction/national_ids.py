@@ -20,7 +20,7 @@ _CHECKED: tuple[tuple[str, str, str], ...] = (
     ("fr", "nir", r"[12] ?\d{2} ?[01]\d ?\d[\dAB] ?\d{3} ?\d{3} ?\d{2}"),
     ("cn", "ric", r"\d{17}[\dX]"),
     ("be", "nn", r"\d\d\.\d\d\.\d\d-\d{3}\.\d\d"),
-    ("in", "aadhaar", r"[2-9]\d{3} \d{4} \d{4}"),
+    ("in", "aadhaar", r"[2-9]\d{3} \d{4} \d{4}(?! \d)"),
     ("se", "personnummer", r"\d{6}[-+]\d{4}"),
     ("dk", "cpr", r"\d{6}-\d{4}"),
     ("kr", "rrn", r"\d{6}-[1-8]\d{6}"),

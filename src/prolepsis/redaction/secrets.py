@@ -45,24 +45,51 @@ _COUNTED = re.compile(r"(?i)(?:^|[_-])(?:per|first|next|last|each|bonus|eos|bos|
 """Fields of tokens that a model writes."""
 
 _PASSWORDS = (
-    r"pass(?:word|phrase|code)|pwd|pin|kennwort|passwort|mot de passe|code wi-?fi|contraseña|clave|senha|wachtwoord|"
-    r"hasło|lösenord|adgangskode|passord|salasana|пароль|(?:wlan|wifi|wi-fi)[ -](?:schlüssel|key)"
+    r"pass(?:word|phrase|code)|pwd|pw|pin|kennwort|passwort|mot de passe|code (?:wi-?fi|d['’]accès)|"
+    r"contraseña|clave|senha|"
+    r"wachtwoord|hasło|lösenord|adgangskode|passord|salasana|парол[ьяюе]м?|(?:wlan|wifi|wi-fi)[ -](?:schlüssel|key)|"
+    r"кодовое слово|кодове слово|κωδικός(?: πρόσβασης)?|συνθηματικό|şifre(?:m|si|miz|niz)?|parola(?:m|sı|"
+    r"mız)?|hesl[oa]|"
+    r"jelsz[óa]\w*|mật khẩu|kata sandi|password-nya"
+)
+_SHORT = r"p/?w|ww|mdp|pass|passwd|kw|pswd|psw"
+"""Short words for passwords, which need a sign of equality or a colon behind them."""
+_PASSWORDS_ELSEWHERE = (
+    r"密码|密碼|口令|密钥|密鑰|令牌|パスワード|暗証番号|合言葉|秘密鍵|キー|トークン|비밀번호|암호|패스워드|비번|"
+    r"كلمة (?:ال)?(?:سر|مرور)|الرقم السري|סיסמ(?:ה|א|ת)|पासवर्ड|कूटशब्द|รหัสผ่าน|รหัสลับ|พาสเวิร์ด"
 )
 _KEYS = (
     r"secret|token|key|schlüssel|clé|jeton|llave|clave|chave|chiave|sleutel|klucz|nyckel|bearer|session|cookie|hmac|"
     r"credentials?|signature"
 )
-_IS = r"(?:is(?: currently| now| still)?|was|lautet|ist|war|est|était|es|era|è|é|to|är|er|on|=|:)"
+_IS = (
+    r"(?:is(?: currently| now| still)?|was|lautet|ist|war|est|était|es|era|è|é|to|je|är|er|on|είναι|là|"
+    r"adalah|=|:|：|—|–)"
+)
 _OPEN = r"[\"'“„«‘`]?"
 _VALUE = r"[^\s\"'“”„«»‘’`\[\]]*[^\s\"'“”„«»‘’`\[\].,;:!?)]"
 _TOLD = re.compile(
     rf"(?i)\b(?P<cue>(?:{_PASSWORDS})"
-    rf"(?:\b(?:(?P<filler>[ \w'’./?-]{{0,40}}?)(?:\s|[\s,]c['’])|\s*)(?P<is>{_IS})(?:\s+|(?<=[:=]))|\s+){_OPEN})"
+    rf"(?:\b(?:(?P<filler>[ \w'’./?-]{{0,40}}?)(?:\s|[\s,]c['’]|(?=[:：]))|\s*)(?P<is>{_IS})(?:\s+|"
+    rf"(?<=[:=：]))|\s+){_OPEN})"
     rf"(?P<value>{_VALUE})"
 )
 """A password after words such as "the password of the router is"."""
+_SET = re.compile(rf"(?i)((?<![^\W_])(?:{_SHORT})[\"']?\s{{0,2}}[=:]\s{{0,2}}{_OPEN})({_VALUE})")
+_ON_COMMAND_LINE = re.compile(r"(\bsshpass -p ?|\bmysql\b[^\n]{0,60}? -p(?=\S))([^\s]+)")
+_ELSEWHERE = re.compile(
+    rf"((?:{_PASSWORDS_ELSEWHERE})[^\n!-~]{{0,16}}?(?:[A-Za-z-]{{2,8}}[^\n!-~]{{1,8}}?)?"
+    r"(?:[:：=]|[^\w\s]|\s|[是为為はがのे는은이가כ])\s{0,2}[\"'“„«「『（(]?)([!-~]{4,64})"
+)
+_UNSAID = re.compile(
+    rf"(?i)(\b(?:{_PASSWORDS})(?:\s+[^\W\d_]{{1,12}}){{1,3}}\s+{_OPEN})"
+    rf"((?-i:(?=\S*\d)(?=\S*[A-ZÀ-ÖА-Я])(?=\S*[a-zß-öа-я])(?=\S*[_#!@$%&*])[^\s/.\"'()\[\]]{{8,64}}))(?=[\s,;.!?)\"']|$)"
+)
+"""A password behind the word and what it is for, without "is": only what nothing else looks like."""
 _PHRASE = re.compile(
-    rf"(?i)\b(pass ?phrase\b[ \w'’./-]{{0,40}}?\s{_IS}\s+{_OPEN})([^\W\d_]+(?: [^\W\d_]+){{2,11}})(?=[.,;!\"”\n]|$)"
+    rf"(?i)\b((?:pass ?phrase|(?:seed|recovery|backup|secret) (?:pass)?phrase|mnemonic|"
+    rf"seed words)\b[ \w'’./-]{{0,40}}?(?:\s{_IS}|:)\s+{_OPEN})([^\W\d_]+(?: [^\W\d_]+){{2,23}})"
+    rf"(?=[.,;!\"”\n]|$)"
 )
 _HEX = re.compile(r"\b(?:[0-9a-f]{32,}|[0-9A-F]{32,})\b")
 _OF_SECRETS = re.compile(rf"(?i)(?:\b|_)(?:{_KEYS}|{_PASSWORDS})(?:\b|_|s\b|id\b)")
@@ -89,8 +116,12 @@ def without_secrets(text: str) -> str:
     text = _IN_URL.sub(rf"\1{MARK}\2", text)
     text = _HEADER.sub(rf"\1 {MARK}", text)
     text = _NAMED.sub(_named, text)
+    text = _ON_COMMAND_LINE.sub(rf"\1{MARK}", _SET.sub(_set, text))
+    if not text.isascii():
+        text = _ELSEWHERE.sub(_elsewhere, text)
     text = _PHRASE.sub(_phrase, text)
     text = _TOLD.sub(_told, text)
+    text = _UNSAID.sub(rf"\1{MARK}", text)
     return _HEX.sub(_hexadecimal, text)
 
 
@@ -109,6 +140,19 @@ def _named(match: re.Match[str]) -> str:
     return match[1] + MARK
 
 
+def _set(match: re.Match[str]) -> str:
+    """Redact the value behind `pw=`; behind "pass:" in prose stand ordinary words and counts."""
+    is_password = not match[2].isalpha() and not match[2].isdigit() and "(" not in match[2]
+    return match[1] + MARK if is_password or match[1].rstrip("\"'“„«‘` ").endswith("=") else match[0]
+
+
+def _elsewhere(match: re.Match[str]) -> str:
+    """Redact a password in Latin letters among others; a word alone is a name of something."""
+    value = match[2].rstrip(".,;:!?)\"'")
+    is_made_up = any(not c.isalpha() for c in value) and not value.startswith("[")
+    return match[1] + MARK + match[2][len(value) :] if value and is_made_up else match[0]
+
+
 def _phrase(match: re.Match[str]) -> str:
     first = match[2].split()[0].lower()
     return match[0] if first in _NO_PASSWORDS else match[1] + MARK
@@ -125,7 +169,8 @@ def _told(match: re.Match[str]) -> str:
     if said is None or "?" in (match["filler"] or ""):
         is_password = is_mixed
     else:
-        is_password = is_made_up or ends_clause or said in ":="
+        is_set = said in ":=：" and not (match["filler"] or "").strip()
+        is_password = is_made_up or is_set or (ends_clause and said not in ":=：")
     return match["cue"] + MARK if is_password else match[0]
 
 

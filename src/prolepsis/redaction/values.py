@@ -4,10 +4,16 @@ import math
 from collections.abc import Mapping
 
 from prolepsis.redaction.addresses import without_addresses
+from prolepsis.redaction.birth_dates import without_birth_dates
+from prolepsis.redaction.columns import without_columns
 from prolepsis.redaction.contacts import without_accounts, without_ips, without_phones
 from prolepsis.redaction.names import without_names
 from prolepsis.redaction.national_ids import without_national_ids
+from prolepsis.redaction.record_numbers import without_record_numbers
+from prolepsis.redaction.script_addresses import without_script_addresses
+from prolepsis.redaction.script_names import without_script_names
 from prolepsis.redaction.secrets import MARK, names_a_secret, without_secrets
+from prolepsis.redaction.wallets import without_wallets
 
 
 def redacted(value: object) -> object:
@@ -26,10 +32,11 @@ def redacted(value: object) -> object:
 
 def redacted_text(text: str) -> str:
     """Return the text with a mark such as `[EMAIL]` in place of everything that looks secret or personal."""
-    text = without_secrets(storable(text))
-    text = without_national_ids(without_ips(without_accounts(text)))
-    text = without_phones(without_addresses(text))
-    return without_names(text)
+    text = without_secrets(without_columns(storable(text)))
+    text = without_wallets(without_accounts(text))
+    text = without_birth_dates(without_national_ids(without_ips(text)))
+    text = without_script_addresses(without_addresses(without_record_numbers(text)))
+    return without_names(without_script_names(without_phones(text)))
 
 
 def storable(text: str) -> str:
