@@ -96,7 +96,7 @@ def test_metrics_name_no_tenant_and_keep_their_numbers() -> None:
     assert out.metrics(text) == text.replace("acme", "tenant 1")
 
 
-def test_our_own_words_are_nobodys_names_though_tenants_are_called_so() -> None:
+def test_our_own_words_stay_though_tenants_are_called_so() -> None:
     """The dimension `by: route` made a person of each route= in the log."""
     out = Redactor()
     groups = [

@@ -1,7 +1,7 @@
 """Names of people: after words that announce one, and by lists of given names and surnames.
 
 A run is a sequence of capitalised words, with initials and small words such as "van" between them. What stands before
-a run decides how much evidence its words must give. Scripts without capitals are not searched.
+a run decides how much evidence its words must give. Scripts without capitals are searched by `script_names`.
 """
 
 import re
