@@ -155,6 +155,7 @@ def test_every_word_that_a_reply_declares_is_kept() -> None:
         ({"after": {"session_token": 48151623}}, {"after": {"session_token": "[SECRET]"}}),
         ({"reason": "+49 170 1234567 called"}, {"reason": "[PHONE] called"}),
         ({"note": "4111111111111111"}, {"note": "[CARD]"}),
+        ({"after": {"value": "4111111111111111"}}, {"after": {"value": "[CARD]"}}),
         ({"route": "/v1/ann@example.org"}, {"route": "/v1/[EMAIL]"}),
     ],
 )

@@ -21,8 +21,10 @@ LEFT_OUT = frozenset(
     }
 )
 """Names that clients chose, and fields with which a guess at a text can be checked."""
-OF_OPERATORS = frozenset({"before", "after", "configuration", "content", "definition", "targeting", "variants"})
-"""What people wrote: there a number may be a password."""
+OF_OPERATORS = frozenset(
+    {"before", "after", "configuration", "content", "definition", "match", "targeting", "text", "variants"}
+)
+"""What people wrote: there a number may be a password or a card."""
 
 _WORDS = frozenset(
     {

@@ -126,7 +126,7 @@ class Redactor:
             return value
         if names_a_secret(field) and (by_people or isinstance(value, str)):
             return MARK
-        return self._shown_text(value, field) if isinstance(value, str) else redacted(value)
+        return self._shown_text(value, field, by_people=by_people) if isinstance(value, str) else redacted(value)
 
     def _shown_fields(self, fields: Mapping[object, object], field: str, *, by_people: bool) -> dict[str, object]:
         shown: dict[str, object] = {}
@@ -145,13 +145,13 @@ class Redactor:
             return self._names[name]
         return name if _WORD.fullmatch(name) else redacted_text(self._renamed_field(name))
 
-    def _shown_text(self, text: str, field: str) -> str:
+    def _shown_text(self, text: str, field: str, *, by_people: bool) -> str:
         """A text of several words may have a name among them; one word is a name or has none."""
         if is_our_word(field, text):
             return text
         if text in self._names:
             return self._names[text]
-        if was_made(field, text):
+        if not by_people and was_made(field, text):
             return text
         if _SPELT.fullmatch(text):
             return self._renamed_field(text)
