@@ -1,13 +1,22 @@
 """Readiness by what requests get."""
 
 from collections.abc import Callable
+from typing import get_args
 
 import httpx
 import pytest
 
 from prolepsis.api.deep_check import DeepCheck
 from prolepsis.api.service_health import LEAST_REQUESTS, WINDOW_S, FailedShare, ServiceHealth
-from prolepsis.core.errors import DeadlineExceeded, EngineError, GrammarFailed, ProlepsisError, StepFailed
+from prolepsis.core.ended import End
+from prolepsis.core.errors import (
+    ClientDeadlineExceeded,
+    DeadlineExceeded,
+    EngineError,
+    GrammarFailed,
+    ProlepsisError,
+    StepFailed,
+)
 from prolepsis.telemetry.declare import MetricsRegistry
 from tests.api.fakes import FakeEngine
 from tests.clock import Clock
@@ -71,12 +80,27 @@ async def test_a_server_whose_requests_fail_is_not_ready_until_they_succeed(clie
     assert "prolepsis_requests_failing 0.0" in (await http.get("/metrics")).text
 
 
-@pytest.mark.parametrize("error", [DeadlineExceeded("late"), GrammarFailed("no way on")])
+@pytest.mark.parametrize("error", [ClientDeadlineExceeded("late"), GrammarFailed("no way on")])
 async def test_errors_of_the_request_itself_leave_the_server_ready(client: Connect, error: ProlepsisError) -> None:
     http = client(FakeEngine(error=error))
     for _ in range(2 * LEAST_REQUESTS):
         await http.post("/v1/completions", json=BODY)
     assert (await http.get("/health/ready")).status_code == 200
+
+
+async def test_deadlines_of_the_server_are_failures(client: Connect) -> None:
+    http = client(FakeEngine(error=DeadlineExceeded("late")))
+    for _ in range(LEAST_REQUESTS):
+        assert (await http.post("/v1/completions", json=BODY)).status_code == 504
+    assert (await http.get("/health/ready")).status_code == 503
+
+
+@pytest.mark.parametrize("end", get_args(End))
+def test_readiness_counts_what_availability_counts(end: End) -> None:
+    health = ServiceHealth(FakeEngine(), MetricsRegistry(), Clock())
+    for _ in range(LEAST_REQUESTS):
+        health.on_request_end(request_ended(prompt_ended(end=end), end=end))
+    assert bool(health.detail) == (end in ("failed", "aborted"))
 
 
 async def test_where_no_request_comes_two_deep_checks_in_a_row_show_that_the_engine_answers() -> None:

@@ -9,7 +9,7 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from prolepsis.api.deep_check import DeepCheck
-from prolepsis.core.ended import RequestEnded
+from prolepsis.core.ended import FAILED, RequestEnded
 from prolepsis.engine.client import EngineClient
 from prolepsis.telemetry.declare import gauge
 from prolepsis.web.feature import Feature
@@ -21,8 +21,6 @@ SHARE = 0.5
 """Share of failed requests, as the mean over tenants, above which the server is not ready."""
 _MOST = 1024  # of the last requests, whatever their rate
 _CHECKS = 2  # deep checks in a row that end it where no request comes: load balancers send none meanwhile
-_OF_THE_REQUEST = frozenset({"deadline_exceeded", "grammar_failed"})
-"""Errors of a request's own deadline or grammar: a client may bring as many as it likes."""
 
 log = structlog.get_logger(__name__)
 
@@ -99,10 +97,10 @@ class ServiceHealth(Feature):
         return self._failed.detail
 
     def on_request_end(self, ended: RequestEnded) -> None:
-        if ended.end not in ("finished", "failed") or ended.error in _OF_THE_REQUEST:
-            return
+        if ended.end != "finished" and ended.end not in FAILED:
+            return  # its client ended it, or spelt it wrongly: that says nothing of the server
         before = self.detail
-        self._failed.add(ended.about.tenant, (ended.error or "failed") if ended.end == "failed" else "")
+        self._failed.add(ended.about.tenant, (ended.error or ended.end) if ended.end in FAILED else "")
         self._follow(before)
 
     async def tick(self) -> None:

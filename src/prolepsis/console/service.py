@@ -7,7 +7,7 @@ from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from prolepsis.core.ended import End, RequestEnded
+from prolepsis.core.ended import FAILED, End, RequestEnded
 from prolepsis.statistics.percentile import percentile
 
 LATELY_S, LONG_S = 300.0, 3600.0
@@ -16,7 +16,6 @@ BURNS = 14.4
 """Times the budget."""
 _SPAN_S = 15.0
 _LATENCIES = 2048
-_FAILED: tuple[End, ...] = ("failed", "aborted")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +60,7 @@ class ServiceReply:
     ends: dict[End, int]
     """Admitted requests by their end."""
     num_judged: int
-    """Those that are finished or failed: others ended by what their clients did."""
+    """Those that are finished, failed or aborted: others ended by what their clients did."""
     num_failed: int
     first_token_s: list[float | None]
     """From arrival."""
@@ -99,8 +98,8 @@ class ServiceLevel:
         """Count a request that has ended; `now` is Unix time, which may be set back."""
         span = self._span(now)
         span.ends[ended.end] += 1
-        if ended.end == "finished" or ended.end in _FAILED:
-            span.judged[ANSWERED, "", ended.end in _FAILED] += 1
+        if ended.end == "finished" or ended.end in FAILED:
+            span.judged[ANSWERED, "", ended.end in FAILED] += 1
         for prompt in ended.prompts:
             if prompt.answer not in ("complete", "cut"):
                 continue
@@ -125,8 +124,8 @@ class ServiceLevel:
         ends: Counter[End] = sum((one.ends for one in self._since(now - LATELY_S)), Counter())
         return ServiceReply(
             ends=dict(ends),
-            num_judged=ends["finished"] + sum(ends[end] for end in _FAILED),
-            num_failed=sum(ends[end] for end in _FAILED),
+            num_judged=ends["finished"] + sum(ends[end] for end in FAILED),
+            num_failed=sum(ends[end] for end in FAILED),
             first_token_s=_middle_and_most([one.first_token_s for one in times]),
             per_token_s=_middle_and_most([one.per_token_s for one in times]),
             total_s=_middle_and_most([one.total_s for one in times]),

@@ -21,6 +21,8 @@ End = Literal[
     "left",  # the client went away
     "refused",  # by the engine, for a fault of the caller
 ]
+FAILED: tuple[End, ...] = ("failed", "aborted")
+"""What availability counts as a failure: other ends are finished, or were made by the client."""
 
 Answer = Literal[
     "complete",  # the engine finished it

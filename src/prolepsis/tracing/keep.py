@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from typing import Literal
 
-from prolepsis.core.ended import End, PromptEnded, RequestEnded
+from prolepsis.core.ended import FAILED, End, PromptEnded, RequestEnded
 from prolepsis.core.stats import EffectiveReason, PlainReason
 
 Kept = Literal["sampled", "error", "fallback", "mismatch"]
@@ -35,7 +35,7 @@ def why_kept(ended: RequestEnded) -> Kept | None:
 
 def is_error(end: End) -> bool:
     """Return whether a request ended without its answer while its client waited, and was no faulty one."""
-    return end in ("failed", "expired", "aborted")
+    return end in (*FAILED, "expired")
 
 
 def fallback_reasons(prompt: PromptEnded) -> list[str]:
