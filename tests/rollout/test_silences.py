@@ -1,6 +1,7 @@
 """A stage of a rollout mutes tickets about acceptance, and only while it lasts."""
 
 import shutil
+import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from datetime import datetime
@@ -59,10 +60,15 @@ class Replica:
             self.registry,
             emit=self.audited.append,
             deployment=lambda: deployment,
-            labels=lambda: {"model": ["tiny"], "region": ["eu"], "instance": [instance]},
+            labels=lambda: {"model": ["tiny"], "region": ["eu"], "instance": [self._resolved(instance)]},
             clock=lambda: self.now,
         )
         self.rollouts.listen(self.silences.on_change)
+
+    def _resolved(self, instance: str) -> str:
+        """Return the instance as after a question to a name server, which may hang."""
+        assert threading.current_thread() is not threading.main_thread(), "the event loop waits for no name server"
+        return instance
 
     async def steer(self, *commands: str) -> None:
         """Carry out commands, and tell Alertmanager after each."""

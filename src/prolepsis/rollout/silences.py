@@ -88,10 +88,10 @@ class Silences(Feature):
         labels: Callable[[], Mapping[str, Collection[str]]] = dict,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`deployment`: name of the servers that share these rollouts; it may block, and raise `StoreUnavailable`.
+        """`deployment`: name of the servers that share these rollouts; it may raise `StoreUnavailable`.
 
-        `labels`: those of their alerts, with the values that are theirs. `clock`: Unix time. Raises `ConfigError` for
-        an invalid address.
+        `labels`: those of their alerts, with the values that are theirs. Both may block: they run in a thread of their
+        own. `clock`: Unix time. Raises `ConfigError` for an invalid address.
         """
         check_alertmanager(url)
         self._url = url
@@ -167,7 +167,7 @@ class Silences(Feature):
                 self._record("rollout.silence_expired", event, {"silence": posted.id, "because": event.kind})
 
     async def _post(self, http: httpx.AsyncClient, due: _Due, author: str) -> None:
-        labels = {**self._labels(), "rule": [due.rollout.target.rule]}
+        labels = {**await asyncio.to_thread(self._labels), "rule": [due.rollout.target.rule]}
         silence = silence_of(due.rollout, self._clock(), author, labels)
         reply = await http.post(f"{_PATH}s", json=silence)
         created = Created.model_validate_json(reply.raise_for_status().content)
