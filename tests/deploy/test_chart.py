@@ -19,7 +19,6 @@ from prolepsis.api.run import ABORT_GRACE_S
 from prolepsis.cli.config import field_names, load_settings
 from prolepsis.core.config import ServerConfig
 from prolepsis.store.signing import FILE_NAME
-from prolepsis.web.caller import ROLES
 from tests.deploy.written import CHART, image_variables, read_yaml
 
 TWO_POOLS = {
@@ -117,14 +116,10 @@ def test_writes_go_to_volumes_and_the_root_is_read_only(objects: list[dict[str, 
 
 
 def test_the_secret_has_the_names_that_the_code_uses(objects: list[dict[str, Any]]) -> None:
-    roles = {f"{role}.key" for role in ROLES}
     for one in of_kind(objects, "Deployment").values():
         spec = one["spec"]["template"]["spec"]
         [volume] = [volume["secret"] for volume in spec["volumes"] if "secret" in volume]
-        keys = {item["key"] for item in volume["items"]}
-        assert keys - roles == {default_key_file().name, FILE_NAME}
-        [probe] = server_container(spec)["readinessProbe"]["exec"]["command"][1:]
-        assert Path(probe).name in keys & roles
+        assert {item["key"] for item in volume["items"]} == {default_key_file().name, FILE_NAME}
         read = [
             entry["valueFrom"]["secretKeyRef"]["key"] for entry in server_container(spec)["env"] if "valueFrom" in entry
         ]
