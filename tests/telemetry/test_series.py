@@ -13,7 +13,7 @@ import pytest
 from prolepsis.core.ended import AssignedArm, Assignment, RequestAbout, RequestEnded
 from prolepsis.core.stats import Mode, ProposerCounts, RequestStats
 from prolepsis.telemetry.declare import MetricsRegistry
-from prolepsis.telemetry.labels import OTHER
+from prolepsis.telemetry.labels import LABELS, OTHER
 from prolepsis.telemetry.metrics import Metrics
 from prolepsis.vllm.served import ARGUMENTS
 from tests.telemetry.servers import server_with_everything
@@ -52,6 +52,12 @@ def test_only_one_module_makes_series() -> None:
         if kinds & set(re.findall(r"\w+", " ".join(imports.findall(path.read_text()))))
     ]
     assert [path.name for path in sources] == ["declare.py"]
+
+
+def test_the_documented_bounds_of_labels_are_those_that_hold() -> None:
+    bounds = dict(re.findall(r"^\| (\w+) \| [^|]+ \| (\d+) \|$", PAGE.read_text(), re.MULTILINE))
+    assert "traffic_class" in bounds
+    assert {label: int(most) for label, most in bounds.items()} == {label: LABELS[label].most for label in bounds}
 
 
 def test_the_documented_series_are_those_that_are_declared(registry: MetricsRegistry) -> None:
