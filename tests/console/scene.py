@@ -103,13 +103,15 @@ class SceneEngine(FakeEngineClient):
     def __init__(self) -> None:
         super().__init__(self._say, INFO)
         self.installed = HEADS
+        self.step_s = 0.0
+        """Time that a step really takes, whatever the figures say."""
         self.memory = (ProposerMemory("draft_head", 10_400_000, 2_000_000), ProposerMemory("suffix", index=4_000_000))
         self.counts = (
             TrafficClassCounts("suffix", CHAT, num_asked=400, num_judged=300, num_right=180, num_rounds=120),
             TrafficClassCounts("draft_head", CHAT, num_asked=900, num_judged=800, num_right=420, num_rounds=300),
         )
 
-    def _say(self, request: GenerateRequest) -> Iterable[Event]:
+    def _say(self, request: GenerateRequest) -> Iterable[Event | float]:
         position, steps = 0, self._steps(request)
         for number, (drafted, accepted) in enumerate(steps):
             last = number + 1 == len(steps)
@@ -119,6 +121,7 @@ class SceneEngine(FakeEngineClient):
                 proposed = Proposed(tuple(range(65, 65 + drafted)), tuple(range(-1, drafted - 1)), name)
             part = tuple(97 + (position + i) % 26 for i in range(accepted + 1))
             reason: FinishReason | None = "stop" if last else None
+            yield self.step_s
             yield Tokens(request.request_id, 0, part, None, reason, position=position, proposed=proposed)
             position += len(part)
         yield Finished(request.request_id, self._stats(request, position))

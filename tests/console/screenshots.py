@@ -19,6 +19,8 @@ from tests.console.scene import Scene, add_replica, scene
 from tests.console.served import ASKED, served, served_scene, traffic
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images" / "console"
+STEP_S = 0.0148
+"""Eight of them are as long as an answer takes by its figures."""
 
 
 def an_hour(url: str, site: Scene) -> None:
@@ -49,9 +51,13 @@ def a_rollout(url: str, site: Scene) -> str:
     return f"/console/rollouts/{rollout['id']}"
 
 
-def a_request(url: str) -> str:
-    """Return the page of a request that speculated."""
+def a_request(url: str, site: Scene) -> str:
+    """Serve a request that speculates and takes the time that the engine's figures say; return its page."""
+    path, asked = ASKED[0]
     with httpx.Client(base_url=url) as http:
+        site.engine.step_s = STEP_S
+        http.post(path, json={"model": "tiny", "max_tokens": 64, **asked}).raise_for_status()
+        site.engine.step_s = 0.0
         requests = http.get("/admin/recent?last=20").json()["requests"]
     name = next(one["record"]["request_id"] for one in requests if one["record"]["policy_rule"] == "chat")
     return f"/console/requests/{name}"
@@ -80,7 +86,7 @@ def pictures_of_the_pages(browser: Browser) -> None:
         page = browser.new_page(viewport={"width": 1100, "height": 760})
         an_hour(url, site)
         keep(page, "overview", f"{url}/console")
-        keep(page, "request", url + a_request(url))
+        keep(page, "request", url + a_request(url, site))
         keep(page, "rollout", url + a_rollout(url, site))
 
 
