@@ -1,9 +1,11 @@
 """Figures of a period, from records."""
 
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
 
+from prolepsis.core.ended import End
 from prolepsis.core.traffic_sums import Drafted
 from prolepsis.cost.device_time import DeviceCost
 from prolepsis.cost.history import store_periods
@@ -11,7 +13,9 @@ from prolepsis.incident.period import Period
 from prolepsis.incident.week import NO_CLASS, Figures, Spent, figures
 from prolepsis.store import records
 from prolepsis.store.database import Database
+from prolepsis.store.records import RequestRecord, request_record
 from tests.store.fakes import record
+from tests.tracing.ended import prompt_ended, request_ended
 
 PERIOD = Period(datetime.fromtimestamp(1000, UTC), datetime.fromtimestamp(2000, UTC))
 
@@ -36,6 +40,29 @@ def test_only_requests_that_ended_in_the_period_count(database: Database) -> Non
     assert found.proposers == {("chat", "suffix"): Drafted(12, 10)}
     assert found.errors == {"overloaded": 1}
     assert found.total.num_requests == 3
+
+
+def test_what_clients_ended_or_spelt_wrongly_has_not_failed(database: Database) -> None:
+    ends: dict[End, str | None] = {
+        "finished": None,
+        "failed": "engine_error",
+        "aborted": None,
+        "expired": "deadline_exceeded",
+        "left": None,
+        "refused": "grammar_failed",
+    }
+    about = request_ended().about
+    written = [
+        RequestRecord({**one.row, "ended_at": 1500.0})
+        for end, error in ends.items()
+        for one in [request_record(about, replace(prompt_ended(end=end), error=error))]
+    ]
+    with database.write() as connection:
+        records.add(connection, written)
+    with database.read() as connection:
+        found = figures(connection, PERIOD)
+    assert (found.total.num_requests, found.total.num_failed) == (6, 2)
+    assert found.errors == {"engine_error": 1, "aborted": 1}
 
 
 def test_cost_is_summed_by_currency(database: Database) -> None:

@@ -161,7 +161,7 @@ def _details(served: _Served, content: AuditContent, decode: Decode, info: Engin
     stats, assignment = prompt.stats, about.assignment
     salt, kept, rounds = secrets.token_hex(16), plain(recorded), _rounds(prompt.tokens)
     details: dict[str, object] = {
-        "end": "failed" if prompt.end == "refused" else prompt.end,
+        "end": prompt.end,
         "error": prompt.error,
         "answer_id": about.answer_id,
         "http_request_id": about.http_request_id or None,

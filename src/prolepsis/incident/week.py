@@ -7,6 +7,7 @@ from typing import Any
 
 from sqlalchemy import Connection, case, func, select
 
+from prolepsis.core.ended import FAILED
 from prolepsis.core.traffic_sums import Drafted, TrafficSums
 from prolepsis.incident.period import Period
 from prolepsis.store.tables import cost_periods, request_records
@@ -42,7 +43,7 @@ class Figures:
     proposers: Mapping[tuple[str, str], Drafted] = field(default_factory=dict)
     """By traffic class and proposer."""
     errors: Mapping[str, int] = field(default_factory=dict)
-    """Failed requests by the code of the error."""
+    """Failed requests by the code of the error; `aborted`: by the server."""
     spent: tuple[Spent, ...] = ()
 
     @property
@@ -56,11 +57,12 @@ def figures(connection: Connection, period: Period) -> Figures:
     """Return the figures of requests that ended in a period."""
     of = request_records.c
     here = (of.ended_at >= period.start.timestamp()) & (of.ended_at < period.end.timestamp())
-    errors = select(of.error, func.count()).where(here, of.terminal == "failed").group_by(of.error)
+    why = func.coalesce(of.error, of.terminal)
+    errors = select(why, func.count()).where(here, of.terminal.in_(FAILED)).group_by(why)
     return Figures(
         classes=_classes(connection, here),
         proposers=_proposers(connection, here),
-        errors={row[0] or "unknown": row[1] for row in connection.execute(errors)},
+        errors={row[0]: row[1] for row in connection.execute(errors)},
         spent=_spent(connection, period),
     )
 
@@ -70,7 +72,7 @@ def _classes(connection: Connection, here: Any) -> dict[str, Traffic]:
     device = sum((of[f"device_{kind}_s"] for kind in ("plain", "verify", "propose", "host")), of.device_prefill_s)
     sums = (
         func.count(),
-        func.sum(case((of.terminal == "failed", 1), else_=0)),
+        func.sum(case((of.terminal.in_(FAILED), 1), else_=0)),
         *(func.sum(of[name]) for name in ("num_output_tokens", "num_draft_tokens", "num_accepted")),
         func.sum(case((of.predicted_plain_s > 0, device), else_=0.0)),
         func.coalesce(func.sum(of.predicted_plain_s), 0.0),

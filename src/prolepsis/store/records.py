@@ -42,7 +42,7 @@ def request_record(about: RequestAbout, prompt: PromptEnded, *, prices_version: 
             "traffic_class": prompt.request.traffic_class or None,
             "rollout_run": assignment.rollout_run if assignment else None,
             "arm": assignment.arm if assignment else None,
-            "terminal": "failed" if prompt.end == "refused" else prompt.end,
+            "terminal": prompt.end,
             "error": prompt.error,
             "proposers": _plain(stats.proposers),
             "shadow": _plain(stats.shadow),
