@@ -12,6 +12,7 @@ from urllib.parse import quote
 import httpx
 import pytest
 
+from prolepsis.api.service_health import LEAST_REQUESTS
 from prolepsis.console.routes import NAVIGATION
 from prolepsis.console.traffic import TrafficFeature
 from prolepsis.core.ended import End, RequestEnded
@@ -317,6 +318,17 @@ async def test_an_engine_that_is_not_ready_needs_attention(open_scene: Scene, br
     http = browse(open_scene)
     open_scene.engine.reported = replace(open_scene.engine.reported, ready=False, detail="a step lasts for 61 s")
     assert "The engine is not ready: a step lasts for 61 s." in (await http.get("/console")).text
+
+
+async def test_a_server_whose_requests_fail_needs_attention(open_scene: Scene, browse: Browse) -> None:
+    http, health = browse(open_scene), feature_of(open_scene, "service_health")
+    for _ in range(LEAST_REQUESTS):
+        health.on_request_end(RequestEnded(about=ABOUT, end="failed", error="engine_error", prompts=()))
+    page = (await http.get("/console")).text
+    failing = "8 of the last 8 requests failed, the last of them with engine_error"
+    assert f"The server is not ready, so load balancers send it no requests: {failing}." in page
+    assert f"Requests fail: {failing}" in page
+    assert 'Alert RequestsFail:</span> <a href="/console/runbooks/availability">runbook</a>' in page
 
 
 async def test_flags_are_shown_set_and_cleared(open_scene: Scene, browse: Browse) -> None:

@@ -1,6 +1,6 @@
 """The first page: is it healthy, does it pay, what needs a person."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol, get_args
 
@@ -67,12 +67,24 @@ class Load(Protocol):
 
 
 def declare_overview(
-    pages: Pages, client: EngineClient, load: Load, store: Store | None, runbooks: Mapping[str, Runbook]
+    pages: Pages,
+    client: EngineClient,
+    load: Load,
+    store: Store | None,
+    runbooks: Mapping[str, Runbook],
+    *,
+    failing: Callable[[], str],
 ) -> None:
-    """`runbooks`: by alert."""
+    """`failing`: why the server is not ready by what requests get, empty if it is; `runbooks`: by alert."""
 
     async def overview(visit: Visit) -> Page:
         traffic, changes = await visit.read(TrafficReply, "/admin/traffic"), await recent_changes(visit)
+        own = [
+            *_of_engine(client.health(), client.info),
+            *_of_failing(failing()),
+            *_of_service(traffic.service),
+            *_store_attention(store),
+        ]
         values = {
             "health": load.health(),
             "queue_age_s": load.demand.queue_age_s,
@@ -82,7 +94,7 @@ def declare_overview(
             "service": traffic.service,
             "charts": charts(traffic.spans, changes),
             "changes": changes,
-            "attention": await _attention(visit, client, traffic.service, store, runbooks),
+            "attention": await _attention(visit, own, runbooks),
             "alerts": await visit.section(AlertsReply, "/admin/alerts"),
             "runbooks": runbooks,
             "correctness": await visit.section(CorrectnessReply, "/admin/correctness"),
@@ -128,10 +140,11 @@ def charts(spans: Sequence[Span], changes: Section[ChangesReply], width_s: float
     ]
 
 
-async def _attention(
-    visit: Visit, client: EngineClient, service: ServiceReply, store: Store | None, runbooks: Mapping[str, Runbook]
-) -> list[Attention]:
-    """Return what asks for a person, the most urgent first; parts that the caller may not see are left out."""
+async def _attention(visit: Visit, own: Sequence[Attention], runbooks: Mapping[str, Runbook]) -> list[Attention]:
+    """Return what asks for a person, the most urgent first; parts that the caller may not see are left out.
+
+    `own`: what no route of its own says.
+    """
     kill = await visit.section(KillStatus, "/admin/kill")
     breakers = await visit.section(BreakersReply, "/admin/breakers")
     drift = await visit.section(DriftReply, "/admin/drift")
@@ -140,8 +153,7 @@ async def _attention(
     correctness = await visit.section(CorrectnessReply, "/admin/correctness")
     alerts = await visit.section(AlertsReply, "/admin/alerts")
     found = [
-        *_of_engine(client.health(), client.info),
-        *_of_service(service),
+        *own,
         *(_of_kill(kill.value) if kill.value else ()),
         *(_of_correctness(correctness.value) if correctness.value else ()),
         *(_of_rollouts(rollouts.value) if rollouts.value else ()),
@@ -149,7 +161,6 @@ async def _attention(
     ]
     if policy.value is not None and policy.value.fault:
         found.append(Attention("warn", f"The policy's source is not in use: {policy.value.fault}", "/console/policy"))
-    found += _store_attention(store)
     firing = list(_of_alerts(alerts.value, runbooks)) if alerts.value else []
     return sorted(_joined(found, firing), key=lambda one: _URGENCIES.index(one.urgency))
 
@@ -162,6 +173,12 @@ def _joined(found: Sequence[Attention], firing: Sequence[Attention]) -> Iterator
         yield replace(one, urgency=min(others, key=_URGENCIES.index))
     known = {one.alert for one in found}
     yield from (one for one in firing if not one.alert or one.alert not in known)
+
+
+def _of_failing(failing: str) -> Iterator[Attention]:
+    if failing:
+        text = f"The server is not ready, so load balancers send it no requests: {failing}."
+        yield Attention("bad", text, "/console/requests", "RequestsFail")
 
 
 def _of_service(service: ServiceReply) -> Iterator[Attention]:

@@ -84,7 +84,7 @@ def console_routes(admin: Sequence[Route], parts: ConsoleParts) -> Sequence[Rout
     manual = runbooks()
     declare_sign_in(pages, parts.emit)
     declare_acts(pages)
-    declare_overview(pages, parts.client, parts.load, parts.store, by_alert(manual))
+    declare_overview(pages, parts.client, parts.load, parts.store, by_alert(manual), failing=parts.failing)
     declare_traffic(pages)
     declare_rollouts(pages)
     declare_policy(pages)
