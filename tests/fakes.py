@@ -63,6 +63,9 @@ class TableCache:
         begin = source * PAGE_SIZE
         self.slots[target * PAGE_SIZE : (target + 1) * PAGE_SIZE] = self.slots[begin : begin + PAGE_SIZE]
 
+    def clear_page(self, page: int) -> None:
+        self.slots[page * PAGE_SIZE : (page + 1) * PAGE_SIZE] = [(-1, -1)] * PAGE_SIZE
+
     def move(self, pages: Sequence[int], moves: Sequence[tuple[int, int]]) -> None:
         for source, target in moves:
             self.slots[slot_of(pages, target)] = self.slots[slot_of(pages, source)]
@@ -210,7 +213,8 @@ def build_as(kind: type[E], setup: EngineSetup) -> E:
     """Return an engine of a subclass."""
     model = setup.model
     cache = model.make_cache(setup.num_pages)
-    paging = Paging(PagePool(setup.num_pages, PAGE_SIZE, prefix_cache=setup.prefix_cache), cache.copy_page)
+    pool = PagePool(setup.num_pages, PAGE_SIZE, prefix_cache=setup.prefix_cache)
+    paging = Paging(pool, cache.copy_page, cache.clear_page)
     limits = SchedulerLimits(
         setup.max_sequences, setup.max_step_tokens, setup.max_model_len, VOCAB, model.info.eos_token_ids
     )

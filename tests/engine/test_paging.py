@@ -14,7 +14,7 @@ def sequence_of(tokens: list[int], n: int = 1) -> list[SequenceState]:
 
 def make(num_pages: int) -> tuple[Paging, list[tuple[int, int]]]:
     copies: list[tuple[int, int]] = []
-    return Paging(PagePool(num_pages, SIZE), lambda a, b: copies.append((a, b))), copies
+    return Paging(PagePool(num_pages, SIZE), lambda a, b: copies.append((a, b)), lambda page: None), copies
 
 
 def _computed(paging: Paging, tokens: list[int]) -> int:

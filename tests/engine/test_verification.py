@@ -1,17 +1,20 @@
 """Verification of a step: an answer whose logits are no numbers fails alone."""
 
 import math
+from bisect import bisect_right
+from dataclasses import replace
 
 import pytest
 from torch import Tensor
 
 from prolepsis.core.errors import NotFinite
 from prolepsis.core.events import Failed, Finished
+from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.core.requests import SamplingParams
 from prolepsis.engine.verification import Verification
 from prolepsis.models.protocol import Batch, KVCache
 from prolepsis.sampling.sampler import Sampler
-from tests.fakes import EOS, VOCAB, EngineSetup, TableModel, build, outputs, request, run, terminals
+from tests.fakes import EOS, VOCAB, EngineSetup, TableCache, TableModel, build, outputs, request, run, terminals
 
 DAMAGED = 7
 
@@ -39,3 +42,43 @@ def test_logits_that_are_no_numbers_fail_their_request_alone(temperature: float,
     assert isinstance(failed.error, NotFinite)
     assert isinstance(ends["whole"], Finished)
     assert len(outputs(events)["whole", 0]) == 5
+
+
+class SpoiltCache(TableCache):
+    """Pages with what is no number: where a `DAMAGED` token was written, until they are cleared."""
+
+    @property
+    def spoilt(self) -> set[int]:
+        return {i // PAGE_SIZE for i, (token, _) in enumerate(self.slots) if token == DAMAGED}
+
+
+class PoisonedModel(DamagedModel):
+    """Sums over whole pages, so that one that stores what is no number spoils the rows of all that hold it."""
+
+    def make_cache(self, num_pages: int) -> SpoiltCache:
+        return SpoiltCache(num_pages)
+
+    def forward(self, batch: Batch, cache: KVCache) -> Tensor:
+        assert isinstance(cache, SpoiltCache)
+        logits = super().forward(batch, cache)
+        starts = batch.starts.tolist()
+        for i, row in enumerate(batch.logit_rows.tolist()):
+            pages = batch.pages[bisect_right(starts, row) - 1]
+            if cache.spoilt & set(pages.tolist()):
+                logits[i] = math.nan
+        return logits
+
+
+@pytest.mark.parametrize(
+    ("prompt", "bias", "n"), [([DAMAGED] * 3 * PAGE_SIZE, -100.0, 1), ([1] * (PAGE_SIZE + 9), 100.0, 2)]
+)
+def test_pages_of_a_request_whose_logits_are_no_numbers_are_cleared_before_others_get_them(
+    prompt: list[int], bias: float, n: int
+) -> None:
+    verifier = Verification(Sampler(VOCAB, (EOS,)), max_model_len=128)
+    engine = build(EngineSetup(model=PoisonedModel(), verifier=verifier, num_pages=4, max_model_len=128))
+    params = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True, logit_bias=((DAMAGED, bias),))
+    assert isinstance(terminals(run(engine, request("damaged", prompt, params, n=n)))["damaged"], Failed)
+    whole = replace(params, logit_bias=((DAMAGED, -100.0),))
+    ends = terminals(run(engine, *(request(str(i), [1, 2, i], whole) for i in range(3))))
+    assert all(isinstance(end, Finished) for end in ends.values())

@@ -138,6 +138,16 @@ def test_neighbours_and_copied_pages_change_nothing(name: str) -> None:
     same(run(target, cache, one([5], 40, [more[3], *pages[1:]])), alone)
 
 
+def test_a_cleared_page_is_as_good_as_a_new_one() -> None:
+    """What a row must not see is multiplied by 0, which makes no number of what is none."""
+    target, _ = pair("llama")
+    text, cache, fresh = one(tokens(7, 8), 0, [1]), target.make_cache(2), target.make_cache(2)
+    cache.tensor.fill_(torch.nan)
+    assert not run(target, cache, text).isfinite().all()
+    cache.clear_page(1)
+    same(run(target, cache, text), run(target, fresh, text))
+
+
 def test_a_page_of_all_layers_lies_side_by_side() -> None:
     target, _ = pair("llama")
     cache = target.make_cache(3)

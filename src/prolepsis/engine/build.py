@@ -255,13 +255,17 @@ def _scheduler(
 
 
 def _pages(config: EngineConfig, num_pages: int, *caches: KVCache | DraftHeadSlot) -> Paging:
-    """Return the paging of sequences; a page is copied in all caches that have one of its number."""
+    """Return the paging of sequences; a page is copied and cleared in all caches that have one of its number."""
 
     def copy(source: int, target: int) -> None:
         for cache in caches:
             cache.copy_page(source, target)
 
-    return Paging(PagePool(num_pages, PAGE_SIZE, prefix_cache=config.prefix_cache), copy)
+    def clear(page: int) -> None:
+        for cache in caches:
+            cache.clear_page(page)
+
+    return Paging(PagePool(num_pages, PAGE_SIZE, prefix_cache=config.prefix_cache), copy, clear)
 
 
 def proposer_names(config: EngineConfig) -> tuple[str, ...]:

@@ -64,6 +64,11 @@ class DraftHeadSlot:
         if self.head is not None:
             self.head.copy_page(source, target)
 
+    def clear_page(self, page: int) -> None:
+        """Follow the target's cache: one page was filled with zeros."""
+        if self.head is not None:
+            self.head.clear_page(page)
+
     def load(self, name: str) -> tuple[SwapHead, Future[HeadSwapped]]:
         """Load a head; return the message that activates it, and the future result. Takes a second or so.
 

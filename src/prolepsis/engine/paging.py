@@ -7,11 +7,14 @@ from prolepsis.kv.pages import PagePool, extend_hashes
 
 
 class Paging:
-    """Moves pages between the pool and sequences; `copy_page` copies what a page stores (`KVCache.copy_page`)."""
+    """Moves pages between the pool and sequences; what they store is copied and cleared as in a `KVCache`."""
 
-    def __init__(self, pool: PagePool, copy_page: Callable[[int, int], None]) -> None:
+    def __init__(
+        self, pool: PagePool, copy_page: Callable[[int, int], None], clear_page: Callable[[int], None]
+    ) -> None:
         self.pool = pool
         self._copy_page = copy_page
+        self._clear_page = clear_page
 
     def start(self, sequence: SequenceState, reserve: int) -> bool:
         """Give a sequence without pages all that its tokens need, computed ones if the index has them.
@@ -83,6 +86,17 @@ class Paging:
         self.pool.release(reversed(sequence.pages))
         sequence.pages = []
         sequence.num_computed = sequence.num_published = 0
+
+    def clear(self, sequence: SequenceState) -> None:
+        """Fill with zeros, and take out of the index, the pages that no other sequence holds.
+
+        Attention multiplies what a row must not see by 0, so a stored value that is no number would reach the row of
+        the next holder.
+        """
+        for page in sequence.pages:
+            if not self.pool.is_shared(page):
+                self.pool.make_writable(page)
+                self._clear_page(page)
 
     def _own(self, sequence: SequenceState, i: int) -> None:
         page = sequence.pages[i]

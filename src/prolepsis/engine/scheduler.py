@@ -502,7 +502,10 @@ class Scheduler:
 
     def _close(self, request: Request, terminal: Terminal, now: float) -> None:
         """End the sequences of a request that still live, and emit its last event."""
+        is_spoilt = isinstance(terminal, Failed) and isinstance(terminal.error, NotFinite)
         for sequence in request.live:
+            if is_spoilt:
+                self._paging.clear(sequence)
             self._stop(sequence, now)
             sequence.ended = True
             self._ended.append(sequence)

@@ -119,6 +119,9 @@ class KVCache(Protocol):
     def copy_page(self, source: int, target: int) -> None:
         """Copy one page over all layers (copy-on-write)."""
 
+    def clear_page(self, page: int) -> None:
+        """Fill one page with zeros over all layers."""
+
     def move(self, pages: Sequence[int], moves: Sequence[tuple[int, int]]) -> None:
         """Within one sequence's `pages`, copy slot `source` to slot `target` for each (source, target), in order.
 

@@ -59,7 +59,7 @@ def assemble(
     limits = SchedulerLimits(
         config.max_requests, config.max_step_tokens, max_model_len, info.vocab_size, facts.eos_token_ids
     )
-    paging = Paging(PagePool(facts.num_blocks, facts.block_size, prefix_cache=False), _no_copy)
+    paging = Paging(PagePool(facts.num_blocks, facts.block_size, prefix_cache=False), _no_copy, _no_clearing)
     scheduler = Scheduler(limits, paging, plan, tokenizer, grammars)
     sampler = Sampler(info.vocab_size, facts.eos_token_ids)
     parts = EngineParts(
@@ -94,3 +94,7 @@ def _proposers(config: EngineConfig, vocab_size: int) -> ProposerSet:
 
 def _no_copy(source: int, target: int) -> None:
     """The data plane copies for itself."""
+
+
+def _no_clearing(page: int) -> None:
+    """The data plane's blocks are its own: its attention answers for what they store."""

@@ -31,6 +31,16 @@ def test_copy_page_copies_one_page() -> None:
         assert torch.equal(tensor[1:], old[1:])
 
 
+def test_clear_page_fills_one_page_with_zeros() -> None:
+    cache = filled(3)
+    cache.keys[0][1, 2] = torch.nan
+    before = [t.clone() for t in (*cache.keys, *cache.values)]
+    cache.clear_page(1)
+    for tensor, old in zip((*cache.keys, *cache.values), before, strict=True):
+        assert not tensor[1].any()
+        assert torch.equal(tensor[[0, 2]], old[[0, 2]])
+
+
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(0, 2 * PAGE_SIZE - 1), unique=True, min_size=1, max_size=8).map(sorted), st.integers(0, 9))
 def test_move_equals_copying_in_order(sources: list[int], first: int) -> None:

@@ -40,6 +40,8 @@ class FakeKV:
             if source * PAGE_SIZE + i in self.slots:
                 self.slots[target * PAGE_SIZE + i] = self.slots[source * PAGE_SIZE + i]
 
+    def clear_page(self, page: int) -> None: ...
+
     def move(self, pages: object, moves: object) -> None: ...
 
     def hold(self, sequence: FakeSequence) -> None:

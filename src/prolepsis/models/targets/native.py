@@ -45,6 +45,10 @@ class NativeCache:
         """Copy one page over all layers."""
         self.tensor[:, target] = self.tensor[:, source]
 
+    def clear_page(self, page: int) -> None:
+        """Fill one page with zeros over all layers."""
+        self.tensor[:, page] = 0
+
     def move(self, pages: Sequence[int], moves: Sequence[tuple[int, int]]) -> None:
         """Copy slots within one sequence (`KVCache.move`)."""
         self._module.move_slots(self.tensor, list(pages), list(moves))

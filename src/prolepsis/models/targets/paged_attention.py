@@ -55,6 +55,11 @@ class PlainCache:
         for tensor in (*self.keys, *self.values):
             tensor[target] = tensor[source]
 
+    def clear_page(self, page: int) -> None:
+        """Fill one page with zeros over all layers."""
+        for tensor in (*self.keys, *self.values):
+            tensor[page] = 0
+
     def move(self, pages: Sequence[int], moves: Sequence[tuple[int, int]]) -> None:
         """Copy slots within one sequence (`KVCache.move`).
 

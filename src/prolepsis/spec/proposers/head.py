@@ -62,6 +62,10 @@ class HeadProposer(Proposer):
         self._cache.copy_page(source, target)
         self._slots.copy_page(source, target)
 
+    def clear_page(self, page: int) -> None:
+        """Follow the target's cache: one page was filled with zeros."""
+        self._cache.clear_page(page)
+
     def take(self, states: Sequence[HiddenStates]) -> None:
         """Keep the hidden states; write the slots of sequences asked for drafts whose last page became full."""
         with self._forgetting([part.sequence for part in states]):
