@@ -7,9 +7,10 @@ import pytest
 from prolepsis.core.continuation import Continuation
 from prolepsis.core.errors import ContextTooLong, InvalidParameter, OtherExactGroup, ProlepsisError
 from prolepsis.core.events import Failed, Finished
+from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams
 from prolepsis.engine.step import Engine
-from tests.fakes import EOS, VOCAB, EngineSetup, build, drain, request, submit, terminals
+from tests.fakes import EOS, VOCAB, EngineSetup, build, drain, request, run, submit, terminals
 from tests.grammar.tiny import few_tokens, grammars
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
@@ -113,3 +114,20 @@ def test_outside_its_exact_group_it_is_refused_or_marked() -> None:
     end = terminals(drain(engine))["r"]
     assert isinstance(end, Finished)
     assert end.stats.not_exact == ("forward other recorded, table here",)
+
+
+@pytest.mark.parametrize("num_turns", [0, 1])
+def test_a_sample_has_pages_for_the_tokens_that_a_displaced_request_leaves_it(num_turns: int) -> None:
+    """The second sample has its prompt's page, and reads what it emitted; a place is taken from `low` meanwhile."""
+    engine = build(EngineSetup(max_sequences=3, max_step_tokens=PAGE_SIZE + 3))  # two rows decode, the rest ends a page
+    params = replace(GREEDY, max_tokens=200)
+    for number in range(num_turns):  # prompts are read in another order in every other pass
+        run(engine, request(f"before {number}", [1], replace(GREEDY, max_tokens=1)))
+    submit(engine, request("low", [1], params, priority=5))
+    engine.step()
+    source = request("r", [2] * PAGE_SIZE, params, n=2)
+    emitted = ((1,), (1,) * 3 * PAGE_SIZE)
+    submit(engine, replace(source, continue_from=Continuation(emitted=emitted, group=engine.info.exact_group)))
+    engine.step()
+    submit(engine, request("better", [3], params, priority=3))
+    assert all(isinstance(end, Finished) for end in terminals(drain(engine)).values())

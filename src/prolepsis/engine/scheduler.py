@@ -299,9 +299,11 @@ class Scheduler:
                 self.fail(request_id, DeadlineExceeded.unfinished(limit_s), now)
 
     def _make_room(self, sequence: SequenceState, step: _Step, now: float) -> bool:
-        """Get pages for the sequence's next tokens, preempting lower-ranked ones; False if it is the lowest itself."""
-        num_slots = sequence.num_computed + min(sequence.num_pending, step.budget)
-        while not self._paging.grow(sequence, num_slots):
+        """Get pages for the sequence's tokens, preempting lower-ranked ones; False if it is the lowest itself.
+
+        For all of them, as at its start: how many it computes in this step is not known yet.
+        """
+        while not self._paging.grow(sequence, len(sequence.tokens)):
             victim = self.running[-1]
             self._preempt(victim, step, now)
             if victim is sequence:
