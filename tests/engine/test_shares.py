@@ -21,8 +21,8 @@ def of(tenant: str, source: GenerateRequest) -> GenerateRequest:
     return replace(source, kill_scopes=frozenset({kill_scope("tenant", tenant)}))
 
 
-def large(n: int = 40, name: str = "large", tenant: str = "a") -> GenerateRequest:
-    return of(tenant, request(name, [1, 2, 3], LARGE, n=n, priority=1))
+def large(n: int = 40, name: str = "large", tenant: str = "a", priority: int = 1) -> GenerateRequest:
+    return of(tenant, request(name, [1, 2, 3], LARGE, n=n, priority=priority))
 
 
 def opened() -> Engine:
@@ -50,13 +50,14 @@ def test_alone_it_takes_all_places() -> None:
     check_outputs(events + drain(engine), source)
 
 
-@pytest.mark.parametrize("priority", [0, 1])
-def test_short_requests_of_others_never_wait_for_it(priority: int) -> None:
+@pytest.mark.parametrize(("own", "others"), [(1, (0,)), (1, (1,)), (0, (1,)), (0, (1, 0))])
+def test_short_requests_of_others_never_wait_for_it(own: int, others: tuple[int, ...]) -> None:
     """Also the hundredth: a spare sample that gave way gives way again."""
-    engine, source = opened(), large()
+    engine, source = opened(), large(priority=own)
     submit(engine, source)
     events = [event for _ in range(4) for event in engine.step()]
     for i in range(100):
+        priority = others[i % len(others)]
         submit(engine, of("b", request(f"short {i}", [9, i % 7], SHORT, priority=priority)))
         news = [event for _ in range(SHORT.max_tokens) for event in engine.step()]
         events += news

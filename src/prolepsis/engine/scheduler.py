@@ -9,7 +9,7 @@ output. Prompts share what a step leaves them in turns (`engine.chunks`), and wh
 from bisect import bisect_left, insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
+from itertools import islice, takewhile
 from operator import attrgetter
 
 from prolepsis.core.client_draft import ClientDraft
@@ -353,17 +353,15 @@ class Scheduler:
 
     def _overtake(self, sequence: SequenceState) -> None:
         """Count the start of a sequence before the oldest that waits and is lower by one only, which does not wait for
-        ever: else it would where those of better priority that go on coming fill the pages."""
+        ever: else it would where those of better priority that go on coming fill the pages. Spare samples may."""
         priority, arrival, serial, index = sequence.rank
         place = bisect_left(self.waiting, (priority + 1,), key=_by_rank)
-        if place == len(self.waiting):
-            return
-        older = self.waiting[place]
-        if older.rank[0] > priority + 1 or older.rank[1:3] > (arrival, serial):
+        older = next((one for one in islice(self.waiting, place, None) if not one.is_spare), None)
+        if older is None or older.rank[0] > priority + 1 or older.rank[1:3] > (arrival, serial):
             return
         older.num_overtaken += 1
         if older.num_overtaken >= _MOST_OVERTAKEN:
-            del self.waiting[place]
+            self.waiting.remove(older)
             older.rank = (priority, arrival, serial, index + 1)
             insort(self.waiting, older, key=_by_rank)
 
@@ -372,7 +370,7 @@ class Scheduler:
         better, and return that; None if there is none.
 
         What is lower by one only comes right behind it from then on: clients that come in turn displace it once. It
-        displaces nothing for that, and those that may do not wait for it.
+        displaces nothing for that, and those that may do not wait for it. Spare samples are displaced always.
         """
         if not self.running:
             return None
@@ -384,7 +382,7 @@ class Scheduler:
         if chosen is None:
             return None
         priority, arrival, serial, index = chosen.rank
-        if victim.rank[0] == priority + 1:
+        if victim.rank[0] == priority + 1 and not victim.is_spare:
             victim.rank = (priority, arrival, serial, index + 1)
         self._preempt(victim, step, now)
         return chosen
