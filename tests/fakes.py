@@ -251,11 +251,13 @@ def submit(engine: Engine, *requests: GenerateRequest) -> None:
         engine.send(Submit(source, engine.clock()))
 
 
-def drain(engine: Engine, *, check: bool = True, max_steps: int = 2000) -> list[Event]:
-    """Step until nothing is left; prove the accounting after every step."""
+def drain(engine: Engine, *, check: bool = True, max_steps: int = 2000, may_contain: bool = False) -> list[Event]:
+    """Step until nothing is left; prove the accounting after every step, and at the end that no fault was contained."""
     events: list[Event] = []
     for _ in range(max_steps):
         if not engine.has_work:
+            faults = engine.contained.num_faults
+            assert may_contain or not any(faults.values()), f"faults were contained, and are in the log: {faults}"
             return events
         events += engine.step()
         if check:
@@ -263,9 +265,9 @@ def drain(engine: Engine, *, check: bool = True, max_steps: int = 2000) -> list[
     raise AssertionError(f"still busy after {max_steps} steps")
 
 
-def run(engine: Engine, *requests: GenerateRequest) -> list[Event]:
+def run(engine: Engine, *requests: GenerateRequest, may_contain: bool = False) -> list[Event]:
     submit(engine, *requests)
-    return drain(engine)
+    return drain(engine, may_contain=may_contain)
 
 
 def outputs(events: Iterable[Event]) -> dict[tuple[str, int], list[int]]:

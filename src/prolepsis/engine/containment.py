@@ -5,8 +5,8 @@ what learns from steps, and what counts and reports them is contained here, for 
 """
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from types import TracebackType
 from typing import Literal, get_args
 
 import structlog
@@ -31,14 +31,11 @@ class Containment:
         self._clock = clock
         self._logged: dict[ContainedPart, tuple[float, int]] = {}
         """When a fault of a part was logged last, and how many there had been."""
+        self._blocks = {part: _Block(self, part) for part in PARTS}
 
-    @contextmanager
-    def of(self, part: ContainedPart) -> Iterator[None]:
-        """Contain what the block raises, and count it."""
-        try:
-            yield
-        except Exception as error:  # contained: drafts and figures are never worth a request
-            self.count(part, error)
+    def of(self, part: ContainedPart) -> "_Block":
+        """Return what contains the faults of a `with` block, and counts them."""
+        return self._blocks[part]
 
     def count(self, part: ContainedPart, error: Exception) -> None:
         """Count a fault that was contained."""
@@ -47,3 +44,19 @@ class Containment:
         if before == 0 or now - logged_at >= LOG_EVERY_S:
             self._logged[part] = (now, number)
             log.error("fault_contained", part=part, number=number - before, exc_info=error)
+
+
+class _Block:
+    """Holds nothing of one block, so that all blocks of a part share it: steps enter it for each of their rows."""
+
+    def __init__(self, contained: Containment, part: ContainedPart) -> None:
+        self._contained = contained
+        self._part = part
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        self._contained.count(self._part, error)  # contained: drafts and figures are never worth a request
+        return True
