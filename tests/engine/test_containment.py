@@ -14,13 +14,15 @@ from prolepsis.core.events import Finished
 from prolepsis.core.requests import SpeculationChoice
 from prolepsis.core.stats import RequestStats
 from prolepsis.engine.accounting import charge
+from prolepsis.engine.chunks import ChunkLimit
 from prolepsis.engine.containment import LOG_EVERY_S, ContainedPart, Containment
+from prolepsis.engine.rows import Row
 from prolepsis.engine.speculation import Speculation
 from prolepsis.engine.step import Engine
 from prolepsis.engine.timings import StepTiming
 from prolepsis.sampling.noise import noise_key
 from prolepsis.spec.comparison import StepCost
-from prolepsis.spec.cost import CostCurve
+from prolepsis.spec.cost import CostCurve, flat_cost
 from prolepsis.spec.payback import Payback
 from prolepsis.telemetry.metrics import Metrics
 from tests.clock import Clock
@@ -89,6 +91,23 @@ def test_deciding_or_learning_that_raises_costs_drafts_and_no_request(verb: Verb
     if part == "decisions":
         assert end.stats.mode.reason == "decision_failed"
         assert end.stats.plain_steps == {"decision_failed": end.stats.num_steps - 1}
+
+
+class Unlearning(Speculation):
+    """Learns nothing from steps."""
+
+    def observe(self, rows: Sequence[Row], timing: StepTiming) -> None:
+        raise ZeroDivisionError("float division by zero")
+
+
+def test_chunk_limits_learn_where_learning_about_drafts_fails() -> None:
+    chunks = ChunkLimit(40.0, flat_cost())
+    engine = build(EngineSetup(chunks=chunks))
+    engine.speculation = Unlearning(engine.speculation.proposers, max_step_tokens=64, max_model_len=256)
+    before = chunks.token_ms(0)
+    run(engine, request("a", [1] * 40), may_contain=True)
+    assert engine.contained.num_faults["learning"] > 0
+    assert chunks.token_ms(0) != before
 
 
 def test_decisions_start_over_after_a_fault_so_that_one_state_does_not_stop_drafts_for_good() -> None:

@@ -55,7 +55,7 @@ _MOST_NAMES = 12
 _MOST_CHARACTERS = 64
 _MOST_ERRORS = 100
 MOST_PROBLEMS = 200
-"""Errors of a document that `problems` looks at: each takes time, and nobody reads more."""
+"""Errors of a document that `problems` looks at: each takes time, and no reader wants more."""
 """Errors that are looked at in a document of which one problem is reported."""
 
 

@@ -95,7 +95,7 @@ def _charge_drafting(rows: Sequence[Row], timing: StepTiming) -> None:
 def _split(cost: CostCurve, num_sequences: int, num_tokens: int, num_context: int) -> tuple[float, float, float]:
     """Return the milliseconds of the three lines above: finite, none below 0, more than 0 together.
 
-    Whatever the curve says, a part below 0 would be time that a request is given, which no counter takes.
+    A curve may fall or be no number; a part below 0 would be time that a request is given, which no counter takes.
     """
     alone = cost.ms(num_sequences, 0)
     plain = cost.ms(num_sequences, num_context) if num_context else alone

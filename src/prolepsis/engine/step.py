@@ -348,6 +348,7 @@ class Engine:
         self.speculation.proposers.watch.passed(timing.forward)
         with self.contained.of("learning"):
             self.speculation.observe(rows, timing)
+        with self.contained.of("learning"):
             self.scheduler.observe(rows, timing.forward)
         with self.contained.of("figures"):
             charge(rows, timing, self.speculation.proposers.cost)

@@ -1,4 +1,4 @@
-"""Keeps the numbers of JSON answers finite: 1e999 is JSON, and infinity or an error to whoever reads it.
+"""Keeps the numbers of JSON answers finite: 1e999 is JSON, and infinity or an error to its reader.
 
 llguidance's number has no bound on its digits, and a schema cannot give it one without losing the exponent.
 """
