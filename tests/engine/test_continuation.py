@@ -1,5 +1,6 @@
-"""Continuations that are refused, each saying what was given and what is allowed."""
+"""Continuations: those refused say what was given and what is allowed, others are read as prompts are."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
@@ -9,8 +10,15 @@ from prolepsis.core.errors import ContextTooLong, InvalidParameter, OtherExactGr
 from prolepsis.core.events import Failed, Finished
 from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams
+from prolepsis.engine.chunks import ChunkLimit
+from prolepsis.engine.rows import Row
+from prolepsis.engine.speculation import Speculation
 from prolepsis.engine.step import Engine
-from tests.fakes import EOS, VOCAB, EngineSetup, build, drain, request, run, submit, terminals
+from prolepsis.spec.comparison import StepCost
+from prolepsis.spec.cost import flat_cost
+from prolepsis.spec.payback import Payback
+from tests.fake_proposer import Scripted
+from tests.fakes import EOS, VOCAB, EngineSetup, build, draft_chain, drain, request, run, submit, terminals
 from tests.grammar.tiny import few_tokens, grammars
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
@@ -131,3 +139,57 @@ def test_a_sample_has_pages_for_the_tokens_that_a_displaced_request_leaves_it(nu
     engine.step()
     submit(engine, request("better", [3], params, priority=3))
     assert all(isinstance(end, Finished) for end in terminals(drain(engine)).values())
+
+
+class Limit(ChunkLimit):
+    """Prompts get `most` tokens of a step."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__(0.0, flat_cost())
+        self._most = most
+
+    def max_tokens(self, decoding: Sequence[Row], start: int, most: int) -> int:
+        return min(most, self._most)
+
+
+class Learned(Payback):
+    """Counts the steps that it is told of, and wants each."""
+
+    is_due = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_steps = 0
+
+    def observe(self, step: StepCost, drafts: Mapping[str, tuple[int, int]]) -> None:
+        self.num_steps += 1
+
+
+def drafting(most: int, payback: Payback | None = None) -> Engine:
+    proposer = Scripted(lambda sequence, limit: draft_chain(sequence, limit, wrong_from=2))
+    engine = build(EngineSetup(proposers=[proposer], chunks=Limit(most)))
+    proposers = engine.speculation.proposers
+    engine.speculation = Speculation(proposers, max_step_tokens=64, max_model_len=256, payback=payback)
+    return engine
+
+
+def test_no_draft_follows_a_chunk_of_one_token_amid_an_answer() -> None:
+    engine = drafting(41)
+    submit(engine, request("first", [1] * 40, replace(GREEDY, max_tokens=1)), continued(engine, (1, 2, 3, 4)))
+    engine.step()
+    assert [row.num_tokens for row in engine._rows] == [40, 1]
+    assert isinstance(terminals(drain(engine))["r"], Finished)
+
+
+def test_a_step_with_a_chunk_of_one_token_tells_nothing_of_drafts() -> None:
+    payback = Learned()
+    engine = drafting(1, payback)
+    submit(engine, request("decodes", [1], replace(GREEDY, max_tokens=60)))
+    for _ in range(3):
+        engine.step()
+    before = payback.num_steps
+    submit(engine, continued(engine, (1, 2, 3, 4)))
+    for _ in range(5):
+        engine.step()
+        assert [row.num_tokens for row in engine._rows] == [1, 1]
+    assert payback.num_steps == before > 0

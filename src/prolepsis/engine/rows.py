@@ -34,8 +34,8 @@ class Row:
 
     @property
     def decodes(self) -> bool:
-        """Whether it computes the last token of an answer, so that a draft may follow."""
-        return self.num_tokens == 1 and self.sequence.num_output_tokens > 0
+        """Whether it computes the last token of an answer alone, so that a draft may follow; as `samples_next`."""
+        return self.num_tokens == 1 and self.samples_next and self.sequence.num_output_tokens > 0
 
     @property
     def num_scheduled_tokens(self) -> int:

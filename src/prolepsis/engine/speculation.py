@@ -127,6 +127,8 @@ class Speculation:
             is_awake = sequence.key in awake
             if row.num_tokens > 1 or row.shadow is not None or (size and not is_awake):
                 return
+            if sequence.running and sequence.num_pending > 1:  # it read one token of several
+                return
             num_emitted = len(sequence.tokens) - start - 1
             if num_emitted < 1:  # its request failed or was ended in the step, which says nothing about drafts
                 return
