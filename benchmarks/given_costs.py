@@ -262,7 +262,7 @@ def engine_of(runner: Replay, loaded: LoadedModel, head: DraftHead) -> Engine:
     proposers = ProposerSet(drafters, window, AcceptanceEstimator(), info.vocab_size, clock)
     budget = CONFIG.max_step_tokens
     limits = SchedulerLimits(SEQUENCES, budget, LENGTH, info.vocab_size, info.eos_token_ids)
-    paging = Paging(PagePool(PAGES, PAGE_SIZE, prefix_cache=False), drafter.copy_page)
+    paging = Paging(PagePool(PAGES, PAGE_SIZE, prefix_cache=False), drafter.copy_page, drafter.clear_page)
     parts = EngineParts(
         info=EngineInfo(info.name, "replay", info.vocab_size, LENGTH, "replay", "strict", "replay", proposers.names),
         plan=plan,

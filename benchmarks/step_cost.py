@@ -64,6 +64,8 @@ class NoCache:
 
     def copy_page(self, source: int, target: int) -> None: ...
 
+    def clear_page(self, page: int) -> None: ...
+
     def move(self, pages: Sequence[int], moves: Sequence[tuple[int, int]]) -> None: ...
 
 
@@ -135,7 +137,7 @@ def engine(seed: int) -> Engine:
     estimates = (DraftWindow(flat_cost(8.0, 0.2)), AcceptanceEstimator())
     proposers = ProposerSet([*free, CostlyTrees(target, seed)], *estimates, VOCAB, clock=time.thread_time)
     plan = AppliedPlan()
-    paging = Paging(PagePool(1 << 12, PAGE_SIZE), lambda source, to: None)
+    paging = Paging(PagePool(1 << 12, PAGE_SIZE), NoCache().copy_page, NoCache().clear_page)
     parts = EngineParts(
         info=EngineInfo("table", "table", VOCAB, LENGTH, "fp", "strict", "table", proposers.names),
         plan=plan,
