@@ -100,6 +100,8 @@ async def measure(args: argparse.Namespace) -> dict[str, object]:
 
 def _summary(gaps: list[float]) -> dict[str, float]:
     """Milliseconds."""
+    if not gaps:
+        raise SystemExit("no gap was measured: the streams ended before the prompts were read; give --tokens more")
     ranked = sorted(gaps)
     return {
         "gaps": len(gaps),
