@@ -171,6 +171,21 @@ def test_numbers_stay_finite(schema: dict[str, object]) -> None:
         assert not takes(schema, "-1.5E-100")
 
 
+@pytest.mark.parametrize(
+    ("bounds", "good", "bad"),
+    [
+        ({}, ["4611686018427387900", "-4611686018427387900", "0"], ["4611686018427388000", "1" + "0" * 300]),
+        ({"minimum": 0}, ["100"], ["-100", "1" + "0" * 300]),
+        ({"minimum": -500, "maximum": 500}, ["-500"], ["600"]),
+    ],
+)
+def test_multiples_stay_finite(bounds: dict[str, object], good: list[str], bad: list[str]) -> None:
+    """A number that must go on to a multiple has no end within a number of digits."""
+    schema = {"type": "integer", "multipleOf": 100, **bounds}
+    assert [takes(schema, value) for value in good] == [True] * len(good)
+    assert [takes(schema, value) for value in bad] == [False] * len(bad)
+
+
 def test_texts_that_look_like_numbers_are_not_cut() -> None:
     text = f'"x: 1e9999 {"7" * 400}"'
     assert takes({"type": "string"}, text)

@@ -12,6 +12,7 @@ from datetime import date, datetime, time
 import jsonschema
 import numpy as np
 import pytest
+from jsonschema.exceptions import FormatError
 
 from prolepsis.core.errors import InvalidGrammar, ModelError
 from prolepsis.core.requests import GrammarSpec
@@ -83,7 +84,7 @@ def _strict_format(validator: object, name: str, value: object, schema: object) 
     elif isinstance(value, str):
         try:
             _FORMATS.check(value, name)
-        except jsonschema.FormatError as error:
+        except FormatError as error:
             yield jsonschema.ValidationError(str(error))
 
 

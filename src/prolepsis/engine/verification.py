@@ -95,7 +95,10 @@ class Verification:
 
 def _are_finite(results: Sequence[VerifyResult], logits: Tensor) -> list[bool]:
     """Return of each result whether the logits of its tokens are finite: one that is not finite stands for its row."""
-    rows = [row for result in results for row in result.rows[: len(result.tokens)]]
-    values = logits[rows, [token for result in results for token in result.tokens]].tolist()
-    finite = iter([math.isfinite(value) for value in values])
-    return [all(list(islice(finite, len(result.tokens)))) for result in results]
+    places = [list(zip(result.rows, result.tokens, strict=False)) for result in results]  # no tokens after a fault
+    if logits.is_cpu:
+        read = logits.numpy().item  # in a tenth of the time that indexing a tensor takes
+        return [all(math.isfinite(read(row, token)) for row, token in one) for one in places]
+    rows, tokens = zip(*(place for one in places for place in one), strict=True)
+    finite = iter([math.isfinite(value) for value in logits[rows, tokens].tolist()])
+    return [all(list(islice(finite, len(one)))) for one in places]

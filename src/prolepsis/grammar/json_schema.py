@@ -18,6 +18,7 @@ GUIDANCE = "x-guidance"
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _EXACT = 2**53
 _LARGEST = 2**63 - 1
+_MOST_MULTIPLE = 2**62
 _CONTROL = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
 """Characters that JSON can write as \\u only."""
 
@@ -43,6 +44,7 @@ def prepared(schema: Schema, *, lenient: bool, covers_none: CoversNone) -> Schem
         _check_patterns(part)
         _fold_patterns(part, covers_none)
         _check_count(part, lenient=lenient)
+        _bound_multiples(part)
     return made
 
 
@@ -79,6 +81,22 @@ def _check_bound(schema: Schema, name: str, path: str, *, lenient: bool) -> None
         return
     where = f"{path}.{name}" if path else name
     raise InvalidGrammar(f"the json_schema's {where[:200]} is {_shown(value)}; allowed: {_RANGE}")
+
+
+def _bound_multiples(schema: Schema) -> None:
+    """Bound numbers that are multiples, where nothing does: digits that must reach a multiple have no other end."""
+    if "multipleOf" not in schema:
+        return
+    if not {"minimum", "exclusiveMinimum"} & schema.keys() and not _is_beyond(schema, "aximum", -1):
+        schema["minimum"] = -_MOST_MULTIPLE
+    if not {"maximum", "exclusiveMaximum"} & schema.keys() and not _is_beyond(schema, "inimum", 1):
+        schema["maximum"] = _MOST_MULTIPLE
+
+
+def _is_beyond(schema: Schema, end: str, sign: int) -> bool:
+    """Return whether a bound whose name ends so leaves nothing within `_MOST_MULTIPLE` on its side."""
+    found = [schema.get(f"m{end}"), schema.get(f"exclusiveM{end}")]
+    return any(sign * float(str(value)) >= _MOST_MULTIPLE for value in found if _is_number(value))
 
 
 def _is_number(value: object) -> bool:
