@@ -5,15 +5,17 @@ from bisect import bisect_right
 from dataclasses import replace
 
 import pytest
+import torch
 from torch import Tensor
 
 from prolepsis.core.errors import NotFinite
 from prolepsis.core.events import Failed, Finished
 from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.core.requests import SamplingParams
-from prolepsis.engine.verification import Verification
+from prolepsis.engine.verification import Verification, _are_finite
 from prolepsis.models.protocol import Batch, KVCache
 from prolepsis.sampling.sampler import Sampler
+from prolepsis.spec.verify import VerifyResult
 from tests.fakes import EOS, VOCAB, EngineSetup, TableCache, TableModel, build, outputs, request, run, terminals
 
 DAMAGED = 7
@@ -82,3 +84,21 @@ def test_pages_of_a_request_whose_logits_are_no_numbers_are_cleared_before_other
     whole = replace(params, logit_bias=((DAMAGED, -100.0),))
     ends = terminals(run(engine, *(request(str(i), [1, 2, i], whole) for i in range(3))))
     assert all(isinstance(end, Finished) for end in ends.values())
+
+
+class Elsewhere(Tensor):
+    """Logits that say that they are on another device."""
+
+    is_cpu = False
+
+
+@pytest.mark.parametrize("kind", [Tensor, Elsewhere])
+def test_each_result_is_told_by_the_logits_of_its_own_tokens(kind: type[Tensor]) -> None:
+    logits = torch.zeros(5, VOCAB)
+    logits[3, 7] = math.nan
+    logits[4, 1] = math.inf
+    results = [VerifyResult((1, 2), (0,)), VerifyResult((), ()), VerifyResult((6, 7), (0,), first_row=2)]
+    given = logits.as_subclass(kind)
+    assert _are_finite(results, given) == [True, True, False]
+    assert _are_finite([VerifyResult((1,), (), first_row=4)], given) == [False]
+    assert _are_finite([], given) == [], "a step that only reads prompts"

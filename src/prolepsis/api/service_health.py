@@ -19,7 +19,7 @@ LEAST_REQUESTS = 8
 """Requests in the window that say something, and that are enough to show that requests succeed again."""
 SHARE = 0.5
 """Share of failed requests, as the mean over tenants, above which the server is not ready."""
-_MOST = 1024  # of the last requests, whatever their rate
+_MOST = 1024  # of the last requests, at any rate
 _CHECKS = 2  # deep checks in a row that end it where no request comes: load balancers send none meanwhile
 
 log = structlog.get_logger(__name__)

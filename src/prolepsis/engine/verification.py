@@ -95,10 +95,16 @@ class Verification:
 
 def _are_finite(results: Sequence[VerifyResult], logits: Tensor) -> list[bool]:
     """Return of each result whether the logits of its tokens are finite: one that is not finite stands for its row."""
-    places = [list(zip(result.rows, result.tokens, strict=False)) for result in results]  # no tokens after a fault
+    places = [place for result in results for place in zip(result.rows, result.tokens, strict=False)]
+    finite = iter([math.isfinite(value) for value in _values(logits, places)])
+    return [all(list(islice(finite, len(result.tokens)))) for result in results]
+
+
+def _values(logits: Tensor, places: Sequence[tuple[int, int]]) -> list[float]:
+    """Return the logits at (row, token); on the CPU in a tenth of the time that indexing a tensor takes."""
     if logits.is_cpu:
-        read = logits.numpy().item  # in a tenth of the time that indexing a tensor takes
-        return [all(math.isfinite(read(row, token)) for row, token in one) for one in places]
-    rows, tokens = zip(*(place for one in places for place in one), strict=True)
-    finite = iter([math.isfinite(value) for value in logits[rows, tokens].tolist()])
-    return [all(list(islice(finite, len(one)))) for one in places]
+        read = logits.numpy().item
+        return [read(row, token) for row, token in places]
+    rows, tokens = [row for row, _ in places], [token for _, token in places]
+    found: list[float] = logits[rows, tokens].tolist() if places else []  # a step that reads prompts picks none
+    return found
