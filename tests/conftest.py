@@ -113,6 +113,23 @@ def strict(loaded: "LoadedModel") -> bool:
     return decide(loaded.model, "auto").mode == "strict"
 
 
+@pytest.fixture(scope="session")
+def tiny_family(tmp_path_factory: pytest.TempPathFactory) -> "Callable[[str, str], Path]":
+    """Return the GGUF file of a random model by the names of its vocabulary and its chat template, made once a session.
+
+    The names: `OWN` and `TEMPLATES` of `tests.models.families`, or those of published models, else the test is skipped.
+    """
+    from tests.models.families import write_named
+
+    folder = tmp_path_factory.mktemp("families")
+
+    @cache
+    def made(vocabulary: str, template: str) -> Path:
+        return write_named(folder / f"{vocabulary}-{template}.gguf", vocabulary, template)
+
+    return made
+
+
 @pytest.fixture
 def sqlite(tmp_path: Path) -> str:
     """The `store` setting of a file of SQLite with the schema and nothing in it."""

@@ -118,9 +118,16 @@ GENERAL: dict[str, tuple[str, dict[str, object]]] = {
 
 def save_tiny(folder: Path, kind: str, changes: dict[str, object]) -> PreTrainedModel:
     """Write a random float32 model to `folder` and return it, with eager attention."""
+    model = random_model(kind, changes)
+    model.save_pretrained(folder)
+    return model
+
+
+def random_model(kind: str, changes: dict[str, object], seed: int = 7) -> PreTrainedModel:
+    """Return a random float32 model with eager attention."""
     fields = {**BASE, **changes}
     config = AutoConfig.for_model(kind, **{k: v for k, v in fields.items() if v is not None or k == "sliding_window"})
-    torch.manual_seed(7)
+    torch.manual_seed(seed)
     model = AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=torch.float32).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -128,7 +135,6 @@ def save_tiny(folder: Path, kind: str, changes: dict[str, object]) -> PreTrained
                 parameter.normal_(0.0, 0.15)
             else:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
-    model.save_pretrained(folder)
     assert isinstance(model, PreTrainedModel)
     return model
 

@@ -1,4 +1,4 @@
-"""Writes small GGUF files: a model's weights as llama.cpp lays them out, and a byte-level vocabulary."""
+"""Writes small GGUF files: a model's weights as llama.cpp lays them out, and a vocabulary."""
 
 from pathlib import Path
 from typing import Any
@@ -9,17 +9,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from prolepsis.models.files.gguf_config import ARCHITECTURES, transformers_name
+from tests.models.files.vocabularies import TEMPLATE_KEY, Fields, plain_fields, write_fields
 
 TEMPLATE = "{% for m in messages %}<s>{{ m['role'] }}: {{ m['content'] }}</s>{% endfor %}"
-
-
-def byte_level_vocabulary() -> tuple[list[str], list[int], list[str]]:
-    """Tokens, their kinds and merges: two control tokens, all bytes, and a few merges."""
-    from tokenizers.pre_tokenizers import ByteLevel
-
-    merges = ["h e", "l l", "he ll", "Ġ w", "hell o"]
-    tokens = ["<s>", "</s>", *sorted(ByteLevel.alphabet()), *(m.replace(" ", "") for m in merges)]
-    return tokens, [3, 3] + [1] * (len(tokens) - 2), merges
 
 
 def permute(tensor: Tensor, heads: int) -> Tensor:
@@ -37,10 +29,12 @@ def write_gguf(
     extra: dict[str, Tensor] | None = None,
     kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
     changes: dict[str, float | list[str]] | None = None,
+    tokenizer: Fields | None = None,
 ) -> None:
     """Write `model` as llama.cpp's converter does, with matrices quantised as `kind` and `changes` of its metadata."""
     writer = gguf.GGUFWriter(path, architecture)
-    _write_metadata(writer, model.config, pre)
+    _write_metadata(writer, model.config)
+    write_fields(writer, tokenizer or plain_fields() | {"tokenizer.ggml.pre": pre, TEMPLATE_KEY: TEMPLATE})
     _write_family_metadata(writer, model.config, architecture)
     _change(writer, changes or {})
     permuted = architecture in ("llama", "granite", "smollm3")
@@ -91,7 +85,7 @@ def _gguf_names(layers: int) -> list[str]:
     return ["token_embd.weight", "output_norm.weight", "output.weight", *inner]
 
 
-def _write_metadata(writer: gguf.GGUFWriter, config: object, pre: str) -> None:
+def _write_metadata(writer: gguf.GGUFWriter, config: object) -> None:
     def get(name: str) -> int:
         value = getattr(config, name)
         assert isinstance(value, int)
@@ -111,15 +105,6 @@ def _write_metadata(writer: gguf.GGUFWriter, config: object, pre: str) -> None:
     if rope["rope_type"] == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(rope["factor"])
-    tokens, kinds, merges = byte_level_vocabulary()
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(pre)
-    writer.add_token_list(tokens)
-    writer.add_token_types(kinds)
-    writer.add_token_merges(merges)
-    writer.add_bos_token_id(0)
-    writer.add_eos_token_id(1)
-    writer.add_chat_template(TEMPLATE)
 
 
 def _write_family_metadata(writer: gguf.GGUFWriter, config: Any, architecture: str) -> None:

@@ -10,10 +10,11 @@ from prolepsis.core.errors import ModelLoadError
 from prolepsis.models.files.export import export_model
 from prolepsis.models.files.tokenizer_files import load_tokenizer
 from prolepsis.models.files.weights import open_checkpoint
-from tests.models.files.gguf_files import byte_level_vocabulary, write_gguf
+from tests.models.files.gguf_files import write_gguf
+from tests.models.files.vocabularies import plain_fields, tokens_of
 from tests.models.tiny import save_tiny
 
-CHANGES: dict[str, object] = {"vocab_size": len(byte_level_vocabulary()[0])}
+CHANGES: dict[str, object] = {"vocab_size": len(tokens_of(plain_fields()))}
 MESSAGES = [{"role": "user", "content": "hello world"}]
 
 

@@ -11,17 +11,17 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from prolepsis.core.errors import ModelLoadError
 from prolepsis.models.files.weights import open_checkpoint
 from prolepsis.models.targets.general import GeneralModel
-from tests.models.files.gguf_files import byte_level_vocabulary
+from tests.models.files.vocabularies import plain_fields, tokens_of, write_fields
 from tests.models.tiny import one, reference, run
 
 
 def write_starcoder2(path: Path) -> PreTrainedModel:
     """Write a random float32 model, which has biases and layer norms, and return it."""
-    tokens, kinds, merges = byte_level_vocabulary()
+    fields = plain_fields()
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "max_position_embeddings": 512}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": None, "tie_word_embeddings": False}
     ends = {"bos_token_id": 0, "eos_token_id": 1}
-    config = AutoConfig.for_model("starcoder2", vocab_size=len(tokens), **sizes, **heads, **ends)
+    config = AutoConfig.for_model("starcoder2", vocab_size=len(tokens_of(fields)), **sizes, **heads, **ends)
     torch.manual_seed(7)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager").eval()
     writer = gguf.GGUFWriter(path, "starcoder2")
@@ -32,16 +32,11 @@ def write_starcoder2(path: Path) -> PreTrainedModel:
         (writer.add_feed_forward_length, 96),
         (writer.add_head_count, 4),
         (writer.add_head_count_kv, 2),
-        (writer.add_bos_token_id, 0),
-        (writer.add_eos_token_id, 1),
     ):
         add(value)
     writer.add_layer_norm_eps(1e-5)
     writer.add_rope_freq_base(10000.0)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_token_list(tokens)
-    writer.add_token_types(kinds)
-    writer.add_token_merges(merges)
+    write_fields(writer, fields)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.STARCODER2, 2)
     for name, tensor in model.state_dict().items():
         base, _, end = name.rpartition(".")

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
-import gguf
 import pytest
 
 from prolepsis.core.errors import ModelLoadError
 from prolepsis.models.files.sentencepiece import BYTE, CONTROL, NORMAL, SPACE, USER_DEFINED, Vocabulary
 from prolepsis.models.files.tokenizer import Tokenizer
 from prolepsis.models.files.tokenizer_files import load_tokenizer
+from tests.models.files.vocabularies import write_vocabulary
 
 CONTROLS = ["<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>"]
 OWN = ["\n", "\n\n", "\n\n\n", "  ", "   "]
@@ -64,19 +64,16 @@ def cut(text: str, known: Vocabulary) -> list[int]:
 
 
 def write(path: Path, known: Vocabulary, *, scores: Sequence[float] | None = None, **settings: bool) -> Path:
-    writer = gguf.GGUFWriter(path, "gemma3")
-    writer.add_tokenizer_model("llama")
-    writer.add_token_list(list(known.tokens))
-    writer.add_token_scores(list(known.scores if scores is None else scores))
-    writer.add_token_types(list(known.kinds))
-    for name, token in (("eos", 1), ("bos", 2), ("unknown", 3)):
-        writer.add_uint32(f"tokenizer.ggml.{name}_token_id", token)
-    for name, value in settings.items():
-        writer.add_bool(f"tokenizer.ggml.{name}", value)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
-    return path
+    rows = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": list(known.tokens),
+        "tokenizer.ggml.scores": list(known.scores if scores is None else scores),
+        "tokenizer.ggml.token_type": list(known.kinds),
+    }
+    ids = {f"tokenizer.ggml.{name}_token_id": token for name, token in (("eos", 1), ("bos", 2), ("unknown", 3))}
+    return write_vocabulary(
+        path, {**rows, **ids, **{f"tokenizer.ggml.{key}": value for key, value in settings.items()}}
+    )
 
 
 def without_prefix(folder: Path, known: Vocabulary) -> Tokenizer:

@@ -12,7 +12,8 @@ from prolepsis.core.errors import InvalidParameter, ModelLoadError
 from prolepsis.core.given_text import GivenText
 from prolepsis.models.files.tokenizer import Tokenizer, TokenizerParts
 from prolepsis.models.files.tokenizer_files import load_tokenizer
-from tests.models.files.gguf_files import TEMPLATE, byte_level_vocabulary, write_gguf
+from tests.models.files.gguf_files import TEMPLATE, write_gguf
+from tests.models.files.vocabularies import plain_fields, tokens_of
 from tests.models.tiny import save_tiny
 
 TEXTS = ["hello world", "  two  spaces\n\nlines", "year 2026, 3.14", "äöü 你好 🙂", "hello</s>hello", ""]
@@ -21,9 +22,11 @@ CHAT = [{"role": "user", "content": "hello 12"}, {"role": "assistant", "content"
 
 def byte_level(template: str | None = TEMPLATE) -> PreTrainedTokenizerFast:
     """transformers' own tokenizer over the vocabulary that GGUF files of these tests hold."""
-    tokens, _, merges = byte_level_vocabulary()
-    pairs = [(merge.split(" ")[0], merge.split(" ")[1]) for merge in merges]
-    backend = Backend(BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=pairs))
+    fields = plain_fields()
+    merges = fields["tokenizer.ggml.merges"]
+    assert isinstance(merges, list)
+    pairs = [(a, b) for a, _, b in (str(merge).partition(" ") for merge in merges)]
+    backend = Backend(BPE(vocab={token: i for i, token in enumerate(tokens_of(fields))}, merges=pairs))
     plain = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), plain])
     backend.decoder = decoders.ByteLevel()
