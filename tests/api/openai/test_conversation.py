@@ -7,7 +7,7 @@ import pytest
 
 from prolepsis.api.app import build
 from prolepsis.api.openai.bodies import FunctionBody, Message
-from prolepsis.api.openai.conversation import prompt_tokens
+from prolepsis.api.openai.conversation import explanation, prompt_tokens
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.marks import CALL, RESULT
 from prolepsis.telemetry.metrics import Metrics
@@ -96,3 +96,30 @@ def test_a_call_without_arguments_has_none(template: str, given: str) -> None:
         return prompt_tokens([message], [], byte_level(template))
 
     assert prompt(given) == prompt("{}")
+
+
+def test_tools_are_explained_to_the_user_where_a_template_has_no_system_role() -> None:
+    tokenizer = byte_level("{% for m in messages if m.role != 'system' %}({{ m.role }}: {{ m.content }}){% endfor %}")
+    messages = [Message(role="system", content="Be brief."), Message(role="user", content="Rome?")]
+    text = tokenizer.decode(prompt_tokens(messages, [FUNCTION], tokenizer), skip_special_tokens=False)
+    assert text == f"(user: Be brief.\n\n{explanation([FUNCTION])}\n\nRome?)"
+
+
+@pytest.mark.parametrize("path", ["v1/chat/completions", "tokenize"])
+async def test_documents_are_a_variable_of_the_template(path: str) -> None:
+    engine = FakeEngine()
+    tokenizer = byte_level(CHATML + "{% if documents is not none %}{{ documents | tojson }}{{ mood }}{% endif %}")
+    app = build(ServerConfig(), engine, tokenizer, Metrics())
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"mood": "calm"}}
+    prompts = list[list[int]]()
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
+        for more in ({}, {"documents": [{"title": "t", "text": END}]}):
+            reply = await http.post(path, json={**body, **more})
+            assert reply.status_code == 200, reply.text
+            prompts.append(reply.json().get("tokens") or list(engine.requests[-1].prompt_token_ids))
+        refused = await http.post(path, json={**body, "documents": ["x"]})
+    plain, cited = (tokenizer.decode(prompt, skip_special_tokens=False) for prompt in prompts)
+    assert cited == f'{plain}[{{"title": "t", "text": "{END}"}}]calm'
+    assert [prompt.count(tokenizer.vocab[END]) for prompt in prompts] == [1, 1]
+    assert refused.status_code == 400
+    assert "documents" in refused.json()["error"]["param"]

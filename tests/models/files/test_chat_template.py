@@ -7,7 +7,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from prolepsis.core.errors import InvalidParameter, ModelLoadError
 from prolepsis.core.given_text import GivenText, given
-from prolepsis.models.files.chat_template import ChatTemplate
+from prolepsis.models.files.chat_template import ChatTemplate, one_template
 
 MESSAGES: list[dict[str, Any]] = [{"role": "user", "content": "<hi> é"}]
 ARGUMENTS = {"zone": "ü", "a": 1}
@@ -98,3 +98,36 @@ def test_json_of_given_texts_counts_as_given_in_any_order_of_its_keys() -> None:
     text = ChatTemplate("<b>{{ tools | tojson(sort_keys=True) }}", {}).render([], tools=given(TOOLS))
     assert isinstance(text, GivenText)
     assert text.spans == ((len("<b>"), len(text)),)
+
+
+WITH_TOOLS = "\n  {% for tool in tools %}{{ tool | tojson }}{% endfor %}\n"
+DEFAULT = "{% if tools %}never{% endif %}  {{ messages[0].content }}\n  {# a remark #}\n\n"
+CITED = " {{ documents[0].title }}"
+
+
+@pytest.mark.parametrize(
+    ("source", "tools", "documents"),
+    [
+        (WITH_TOOLS, TOOLS, None),
+        (WITH_TOOLS, TOOLS, [{"title": "t"}]),
+        (CITED, None, [{"title": "t"}]),
+        (DEFAULT, None, None),
+    ],
+)
+def test_one_of_several_templates_renders_as_it_does_alone(source: str, tools: Any, documents: Any) -> None:
+    several = one_template({"tool_use": WITH_TOOLS, "default": DEFAULT, "rag": CITED})
+    assert several is not None
+    values: dict[str, Any] = {"tools": tools, "variables": {"documents": documents}}
+    expected = ChatTemplate(source, {}).render(MESSAGES, **values)
+    assert ChatTemplate(several, {}).render(MESSAGES, **values) == expected
+
+
+def test_without_a_default_there_is_no_template() -> None:
+    assert one_template({"tool_use": WITH_TOOLS}) is None
+    assert one_template({"default": DEFAULT}) == DEFAULT
+
+
+def test_documents_are_none_where_a_request_has_none() -> None:
+    template = ChatTemplate("{{ documents is none }}", {})
+    assert template.render(MESSAGES) == "True"
+    assert template.render(MESSAGES, variables={"documents": []}) == "False"

@@ -81,7 +81,7 @@ def test_a_template_renders_as_in_transformers(file: Path, conversation: str) ->
     messages, tools = CONVERSATIONS[conversation]
     expected = by_transformers(read(file), messages, tools)
     template = ChatTemplate(read(file), SPECIAL)
-    if isinstance(expected, TypeError):
+    if "generator is not JSON" in str(expected):
         assert template.render(given(messages), tools=given(tools))
     elif isinstance(expected, Exception):
         with pytest.raises(InvalidParameter):

@@ -1,5 +1,6 @@
 """Tokenizers from folders and GGUF files read and write text as transformers does."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from prolepsis.core.given_text import GivenText
 from prolepsis.models.files.tokenizer import Tokenizer, TokenizerParts
 from prolepsis.models.files.tokenizer_files import load_tokenizer
 from tests.models.files.gguf_files import TEMPLATE, write_gguf
-from tests.models.files.vocabularies import plain_fields, tokens_of
+from tests.models.files.vocabularies import plain_fields, tokens_of, write_vocabulary
 from tests.models.tiny import save_tiny
 
 TEXTS = ["hello world", "  two  spaces\n\nlines", "year 2026, 3.14", "äöü 你好 🙂", "hello</s>hello", ""]
@@ -97,6 +98,43 @@ def test_marks_that_answers_are_read_by_are_text_however_the_model_calls_them(tm
     assert tokenizer.decode(ids) == "<think>hello</think>"
     assert tokenizer.special_token_ids == {0, 1, tokenizer.vocab["<|other|>"]}
     assert len(tokenizer.encode(GivenText("<think>"))) > 1
+
+
+NAMED = {
+    "default": "{{ messages[0].content }}",
+    "tool_use": "{{ tools | tojson }}\n",
+    "rag": "{{ documents | tojson }}",
+}
+TOOLS = [{"type": "function", "function": {"name": "f", "description": "d"}}]
+
+
+@pytest.mark.parametrize("as_files", [True, False])
+def test_several_templates_of_a_folder_are_taken_as_by_transformers(tmp_path: Path, as_files: bool) -> None:
+    theirs = byte_level()
+    theirs.chat_template = dict(NAMED)
+    theirs.save_pretrained(tmp_path, save_jinja_files=as_files)
+    assert (tmp_path / "additional_chat_templates" / "tool_use.jinja").is_file() == as_files
+    tokenizer = load_tokenizer(tmp_path)
+    for tools in (None, TOOLS):
+        expected = theirs.apply_chat_template(CHAT, tools=tools, return_dict=False)
+        assert tokenizer.apply_chat_template(CHAT, tools=tools) == expected
+    cited = tokenizer.apply_chat_template(CHAT, variables={"documents": [{"title": "t"}]})
+    assert tokenizer.decode(cited) == '[{"title": "t"}]'
+
+
+def test_several_templates_of_a_file_are_taken_by_their_keys(tmp_path: Path) -> None:
+    keys = {"default": "", "tool_use": ".tool_use", "rag": ".rag"}
+    named = {f"tokenizer.chat_template{keys[name]}": text for name, text in NAMED.items()}
+    tokenizer = load_tokenizer(write_vocabulary(tmp_path / "m.gguf", {**plain_fields(), **named}))
+    assert tokenizer.decode(tokenizer.apply_chat_template(CHAT)) == CHAT[0]["content"]
+    assert tokenizer.decode(tokenizer.apply_chat_template(CHAT, tools=TOOLS)) == json.dumps(TOOLS)
+
+
+def test_a_system_message_reaches_a_model_whose_template_has_no_such_role(tmp_path: Path) -> None:
+    byte_level("{% for m in messages if m.role != 'system' %}{{ m.content }}{% endfor %}").save_pretrained(tmp_path)
+    tokenizer = load_tokenizer(tmp_path)
+    ids = tokenizer.apply_chat_template([{"role": "system", "content": "Be brief."}, *CHAT])
+    assert tokenizer.decode(ids) == "Be brief.\n\nhello 12hell"
 
 
 def test_no_template_is_the_callers_fault(tmp_path: Path) -> None:

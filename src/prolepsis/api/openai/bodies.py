@@ -58,6 +58,7 @@ class Message(Body):
 
 
 MAX_TOOLS = 128
+MAX_DOCUMENTS = 1024
 MAX_MESSAGES = 2048
 
 
@@ -226,7 +227,21 @@ class GenerationBody(SharedBody):
 Messages: TypeAlias = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 
 
-class ChatBody(GenerationBody):
+class TemplateBody(Body):
+    """What the model's chat template gets beside messages and tools."""
+
+    chat_template_kwargs: dict[str, object] | None = None
+    """Variables for the model's chat template, such as enable_thinking."""
+    documents: Annotated[list[dict[str, object]], Field(max_length=MAX_DOCUMENTS)] | None = None
+    """Texts that the answer is to use, mostly with `title` and `text`; they are the template's variable `documents`."""
+
+    @property
+    def template_variables(self) -> dict[str, object]:
+        documents = {} if self.documents is None else {"documents": self.documents}
+        return {**(self.chat_template_kwargs or {}), **documents}
+
+
+class ChatBody(GenerationBody, TemplateBody):
     messages: Messages
     max_completion_tokens: MaxTokens | None = None
     logprobs: bool | None = None
@@ -235,8 +250,6 @@ class ChatBody(GenerationBody):
     tools: Tools | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
-    chat_template_kwargs: dict[str, object] | None = None
-    """Variables for the model's chat template, such as enable_thinking."""
     parse_special: bool | None = None
     """What reads like a control token in the conversation becomes one; default: it stays text."""
 

@@ -60,7 +60,7 @@ def _read_chat(body: ChatBody, services: Services) -> _Chat:
     tokenizer = services.tokenizer
     tools, form = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls), asked_form(body)
     token_ids = prompt_tokens(
-        body.messages, tools.shown, tokenizer, body.chat_template_kwargs, parse_special=bool(body.parse_special)
+        body.messages, tools.shown, tokenizer, body.template_variables, parse_special=bool(body.parse_special)
     )
     thinking = thinking_of(services.config.reasoning, token_ids, tokenizer)
     expected = body.prediction.content if body.prediction else ""

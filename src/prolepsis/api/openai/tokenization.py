@@ -8,7 +8,7 @@ from fastapi.responses import Response
 from pydantic import Field, model_validator
 from pydantic_core import to_json
 
-from prolepsis.api.openai.bodies import Messages, Tools
+from prolepsis.api.openai.bodies import Messages, TemplateBody, Tools
 from prolepsis.api.openai.conversation import prompt_tokens
 from prolepsis.api.openai.usage import Json
 from prolepsis.api.services import Models, Services
@@ -20,7 +20,7 @@ from prolepsis.web.fields import Body, Count, Reply
 from prolepsis.web.routes import CLIENTS, Route, Routes
 
 
-class TokenizeBody(Body):
+class TokenizeBody(TemplateBody):
     """Either a text or a conversation."""
 
     model: str | None = None
@@ -31,7 +31,6 @@ class TokenizeBody(Body):
     add_generation_prompt: bool = True
     return_token_strs: bool = False
     tools: Tools | None = None
-    chat_template_kwargs: dict[str, object] | None = None
     parse_special: bool | None = None
     """What reads like a control token becomes one; default: true for a text, false for a conversation."""
 
@@ -105,7 +104,7 @@ def _tokenized(body: TokenizeBody, services: Services) -> Json:
             body.messages or [],
             [tool.function for tool in body.tools or ()],
             services.tokenizer,
-            body.chat_template_kwargs,
+            body.template_variables,
             add_generation_prompt=body.add_generation_prompt,
             parse_special=bool(body.parse_special),
         )

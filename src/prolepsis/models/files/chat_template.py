@@ -48,7 +48,7 @@ class ChatTemplate:
 
         Raises `InvalidParameter` if the template refuses them.
         """
-        values: dict[str, object] = {**self._special_tokens, **(variables or {})}
+        values: dict[str, object] = {**self._special_tokens, "documents": None, **(variables or {})}
         values |= {
             "messages": [_with_thinking(one) for one in messages],
             "add_generation_prompt": add_generation_prompt,
@@ -64,6 +64,25 @@ def _with_thinking(message: Message) -> Message:
     """Return the message with its reasoning under both names that templates read."""
     reasoning = message.get("reasoning_content")
     return message if reasoning is None else {"thinking": reasoning, **message}
+
+
+def one_template(named: Mapping[str, str]) -> str | None:
+    """Return templates of one model as one: `tool_use` where there are tools, `rag` for documents, else `default`.
+
+    Without a default there is none. The tags between them change no white space of the templates.
+    """
+    if "default" not in named:
+        return None
+    text = named["default"]
+    for name, variable in (("rag", "documents"), ("tool_use", "tools")):
+        if name in named:
+            text = f"{{%+ if {variable} +%}}{_inner(named[name])}{{%+ else +%}}{_inner(text)}{{%+ endif +%}}"
+    return text
+
+
+def _inner(source: str) -> str:
+    """Return the source without the end of its last line, which Jinja leaves out at a template's end."""
+    return source.removesuffix("\n")
 
 
 class _CodeGenerator(CodeGenerator):

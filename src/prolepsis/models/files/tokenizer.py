@@ -12,6 +12,7 @@ from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.given_text import GivenText
 from prolepsis.models.files.chat_template import ChatTemplate, Message
 from prolepsis.models.files.control_tokens import HELD_CHARACTERS, ControlTokens
+from prolepsis.models.files.template_needs import TemplateNeeds, fitted, needs_of
 from prolepsis.models.files.token_bytes import TokenBytes
 
 
@@ -80,7 +81,8 @@ class Tokenizer:
     ) -> list[int]:
         """Return the prompt of `messages`, ready for the answer unless `add_generation_prompt` is False.
 
-        `GivenText` in messages, tools and variables never becomes control tokens. Raises `InvalidParameter` if the
+        Messages are brought into the form that the template takes. `GivenText` in messages, tools and variables never
+        becomes control tokens. Raises `InvalidParameter` if the
         model has no chat template, or the template refuses the messages.
         """
         if self._template is None:
@@ -88,13 +90,17 @@ class Tokenizer:
                 "the model has no chat template; allowed: plain text, through completions", param="messages"
             )
         text = self._template.render(
-            messages, add_generation_prompt=add_generation_prompt, tools=tools, variables=variables
+            fitted(messages, self._needs), add_generation_prompt=add_generation_prompt, tools=tools, variables=variables
         )
         return self.encode(text, add_special_tokens=False)
 
     @property
     def chat_template(self) -> str | None:
         return self._template.source if self._template else None
+
+    @cached_property
+    def _needs(self) -> TemplateNeeds:
+        return needs_of(self._template) if self._template else TemplateNeeds()
 
     @cached_property
     def vocab(self) -> dict[str, int]:

@@ -13,6 +13,7 @@ from tokenizers.processors import Sequence as SequenceProcessor
 
 from prolepsis.core.errors import ModelLoadError
 from prolepsis.core.marks import MARKS
+from prolepsis.models.files.chat_template import one_template
 from prolepsis.models.files.generation_config import json_object
 from prolepsis.models.files.gguf import CONTROL, USER_DEFINED, GgufFile
 from prolepsis.models.files.sentencepiece import Vocabulary, sentencepiece
@@ -60,8 +61,7 @@ def folder_parts(folder: Path) -> TokenizerParts:
     config = json_object(folder / "tokenizer_config.json")
     names = ("bos_token", "eos_token", "unk_token", "pad_token")
     special = {name: text for name in names if (text := _token_text(config.get(name))) is not None}
-    template_file = folder / "chat_template.jinja"
-    template = template_file.read_text() if template_file.is_file() else _template(config.get("chat_template"))
+    template = one_template(_folder_templates(folder) or _named(config.get("chat_template")))
     eos = backend.token_to_id(special["eos_token"]) if "eos_token" in special else None
     return TokenizerParts(backend, template, special, () if eos is None else (eos,))
 
@@ -88,12 +88,19 @@ def _token_text(value: object) -> str | None:
     return text if isinstance(text, str) else None
 
 
-def _template(value: object) -> str | None:
-    """Return a template; from a list of named templates, the one called 'default'."""
-    if isinstance(value, list):
-        named = {entry.get("name"): entry.get("template") for entry in value if isinstance(entry, dict)}
-        value = named.get("default")
-    return value if isinstance(value, str) else None
+def _folder_templates(folder: Path) -> dict[str, str]:
+    """Return the templates that are files of their own, by name."""
+    files = {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
+    if (default := folder / "chat_template.jinja").is_file():
+        files["default"] = default
+    return {name: path.read_text(encoding="utf-8") for name, path in files.items()}
+
+
+def _named(value: object) -> dict[str, str]:
+    """Return the templates of a configuration, a text or a list with names, by name."""
+    entries = value if isinstance(value, list) else [{"name": "default", "template": value}]
+    named = {entry.get("name"): entry.get("template") for entry in entries if isinstance(entry, dict)}
+    return {str(name): text for name, text in named.items() if isinstance(text, str)}
 
 
 GPT2_SPLIT = ("gpt-2", "gpt2")
@@ -116,7 +123,7 @@ def gguf_parts(file: GgufFile) -> TokenizerParts:
         token = file.integer(f"tokenizer.ggml.{name}_token_id")
         if token is not None and 0 <= token < len(tokens):
             special[{"unknown": "unk_token", "padding": "pad_token"}.get(name, f"{name}_token")] = tokens[token]
-    template = file.text("tokenizer.chat_template") or None
+    template = one_template(_file_templates(file))
     digest = None
     if file.text("tokenizer.ggml.model") == "llama":
         vocabulary = _vocabulary(file, tokens)
@@ -124,6 +131,13 @@ def gguf_parts(file: GgufFile) -> TokenizerParts:
     else:
         backend = _byte_level(file, tokens, special)
     return TokenizerParts(backend, template, special, file.end_tokens(), digest)
+
+
+def _file_templates(file: GgufFile) -> dict[str, str]:
+    """Return the templates of a file by name: one without a name, and those under keys that end in theirs."""
+    key = "tokenizer.chat_template"
+    named = {"default": file.text(key)} | {one: file.text(f"{key}.{one}") for one in ("tool_use", "rag")}
+    return {name: text for name, text in named.items() if text}
 
 
 def _vocabulary(file: GgufFile, tokens: list[str]) -> Vocabulary:
