@@ -16,7 +16,7 @@ from prolepsis.models.files.weights import fit, open_checkpoint
 from prolepsis.models.targets.lean import LeanModel
 from prolepsis.models.targets.lean_shape import LeanShape
 from tests.models.files.gguf_files import permute, write_gguf
-from tests.models.files.vocabularies import write_vocabulary
+from tests.models.files.vocabularies import Fields, write_vocabulary
 from tests.models.tiny import FAMILIES, LLAMA3, one, reference, run, save_tiny
 
 CPU = torch.device("cpu")
@@ -240,7 +240,7 @@ def written(folder: Path, changes: dict[str, float]) -> Path:
 def vocabulary(path: Path, tokens: dict[str, int], **ends: int) -> GgufFile:
     """Return a file without weights whose tokens have these kinds; `ends`: the ids that it states."""
     stated = {f"tokenizer.ggml.{name}_token_id": token for name, token in ends.items()}
-    rows = {"tokenizer.ggml.tokens": list(tokens), "tokenizer.ggml.token_type": list(tokens.values())}
+    rows: Fields = {"tokenizer.ggml.tokens": list(tokens), "tokenizer.ggml.token_type": list(tokens.values())}
     return GgufFile(write_vocabulary(path, {**rows, **stated}))
 
 

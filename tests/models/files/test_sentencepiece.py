@@ -11,7 +11,7 @@ from prolepsis.core.errors import ModelLoadError
 from prolepsis.models.files.sentencepiece import BYTE, CONTROL, NORMAL, SPACE, USER_DEFINED, Vocabulary
 from prolepsis.models.files.tokenizer import Tokenizer
 from prolepsis.models.files.tokenizer_files import load_tokenizer
-from tests.models.files.vocabularies import write_vocabulary
+from tests.models.files.vocabularies import Fields, write_vocabulary
 
 CONTROLS = ["<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>"]
 OWN = ["\n", "\n\n", "\n\n\n", "  ", "   "]
@@ -64,7 +64,7 @@ def cut(text: str, known: Vocabulary) -> list[int]:
 
 
 def write(path: Path, known: Vocabulary, *, scores: Sequence[float] | None = None, **settings: bool) -> Path:
-    rows = {
+    rows: Fields = {
         "tokenizer.ggml.model": "llama",
         "tokenizer.ggml.tokens": list(known.tokens),
         "tokenizer.ggml.scores": list(known.scores if scores is None else scores),
