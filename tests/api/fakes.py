@@ -7,6 +7,8 @@ from prolepsis.core.events import Event, Failed, Finished, FinishReason, TokenLo
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import EffectiveMode, ProposerCounts, RequestStats, TrafficClassCounts
 from prolepsis.engine.client import EngineInfo
+from prolepsis.models.answer_formats.formats import AnswerFormats
+from prolepsis.models.answer_formats.reasoning import THINK
 from tests.fake_client import INFO, FakeEngineClient
 
 END = 256
@@ -17,6 +19,13 @@ class ByteTokenizer:
 
     def __init__(self, chat_template: str | None = "roles and text") -> None:
         self.chat_template = chat_template
+        knows = "tools" in (chat_template or "")
+        self.formats = AnswerFormats(
+            reasoning=THINK if THINK.end in (chat_template or "") else None,
+            shows_tools=knows,
+            shows_calls=knows,
+            shows_results=knows,
+        )
         self.tools: Sequence[Mapping[str, object]] | None = None
         self.messages: Sequence[Mapping[str, object]] = ()
         self.variables: Mapping[str, object] | None = None

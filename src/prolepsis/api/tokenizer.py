@@ -3,12 +3,18 @@
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from prolepsis.models.answer_formats.formats import AnswerFormats
+
 
 class Tokenizer(Protocol):
     """Text to token ids and back. Safe to use from several threads."""
 
     @property
     def chat_template(self) -> str | None: ...
+
+    @property
+    def formats(self) -> AnswerFormats:
+        """How the model writes calls and reasoning."""
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
 

@@ -145,6 +145,16 @@ class EngineConfig(BaseModel):
         description="most time of drafting in shadow mode, as a share of the model's time; 0 disables shadow mode, 1 "
         "does not limit it",
     )
+    tool_format: str = Field(
+        default="auto",
+        description="how the model writes tool calls, by name; auto: as its chat template writes them; docs/models.md "
+        "lists the names",
+    )
+    reasoning_format: str = Field(
+        default="auto",
+        description="marks between which the model reasons, by name, or none to show all as content; auto: those that "
+        "its chat template has",
+    )
     default_sampling: Literal["model", "openai"] = Field(
         default="model",
         description="sampling parameters that a client leaves out: as the model's makers recommend, or OpenAI's",
@@ -424,9 +434,9 @@ class ServerConfig(BaseModel):
     count_rejected_prediction_tokens: bool = Field(
         default=True, description="count rejected prediction tokens in usage.completion_tokens, as OpenAI does"
     )
-    reasoning: Literal["auto", "on", "off"] = Field(
-        default="auto",
-        description="return text between <think> marks as reasoning; auto: if the model's template has them",
+    fenced_calls: bool = Field(
+        default=False,
+        description="read a fenced block of JSON that names a function of the request as a call of it, too",
     )
 
     @field_validator("max_replicas")

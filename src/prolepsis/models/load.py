@@ -66,7 +66,7 @@ def load_model(config: EngineConfig, name: str | None = None) -> LoadedModel:
     source = open_model(path)
     _check_room(source, name, config.weights, device)
     checkpoint = open_checkpoint(source)
-    tokenizer = load_tokenizer(source)
+    tokenizer = load_tokenizer(source, tool_format=config.tool_format, reasoning_format=config.reasoning_format)
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     model, fallback = pick_forward(checkpoint, name, config, device)

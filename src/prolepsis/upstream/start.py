@@ -45,7 +45,7 @@ def start_upstream(
     check_config(config)
     urls, headers = _urls(config), _headers(config)
     path = resolve(config.model, config.model_dir)
-    tokenizer = load_tokenizer(path)
+    tokenizer = load_tokenizer(path, tool_format=config.tool_format, reasoning_format=config.reasoning_format)
     silent_s = config.stuck_after_s or None
     pools = [
         Pool(name, url, _api(config, tokenizer), tokenizer, headers=headers, silent_s=silent_s)

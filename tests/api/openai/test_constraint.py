@@ -9,11 +9,11 @@ from pydantic import TypeAdapter
 
 from prolepsis.api.openai.bodies import CompletionBody, ToolBody, ToolChoice
 from prolepsis.api.openai.constraint import NO_TOOLS, ToolUse, asked_form, check_strict, constraint, tool_use
-from prolepsis.api.openai.conversation import Thinking
 from prolepsis.core.errors import InvalidGrammar, InvalidParameter
 from prolepsis.core.requests import GrammarSpec
 from prolepsis.grammar.grammars import Grammars
 from prolepsis.grammar.source import llguidance_source
+from prolepsis.models.answer_formats.formats import Thinking
 from prolepsis.web.body_reader import parse_body
 from tests.models.files.byte_level import byte_level
 

@@ -8,7 +8,6 @@ import openai
 import pytest
 from pydantic import BaseModel
 
-from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import EngineError
 from tests.api.conftest import Served, served
 from tests.api.fakes import ByteTokenizer, FakeEngine
@@ -24,6 +23,8 @@ TOOL: Any = {
 CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call>'
 NO_SCHEMA = {"type": "json_schema", "name": "a"}
 ROOMY = replace(INFO, max_model_len=4096)
+
+THINKS = "roles, text and <think></think>"
 
 
 class City(BaseModel):
@@ -54,8 +55,7 @@ def test_no_reasoning_may_be_asked_for_as_in_chat(shared: Served, asked: dict[st
     ],
 )
 def test_the_stream_tells_what_its_twin_shows(step: int, text: str, options: dict[str, Any]) -> None:
-    config = ServerConfig(reasoning="on")
-    with served(FakeEngine(text=text, step=step, info=ROOMY), config) as running:
+    with served(FakeEngine(text=text, step=step, info=ROOMY), tokenizer=ByteTokenizer(THINKS)) as running:
         create: Any = running.openai().responses.create
         whole = create(model="tiny", input="Hi", **options)
         events = list(create(model="tiny", input="Hi", stream=True, **options))
@@ -84,7 +84,7 @@ def test_the_stream_tells_what_its_twin_shows(step: int, text: str, options: dic
 
 def test_items_of_an_answer_with_thought_text_and_calls() -> None:
     text = f"<think>hm</think>Let me look.\n{CALL}"
-    with served(FakeEngine(text=text, info=ROOMY), ServerConfig(reasoning="on")) as running:
+    with served(FakeEngine(text=text, info=ROOMY), tokenizer=ByteTokenizer(THINKS)) as running:
         reply = running.openai().responses.create(model="tiny", input="Hi", tools=[TOOL])
     assert [item.type for item in reply.output] == ["reasoning", "message", "function_call"]
     assert reply.output_text == "Let me look."
@@ -98,8 +98,8 @@ def test_items_of_an_answer_with_thought_text_and_calls() -> None:
 
 
 def test_a_conversation_with_calls_goes_back_in() -> None:
-    tokenizer = ByteTokenizer("{{ tools }}")
-    with served(FakeEngine(text=CALL, info=ROOMY), ServerConfig(reasoning="on"), tokenizer) as running:
+    tokenizer = ByteTokenizer("{{ tools }}" + THINKS)
+    with served(FakeEngine(text=CALL, info=ROOMY), tokenizer=tokenizer) as running:
         client: Any = running.openai()
         question = {"role": "user", "content": [{"type": "input_text", "text": "Köln?"}]}
         first = client.responses.create(model="tiny", input=[question], tools=[TOOL], instructions="Be brief.")

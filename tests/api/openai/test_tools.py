@@ -272,7 +272,7 @@ def test_an_explanation_joins_the_callers_system_message() -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_reasoning_is_shown_apart_and_counted(stream: bool) -> None:
     engine = roomy(text="<think>\nhm, 👋\n</think>\n\nFour.", step=2)
-    with served(engine, ServerConfig(reasoning="on")) as running:
+    with served(engine, tokenizer=ByteTokenizer("<think></think>")) as running:
         options: Any = {"stream_options": {"include_usage": True}} if stream else {}
         reply: Any = running.openai().chat.completions.create(model="tiny", messages=USER, stream=stream, **options)
         if stream:

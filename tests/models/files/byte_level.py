@@ -7,6 +7,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 
 from prolepsis.models.files.tokenizer import Tokenizer, TokenizerParts
+from prolepsis.models.files.tokenizer_files import with_formats
 
 SPECIAL = (
     *("<s>", "</s>", "<|im_start|>", "<|im_end|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"),
@@ -29,4 +30,4 @@ def byte_level(template: str) -> Tokenizer:
     backend.add_special_tokens([AddedToken(token, normalized=False) for token in SPECIAL])
     backend.add_special_tokens([AddedToken(STRIPPING, normalized=False, rstrip=True)])
     backend.add_tokens([AddedToken(token, normalized=False) for token in ADDED])
-    return Tokenizer(TokenizerParts(backend, template, NAMES, ()))
+    return Tokenizer(with_formats(TokenizerParts(backend, template, NAMES, ())))

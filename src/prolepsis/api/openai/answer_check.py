@@ -7,9 +7,9 @@ import json
 from dataclasses import replace
 
 from prolepsis.api.deltas import Delta
-from prolepsis.api.openai.chat_reader import ChatReader, Piece, is_json_object
+from prolepsis.api.openai.chat_reader import ChatReader
 from prolepsis.api.openai.prepared import PreparedRequest
-from prolepsis.core.marks import CALL
+from prolepsis.models.answer_formats.call_reader import Piece, is_json_object
 
 
 class AnswerCheck:
@@ -18,6 +18,7 @@ class AnswerCheck:
     def __init__(self, prepared: PreparedRequest) -> None:
         self._reader = ChatReader(prepared)
         self._tools = prepared.tools
+        self._mark = prepared.formats.tools.mark if prepared.tools.callable and prepared.formats.tools else None
         self._form = _Form(prepared)
         self._arguments: dict[int, str] = {}
         self._content: list[str] = []
@@ -58,7 +59,7 @@ class AnswerCheck:
         elif piece.kind == "content":
             if self._form.is_asked:
                 self._content.append(piece.text)
-            if self._tools.callable and CALL in piece.text and (self._tools.parallel or not self._arguments):
+            if self._mark is not None and self._mark in piece.text and (self._tools.parallel or not self._arguments):
                 self._is_broken = True  # a call that could not be read is given back as content
 
 

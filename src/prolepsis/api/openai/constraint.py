@@ -1,6 +1,7 @@
 """The language of an answer: the form that is asked for, tool calls and reasoning; strict schemas are checked."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -15,11 +16,14 @@ from prolepsis.api.openai.bodies import (
     ToolBody,
     ToolChoice,
 )
-from prolepsis.api.openai.conversation import Thinking, read_json
+from prolepsis.api.openai.conversation import read_json
 from prolepsis.core.errors import InvalidParameter
-from prolepsis.core.marks import CALL, CALL_END, THINK, THINK_END
 from prolepsis.core.requests import JSON_STYLE, GrammarSpec
 from prolepsis.grammar.source import lark_terminal
+from prolepsis.models.answer_formats.call_grammar import call_rules
+from prolepsis.models.answer_formats.formats import AnswerFormats, Thinking
+from prolepsis.models.answer_formats.reasoning import THINK, ReasoningFormat
+from prolepsis.models.answer_formats.tool_format import Function, ToolFormat, lark_quoted
 
 _MAX_DEPTH = 64
 _LISTS = ("anyOf", "prefixItems")
@@ -89,6 +93,11 @@ class ToolUse:
     parallel: bool
     """Several calls in one answer are allowed."""
 
+    @property
+    def functions(self) -> tuple[Function, ...]:
+        """Those that may be called, as forms of calls take them."""
+        return tuple(Function(one.name, one.parameters, strict=bool(one.strict)) for one in self.callable)
+
 
 NO_TOOLS = ToolUse((), (), required=False, parallel=False)
 
@@ -135,8 +144,6 @@ def _named(choice: ToolChoice | None, functions: tuple[FunctionBody, ...]) -> tu
 
 _ANY_OBJECT: Mapping[str, object] = {"type": "object"}
 _TEXT = r"TEXT: /(.|\n)*/"
-_PLAIN = rf"PLAIN: /(.|\n)*/ & ~/(.|\n)*{CALL}(.|\n)*/"
-"""Text that opens no call."""
 _SPACE = r"SPACE: /[ \n]*/"
 
 
@@ -153,21 +160,32 @@ def asked_form(body: SharedBody) -> GrammarSpec | None:
 
 
 def constraint(
-    form: GrammarSpec | None, tools: ToolUse = NO_TOOLS, thinking: Thinking = Thinking.NONE
+    form: GrammarSpec | None,
+    tools: ToolUse = NO_TOOLS,
+    thinking: Thinking = Thinking.NONE,
+    formats: AnswerFormats = AnswerFormats(),  # noqa: B008  # it is frozen
 ) -> GrammarSpec | None:
-    """Join the asked form, tool calls and reasoning into one grammar; None leaves the answer free."""
+    """Join the asked form, tool calls and reasoning into one grammar; None leaves the answer free.
+
+    Raises `InvalidParameter` for tools that the model's form of calls cannot carry.
+    """
+    reasoning = formats.reasoning or THINK
     if not tools.callable:
-        return form if form is None or thinking is Thinking.NONE else _behind_thinking(form, thinking)
+        return form if form is None or thinking is Thinking.NONE else _behind_thinking(form, thinking, reasoning)
+    if formats.tools is None:
+        message = "the model's chat template writes tool calls in a form that is not known here"
+        raise InvalidParameter(f"{message}; allowed: tool_choice 'none', or the setting tool_format", param="tools")
     if form is not None and form.kind == "lark":
         message = "structured_outputs.grammar and tools are given; allowed: one of them"
         raise InvalidParameter(message, param="structured_outputs.grammar")
+    rules = call_rules(formats.tools, tools.functions, parallel=tools.parallel)
     if form is None and not tools.required:
-        return GrammarSpec("lark", _free_text_and_calls(tools))
-    answer = "calls" if tools.required or form is None else "(calls | form)"
-    rules = [*_calls(tools), "calls: call" + (" (SPACE call)*" if tools.parallel else "")]
+        return GrammarSpec("lark", _free_text_and_calls(formats.tools, rules, thinking, reasoning, tools.parallel))
+    answer = "calls"
     if form is not None and not tools.required:
         rules.append(f"form: {_as_rule(form)}")
-    return GrammarSpec("lark", _lark(answer, [*rules, _SPACE], thinking))
+        answer = f"(calls | {lark_quoted(reasoning.content)} form)"
+    return GrammarSpec("lark", _lark(answer, [*rules, _SPACE], thinking, reasoning))
 
 
 def _of_response_format(wanted: ResponseFormat) -> GrammarSpec | None:
@@ -210,64 +228,84 @@ def _json(schema: Mapping[str, object]) -> GrammarSpec:
     return GrammarSpec("json_schema", json.dumps(schema, ensure_ascii=False))
 
 
-def _free_text_and_calls(tools: ToolUse) -> str:
-    """Any text; from an opening mark on, a call. What a model thinks is such text."""
-    rules = [*_calls(tools), f"open[lazy]: TEXT {_quoted(CALL)}", _TEXT]
-    if tools.parallel:
-        return _lark("(open call_body)* TEXT", rules, Thinking.NONE)
-    return _lark("PLAIN | open call_body PLAIN", [*rules, _PLAIN], Thinking.NONE)
-
-
-def _calls(tools: ToolUse) -> list[str]:
-    names = [f"tool_{i}" for i in range(len(tools.callable))]
-    rules = [
-        f"{name}: {_quoted(_head(function))} %json {_arguments(function)}"
-        for name, function in zip(names, tools.callable, strict=True)
+def _free_text_and_calls(
+    form: ToolFormat, calls: list[str], thinking: Thinking, reasoning: ReasoningFormat, parallel: bool
+) -> str:
+    """Any text; from an opening mark on, a call. What a model reasons is such text, and its marks open none."""
+    mark, several = form.mark, parallel and form.parallel
+    if form.at_start:
+        rest, rules = "SPACE calls | NO_CALL", [_SPACE, f"NO_CALL: {_any_but(begins=(mark,))}"]
+    elif several:
+        rest, rules = "(open opened)* TEXT", [f"open[lazy]: TEXT {lark_quoted(mark)}", _TEXT]
+    else:
+        plain = f"PLAIN: {_any_but(holds=(mark,))}"
+        rest, rules = "PLAIN | open opened PLAIN", [f"open[lazy]: TEXT {lark_quoted(mark)}", _TEXT, plain]
+    if thinking is Thinking.NONE:
+        return _grammar(rest, [*calls, *rules])
+    start, end = reasoning.start, reasoning.end
+    rules += [f"rest: {rest}", *([] if _TEXT in rules else [_TEXT])]
+    if thinking is Thinking.OPENED:
+        think = [f"think[lazy]: TEXT {lark_quoted(end)}", f"UNENDED: {_any_but(holds=(end,))}"]
+        return _grammar("think rest | UNENDED", [*calls, *rules, *think])
+    rules += [
+        f"think[lazy]: /[ \\n]*/ {lark_quoted(start)} TEXT {lark_quoted(end)}",
+        f"UNENDED: {_any_but(holds=(end,), opens=start)}",
+        f"FREE: {_any_but(begins=(start,))}",
     ]
-    body = f"call_body: ({' | '.join(names)}) {_quoted('}' + chr(10) + CALL_END)}"
-    return [*rules, body, f"call: {_quoted(CALL)} call_body"]
+    if form.at_start:
+        first = "SPACE calls | OTHER"
+        rules.append(f"OTHER: {_any_but(begins=(start, mark))}")
+    else:
+        follows = "rest" if several else "PLAIN"
+        first = f"first opened {follows} | OTHER"
+        rules += [f"first[lazy]: FREE {lark_quoted(mark)}", f"OTHER: {_any_but(begins=(start,), holds=(mark,))}"]
+    return _grammar(f"think rest | UNENDED | {first}", [*calls, *rules])
 
 
-def _head(function: FunctionBody) -> str:
-    return f'\n{{"name": "{function.name}", "arguments": '
+def _any_but(*, holds: Sequence[str] = (), begins: Sequence[str] = (), opens: str = "") -> str:
+    """Return a terminal of text that holds none of some texts and, behind white space, begins with none of others.
+
+    It begins with `opens`, behind white space.
+    """
+    first = rf"/[ \n]*{_pattern(opens)}(.|\n)*/" if opens else r"/(.|\n)*/"
+    refused = [rf"~/(.|\n)*{_pattern(text)}(.|\n)*/" for text in holds]
+    refused += [rf"~/[ \n]*{_pattern(text)}(.|\n)*/" for text in begins]
+    return " & ".join((first, *refused))
 
 
-def _arguments(function: FunctionBody) -> str:
-    """The schema of a call's arguments; keywords that cannot be enforced are ignored unless the tool is strict."""
-    schema = function.parameters
-    if not schema:
-        schema = {"type": "object", "properties": {}, "additionalProperties": False}
-    if "type" not in schema and "$ref" not in schema:
-        schema = {"type": "object", **schema}
-    return json.dumps({**schema, "x-guidance": {**JSON_STYLE, "lenient": not function.strict}})
+def _pattern(text: str) -> str:
+    """Return a regex of lark for a fixed text."""
+    return re.sub(r"[\\.+*?()|\[\]{}^$/]", r"\\\g<0>", text).replace("\n", "\\n")
 
 
-def _behind_thinking(form: GrammarSpec, thinking: Thinking) -> GrammarSpec:
+def _behind_thinking(form: GrammarSpec, thinking: Thinking, reasoning: ReasoningFormat) -> GrammarSpec:
     if form.kind == "lark":
         return form
-    return GrammarSpec("lark", _lark("form", [f"form: {_as_rule(form)}", _SPACE, _TEXT], thinking))
+    rules = [f"form: {_as_rule(form)}", _SPACE, _TEXT]
+    return GrammarSpec("lark", _lark(f"{lark_quoted(reasoning.content)} form", rules, thinking, reasoning))
 
 
 def _as_rule(form: GrammarSpec) -> str:
     if form.kind == "json_schema":
         return f"%json {json.dumps({**json.loads(form.source), 'x-guidance': JSON_STYLE}, ensure_ascii=False)}"
     if form.kind == "choice":
-        return " | ".join(_quoted(choice) for choice in json.loads(form.source))
+        return " | ".join(lark_quoted(choice) for choice in json.loads(form.source))
     return lark_terminal(form.source)
 
 
-def _lark(answer: str, rules: list[str], thinking: Thinking) -> str:
-    start = answer
+def _lark(answer: str, rules: list[str], thinking: Thinking, reasoning: ReasoningFormat) -> str:
+    """Return the grammar of an answer that may come behind reasoning."""
+    start, turn = answer, lark_quoted(reasoning.turn)
     if thinking is Thinking.POSSIBLE:
-        start = f"(think SPACE)? {answer}"
-        rules = [*rules, f"think[lazy]: {_quoted(THINK)} TEXT {_quoted(THINK_END)}"]
+        start = f"(think SPACE {turn})? {answer}"
+        rules = [*rules, f"think[lazy]: {lark_quoted(reasoning.start)} TEXT {lark_quoted(reasoning.end)}"]
     elif thinking is Thinking.OPENED:
-        start = f"think SPACE {answer}"
-        rules = [*rules, f"think[lazy]: TEXT {_quoted(THINK_END)}"]
+        start = f"think SPACE {turn} {answer}"
+        rules = [*rules, f"think[lazy]: TEXT {lark_quoted(reasoning.end)}"]
     if thinking is not Thinking.NONE and _TEXT not in rules:
         rules = [*rules, _TEXT]
+    return _grammar(start, rules)
+
+
+def _grammar(start: str, rules: Sequence[str]) -> str:
     return "\n".join(["%llguidance {}", f"start: {start}", *rules]) + "\n"
-
-
-def _quoted(text: str) -> str:
-    return json.dumps(text, ensure_ascii=False)

@@ -4,10 +4,7 @@ All that the client gave is marked as given, so that none of it becomes a contro
 """
 
 import json
-import re
 from collections.abc import Mapping, Sequence
-from enum import Enum
-from typing import Literal
 
 from pydantic_core import from_json
 
@@ -15,7 +12,10 @@ from prolepsis.api.openai.bodies import FunctionBody, Message, ToolCall
 from prolepsis.api.tokenizer import Tokenizer
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.given_text import given, joined, plain
-from prolepsis.core.marks import CALL, CALL_END, RESULT, RESULT_END, THINK, THINK_END
+from prolepsis.core.marks import RESULT, RESULT_END
+from prolepsis.models.answer_formats.formats import AnswerFormats, Thinking
+from prolepsis.models.answer_formats.table import HERMES
+from prolepsis.models.answer_formats.tool_format import Call, ToolFormat
 
 MAX_DEPTH = 200
 """pydantic-core's own limit; it holds for the body itself too."""
@@ -36,25 +36,16 @@ def read_json(text: str, param: str) -> object:
 _TAIL = 8
 """Tokens at the prompt's end that can hold an opening mark."""
 
-ReasoningOption = Literal["auto", "on", "off"]
 
-
-class Thinking(Enum):
-    NONE = "none"
-    """The text is shown as it is."""
-    POSSIBLE = "possible"
-    """The answer may open with `<think>`."""
-    OPENED = "opened"
-    """The prompt ends with `<think>`: the answer begins inside."""
-
-
-def thinking_of(option: ReasoningOption, prompt: list[int], tokenizer: Tokenizer) -> Thinking:
-    """Return what to expect of the answer to `prompt`; auto: where the chat template knows the marks."""
-    knows = THINK_END in (tokenizer.chat_template or "")
-    if option == "off" or (option == "auto" and not knows):
+def thinking_of(prompt: list[int], tokenizer: Tokenizer) -> Thinking:
+    """Return what to expect of the answer to `prompt`."""
+    reasoning = tokenizer.formats.reasoning
+    if reasoning is None:
         return Thinking.NONE
     tail = tokenizer.decode(prompt[-_TAIL:], skip_special_tokens=False).rstrip()
-    return Thinking.OPENED if tail.endswith(THINK) else Thinking.POSSIBLE
+    if tail.endswith(reasoning.start):
+        return Thinking.OPENED
+    return Thinking.NONE if tail.endswith(reasoning.end) and not reasoning.turn else Thinking.POSSIBLE
 
 
 TemplateMessage = dict[str, object]
@@ -73,9 +64,11 @@ def prompt_tokens(
 
     `parse_special`: what reads like a control token becomes one, also where the client gave it.
     """
-    knows_tools = _knows_tools(tokenizer.chat_template or "")
-    shown = [_native(message, i) for i, message in enumerate(messages)] if knows_tools else _plain(messages, tools)
-    described = [_tool(tool) for tool in tools] if tools and knows_tools else None
+    formats = tokenizer.formats
+    shown = _messages(messages, formats)
+    if tools and not formats.shows_tools:
+        shown = _with_explanation(shown, tools, formats.tools or HERMES)
+    described = [_tool(tool) for tool in tools] if tools and formats.shows_tools else None
     values = [shown, described, given(variables)]
     shown, described, variables = plain(values) if parse_special else values
     return tokenizer.apply_chat_template(
@@ -83,31 +76,61 @@ def prompt_tokens(
     )
 
 
-def _knows_tools(template: str) -> bool:
-    return re.search(r"\btools\b", template) is not None
-
-
 def _role(message: Message) -> str:
     return "system" if message.role == "developer" else message.role
 
 
-def _native(message: Message, number: int) -> TemplateMessage:
-    """Return a message for templates that write tool calls and results themselves, with arguments as objects."""
-    shown: TemplateMessage = {"role": _role(message), "content": given(message.content or "")}
-    if message.tool_calls:
-        shown["tool_calls"] = [
-            _call(call, f"messages[{number}].tool_calls[{i}]") for i, call in enumerate(message.tool_calls)
-        ]
-    for name in ("tool_call_id", "name", "reasoning_content"):
+def _messages(messages: Sequence[Message], formats: AnswerFormats) -> list[TemplateMessage]:
+    """Return messages as the template takes them: calls and results of which it knows nothing become text."""
+    ids, shown = _Ids(formats.tools), list[TemplateMessage]()
+    for number, message in enumerate(messages):
+        if message.role == "tool" and not formats.shows_results:
+            follows = number > 0 and messages[number - 1].role == "tool"
+            content = joined((shown.pop()["content"], _result(message)), "\n") if follows else _result(message)
+            shown.append({"role": "user", "content": content})
+        else:
+            shown.append(_message(message, f"messages[{number}]", formats, ids))
+    return shown
+
+
+class _Ids:
+    """The ids of a conversation's calls, in the form that the template takes."""
+
+    def __init__(self, form: ToolFormat | None) -> None:
+        self._form = form
+        self._of: dict[str, str] = {}
+
+    def of_call(self, call: ToolCall) -> str:
+        name, number = call.function.name, len(self._of)
+        self._of[call.id] = self._form.history_id(call.id, name, number) if self._form is not None else call.id
+        return self._of[call.id]
+
+    def of_result(self, call_id: str) -> str:
+        return self._of.get(call_id, call_id)
+
+
+def _message(message: Message, field: str, formats: AnswerFormats, ids: _Ids) -> TemplateMessage:
+    calls = message.tool_calls or ()
+    content = given(message.content or "")
+    if calls and not formats.shows_calls:
+        texts = [(given(call.function.name), given(_arguments_text(call)), given(ids.of_call(call))) for call in calls]
+        written = (formats.tools or HERMES).written(texts)
+        content = joined((content, written), "\n") if content else written
+    shown: TemplateMessage = {"role": _role(message), "content": content}
+    if calls and formats.shows_calls:
+        shown["tool_calls"] = [_call(call, f"{field}.tool_calls[{i}]", ids) for i, call in enumerate(calls)]
+    if message.tool_call_id is not None:
+        shown["tool_call_id"] = given(ids.of_result(message.tool_call_id))
+    for name in ("name", "reasoning_content"):
         value = getattr(message, name)
         if value is not None:
             shown[name] = given(value)
     return shown
 
 
-def _call(call: ToolCall, field: str) -> TemplateMessage:
+def _call(call: ToolCall, field: str, ids: _Ids) -> TemplateMessage:
     function = given({"name": call.function.name, "arguments": _arguments(call, field)})
-    return {"id": given(call.id), "type": "function", "function": function}
+    return {"id": given(ids.of_call(call)), "type": "function", "function": function}
 
 
 def _arguments(call: ToolCall, field: str) -> object:
@@ -124,36 +147,17 @@ def _arguments_text(call: ToolCall) -> str:
     return "{}" if text.strip() in ("", "null") else text
 
 
-def _plain(messages: Sequence[Message], tools: Sequence[FunctionBody]) -> list[TemplateMessage]:
-    """Return messages for templates that know only roles and text: calls and results become text."""
-    shown: list[TemplateMessage] = []
-    for i, message in enumerate(messages):
-        follows_result = i > 0 and messages[i - 1].role == "tool"
-        if message.role == "tool" and follows_result:
-            shown[-1]["content"] = joined((shown[-1]["content"], _result(message)), "\n")
-        elif message.role == "tool":
-            shown.append({"role": "user", "content": _result(message)})
-        else:
-            calls = [_written(call) for call in message.tool_calls or ()]
-            content = [given(message.content or "")] if message.content or not calls else []
-            shown.append({"role": _role(message), "content": joined([*content, *calls], "\n")})
-    return _with_explanation(shown, tools) if tools else shown
-
-
-def _with_explanation(messages: list[TemplateMessage], tools: Sequence[FunctionBody]) -> list[TemplateMessage]:
+def _with_explanation(
+    messages: list[TemplateMessage], tools: Sequence[FunctionBody], form: ToolFormat
+) -> list[TemplateMessage]:
     if messages[0]["role"] != "system":
-        return [{"role": "system", "content": explanation(tools)}, *messages]
-    content = joined((messages[0]["content"], explanation(tools)), "\n\n")
+        return [{"role": "system", "content": explanation(tools, form)}, *messages]
+    content = joined((messages[0]["content"], explanation(tools, form)), "\n\n")
     return [{"role": "system", "content": content}, *messages[1:]]
 
 
 def _result(message: Message) -> str:
     return joined((RESULT, given(message.content), RESULT_END), "\n")
-
-
-def _written(call: ToolCall) -> str:
-    function = given({"name": call.function.name, "arguments": _arguments_text(call)})
-    return joined((CALL, '\n{"name": "', function["name"], '", "arguments": ', function["arguments"], "}\n", CALL_END))
 
 
 def _tool(function: FunctionBody) -> TemplateMessage:
@@ -164,14 +168,14 @@ def _tool(function: FunctionBody) -> TemplateMessage:
     return {"type": "function", "function": given(shown)}
 
 
-def explanation(tools: Sequence[FunctionBody]) -> str:
+def explanation(tools: Sequence[FunctionBody], form: ToolFormat = HERMES) -> str:
     """Return the system text for models whose template says nothing of tools."""
+    example = form.write([Call("function name", {"argument": "value"})])
     listed = joined([given(json.dumps(_tool(tool), ensure_ascii=False)) for tool in tools], "\n")
     parts = (
         "You can call functions. Each line describes one, with a JSON schema of its arguments:\n",
         listed,
-        "\nTo call a function, write its name and arguments as JSON between these marks:\n"
-        f'{CALL}\n{{"name": "function name", "arguments": {{"argument": "value"}}}}\n{CALL_END}\n'
+        f"\nTo call a function, write its name and arguments in this form:\n{example}\n"
         f"What it returns is given to you between {RESULT} and {RESULT_END}.",
     )
     return joined(parts)

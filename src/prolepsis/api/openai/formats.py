@@ -4,9 +4,10 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from prolepsis.api.deltas import Delta, ShownToken
-from prolepsis.api.openai.chat_reader import ChatReader, Piece
+from prolepsis.api.openai.chat_reader import ChatReader
 from prolepsis.api.openai.prepared import PreparedRequest
 from prolepsis.api.openai.usage import Json
+from prolepsis.models.answer_formats.call_reader import Piece
 
 
 class Format(Protocol):

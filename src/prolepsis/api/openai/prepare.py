@@ -8,7 +8,7 @@ from uuid import uuid4
 
 from prolepsis.api.openai.bodies import ChatBody, CompletionBody, GenerationBody
 from prolepsis.api.openai.constraint import ToolUse, asked_form, constraint, tool_use
-from prolepsis.api.openai.conversation import Thinking, prompt_tokens, thinking_of
+from prolepsis.api.openai.conversation import prompt_tokens, thinking_of
 from prolepsis.api.openai.facts import DEFAULT_COMPLETION_TOKENS, request_facts, sampling_params
 from prolepsis.api.openai.prepared import PreparedRequest, RequestContext
 from prolepsis.api.openai.speculation import check_allowed, requested_speculation
@@ -18,6 +18,7 @@ from prolepsis.core.facts import RequestFacts, traffic_class_of
 from prolepsis.core.kill_scope import request_scopes
 from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams
 from prolepsis.engine.client import EngineInfo
+from prolepsis.models.answer_formats.formats import Thinking
 from prolepsis.policy.decision import ALONE, Decision, SpeculationRequest, decide_alone
 from prolepsis.web.fields import MAX_SAMPLES
 
@@ -41,7 +42,14 @@ async def prepare_chat(
     request = replace(request, prediction_token_ids=chat.predicted)
     prepared = await _decided(body, [request], context, speculation, services)
     grammar_field = _grammar_field(body, has_tools=bool(chat.tools.callable))
-    return replace(prepared, thinking=chat.thinking, tools=chat.tools, grammar_field=grammar_field)
+    return replace(
+        prepared,
+        thinking=chat.thinking,
+        tools=chat.tools,
+        formats=services.tokenizer.formats,
+        reads_fenced=services.config.fenced_calls,
+        grammar_field=grammar_field,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +70,13 @@ def _read_chat(body: ChatBody, services: Services) -> _Chat:
     token_ids = prompt_tokens(
         body.messages, tools.shown, tokenizer, body.template_variables, parse_special=bool(body.parse_special)
     )
-    thinking = thinking_of(services.config.reasoning, token_ids, tokenizer)
+    thinking = thinking_of(token_ids, tokenizer)
     expected = body.prediction.content if body.prediction else ""
     predicted = tokenizer.encode(expected, add_special_tokens=False) if expected else []
     most = services.client.info.max_model_len  # no answer is longer
-    return _Chat(tuple(token_ids), tools, thinking, constraint(form, tools, thinking), tuple(predicted[:most]))
+    return _Chat(
+        tuple(token_ids), tools, thinking, constraint(form, tools, thinking, tokenizer.formats), tuple(predicted[:most])
+    )
 
 
 async def prepare_completion(body: CompletionBody, context: RequestContext, services: Services) -> PreparedRequest:

@@ -8,10 +8,10 @@ from starlette.requests import Request
 
 from prolepsis.api.openai.bodies import ChatBody, GenerationBody
 from prolepsis.api.openai.constraint import NO_TOOLS, ToolUse
-from prolepsis.api.openai.conversation import Thinking
 from prolepsis.api.tracing import ARRIVED, HTTP_REQUEST_ID, TRACE
 from prolepsis.core.requests import GenerateRequest, SpecMode
 from prolepsis.core.trace_context import TraceContext
+from prolepsis.models.answer_formats.formats import AnswerFormats, Thinking
 from prolepsis.policy.decision import Decision
 from prolepsis.web.body_reader import BODY_BYTES
 from prolepsis.web.caller import Caller, caller_of
@@ -68,6 +68,10 @@ class PreparedRequest:
     speculation: Decision
     thinking: Thinking = Thinking.NONE
     tools: ToolUse = NO_TOOLS
+    formats: AnswerFormats = AnswerFormats()  # noqa: RUF009  # it is frozen
+    """What the answer is read by."""
+    reads_fenced: bool = False
+    """Fenced JSON that names a function is a call too."""
     grammar_field: str | None = None
     """Field of the body that asks for the answer's form."""
 

@@ -5,10 +5,11 @@ from dataclasses import dataclass, field
 from uuid import uuid4
 
 from prolepsis.api.deltas import Delta
-from prolepsis.api.openai.chat_reader import ChatReader, Piece, is_json_object
+from prolepsis.api.openai.chat_reader import ChatReader
 from prolepsis.api.openai.formats import chat_logprobs
 from prolepsis.api.openai.prepared import PreparedRequest
 from prolepsis.api.openai.usage import Json
+from prolepsis.models.answer_formats.call_reader import Piece, is_json_object
 
 _ITEM_OF = {"content": "message", "reasoning": "reasoning", "call": "function_call", "arguments": "function_call"}
 

@@ -9,7 +9,7 @@ from tokenizers import AddedToken, Encoding
 from tokenizers import Tokenizer as Backend
 
 from prolepsis.core.given_text import GivenText, plain
-from prolepsis.core.marks import MARKS
+from prolepsis.core.marks import RESULT, RESULT_END
 
 HELD_CHARACTERS = 4096
 """Longer texts, or as many tokens, go to the library as a batch of one: only then it releases the interpreter."""
@@ -46,12 +46,14 @@ class _Renamed:
 class ControlTokens:
     """A tokenizer's control tokens: the special ones, and the added ones that the template or this server writes."""
 
-    def __init__(self, backend: Backend, template: str) -> None:
+    def __init__(self, backend: Backend, template: str, marks: Sequence[str] = ()) -> None:
+        """`marks` are texts by which answers are read, such as the mark of a call."""
+        written = "\n".join((template, *marks, RESULT, RESULT_END))
         self._backend = backend
         self._texts = {
             token: added.content
             for token, added in backend.get_added_tokens_decoder().items()
-            if added.special or added.content in MARKS or (added.content.strip() and added.content in template)
+            if added.special or (added.content.strip() and added.content in written)
         }
 
     def encode(self, text: GivenText, *, add_special_tokens: bool) -> list[int]:

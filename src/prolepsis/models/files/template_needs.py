@@ -5,8 +5,9 @@ call to a text, and some show calls only in messages without content.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from prolepsis.core.errors import InvalidParameter
@@ -30,6 +31,31 @@ class TemplateNeeds:
     """It takes arguments of calls as JSON in a text, not as an object."""
     null_content: bool = False
     """It shows calls only in messages whose content is null."""
+
+
+class FittingTemplate:
+    """A template that is given messages in the form that it takes."""
+
+    def __init__(self, template: ChatTemplate) -> None:
+        self._template = template
+        self.source = template.source
+
+    @cached_property
+    def _needs(self) -> TemplateNeeds:
+        return needs_of(self._template)
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        variables: Mapping[str, object] | None = None,
+    ) -> str:
+        """Return the prompt text of `messages`; raises `InvalidParameter` if the template refuses them."""
+        return self._template.render(
+            fitted(messages, self._needs), add_generation_prompt=add_generation_prompt, tools=tools, variables=variables
+        )
 
 
 def needs_of(template: ChatTemplate) -> TemplateNeeds:

@@ -10,9 +10,10 @@ from tokenizers import Tokenizer as Backend
 
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.given_text import GivenText
+from prolepsis.models.answer_formats.formats import AnswerFormats
 from prolepsis.models.files.chat_template import ChatTemplate, Message
 from prolepsis.models.files.control_tokens import HELD_CHARACTERS, ControlTokens
-from prolepsis.models.files.template_needs import TemplateNeeds, fitted, needs_of
+from prolepsis.models.files.template_needs import FittingTemplate
 from prolepsis.models.files.token_bytes import TokenBytes
 
 
@@ -25,8 +26,14 @@ class TokenizerParts:
     special_tokens: Mapping[str, str]
     """The model's bos_token, eos_token, unk_token and pad_token, if it has them."""
     eos_token_ids: tuple[int, ...]
+    formats: AnswerFormats = AnswerFormats()  # noqa: RUF009  # it is frozen
+    """How the model writes calls and reasoning."""
     digest: str | None = None
     """SHA-256, in hexadecimal, of vocabulary and merges as the file states them; None: to be made from `backend`."""
+
+
+def _template(parts: TokenizerParts) -> FittingTemplate | None:
+    return FittingTemplate(ChatTemplate(parts.template, parts.special_tokens)) if parts.template else None
 
 
 class Tokenizer:
@@ -38,10 +45,11 @@ class Tokenizer:
     def __init__(self, parts: TokenizerParts) -> None:
         self._parts = parts
         self._backend = parts.backend
-        self._template = ChatTemplate(parts.template, parts.special_tokens) if parts.template else None
-        self._control = ControlTokens(parts.backend, parts.template or "")
+        self._template = _template(parts)
+        self._control = ControlTokens(parts.backend, parts.template or "", parts.formats.texts)
         self._bytes = TokenBytes(parts.backend)
         self.eos_token_ids = parts.eos_token_ids
+        self.formats = parts.formats
         self._digest = parts.digest
 
     def __reduce__(self) -> tuple[type["Tokenizer"], tuple[TokenizerParts]]:
@@ -90,17 +98,13 @@ class Tokenizer:
                 "the model has no chat template; allowed: plain text, through completions", param="messages"
             )
         text = self._template.render(
-            fitted(messages, self._needs), add_generation_prompt=add_generation_prompt, tools=tools, variables=variables
+            messages, add_generation_prompt=add_generation_prompt, tools=tools, variables=variables
         )
         return self.encode(text, add_special_tokens=False)
 
     @property
     def chat_template(self) -> str | None:
         return self._template.source if self._template else None
-
-    @cached_property
-    def _needs(self) -> TemplateNeeds:
-        return needs_of(self._template) if self._template else TemplateNeeds()
 
     @cached_property
     def vocab(self) -> dict[str, int]:

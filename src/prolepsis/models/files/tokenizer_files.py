@@ -1,7 +1,7 @@
 """Reads tokenizers from model folders and GGUF files."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,36 +12,48 @@ from tokenizers.processors import ByteLevel, TemplateProcessing
 from tokenizers.processors import Sequence as SequenceProcessor
 
 from prolepsis.core.errors import ModelLoadError
-from prolepsis.core.marks import MARKS
-from prolepsis.models.files.chat_template import one_template
+from prolepsis.models.answer_formats.choose import AUTO, answer_formats
+from prolepsis.models.files.chat_template import ChatTemplate, one_template
 from prolepsis.models.files.generation_config import json_object
 from prolepsis.models.files.gguf import CONTROL, USER_DEFINED, GgufFile
 from prolepsis.models.files.sentencepiece import Vocabulary, sentencepiece
+from prolepsis.models.files.template_needs import FittingTemplate
 from prolepsis.models.files.tokenizer import Tokenizer, TokenizerParts
 from prolepsis.models.files.weights import ModelSource
 
 
-def load_tokenizer(source: ModelSource) -> Tokenizer:
-    """Build the tokenizer of a model folder or GGUF file; raises `ModelLoadError` with file and reason."""
-    return Tokenizer(tokenizer_parts(source))
+def load_tokenizer(source: ModelSource, *, tool_format: str = AUTO, reasoning_format: str = AUTO) -> Tokenizer:
+    """Build the tokenizer of a model folder or GGUF file; names of formats override what its template shows.
+
+    Raises `ModelLoadError` with file and reason, or for a format that is not known.
+    """
+    return Tokenizer(with_formats(tokenizer_parts(source), tool_format, reasoning_format))
+
+
+def with_formats(parts: TokenizerParts, tool_format: str = AUTO, reasoning_format: str = AUTO) -> TokenizerParts:
+    """Return the parts with how the model writes calls and reasoning; raises `ModelLoadError` for unknown names."""
+    template = FittingTemplate(ChatTemplate(parts.template, parts.special_tokens)) if parts.template else None
+    formats = answer_formats(template, tools=tool_format, reasoning=reasoning_format)
+    ends = {parts.special_tokens[name] for name in ("bos_token", "eos_token") if name in parts.special_tokens}
+    return replace(parts, backend=_with_marks_as_text(parts.backend, formats.texts, ends), formats=formats)
 
 
 def tokenizer_parts(source: ModelSource) -> TokenizerParts:
-    """Read the tokenizer of a model folder or GGUF file; raises `ModelLoadError` as `load_tokenizer` does."""
+    """Read the tokenizer of a model folder or GGUF file; raises `ModelLoadError` with file and reason."""
     if isinstance(source, Path) and source.is_dir():
-        parts = folder_parts(source)
-    else:
-        parts = gguf_parts(source if isinstance(source, GgufFile) else GgufFile(source))
-    return replace(parts, backend=_with_marks_as_text(parts.backend))
+        return folder_parts(source)
+    return gguf_parts(source if isinstance(source, GgufFile) else GgufFile(source))
 
 
-def _with_marks_as_text(backend: Backend) -> Backend:
-    """Return the tokenizer in which no mark that answers are read by is special: it would not be seen there."""
-    if not any(one.special and one.content in MARKS for one in backend.get_added_tokens_decoder().values()):
+def _with_marks_as_text(backend: Backend, marks: Sequence[str], ends: Collection[str]) -> Backend:
+    """Return the tokenizer in which no token of the marks that answers are read by is special: it would not be seen."""
+    added = backend.get_added_tokens_decoder().values()
+    seen = {one.content for one in added if one.special and any(one.content in mark for mark in marks)} - set(ends)
+    if not seen:
         return backend
     state = json.loads(backend.to_str())
     for one in state["added_tokens"]:
-        one["special"] = one["special"] and one["content"] not in MARKS
+        one["special"] = one["special"] and one["content"] not in seen
     return Backend.from_str(json.dumps(state))
 
 

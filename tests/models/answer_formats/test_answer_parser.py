@@ -8,10 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prolepsis.api.openai.chat_reader import AnswerParser, Piece
-from prolepsis.api.openai.conversation import Thinking
+from prolepsis.models.answer_formats.answer_parser import AnswerParser
+from prolepsis.models.answer_formats.call_reader import Piece
+from prolepsis.models.answer_formats.formats import AnswerFormats, Thinking
+from prolepsis.models.answer_formats.reasoning import THINK
+from prolepsis.models.answer_formats.tool_format import Function
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": [1, "}</tool_call>\\""], "b": {}}}\n</tool_call>'
+FORMATS = AnswerFormats(reasoning=THINK)
+FUNCTIONS = (Function("add"), Function("f"))
 ARGUMENTS = '{"a": [1, "}</tool_call>\\""], "b": {}}'
 
 
@@ -19,7 +24,7 @@ def parse(
     parts: Sequence[str], thinking: Thinking = Thinking.NONE, *, tools: bool = True, required: bool = False
 ) -> dict[str, object]:
     """Return content, reasoning and calls of an answer that comes in `parts`."""
-    parser = AnswerParser(thinking, tools=tools, required=required)
+    parser = AnswerParser(FORMATS, thinking, FUNCTIONS if tools else (), required=required)
     pieces: list[Piece] = []
     for part in parts:
         pieces += parser.push(part)
@@ -85,7 +90,7 @@ def test_reasoning_then_a_call() -> None:
 
 
 def test_arguments_come_as_they_are_written() -> None:
-    parser = AnswerParser(Thinking.NONE, tools=True)
+    parser = AnswerParser(FORMATS, Thinking.NONE, FUNCTIONS)
     assert parser.push('<tool_call>{"name": "f", "arguments": {"pla') == [
         Piece("call", "f"),
         Piece("arguments", '{"pla'),
