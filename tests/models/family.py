@@ -12,7 +12,7 @@ import gguf
 import torch
 from transformers import PreTrainedModel
 
-from prolepsis.core.marks import MARKS
+from prolepsis.core.marks import RESULT, RESULT_END
 from prolepsis.models.files.gguf import USER_DEFINED, GgufFile
 from prolepsis.models.files.sentencepiece import NORMAL
 from prolepsis.models.files.tokenizer_files import save_tokenizer
@@ -20,6 +20,7 @@ from tests.models.files.gguf_files import write_gguf
 from tests.models.files.vocabularies import TEMPLATE_KEY, Fields, fields_of, tokens_of, with_tokens, write_vocabulary
 from tests.models.tiny import random_model
 
+MARKS = ("<tool_call>", "</tool_call>", "<think>", "</think>", RESULT, RESULT_END)
 MAX_POSITIONS = 16384
 NUM_LIKELY = 48
 """Tokens that a random text is made of."""

@@ -216,7 +216,11 @@ def show(name: Name = None, model_dir: Directory = None, as_json: AsJson = False
     if manifest is None:
         quiet_logs()
         return _show_drafter(wanted, store, settings, as_json=as_json)
-    described = {**_described(store, manifest), **_limit(store, manifest, settings)}
+    described = {
+        **_described(store, manifest),
+        **_formats((store.folder(manifest.name) / manifest.path).resolve(), settings),
+        **_limit(store, manifest, settings),
+    }
     measured = measured_quality(Path(str(described["path"])))
     if as_json:
         print_json({**described, "quality": [asdict(one) for one in measured]})
@@ -224,6 +228,23 @@ def show(name: Name = None, model_dir: Directory = None, as_json: AsJson = False
     facts = [(name, value) for name, value in described.items() if name != "sha256"]
     facts += [(f"quality with {one.computation}", one.describe()) for one in measured]
     print_facts([*facts, *((f"sha256 {file}", digest) for file, digest in manifest.sha256.items())])
+
+
+def _formats(path: Path, settings: Settings) -> dict[str, object]:
+    """Return how the model writes tool calls and reasoning; nothing of files that cannot be read."""
+    from prolepsis.models.files.tokenizer_files import load_tokenizer
+
+    config = settings.engine
+    try:
+        formats = load_tokenizer(path, tool_format=config.tool_format, reasoning_format=config.reasoning_format).formats
+    except ModelLoadError as error:
+        note(f"no form of tool calls is known: {error}")
+        return {}
+    return {
+        "tool_format": formats.tools.name if formats.tools is not None else "not known",
+        "reasoning_format": formats.reasoning.name if formats.reasoning is not None else "none",
+        "template_shows_tools": formats.shows_tools,
+    }
 
 
 def _limit(store: "Store", manifest: "Manifest", settings: Settings) -> dict[str, object]:

@@ -147,8 +147,8 @@ class EngineConfig(BaseModel):
     )
     tool_format: str = Field(
         default="auto",
-        description="how the model writes tool calls, by name; auto: as its chat template writes them; docs/models.md "
-        "lists the names",
+        description="how the model writes tool calls, by name; auto: as its chat template writes them; docs/reference/"
+        "tool-formats.md lists the names",
     )
     reasoning_format: str = Field(
         default="auto",

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, Literal
 
 import llguidance
 import pytest
@@ -85,8 +85,8 @@ def test_what_is_written_is_allowed_and_read(form: ToolFormat, calls: Sequence[C
     if len(calls) > 1 and not form.parallel:
         pytest.skip("the form has one call an answer")
     text = form.write(calls)
-    for choice in ("required", "auto"):
-        assert accepts(constraint(None, tool_use(BODIES, choice, None), formats=AnswerFormats(form)), text), choice
+    for use in (tool_use(BODIES, "required", None), tool_use(BODIES, "auto", None)):
+        assert accepts(constraint(None, use, formats=AnswerFormats(form)), text)
     assert read(form, [text]) == read(form, list(text)) == ("", "", called(calls))
 
 
@@ -135,7 +135,9 @@ def test_arguments_of_any_name(form: ToolFormat) -> None:
     ids=lambda one: getattr(one, "name", one),
 )
 @pytest.mark.parametrize("choice", ["auto", "required"])
-def test_reasoning_before_a_call(name: str, reasoning: ReasoningFormat, thinking: Thinking, choice: str) -> None:
+def test_reasoning_before_a_call(
+    name: str, reasoning: ReasoningFormat, thinking: Thinking, choice: Literal["auto", "required"]
+) -> None:
     form = next(row for row in ROWS if row.name == name)
     formats = AnswerFormats(form, reasoning)
     opening = "" if thinking is Thinking.OPENED else f"{reasoning.start}\n"

@@ -14,6 +14,7 @@ from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.given_text import given, joined, plain
 from prolepsis.core.marks import RESULT, RESULT_END
 from prolepsis.models.answer_formats.formats import AnswerFormats, Thinking
+from prolepsis.models.answer_formats.json_arguments import JsonArguments
 from prolepsis.models.answer_formats.table import HERMES
 from prolepsis.models.answer_formats.tool_format import Call, ToolFormat
 
@@ -113,8 +114,13 @@ def _message(message: Message, field: str, formats: AnswerFormats, ids: _Ids) ->
     calls = message.tool_calls or ()
     content = given(message.content or "")
     if calls and not formats.shows_calls:
-        texts = [(given(call.function.name), given(_arguments_text(call)), given(ids.of_call(call))) for call in calls]
-        written = (formats.tools or HERMES).written(texts)
+        form = formats.tools or HERMES
+        written = form.written(
+            [
+                (given(call.function.name), given(_written(call, form, field)), given(ids.of_call(call)))
+                for call in calls
+            ]
+        )
         content = joined((content, written), "\n") if content else written
     shown: TemplateMessage = {"role": _role(message), "content": content}
     if calls and formats.shows_calls:
@@ -139,6 +145,14 @@ def _arguments(call: ToolCall, field: str) -> object:
         return read_json(_arguments_text(call), f"{field}.function.arguments")
     except ValueError:
         return call.function.arguments
+
+
+def _written(call: ToolCall, form: ToolFormat, field: str) -> str:
+    """Return the arguments in the model's form; those that are no object, as in a call that was cut, as they are."""
+    value = _arguments(call, field)
+    if isinstance(form.arguments, JsonArguments) or not isinstance(value, dict):
+        return _arguments_text(call)
+    return form.arguments.write(value)
 
 
 def _arguments_text(call: ToolCall) -> str:

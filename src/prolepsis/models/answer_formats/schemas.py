@@ -64,5 +64,5 @@ def named_properties(schema: Schema, function: str) -> tuple[dict[str, Schema], 
         of = f" of tool {function!r}" if function else ""
         message = f"the argument {wrong[:64]!r}{of} cannot be written in this model's calls"
         raise InvalidParameter(f"{message}; allowed: names without spaces, quotes, brackets and =", param="tools")
-    parts = {key: part if isinstance(part, dict) else {} for key, part in named.items()}
+    parts: dict[str, Schema] = {key: part if isinstance(part, dict) else {} for key, part in named.items()}
     return parts, frozenset(one for one in listed(required) if isinstance(one, str))

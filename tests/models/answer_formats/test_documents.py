@@ -1,0 +1,13 @@
+"""The reference of forms names every row."""
+
+from pathlib import Path
+
+from prolepsis.models.answer_formats.reasoning import REASONING_FORMATS
+from prolepsis.models.answer_formats.table import TOOL_FORMATS
+
+REFERENCE = Path(__file__).parents[3] / "docs" / "reference" / "tool-formats.md"
+
+
+def test_every_form_is_in_the_reference() -> None:
+    rows = {line.split("`")[1] for line in REFERENCE.read_text(encoding="utf-8").splitlines() if line.startswith("| `")}
+    assert rows == TOOL_FORMATS.keys() | REASONING_FORMATS.keys()
