@@ -21,6 +21,7 @@ from prolepsis.core.messages import Message, Submit
 from prolepsis.engine.client import EngineClient
 from prolepsis.engine.step import Engine, EngineParts
 from prolepsis.engine.thread import ThreadEngineClient
+from prolepsis.models.answer_formats.formats import AnswerFormats
 from prolepsis.spec.proposers.prompt_lookup import PromptLookupProposer
 from prolepsis.spec.proposers.suffix import SuffixProposer
 from prolepsis.telemetry.metrics import Metrics
@@ -32,6 +33,7 @@ from tests.waiting import wait_for
 class LetterTokenizer:
     """Token i is the i-th letter, 0 ends a text; what is no letter becomes one."""
 
+    formats = AnswerFormats()
     chat_template = "contents, one after the other"
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:

@@ -26,10 +26,10 @@ class TokenizerParts:
     special_tokens: Mapping[str, str]
     """The model's bos_token, eos_token, unk_token and pad_token, if it has them."""
     eos_token_ids: tuple[int, ...]
-    formats: AnswerFormats = AnswerFormats()  # noqa: RUF009  # it is frozen
-    """How the model writes calls and reasoning."""
     digest: str | None = None
     """SHA-256, in hexadecimal, of vocabulary and merges as the file states them; None: to be made from `backend`."""
+    formats: AnswerFormats = AnswerFormats()  # noqa: RUF009  # it is frozen
+    """How the model writes calls and reasoning."""
 
 
 def _template(parts: TokenizerParts) -> FittingTemplate | None:
