@@ -18,7 +18,7 @@ from prolepsis.core.errors import FetchError
 from prolepsis.core.files import sha256_of
 from prolepsis.models.files import quality
 from prolepsis.models.files.quality import MeasuredQuality
-from prolepsis.models.files.store import MANIFEST, Manifest, Store
+from prolepsis.models.files.store import KNOWN, MANIFEST, Manifest, Store
 from prolepsis.models.files.weights import open_checkpoint
 from prolepsis.models.heads.format import load_head
 from prolepsis.models.heads.registry import list_heads
@@ -204,6 +204,19 @@ def test_an_alias_names_a_version_everywhere(root: Path, head: Path, monkeypatch
     assert run(root, "alias", "mine", "champion", "--remove").stdout.strip() == "mine@champion is gone; it was mine@2"
     assert run(root, "alias", "mine", "Champion").exit_code == 2
     assert run(root, "alias", "other@1", "champion").exit_code == 3
+
+
+def test_a_pull_shows_size_and_licence_before_and_after(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    coder = KNOWN["qwen2.5-coder-1.5b-instruct"]
+    assert coder.hub is not None
+    assert coder.hub.file is not None
+    with serve(Web()) as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.url)
+        hub.serve_hub(coder.hub.repository, {coder.hub.file: bytes(4096)}, {"license": "apache-2.0"})
+        done = run(root, "pull", coder.name)
+    assert f"downloading {coder.name} to {root}: 1.04 GiB, licence apache-2.0" in " ".join(done.stderr.split())
+    assert done.stdout.strip() == f"{coder.name} is in {root / coder.name}: 4 KiB, licence apache-2.0"
 
 
 def test_a_model_of_a_hub_is_fetched_with_its_size_and_licence(

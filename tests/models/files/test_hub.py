@@ -41,6 +41,14 @@ def test_a_repository_is_listed_at_one_commit(web: Web) -> None:
     assert listing.checksums["config.json"] is None
 
 
+def test_of_a_repository_with_several_models_one_file_is_taken(web: Web, tmp_path: Path) -> None:
+    web.serve_hub("a/b", {"a-q4.gguf": b"four", "a-q8.gguf": b"eight", "README.md": b""})
+    listing = list_hub(web.url, HubSource("a/b", file="a-q4.gguf"), 5.0)
+    assert (list(listing.checksums), listing.size, listing.file) == (["a-q4.gguf"], 4, "a-q4.gguf")
+    with pytest.raises(FetchError, match=r"a/b has no file a-q2\.gguf"):
+        list_hub(web.url, HubSource("a/b", file="a-q2.gguf"), 5.0)
+
+
 def test_files_come_whole_and_report_their_progress(web: Web, tmp_path: Path) -> None:
     web.serve_hub("a/b", FILES)
     seen: list[tuple[str, int, int | None]] = []

