@@ -26,7 +26,7 @@ def test_flag_beats_environment_beats_file_beats_default(tmp_path: Path) -> None
     settings = load_settings({"port": "3", "host": None}, environment, directory=tmp_path)
     assert (settings.server.port, settings.server.host) == (3, "env.example")
     assert (settings.engine.threads, settings.engine.max_requests) == (1, 9)
-    assert settings.engine.kv_memory == "768MiB"
+    assert settings.engine.kv_memory == "auto"
     assert settings.origins["port"] == "--port"
     assert settings.origins["host"] == "PROLEPSIS_HOST"
     assert "prolepsis.yaml" in settings.origins["threads"]
@@ -45,6 +45,15 @@ def test_the_address_of_a_propose_server_is_host_and_port(address: str, tmp_path
     with pytest.raises(ConfigError, match=f"--remote-proposer is {address!r}; allowed: HOST:PORT"):
         load_settings({"remote_proposer": address}, {}, directory=tmp_path)
     assert load_settings({"remote_proposer": "[::1]:8600"}, {}, directory=tmp_path).engine.remote_proposer
+
+
+def test_the_context_length_is_auto_or_a_number(tmp_path: Path) -> None:
+    for given, found in (("auto", None), ("none", None), ("4096", 4096)):
+        engine = load_settings({"max_model_len": given}, {}, directory=tmp_path).engine
+        assert engine.max_model_len == found
+        assert engine.model_dump()["max_model_len"] == (found or "auto")
+    with pytest.raises(ConfigError, match=r"--max-model-len is '0'; allowed: "):
+        load_settings({"max_model_len": "0"}, {}, directory=tmp_path)
 
 
 def test_no_file_and_an_empty_file_give_defaults(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from structlog.testing import capture_logs
 
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.errors import ConfigError, MemoryPlanError
@@ -81,6 +82,27 @@ def test_automatic_memory_holds_the_requests_and_no_more() -> None:
     engine = assemble(small, loaded())
     assert isinstance(engine.runner, Runner)
     assert engine.runner.cache.num_pages == 2 * 128 // PAGE_SIZE
+
+
+def of_long_context() -> LoadedModel:
+    found = loaded()
+    found.model.info = replace(found.model.info, max_positions=4096)  # type: ignore[misc]
+    return found
+
+
+def test_a_context_that_does_not_fit_is_cut_and_one_line_says_so() -> None:
+    page = TableModel().info.page_bytes
+    with capture_logs() as logs:
+        engine = assemble(EngineConfig(kv_memory=f"{65 * page}B", strict="off"), of_long_context())
+    assert engine.info.max_model_len == 2048
+    [line] = [log for log in logs if log["log_level"] == "warning"]
+    assert (line["event"], line["max_model_len"], line["model_limit"]) == ("context_cut", 2048, 4096)
+    with capture_logs() as logs:
+        engine = assemble(EngineConfig(kv_memory=f"{128 * page}B", strict="off"), of_long_context())
+    assert engine.info.max_model_len == 4096
+    assert not [log for log in logs if log["log_level"] == "warning"]
+    with pytest.raises(MemoryPlanError, match=f"kv_memory {65 * page}B holds 2080 tokens; .* lower max_model_len"):
+        assemble(EngineConfig(kv_memory=f"{65 * page}B", max_model_len=4096, strict="off"), of_long_context())
 
 
 def test_context_beyond_the_model_is_refused() -> None:

@@ -60,3 +60,11 @@ async def test_a_model_whose_step_may_not_have_ended_is_loaded_again() -> None:
     assert again.info.fingerprint == "fresh"
     await client.close()
     await again.close()
+
+
+async def test_a_later_engine_has_the_context_of_the_first() -> None:
+    """Streams go on in it: their longest sequence must not depend on what is free now."""
+    start = EngineStart(CONFIG.model_copy(update={"max_model_len": None, "kv_memory": "auto"}), target())
+    client = start.first()
+    await client.close()
+    assert start.config.max_model_len == client.info.max_model_len

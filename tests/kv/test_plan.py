@@ -1,9 +1,11 @@
 """Budgets as people write them, and what is said of a budget that is too small, or larger than the machine."""
 
+from dataclasses import replace
+
 import pytest
 
 from prolepsis.core.errors import ConfigError, MemoryPlanError
-from prolepsis.kv.memory import MemoryUse, PageShape, Room, format_bytes, parse_bytes, plan_pages
+from prolepsis.kv.memory import MemoryUse, PagePlan, PageShape, Room, format_bytes, parse_bytes, plan_pages, share_for
 
 
 @pytest.mark.parametrize(
@@ -32,7 +34,7 @@ def shape(page_bytes: int, max_model_len: int) -> PageShape:
 
 
 def test_pages_of_a_budget() -> None:
-    assert plan_pages("1MiB", shape(1000, 64), ENDLESS) == 1048
+    assert plan_pages("1MiB", shape(1000, 64), ENDLESS) == PagePlan(1048, 64)
 
 
 def test_too_small_a_budget_says_how_much_is_needed() -> None:
@@ -43,7 +45,7 @@ def test_too_small_a_budget_says_how_much_is_needed() -> None:
 def test_the_amount_asked_for_is_enough() -> None:
     for pages in (1, 3, 1025, 77777):
         needed = format_bytes(pages * 1011)
-        assert plan_pages(needed, shape(1011, 32 * pages), ENDLESS) >= pages
+        assert plan_pages(needed, shape(1011, 32 * pages), ENDLESS).num_pages >= pages
 
 
 def test_a_budget_beyond_the_machine_names_the_sum_its_parts_and_what_fits() -> None:
@@ -53,7 +55,7 @@ def test_a_budget_beyond_the_machine_names_the_sum_its_parts_and_what_fits() -> 
         "404GiB of memory are needed, and this machine has 20GiB: 400GiB KV cache (kv_memory), 3GiB weights of m, "
         "1GiB workspace of a pass (max_step_tokens); lower kv_memory to at most 16GiB"
     )
-    assert plan_pages("16GiB", SHAPE, MACHINE) == 16384
+    assert plan_pages("16GiB", SHAPE, MACHINE).num_pages == 16384
 
 
 def test_a_context_beyond_the_machine_is_named_with_the_longest_that_fits() -> None:
@@ -67,16 +69,63 @@ def test_no_room_for_a_page_names_what_else_may_be_lowered() -> None:
         plan_pages("1GiB", SHAPE, Room("this machine", 4 << 30, (WEIGHTS, WORKSPACE)))
 
 
-def test_auto_takes_half_the_room_left() -> None:
-    assert plan_pages("auto", SHAPE, MACHINE) == 8192
+def test_auto_takes_a_quarter_of_the_room_left() -> None:
+    assert plan_pages("auto", SHAPE, MACHINE) == PagePlan(4096, 8192)
+    assert plan_pages("40%", SHAPE, MACHINE).num_pages == 4096 * 40 // 25
 
 
-def test_auto_takes_no_more_than_the_requests_can_use() -> None:
-    assert plan_pages("auto", SHAPE, ENDLESS) == 256 * 64
+def test_a_share_is_no_more_than_the_requests_can_use() -> None:
+    assert plan_pages("auto", SHAPE, ENDLESS).num_pages == 256 * 64
+    assert plan_pages("90%", SHAPE, ENDLESS).num_pages == 256 * 64
 
 
-def test_auto_holds_one_sequence_even_beyond_half_the_room() -> None:
+def test_a_stated_context_gets_more_than_the_share() -> None:
     tight = Room("this machine", (4 << 30) + (400 << 20), (WEIGHTS, WORKSPACE))
-    assert plan_pages("auto", SHAPE, tight) == 256
+    assert plan_pages("auto", SHAPE, tight).num_pages == 256
     with pytest.raises(MemoryPlanError, match="max_model_len"):
         plan_pages("auto", SHAPE, Room("this machine", (4 << 30) + (200 << 20), (WEIGHTS, WORKSPACE)))
+
+
+CUTTABLE = replace(SHAPE, is_cuttable=True)
+
+
+def with_left(mebibytes: int) -> Room:
+    return Room("this machine", (4 << 30) + (mebibytes << 20), (WEIGHTS, WORKSPACE))
+
+
+@pytest.mark.parametrize(
+    ("budget", "left", "plan"),
+    [
+        ("auto", 2000, PagePlan(500, 8192)),  # a quarter holds the context
+        ("auto", 600, PagePlan(256, 8192)),  # half does
+        ("auto", 400, PagePlan(200, 6144)),  # 200 pages hold 6400 tokens
+        ("40%", 400, PagePlan(160, 5120)),
+        ("100MiB", 400, PagePlan(100, 3072)),
+        ("auto", 40, PagePlan(20, 640)),
+    ],
+)
+def test_a_context_is_cut_to_what_fits(budget: str, left: int, plan: PagePlan) -> None:
+    assert plan_pages(budget, CUTTABLE, with_left(left)) == plan
+
+
+def test_a_context_is_not_cut_to_next_to_nothing() -> None:
+    with pytest.raises(MemoryPlanError, match="lower max_model_len to at most 160, and kv_memory"):
+        plan_pages("auto", CUTTABLE, with_left(5))
+    with pytest.raises(MemoryPlanError, match="lower max_step_tokens or kv_memory, or choose a smaller model"):
+        plan_pages("auto", CUTTABLE, with_left(-5))
+
+
+def test_nearly_the_same_room_gives_the_same_context() -> None:
+    assert {plan_pages("auto", CUTTABLE, with_left(left)).max_model_len for left in range(400, 440, 4)} == {6144, 6656}
+
+
+def test_engines_of_one_machine_share_half_of_what_is_left() -> None:
+    assert share_for("auto", 1) == "auto"
+    assert share_for("auto", 4) == "12.5%"
+    assert share_for("2GiB", 4) == "2GiB"
+
+
+@pytest.mark.parametrize("text", ["0%", "101%", "-5%", "%", "some"])
+def test_refused_budgets_name_what_is_allowed(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"kv_memory is .*such as 768MiB or 2GiB, a share such as 40%, or auto"):
+        plan_pages(text, SHAPE, MACHINE)

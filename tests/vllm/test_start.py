@@ -6,15 +6,18 @@ from pathlib import Path
 import pytest
 
 from prolepsis.core.config import EngineConfig
-from prolepsis.core.errors import ConfigError, EngineDead, ModelLoadError
+from prolepsis.core.errors import ConfigError, EngineDead, MemoryPlanError, ModelLoadError
 from prolepsis.core.events import Event, Failed, Finished
 from prolepsis.core.extras import Extra
+from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.core.requests import SamplingParams
 from prolepsis.failover.client import FailoverClient
 from prolepsis.failover.members import FailoverSettings, Member
-from prolepsis.vllm.start import VllmStart, eos_token_ids, model_folder, start_vllm
+from prolepsis.models.files.weights import folder_config
+from prolepsis.vllm.start import VllmStart, eos_token_ids, model_folder, plan_kv, start_vllm
 from tests.fakes import EOS, outputs, request
 from tests.models.files.byte_level import byte_level
+from tests.models.tiny import save_tiny
 from tests.vllm.table_plane import INFO, TablePlane, config
 
 
@@ -38,6 +41,18 @@ def test_settings_are_checked_before_anything_is_loaded() -> None:
 def test_a_missing_vllm_is_named_before_the_model_is_read() -> None:
     with pytest.raises(ModelLoadError, match="engine is 'vllm', which is not installed"):
         start_vllm(EngineConfig(model="no such model", engine="vllm"))
+
+
+def test_the_kv_cache_of_vllm_is_planned_as_our_own(tmp_path: Path) -> None:
+    save_tiny(tmp_path, "llama", {"max_position_embeddings": 4096})
+    model = folder_config(tmp_path)
+    page = 4 * PAGE_SIZE * model.num_hidden_layers * model.num_key_value_heads * model.head_dim
+    small = {"model": str(tmp_path), "max_requests": 2}
+    assert plan_kv(EngineConfig(**small), tmp_path) == (2 * 4096 // PAGE_SIZE * page, None)
+    cut = plan_kv(EngineConfig(**small, kv_memory=f"{65 * page}B"), tmp_path)
+    assert cut == (65 * page, 2048)
+    with pytest.raises(MemoryPlanError, match="lower max_model_len to at most 2080"):
+        plan_kv(EngineConfig(**small, kv_memory=f"{65 * page}B", max_model_len=4096), tmp_path)
 
 
 def start_over(*planes: TablePlane) -> VllmStart:

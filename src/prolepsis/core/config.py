@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PlainSerializer, ValidationInfo, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationInfo, field_validator
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 DRAFT_HEAD: Literal["draft_head"] = "draft_head"
@@ -23,8 +23,18 @@ PROPOSER_NAMES = (
 """All proposers; `EngineConfig.proposers` names those that are loaded."""
 
 
+AUTO = "auto"
+"""A value that is chosen at the start."""
 DAY_S = 86400.0
 """Seconds of a day, for the settings that are given in days."""
+
+
+def _none_for_auto(given: object) -> object:
+    return None if given == AUTO else given
+
+
+def _auto_for_none(value: int | None) -> int | str:
+    return AUTO if value is None else value
 
 
 class EngineConfig(BaseModel):
@@ -64,13 +74,16 @@ class EngineConfig(BaseModel):
     )
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="device that the model runs on")
     threads: int | None = Field(default=None, ge=1, description="CPU threads of a forward pass; default: all cores")
-    max_model_len: int | None = Field(
-        default=None, ge=1, description="most tokens of prompt and answer together; default: the model's limit"
+    max_model_len: Annotated[int | None, BeforeValidator(_none_for_auto), PlainSerializer(_auto_for_none)] = Field(
+        default=None,
+        ge=1,
+        description="most tokens of prompt and answer together; auto, the default: the model's limit, or less if the "
+        "KV cache holds less",
     )
     kv_memory: str = Field(
-        default="768MiB",
-        description="memory of the KV cache, e.g. 768MiB or 2GiB; auto: what max_requests sequences can use, at most "
-        "half of the free memory",
+        default="auto",
+        description="memory of the KV cache: an amount such as 2GiB, or a share of what all else leaves free, such as "
+        "40%; auto: a quarter, up to half for one context; never more than max_requests can use",
     )
     max_requests: int = Field(default=64, ge=1, description="sequences that run at once")
     max_step_tokens: int = Field(

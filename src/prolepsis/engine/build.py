@@ -118,12 +118,12 @@ def assemble(
     the process takes of memory besides the engine. Raises `MemoryPlanError` if the machine has too little.
     """
     model, info = target.model, target.model.info
-    max_model_len = _context_length(config, info.max_positions)
     threads = config.threads or default_threads()
     exactness = decide(model, config.strict, passed_file(target.fingerprint, threads, build_of(model)))
     early, exit_sequences = _early_exit(config, model)
     loaded = Loaded(info, draft.model.info if draft else None, head.info if head else None, exit_sequences)
-    num_pages = plan_memory(config, loaded, max_model_len, reserved)
+    plan = plan_memory(config, loaded, reserved)
+    num_pages, max_model_len = plan.num_pages, plan.max_model_len
     cache = model.make_cache(num_pages + SCRATCH_PAGES * exit_sequences)
     slots = _draft_head_slots(config, target, head, find_head, num_pages)
     slot = slots[DRAFT_HEAD]
@@ -135,18 +135,18 @@ def assemble(
         proposers.append(slot.head)
     speculation = _speculation(config, target, proposers, max_model_len)
     hidden_states = _hidden_states(model, [*([slot.head] if slot.head else []), *consumers])
-    plan = AppliedPlan(SpecPlan(num_speculative_tokens=config.num_speculative_tokens))
+    spec_plan = AppliedPlan(SpecPlan(num_speculative_tokens=config.num_speculative_tokens))
     pages, cost = _pages(config, num_pages, cache, *slots.values()), speculation.proposers.cost
     log.info("engine_built", model=info.name, forward=info.forward, pages=num_pages, exactness=exactness.mode)
     parts = EngineParts(
         info=_described(target, max_model_len, exactness, speculation.proposers, slot),
         scheduler=_scheduler(
-            config, target, max_model_len, pages, plan, chunks=ChunkLimit(config.chunk_limit_ms, cost)
+            config, target, max_model_len, pages, spec_plan, chunks=ChunkLimit(config.chunk_limit_ms, cost)
         ),
         speculation=speculation,
         runner=Runner(model, cache),
         verifier=Verification(_sampler(model), max_model_len=max_model_len),
-        plan=plan,
+        plan=spec_plan,
         observer=observer,
         hidden_states=hidden_states,
         stuck_after_s=config.stuck_after_s or None,
@@ -336,13 +336,3 @@ def _described(
         tokenizer=target.tokenizer.fingerprint[:16],
         machine=machine_of(target.model),
     )
-
-
-def _context_length(config: EngineConfig, max_positions: int) -> int:
-    """Return the longest sequence served; raises `ConfigError` for one the model cannot hold."""
-    if config.max_model_len is not None and config.max_model_len > max_positions:
-        raise ConfigError(
-            f"max_model_len is {config.max_model_len}; allowed for this model: at most {max_positions}",
-            param="max_model_len",
-        )
-    return config.max_model_len or max_positions

@@ -7,9 +7,10 @@ from pathlib import Path
 import structlog
 
 from prolepsis.core.config import EngineConfig
+from prolepsis.core.errors import ConfigError
 from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.kv.machine import CPU, host_memory, memory_of
-from prolepsis.kv.memory import MemoryUse, PageShape, Room, format_bytes, parse_bytes, plan_pages
+from prolepsis.kv.memory import MemoryUse, PagePlan, PageShape, Room, format_bytes, parse_bytes, plan_pages
 from prolepsis.models.heads.base import HeadInfo
 from prolepsis.models.protocol import ModelInfo
 from prolepsis.spec.proposers.early_exit import SCRATCH_PAGES
@@ -36,17 +37,41 @@ class Loaded:
         return sum(each.page_bytes for each in (self.target, self.draft, self.head) if each)
 
 
-def plan_memory(config: EngineConfig, loaded: Loaded, max_model_len: int, reserved: Sequence[MemoryUse] = ()) -> int:
-    """Return the number of KV pages; `reserved` is what others than the engine take of the machine's memory.
+def plan_memory(config: EngineConfig, loaded: Loaded, reserved: Sequence[MemoryUse] = ()) -> PagePlan:
+    """Return KV pages and longest sequence; `reserved` is what others than the engine take of the machine's memory.
 
-    Raises `MemoryPlanError` with the sum and what to lower, if the machine, its cgroup or its device has less.
+    Raises `MemoryPlanError` with the sum and what to lower, if the machine, its cgroup or its device has less, and
+    `ConfigError` for a stated length that the model cannot hold.
     """
-    shape = PageShape(loaded.page_bytes, PAGE_SIZE, max_model_len, config.max_requests)
+    limit = loaded.target.max_positions
+    length = context_length(config, limit)
+    shape = PageShape(loaded.page_bytes, PAGE_SIZE, length, config.max_requests, config.max_model_len is None)
     room = _room(config, loaded, reserved)
-    pages = plan_pages(config.kv_memory, shape, room)
+    plan = plan_pages(config.kv_memory, shape, room)
+    warn_of_cut(plan.max_model_len, limit if config.max_model_len is None else length, config.kv_memory, room)
     uses = {use.what: format_bytes(use.num_bytes) for use in room.uses if use.num_bytes}
-    log.info("memory_planned", kv_cache=format_bytes(pages * shape.page_bytes), **uses, free=format_bytes(room.left))
-    return pages
+    size = format_bytes(plan.num_pages * shape.page_bytes)
+    log.info("memory_planned", kv_cache=size, max_model_len=plan.max_model_len, **uses, free=format_bytes(room.left))
+    return plan
+
+
+def context_length(config: EngineConfig, limit: int) -> int:
+    """Return the longest sequence asked for; raises `ConfigError` for one that the model cannot hold."""
+    if config.max_model_len is not None and config.max_model_len > limit:
+        raise ConfigError(
+            f"max_model_len is {config.max_model_len}; allowed for this model: at most {limit}",
+            param="max_model_len",
+        )
+    return config.max_model_len or limit
+
+
+def warn_of_cut(planned: int, limit: int, kv_memory: str, room: Room) -> None:
+    """Log the one line that says that a context is shorter than the model's."""
+    if planned < limit:
+        free = format_bytes(max(0, room.left), up=False)
+        log.warning(
+            "context_cut", max_model_len=planned, model_limit=limit, reason=f"kv_memory {kv_memory}, {free} free"
+        )
 
 
 def check_head(head: HeadInfo, device: str, num_pages: int, max_requests: int) -> None:

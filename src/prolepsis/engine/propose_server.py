@@ -30,6 +30,7 @@ def served_model(config: EngineConfig, name: ServedProposer) -> ServedModel:
         raise ConfigError(f"proposer is {name!r}, but draft_model is not set", param="draft_model")
     draft = load_model(config, config.draft_model)
     info = draft.model.info
-    num_pages = plan_memory(config, Loaded(info), min(config.max_model_len or info.max_positions, info.max_positions))
+    length = config.max_model_len and min(config.max_model_len, info.max_positions)
+    num_pages = plan_memory(config.model_copy(update={"max_model_len": length}), Loaded(info)).num_pages
     proposer = DraftModelProposer(draft.model, draft.tokenizer, tokenizer, num_pages=num_pages)
     return ServedModel(proposer, vocabulary, min(info.vocab_size, tokenizer.vocab_size))

@@ -30,11 +30,12 @@ class EngineStart:
     _last: ReferenceType[ThreadEngineClient] | None = field(default=None, init=False)
 
     def first(self) -> ThreadEngineClient:
-        """Return an engine's client; raises what `build_engine` raises."""
+        """Return an engine's client; raises what `build_engine` raises. Later engines have its context length."""
         client = ThreadEngineClient(
             build_engine(self.config, self.observer, target=self.target, reserved=self.reserved)
         )
         self._last = ref(client)
+        self.config = self.config.model_copy(update={"max_model_len": client.info.max_model_len})
         return client
 
     async def again(self) -> ThreadEngineClient:

@@ -2,16 +2,20 @@
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from prolepsis.core.config import AUTO
 from prolepsis.core.errors import ConfigError, MemoryPlanError
 
-AUTO = "auto"
-"""The budget that follows from the memory that is left."""
-AUTO_SHARE = 0.5
-"""Share of the memory left that `AUTO` takes at most: others start on the machine later."""
+AUTO_PERCENT = 25.0
+"""Share of the memory left that `AUTO` takes at most: others on the machine, and servers like this one, need some."""
+AUTO_PERCENT_OF_ONE = 50.0
+"""The same where one sequence of the whole context needs more."""
+LEAST_CONTEXT = 256
+"""Tokens; a context is not cut to fewer."""
 
 _UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40, "KB": 10**3, "MB": 10**6, "GB": 10**9}
+_PERCENT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*%\s*")
 _AMOUNT = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*")
 
 
@@ -64,11 +68,58 @@ class PageShape:
     """Tokens."""
     max_model_len: int
     max_requests: int
+    is_cuttable: bool = False
+    """`max_model_len` is only the most that the model can, and may be cut to what fits."""
 
     @property
     def per_sequence(self) -> int:
         """Pages of the longest sequence."""
         return -(-self.max_model_len // self.page_size)
+
+
+@dataclass(frozen=True, slots=True)
+class PagePlan:
+    """What fits: KV pages, and the longest sequence in them."""
+
+    num_pages: int
+    max_model_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What `kv_memory` allows the KV cache: an amount, or shares of the memory that is left."""
+
+    text: str
+    num_bytes: int | None = None
+    percent: float = 0.0
+    """For all sequences together."""
+    percent_of_one: float = 0.0
+    """For a sequence of the whole context, if that is more."""
+
+    def pages(self, shape: PageShape, left: int) -> int:
+        """Return the number of pages, at most what `max_requests` sequences use of a share."""
+        if self.num_bytes is not None:
+            return self.num_bytes // shape.page_bytes
+        needed = shape.per_sequence
+        share, of_one = (int(part * left / 100) // shape.page_bytes for part in (self.percent, self.percent_of_one))
+        return min(max(share, min(needed, of_one)), needed * shape.max_requests)
+
+
+def parse_budget(text: str) -> Budget:
+    """Return what a `kv_memory` allows; raises `ConfigError` naming what is allowed."""
+    if text == AUTO:
+        return Budget(text, percent=AUTO_PERCENT, percent_of_one=AUTO_PERCENT_OF_ONE)
+    if (match := _PERCENT.fullmatch(text)) is not None and 0 < (percent := float(match[1])) <= 100:
+        return Budget(text, percent=percent, percent_of_one=percent)
+    try:
+        return Budget(text, parse_bytes(text))
+    except ConfigError as error:
+        raise ConfigError(f"{error}, a share such as 40%, or {AUTO}", param="kv_memory") from None
+
+
+def share_for(budget: str, num_engines: int) -> str:
+    """Return the budget of each of several engines that start on one machine at once: `AUTO` is divided among them."""
+    return f"{AUTO_PERCENT_OF_ONE / num_engines:.4g}%" if budget == AUTO and num_engines > 1 else budget
 
 
 def parse_bytes(text: str, *, name: str = "kv_memory") -> int:
@@ -88,18 +139,19 @@ def format_bytes(count: int, *, up: bool = True) -> str:
     return f"{count}B"
 
 
-def plan_pages(budget: str, shape: PageShape, room: Room) -> int:
-    """Return the number of pages that fit `budget`; for `AUTO`, what `max_requests` can use of half the room left.
+def plan_pages(budget: str, shape: PageShape, room: Room) -> PagePlan:
+    """Return the pages that fit `budget`, and the longest sequence: a context that may be cut is cut to what fits.
 
     Raises `MemoryPlanError` with the memory needed, if one sequence of `max_model_len` tokens does not fit the budget
-    or the budget does not fit the room.
+    or the budget does not fit the room. A stated context gets more than a share, up to the whole room.
     """
+    allowed = parse_budget(budget)
+    pages = allowed.pages(shape, max(0, room.left))
+    if shape.is_cuttable and LEAST_CONTEXT <= pages * shape.page_size < shape.max_model_len:
+        shape = replace(shape, max_model_len=_rounded(pages * shape.page_size))
     needed = shape.per_sequence
-    if budget == AUTO:
-        fitting = int(AUTO_SHARE * max(0, room.left)) // shape.page_bytes
-        pages = max(needed, min(fitting, needed * shape.max_requests))
-    else:
-        pages = parse_bytes(budget) // shape.page_bytes
+    if allowed.num_bytes is None:
+        pages = max(pages, needed)
     if pages < needed:
         lower = f", or lower max_model_len to at most {pages * shape.page_size}" if pages else ""
         raise MemoryPlanError(
@@ -107,7 +159,13 @@ def plan_pages(budget: str, shape: PageShape, room: Room) -> int:
             f"{shape.max_model_len} needs {format_bytes(needed * shape.page_bytes)}: raise kv_memory to that{lower}"
         )
     room.check(MemoryUse("KV cache", pages * shape.page_bytes, "kv_memory"), lower=_lower(shape, room))
-    return pages
+    return PagePlan(pages, shape.max_model_len)
+
+
+def _rounded(num_tokens: int) -> int:
+    """Return a length with three binary digits behind the first: engines with nearly the same room agree on it."""
+    step = 1 << max(0, num_tokens.bit_length() - 4)
+    return num_tokens // step * step
 
 
 def _lower(shape: PageShape, room: Room) -> str:

@@ -16,6 +16,7 @@ from ray.serve.schema import LoggingConfig
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.errors import EngineDead
 from prolepsis.engine.start import start_engine
+from prolepsis.kv.memory import share_for
 from prolepsis.models.files.tokenizer import Tokenizer
 from prolepsis.native.processor import default_threads
 from prolepsis.ray.arguments import DRAIN_S
@@ -156,9 +157,10 @@ class LocalReplicas:
     tokenizer: Tokenizer
 
 
-def sharing_cores(config: EngineConfig, num_replicas: int) -> EngineConfig:
-    """Return the configuration of engines that share the cores of this machine."""
-    return config.model_copy(update={"threads": config.threads or max(1, default_threads() // num_replicas)})
+def sharing_machine(config: EngineConfig, num_replicas: int) -> EngineConfig:
+    """Return the configuration of engines that share the cores and the free memory of this machine."""
+    threads = config.threads or max(1, default_threads() // num_replicas)
+    return config.model_copy(update={"threads": threads, "kv_memory": share_for(config.kv_memory, num_replicas)})
 
 
 def start_on(cluster: Cluster, config: EngineConfig, scaling: Scaling) -> LocalReplicas:
@@ -167,7 +169,7 @@ def start_on(cluster: Cluster, config: EngineConfig, scaling: Scaling) -> LocalR
     Raises `ConnectionError` without the cluster, and `ValueError` for what is no address.
     """
     if cluster.is_own:
-        replicas = engine_deployment(sharing_cores(config, scaling.most), scaling)
+        replicas = engine_deployment(sharing_machine(config, scaling.most), scaling)
     else:
         replicas = engine_deployment(config, scaling, num_cpus=config.threads or 0)
     handle = started(replicas, cluster)

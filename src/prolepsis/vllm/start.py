@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 from weakref import ReferenceType, ref
 
 import structlog
@@ -15,23 +15,33 @@ import structlog
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.errors import EngineDead, ModelLoadError
 from prolepsis.core.files import cache_directory
+from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.engine.client import EngineInfo
+from prolepsis.engine.memory import context_length, warn_of_cut
 from prolepsis.engine.observer import EngineObserver
 from prolepsis.engine.start import Running, loading_again
 from prolepsis.grammar.grammars import Grammars
-from prolepsis.kv.memory import parse_bytes
+from prolepsis.kv.machine import memory_of
+from prolepsis.kv.memory import MemoryUse, PageShape, Room, plan_pages
+from prolepsis.models.files.config import for_transformers
 from prolepsis.models.files.export import export_model
 from prolepsis.models.files.generation_config import generation_eos, json_object, token_ids
 from prolepsis.models.files.store import default_sampling, resolve
 from prolepsis.models.files.tokenizer import Tokenizer
 from prolepsis.models.files.tokenizer_files import load_tokenizer
-from prolepsis.models.load import weights_identity
+from prolepsis.models.files.weight_bytes import least_loaded_bytes
+from prolepsis.models.files.weights import folder_config
+from prolepsis.models.load import pick_device, weights_identity
+from prolepsis.models.targets.lean_shape import max_positions
 from prolepsis.native.processor import processor_name
 from prolepsis.vllm.build import PlaneFacts, assemble
 from prolepsis.vllm.capabilities import EXACTNESS, check
 from prolepsis.vllm.client import VllmEngineClient
 from prolepsis.vllm.data_plane import DataPlane
 from prolepsis.vllm.self_check import check_rows
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 log = structlog.get_logger(__name__)
 
@@ -104,13 +114,14 @@ def start_vllm(config: EngineConfig, observer: EngineObserver | None = None) -> 
         message = f"engine is 'vllm', which is not installed here ({error}); docs/how-to/vllm.md says how"
         raise ModelLoadError(message) from error
     folder = model_folder(resolve(config.model, config.model_dir))
+    kv_bytes, max_model_len = plan_kv(config, folder)
     settings = Settings(
         model=folder,
-        max_model_len=config.max_model_len,
+        max_model_len=max_model_len,
         max_sequences=config.max_requests,
         max_step_tokens=config.max_step_tokens,
         num_speculative_tokens=config.num_speculative_tokens,
-        kv_bytes=parse_bytes(config.kv_memory),
+        kv_bytes=kv_bytes,
         prefix_cache=config.prefix_cache,
         more=read_more(config.vllm_args),
     )
@@ -140,6 +151,36 @@ def start_vllm(config: EngineConfig, observer: EngineObserver | None = None) -> 
     client = start.around(plane)
     log.info("engine_built", model=info.model, forward=forward, blocks=plane.num_blocks, exactness=info.exactness)
     return Running(client, tokenizer, start.again)
+
+
+VLLM_ITSELF = MemoryUse("vLLM itself", 2 << 30)
+"""Libraries, buffers and the workspace of a pass, roughly: vLLM says so only after it has started."""
+
+
+def plan_kv(config: EngineConfig, folder: Path) -> tuple[int, int | None]:
+    """Return the bytes of vLLM's K/V and the longest sequence, planned as for our own engine; None: as vLLM finds it.
+
+    Raises `MemoryPlanError` for what does not fit, `ConfigError` for a length that the model cannot hold.
+    """
+    model = for_transformers(folder_config(folder)).get_text_config()
+    limit = max_positions(model)
+    length = context_length(config, limit)
+    memory = memory_of(str(pick_device(config.device)))
+    weights = MemoryUse("weights", least_loaded_bytes(folder, "bf16"))
+    room = Room(memory.place, memory.free, [weights, VLLM_ITSELF])
+    page = PAGE_SIZE * _token_bytes(model)
+    shape = PageShape(page, PAGE_SIZE, length, config.max_requests, is_cuttable=config.max_model_len is None)
+    plan = plan_pages(config.kv_memory, shape, room)
+    warn_of_cut(plan.max_model_len, length, config.kv_memory, room)
+    longest = plan.max_model_len if plan.max_model_len < limit else config.max_model_len
+    return plan.num_pages * page, longest
+
+
+def _token_bytes(model: "PreTrainedConfig") -> int:
+    """Return the bytes of a token's keys and values in 16 bits, over all layers, as if all attended to everything."""
+    heads = getattr(model, "num_key_value_heads", None) or model.num_attention_heads
+    width = getattr(model, "head_dim", None) or model.hidden_size // model.num_attention_heads
+    return int(4 * model.num_hidden_layers * heads * width)
 
 
 def model_folder(path: Path) -> Path:

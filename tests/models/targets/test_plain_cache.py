@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prolepsis.core.page_size import PAGE_SIZE
+from prolepsis.kv.machine import host_memory
 from prolepsis.models.targets.paged_attention import LayerKV, PlainCache, page_bytes
 
 LAYERS = [LayerKV(2, 4, 4), LayerKV(1, 8, 2)]
@@ -20,6 +21,13 @@ def filled(num_pages: int) -> PlainCache:
 def test_page_bytes_counts_keys_and_values_of_every_layer() -> None:
     cache = filled(3)
     assert 3 * page_bytes(LAYERS, torch.float32) == sum(t.nbytes for t in (*cache.keys, *cache.values))
+
+
+def test_pages_on_the_cpu_take_memory_when_they_are_used() -> None:
+    before = host_memory().held
+    cache = PlainCache([LayerKV(8, 64, 64)], (1 << 30) // (PAGE_SIZE * 2048), torch.bfloat16, torch.device("cpu"))
+    assert host_memory().held - before < 1 << 28
+    assert not cache.keys[0][-1].any()
 
 
 def test_copy_page_copies_one_page() -> None:

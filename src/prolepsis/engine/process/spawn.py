@@ -26,7 +26,7 @@ class SpawnedEngine:
     """Compilation time of each file of native code that was compiled."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EngineSpawn:
     """Starts engines of one configuration one after the other, each in its own process."""
 
@@ -36,8 +36,10 @@ class EngineSpawn:
     logs: LogSettings | None = None
 
     def first(self) -> SpawnedEngine:
-        """Return an engine; raises what `spawn_engine` raises."""
-        return spawn_engine(self.config, self.observer, self.reserved, self.logs)
+        """Return an engine; raises what `spawn_engine` raises. Later engines have its context length."""
+        spawned = spawn_engine(self.config, self.observer, self.reserved, self.logs)
+        self.config = self.config.model_copy(update={"max_model_len": spawned.client.info.max_model_len})
+        return spawned
 
     async def again(self) -> ProcessEngineClient:
         """Return the client of another engine; the process of the last one has ended."""

@@ -1,8 +1,10 @@
 """Attention over KV pages in torch: the pages as plain tensors, a pair for each layer, and grouped-query attention."""
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -81,7 +83,12 @@ def page_bytes(layers: Sequence[LayerKV], dtype: torch.dtype) -> int:
 
 
 def _pages(num_pages: int, heads: int, dim: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.zeros(num_pages, PAGE_SIZE, heads, dim, dtype=dtype, device=device)
+    """Return zeroed pages; on the CPU the system gives each its memory when it is first used."""
+    size = (num_pages, PAGE_SIZE, heads, dim)
+    if device.type != "cpu":
+        return torch.zeros(size, dtype=dtype, device=device)
+    lazy = np.zeros(math.prod(size) * dtype.itemsize, np.uint8)  # torch.zeros writes the zeros
+    return torch.from_numpy(lazy).view(dtype).view(size)
 
 
 ROWS_AT_ONCE = 128
