@@ -24,6 +24,7 @@ from prolepsis.models.heads.format import load_head
 from prolepsis.models.heads.registry import list_heads
 from prolepsis.models.load import identity_of
 from prolepsis.models.targets.lean_shape import LeanShape
+from tests.models.files.gguf_files import write_gguf
 from tests.models.files.web import Web, serve
 from tests.models.random_heads import save_random_head
 from tests.models.tiny import save_tiny
@@ -82,6 +83,19 @@ def test_show_gives_path_source_and_checksums(root: Path) -> None:
     assert document["path"].endswith("tiny.gguf")
     assert document["sha256"] == {"tiny.gguf": "00ff"}
     assert "hub:owner/tiny@abc" in run(root, "show", "owner/tiny").stdout
+
+
+def test_show_of_a_path_tells_name_context_formats_and_sampling(root: Path) -> None:
+    path = root.parent / "some file.gguf"
+    write_gguf(path, save_tiny(root.parent / "tiny", "llama", {}), "llama", changes={"general.sampling.temp": 0.5})
+    document = json.loads(run(root, "show", str(path), "--json").stdout)
+    assert (document["name"], document["path"], document["architecture"]) == ("some-file", str(path), "llama")
+    assert document["context"] > 0
+    assert document["weights"] == "F32 100%"
+    assert document["default_sampling"].startswith("temperature 0.5, top_p 1, top_k 0")
+    assert document["default_sampling"].endswith("(from gguf)")
+    assert "(from gguf)" in run(root, "show", str(path)).stdout
+    assert run(root, "show", str(root.parent / "other.gguf")).exit_code == 3
 
 
 def test_show_tells_the_speed_that_memory_allows(root: Path, head: Path) -> None:

@@ -326,7 +326,8 @@ class StoppingServer(uvicorn.Server):
                 said = health.detail
                 log.info("preparing", detail=said)
             await asyncio.sleep(READINESS_POLL_S)
-        log.info("ready", model=self._client.info.model, detail=health.detail)
+        info = self._client.info
+        log.info("ready", model=info.model, default_sampling=info.default_sampling.describe(), detail=health.detail)
 
     async def _end_without_engine(self) -> None:
         """Stop once the engine has ended for good: whoever started the server can start another, and sees why."""

@@ -26,6 +26,8 @@ _CONFIG = typer.Option(
     help="configuration file; default: ./prolepsis.yaml, if it exists",
     rich_help_panel="Configuration",
 )
+_ALSO = {"served_model_names": ("--served-model-name",)}
+"""Further flags of a setting, by which other servers know it."""
 _PRINT_CONFIG = typer.Option(
     "--print-config",
     help="print the configuration in effect with the origin of each value, and exit",
@@ -126,13 +128,13 @@ def _flag_parameters(fields: dict[str, FieldInfo], panels: dict[str, str]) -> li
 
 
 def _annotation(name: str, field: FieldInfo, panel: str) -> Any:
-    flag = flag_name(name)
+    flag, also = flag_name(name), _ALSO.get(name, ())
     text = f"{field.description}{_default(field)}"
     if field.annotation is bool:
         both = f"{flag}/{flag.replace('--', '--no-', 1)}"
         return Annotated[bool | None, typer.Option(both, help=text, show_default=False, rich_help_panel=panel)]
     option = typer.Option(
-        flag, help=text, metavar=_metavar(field.annotation), show_default=False, rich_help_panel=panel
+        flag, *also, help=text, metavar=_metavar(field.annotation), show_default=False, rich_help_panel=panel
     )
     return Annotated[str | None, option]
 

@@ -206,72 +206,39 @@ def list_models(model_dir: Directory = None, as_json: AsJson = False) -> None:
 
 
 @app.command(epilog=EPILOG)
-def show(name: Name = None, model_dir: Directory = None, as_json: AsJson = False) -> None:
-    """Show the path, origin, checksums and speed limit of a model, or the acceptance of a draft head or draft model.
+def show(
+    name: Annotated[
+        str | None,
+        typer.Argument(help="installed model, path, draft head or draft model; default: the configured model"),
+    ] = None,
+    model_dir: Directory = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what a model is, or the acceptance of a draft head or draft model.
+
+    Of a model: origin, licence, checksums, context, sampling parameters of requests that leave them out, speed limit.
 
     Decoding without speculation reads all weights for each token: the limit is what the cores read in a second, which
     is measured in a third of a second, over the bytes of a pass.
     """
+    from prolepsis.cli.model_facts import facts_of_installed, facts_of_path, shown
     from prolepsis.models.files.quality import measured_quality
 
     settings = settings_here(model_dir=model_dir)
     store = _store(settings)
     wanted = name or settings.engine.model
     manifest = store.show(wanted)
-    if manifest is None:
+    if manifest is None and not Path(wanted).exists():
         quiet_logs()
         return _show_drafter(wanted, store, settings, as_json=as_json)
-    described = {
-        **_described(store, manifest),
-        **_formats((store.folder(manifest.name) / manifest.path).resolve(), settings),
-        **_limit(store, manifest, settings),
-    }
-    measured = measured_quality(Path(str(described["path"])))
+    found = facts_of_path(Path(wanted), settings) if manifest is None else facts_of_installed(store, manifest, settings)
+    measured = measured_quality(Path(str(found["path"])))
     if as_json:
-        print_json({**described, "quality": [asdict(one) for one in measured]})
+        print_json({**found, "quality": [asdict(one) for one in measured]})
         return
-    facts = [(name, value) for name, value in described.items() if name != "sha256"]
-    facts += [(f"quality with {one.computation}", one.describe()) for one in measured]
-    print_facts([*facts, *((f"sha256 {file}", digest) for file, digest in manifest.sha256.items())])
-
-
-def _formats(path: Path, settings: Settings) -> dict[str, object]:
-    """Return how the model writes tool calls and reasoning; nothing of files that cannot be read."""
-    from prolepsis.models.files.tokenizer_files import load_tokenizer
-
-    config = settings.engine
-    try:
-        formats = load_tokenizer(path, tool_format=config.tool_format, reasoning_format=config.reasoning_format).formats
-    except ModelLoadError as error:
-        note(f"no form of tool calls is known: {error}")
-        return {}
-    return {
-        "tool_format": formats.tools.name if formats.tools is not None else "not known",
-        "reasoning_format": formats.reasoning.name if formats.reasoning is not None else "none",
-        "template_shows_tools": formats.shows_tools,
-    }
-
-
-def _limit(store: "Store", manifest: "Manifest", settings: Settings) -> dict[str, object]:
-    """Return the bytes of a pass, what this machine's cores read in a second, and the tokens that follow from both.
-
-    Nothing of files that cannot be read: they are shown without.
-    """
-    from prolepsis.models.files.weight_bytes import bytes_per_pass
-    from prolepsis.native.bandwidth import read_bandwidth
-    from prolepsis.native.processor import default_threads
-
-    try:
-        size = bytes_per_pass((store.folder(manifest.name) / manifest.path).resolve())
-    except ModelLoadError as error:
-        note(f"no speed limit is known: {error}")
-        return {}
-    bandwidth = read_bandwidth(size, settings.engine.threads or default_threads())
-    return {
-        "bytes_per_pass": size,
-        "read_gb_per_s": round(bandwidth / 1e9, 1),
-        "memory_limit_tokens_per_s": round(bandwidth / size, 1),
-    }
+    facts = shown(found) + [(f"quality with {one.computation}", one.describe()) for one in measured]
+    checksums = {} if manifest is None else manifest.sha256
+    print_facts([*facts, *((f"sha256 {file}", digest) for file, digest in checksums.items())])
 
 
 def _show_drafter(wanted: str, store: "Store", settings: Settings, *, as_json: bool) -> None:

@@ -122,7 +122,7 @@ def explain(  # noqa: PLR0917  # typer names its options after parameters
     """Show for a sample request which rule matches, why the others do not, and what takes effect."""
     from prolepsis.api.openai.explain import Origin
     from prolepsis.cli import policy_explain as sample
-    from prolepsis.models.files.store import default_sampling
+    from prolepsis.models.files.recommended_sampling import default_sampling
 
     policy = _usable(file)
     caller = sample.sample_caller(tenant, tier, key, role or ["client"])

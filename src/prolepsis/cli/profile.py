@@ -104,7 +104,7 @@ def show(found: Profile) -> None:
         facts.append(("no faster forward because", found.fallback))
     facts += [("threads", str(found.threads)), ("exactness", found.exactness), ("because", found.exactness_reason)]
     facts.append(("quality", found.quality.describe() if found.quality else "not measured for this model file"))
-    facts.append(("default sampling", _sampling(found.default_sampling)))
+    facts.append(("default sampling", found.default_sampling.describe()))
     print_facts([*facts, ("cost curve", found.file)])
     first = found.curve.profiled[0]
     rows = [
@@ -116,8 +116,3 @@ def show(found: Profile) -> None:
     ]
     contexts = [f"context {context}" for context in found.curve.contexts]
     print_table("milliseconds a pass", ["tokens", *contexts], rows)
-
-
-def _sampling(defaults: SamplingDefaults) -> str:
-    values = {name: value for name, value in asdict(defaults).items() if name != "source"}
-    return f"{', '.join(f'{name} {value:g}' for name, value in values.items())} (from {defaults.source})"

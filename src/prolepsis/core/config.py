@@ -7,6 +7,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, ValidationInfo, field_validator
 
+from prolepsis.core.given_sampling import given_sampling
+
 DEFAULT_MODEL = "smollm2-135m-instruct"
 DRAFT_HEAD: Literal["draft_head"] = "draft_head"
 """The proposer whose weights can be swapped while serving."""
@@ -168,11 +170,18 @@ class EngineConfig(BaseModel):
         description="marks between which the model reasons, by name, or none to show all as content; auto: those that "
         "its chat template has",
     )
-    default_sampling: Literal["model", "openai"] = Field(
+    default_sampling: str = Field(
         default="model",
-        description="sampling parameters that a client leaves out: as the model's makers recommend, or OpenAI's",
+        description="sampling parameters that a client leaves out: model: as the model's makers recommend; openai: "
+        "OpenAI's; or values over these, e.g. temperature=0.7,top_p=0.8 or openai,top_k=20",
     )
     suffix_memory: str = Field(default="64MiB", description="most memory of the shared suffix index")
+
+    @field_validator("default_sampling")
+    @classmethod
+    def _sampling(cls, given: str) -> str:
+        given_sampling(given)
+        return given
 
     @field_validator("remote_proposer")
     @classmethod

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 from prolepsis.core.continuation import Continuation
@@ -130,7 +130,13 @@ class SamplingDefaults:
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     source: str = "openai"
-    """Source of the defaults: openai, generation_config.json, or catalogue (of known models)."""
+    """Source of the defaults: openai, generation_config.json, gguf (metadata of the file), catalogue (of known models)
+    or operator; where the operator gives some, 'operator, others ...'."""
+
+    def describe(self) -> str:
+        """Return values and source as text."""
+        values = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "source"}
+        return f"{', '.join(f'{name} {value:g}' for name, value in values.items())} (from {self.source})"
 
     def validate(self) -> None:
         """Raise `InvalidParameter` for the first value outside its range."""

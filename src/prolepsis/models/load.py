@@ -13,7 +13,9 @@ from prolepsis.core.files import cache_directory
 from prolepsis.core.requests import SamplingDefaults
 from prolepsis.kv.machine import memory_of
 from prolepsis.kv.memory import MemoryUse, Room
-from prolepsis.models.files.store import default_sampling, resolve
+from prolepsis.models.files.naming import model_name
+from prolepsis.models.files.recommended_sampling import default_sampling
+from prolepsis.models.files.store import resolve
 from prolepsis.models.files.stored import Q4_1, Q8_0, quantised
 from prolepsis.models.files.tokenizer import Tokenizer
 from prolepsis.models.files.tokenizer_files import load_tokenizer
@@ -60,10 +62,11 @@ def load_model(config: EngineConfig, name: str | None = None) -> LoadedModel:
     Raises `ModelLoadError` for unusable files and for a configured forward or device that this machine or model lacks,
     `MemoryPlanError` for weights that do not fit its memory.
     """
-    name = name or config.model
-    path = resolve(name, config.model_dir)
+    given = name or config.model
+    path = resolve(given, config.model_dir)
     device = pick_device(config.device)
     source = open_model(path)
+    name = model_name(given, source, config.model_dir)
     _check_room(source, name, config.weights, device)
     checkpoint = open_checkpoint(source)
     tokenizer = load_tokenizer(source, tool_format=config.tool_format, reasoning_format=config.reasoning_format)
@@ -84,7 +87,7 @@ def load_model(config: EngineConfig, name: str | None = None) -> LoadedModel:
         fingerprint=_short_hash(*parts, model.info.forward),
         identity=_short_hash(*parts),
         weights=parts[1],
-        default_sampling=default_sampling(config, name),
+        default_sampling=default_sampling(config, given, source),
         fallback=fallback,
     )
 

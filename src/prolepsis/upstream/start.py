@@ -14,9 +14,12 @@ from prolepsis.core.plan import SpecPlan
 from prolepsis.engine.client import EngineInfo
 from prolepsis.engine.observer import EngineObserver
 from prolepsis.models.files.generation_config import generation_eos
-from prolepsis.models.files.store import default_sampling, resolve
+from prolepsis.models.files.naming import model_name
+from prolepsis.models.files.recommended_sampling import default_sampling
+from prolepsis.models.files.store import resolve
 from prolepsis.models.files.tokenizer import Tokenizer
 from prolepsis.models.files.tokenizer_files import load_tokenizer
+from prolepsis.models.files.weights import ModelSource, open_model
 from prolepsis.upstream.api import Api
 from prolepsis.upstream.capabilities import EXACTNESS, check_config
 from prolepsis.upstream.client import UpstreamClient
@@ -45,7 +48,8 @@ def start_upstream(
     check_config(config)
     urls, headers = _urls(config), _headers(config)
     path = resolve(config.model, config.model_dir)
-    tokenizer = load_tokenizer(path, tool_format=config.tool_format, reasoning_format=config.reasoning_format)
+    source = open_model(path)
+    tokenizer = load_tokenizer(source, tool_format=config.tool_format, reasoning_format=config.reasoning_format)
     silent_s = config.stuck_after_s or None
     pools = [
         Pool(name, url, _api(config, tokenizer), tokenizer, headers=headers, silent_s=silent_s)
@@ -58,7 +62,14 @@ def start_upstream(
         metrics.up(pool.name, is_up=pool.is_up)
     num_draft_tokens = config.num_speculative_tokens if "speculating" in urls else 0
     client = UpstreamClient(
-        _info(config, tokenizer, facts, max_model_len, (UPSTREAM,) if num_draft_tokens else ()),
+        _info(
+            config,
+            source,
+            tokenizer,
+            facts,
+            max_model_len=max_model_len,
+            proposers=(UPSTREAM,) if num_draft_tokens else (),
+        ),
         config.upstream_api,
         pools,
         tokenizer,
@@ -139,15 +150,17 @@ def _max_model_len(config: EngineConfig, facts: Sequence[PoolFacts]) -> int:
 
 def _info(
     config: EngineConfig,
+    source: ModelSource,
     tokenizer: Tokenizer,
     facts: Sequence[PoolFacts],
+    *,
     max_model_len: int,
     proposers: tuple[str, ...],
 ) -> EngineInfo:
     forward = f"upstream-{config.upstream_api}"
     parts = (tokenizer.fingerprint, forward, *sorted({one.model for one in facts}))
     return EngineInfo(
-        model=config.model,
+        model=model_name(config.model, source, config.model_dir),
         forward=forward,
         vocab_size=tokenizer.vocab_size,
         max_model_len=max_model_len,
@@ -155,6 +168,6 @@ def _info(
         exactness="normal",
         exactness_reason=EXACTNESS,
         proposers=proposers,
-        default_sampling=default_sampling(config),
+        default_sampling=default_sampling(config, source=source),
         tokenizer=tokenizer.fingerprint[:16],
     )

@@ -26,11 +26,13 @@ from prolepsis.kv.memory import MemoryUse, PageShape, Room, plan_pages
 from prolepsis.models.files.config import for_transformers
 from prolepsis.models.files.export import export_model
 from prolepsis.models.files.generation_config import generation_eos, json_object, token_ids
-from prolepsis.models.files.store import default_sampling, resolve
+from prolepsis.models.files.naming import model_name
+from prolepsis.models.files.recommended_sampling import default_sampling
+from prolepsis.models.files.store import resolve
 from prolepsis.models.files.tokenizer import Tokenizer
 from prolepsis.models.files.tokenizer_files import load_tokenizer
 from prolepsis.models.files.weight_bytes import least_loaded_bytes
-from prolepsis.models.files.weights import folder_config
+from prolepsis.models.files.weights import folder_config, open_model
 from prolepsis.models.load import pick_device, weights_identity
 from prolepsis.models.targets.lean_shape import max_positions
 from prolepsis.native.processor import processor_name
@@ -113,7 +115,8 @@ def start_vllm(config: EngineConfig, observer: EngineObserver | None = None) -> 
     except ImportError as error:
         message = f"engine is 'vllm', which is not installed here ({error}); docs/how-to/vllm.md says how"
         raise ModelLoadError(message) from error
-    folder = model_folder(resolve(config.model, config.model_dir))
+    source = open_model(resolve(config.model, config.model_dir))
+    folder = model_folder(source if isinstance(source, Path) else source.path)
     kv_bytes, max_model_len = plan_kv(config, folder)
     settings = Settings(
         model=folder,
@@ -134,7 +137,7 @@ def start_vllm(config: EngineConfig, observer: EngineObserver | None = None) -> 
         found = check_rows(plane, tokenizer.encode, config.max_requests, plane.max_model_len)
         reason = f"{EXACTNESS}; {found}"
     info = EngineInfo(
-        model=config.model,
+        model=model_name(config.model, source, config.model_dir),
         forward=forward,
         vocab_size=plane.vocab_size,
         max_model_len=plane.max_model_len,
@@ -142,7 +145,7 @@ def start_vllm(config: EngineConfig, observer: EngineObserver | None = None) -> 
         exactness="normal",
         exactness_reason=reason,
         proposers=(),
-        default_sampling=default_sampling(config),
+        default_sampling=default_sampling(config, source=source),
         weights=weights[:16],
         tokenizer=tokenizer.fingerprint[:16],
         machine=f"{processor_name()}, {plane.device}",

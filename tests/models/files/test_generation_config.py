@@ -9,7 +9,7 @@ from prolepsis.core.config import DEFAULT_MODEL, EngineConfig
 from prolepsis.core.errors import ModelLoadError
 from prolepsis.core.requests import SamplingDefaults
 from prolepsis.models.files.generation_config import FILE, generation_eos, generation_sampling
-from prolepsis.models.files.store import default_sampling
+from prolepsis.models.files.recommended_sampling import default_sampling
 
 
 def write(folder: Path, **document: object) -> Path:

@@ -1,7 +1,7 @@
 """generation_config.json of a model folder: tokens that end a text, and recommended sampling parameters."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ FILE = "generation_config.json"
 _PARAMETERS: dict[str, Callable[[Any], Any]] = {
     "temperature": float,
     "top_p": float,
-    "top_k": int,
+    "top_k": lambda value: max(0, int(value)),
     "min_p": float,
     "repetition_penalty": float,
 }
@@ -29,15 +29,23 @@ def generation_sampling(folder: Path) -> SamplingDefaults | None:
     Raises `ModelLoadError` for a value that sampling cannot take.
     """
     document = json_object(folder / FILE)
-    named: dict[str, Any] = {name: value for name in _PARAMETERS if (value := document.get(name)) is not None}
+    named = {name: value for name in _PARAMETERS if (value := document.get(name)) is not None}
+    return sampling_of(named, FILE, str(folder / FILE))
+
+
+def sampling_of(named: Mapping[str, Any], source: str, place: str) -> SamplingDefaults | None:
+    """Return the sampling parameters that `place` names; None for none. A negative top_k turns it off, as 0 does.
+
+    Raises `ModelLoadError` for a value that sampling cannot take.
+    """
     if not named:
         return None
     try:
         values = {name: _PARAMETERS[name](value) for name, value in named.items()}
-        found = SamplingDefaults(**values, source=FILE)
+        found = SamplingDefaults(**values, source=source)
         found.validate()
     except (TypeError, ValueError, InvalidParameter) as error:
-        raise ModelLoadError(f"{folder / FILE}: {error}") from error
+        raise ModelLoadError(f"{place}: {error}") from error
     return found
 
 

@@ -12,11 +12,10 @@ from pathlib import Path
 
 import structlog
 
-from prolepsis.core.config import DEFAULT_MODEL, EngineConfig
+from prolepsis.core.config import DEFAULT_MODEL
 from prolepsis.core.errors import FetchError, ModelLoadError
 from prolepsis.core.files import cache_directory, disk_fault, exclusive, require_space, sha256_of
 from prolepsis.core.requests import SamplingDefaults
-from prolepsis.models.files.generation_config import generation_sampling
 from prolepsis.models.files.hub import HubListing, HubSource, Progress, fetch_hub, is_offline, list_hub
 from prolepsis.models.files.package_index import PackagedFile, PackageIndex, PackageSource, index_client
 
@@ -260,20 +259,6 @@ def resolve(name_or_path: str, model_dir: Path | None = None) -> Path:
             f"model {name_or_path!r} is not in {store.root}; get it with: prolepsis models pull {name_or_path}"
         )
     raise ModelLoadError(unknown(name_or_path))
-
-
-def default_sampling(config: EngineConfig, name: str | None = None) -> SamplingDefaults:
-    """Return the sampling parameters of requests that leave them out, as `config.default_sampling` says.
-
-    The recommendation of a model's generation_config.json counts before that of the catalogue; a model without one has
-    OpenAI's. Raises `ModelLoadError` for a recommendation that cannot be used.
-    """
-    if config.default_sampling == "openai":
-        return SamplingDefaults()
-    name = name or config.model
-    stated = generation_sampling(open_store(config.model_dir).path(name) or Path(name))
-    known = KNOWN.get(name)
-    return stated or (known and known.sampling) or SamplingDefaults()
 
 
 def open_store(model_dir: Path | None) -> Store:
