@@ -18,6 +18,8 @@ SEQUENCE = 512
 """Cached tokens of a sequence in passes that are timed at more."""
 _DISTURBED = 1.25  # times what a pass takes now: other work added to what was measured
 _LOOKS = 3
+_LONG_MS = 100.0
+"""Passes longer than this are looked at once: less disturbs them, and they hold up the start."""
 
 
 def curve_file(fingerprint: str, threads: int, build: str) -> Path:
@@ -56,7 +58,8 @@ def _is_disturbed(kept: CostCurve, model: TargetModel) -> bool:
     milliseconds = _timer(model, list(found))
     for point in found:
         milliseconds(*point)  # warm
-    return any(ms > _DISTURBED * min(milliseconds(*point) for _ in range(_LOOKS)) for point, ms in found.items())
+    looks = {point: 1 if ms > _LONG_MS else _LOOKS for point, ms in found.items()}
+    return any(ms > _DISTURBED * min(milliseconds(*at) for _ in range(looks[at])) for at, ms in found.items())
 
 
 def _timer(model: TargetModel, points: Sequence[tuple[int, int]]) -> Callable[[int, int], float]:

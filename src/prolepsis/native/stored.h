@@ -159,19 +159,21 @@ inline double file_bytes(Format format) {
   }
 }
 
-// Writes group g of column `column` into a zeroed block of G groups.
+// Writes group g of column `column` into a block of G groups.
 template <class L>
 void write_group(const Group& group, int64_t g, int64_t G, int column, uint8_t* block) {
-  uint8_t* codes = block + g * L::kCodeBytes;
-  for (int k = 0; k < kGroup; k++) {
-    const int quad = k / 4, at = column * 4 + k % 4;
-    const uint8_t code = group.codes[k];
-    if constexpr (L::kBits == 8) {
-      codes[quad * 64 + at] = code;
-    } else {
-      codes[quad / 2 * 64 + at] |= (code & 15) << (quad % 2 * 4);
-      if constexpr (L::kBits == 5) codes[256 + at] |= code >> 4 << quad;
-      if constexpr (L::kBits == 6) codes[256 + quad / 4 * 64 + at] |= code >> 4 << (quad % 4 * 2);
+  uint8_t* codes = block + g * L::kCodeBytes + column * 4;
+  const auto quad = [&](int q) { uint32_t four; std::memcpy(&four, group.codes + 4 * q, 4); return four; };
+  const auto store = [&](int at, uint32_t four) { std::memcpy(codes + at, &four, 4); };
+  if constexpr (L::kBits == 8) {
+    for (int q = 0; q < kQuads; q++) store(q * 64, quad(q));
+  } else {
+    for (int q = 0; q < kQuads; q += 2) store(q / 2 * 64, (quad(q) & 0x0f0f0f0f) | (quad(q + 1) & 0x0f0f0f0f) << 4);
+    constexpr int kHighBits = L::kBits - 4, kTogether = kHighBits ? 8 / kHighBits : kQuads;  // quads whose high bits share a byte
+    for (int q = 0; kHighBits && q < kQuads; q += kTogether) {
+      uint32_t high = 0;
+      for (int i = 0; i < kTogether; i++) high |= (quad(q + i) >> 4 & 0x01010101 * ((1 << kHighBits) - 1)) << i * kHighBits;
+      store(256 + q / kTogether * 64, high);
     }
   }
   uint8_t* header = block + G * L::kCodeBytes + g / L::kSuper * L::kSuperBytes;

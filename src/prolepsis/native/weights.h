@@ -136,12 +136,14 @@ class Arena {
   static void fill(const Part& part, int64_t row, int64_t depth, uint8_t* block) {
     const auto& [weights, number] = part;
     if (format_of(part) == Format::kBf16) return pack_block(weights, row, reinterpret_cast<bf16*>(block));
-    const int64_t G = depth / stored::kGroup, rows = std::min<int64_t>(kBlock, weights.size(0) - row);
+    const uint8_t* bytes = weights.data_ptr<uint8_t>() + row * weights.size(1);
+    const int64_t G = depth / stored::kGroup, row_bytes = weights.size(1), rows = std::min<int64_t>(kBlock, weights.size(0) - row);
     stored::with_layout(format_of(part), [&](auto layout) {
-      for (int64_t n = 0; n < rows; n++)
-        for (int64_t g = 0; g < G; g++)
-          stored::write_group<decltype(layout)>(
-              stored::read_group(format_of(part), weights.data_ptr<uint8_t>() + (row + n) * weights.size(1), g), g, G, n, block);
+      constexpr int64_t kNear = 8;  // groups of all columns are written before the next ones: they share cache lines
+      for (int64_t first = 0; first < G; first += kNear)
+        for (int64_t n = 0; n < rows; n++)
+          for (int64_t g = first; g < std::min(first + kNear, G); g++)
+            stored::write_group<decltype(layout)>(stored::read_group(format_of(part), bytes + n * row_bytes, g), g, G, n, block);
     });
   }
 

@@ -6,6 +6,7 @@ Source of the layout: the GGUF specification (ggml, docs/gguf.md), versions 2 an
 import math
 import mmap
 import struct
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -281,9 +282,11 @@ class GgufWeights:
         return (found - self._norm_offset if name.endswith("norm.weight") else found).to(self._dtype)
 
     def stored(self, name: str) -> StoredMatrix:
-        """Return matrix `name` with the bytes of the file."""
+        """Return matrix `name` with the bytes of the file, where they lie in it: nothing may write to them."""
         entry = self._file.tensors[self._names[name]]
-        rows = torch.from_numpy(self._file.raw(self._names[name]).reshape(entry.shape[0], -1).copy())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # torch has no tensors that cannot be written
+            rows = torch.from_numpy(self._file.raw(self._names[name]).reshape(entry.shape[0], -1))
         return StoredMatrix(self._in_order(name, rows), entry.kind)
 
     def _in_order(self, name: str, rows: Tensor) -> Tensor:
