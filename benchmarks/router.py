@@ -190,11 +190,11 @@ def engines_on_ray(arguments: argparse.Namespace) -> Iterator[tuple[Generate, Ma
     from prolepsis.ray.cluster import Cluster, prepare
 
     prepare(cluster := Cluster())  # before Ray is imported
-    from prolepsis.ray.serve import engine_deployment, sharing_cores, started, stop_on
+    from prolepsis.ray.serve import engine_deployment, sharing_machine, started, stop_on
 
     config = EngineConfig(model=arguments.model, kv_memory=arguments.kv_memory)
     shared, scaling = (
-        sharing_cores(config, arguments.replicas),
+        sharing_machine(config, arguments.replicas),
         Scaling(least=arguments.replicas, most=arguments.replicas),
     )
     handle = started(engine_deployment(shared, scaling), cluster)

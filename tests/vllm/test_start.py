@@ -47,12 +47,12 @@ def test_the_kv_cache_of_vllm_is_planned_as_our_own(tmp_path: Path) -> None:
     save_tiny(tmp_path, "llama", {"max_position_embeddings": 4096})
     model = folder_config(tmp_path)
     page = 4 * PAGE_SIZE * model.num_hidden_layers * model.num_key_value_heads * model.head_dim
-    small = {"model": str(tmp_path), "max_requests": 2}
-    assert plan_kv(EngineConfig(**small), tmp_path) == (2 * 4096 // PAGE_SIZE * page, None)
-    cut = plan_kv(EngineConfig(**small, kv_memory=f"{65 * page}B"), tmp_path)
-    assert cut == (65 * page, 2048)
+    small = EngineConfig(model=str(tmp_path), max_requests=2)
+    short = small.model_copy(update={"kv_memory": f"{65 * page}B"})
+    assert plan_kv(small, tmp_path) == (2 * 4096 // PAGE_SIZE * page, None)
+    assert plan_kv(short, tmp_path) == (65 * page, 2048)
     with pytest.raises(MemoryPlanError, match="lower max_model_len to at most 2080"):
-        plan_kv(EngineConfig(**small, kv_memory=f"{65 * page}B", max_model_len=4096), tmp_path)
+        plan_kv(short.model_copy(update={"max_model_len": 4096}), tmp_path)
 
 
 def start_over(*planes: TablePlane) -> VllmStart:

@@ -114,7 +114,10 @@ def _limit(path: Path, settings: Settings) -> dict[str, object]:
     }
 
 
+_SIZES = ("size", "bytes_per_pass")
+
+
 def shown(facts: dict[str, object]) -> list[tuple[str, object]]:
     """Return the facts as people read them."""
-    sized = {name: size(float(str(facts[name]))) for name in ("size", "bytes_per_pass") if name in facts}
+    sized: dict[str, object] = {name: size(float(str(facts[name]))) for name in _SIZES if name in facts}
     return [(name, value) for name, value in {**facts, **sized}.items() if name not in ("sha256", "quality")]

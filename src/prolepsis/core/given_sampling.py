@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.requests import SamplingDefaults
@@ -24,9 +24,9 @@ class GivenSampling:
         rest = recommended if recommended is not None and self.base == "model" else SamplingDefaults()
         if not self.values:
             return rest
-        values = self.values | ({"top_k": int(self.values["top_k"])} if "top_k" in self.values else {})
+        values: dict[str, Any] = {name: int(one) if name == "top_k" else one for name, one in self.values.items()}
         source = "operator" if len(values) == len(NAMES) else f"operator, others {rest.source}"
-        return replace(rest, **values, source=source)  # type: ignore[arg-type]  # all are numbers
+        return replace(rest, **values, source=source)
 
 
 def given_sampling(text: str) -> GivenSampling:
