@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from prolepsis.core.errors import InvalidParameter, ModelLoadError
+from prolepsis.core.errors import ConfigError, InvalidParameter
 from prolepsis.models.answer_formats.answer_parser import AnswerParser
 from prolepsis.models.answer_formats.call_reader import is_json_object
 from prolepsis.models.answer_formats.formats import AnswerFormats
@@ -35,21 +35,21 @@ class Template(Protocol):
 def answer_formats(template: Template | None, *, tools: str = AUTO, reasoning: str = AUTO) -> AnswerFormats:
     """Return the forms of a model with this template; names other than `auto` override what it shows.
 
-    Raises `ModelLoadError` for a name that is not known.
+    Raises `ConfigError` for a name that is not known.
     """
     found = _found(template) if template is not None else AnswerFormats()
     if tools != AUTO:
         if tools not in TOOL_FORMATS:
-            raise ModelLoadError(f"tool_format is {tools!r}; allowed: {AUTO}, {', '.join(TOOL_FORMATS)}")
+            message = f"tool_format is {tools[:64]!r}; allowed: {AUTO}, {', '.join(TOOL_FORMATS)}"
+            raise ConfigError(message, param="tool_format")
         if found.tools is None or found.tools.name != tools:
             found = replace(found, tools=TOOL_FORMATS[tools], shows_calls=False)
     if reasoning == "none":
         return replace(found, reasoning=None)
     if reasoning != AUTO:
         if reasoning not in REASONING_FORMATS:
-            raise ModelLoadError(
-                f"reasoning_format is {reasoning!r}; allowed: {AUTO}, none, {', '.join(REASONING_FORMATS)}"
-            )
+            message = f"reasoning_format is {reasoning[:64]!r}; allowed: {AUTO}, none, {', '.join(REASONING_FORMATS)}"
+            raise ConfigError(message, param="reasoning_format")
         return replace(found, reasoning=REASONING_FORMATS[reasoning])
     return found
 

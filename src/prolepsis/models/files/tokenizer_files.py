@@ -25,13 +25,13 @@ from prolepsis.models.files.weights import ModelSource
 def load_tokenizer(source: ModelSource, *, tool_format: str = AUTO, reasoning_format: str = AUTO) -> Tokenizer:
     """Build the tokenizer of a model folder or GGUF file; names of formats override what its template shows.
 
-    Raises `ModelLoadError` with file and reason, or for a format that is not known.
+    Raises `ModelLoadError` with file and reason, `ConfigError` for a format that is not known.
     """
     return Tokenizer(with_formats(tokenizer_parts(source), tool_format, reasoning_format))
 
 
 def with_formats(parts: TokenizerParts, tool_format: str = AUTO, reasoning_format: str = AUTO) -> TokenizerParts:
-    """Return the parts with how the model writes calls and reasoning; raises `ModelLoadError` for unknown names."""
+    """Return the parts with how the model writes calls and reasoning; raises `ConfigError` for unknown names."""
     template = FittingTemplate(ChatTemplate(parts.template, parts.special_tokens)) if parts.template else None
     formats = answer_formats(template, tools=tool_format, reasoning=reasoning_format)
     ends = {parts.special_tokens[name] for name in ("bos_token", "eos_token") if name in parts.special_tokens}
