@@ -79,7 +79,9 @@ class TableModel:
     """A `TargetModel` with `table_logits` of the context that each kept row reaches through pages and parents."""
 
     def __init__(self, eos_token_ids: tuple[int, ...] = (EOS,)) -> None:
-        self.info = ModelInfo("table", "table", VOCAB, 1 << 20, 1, PAGE_SIZE, 0, eos_token_ids)
+        self.info = ModelInfo(
+            "table", "table", VOCAB, 1 << 20, 1, PAGE_SIZE, 0, eos_token_ids, invariant_by="a function of the context"
+        )
         self.num_passes = 0
         self.fail_next = 0
 

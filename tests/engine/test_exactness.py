@@ -81,6 +81,24 @@ def test_strict_asked_for_and_not_held_is_an_error() -> None:
         decide(ManyRows(), "on")
 
 
+def unproven() -> TableModel:
+    """A forward that passes the check and promises nothing."""
+    model = TableModel()
+    model.info = replace(model.info, invariant_by="")
+    return model
+
+
+def test_a_passed_check_alone_is_not_strict(tmp_path: Path) -> None:
+    file = tmp_path / "passed.json"
+    for _ in range(2):  # checked, then read from the file
+        exactness = decide(unproven(), "auto", file)
+        assert exactness.mode == "normal"
+        assert "nothing promises the same bits for all rows and contexts of table" in exactness.reason
+        assert "bitwise the same logits for 1 row and 2, 3" in exactness.reason
+    with pytest.raises(ModelLoadError, match="strict is 'on', but nothing promises the same bits"):
+        decide(unproven(), "on", file)
+
+
 def test_strict_off_is_normal_for_every_model() -> None:
     assert decide(TableModel(), "off").mode == "normal"
 

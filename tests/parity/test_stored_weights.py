@@ -4,7 +4,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import gguf
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -15,6 +14,7 @@ from prolepsis.models.protocol import SequenceInput, pack
 from prolepsis.models.targets.lean_shape import LeanShape
 from prolepsis.models.targets.native import NativeModel
 from tests.models.kernels import NEEDS_KERNELS
+from tests.models.random_matrices import random_matrix
 from tests.models.tiny import save_tiny
 
 KINDS = [kind for kind in PACKED if kind != BF16]
@@ -22,19 +22,6 @@ WIDE: dict[str, object] = {"head_dim": 32, "hidden_size": 256, "intermediate_siz
 CONTEXT = list(range(3, 60))
 
 pytestmark = NEEDS_KERNELS
-
-
-def random_matrix(shape: torch.Size, kind: int, seed: int) -> StoredMatrix:
-    """Random bytes whose float16 scales are small: any bytes are weights in every format."""
-    rows, columns = shape
-    generator = np.random.default_rng(seed)
-    block, size = gguf.constants.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(kind)]
-    data = generator.integers(0, 256, (rows, columns // block, size), dtype=np.uint8)
-    halves = {12: (0, 2), 13: (0, 2), 14: (208,), 3: (0, 2), 7: (0, 2)}.get(kind, (0,))
-    for at in halves:
-        scales = generator.uniform(0.0005, 0.001, (rows, columns // block)) * (0.1 if kind >= 12 else 1)
-        data[:, :, at : at + 2] = scales.astype(np.float16)[..., None].view(np.uint8)
-    return StoredMatrix(torch.from_numpy(data.reshape(rows, -1)), kind)
 
 
 def values(matrix: StoredMatrix) -> Tensor:

@@ -1,4 +1,8 @@
-"""Decides at start whether speculation equals plain decoding to the bit with the loaded model (strict, else normal)."""
+"""Decides at start whether speculation equals plain decoding to the bit with the loaded model (strict, else normal).
+
+Strict is what a forward promises by its construction and what the self-check does not refute. The check alone tests
+some of all row counts and contexts, and a library may take another kernel at any of the others.
+"""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -49,26 +53,34 @@ def passed_file(fingerprint: str, threads: int, build: str) -> Path:
 def decide(
     model: TargetModel, setting: Literal["auto", "on", "off"], passed: Path | None = None, *, fresh: bool = False
 ) -> Exactness:
-    """Return the mode for `model`; a check that was passed is kept in the file `passed` and not repeated.
+    """Return the mode for `model`; a check that was passed is kept in `passed` and not repeated, unless `fresh`.
 
-    Raises `ModelLoadError` if strict is required and the model does not pass.
+    Raises `ModelLoadError` if strict is required and the model is not.
     """
     if setting == "off":
         return Exactness("normal", "set in the configuration")
-    rows = ", ".join(map(str, ROW_COUNTS))
-    contexts = ", ".join(map(str, _tested_contexts(model)))
-    strict = Exactness("strict", f"self-check: bitwise the same logits for 1 row and {rows} at contexts {contexts}")
-    if passed is not None and not fresh and read_cached(passed) == strict.reason:
-        return strict
-    log.info("checking_exactness", model=model.info.name)
-    fault = invariance_fault(model)
-    if fault is None:
-        if passed is not None:
-            write_cached(passed, strict.reason)
-        return strict
+    fault = _checked(model, None if fresh else passed)
+    if fault is None and passed is not None:
+        write_cached(passed, _what_is_checked(model))
+    if fault is None and model.info.invariant_by:
+        return Exactness("strict", f"{model.info.invariant_by}; self-check: {_what_is_checked(model)}")
+    reason = fault or f"nothing promises the same bits for all rows and contexts of {model.info.forward}"
     if setting == "on":
-        raise ModelLoadError(f"strict is 'on', but {fault}; allowed here: auto, off")
-    return Exactness("normal", f"self-check: {fault}")
+        raise ModelLoadError(f"strict is 'on', but {reason}; allowed here: auto, off")
+    return Exactness("normal", f"self-check: {fault}" if fault else f"{reason}; self-check: {_what_is_checked(model)}")
+
+
+def _what_is_checked(model: TargetModel) -> str:
+    rows, contexts = ", ".join(map(str, ROW_COUNTS)), ", ".join(map(str, _tested_contexts(model)))
+    return f"bitwise the same logits for 1 row and {rows} at contexts {contexts}"
+
+
+def _checked(model: TargetModel, passed: Path | None) -> str | None:
+    """Return the fault that the self-check finds; it is not repeated where `passed` says that there was none."""
+    if passed is not None and read_cached(passed) == _what_is_checked(model):
+        return None
+    log.info("checking_exactness", model=model.info.name)
+    return invariance_fault(model)
 
 
 @torch.no_grad()

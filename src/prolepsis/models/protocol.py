@@ -108,6 +108,8 @@ class ModelInfo:
     """Experts in each layer of a mixture of experts, 0 for others."""
     computation: str = ""
     """Rounding, e.g. 'q4_1 weights, int8 activations'; empty if only the forward's dtype rounds."""
+    invariant_by: str = ""
+    """Construction that gives a row the same bits alone and in any company; empty if none does."""
 
 
 class KVCache(Protocol):

@@ -8,7 +8,6 @@ from torch import Tensor
 from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.models.protocol import SequenceInput, pack
 from prolepsis.models.targets.paged_attention import (
-    ROWS_AT_ONCE,
     LayerKV,
     PlainCache,
     Scoring,
@@ -92,7 +91,7 @@ def test_ancestors_of_a_chain_are_all_before() -> None:
 
 
 def test_long_chunks_are_cut_without_a_seam() -> None:
-    rows = ROWS_AT_ONCE + 3
+    rows = 4 * PAGE_SIZE + 3
     cache = PlainCache([LayerKV(1, 8, 8)], 8, torch.float32, CPU)
     batch = pack([SequenceInput([0] * rows, 0, list(range(5)))])
     plan = plan_attention(batch, CPU)

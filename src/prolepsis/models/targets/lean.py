@@ -5,6 +5,7 @@ Legend: T tokens of the step, L logits kept, h query heads, k key/value heads, d
 
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from prolepsis.models.targets.paged_attention import (
     LayerKV,
     PlainCache,
     Scoring,
+    enough_rows,
     page_bytes,
     paged_attention,
     plan_attention,
@@ -137,18 +139,17 @@ def after_attention(x: Tensor, mixed: Tensor, layer: LeanLayer, shape: LeanShape
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:  # [T, out]
-    """Return `x` [T, in] times `weight` [out, in]; on the CPU a row alone takes the kernel that several rows take.
-
-    torch computes small products of one row with another kernel, whose sums differ in their last bits now and then.
-    """
-    if len(x) != 1 or x.device.type != "cpu":
-        return F.linear(x, weight, bias)
-    return F.linear(x.expand(2, -1), weight, bias)[:1]
+    """Return `x` [T, in] times `weight` [out, in]; on the CPU few rows as many (`enough_rows`)."""
+    return F.linear(enough_rows(x), weight, bias)[: len(x)]
 
 
 def activate(x: Tensor, activation: str) -> Tensor:
-    """Apply one of `ACTIVATIONS`."""
-    return F.silu(x) if activation == "silu" else F.gelu(x, approximate="tanh")
+    """Apply one of `ACTIVATIONS`; on the CPU row by row.
+
+    torch computes what is left of a whole vector with other instructions, so where a value stands counts.
+    """
+    function = F.silu if activation == "silu" else partial(F.gelu, approximate="tanh")
+    return torch.stack([function(row) for row in x]) if x.device.type == "cpu" else function(x)
 
 
 def soft_cap(x: Tensor, cap: float) -> Tensor:

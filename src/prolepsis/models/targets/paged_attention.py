@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+import torch.nn.functional as F  # noqa: N812  torch's own convention
 from torch import Tensor
 
 from prolepsis.core.page_size import PAGE_SIZE
@@ -91,10 +92,6 @@ def _pages(num_pages: int, heads: int, dim: int, dtype: torch.dtype, device: tor
     return torch.from_numpy(lazy).view(dtype).view(size)
 
 
-ROWS_AT_ONCE = 128
-"""Query rows of one score matrix; this bounds its memory in a long prefill chunk."""
-
-
 @dataclass(frozen=True, slots=True)
 class Scoring:
     """Parameters with which a layer turns dot products into probabilities."""
@@ -166,9 +163,9 @@ def _parts(
     """Yield `SequencePlan.parts` for [n, L] `visible`.
 
     A row of a tree takes the slots of its path in order of position, then hidden ones up to whole pages. Rows of a
-    short chain take the pages up to their own. Long chunks take all pages, `ROWS_AT_ONCE` rows at a time.
+    chain take the pages up to their own.
     """
-    rows, length = visible.shape
+    rows = len(visible)
     if not _is_chain(parents):
         for row, seen in enumerate(visible):
             path = seen.nonzero()[:, 0]
@@ -178,9 +175,8 @@ def _parts(
     first = 0
     while first < rows:
         in_page = PAGE_SIZE - (cached + first) % PAGE_SIZE
-        last = min(first + (in_page if rows <= ROWS_AT_ONCE else ROWS_AT_ONCE), rows)
-        end = cached + first + in_page if rows <= ROWS_AT_ONCE else length
-        yield first, last, slice(0, end)
+        last = min(first + in_page, rows)
+        yield first, last, slice(0, cached + first + in_page)
         first = last
 
 
@@ -198,6 +194,16 @@ def ancestors(parents: Tensor) -> Tensor:
         if parent >= 0:
             seen[row] |= seen[parent]
     return seen
+
+
+FEWEST_ROWS = 16
+"""Rows of a product on the CPU, at least: with fewer, torch's libraries take kernels that add in another order."""
+
+
+def enough_rows(x: Tensor) -> Tensor:
+    """Return `x` [..., rows, in], on the CPU with rows of zeros after its own up to `FEWEST_ROWS`."""
+    missing = FEWEST_ROWS - x.shape[-2]
+    return F.pad(x, (0, 0, 0, missing)) if missing > 0 and x.device.type == "cpu" else x
 
 
 def paged_attention(query: Tensor, cache: PlainCache, layer: int, plan: AttentionPlan, scoring: Scoring) -> Tensor:
@@ -226,13 +232,13 @@ def attend(query: Tensor, keys: Tensor, values: Tensor, visible: Tensor, scoring
     s, n, h, d = query.shape
     k = keys.shape[2]
     grouped = query.float().view(s, n, k, h // k, d).permute(0, 2, 3, 1, 4).reshape(s, k, h // k * n, d)
-    scores = torch.matmul(grouped, keys.permute(0, 2, 3, 1)) * scoring.scale
+    scores = torch.matmul(enough_rows(grouped), keys.permute(0, 2, 3, 1))[:, :, : grouped.shape[2]] * scoring.scale
     if scoring.softcap is not None:
         scores = torch.tanh(scores / scoring.softcap) * scoring.softcap
     scores = scores.view(s, k, h // k, n, -1).masked_fill(~visible[:, None, None], -torch.inf)
     weights = _softmax(scores, scoring.sinks)
-    mixed = torch.matmul(weights.flatten(2, 3), values.transpose(1, 2))
-    return mixed.view(s, k, h // k, n, -1).permute(0, 3, 1, 2, 4).reshape(s, n, h, -1)
+    mixed = torch.matmul(enough_rows(weights.flatten(2, 3)), values.transpose(1, 2))[:, :, : grouped.shape[2]]
+    return mixed.reshape(s, k, h // k, n, -1).permute(0, 3, 1, 2, 4).reshape(s, n, h, -1)
 
 
 def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:  # [S, k, g, n, L] float32
