@@ -82,6 +82,9 @@ class TimedMetrics:
     def grammar_failed(self) -> None:
         self.spent.time(self.metrics.grammar_failed)
 
+    def logits_not_finite(self) -> None:
+        self.spent.time(self.metrics.logits_not_finite)
+
     def remote_rounds(self, rounds: RemoteRounds) -> None:
         self.spent.time(lambda: self.metrics.remote_rounds(rounds))
 

@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from torch import Tensor
 
 from prolepsis.core.errors import ModelLoadError
@@ -74,6 +75,19 @@ def test_a_model_too_short_to_be_tested_is_not_strict() -> None:
     exactness = decide(ShortContext(32), "auto")
     assert exactness.mode == "normal"
     assert "too short for the check, which needs 33" in exactness.reason
+
+
+class Damaged(TableModel):
+    def forward(self, batch: Batch, cache: KVCache) -> Tensor:
+        logits = super().forward(batch, cache)
+        logits[:, 3] = torch.nan
+        return logits
+
+
+def test_logits_that_are_no_numbers_are_named() -> None:
+    exactness = decide(Damaged(), "auto")
+    assert exactness.mode == "normal"
+    assert exactness.reason == "self-check: logits are not finite at context 0"
 
 
 def test_strict_asked_for_and_not_held_is_an_error() -> None:

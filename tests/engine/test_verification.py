@@ -12,7 +12,7 @@ from prolepsis.core.errors import NotFinite
 from prolepsis.core.events import Failed, Finished
 from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.core.requests import SamplingParams
-from prolepsis.engine.verification import Verification, _are_finite
+from prolepsis.engine.verification import Verification, are_numbers
 from prolepsis.models.protocol import Batch, KVCache
 from prolepsis.sampling.sampler import Sampler
 from prolepsis.spec.verify import VerifyResult
@@ -93,12 +93,23 @@ class Elsewhere(Tensor):
 
 
 @pytest.mark.parametrize("kind", [Tensor, Elsewhere])
-def test_each_result_is_told_by_the_logits_of_its_own_tokens(kind: type[Tensor]) -> None:
-    logits = torch.zeros(5, VOCAB)
+@pytest.mark.parametrize("native", [True, False])
+def test_each_result_is_told_by_the_rows_of_its_own_tokens(kind: type[Tensor], native: bool) -> None:
+    logits = torch.zeros(7, VOCAB)
     logits[3, 7] = math.nan
     logits[4, 1] = math.inf
+    logits[5, 2:] = -math.inf
+    logits[6] = -math.inf
+    sampler, given = Sampler(VOCAB, (EOS,), native=native), logits.as_subclass(kind)
+
+    def told(*results: VerifyResult) -> list[bool]:
+        return are_numbers(results, given, sampler)
+
     results = [VerifyResult((1, 2), (0,)), VerifyResult((), ()), VerifyResult((6, 7), (0,), first_row=2)]
-    given = logits.as_subclass(kind)
-    assert _are_finite(results, given) == [True, True, False]
-    assert _are_finite([VerifyResult((1,), (), first_row=4)], given) == [False]
-    assert _are_finite([], given) == [], "a step that only reads prompts"
+    assert told(*results) == [True, True, False]
+    assert told(VerifyResult((6, 5), (0,), first_row=2)) == [False], "another token of the row is none"
+    assert [told(VerifyResult((1,), (), first_row=row)) for row in (4, 5, 6)] == [[False], [True], [False]]
+    assert told(VerifyResult((3,), (), first_row=5)) == [False], (
+        "a grammar leaves only a token that the model rules out"
+    )
+    assert told() == [], "a step that only reads prompts"

@@ -186,6 +186,8 @@ OTHERS = [
         5,
         ({"proposer": "suffix"},),
     ),
+    Case("LogitsNotFinite", {'prolepsis_not_finite_failures_total{instance="a"}': "0x3 1x3"}, 5, ({"instance": "a"},)),
+    Case("LogitsNotFinite", {'prolepsis_not_finite_failures_total{instance="a"}': "7x9"}, 5, ()),
     Case(
         "FaultsContained",
         {'prolepsis_contained_faults_total{instance="a", kind="decisions"}': "0x3 1x3"},

@@ -28,7 +28,7 @@ from prolepsis.native.decoder import load_decoder, pick_decoder
 from prolepsis.native.processor import FASTEST_FIRST
 from tests.models.kernels import NEEDS_KERNELS
 from tests.models.random_matrices import random_matrix
-from tests.models.tiny import FAMILIES, save_tiny
+from tests.models.tiny import FAMILIES, one, rounded, run, save_tiny
 
 NUM_SHAPES = int(os.environ.get("PROLEPSIS_TEST_SHAPES", "6"))
 INSTRUCTIONS = os.environ.get("PROLEPSIS_TEST_INSTRUCTIONS")
@@ -176,3 +176,30 @@ def test_rows_of_the_lean_forward_have_the_same_bits_in_any_step(seed: int) -> N
     with drawn_checkpoint(drawn) as checkpoint:
         target = LeanModel(checkpoint, LeanShape.from_config(checkpoint.config), drawn.name, torch.device("cpu"))
         check(target, target, dice)
+
+
+@pytest.mark.parametrize("forward", ["lean", pytest.param("native", marks=NEEDS_KERNELS)])
+def test_a_drafted_token_without_numbers_spoils_no_row_that_does_not_see_it(forward: str) -> None:
+    """The token's keys and values stand in the pages of its sequence, where they are weighed by 0."""
+    damaged, wide = 9, {"head_dim": 32}
+    with rounded("llama", wide) as (model, _), TemporaryDirectory() as folder:
+        model.model.embed_tokens.weight.data[damaged] = torch.nan
+        model.save_pretrained(folder)
+        checkpoint = open_checkpoint(Path(folder))
+        shape = LeanShape.from_config(checkpoint.config)
+        target: TargetModel = (
+            LeanModel(checkpoint, shape, "m", torch.device("cpu"))
+            if forward == "lean"
+            else NativeModel(checkpoint, shape, "m", threads=1)
+        )
+    cache, text, pages = target.make_cache(4), [5, 6, 7, 8, 10], [2, 0]
+    alone = run(target, cache, one(text, 0, pages))
+    cache = target.make_cache(4)
+    run(target, cache, one(text[:3], 0, pages))
+    drafted = run(target, cache, one([8, damaged, 11], 3, pages), one(text, 0, [1]))
+    assert torch.equal(drafted[0], alone[3])
+    assert drafted[1:3].isnan().all(), "what is after the token is none"
+    assert torch.equal(drafted[3:], alone), "another sequence"
+    tree = run(target, cache, one([8, damaged, 10], 3, pages, parents=[-1, 0, 0]))
+    assert torch.equal(tree[[0, 2]], alone[3:])
+    assert torch.equal(run(target, cache, one([10], 4, pages)), alone[4:])

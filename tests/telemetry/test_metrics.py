@@ -48,10 +48,12 @@ def test_failures_and_load() -> None:
     metrics = Metrics()
     metrics.proposer_failed("suffix", 2)
     metrics.grammar_failed()
+    metrics.logits_not_finite()
     metrics.set_load(3, 4, 0.5, ready=True)
     text = metrics.exposition().decode()
     assert 'prolepsis_spec_decode_proposer_failures_total{proposer="suffix"} 2.0' in text
     assert "prolepsis_grammar_failures_total 1.0" in text
+    assert "prolepsis_not_finite_failures_total 1.0" in text
     assert "prolepsis_num_requests_running 3.0" in text
 
 

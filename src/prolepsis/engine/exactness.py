@@ -13,7 +13,7 @@ import structlog
 import torch
 from torch import Tensor
 
-from prolepsis.core.errors import ModelLoadError
+from prolepsis.core.errors import ModelLoadError, NotFinite
 from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.engine.machine_cache import machine_file, read_cached, write_cached
 from prolepsis.models.protocol import KVCache, SequenceInput, TargetModel, pack
@@ -85,7 +85,7 @@ def _checked(model: TargetModel, passed: Path | None) -> str | None:
 
 @torch.no_grad()
 def invariance_fault(model: TargetModel) -> str | None:
-    """Return where a row's logits depend on the rest of the pass, or None.
+    """Return where a row's logits depend on the rest of the pass, or are no numbers; or None.
 
     Compares decoding token by token with chunks of `ROW_COUNTS` rows, with a neighbour in the batch, with the branches
     of a tree and with a cache filled by other chunks, on random tokens at `CONTEXTS`.
@@ -94,6 +94,14 @@ def invariance_fault(model: TargetModel) -> str | None:
     if not contexts:
         least = min(CONTEXTS) + max(ROW_COUNTS)
         return f"a context of {model.info.max_positions} tokens is too short for the check, which needs {least}"
+    try:
+        return _first_difference(model, contexts)
+    except NotFinite as error:
+        log.warning("logits_not_finite", model=model.info.name)
+        return str(error)
+
+
+def _first_difference(model: TargetModel, contexts: list[int]) -> str | None:
     longest = max(contexts) + max(ROW_COUNTS)
     num_pages = -(-longest // PAGE_SIZE) + 1
     cache = model.make_cache(2 * num_pages)
@@ -150,4 +158,7 @@ def _part(tokens: list[int], cached: int, text: _Text) -> SequenceInput:
 
 
 def _run(model: TargetModel, cache: KVCache, *sequences: SequenceInput) -> Tensor:
-    return model.forward(pack(list(sequences)), cache)
+    logits = model.forward(pack(list(sequences)), cache)
+    if not bool((logits < torch.inf).all()):
+        raise NotFinite(f"logits are not finite at context {sequences[-1].cached}")
+    return logits

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
-from prolepsis.core.errors import GrammarFailed
+from prolepsis.core.errors import GrammarFailed, NotFinite
 from prolepsis.core.events import Event, Failed, Terminal
 from prolepsis.core.rounds import RemoteRounds
 from prolepsis.core.stats import RequestStats
@@ -29,6 +29,9 @@ class EngineObserver(Protocol):
 
     def grammar_failed(self) -> None:
         """A request failed because its grammar gave up."""
+
+    def logits_not_finite(self) -> None:
+        """A request failed because the model computed no numbers for its next token."""
 
     def remote_rounds(self, rounds: RemoteRounds) -> None:
         """The remote proposer asked for drafts, got some, or lost its server."""
@@ -64,6 +67,8 @@ class Reporter:
             with self._contained.of("figures"):
                 if isinstance(event, Failed) and isinstance(event.error, GrammarFailed):
                     self._observer.grammar_failed()
+                if isinstance(event, Failed) and isinstance(event.error, NotFinite):
+                    self._observer.logits_not_finite()
                 if isinstance(event, Terminal):
                     self._observer.request_ended(event.stats)
         with self._contained.of("figures"):

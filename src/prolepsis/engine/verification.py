@@ -37,7 +37,7 @@ class Verification:
             first_row += 1 + (len(row.draft.tokens) if row.draft else 0)
         assert first_row == logits.shape[0], f"{first_row} rows of logits expected, {logits.shape[0]} given"
         results = verify_batch(steps, logits, self._sampler, computed.argmax)
-        found = zip(results, _are_finite(results, logits), strict=True)
+        found = zip(results, are_numbers(results, logits, self._sampler), strict=True)
         return [self._sampled(row.sequence, *next(found), logits) if row.samples_next else None for row in rows]
 
     def _step(self, row: Row, first_row: int) -> SequenceStep:
@@ -93,11 +93,16 @@ class Verification:
         return SampledTokens(result.tokens, difference=found)
 
 
-def _are_finite(results: Sequence[VerifyResult], logits: Tensor) -> list[bool]:
-    """Return of each result whether the logits of its tokens are finite: one that is not finite stands for its row."""
+def are_numbers(results: Sequence[VerifyResult], logits: Tensor, sampler: Sampler) -> list[bool]:
+    """Return of each result whether its rows of logits can be sampled from.
+
+    Neither NaN nor plus infinity is among them, and no token was picked whose logit is minus infinity: a model may
+    rule tokens out, but not all.
+    """
     places = [place for result in results for place in zip(result.rows, result.tokens, strict=False)]
-    finite = iter([math.isfinite(value) for value in _values(logits, places)])
-    return [all(list(islice(finite, len(result.tokens)))) for result in results]
+    below = sampler.below_infinity(logits, [row for row, _ in places])
+    numbers = iter([ok and value > -math.inf for ok, value in zip(below, _values(logits, places), strict=True)])
+    return [all(list(islice(numbers, len(result.tokens)))) for result in results]
 
 
 def _values(logits: Tensor, places: Sequence[tuple[int, int]]) -> list[float]:

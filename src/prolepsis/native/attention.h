@@ -6,7 +6,9 @@
 // branch of a tree gives the same bits as the same tokens decoded one by one. Probabilities before a row's window are zero and
 // change no sum, so pages before the windows of all rows of a tile are not read.
 #pragma once
+#include <bit>
 #include <climits>
+#include <cmath>
 #include <utility>
 #include <vector>
 
@@ -35,13 +37,24 @@ struct PageLayout {  // of one KV head, in elements
   int64_t size() const { return 2 * kPage * head_dim; }
 };
 
-// Writes a token's K and V [d] into its slot of a page.
+// Whether bf16 has numbers for all of these values.
+inline bool are_numbers(const float* values, int64_t size) {
+  int others = 0;
+  for (int64_t i = 0; i < size; i++) others |= (std::bit_cast<uint32_t>(values[i]) & 0x7fffffff) >= 0x7f7f8000;
+  return !others;
+}
+
+// Writes a token's K and V [d] into its slot of a page. A row that does not see the slot weighs its values by 0, which makes no number
+// of what is none: values that are none are written as 0, and the key, whose scores only rows that see it use, is made none in their
+// place.
 inline void write_slot(const PageLayout& layout, bf16* page, int64_t token, const float* key, const float* value) {
   bf16 rounded[16];
+  const bool whole = are_numbers(value, layout.head_dim);
+  const Lanes zero = lanes::zero(), none = lanes::all(NAN);
   for (int64_t i = 0; i < layout.head_dim; i += 16) {
-    lanes::store_bf16(rounded, lanes::load(key + i));
+    lanes::store_bf16(rounded, whole ? lanes::load(key + i) : none);
     for (int64_t k = 0; k < 16; k += 2) std::memcpy(page + layout.key(token, i + k), rounded + k, 4);
-    lanes::store_bf16(rounded, lanes::load(value + i));
+    lanes::store_bf16(rounded, whole ? lanes::load(value + i) : zero);
     for (int64_t k = 0; k < 16; k++) page[layout.value(token, i + k)] = rounded[k];
   }
 }

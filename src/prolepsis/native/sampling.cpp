@@ -524,6 +524,21 @@ void gumbel(uint64_t key, uint64_t tokens, int64_t size, uint64_t target) {
   gumbel_run(key, reinterpret_cast<const int64_t*>(tokens), size, reinterpret_cast<double*>(target));
 }
 
+WIDEST bool all_below_infinity(const float* values, int64_t size) {
+  int others = 0;
+  for (int64_t i = 0; i < size; i++) others |= !(values[i] < std::numeric_limits<float>::infinity());
+  return !others;
+}
+
+// Of each row whether its values are numbers below infinity.
+std::vector<bool> below_infinity(uint64_t address, int64_t stride, int64_t size, const std::vector<int64_t>& rows) {
+  pybind11::gil_scoped_release unlocked;
+  const float* logits = reinterpret_cast<const float*>(address);
+  std::vector<bool> found;
+  for (const int64_t row : rows) found.push_back(all_below_infinity(logits + row * stride, size));
+  return found;
+}
+
 std::vector<int64_t> argmax(uint64_t address, int64_t stride, int64_t size, const std::vector<int64_t>& rows) {
   pybind11::gil_scoped_release unlocked;
   const float* logits = reinterpret_cast<const float*>(address);
@@ -550,4 +565,5 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("probabilities", &probabilities);
   m.def("gumbel", &gumbel);
   m.def("argmax", &argmax);
+  m.def("below_infinity", &below_infinity);
 }

@@ -23,6 +23,8 @@ class EngineLoad:
         self.kv_usage = gauge(registry, "kv_cache_usage_perc", "KV pages in use, 0 to 1")
         text = "Requests that failed because their grammar gave up"
         self.grammar_failures = counter(registry, "grammar_failures", text)
+        text = "Requests that failed because the model computed no numbers for their next token"
+        self.not_finite_failures = counter(registry, "not_finite_failures", text)
         text = "Faults in deciding about drafts, learning from steps and counting, which failed no request"
         self.contained_faults = counter(registry, "contained_faults", text, "kind")
         self._steps = counter(registry, "steps", "Engine steps")

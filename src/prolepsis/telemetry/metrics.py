@@ -74,6 +74,10 @@ class Metrics:
         """Count a request that failed because its grammar gave up."""
         self._engine.grammar_failures.inc()
 
+    def logits_not_finite(self) -> None:
+        """Count a request that failed because the model computed no numbers."""
+        self._engine.not_finite_failures.inc()
+
     def remote_rounds(self, rounds: RemoteRounds) -> None:
         """Count what became of drafts that the remote proposer was asked for."""
         self._remote.count(rounds)

@@ -30,5 +30,8 @@ class Recorder:
     def grammar_failed(self) -> None:
         self._put(Observed("grammar_failed", ()))
 
+    def logits_not_finite(self) -> None:
+        self._put(Observed("logits_not_finite", ()))
+
     def remote_rounds(self, rounds: RemoteRounds) -> None:
         self._put(Observed("remote_rounds", (rounds,)))

@@ -45,9 +45,15 @@ class PlainCache:
         return self._num_pages
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Store [T, heads, dim] keys and values of one layer at flat `slots` ([T] int64: page * PAGE_SIZE + i)."""
-        self.keys[layer].flatten(0, 1)[slots] = keys
-        self.values[layer].flatten(0, 1)[slots] = values
+        """Store [T, heads, dim] keys and values of one layer at flat `slots` ([T] int64: page * PAGE_SIZE + i).
+
+        A row that does not see a slot weighs its values by 0, which makes no number of what is none: such values are
+        stored as 0, and the key, whose scores only rows that see it use, is made none in their place.
+        """
+        values = values.to(self.values[layer].dtype)
+        whole = values.isfinite().all(-1, keepdim=True)
+        self.keys[layer].flatten(0, 1)[slots] = keys.to(self.keys[layer].dtype).where(whole, torch.nan)
+        self.values[layer].flatten(0, 1)[slots] = values.where(whole, 0.0)
 
     def read(self, layer: int, pages: Tensor) -> tuple[Tensor, Tensor]:
         """Return keys and values of `pages` ([..., P] int64) as [..., P * PAGE_SIZE, heads, dim]."""
