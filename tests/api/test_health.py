@@ -11,9 +11,10 @@ from prolepsis.api.auth.keys import Keys
 from prolepsis.api.deep_check import DeepCheck
 from prolepsis.api.services import Gateway
 from prolepsis.core.config import ServerConfig
-from prolepsis.core.errors import EngineDead
-from prolepsis.core.events import Event
+from prolepsis.core.errors import EngineDead, NotFinite
+from prolepsis.core.events import Event, Failed
 from prolepsis.core.requests import GenerateRequest
+from prolepsis.core.stats import RequestStats
 from prolepsis.telemetry.metrics import Metrics
 from tests.api.fakes import ByteTokenizer, FakeEngine
 from tests.fake_client import INFO
@@ -83,6 +84,16 @@ async def test_deep_health_of_a_dead_engine(client: Connect) -> None:
     response = await client(FakeEngine(error=EngineDead("the engine thread ended"))).get("/health/deep")
     assert response.status_code == 503
     assert response.json()["detail"] == "the engine thread ended"
+
+
+class _Spoilt(FakeEngine):
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
+        yield Failed(request.request_id, NotFinite("the model computed no number"), RequestStats())
+
+
+async def test_deep_health_says_why_its_request_failed(client: Connect) -> None:
+    response = await client(_Spoilt()).get("/health/deep")
+    assert (response.status_code, response.json()["detail"]) == (503, "the model computed no number")
 
 
 class _Mute(FakeEngine):

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+import torch
 from torch import Tensor
 
 from prolepsis.core.plan import SpecPlan
@@ -70,6 +71,19 @@ def test_any_head_beside_any_neighbours_changes_nothing(kind: str, memory: str, 
         assert {name: texts[name, 0] for name in PARAMS} == {name: plain(name)[0] for name in PARAMS}
         assert texts["three", 0] == plain("sampled")[0]
         assert len({tuple(texts["three", i]) for i in range(3)}) == 3
+
+
+@pytest.mark.parametrize("kind", ["random", "levelled"])
+def test_a_head_that_computes_no_numbers_changes_nothing(kind: str) -> None:
+    model = target(1).model
+    assert isinstance(model, NativeModel)
+    config, weights = random_head(model.shape)
+    damaged = replace(weights, norm=weights.norm * torch.nan)
+    levels = random_levels(model.shape.hidden) if kind == "levelled" else None
+    for plan in (SpecPlan(fixed_depth=6), SpecPlan()):
+        engine = with_head(NativeHead(kind, config, damaged, model, levels))
+        texts = outputs(serve(engine, *(ask(name) for name in PARAMS), plan=plan))
+        assert {name: texts[name, 0] for name in PARAMS} == {name: plain(name)[0] for name in PARAMS}
 
 
 def test_a_head_that_fails_now_and_then_costs_drafts_only() -> None:

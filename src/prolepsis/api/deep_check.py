@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from uuid import uuid4
 
-from prolepsis.core.events import Finished, Tokens
+from prolepsis.core.events import Failed, Finished, Tokens
 from prolepsis.core.requests import UNCOUNTED_CLASS, GenerateRequest, SamplingParams
 from prolepsis.engine.client import EngineClient
 from prolepsis.web.errors import describe_error
@@ -58,7 +58,7 @@ class DeepCheck:
         return DeepHealth(not detail, detail or f"{num_tokens} tokens were generated", ms)
 
     async def _count_tokens(self) -> int:
-        """Return how many tokens the engine generated; 0 if it did not finish."""
+        """Return how many tokens the engine generated; 0 if it did not finish. Raises the error that it failed with."""
         request = GenerateRequest(
             request_id=f"health-{uuid4().hex}",
             prompt_token_ids=(0,),
@@ -71,6 +71,8 @@ class DeepCheck:
         events = self._client.generate(request)
         try:
             async for event in events:
+                if isinstance(event, Failed):
+                    raise event.error
                 num_tokens += len(event.token_ids) if isinstance(event, Tokens) else 0
                 finished = isinstance(event, Finished)
         finally:
