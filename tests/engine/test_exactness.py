@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from prolepsis.core.errors import ModelLoadError
-from prolepsis.engine.exactness import decide
+from prolepsis.engine.exactness import SMALL, decide
 from prolepsis.models.protocol import Batch, KVCache
 from tests.fakes import TableModel
 
@@ -69,6 +69,13 @@ def test_only_the_contexts_that_were_tested_are_claimed() -> None:
     exactness = decide(ShortContext(64), "auto")
     assert exactness.mode == "strict"
     assert exactness.reason.endswith("at contexts 1, 29, 32"), "32 rows after it end the context"
+
+
+@pytest.mark.parametrize(("promise", "contexts"), [("a promise", "29, 101"), ("", "1, 29, 101, 256")])
+def test_a_large_model_whose_forward_promises_it_is_checked_briefly(promise: str, contexts: str) -> None:
+    model = TableModel()
+    model.info = replace(model.info, weight_bytes=SMALL, invariant_by=promise)
+    assert decide(model, "auto").reason.endswith(f"at contexts {contexts}")
 
 
 def test_a_model_too_short_to_be_tested_is_not_strict() -> None:

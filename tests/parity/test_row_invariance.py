@@ -1,7 +1,6 @@
 """Random small models, cut into steps at random: no row's bits depend on its company, and threads change none.
 
-`PROLEPSIS_TEST_SHAPES` says how many shapes are drawn, `PROLEPSIS_TEST_INSTRUCTIONS` names the build of the native
-forward that runs (default: the fastest here).
+`PROLEPSIS_TEST_SHAPES` says how many models are drawn.
 """
 
 import math
@@ -24,14 +23,11 @@ from prolepsis.models.protocol import KVCache, SequenceInput, TargetModel, pack
 from prolepsis.models.targets.lean import LeanModel
 from prolepsis.models.targets.lean_shape import LeanShape
 from prolepsis.models.targets.native import NativeModel
-from prolepsis.native.decoder import load_decoder, pick_decoder
-from prolepsis.native.processor import FASTEST_FIRST
 from tests.models.kernels import NEEDS_KERNELS
 from tests.models.random_matrices import random_matrix
 from tests.models.tiny import FAMILIES, one, rounded, run, save_tiny
 
 NUM_SHAPES = int(os.environ.get("PROLEPSIS_TEST_SHAPES", "6"))
-INSTRUCTIONS = os.environ.get("PROLEPSIS_TEST_INSTRUCTIONS")
 MOST_ROWS = 70
 """Of a sequence in a step: more than any kernel takes at once, and more than two pages."""
 KINDS = [*FAMILIES, "llama", "qwen2", "qwen3"]
@@ -52,9 +48,10 @@ class Drawn:
 def draw(dice: random.Random, *, native: bool) -> Drawn:
     name = dice.choice(KINDS)
     unit = 32 if native else 8
+    width = 32 if native else 16
     group, kv_heads = dice.choice([1, 2, 3, 4, 7, 8]), dice.choice([1, 2, 3])
     stored = tuple(dice.sample([kind for kind in PACKED if kind != BF16], 3)) if native and dice.random() < 0.7 else ()
-    fields = {
+    fields: dict[str, object] = {
         "hidden_size": 256 if stored else math.lcm(unit, group * kv_heads) * dice.randint(1, 3),
         "intermediate_size": dice.choice([256, 512]) if stored else unit * dice.randint(1, 9),
         "head_dim": dice.choice([32, 64, 96, 128] if native else [8, 16, 24, 32, 80]),
@@ -69,8 +66,7 @@ def draw(dice: random.Random, *, native: bool) -> Drawn:
             "num_key_value_heads": dice.choice([1, 2, 4, 8]),
         }
     if name == "qwen2":
-        fields |= {"head_dim": None, "hidden_size": fields["num_attention_heads"] * (32 if native else 16)}
-        stored = () if not isinstance(fields["hidden_size"], int) or fields["hidden_size"] % 256 else stored
+        fields |= {"head_dim": None, "hidden_size": width * (8 if stored else group * kv_heads)}
     if name == "phi3" and native:
         fields["head_dim"] = 64  # half of it is rotated
     return Drawn(name, fields, stored, dice.random() < 0.7, dice.choice([1, 2, 3]))
@@ -96,12 +92,8 @@ def _place(name: str) -> int:
 
 
 def native_model(checkpoint: Checkpoint, drawn: Drawn, threads: int) -> TargetModel:
-    build = pick_decoder()
-    if INSTRUCTIONS is not None:
-        [chosen] = [found for found in FASTEST_FIRST if found.name == INSTRUCTIONS]
-        build = load_decoder(chosen), chosen
     shape = LeanShape.from_config(checkpoint.config)
-    return NativeModel(checkpoint, shape, drawn.name, threads, int8_activations=drawn.int8, build=build)
+    return NativeModel(checkpoint, shape, drawn.name, threads, int8_activations=drawn.int8)
 
 
 class Text:

@@ -100,7 +100,8 @@ class EngineConfig(BaseModel):
     )
     prefix_cache: bool = Field(default=True, description="reuse the KV cache of equal prompt prefixes within a tenant")
     strict: Literal["auto", "on", "off"] = Field(
-        default="auto", description="bitwise equality with plain decoding; auto: if the self-check proves it"
+        default="auto",
+        description="bitwise equality with plain decoding; auto: where the forward promises and passes it",
     )
     proposers: tuple[str, ...] = Field(
         default=("grammar", "suffix", "prediction", "client"), description="proposers to load"

@@ -20,7 +20,7 @@ from prolepsis.models.protocol import Batch, KVCache, ModelInfo
 from prolepsis.models.targets.lean_shape import LeanShape, Rope
 from prolepsis.models.targets.lean_weights import LayerParts, end_parts, layer_parts
 from prolepsis.native.decoder import pick_decoder
-from prolepsis.native.processor import InstructionSet, default_threads
+from prolepsis.native.processor import default_threads
 
 INVARIANT_BY = "each sum of a row has one order, whatever else is in the pass"
 WIDTH = 32
@@ -66,15 +66,11 @@ class NativeModel:
         threads: int | None = None,
         *,
         int8_activations: bool = True,
-        build: tuple[ModuleType, InstructionSet] | None = None,
     ) -> None:
-        """Load weights as `checkpoint` stores them; rows meet quantised ones in 8 bits or in bf16.
-
-        `build`: that of the decoder; None: the fastest.
-        """
+        """Load weights as `checkpoint` stores them; rows meet quantised ones in 8 bits or in bf16."""
         check_widths(shape)
         self.shape = shape
-        self.module, instructions = build or pick_decoder()
+        self.module, instructions = pick_decoder()
         sizes = (shape.hidden, shape.heads, shape.kv_heads, shape.head_dim, shape.intermediate, shape.vocab)
         scales = (shape.embedding_scale, shape.logit_scale, shape.logit_cap or 0.0)
         self.decoder = self.module.Decoder(
