@@ -12,10 +12,12 @@ from prolepsis.core.errors import NotFinite
 from prolepsis.core.events import Failed, Finished
 from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.core.requests import SamplingParams
-from prolepsis.engine.verification import Verification, are_numbers
+from prolepsis.engine.verification import Verification, num_usable
 from prolepsis.models.protocol import Batch, KVCache
 from prolepsis.sampling.sampler import Sampler
+from prolepsis.spec.draft import chain
 from prolepsis.spec.verify import VerifyResult
+from tests.fake_proposer import Scripted
 from tests.fakes import EOS, VOCAB, EngineSetup, TableCache, TableModel, build, outputs, request, run, terminals
 
 DAMAGED = 7
@@ -44,6 +46,16 @@ def test_logits_that_are_no_numbers_fail_their_request_alone(temperature: float,
     assert isinstance(failed.error, NotFinite)
     assert isinstance(ends["whole"], Finished)
     assert len(outputs(events)["whole", 0]) == 5
+
+
+class Counting(DamagedModel):
+    """Says 3, 4 and `DAMAGED` after 1."""
+
+    def forward(self, batch: Batch, cache: KVCache) -> Tensor:
+        logits = super().forward(batch, cache)
+        for i, token in enumerate(batch.token_ids[batch.logit_rows.long()].tolist()):
+            logits[i, {1: 3, 3: 4, 4: DAMAGED}.get(token, EOS)] += 100.0
+        return logits
 
 
 class SpoiltCache(TableCache):
@@ -102,14 +114,28 @@ def test_each_result_is_told_by_the_rows_of_its_own_tokens(kind: type[Tensor], n
     logits[6] = -math.inf
     sampler, given = Sampler(VOCAB, (EOS,), native=native), logits.as_subclass(kind)
 
-    def told(*results: VerifyResult) -> list[bool]:
-        return are_numbers(results, given, sampler)
+    def told(*results: VerifyResult) -> list[int]:
+        return num_usable(results, given, sampler)
 
     results = [VerifyResult((1, 2), (0,)), VerifyResult((), ()), VerifyResult((6, 7), (0,), first_row=2)]
-    assert told(*results) == [True, True, False]
-    assert told(VerifyResult((6, 5), (0,), first_row=2)) == [False], "another token of the row is none"
-    assert [told(VerifyResult((1,), (), first_row=row)) for row in (4, 5, 6)] == [[False], [True], [False]]
-    assert told(VerifyResult((3,), (), first_row=5)) == [False], (
-        "a grammar leaves only a token that the model rules out"
-    )
+    assert told(*results) == [2, 0, 1]
+    assert told(VerifyResult((6, 5), (0,), first_row=2)) == [1], "another token of the row is none"
+    assert [told(VerifyResult((1,), (), first_row=row)) for row in (4, 5, 6)] == [[0], [1], [0]]
+    assert told(VerifyResult((3,), (), first_row=5)) == [0], "a grammar leaves only a token that the model rules out"
     assert told() == [], "a step that only reads prompts"
+
+
+@pytest.mark.parametrize("drafted", [True, False])
+def test_drafts_change_no_token_before_the_one_without_numbers(drafted: bool) -> None:
+    """The answer is 3 4 7, and no number comes after `DAMAGED`: both decode these three, then fail."""
+    verifier = Verification(Sampler(VOCAB, (EOS,)), max_model_len=256)
+    script = Scripted(lambda view, _: chain((4, DAMAGED, 5)[len(view.tokens) - 2 :], "scripted"))
+    proposers = [script] if drafted else []
+    engine = build(EngineSetup(model=Counting(), verifier=verifier, proposers=proposers))
+    params = SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True)
+    events = run(engine, request("a", [1], params))
+    assert outputs(events)["a", 0] == [3, 4, DAMAGED]
+    failed = terminals(events)["a"]
+    assert isinstance(failed, Failed)
+    assert isinstance(failed.error, NotFinite)
+    assert (failed.stats.num_accepted > 0) == drafted

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import islice
 
 import structlog
@@ -37,7 +38,7 @@ class Verification:
             first_row += 1 + (len(row.draft.tokens) if row.draft else 0)
         assert first_row == logits.shape[0], f"{first_row} rows of logits expected, {logits.shape[0]} given"
         results = verify_batch(steps, logits, self._sampler, computed.argmax)
-        found = zip(results, are_numbers(results, logits, self._sampler), strict=True)
+        found = zip(results, num_usable(results, logits, self._sampler), strict=True)
         return [self._sampled(row.sequence, *next(found), logits) if row.samples_next else None for row in rows]
 
     def _step(self, row: Row, first_row: int) -> SequenceStep:
@@ -54,11 +55,13 @@ class Verification:
             sequence.bias,
         )
 
-    def _sampled(self, sequence: SequenceState, result: VerifyResult, finite: bool, logits: Tensor) -> SampledTokens:
+    def _sampled(self, sequence: SequenceState, result: VerifyResult, usable: int, logits: Tensor) -> SampledTokens:
         if result.fault is not None:
             return SampledTokens((), fault=result.fault)
-        if not finite:
+        if not usable:
             return SampledTokens((), fault=NotFinite("the model computed no number for the next token of this answer"))
+        if usable < len(result.tokens):  # as plain decoding: those before are emitted, and the next step fails
+            result = replace(result, tokens=result.tokens[:usable], path=result.path[: usable - 1])
         if sequence.replays is not None:
             return self._compared(sequence, sequence.replays, result, logits)
         top = sequence.params.logprobs
@@ -93,16 +96,16 @@ class Verification:
         return SampledTokens(result.tokens, difference=found)
 
 
-def are_numbers(results: Sequence[VerifyResult], logits: Tensor, sampler: Sampler) -> list[bool]:
-    """Return of each result whether its rows of logits can be sampled from.
+def num_usable(results: Sequence[VerifyResult], logits: Tensor, sampler: Sampler) -> list[int]:
+    """Return of each result how many tokens come before the first one whose row of logits cannot be sampled from.
 
-    Neither NaN nor plus infinity is among them, and no token was picked whose logit is minus infinity: a model may
-    rule tokens out, but not all.
+    Neither NaN nor plus infinity may be in the row, nor minus infinity be the logit of the token: a model may rule
+    tokens out, but not all.
     """
     places = [place for result in results for place in zip(result.rows, result.tokens, strict=False)]
     below = sampler.below_infinity(logits, [row for row, _ in places])
-    numbers = iter([ok and value > -math.inf for ok, value in zip(below, _values(logits, places), strict=True)])
-    return [all(list(islice(numbers, len(result.tokens)))) for result in results]
+    usable = iter([ok and value > -math.inf for ok, value in zip(below, _values(logits, places), strict=True)])
+    return [[*islice(usable, len(result.tokens)), False].index(False) for result in results]
 
 
 def _values(logits: Tensor, places: Sequence[tuple[int, int]]) -> list[float]:
