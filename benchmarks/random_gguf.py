@@ -47,7 +47,6 @@ class ModelShape:
     """Further metadata of the architecture."""
 
 
-_GEMMA = {"norms_after": True, "query_norms": True}
 _GRANITE: dict[str, Value] = {
     "attention.scale": 0.015625,
     "embedding_scale": 12.0,
@@ -66,7 +65,8 @@ SHAPES = {
     "qwen3-0.6b": _qwen3(28, 1024, 16, 3072, tied=True),
     "gemma-3-1b": ModelShape(
         *("gemma3", 26, 1152, 4, 1, 256, 6912, 262144, 32768, 1e6),
-        **_GEMMA,
+        norms_after=True,
+        query_norms=True,
         more={"attention.sliding_window": 512},
     ),
     "llama-3.2-1b": ModelShape("llama", 16, 2048, 32, 8, 64, 8192, 128256, 131072, 5e5, llama3_factor=32.0),
@@ -77,7 +77,8 @@ SHAPES = {
     "phi-4-mini": ModelShape("phi3", 32, 3072, 24, 8, 128, 8192, 200064, 131072, 1e4, fused=True, more=_PHI4),
     "gemma-3-4b": ModelShape(
         *("gemma3", 34, 2560, 8, 4, 256, 10240, 262144, 131072, 1e6),
-        **_GEMMA,
+        norms_after=True,
+        query_norms=True,
         more={"attention.sliding_window": 1024, "rope.scaling.factor": 8.0},
     ),
     "qwen3-4b": _qwen3(36, 2560, 32, 9728, tied=True),
@@ -121,7 +122,7 @@ def weight_bytes(shape: ModelShape) -> int:
 
 def _bytes(size: tuple[int, ...], kind: Kind) -> int:
     block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
-    return math.prod(size) // block * block_bytes
+    return math.prod(size) // int(block) * int(block_bytes)
 
 
 def _tensors(shape: ModelShape) -> Iterator[tuple[str, tuple[int, ...], Kind]]:
@@ -182,7 +183,8 @@ def _divisors(shape: ModelShape) -> NDArray[np.float32]:
         "original_max_position_embeddings": 8192,
     }
     before, after = (np.array(rope_frequencies(rope, shape.head_dim)[0]) for rope in (plain, scaled))
-    return (before / after).astype(np.float32)
+    divisors: NDArray[np.float32] = (before / after).astype(np.float32)
+    return divisors
 
 
 def _matrix(size: tuple[int, ...], kind: Kind, generator: np.random.Generator) -> NDArray[np.uint8]:
