@@ -173,8 +173,8 @@ def test_rows_of_the_lean_forward_have_the_same_bits_in_any_step(seed: int) -> N
 @pytest.mark.parametrize("forward", ["lean", pytest.param("native", marks=NEEDS_KERNELS)])
 def test_a_drafted_token_without_numbers_spoils_no_row_that_does_not_see_it(forward: str) -> None:
     """The token's keys and values stand in the pages of its sequence, where they are weighed by 0."""
-    damaged, wide = 9, {"head_dim": 32}
-    with rounded("llama", wide) as (model, _), TemporaryDirectory() as folder:
+    damaged = 9
+    with rounded("llama", {"head_dim": 32}) as (model, _), TemporaryDirectory() as folder:
         model.model.embed_tokens.weight.data[damaged] = torch.nan
         model.save_pretrained(folder)
         checkpoint = open_checkpoint(Path(folder))
