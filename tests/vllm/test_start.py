@@ -23,9 +23,10 @@ from tests.vllm.table_plane import INFO, TablePlane, config
 
 def test_ending_tokens_are_those_of_both_files(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": 2}))
-    assert eos_token_ids(tmp_path) == (2,)
+    tokenizer = byte_level("")
+    assert eos_token_ids(tmp_path, tokenizer) == (2,)
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 7]}))
-    assert eos_token_ids(tmp_path) == (2, 7)
+    assert eos_token_ids(tmp_path, tokenizer) == (2, 7)
 
 
 def test_a_folder_is_served_as_it_is(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from prolepsis.core.files import cache_directory
 from prolepsis.core.requests import SamplingDefaults
 from prolepsis.kv.machine import memory_of
 from prolepsis.kv.memory import MemoryUse, Room
+from prolepsis.models.files.gguf_parts import part_paths
 from prolepsis.models.files.naming import model_name
 from prolepsis.models.files.recommended_sampling import default_sampling
 from prolepsis.models.files.store import resolve
@@ -26,6 +27,7 @@ from prolepsis.models.targets.general import GeneralModel
 from prolepsis.models.targets.graphs import GraphedLean
 from prolepsis.models.targets.lean import LeanModel
 from prolepsis.models.targets.lean_shape import LeanShape, lean_fault
+from prolepsis.models.targets.lean_weights import check_names
 from prolepsis.models.targets.native import NativeModel
 from prolepsis.native.processor import processor_name
 
@@ -70,6 +72,9 @@ def load_model(config: EngineConfig, name: str | None = None) -> LoadedModel:
     _check_room(source, name, config.weights, device)
     checkpoint = open_checkpoint(source)
     tokenizer = load_tokenizer(source, tool_format=config.tool_format, reasoning_format=config.reasoning_format)
+    check_ids(checkpoint, tokenizer)
+    rows = checkpoint.config.vocab_size
+    checkpoint = replace(checkpoint, ends=tuple(token for token in tokenizer.eos_token_ids if token < rows))
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     model, fallback = pick_forward(checkpoint, name, config, device)
@@ -90,6 +95,21 @@ def load_model(config: EngineConfig, name: str | None = None) -> LoadedModel:
         default_sampling=default_sampling(config, given, source),
         fallback=fallback,
     )
+
+
+def check_ids(checkpoint: Checkpoint, tokenizer: Tokenizer) -> None:
+    """Raise `ModelLoadError` for tokens that have no row in the model's matrices: they could not be read or written.
+
+    Added tokens without a row, as a padding token of a fine-tune that nobody trained, are left: a text that holds one
+    is refused when it comes. Rows without a token are common, since their number is rounded up.
+    """
+    rows = checkpoint.config.vocab_size
+    if ends := [token for token in checkpoint.eos_token_ids if token >= rows]:
+        raise ModelLoadError(f"{checkpoint.source}: a text ends with token {ends[0]}, but the model has {rows} rows")
+    if tokenizer.num_plain > rows:
+        raise ModelLoadError(
+            f"{checkpoint.source}: its vocabulary has {tokenizer.num_plain} tokens, but the model has {rows} rows"
+        )
 
 
 def _check_room(source: ModelSource, name: str, weights: str, device: torch.device) -> None:
@@ -119,6 +139,7 @@ def pick_forward(
         general = GeneralModel(checkpoint, name, device, torch.bfloat16)
         return general, fault if config.forward == "auto" else None
     shape = LeanShape.from_config(checkpoint.config)
+    check_names(checkpoint, shape)
     if device.type == "cuda":
         if config.forward == "native":
             raise ModelLoadError(
@@ -174,7 +195,8 @@ def identity_of(path: Path) -> str:
 
 def weights_identity(path: Path) -> str:
     """Return a hash of names, sizes and both ends of the weight files: fast for any size, the same on every machine."""
-    files = [path] if path.is_file() else sorted((*path.glob("*.safetensors"), path / "config.json"))
+    parts = [one for one in part_paths(path) if one.is_file()]
+    files = parts if path.is_file() else sorted((*path.glob("*.safetensors"), path / "config.json"))
     digest = hashlib.sha256()
     for file in files:
         size = file.stat().st_size

@@ -150,7 +150,9 @@ def start_vllm(config: EngineConfig, observer: EngineObserver | None = None) -> 
         tokenizer=tokenizer.fingerprint[:16],
         machine=f"{processor_name()}, {plane.device}",
     )
-    start = VllmStart(config, info, eos_token_ids(folder), tokenizer, partial(VllmDataPlane, settings), observer)
+    start = VllmStart(
+        config, info, eos_token_ids(folder, tokenizer), tokenizer, partial(VllmDataPlane, settings), observer
+    )
     client = start.around(plane)
     log.info("engine_built", model=info.model, forward=forward, blocks=plane.num_blocks, exactness=info.exactness)
     return Running(client, tokenizer, start.again)
@@ -196,7 +198,7 @@ def model_folder(path: Path) -> Path:
     return export_model(path, folder)
 
 
-def eos_token_ids(folder: Path) -> tuple[int, ...]:
-    """Return the tokens that end a text, as config.json and generation_config.json name them."""
+def eos_token_ids(folder: Path, tokenizer: Tokenizer) -> tuple[int, ...]:
+    """Return the tokens that end a text, as config.json, generation_config.json and the tokenizer name them."""
     stated = token_ids(json_object(folder / "config.json").get("eos_token_id"))
-    return tuple(dict.fromkeys([*stated, *generation_eos(folder)]))
+    return tuple(dict.fromkeys([*stated, *generation_eos(folder), *tokenizer.eos_token_ids]))

@@ -28,11 +28,15 @@ def write_gguf(
     pre: str = "smollm",
     extra: dict[str, Tensor] | None = None,
     kind: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F32,
-    changes: dict[str, float | list[str]] | None = None,
+    changes: dict[str, float | str | list[str]] | None = None,
     tokenizer: Fields | None = None,
+    split: int = 0,
 ) -> None:
-    """Write `model` as llama.cpp's converter does, with matrices quantised as `kind` and `changes` of its metadata."""
-    writer = gguf.GGUFWriter(path, architecture)
+    """Write `model` as llama.cpp's converter does, with matrices quantised as `kind` and `changes` of its metadata.
+
+    `split`: tensors in one of several files; 0: one file.
+    """
+    writer = gguf.GGUFWriter(path, architecture, split_max_tensors=split)
     _write_metadata(writer, model.config)
     write_fields(writer, tokenizer or plain_fields() | {"tokenizer.ggml.pre": pre, TEMPLATE_KEY: TEMPLATE})
     _write_family_metadata(writer, model.config, architecture)
@@ -64,13 +68,21 @@ def write_gguf(
     writer.close()
 
 
-def _change(writer: gguf.GGUFWriter, changes: dict[str, float | list[str]]) -> None:
-    """Write numbers, and lists of texts, in place of those of the same keys; an empty list takes its key away."""
+def write_parts(folder: Path, model: PreTrainedModel) -> list[Path]:
+    """Write a Llama in several files, and return them in their order."""
+    write_gguf(folder / "m.gguf", model, "llama", split=8)
+    return sorted(folder.glob("m-*.gguf"))
+
+
+def _change(writer: gguf.GGUFWriter, changes: dict[str, float | str | list[str]]) -> None:
+    """Write numbers, texts, and lists of texts, in place of those of the same keys; an empty list removes its key."""
     for key, value in changes.items():
         for shard in writer.kv_data:
             shard.pop(key, None)
         if isinstance(value, list) and value:
             writer.add_array(key, value)
+        elif isinstance(value, str):
+            writer.add_string(key, value)
         elif not isinstance(value, list):
             kind = gguf.GGUFValueType.UINT32 if isinstance(value, int) else gguf.GGUFValueType.FLOAT32
             writer.add_key_value(key, value, kind)

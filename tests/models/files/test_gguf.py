@@ -201,7 +201,6 @@ def test_numbers_that_change_nothing_are_taken(tmp_path: Path) -> None:
         ({"llama.attention.head_count": 0}, "head_count is 0; allowed: 1 and more"),
         ({"llama.attention.head_count_kv": 3}, "4 heads of queries are no multiple of 3"),
         ({"llama.block_count": 0}, "block_count is 0"),
-        ({"split.count": 3}, "one of 3 parts of a split file"),
     ],
 )
 def test_impossible_numbers_are_refused_by_name(tmp_path: Path, changes: dict[str, float], named: str) -> None:
@@ -248,12 +247,14 @@ def vocabulary(path: Path, tokens: dict[str, int], **ends: int) -> GgufFile:
     ("tokens", "stated", "ends"),
     [
         ({"a": 1, "<|endoftext|>": 3, "<|im_start|>": 3, "<|im_end|>": 3}, {"eos": 3}, (3, 1)),
-        ({"a": 1, "<|endoftext|>": 1, "<|im_end|>": 4}, {"eos": 0}, (0,)),
+        ({"a": 1, "<|endoftext|>": 1, "</s>": 4}, {"eos": 0, "eot": 2**32 - 1}, (0,)),
+        ({"a": 1, "<|im_end|>": 4, "<|fim_pad|>": 3, "<|file_sep|>": 3, "<|repo_name|>": 3}, {"eos": 1}, (1, 2, 3, 4)),
+        ({"a": 1, "b": 3, "c": 3}, {"fim_pad": 1, "fim_sep": 2}, (1, 2)),
         ({"x": 3, "y": 3, "z": 3, "<eos>": 3, "<end_of_turn>": 3}, {"eos": 0, "eot": 1, "eom": 2}, (0, 1, 2, 3, 4)),
         ({"a": 1, "<|end|>": 3, "<|endoftext|>": 3}, {}, (1, 2)),
         ({"<|end|>": 3, "<|return|>": 3, "<|call|>": 3}, {"eos": 1}, (1, 2)),
     ],
-    ids=["qwen", "no control tokens", "stated", "phi", "gpt-oss"],
+    ids=["qwen", "no added tokens", "coder", "fim", "stated", "phi", "gpt-oss"],
 )
 def test_stated_and_well_known_control_tokens_end_a_text(
     tmp_path: Path, tokens: dict[str, int], stated: dict[str, int], ends: tuple[int, ...]

@@ -151,34 +151,6 @@ def test_a_broken_file_is_named(tmp_path: Path, name: str) -> None:
         load_tokenizer(tmp_path)
 
 
-def test_an_unknown_split_rule_is_refused(tmp_path: Path) -> None:
-    write_gguf(tmp_path / "m.gguf", save_tiny(tmp_path / "model", "llama", {}), "llama", pre="nobody-knows")
-    with pytest.raises(ModelLoadError, match="nobody-knows"):
-        load_tokenizer(tmp_path / "m.gguf")
-
-
-@pytest.mark.parametrize(
-    ("merges", "named"), [([], "no merges"), (["h e", "hello hello"], "'hello hello' joins or makes what is no token")]
-)
-def test_merges_that_do_not_fit_are_refused(tmp_path: Path, merges: list[str], named: str) -> None:
-    write_gguf(
-        tmp_path / "m.gguf",
-        save_tiny(tmp_path / "model", "llama", {}),
-        "llama",
-        changes={"tokenizer.ggml.merges": merges},
-    )
-    with pytest.raises(ModelLoadError, match=named):
-        load_tokenizer(tmp_path / "m.gguf")
-
-
-@pytest.mark.parametrize("pre", ["gpt-2", "llama-bpe", "qwen2"])
-def test_split_rules_keep_the_text(tmp_path: Path, pre: str) -> None:
-    write_gguf(tmp_path / "m.gguf", save_tiny(tmp_path / "model", "llama", {}), "llama", pre=pre)
-    tokenizer = load_tokenizer(tmp_path / "m.gguf")
-    for text in TEXTS:
-        assert tokenizer.decode(tokenizer.encode(text), skip_special_tokens=False) == text
-
-
 def test_written_as_json_it_neither_pads_nor_cuts() -> None:
     backend = byte_level().backend_tokenizer
     backend.enable_truncation(2)

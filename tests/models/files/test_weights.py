@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from prolepsis.core.errors import ModelLoadError
-from prolepsis.models.files.weights import INDEX, WEIGHTS, open_checkpoint
+from prolepsis.models.files.safetensors_files import WEIGHTS
+from prolepsis.models.files.weights import open_checkpoint
 from prolepsis.models.targets.lean_shape import LeanShape
 from prolepsis.models.targets.lean_weights import lean_layers
 from tests.models.tiny import save_tiny
@@ -28,25 +29,15 @@ def test_tensors_come_in_bfloat16(folder: Path) -> None:
         checkpoint.tensor("model.nothing")
 
 
-def test_shards_are_one_checkpoint(folder: Path) -> None:
-    whole = open_checkpoint(folder, torch.float32)
-    names = sorted(whole.tensors)
-    parts = {"a.safetensors": names[::2], "b.safetensors": names[1::2]}
-    expected = {name: whole.tensor(name) for name in names}
-    for file, own in parts.items():
-        save_file({name: expected[name] for name in own}, folder / file)
-    weight_map = {name: file for file, own in parts.items() for name in own}
-    (folder / INDEX).write_text(json.dumps({"weight_map": weight_map}))
-    (folder / WEIGHTS).unlink()
-    sharded = open_checkpoint(folder, torch.float32)
-    assert sorted(sharded.tensors) == names
-    assert all(torch.equal(sharded.tensor(name), expected[name]) for name in names)
-    (folder / "b.safetensors").unlink()
-    with pytest.raises(ModelLoadError, match=r"lacks b\.safetensors"):
-        open_checkpoint(folder)
-    (folder / INDEX).write_text("[]")
-    with pytest.raises(ModelLoadError, match="not a safetensors index"):
-        open_checkpoint(folder)
+def test_an_output_head_that_is_the_embedding_may_be_there_too(tmp_path: Path) -> None:
+    save_tiny(tmp_path, "llama", {"tie_word_embeddings": True})
+    tensors = load_file(tmp_path / WEIGHTS)
+    embedding = tensors["model.embed_tokens.weight"]
+    save_file({**tensors, "lm_head.weight": embedding.clone()}, tmp_path / WEIGHTS)
+    open_checkpoint(tmp_path)
+    save_file({**tensors, "lm_head.weight": embedding + 1}, tmp_path / WEIGHTS)
+    with pytest.raises(ModelLoadError, match=r"lm_head\.weight differs from .* tie_word_embeddings"):
+        open_checkpoint(tmp_path)
 
 
 @pytest.mark.parametrize("keep", [0, 4, 200, -100])

@@ -50,10 +50,15 @@ def sampling_of(named: Mapping[str, Any], source: str, place: str) -> SamplingDe
 
 
 def token_ids(value: object) -> list[int]:
-    """Return the token ids that a configuration states as a number, a list or nothing."""
-    if value is None:
-        return []
-    return [int(token) for token in value] if isinstance(value, list | tuple) else [int(str(value))]
+    """Return the token ids that a configuration states as a number, a list or nothing; -1 is none too.
+
+    Raises `ModelLoadError` for anything else.
+    """
+    stated = list(value) if isinstance(value, list | tuple) else [] if value is None else [value]
+    ids = [token for token in stated if isinstance(token, int) and not isinstance(token, bool) and token >= -1]
+    if len(ids) < len(stated):
+        raise ModelLoadError(f"eos_token_id is {value!r}; expected: the id of a token, or a list of such")
+    return [token for token in ids if token >= 0]
 
 
 def json_object(file: Path) -> dict[str, Any]:
@@ -61,8 +66,8 @@ def json_object(file: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
     try:
-        document = json.loads(file.read_text())
-    except ValueError as error:
+        document = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelLoadError(f"{file} is not a JSON object: {error}") from error
     if not isinstance(document, dict):
         raise ModelLoadError(f"{file} is not a JSON object")

@@ -1,14 +1,7 @@
-"""Reads the GGUF container: metadata and tensors by name, loaded on demand.
+"""A model in GGUF: metadata and tensors by name, loaded on demand."""
 
-Source of the layout: the GGUF specification (ggml, docs/gguf.md), versions 2 and 3, little-endian.
-"""
-
-import math
-import mmap
-import struct
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -17,62 +10,38 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from prolepsis.core.errors import ModelLoadError
+from prolepsis.models.files.end_tokens import named_ends
 from prolepsis.models.files.gguf_config import ARCHITECTURES, gguf_config, refuse_unread, transformers_name
+from prolepsis.models.files.gguf_container import GgufTensor, Value
+from prolepsis.models.files.gguf_parts import open_parts
 from prolepsis.models.files.stored import BF16, PACKED, OnDemand, StoredMatrix
 from prolepsis.models.files.weights import Checkpoint, Config
 
-Value = bool | int | float | str | list["Value"]
-
-_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-_STRING, _ARRAY = 8, 9
-_MAX_COUNT = 1 << 28
-_MAX_DIMENSIONS = 4
-_MAX_DEPTH = 4
-"""Arrays in arrays of metadata."""
-
 CONTROL, USER_DEFINED = 3, 4
 """Kinds of tokens in `tokenizer.ggml.token_type`: marks of a conversation, and texts that are always one token."""
-_STATED_ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
-_NAMED_ENDS = frozenset(
-    {
-        *("</s>", "<eos>", "<|endoftext|>", "<|end_of_text|>", "<end_of_turn>", "<end_of_utterance>", "<EOT>"),
-        *("_<EOT>", "[EOT]", "[EOS]", "<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<|return|>", "<|call|>"),
-    }
-)
-"""Control tokens with which models of any family end a text or a turn; source: llama.cpp, `src/llama-vocab.cpp`."""
-_ENDS_OF_MESSAGES = {"<|end|>": "<|return|>"}
-"""A token that ends a part of a turn only where the vocabulary has the other token."""
-
-
-@dataclass(frozen=True, slots=True)
-class GgufTensor:
-    """The place of a tensor in the file; `shape` has the slowest dimension first, as in torch."""
-
-    shape: tuple[int, ...]
-    kind: int
-    start: int
-    size: int
+_STATED_ENDS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
+_NO_TOKEN = (-1, 2**32 - 1)
+"""Ids with which some files say that there is none."""
 
 
 class GgufFile:
-    """One open GGUF file: `metadata` by key, `tensors` by name."""
+    """A model in GGUF: `metadata` by key, `tensors` by name, whether they lie in one file or in several."""
 
     def __init__(self, path: Path) -> None:
-        """Read header, metadata and tensor table; raises `ModelLoadError` if the file is not a whole GGUF file."""
-        self.path = path
-        self.metadata: dict[str, Value] = {}
-        self.tensors: dict[str, GgufTensor] = {}
-        try:
-            with path.open("rb") as file:
-                self._data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except (OSError, ValueError) as error:
-            raise ModelLoadError(f"{path} cannot be read: {error}") from error
-        self._at = 0
-        try:
-            self._read_header()
-            self._refuse_part()
-        except (struct.error, UnicodeDecodeError, KeyError, ValueError, OverflowError) as error:
-            raise ModelLoadError(f"{path} is not a whole GGUF file: {error} at byte {self._at}") from error
+        """Read the headers of the file and, if it is a part of a model, of the other parts.
+
+        Raises `ModelLoadError` for a file that is not whole, and for parts that are missing or not of one model.
+        """
+        self._containers = open_parts(path)
+        self.path = self._containers[0].path
+        """The file, or the first part."""
+        self.metadata: dict[str, Value] = self._containers[0].metadata
+        self._homes = {name: container for container in self._containers for name in container.tensors}
+        self.tensors: dict[str, GgufTensor] = {name: home.tensors[name] for name, home in self._homes.items()}
+
+    @property
+    def is_split(self) -> bool:
+        return len(self._containers) > 1
 
     def text(self, key: str, default: str = "") -> str:
         """Return the string under `key`, or `default` if it is missing."""
@@ -91,13 +60,18 @@ class GgufFile:
     def strings(self, key: str) -> list[str]:
         """Return the list of strings under `key`, empty if it is missing."""
         value = self.metadata.get(key, [])
-        if not isinstance(value, list):
-            raise ModelLoadError(f"{self.path}: {key} is not a list")
-        return [str(item) for item in value]
+        strings = [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
+        if not isinstance(value, list) or len(strings) < len(value):
+            raise ModelLoadError(f"{self.path}: {key} is not a list of strings")
+        return strings
 
     def integers(self, key: str) -> list[int]:
         """Return the list of integers under `key`, empty if it is missing."""
-        return [int(number) for number in self._numbers(key)]
+        numbers = self._numbers(key)
+        whole = [number for number in numbers if isinstance(number, int)]
+        if len(whole) < len(numbers):
+            raise ModelLoadError(f"{self.path}: {key} is not a list of integers")
+        return whole
 
     def floats(self, key: str) -> list[float]:
         """Return the list of numbers under `key`, empty if it is missing."""
@@ -110,23 +84,25 @@ class GgufFile:
             raise ModelLoadError(f"{self.path}: {key} is not a list of numbers")
         return numbers
 
-    def end_tokens(self) -> tuple[int, ...]:
-        """Return the tokens that end a text: those that the file states, and control tokens that end one by name.
+    def token(self, name: str) -> int | None:
+        """Return the id that the file states for a token such as "bos", None if there is none."""
+        token = self.integer(f"tokenizer.ggml.{name}_token_id")
+        return None if token in _NO_TOKEN else token
 
-        Files often state one of them only: the end of a document, or that of a turn.
-        """
-        stated = [self.integer(f"tokenizer.ggml.{key}") for key in _STATED_ENDS]
+    def end_tokens(self) -> tuple[int, ...]:
+        """Return the tokens that end a text: those that the file states, and those that end one by name."""
+        stated = [self.token(name) for name in _STATED_ENDS]
         rows = zip(self.strings("tokenizer.ggml.tokens"), self.integers("tokenizer.ggml.token_type"), strict=False)
-        control = {token: i for i, (token, kind) in enumerate(rows) if kind == CONTROL}
-        named = [
-            i for token, i in control.items() if token in _NAMED_ENDS and _ENDS_OF_MESSAGES.get(token) not in control
-        ]
+        added: dict[int, dict[str, int]] = {CONTROL: {}, USER_DEFINED: {}}
+        for i, (token, kind) in enumerate(rows):
+            if kind in added:
+                added[kind][token] = i
+        named = named_ends(added[CONTROL], added[USER_DEFINED])
         return tuple(dict.fromkeys([*(end for end in stated if end is not None), *named]))
 
     def raw(self, name: str) -> NDArray[np.uint8]:
-        """Return the bytes of tensor `name`, read-only, where they lie in the file."""
-        entry = self.tensors[name]
-        return np.frombuffer(self._data, dtype=np.uint8, count=entry.size, offset=entry.start)
+        """Return the bytes of tensor `name`, read-only, where they lie in their file."""
+        return self._homes[name].raw(name)
 
     def load(self, name: str) -> Tensor:
         """Return tensor `name`, dequantised to float32."""
@@ -146,100 +122,6 @@ class GgufFile:
             raise ModelLoadError(f"{self.path}: {name} is of type {kind.name}, which gguf cannot dequantise") from error
         return torch.from_numpy(np.ascontiguousarray(values).reshape(entry.shape))
 
-    def _refuse_part(self) -> None:
-        count = self.metadata.get("split.count", 1)
-        if isinstance(count, int) and count > 1:
-            raise ModelLoadError(
-                f"{self.path} is one of {count} parts of a split file, which are not read; join them first: "
-                "llama-gguf-split --merge FIRST_PART WHOLE_FILE"
-            )
-
-    def _read_header(self) -> None:
-        magic, version = self._take(4), self._number("I")
-        if magic != b"GGUF":
-            raise ValueError(f"starts with {magic!r} instead of b'GGUF'")
-        if version not in (2, 3):
-            raise ValueError(f"version {version}; allowed: 2 and 3")
-        num_tensors, num_values = self._count(), self._count()
-        for _ in range(num_values):
-            key = self._string()
-            self.metadata[key] = self._value(int(self._number("I")))
-        table = [self._tensor_entry() for _ in range(num_tensors)]
-        alignment = self.metadata.get("general.alignment", 32)
-        if not isinstance(alignment, int) or alignment <= 0:
-            raise ValueError(f"alignment {alignment!r}")
-        base = -(-self._at // alignment) * alignment
-        for name, shape, kind, offset in table:
-            self.tensors[name] = self._place(name, shape, kind, base + offset)
-
-    def _place(self, name: str, shape: tuple[int, ...], kind: int, start: int) -> GgufTensor:
-        from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-
-        block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
-        if not shape or shape[-1] % block:
-            raise ValueError(f"tensor {name!r} of shape {list(shape)} is not made of blocks of {block}")
-        size = math.prod(shape) // block * block_bytes
-        if start + size > len(self._data):
-            raise ValueError(f"tensor {name!r} ends at byte {start + size} of {len(self._data)}: the file is cut off")
-        return GgufTensor(shape, kind, start, size)
-
-    def _tensor_entry(self) -> tuple[str, tuple[int, ...], int, int]:
-        name = self._string()
-        count = int(self._number("I"))
-        if count > _MAX_DIMENSIONS:
-            raise ValueError(f"tensor {name!r} has {count} dimensions; allowed: up to {_MAX_DIMENSIONS}")
-        dimensions = [int(self._number("Q")) for _ in range(count)]
-        return name, tuple(reversed(dimensions)), int(self._number("I")), int(self._number("Q"))
-
-    def _value(self, kind: int, depth: int = 0) -> Value:
-        if kind == _STRING:
-            return self._string()
-        if kind != _ARRAY:
-            return self._number(_SCALARS[kind])
-        item, count = int(self._number("I")), self._count()
-        if item == _STRING:
-            return self._strings(count)
-        if item == _ARRAY:
-            if depth == _MAX_DEPTH:
-                raise ValueError(f"arrays nested deeper than {_MAX_DEPTH} levels")
-            return [self._value(item, depth + 1) for _ in range(count)]
-        code = _SCALARS[item]
-        return list(struct.unpack(f"<{count}{code}", self._take(count * struct.calcsize(f"<{code}"))))
-
-    def _number(self, code: str) -> bool | int | float:
-        (value,) = struct.unpack(f"<{code}", self._take(struct.calcsize(f"<{code}")))
-        assert isinstance(value, bool | int | float)
-        return value
-
-    def _count(self) -> int:
-        count = int(self._number("Q"))
-        if count > _MAX_COUNT:
-            raise ValueError(f"a count of {count}")
-        return count
-
-    def _string(self) -> str:
-        return self._take(self._count()).decode("utf-8", errors="replace")
-
-    def _strings(self, count: int) -> list[Value]:
-        """Read `count` strings in one loop: a vocabulary has hundreds of thousands."""
-        data, at, length_at = self._data, self._at, struct.Struct("<Q").unpack_from
-        found: list[Value] = []
-        for _ in range(count):
-            (length,) = length_at(data, at)
-            start, at = at + 8, at + 8 + length
-            found.append(data[start:at].decode("utf-8", errors="replace"))
-        if at > len(data):
-            raise ValueError("the file is cut off")
-        self._at = at
-        return found
-
-    def _take(self, count: int) -> bytes:
-        taken = self._data[self._at : self._at + count]
-        if len(taken) < count:
-            raise ValueError("the file is cut off")
-        self._at += count
-        return taken
-
 
 def open_gguf(file: GgufFile, dtype: torch.dtype) -> Checkpoint:
     """Return configuration and tensors of a GGUF file; raises `ModelLoadError` for an unknown architecture."""
@@ -249,6 +131,11 @@ def open_gguf(file: GgufFile, dtype: torch.dtype) -> Checkpoint:
         refuse_unread(file)
         weights = GgufWeights(file, config, dtype)
         return Checkpoint(config, weights.tensors, file.path, weights.matrices)
+    if file.is_split:
+        raise ModelLoadError(
+            f"{file.path}: architecture {architecture!r} is read from one file only; join the parts first: "
+            "llama-gguf-split --merge FIRST_PART WHOLE_FILE"
+        )
     return _other(file.path, architecture, dtype)
 
 

@@ -13,7 +13,7 @@ import torch
 from prolepsis.core.errors import ModelLoadError
 from prolepsis.models.files.config import KNOWN, LlamaShapedConfig, llama_shaped
 from prolepsis.models.files.rope import rope_frequencies
-from prolepsis.models.files.weights import Config
+from prolepsis.models.files.weights import Config, unread_tensors
 
 if TYPE_CHECKING:
     from prolepsis.models.files.gguf import GgufFile
@@ -128,8 +128,7 @@ def refuse_unread(file: "GgufFile") -> None:
     architecture = ARCHITECTURES[name]
     tensors = [one for one in file.tensors if transformers_name(one, architecture) is None]
     if unread := sorted(set(tensors) - _NOT_PARAMETERS):
-        more = f" and {len(unread) - 1} more" if len(unread) > 1 else ""
-        raise ModelLoadError(f"{file.path}: tensor {unread[0]}{more} is not read here for architecture {name!r}")
+        raise ModelLoadError(f"{file.path}: {unread_tensors(unread, name)}")
     sizes = {key: _head_dim(file) for key in ("attention.value_length", "rope.dimension_count")}
     neutral = {**_NEUTRAL, "attention.scale": _head_dim(file) ** -0.5, **sizes}
     for key in sorted(set(neutral) - architecture.numbers):

@@ -116,6 +116,11 @@ class Tokenizer:
         """One more than the highest id; a model's logits may be wider."""
         return max(self.vocab.values(), default=-1) + 1
 
+    @property
+    def num_plain(self) -> int:
+        """One more than the highest id of a token that is not an added one."""
+        return max(self._backend.get_vocab(with_added_tokens=False).values(), default=-1) + 1
+
     @cached_property
     def special_token_ids(self) -> frozenset[int]:
         """Control tokens: part of a text only on request."""

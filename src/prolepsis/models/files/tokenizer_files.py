@@ -1,22 +1,19 @@
 """Reads tokenizers from model folders and GGUF files."""
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
-from tokenizers.models import BPE
-from tokenizers.processors import ByteLevel, TemplateProcessing
-from tokenizers.processors import Sequence as SequenceProcessor
 
 from prolepsis.core.errors import ModelLoadError
 from prolepsis.models.answer_formats.choose import AUTO, answer_formats
 from prolepsis.models.files.chat_template import ChatTemplate, one_template
+from prolepsis.models.files.end_tokens import named_ends
 from prolepsis.models.files.generation_config import json_object
-from prolepsis.models.files.gguf import CONTROL, USER_DEFINED, GgufFile
-from prolepsis.models.files.sentencepiece import Vocabulary, sentencepiece
+from prolepsis.models.files.gguf import GgufFile
+from prolepsis.models.files.gguf_tokenizer import gguf_parts
 from prolepsis.models.files.template_needs import FittingTemplate
 from prolepsis.models.files.tokenizer import Tokenizer, TokenizerParts
 from prolepsis.models.files.weights import ModelSource
@@ -74,8 +71,17 @@ def folder_parts(folder: Path) -> TokenizerParts:
     names = ("bos_token", "eos_token", "unk_token", "pad_token")
     special = {name: text for name in names if (text := _token_text(config.get(name))) is not None}
     template = one_template(_folder_templates(folder) or _named(config.get("chat_template")))
-    eos = backend.token_to_id(special["eos_token"]) if "eos_token" in special else None
-    return TokenizerParts(backend, template, special, () if eos is None else (eos,))
+    return TokenizerParts(backend, template, special, _ends(backend, special.get("eos_token")))
+
+
+def _ends(backend: Backend, eos: str | None) -> tuple[int, ...]:
+    """Return the tokens that end a text: the one that the folder states, and added ones that end one by name."""
+    stated = None if eos is None else backend.token_to_id(eos)
+    added = backend.get_added_tokens_decoder()
+    special, others = (
+        {token.content: i for i, token in added.items() if token.special == is_special} for is_special in (True, False)
+    )
+    return tuple(dict.fromkeys([*(() if stated is None else (stated,)), *named_ends(special, others)]))
 
 
 def _folder_backend(folder: Path) -> Backend:
@@ -113,132 +119,3 @@ def _named(value: object) -> dict[str, str]:
     entries = value if isinstance(value, list) else [{"name": "default", "template": value}]
     named = {entry.get("name"): entry.get("template") for entry in entries if isinstance(entry, dict)}
     return {str(name): text for name, text in named.items() if isinstance(text, str)}
-
-
-GPT2_SPLIT = ("gpt-2", "gpt2")
-DIGITS_SPLIT = ("smollm",)
-LLAMA3_SPLIT = ("llama-bpe", "llama3", "llama-v3")
-QWEN2_SPLIT = ("qwen2", "deepseek-r1-qwen")
-_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}%s"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-
-
-def gguf_parts(file: GgufFile) -> TokenizerParts:
-    """Read the tokenizer of a GGUF file; raises `ModelLoadError` for a kind that cannot be built."""
-    tokens = file.strings("tokenizer.ggml.tokens")
-    if not tokens:
-        raise ModelLoadError(f"{file.path} holds no vocabulary (tokenizer.ggml.tokens)")
-    special = {}
-    for name in ("bos", "eos", "unknown", "padding"):
-        token = file.integer(f"tokenizer.ggml.{name}_token_id")
-        if token is not None and 0 <= token < len(tokens):
-            special[{"unknown": "unk_token", "padding": "pad_token"}.get(name, f"{name}_token")] = tokens[token]
-    template = one_template(_file_templates(file))
-    digest = None
-    if file.text("tokenizer.ggml.model") == "llama":
-        vocabulary = _vocabulary(file, tokens)
-        backend, digest = _sentencepiece(file, vocabulary, special), vocabulary.digest
-    else:
-        backend = _byte_level(file, tokens, special)
-    return TokenizerParts(backend, template, special, file.end_tokens(), digest)
-
-
-def _file_templates(file: GgufFile) -> dict[str, str]:
-    """Return the templates of a file by name: one without a name, and those under keys that end in theirs."""
-    key = "tokenizer.chat_template"
-    named = {"default": file.text(key)} | {one: file.text(f"{key}.{one}") for one in ("tool_use", "rag")}
-    return {name: text for name, text in named.items() if text}
-
-
-def _vocabulary(file: GgufFile, tokens: list[str]) -> Vocabulary:
-    scores, kinds = file.floats("tokenizer.ggml.scores"), file.integers("tokenizer.ggml.token_type")
-    if not len(tokens) == len(scores) == len(kinds):
-        raise ModelLoadError(
-            f"{file.path}: {len(tokens)} tokens, {len(scores)} scores (tokenizer.ggml.scores) and {len(kinds)} kinds "
-            "(tokenizer.ggml.token_type); needed: as many of each"
-        )
-    return Vocabulary(tokens, scores, kinds)
-
-
-def _sentencepiece(file: GgufFile, vocabulary: Vocabulary, special: dict[str, str]) -> Backend:
-    """Build a tokenizer of kind "llama"; a file that does not say otherwise has a BOS and a space before a text."""
-    prefix = file.metadata.get("tokenizer.ggml.add_space_prefix") is not False
-    backend = sentencepiece(vocabulary, special.get("unk_token"), space_prefix=prefix)
-    if file.metadata.get("tokenizer.ggml.add_bos_token") is not False and "bos_token" in special:
-        backend.post_processor = _bos_first(special["bos_token"], vocabulary.tokens.index(special["bos_token"]))
-    return backend
-
-
-def _bos_first(bos: str, token: int) -> TemplateProcessing:
-    return TemplateProcessing(f"{bos} $A", f"{bos} $A {bos} $B", [(bos, token)])
-
-
-def _byte_level(file: GgufFile, tokens: list[str], special: dict[str, str]) -> Backend:
-    kind, split = file.text("tokenizer.ggml.model"), file.text("tokenizer.ggml.pre", "default")
-    known = (*GPT2_SPLIT, *DIGITS_SPLIT, *LLAMA3_SPLIT, *QWEN2_SPLIT)
-    if kind != "gpt2" or split not in known:
-        return _by_transformers(file, kind, split)
-    vocab = {token: i for i, token in enumerate(tokens)}
-    merges = _merges(file, vocab)
-    try:
-        backend = Backend(BPE(vocab=vocab, merges=merges, ignore_merges=split in LLAMA3_SPLIT))
-    except Exception as error:  # tokenizers raises bare Exception
-        raise ModelLoadError(f"{file.path}: its vocabulary and merges do not fit: {error}") from error
-    backend.pre_tokenizer = _pre_tokenizer(split)
-    backend.decoder = decoders.ByteLevel()
-    if split in QWEN2_SPLIT:
-        backend.normalizer = normalizers.NFC()
-    _add_tokens(backend, file, tokens)
-    if file.metadata.get("tokenizer.ggml.add_bos_token") is True and "bos_token" in special:
-        first = _bos_first(special["bos_token"], vocab[special["bos_token"]])
-        backend.post_processor = SequenceProcessor([ByteLevel(trim_offsets=False), first])
-    return backend
-
-
-def _merges(file: GgufFile, vocab: Mapping[str, int]) -> list[tuple[str, str]]:
-    """Return the pairs of tokens that become one; raises `ModelLoadError` for none, and for one of unknown tokens."""
-    stated = file.strings("tokenizer.ggml.merges")
-    if not stated:
-        raise ModelLoadError(f"{file.path} has no merges (tokenizer.ggml.merges): texts would become single bytes")
-    merges = [(a, b) for a, _, b in (merge.partition(" ") for merge in stated)]
-    for a, b in merges:
-        if not (a in vocab and b in vocab and a + b in vocab):
-            raise ModelLoadError(f"{file.path}: the merge {f'{a} {b}'!r} joins or makes what is no token")
-    return merges
-
-
-def _pre_tokenizer(split: str) -> pre_tokenizers.PreTokenizer:
-    if split in GPT2_SPLIT:
-        return pre_tokenizers.ByteLevel(add_prefix_space=False)
-    if split in DIGITS_SPLIT:
-        digits = pre_tokenizers.Digits(individual_digits=True)
-        return pre_tokenizers.Sequence([digits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
-    words = Regex(_WORDS % ("" if split in QWEN2_SPLIT else "{1,3}"))
-    plain = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    return pre_tokenizers.Sequence([pre_tokenizers.Split(words, behavior="isolated"), plain])
-
-
-def _add_tokens(backend: Backend, file: GgufFile, tokens: list[str]) -> None:
-    kinds = file.integers("tokenizer.ggml.token_type")
-    if len(kinds) not in (0, len(tokens)):
-        raise ModelLoadError(f"{file.path}: tokenizer.ggml.token_type does not fit its {len(tokens)} tokens")
-    pairs = list(zip(tokens, kinds, strict=False))
-    backend.add_special_tokens([AddedToken(t, normalized=False, special=True) for t, kind in pairs if kind == CONTROL])
-    backend.add_tokens([AddedToken(t, normalized=False, special=False) for t, kind in pairs if kind == USER_DEFINED])
-
-
-def _by_transformers(file: GgufFile, kind: str, split: str) -> Backend:
-    from transformers import AutoTokenizer
-    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
-
-    if kind == "gpt2" and split not in GGUF_PRE_TOKENIZER_SPLITS:
-        raise ModelLoadError(f"{file.path}: its text is split by rule {split!r}, which is not known here")
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(str(file.path.parent), gguf_file=file.path.name)
-    except Exception as error:  # transformers has no common base class for these errors
-        raise ModelLoadError(f"{file.path}: its tokenizer of kind {kind!r} cannot be built: {error}") from error
-    backend = tokenizer.backend_tokenizer
-    assert isinstance(backend, Backend)
-    return backend

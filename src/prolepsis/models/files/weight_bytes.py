@@ -1,13 +1,12 @@
 """Counts the bytes of weights of a model: those that a pass reads, and those that are kept in memory."""
 
-import json
 import math
-import struct
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from prolepsis.core.errors import ModelLoadError
+from prolepsis.models.files.safetensors_files import header, weight_files
 
 if TYPE_CHECKING:
     from prolepsis.models.files.weights import ModelSource
@@ -58,26 +57,9 @@ def _tensors(source: "ModelSource") -> dict[str, _Stored]:
 
 
 def _of_folder(folder: Path) -> dict[str, _Stored]:
-    tensors: dict[str, _Stored] = {}
-    for file in sorted(folder.glob("*.safetensors")):
-        tensors |= _of_safetensors(file)
-    if not tensors:
-        raise ModelLoadError(f"{folder} has no safetensors files")
-    return tensors
+    return {name: _stored(entry) for file in weight_files(folder) for name, entry in header(file).items()}
 
 
-def _of_safetensors(file: Path) -> dict[str, _Stored]:
-    """Read the header: its length in 8 bytes, then JSON with the first and last byte of each tensor."""
-    try:
-        with file.open("rb") as data:
-            (length,) = struct.unpack("<Q", data.read(8))
-            header = json.loads(data.read(length))
-        entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
-        return {name: _stored(entry["data_offsets"], entry["shape"]) for name, entry in entries.items()}
-    except (OSError, struct.error, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelLoadError(f"{file} is not a whole safetensors file: {error!r}") from error
-
-
-def _stored(place: list[int], shape: list[int]) -> _Stored:
-    start, end = place
-    return _Stored(int(end) - int(start), math.prod(shape))
+def _stored(entry: Mapping[str, Any]) -> _Stored:
+    start, end = entry["data_offsets"]
+    return _Stored(end - start, math.prod(entry["shape"]))

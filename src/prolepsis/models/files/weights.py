@@ -1,7 +1,6 @@
 """Model files as one value: a configuration and tensors under their transformers names, read on demand."""
 
-import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
@@ -12,6 +11,7 @@ from torch import Tensor
 from prolepsis.core.errors import ModelLoadError
 from prolepsis.models.files.config import KNOWN, LlamaShapedConfig, for_transformers, llama_shaped
 from prolepsis.models.files.generation_config import generation_eos, json_object, token_ids
+from prolepsis.models.files.safetensors_files import homes
 from prolepsis.models.files.stored import OnDemand, StoredMatrix
 
 if TYPE_CHECKING:
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from prolepsis.models.files.gguf import GgufFile
 
 Config: TypeAlias = "LlamaShapedConfig | PreTrainedConfig"
+TIED_HEAD = "lm_head.weight"
+"""Output head that some files hold although it is the embedding."""
 ModelSource: TypeAlias = "Path | GgufFile"
 """A model's folder or GGUF file; an open file is not read again."""
-INDEX = "model.safetensors.index.json"
-WEIGHTS = "model.safetensors"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,8 @@ class Checkpoint:
     source: Path
     stored: Mapping[str, StoredMatrix] = field(default_factory=dict)
     """Matrices that a forward may read as they are stored, at each access."""
+    ends: tuple[int, ...] = ()
+    """Tokens that end a text by the tokenizer of the same files."""
 
     def matrix(self, name: str) -> StoredMatrix:
         """Return matrix `name` as it is stored, else in bf16; raises `ModelLoadError` if the files lack it."""
@@ -49,8 +51,9 @@ class Checkpoint:
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:
-        """Tokens that end a text, from the configuration and from generation_config.json."""
-        return tuple(dict.fromkeys([*token_ids(self.config.eos_token_id), *generation_eos(self.source)]))
+        """Tokens that end a text, from the configuration, from generation_config.json and from the tokenizer."""
+        stated = [*token_ids(self.config.eos_token_id), *generation_eos(self.source)]
+        return tuple(dict.fromkeys([*stated, *self.ends]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,10 +104,32 @@ def open_checkpoint(source: ModelSource, dtype: torch.dtype = torch.bfloat16) ->
     """
     opened = open_model(source) if isinstance(source, Path) else source
     if isinstance(opened, Path):
-        return Checkpoint(folder_config(opened), _folder_tensors(opened, dtype), opened)
+        checkpoint = Checkpoint(folder_config(opened), _folder_tensors(opened, dtype), opened)
+        _check_tied(checkpoint)
+        return checkpoint
     from prolepsis.models.files.gguf import open_gguf
 
     return open_gguf(opened, dtype)
+
+
+def unread_tensors(names: Sequence[str], family: str) -> str:
+    """Return what to say of tensors that would be left out."""
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return f"tensor {names[0]}{more} is not read here for architecture {family!r}"
+
+
+def _check_tied(checkpoint: Checkpoint) -> None:
+    """Raise `ModelLoadError` for an output head that the configuration calls the embedding and that is another."""
+    embedding = "model.embed_tokens.weight"
+    if not getattr(checkpoint.config, "tie_word_embeddings", False) or not (
+        TIED_HEAD in checkpoint.tensors and embedding in checkpoint.tensors
+    ):
+        return
+    if not torch.equal(checkpoint.tensor(TIED_HEAD), checkpoint.tensor(embedding)):
+        raise ModelLoadError(
+            f"{checkpoint.source}: {TIED_HEAD} differs from {embedding}, although tie_word_embeddings says that they "
+            "are one"
+        )
 
 
 def folder_config(folder: Path) -> Config:
@@ -131,7 +156,9 @@ def _by_transformers(folder: Path) -> "PreTrainedConfig":
 
 def _folder_tensors(folder: Path, dtype: torch.dtype) -> Mapping[str, Tensor]:
     """Return the tensors of a folder of safetensors files, sharded or not."""
-    files = {name: file for file in _weight_files(folder) for name in _names(file)}
+    files = homes(folder)
+    for file in dict.fromkeys(files.values()):
+        _check_whole(file)
     return OnDemand(files, lambda name: _folder_tensor(files[name], name, dtype))
 
 
@@ -146,27 +173,11 @@ def _folder_tensor(file: Path, name: str, dtype: torch.dtype) -> Tensor:
     return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
 
-def _weight_files(folder: Path) -> list[Path]:
-    index = folder / INDEX
-    if not index.exists():
-        if not (folder / WEIGHTS).exists():
-            raise ModelLoadError(f"{folder} has neither {WEIGHTS} nor {INDEX}")
-        return [folder / WEIGHTS]
-    try:
-        shards = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise ModelLoadError(f"{index} is not a safetensors index: {error!r}") from error
-    missing = [shard for shard in shards if not (folder / shard).exists()]
-    if missing:
-        raise ModelLoadError(f"{folder} lacks {', '.join(missing)}, named in {INDEX}")
-    return [folder / shard for shard in shards]
-
-
-def _names(file: Path) -> list[str]:
+def _check_whole(file: Path) -> None:
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(str(file), framework="pt") as tensors:
-            return list(tensors.keys())
+        with safe_open(str(file), framework="pt"):
+            return
     except (OSError, SafetensorError) as error:
         raise ModelLoadError(f"{file} is not a whole safetensors file: {error}") from error

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from prolepsis.core.errors import ModelLoadError
-from prolepsis.models.files.weights import Checkpoint, fit
+from prolepsis.models.files.weights import Checkpoint, fit, unread_tensors
 from prolepsis.models.protocol import Batch, KVCache, ModelInfo
 from prolepsis.models.targets.lean_shape import max_positions
 from prolepsis.models.targets.paged_attention import (
@@ -203,18 +203,20 @@ def _load_class(checkpoint: Checkpoint, dtype: torch.dtype) -> nn.Module:
     AttentionInterface.register(INTERFACE, _interface)
     try:
         if checkpoint.source.is_dir():
-            model, wrong = _from_folder(checkpoint, dtype)
+            model, wrong, unread = _from_folder(checkpoint, dtype)
         else:
             fitted = fit(checkpoint, dtype, attn_implementation=INTERFACE)
-            model, wrong = fitted.model, fitted.missing
+            model, wrong, unread = fitted.model, fitted.missing, fitted.unexpected
     except Exception as error:  # transformers has no common base class for errors about a foreign model
         raise ModelLoadError(f"{checkpoint.source}: transformers cannot load it: {error}") from error
     if wrong:
         raise ModelLoadError(f"{checkpoint.source} lacks or misshapes {len(wrong)} tensors, first {wrong[0]}")
+    if unread:
+        raise ModelLoadError(f"{checkpoint.source}: {unread_tensors(unread, checkpoint.config.model_type)}")
     return model
 
 
-def _from_folder(checkpoint: Checkpoint, dtype: torch.dtype) -> tuple[nn.Module, list[str]]:
+def _from_folder(checkpoint: Checkpoint, dtype: torch.dtype) -> tuple[nn.Module, list[str], list[str]]:
     from transformers import AutoModelForCausalLM
 
     model, report = AutoModelForCausalLM.from_pretrained(
@@ -226,7 +228,8 @@ def _from_folder(checkpoint: Checkpoint, dtype: torch.dtype) -> tuple[nn.Module,
         output_loading_info=True,
     )
     assert isinstance(model, nn.Module)
-    return model, sorted(report["missing_keys"]) + [str(key) for key in report["mismatched_keys"]]
+    wrong = sorted(report["missing_keys"]) + [str(key) for key in report["mismatched_keys"]]
+    return model, wrong, sorted(report["unexpected_keys"])
 
 
 class FewRowsLinear(nn.Module):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from prolepsis.core.errors import ModelLoadError
-from prolepsis.models.files.weights import Checkpoint
+from prolepsis.models.files.weights import TIED_HEAD, Checkpoint, unread_tensors
 from prolepsis.models.targets.lean_shape import LayerShape, LeanShape
 
 
@@ -97,6 +97,45 @@ class Reader(Generic[M]):
             raise ModelLoadError(f"{self._checkpoint.source}: {name} is {list(found)}; its config says {list(sizes)}")
 
 
+class _Sizes(Reader[Tensor]):
+    """Notes the tensors that are asked for, in place of reading them."""
+
+    def __init__(self, checkpoint: Checkpoint, shape: LeanShape) -> None:
+        super().__init__(checkpoint, shape, checkpoint.tensor)
+        self.names: dict[str, tuple[int, ...]] = {}
+
+    def matrix(self, name: str, *sizes: int) -> Tensor:
+        return self._noted(f"{name}.weight", sizes)
+
+    def vector(self, name: str, size: int) -> Tensor:
+        return self._noted(name, (size,))
+
+    def _noted(self, name: str, sizes: tuple[int, ...]) -> Tensor:
+        self.names[name] = sizes
+        return torch.empty(sizes, device="meta")
+
+
+def check_names(checkpoint: Checkpoint, shape: LeanShape) -> None:
+    """Raise `ModelLoadError` for a tensor that is missing or that is not read, before any is loaded."""
+    sizes = _Sizes(checkpoint, shape)
+    for i in range(len(shape.layers)):
+        _layer(sizes, shape, i)
+    _ends(sizes, shape)
+    for name in sizes.names:
+        if name not in checkpoint.tensors:
+            raise ModelLoadError(f"{checkpoint.source} has no tensor {name!r}")
+    unread = sorted(name for name in checkpoint.tensors if name not in sizes.names and not _is_derived(name))
+    if shape.tied and TIED_HEAD in unread:
+        unread.remove(TIED_HEAD)  # `open_checkpoint` has compared it with the embedding
+    if unread:
+        raise ModelLoadError(f"{checkpoint.source}: {unread_tensors(unread, checkpoint.config.model_type)}")
+
+
+def _is_derived(name: str) -> bool:
+    """Return whether a tensor follows from the configuration, as old files hold the frequencies of rotations."""
+    return name.endswith("rotary_emb.inv_freq")
+
+
 def layer_parts(checkpoint: Checkpoint, shape: LeanShape, read: Callable[[str], M]) -> Iterator[LayerParts[M]]:
     """Yield the layers' weights one by one, matrices as `read` returns them.
 
@@ -172,7 +211,10 @@ class EndParts(Generic[M]):
 
 def end_parts(checkpoint: Checkpoint, shape: LeanShape, read: Callable[[str], M]) -> EndParts[M]:
     """Return the weights outside the layers; raises `ModelLoadError` as `layer_parts` does."""
-    reader = Reader(checkpoint, shape, read)
+    return _ends(Reader(checkpoint, shape, read), shape)
+
+
+def _ends(reader: Reader[M], shape: LeanShape) -> EndParts[M]:
     return EndParts(
         embedding=reader.matrix("model.embed_tokens", shape.vocab, shape.hidden),
         final_norm=reader.norm("model.norm", shape.hidden),
