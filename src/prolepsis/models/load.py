@@ -26,7 +26,7 @@ from prolepsis.models.protocol import TargetModel
 from prolepsis.models.targets.general import GeneralModel
 from prolepsis.models.targets.graphs import GraphedLean
 from prolepsis.models.targets.lean import LeanModel
-from prolepsis.models.targets.lean_shape import LeanShape, lean_fault
+from prolepsis.models.targets.lean_shape import LeanShape, check_layers, lean_fault
 from prolepsis.models.targets.lean_weights import check_names
 from prolepsis.models.targets.native import NativeModel
 from prolepsis.native.processor import processor_name
@@ -134,7 +134,7 @@ def pick_forward(
     checkpoint: Checkpoint, name: str, config: EngineConfig, device: torch.device
 ) -> tuple[TargetModel, str | None]:
     """Return the model and why the best forward for `device` could not be used, or None."""
-    fault = lean_fault(checkpoint.config)
+    fault = _lean_fault(checkpoint)
     if config.forward == "transformers" or (config.forward == "auto" and fault is not None):
         general = GeneralModel(checkpoint, name, device, torch.bfloat16)
         return general, fault if config.forward == "auto" else None
@@ -158,6 +158,14 @@ def pick_forward(
         return LeanModel(checkpoint, shape, name, device), f"the native forward cannot run it: {error}"
     torch.set_num_threads(1)  # the pass has its own threads; torch's would spin on their cores after every small op
     return native, None
+
+
+def _lean_fault(checkpoint: Checkpoint) -> str | None:
+    try:
+        check_layers(checkpoint.config)
+        return lean_fault(checkpoint.config)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise ModelLoadError(f"{checkpoint.source}: its configuration describes no model: {error!r}") from error
 
 
 def build_of(model: TargetModel) -> str:

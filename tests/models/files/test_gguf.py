@@ -1,6 +1,8 @@
 """GGUF files give the weights, names, layout and configuration of the model they were written from."""
 
+import re
 import struct
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +19,7 @@ from prolepsis.models.targets.lean import LeanModel
 from prolepsis.models.targets.lean_shape import LeanShape
 from tests.models.files.gguf_files import permute, write_gguf
 from tests.models.files.vocabularies import Fields, write_vocabulary
-from tests.models.tiny import FAMILIES, LLAMA3, one, reference, run, save_tiny
+from tests.models.tiny import FAMILIES, LLAMA3, LONGROPE, one, reference, run, save_tiny
 
 CPU = torch.device("cpu")
 
@@ -110,6 +112,20 @@ def test_llama3_scaling_is_recovered_from_its_divisors(tmp_path: Path) -> None:
         open_checkpoint(tmp_path / "b.gguf")
 
 
+def test_frequencies_of_long_contexts_come_whole_or_not_at_all(tmp_path: Path) -> None:
+    model = save_tiny(tmp_path / "model", "phi3", {"rope_parameters": LONGROPE})
+    factors = {f"rope_factors_{name}.weight": torch.tensor(LONGROPE[f"{name}_factor"]) for name in ("short", "long")}
+    changes = {"phi3.rope.scaling.attn_factor": 1.25}
+    write_gguf(tmp_path / "a.gguf", model, "phi3", extra=factors, changes={**changes})
+    found = open_checkpoint(tmp_path / "a.gguf").config.rope_parameters
+    assert found["attention_factor"] == 1.25
+    assert LeanShape.from_config(open_checkpoint(tmp_path / "a.gguf").config).rope.scaling == 1.25
+    del factors["rope_factors_long.weight"]
+    write_gguf(tmp_path / "b.gguf", model, "phi3", extra=factors)
+    with pytest.raises(ModelLoadError, match=r"rope_factors_short\.weight but not rope_factors_long\.weight"):
+        open_checkpoint(tmp_path / "b.gguf")
+
+
 def test_unpermute_undoes_permute() -> None:
     rows = torch.randn(24, 5)
     assert torch.equal(unpermute(permute(rows, 3), 3), rows)
@@ -157,13 +173,15 @@ def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:
         ("llama", {"blk.0.attn_q.bias": 64}),
         ("qwen2", {"blk.0.attn_output.bias": 64}),
         ("qwen3", {"blk.0.attn_norm.bias": 64}),
+        ("llama", {"rope_factors_long.weight": 8}),
+        ("phi3", {"rope_freqs.weight": 8}),
     ],
 )
 def test_a_tensor_that_is_not_read_is_refused_by_name(tmp_path: Path, architecture: str, extra: dict[str, int]) -> None:
     model = save_tiny(tmp_path / "model", architecture, {})
     tensors = {name: torch.ones(size) for name, size in extra.items()}
     write_gguf(tmp_path / "m.gguf", model, architecture, extra=tensors)
-    with pytest.raises(ModelLoadError, match="|".join(name.partition(".")[2].partition(".")[2] for name in extra)):
+    with pytest.raises(ModelLoadError, match="|".join(re.escape(re.sub(r"blk\.\d\.", "", name)) for name in extra)):
         open_checkpoint(tmp_path / "m.gguf")
 
 
@@ -182,7 +200,11 @@ def test_biases_of_a_llama_are_computed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("attention.scale", 2.0), ("logit_scale", 0.5), ("rope.dimension_count", 8), ("attn_logit_softcapping", 30.0)],
+    [
+        *(("attention.scale", 2.0), ("logit_scale", 0.5), ("rope.dimension_count", 8)),
+        *(("attn_logit_softcapping", 30.0), ("attention.scale", float("nan")), ("rope.scale_linear", 2.0)),
+        *(("attention.sliding_window", 8), ("rope.scaling.yarn_beta_fast", 32.0), ("what.nobody_knows", 1)),
+    ],
 )
 def test_a_number_that_would_change_the_result_is_refused_by_name(tmp_path: Path, key: str, value: float) -> None:
     file = written(tmp_path, {f"llama.{key}": value})
@@ -191,19 +213,33 @@ def test_a_number_that_would_change_the_result_is_refused_by_name(tmp_path: Path
 
 
 def test_numbers_that_change_nothing_are_taken(tmp_path: Path) -> None:
-    neutral = {"attention.scale": 0.25, "logit_scale": 0.0, "rope.dimension_count": 16, "attention.causal": 1}
+    neutral = {
+        "attention.sliding_window": 512,
+        "vocab_size": 160,
+        "attention.scale": 0.25,
+        "logit_scale": 0.0,
+        "rope.dimension_count": 16,
+        "attention.causal": 1,
+    }
     open_checkpoint(written(tmp_path, {f"llama.{key}": value for key, value in neutral.items()}))
 
 
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"llama.attention.head_count": 0}, "head_count is 0; allowed: 1 and more"),
+        ({"llama.attention.head_count": 0}, "head_count is 0; allowed: 1 to"),
         ({"llama.attention.head_count_kv": 3}, "4 heads of queries are no multiple of 3"),
         ({"llama.block_count": 0}, "block_count is 0"),
+        ({"llama.block_count": 2**20}, "21 tensors for 1048576 blocks"),
+        ({"llama.embedding_length": 3, "llama.attention.key_length": 0}, "an embedding of 3 for 4 heads"),
+        ({"llama.attention.layer_norm_rms_epsilon": []}, "lacks the metadata llama.attention.layer_norm_rms_epsilon"),
+        ({"llama.attention.layer_norm_rms_epsilon": float("inf")}, "layer_norm_rms_epsilon is inf; expected a number"),
+        ({"llama.context_length": 2**31}, "context_length is 2147483648; allowed: 1 to"),
     ],
 )
-def test_impossible_numbers_are_refused_by_name(tmp_path: Path, changes: dict[str, float], named: str) -> None:
+def test_impossible_numbers_are_refused_by_name(
+    tmp_path: Path, changes: dict[str, float | str | list[str]], named: str
+) -> None:
     file = written(tmp_path, changes)
     with pytest.raises(ModelLoadError, match=named):
         open_checkpoint(file)
@@ -229,7 +265,7 @@ def test_arrays_are_not_followed_to_any_depth(tmp_path: Path) -> None:
         GgufFile(tmp_path / "m.gguf")
 
 
-def written(folder: Path, changes: dict[str, float]) -> Path:
+def written(folder: Path, changes: Mapping[str, float | str | list[str]]) -> Path:
     """Write a tiny Llama with these numbers in its metadata."""
     file = folder / "m.gguf"
     write_gguf(file, save_tiny(folder / "model", "llama", {}), "llama", changes={**changes})

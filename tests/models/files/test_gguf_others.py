@@ -15,8 +15,8 @@ from tests.models.files.vocabularies import plain_fields, tokens_of, write_field
 from tests.models.tiny import one, reference, run
 
 
-def write_starcoder2(path: Path) -> PreTrainedModel:
-    """Write a random float32 model, which has biases and layer norms, and return it."""
+def write_starcoder2(path: Path, extra: str | None = None) -> PreTrainedModel:
+    """Write a random float32 model, which has biases and layer norms, and return it; `extra`: one more tensor."""
     fields = plain_fields()
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "max_position_embeddings": 512}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": None, "tie_word_embeddings": False}
@@ -41,6 +41,8 @@ def write_starcoder2(path: Path) -> PreTrainedModel:
     for name, tensor in model.state_dict().items():
         base, _, end = name.rpartition(".")
         writer.add_tensor(f"{names.get_name(base)}.{end}", np.ascontiguousarray(tensor.numpy()))
+    if extra is not None:
+        writer.add_tensor(extra, np.ones(64, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -66,4 +68,11 @@ def test_an_architecture_that_none_knows_is_refused_with_those_read_here(tmp_pat
     writer.write_tensors_to_file()
     writer.close()
     with pytest.raises(ModelLoadError, match=r"'nobody-knows', which transformers cannot read: .*read here: llama, "):
+        open_checkpoint(tmp_path / "m.gguf")
+
+
+@pytest.mark.parametrize("name", ["blk.0.foo.weight", "rope_freqs.weight"])
+def test_a_tensor_that_transformers_leaves_out_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    write_starcoder2(tmp_path / "m.gguf", extra=name)
+    with pytest.raises(ModelLoadError, match=f"tensor {name} is not read here .*: 64 of "):
         open_checkpoint(tmp_path / "m.gguf")

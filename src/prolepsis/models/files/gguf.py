@@ -1,5 +1,6 @@
 """A model in GGUF: metadata and tensors by name, loaded on demand."""
 
+import math
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from prolepsis.core.errors import ModelLoadError
 from prolepsis.models.files.end_tokens import named_ends
@@ -15,7 +16,7 @@ from prolepsis.models.files.gguf_config import ARCHITECTURES, gguf_config, refus
 from prolepsis.models.files.gguf_container import GgufTensor, Value
 from prolepsis.models.files.gguf_parts import open_parts
 from prolepsis.models.files.stored import BF16, PACKED, OnDemand, StoredMatrix
-from prolepsis.models.files.weights import Checkpoint, Config
+from prolepsis.models.files.weights import Checkpoint, Config, unread_tensors
 
 CONTROL, USER_DEFINED = 3, 4
 """Kinds of tokens in `tokenizer.ggml.token_type`: marks of a conversation, and texts that are always one token."""
@@ -127,8 +128,8 @@ def open_gguf(file: GgufFile, dtype: torch.dtype) -> Checkpoint:
     """Return configuration and tensors of a GGUF file; raises `ModelLoadError` for an unknown architecture."""
     architecture = file.text("general.architecture")
     if architecture in ARCHITECTURES and not any("_exps" in name for name in file.tensors):
-        config = gguf_config(file)
         refuse_unread(file)
+        config = gguf_config(file)
         weights = GgufWeights(file, config, dtype)
         return Checkpoint(config, weights.tensors, file.path, weights.matrices)
     if file.is_split:
@@ -136,7 +137,7 @@ def open_gguf(file: GgufFile, dtype: torch.dtype) -> Checkpoint:
             f"{file.path}: architecture {architecture!r} is read from one file only; join the parts first: "
             "llama-gguf-split --merge FIRST_PART WHOLE_FILE"
         )
-    return _other(file.path, architecture, dtype)
+    return _other(file, architecture, dtype)
 
 
 class GgufWeights:
@@ -187,11 +188,12 @@ def unpermute(tensor: Tensor, heads: int) -> Tensor:
     return tensor.view(heads, half, 2, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
 
 
-def _other(path: Path, architecture: str, dtype: torch.dtype) -> Checkpoint:
+def _other(file: GgufFile, architecture: str, dtype: torch.dtype) -> Checkpoint:
     """Let transformers read architectures outside the known families; all tensors are loaded at once."""
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
+    path = file.path
     try:
         config = AutoConfig.from_pretrained(str(path.parent), gguf_file=path.name)
         with torch.device("meta"):  # for the names of its parameters only
@@ -202,4 +204,17 @@ def _other(path: Path, architecture: str, dtype: torch.dtype) -> Checkpoint:
         raise ModelLoadError(
             f"{path}: architecture {architecture!r}, which transformers cannot read: {error}; read here: {known}"
         ) from error
-    return Checkpoint(config, {name: torch.as_tensor(tensor).to(dtype) for name, tensor in found.items()}, path)
+    tensors = {name: torch.as_tensor(tensor).to(dtype) for name, tensor in found.items()}
+    held = sum(math.prod(entry.shape) for entry in file.tensors.values())
+    if (taken := sum(tensor.numel() for tensor in tensors.values())) != held:
+        unread = _unmapped(file, names) or ["of a layer"]
+        raise ModelLoadError(f"{path}: {unread_tensors(unread, architecture)}: {held - taken} of {held} weights")
+    return Checkpoint(config, tensors, path)
+
+
+def _unmapped(file: GgufFile, model: nn.Module) -> list[str]:
+    """Return the tensors for which transformers knows no parameter of `model`."""
+    from transformers.modeling_gguf_pytorch_utils import TensorProcessor, get_gguf_hf_weights_map
+
+    known = get_gguf_hf_weights_map(model, TensorProcessor())
+    return sorted(name for name in file.tensors if name not in known)

@@ -3,6 +3,7 @@
 Sources: llama.cpp's converter (conversion/) and its loader of each architecture (src/models/).
 """
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -51,8 +52,8 @@ _MLP_BIASES = frozenset({"ffn_gate.bias", "ffn_up.bias", "ffn_down.bias"})
 _QUERY_NORMS = frozenset({"attn_q_norm.weight", "attn_k_norm.weight"})
 _OPTIONAL = _ATTENTION_BIASES | _MLP_BIASES | _QUERY_NORMS
 """Parts of a layer that some families have; all others have none."""
-_NOT_PARAMETERS = frozenset({"rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"})
-"""Tensors that belong to the configuration."""
+_FREQUENCIES = frozenset({"rope_freqs.weight"})
+_FACTORS = frozenset({"rope_factors_long.weight", "rope_factors_short.weight"})
 _SOFTCAPS = frozenset({"attn_logit_softcapping", "final_logit_softcapping"})
 _NEUTRAL: Mapping[str, float] = {
     "attention.clamp_kqv": 0,
@@ -63,10 +64,30 @@ _NEUTRAL: Mapping[str, float] = {
     "expert_count": 0,
     "final_logit_softcapping": 0,
     "logit_scale": 1,
+    "nextn_predict_layers": 0,
     "residual_scale": 1,
+    "rope.scale_linear": 1,
     "rope.scaling.attn_factor": 1,
 }
 """Numbers that change what a model computes, and the value with which they do not; 0 stands for "not set" too."""
+_READ = frozenset(
+    {
+        *("block_count", "context_length", "embedding_length", "feed_forward_length", "attention.head_count"),
+        *("attention.head_count_kv", "attention.key_length", "attention.layer_norm_rms_epsilon", "rope.freq_base"),
+        *("rope.scaling.type", "rope.scaling.factor"),
+    }
+)
+"""Keys that all families read."""
+_HARMLESS = frozenset(
+    {
+        *("vocab_size", "tensor_data_layout", "rope.scaling.finetuned", "rope.scaling.original_context_length"),
+        *("expert_used_count", "attention.layer_norm_epsilon", "pooling_type"),
+    }
+)
+"""Keys that change nothing in the families read here."""
+_WINDOW = "attention.sliding_window"
+_LARGEST = 1 << 24
+"""No size of a model is beyond it; a file that says so is broken."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +105,9 @@ class Architecture:
     optional: frozenset[str] = frozenset()
     """Those of `_OPTIONAL` that it may have."""
     numbers: frozenset[str] = frozenset()
-    """Numbers beyond Llama's that `fields` reads: keys of `_NEUTRAL`, and sizes that may differ from a head's."""
+    """Keys beyond Llama's that `fields` reads."""
+    frequencies: frozenset[str] = _FREQUENCIES
+    """Tensors that belong to the configuration: what the frequencies of rotations are divided by."""
     fields: Callable[["GgufFile"], Fields] = lambda file: {}
     """Configuration fields beyond Llama's."""
     is_complete: bool = False
@@ -123,20 +146,30 @@ def transformers_name(name: str, architecture: Architecture) -> str | None:
 
 
 def refuse_unread(file: "GgufFile") -> None:
-    """Raise `ModelLoadError` for tensors that are not read, and for numbers that would change what is computed."""
+    """Raise `ModelLoadError` for tensors and keys that are not read, and for numbers that would change the result."""
     name = file.text("general.architecture")
     architecture = ARCHITECTURES[name]
+    if _field(file, "block_count") > len(file.tensors):
+        raise ModelLoadError(f"{file.path}: {len(file.tensors)} tensors for {_field(file, 'block_count')} blocks")
     tensors = [one for one in file.tensors if transformers_name(one, architecture) is None]
-    if unread := sorted(set(tensors) - _NOT_PARAMETERS):
+    if unread := sorted(set(tensors) - architecture.frequencies):
         raise ModelLoadError(f"{file.path}: {unread_tensors(unread, name)}")
     sizes = {key: _head_dim(file) for key in ("attention.value_length", "rope.dimension_count")}
     neutral = {**_NEUTRAL, "attention.scale": _head_dim(file) ** -0.5, **sizes}
     for key in sorted(set(neutral) - architecture.numbers):
         value = _float32(file, key, neutral[key])
-        if value and abs(value - neutral[key]) > 1e-6 * abs(neutral[key]):
+        if value and not abs(value - neutral[key]) <= 1e-6 * abs(neutral[key]):  # NaN is none of them
             raise ModelLoadError(
                 f"{file.path}: {_key(file, key)} is {value:g}, which is not read here for architecture {name!r}; "
                 f"allowed: {neutral[key]:g}"
+            )
+    known = {*_READ, *_HARMLESS, *neutral, *architecture.numbers}
+    if (_optional(file, _WINDOW) or _LARGEST) >= _field(file, "context_length"):
+        known.add(_WINDOW)
+    for key in sorted(file.metadata):
+        if key.startswith(f"{name}.") and key.removeprefix(f"{name}.") not in known:
+            raise ModelLoadError(
+                f"{file.path}: {key} is {file.metadata[key]!r:.40}, which is not read here for architecture {name!r}"
             )
 
 
@@ -165,7 +198,7 @@ def _llama_fields(file: "GgufFile") -> Fields:
         "head_dim": _head_dim(file),
         "intermediate_size": _field(file, "feed_forward_length"),
         "max_position_embeddings": _field(file, "context_length"),
-        "rms_norm_eps": _number(file, "attention.layer_norm_rms_epsilon", 1e-6),
+        "rms_norm_eps": _number(file, "attention.layer_norm_rms_epsilon"),
         "rope_parameters": _rope(file),
         "tie_word_embeddings": "output.weight" not in file.tensors,
         "bos_token_id": file.integer("tokenizer.ggml.bos_token_id"),
@@ -232,7 +265,9 @@ def _phi3_fields(file: "GgufFile") -> Fields:
     size = _optional(file, "rope.dimension_count") or _head_dim(file)
     rope = _rope(file) | {"partial_rotary_factor": size / _head_dim(file)}
     fields: Fields = {"sliding_window": _optional(file, "attention.sliding_window") or None, "rope_parameters": rope}
-    if "rope_factors_short.weight" in file.tensors:
+    if found := _FACTORS & file.tensors.keys():
+        if missing := _FACTORS - found:
+            raise ModelLoadError(f"{file.path} has {min(found)} but not {min(missing)}")
         original = _field(file, "rope.scaling.original_context_length")
         rope |= {
             "rope_type": "longrope",
@@ -240,19 +275,15 @@ def _phi3_fields(file: "GgufFile") -> Fields:
             "long_factor": file.load("rope_factors_long.weight").tolist(),
             "original_max_position_embeddings": original,
         }
+        if factor := _number(file, "rope.scaling.attn_factor", 0.0):
+            rope["attention_factor"] = factor
         fields["original_max_position_embeddings"] = original
     return fields
 
 
-def _olmo2_fields(file: "GgufFile") -> Fields:
-    if _optional(file, "attention.sliding_window"):
-        raise ModelLoadError(f"{file.path} has sliding windows (OLMo 3); of this architecture OLMo 2 is read")
-    return {}
-
-
 ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": Architecture("llama", permuted=True, optional=_ATTENTION_BIASES | _MLP_BIASES, fields=_llama_biases),
-    "mistral": Architecture("mistral", fields=_mistral_fields),
+    "mistral": Architecture("mistral", numbers=frozenset({_WINDOW}), fields=_mistral_fields),
     "qwen2": Architecture("qwen2", optional=_QKV_BIASES),
     "qwen3": Architecture("qwen3", optional=_QUERY_NORMS),
     "smollm3": Architecture("smollm3", permuted=True),
@@ -262,15 +293,25 @@ ARCHITECTURES: Mapping[str, Architecture] = {
         numbers=frozenset({"attention.scale", "embedding_scale", "residual_scale", "logit_scale"}),
         fields=_granite_fields,
     ),
-    "phi3": Architecture("phi3", _PHI3_NAMES, numbers=frozenset({"rope.dimension_count"}), fields=_phi3_fields),
-    "olmo2": Architecture("olmo2", _NORMS_AFTER, optional=_QUERY_NORMS, fields=_olmo2_fields),
-    "gemma2": Architecture("gemma2", _GEMMA_NAMES, norm_offset=1.0, numbers=_SOFTCAPS, fields=_gemma2_fields),
+    "phi3": Architecture(
+        "phi3",
+        _PHI3_NAMES,
+        numbers=frozenset({"rope.dimension_count", "rope.scaling.attn_factor", _WINDOW}),
+        frequencies=_FACTORS,
+        fields=_phi3_fields,
+    ),
+    "olmo2": Architecture("olmo2", _NORMS_AFTER, optional=_QUERY_NORMS),
+    "gemma2": Architecture(
+        "gemma2", _GEMMA_NAMES, norm_offset=1.0, numbers=_SOFTCAPS | {_WINDOW}, fields=_gemma2_fields
+    ),
     "gemma3": Architecture(
         "gemma3_text",
         _GEMMA_NAMES,
         norm_offset=1.0,
         optional=_QUERY_NORMS,
-        numbers=frozenset({"final_logit_softcapping"}),
+        numbers=frozenset(
+            {"final_logit_softcapping", _WINDOW, "attention.sliding_window_pattern", "rope.freq_base_swa"}
+        ),
         fields=_gemma3_fields,
         is_complete=True,
     ),
@@ -278,8 +319,12 @@ ARCHITECTURES: Mapping[str, Architecture] = {
 
 
 def _head_dim(file: "GgufFile") -> int:
-    known = _optional(file, "attention.key_length")
-    return known or _field(file, "embedding_length") // _field(file, "attention.head_count")
+    if _optional(file, "attention.key_length"):
+        return _field(file, "attention.key_length")
+    hidden, heads = _field(file, "embedding_length"), _field(file, "attention.head_count")
+    if heads > hidden:
+        raise ModelLoadError(f"{file.path}: an embedding of {hidden} for {heads} heads")
+    return hidden // heads
 
 
 def _key(file: "GgufFile", key: str) -> str:
@@ -290,8 +335,8 @@ def _field(file: "GgufFile", key: str) -> int:
     value = _optional(file, key)
     if value is None:
         raise ModelLoadError(f"{file.path} lacks the metadata {_key(file, key)}")
-    if value < 1:
-        raise ModelLoadError(f"{file.path}: {_key(file, key)} is {value}; allowed: 1 and more")
+    if not 1 <= value <= _LARGEST:
+        raise ModelLoadError(f"{file.path}: {_key(file, key)} is {value}; allowed: 1 to {_LARGEST}")
     return value
 
 
@@ -299,15 +344,21 @@ def _optional(file: "GgufFile", key: str) -> int | None:
     return file.integer(_key(file, key))
 
 
-def _number(file: "GgufFile", key: str, default: float) -> float:
-    """Return a float32 number as the decimal number that it was written from, of up to 6 digits."""
+def _number(file: "GgufFile", key: str, default: float | None = None) -> float:
+    """Return a float32 number as the decimal number that it was written from, of up to 6 digits.
+
+    Raises `ModelLoadError` for one that is missing and has no default.
+    """
+    if default is None and _key(file, key) not in file.metadata:
+        raise ModelLoadError(f"{file.path} lacks the metadata {_key(file, key)}")
+    default = math.nan if default is None else default
     return float(f"{_float32(file, key, default):.6g}")
 
 
 def _float32(file: "GgufFile", key: str, default: float) -> float:
     value = file.metadata.get(_key(file, key), default)
-    if not isinstance(value, int | float):
-        raise ModelLoadError(f"{file.path}: {_key(file, key)} is {value!r}; expected a number")
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        raise ModelLoadError(f"{file.path}: {_key(file, key)} is {value!r:.40}; expected a number")
     return float(value)
 
 
@@ -315,6 +366,10 @@ def _rope(file: "GgufFile", default_base: float = 10000.0) -> Fields:
     base = _float32(file, "rope.freq_base", default_base)
     rope: Fields = {"rope_type": "default", "rope_theta": base}
     scaling = file.text(_key(file, "rope.scaling.type"), "none")
+    if scaling != "none" and "rope_freqs.weight" in file.tensors:
+        raise ModelLoadError(
+            f"{file.path} has both rope_freqs.weight and rope scaling {scaling!r}; one of them is read"
+        )
     if scaling == "linear":
         return rope | {"rope_type": "linear", "factor": _float32(file, "rope.scaling.factor", 1.0)}
     if scaling != "none":

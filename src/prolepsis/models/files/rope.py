@@ -17,8 +17,13 @@ Rope = Mapping[str, Any]
 def rope_frequencies(
     rope: Rope, head_dim: int
 ) -> tuple[tuple[float, ...], float]:  # [head_dim / 2], and the factor on cosine and sine
-    """Return the angle per position of each pair of a head, and the scaling of cosine and sine."""
+    """Return the angle per position of each pair of a head, and the scaling of cosine and sine.
+
+    Raises `ValueError` for parameters that give none.
+    """
     inverse, scaling = _SCALINGS[rope.get("rope_type", "default")](rope, head_dim)
+    if not torch.isfinite(inverse).all() or not math.isfinite(scaling):
+        raise ValueError(f"rotary embedding {dict(rope)} has no frequencies")
     return tuple(inverse.tolist()), scaling
 
 

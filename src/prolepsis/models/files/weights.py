@@ -10,6 +10,7 @@ from torch import Tensor
 
 from prolepsis.core.errors import ModelLoadError
 from prolepsis.models.files.config import KNOWN, LlamaShapedConfig, for_transformers, llama_shaped
+from prolepsis.models.files.config_keys import READ, declared, refuse_sizes, refuse_unread
 from prolepsis.models.files.generation_config import generation_eos, json_object, token_ids
 from prolepsis.models.files.safetensors_files import homes
 from prolepsis.models.files.stored import OnDemand, StoredMatrix
@@ -138,14 +139,19 @@ def folder_config(folder: Path) -> Config:
     if not file.exists():
         raise ModelLoadError(f"{folder} has no config.json")
     stated = json_object(file)
+    refuse_sizes(file, stated)
+    kind = stated.get("model_type")
+    if isinstance(kind, str) and kind in READ:
+        refuse_unread(file, stated, READ[kind])
     try:
-        if stated.get("model_type") in KNOWN:
-            return llama_shaped(stated)
-        return _by_transformers(folder)
+        config = llama_shaped(stated) if kind in KNOWN else _by_transformers(folder)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelLoadError(f"{file} is not a usable model configuration: {error}") from error
     except Exception as error:  # transformers' classes raise validation errors without a common base class
         raise ModelLoadError(f"{file} is refused by transformers: {error}") from error
+    if kind not in READ:
+        refuse_unread(file, stated, declared(config))
+    return config
 
 
 def _by_transformers(folder: Path) -> "PreTrainedConfig":

@@ -168,7 +168,12 @@ class GeneralModel:
 
     def _probe(self, num_layers: int, checkpoint: Checkpoint) -> list[LayerKV]:
         one = torch.zeros(1, dtype=torch.int32)
-        self._run(one, one, one)
+        try:
+            self._run(one, one, one)
+        except ModelLoadError:
+            raise
+        except Exception as error:  # a class with impossible sizes fails in any way
+            raise ModelLoadError(f"{checkpoint.source}: its forward fails: {error!r}") from error
         if len(self._router.layers) != num_layers:
             raise ModelLoadError(
                 f"{checkpoint.source}: {len(self._router.layers)} of {num_layers} layers of this "

@@ -97,6 +97,13 @@ class LeanShape:
         """Return the shape of `config`; raises `ModelLoadError` with the reason of `lean_fault`."""
         if fault := lean_fault(config):
             raise ModelLoadError(f"the lean forward cannot run this model: {fault}")
+        try:
+            return cls._described(config)
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            raise ModelLoadError(f"the configuration describes no model that can run: {error!r}") from error
+
+    @classmethod
+    def _described(cls, config: Config) -> "LeanShape":
         family = FAMILIES[config.model_type]
         scales = family.scales(config)
         return cls(
@@ -217,6 +224,18 @@ def lean_fault(config: Config) -> str | None:
     if getattr(config, "use_bidirectional_attention", False):
         return "attention that is not causal"
     return _layer_fault(config)
+
+
+def check_layers(config: Config) -> None:
+    """Raise `ModelLoadError` for heads and layers that no forward can make sense of."""
+    heads, count = config.num_attention_heads, config.num_hidden_layers
+    kv_heads = getattr(config, "num_key_value_heads", None) or heads
+    if isinstance(heads, int) and isinstance(kv_heads, int) and heads % kv_heads:
+        raise ModelLoadError(f"{heads} heads of queries are no multiple of {kv_heads} of keys")
+    for name in ("layer_types", "no_rope_layers"):
+        listed = getattr(config, name, None) or [None] * count
+        if not isinstance(listed, list) or len(listed) != count:
+            raise ModelLoadError(f"{name} is {listed!r}; expected: a list of {count}, as many as there are layers")
 
 
 def _layer_fault(config: Config) -> str | None:

@@ -1,0 +1,143 @@
+"""Keys of config.json that change what a model computes: which family reads which, and the values that change nothing.
+
+Sources: the configuration classes of transformers and the forwards that read them.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from prolepsis.core.errors import ModelLoadError
+
+Stated = Mapping[str, Any]
+"""The object in config.json."""
+
+LIMITS: Mapping[str, int] = {
+    "num_hidden_layers": 1 << 12,
+    "num_attention_heads": 1 << 12,
+    "num_key_value_heads": 1 << 12,
+    "head_dim": 1 << 14,
+    "hidden_size": 1 << 20,
+    "intermediate_size": 1 << 22,
+    "vocab_size": 1 << 24,
+    "max_position_embeddings": 1 << 24,
+}
+"""Largest sizes that are read: beyond them a file is broken, and to compute with it would take all memory."""
+
+_OFF = (None, False, 0)
+_ONE = (None, 1, 0)
+_CHANGING: Mapping[str, tuple[object, ...]] = {
+    "add_cross_attention": _OFF,
+    "alibi": _OFF,
+    "attention_bias": _OFF,
+    "attention_chunk_size": _OFF,
+    "attn_logit_softcapping": _OFF,
+    "attn_temperature_tuning": _OFF,
+    "clip_qkv": _OFF,
+    "dim_model_base": _OFF,
+    "embedding_multiplier": _ONE,
+    "final_logit_softcapping": _OFF,
+    "hidden_activation": (None,),
+    "is_causal": (None, True),
+    "lm_head_multiplier": _ONE,
+    "logit_scale": _ONE,
+    "logits_scaling": _ONE,
+    "mlp_bias": _OFF,
+    "n_routed_experts": _OFF,
+    "no_rope_layer_interval": _OFF,
+    "num_experts": _OFF,
+    "num_local_experts": _OFF,
+    "partial_rotary_factor": _ONE,
+    "qk_layernorm": _OFF,
+    "quantization_config": (None,),
+    "residual_multiplier": _ONE,
+    "rope_local_base_freq": (None,),
+    "rotary_pct": _ONE,
+    "scale_depth": _OFF,
+    "scale_emb": _ONE,
+    "use_alibi": _OFF,
+    "use_bidirectional_attention": _OFF,
+    "use_qk_norm": _OFF,
+    "use_sliding_window": _OFF,
+}
+"""Keys with the values that change nothing; what depends on other keys is in `_DEPENDING`."""
+
+
+def _score(stated: Stated, *, root: bool) -> Collection[object]:
+    size = stated.get("head_dim") or _number(stated, "hidden_size") / max(1.0, _number(stated, "num_attention_heads"))
+    return (None, size**-0.5 if root and size else size)
+
+
+def _window(stated: Stated) -> Collection[object]:
+    window, context = stated.get("sliding_window"), _number(stated, "max_position_embeddings")
+    is_wide = isinstance(window, int | float) and window >= context
+    return (None, 0, window) if is_wide or not stated.get("use_sliding_window", True) else (None, 0)
+
+
+def _full(stated: Stated, key: str, kind: object) -> Collection[object]:
+    value = stated.get(key)
+    return (None, value) if isinstance(value, list) and all(one == kind for one in value) else (None,)
+
+
+_DEPENDING: Mapping[str, Callable[[Stated], Collection[object]]] = {
+    "attention_multiplier": lambda stated: _score(stated, root=True),
+    "query_pre_attn_scalar": lambda stated: _score(stated, root=False),
+    "sliding_window": _window,
+    "layer_types": lambda stated: _full(stated, "layer_types", "full_attention"),
+    "no_rope_layers": lambda stated: _full(stated, "no_rope_layers", 1),
+}
+_BIASES = frozenset({"attention_bias", "mlp_bias"})
+_WINDOWS = frozenset({"sliding_window", "use_sliding_window", "layer_types"})
+_GEMMA = frozenset({"attention_bias", "query_pre_attn_scalar", "final_logit_softcapping", "hidden_activation"})
+_GEMMA_MORE = frozenset({"sliding_window", "layer_types", "use_bidirectional_attention"})
+READ: Mapping[str, frozenset[str]] = {
+    "llama": _BIASES | {"partial_rotary_factor"},
+    "mistral": frozenset({"sliding_window", "partial_rotary_factor"}),
+    "qwen2": _WINDOWS | {"partial_rotary_factor"},
+    "qwen3": _WINDOWS | {"attention_bias", "partial_rotary_factor"},
+    "smollm3": _WINDOWS | _BIASES | {"no_rope_layers", "no_rope_layer_interval"},
+    "phi3": frozenset({"sliding_window", "partial_rotary_factor"}),
+    "granite": _BIASES | {"embedding_multiplier", "attention_multiplier", "residual_multiplier", "logits_scaling"},
+    "olmo2": frozenset({"attention_bias"}),
+    "gemma2": _GEMMA | _GEMMA_MORE | {"attn_logit_softcapping"},
+    "gemma3_text": _GEMMA | _GEMMA_MORE | {"rope_local_base_freq"},
+}
+"""By model type, the keys of the above that its forwards read or refuse themselves; of other types see `declared`."""
+_OF_TRANSFORMERS = frozenset({"quantization_config"})
+
+
+def declared(config: object) -> frozenset[str]:
+    """Return the keys that transformers' class of a configuration has a field for."""
+    kind = type(config)
+    named = {one.name for one in fields(kind)} if is_dataclass(kind) else set(vars(config))
+    aliases: Mapping[str, str] = getattr(kind, "attribute_map", {})
+    return frozenset({*named, *aliases, *aliases.values(), *_OF_TRANSFORMERS})
+
+
+def refuse_unread(file: Path, stated: Stated, read: Collection[str]) -> None:
+    """Raise `ModelLoadError` for a key outside `read` whose value changes what a model computes."""
+    kind = stated.get("model_type")
+    for key in sorted((_CHANGING.keys() | _DEPENDING.keys()) & stated.keys() - set(read)):
+        neutral = _CHANGING[key] if key in _CHANGING else _DEPENDING[key](stated)
+        if not any(_equal(stated[key], one) for one in neutral):
+            raise ModelLoadError(f"{file}: {key} is {stated[key]!r}, which is not read here for model_type {kind!r}")
+
+
+def refuse_sizes(file: Path, stated: Stated) -> None:
+    """Raise `ModelLoadError` for a size that no model has."""
+    for key, limit in LIMITS.items():
+        value = stated.get(key)
+        if isinstance(value, int | float) and not 1 <= value <= limit:
+            raise ModelLoadError(f"{file}: {key} is {value}; allowed: 1 to {limit}")
+
+
+def _equal(value: object, neutral: object) -> bool:
+    if isinstance(value, int | float) and isinstance(neutral, int | float):
+        return abs(value - neutral) <= 1e-6 * abs(neutral)
+    return value == neutral
+
+
+def _number(stated: Stated, key: str) -> float:
+    value = stated.get(key)
+    return float(value) if isinstance(value, int | float) else 0.0
