@@ -74,6 +74,13 @@ def folder_parts(folder: Path) -> TokenizerParts:
     return TokenizerParts(backend, template, special, _ends(backend, special.get("eos_token")))
 
 
+def _read(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise ModelLoadError(f"{file} cannot be read: {error}") from error
+
+
 def _ends(backend: Backend, eos: str | None) -> tuple[int, ...]:
     """Return the tokens that end a text: the one that the folder states, and added ones that end one by name."""
     stated = None if eos is None else backend.token_to_id(eos)
@@ -111,7 +118,7 @@ def _folder_templates(folder: Path) -> dict[str, str]:
     files = {path.stem: path for path in sorted((folder / "additional_chat_templates").glob("*.jinja"))}
     if (default := folder / "chat_template.jinja").is_file():
         files["default"] = default
-    return {name: path.read_text(encoding="utf-8") for name, path in files.items()}
+    return {name: _read(path) for name, path in files.items()}
 
 
 def _named(value: object) -> dict[str, str]:
