@@ -143,15 +143,18 @@ def _broken_bytes(data: bytearray, random_: random.Random) -> bytes:
     return bytes(data)
 
 
-def fault_of(path: Path) -> str | None:
-    """Load the model, compute with it and write a prompt; return the trace of what is no refusal."""
+def fault_of(path: Path, *, is_whole: bool = False) -> str | None:
+    """Load the model, compute with it and write a prompt; return the trace of what is no refusal.
+
+    `is_whole`: a refusal is a fault too.
+    """
     try:
         loaded = load_model(EngineConfig.model_validate({"model": str(path), "device": "cpu"}))
         run(loaded.model, loaded.model.make_cache(1), one([1, 2], 0, [0]))
         loaded.tokenizer.decode(loaded.tokenizer.encode("hello w\u00f6rld <s> 12"))
         loaded.tokenizer.apply_chat_template(CHAT)
     except (ModelLoadError, MemoryPlanError, InvalidParameter):
-        return None
+        return traceback.format_exc() if is_whole else None
     except Exception:  # what is looked for
         return traceback.format_exc()
     return None

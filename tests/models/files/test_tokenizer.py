@@ -143,10 +143,10 @@ def test_no_template_is_the_callers_fault(tmp_path: Path) -> None:
         load_tokenizer(tmp_path).apply_chat_template(CHAT)
 
 
-@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"])
 def test_a_broken_file_is_named(tmp_path: Path, name: str) -> None:
     byte_level().save_pretrained(tmp_path)
-    (tmp_path / name).write_text("{broken")
+    (tmp_path / name).write_bytes(b"{broken \xf9")
     with pytest.raises(ModelLoadError, match=name):
         load_tokenizer(tmp_path)
 
