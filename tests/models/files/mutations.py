@@ -38,7 +38,7 @@ SECONDS = 20
 
 def make_seeds(folder: Path) -> list[Path]:
     """Write the whole models that are broken: GGUF of several families, one in parts, and folders."""
-    sizes = {"vocab_size": 272}
+    sizes: dict[str, object] = {"vocab_size": 272}
     llama = save_tiny(folder / "llama", "llama", sizes)
     write_gguf(folder / "llama.gguf", llama, "llama")
     gemma = save_tiny(folder / "gemma3", "gemma3_text", {**sizes, "sliding_window": 9, "query_pre_attn_scalar": 16})
@@ -155,7 +155,9 @@ def fault_of(path: Path, *, is_whole: bool = False) -> str | None:
         loaded.tokenizer.apply_chat_template(CHAT)
     except (ModelLoadError, MemoryPlanError, InvalidParameter):
         return traceback.format_exc() if is_whole else None
-    except Exception:  # what is looked for
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException:  # what is looked for; a panic of Rust is no Exception
         return traceback.format_exc()
     return None
 

@@ -7,8 +7,8 @@ import pytest
 from tests.models.files.mutations import broken, fault_of, make_seeds
 
 NUM_CASES = 80
-FOUND = (17, 62, 74)
-"""Seeds that once ended in another error than a refusal."""
+FOUND = (100645,)
+"""Seeds that once ended in another error than a refusal: a tokenizer whose id makes its library panic."""
 
 
 @pytest.fixture(scope="module")

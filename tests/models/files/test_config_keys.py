@@ -54,7 +54,7 @@ def test_what_transformers_writes_is_read(tmp_path: Path, name: str) -> None:
     ],
 )
 def test_a_key_that_is_not_read_is_refused_by_name(tmp_path: Path, kind: str, key: str, value: object) -> None:
-    (tmp_path / FILE).write_text(json.dumps(stated(kind, **{key: value})))
+    (tmp_path / FILE).write_text(json.dumps({**stated(kind), key: value}))
     with pytest.raises(ModelLoadError, match=f"{key} is .*, which is not read here for model_type '{kind}'"):
         folder_config(tmp_path)
 
@@ -71,7 +71,7 @@ def test_a_key_that_is_not_read_is_refused_by_name(tmp_path: Path, kind: str, ke
     ],
 )
 def test_values_that_change_nothing_are_taken(changes: dict[str, object]) -> None:
-    refuse_unread(FILE, stated(**changes), frozenset())
+    refuse_unread(FILE, {**stated(), **changes}, frozenset())
 
 
 @pytest.mark.parametrize("key", ["logit_scale", "sliding_window", "attn_logit_softcapping"])
@@ -91,4 +91,4 @@ def test_types_that_only_transformers_knows_are_asked_what_they_read(tmp_path: P
 )
 def test_sizes_that_no_model_has_are_refused(key: str, value: float) -> None:
     with pytest.raises(ModelLoadError, match=f"{key} is .*; allowed: 1 to"):
-        refuse_sizes(FILE, stated(**{key: value}))
+        refuse_sizes(FILE, {**stated(), key: value})

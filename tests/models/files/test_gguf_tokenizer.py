@@ -101,12 +101,8 @@ def test_an_empty_token_has_a_name_of_its_own(tmp_path: Path) -> None:
 def test_gemma_4_spells_spaces_and_bytes_as_sentencepiece_does(tmp_path: Path) -> None:
     spelled = ["<bos>", "<eos>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", "a", "b", "\n", "ab"]
     kinds = [3, 3, 3, *([6] * 256), *([1] * 5)]
-    merges = ["a b"]
-    file = write(
-        *(tmp_path / "m.gguf",),
-        **{"model": "gemma4", "pre": None, "tokens": spelled, "token_type": kinds, "merges": merges},
-        **{"unknown_token_id": 2, "add_bos_token": False},
-    )
+    own: dict[str, object] = {"model": "gemma4", "pre": None, "tokens": spelled, "token_type": kinds, "merges": ["a b"]}
+    file = write(tmp_path / "m.gguf", **{**own, "unknown_token_id": 2, "add_bos_token": False})
     tokenizer = Tokenizer(gguf_parts(GgufFile(file)))
     ids = tokenizer.encode("ab a\nb\u00e9")
     expected = ["<bos>", "ab", "\u2581", "a", "\n", "b", "<0xC3>", "<0xA9>"]

@@ -110,7 +110,7 @@ _NAMES: Mapping[TextSplit, str] = {
     replace(BLOOM, rules=(*BLOOM.rules, r"\p{N}")): "viking",
     SPACED: "gemma4 sarvam-moe",
 }
-_SINGLE: Mapping[str, TextSplit] = {
+_SINGLE: dict[str, TextSplit] = {
     "qwen35": TextSplit(
         (_any(_SHORT, r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+", r"\p{N}", r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*", _LINES),),
     ),

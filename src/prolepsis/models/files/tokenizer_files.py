@@ -96,7 +96,9 @@ def _folder_backend(folder: Path) -> Backend:
     if file.is_file():
         try:
             return Backend.from_file(str(file))
-        except Exception as error:  # tokenizers raises bare Exception
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # tokenizers raises bare Exception, and panics of Rust as BaseException
             raise ModelLoadError(f"{file} is not a tokenizer: {error}") from error
     from transformers import AutoTokenizer
 
