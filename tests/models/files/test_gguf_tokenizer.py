@@ -1,52 +1,32 @@
 """Tokenizers of GGUF files: the kinds and rules that are read, what files may leave out, and what is refused."""
 
-import os
 from pathlib import Path
 
-import gguf
 import pytest
 
 from prolepsis.core.errors import ModelLoadError
-from prolepsis.models.files.gguf import GgufFile
+from prolepsis.models.files.gguf import GgufFile, Value
 from prolepsis.models.files.gguf_tokenizer import gguf_parts
 from prolepsis.models.files.tokenizer import Tokenizer
 from prolepsis.models.files.tokenizer_files import load_tokenizer
-from tests.models.files.gguf_files import byte_level_vocabulary
+from tests.models.files.vocabularies import plain_fields, tokens_of, write_vocabulary
 
-SEPARATOR = "\n__ggml_vocab_test__\n"
-FOLDER = os.environ.get("PROLEPSIS_TEST_MODELS")
-VOCABULARIES = sorted(Path(FOLDER, "vocab").glob("*.gguf")) if FOLDER else []
-TOKENS, TYPES, MERGES = byte_level_vocabulary()
+TOKENS = tokens_of(plain_fields())
+TYPES = plain_fields()["tokenizer.ggml.token_type"]
+assert isinstance(TYPES, list)
+
+Changes = dict[str, Value | None]
 
 
-def write(path: Path, **changes: object) -> Path:
-    """Write a vocabulary of bytes without weights, in which the entries `changes` differ; None leaves one out."""
-    writer = gguf.GGUFWriter(path, "llama")
-    fields: dict[str, object] = {
-        **{"model": "gpt2", "pre": "smollm", "tokens": TOKENS, "token_type": TYPES, "merges": MERGES},
-        **{"bos_token_id": 0, "eos_token_id": 1},
-        **changes,
-    }
-    for name, value in fields.items():
+def write(path: Path, changes: Changes) -> Path:
+    """Write a vocabulary of bytes in which these entries differ; None leaves one out."""
+    fields = plain_fields()
+    for name, value in changes.items():
+        key = f"tokenizer.ggml.{name}"
+        fields.pop(key, None)
         if value is not None:
-            {bool: writer.add_bool, int: writer.add_uint32, str: writer.add_string, list: writer.add_array}[
-                type(value)
-            ](f"tokenizer.ggml.{name}", value)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.close()
-    return path
-
-
-@pytest.mark.skipif(not VOCABULARIES, reason="PROLEPSIS_TEST_MODELS names no folder with vocab/*.gguf")
-@pytest.mark.parametrize("path", VOCABULARIES, ids=lambda path: path.stem)
-def test_real_vocabularies_give_the_expected_tokens(path: Path) -> None:
-    texts = Path(f"{path}.inp").read_text(encoding="utf-8").split(SEPARATOR)
-    expected = [[int(token) for token in line.split()] for line in Path(f"{path}.out").read_text().splitlines()]
-    tokenizer = load_tokenizer(path)
-    for text, ids in zip(texts[: len(expected)], expected, strict=True):
-        assert tokenizer.encode(text, add_special_tokens=False) == ids
-        assert tokenizer.decode(ids, skip_special_tokens=False) == text
+            fields[key] = value
+    return write_vocabulary(path, fields)
 
 
 @pytest.mark.parametrize(
@@ -65,9 +45,9 @@ def test_real_vocabularies_give_the_expected_tokens(path: Path) -> None:
     ],
 )
 def test_tokens_around_a_text_are_those_that_the_file_says(
-    tmp_path: Path, changes: dict[str, object], text: str, ids: list[str]
+    tmp_path: Path, changes: Changes, text: str, ids: list[str]
 ) -> None:
-    tokenizer = load_tokenizer(write(tmp_path / "m.gguf", **changes))
+    tokenizer = load_tokenizer(write(tmp_path / "m.gguf", changes))
     assert tokenizer.encode(text) == [TOKENS.index(token) for token in ids]
 
 
@@ -88,21 +68,21 @@ def test_tokens_around_a_text_are_those_that_the_file_says(
         ({"tokens": list(range(263))}, "tokens is not a list of strings"),
     ],
 )
-def test_what_cannot_be_read_is_refused_by_name(tmp_path: Path, changes: dict[str, object], named: str) -> None:
+def test_what_cannot_be_read_is_refused_by_name(tmp_path: Path, changes: Changes, named: str) -> None:
     with pytest.raises(ModelLoadError, match=named):
-        load_tokenizer(write(tmp_path / "m.gguf", **changes))
+        load_tokenizer(write(tmp_path / "m.gguf", changes))
 
 
 def test_an_empty_token_has_a_name_of_its_own(tmp_path: Path) -> None:
-    file = write(tmp_path / "m.gguf", tokens=["", *TOKENS[1:]], bos_token_id=1)
+    file = write(tmp_path / "m.gguf", {"tokens": ["", *TOKENS[1:]], "bos_token_id": 1})
     assert load_tokenizer(file).vocab["[EMPTY_0]"] == 0
 
 
 def test_gemma_4_spells_spaces_and_bytes_as_sentencepiece_does(tmp_path: Path) -> None:
     spelled = ["<bos>", "<eos>", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", "a", "b", "\n", "ab"]
     kinds = [3, 3, 3, *([6] * 256), *([1] * 5)]
-    own: dict[str, object] = {"model": "gemma4", "pre": None, "tokens": spelled, "token_type": kinds, "merges": ["a b"]}
-    file = write(tmp_path / "m.gguf", **{**own, "unknown_token_id": 2, "add_bos_token": False})
+    own: Changes = {"model": "gemma4", "pre": None, "tokens": [*spelled], "token_type": [*kinds], "merges": ["a b"]}
+    file = write(tmp_path / "m.gguf", {**own, "unknown_token_id": 2, "add_bos_token": False})
     tokenizer = Tokenizer(gguf_parts(GgufFile(file)))
     ids = tokenizer.encode("ab a\nb\u00e9")
     expected = ["<bos>", "ab", "\u2581", "a", "\n", "b", "<0xC3>", "<0xA9>"]

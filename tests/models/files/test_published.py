@@ -15,7 +15,7 @@ from tests.models.families import FOLDER, NEEDS_PUBLISHED, published
 
 pytestmark = NEEDS_PUBLISHED
 
-VOCABULARIES = ("gpt-2", "llama-bpe", "llama-spm", "phi-3", "qwen2", "qwen35")
+VOCABULARIES = (*("deepseek-llm", "falcon", "gemma-4", "gpt-2", "llama-bpe", "llama-spm", "phi-3", "qwen2", "qwen35"),)
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>"}
 TEMPLATES = sorted(Path(FOLDER).glob("templates/*.jinja")) if FOLDER else []
 
