@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from prolepsis.core.errors import ModelLoadError
-from prolepsis.models.files.gguf import GgufFile, Value
+from prolepsis.models.files.gguf import GgufFile
+from prolepsis.models.files.gguf_container import Value
 from prolepsis.models.files.gguf_tokenizer import gguf_parts
 from prolepsis.models.files.tokenizer import Tokenizer
 from prolepsis.models.files.tokenizer_files import load_tokenizer

@@ -6,7 +6,8 @@ from pathlib import Path
 import gguf
 from tokenizers.pre_tokenizers import ByteLevel
 
-from prolepsis.models.files.gguf import CONTROL, USER_DEFINED, GgufFile, Value
+from prolepsis.models.files.gguf import CONTROL, USER_DEFINED, GgufFile
+from prolepsis.models.files.gguf_container import Value
 from prolepsis.models.files.sentencepiece import BYTE, NORMAL, SPACE, UNKNOWN
 
 Fields = dict[str, Value]
