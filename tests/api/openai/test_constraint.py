@@ -106,6 +106,7 @@ def test_thinking_comes_before_the_form(thinking: Thinking, fits: list[str], ref
         FORM,
         GrammarSpec("choice", '["{\\"city\\": \\"Ulm\\"}"]'),
         GrammarSpec("regex", r'\{"city": "[^/"]+"\}'),
+        GrammarSpec("lark", '// a } in a comment\nstart: "{" city "}"\ncity: "\\"city\\": " /"[^}"]+"/'),
     ):
         spec = constraint(form, NO_TOOLS, thinking)
         for text in fits:

@@ -6,7 +6,7 @@ import pytest
 
 from prolepsis.core.given_text import GivenText, given
 from prolepsis.models.files.chat_template import ChatTemplate, Message
-from prolepsis.models.files.template_needs import TemplateNeeds, fitted, needs_of
+from prolepsis.models.files.template_needs import FittingTemplate, TemplateNeeds, fitted, needs_of
 from tests.models.families import HERMES, NEEDS_PUBLISHED, TEMPLATES, template_of
 
 ALTERNATING = (
@@ -23,6 +23,10 @@ NULL = (
     "{% for m in messages %}{% if m.content is none %}{% for c in m.tool_calls %}"
     "[{{ c.function.name }} {{ c.function.arguments | tojson }}]{% endfor %}{% else %}({{ m.content }}){% endif %}"
     "{% endfor %}"
+)
+DESCRIBED = (
+    "{% for tool in tools or [] %}{{ tool.function.name + ': ' + tool.function.description }}{% endfor %}"
+    "{% for m in messages %}({{ m.role }}: {{ m.content }}){% endfor %}"
 )
 SYSTEM, USER, ANSWER = (
     {"role": role, "content": text} for role, text in (("system", "S"), ("user", "U"), ("assistant", "A"))
@@ -49,11 +53,17 @@ def rendered(source: str, messages: list[Message]) -> str:
         (PARTS, TemplateNeeds(parts=True)),
         (JOINED, TemplateNeeds(text_arguments=True)),
         (NULL, TemplateNeeds(null_content=True)),
+        (DESCRIBED, TemplateNeeds(descriptions=True)),
         ("nothing of it", TemplateNeeds()),
     ],
 )
 def test_needs_are_found(source: str, needs: TemplateNeeds) -> None:
     assert needs_of(ChatTemplate(source, {})) == needs
+
+
+def test_a_function_without_a_description_is_shown() -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    assert FittingTemplate(ChatTemplate(DESCRIBED, {})).render([USER], tools=[tool]) == "f: (user: U)"
 
 
 @pytest.mark.parametrize(

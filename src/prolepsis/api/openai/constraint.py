@@ -279,8 +279,6 @@ def _pattern(text: str) -> str:
 
 
 def _behind_thinking(form: GrammarSpec, thinking: Thinking, reasoning: ReasoningFormat) -> GrammarSpec:
-    if form.kind == "lark":
-        return form
     rules = [f"form: {_as_rule(form)}", _SPACE, _TEXT]
     return GrammarSpec("lark", _lark(f"{lark_quoted(reasoning.content)} form", rules, thinking, reasoning))
 
@@ -290,7 +288,7 @@ def _as_rule(form: GrammarSpec) -> str:
         return f"%json {json.dumps({**json.loads(form.source), 'x-guidance': JSON_STYLE}, ensure_ascii=False)}"
     if form.kind == "choice":
         return " | ".join(lark_quoted(choice) for choice in json.loads(form.source))
-    return lark_terminal(form.source)
+    return f"%lark {{\n{form.source}\n}}" if form.kind == "lark" else lark_terminal(form.source)
 
 
 def _lark(answer: str, rules: list[str], thinking: Thinking, reasoning: ReasoningFormat) -> str:

@@ -8,7 +8,15 @@ from dataclasses import dataclass
 
 from prolepsis.core.requests import JSON_STYLE
 from prolepsis.models.answer_formats.json_arguments import object_schema
-from prolepsis.models.answer_formats.schemas import Schema, listed, named_properties, resolved
+from prolepsis.models.answer_formats.schemas import (
+    KEY,
+    Schema,
+    checked_choices,
+    length_bound,
+    listed,
+    named_properties,
+    resolved,
+)
 from prolepsis.models.answer_formats.tool_format import Function, lark_quoted, lark_sequence, pattern_of
 
 
@@ -46,9 +54,11 @@ class Notation:
             return "{" + self.separator.join(pairs) + "}"
         return json.dumps(value)
 
-    def key(self, key: str) -> str:
-        """Return a key of an object inside of arguments as it is written."""
-        return self.write(key) if self.quoted_keys else key
+    def holds(self, value: object) -> bool:
+        """Return whether a value can be written: without escapes, no text may hold the mark that ends it."""
+        if isinstance(value, list | dict):
+            return all(self.holds(one) for one in (value.values() if isinstance(value, dict) else value))
+        return self.escapes or not isinstance(value, str) or self.quotes[0] not in value
 
     def keys(self, value: Mapping[str, object]) -> list[str]:
         return sorted(value) if self.is_sorted else list(value)
@@ -99,7 +109,8 @@ class LiteralRules:
         self._num_names = 0
         self._by_reference: dict[str, str] = {}
         self._any: str | None = None
-        self._text: str | None = None
+        self._texts: dict[str, str] = {}
+        """Rules of texts by their bounds."""
 
     def value(self, schema: object) -> str:
         """Return an item for a value of `schema`."""
@@ -110,7 +121,8 @@ class LiteralRules:
             return self._referred(reference)
         if "enum" in schema or "const" in schema:
             values = listed(schema["enum"]) if "enum" in schema else [schema["const"]]
-            return "(" + " | ".join(lark_quoted(self._notation.write(one)) for one in values) + ")"
+            written = [self._notation.write(one) for one in values if self._notation.holds(one)]
+            return "(" + " | ".join(map(lark_quoted, checked_choices(written, values))) + ")"
         choices = [*listed(schema.get("anyOf")), *listed(schema.get("oneOf"))]
         if choices:
             return "(" + " | ".join(self.value(one) for one in choices) + ")"
@@ -126,7 +138,7 @@ class LiteralRules:
             "null": lark_quoted(notation.null),
         }
         if kind == "string":
-            return self.text()
+            return self.text(length_bound(schema))
         if kind in ("integer", "number"):
             return "%json " + json.dumps({**schema, "x-guidance": {**JSON_STYLE, "lenient": True}})
         if kind == "array":
@@ -138,8 +150,10 @@ class LiteralRules:
 
     def pairs(self, schema: Schema, equals: str, *, quoted: bool, of: str) -> str:
         """Return the items of an object's pairs, without its braces."""
-        properties, required = named_properties(schema, of)
-        between = lark_quoted(self._notation.separator)
+        notation = self._notation
+        kept = None if quoted else (equals, notation.separator)
+        properties, required = named_properties(schema, of, kept)
+        between = lark_quoted(notation.separator)
         if not properties:
             if schema.get("additionalProperties", "properties" not in schema) in (False, None):
                 return ""
@@ -147,8 +161,8 @@ class LiteralRules:
             pair = self._rule(f"{key} {lark_quoted(equals)} {self.value(schema.get('additionalProperties'))}")
             return f"({pair} ({between} {pair})*)?"
         items = list[str]()
-        for key in self._notation.keys(properties):
-            written = self._notation.write(key) if quoted else key
+        for key in notation.keys(properties):
+            written = notation.write(key) if quoted else key
             pair = self._rule(f"{lark_quoted(written + equals)} {self.value(properties[key])}")
             items.append(pair if key in required else f"{pair}?")
         whole, rules = lark_sequence(items, between, self._name())
@@ -165,16 +179,18 @@ class LiteralRules:
         rest = f"({lark_quoted(self._notation.separator)} {item}){{{max(least - 1, 0)},{last}}}"
         return f'("[" {item} {rest} "]")' if least else f'("[" ({item} {rest})? "]")'
 
-    def text(self) -> str:
-        if self._text is None:
+    def text(self, bound: str = "*") -> str:
+        """Return an item for a text; `bound` is how often a regex repeats a character of it."""
+        if bound not in self._texts:
             if not self._notation.escapes:
                 mark = lark_quoted(self._notation.quotes[0])
-                inside = self._rule(f"/(.|\\n)*/ {mark}", "[lazy]")
-                self._text = self._rule(f"{mark} {inside}")
+                inside = self._rule(f"/(.|\\n){bound}/ {mark}", "[lazy]")
+                self._texts[bound] = self._rule(f"{mark} {inside}")
             else:
                 escape = r"\\['\"\\nrt]|\\x[0-9a-f]{2}"
-                self._text = self._rule(" | ".join(rf"/{q}([^{q}\\\n\r]|{escape})*{q}/" for q in "'\""))
-        return self._text
+                each = (rf"/{q}([^{q}\\\x00-\x1f\x7f]|{escape}){bound}{q}/" for q in "'\"")
+                self._texts[bound] = self._rule(" | ".join(each))
+        return self._texts[bound]
 
     def _any_value(self) -> str:
         if self._any is None:
@@ -241,7 +257,6 @@ class _Incomplete(Exception):
 
 
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?(?=[^\d.eE+-])")
-_NAME = re.compile(r"[A-Za-z_]\w*")
 
 
 class _Parser:
@@ -256,7 +271,7 @@ class _Parser:
         while not end.match(self._text, self.at):
             if values:
                 self._take(re.compile(pattern_of(self._notation.separator)))
-            key = str(self.value()) if quoted else self._take(_NAME)
+            key = str(self.value()) if quoted else self._take(re.compile(rf"{KEY}?(?={equals.pattern})"))
             self._take(equals)
             values[key] = self.value()
         return values

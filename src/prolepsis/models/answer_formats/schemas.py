@@ -1,13 +1,15 @@
 """What the arguments of a call may be, read from their JSON schema."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from prolepsis.core.errors import InvalidParameter
 
 Schema = Mapping[str, object]
 _KEY = re.compile(r"""[^\s<>"'=\[\](){}|\\]+""")
 KEY = _KEY.pattern
+_MOST_COUNTED = 2000
+"""Longer limits of a text's length are not enforced."""
 _ALL = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
 _OF_TYPE = {str: "string", bool: "boolean", int: "integer", float: "number", dict: "object", list: "array"}
 
@@ -52,17 +54,56 @@ def kinds_of(part: Schema, root: Schema) -> frozenset[str]:
     return kinds | {"integer"} if "number" in kinds else kinds
 
 
-def named_properties(schema: Schema, function: str) -> tuple[dict[str, Schema], frozenset[str]]:
+def fits(value: object, part: Schema, root: Schema) -> bool:
+    """Return whether a value has a type that the schema allows, and is one of those that it lists."""
+    part = resolved(part, root)
+    if "enum" in part or "const" in part:
+        values = listed(part["enum"]) if "enum" in part else [part["const"]]
+        return any(value == one and kind_of(value) == kind_of(one) for one in values)
+    choices = [one for one in (*listed(part.get("anyOf")), *listed(part.get("oneOf"))) if isinstance(one, dict)]
+    if choices and "type" not in part:
+        return any(fits(value, one, root) for one in choices)
+    return kind_of(value) in kinds_of(part, root)
+
+
+def length_bound(part: Schema) -> str:
+    """Return how often a regex repeats a character in a text, as far as the schema bounds its length."""
+    least, most = part.get("minLength"), part.get("maxLength")
+    least = least if isinstance(least, int) and least <= _MOST_COUNTED else 0
+    if isinstance(most, int) and most <= _MOST_COUNTED:
+        return f"{{{least},{most}}}"
+    return f"{{{least},}}" if least else "*"
+
+
+def checked_choices(written: Sequence[str], values: Sequence[object]) -> Sequence[str]:
+    """Return those of an argument's values that can be written; raises `InvalidParameter` where none can."""
+    if not written:
+        shown = ", ".join(repr(one)[:64] for one in values[:4])
+        message = f"an argument's only values ({shown}) cannot be written in this model's calls"
+        raise InvalidParameter(f"{message}; allowed: texts without the marks of its calls", param="tools")
+    return written
+
+
+def named_properties(
+    schema: Schema, function: str, without: Sequence[str] | None = ()
+) -> tuple[dict[str, Schema], frozenset[str]]:
     """Return an object's properties and the names of those that are required.
 
-    Raises `InvalidParameter` for a name that only quotes could hold together.
+    Raises `InvalidParameter` for a name that only quotes could hold together, or that holds a text of `without`; None:
+    names are quoted.
     """
     properties, required = schema.get("properties"), schema.get("required")
     named = properties if isinstance(properties, dict) else {}
-    wrong = next((key for key in named if not _KEY.fullmatch(key)), None)
+    wrong = next((key for key in named if without is not None and not _is_plain(key, without)), None)
     if wrong is not None:
         of = f" of tool {function!r}" if function else ""
         message = f"the argument {wrong[:64]!r}{of} cannot be written in this model's calls"
-        raise InvalidParameter(f"{message}; allowed: names without spaces, quotes, brackets and =", param="tools")
+        others = "".join(f" and {text.strip()}" for text in without or () if text.strip() not in ("", "="))
+        allowed = f"names without spaces, quotes, brackets, ={others}"
+        raise InvalidParameter(f"{message}; allowed: {allowed}", param="tools")
     parts: dict[str, Schema] = {key: part if isinstance(part, dict) else {} for key, part in named.items()}
     return parts, frozenset(one for one in listed(required) if isinstance(one, str))
+
+
+def _is_plain(key: str, without: Sequence[str]) -> bool:
+    return _KEY.fullmatch(key) is not None and not any(text.strip() in key for text in without)

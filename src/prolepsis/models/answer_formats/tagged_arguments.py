@@ -9,14 +9,22 @@ from prolepsis.core.requests import JSON_STYLE
 from prolepsis.models.answer_formats import schemas
 from prolepsis.models.answer_formats.json_arguments import object_schema
 from prolepsis.models.answer_formats.literal_arguments import PYTHON, LiteralRules, python_value
-from prolepsis.models.answer_formats.schemas import Schema, kind_of, kinds_of, listed, named_properties, resolved
+from prolepsis.models.answer_formats.schemas import (
+    Schema,
+    checked_choices,
+    fits,
+    kind_of,
+    kinds_of,
+    length_bound,
+    listed,
+    named_properties,
+    resolved,
+)
 from prolepsis.models.answer_formats.tool_format import Function, lark_quoted, lark_sequence, pattern_of
 
 KEY, VALUE, IS_STRING, TYPE = "⟨key⟩", "⟨value⟩", "⟨is string⟩", "⟨type⟩"
 _PLACE = re.compile(f"({KEY}|{VALUE}|{IS_STRING}|{TYPE})")
 _CDATA, _CDATA_END, _MARKUP = "<![CDATA[", "]]>", re.compile("[<>&\n]")
-_MOST_COUNTED = 2000
-"""Longer limits of a string's length are not enforced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +140,8 @@ class TaggedReader:
         self._is_cdata = arguments.is_cdata
         self._key: str | None = None
         self._is_text = False
+        self._has_begun = False
+        """A part of the present text has been read."""
         self._num_read = 0
 
     def read(self, text: str) -> tuple[str, int]:
@@ -150,7 +160,7 @@ class TaggedReader:
         found = self._opening.match(text, start.end() if start else 0)
         if found is not None:
             self._key = found["key"]
-            self._is_text = self._starts_text(found)
+            self._is_text, self._has_begun = self._starts_text(found), False
             lead = ("{" if not self._num_read else ", ") + f"{json.dumps(self._key, ensure_ascii=False)}: "
             self._num_read += 1
             return lead + ('"' if self._is_text else ""), found.end()
@@ -170,19 +180,22 @@ class TaggedReader:
         return resolved(part, self._root) if isinstance(part, dict) else {}
 
     def _value(self, text: str) -> tuple[str, int]:
-        quoted = self._is_cdata and self._is_text
-        close = _CDATA_END + self._close if quoted and text.startswith(_CDATA) else self._close
+        quoted = self._is_cdata and not self._has_begun and text.startswith(_CDATA[: len(text)])
+        close = _CDATA_END + self._close if quoted else self._close
         end = text.find(close)
         if end >= 0:
             value, done = text[:end], end + len(close)
             value = value.removeprefix(_CDATA) if quoted else value
             key, self._key = self._key, None
-            return (f'{_inside(value)}"' if self._is_text else self._as_json(key or "", value)), done
+            if self._is_text:
+                return f'{_inside(value)}"', done
+            return json.dumps(value, ensure_ascii=False) if quoted else self._as_json(key or "", value), done
         if quoted or not self._is_text:
             return "", 0
         kept = next(
             (n for n in range(min(len(self._close) - 1, len(text)), 0, -1) if self._close.startswith(text[-n:])), 0
         )
+        self._has_begun |= kept < len(text)
         return _inside(text[: len(text) - kept]), len(text) - kept
 
     def _as_json(self, key: str, text: str) -> str:
@@ -191,7 +204,7 @@ class TaggedReader:
             value = json.loads(text)
         except (ValueError, RecursionError):
             value = python_value(text) if self._python_too else text
-        if not self._tells_texts and kind_of(value) not in kinds_of(self._schema_of(key), self._root):
+        if not self._tells_texts and not fits(value, self._schema_of(key), self._root):
             value = text
         return json.dumps(value, ensure_ascii=False)
 
@@ -233,12 +246,8 @@ def _without_strings(part: Schema, root: Schema, kinds: frozenset[str]) -> dict[
 
 def _string(part: Schema, close: str) -> str:
     """Return the rest of the rule of a text up to its closing mark, as far as its schema bounds it."""
-    choices = [
-        one for one in listed(part.get("enum", [part["const"]] if "const" in part else None)) if isinstance(one, str)
-    ]
-    if choices:
-        return ": " + " | ".join(lark_quoted(one + close) for one in choices)
-    least, most = part.get("minLength"), part.get("maxLength")
-    least = least if isinstance(least, int) and least <= _MOST_COUNTED else 0
-    bound = f"{{{least},{most}}}" if isinstance(most, int) and most <= _MOST_COUNTED else f"{{{least},}}"
-    return f"[lazy]: /(.|\\n){'*' if bound == '{0,}' else bound}/ {lark_quoted(close)}"
+    listed_values = listed(part.get("enum", [part["const"]] if "const" in part else None))
+    if choices := [one for one in listed_values if isinstance(one, str)]:
+        written = [one + close for one in choices if (one + close).find(close) == len(one)]
+        return ": " + " | ".join(map(lark_quoted, checked_choices(written, choices)))
+    return f"[lazy]: /(.|\\n){length_bound(part)}/ {lark_quoted(close)}"

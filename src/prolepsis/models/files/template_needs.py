@@ -18,6 +18,8 @@ _ASKED, _SYSTEM, _NAME, _KEY, _VALUE = "asked-7f3", "system-7f3", "name_7f3", "k
 _PARAMETERS = {"type": "object", "properties": {_KEY: {"type": "string", "description": "a text"}}}
 _TOOL = {"type": "function", "function": {"name": _NAME, "description": "a function", "parameters": _PARAMETERS}}
 
+_UNDESCRIBED = {"type": "function", "function": {"name": _NAME, "parameters": _PARAMETERS}}
+
 
 @dataclass(frozen=True, slots=True)
 class TemplateNeeds:
@@ -31,6 +33,8 @@ class TemplateNeeds:
     """It takes arguments of calls as JSON in a text, not as an object."""
     null_content: bool = False
     """It shows calls only in messages whose content is null."""
+    descriptions: bool = False
+    """It refuses functions without a description."""
 
 
 class FittingTemplate:
@@ -53,6 +57,8 @@ class FittingTemplate:
         variables: Mapping[str, object] | None = None,
     ) -> str:
         """Return the prompt text of `messages`; raises `InvalidParameter` if the template refuses them."""
+        if tools and self._needs.descriptions:
+            tools = [_with_description(tool) for tool in tools]
         return self._template.render(
             fitted(messages, self._needs), add_generation_prompt=add_generation_prompt, tools=tools, variables=variables
         )
@@ -71,6 +77,7 @@ def needs_of(template: ChatTemplate) -> TemplateNeeds:
         parts=parts,
         text_arguments=as_text,
         null_content=content is None,
+        descriptions=bool(_rendered(template, [asked])) and not _rendered(template, [asked], _UNDESCRIBED),
     )
 
 
@@ -85,9 +92,9 @@ def fitted(messages: Sequence[Message], needs: TemplateNeeds) -> list[Message]:
     return [_in_parts(one) for one in found] if needs.parts else found
 
 
-def _rendered(template: ChatTemplate, messages: Sequence[Message]) -> str:
+def _rendered(template: ChatTemplate, messages: Sequence[Message], tool: Mapping[str, object] = _TOOL) -> str:
     try:
-        return template.render(messages, tools=[_TOOL])
+        return template.render(messages, tools=[tool])
     except InvalidParameter:
         return ""
 
@@ -120,6 +127,12 @@ def _with_calls(message: Message, needs: TemplateNeeds) -> list[Message]:
         return [message]
     before = [{key: value for key, value in message.items() if key != "tool_calls"}] if message["content"] else []
     return [*before, {**message, "content": None}]
+
+
+def _with_description(tool: Mapping[str, object]) -> Mapping[str, object]:
+    function = tool["function"]
+    assert isinstance(function, dict), "a tool holds a function"
+    return {**tool, "function": {"name": function["name"], "description": "", **function}}
 
 
 def _listed(value: object) -> list[Any]:
