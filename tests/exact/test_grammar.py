@@ -359,6 +359,24 @@ def test_a_matcher_that_fails_takes_only_its_request_with_it(where: str, after: 
     assert isinstance(terminals(drain(engine))["next"], Finished)
 
 
+@pytest.mark.parametrize("proposer", ["right", "tree", "all"])
+def test_what_comes_before_a_grammar_gives_up_is_the_same(proposer: str) -> None:
+    def emitted(proposers: Sequence[Proposer], after: int) -> list[int]:
+        setup = grammar_setup(proposers=proposers)
+        setup.grammars = Fragile(after, "mask")
+        engine = build(setup)
+        engine.send(ApplyPlan(SpecPlan(fixed_depth=9)))
+        submit(engine, ask("record", "sampled", "record:sampled"))
+        events = drain(engine)
+        assert isinstance(events[-1], Failed)
+        return outputs(events).get(("record:sampled", 0), [])
+
+    for after in range(1, 12):
+        plain = emitted([], after)
+        assert len(plain) == after
+        assert emitted(PROPOSERS[proposer](), after) == plain
+
+
 def test_an_invalid_grammar_is_refused_even_by_who_did_not_compile_it_before() -> None:
     engine = build(grammar_setup())
     submit(engine, GenerateRequest("r", (1,), SamplingParams(), grammar=GrammarSpec("regex", "(")))

@@ -1,6 +1,6 @@
 """Rows: the work of one step for one sequence, and the tokens that it sampled."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from prolepsis.core.errors import GrammarFailed, NotFinite
 from prolepsis.core.events import Difference, Proposed, TokenLogprobs
@@ -57,6 +57,9 @@ class SampledTokens:
     path: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] | None = None
     fault: GrammarFailed | NotFinite | None = None
-    """The sequence's grammar gave up, or its logits are no numbers: its request fails."""
+    """The sequence's grammar gave up behind these tokens, or its logits are no numbers: its request fails."""
     difference: Difference | None = None
     """The difference, if this is a replay whose last token differs from the one emitted before."""
+
+    def without_last(self) -> "SampledTokens":
+        return replace(self, tokens=self.tokens[:-1], path=self.path[:-1])

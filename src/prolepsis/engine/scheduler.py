@@ -234,14 +234,21 @@ class Scheduler:
                 row.sequence.num_computed = row.start + row.num_tokens
                 self._paging.publish(row.sequence)
                 continue
-            try:
-                if result.fault is not None:
-                    raise result.fault
-                ending = self._accept(row.sequence, result)
-            except (GrammarFailed, NotFinite) as error:
-                self.fail(row.sequence.request.request_id, error, now)
-            else:
-                self._commit_tokens(row, result, ending, now)
+            self._take(row, result, now)
+
+    def _take(self, row: Row, result: SampledTokens, now: float) -> None:
+        """Commit what a row sampled; its request fails behind the tokens before a fault, as it does without a draft."""
+        fault, ending = result.fault, None
+        if fault is not None:
+            row.sequence.matcher = None  # it has given up, and was not at its end
+        try:
+            ending = self._accept(row.sequence, result) if result.tokens else None
+        except GrammarFailed as error:  # at the last token: its mask has read those before it
+            fault, result = error, result.without_last()
+        if result.tokens:
+            self._commit_tokens(row, result, ending, now)
+        if fault is not None and ending is None:
+            self.fail(row.sequence.request.request_id, fault, now)
 
     def observe(self, rows: Sequence[Row], seconds: float) -> None:
         """Learn what a pass of these rows took."""

@@ -56,12 +56,12 @@ class Verification:
         )
 
     def _sampled(self, sequence: SequenceState, result: VerifyResult, usable: int, logits: Tensor) -> SampledTokens:
-        if result.fault is not None:
+        if result.fault is not None and not result.tokens:
             return SampledTokens((), fault=result.fault)
         if not usable:
             return SampledTokens((), fault=NotFinite("the model computed no number for the next token of this answer"))
         if usable < len(result.tokens):  # as plain decoding: those before are emitted, and the next step fails
-            result = replace(result, tokens=result.tokens[:usable], path=result.path[: usable - 1])
+            result = replace(result, tokens=result.tokens[:usable], path=result.path[: usable - 1], fault=None)
         if sequence.replays is not None:
             return self._compared(sequence, sequence.replays, result, logits)
         top = sequence.params.logprobs
@@ -69,7 +69,7 @@ class Verification:
         if top is not None:
             pairs = zip(result.rows, result.tokens, strict=True)
             logprobs = tuple(self._sampler.logprobs(logits[row], token, top) for row, token in pairs)
-        return SampledTokens(result.tokens, result.path, logprobs)
+        return SampledTokens(result.tokens, result.path, logprobs, result.fault)
 
     def _compared(
         self, sequence: SequenceState, emitted: Sequence[int], result: VerifyResult, logits: Tensor

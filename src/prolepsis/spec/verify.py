@@ -60,7 +60,7 @@ class VerifyResult:
     """The sequence ended (end token or limit) on a token that the draft held too: right, though not in `path`."""
     first_row: int = 0
     fault: GrammarFailed | None = None
-    """The sequence's grammar gave up: none of these tokens may be emitted."""
+    """The sequence's grammar gave up behind these tokens; there may be none."""
 
     @property
     def num_accepted(self) -> int:
@@ -103,9 +103,9 @@ class Walk:
         return True
 
     def result(self, first_row: int = 0) -> VerifyResult:
-        if self.fault is not None:
-            return VerifyResult((), (), first_row=first_row, fault=self.fault)
-        return VerifyResult(tuple(self.tokens), tuple(self.path), self.end_token, self.last_was_drafted, first_row)
+        path = self.path if self.fault is None else self.path[:-1]  # behind its last node nothing was picked
+        found = tuple(self.tokens), tuple(path)
+        return VerifyResult(*found, self.end_token, self.last_was_drafted, first_row, self.fault)
 
 
 def verify(
