@@ -5,8 +5,8 @@
 
 A tiny random model for each vocabulary has the marks of all templates as tokens. Its requests, `--requests` for each
 vocabulary, take turns through the templates; each is asked in the modes off, auto and on, streamed and whole, half of
-them with the answer in mode off as their client's prediction. Exits 1 where answers differ, or one is not what its
-request may get.
+them with the answer in mode off as their client's prediction, and as a response. Exits 1 where answers differ, or one
+is not what its request may get.
 """
 
 import argparse
@@ -15,26 +15,20 @@ import json
 import random
 import sys
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import httpx
-
-from prolepsis.api.app import build
 from prolepsis.cli.bench.provenance import provenance
 from prolepsis.cli.output import quiet_logs
-from prolepsis.core.config import EngineConfig, ServerConfig
-from prolepsis.engine.build import assemble
-from prolepsis.engine.thread import ThreadEngineClient
+from prolepsis.core.config import EngineConfig
 from prolepsis.models.files.gguf import CONTROL, USER_DEFINED
 from prolepsis.models.files.tokenizer import Tokenizer
 from prolepsis.models.files.tokenizer_files import tokenizer_parts, with_formats
 from prolepsis.models.load import LoadedModel, load_model
-from prolepsis.telemetry.metrics import Metrics
-from tests.exact.forms import Asked, all_answers, drawn, fault
+from tests.exact.form_server import Answers, answer_all
+from tests.exact.forms import Asked, drawn, fault
 from tests.models.families import template_of, write_named
 
 VOCABULARIES = "byte-level,sentencepiece,qwen2,llama-bpe,phi-3,qwen35,gemma-4"
@@ -72,48 +66,25 @@ def with_template(loaded: LoadedModel, path: Path, name: str) -> LoadedModel:
     return replace(loaded, tokenizer=Tokenizer(with_formats(parts)))
 
 
-async def compare(
-    http: httpx.AsyncClient, asked: Asked, tokenizer: Tokenizer, counts: Counter[str], *, predicts: bool
-) -> list[str]:
-    """Ask in all variants; return what is wrong."""
-    try:
-        answers = await all_answers(http, asked, tokenizer, predicts=predicts)
-    except AssertionError as error:
+def judged(asked: Asked, answers: Answers | str, tokenizer: Tokenizer, counts: Counter[str]) -> list[str]:
+    """Count an answer's kinds, and return what is wrong with it."""
+    if isinstance(answers, str):
         counts["errors"] += 1
-        return [f"error: {error}"]
-    found = list(dict.fromkeys(answers))
-    wrong = [why for answer in found if (why := fault(asked, answer, tokenizer))]
+        return [answers]
+    first = answers.chats[0]
+    wrong = [why for answer in dict.fromkeys(answers.chats) if (why := fault(asked, answer, tokenizer))]
+    counts["answers"] += len(answers.chats) + len(answers.responses)
     counts["invalid"] += len(wrong)
-    counts["different"] += len(found) > 1
-    first = answers[0]
-    counts["answers"] += len(answers)
+    counts["different"] += answers.differ
     counts["tokens"] += len(first.tokens)
     counts["with calls"] += bool(first.calls)
     counts["with several calls"] += len(first.calls) > 1
     counts["text beside calls"] += bool(first.calls and first.content)
     counts["with reasoning"] += bool(first.reasoning)
     counts["cut"] += first.finish == "length"
-    if len(found) > 1:
-        wrong.append(f"different: {[answers.index(one) for one in found]}")
+    if answers.differ:
+        wrong.append(f"different: {answers}")
     return [f"{why}\n    {tokenizer.decode(first.tokens, skip_special_tokens=False)!r}\n    {first}" for why in wrong]
-
-
-async def serve(config: EngineConfig, loaded: LoadedModel, requests: Sequence[Asked], at_once: int) -> Counter[str]:
-    counts, places = Counter[str](), asyncio.Semaphore(at_once)
-    client = ThreadEngineClient(assemble(config, loaded))
-    app = build(ServerConfig(served_model_names=("tiny",)), client, loaded.tokenizer, Metrics())
-
-    async def one(http: httpx.AsyncClient, number: int, asked: Asked) -> None:
-        async with places:
-            for why in await compare(http, asked, loaded.tokenizer, counts, predicts=number % 2 == 1):
-                print(f"  {asked.kind} {json.dumps(asked.body)}\n    {why}", file=sys.stderr, flush=True)
-
-    try:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
-            await asyncio.gather(*(one(http, number, asked) for number, asked in enumerate(requests)))
-    finally:
-        await client.close()
-    return counts
 
 
 def measure(vocabulary: str, args: argparse.Namespace) -> dict[str, Counter[str]]:
@@ -128,7 +99,12 @@ def measure(vocabulary: str, args: argparse.Namespace) -> dict[str, Counter[str]
             served = with_template(loaded, path, name)
             share = range(number, args.requests, len(names))
             requests = [drawn(draw, served.tokenizer) for _ in share]
-            found[name] = asyncio.run(serve(config, served, requests, args.at_once))
+            bodies = [asked.body for asked in requests]
+            answers = asyncio.run(answer_all(config, served, bodies, args.at_once))
+            counts = found[name] = Counter[str]()
+            for asked, one in zip(requests, answers, strict=True):
+                for why in judged(asked, one, served.tokenizer, counts):
+                    print(f"  {asked.kind} {json.dumps(asked.body)}\n    {why}", file=sys.stderr, flush=True)
             print(f"{vocabulary:14} {name:38} {dict(found[name])}", flush=True)
     return found
 

@@ -1,4 +1,4 @@
-"""Random requests for calls and forms to a tiny model, and what all answers to one have in common.
+"""Random requests for calls and forms to a tiny model, and what an answer to one may be.
 
 A bias makes marks, quotes and ends likely, as a random model would hardly write them by itself.
 """
@@ -7,18 +7,15 @@ import json
 import math
 import random
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass
 
-import httpx
 import jsonschema
 
 from prolepsis.models.answer_formats.literal_arguments import LiteralArguments
 from prolepsis.models.files.tokenizer import Tokenizer
+from tests.exact.form_server import Answer, Body
 
-Body = dict[str, Any]
-Mode = Literal["off", "auto", "on"]
 PLACE = {
     "type": "object",
     "properties": {"lat": {"type": "integer"}, "tag": {"const": "</think>"}},
@@ -76,9 +73,6 @@ _USES: Mapping[str, Body] = {
 KINDS = (*_USES, "auto", "auto", *_FORMS)
 """Free text with calls has the most to go wrong."""
 _TEXTS = ("hello", "a longer question, with <tool_call> in it", "</think>", "hello world " * 12)
-VARIANTS: tuple[tuple[Mode, bool], ...] = tuple(
-    (mode, stream) for mode in ("off", "auto", "on") for stream in (False, True)
-)  # type: ignore[misc]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,18 +89,6 @@ class Asked:
     @property
     def must_call(self) -> bool:
         return self.kind in ("required", "named", "one required")
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What a client gets of one answer."""
-
-    tokens: tuple[int, ...] = field(repr=False)
-    content: str
-    reasoning: str
-    calls: tuple[tuple[str, str], ...]
-    """Names and arguments."""
-    finish: str | None
 
 
 def drawn(draw: random.Random, tokenizer: Tokenizer) -> Asked:
@@ -137,42 +119,6 @@ def _bias(draw: random.Random, tokenizer: Tokenizer, usual: float) -> dict[str, 
     first = {tokenizer.encode(text, add_special_tokens=False)[0] for text in texts}
     likely = [*sorted(first), *tokenizer.eos_token_ids]
     return {str(token): round(usual + draw.uniform(-1, 1.5), 2) for token in likely}
-
-
-async def answered(http: httpx.AsyncClient, asked: Asked, mode: Mode, *, stream: bool, more: Body) -> Answer:
-    """Return the answer in one mode; raises `AssertionError` for an error."""
-    body = {**asked.body, **more, "model": "tiny", "speculation": {"mode": mode}, "stream": stream}
-    reply = await http.post("/v1/chat/completions", json=body, timeout=300)
-    assert reply.status_code == 200, reply.text[:300]
-    if not stream:
-        choice = reply.json()["choices"][0]
-        return _read([choice["message"]], choice["token_ids"], choice["finish_reason"])
-    lines = [line.removeprefix("data: ") for line in reply.text.split("\n\n") if line.startswith("data: {")]
-    events = [json.loads(line) for line in lines]
-    assert all("error" not in event for event in events), lines[-1]
-    choices = [event["choices"][0] for event in events if event["choices"]]
-    tokens = [token for choice in choices for token in choice["token_ids"]]
-    return _read([choice["delta"] for choice in choices], tokens, choices[-1]["finish_reason"])
-
-
-def _read(parts: Sequence[Mapping[str, Any]], tokens: Sequence[int], finish: str | None) -> Answer:
-    calls: list[list[str]] = []
-    for i, call in enumerate(call for part in parts for call in part.get("tool_calls") or ()):
-        if call.get("index", i) == len(calls):
-            calls.append([call["function"]["name"], ""])
-        calls[-1][1] += call["function"]["arguments"]
-    content, reasoning = ("".join(part.get(name) or "" for part in parts) for name in ("content", "reasoning_content"))
-    return Answer(tuple(tokens), content, reasoning, tuple((name, arguments) for name, arguments in calls), finish)
-
-
-async def all_answers(http: httpx.AsyncClient, asked: Asked, tokenizer: Tokenizer, *, predicts: bool) -> list[Answer]:
-    """Return the answers of all `VARIANTS`; the client predicts each of them but the first."""
-    (mode, stream), *others = VARIANTS
-    first, more = await answered(http, asked, mode, stream=stream, more={}), Body()
-    if predicts:
-        text = tokenizer.decode(first.tokens, skip_special_tokens=False)
-        more = {"prediction": {"type": "content", "content": text}} if text else {}
-    return [first, *[await answered(http, asked, mode, stream=stream, more=more) for mode, stream in others]]
 
 
 def fault(asked: Asked, answer: Answer, tokenizer: Tokenizer) -> str | None:
