@@ -201,3 +201,19 @@ def test_listed_texts_that_would_end_too_soon_are_left_out(form: str, end: str) 
     assert accepts(row, use, row.write([Call("f", {"a": "z"})]))
     with pytest.raises(InvalidParameter, match="an argument's only values"):
         constraint(None, one(form, {"a": {"const": f"x{end}y"}})[1], formats=AnswerFormats(row))
+
+
+@pytest.mark.parametrize("form", ["qwen3-coder", "glm", "minicpm", "pythonic"])
+def test_references_that_come_back_to_themselves_end(form: str) -> None:
+    node = {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/node"}, {"type": "integer"}]}
+    schema = {"type": "object", "properties": {"a": {"$ref": "#/$defs/node"}}, "$defs": {"node": node}}
+    row, use = TOOL_FORMATS[form], tool_use(bodies({"f": schema}), "required", None)
+    assert constraint(None, use, formats=AnswerFormats(row)) is not None
+    for value in (None, 2):
+        assert json.loads(read(row, [row.write([Call("f", {"a": value})])], use)[1][0][1]) == {"a": value}
+
+
+@pytest.mark.parametrize("form", ["qwen3-coder", "kimi-k3", "pythonic"])
+def test_an_argument_without_a_value_is_refused(form: str) -> None:
+    with pytest.raises(InvalidParameter, match=r"an argument's only values"):
+        constraint(None, one(form, {"a": {"enum": []}})[1], formats=AnswerFormats(TOOL_FORMATS[form]))

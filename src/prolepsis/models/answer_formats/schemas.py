@@ -39,8 +39,14 @@ def resolved(part: Schema, root: Schema) -> Schema:
     return {}
 
 
-def kinds_of(part: Schema, root: Schema) -> frozenset[str]:
-    """Return the types that a value may have; where numbers may stand, so may integers."""
+def kinds_of(part: Schema, root: Schema, within: frozenset[object] = frozenset()) -> frozenset[str]:
+    """Return the types that a value may have; where numbers may stand, so may integers.
+
+    `within` are the references that led here: one that comes back to itself adds nothing.
+    """
+    if "$ref" in part and part["$ref"] in within:
+        return frozenset()
+    within |= {part["$ref"]} if "$ref" in part else frozenset()
     part = resolved(part, root)
     kind, choices = part.get("type"), [*listed(part.get("anyOf")), *listed(part.get("oneOf"))]
     if isinstance(kind, str | list):
@@ -48,21 +54,24 @@ def kinds_of(part: Schema, root: Schema) -> frozenset[str]:
     elif "enum" in part or "const" in part:
         kinds = frozenset(kind_of(one) for one in (listed(part["enum"]) if "enum" in part else [part["const"]]))
     elif choices:
-        kinds = frozenset().union(*(kinds_of(one, root) if isinstance(one, dict) else _ALL for one in choices))
+        kinds = frozenset().union(*(kinds_of(one, root, within) if isinstance(one, dict) else _ALL for one in choices))
     else:
         kinds = _ALL
     return kinds | {"integer"} if "number" in kinds else kinds
 
 
-def fits(value: object, part: Schema, root: Schema) -> bool:
+def fits(value: object, part: Schema, root: Schema, within: frozenset[object] = frozenset()) -> bool:
     """Return whether a value has a type that the schema allows, and is one of those that it lists."""
+    if "$ref" in part and part["$ref"] in within:
+        return False
+    within |= {part["$ref"]} if "$ref" in part else frozenset()
     part = resolved(part, root)
     if "enum" in part or "const" in part:
         values = listed(part["enum"]) if "enum" in part else [part["const"]]
         return any(value == one and kind_of(value) == kind_of(one) for one in values)
     choices = [one for one in (*listed(part.get("anyOf")), *listed(part.get("oneOf"))) if isinstance(one, dict)]
     if choices and "type" not in part:
-        return any(fits(value, one, root) for one in choices)
+        return any(fits(value, one, root, within) for one in choices)
     return kind_of(value) in kinds_of(part, root)
 
 
@@ -78,7 +87,7 @@ def length_bound(part: Schema) -> str:
 def checked_choices(written: Sequence[str], values: Sequence[object]) -> Sequence[str]:
     """Return those of an argument's values that can be written; raises `InvalidParameter` where none can."""
     if not written:
-        shown = ", ".join(repr(one)[:64] for one in values[:4])
+        shown = ", ".join(repr(one)[:64] for one in values[:4]) or "none"
         message = f"an argument's only values ({shown}) cannot be written in this model's calls"
         raise InvalidParameter(f"{message}; allowed: texts without the marks of its calls", param="tools")
     return written

@@ -114,7 +114,7 @@ class TaggedArguments:
                 python = LiteralRules(PYTHON, root, f"{name}_python")
                 values.append(f"{opening} {python.value(_only(part, others & _OTHERWISE_IN_PYTHON))} {text}")
                 rules += python.made
-        return [f"{name}: {' | '.join(values)}", *rules]
+        return [f"{name}: {' | '.join(checked_choices(values, ()))}", *rules]
 
     def _open(self, key: str, is_string: str, kind: str) -> str:
         places = {KEY: key, IS_STRING: is_string, TYPE: kind}
