@@ -97,6 +97,9 @@ def measure(vocabulary: str, args: argparse.Namespace) -> dict[str, Counter[str]
         loaded = load_model(config)
         for number, name in enumerate(names):
             served = with_template(loaded, path, name)
+            if served.tokenizer.formats.tools is None:
+                print(f"{vocabulary:14} {name:38} refused: the vocabulary cannot spell its calls", flush=True)
+                continue
             share = range(number, args.requests, len(names))
             requests = [drawn(draw, served.tokenizer) for _ in share]
             bodies = [asked.body for asked in requests]

@@ -173,7 +173,9 @@ def constraint(
     if not tools.callable:
         return form if form is None or thinking is Thinking.NONE else _behind_thinking(form, thinking, reasoning)
     if formats.tools is None:
-        message = "the model's chat template writes tool calls in a form that is not known here"
+        message = (
+            "the model's chat template writes tool calls in a form that is not known, or that its tokens cannot spell"
+        )
         raise InvalidParameter(f"{message}; allowed: tool_choice 'none', or the setting tool_format", param="tools")
     if form is not None and form.kind == "lark":
         message = "structured_outputs.grammar and tools are given; allowed: one of them"

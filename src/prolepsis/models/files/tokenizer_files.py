@@ -28,11 +28,22 @@ def load_tokenizer(source: ModelSource, *, tool_format: str = AUTO, reasoning_fo
 
 
 def with_formats(parts: TokenizerParts, tool_format: str = AUTO, reasoning_format: str = AUTO) -> TokenizerParts:
-    """Return the parts with how the model writes calls and reasoning; raises `ConfigError` for unknown names."""
+    """Return the parts with how the model writes calls and reasoning; raises `ConfigError` for unknown names.
+
+    A form whose texts the vocabulary cannot spell is none: its calls could not be read.
+    """
     template = FittingTemplate(ChatTemplate(parts.template, parts.special_tokens)) if parts.template else None
     formats = answer_formats(template, tools=tool_format, reasoning=reasoning_format)
     ends = {parts.special_tokens[name] for name in ("bos_token", "eos_token") if name in parts.special_tokens}
-    return replace(parts, backend=_with_marks_as_text(parts.backend, formats.texts, ends), formats=formats)
+    backend = _with_marks_as_text(parts.backend, formats.texts, ends)
+    if formats.tools is not None and not all(_spells(backend, text.strip()) for text in formats.tools.texts):
+        formats = replace(formats, tools=None)
+    return replace(parts, backend=backend, formats=formats)
+
+
+def _spells(backend: Backend, text: str) -> bool:
+    tokens = backend.encode(f"a {text} b", add_special_tokens=False).ids
+    return text in backend.decode(tokens, skip_special_tokens=False)
 
 
 def tokenizer_parts(source: ModelSource) -> TokenizerParts:
