@@ -21,7 +21,8 @@ if TYPE_CHECKING:  # a run of a few tests imports what they need
     from prolepsis.store.store import Store
 
 DEFAULT_MODEL = "test_default_model"
-"""Files whose names begin so share the default model, which one worker loads once."""
+SHARED_MODELS = (DEFAULT_MODEL, "test_coder_model")
+"""Files whose names begin with one of them share a model, which one worker loads once."""
 
 MADE_ONCE = (
     "fastapi.routing.create_model_field",
@@ -40,11 +41,11 @@ if "PYTEST_XDIST_WORKER" in os.environ:  # workers share the cores: set before t
 
 
 class ByFile(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
-    """The tests of a file run in one worker, and so do all those of the default model."""
+    """The tests of a file run in one worker, and so do all those of a model that files share."""
 
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.partition("::")[0]
-        return DEFAULT_MODEL if DEFAULT_MODEL in path else path
+        return next((name for name in SHARED_MODELS if name in path), path)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -103,6 +104,15 @@ def loaded() -> "LoadedModel":
         return load_model(CONFIG)
     except ModelError as error:
         pytest.skip(f"the default model is not here: {error}")
+
+
+@pytest.fixture(scope="session")
+def coder() -> "LoadedModel":
+    """The coder model, for tests that are skipped where no variable names its file (`tests.coder_model`)."""
+    from prolepsis.models.load import load_model
+    from tests.coder_model import CONFIG
+
+    return load_model(CONFIG)
 
 
 @pytest.fixture(scope="session")

@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 
 from prolepsis.api.app import build
-from prolepsis.core.config import ServerConfig
+from prolepsis.core.config import EngineConfig, ServerConfig
 from prolepsis.engine.build import assemble
 from prolepsis.engine.thread import ThreadEngineClient
 from prolepsis.models.load import LoadedModel
@@ -43,6 +43,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "choice": {"structured_outputs": {"choice": ["sun", "rain"]}},
 }
 PLAIN = {"speculation": {"mode": "off"}}
+STREAM = {"speculation": {"mode": "on"}, "stream": True}
 
 
 def message_of(chunks: list[dict[str, Any]]) -> dict[str, Any]:
@@ -73,20 +74,24 @@ async def ask(http: httpx.AsyncClient, body: Mapping[str, Any]) -> dict[str, Any
     return {"content": choice["message"]["content"], "calls": calls, "finish": choice["finish_reason"]}
 
 
-async def answers(loaded: LoadedModel) -> dict[str, list[dict[str, Any]]]:
-    client = ThreadEngineClient(assemble(CONFIG, loaded))
-    app = build(ServerConfig(), client, loaded.tokenizer, Metrics())
+async def answers(
+    loaded: LoadedModel, engine: EngineConfig, server: ServerConfig, forms: Mapping[str, dict[str, Any]]
+) -> dict[str, list[dict[str, Any]]]:
+    """Return the answers to each form without drafts, with them, and as a stream with all of them."""
+    client = ThreadEngineClient(assemble(engine, loaded))
+    app = build(server, client, loaded.tokenizer, Metrics())
     try:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
-            bodies = [{**ASKED, **form, **how} for form in FORMS.values() for how in (PLAIN, {}, {"stream": True})]
+            bodies = [{**form, **how} for form in forms.values() for how in (PLAIN, {}, STREAM)]
             replies = await asyncio.gather(*(ask(http, body) for body in bodies))
-            return {name: replies[3 * i : 3 * i + 3] for i, name in enumerate(FORMS)}
+            return {name: replies[3 * i : 3 * i + 3] for i, name in enumerate(forms)}
     finally:
         await client.close()
 
 
 def test_tools_and_forms_over_http(loaded: LoadedModel, strict: bool) -> None:
-    found = asyncio.run(answers(loaded))
+    forms = {name: {**ASKED, **form} for name, form in FORMS.items()}
+    found = asyncio.run(answers(loaded, CONFIG, ServerConfig(), forms))
     for name, (plain, fast, stream) in found.items():
         assert stream == fast, name
         if strict:

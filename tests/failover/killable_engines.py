@@ -1,7 +1,9 @@
 """Real engines over the table model that can be killed, and a mixed load of which every answer is known."""
 
 import asyncio
+import os
 import random
+import signal
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,6 +12,7 @@ from typing import Protocol
 from prolepsis.core.events import Event, Finished, Tokens
 from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams
 from prolepsis.engine.client import EngineClient
+from prolepsis.engine.process.client import ProcessEngineClient
 from prolepsis.engine.step import Engine
 from prolepsis.engine.thread import ThreadEngineClient
 from prolepsis.spec.proposers.grammar import GrammarProposer
@@ -103,6 +106,20 @@ class Killer:
         while self._after and self._num_seen > self._after[0]:
             self._after.pop(0)
             kill(self.victims.pop(0))
+
+
+class ProcessKiller:
+    """Kills the process that serves after so many events."""
+
+    def __init__(self, victim: EngineClient, after: int) -> None:
+        self._victim: EngineClient | None = victim
+        self._left = after
+
+    def see(self) -> None:
+        self._left -= 1
+        if self._left < 0 and isinstance(self._victim, ProcessEngineClient):
+            os.kill(self._victim.process.pid, signal.SIGKILL)
+            self._victim = None
 
 
 async def serve(

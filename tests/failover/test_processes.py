@@ -1,19 +1,15 @@
 """An engine's process is killed with -9 under load: another takes its place, and every answer is as if nothing was."""
 
-import os
 import random
-import signal
 from dataclasses import replace
 from pathlib import Path
 
 from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams
-from prolepsis.engine.client import EngineClient
-from prolepsis.engine.process.client import ProcessEngineClient
 from prolepsis.engine.process.spawn import EngineSpawn
 from prolepsis.failover.client import FailoverClient
 from prolepsis.failover.members import Member
 from tests.exact.cuts import answers_of
-from tests.failover.killable_engines import check, serve
+from tests.failover.killable_engines import ProcessKiller, check, serve
 from tests.models.kernels import NEEDS_KERNELS
 from tests.train.targets import config_of, save_target
 
@@ -36,20 +32,6 @@ LOAD = [
 ]
 
 
-class _Killer:
-    """Kills the process that serves after so many events."""
-
-    def __init__(self, victim: EngineClient, after: int) -> None:
-        self._victim: EngineClient | None = victim
-        self._left = after
-
-    def see(self) -> None:
-        self._left -= 1
-        if self._left < 0 and isinstance(self._victim, ProcessEngineClient):
-            os.kill(self._victim.process.pid, signal.SIGKILL)
-            self._victim = None
-
-
 async def test_a_killed_process_is_replaced(tmp_path: Path) -> None:
     config = config_of(save_target(tmp_path, native=True))
     spawn = EngineSpawn(config.model_copy(update={"forward": "auto", "max_requests": 24}))
@@ -57,7 +39,7 @@ async def test_a_killed_process_is_replaced(tmp_path: Path) -> None:
     assert first.info.exactness == "strict", first.info.exactness_reason
     client = FailoverClient([Member(first, spawn.again)])
     expected = {name: answers_of(events)[name] for name, events in (await serve(client, LOAD)).items()}
-    found = await serve(client, LOAD, _Killer(first, random.Random(5).randrange(300)))
+    found = await serve(client, LOAD, ProcessKiller(first, random.Random(5).randrange(300)))
     assert check(found, expected) > 0
     assert client.health().ready
     await client.close()

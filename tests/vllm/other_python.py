@@ -41,9 +41,9 @@ def report_of(script: str, folder: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def serving(folder: Path, *options: str) -> Iterator[httpx.Client]:
-    """Run `prolepsis serve --engine vllm` with a tiny model, and yield a client of it once it is ready."""
-    target = tiny_target(folder / "target")
+def serving(folder: Path, *options: str, target: Path | None = None) -> Iterator[httpx.Client]:
+    """Run `prolepsis serve --engine vllm` with a model, and yield a client of it once it is ready."""
+    target = target or tiny_target(folder / "target")
     url = f"http://127.0.0.1:{(port := free_port())}"
     arguments = ["serve", "--engine", "vllm", "--model", str(target), "--port", str(port), *options]
     command = prolepsis(*arguments, python=os.environ[VARIABLE])
