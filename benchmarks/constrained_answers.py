@@ -136,7 +136,7 @@ async def measure(url: str, options: argparse.Namespace) -> dict[str, Counts]:
     kinds, ways = options.kinds.split(","), options.ways.split(",")
     counts = {kind: Counts() for kind in kinds}
     limits = httpx.Limits(max_connections=options.at_once)
-    async with httpx.AsyncClient(base_url=url, timeout=600, limits=limits) as http:
+    async with httpx.AsyncClient(base_url=url, timeout=None, limits=limits) as http:
         model = (await http.get("/v1/models")).raise_for_status().json()["data"][0]["id"]
 
         async def one(kind: str, number: int) -> None:
