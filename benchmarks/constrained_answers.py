@@ -1,7 +1,7 @@
 """Are tool calls and structured answers over HTTP valid, and the same however they are asked for?
 
 Usage: python -m benchmarks.constrained_answers URL [--kinds required,named,parallel,schema] [--requests 200]
-           [--at-once 16] [--max-tokens 96] [--ways off,auto,on,off-stream,auto-stream,on-stream] [--json OUT]
+           [--at-once 16] [--max-tokens 160] [--ways off,auto,on,off-stream,auto-stream,on-stream] [--json OUT]
 
 Kinds are calls of a tool of the model's choice, of a named one and of several, with generated parameters, and 55 JSON
 schemas (`structured_schemas.py`). Each request is asked in every way: by mode of speculation, whole and streamed;
@@ -29,6 +29,7 @@ from prolepsis.cli.bench.provenance import provenance
 
 WAYS = ("off", "auto", "on", "off-stream", "auto-stream", "on-stream")
 NUM_GENERATED = 50
+WAIT_S = 3600
 KINDS = ("required", "named", "parallel", "schema")
 Body = dict[str, Any]
 
@@ -136,7 +137,7 @@ async def measure(url: str, options: argparse.Namespace) -> dict[str, Counts]:
     kinds, ways = options.kinds.split(","), options.ways.split(",")
     counts = {kind: Counts() for kind in kinds}
     limits = httpx.Limits(max_connections=options.at_once)
-    async with httpx.AsyncClient(base_url=url, timeout=None, limits=limits) as http:
+    async with httpx.AsyncClient(base_url=url, timeout=WAIT_S, limits=limits) as http:
         model = (await http.get("/v1/models")).raise_for_status().json()["data"][0]["id"]
 
         async def one(kind: str, number: int) -> None:
@@ -177,7 +178,7 @@ def main() -> None:
     parser.add_argument("--ways", default=",".join(WAYS))
     parser.add_argument("--requests", type=int, default=200, help="of each kind")
     parser.add_argument("--at-once", type=int, default=16)
-    parser.add_argument("--max-tokens", type=int, default=96)
+    parser.add_argument("--max-tokens", type=int, default=160)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     begun = time.monotonic()
