@@ -87,6 +87,41 @@ def test_types_that_only_transformers_knows_are_asked_what_they_read(tmp_path: P
 
 
 @pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("gpt_neox", {"rotary_pct": 0.5}),
+        ("phi", {"partial_rotary_factor": 0.25, "qk_layernorm": False}),
+        ("stablelm", {"partial_rotary_factor": 0.5}),
+        ("glm4", {"partial_rotary_factor": 0.25, "attention_bias": True}),
+        ("nemotron", {"partial_rotary_factor": 0.25}),
+        ("gemma", {"hidden_act": "gelu_pytorch_tanh", "hidden_activation": "gelu_pytorch_tanh"}),
+        ("hunyuan_v1_dense", {"use_qk_norm": True}),
+    ],
+)
+def test_keys_of_published_models_that_only_transformers_reads_are_taken(
+    tmp_path: Path, kind: str, changes: dict[str, object]
+) -> None:
+    (tmp_path / FILE).write_text(json.dumps({**stated(kind), **changes}))
+    assert folder_config(tmp_path).model_type == kind
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("mixtral", {"partial_rotary_factor": 0.5}),
+        ("stablelm", {"rotary_pct": 0.5}),
+        ("gemma", {"hidden_act": "gelu", "hidden_activation": "gelu_pytorch_tanh"}),
+    ],
+)
+def test_keys_that_a_class_of_transformers_leaves_aside_are_refused(
+    tmp_path: Path, kind: str, changes: dict[str, object]
+) -> None:
+    (tmp_path / FILE).write_text(json.dumps({**stated(kind), **changes}))
+    with pytest.raises(ModelLoadError, match="is not read here"):
+        folder_config(tmp_path)
+
+
+@pytest.mark.parametrize(
     ("key", "value"), [("num_hidden_layers", 10**12), ("head_dim", 0), ("vocab_size", -1), ("hidden_size", 1e300)]
 )
 def test_sizes_that_no_model_has_are_refused(key: str, value: float) -> None:

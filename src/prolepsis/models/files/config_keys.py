@@ -38,7 +38,6 @@ _CHANGING: Mapping[str, tuple[object, ...]] = {
     "dim_model_base": _OFF,
     "embedding_multiplier": _ONE,
     "final_logit_softcapping": _OFF,
-    "hidden_activation": (None,),
     "is_causal": (None, True),
     "lm_head_multiplier": _ONE,
     "logit_scale": _ONE,
@@ -80,8 +79,13 @@ def _full(stated: Stated, key: str, kind: object) -> Collection[object]:
     return (None, value) if isinstance(value, list) and all(one == kind for one in value) else (None,)
 
 
+def _same_activation(stated: Stated) -> Collection[object]:
+    return (None, stated["hidden_act"]) if "hidden_act" in stated else (None,)
+
+
 _DEPENDING: Mapping[str, Callable[[Stated], Collection[object]]] = {
     "attention_multiplier": lambda stated: _score(stated, root=True),
+    "hidden_activation": _same_activation,
     "query_pre_attn_scalar": lambda stated: _score(stated, root=False),
     "sliding_window": _window,
     "layer_types": lambda stated: _full(stated, "layer_types", "full_attention"),
@@ -104,15 +108,27 @@ READ: Mapping[str, frozenset[str]] = {
     "gemma3_text": _GEMMA | _GEMMA_MORE | {"rope_local_base_freq"},
 }
 """By model type, the keys of the above that its forwards read or refuse themselves; of other types see `declared`."""
-_OF_TRANSFORMERS = frozenset({"quantization_config"})
+_WITH_TENSORS = _BIASES | {"use_qk_norm", "qk_layernorm", "num_experts", "num_local_experts", "n_routed_experts"}
+"""Keys that come with tensors: those that a class has no place for are refused by name when they are loaded."""
+_OF_TRANSFORMERS = _WITH_TENSORS | {"quantization_config"}
+_ROTATED_PARTS = ("partial_rotary_factor", "rotary_pct")
+"""Names in published files for what transformers' classes keep in `rope_parameters`."""
 
 
 def declared(config: object) -> frozenset[str]:
-    """Return the keys that transformers' class of a configuration has a field for."""
+    """Return the keys that transformers' class of a configuration reads, and those that the loading of tensors checks."""
     kind = type(config)
     named = {one.name for one in fields(kind)} if is_dataclass(kind) else set(vars(config))
     aliases: Mapping[str, str] = getattr(kind, "attribute_map", {})
-    return frozenset({*named, *aliases, *aliases.values(), *_OF_TRANSFORMERS})
+    rotated = [key for key in _ROTATED_PARTS if _rotates_a_part(kind, key)]
+    return frozenset({*named, *aliases, *aliases.values(), *rotated, *_OF_TRANSFORMERS})
+
+
+def _rotates_a_part(kind: type, key: str) -> bool:
+    """Return whether a class rotates the part of a head that `key` says: it has a default, which the key replaces."""
+    rotated = [(getattr(kind(**stated), "rope_parameters", None) or {}) for stated in ({}, {key: 0.5}, {key: 0.25})]
+    default, half, quarter = (rope.get("partial_rotary_factor") for rope in rotated)
+    return default is not None and (half, quarter) == (0.5, 0.25)
 
 
 def refuse_unread(file: Path, stated: Stated, read: Collection[str]) -> None:
