@@ -224,6 +224,11 @@ def test_numbers_that_change_nothing_are_taken(tmp_path: Path) -> None:
     open_checkpoint(written(tmp_path, {f"llama.{key}": value for key, value in neutral.items()}))
 
 
+def test_keys_of_what_reads_images_beside_the_text_are_taken(tmp_path: Path) -> None:
+    beside = {"mm.tokens_per_image": 256, "vision.block_count": 27, "vision.attention.layer_norm_epsilon": 1e-6}
+    open_checkpoint(written(tmp_path, {f"llama.{key}": value for key, value in beside.items()}))
+
+
 @pytest.mark.parametrize(
     ("changes", "named"),
     [

@@ -116,7 +116,7 @@ _ROTATED_PARTS = ("partial_rotary_factor", "rotary_pct")
 
 
 def declared(config: object) -> frozenset[str]:
-    """Return the keys that transformers' class of a configuration reads, and those that the loading of tensors checks."""
+    """Return the keys that transformers' class of a configuration reads, and those that its tensors check."""
     kind = type(config)
     named = {one.name for one in fields(kind)} if is_dataclass(kind) else set(vars(config))
     aliases: Mapping[str, str] = getattr(kind, "attribute_map", {})

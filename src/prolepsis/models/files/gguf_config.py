@@ -85,6 +85,8 @@ _HARMLESS = frozenset(
     }
 )
 """Keys that change nothing in the families read here."""
+_BESIDE_THE_TEXT = ("vision.", "audio.", "mm.")
+"""Beginnings of keys of what turns images and sounds into tokens, which a text has none of; its tensors are refused."""
 _WINDOW = "attention.sliding_window"
 _LARGEST = 1 << 24
 """No size of a model is beyond it; a file that says so is broken."""
@@ -167,7 +169,8 @@ def refuse_unread(file: "GgufFile") -> None:
     if (_optional(file, _WINDOW) or _LARGEST) >= _field(file, "context_length"):
         known.add(_WINDOW)
     for key in sorted(file.metadata):
-        if key.startswith(f"{name}.") and key.removeprefix(f"{name}.") not in known:
+        own = key.removeprefix(f"{name}.")
+        if own != key and own not in known and not own.startswith(_BESIDE_THE_TEXT):
             raise ModelLoadError(
                 f"{file.path}: {key} is {file.metadata[key]!r:.40}, which is not read here for architecture {name!r}"
             )
