@@ -18,10 +18,11 @@ class AnswerCheck:
     def __init__(self, prepared: PreparedRequest) -> None:
         self._reader = ChatReader(prepared)
         self._tools = prepared.tools
-        self._mark = prepared.formats.tools.mark if prepared.tools.callable and prepared.formats.tools else None
+        self._call_form = prepared.formats.tools if prepared.tools.callable else None
         self._form = _Form(prepared)
         self._arguments: dict[int, str] = {}
         self._content: list[str] = []
+        self._has_content = False
         self._is_broken = False
 
     @staticmethod
@@ -59,8 +60,17 @@ class AnswerCheck:
         elif piece.kind == "content":
             if self._form.is_asked:
                 self._content.append(piece.text)
-            if self._mark is not None and self._mark in piece.text and (self._tools.parallel or not self._arguments):
+            if self._opens_call(piece.text) and (self._tools.parallel or not self._arguments):
                 self._is_broken = True  # a call that could not be read is given back as content
+            self._has_content = self._has_content or bool(piece.text.strip())
+
+    def _opens_call(self, text: str) -> bool:
+        """Say whether the mark of calls stands in a part of the content where it opens one."""
+        form = self._call_form
+        if form is None:
+            return False
+        mark = form.mark.strip()
+        return not self._has_content and text.lstrip().startswith(mark) if form.at_start else mark in text
 
 
 class _Form:
