@@ -150,8 +150,16 @@ def test_names_that_mean_nothing_are_refused(tmp_path: Path) -> None:
         resolve("nobody-knows", tmp_path)
     with pytest.raises(ModelLoadError, match="neither a path"):
         Store(tmp_path).pull("../../etc")
+    with pytest.raises(ModelLoadError, match="neither a path"):
+        resolve("/".join("a" * 200 for _ in range(3)), tmp_path)
     (tmp_path / "mine").mkdir()
     assert resolve(str(tmp_path / "mine"), tmp_path) == tmp_path / "mine"
+
+
+def test_a_model_at_a_long_path_is_found(tmp_path: Path) -> None:
+    deep = tmp_path.joinpath(*("a" * 100 for _ in range(3)))
+    deep.mkdir(parents=True)
+    assert resolve(str(deep), tmp_path) == deep
 
 
 def test_a_broken_manifest_is_named(tmp_path: Path) -> None:

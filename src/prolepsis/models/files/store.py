@@ -140,7 +140,7 @@ class Store:
     def show(self, name: str) -> Manifest | None:
         """Return the manifest of model `name`, None if it is not installed."""
         file = self.folder(name) / MANIFEST
-        return read_manifest(file) if file.is_file() else None
+        return read_manifest(file) if os.path.isfile(file) else None  # of a long path too
 
     def folder(self, name: str) -> Path:
         """Return the folder of model `name`, which need not exist."""
