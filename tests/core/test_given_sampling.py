@@ -48,6 +48,7 @@ def test_what_means_nothing_is_refused_with_what_is_allowed(text: str) -> None:
         ("temperature=3", r"temperature is 3\.0; allowed: 0 to 2"),
         ("top_p=high", "top_p=high; allowed for top_p: a number"),
         ("top_k=1.5", r"top_k=1\.5; allowed for top_k: a whole number"),
+        ("top_k=2147483648", r"top_k is 2147483648; allowed: 0 \(off\) to 2147483647"),
         ("top_p=nan", "top_p is nan; allowed: 0 to 1"),
     ],
 )

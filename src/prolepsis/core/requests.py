@@ -151,7 +151,7 @@ class SamplingDefaults:
 
 _RANGES: tuple[tuple[str, str, Callable[[float], bool]], ...] = (
     ("temperature", "0 to 2", lambda v: 0 <= v <= 2),
-    ("top_k", "0 (off) or more", lambda v: v >= 0),
+    ("top_k", "0 (off) to 2147483647", lambda v: 0 <= v < 2**31),
     ("top_p", "0 to 1", lambda v: 0 <= v <= 1),
     ("min_p", "0 to 1", lambda v: 0 <= v <= 1),
     ("repetition_penalty", "above 0, up to 10", lambda v: 0 < v <= 10),

@@ -1,6 +1,7 @@
 """What generation_config.json says of ends and of sampling, and which recommendation holds."""
 
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,10 @@ def test_parameters_that_are_not_named_are_openais(tmp_path: Path) -> None:
     assert generation_sampling(tmp_path) == SamplingDefaults(temperature=0.6, top_k=20, source=FILE)
 
 
-@pytest.mark.parametrize("document", [{"temperature": 7}, {"top_p": "high"}, {"top_k": [1]}])
+@pytest.mark.parametrize(
+    "document",
+    [{"temperature": 7}, {"top_p": "high"}, {"top_k": [1]}, {"top_k": math.inf}, {"top_k": 2**31}, {"min_p": 10**400}],
+)
 def test_values_that_sampling_cannot_take_are_named(tmp_path: Path, document: dict[str, object]) -> None:
     with pytest.raises(ModelLoadError, match=FILE):
         generation_sampling(write(tmp_path, **document))

@@ -44,7 +44,7 @@ def sampling_of(named: Mapping[str, Any], source: str, place: str) -> SamplingDe
         values = {name: _PARAMETERS[name](value) for name, value in named.items()}
         found = SamplingDefaults(**values, source=source)
         found.validate()
-    except (TypeError, ValueError, InvalidParameter) as error:
+    except (TypeError, ValueError, OverflowError, InvalidParameter) as error:
         raise ModelLoadError(f"{place}: {error}") from error
     return found
 
