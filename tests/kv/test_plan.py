@@ -122,7 +122,9 @@ def test_nearly_the_same_room_gives_the_same_context() -> None:
 def test_engines_of_one_machine_share_half_of_what_is_left() -> None:
     assert share_for("auto", 1) == "auto"
     assert share_for("auto", 4) == "12.5%"
+    assert share_for("40%", 4) == "10%"
     assert share_for("2GiB", 4) == "2GiB"
+    assert share_for("some", 4) == "some"
 
 
 @pytest.mark.parametrize("text", ["0%", "101%", "-5%", "%", "some"])

@@ -118,8 +118,10 @@ def parse_budget(text: str) -> Budget:
 
 
 def share_for(budget: str, num_engines: int) -> str:
-    """Return the budget of each of several engines that start on one machine at once: `AUTO` is divided among them."""
-    return f"{AUTO_PERCENT_OF_ONE / num_engines:.4g}%" if budget == AUTO and num_engines > 1 else budget
+    """Return the budget of each of several engines that start on one machine at once: a share is divided among them."""
+    if num_engines < 2 or not (budget == AUTO or _PERCENT.fullmatch(budget)):
+        return budget
+    return f"{parse_budget(budget).percent_of_one / num_engines:.4g}%"
 
 
 def parse_bytes(text: str, *, name: str = "kv_memory") -> int:
