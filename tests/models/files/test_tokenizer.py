@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from prolepsis.core.errors import InvalidParameter, ModelLoadError
 from prolepsis.core.given_text import GivenText
 from prolepsis.models.files.tokenizer import Tokenizer, TokenizerParts
-from prolepsis.models.files.tokenizer_files import load_tokenizer
+from prolepsis.models.files.tokenizer_files import load_tokenizer, tokenizer_parts
 from tests.models.files.gguf_files import TEMPLATE, write_gguf
 from tests.models.files.vocabularies import plain_fields, tokens_of, write_vocabulary
 from tests.models.tiny import save_tiny
@@ -98,6 +98,15 @@ def test_marks_that_answers_are_read_by_are_text_however_the_model_calls_them(tm
     assert tokenizer.decode(ids) == "<think>hello</think>"
     assert tokenizer.special_token_ids == {0, 1, tokenizer.vocab["<|other|>"]}
     assert len(tokenizer.encode(GivenText("<think>"))) > 1
+
+
+def test_forms_that_a_setting_names_leave_the_fingerprint_as_it_is(tmp_path: Path) -> None:
+    theirs = byte_level()
+    theirs.add_tokens(["<think>", "</think>", "[TOOL_CALLS]"], special_tokens=True)
+    theirs.save_pretrained(tmp_path)
+    ours, named = load_tokenizer(tmp_path), load_tokenizer(tmp_path, tool_format="mistral", reasoning_format="mistral")
+    assert ours.special_token_ids != named.special_token_ids
+    assert ours.fingerprint == named.fingerprint == Tokenizer(tokenizer_parts(tmp_path)).fingerprint
 
 
 NAMED = {

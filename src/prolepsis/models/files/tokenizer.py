@@ -28,6 +28,8 @@ class TokenizerParts:
     eos_token_ids: tuple[int, ...]
     digest: str | None = None
     """SHA-256, in hexadecimal, of vocabulary and merges as the file states them; None: to be made from `backend`."""
+    as_text: frozenset[str] = frozenset()
+    """Tokens that the model calls special and that are text here, as answers are read by them."""
     formats: AnswerFormats = AnswerFormats()  # noqa: RUF009  # it is frozen
     """How the model writes calls and reasoning."""
 
@@ -133,9 +135,11 @@ class Tokenizer:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over vocabulary, merges, special tokens and chat template, in hexadecimal."""
+        """SHA-256 over vocabulary, merges, special tokens and chat template, in hexadecimal; formats change nothing."""
         if self._digest is not None:
             return hashlib.sha256(f"{self._digest}{self.chat_template}".encode()).hexdigest()
         state = json.loads(self._backend.to_str())
-        parts = [sorted(self.vocab.items()), state["model"].get("merges"), state["added_tokens"], self.chat_template]
+        as_text = self._parts.as_text
+        added = [one | {"special": one["special"] or one["content"] in as_text} for one in state["added_tokens"]]
+        parts = [sorted(self.vocab.items()), state["model"].get("merges"), added, self.chat_template]
         return hashlib.sha256(json.dumps(parts, ensure_ascii=False).encode()).hexdigest()

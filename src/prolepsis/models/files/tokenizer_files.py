@@ -1,7 +1,7 @@
 """Reads tokenizers from model folders and GGUF files."""
 
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,10 +35,13 @@ def with_formats(parts: TokenizerParts, tool_format: str = AUTO, reasoning_forma
     template = FittingTemplate(ChatTemplate(parts.template, parts.special_tokens)) if parts.template else None
     formats = answer_formats(template, tools=tool_format, reasoning=reasoning_format)
     ends = {parts.special_tokens[name] for name in ("bos_token", "eos_token") if name in parts.special_tokens}
-    backend = _with_marks_as_text(parts.backend, formats.texts, ends)
+    added = parts.backend.get_added_tokens_decoder().values()
+    special = {one.content for one in added if one.special} - ends
+    as_text = frozenset(token for token in special if any(token in mark for mark in formats.texts))
+    backend = _with_text(parts.backend, as_text)
     if formats.tools is not None and not all(_spells(backend, text.strip()) for text in formats.tools.texts):
         formats = replace(formats, tools=None)
-    return replace(parts, backend=backend, formats=formats)
+    return replace(parts, backend=backend, as_text=as_text, formats=formats)
 
 
 def _spells(backend: Backend, text: str) -> bool:
@@ -53,15 +56,13 @@ def tokenizer_parts(source: ModelSource) -> TokenizerParts:
     return gguf_parts(source if isinstance(source, GgufFile) else GgufFile(source))
 
 
-def _with_marks_as_text(backend: Backend, marks: Sequence[str], ends: Collection[str]) -> Backend:
-    """Return the tokenizer in which no token of the marks that answers are read by is special: it would not be seen."""
-    added = backend.get_added_tokens_decoder().values()
-    seen = {one.content for one in added if one.special and any(one.content in mark for mark in marks)} - set(ends)
-    if not seen:
+def _with_text(backend: Backend, as_text: Collection[str]) -> Backend:
+    """Return the tokenizer in which these tokens are not special: they would not be seen."""
+    if not as_text:
         return backend
     state = json.loads(backend.to_str())
     for one in state["added_tokens"]:
-        one["special"] = one["special"] and one["content"] not in seen
+        one["special"] = one["special"] and one["content"] not in as_text
     return Backend.from_str(json.dumps(state))
 
 
