@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from prolepsis.models.answer_formats.answer_parser import AnswerParser
 from prolepsis.models.answer_formats.call_reader import Piece
 from prolepsis.models.answer_formats.formats import AnswerFormats, Thinking
-from prolepsis.models.answer_formats.reasoning import THINK
-from prolepsis.models.answer_formats.tool_format import Function
+from prolepsis.models.answer_formats.reasoning import REASONING_FORMATS, THINK
+from prolepsis.models.answer_formats.table import TOOL_FORMATS
+from prolepsis.models.answer_formats.tool_format import Call, Function
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": [1, "}</tool_call>\\""], "b": {}}}\n</tool_call>'
 FORMATS = AnswerFormats(reasoning=THINK)
@@ -24,7 +25,10 @@ def parse(
     parts: Sequence[str], thinking: Thinking = Thinking.NONE, *, tools: bool = True, required: bool = False
 ) -> dict[str, object]:
     """Return content, reasoning and calls of an answer that comes in `parts`."""
-    parser = AnswerParser(FORMATS, thinking, FUNCTIONS if tools else (), required=required)
+    return read(AnswerParser(FORMATS, thinking, FUNCTIONS if tools else (), required=required), parts)
+
+
+def read(parser: AnswerParser, parts: Sequence[str]) -> dict[str, object]:
     pieces: list[Piece] = []
     for part in parts:
         pieces += parser.push(part)
@@ -116,6 +120,34 @@ def test_any_split_gives_the_same_answer(text: str, cuts: list[int], thinking: T
     bounds = [0, *sorted(cut for cut in cuts if cut < len(text)), len(text)]
     parts = [text[a:b] for a, b in pairwise(bounds)]
     assert parse(parts, thinking, tools=tools) == parse([text], thinking, tools=tools)
+
+
+FENCED = '```json\n{"name": "f", "arguments": {}}\n```'
+
+
+@pytest.mark.parametrize(
+    ("form", "reasoning", "text"),
+    [
+        ("hermes", "think", f"Hi {FENCED} there"),
+        ("hermes", "think", f" \n{FENCED}\n<tool_call>no call"),
+        ("command-r", "think", f"Hi {TOOL_FORMATS['command-r'].write([Call('f', {})])}```py\nx\n```"),
+        ("command-r", "think", "Hi Action:\n```jsonf("),
+        ("pythonic", "mistral", " [THINK]So.[/THINK][f()]"),
+        ("granite", "think", "<|tool_call|>[no call] "),
+    ],
+)
+@pytest.mark.parametrize("required", [False, True])
+def test_marks_that_hold_or_begin_others_are_read_alike_in_any_split(
+    form: str, reasoning: str, text: str, required: bool
+) -> None:
+    formats = AnswerFormats(TOOL_FORMATS[form], REASONING_FORMATS[reasoning])
+
+    def found(parts: Sequence[str]) -> dict[str, object]:
+        return read(AnswerParser(formats, Thinking.POSSIBLE, FUNCTIONS, required=required, reads_fenced=True), parts)
+
+    whole = found([text])
+    assert found(list(text)) == whole
+    assert all(found([text[:i], text[i:]]) == whole for i in range(len(text)))
 
 
 @settings(max_examples=300, deadline=None)

@@ -98,12 +98,12 @@ class AnswerParser:
             self._open("thought")
             return True
         mark = self._call_mark if self._at_start else ""
+        if not ended and any(len(text) < len(one) and one.startswith(text) for one in (start, mark)):
+            return False
         if mark and text.startswith(mark):
             self._held = text
             self._begin_calls()
             return True
-        if not ended and any(one and one.startswith(text) for one in (start, mark)):
-            return False
         self._state = "text"
         return True
 
@@ -121,22 +121,15 @@ class AnswerParser:
             self._held = self._held.lstrip()
             self._after_mark = not self._held
         found = min(((at, -len(mark), mark) for mark in marks if (at := self._held.find(mark)) >= 0), default=None)
-        if found is not None and self._is_certain(found[0], marks, ended=ended):
+        begun = len(self._held) - max((_begun(self._held, mark) for mark in marks), default=0)
+        if found is not None and (ended or found[0] < begun):
             return self._mark(pieces, kind, found[0], found[2], ended=ended)
-        if found is not None:
-            kept = len(self._held) - len(self._held[: found[0]].rstrip())
-        else:
-            is_cut = ended and self._required and self._form is not None and self._call_mark in marks
-            holds = is_cut or not ended
-            kept = max((_held_back(self._held, mark) for mark in marks), default=0) if holds else 0
+        is_cut = ended and self._required and self._form is not None and self._call_mark in marks
+        holds = bool(marks) and (is_cut or not ended)
+        kept = len(self._held) - len(self._held[:begun].rstrip()) if holds else 0
         self._add(pieces, kind, self._held[: len(self._held) - kept])
         self._held = self._held[len(self._held) - kept :]
         return False
-
-    def _is_certain(self, at: int, marks: Sequence[str], *, ended: bool) -> bool:
-        """Say whether no longer mark may yet turn out to begin at the same place."""
-        rest = self._held[at:]
-        return ended or not any(len(mark) > len(rest) and mark.startswith(rest) for mark in marks)
 
     def _mark(self, pieces: list[Piece], kind: PieceKind, at: int, mark: str, *, ended: bool) -> bool:
         """Read a mark at a place of the held text."""
@@ -159,8 +152,9 @@ class AnswerParser:
         """Read a fenced text: a call of a function that there is, or content."""
         block = fenced_call(self._held[at:], self._functions, ended=ended)
         if block is None:
-            self._add(pieces, "content", self._held[:at])
-            self._held = self._held[at:]
+            before = self._held[:at].rstrip()
+            self._add(pieces, "content", before)
+            self._held = self._held[len(before) :]
             return False
         length, calls = block
         before = self._held[:at] if not calls else self._held[:at].rstrip()
@@ -199,11 +193,9 @@ class AnswerParser:
             pieces.append(Piece(kind, text))
 
 
-def _held_back(text: str, mark: str) -> int:
-    """Return how much of the end of `text` may yet turn out to belong to `mark`: white space and its beginning."""
-    start = next((n for n in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:n])), 0)
-    before = text[: len(text) - start]
-    return start + len(before) - len(before.rstrip())
+def _begun(text: str, mark: str) -> int:
+    """Return how many characters at the end of `text` may yet turn out to be the beginning of `mark`."""
+    return next((n for n in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:n])), 0)
 
 
 def _joined(pieces: list[Piece]) -> list[Piece]:

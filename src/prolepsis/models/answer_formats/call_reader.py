@@ -45,7 +45,7 @@ def _patterns(form: ToolFormat) -> _Patterns:
     return _Patterns(
         re.compile(pattern_of(form.begin) + call),
         None if another is None else re.compile(another),
-        re.compile(pattern_of(closing)) if closing else None,
+        re.compile(pattern_of(closing).removesuffix(r"\s*")) if closing else None,
     )
 
 
