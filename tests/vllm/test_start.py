@@ -56,6 +56,14 @@ def test_the_kv_cache_of_vllm_is_planned_as_our_own(tmp_path: Path) -> None:
         plan_kv(short.model_copy(update={"max_model_len": 4096}), tmp_path)
 
 
+def test_the_kv_cache_of_a_model_without_attention_is_as_stated(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mamba", "num_hidden_layers": 2}))
+    stated = EngineConfig(model=str(tmp_path), kv_memory="64MiB", max_model_len=512)
+    assert plan_kv(stated, tmp_path) == (64 << 20, 512)
+    with pytest.raises(ConfigError, match="kv_memory is 'auto'; allowed: a positive amount"):
+        plan_kv(EngineConfig(model=str(tmp_path)), tmp_path)
+
+
 def start_over(*planes: TablePlane) -> VllmStart:
     left = iter(planes)
     return VllmStart(config(), INFO, (EOS,), byte_level(""), lambda: next(left))

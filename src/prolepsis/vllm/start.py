@@ -22,7 +22,7 @@ from prolepsis.engine.observer import EngineObserver
 from prolepsis.engine.start import Running, loading_again
 from prolepsis.grammar.grammars import Grammars
 from prolepsis.kv.machine import memory_of
-from prolepsis.kv.memory import MemoryUse, PageShape, Room, plan_pages
+from prolepsis.kv.memory import MemoryUse, PageShape, Room, parse_bytes, plan_pages
 from prolepsis.models.files.config import for_transformers
 from prolepsis.models.files.export import export_model
 from prolepsis.models.files.generation_config import generation_eos, json_object, token_ids
@@ -165,15 +165,18 @@ VLLM_ITSELF = MemoryUse("vLLM itself", 2 << 30)
 def plan_kv(config: EngineConfig, folder: Path) -> tuple[int, int | None]:
     """Return the bytes of vLLM's K/V and the longest sequence, planned as for our own engine; None: as vLLM finds it.
 
+    Of a model without attention, or without a longest context, nothing can be planned: its memory must be an amount.
     Raises `MemoryPlanError` for what does not fit, `ConfigError` for a length that the model cannot hold.
     """
     model = for_transformers(folder_config(folder)).get_text_config()
-    limit = max_positions(model)
+    try:
+        limit, page = max_positions(model), PAGE_SIZE * _token_bytes(model)
+    except AttributeError:
+        return parse_bytes(config.kv_memory), config.max_model_len
     length = context_length(config, limit)
     memory = memory_of(str(pick_device(config.device)))
     weights = MemoryUse("weights", least_loaded_bytes(folder, "bf16"))
     room = Room(memory.place, memory.free, [weights, VLLM_ITSELF])
-    page = PAGE_SIZE * _token_bytes(model)
     shape = PageShape(page, PAGE_SIZE, length, config.max_requests, is_cuttable=config.max_model_len is None)
     plan = plan_pages(config.kv_memory, shape, room)
     warn_of_cut(plan.max_model_len, length, config.kv_memory, room)
