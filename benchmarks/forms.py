@@ -45,6 +45,8 @@ CONTROLS = (
     "<|message|>",
     "<|start|>",
     "<|end|>",
+    "<|call|>",
+    "<|return|>",
 )
 MARKS = (
     *("<tool_call>", "</tool_call>", "<think>", "</think>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),

@@ -67,7 +67,7 @@ def test_the_wheel_serves_an_answer(installed: Path, tmp_path: Path) -> None:
     command = [str(installed), "serve", "--port", str(port), *settings]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     with serving(command, f"{url}/health/ready", tmp_path / "log", environment):
-        body = {"model": model, "prompt": "hello", "max_tokens": 4}
+        body = {"model": Path(model).name, "prompt": "hello", "max_tokens": 4, "ignore_eos": True}
         reply = httpx.post(f"{url}/v1/completions", json=body, timeout=60)
         pages = httpx.get(f"{url}/console/runbooks", timeout=60)
     assert reply.json()["usage"]["completion_tokens"] == 4, reply.text

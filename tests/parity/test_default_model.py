@@ -55,7 +55,9 @@ def test_its_template_writes_the_turns(tokenizer: Tokenizer) -> None:
     prompt = tokenizer.apply_chat_template(CHAT)
     text = tokenizer.decode(prompt, skip_special_tokens=False)
     assert text.endswith("<|im_start|>user\nWhat is 12 + 30?<|im_end|>\n<|im_start|>assistant\n")
-    assert tokenizer.eos_token_ids == (tokenizer.vocab["<|im_end|>"], tokenizer.vocab["<|endoftext|>"])
+    assert tokenizer.eos_token_ids == tuple(
+        tokenizer.vocab[end] for end in ("<|im_end|>", "<|endoftext|>", "<reponame>")
+    )
 
 
 @torch.no_grad()
