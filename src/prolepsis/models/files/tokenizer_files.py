@@ -45,8 +45,9 @@ def with_formats(parts: TokenizerParts, tool_format: str = AUTO, reasoning_forma
 
 
 def _spells(backend: Backend, text: str) -> bool:
+    """Say whether tokens give the text back; some tokenizers put a space behind added tokens, as a reader allows."""
     tokens = backend.encode(f"a {text} b", add_special_tokens=False).ids
-    return text in backend.decode(tokens, skip_special_tokens=False)
+    return "".join(text.split()) in "".join(backend.decode(tokens, skip_special_tokens=False).split())
 
 
 def tokenizer_parts(source: ModelSource) -> TokenizerParts:
