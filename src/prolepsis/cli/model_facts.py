@@ -68,11 +68,8 @@ def _forms_of_answers(source: "ModelSource", settings: Settings) -> dict[str, ob
     """Return how the model writes tool calls and reasoning; nothing of files that cannot be read."""
     from prolepsis.models.files.tokenizer_files import load_tokenizer
 
-    config = settings.engine
     try:
-        formats = load_tokenizer(
-            source, tool_format=config.tool_format, reasoning_format=config.reasoning_format
-        ).formats
+        formats = load_tokenizer(source, settings.engine).formats
     except ModelLoadError as error:
         note(f"no form of tool calls is known: {error}")
         return {}

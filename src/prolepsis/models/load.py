@@ -71,7 +71,7 @@ def load_model(config: EngineConfig, name: str | None = None) -> LoadedModel:
     name = model_name(given, source, config.model_dir)
     _check_room(source, name, config.weights, device)
     checkpoint = open_checkpoint(source)
-    tokenizer = load_tokenizer(source, tool_format=config.tool_format, reasoning_format=config.reasoning_format)
+    tokenizer = load_tokenizer(source, config)
     check_ids(checkpoint, tokenizer)
     rows = checkpoint.config.vocab_size
     checkpoint = replace(checkpoint, ends=tuple(token for token in tokenizer.eos_token_ids if token < rows))

@@ -49,7 +49,7 @@ def start_upstream(
     urls, headers = _urls(config), _headers(config)
     path = resolve(config.model, config.model_dir)
     source = open_model(path)
-    tokenizer = load_tokenizer(source, tool_format=config.tool_format, reasoning_format=config.reasoning_format)
+    tokenizer = load_tokenizer(source, config)
     silent_s = config.stuck_after_s or None
     pools = [
         Pool(name, url, _api(config, tokenizer), tokenizer, headers=headers, silent_s=silent_s)

@@ -129,7 +129,7 @@ def start_vllm(config: EngineConfig, observer: EngineObserver | None = None) -> 
         more=read_more(config.vllm_args),
     )
     plane = VllmDataPlane(settings)
-    tokenizer = load_tokenizer(folder, tool_format=config.tool_format, reasoning_format=config.reasoning_format)
+    tokenizer = load_tokenizer(folder, config)
     weights = weights_identity(folder)
     forward = f"vllm-{VERSION}"
     reason = EXACTNESS

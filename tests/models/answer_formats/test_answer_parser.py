@@ -14,6 +14,7 @@ from prolepsis.models.answer_formats.formats import AnswerFormats, Thinking
 from prolepsis.models.answer_formats.reasoning import REASONING_FORMATS, THINK
 from prolepsis.models.answer_formats.table import TOOL_FORMATS
 from prolepsis.models.answer_formats.tool_format import Call, Function
+from tests.models.answer_formats.reading import read_all
 
 CALL = '<tool_call>\n{"name": "add", "arguments": {"a": [1, "}</tool_call>\\""], "b": {}}}\n</tool_call>'
 FORMATS = AnswerFormats(reasoning=THINK)
@@ -29,21 +30,8 @@ def parse(
 
 
 def read(parser: AnswerParser, parts: Sequence[str]) -> dict[str, object]:
-    pieces: list[Piece] = []
-    for part in parts:
-        pieces += parser.push(part)
-    pieces += parser.finish()
-    assert all(piece.text or piece.kind == "call" for piece in pieces)
-    calls: list[list[str]] = []
-    for piece in pieces:
-        if piece.kind == "call":
-            calls.append([piece.text, ""])
-        elif piece.kind == "arguments":
-            assert piece.call == len(calls) - 1
-            calls[-1][1] += piece.text
-    text = {kind: "".join(p.text for p in pieces if p.kind == kind) for kind in ("content", "reasoning")}
-    assert parser.num_calls == len(calls)
-    return {**text, "calls": calls}
+    found = read_all(parser, parts)
+    return {**found._asdict(), "calls": [list(call) for call in found.calls]}
 
 
 @pytest.mark.parametrize(

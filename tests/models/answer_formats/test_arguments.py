@@ -21,6 +21,7 @@ from prolepsis.models.answer_formats.answer_parser import AnswerParser
 from prolepsis.models.answer_formats.formats import AnswerFormats
 from prolepsis.models.answer_formats.table import ROWS, TOOL_FORMATS
 from prolepsis.models.answer_formats.tool_format import Call, ToolFormat
+from tests.models.answer_formats.reading import read_all
 
 BYTES = llguidance.LLTokenizer("byte")
 Schema = dict[str, Any]
@@ -109,10 +110,8 @@ def generated(matcher: llguidance.LLMatcher, draw: random.Random) -> str | None:
 
 def read(form: ToolFormat, parts: Sequence[str], use: ToolUse) -> tuple[str, list[tuple[str, str]]]:
     parser = AnswerParser(AnswerFormats(form), functions=use.functions, parallel=use.parallel, required=use.required)
-    pieces = [piece for part in parts for piece in parser.push(part)] + parser.finish()
-    names = [piece.text for piece in pieces if piece.kind == "call"]
-    arguments = ["".join(p.text for p in pieces if (p.kind, p.call) == ("arguments", i)) for i in range(len(names))]
-    return "".join(p.text for p in pieces if p.kind == "content"), list(zip(names, arguments, strict=True))
+    found = read_all(parser, parts)
+    return found.content, found.calls
 
 
 @pytest.mark.parametrize("form", ROWS, ids=lambda row: row.name)

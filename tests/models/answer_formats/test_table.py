@@ -19,6 +19,7 @@ from prolepsis.models.answer_formats.reasoning import ROWS as REASONING
 from prolepsis.models.answer_formats.reasoning import ReasoningFormat
 from prolepsis.models.answer_formats.table import ROWS
 from prolepsis.models.answer_formats.tool_format import Call, ToolFormat
+from tests.models.answer_formats.reading import read_all
 
 BYTES = llguidance.LLTokenizer("byte")
 PLACE = {
@@ -64,15 +65,8 @@ def read(
 ) -> tuple[str, str, list[tuple[str, object]]]:
     """Return content, reasoning and calls of an answer."""
     parser = AnswerParser(AnswerFormats(form, reasoning), thinking, FUNCTIONS)
-    pieces = [piece for part in parts for piece in parser.push(part)] + parser.finish()
-    calls: list[list[str]] = []
-    for piece in pieces:
-        if piece.kind == "call":
-            calls.append([piece.text, ""])
-        elif piece.kind == "arguments":
-            calls[piece.call][1] += piece.text
-    content, thought = ("".join(p.text for p in pieces if p.kind == kind) for kind in ("content", "reasoning"))
-    return content, thought, [(name, json.loads(arguments)) for name, arguments in calls]
+    found = read_all(parser, parts)
+    return found.content, found.reasoning, [(name, json.loads(arguments)) for name, arguments in found.calls]
 
 
 def called(calls: Sequence[Call]) -> list[tuple[str, object]]:

@@ -15,6 +15,7 @@ from prolepsis.models.answer_formats.choose import answer_formats
 from prolepsis.models.answer_formats.formats import AnswerFormats
 from prolepsis.models.answer_formats.tool_format import Call
 from prolepsis.models.files.chat_template import ChatTemplate
+from tests.models.answer_formats.reading import read_all
 from tests.models.families import FOLDER, NEEDS_PUBLISHED
 
 pytestmark = NEEDS_PUBLISHED
@@ -58,15 +59,8 @@ def of(path: Path) -> tuple[ChatTemplate, AnswerFormats]:
 
 
 def read(formats: AnswerFormats, text: str) -> list[tuple[str, object]]:
-    parser = AnswerParser(formats, functions=USE.functions)
-    pieces = [piece for char in text for piece in parser.push(char)] + parser.finish()
-    calls: list[list[str]] = []
-    for piece in pieces:
-        if piece.kind == "call":
-            calls.append([piece.text, ""])
-        elif piece.kind == "arguments":
-            calls[piece.call][1] += piece.text
-    return [(name, json.loads(arguments)) for name, arguments in calls]
+    found = read_all(AnswerParser(formats, functions=USE.functions), list(text))
+    return [(name, json.loads(arguments)) for name, arguments in found.calls]
 
 
 @pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.stem)

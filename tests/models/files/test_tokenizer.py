@@ -9,6 +9,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from prolepsis.core.config import EngineConfig
 from prolepsis.core.errors import InvalidParameter, ModelLoadError
 from prolepsis.core.given_text import GivenText
 from prolepsis.models.files.tokenizer import Tokenizer, TokenizerParts
@@ -104,7 +105,8 @@ def test_forms_that_a_setting_names_leave_the_fingerprint_as_it_is(tmp_path: Pat
     theirs = byte_level()
     theirs.add_tokens(["<think>", "</think>", "[TOOL_CALLS]"], special_tokens=True)
     theirs.save_pretrained(tmp_path)
-    ours, named = load_tokenizer(tmp_path), load_tokenizer(tmp_path, tool_format="mistral", reasoning_format="mistral")
+    config = EngineConfig(tool_format="mistral", reasoning_format="mistral")
+    ours, named = load_tokenizer(tmp_path), load_tokenizer(tmp_path, config)
     assert ours.special_token_ids != named.special_token_ids
     assert ours.fingerprint == named.fingerprint == Tokenizer(tokenizer_parts(tmp_path)).fingerprint
 

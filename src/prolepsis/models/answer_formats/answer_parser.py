@@ -44,7 +44,6 @@ class AnswerParser:
         self._space = ""
         """White space before the last mark."""
         self._after_mark = False
-        self._has_content = False
         self._calls: CallReader | None = None
         if thinking is Thinking.OPENED:
             self._open("thought")
@@ -156,14 +155,13 @@ class AnswerParser:
             self._add(pieces, "content", before)
             self._held = self._held[len(before) :]
             return False
-        length, calls = block
-        before = self._held[:at] if not calls else self._held[:at].rstrip()
-        self._add(pieces, "content", before if calls else self._held[: at + length])
-        for name, arguments in calls:
-            pieces += (Piece("call", name, self.num_calls), Piece("arguments", arguments, self.num_calls))
+        length, call = block
+        self._add(pieces, "content", self._held[: at + length] if call is None else self._held[:at].rstrip())
+        if call is not None:
+            pieces += call.pieces(self.num_calls)
             self.num_calls += 1
         self._held = self._held[at + length :]
-        self._after_mark = bool(calls)
+        self._after_mark = call is not None
         return True
 
     def _open(self, state: Literal["start", "text", "thought"]) -> None:

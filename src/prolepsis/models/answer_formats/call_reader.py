@@ -96,12 +96,15 @@ class CallReader:
         end = closing.search(text, len(self._form.mark)) if closing is not None else None
         if end is None and (self._required or not ended):
             return text
-        body, rest = (text[len(self._form.mark) :], "") if end is None else (text[: end.start()], text[end.end() :])
-        body = body if end is None else body[len(self._form.mark) :]
-        if not self._whole(body, pieces):
-            self.refused = text[: len(text) - len(rest)]
         self._state = "done"
-        return rest
+        last, rest = (len(text), len(text)) if end is None else end.span()
+        call = json_call(text[len(self._form.mark) : last])  # one written otherwise, such as with its arguments first
+        if call is None:
+            self.refused = text[:rest]
+        else:
+            pieces += call.pieces(self.num_calls)
+            self.num_calls += 1
+        return text[rest:]
 
     def _begin(self, name: str, pieces: list[Piece]) -> None:
         pieces.append(Piece("call", name, self.num_calls))
@@ -109,16 +112,6 @@ class CallReader:
         function = self._functions.get(name, Function(name, {"type": "object"}))
         self._arguments = self._form.arguments.reader(function, self._form.tail)
         self._state = "arguments"
-
-    def _whole(self, body: str, pieces: list[Piece]) -> bool:
-        """Read a call that is written otherwise, such as with its arguments first."""
-        call = json_call(body)
-        if call is None:
-            return False
-        pieces.append(Piece("call", call[0], self.num_calls))
-        pieces.append(Piece("arguments", call[1], self.num_calls))
-        self.num_calls += 1
-        return True
 
     def _read_arguments(self, text: str, pieces: list[Piece]) -> str:
         assert self._arguments is not None, "a call begins before its arguments"
@@ -150,8 +143,20 @@ class CallReader:
         return text[end.end() :]
 
 
-def json_call(text: str) -> tuple[str, str] | None:
-    """Return name and arguments of a call that is an object of JSON, None for any other text."""
+@dataclass(frozen=True, slots=True)
+class JsonCall:
+    """A call that is one object of JSON."""
+
+    name: str
+    arguments: str
+
+    def pieces(self, number: int) -> tuple[Piece, Piece]:
+        """Return the call as the answer's `number`-th."""
+        return Piece("call", self.name, number), Piece("arguments", self.arguments, number)
+
+
+def json_call(text: str) -> JsonCall | None:
+    """Return the call that a text is, None for any other text."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -159,7 +164,8 @@ def json_call(text: str) -> tuple[str, str] | None:
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return None
     arguments = value.get("arguments", value.get("parameters", {}))
-    return value["name"], arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return JsonCall(value["name"], written)
 
 
 def is_json_object(text: str) -> bool:

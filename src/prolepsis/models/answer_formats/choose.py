@@ -85,7 +85,9 @@ _TOOLS = [
 def _found(template: Template) -> AnswerFormats:
     told, written = _rendered(template, []), _written(template, 1)
     shows_tools = told is not None and _CALLS[0].name in told
-    found = AnswerFormats(HERMES, _reasoning(template), shows_tools=shows_tools, shows_results=_shows_results(template))
+    found = AnswerFormats(
+        HERMES, _reasoning(template, told), shows_tools=shows_tools, shows_results=_shows_results(template)
+    )
     answer = written.rpartition(_QUESTION)[2] if written is not None else ""
     row = next((row for row in ROWS if row.write(_CALLS[:1]) in answer), None)
     row = row or next((row for row in ROWS if not row.at_start and _reads(row, answer, 1)), None)
@@ -96,9 +98,9 @@ def _found(template: Template) -> AnswerFormats:
     return replace(found, tools=next((row for row in ROWS if any(one in template.source for one in row.hints)), HERMES))
 
 
-def _reasoning(template: Template) -> ReasoningFormat | None:
+def _reasoning(template: Template, prompt: str | None) -> ReasoningFormat | None:
     thought = {"role": "assistant", "content": "So.", "reasoning_content": "Hm."}
-    text = template.source + "".join(_rendered(template, more) or "" for more in ([], [thought]))
+    text = template.source + (prompt or "") + (_rendered(template, [thought]) or "")
     return next((row for row in REASONING_ROWS if row.end in text and (row is THINK or row.start in text)), None)
 
 

@@ -16,6 +16,10 @@ class JsonArguments:
     margin: int = 0
     """Spaces before each further line of an indented object."""
 
+    @property
+    def texts(self) -> tuple[str, ...]:
+        return ()
+
     def write(self, arguments: Mapping[str, object]) -> str:
         text = json.dumps(arguments, ensure_ascii=False, indent=4 if self.is_indented else None)
         return text.replace("\n", "\n" + " " * self.margin)

@@ -9,13 +9,15 @@ from dataclasses import dataclass
 from prolepsis.core.requests import JSON_STYLE
 from prolepsis.models.answer_formats.json_arguments import object_schema
 from prolepsis.models.answer_formats.schemas import (
-    KEY,
+    KEY_PATTERN,
     Schema,
     checked_choices,
+    choices_of,
     length_bound,
-    listed,
     named_properties,
     resolved,
+    takes_others,
+    values_of,
 )
 from prolepsis.models.answer_formats.tool_format import Function, lark_quoted, lark_sequence, pattern_of
 
@@ -119,12 +121,10 @@ class LiteralRules:
         reference = schema.get("$ref")
         if isinstance(reference, str):
             return self._referred(reference)
-        if "enum" in schema or "const" in schema:
-            values = listed(schema["enum"]) if "enum" in schema else [schema["const"]]
+        if (values := values_of(schema)) is not None:
             written = [self._notation.write(one) for one in values if self._notation.holds(one)]
             return "(" + " | ".join(map(lark_quoted, checked_choices(written, values))) + ")"
-        choices = [*listed(schema.get("anyOf")), *listed(schema.get("oneOf"))]
-        if choices:
+        if choices := choices_of(schema):
             return "(" + " | ".join(self.value(one) for one in choices) + ")"
         kinds = schema.get("type")
         if isinstance(kinds, list):
@@ -155,7 +155,7 @@ class LiteralRules:
         properties, required = named_properties(schema, of, kept)
         between = lark_quoted(notation.separator)
         if not properties:
-            if schema.get("additionalProperties", "properties" not in schema) in (False, None):
+            if not takes_others(schema):
                 return ""
             key = self.text() if quoted else "/[A-Za-z_][A-Za-z0-9_]*/"
             pair = self._rule(f"{key} {lark_quoted(equals)} {self.value(schema.get('additionalProperties'))}")
@@ -271,7 +271,7 @@ class _Parser:
         while not end.match(self._text, self.at):
             if values:
                 self._take(re.compile(pattern_of(self._notation.separator)))
-            key = str(self.value()) if quoted else self._take(re.compile(rf"{KEY}?(?={equals.pattern})"))
+            key = str(self.value()) if quoted else self._take(re.compile(rf"{KEY_PATTERN}?(?={equals.pattern})"))
             self._take(equals)
             values[key] = self.value()
         return values

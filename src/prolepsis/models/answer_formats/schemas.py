@@ -7,7 +7,7 @@ from prolepsis.core.errors import InvalidParameter
 
 Schema = Mapping[str, object]
 _KEY = re.compile(r"""[^\s<>"'=\[\](){}|\\]+""")
-KEY = _KEY.pattern
+KEY_PATTERN = _KEY.pattern
 _MOST_COUNTED = 2000
 """Longer limits of a text's length are not enforced."""
 _ALL = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
@@ -16,6 +16,23 @@ _OF_TYPE = {str: "string", bool: "boolean", int: "integer", float: "number", dic
 
 def listed(value: object) -> list[object]:
     return value if isinstance(value, list) else []
+
+
+def values_of(part: Schema) -> list[object] | None:
+    """Return the values that a schema lists; None: it lists none."""
+    if "enum" in part:
+        return listed(part["enum"])
+    return [part["const"]] if "const" in part else None
+
+
+def choices_of(part: Schema) -> list[object]:
+    """Return the schemas of which a value has to fit one."""
+    return [*listed(part.get("anyOf")), *listed(part.get("oneOf"))]
+
+
+def takes_others(schema: Schema) -> bool:
+    """Return whether an object without named properties may have any."""
+    return schema.get("additionalProperties", "properties" not in schema) not in (False, None)
 
 
 def kind_of(value: object) -> str:
@@ -48,11 +65,11 @@ def kinds_of(part: Schema, root: Schema, within: frozenset[object] = frozenset()
         return frozenset()
     within |= {part["$ref"]} if "$ref" in part else frozenset()
     part = resolved(part, root)
-    kind, choices = part.get("type"), [*listed(part.get("anyOf")), *listed(part.get("oneOf"))]
+    kind, choices, values = part.get("type"), choices_of(part), values_of(part)
     if isinstance(kind, str | list):
         kinds = frozenset(one for one in ([kind] if isinstance(kind, str) else kind) if isinstance(one, str))
-    elif "enum" in part or "const" in part:
-        kinds = frozenset(kind_of(one) for one in (listed(part["enum"]) if "enum" in part else [part["const"]]))
+    elif values is not None:
+        kinds = frozenset(map(kind_of, values))
     elif choices:
         kinds = frozenset().union(*(kinds_of(one, root, within) if isinstance(one, dict) else _ALL for one in choices))
     else:
@@ -66,10 +83,9 @@ def fits(value: object, part: Schema, root: Schema, within: frozenset[object] = 
         return False
     within |= {part["$ref"]} if "$ref" in part else frozenset()
     part = resolved(part, root)
-    if "enum" in part or "const" in part:
-        values = listed(part["enum"]) if "enum" in part else [part["const"]]
+    if (values := values_of(part)) is not None:
         return any(value == one and kind_of(value) == kind_of(one) for one in values)
-    choices = [one for one in (*listed(part.get("anyOf")), *listed(part.get("oneOf"))) if isinstance(one, dict)]
+    choices = [one for one in choices_of(part) if isinstance(one, dict)]
     if choices and "type" not in part:
         return any(fits(value, one, root, within) for one in choices)
     return kind_of(value) in kinds_of(part, root)

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from prolepsis.core.requests import JSON_STYLE
-from prolepsis.models.answer_formats import schemas
 from prolepsis.models.answer_formats.json_arguments import object_schema
 from prolepsis.models.answer_formats.literal_arguments import PYTHON, LiteralRules, python_value
 from prolepsis.models.answer_formats.schemas import (
+    KEY_PATTERN,
     Schema,
     checked_choices,
     fits,
@@ -19,6 +19,8 @@ from prolepsis.models.answer_formats.schemas import (
     listed,
     named_properties,
     resolved,
+    takes_others,
+    values_of,
 )
 from prolepsis.models.answer_formats.tool_format import Function, lark_quoted, lark_sequence, pattern_of
 
@@ -68,11 +70,10 @@ class TaggedArguments:
         return _PLACE.sub(lambda found: places[found[1]], self.parameter)
 
     def grammar(self, function: Function, rule: str) -> tuple[str, list[str]]:
-        schema = resolved(object_schema(function), object_schema(function))
+        schema = _root(function)
         properties, required = named_properties(schema, function.name)
         if not properties:
-            may_have_more = schema.get("additionalProperties", "properties" not in schema) not in (False, None)
-            return self._any(rule) if may_have_more else ("", [])
+            return self._any(rule) if takes_others(schema) else ("", [])
         rules, names = list[str](), list[str]()
         for number, (key, part) in enumerate(properties.items()):
             name = f"{rule}_{number}"
@@ -133,8 +134,7 @@ class TaggedReader:
         self._tail = re.compile(r"\s*" + pattern_of(tail))
         self._between = re.compile(pattern_of(arguments.between))
         self._close = arguments.close
-        schema = object_schema(function)
-        self._root = resolved(schema, schema)
+        self._root = _root(function)
         self._tells_texts = arguments.tells_texts
         self._python_too = arguments.python_too
         self._is_cdata = arguments.is_cdata
@@ -209,12 +209,17 @@ class TaggedReader:
         return json.dumps(value, ensure_ascii=False)
 
 
+def _root(function: Function) -> Schema:
+    schema = object_schema(function)
+    return resolved(schema, schema)
+
+
 def _inside(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)[1:-1]
 
 
 def _pattern(opening: str) -> str:
-    places = {KEY: rf"(?P<key>{schemas.KEY})", IS_STRING: r"(?P<kind>\w+)", TYPE: r"(?P<kind>\w+)"}
+    places = {KEY: rf"(?P<key>{KEY_PATTERN})", IS_STRING: r"(?P<kind>\w+)", TYPE: r"(?P<kind>\w+)"}
     *parts, last = _PLACE.split(opening)
     return r"\s*" + "".join(places.get(part) or pattern_of(part) for part in parts) + re.escape(last)
 
@@ -246,8 +251,7 @@ def _without_strings(part: Schema, root: Schema, kinds: frozenset[str]) -> dict[
 
 def _string(part: Schema, close: str) -> str:
     """Return the rest of the rule of a text up to its closing mark, as far as its schema bounds it."""
-    listed_values = listed(part.get("enum", [part["const"]] if "const" in part else None))
-    if choices := [one for one in listed_values if isinstance(one, str)]:
+    if choices := [one for one in values_of(part) or () if isinstance(one, str)]:
         written = [one + close for one in choices if (one + close).find(close) == len(one)]
         return ": " + " | ".join(map(lark_quoted, checked_choices(written, choices)))
     return f"[lazy]: /(.|\\n){length_bound(part)}/ {lark_quoted(close)}"

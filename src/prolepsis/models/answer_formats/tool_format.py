@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from prolepsis.core.given_text import joined
-
-Schema = Mapping[str, object]
+from prolepsis.models.answer_formats.schemas import Schema
 
 NAME, ARGUMENTS, ID, INDEX, NUMBER = "⟨name⟩", "⟨arguments⟩", "⟨id⟩", "⟨index⟩", "⟨number⟩"
 """Places; calls have indices from 0 and numbers from 1."""
@@ -46,6 +45,10 @@ class ArgumentsReader(Protocol):
 
 class Arguments(Protocol):
     """A way of writing a call's arguments."""
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """All fixed texts around them."""
 
     def write(self, arguments: Mapping[str, object]) -> str:
         """Return the arguments as the model writes them."""
@@ -110,13 +113,7 @@ class ToolFormat:
     @property
     def texts(self) -> tuple[str, ...]:
         """All fixed texts of the form."""
-        whole = (
-            self.begin,
-            *_PLACE.split(self.call)[::2],
-            self.between,
-            self.end,
-            *getattr(self.arguments, "texts", ()),
-        )
+        whole = (self.begin, *_PLACE.split(self.call)[::2], self.between, self.end, *self.arguments.texts)
         return tuple(text for text in whole if text)
 
     def write(self, calls: Sequence[Call]) -> str:

@@ -6,7 +6,7 @@ What messages hold is told apart from what the template writes, character by cha
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
-from functools import wraps
+from functools import lru_cache, wraps
 from types import GeneratorType
 from typing import Any, NoReturn
 
@@ -32,7 +32,7 @@ class ChatTemplate:
         self.source = source
         self._special_tokens = dict(special_tokens)
         try:
-            self._template = _Environment().from_string(source)
+            self._template = _compiled(source)
         except jinja2.TemplateError as error:
             raise ModelLoadError(f"the model's chat template is broken: {error}") from error
 
@@ -64,6 +64,12 @@ def _with_thinking(message: Message) -> Message:
     """Return the message with its reasoning under both names that templates read."""
     reasoning = message.get("reasoning_content")
     return message if reasoning is None else {"thinking": reasoning, **message}
+
+
+@lru_cache(maxsize=8)
+def _compiled(source: str) -> jinja2.Template:
+    """Return the template, compiled once: it is asked for its formats before it writes prompts."""
+    return _Environment().from_string(source)
 
 
 def one_template(named: Mapping[str, str]) -> str | None:

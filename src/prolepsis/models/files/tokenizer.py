@@ -34,7 +34,8 @@ class TokenizerParts:
     """How the model writes calls and reasoning."""
 
 
-def _template(parts: TokenizerParts) -> FittingTemplate | None:
+def template_of(parts: TokenizerParts) -> FittingTemplate | None:
+    """Return the model's chat template, if it has one; raises `ModelLoadError` if it is broken."""
     return FittingTemplate(ChatTemplate(parts.template, parts.special_tokens)) if parts.template else None
 
 
@@ -47,7 +48,7 @@ class Tokenizer:
     def __init__(self, parts: TokenizerParts) -> None:
         self._parts = parts
         self._backend = parts.backend
-        self._template = _template(parts)
+        self._template = template_of(parts)
         self._control = ControlTokens(parts.backend, parts.template or "", parts.formats.texts)
         self._bytes = TokenBytes(parts.backend)
         self.eos_token_ids = parts.eos_token_ids

@@ -7,24 +7,25 @@ from pathlib import Path
 
 from tokenizers import Tokenizer as Backend
 
+from prolepsis.core.config import EngineConfig
 from prolepsis.core.errors import ModelLoadError
 from prolepsis.models.answer_formats.choose import AUTO, answer_formats
-from prolepsis.models.files.chat_template import ChatTemplate, one_template
+from prolepsis.models.files.chat_template import one_template
 from prolepsis.models.files.end_tokens import named_ends
 from prolepsis.models.files.generation_config import json_object
 from prolepsis.models.files.gguf import GgufFile
 from prolepsis.models.files.gguf_tokenizer import gguf_parts
-from prolepsis.models.files.template_needs import FittingTemplate
-from prolepsis.models.files.tokenizer import Tokenizer, TokenizerParts
+from prolepsis.models.files.tokenizer import Tokenizer, TokenizerParts, template_of
 from prolepsis.models.files.weights import ModelSource
 
 
-def load_tokenizer(source: ModelSource, *, tool_format: str = AUTO, reasoning_format: str = AUTO) -> Tokenizer:
-    """Build the tokenizer of a model folder or GGUF file; names of formats override what its template shows.
+def load_tokenizer(source: ModelSource, config: EngineConfig | None = None) -> Tokenizer:
+    """Build the tokenizer of a model folder or GGUF file; formats that `config` names override what its template shows.
 
     Raises `ModelLoadError` with file and reason, `ConfigError` for a format that is not known.
     """
-    return Tokenizer(with_formats(tokenizer_parts(source), tool_format, reasoning_format))
+    names = () if config is None else (config.tool_format, config.reasoning_format)
+    return Tokenizer(with_formats(tokenizer_parts(source), *names))
 
 
 def with_formats(parts: TokenizerParts, tool_format: str = AUTO, reasoning_format: str = AUTO) -> TokenizerParts:
@@ -32,8 +33,7 @@ def with_formats(parts: TokenizerParts, tool_format: str = AUTO, reasoning_forma
 
     A form whose texts the vocabulary cannot spell is none: its calls could not be read.
     """
-    template = FittingTemplate(ChatTemplate(parts.template, parts.special_tokens)) if parts.template else None
-    formats = answer_formats(template, tools=tool_format, reasoning=reasoning_format)
+    formats = answer_formats(template_of(parts), tools=tool_format, reasoning=reasoning_format)
     ends = {parts.special_tokens[name] for name in ("bos_token", "eos_token") if name in parts.special_tokens}
     added = parts.backend.get_added_tokens_decoder().values()
     special = {one.content for one in added if one.special} - ends
