@@ -84,6 +84,15 @@ def test_what_is_written_is_allowed_and_read(form: ToolFormat, calls: Sequence[C
     assert read(form, [text]) == read(form, list(text)) == ("", "", called(calls))
 
 
+def test_the_other_text_between_name_and_arguments_is_read_too() -> None:
+    form = next(row for row in ROWS if row.also)
+    text = form.write(CALLS[:1]).replace(form.middle, form.also)
+    assert text != form.write(CALLS[:1])
+    assert form.also in form.texts, "its tokens would be hidden"
+    assert accepts(constraint(None, tool_use(BODIES, "required", None), formats=AnswerFormats(form)), text)
+    assert read(form, [text]) == read(form, list(text)) == ("", "", called(CALLS[:1]))
+
+
 @pytest.mark.parametrize("form", [row for row in ROWS if not row.at_start], ids=lambda row: row.name)
 def test_a_call_behind_text(form: ToolFormat) -> None:
     text = f"Let me see: 1 < 2.\n{form.write(CALLS[:1])}"

@@ -113,7 +113,7 @@ class ToolFormat:
     @property
     def texts(self) -> tuple[str, ...]:
         """All fixed texts of the form."""
-        whole = (self.begin, *_PLACE.split(self.call)[::2], self.between, self.end, *self.arguments.texts)
+        whole = (self.begin, *_PLACE.split(self.call)[::2], self.also, self.between, self.end, *self.arguments.texts)
         return tuple(text for text in whole if text)
 
     def write(self, calls: Sequence[Call]) -> str:
