@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Literal
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
@@ -162,6 +162,8 @@ class Wild(CostCurve):
     rows=st.lists(st.tuples(st.integers(0, 9000), st.integers(0, 30)), min_size=1, max_size=130),
     phases=st.lists(st.floats(0.0, 2.0), min_size=6, max_size=6),
 )
+@example(values=[0.0, -1.7976931348623157e308, 0.0, 9.9792015476736e291, 0.0], rows=[(0, 0)] * 60, phases=[0.0] * 6)
+@example(values=[-1e308, 1e308], rows=[(i, i % 30) for i in range(60)], phases=[1.0] * 6)
 @settings(max_examples=150, deadline=None)
 def test_charges_are_finite_and_never_below_0_whatever_the_curve_says(
     values: list[float], rows: list[tuple[int, int]], phases: list[float]

@@ -100,9 +100,8 @@ def _split(cost: CostCurve, num_sequences: int, num_tokens: int, num_context: in
     alone = cost.ms(num_sequences, 0)
     plain = cost.ms(num_sequences, num_context) if num_context else alone
     whole = cost.ms(num_tokens, num_context) if num_tokens > num_sequences else plain
-    if not isfinite(alone + plain + whole):
-        return 1.0, 0.0, 0.0
-    return max(alone, 1e-9), max(0.0, plain - alone), max(0.0, whole - plain)
+    parts = max(alone, 1e-9), max(0.0, plain - alone), max(0.0, whole - plain)
+    return parts if isfinite(alone + plain + whole) and isfinite(sum(parts)) else (1.0, 0.0, 0.0)
 
 
 def _share(payers: Sequence[DeviceSeconds], seconds: float) -> None:
