@@ -1,5 +1,7 @@
 """Pages are copied and compacted over all layers."""
 
+from multiprocessing import get_context
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,11 +25,19 @@ def test_page_bytes_counts_keys_and_values_of_every_layer() -> None:
     assert 3 * page_bytes(LAYERS, torch.float32) == sum(t.nbytes for t in (*cache.keys, *cache.values))
 
 
-def test_pages_on_the_cpu_take_memory_when_they_are_used() -> None:
+def allocate() -> None:
     before = host_memory().held
     cache = PlainCache([LayerKV(8, 64, 64)], (1 << 30) // (PAGE_SIZE * 2048), torch.bfloat16, torch.device("cpu"))
     assert host_memory().held - before < 1 << 28
     assert not cache.keys[0][-1].any()
+
+
+def test_pages_on_the_cpu_take_memory_when_they_are_used() -> None:
+    """In a process of its own: what else tests hold and let go counts too."""
+    process = get_context("spawn").Process(target=allocate)
+    process.start()
+    process.join()
+    assert process.exitcode == 0
 
 
 def test_copy_page_copies_one_page() -> None:
