@@ -150,6 +150,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     options.compiled = cache_directory() / "native"  # of the cache that stays
+    options.compiled.mkdir(parents=True, exist_ok=True)
     figures: dict[str, Figures] = {}
     for name in options.shapes.split(","):
         with tempfile.TemporaryDirectory(dir=options.folder) as folder:
