@@ -19,7 +19,7 @@ SEQUENCE = 512
 _DISTURBED = 1.25  # times what a pass takes now: other work added to what was measured
 _LOOKS = 3
 _LONG_MS = 100.0
-"""Passes longer than this are looked at once: less disturbs them, and they hold up the start."""
+"""Passes longer than this are looked at once, cold: less disturbs them, and they hold up the start."""
 
 
 def curve_file(fingerprint: str, threads: int, build: str) -> Path:
@@ -56,9 +56,7 @@ def _is_disturbed(kept: CostCurve, model: TargetModel) -> bool:
     """Return whether a pass of the fewest or of the most tokens takes much less than was measured."""
     found = {(kept.tokens[end], kept.contexts[0]): kept.profiled[end][0] for end in (0, -1)}
     milliseconds = _timer(model, list(found))
-    for point in found:
-        milliseconds(*point)  # warm
-    looks = {point: 1 if ms > _LONG_MS else _LOOKS for point, ms in found.items()}
+    looks = {point: 1 if ms > _LONG_MS else 1 + _LOOKS for point, ms in found.items()}  # the first one is cold
     return any(ms > _DISTURBED * min(milliseconds(*at) for _ in range(looks[at])) for at, ms in found.items())
 
 
