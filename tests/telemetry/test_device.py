@@ -4,7 +4,8 @@ import pynvml
 import pytest
 
 from prolepsis.telemetry.declare import MetricsRegistry
-from prolepsis.telemetry.device import DeviceCollector, NvidiaDevices
+from prolepsis.telemetry.device import DeviceCollector
+from prolepsis.telemetry.nvidia import NvidiaDevices
 from tests.telemetry.servers import FakeDevices
 
 

@@ -9,6 +9,7 @@ from typer.core import TyperCommand, TyperGroup
 from prolepsis import __version__
 from prolepsis.cli.output import EPILOG, HELP_FLAGS, INTERRUPTED, exit_status, print_error
 from prolepsis.core.errors import ProlepsisError
+from prolepsis.core.extras import not_installed
 from prolepsis.core.memory_failures import memory_failure
 
 PANELS: dict[str, dict[str, tuple[str, str]]] = {
@@ -83,7 +84,8 @@ class Commands(TyperGroup):
         except KeyboardInterrupt as error:
             raise typer.Exit(INTERRUPTED) from error
         except Exception as error:
-            if (failure := memory_failure(error)) is None:
+            failure = not_installed(error) if isinstance(error, ImportError) else memory_failure(error)
+            if failure is None:
                 raise
             print_error(failure)
             raise typer.Exit(exit_status(failure)) from error

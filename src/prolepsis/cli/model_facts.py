@@ -11,8 +11,8 @@ from prolepsis.core.errors import ModelLoadError
 from prolepsis.core.units import size
 
 if TYPE_CHECKING:
+    from prolepsis.models.files.source import ModelSource
     from prolepsis.models.files.store import Manifest, Store
-    from prolepsis.models.files.weights import ModelSource
 
 
 def facts_of_installed(store: "Store", manifest: "Manifest", settings: Settings) -> dict[str, object]:
@@ -25,12 +25,11 @@ def facts_of_installed(store: "Store", manifest: "Manifest", settings: Settings)
 
 def facts_of_path(path: Path, settings: Settings) -> dict[str, object]:
     """Return what is known of a model at a path, as JSON values; raises `ModelLoadError` if it cannot be read."""
-    from prolepsis.models.files.gguf import GgufFile
     from prolepsis.models.files.naming import catalogue_model, model_name
-    from prolepsis.models.files.weights import open_model
+    from prolepsis.models.files.source import open_model
 
     source = open_model(path)
-    stated = source.metadata.get("general.license") if isinstance(source, GgufFile) else None
+    stated = None if isinstance(source, Path) else source.metadata.get("general.license")
     known = catalogue_model(str(path), source)
     files = [path] if path.is_file() else [file for file in path.iterdir() if file.is_file()]
     return {
@@ -45,7 +44,8 @@ def facts_of_path(path: Path, settings: Settings) -> dict[str, object]:
 def _facts_of_files(given: str, path: Path, settings: Settings) -> dict[str, object]:
     """Return what the files say; of files that cannot be read nothing: they are shown without."""
     from prolepsis.models.files.recommended_sampling import default_sampling
-    from prolepsis.models.files.weights import open_checkpoint, open_model
+    from prolepsis.models.files.source import open_model
+    from prolepsis.models.files.weights import open_checkpoint
 
     try:
         source = open_model(path)

@@ -10,6 +10,7 @@ from prolepsis.cli.flags import configured
 from prolepsis.cli.output import NOT_SERVED, print_error
 from prolepsis.core.config import EngineConfig, ServerConfig
 from prolepsis.core.errors import ConfigError, EngineDead
+from prolepsis.core.extras import ENGINE
 
 if TYPE_CHECKING:
     from prolepsis.api.run import StartedEngine
@@ -29,6 +30,8 @@ def serve(
     log_json: Annotated[bool, typer.Option("--log-json", help="write log lines as JSON")] = False,
 ) -> None:
     """Serve a model over HTTP with OpenAI's API until interrupted."""
+    if settings.engine.engine != "upstream":
+        ENGINE.require(f"engine {settings.engine.engine}", "engine")
     from prolepsis.engine.process.messages import LogSettings
     from prolepsis.engine.start import loading
     from prolepsis.telemetry.logs import configure_logs

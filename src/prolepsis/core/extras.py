@@ -32,6 +32,16 @@ class Extra:
             raise ConfigError(f"{what} needs {self.package}, which is not installed: {self.install}", param=param)
 
 
+ENGINE = Extra("engine", "torch", "torch")
+GPU = Extra("gpu", "NVIDIA's nvidia-ml-py", "pynvml")
 OTEL = Extra("otel", "OpenTelemetry", "opentelemetry.exporter.otlp.proto.http")
 POSTGRES = Extra("postgres", "psycopg", "psycopg")
 RAY = Extra("ray", "Ray Serve", "ray.serve")
+
+_OF_ENGINE = ("torch", "transformers", "safetensors", "gguf", "numpy")
+
+
+def not_installed(error: ImportError) -> ConfigError | None:
+    """Return what to install where a module of the engine is missing, None where something else is wrong."""
+    missing = isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] in _OF_ENGINE
+    return ConfigError(f"this needs {error.name}, which is not installed: {ENGINE.install}") if missing else None

@@ -3,9 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from prolepsis.core.stats import EffectiveReason
+
 MAX_STOPPED_RUNS = 256
 """Stopped runs that an engine remembers; requests of older runs have all ended."""
 
+_OFF: tuple[EffectiveReason, ...] = ("overload_plain", "overload_batch_waits", "overload_low_refused")
+"""Reasons of plans that turn speculation off, which requests report."""
 
 KILLED = "killed"
 """The plan's reason while the kill switch stops everything."""
@@ -54,6 +58,11 @@ class SpecPlan:
             if self.fixed_depth is None
             else min(self.fixed_depth, self.num_speculative_tokens)
         )
+
+    @property
+    def off_reason(self) -> EffectiveReason:
+        """The reason that requests report where the ceiling is 0."""
+        return next((reason for reason in _OFF if reason == self.reason), "plan_off")
 
     def kills(self, scopes: frozenset[str]) -> bool:
         """Return whether the kill switch stops a request that belongs to `scopes`."""

@@ -110,10 +110,6 @@ def _share(payers: Sequence[DeviceSeconds], seconds: float) -> None:
         device.propose += part
 
 
-_OFF_BY_PLAN: tuple[EffectiveReason, ...] = ("overload_plain", "overload_batch_waits", "overload_low_refused")
-"""Reasons of plans that turn speculation off, which requests report."""
-
-
 def count_scheduled(request: Request, now: float) -> None:
     """A pass has a row of the request: until now it may have waited for those of others, also while it ran."""
     request.begun = True
@@ -215,11 +211,6 @@ def _is_in(part: Sequence[int], tokens: Sequence[int]) -> bool:
     return False
 
 
-def why_plan_is_off(plan: SpecPlan) -> EffectiveReason:
-    """Return the reason that requests report under a plan whose ceiling is 0."""
-    return next((reason for reason in _OFF_BY_PLAN if reason == plan.reason), "plan_off")
-
-
 def _reason(request: Request, plan: SpecPlan) -> EffectiveReason:
     choice, stats = request.source.speculation, request.stats
     if choice.enabled and plan.kills(request.source.kill_scopes):
@@ -232,7 +223,7 @@ def _reason(request: Request, plan: SpecPlan) -> EffectiveReason:
     if not choice.enabled or choice.num_speculative_tokens == 0:
         return choice.off_reason if not choice.enabled else "requested_off"
     if plan.ceiling == 0:
-        return why_plan_is_off(plan)
+        return plan.off_reason
     frequent: EffectiveReason = "no_decode"
     steps = 0
     for plain, count in request.stats.plain_steps.items():

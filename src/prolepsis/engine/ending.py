@@ -2,13 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from prolepsis.core.events import FinishReason
 from prolepsis.core.requests import SamplingParams
 from prolepsis.engine.text import TextStream
-from prolepsis.grammar.matcher import Matcher
 from prolepsis.spec.draft import ROOT, Draft
+
+if TYPE_CHECKING:
+    from prolepsis.grammar.matcher import Matcher
 
 
 class GrowingSequence(Protocol):
@@ -31,7 +33,7 @@ class GrowingSequence(Protocol):
     def text(self) -> TextStream | None: ...
 
     @property
-    def matcher(self) -> Matcher | None: ...
+    def matcher(self) -> "Matcher | None": ...
 
 
 @dataclass(frozen=True, slots=True)

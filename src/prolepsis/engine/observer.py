@@ -1,7 +1,7 @@
 """The interface through which an engine reports its steps; `telemetry.metrics.Metrics` implements it."""
 
 from collections.abc import Iterable, Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from prolepsis.core.errors import GrammarFailed, NotFinite
 from prolepsis.core.events import Event, Failed, Terminal
@@ -9,7 +9,9 @@ from prolepsis.core.rounds import RemoteRounds
 from prolepsis.core.stats import RequestStats
 from prolepsis.engine.containment import ContainedPart, Containment
 from prolepsis.engine.timings import StepTiming
-from prolepsis.spec.choose import ProposerSet
+
+if TYPE_CHECKING:
+    from prolepsis.spec.choose import ProposerSet
 
 
 class EngineObserver(Protocol):
@@ -40,7 +42,7 @@ class EngineObserver(Protocol):
 class Reporter:
     """Reports each step and ended request to an observer, if there is one."""
 
-    def __init__(self, observer: EngineObserver | None, proposers: ProposerSet, contained: Containment) -> None:
+    def __init__(self, observer: EngineObserver | None, proposers: "ProposerSet", contained: Containment) -> None:
         self._observer = observer
         self._proposers = proposers
         self._contained = contained

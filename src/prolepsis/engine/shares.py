@@ -8,8 +8,10 @@ run wait with their pages.
 """
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from prolepsis.engine.request import Request, SequenceState
+if TYPE_CHECKING:
+    from prolepsis.engine.request import Request, SequenceState
 
 _PART = 8
 SPARE = 2
@@ -21,7 +23,7 @@ def share_of(num_places: int) -> int:
     return max(1, num_places // _PART)
 
 
-def mark_spare(request: Request, num_places: int) -> None:
+def mark_spare(request: "Request", num_places: int) -> None:
     """Rank the samples of a request that just came, beyond its share, lower."""
     spare = request.live[share_of(num_places) :]
     request.is_large = bool(spare)
@@ -34,7 +36,7 @@ def mark_spare(request: Request, num_places: int) -> None:
 class Small:
     """The requests that keep within their share, as far as large ones have to wait for them."""
 
-    def __init__(self, requests: Iterable[Request]) -> None:
+    def __init__(self, requests: Iterable["Request"]) -> None:
         live = list(requests)
         self._there: set[tuple[str, int]] = set()
         if any(request.is_large for request in live):
@@ -42,7 +44,7 @@ class Small:
                 (request.sequences[0].tenant, request.source.priority) for request in live if not request.is_large
             }
 
-    def holds(self, sequence: SequenceState) -> bool:
+    def holds(self, sequence: "SequenceState") -> bool:
         """Return whether a sequence is a spare sample that waits for another tenant's request."""
         return sequence.is_spare and any(
             tenant != sequence.tenant and priority < sequence.rank[0] for tenant, priority in self._there

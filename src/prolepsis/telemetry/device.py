@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-import pynvml
 import structlog
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from prolepsis.core.extras import GPU
 from prolepsis.telemetry.declare import PREFIX, Family, declared
 
 log = structlog.get_logger(__name__)
@@ -36,45 +36,6 @@ class Devices(Protocol):
 
     def read(self) -> Iterable[DeviceReading]:
         """Return what each says; raises `OSError` where they cannot be read."""
-
-
-class NvidiaDevices:
-    """Through the driver's library; raises `OSError` where it is missing."""
-
-    def __init__(self) -> None:
-        try:
-            pynvml.nvmlInit()
-        except pynvml.NVMLError as error:
-            raise OSError(str(error)) from error
-
-    def read(self) -> Iterable[DeviceReading]:
-        try:
-            return [_read(number) for number in range(pynvml.nvmlDeviceGetCount())]
-        except pynvml.NVMLError as error:
-            raise OSError(str(error)) from error
-
-
-_THROTTLED = (
-    pynvml.nvmlClocksEventReasonSwPowerCap
-    | pynvml.nvmlClocksEventReasonHwSlowdown
-    | pynvml.nvmlClocksEventReasonSwThermalSlowdown
-    | pynvml.nvmlClocksEventReasonHwThermalSlowdown
-    | pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown
-)
-
-
-def _read(number: int) -> DeviceReading:
-    handle = pynvml.nvmlDeviceGetHandleByIndex(number)
-    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
-    return DeviceReading(
-        device=str(number),
-        used_bytes=int(memory.used),
-        total_bytes=int(memory.total),
-        busy=pynvml.nvmlDeviceGetUtilizationRates(handle).gpu / 100.0,
-        watts=pynvml.nvmlDeviceGetPowerUsage(handle) / 1000.0,
-        celsius=float(pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU)),
-        is_throttled=bool(pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle) & _THROTTLED),
-    )
 
 
 _SHOWN: tuple[tuple[str, str, Callable[[DeviceReading], float]], ...] = (
@@ -113,7 +74,12 @@ class DeviceCollector(Collector):
 
 
 def collect_devices(registry: CollectorRegistry) -> None:
-    """Show this machine's GPUs if the driver's library is here; a machine without one has no such series."""
+    """Show this machine's GPUs if what reads them is here; a machine without one has no such series."""
+    if not GPU.is_installed:
+        log.debug("no_devices", reason=f"{GPU.package} is not installed: {GPU.install}")
+        return
+    from prolepsis.telemetry.nvidia import NvidiaDevices
+
     try:
         DeviceCollector(registry, NvidiaDevices())
     except OSError as error:

@@ -8,7 +8,6 @@ from prolepsis.core.kill_scope import kill_scope
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest, SpeculationChoice
 from prolepsis.core.stats import EffectiveReason
-from prolepsis.engine.accounting import why_plan_is_off
 from prolepsis.upstream.capabilities import may_speculate
 
 PoolName = Literal["speculating", "plain"]
@@ -81,7 +80,7 @@ def _why_off(request: GenerateRequest, plan: SpecPlan) -> EffectiveReason | None
         return choice.off_reason
     if choice.num_speculative_tokens == 0:
         return "requested_off"
-    return why_plan_is_off(plan) if plan.ceiling == 0 else None
+    return plan.off_reason if plan.ceiling == 0 else None
 
 
 def _why_not_there(

@@ -16,10 +16,10 @@ from prolepsis.engine.observer import EngineObserver
 from prolepsis.models.files.generation_config import generation_eos
 from prolepsis.models.files.naming import model_name
 from prolepsis.models.files.recommended_sampling import default_sampling
+from prolepsis.models.files.source import ModelSource, open_model
 from prolepsis.models.files.store import resolve
 from prolepsis.models.files.tokenizer import Tokenizer
 from prolepsis.models.files.tokenizer_files import load_tokenizer
-from prolepsis.models.files.weights import ModelSource, open_model
 from prolepsis.upstream.api import Api
 from prolepsis.upstream.capabilities import EXACTNESS, check_config
 from prolepsis.upstream.client import UpstreamClient

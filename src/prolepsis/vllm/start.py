@@ -28,11 +28,12 @@ from prolepsis.models.files.export import export_model
 from prolepsis.models.files.generation_config import generation_eos, json_object, token_ids
 from prolepsis.models.files.naming import model_name
 from prolepsis.models.files.recommended_sampling import default_sampling
+from prolepsis.models.files.source import open_model
 from prolepsis.models.files.store import resolve
 from prolepsis.models.files.tokenizer import Tokenizer
 from prolepsis.models.files.tokenizer_files import load_tokenizer
 from prolepsis.models.files.weight_bytes import least_loaded_bytes
-from prolepsis.models.files.weights import folder_config, open_model
+from prolepsis.models.files.weights import folder_config
 from prolepsis.models.load import pick_device, weights_identity
 from prolepsis.models.targets.lean_shape import max_positions
 from prolepsis.native.processor import processor_name

@@ -6,8 +6,8 @@ import gguf
 import pytest
 
 from prolepsis.core.errors import ModelLoadError
+from prolepsis.models.files.source import open_model
 from prolepsis.models.files.weight_bytes import bytes_per_pass, least_loaded_bytes
-from prolepsis.models.files.weights import open_model
 from tests.models.files.gguf_files import write_gguf
 from tests.models.tiny import save_tiny
 

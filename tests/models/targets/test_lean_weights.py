@@ -7,7 +7,8 @@ from tests.models.tiny import save_tiny
 PROGRAM = """
 import sys
 from pathlib import Path
-from prolepsis.models.files.weights import open_checkpoint, open_model
+from prolepsis.models.files.source import open_model
+from prolepsis.models.files.weights import open_checkpoint
 from prolepsis.models.targets.lean_shape import LeanShape
 from prolepsis.models.targets.lean_weights import check_names
 

@@ -3,9 +3,8 @@
 import re
 from pathlib import Path
 
-from prolepsis.models.files.gguf import GgufFile
+from prolepsis.models.files.source import ModelSource
 from prolepsis.models.files.store import KNOWN, KnownModel, open_store
-from prolepsis.models.files.weights import ModelSource
 
 _SAY_NOTHING = frozenset(
     {"", "model", "models", "llama", "hf", "gguf", "tmp", "temp", "checkpoint", "output", "merged"}
@@ -43,7 +42,7 @@ def own_name(path: Path) -> str:
 
 def _stated_name(source: ModelSource) -> str:
     """Return the name in a GGUF file's metadata, as 'qwen2.5-coder-1.5b-instruct'; empty where it says nothing."""
-    stated = source.metadata.get("general.name") if isinstance(source, GgufFile) else None
+    stated = None if isinstance(source, Path) else source.metadata.get("general.name")
     name = re.sub(r"[^a-z0-9._]+", "-", str(stated or "").lower()).strip("-.").removesuffix("-gguf")
     is_name = name not in _SAY_NOTHING and not _HASH.fullmatch(name) and any(map(str.isalpha, name))
     return name if is_name else ""
@@ -55,4 +54,4 @@ def _is_file_of(known: KnownModel, path: Path) -> bool:
 
 
 def _path(source: ModelSource) -> Path:
-    return source.path if isinstance(source, GgufFile) else source
+    return source if isinstance(source, Path) else source.path

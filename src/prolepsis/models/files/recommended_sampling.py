@@ -1,16 +1,19 @@
 """The sampling parameters that a model's makers recommend: in its file, its folder, or the catalogue."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.errors import ModelLoadError
 from prolepsis.core.given_sampling import given_sampling
 from prolepsis.core.requests import SamplingDefaults
 from prolepsis.models.files.generation_config import generation_sampling, sampling_of
-from prolepsis.models.files.gguf import GgufFile
 from prolepsis.models.files.naming import catalogue_model
+from prolepsis.models.files.source import ModelSource, open_model
 from prolepsis.models.files.store import resolve
-from prolepsis.models.files.weights import ModelSource, open_model
+
+if TYPE_CHECKING:
+    from prolepsis.models.files.gguf import GgufFile
 
 IN_GGUF = {
     "temperature": "general.sampling.temp",
@@ -55,7 +58,7 @@ def _stated(source: "ModelSource | None") -> SamplingDefaults | None:
     return gguf_sampling(source)
 
 
-def gguf_sampling(file: GgufFile) -> SamplingDefaults | None:
+def gguf_sampling(file: "GgufFile") -> SamplingDefaults | None:
     """Return the sampling parameters in a file's metadata; None if it has none. Raises `ModelLoadError` as above."""
     named = {name: value for name, key in IN_GGUF.items() if (value := file.metadata.get(key)) is not None}
     rounded = {name: round(value, 6) if isinstance(value, float) else value for name, value in named.items()}

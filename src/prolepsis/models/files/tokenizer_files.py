@@ -13,10 +13,8 @@ from prolepsis.models.answer_formats.choose import AUTO, answer_formats
 from prolepsis.models.files.chat_template import one_template
 from prolepsis.models.files.end_tokens import named_ends
 from prolepsis.models.files.generation_config import json_object
-from prolepsis.models.files.gguf import GgufFile
-from prolepsis.models.files.gguf_tokenizer import gguf_parts
+from prolepsis.models.files.source import ModelSource, open_model
 from prolepsis.models.files.tokenizer import Tokenizer, TokenizerParts, template_of
-from prolepsis.models.files.weights import ModelSource
 
 
 def load_tokenizer(source: ModelSource, config: EngineConfig | None = None) -> Tokenizer:
@@ -52,9 +50,12 @@ def _spells(backend: Backend, text: str) -> bool:
 
 def tokenizer_parts(source: ModelSource) -> TokenizerParts:
     """Read the tokenizer of a model folder or GGUF file; raises `ModelLoadError` with file and reason."""
-    if isinstance(source, Path) and source.is_dir():
-        return folder_parts(source)
-    return gguf_parts(source if isinstance(source, GgufFile) else GgufFile(source))
+    opened = open_model(source) if isinstance(source, Path) else source
+    if isinstance(opened, Path):
+        return folder_parts(opened)
+    from prolepsis.models.files.gguf_tokenizer import gguf_parts
+
+    return gguf_parts(opened)
 
 
 def _with_text(backend: Backend, as_text: Collection[str]) -> Backend:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from prolepsis.models.files.safetensors_files import header, weight_files
 
 if TYPE_CHECKING:
-    from prolepsis.models.files.weights import ModelSource
+    from prolepsis.models.files.source import ModelSource
 
 EMBEDDINGS = ("token_embd.weight", "model.embed_tokens.weight")
 OUTPUTS = ("output.weight", "lm_head.weight")

@@ -13,18 +13,15 @@ from prolepsis.models.files.config import KNOWN, LlamaShapedConfig, for_transfor
 from prolepsis.models.files.config_keys import READ, declared, refuse_sizes, refuse_unread
 from prolepsis.models.files.generation_config import generation_eos, json_object, token_ids
 from prolepsis.models.files.safetensors_files import homes
+from prolepsis.models.files.source import ModelSource, open_model
 from prolepsis.models.files.stored import OnDemand, StoredMatrix
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-    from prolepsis.models.files.gguf import GgufFile
-
 Config: TypeAlias = "LlamaShapedConfig | PreTrainedConfig"
 TIED_HEAD = "lm_head.weight"
 """Output head that some files hold although it is the embedding."""
-ModelSource: TypeAlias = "Path | GgufFile"
-"""A model's folder or GGUF file; an open file is not read again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,22 +77,6 @@ def fit(checkpoint: Checkpoint, dtype: torch.dtype, **options: str) -> Fitted:
     missing, unexpected = model.load_state_dict(tensors, strict=False, assign=True)
     model.tie_weights()
     return Fitted(model, sorted(set(missing) - set(model.all_tied_weights_keys)), unexpected)
-
-
-def open_model(path: Path) -> ModelSource:
-    """Return a GGUF file with its header read, which takes up to 90 ms, or the folder of a model as it is.
-
-    Raises `ModelLoadError` with file and reason.
-    """
-    if path.is_dir():
-        return path
-    if not path.exists():
-        raise ModelLoadError(f"{path} does not exist; expected a folder with config.json or a GGUF file")
-    if path.suffix.lower() != ".gguf":
-        raise ModelLoadError(f"{path} is not a model; expected a folder with config.json or a file ending in .gguf")
-    from prolepsis.models.files.gguf import GgufFile
-
-    return GgufFile(path)
 
 
 def open_checkpoint(source: ModelSource, dtype: torch.dtype = torch.bfloat16) -> Checkpoint:
