@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import structlog
+from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
@@ -33,6 +34,8 @@ MADE_ONCE = (
 )
 """Functions remembered by their arguments: validators of replies, patterns of paths, certificates of authorities."""
 
+settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])  # no test is timed
+settings.load_profile("suite")
 gc.disable()  # until all tests are imported: each full collection takes longer than the one before, and finds nothing
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each process that a test starts would compile the package again
