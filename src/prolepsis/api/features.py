@@ -4,6 +4,7 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from openfeature.provider import FeatureProvider
@@ -65,9 +66,11 @@ from prolepsis.store.notices import Topic, can_listen
 from prolepsis.store.replicas import ReplicaTable
 from prolepsis.store.store import Store
 from prolepsis.telemetry.metrics import Metrics
-from prolepsis.tracing.feature import TracingFeature
-from prolepsis.tracing.settings import described, destination
+from prolepsis.tracing.settings import destination
 from prolepsis.web.feature import Feature
+if TYPE_CHECKING:
+    from prolepsis.tracing.feature import TracingFeature
+
 from prolepsis.web.routes import Route
 
 _ROUTES = tuple(KNOWN.route or ())
@@ -107,7 +110,7 @@ class Features:
     policies: Policies | None
     recorder: Recorder
     service_health: ServiceHealth
-    tracing: TracingFeature | None
+    tracing: "TracingFeature | None"
     routes: Sequence[Route]
 
 
@@ -154,7 +157,7 @@ class _Shared:
     eligibility: EligibilityFeature
     recorder: Recorder
     service_health: ServiceHealth
-    tracing: TracingFeature | None
+    tracing: "TracingFeature | None"
     replays: ReplayFeature
 
 
@@ -372,15 +375,16 @@ def _eligibility(given: _Given, costs: CostFeature) -> EligibilityFeature:
     return EligibilityFeature(eligibility, given.registry, emit=given.emit, policy=in_use, store=kept)
 
 
-def _tracing(given: _Given) -> TracingFeature | None:
+def _tracing(given: _Given) -> "TracingFeature | None":
     """Return the traces, None if there are none; only then OpenTelemetry is imported."""
     receiver = destination(given.config, os.environ)
     if receiver is None:
         return None
-    from prolepsis.tracing.otlp import OtlpSender
+    from prolepsis.tracing.feature import TracingFeature
+    from prolepsis.tracing.otlp import OtlpExporter
 
-    sender = OtlpSender(receiver.endpoint, described(given.client.info))
-    return TracingFeature(sender, given.registry, share=given.config.trace_sample)
+    exporter = OtlpExporter(receiver.endpoint, given.client.info, given.registry)
+    return TracingFeature(exporter, given.registry, share=given.config.trace_sample)
 
 
 def _silences(given: _Given, replicas: ReplicaRegistry) -> Silences | None:

@@ -2,6 +2,7 @@
 
 import re
 import time
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import structlog
@@ -12,8 +13,10 @@ from structlog.contextvars import bound_contextvars
 from prolepsis.core.trace_context import HEADER, TraceContext, parse_traceparent
 from prolepsis.telemetry.logs import FewLines
 from prolepsis.telemetry.metrics import Metrics
-from prolepsis.tracing.feature import TracingFeature
 from prolepsis.web.errors import describe_error
+
+if TYPE_CHECKING:
+    from prolepsis.tracing.feature import TracingFeature
 
 log = structlog.get_logger(__name__)
 
@@ -108,7 +111,7 @@ class TraceMiddleware:
     It carries one, or `tracing` begins one.
     """
 
-    def __init__(self, app: ASGIApp, tracing: TracingFeature | None = None) -> None:
+    def __init__(self, app: ASGIApp, tracing: "TracingFeature | None" = None) -> None:
         self._app = app
         self._tracing = tracing
 
@@ -138,7 +141,7 @@ class TraceMiddleware:
         if self._tracing is not None:
             self._ended(self._tracing, scope, own, status)
 
-    def _ended(self, tracing: TracingFeature, scope: Scope, own: TraceContext, status: int) -> None:
+    def _ended(self, tracing: "TracingFeature", scope: Scope, own: TraceContext, status: int) -> None:
         """A request that is answered is traced when its answer ends; it may continue without its client."""
         state, route = scope["state"], _route(scope)
         is_answered = state.get(ANNOUNCED) or (ANSWER_ID in state and status in (200, _NOT_SENT))

@@ -2,8 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import get_args
 
 from prometheus_client import CollectorRegistry
 
@@ -11,10 +12,11 @@ from prolepsis.core.ended import Keep, RequestAbout, RequestEnded
 from prolepsis.core.recording import Replayed
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.trace_context import TraceContext, first_span, new_trace_id
+from prolepsis.telemetry.declare import counter
 from prolepsis.tracing.attributes import of_http
-from prolepsis.tracing.exporter import Pending, Sender, TraceExporter, TraceMetrics
 from prolepsis.tracing.keep import Budget, Kept, is_in_share, why_kept
-from prolepsis.tracing.spans import replay_span, request_spans, server_span
+from prolepsis.tracing.otlp import OtlpExporter
+from prolepsis.tracing.spans import Span, replay_span, request_spans, server_span
 from prolepsis.web.feature import Feature
 
 TAIL_PER_S, TAIL_BURST = 10.0, 50
@@ -28,7 +30,7 @@ class TracingFeature(Feature):
 
     def __init__(
         self,
-        sender: Sender,
+        exporter: OtlpExporter,
         registry: CollectorRegistry,
         *,
         share: float = 0.01,
@@ -36,8 +38,13 @@ class TracingFeature(Feature):
     ) -> None:
         """`share` (0 to 1) of the requests that carry no trace are sampled; the others say so themselves."""
         self._share = share
-        self._metrics = TraceMetrics(registry)
-        self._exporter = TraceExporter(sender, self._metrics)
+        self._exporter = exporter
+        self._kept = counter(registry, "traces", "Traces that were to be sent, by why they are kept", "reason", most=4)
+        self._lost = counter(registry, "traces_lost", "Traces that were kept and not queued", "reason", most=2)
+        for kept in get_args(Kept):
+            self._kept.labels(kept)
+        for reason in ("over_budget", "queue_full"):
+            self._lost.labels(reason)  # an alert on a rise needs the 0 before it
         self._budget = Budget(TAIL_PER_S, TAIL_BURST, clock)
 
     def begin(self, caller: TraceContext | None) -> TraceContext:
@@ -81,9 +88,9 @@ class TracingFeature(Feature):
         """Send what waits, for a few seconds at most."""
         await asyncio.get_running_loop().run_in_executor(None, self._exporter.close)
 
-    def _send(self, kept: Kept, trace: Pending) -> None:
-        self._metrics.kept.labels(kept).inc()
-        if kept == "sampled" or self._budget.take():
-            self._exporter.offer(trace)
-        else:
-            self._exporter.lose("over_budget")
+    def _send(self, kept: Kept, trace: Callable[[], Sequence[Span]]) -> None:
+        self._kept.labels(kept).inc()
+        if kept != "sampled" and not self._budget.take():
+            self._lost.labels("over_budget").inc()
+        elif not self._exporter.offer(trace()):
+            self._lost.labels("queue_full").inc()

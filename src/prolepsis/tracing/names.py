@@ -1,8 +1,12 @@
 """Names of spans and their attributes: the only place that knows them, as OpenTelemetry renames its own.
 
-`gen_ai.*` follows the conventions for generative AI (in development, autumn 2026), `gen_ai.latency.*` what vLLM and
-SGLang emit, `http.*` and `error.type` the stable conventions. For speculation there are none: ours are `prolepsis.*`.
+`gen_ai.*`, `http.*` and `error.type` come from OpenTelemetry's package of conventions; those for generative AI are in
+development. `gen_ai.latency.*` are the names of vLLM and SGLang. For speculation there are no conventions: those names
+are `prolepsis.*`.
 """
+
+from opentelemetry.semconv._incubating.attributes import gen_ai_attributes as gen_ai
+from opentelemetry.semconv.attributes import error_attributes, http_attributes
 
 # Names of spans. Those of requests are `{operation} {model}`, those of other HTTP requests `{method} {route}`.
 SPAN_PROMPT = "prompt"
@@ -13,25 +17,25 @@ SPAN_ROUND = "round"
 SPAN_LATER_ROUNDS = "later rounds"
 SPAN_REPLAY = "replay"
 
-OPERATION = "gen_ai.operation.name"
-PROVIDER = "gen_ai.provider.name"
-OUTPUT_TYPE = "gen_ai.output.type"
-REQUEST_MODEL = "gen_ai.request.model"
-REQUEST_STREAM = "gen_ai.request.stream"
-REQUEST_MAX_TOKENS = "gen_ai.request.max_tokens"
-REQUEST_TEMPERATURE = "gen_ai.request.temperature"
-REQUEST_TOP_P = "gen_ai.request.top_p"
-REQUEST_TOP_K = "gen_ai.request.top_k"
-REQUEST_FREQUENCY_PENALTY = "gen_ai.request.frequency_penalty"
-REQUEST_PRESENCE_PENALTY = "gen_ai.request.presence_penalty"
-REQUEST_SEED = "gen_ai.request.seed"
-REQUEST_CHOICES = "gen_ai.request.choice.count"
-RESPONSE_ID = "gen_ai.response.id"
-RESPONSE_MODEL = "gen_ai.response.model"
-RESPONSE_FINISH_REASONS = "gen_ai.response.finish_reasons"
-USAGE_INPUT = "gen_ai.usage.input_tokens"
-USAGE_CACHED = "gen_ai.usage.cache_read.input_tokens"
-USAGE_OUTPUT = "gen_ai.usage.output_tokens"
+OPERATION = gen_ai.GEN_AI_OPERATION_NAME
+PROVIDER = gen_ai.GEN_AI_PROVIDER_NAME
+OUTPUT_TYPE = gen_ai.GEN_AI_OUTPUT_TYPE
+REQUEST_MODEL = gen_ai.GEN_AI_REQUEST_MODEL
+REQUEST_STREAM = gen_ai.GEN_AI_REQUEST_STREAM
+REQUEST_MAX_TOKENS = gen_ai.GEN_AI_REQUEST_MAX_TOKENS
+REQUEST_TEMPERATURE = gen_ai.GEN_AI_REQUEST_TEMPERATURE
+REQUEST_TOP_P = gen_ai.GEN_AI_REQUEST_TOP_P
+REQUEST_TOP_K = gen_ai.GEN_AI_REQUEST_TOP_K
+REQUEST_FREQUENCY_PENALTY = gen_ai.GEN_AI_REQUEST_FREQUENCY_PENALTY
+REQUEST_PRESENCE_PENALTY = gen_ai.GEN_AI_REQUEST_PRESENCE_PENALTY
+REQUEST_SEED = gen_ai.GEN_AI_REQUEST_SEED
+REQUEST_CHOICES = gen_ai.GEN_AI_REQUEST_CHOICE_COUNT
+RESPONSE_ID = gen_ai.GEN_AI_RESPONSE_ID
+RESPONSE_MODEL = gen_ai.GEN_AI_RESPONSE_MODEL
+RESPONSE_FINISH_REASONS = gen_ai.GEN_AI_RESPONSE_FINISH_REASONS
+USAGE_INPUT = gen_ai.GEN_AI_USAGE_INPUT_TOKENS
+USAGE_CACHED = gen_ai.GEN_AI_USAGE_CACHE_READ_INPUT_TOKENS
+USAGE_OUTPUT = gen_ai.GEN_AI_USAGE_OUTPUT_TOKENS
 
 LATENCY_QUEUE = "gen_ai.latency.time_in_queue"
 LATENCY_PREFILL = "gen_ai.latency.time_in_model_prefill"
@@ -48,10 +52,10 @@ STAGE_OTHERS = "prolepsis.stage.others"
 STAGE_CLIENT = "prolepsis.stage.client"
 STAGE_SERVER = "prolepsis.stage.server"
 
-HTTP_METHOD = "http.request.method"
-HTTP_ROUTE = "http.route"
-HTTP_STATUS = "http.response.status_code"
-ERROR_TYPE = "error.type"
+HTTP_METHOD = http_attributes.HTTP_REQUEST_METHOD
+HTTP_ROUTE = http_attributes.HTTP_ROUTE
+HTTP_STATUS = http_attributes.HTTP_RESPONSE_STATUS_CODE
+ERROR_TYPE = error_attributes.ERROR_TYPE
 
 KEPT = "prolepsis.trace.kept"
 END = "prolepsis.end"

@@ -2,17 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from uuid import uuid4
 
 import structlog
 
-from prolepsis import __version__
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.extras import OTEL
 from prolepsis.core.network import address, without_user
-from prolepsis.engine.client import EngineInfo
-from prolepsis.tracing import names
 
 log = structlog.get_logger(__name__)
 
@@ -52,17 +48,6 @@ def check_traces(config: ServerConfig) -> None:
         return
     _endpoint(config.traces)
     OTEL.require("traces", param="traces")
-
-
-def described(info: EngineInfo) -> dict[str, str]:
-    """Return the attributes of this server; the environment may replace them."""
-    return {
-        "service.name": "prolepsis",
-        "service.version": __version__,
-        "service.instance.id": str(uuid4()),
-        names.FINGERPRINT: info.fingerprint,
-        names.EXACTNESS: info.exactness,
-    }
 
 
 def _endpoint(given: str) -> str:
