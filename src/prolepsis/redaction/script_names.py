@@ -1,13 +1,14 @@
 """Names in scripts without capitals: Chinese, Japanese, Korean, Arabic, Hebrew, Hindi, Thai.
 
-A name is one that a word announces or a title follows; the surnames and given names of Faker say where it begins.
+A name is one that a word announces or a title follows; lists of surnames and given names say where it begins.
 Names that stand alone in a sentence are not found: their signs are those of ordinary words.
 """
 
 import re
 from collections.abc import Callable
 from functools import cache
-from importlib import import_module
+
+from prolepsis.redaction.name_lists import name_lists
 
 MARK = "[NAME]"
 
@@ -32,19 +33,14 @@ def _marked(match: re.Match[str]) -> str:
     return match[0][:start] + MARK + match[0][end:]
 
 
-def _listed(*fields: str) -> str:
-    """Return a pattern of names in Faker's lists, each `LOCALE.FIELD`, the longest first."""
-    found: set[str] = set()
-    for field in fields:
-        locale, _, name = field.partition(".")
-        provider = import_module(f"faker.providers.person.{locale}").Provider
-        found |= {str(one) for one in getattr(provider, name)}
-    return "|".join(map(re.escape, sorted(found, key=lambda one: (-len(one), one))))
+def _listed(script: str) -> str:
+    """Return a pattern of the listed names, the longest first."""
+    return "|".join(map(re.escape, sorted(name_lists().scripts[script], key=lambda one: (-len(one), one))))
 
 
 @cache
 def _chinese() -> re.Pattern[str]:
-    surname = f"(?:{_listed('zh_CN.last_names', 'zh_TW.last_names')})"
+    surname = f"(?:{_listed('chinese')})"
     ends = (
         rf"(?={_HAN}{{0}}(?:[^\u4e00-\u9fff]|$|[想是在的和与與跟要也有先女小说說向将來来今昨已提申请請])|"
         rf"同学|教授|医生)"
@@ -64,7 +60,7 @@ def _chinese() -> re.Pattern[str]:
 
 @cache
 def _japanese() -> re.Pattern[str]:
-    surname = f"(?:{_listed('ja_JP.last_names')})"
+    surname = f"(?:{_listed('japanese')})"
     no_people = (
         "(?!(?:お客|皆|みな|患者|神|仏|王|奥|娘|息子|子供|お子|店員|業者|担当者|運転手|会社|企業|"
         "御社|各位|同|両|誰|どちら|何|医者|看護師|弁護士))"
@@ -85,7 +81,7 @@ def _japanese() -> re.Pattern[str]:
 
 @cache
 def _korean() -> re.Pattern[str]:
-    surname = f"(?:{_listed('ko_KR.last_names')})"
+    surname = f"(?:{_listed('korean')})"
     ends = r"(?= ?(?:입니다|이고|이에요|예요|이라고|라고|님|씨|이며|인데|이다)|[^가-힣]|$)"
     return re.compile(
         rf"(?:이름은|성함은|이름|성명|성함|담당자|신청인|수신인?|받는 사람|환자|저는|나는|고객)[:：\s]{{1,2}}"
@@ -97,7 +93,7 @@ def _korean() -> re.Pattern[str]:
 
 @cache
 def _arabic() -> re.Pattern[str]:
-    given = f"(?:{_listed('ar_AA.first_names')})"
+    given = f"(?:{_listed('arabic')})"
     word = rf"{_ARABIC}{{2,}}"
     stops = (
         r"(?:الرئيس|الوزير|المدير|المحترمة?|الذي|التي|من|في|على|لم|لن|لا|هو|هي|كان|كانت|قد|إلى|عن|مع|أن|"
@@ -115,7 +111,7 @@ def _arabic() -> re.Pattern[str]:
 
 @cache
 def _hebrew() -> re.Pattern[str]:
-    given = f"(?:{_listed('he_IL.first_names')})"
+    given = f"(?:{_listed('hebrew')})"
     stops = r"(?:ו[א-ת]+|לא|הוא|היא|אני|של|את|על|עם|כי|גם)(?![א-ת])"
     more = rf"(?:[ -](?!{stops}){_HEBREW}{{2,}}){{0,2}}?"
     return re.compile(
@@ -130,7 +126,7 @@ def _hebrew() -> re.Pattern[str]:
 
 @cache
 def _hindi() -> re.Pattern[str]:
-    listed = f"(?:{_listed('hi_IN.first_names', 'hi_IN.last_names')})"
+    listed = f"(?:{_listed('hindi')})"
     stops = rf"(?:है|हैं|को|का|की|के|ने|से|में|और|हूँ|हूं|जी|था|थी|कल|आज|नहीं|क्या)(?!{_HINDI})"
     word = rf"(?!{stops}){_HINDI}{{2,}}"
     return re.compile(
@@ -143,7 +139,7 @@ def _hindi() -> re.Pattern[str]:
 
 @cache
 def _thai() -> re.Pattern[str]:
-    given = f"(?:{_listed('th_TH.first_names')})"
+    given = f"(?:{_listed('thai')})"
     more = rf"(?: (?!ครับ|ค่ะ|คะ|และ|อยาก|เป็น|มา|อายุ|จะ|ขอ){_THAI}{{2,}})?"
     return re.compile(
         rf"(?:ผม|ดิฉัน|ฉัน|หนู|เขา|เธอ)ชื่อ\s?(?P<a>{_THAI}{{2,}}{more})|ชื่อ(?:-สกุล|-นามสกุล|จริง)\s?[:：]\s?(?P<b>{_THAI}{{2,}}{more})"
