@@ -1,9 +1,11 @@
 """Conditions of rules on single facts of a request: names, ranges, headers, languages, flags and time windows."""
 
 import re
-from collections.abc import Collection, Iterator, Mapping
-from datetime import UTC, datetime, tzinfo
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from datetime import UTC, datetime, timedelta, tzinfo
 from functools import cached_property
+from itertools import chain, product
+from math import inf
 from typing import Annotated, Generic, Literal, Protocol, Self, TypeAlias, TypeVar, get_args
 from zoneinfo import ZoneInfo
 
@@ -15,6 +17,9 @@ Day = Literal["mon", "tue", "wed", "thu", "fri", "sat", "sun"]
 DAYS: tuple[Day, ...] = get_args(Day)
 _HOURS = re.compile(r"([01][0-9]|2[0-4]):([0-5][0-9])-([01][0-9]|2[0-4]):([0-5][0-9])")
 _DAY_MINUTES = 24 * 60
+_MONDAYS = (datetime(2024, 1, 1), datetime(2024, 7, 1))  # of any time zone
+_ANY = "\uffff"
+"""Stands for any text in a witness: no pattern has it."""
 
 
 def _days(value: object) -> object:
@@ -68,12 +73,12 @@ class TimeWindow(Part):
         begun_today = DAYS[day] in self.days and start <= minute < end
         return begun_today or (DAYS[day - 1] in self.days and minute + _DAY_MINUTES < end)
 
-    def covers(self, other: Self) -> bool:
-        (start, end), (other_start, other_end) = self._span, other._span
-        if set(self.days) == set(DAYS) and end - start >= _DAY_MINUTES:
-            return True
-        same_clock = self.time_zone == other.time_zone
-        return same_clock and set(self.days) >= set(other.days) and start <= other_start and other_end <= end
+    def witnesses(self) -> Iterator[datetime]:
+        """Yield its quarters of an hour and last minutes, in a week of winter and one of summer."""
+        start, end = self._span
+        for monday, day in product(_MONDAYS, self.days):
+            midnight = monday.replace(day=1 + DAYS.index(day), tzinfo=_zone(self.time_zone))
+            yield from (midnight + timedelta(minutes=minute) for minute in (*range(start, end, 15), end - 1))
 
     @property
     def _span(self) -> tuple[int, int]:
@@ -118,8 +123,8 @@ class Condition(Protocol):
 
     def holds(self, fact: object) -> bool: ...
 
-    def covers(self, other: Self) -> bool:
-        """Return whether it certainly holds wherever `other` does."""
+    def witnesses(self) -> Iterable[object]:
+        """Return facts for which it holds, among them the edges: what holds for all of them holds wherever it does."""
         ...
 
 
@@ -132,6 +137,9 @@ class Listed(RootModel[Annotated[tuple[Item, ...], Field(min_length=1)]], Generi
     @classmethod
     def _listed(cls, value: object) -> object:
         return one_or_more(value)
+
+    def witnesses(self) -> Iterable[object]:
+        return self.root
 
     def __str__(self) -> str:
         return " or ".join(map(str, self.root))
@@ -148,8 +156,8 @@ class Windows(Listed[TimeWindow]):
     def holds(self, fact: object) -> bool:
         return any(window.holds(fact) for window in self.root)
 
-    def covers(self, other: Self) -> bool:
-        return all(any(mine.covers(theirs) for mine in self.root) for theirs in other.root)
+    def witnesses(self) -> Iterable[object]:
+        return chain.from_iterable(window.witnesses() for window in self.root)
 
 
 class Names(Listed[Pattern]):
@@ -168,8 +176,8 @@ class Names(Listed[Pattern]):
     def _beginnings(self) -> tuple[str, ...]:
         return tuple(pattern[:-1] for pattern in self.root if pattern.endswith("*"))
 
-    def covers(self, other: Self) -> bool:
-        return all(any(_matches_all(mine, theirs) for mine in self.root) for theirs in other.root)
+    def witnesses(self) -> Iterable[object]:
+        return (*self._whole, *(beginning + _ANY for beginning in self._beginnings))
 
 
 class Languages(Listed[Tag]):
@@ -178,9 +186,6 @@ class Languages(Listed[Tag]):
     def holds(self, fact: object) -> bool:
         return isinstance(fact, str) and any(_is_in_language(fact, wanted) for wanted in self.root)
 
-    def covers(self, other: Self) -> bool:
-        return all(self.holds(theirs) for theirs in other.root)
-
 
 class Kinds(Listed[StructuredKind]):
     """Any of these forms of an answer; `any` stands for every form."""
@@ -188,8 +193,8 @@ class Kinds(Listed[StructuredKind]):
     def holds(self, fact: object) -> bool:
         return fact in self._all
 
-    def covers(self, other: Self) -> bool:
-        return self._all >= other._all
+    def witnesses(self) -> Iterable[object]:
+        return self._all
 
     @property
     def _all(self) -> frozenset[str]:
@@ -203,9 +208,6 @@ class ToolChoices(Listed[ToolChoiceKind]):
     def holds(self, fact: object) -> bool:
         return fact in self.root
 
-    def covers(self, other: Self) -> bool:
-        return set(self.root) >= set(other.root)
-
 
 class TrueFlags(Listed[Name]):
     """Any of these feature flags says true of the request."""
@@ -213,8 +215,8 @@ class TrueFlags(Listed[Name]):
     def holds(self, fact: object) -> bool:
         return isinstance(fact, Collection) and any(name in fact for name in self.root)
 
-    def covers(self, other: Self) -> bool:
-        return set(self.root) >= set(other.root)
+    def witnesses(self) -> Iterable[object]:
+        return ({name} for name in self.root)
 
 
 class Flag(RootModel[bool]):
@@ -225,8 +227,8 @@ class Flag(RootModel[bool]):
     def holds(self, fact: object) -> bool:
         return fact is self.root
 
-    def covers(self, other: Self) -> bool:
-        return self.root is other.root
+    def witnesses(self) -> Iterable[object]:
+        return (self.root,)
 
     def __str__(self) -> str:
         return str(self.root).lower()
@@ -262,9 +264,8 @@ class Range(Part):
             return False
         return (self.min is None or fact >= self.min) and (self.max is None or fact <= self.max)
 
-    def covers(self, other: Self) -> bool:
-        from_below = self.min is None or (other.min is not None and other.min >= self.min)
-        return from_below and (self.max is None or (other.max is not None and other.max <= self.max))
+    def witnesses(self) -> Iterable[object]:
+        return -inf if self.min is None else self.min, inf if self.max is None else self.max
 
     def __str__(self) -> str:
         if self.min == self.max:
@@ -304,12 +305,11 @@ class HeaderMatch(Part):
             return fact == self.exact
         return self.present is True if self.prefix is None else fact.startswith(self.prefix)
 
-    def covers(self, other: Self) -> bool:
+    @property
+    def witness(self) -> str | None:
         if self.present is not None:
-            return self.present is (other.present is not False)
-        if other.exact is not None:
-            return self.holds(other.exact)
-        return self.prefix is not None and other.prefix is not None and other.prefix.startswith(self.prefix)
+            return _ANY if self.present else None
+        return self.exact if self.exact is not None else f"{self.prefix}{_ANY}"
 
     def __str__(self) -> str:
         if self.present is not None:
@@ -335,18 +335,11 @@ class Headers(RootModel[Annotated[dict[str, HeaderMatch], Field(min_length=1)]])
     def holds(self, fact: object) -> bool:
         return isinstance(fact, Mapping) and all(match.holds(fact.get(name)) for name, match in self.root.items())
 
-    def covers(self, other: Self) -> bool:
-        return all(name in other.root and match.covers(other.root[name]) for name, match in self.root.items())
+    def witnesses(self) -> Iterable[object]:
+        return ({name: match.witness for name, match in self.root.items()},)
 
     def __str__(self) -> str:
         return ", ".join(f"{name}: {match}" for name, match in self.root.items())
-
-
-def _matches_all(pattern: str, other: str) -> bool:
-    """Return whether `pattern` matches all that `other` does."""
-    if other.endswith("*"):
-        return pattern.endswith("*") and other[:-1].startswith(pattern[:-1])
-    return other.startswith(pattern[:-1]) if pattern.endswith("*") else other == pattern
 
 
 def _is_in_language(tag: str, wanted: str) -> bool:

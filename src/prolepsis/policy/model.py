@@ -77,12 +77,11 @@ class Match(Part):
         return all(condition.holds(getattr(facts, name)) for name, condition in self.conditions.items())
 
     def covers(self, other: Self) -> bool:
-        """Return whether it certainly matches every request that `other` matches.
-
-        False where that cannot be told from the two alone.
-        """
+        """Return whether it matches every request that `other` matches, as far as the two say so by themselves."""
         theirs = other.conditions
-        return all(name in theirs and mine.covers(theirs[name]) for name, mine in self.conditions.items())
+        return all(
+            name in theirs and all(map(mine.holds, theirs[name].witnesses())) for name, mine in self.conditions.items()
+        )
 
 
 def mismatch(match: Match, facts: RequestFacts) -> str | None:
