@@ -1,6 +1,6 @@
 """Sums over requests that ended, and their ratios: counts add, so a ratio is taken last."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from math import sqrt
 
 from prolepsis.core.stats import DeviceSeconds, RequestStats
@@ -61,15 +61,11 @@ class TrafficSums(Drafted):
         return 1.0 - spent - spread, 1.0 - spent + spread
 
     def add(self, other: "TrafficSums") -> None:
-        self.num_requests += other.num_requests
-        self.num_output_tokens += other.num_output_tokens
-        self.num_draft_tokens += other.num_draft_tokens
-        self.num_accepted += other.num_accepted
-        self.device_s += other.device_s
-        self.predicted_plain_s += other.predicted_plain_s
-        self.device_squares += other.device_squares
-        self.predicted_squares += other.predicted_squares
-        self.products += other.products
+        for name in _NAMES:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
+
+_NAMES = tuple(field.name for field in fields(TrafficSums))
 
 
 def sums_of(stats: RequestStats) -> TrafficSums:

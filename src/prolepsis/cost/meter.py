@@ -68,9 +68,6 @@ class UsageTotals:
     num_output_tokens: int = 0
     device: DeviceSeconds = field(default_factory=DeviceSeconds)
     amount: float | None = None
-    saved_s: float = 0.0
-    """Predicted device seconds of plain decoding less the measured ones, where there is a prediction; negative if
-    speculation costs more."""
     predicted: TrafficSums = field(default_factory=TrafficSums)
     """Of requests with a prediction."""
 
@@ -79,10 +76,14 @@ class UsageTotals:
         self.num_output_tokens += cost.num_output_tokens
         self.device.add(cost.device)
         if cost.device.predicted_plain:
-            self.saved_s += cost.device.predicted_plain - cost.device.total
             self.predicted.add(sums_of_device(cost.device))
         if cost.amount is not None:
             self.amount = (self.amount or 0.0) + cost.amount
+
+    @property
+    def saved_s(self) -> float:
+        """Predicted device seconds of plain decoding less the measured ones; negative if speculation costs more."""
+        return self.predicted.predicted_plain_s - self.predicted.device_s
 
     @property
     def amount_per_million_tokens(self) -> float | None:
