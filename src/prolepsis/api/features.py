@@ -49,7 +49,6 @@ from prolepsis.policy.eligibility_store import EligibilityStore
 from prolepsis.policy.routes import policy_routes
 from prolepsis.policy.runtime import Policies
 from prolepsis.replicas.registry import ReplicaRegistry
-from prolepsis.replicas.wakeups import Wakeups
 from prolepsis.rollout.deployment import deployment_id, instances_of
 from prolepsis.rollout.routes import rollout_routes
 from prolepsis.rollout.runtime import Rollouts
@@ -62,16 +61,15 @@ from prolepsis.store import signing
 from prolepsis.store.allowances import AllowanceTable
 from prolepsis.store.controls import ControlTable
 from prolepsis.store.database import Database
-from prolepsis.store.notices import Topic, can_listen
 from prolepsis.store.replicas import ReplicaTable
 from prolepsis.store.store import Store
 from prolepsis.telemetry.metrics import Metrics
 from prolepsis.tracing.settings import destination
 from prolepsis.web.feature import Feature
+from prolepsis.web.routes import Route
+
 if TYPE_CHECKING:
     from prolepsis.tracing.feature import TracingFeature
-
-from prolepsis.web.routes import Route
 
 _ROUTES = tuple(KNOWN.route or ())
 _NAMED_ROUTES = tuple(traffic_class_of(RequestFacts(route=route)).partition("/")[0] for route in _ROUTES)
@@ -202,7 +200,6 @@ def _listed(given: _Given, shared: _Shared) -> Sequence[Feature | None]:
         shared.admission,
         shared.buckets,
         shared.idempotency,
-        _wakeups(given, shared),
         shared.safety.controls,
         shared.safety.kill_switch,
         shared.safety.flags,
@@ -332,19 +329,6 @@ def _buckets(given: _Given, replicas: ReplicaRegistry) -> LeasedBuckets | None:
     if given.database is None or not is_limited:
         return None
     return LeasedBuckets(AllowanceTable(given.database), lambda: replicas.num_sharing)
-
-
-def _wakeups(given: _Given, shared: _Shared) -> Wakeups | None:
-    """Return what wakes the features that follow the store; None where the database has no notices."""
-    if given.database is None or not can_listen(given.database):
-        return None
-    followers: dict[Topic, Feature | None] = {
-        "controls": shared.safety.controls,
-        "policy": given.sources.policies,
-        "rollouts": given.sources.rollouts,
-        "replicas": shared.replicas,
-    }
-    return Wakeups(given.database, {topic: one for topic, one in followers.items() if one is not None})
 
 
 def _audit(given: _Given, replays: ReplayFeature) -> AuditFeature:

@@ -14,7 +14,6 @@ from prolepsis.policy.model import Policy
 from prolepsis.policy.versions import NO_VERSION, PolicyText, PolicyVersion
 from prolepsis.redaction.values import redacted_text
 from prolepsis.store.database import Database
-from prolepsis.store.notices import notify
 
 NUM_LISTED = 100
 NOT_READ = Policy(version="not-read")
@@ -161,7 +160,6 @@ class StoredPolicy:
                 versions={"policy": policy.full_version, "policy_version": str(stored.version)},
             )
             chain.append(connection, [event])
-            notify(connection, "policy")
         self._applied = (stored.version, policy)
         return stored, policy
 

@@ -108,7 +108,7 @@ class Rollouts(Feature):
     """
 
     name = "rollout"
-    period_s = 2.0
+    period_s = 1.0
 
     def __init__(
         self,

@@ -16,7 +16,6 @@ from prolepsis.rollout.units import UnitKey
 from prolepsis.statistics.judge import StageEvidence
 from prolepsis.statistics.window import MINUTE_S, WINDOW_MINUTES, WindowEvidence
 from prolepsis.store.database import Database
-from prolepsis.store.notices import notify
 from prolepsis.store.tables import rollout_events, rollout_evidence, rollout_states, rollout_units
 
 _CLAIMED_AT_ONCE = 500
@@ -55,7 +54,6 @@ class RolloutStore:
                 before = _load(connection, state.rollout_id)
                 _swap(connection, state)
                 _add_events(connection, events)
-                notify(connection, "rollouts")
                 if before is not None and state.has_ended(before):
                     connection.execute(delete(rollout_evidence).where(_evidence.rollout_id == state.rollout_id))
                     connection.execute(delete(rollout_units).where(rollout_units.c.rollout_id == state.rollout_id))

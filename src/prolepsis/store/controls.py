@@ -9,7 +9,6 @@ from sqlalchemy import Connection, and_, delete, select, tuple_
 
 from prolepsis.core.config import DAY_S
 from prolepsis.store.database import Database, insert_or_update
-from prolepsis.store.notices import notify
 from prolepsis.store.tables import controls
 
 ControlKey = tuple[str, str]
@@ -46,7 +45,6 @@ class ControlTable:
         if changes:
             with self._database.write() as connection:
                 _put(connection, changes)
-                notify(connection, "controls")
         with self._database.read() as connection:
             rows = connection.execute(select(controls)).all()
         return {(row.kind, row.name): Control(row.value or None, row.changed_at) for row in rows}

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, delete, select
 
 from prolepsis.store.database import Database, database_time, insert_or_update
-from prolepsis.store.notices import notify
 from prolepsis.store.tables import replicas, turns
 
 FORGOTTEN_S = 600.0
@@ -40,8 +39,6 @@ class ReplicaTable:
             new = {"facts": put.excluded.facts, "seen_at": put.excluded.seen_at}
             connection.execute(put.on_conflict_do_update(index_elements=[of.replica], set_=new))
             connection.execute(delete(replicas).where(of.seen_at < now - FORGOTTEN_S))
-            if connection.scalar(select(of.started_at).where(of.replica == replica)) == now:
-                notify(connection, "replicas")  # it is new: shares of limits change
             rows = connection.execute(select(replicas).order_by(of.started_at, of.replica)).all()
         return [SeenReplica(row.replica, row.facts, row.started_at, max(0.0, now - row.seen_at)) for row in rows]
 
@@ -49,7 +46,6 @@ class ReplicaTable:
         """Remove a server that stops."""
         with self._database.write() as connection:
             connection.execute(delete(replicas).where(replicas.c.replica == replica))
-            notify(connection, "replicas")
 
 
 class PeriodicWork:
