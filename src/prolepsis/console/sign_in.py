@@ -26,7 +26,7 @@ def declare_sign_in(pages: Pages, emit: Emit) -> None:
         try:
             pages.check_sender(request)
             form = await form_of(request)
-            return await _signed_in(pages, request, form, emit)
+            return _signed_in(pages, request, form, emit)
         except Exception as error:  # the HTTP edge: every failure is shown on the form
             pages.observe(error)
             refused = describe_error(error)
@@ -40,8 +40,8 @@ def declare_sign_in(pages: Pages, emit: Emit) -> None:
     pages.post("/console/sign-out", "Close the session", sign_out)
 
 
-async def _signed_in(pages: Pages, request: Request, form: dict[str, str], emit: Emit) -> Response:
-    signed_in = await pages.keys.sign_in(form.get("key", "").strip())
+def _signed_in(pages: Pages, request: Request, form: dict[str, str], emit: Emit) -> Response:
+    signed_in = pages.keys.sign_in(form.get("key", "").strip())
     caller = pages.keys.holder(signed_in)
     if not any(caller.has(role) for role in READERS):
         raise wrong_role(caller.roles, READERS)

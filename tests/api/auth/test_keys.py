@@ -23,9 +23,9 @@ def add(file: KeyFile, tenant: str = "acme", expires: datetime | None = None) ->
     return key
 
 
-async def refused(keys: Keys, authorization: str | None) -> Refused:
+def refused(keys: Keys, authorization: str | None) -> Refused:
     with pytest.raises(Refused) as caught:
-        await keys.caller(authorization)
+        keys.caller(authorization)
     return caught.value
 
 
@@ -34,7 +34,7 @@ def file(tmp_path: Path) -> KeyFile:
     return KeyFile(tmp_path / "sub" / "keys.json")
 
 
-async def test_a_key_is_known_by_its_hash_only(file: KeyFile) -> None:
+def test_a_key_is_known_by_its_hash_only(file: KeyFile) -> None:
     key = add(file)
     stored = file.path.read_text()
     match = KEY.fullmatch(key)
@@ -43,7 +43,7 @@ async def test_a_key_is_known_by_its_hash_only(file: KeyFile) -> None:
     assert match[2] not in stored
     assert hash_of(key) in stored
     assert stat.S_IMODE(file.path.stat().st_mode) == 0o600
-    caller = await Keys(file).caller(f"Bearer {key}")
+    caller = Keys(file).caller(f"Bearer {key}")
     assert (caller.tenant, caller.tier, caller.roles) == ("acme", "standard", frozenset({"client"}))
     assert caller.key_id == match[1]
 
@@ -56,7 +56,7 @@ def test_people_call_a_key_by_its_note_or_its_tenant(file: KeyFile) -> None:
     assert names == ["release pipeline", "acme", "", ""]
 
 
-async def test_wrong_keys_are_refused_alike(file: KeyFile) -> None:
+def test_wrong_keys_are_refused_alike(file: KeyFile) -> None:
     key = add(file)
     keys = Keys(file)
     other, own = new_key("acme")[1], key[:-43]
@@ -69,59 +69,59 @@ async def test_wrong_keys_are_refused_alike(file: KeyFile) -> None:
         f"Bearer {key}x",
         "Bearer ü",
     ):
-        error = await refused(keys, given)
+        error = refused(keys, given)
         assert (error.status, error.code) == (401, "invalid_api_key")
         assert error.headers["www-authenticate"] == 'Bearer realm="prolepsis"'
         assert key not in str(error)
-    missing = await refused(keys, None)
+    missing = refused(keys, None)
     assert (missing.status, missing.code) == (401, "missing_api_key")
 
 
-async def test_an_expired_key_says_so(file: KeyFile) -> None:
+def test_an_expired_key_says_so(file: KeyFile) -> None:
     end = datetime.now(UTC) + timedelta(hours=1)
     key = add(file, expires=end)
-    await Keys(file, today=lambda: end - timedelta(seconds=1)).caller(f"Bearer {key}")
-    error = await refused(Keys(file, today=lambda: end), f"Bearer {key}")
+    Keys(file, today=lambda: end - timedelta(seconds=1)).caller(f"Bearer {key}")
+    error = refused(Keys(file, today=lambda: end), f"Bearer {key}")
     assert (error.status, error.code) == (401, "expired_api_key")
 
 
-async def test_a_running_server_sees_new_and_revoked_keys(file: KeyFile) -> None:
+def test_a_running_server_sees_new_and_revoked_keys(file: KeyFile) -> None:
     first, clock = add(file), Clock()
     keys = Keys(file, clock)
-    await keys.caller(f"Bearer {first}")
+    keys.caller(f"Bearer {first}")
     second = add(file)
-    assert (await refused(keys, f"Bearer {second}")).status == 401  # not looked at within the same second
+    assert refused(keys, f"Bearer {second}").status == 401  # not looked at within the same second
     clock.now += 1
-    await keys.caller(f"Bearer {second}")
-    file.remove((await keys.caller(f"Bearer {first}")).key_id)
+    keys.caller(f"Bearer {second}")
+    file.remove(keys.caller(f"Bearer {first}").key_id)
     clock.now += 1
-    assert (await refused(keys, f"Bearer {first}")).status == 401
-    await keys.caller(f"Bearer {second}")
+    assert refused(keys, f"Bearer {first}").status == 401
+    keys.caller(f"Bearer {second}")
 
 
-async def test_the_first_key_ends_development_mode_for_good(file: KeyFile) -> None:
+def test_the_first_key_ends_development_mode_for_good(file: KeyFile) -> None:
     clock = Clock()
     keys = Keys(file, clock)
     assert not keys.required
-    assert await keys.caller(None) == DEVELOPER
+    assert keys.caller(None) == DEVELOPER
     key = add(file)
     clock.now += 1
-    assert (await refused(keys, None)).status == 401
+    assert refused(keys, None).status == 401
     assert keys.required
-    file.remove((await keys.caller(f"Bearer {key}")).key_id)
+    file.remove(keys.caller(f"Bearer {key}").key_id)
     clock.now += 1
-    assert (await refused(keys, None)).status == 401
+    assert refused(keys, None).status == 401
     file.path.unlink()
     clock.now += 1
-    assert (await refused(keys, None)).status == 401
+    assert refused(keys, None).status == 401
 
 
-async def test_a_revoked_last_key_does_not_open_the_server_at_a_restart(file: KeyFile) -> None:
+def test_a_revoked_last_key_does_not_open_the_server_at_a_restart(file: KeyFile) -> None:
     key = add(file)
-    file.remove((await Keys(file).caller(f"Bearer {key}")).key_id)
+    file.remove(Keys(file).caller(f"Bearer {key}").key_id)
     keys = Keys(file)
     assert keys.required
-    assert (await refused(keys, None)).status == 401
+    assert refused(keys, None).status == 401
 
 
 class Unreliable(KeyFile):
@@ -135,7 +135,7 @@ class Unreliable(KeyFile):
         return super().read()
 
 
-async def test_a_read_that_failed_is_tried_again(tmp_path: Path) -> None:
+def test_a_read_that_failed_is_tried_again(tmp_path: Path) -> None:
     file = Unreliable(tmp_path / "keys.json")
     key, clock = add(file), Clock()
     keys = Keys(file, clock)
@@ -144,11 +144,11 @@ async def test_a_read_that_failed_is_tried_again(tmp_path: Path) -> None:
     with capture_logs() as logs:
         for _ in range(3):
             clock.now += 1
-            await keys.caller(f"Bearer {key}")
+            keys.caller(f"Bearer {key}")
     assert [line["event"] for line in logs] == ["keys_not_reloaded"]
     file.broken = False
     clock.now += 1
-    assert (await keys.caller(f"Bearer {late}")).tenant == "late"
+    assert keys.caller(f"Bearer {late}").tenant == "late"
 
 
 def test_a_file_put_back_with_its_old_time_is_another_version(file: KeyFile) -> None:
@@ -160,12 +160,12 @@ def test_a_file_put_back_with_its_old_time_is_another_version(file: KeyFile) -> 
     assert file.version() != before
 
 
-async def test_a_file_broken_while_serving_leaves_the_keys_as_they_were(file: KeyFile) -> None:
+def test_a_file_broken_while_serving_leaves_the_keys_as_they_were(file: KeyFile) -> None:
     key, clock = add(file), Clock()
     keys = Keys(file, clock)
     file.path.write_text("{")
     clock.now += 1
-    assert (await keys.caller(f"Bearer {key}")).tenant == "acme"
+    assert keys.caller(f"Bearer {key}").tenant == "acme"
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"keys": [{"id": "x"}]}', '{"keys": [], "more": 1}'])
@@ -189,12 +189,12 @@ def test_a_file_that_others_may_open_is_refused(file: KeyFile, mode: int) -> Non
     assert len(file.read()) == 1
 
 
-async def test_a_file_opened_to_others_while_serving_leaves_the_keys_as_they_were(file: KeyFile) -> None:
+def test_a_file_opened_to_others_while_serving_leaves_the_keys_as_they_were(file: KeyFile) -> None:
     key, clock = add(file), Clock()
     keys = Keys(file, clock)
     file.path.chmod(0o644)
     clock.now += 1
-    assert (await keys.caller(f"Bearer {key}")).tenant == "acme"
+    assert keys.caller(f"Bearer {key}").tenant == "acme"
 
 
 def test_a_write_that_fails_leaves_the_file_whole(file: KeyFile, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,3 +240,10 @@ def test_a_removed_key_must_be_there(file: KeyFile) -> None:
     with pytest.raises(ConfigError, match="keys list"):
         file.remove("0" * 12)
     assert len(json.loads(file.path.read_text())["keys"]) == 1
+
+
+def test_a_hash_of_another_form_is_refused_and_not_never_matched(file: KeyFile) -> None:
+    add(file)
+    file.path.write_text(file.path.read_text().replace("sha256$", "$argon2id$"))
+    with pytest.raises(ConfigError, match="hash"):
+        Keys(file)

@@ -1,16 +1,13 @@
 """Over real sockets: clients with wrong keys beside clients with right ones."""
 
 import asyncio
-from collections.abc import Callable
 from pathlib import Path
 
 import httpx
-import pytest
 
 from prolepsis.api.auth.key_file import KeyFile, new_key
 from prolepsis.api.auth.keys import Keys
 from tests.api.admission.conftest import bearer
-from tests.api.auth.test_old_hashes import add_old
 from tests.api.conftest import served
 from tests.api.fakes import FakeEngine
 
@@ -23,10 +20,9 @@ def add(file: KeyFile) -> str:
     return key
 
 
-@pytest.mark.parametrize("make", [add, add_old])
-async def test_wrong_keys_do_not_crowd_out_right_ones(tmp_path: Path, make: Callable[[KeyFile], str]) -> None:
+async def test_wrong_keys_do_not_crowd_out_right_ones(tmp_path: Path) -> None:
     file = KeyFile(tmp_path / "keys.json")
-    right = [make(file) for _ in range(NUM_RIGHT)]
+    right = [add(file) for _ in range(NUM_RIGHT)]
     wrong = [f"{right[i % NUM_RIGHT][:-43]}{i:043d}" for i in range(NUM_WRONG)]
     limits = httpx.Limits(max_connections=NUM_WRONG + NUM_RIGHT)
     with served(FakeEngine(), keys=Keys(file)) as running:

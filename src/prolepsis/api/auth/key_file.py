@@ -34,8 +34,8 @@ class KeyRecord(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     id: Annotated[str, Field(pattern=r"^[0-9a-f]{12}$")]
-    hash: str
-    """`hash_of` the key; of keys made by earlier versions argon2id of the secret."""
+    hash: Annotated[str, Field(pattern=r"^sha256\$[0-9a-f]{64}$")]
+    """`hash_of` the key."""
     tenant: Name
     tier: TierName = DEFAULT_TIER
     roles: Annotated[tuple[Role, ...], Field(min_length=1)] = ("client",)
@@ -99,14 +99,6 @@ class KeyFile:
                 )
             self._write([key for key in keys if key.id != key_id])
             return found
-
-    def rehash(self, record: KeyRecord, hashed: str) -> None:
-        """Replace a key's hash where the key is still as `record` says; raises `ConfigError` as `add` does."""
-        with self._writing():
-            keys = self.read()
-            if record in keys:
-                renewed = record.model_copy(update={"hash": hashed})
-                self._write([renewed if key == record else key for key in keys])
 
     def _check_private(self) -> None:
         """As PostgreSQL does for its keys: what root gave to a group, that group may read."""

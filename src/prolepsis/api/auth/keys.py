@@ -7,10 +7,8 @@ from datetime import UTC, datetime
 from hashlib import blake2b
 
 import structlog
-from anyio import to_thread
 
 from prolepsis.api.auth.key_file import KEY, KeyFile, KeyRecord, hash_of
-from prolepsis.api.auth.old_hashes import OldHashes, is_old
 from prolepsis.core.errors import ConfigError
 from prolepsis.web.caller import DEVELOPER, Caller
 from prolepsis.web.refusals import not_authenticated
@@ -40,7 +38,6 @@ class Keys:
         self._clock = clock
         self._today = today
         self._process_key = secrets.token_bytes(32)
-        self.old_hashes = OldHashes()
         self._version = self._failed = file.version() if file else None
         self._take(file.read() if file else ())
         self._required = self._version is not None or bool(self._records)
@@ -61,7 +58,7 @@ class Keys:
         """The tiers of the callers."""
         return frozenset(record.tier for record in self._records) if self._required else frozenset({DEVELOPER.tier})
 
-    async def caller(self, authorization: str | None) -> Caller:
+    def caller(self, authorization: str | None) -> Caller:
         """Return the caller of an `Authorization` header; raises `RequestRefused` (401)."""
         self._look()
         if not self._required:
@@ -70,11 +67,11 @@ class Keys:
             raise not_authenticated("This server needs an API key: Authorization: Bearer KEY.", "missing_api_key")
         scheme, _, given = authorization.partition(" ")
         match = KEY.fullmatch(given.strip()) if scheme.lower() == "bearer" else None
-        return self._owner(await self._find(match[0], match[1]) if match else None)
+        return self._owner(self._by_digest.get(self._digest(hash_of(match[0]))) if match else None)
 
-    async def sign_in(self, key: str) -> bytes:
+    def sign_in(self, key: str) -> bytes:
         """Return what stands for a key in this process, for `holder`; raises `RequestRefused` (401)."""
-        await self.caller(f"Bearer {key}")
+        self.caller(f"Bearer {key}")
         return self._digest(hash_of(key))
 
     def holder(self, signed_in: bytes) -> Caller:
@@ -93,31 +90,8 @@ class Keys:
             raise not_authenticated(f"The API key {record.id} has expired.", "expired_api_key")
         return record.caller
 
-    async def _find(self, key: str, key_id: str) -> KeyRecord | None:
-        digest = self._digest(hash_of(key))
-        old = self._old.get(key_id)
-        if old and digest not in self._by_digest and await self.old_hashes.matches(old, key):
-            await self._renew(old, key)
-        return self._by_digest.get(digest)
-
-    async def _renew(self, record: KeyRecord, key: str) -> None:
-        """Store a key that has matched an old hash as keys are now; where that fails, only this process knows it."""
-        if self._old.get(record.id) != record:  # a request a moment before has done it, or the key was revoked
-            return
-        self._index()
-        assert self.file is not None, "records come from the file"
-        try:
-            await to_thread.run_sync(self.file.rehash, record, hash_of(key))
-        except ConfigError as error:
-            log.warning("key_not_rehashed", key=record.id, error=str(error))
-
     def _take(self, records: Sequence[KeyRecord]) -> None:
         self._records = records
-        self._index()
-
-    def _index(self) -> None:
-        records = self.old_hashes.renewed(self._records)
-        self._old = {record.id: record for record in records if is_old(record)}
         self._by_digest = {self._digest(record.hash): record for record in records}
 
     def _digest(self, hashed: str) -> bytes:

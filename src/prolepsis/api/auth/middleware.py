@@ -124,7 +124,7 @@ class AuthMiddleware:
             return
         state = scope.setdefault("state", {})
         try:
-            await self._check(scope)
+            self._check(scope)
             await self._round_robin.turn(state["caller"].tenant if "caller" in state else "")
         except Exception as error:  # the HTTP edge: every failure becomes one reply
             await self._round_robin.turn("")
@@ -136,7 +136,7 @@ class AuthMiddleware:
         with suppress(ClientDisconnected):  # it took nothing for too long: there is no reader any more
             await self._app(scope, receiver, _Sender(scope, send, self._config.write_timeout_s))
 
-    async def _check(self, scope: Scope) -> None:
+    def _check(self, scope: Scope) -> None:
         """Raise `RequestRefused` where the route may not run, or is not there."""
         headers, method = Headers(scope=scope), scope["method"]
         self._check_sizes(scope, headers)
@@ -145,7 +145,7 @@ class AuthMiddleware:
             scope["state"]["rule"] = rule.path
             if method in rule.roles and self._is_open(rule.roles[method], headers):
                 return
-        caller = await self._keys.caller(headers.get("authorization"))
+        caller = self._keys.caller(headers.get("authorization"))
         if not self._keys.required:
             check_local(headers)
         what = f"{method} {scope['path'][:200]}"
