@@ -71,7 +71,7 @@ class Words:
     """Words of the target's vocabulary that seed user turns; empty if the vocabulary has too few.
 
     Without them all turns are about the same few topics, and a head learns those topics: 794k more answer tokens about
-    them raised held-out acceptance, but not the acceptance on other prompts (docs/log.md, 2026-11-22).
+    them raised held-out acceptance, but not the acceptance on other prompts (docs/log/2026-11.md, the fifth head).
     """
 
     common: tuple[str, ...] = ()
