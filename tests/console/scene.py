@@ -197,7 +197,7 @@ class Scene:
 
 
 @contextmanager
-def scene(folder: Path, *, with_keys: bool = False) -> Iterator[Scene]:
+def scene(folder: Path, *, with_keys: bool = False, grafana_url: str = "none") -> Iterator[Scene]:
     """Give a server whose clocks run when it is served, or by `tick`."""
     (folder / "prices.yaml").write_text(PRICES)
     engine, metrics, keys = SceneEngine(), Metrics(), KeyFile(folder / "keys.json")
@@ -229,6 +229,7 @@ def scene(folder: Path, *, with_keys: bool = False) -> Iterator[Scene]:
         audit_sample=1.0,
         audit_content="tokens",
         region="north",
+        grafana_url=grafana_url,
     )
     gateway = Gateway(Keys(keys if with_keys else None, clock=count().__next__))  # it looks at the file each time
     app = build(config, engine, ByteTokenizer(), metrics, gateway, sources=sources)

@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 from prolepsis.console.timeline import Timeline
 from prolepsis.console.traffic import TrafficFeature
 from prolepsis.replicas.registry import ReplicaRegistry
-from tests.console.incident import DAMAGED, TRAFFIC_CLASS, Incident, incident
+from tests.console.incident import DAMAGED, Incident, incident
 from tests.console.scene import Scene, add_replica, scene
 from tests.console.served import ASKED, served, served_scene, traffic
 
@@ -64,15 +64,17 @@ def a_request(url: str, site: Scene) -> str:
 
 
 def a_cliff(site: Incident) -> None:
-    """Serve for half an hour, put the damaged head in, and serve for ten minutes more, as if."""
+    """Serve for a quarter of an hour, put the damaged head in, and serve for ten minutes more, as if."""
+    [feature] = [one for one in site.app.state.features if isinstance(one, TrafficFeature)]
+    feature.all = Timeline(15.0, 240, lambda: feature.now())  # noqa: PLW0108  # it changes
     now = time.time()
-    for minute in range(-30, 0):
-        site.set_clock(partial(float, now + 60.0 * minute))
-        site.requests(2, max_tokens=5 + minute % 4)
+    for span in range(-60, 0):
+        site.set_clock(partial(float, now + 15.0 * span))
+        site.requests(1, max_tokens=5 + span % 4)
     site.swap(DAMAGED)
-    for minute in range(1, 11):
-        site.set_clock(partial(float, time.time() + 60.0 * minute))
-        site.requests(6)
+    for span in range(1, 41):
+        site.set_clock(partial(float, time.time() + 15.0 * span))
+        site.requests(2)
 
 
 def keep(page: Page, name: str, url: str) -> None:
@@ -140,8 +142,8 @@ def pictures_of_an_incident(browser: Browser) -> None:
         keep(page, "incident-runbook", f"{site.url}/console/runbooks/acceptance-cliff")
         keep(page, "incident-drift", f"{site.url}/console/quality")
         entry = page.get_by_role("link", name="head.swapped").first.get_attribute("href")
-        page.goto(f"{site.url}/console/traffic/{TRAFFIC_CLASS}", wait_until="networkidle")
-        page.locator(".cards .card").first.screenshot(path=IMAGES / "incident-curve.png")
+        page.goto(f"{site.url}/console", wait_until="networkidle")
+        page.locator(".cards .card").nth(1).screenshot(path=IMAGES / "incident-curve.png")
         keep(page, "incident-entry", f"{site.url}{entry}")
 
 

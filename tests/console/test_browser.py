@@ -10,7 +10,7 @@ import pytest
 from prolepsis.monitoring.files import RUNBOOK_URL
 from prolepsis.monitoring.rules import alert_groups, all_rules, with_runbooks
 from tests.console.incident import DAMAGED, GOOD, REASON, incident
-from tests.console.scene import CHAT, POLICY, Scene, key_with
+from tests.console.scene import POLICY, Scene, key_with
 from tests.console.served import served_scene, traffic
 from tests.models.kernels import NEEDS_KERNELS
 
@@ -20,12 +20,10 @@ from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright 
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt-get install chromium")
-MOST_BYTES = 300_000
+MOST_BYTES = 220_000
 """Of a page with all that it loads."""
 SITE_PAGES = (
     "",
-    "/traffic",
-    f"/traffic/{CHAT}",
     "/rollouts",
     "/rollouts/{rollout}",
     "/policy",
@@ -34,7 +32,6 @@ SITE_PAGES = (
     "/policy/explain",
     "/proposers",
     "/quality",
-    "/cost",
     "/requests",
     "/requests/{request}",
     "/audit",
@@ -42,6 +39,7 @@ SITE_PAGES = (
     "/flags",
     "/kill",
     "/replicas",
+    "/dashboards",
     "/runbooks/acceptance-cliff",
 )
 
@@ -93,7 +91,7 @@ def paths(page: Page, scene: Scene) -> list[str]:
 
 
 def test_speculation_is_stopped_and_released_from_any_page_by_keyboard_alone(page: Page) -> None:
-    page.goto("/console/cost")
+    page.goto("/console/dashboards")
     page.locator("details.kill summary").focus()
     page.keyboard.press("Enter")
     page.keyboard.press("Tab")
@@ -191,7 +189,7 @@ def test_updates_leave_what_a_person_types_and_opened(page: Page) -> None:
 def test_signing_out_ends_the_session(page: Page) -> None:
     page.get_by_role("button", name="Sign out").click()
     expect(page.get_by_role("heading", level=1)).to_have_text("Sign in")
-    page.goto("/console/cost")
+    page.goto("/console/dashboards")
     expect(page.get_by_role("heading", level=1)).to_have_text("Sign in")
 
 
@@ -233,10 +231,10 @@ def test_pages_are_light_and_load_nothing_from_elsewhere(page: Page, site: tuple
         foreign.extend([] if url.startswith(site[0]) else [url])
 
     page.on("response", lambda response: see(response.url, len(response.body())))
-    for path in ("/console", f"/console/traffic/{CHAT}", "/console/requests"):
+    for path in ("/console", "/console/proposers", "/console/requests"):
         sizes.clear()
         page.goto(path, wait_until="networkidle")
-        assert len(sizes) >= 6
+        assert len(sizes) >= 5
         assert sum(sizes.values()) < MOST_BYTES, sizes
     assert foreign == []
 

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -13,16 +14,18 @@ import httpx
 import pytest
 
 from prolepsis.api.service_health import LEAST_REQUESTS
+from prolepsis.console.dashboards import DASHBOARDS
 from prolepsis.console.routes import NAVIGATION
 from prolepsis.console.traffic import TrafficFeature
 from prolepsis.core.ended import End, RequestEnded
 from prolepsis.engine.client import EngineMember
 from prolepsis.web.caller import Role
 from tests.console.browser import press, sign_in, token_of
-from tests.console.scene import CHAT, POLICY, Scene, add_replica, key_with
+from tests.console.scene import CHAT, POLICY, Scene, add_replica, key_with, scene
 from tests.console.test_alerts import FIRES
 from tests.telemetry.test_requests import ABOUT
 
+SHIPPED = Path(__file__).parents[2] / "monitoring" / "dashboards"
 Browse = Callable[[Scene], httpx.AsyncClient]
 PAGES = [path for path, _ in NAVIGATION] + ["/console/policy/edit", "/console/policy/explain"]
 
@@ -67,15 +70,18 @@ async def test_the_overview_says_what_needs_a_person(open_scene: Scene, browse: 
     assert "Speculation is stopped everywhere" in (await http.get("/console")).text
 
 
-async def test_a_traffic_class_says_why_its_steps_are_plain(open_scene: Scene, browse: Browse) -> None:
-    http = browse(open_scene)
-    await serve(http)
-    assert CHAT in (await http.get("/console/traffic")).text
-    page = await http.get(f"/console/traffic/{CHAT}")
-    assert "verifying the draft would not have paid" in page.text
-    plain = await http.get("/console/traffic/completions/standard/free/short/completions")
-    assert "says off, or did not draw the request" in plain.text
-    assert (await http.get("/console/traffic/none")).status_code == 404
+async def test_dashboards_are_linked_where_grafana_is_known_and_named_elsewhere(
+    open_scene: Scene, browse: Browse, tmp_path: Path
+) -> None:
+    shipped = [json.loads(file.read_text())["uid"] for file in SHIPPED.iterdir()]
+    assert sorted(shipped) == sorted(f"prolepsis-{name}" for name in DASHBOARDS)
+    named = (await browse(open_scene).get("/console/dashboards")).text
+    assert "<code>debug.json</code>" in named
+    assert "<code>grafana_url</code>" in named
+    (tmp_path / "linked").mkdir()
+    with scene(tmp_path / "linked", grafana_url="https://grafana.example.org/") as linked:
+        page = (await browse(linked).get("/console/dashboards")).text
+    assert all(f'<a href="https://grafana.example.org/d/{uid}">' in page for uid in shipped)
 
 
 async def test_a_rollout_is_started_promoted_held_and_rolled_back(open_scene: Scene, browse: Browse) -> None:
@@ -198,11 +204,10 @@ async def test_changes_are_marked_listed_and_lead_to_their_entry_and_back(open_s
     assert open_scene.store.writer.flush(20.0)
     entry = (await http.get("/admin/changes")).json()["changes"][0]
     assert (entry["action"], entry["reason"]) == ("head.swapped", "compare")
-    for path in ("/console", "/console/proposers", "/console/quality", f"/console/traffic/{CHAT}"):
+    for path in ("/console", "/console/proposers", "/console/quality"):
         page = (await http.get(path)).text
         assert f'<a href="/console/audit/{entry["seq"]}" aria-label="head.swapped, entry {entry["seq"]}">' in page, path
-    for path in ("/console", f"/console/traffic/{CHAT}"):
-        assert '<path class="mark"' in (await http.get(path)).text, path
+    assert '<path class="mark"' in (await http.get("/console")).text
     page = (await http.get(f"/console/audit/{entry['seq']}")).text
     assert '<a href="/console/proposers#heads">draft_head</a>' in page
     assert "head mine@2 → mine@1" in page

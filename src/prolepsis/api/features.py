@@ -285,6 +285,7 @@ def _routes(given: _Given, features: Sequence[Feature], shared: _Shared) -> Sequ
         keys=given.keys,
         check_local=check_local,
         observe=shared.admission.metrics.refuse,
+        grafana_url=given.config.grafana_url,
         failing=lambda: shared.service_health.detail,
         emit=given.emit,
     )

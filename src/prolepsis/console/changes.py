@@ -23,8 +23,6 @@ _PAGES = {
     "breaker": "/console/proposers#breakers",
     "drift": "/console/quality#drift",
     "replay": "/console/quality",
-    "prices": "/console/cost",
-    "eligibility": "/console/traffic",
     "server": "/console",
 }
 """The page that shows what an action changes, by the area of the action."""

@@ -1,6 +1,5 @@
 """Figures as plain values for the templates: lines over time, and intervals against a bound."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -59,7 +58,16 @@ class Chart:
     def summary(self) -> str:
         """Description of the chart for people who cannot see it."""
         changes = f"; {len(self.marks)} marked changes, listed below" if self.marks else ""
-        return f"{self.title}: " + ", ".join(f"{line.name} {_latest(line)}" for line in self.lines) + changes
+        return f"{self.title}: {self.latest}{changes}"
+
+    @property
+    def latest(self) -> str:
+        return ", ".join(f"{line.name} {_latest(line)}" for line in self.lines)
+
+    @property
+    def scale(self) -> str:
+        low, high = self.span
+        return f"{figure(low)} to {figure(high)}"
 
     def paths(self) -> list[str]:
         """Return the path of each line."""
@@ -71,15 +79,6 @@ class Chart:
             return []
         whole = (self.at[-1] - self.at[0]) or 1.0
         return [round(WIDTH * min(1.0, (mark.at - self.at[0]) / whole), 1) for mark in self.marks]
-
-    @property
-    def data(self) -> str:
-        """The same as JSON, for the script that draws it with a cursor."""
-        lines = [{"name": line.name, "values": [_short(value) for value in line.values]} for line in self.lines]
-        low, high = self.span
-        marks = [{"at": mark.at, "name": mark.name} for mark in self.marks]
-        scale = {"unit": self.unit, "low": low, "high": _short(high)}
-        return json.dumps({"x": list(self.at), "lines": lines, "marks": marks, **scale}, separators=(",", ":"))
 
 
 def path_of(values: Sequence[float | None], low: float, high: float) -> str:
@@ -97,10 +96,6 @@ def path_of(values: Sequence[float | None], low: float, high: float) -> str:
 def _latest(line: Line) -> str:
     value = next((value for value in reversed(line.values) if value is not None), None)
     return "has no values yet" if value is None else f"is {figure(value)} now"
-
-
-def _short(value: float | None) -> float | None:
-    return None if value is None else float(f"{value:.4g}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from prolepsis.console.acts import declare_acts
 from prolepsis.console.admin import AdminRoutes
 from prolepsis.console.assets import Assets
 from prolepsis.console.audit import declare_audit
-from prolepsis.console.cost import declare_cost
+from prolepsis.console.dashboards import declare_dashboards
 from prolepsis.console.overview import Load, declare_overview
 from prolepsis.console.pages import HOME, Pages, Visit
 from prolepsis.console.policy import declare_policy
@@ -25,7 +25,7 @@ from prolepsis.console.runbook_pages import declare_runbooks
 from prolepsis.console.safety import declare_flags, declare_kill
 from prolepsis.console.sessions import KeyRing, Sessions
 from prolepsis.console.sign_in import declare_sign_in
-from prolepsis.console.traffic import TrafficReply, declare_traffic
+from prolepsis.console.traffic import TrafficReply
 from prolepsis.core.audit_event import Emit
 from prolepsis.core.kill_scope import kill_scope
 from prolepsis.engine.client import EngineClient
@@ -36,17 +36,16 @@ from prolepsis.web.routes import PUBLIC, Route
 
 NAVIGATION = (
     (HOME, "Overview"),
-    ("/console/traffic", "Traffic classes"),
     ("/console/rollouts", "Rollouts"),
     ("/console/policy", "Policy"),
     ("/console/proposers", "Proposers"),
     ("/console/quality", "Drift and correctness"),
-    ("/console/cost", "Cost"),
     ("/console/requests", "Requests"),
     ("/console/audit", "Audit"),
     ("/console/flags", "Flags"),
     ("/console/kill", "Kill switch"),
     ("/console/replicas", "Replicas"),
+    ("/console/dashboards", "Dashboards"),
     ("/console/runbooks", "Runbooks"),
 )
 
@@ -64,6 +63,7 @@ class ConsoleParts:
     observe: Callable[[Exception], None]
     """Sees every refusal, for counters."""
     emit: Emit
+    grafana_url: str
     failing: Callable[[], str] = str
     """Why the server is not ready by what requests get; empty if it is."""
 
@@ -85,17 +85,16 @@ def console_routes(admin: Sequence[Route], parts: ConsoleParts) -> Sequence[Rout
     declare_sign_in(pages, parts.emit)
     declare_acts(pages)
     declare_overview(pages, parts.client, parts.load, parts.store, by_alert(manual), failing=parts.failing)
-    declare_traffic(pages)
     declare_rollouts(pages)
     declare_policy(pages)
     declare_proposers(pages, parts.client)
     declare_quality(pages, by_alert(manual))
-    declare_cost(pages)
     declare_requests(pages)
     declare_audit(pages)
     declare_flags(pages)
     declare_kill(pages)
     declare_replicas(pages)
+    declare_dashboards(pages, parts.grafana_url)
     declare_runbooks(pages, manual)
     _declare_assets(pages, assets)
     return pages.routes.all

@@ -348,6 +348,11 @@ class ServerConfig(BaseModel):
         description="Alertmanager whose alerts the console shows, and in which rollouts silence tickets about "
         "acceptance while a stage runs: a URL or none",
     )
+    grafana_url: str = Field(
+        default="none",
+        pattern=r"^(none|https?://\S+)$",
+        description="Grafana with the shipped dashboards, which the console links to: a URL or none",
+    )
     flags: Path | None = Field(
         default=None, description="file of feature flags in flagd's format, JSON or YAML; read again when it changes"
     )
