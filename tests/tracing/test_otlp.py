@@ -51,13 +51,13 @@ def exporting() -> Iterator[Exporting]:
             yield made
         finally:
             made.open.set()
-            made.exporter.close()
+            made.exporter.close(timeout_s=60.0)
 
 
 def test_waiting_traces_are_sent_at_the_end() -> None:
     with exporting() as made:
         assert all(made.exporter.offer([SPAN, SPAN]) for _ in range(3))
-        made.exporter.close()
+        made.exporter.close(timeout_s=60.0)
         assert (len(made.receiver.spans), made.count("sent"), made.count("lost")) == (6, 6.0, 0.0)
 
 
@@ -71,7 +71,7 @@ def test_a_trace_that_does_not_fit_is_refused_as_a_whole_and_without_a_wait() ->
         assert made.exporter.offer([SPAN])
         assert not made.exporter.offer([SPAN])
         made.open.set()
-        made.exporter.close()
+        made.exporter.close(timeout_s=60.0)
         assert (made.count("sent"), made.count("lost")) == (MAX_QUEUED + BATCH, 0.0)
 
 
@@ -86,7 +86,7 @@ def test_spans_that_do_not_arrive_are_counted_and_reported_once(raises: bool, mo
             monkeypatch.setattr(OTLPSpanExporter, "export", fails)
         for _ in range(3):
             made.exporter.offer([SPAN] * BATCH)
-        made.exporter.close()
+        made.exporter.close(timeout_s=60.0)
         assert (made.count("sent"), made.count("lost")) == (0.0, 3.0 * BATCH)
     assert [line["event"] for line in logs].count("traces_do_not_arrive") == 1
 
