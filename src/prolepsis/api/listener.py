@@ -20,7 +20,7 @@ MOST_A_ROUND = 16
 
 
 class Listener(socket.socket):
-    """A listening socket for asyncio that keeps spare descriptors, so that a client is told instead of left waiting.
+    """A listening socket for asyncio that keeps spare descriptors, so that a client gets an answer instead of waiting.
 
     asyncio would leave clients in the kernel's queue, and try again every second.
     """

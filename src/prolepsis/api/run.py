@@ -1,4 +1,4 @@
-"""Serves until told to stop: takes the port, starts the engine, runs uvicorn, stops without cutting answers short."""
+"""Serves until it is stopped: takes the port, starts the engine, runs uvicorn, stops without cutting answers short."""
 
 import asyncio
 import errno
@@ -304,7 +304,7 @@ class StoppingServer(uvicorn.Server):
     async def _drain(self) -> None:
         """Refuse what is new, while readiness says so on the open port, until all that waits or runs has ended.
 
-        What has not within the bound is aborted, so that every client is told.
+        Requests that have not ended within the bound are aborted, so that every client gets an end.
         """
         self._gate.drain()
         log.info("stopping", requests_in_flight=self._gate.num_inside)

@@ -340,7 +340,7 @@ def _flag_to_set(given: dict[str, Any], _: Callable[[str], Any]) -> dict[str, An
 flags = add_verbs(
     command_group("Show, set and remove feature flags of all replicas of a running server."),
     [
-        Verb("list", "GET /admin/flags", "List the flags that operators set, not those of file or provider."),
+        Verb("list", "GET /admin/flags", "List the flags that operators set, without flags of file or provider."),
         Verb(
             "set",
             "PUT /admin/flags",

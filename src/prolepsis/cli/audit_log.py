@@ -40,7 +40,7 @@ class Log(Protocol):
         """Return the entries in order, beginning after number `after`."""
 
     def written(self, since: datetime, until: datetime) -> Iterable[AuditEntry]:
-        """Return the entries of a period in order, except those of served requests."""
+        """Return the entries of a period in order, without served requests."""
 
 
 class StoredLog:

@@ -53,7 +53,7 @@ class Known:
 
     @property
     def forged(self) -> list[str]:
-        """Faults of anchors: those that no known key signed."""
+        """Anchors that no known key signed."""
         if self.keys is None:
             return []
         found = ((head.seq, self.keys.fault(head)) for head in self.heads)

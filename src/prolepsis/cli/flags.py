@@ -60,7 +60,7 @@ def configured(*sections: type[BaseModel]) -> Callable[[Command], Command]:
 def with_settings(*defaults: object) -> Callable[[Command], Command]:
     """Give a command the options of settings dataclasses; its parameters of these types receive the settings.
 
-    Fields are options if they are annotated with `typer.Option`, also those of a dataclass in a field.
+    Fields are options if they are annotated with `typer.Option`, also the fields of a dataclass in a field.
     """
     kinds = [type(settings) for settings in defaults]
 

@@ -50,7 +50,7 @@ Directory = Annotated[
 
 @app.command(epilog=EPILOG)
 def pull(name: Name = None, model_dir: Directory = None, as_json: AsJson = False) -> None:
-    """Download a model if it is not here yet; its checksums are verified. One that was interrupted goes on."""
+    """Download a model if it is not here yet, and verify its checksums. An interrupted download continues."""
     from prolepsis.models.files.store import KNOWN
 
     settings = settings_here(model_dir=model_dir)

@@ -157,7 +157,7 @@ def print_table(
 
 
 def _width(cells: Sequence[str]) -> int:
-    """Return the characters that a column needs: those of its longest number or word."""
+    """Return the characters that a column needs: the length of its longest number or word."""
     return max(
         (len(word) for cell in cells for word in ([cell] if _NUMBER.fullmatch(cell) else cell.split())), default=0
     )

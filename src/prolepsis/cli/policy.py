@@ -217,7 +217,7 @@ def _findings(policy: Policy, document: Document) -> list[Finding]:
 
 
 def _usable(file: Path) -> Policy:
-    """Return the policy of a file; its errors other than those of shape become warnings."""
+    """Return the policy of a file; its errors become warnings, except errors of shape."""
     policy, document = read_policy(file)
     for finding in _findings(policy, document):
         if finding.severity == "error":

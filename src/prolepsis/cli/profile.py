@@ -98,7 +98,7 @@ def document(found: Profile) -> dict[str, object]:
 
 
 def show(found: Profile) -> None:
-    """Print the facts, then the curve: milliseconds, and times those of the smallest pass."""
+    """Print the facts, then the curve: milliseconds, and multiples of the smallest pass."""
     facts = [("model", found.model), ("forward", found.forward)]
     if found.fallback:
         facts.append(("no faster forward because", found.fallback))

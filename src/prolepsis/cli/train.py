@@ -175,7 +175,7 @@ def _ready(target: str, threads: int | None = None) -> Settings:
 
 
 def _measured(cost: StatedCost, config: EngineConfig) -> StepCost:
-    """Return the costs that are stated, and for the others those of this machine, measured now if they never were."""
+    """Return the stated costs, and for the others this machine's, measured now if they never were."""
     if cost.plain_ms is not None and cost.token_ms is not None:
         return cost.on(None)
     from prolepsis.cli.profile import take_profile

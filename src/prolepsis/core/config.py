@@ -22,7 +22,7 @@ PROPOSER_NAMES = (
     *("grammar", "suffix", "prompt_lookup", "prediction", "client", "draft_model"),
     *(DRAFT_HEAD, CANDIDATE_HEAD, "early_exit", "remote", UPSTREAM),
 )
-"""All proposers; `EngineConfig.proposers` names those that are loaded."""
+"""All proposers; `EngineConfig.proposers` names the loaded ones."""
 
 
 AUTO = "auto"

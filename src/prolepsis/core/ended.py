@@ -181,5 +181,5 @@ class RequestEnded:
 
     @property
     def without_tokens(self) -> "RequestEnded":
-        """Its figures, for those that keep it."""
+        """Its figures, for features that keep them."""
         return replace(self, prompts=tuple(replace(prompt, tokens=()) for prompt in self.prompts))

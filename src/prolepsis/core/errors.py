@@ -138,7 +138,7 @@ class DeadlineExceeded(EngineError):
 
     @classmethod
     def unfinished(cls, limit_s: float, reason: str = "") -> Self:
-        """Return the error of a request that did not finish in `limit_s` seconds; `reason` goes on from there."""
+        """Return the error of a request that did not finish in `limit_s` seconds; `reason` continues the sentence."""
         return cls(f"not finished in {limit_s:.3f} s{reason}")
 
 

@@ -16,7 +16,7 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True, slots=True)
 class RequestFacts:
-    """One request as policies see it; the defaults are those of the API."""
+    """One request as policies see it, with the API's defaults."""
 
     route: str = ""
     """Path of the endpoint, such as /v1/chat/completions."""
@@ -103,7 +103,7 @@ def _weight(parameter: str) -> float:
 TRAFFIC_CLASS = r"^[a-z-]{1,32}/[a-z-]{1,32}/(free|structured)/(short|medium|long)(/[A-Za-z0-9._-]{1,64})?$"
 """What names of traffic classes look like."""
 MAX_CLASS_RULES = 16
-"""Rules of a policy, its first ones, whose requests are classes of their own; those of others are `OTHER_RULES`."""
+"""Rules of a policy, its first ones, whose requests are classes of their own; requests of other rules are `OTHER_RULES`."""
 OTHER_RULES = "other"
 NO_RULE = "default"
 """The rule of classes without one: no policy is in use, or none of its rules matched."""

@@ -1,6 +1,6 @@
 """The scopes of the kill switch: everything, or what a route, rule, tenant, traffic class or proposer does.
 
-A scope is a text such as `tenant:bank`: plans carry those that are stopped, requests carry those that they belong to.
+A scope is a text such as `tenant:bank`: plans carry the stopped scopes, requests the scopes that they belong to.
 """
 
 import re

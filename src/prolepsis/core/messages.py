@@ -36,7 +36,7 @@ class ApplyPlan:
 
 @dataclass(frozen=True, slots=True)
 class StopRun:
-    """Decode the requests of a rollout's run plainly from the next step on, those that still come too."""
+    """Decode the requests of a rollout's run plainly from the next step on, later ones included."""
 
     rollout_run: str
 

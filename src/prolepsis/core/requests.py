@@ -122,7 +122,7 @@ def _refused(name: str, given: str, allowed: str) -> InvalidParameter:
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """Values of the sampling parameters that a client leaves out; without arguments, those of OpenAI's API."""
+    """Values of the sampling parameters that a client leaves out; without arguments, the defaults of OpenAI's API."""
 
     temperature: float = 1.0
     top_p: float = 1.0

@@ -19,7 +19,7 @@ class Round(NamedTuple):
     began: float
     ended: float
     propose_s: float
-    """Making the drafts of the step, those of other requests included; so are the next two."""
+    """Making the drafts of the step, including other requests'; so are the next two."""
     forward_s: float
     verify_s: float
     sample: int

@@ -269,7 +269,7 @@ class RequestStats:
     num_continued_tokens: int = 0
     """Output tokens that another engine had emitted before; no part of those here."""
     not_exact: tuple[str, ...] = ()
-    """Reasons why later tokens may differ from those that were to come (`Continuation.differences`)."""
+    """Reasons why later tokens may differ from the undisturbed answer's (`Continuation.differences`)."""
     continued: list[Continued] = field(default_factory=list)
     """Each time it lost its engine and went on in another; filled in by what holds its stream."""
     num_steps: int = 0

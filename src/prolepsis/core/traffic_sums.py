@@ -18,7 +18,7 @@ _Z = 1.96  # standard errors of a 95 % interval
 
 @dataclass(slots=True)
 class Drafted:
-    """Draft tokens, and those that were accepted."""
+    """Draft tokens, and how many of them were accepted."""
 
     num_draft_tokens: int = 0
     num_accepted: int = 0

@@ -30,7 +30,7 @@ def size(num_bytes: float) -> str:
 
 
 def figure(value: float, digits: int = 3) -> str:
-    """Return a number to so many digits that count, or to all before the point; never with an exponent."""
+    """Return a number with this many significant digits, or all before the point; never with an exponent."""
     if not math.isfinite(value) or not value:
         return f"{value:g}"
     text = f"{value:.{max(0, digits - 1 - math.floor(math.log10(abs(value))))}f}"

@@ -179,7 +179,7 @@ def shown_value(value: object) -> str:
 
 
 def _beginning(value: object, most: int) -> object:
-    """Return a value of which at least all that is shown is left, so that showing it costs little."""
+    """Return the value shortened to what an error message shows."""
     inner = max(1, most // 4)
     if isinstance(value, str | bytes):
         return value[:_MOST_CHARACTERS]

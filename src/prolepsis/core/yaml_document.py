@@ -86,7 +86,7 @@ each, and all of it before it is known how many values there are."""
 
 
 def read_yaml(text: str, *, most: int = MOST_VALUES) -> Document:
-    """Return the document of `text`, of at most so many values; raises `ValueError` that says line and reason."""
+    """Return the document of `text`, which may have this many values; raises `ValueError` that says line and reason."""
     if sum(1 for _ in _MARKS.finditer(text)) > _MARKS_A_VALUE * most:
         raise ValueError(f"it has more brackets, commas, colons and lines than {most} values have; allowed: fewer")
     try:

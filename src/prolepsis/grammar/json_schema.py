@@ -186,7 +186,7 @@ def _check_count(schema: Schema, *, lenient: bool) -> None:
 
 
 def _data_texts(value: object) -> Iterator[str]:
-    """Yield the texts that answers may have to hold: those of `const` and `enum`."""
+    """Yield the texts of `const` and `enum`, which answers may have to hold."""
     for schema in schemas(value):
         stack = [schema.get("const"), schema.get("enum")]
         while stack:

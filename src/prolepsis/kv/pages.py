@@ -24,7 +24,7 @@ def page_hash(previous: bytes, tokens: Sequence[int]) -> bytes:
 
 
 def extend_hashes(hashes: list[bytes], tokens: Sequence[int], page_size: int, scope: str, num_pages: int) -> None:
-    """Append to `hashes` until it holds those of the first `num_pages` full pages of `tokens`."""
+    """Append to `hashes` until it holds the hashes of the first `num_pages` full pages of `tokens`."""
     for i in range(len(hashes), num_pages):
         previous = hashes[-1] if hashes else root_hash(scope)
         hashes.append(page_hash(previous, tokens[i * page_size : (i + 1) * page_size]))

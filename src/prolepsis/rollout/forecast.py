@@ -34,7 +34,7 @@ class Forecast:
 
 
 def forecast(settings: RolloutSettings, requests_per_s: float, replay_sample: float = 1.0) -> tuple[Forecast, ...]:
-    """Return the time to pass of each stage at so many requests a second that match the rule; see `ASSUMED`.
+    """Return the time to pass of each stage at this rate of requests a second that match the rule; see `ASSUMED`.
 
     The least time of a stage is counted in; a gate's wait for a person is not. `replay_sample`: the share of requests
     that is decoded again, which is all that guardrails on correctness see.

@@ -90,7 +90,7 @@ def targets_of(policy: Policy, model: str) -> Mapping[str, RolloutTarget]:
 
 
 def _heads(terms: Terms, *unless_named: str) -> frozenset[str]:
-    """Return the draft heads of both arms; `unless_named`: those of an arm that names no proposers."""
+    """Return the draft heads of both arms; `unless_named`: the heads of an arm that names no proposers."""
     used = [terms.proposers]
     if terms.rollout is not None and terms.rollout.against is not None:
         used.append(control_terms(terms).proposers)
@@ -99,7 +99,7 @@ def _heads(terms: Terms, *unless_named: str) -> frozenset[str]:
 
 
 def _drafting(terms: Terms) -> dict[str, object]:
-    """Return the terms that change how requests are served: not those of the audit log, nor what harm leads to."""
+    """Return the terms that change how requests are served: without the audit log's, and without `on_harm`."""
     plain = plain_terms(terms.model_copy(update={"audit": None}))
     if terms.rollout is None:
         return plain
@@ -121,7 +121,7 @@ class LiveRollout:
         self.others: tuple[StageEvidence | WindowEvidence, ...] = ()
         """Evidence of other replicas, and of earlier starts of this one."""
         self.weights = ""
-        """Versions of the draft heads in use, of those that the rule may use."""
+        """Versions of the draft heads in use, among the heads that the rule may use."""
         self._begin(state)
         self.take(state)
 

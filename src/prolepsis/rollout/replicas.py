@@ -81,7 +81,7 @@ class ReplicaExchange:
             await asyncio.to_thread(self._store.keep_evidence, seen)
 
     async def claim(self, keys: Sequence[UnitKey], again_before: float, now: float) -> frozenset[UnitKey]:
-        """Return those of a stage's units that are to be counted here; raises `StoreUnavailable`."""
+        """Return the units of a stage that are to be counted here; raises `StoreUnavailable`."""
         return await asyncio.to_thread(self._store.claim, keys, again_before, now)
 
     async def events(self, rollout_id: str) -> Sequence[RolloutEvent]:

@@ -299,7 +299,7 @@ class Rollouts(Feature):
             if live.target.rollout_id == rollout_id:
                 return live
         known = ", ".join(live.target.rollout_id for live in self._live.values()) or "none"
-        message = f"there is no rollout {rollout_id[:96]!r}; those of the policy in use: {known}"
+        message = f"there is no rollout {rollout_id[:96]!r}; the policy in use has: {known}"
         raise RolloutNotFound(message, param="rollout_id")
 
     async def _refresh(self) -> None:

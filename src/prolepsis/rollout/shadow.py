@@ -120,7 +120,7 @@ def _speedup(share: float) -> float:
 
 
 def _nothing_saved(all_requests: RatioSums, num_tokens: int) -> RatioSums:
-    """Return the sums of the requests so far but the last, of so many tokens, with nothing saved."""
+    """Return the sums of the requests so far without the last one, which had this many tokens, with nothing saved."""
     return RatioSums(
         all_requests.number - 1, n=all_requests.n - num_tokens, nn=all_requests.nn - float(num_tokens) * num_tokens
     )

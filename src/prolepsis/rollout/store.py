@@ -36,7 +36,7 @@ class RolloutStore:
         """The last text of each state with its value: most do not change from one look to the next."""
 
     def states(self) -> Mapping[str, RolloutState]:
-        """Return the newest state of every rollout by its id, including those that other replicas kept."""
+        """Return the newest state of every rollout by its id, including rollouts that other replicas kept."""
         of = rollout_states.c
         with self._database.read() as connection:
             rows = connection.execute(select(of.rollout_id, of.state)).all()
@@ -92,7 +92,7 @@ class RolloutStore:
                 connection.execute(insert(rollout_evidence), rows)
 
     def claim(self, keys: Sequence[UnitKey], again_before: float, now: float) -> frozenset[UnitKey]:
-        """Mark units of one stage as counted; return those that no replica has counted since `again_before`."""
+        """Mark units of one stage as counted; return the units that no replica has counted since `again_before`."""
         rollout_id, run, stage = keys[0][:3]
         of = rollout_units.c
         in_stage = (of.rollout_id == rollout_id) & (of.run == run) & (of.stage == stage)

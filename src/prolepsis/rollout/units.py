@@ -59,7 +59,7 @@ class UnitValues:
 
 
 class Units:
-    """The units whose minute is not over, and those that are counted. Times in seconds of one clock."""
+    """The units whose minute is not over, and the counted ones. Times in seconds of one clock."""
 
     def __init__(self) -> None:
         self._open: dict[UnitKey, UnitValues] = {}

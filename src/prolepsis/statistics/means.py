@@ -133,7 +133,7 @@ def sign_of(better: Better) -> int:
 
 
 class Measure(ABC):
-    """A test of one metric on scores in [0, 1]; the defaults are those of a difference that waits for no reference."""
+    """A test of one metric on scores in [0, 1]; the defaults suit a difference that waits for no reference."""
 
     __slots__ = ()
     num_points: int

@@ -46,7 +46,7 @@ class Span(JsonValue):
 class WindowEvidence(JsonValue):
     """Spans of the last day: of a minute at first, merged in pairs as they age, so that there are about fifty.
 
-    Spans begin at multiples of their length, so those of replicas can be added. Spans that were merged away are
+    Spans begin at multiples of their length, so the spans of replicas can be added. Spans that were merged away are
     starts of bets that are left out of the sum, which keeps its bound.
     """
 

@@ -196,7 +196,7 @@ def _sqlite_in_memory() -> Engine:
 
 
 def _beginning(engine: Engine) -> Engine:
-    """Begin transactions explicitly: those that may write take the lock at once."""
+    """Begin transactions explicitly: a transaction that may write takes the lock at once."""
 
     @event.listens_for(engine, "begin")
     def begin(connection: Connection) -> None:

@@ -73,7 +73,7 @@ DELETE_BATCH = 1000
 
 
 def add(connection: Connection, records: Sequence[RequestRecord]) -> None:
-    """Write records; those that exist already stay as they are, so a batch with an unknown outcome can be repeated."""
+    """Write records; existing ones stay as they are, so a batch with an unknown outcome can be repeated."""
     ids = [record.row["record_id"] for record in records]
     known = set(connection.scalars(select(request_records.c.record_id).where(request_records.c.record_id.in_(ids))))
     rows = [record.row for record in records if record.row["record_id"] not in known]

@@ -30,7 +30,7 @@ class RequestRetry(QueueItem):
 
     @classmethod
     def write(cls, connection: Connection, items: Sequence[Self]) -> None:
-        """Write retries; those that exist stay as they are, so a batch with an unknown outcome can be repeated."""
+        """Write retries; existing ones stay as they are, so a batch with an unknown outcome can be repeated."""
         ids = request_retries.c.retry_id
         known = set(connection.scalars(select(ids).where(ids.in_([item.retry_id for item in items]))))
         rows = [asdict(item) for item in items if item.retry_id not in known]

@@ -1,6 +1,6 @@
 """Signatures of the ends of chains: one Ed25519 key signs, public keys check.
 
-The private key is a file next to the public ones, which may be those of several replicas. A writer of the store
+The private key is a file next to the public ones, which may belong to several replicas. A writer of the store
 without the private key cannot sign a chain of its own.
 """
 

@@ -49,7 +49,7 @@ _SHOWN: tuple[tuple[str, str, Callable[[DeviceReading], float]], ...] = (
 
 
 class DeviceCollector(Collector):
-    """Series of the GPUs; those of one that fails are absent until it can be read again."""
+    """Series of the GPUs; a GPU that fails has none until it can be read again."""
 
     def __init__(self, registry: CollectorRegistry, devices: Devices) -> None:
         self._devices = devices

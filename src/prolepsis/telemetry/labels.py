@@ -23,14 +23,14 @@ class Label:
     most: int
     """In all families together if it is open, else in one."""
     is_open: bool = False
-    """Its values come from traffic, policies or files; those of other labels are listed in the code."""
+    """Its values come from traffic, policies or files; values of other labels are listed in the code."""
 
 
 LABELS: Mapping[str, Label] = {
     # what a request is
     "route": Label(160, is_open=True),
     "tier": Label(4),
-    "tenant": Label(0, is_open=True),  # those that `metrics_tenants` names, and no others
+    "tenant": Label(0, is_open=True),  # named by `metrics_tenants`
     "rule": Label(64, is_open=True),
     "traffic_class": Label(48, is_open=True),
     "arm": Label(4),
@@ -60,7 +60,7 @@ class LabelValues:
     """The values that open labels have taken; safe to use from several threads."""
 
     def __init__(self, tenants: Sequence[str] = ()) -> None:
-        """`tenants`: those that have series of their own."""
+        """`tenants` have series of their own."""
         self.num_other: Tally[str] = Tally()
         """By label: how often a value of it was replaced."""
         self._lock = Lock()
@@ -109,7 +109,7 @@ class LabelSets:
         usual: str = "",
         shows_other: bool = True,
     ) -> None:
-        """`usual`: value of the last label; sets with another take no place of those that have it.
+        """`usual`: value of the last label; sets with another take no place of sets with it.
 
         `shows_other`: sets with `OTHER` have series.
         """

@@ -1,4 +1,4 @@
-"""Log lines for people (console) or programs (JSON), without what users write; few of those that anyone can cause."""
+"""Logging for consoles or JSON. User text is never logged; lines that any client can cause are rate-limited."""
 
 import io
 import logging

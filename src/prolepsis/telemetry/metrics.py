@@ -29,7 +29,7 @@ class Metrics:
     """Metrics that an engine reports from its thread and the server from its event loop; any thread may scrape them."""
 
     def __init__(self, tenants: Sequence[str] = ()) -> None:
-        """`tenants`: those that have series of their own."""
+        """`tenants` have series of their own."""
         self.registry = MetricsRegistry(tenants)
         self.requests = RequestMetrics(self.registry)
         self.spec_decode = SpecDecodeCounters(self.registry)

@@ -1,6 +1,6 @@
 """Series of HTTP requests that have ended: by route and tier for objectives, by rule and arm for rollouts.
 
-Latencies are those of the client: they begin when the request arrives, so the wait for admission is part of them. Of a
+Latencies are as the client sees them: they begin when the request arrives, so the wait for admission is part of them. Of a
 request with several prompts each prompt is observed. A sampled trace is the exemplar of its latencies.
 """
 
@@ -137,7 +137,7 @@ class _Latencies:
             _observe(self._per_token, (route, rule), seconds, exemplar)
 
     def unreported(self, ended: RequestEnded, prompt: PromptEnded) -> None:
-        """Of a request whose figures the engine never told, the server knows how long it lasted."""
+        """A request whose figures the engine never reported counts with its duration as the server saw it."""
         about, seconds = ended.about, ended.ended_at - prompt.began_at
         total = self._total.labels(about.route, about.tier, prompt.stats.mode.mode, prompt.end)
         total.observe(prompt.waited_s + seconds, _exemplar(about))

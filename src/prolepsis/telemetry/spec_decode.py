@@ -18,7 +18,7 @@ _MOST_PAIRS = 80
 
 
 class ShadowCounters:
-    """Drafts that were compared with plain decoding's tokens and not verified, apart from those that were."""
+    """Drafts that were compared with plain decoding's tokens and not verified, counted apart from verified ones."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._drafts = counter(registry, "shadow_drafts", "Drafts compared in shadow", "proposer")

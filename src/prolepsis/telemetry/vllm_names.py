@@ -37,13 +37,13 @@ VLLM_NAMES: Mapping[str, str] = {
 }
 """By our name, both without the suffixes of counters."""
 _OF_FINISHED = ("prolepsis_e2e_request_latency_seconds", "prolepsis_request_time_per_output_token_seconds")
-"""Of those that finished only, as vLLM has them."""
+"""Of finished requests only, as vLLM has them."""
 _LABELS = {"le": "le", "position": "position", "finish_reason": "finished_reason"}
 """Labels that both have, by our name."""
 
 
 def under_vllm_names(families: Iterable[Metric], model: str) -> list[Metric]:
-    """Return those of our families that vLLM has, as vLLM shows them: of one model and one engine."""
+    """Return the families that vLLM has too, as vLLM shows them: of one model and one engine."""
     return [_renamed(family, model) for family in families if family.name in VLLM_NAMES]
 
 

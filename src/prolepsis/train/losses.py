@@ -99,7 +99,7 @@ class StepVocabulary:
 
 @dataclass(frozen=True, slots=True)
 class LossVocabulary:
-    """The tokens in the loss of every step, and those that a fresh sample in each step stands for."""
+    """The tokens in the loss of every step, and the tokens that a fresh sample in each step stands for."""
 
     frequent: Tensor  # [F] int64
     others: Tensor  # [V - F] int64

@@ -199,7 +199,7 @@ _PASS = 8
 
 @dataclass(frozen=True, slots=True)
 class StatedCost:
-    """Costs of speculation in milliseconds at batch 1, as a user states them; None: those of this machine."""
+    """Costs of speculation in milliseconds at batch 1, as a user states them; None: the costs of this machine."""
 
     plain_ms: Annotated[
         float | None, Option(help="milliseconds of a forward pass over one token; default: measured here", min=0.0)

@@ -51,7 +51,7 @@ class Training(ABC, Generic[Recipe]):
     @property
     @abstractmethod
     def parameters(self) -> int:
-        """Number of weights, without those of the target."""
+        """Number of weights, without the target's."""
 
     @property
     @abstractmethod

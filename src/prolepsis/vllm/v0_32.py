@@ -173,8 +173,8 @@ def _kept(
 ) -> Tensor:
     """Return the rows of logits after tokens of ours, of the sequences that sample.
 
-    vLLM computes a row for each of the other sequences too, and fills a new sequence of which one token is left to
-    compute up with draft tokens that are none, so that it looks like those that decode.
+    vLLM computes a row for each of the other sequences too, and pads a new sequence that has one token left
+    with placeholder draft tokens, so that it looks like a decoding one.
     """
     kept: list[int] = []
     first = 0

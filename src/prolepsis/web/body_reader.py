@@ -98,7 +98,7 @@ class BodyReader(Reader):
             return await intake.large_work.run(tenant, len(raw), parse, gives_way=False)
 
     def parse(self, raw: bytes, most_members: int) -> Body:
-        """Parse a body of at most so many fields, lists and objects, and twice as many commas; raises
+        """Parse a body with at most this many fields, lists and objects, and twice as many commas; raises
         `RequestRefused`.
         """
         if len(raw) > INLINE_BYTES:

@@ -27,7 +27,7 @@ JsonObject: TypeAlias = dict[str, object]
 
 
 def _join_parts(content: object) -> object:
-    """Join the text parts of a content list; anything else goes on to the string check."""
+    """Join the text parts of a content list; anything else is left to the string check."""
     if not isinstance(content, list):
         return content
     texts = []

@@ -172,7 +172,7 @@ class LargeWork:
 
 
 class _InTurn(Generic[Value]):
-    """Things that wait, client after client, those of one client in the order of arrival."""
+    """Waiting items, client after client, for each client in the order of arrival."""
 
     def __init__(self) -> None:
         self._queues: OrderedDict[str, deque[Value]] = OrderedDict()
@@ -265,7 +265,7 @@ class Reading:
         self._is_resuming = False
 
     def has_to_wait(self) -> bool:
-        """Return whether a connection has to wait now: none overtakes those that wait already."""
+        """Return whether a connection has to wait now: none overtakes waiting ones."""
         return self._slice.is_over() or (bool(self._waiting) and not self._is_resuming)
 
     def later(self, host: str, resume: Callable[[], None]) -> None:

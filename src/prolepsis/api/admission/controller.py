@@ -61,7 +61,7 @@ class AdmissionController(Feature):
         apply_plan: Callable[[SpecPlan], None] | None = None,
         find_bucket: FindBucket | None = None,
     ) -> None:
-        """`apply_plan` is told what load leaves of the plan; default: the engine. `find_bucket` returns the buckets of
+        """`apply_plan` gets what load leaves of the plan; default: the engine. `find_bucket` returns the buckets of
         the rate limits; default: this server's own.
 
         Raises `ConfigError` for limits that mean nothing.

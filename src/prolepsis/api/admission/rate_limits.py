@@ -99,7 +99,7 @@ class LocalBuckets:
 
 
 class RateLimits:
-    """Decides by buckets, which it finds by whom they hold for."""
+    """Applies the token buckets of a caller's key, tier and tenant."""
 
     def __init__(self, limits: Limits, now: float, find_bucket: FindBucket | None = None) -> None:
         """`find_bucket`: default: buckets of this server alone. Raises `ConfigError` for limits that mean nothing."""

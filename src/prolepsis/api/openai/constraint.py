@@ -84,7 +84,7 @@ def _check_part(path: str, schema: dict[str, object], param: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """Tools the model is told of, those it may call, and how."""
+    """Tools that the prompt describes, tools that the model may call, and how."""
 
     shown: tuple[FunctionBody, ...]
     callable: tuple[FunctionBody, ...]

@@ -27,7 +27,7 @@ def spread(values: Iterable[float]) -> Figure:
 
 
 class Figures:
-    """Reads the runs of a measurement by category: the prompts' own, all, and where some loop those that do not."""
+    """Reads the runs of a measurement by category: the prompts' own, all, and where some loop the others."""
 
     def __init__(self, runs: Sequence[Run]) -> None:
         self.runs = runs
@@ -184,7 +184,7 @@ def document(
 
 
 def outputs(figures: Figures, name: str, base: str) -> dict[str, object]:
-    """Return on how many prompts the tokens of `name` differ from those of `base`, by concurrency, and on which."""
+    """Return on how many prompts the tokens of `name` and `base` differ, by concurrency, and on which."""
     levels = {}
     for level in figures.levels:
         if figures.has(name, level):

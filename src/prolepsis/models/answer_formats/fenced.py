@@ -12,7 +12,7 @@ _OTHER = re.compile(r"```(?!(?:j|js|jso|json)?[ \t]*(?:\n\s*(?:\{|$)|$))")
 
 
 def fenced_call(text: str, functions: Mapping[str, Function], *, ended: bool) -> tuple[int, JsonCall | None] | None:
-    """Return how much of `text`, which begins with a fence, is read, and the call that it is; None: it goes on.
+    """Return how much of `text`, which begins with a fence, is read, and the call that it is; None: it is not complete.
 
     A block that is no call of a known function is content: its opening fence is what is read.
     """

@@ -21,7 +21,7 @@ class AnswerFormats:
     shows_calls: bool = False
     """It writes the calls of a conversation; otherwise they are put into the messages' text."""
     shows_results: bool = False
-    """It writes messages of the role `tool`; otherwise they become those of the user."""
+    """It writes messages of the role `tool`; otherwise they become messages of the user."""
 
     @property
     def texts(self) -> tuple[str, ...]:

@@ -253,7 +253,7 @@ class LiteralReader:
 
 
 class _Incomplete(Exception):
-    """The text ends, or goes on otherwise, before the value does."""
+    """The text ends, or continues differently, before the value ends."""
 
 
 _NUMBER = re.compile(r"-?\d+(?:\.\d+)?(?:[eE][+-]?\d+)?(?=[^\d.eE+-])")

@@ -78,7 +78,7 @@ def kinds_of(part: Schema, root: Schema, within: frozenset[object] = frozenset()
 
 
 def fits(value: object, part: Schema, root: Schema, within: frozenset[object] = frozenset()) -> bool:
-    """Return whether a value has a type that the schema allows, and is one of those that it lists."""
+    """Return whether a value has an allowed type and is among the values that the schema lists."""
     if "$ref" in part and part["$ref"] in within:
         return False
     within |= {part["$ref"]} if "$ref" in part else frozenset()
@@ -101,7 +101,7 @@ def length_bound(part: Schema) -> str:
 
 
 def checked_choices(written: Sequence[str], values: Sequence[object]) -> Sequence[str]:
-    """Return those of an argument's values that can be written; raises `InvalidParameter` where none can."""
+    """Return the values of an argument that can be written; raises `InvalidParameter` where none can."""
     if not written:
         shown = ", ".join(repr(one)[:64] for one in values[:4]) or "none"
         message = f"an argument's only values ({shown}) cannot be written in this model's calls"
@@ -112,7 +112,7 @@ def checked_choices(written: Sequence[str], values: Sequence[object]) -> Sequenc
 def named_properties(
     schema: Schema, function: str, without: Sequence[str] | None = ()
 ) -> tuple[dict[str, Schema], frozenset[str]]:
-    """Return an object's properties and the names of those that are required.
+    """Return an object's properties and the names of the required ones.
 
     Raises `InvalidParameter` for a name that only quotes could hold together, or that holds a text of `without`; None:
     names are quoted.

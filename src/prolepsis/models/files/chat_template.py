@@ -1,6 +1,6 @@
 """Chat templates: rendered in a sandbox, with the names that transformers offers to them.
 
-What messages hold is told apart from what the template writes, character by character, as far as they are `GivenText`.
+The text of messages stays distinct from the template's own, character by character, as far as it is `GivenText`.
 """
 
 import json
@@ -112,7 +112,7 @@ class _GenerationTag(Extension):
 
 
 class _Environment(ImmutableSandboxedEnvironment):
-    """A sandbox in which no operation loses sight of given text: what cannot be told apart counts as given."""
+    """A sandbox in which no operation loses sight of given text: text of unknown origin counts as given."""
 
     code_generator_class = _CodeGenerator
     concat = staticmethod(joined)

@@ -109,14 +109,14 @@ READ: Mapping[str, frozenset[str]] = {
 }
 """By model type, the keys of the above that its forwards read or refuse themselves; of other types see `declared`."""
 _WITH_TENSORS = _BIASES | {"use_qk_norm", "qk_layernorm", "num_experts", "num_local_experts", "n_routed_experts"}
-"""Keys that come with tensors: those that a class has no place for are refused by name when they are loaded."""
+"""Keys that come with tensors. Tensors that a class has no place for are refused by name when they are loaded."""
 _OF_TRANSFORMERS = _WITH_TENSORS | {"quantization_config"}
 _ROTATED_PARTS = ("partial_rotary_factor", "rotary_pct")
 """Names in published files for what transformers' classes keep in `rope_parameters`."""
 
 
 def declared(config: object) -> frozenset[str]:
-    """Return the keys that transformers' class of a configuration reads, and those that its tensors check."""
+    """Return the keys that transformers' class of a configuration reads, and the keys that its tensors check."""
     kind = type(config)
     named = {one.name for one in fields(kind)} if is_dataclass(kind) else set(vars(config))
     aliases: Mapping[str, str] = getattr(kind, "attribute_map", {})

@@ -91,7 +91,7 @@ class GgufFile:
         return None if token in _NO_TOKEN else token
 
     def end_tokens(self) -> tuple[int, ...]:
-        """Return the tokens that end a text: those that the file states, and those that end one by name."""
+        """Return the tokens that end a text, by the file's statement or by their name."""
         stated = [self.token(name) for name in _STATED_ENDS]
         rows = zip(self.strings("tokenizer.ggml.tokens"), self.integers("tokenizer.ggml.token_type"), strict=False)
         added: dict[int, dict[str, int]] = {CONTROL: {}, USER_DEFINED: {}}

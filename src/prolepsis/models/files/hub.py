@@ -28,7 +28,7 @@ class HubSource:
     repository: str
     revision: str = "main"
     file: str | None = None
-    """The one file that is the model, of a repository that has several; None: those of `WANTED`."""
+    """The one file that is the model, of a repository that has several; None: the files of `WANTED`."""
 
     def wants(self, name: str) -> bool:
         """Return whether a file of the repository belongs to the model."""
@@ -76,7 +76,7 @@ def list_hub(endpoint: str, source: HubSource, timeout: float) -> HubListing:
 
 
 def fetch_hub(endpoint: str, listing: HubListing, folder: Path, progress: Progress) -> None:
-    """Download the files of `listing` to `folder`, except those that are already there and complete.
+    """Download the files of `listing` to `folder`, except files that are already there and complete.
 
     Raises `FetchError` for a file that cannot be fetched or whose checksum is another than the hub states.
     """
@@ -134,7 +134,7 @@ def _named(subject: str, folder: Path | None = None) -> Iterator[None]:
     """Turn the faults of huggingface_hub into a `FetchError` about `subject`."""
     try:
         yield
-    except Exception as error:  # the library's errors and those of its HTTP client have no common base
+    except Exception as error:  # errors of the library and of its HTTP client have no common base
         raise FetchError(f"{subject} {_fault(error, folder)}") from error
 
 

@@ -1,6 +1,6 @@
 """Frequencies of rotary position embeddings, with the scalings that extend a context.
 
-The sums are those of transformers' `modeling_rope_utils`, operation by operation, so that the bits are too.
+The operations are as in transformers' `modeling_rope_utils`, one by one, so that the bits are equal.
 """
 
 import math

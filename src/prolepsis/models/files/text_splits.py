@@ -62,7 +62,7 @@ _DEEPSEEK3_WORDS = (
 
 
 def _words(digits: str) -> str:
-    """Return the rule of Llama 3, with parts of so many digits."""
+    """Return the rule of Llama 3, with parts of this many digits."""
     return _any(_SHORT, _LETTERS, rf"\p{{N}}{digits}", _MARKS, _LINES)
 
 

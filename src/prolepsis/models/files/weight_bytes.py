@@ -1,4 +1,4 @@
-"""Counts the bytes of weights of a model: those that a pass reads, and those that are kept in memory."""
+"""Counts the bytes of a model's weights: what a pass reads, and what is kept in memory."""
 
 import math
 from collections.abc import Mapping

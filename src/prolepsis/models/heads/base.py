@@ -109,7 +109,7 @@ class DraftHead(Protocol):
         """
 
     def drafted(self, batch: Batch, cache: KVCache, states: Tensor, count: int) -> Candidates:
-        """Do the same for drafted tokens; `states` ([T, hidden] float32) are those of each token's parent."""
+        """Do the same for drafted tokens; `states` ([T, hidden] float32) belong to each token's parent."""
 
 
 @runtime_checkable

@@ -1,4 +1,4 @@
-"""Draft heads by name and version: the package's own, and those that the user trained or imported."""
+"""Draft heads by name and version: the package's own, and heads that the user trained or imported."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

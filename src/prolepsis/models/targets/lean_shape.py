@@ -31,7 +31,7 @@ class Rope:
 
 @dataclass(frozen=True, slots=True)
 class LayerShape:
-    """Computation of one layer; its sizes are those of the model."""
+    """Computation of one layer; the model has its sizes."""
 
     rope: Rope | None
     score_scale: float
@@ -170,7 +170,7 @@ class Family:
     partial_rotary: bool = False
     """Whether `partial_rotary_factor` counts: the part of a head that is rotated."""
     windows: bool = False
-    """Whether `sliding_window` counts, in all layers or in those that `layer_types` names."""
+    """Whether `sliding_window` counts, in all layers or in the layers that `layer_types` names."""
     scales: Callable[[Any], Scales] = lambda config: Scales()
 
 

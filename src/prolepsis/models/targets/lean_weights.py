@@ -37,7 +37,7 @@ class LayerParts(Generic[M]):
     o: M  # [hidden, h * d]
     gate_up: tuple[M, M]  # each [intermediate, hidden]
     down: M  # [hidden, intermediate]
-    before_attention: Tensor | None  # [hidden], as all norms but those of queries and keys
+    before_attention: Tensor | None  # [hidden], as all norms except query and key norms
     after_attention: Tensor | None
     before_feed_forward: Tensor | None
     after_feed_forward: Tensor | None
