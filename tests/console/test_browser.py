@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from prolepsis.monitoring.files import RUNBOOK_URL
-from prolepsis.monitoring.rules import alert_groups, all_rules, with_runbooks
+from prolepsis.monitoring.rules import alert_groups, with_runbooks
 from tests.console.incident import DAMAGED, GOOD, REASON, incident
 from tests.console.scene import POLICY, Scene, key_with
 from tests.console.served import served_scene, traffic
 from tests.models.kernels import NEEDS_KERNELS
+from tests.monitoring.rules import all_rules
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
 axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs the package axe-playwright-python")

@@ -14,7 +14,8 @@ import yaml
 from prolepsis.monitoring.burn_rates import Group, Rule, burn_rate_groups
 from prolepsis.monitoring.files import RUNBOOK_URL, monitoring_files, write_monitoring
 from prolepsis.monitoring.objectives import parse_objectives
-from prolepsis.monitoring.rules import alert_groups, all_rules, shipped, with_runbooks
+from prolepsis.monitoring.rules import alert_groups, shipped, with_runbooks
+from tests.monitoring.rules import all_rules
 
 PROMTOOL, AMTOOL = shutil.which("promtool"), shutil.which("amtool")
 needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="promtool is missing: apt-get install prometheus")

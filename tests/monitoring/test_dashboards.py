@@ -14,7 +14,8 @@ from prolepsis.monitoring.dashboards.files import ANNOTATIONS, DASHBOARDS, VARIA
 from prolepsis.monitoring.files import RUNBOOK_URL, monitoring_files
 from prolepsis.monitoring.grafana import filled
 from prolepsis.monitoring.objectives import parse_objectives
-from prolepsis.monitoring.rules import alert_groups, all_rules, shipped
+from prolepsis.monitoring.rules import alert_groups, shipped
+from tests.monitoring.rules import all_rules
 from tests.telemetry.servers import server_with_everything
 
 COMMITTED = Path(__file__).parents[2] / "monitoring"

@@ -7,7 +7,7 @@ import yaml
 
 from prolepsis.monitoring.burn_rates import WINDOWS, burn_rate_groups
 from prolepsis.monitoring.objectives import InvalidObjectives, parse_objectives
-from prolepsis.monitoring.rules import all_rules
+from tests.monitoring.rules import all_rules
 
 
 def document(**changes: Any) -> dict[str, Any]:

@@ -11,7 +11,8 @@ from prolepsis.core.errors import ConfigError
 from prolepsis.monitoring.burn_rates import burn_rate_groups
 from prolepsis.monitoring.files import RUNBOOK_URL, monitoring_files
 from prolepsis.monitoring.objectives import parse_objectives
-from prolepsis.monitoring.rules import alert_groups, all_rules, shipped, with_runbooks
+from prolepsis.monitoring.rules import alert_groups, shipped, with_runbooks
+from tests.monitoring.rules import all_rules
 
 RUNBOOKS = Path(__file__).parents[2] / "src" / "prolepsis" / "console" / "runbooks"
 PAGES = sorted(RUNBOOKS.glob("*.md"))

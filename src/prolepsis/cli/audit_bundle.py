@@ -50,7 +50,7 @@ def bundle(
 ) -> None:
     """Write what another machine needs to replay a request: redacted, or with --seal-for or --passphrase-file whole.
 
-    Status 6: nothing can be replayed from it, since the audit log keeps tokens only where a setting or policy asks for them.
+    Status 6: nothing can be replayed from it, since no setting or policy asks the audit log for tokens.
     """
     seal = _Seal(seal_for, passphrase_file)
     if url is not None:

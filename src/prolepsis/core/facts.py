@@ -103,7 +103,7 @@ def _weight(parameter: str) -> float:
 TRAFFIC_CLASS = r"^[a-z-]{1,32}/[a-z-]{1,32}/(free|structured)/(short|medium|long)(/[A-Za-z0-9._-]{1,64})?$"
 """What names of traffic classes look like."""
 MAX_CLASS_RULES = 16
-"""Rules of a policy, its first ones, whose requests are classes of their own; requests of other rules are `OTHER_RULES`."""
+"""Rules of a policy, its first ones, whose requests are classes of their own; other rules are `OTHER_RULES`."""
 OTHER_RULES = "other"
 NO_RULE = "default"
 """The rule of classes without one: no policy is in use, or none of its rules matched."""

@@ -1,6 +1,6 @@
 """Rule files: those of the objectives, and the other alerts; each alert with the address of its runbook."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from importlib import resources
 from typing import Any, cast
 
@@ -33,12 +33,6 @@ def _baseline(series: object) -> str:
 def with_runbooks(groups: Sequence[Group], runbook_url: str) -> list[Group]:
     """Return the groups with the address of a runbook, `runbook_url` with {name} filled in, in place of its name."""
     return [{**group, "rules": [_linked(rule, runbook_url) for rule in _rules(group)]} for group in groups]
-
-
-def all_rules(groups: Sequence[Group]) -> Iterator[Rule]:
-    """Yield the rules of all groups."""
-    for group in groups:
-        yield from _rules(group)
 
 
 def _rules(group: Group) -> list[Rule]:

@@ -51,11 +51,6 @@ class MetricsRegistry(CollectorRegistry):
         self.values = LabelValues(tenants)
         self.families: dict[str, Family] = {}
 
-    def most_series(self, family: Family) -> int:
-        """Return the bound on the series of a family."""
-        sets = family.sets(self.values)
-        return family.size * (sets.most if sets is not None else 1)
-
 
 class _Bounded(MetricWrapperBase):
     """A family whose label sets are bounded. The child of a set that was seen before costs one look in a dictionary."""

@@ -1,6 +1,6 @@
 """Series of HTTP requests that have ended: by route and tier for objectives, by rule and arm for rollouts.
 
-Latencies are as the client sees them: they begin when the request arrives, so the wait for admission is part of them. Of a
+Latencies begin when the request arrives, as for the client, so the wait for admission is part of them. Of a
 request with several prompts each prompt is observed. A sampled trace is the exemplar of its latencies.
 """
 

@@ -204,7 +204,7 @@ def turn_prefix(tokenizer: Tokenizer, system: str | None, opener: str) -> list[i
 
 
 def whole_turn(tokenizer: Tokenizer, system: str | None, user: str) -> list[int]:
-    """Return the tokens of a conversation's first turn, up to the answer; without a chat template the tokens of `user`."""
+    """Return the tokens of a conversation's first turn, up to the answer; without a template the tokens of `user`."""
     return encode_message(user, tokenizer, system=None if tokenizer.chat_template is None else system)
 
 

@@ -183,11 +183,6 @@ class Application(FastAPI):
         return self.openapi_schema
 
 
-def declared_routes(app: FastAPI) -> list[Route]:
-    """Return the routes that were declared with roles; the others cannot be reached."""
-    return [route for route in app.routes if isinstance(route, Route)]
-
-
 def _document(routes: Sequence[BaseRoute]) -> dict[str, Any]:
     document = get_openapi(title="Prolepsis", version=__version__, routes=routes)
     for operations in document["paths"].values():

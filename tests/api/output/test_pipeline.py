@@ -2,11 +2,12 @@
 
 import threading
 from collections.abc import Iterator
+from typing import get_args
 
 import pytest
 from prometheus_client import CollectorRegistry
 
-from prolepsis.api.output.pipeline import FAULTS, OutputMetrics, Workers
+from prolepsis.api.output.pipeline import Fault, OutputMetrics, Workers
 from prolepsis.api.output.policy import ALLOW, AnswerFacts, Decision, Reader, Rewrite, hold_back, rewrite, stop
 from tests.api.output.policies import Look, Says, deliver, loaded
 
@@ -163,7 +164,7 @@ FAULTY = {
     "invalid": (Nonsense(), True, "abc"),
     "held_too_much": (Holds(), True, ""),
 }
-assert set(FAULTY) == set(FAULTS)
+assert set(FAULTY) == set(get_args(Fault))
 
 
 @pytest.mark.parametrize("fails_open", [True, False])

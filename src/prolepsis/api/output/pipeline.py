@@ -129,9 +129,6 @@ Fault = Literal[
     "invalid",  # a decision that means nothing, such as to hold back the end of an answer that has ended
     "held_too_much",  # more characters than the limit wait
 ]
-FAULTS: tuple[Fault, ...] = ("raised", "late", "invalid", "held_too_much")
-
-
 OnFault = Literal["closed", "open"]
 
 

@@ -19,7 +19,7 @@ class TokenBytes:
         self._backend = backend
 
     def of(self, token_id: int) -> bytes:
-        """Return a token's own bytes, which may be a part of a character; control tokens have the bytes of their name."""
+        """Return a token's bytes, which may be part of a character; control tokens have the bytes of their name."""
         token = self._backend.id_to_token(token_id)
         if token is None:
             return b""

@@ -79,7 +79,7 @@ class Tokenizer:
         return text
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return a token's own bytes, which may be a part of a character; control tokens have the bytes of their name."""
+        """Return a token's bytes, which may be part of a character; control tokens have the bytes of their name."""
         return self._bytes.of(token_id)
 
     def apply_chat_template(
