@@ -67,7 +67,7 @@ def test_impossible_commands_are_reported(rollout: Rollout) -> None:
     assert "409: 'promote' is for rollouts that are running, gate, held; this one is off" in refused.stderr
     unknown = rollout("show", "nobody")
     assert unknown.exit_code == 2
-    assert f"there is no rollout 'nobody'; those of the policy in use: {listed['id']}" in unknown.stderr
+    assert f"there is no rollout 'nobody'; the policy in use has: {listed['id']}" in unknown.stderr
 
 
 def test_a_missing_server_is_reported() -> None:
