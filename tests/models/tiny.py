@@ -10,7 +10,8 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from prolepsis.core.page_size import PAGE_SIZE
-from prolepsis.models.files.weights import Checkpoint, open_checkpoint
+from prolepsis.models.files.checkpoint import Checkpoint
+from prolepsis.models.files.weights import open_checkpoint
 from prolepsis.models.protocol import KVCache, SequenceInput, TargetModel, pack
 
 BASE: dict[str, object] = {

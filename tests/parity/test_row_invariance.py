@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 
 from prolepsis.core.page_size import PAGE_SIZE
+from prolepsis.models.files.checkpoint import Checkpoint
 from prolepsis.models.files.stored import BF16, PACKED
-from prolepsis.models.files.weights import Checkpoint, open_checkpoint
+from prolepsis.models.files.weights import open_checkpoint
 from prolepsis.models.protocol import KVCache, SequenceInput, TargetModel, pack
 from prolepsis.models.targets.lean import LeanModel
 from prolepsis.models.targets.lean_shape import LeanShape

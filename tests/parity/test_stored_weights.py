@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from prolepsis.models.files.checkpoint import Checkpoint
 from prolepsis.models.files.stored import BF16, PACKED, StoredMatrix
-from prolepsis.models.files.weights import Checkpoint, open_checkpoint
+from prolepsis.models.files.weights import open_checkpoint
 from prolepsis.models.protocol import SequenceInput, pack
 from prolepsis.models.targets.lean_shape import LeanShape
 from prolepsis.models.targets.native import NativeModel

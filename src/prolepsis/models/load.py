@@ -13,6 +13,7 @@ from prolepsis.core.files import cache_directory
 from prolepsis.core.requests import SamplingDefaults
 from prolepsis.kv.machine import memory_of
 from prolepsis.kv.memory import MemoryUse, Room
+from prolepsis.models.files.checkpoint import Checkpoint
 from prolepsis.models.files.gguf_parts import part_paths
 from prolepsis.models.files.naming import model_name
 from prolepsis.models.files.recommended_sampling import default_sampling
@@ -22,7 +23,7 @@ from prolepsis.models.files.stored import Q4_1, Q8_0, quantised
 from prolepsis.models.files.tokenizer import Tokenizer
 from prolepsis.models.files.tokenizer_files import load_tokenizer
 from prolepsis.models.files.weight_bytes import least_loaded_bytes
-from prolepsis.models.files.weights import Checkpoint, open_checkpoint
+from prolepsis.models.files.weights import open_checkpoint
 from prolepsis.models.protocol import TargetModel
 from prolepsis.models.targets.general import GeneralModel
 from prolepsis.models.targets.graphs import GraphedLean

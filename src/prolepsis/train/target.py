@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from prolepsis.core.errors import ModelLoadError
+from prolepsis.models.files.checkpoint import Config
 from prolepsis.models.files.store import resolve
 from prolepsis.models.files.tokenizer import Tokenizer
 from prolepsis.models.files.tokenizer_files import load_tokenizer
-from prolepsis.models.files.weights import Config, open_checkpoint
+from prolepsis.models.files.weights import open_checkpoint
 from prolepsis.models.heads.format import HeadConfig, target_fault
 from prolepsis.models.load import identity_of
 from prolepsis.models.targets.lean_shape import LeanShape

@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from prolepsis.core.errors import ModelLoadError
+from prolepsis.models.files.checkpoint import fit
 from prolepsis.models.files.config import LlamaShapedConfig
 from prolepsis.models.files.gguf import GgufFile, GgufWeights, unpermute
 from prolepsis.models.files.stored import StoredMatrix
-from prolepsis.models.files.weights import fit, open_checkpoint
+from prolepsis.models.files.weights import open_checkpoint
 from prolepsis.models.targets.lean import LeanModel
 from prolepsis.models.targets.lean_shape import LeanShape
 from tests.models.files.gguf_files import permute, write_gguf

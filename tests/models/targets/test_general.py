@@ -8,8 +8,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
 from prolepsis.core.errors import ModelLoadError
+from prolepsis.models.files.checkpoint import Checkpoint
 from prolepsis.models.files.safetensors_files import WEIGHTS
-from prolepsis.models.files.weights import Checkpoint, open_checkpoint
+from prolepsis.models.files.weights import open_checkpoint
 from prolepsis.models.targets.general import GeneralModel, general_fault
 from tests.models.files.gguf_files import write_gguf
 from tests.models.tiny import one, reference, run, save_tiny

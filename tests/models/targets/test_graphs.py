@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from prolepsis.models.files.weights import Checkpoint, open_checkpoint
+from prolepsis.models.files.checkpoint import Checkpoint
+from prolepsis.models.files.weights import open_checkpoint
 from prolepsis.models.protocol import Batch, SequenceInput, pack
 from prolepsis.models.targets.graphs import Bucket, GraphedLean, lay_out
 from prolepsis.models.targets.lean import LeanModel

@@ -34,7 +34,8 @@ def export_model(source: Path, directory: Path) -> Path:
 def _write_weights(source: Path, directory: Path) -> None:
     import torch
 
-    from prolepsis.models.files.weights import fit, open_checkpoint
+    from prolepsis.models.files.checkpoint import fit
+    from prolepsis.models.files.weights import open_checkpoint
 
     checkpoint = open_checkpoint(source, torch.bfloat16)
     fitted = fit(checkpoint, torch.bfloat16)

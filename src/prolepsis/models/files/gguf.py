@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from prolepsis.core.errors import ModelLoadError
+from prolepsis.models.files.checkpoint import Checkpoint, Config, unread_tensors
 from prolepsis.models.files.end_tokens import named_ends
 from prolepsis.models.files.gguf_config import ARCHITECTURES, gguf_config, refuse_unread, transformers_name
 from prolepsis.models.files.gguf_container import GgufTensor, Value
 from prolepsis.models.files.gguf_parts import open_parts
 from prolepsis.models.files.stored import BF16, PACKED, OnDemand, StoredMatrix
-from prolepsis.models.files.weights import Checkpoint, Config, unread_tensors
 
 CONTROL, USER_DEFINED = 3, 4
 """Kinds of tokens in `tokenizer.ggml.token_type`: marks of a conversation, and texts that are always one token."""

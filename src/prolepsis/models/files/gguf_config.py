@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from prolepsis.core.errors import ModelLoadError
+from prolepsis.models.files.checkpoint import Config, unread_tensors
 from prolepsis.models.files.config import KNOWN, LlamaShapedConfig, llama_shaped
 from prolepsis.models.files.rope import rope_frequencies
-from prolepsis.models.files.weights import Config, unread_tensors
 
 if TYPE_CHECKING:
     from prolepsis.models.files.gguf import GgufFile

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from prolepsis.core.errors import ModelLoadError
-from prolepsis.models.files.weights import Checkpoint, fit, unread_tensors
+from prolepsis.models.files.checkpoint import Checkpoint, fit, unread_tensors
 from prolepsis.models.protocol import Batch, KVCache, ModelInfo
 from prolepsis.models.targets.lean_shape import max_positions
 from prolepsis.models.targets.paged_attention import (

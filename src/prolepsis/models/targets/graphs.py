@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from prolepsis.core.page_size import PAGE_SIZE
-from prolepsis.models.files.weights import Checkpoint
+from prolepsis.models.files.checkpoint import Checkpoint
 from prolepsis.models.protocol import Batch, KVCache
 from prolepsis.models.targets.lean import LeanModel, after_attention, before_attention, scoring
 from prolepsis.models.targets.lean_shape import LeanShape

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812  torch's own convention
 from torch import Tensor
 
-from prolepsis.models.files.weights import Checkpoint
+from prolepsis.models.files.checkpoint import Checkpoint
 from prolepsis.models.protocol import Batch, KVCache, ModelInfo
 from prolepsis.models.targets.lean_shape import LayerShape, LeanShape, Rope
 from prolepsis.models.targets.lean_weights import EndParts, LeanLayer, lean_ends, lean_layers

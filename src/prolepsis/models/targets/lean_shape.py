@@ -12,8 +12,8 @@ from typing import Any, Literal
 import torch
 
 from prolepsis.core.errors import ModelLoadError
+from prolepsis.models.files.checkpoint import Config
 from prolepsis.models.files.rope import ROPE_TYPES, rope_frequencies
-from prolepsis.models.files.weights import Config
 
 ACTIVATIONS = ("silu", "gelu_pytorch_tanh")
 FULL, SLIDING = "full_attention", "sliding_attention"

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from prolepsis.core.errors import ModelLoadError
-from prolepsis.models.files.weights import TIED_HEAD, Checkpoint, unread_tensors
+from prolepsis.models.files.checkpoint import TIED_HEAD, Checkpoint, unread_tensors
 from prolepsis.models.targets.lean_shape import LayerShape, LeanShape
 
 

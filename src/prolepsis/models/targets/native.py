@@ -14,8 +14,8 @@ from torch import Tensor
 
 from prolepsis.core.errors import ModelLoadError
 from prolepsis.core.page_size import PAGE_SIZE
+from prolepsis.models.files.checkpoint import Checkpoint
 from prolepsis.models.files.stored import PACKED, StoredMatrix
-from prolepsis.models.files.weights import Checkpoint
 from prolepsis.models.protocol import Batch, KVCache, ModelInfo
 from prolepsis.models.targets.lean_shape import LeanShape, Rope
 from prolepsis.models.targets.lean_weights import LayerParts, end_parts, layer_parts
