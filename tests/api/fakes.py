@@ -91,7 +91,7 @@ class FakeEngine(FakeEngineClient):
             last = start + self.step >= len(tokens)
             reason: FinishReason | None = ("stop" if ends else "length") if last else None
             for index in range(request.n):
-                yield Tokens(request.request_id, index, part, self._logprobs(request, part), reason, position=start)
+                yield Tokens(request.request_id, index, part, start, self._logprobs(request, part), reason)
         yield Finished(request.request_id, self._stats(request, len(tokens)))
 
     def _answer(self, request: GenerateRequest) -> tuple[list[int], bool]:

@@ -18,7 +18,7 @@ def step(*token_ids: int, index: int = 0) -> Tokens:
 
 def test_split_keeps_logprobs_and_ending() -> None:
     logprobs = tuple(TokenLogprobs(-float(i)) for i in range(3))
-    parts = split(Tokens("r", 1, (7, 8, 9), logprobs, "stop", "x", position=4))
+    parts = split(Tokens("r", 1, (7, 8, 9), 4, logprobs, "stop", "x"))
     assert [part.token_ids for part in parts] == [(7,), (8,), (9,)]
     assert [part.position for part in parts] == [4, 5, 6]
     assert [part.logprobs for part in parts] == [(one,) for one in logprobs]

@@ -2,12 +2,12 @@
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from msgspec import structs
 from sqlalchemy import Row
 
 from prolepsis.api.app import build
@@ -99,7 +99,7 @@ class Drafting(FakeEngine):
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
         async for event in super().generate(request):
             if isinstance(event, Tokens):
-                yield replace(event, accepted_by=("suffix",) * (len(event.token_ids) - 1))
+                yield structs.replace(event, accepted_by=("suffix",) * (len(event.token_ids) - 1))
             else:
                 yield event
 

@@ -2,11 +2,11 @@
 
 import json
 from collections.abc import AsyncGenerator, Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import pytest
+from msgspec import structs
 from typer.testing import CliRunner, Result
 
 from prolepsis.cli.main import app
@@ -26,7 +26,7 @@ class Parting(FakeEngine):
     async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
         differs = request.is_replay and request.prompt_token_ids == tuple(b"wrong")
         async for event in super().generate(request):
-            yield replace(event, difference=DIFFERENCE) if differs and isinstance(event, Tokens) else event
+            yield structs.replace(event, difference=DIFFERENCE) if differs and isinstance(event, Tokens) else event
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import httpx
 import pytest
+from msgspec import structs
 from prometheus_client import CollectorRegistry
 from pydantic import TypeAdapter
 
@@ -58,7 +59,7 @@ class Charging(FakeEngine):
                 stats = replace(event.stats, device=replace(device, predicted_plain=PLAIN_S))
                 if not on:
                     stats.proposers = {}
-                event = replace(event, stats=stats)  # noqa: PLW2901
+                event = structs.replace(event, stats=stats)  # noqa: PLW2901
             yield event
 
     def proposer_memory(self) -> Sequence[ProposerMemory]:

@@ -54,11 +54,11 @@ def split(event: Tokens) -> list[Tokens]:
                 event.request_id,
                 event.index,
                 (token,),
+                event.position + i,
                 logprobs,
                 reason,
                 stop,
                 accepted_by=accepted_by,
-                position=event.position + i,
             )
         )
     return parts

@@ -1,10 +1,11 @@
 """Events of a request. Each accepted request gets exactly one terminal event, its last."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from prolepsis.core.errors import ProlepsisError
 from prolepsis.core.stats import RequestStats
+from prolepsis.core.tagged import Tagged
 
 FinishReason = Literal["stop", "length"]
 
@@ -47,14 +48,13 @@ class Difference:
     """Largest margin that rounding explains, in logits."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tokens:
+class Tokens(Tagged, frozen=True):
     """Tokens of sample `index` committed by one step; the last event of a sample carries its finish reason."""
 
     request_id: str
     index: int
     token_ids: tuple[int, ...]
-    position: int = field(kw_only=True)
+    position: int
     """Output position of the first of the tokens, from 0."""
     logprobs: tuple[TokenLogprobs, ...] | None = None
     finish_reason: FinishReason | None = None
@@ -68,16 +68,14 @@ class Tokens:
     """The first of the tokens were drafted and accepted: by whom each counts."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(Tagged, frozen=True):
     """Terminal: every sample ended by itself."""
 
     request_id: str
     stats: RequestStats
 
 
-@dataclass(frozen=True, slots=True)
-class Aborted:
+class Aborted(Tagged, frozen=True):
     """Terminal: ended from outside (client disconnect, shutdown)."""
 
     request_id: str
@@ -85,8 +83,7 @@ class Aborted:
     reason: str = "client"
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(Tagged, frozen=True):
     """Terminal: the engine could not serve it."""
 
     request_id: str

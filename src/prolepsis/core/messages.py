@@ -6,6 +6,7 @@ from prolepsis.core.client_draft import ClientDraft
 from prolepsis.core.config import DRAFT_HEAD, HeadProposerName
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest
+from prolepsis.core.tagged import Tagged
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,27 +16,23 @@ class Submit:
     """Clock reading (seconds) when the request was accepted; queue time counts from here."""
 
 
-@dataclass(frozen=True, slots=True)
-class Abort:
+class Abort(Tagged, frozen=True):
     request_id: str
     reason: str = "client"
 
 
-@dataclass(frozen=True, slots=True)
-class OfferDraft:
+class OfferDraft(Tagged, frozen=True):
     """Let the first sample of a request draft what its client expects; replaces what it was offered before."""
 
     request_id: str
     draft: ClientDraft
 
 
-@dataclass(frozen=True, slots=True)
-class ApplyPlan:
+class ApplyPlan(Tagged, frozen=True):
     plan: SpecPlan
 
 
-@dataclass(frozen=True, slots=True)
-class StopRun:
+class StopRun(Tagged, frozen=True):
     """Decode the requests of a rollout's run plainly from the next step on, later ones included."""
 
     rollout_run: str

@@ -454,13 +454,13 @@ class Scheduler:
                 sequence.request.request_id,
                 sequence.index,
                 tuple(tokens),
+                position,
                 logprobs,
                 reason,
                 stop_reason,
                 row.proposed if sequence.request.source.tells_drafts else None,
                 result.difference,
                 accepted_by,
-                position=position,
             )
         )
         self._fork(sequence)

@@ -7,6 +7,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from msgspec import structs
+
 from prolepsis.core.continuation import Continuation, Continued, EngineLoss, OutsideGroup
 from prolepsis.core.errors import ProlepsisError, TokensOutOfPlace
 from prolepsis.core.events import Aborted, Event, Failed, Finished, Terminal, Tokens
@@ -144,7 +146,7 @@ class KeptStream:
 
     def end(self, terminal: Terminal) -> Terminal:
         """Return the terminal event with the figures of all engines."""
-        return replace(terminal, stats=self.stats(terminal.stats)) if self.losses else terminal
+        return structs.replace(terminal, stats=self.stats(terminal.stats)) if self.losses else terminal
 
     def stats(self, last: RequestStats | None = None) -> RequestStats:
         """Return the figures of the request over all engines; tokens and times are those that the consumer saw."""

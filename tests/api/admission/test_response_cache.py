@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import httpx
 import pytest
+from msgspec import structs
 
 from prolepsis.api.admission.response_cache import ResponseCache, cache_key, replayed
 from prolepsis.core.config import ServerConfig
@@ -132,7 +133,9 @@ def test_bytes_are_bounded_and_the_oldest_use_goes_first() -> None:
 
 def test_a_stored_answer_says_nothing_of_the_drafts_of_its_first_run() -> None:
     cache = ResponseCache(5000, 60.0, Clock())
-    drafted = replace(tokens(3)[0], proposed=Proposed((1, 1), (-1, 0), "suffix"), accepted_by=("suffix", "suffix"))
+    drafted = structs.replace(
+        tokens(3)[0], proposed=Proposed((1, 1), (-1, 0), "suffix"), accepted_by=("suffix", "suffix")
+    )
     cache.put(b"a", [drafted], RequestStats())
     answer = cache.get(b"a")
     assert answer is not None

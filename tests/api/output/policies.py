@@ -95,7 +95,7 @@ async def _deliver(
         ids = tuple(tokens[start : start + step])
         reason: FinishReason | None = "stop" if start + step >= len(tokens) else None
         logprobs = tuple(TokenLogprobs(-0.25) for _ in ids)
-        event = Tokens("r", 0, ids, logprobs, reason, accepted_by=("suffix",) * len(ids), position=start)
+        event = Tokens("r", 0, ids, start, logprobs, reason, accepted_by=("suffix",) * len(ids))
         delivery.see(event)
         delta = choice.take(event)
         shown = None if delta is None else await filtered.take(delta)

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 
+from msgspec import structs
+
 from prolepsis.core.events import Finished, Tokens
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import EffectiveMode, RequestStats
@@ -50,7 +52,7 @@ class ResponseCache:
             return
         if key in self._answers:
             self._remove(key)
-        kept = tuple(event if event.proposed is None else replace(event, proposed=None) for event in tokens)
+        kept = tuple(event if event.proposed is None else structs.replace(event, proposed=None) for event in tokens)
         self._answers[key] = Answer(kept, stats, self._clock() + self._ttl_s, size)
         self.num_bytes += size
         while self.num_bytes > self.max_bytes:
@@ -81,7 +83,7 @@ def replayed(answer: Answer, request_id: str) -> list[Tokens | Finished]:
         first_token_s=0.0,
         mode=EffectiveMode("off", "response_cache", answer.stats.mode.plan_version),
     )
-    events = (replace(event, request_id=request_id, accepted_by=()) for event in answer.tokens)
+    events = (structs.replace(event, request_id=request_id, accepted_by=()) for event in answer.tokens)
     return [*events, Finished(request_id, stats)]
 
 
