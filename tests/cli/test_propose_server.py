@@ -1,4 +1,4 @@
-"""The command before it loads anything; what it serves is tested in tests/spec/remote."""
+"""The command before it loads anything; what it serves is tested in tests/remote/propose."""
 
 from pathlib import Path
 

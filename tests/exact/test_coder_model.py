@@ -17,10 +17,10 @@ from prolepsis.engine.build import assemble
 from prolepsis.engine.propose_server import served_model
 from prolepsis.engine.thread import ThreadEngineClient
 from prolepsis.models.load import LoadedModel
-from prolepsis.spec.remote.handshake import SharedKey
-from prolepsis.spec.remote.server import ProposeServer
+from prolepsis.remote.handshake import SharedKey
+from prolepsis.remote.propose.server import ProposeServer
 from tests.coder_model import CONFIG, SLOW_S, needs_coder
-from tests.spec.remote.servers import serving
+from tests.remote.propose.servers import serving
 
 pytestmark = [needs_coder, pytest.mark.timeout(SLOW_S)]
 NUM_TOKENS = 40

@@ -11,16 +11,16 @@ from hypothesis import strategies as st
 
 from prolepsis.core.messages import ApplyPlan
 from prolepsis.core.plan import SpecPlan
+from prolepsis.remote.propose.link import ConnectionLost, Link
+from prolepsis.remote.propose.messages import FROM_ENGINE, FROM_SERVER, Ask, Drafts, Extend, FromEngine, SentDraft
+from prolepsis.remote.propose.proposer import RemoteProposer, RemoteSettings
+from prolepsis.remote.propose.server import ProposeServer, ServedModel
 from prolepsis.spec.draft import Draft, chain
 from prolepsis.spec.proposers.prompt_lookup import PromptLookupProposer
-from prolepsis.spec.proposers.remote import RemoteProposer, RemoteSettings
-from prolepsis.spec.remote.link import ConnectionLost, Link
-from prolepsis.spec.remote.server import ProposeServer, ServedModel
-from prolepsis.spec.remote.wire import Ask, Drafts, Extend, FrameReader, Message, SentDraft, encode
 from tests.exact.serving import serve, setup_of
 from tests.exact.test_engine_equality import PARAMS, PROMPT, ask, plain_texts
 from tests.fakes import VOCAB, build, drain, outputs, submit, terminals
-from tests.spec.remote.servers import KEY, VOCABULARY, FakeConnection, FakeLink, proposer_at, rude, serving
+from tests.remote.propose.servers import KEY, VOCABULARY, FakeConnection, FakeLink, proposer_at, rude, serving
 
 KINDS = ("right", "old", "tree", "wrong", "random", "late", "lost", "garbage")
 
@@ -32,7 +32,6 @@ class Hostile(FakeConnection):
         super().__init__()
         self._truth = truth
         self._kinds = kinds
-        self._garbage = FrameReader()
 
     def receive(self, wait_s: float = 0.0) -> list[Drafts]:
         rounds = [message for message in self.sent if isinstance(message, Ask)]
@@ -42,7 +41,7 @@ class Hostile(FakeConnection):
         if kind == "lost":
             raise ConnectionLost("gone")
         if kind == "garbage":
-            list(self._garbage.feed(b"\xff" * 99))
+            FROM_SERVER.decode(b"\xff" * 99)
         extended = [message for message in self.take() if isinstance(message, Extend)]
         self._prefix = getattr(self, "_prefix", 0) + sum(len(message.tokens) for message in extended)
         prefix = self._prefix - 2 * (kind == "old")
@@ -102,8 +101,8 @@ def test_a_real_server_changes_no_token(wait_s: float) -> None:
 
 
 def test_a_server_of_garbage_changes_no_token() -> None:
-    def answer(message: Message) -> list[bytes]:
-        return [b"\x05\0\0\0\x09garbage" if isinstance(message, Ask) else encode(message)]
+    def answer(message: FromEngine) -> list[bytes]:
+        return [b"\0\0\0\x07garbage" if isinstance(message, Ask) else FROM_ENGINE.encode(message)]
 
     with rude(answer) as port:
         engine = build(setup_of(proposers=[proposer_at(port, wait_s=5.0, vocab_size=VOCAB)]))

@@ -19,7 +19,7 @@ from prolepsis.core.errors import ConfigError
 if TYPE_CHECKING:
     import ssl
 
-    from prolepsis.spec.remote.server import ProposeServer
+    from prolepsis.remote.propose.server import ProposeServer
 
 
 @configured(EngineConfig)
@@ -51,8 +51,8 @@ def propose_server(
     with loading():
         from prolepsis.engine.propose_server import served_model
         from prolepsis.engine.remote import shared_key
-        from prolepsis.spec.remote.server import ProposeServer, ServerLimits
-        from prolepsis.spec.remote.wire import Terms
+        from prolepsis.remote.propose.messages import Terms
+        from prolepsis.remote.propose.server import ProposeServer, ServerLimits
 
         key = shared_key(settings.engine)
         ensure_model(settings)

@@ -9,9 +9,9 @@ from prolepsis.engine.memory import Loaded, plan_memory
 from prolepsis.models.files.store import resolve
 from prolepsis.models.files.tokenizer_files import load_tokenizer
 from prolepsis.models.load import load_model
+from prolepsis.remote.propose.server import ServedModel
 from prolepsis.spec.proposers.draft_model import DraftModelProposer
 from prolepsis.spec.proposers.vocabulary import vocabulary_digest
-from prolepsis.spec.remote.server import ServedModel
 
 ServedProposer = Literal["suffix", "prompt_lookup", "draft_model"]
 """Those that need of a sequence nothing but its tokens and how it is sampled."""

@@ -5,10 +5,10 @@ from prolepsis.core.errors import ConfigError
 from prolepsis.core.network import client_tls, host_and_port
 from prolepsis.engine.observer import EngineObserver
 from prolepsis.models.load import LoadedModel
-from prolepsis.spec.proposers.remote import RemoteProposer, RemoteSettings
+from prolepsis.remote.handshake import SharedKey
+from prolepsis.remote.propose.link import Link, RemoteAddress
+from prolepsis.remote.propose.proposer import RemoteProposer, RemoteSettings
 from prolepsis.spec.proposers.vocabulary import vocabulary_digest
-from prolepsis.spec.remote.handshake import SharedKey
-from prolepsis.spec.remote.link import Link, RemoteAddress
 
 REMOTE = RemoteProposer.name
 
@@ -30,7 +30,7 @@ def remote_proposer(config: EngineConfig, target: LoadedModel, observer: EngineO
     assert place is not None, "the configuration is validated"
     key, authorities = shared_key(config), config.remote_proposer_ca
     tls = None if authorities is None else client_tls(authorities, "remote_proposer_ca")
-    address = RemoteAddress(*place, key, vocabulary_digest(target.tokenizer), tls, REMOTE)
+    address = RemoteAddress(*place, key, vocabulary_digest(target.tokenizer), tls)
     return RemoteProposer(
         Link(address.connect),
         key,

@@ -1,11 +1,10 @@
-"""Runs one proposer for the engines that connect: their sequences, rounds and drafts over the protocol of `wire`.
+"""Runs one proposer for the engines that connect: their sequences, rounds and drafts over the protocol of `messages`.
 
 What arrives while the proposer works waits; then all of it is taken in, and all engines' sequences that drafts are
 wanted for are one call. Of several rounds of one engine only the last is drafted: the others came too late.
 """
 
 import asyncio
-import secrets
 import ssl
 from collections import deque
 from collections.abc import Sequence
@@ -18,38 +17,33 @@ import structlog
 
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.requests import SamplingParams
-from prolepsis.spec.containment import ContainedProposer
-from prolepsis.spec.draft import Draft
-from prolepsis.spec.proposer import Proposer
-from prolepsis.spec.remote.handshake import SharedKey
-from prolepsis.spec.remote.wire import (
+from prolepsis.remote.codec import FrameReader, ProtocolError
+from prolepsis.remote.handshake import HANDSHAKE_S, MOST_BYTES, SharedKey, Steps, listening, refusal
+from prolepsis.remote.propose.messages import (
+    FROM_ENGINE,
+    FROM_SERVER,
     MOST_FROM_ENGINE,
     MOST_NODES,
-    NONCE_BYTES,
-    VERSION,
+    PROTOCOL,
+    TERMS,
     Ask,
-    Challenge,
     Drafts,
     Extend,
     Forget,
-    FrameReader,
-    Hello,
-    Message,
+    FromEngine,
     Open,
-    Proof,
-    ProtocolError,
-    Refused,
     SentDraft,
     Terms,
-    encode,
 )
+from prolepsis.spec.containment import ContainedProposer
+from prolepsis.spec.draft import Draft
+from prolepsis.spec.proposer import Proposer
 
 if TYPE_CHECKING:
     from prolepsis.grammar.matcher import Matcher
 
 log = structlog.get_logger(__name__)
 
-_HANDSHAKE_S = 10.0
 _MOST_WAITING = 4096
 """Messages of one engine that wait for the proposer; beyond, nothing more is read of it."""
 _MOST_UNSENT = 16 << 20
@@ -121,7 +115,7 @@ class ProposeServer:
     async def listen(self, host: str, port: int, tls: ssl.SSLContext | None = None) -> asyncio.Server:
         """Begin to listen; raises `OSError`. Nothing is drafted until `run`."""
         loop = asyncio.get_running_loop()
-        tls_s = None if tls is None else _HANDSHAKE_S
+        tls_s = None if tls is None else HANDSHAKE_S
         return await loop.create_server(lambda: _Engine(self), host, port, ssl=tls, ssl_handshake_timeout=tls_s)
 
     async def run(self) -> None:
@@ -168,11 +162,10 @@ class _Engine(asyncio.Protocol):
     def __init__(self, server: ProposeServer) -> None:
         self._server = server
         self._number = next(server.numbers)
-        self._reader = FrameReader()
-        self._hello: Hello | None = None
-        self._challenge = Challenge(secrets.token_bytes(NONCE_BYTES))
-        self._is_proven = False
-        self._waiting: deque[Message] = deque()
+        self._reader = FrameReader(MOST_BYTES)
+        self._handshake: Steps | None = listening(server.key, PROTOCOL, self._terms)
+        next(self._handshake)
+        self._waiting: deque[FromEngine] = deque()
         self._sequences: dict[int, _Served] = {}
         self._num_tokens = 0
         self._last_opened = 0
@@ -181,7 +174,7 @@ class _Engine(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        self._timer = asyncio.get_running_loop().call_later(_HANDSHAKE_S, self.leave, "no handshake in time")
+        self._timer = asyncio.get_running_loop().call_later(HANDSHAKE_S, self.leave, "no handshake in time")
         strangers = self._server.strangers
         if len(strangers) >= self._server.limits.most_strangers:
             next(iter(strangers)).leave("too many connections in the handshake")
@@ -194,17 +187,17 @@ class _Engine(asyncio.Protocol):
         self._server.gone += self._sequences.values()
         self._sequences.clear()
         self._server.arrived.set()
-        if self._is_proven:
+        if self._handshake is None:
             log.info("engine_left", engine=self._number)
 
     def data_received(self, data: bytes) -> None:
         try:
-            for message in self._reader.feed(data):
-                if self._is_proven:
-                    self._waiting.append(message)
+            for body in self._reader.feed(data):
+                if self._handshake is None:
+                    self._waiting.append(FROM_ENGINE.decode(body))
                 else:
-                    self._shake_hands(message)
-        except ProtocolError as error:
+                    self._shake_hands(self._handshake, body)
+        except (ProtocolError, PermissionError) as error:
             self.leave(str(error))
         if self._waiting:
             self._server.arrived.set()
@@ -218,8 +211,8 @@ class _Engine(asyncio.Protocol):
     def leave(self, reason: str) -> None:
         """Give the engine up."""
         log.warning("engine_refused", engine=self._number, reason=reason)
-        if not self._is_proven:
-            self._transport.write(encode(Refused(reason)))
+        if self._handshake is not None:
+            self._transport.write(refusal(reason))
         self._server.strangers.pop(self, None)
         self._transport.close()
 
@@ -252,36 +245,34 @@ class _Engine(asyncio.Protocol):
         if self._transport.is_closing():
             return
         sent = [SentDraft(one.number, len(one.tokens), draft) for one, draft in drafts if draft is not None]
-        self._transport.write(encode(Drafts(self._round, tuple(sent))))
+        self._transport.write(FROM_SERVER.encode(Drafts(self._round, tuple(sent))))
         if self._transport.get_write_buffer_size() > _MOST_UNSENT:
             log.warning("engine_does_not_read", engine=self._number)
             self.abort()
 
-    def _shake_hands(self, message: Message) -> None:
-        if isinstance(message, Hello) and self._hello is None:
-            if message.version != VERSION:
-                raise ProtocolError(f"version {message.version} of the protocol; allowed: {VERSION}")
-            self._hello = message
-            self._transport.write(encode(self._challenge))
-            return
-        if not isinstance(message, Proof) or self._hello is None:
-            raise ProtocolError(f"{type(message).__name__} before the handshake")
-        key, limits = self._server.key, self._server.limits
-        if not key.proves(self._hello, self._challenge, message):
-            raise ProtocolError("the engine has another key")
-        if message.vocabulary != self._server.model.vocabulary:
+    def _shake_hands(self, handshake: Steps, body: bytes) -> None:
+        try:
+            self._transport.write(handshake.send(body))
+        except StopIteration as end:
+            welcome, _ = end.value
+            self._handshake = None
+            self._reader.most = MOST_FROM_ENGINE
+            self._timer.cancel()
+            self._server.strangers.pop(self, None)
+            self._server.engines.add(self)
+            self._transport.write(welcome)
+            log.info("engine_connected", engine=self._number)
+
+    def _terms(self, vocabulary: bytes) -> bytes:
+        """Return the terms for an engine that has the key; raises `ProtocolError` to refuse it."""
+        limits = self._server.limits
+        if vocabulary != self._server.model.vocabulary:
             raise ProtocolError(_OTHER_VOCABULARY)
         if len(self._server.engines) >= limits.most_engines:
             raise ProtocolError(f"{limits.most_engines} engines are connected already")
-        self._timer.cancel()
-        self._server.strangers.pop(self, None)
-        self._server.engines.add(self)
-        self._is_proven = True
-        self._reader.most = MOST_FROM_ENGINE
-        self._transport.write(encode(key.welcome(self._hello, self._challenge, limits.terms)))
-        log.info("engine_connected", engine=self._number)
+        return TERMS.encode_body(limits.terms)
 
-    def _change(self, message: Message) -> None:
+    def _change(self, message: FromEngine) -> None:
         match message:
             case Open():
                 self._open(message)
@@ -292,8 +283,6 @@ class _Engine(asyncio.Protocol):
                 del self._sequences[message.number]
                 self._num_tokens -= len(sequence.tokens)
                 self._server.proposer.forget(sequence)
-            case _:
-                raise ProtocolError(f"{type(message).__name__} after the handshake")
 
     def _open(self, message: Open) -> None:
         most = self._server.limits.terms.most_sequences

@@ -4,38 +4,24 @@ Connecting and the handshake run in a thread that ends with them. From then on t
 reads from the socket, which never blocks: the kernel holds what is on its way.
 """
 
-import secrets
 import select
 import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import structlog
 
-from prolepsis.spec.remote.handshake import SharedKey
-from prolepsis.spec.remote.wire import (
-    MOST_FROM_SERVER,
-    NONCE_BYTES,
-    VERSION,
-    Challenge,
-    Drafts,
-    FrameReader,
-    Hello,
-    Message,
-    ProtocolError,
-    Refused,
-    Terms,
-    Welcome,
-    encode,
-)
+from prolepsis.remote.codec import FrameReader, ProtocolError
+from prolepsis.remote.handshake import SharedKey, connecting, shake_hands_now
+from prolepsis.remote.propose.messages import FROM_SERVER, MOST_FROM_SERVER, PROTOCOL, TERMS, Drafts, Terms
 
 log = structlog.get_logger(__name__)
 
 _CONNECT_S = 5.0
-"""For connecting, and for each message of the handshake."""
+"""For connecting; as long again for TLS, and for the handshake."""
 _FIRST_BACKOFF_S, _LONGEST_BACKOFF_S = 0.1, 30.0
 _MOST_UNSENT = 16 << 20
 """Bytes that wait because the server does not read: beyond, it is given up."""
@@ -58,60 +44,32 @@ class RemoteAddress:
     vocabulary: bytes
     """Digest of the engine's tokens and their ids (`vocabulary_digest`)."""
     tls: ssl.SSLContext | None = None
-    proposer: str = "remote"
-    """Signs the drafts that arrive."""
 
     def connect(self) -> "Connection":
-        """Connect and shake hands; raises `OSError`, `ProtocolError`, or `ConnectionLost` where it is refused."""
+        """Connect and shake hands; raises `OSError`, `EOFError` and `ProtocolError`."""
         connection = socket.create_connection((self.host, self.port), _CONNECT_S)
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             if self.tls is not None:
                 connection = self.tls.wrap_socket(connection, server_hostname=self.host)
-            reader = FrameReader(proposer=self.proposer)
-            terms = self._shake_hands(connection, reader)
+            terms = TERMS.decode(shake_hands_now(connection, connecting(self.key, PROTOCOL, self.vocabulary)))
             connection.setblocking(False)
         except BaseException:
             connection.close()
             raise
-        reader.most = MOST_FROM_SERVER
-        return Connection(connection, reader, terms)
-
-    def _shake_hands(self, connection: socket.socket, reader: FrameReader) -> Terms:
-        received = _messages(connection, reader)
-        hello = Hello(secrets.token_bytes(NONCE_BYTES))
-        connection.sendall(encode(hello))
-        challenge = next(received)
-        if not isinstance(challenge, Challenge) or challenge.version != VERSION:
-            raise ProtocolError(f"answered with {type(challenge).__name__}; allowed: Challenge of version {VERSION}")
-        connection.sendall(encode(self.key.proof(hello, challenge, self.vocabulary)))
-        welcome = next(received)
-        if not isinstance(welcome, Welcome) or not self.key.proves(hello, challenge, welcome):
-            raise ProtocolError("the server has another key")
-        return welcome.terms
-
-
-def _messages(connection: socket.socket, reader: FrameReader) -> Iterator[Message]:
-    while True:
-        data = connection.recv(_PIECE)
-        if not data:
-            raise ConnectionLost("closed during the handshake")
-        for message in reader.feed(data):
-            if isinstance(message, Refused):
-                raise ConnectionLost(f"refused: {message.reason}")
-            yield message
+        return Connection(connection, terms)
 
 
 class Connection:
     """A connection after its handshake."""
 
-    def __init__(self, connection: socket.socket, reader: FrameReader, terms: Terms) -> None:
+    def __init__(self, connection: socket.socket, terms: Terms) -> None:
         self.terms = terms
         self.is_good = False
         """It has brought drafts."""
         self._socket = connection
-        self._reader = reader
+        self._reader = FrameReader(MOST_FROM_SERVER)
         self._unsent = bytearray()
 
     def send(self, frames: bytes) -> None:
@@ -141,11 +99,8 @@ class Connection:
             num_bytes += len(data)
             if num_bytes > _MOST_READ:
                 raise ProtocolError(f"more than {_MOST_READ} bytes at once")
-            for message in self._reader.feed(data):
-                if not isinstance(message, Drafts):
-                    raise ProtocolError(f"{type(message).__name__} in place of drafts")
-                found.append(message)
-                self.is_good = True
+            found += map(FROM_SERVER.decode, self._reader.feed(data))
+        self.is_good |= bool(found)
         return found
 
     def _read(self) -> bytes:

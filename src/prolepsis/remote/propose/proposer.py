@@ -9,26 +9,27 @@ left, and more rarely where its drafts are of no use. A server that is late, los
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from prolepsis.core.rounds import RemoteOutcome, RemoteRounds
-from prolepsis.spec.draft import ROOT, Draft
-from prolepsis.spec.proposer import Proposer, SequenceView
-from prolepsis.spec.remote.ahead import DraftsAhead
-from prolepsis.spec.remote.handshake import SharedKey
-from prolepsis.spec.remote.link import Connection, ConnectionLost, Link
-from prolepsis.spec.remote.wire import (
+from prolepsis.remote.codec import ProtocolError
+from prolepsis.remote.handshake import SharedKey
+from prolepsis.remote.propose.ahead import DraftsAhead
+from prolepsis.remote.propose.link import Connection, ConnectionLost, Link
+from prolepsis.remote.propose.messages import (
+    FROM_ENGINE,
     MOST_NODES,
+    SCOPE_BYTES,
     Ask,
     Drafts,
     Extend,
     Forget,
     Open,
-    ProtocolError,
     SentDraft,
     Terms,
-    encode,
 )
+from prolepsis.spec.draft import ROOT, Draft
+from prolepsis.spec.proposer import Proposer, SequenceView
 
 _SILENT_S = 5.0
 """Without an answer: the connection is given up."""
@@ -38,6 +39,8 @@ _PATIENCE = 4
 """Useless drafts in a row that a sequence may have; then it asks every second token, then every fourth, ..."""
 _LONGEST_PAUSE = 8
 """Tokens between two drafts that a sequence asks for."""
+_MOST_BUCKETS = 256
+"""Calibration buckets that a server's drafts may use."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +143,7 @@ class RemoteProposer(Proposer):
         self._num_reserved -= known.num_reserved
         known.ahead.end()
         try:
-            self._connection.send(_extension(known, sequence) + encode(Forget(known.number)))
+            self._connection.send(_extension(known, sequence) + FROM_ENGINE.encode(Forget(known.number)))
         except ConnectionLost as error:
             self._lose(error)
 
@@ -186,7 +189,7 @@ class RemoteProposer(Proposer):
                 wishes.append((known.number, min(limit + self._settings.ahead, connection.terms.most_draft_tokens)))
         if wishes:
             self._num_rounds += 1
-            frames += encode(Ask(self._num_rounds, tuple(wishes)))
+            frames += FROM_ENGINE.encode(Ask(self._num_rounds, tuple(wishes)))
             self._rounds.append(_Round(self._num_rounds, self._clock(), tuple(number for number, _ in wishes)))
         connection.send(bytes(frames))
 
@@ -201,10 +204,10 @@ class RemoteProposer(Proposer):
         self._sequences[sequence.key] = self._by_number[known.number] = known
         self._num_reserved += num_reserved
         params = sequence.params
-        frames += encode(
+        frames += FROM_ENGINE.encode(
             Open(
                 known.number,
-                self._key.scope(sequence.cache_salt),
+                scope_of(self._key, sequence.cache_salt),
                 sequence.num_prompt_tokens,
                 params.temperature,
                 params.nucleus,
@@ -256,7 +259,12 @@ class RemoteProposer(Proposer):
         elif known is None:  # it has ended
             self._outcomes["late"] += 1
         else:
-            known.ahead.put(sent.prefix, sent.draft)
+            known.ahead.put(sent.prefix, self._signed(sent.draft))
+
+    def _signed(self, draft: Draft) -> Draft:
+        """Return a server's draft as one of this proposer."""
+        bucket, *buckets = (min(max(0, one), _MOST_BUCKETS - 1) for one in (draft.bucket, *draft.buckets))
+        return replace(draft, proposer=self.name, bucket=bucket, buckets=tuple(buckets), sources=())
 
     def _check(self, sent: SentDraft) -> None:
         """Raise `ProtocolError` for an invalid draft, also one for an unknown sequence."""
@@ -294,4 +302,9 @@ def _extension(known: _OpenSequence, sequence: SequenceView) -> bytes:
     """Return the frame of the tokens that the server does not know yet, b"" without any; it knows them then."""
     tokens = tuple(sequence.tokens[known.num_sent :])
     known.num_sent += len(tokens)
-    return encode(Extend(known.number, tokens)) if tokens else b""
+    return FROM_ENGINE.encode(Extend(known.number, tokens)) if tokens else b""
+
+
+def scope_of(key: SharedKey, cache_salt: str) -> bytes:
+    """Return what stands for a cache salt outside the engine."""
+    return key.digest("scope", cache_salt.encode("utf-8", "surrogatepass"))[:SCOPE_BYTES]

@@ -12,13 +12,13 @@ import pytest
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.network import client_tls, server_tls
 from prolepsis.core.requests import SamplingParams
+from prolepsis.remote.codec import ProtocolError
+from prolepsis.remote.propose.link import Connection, ConnectionLost, Link
+from prolepsis.remote.propose.messages import FROM_ENGINE, FROM_SERVER, Drafts, Forget, FromEngine
+from prolepsis.remote.propose.proposer import RemoteProposer, RemoteSettings
+from prolepsis.remote.propose.server import ProposeServer, ServedModel
 from prolepsis.spec.proposers.prompt_lookup import PromptLookupProposer
-from prolepsis.spec.proposers.remote import RemoteProposer, RemoteSettings
-from prolepsis.spec.remote.handshake import SharedKey
-from prolepsis.spec.remote.link import Connection, ConnectionLost, Link
-from prolepsis.spec.remote.server import ProposeServer, ServedModel
-from prolepsis.spec.remote.wire import Drafts, Message, ProtocolError, Refused, encode
-from tests.spec.remote.servers import KEY, VOCABULARY, address, rude, serving
+from tests.remote.propose.servers import KEY, VOCABULARY, address, rude, serving
 from tests.spec.sequences import VOCAB, FakeSequence
 
 
@@ -51,7 +51,7 @@ def test_attempts_become_rarer() -> None:
 
 def test_a_connection_that_brought_drafts_is_made_again_soon() -> None:
     now = [0.0]
-    with rude(lambda message: [encode(Drafts(1, ()))]) as port:
+    with rude(lambda message: [FROM_SERVER.encode(Drafts(1, ()))]) as port:
         link = Link(address(port).connect, lambda: now[0])
         for at in (0.0, 0.2, 0.4, 0.6):
             now[0] = at
@@ -59,19 +59,17 @@ def test_a_connection_that_brought_drafts_is_made_again_soon() -> None:
             link.join()
             connection = link.connection()
             assert connection is not None
-            connection.send(encode(Refused("say something")))
+            connection.send(FROM_ENGINE.encode(Forget(1)))
             assert connection.receive(10.0) == [Drafts(1, ())]
             link.lose("for the test")
         link.close()
 
 
-@pytest.mark.parametrize(
-    "answer", [encode(Refused("no")), b"\0\0\0\0\x63", (2**31).to_bytes(4, "little") + b"\x09"], ids=str
-)
+@pytest.mark.parametrize("answer", [FROM_ENGINE.encode(Forget(1)), b"\0\0\0\x01\x63", (2**31).to_bytes(4)], ids=str)
 def test_anything_but_drafts_is_an_error(answer: bytes) -> None:
     with rude(lambda message: [answer]) as port:
         connection = address(port).connect()
-        connection.send(encode(Refused("say something")))
+        connection.send(FROM_ENGINE.encode(Forget(1)))
         with pytest.raises(ProtocolError):
             connection.receive(10.0)
         connection.close()
@@ -80,7 +78,7 @@ def test_anything_but_drafts_is_an_error(answer: bytes) -> None:
 def test_a_server_that_reads_nothing_is_given_up() -> None:
     is_over = threading.Event()
 
-    def hold(message: Message) -> list[bytes]:
+    def hold(message: FromEngine) -> list[bytes]:
         is_over.wait()
         return []
 
@@ -93,7 +91,7 @@ def test_a_server_that_reads_nothing_is_given_up() -> None:
 
 
 def _fill(connection: Connection) -> None:
-    frames = encode(Refused("x" * 200)) * 5000
+    frames = FROM_ENGINE.encode(Forget(1)) * 50_000
     for _ in range(100):
         connection.send(frames)
 
@@ -119,13 +117,6 @@ def test_tls_is_verified_on_both_ends(tmp_path: Path) -> None:
         proposer.close()
         with pytest.raises(ssl.SSLError):
             replace(address(port), tls=ssl.create_default_context()).connect()
-
-
-def test_a_short_key_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "key"
-    file.write_text("secret\n")
-    with pytest.raises(ConfigError, match="6 characters; allowed: at least 32"):
-        SharedKey.read(file, "remote_proposer_key")
 
 
 def test_tls_files_of_no_use_are_refused(tmp_path: Path) -> None:

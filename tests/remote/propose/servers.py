@@ -8,24 +8,24 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 
-from prolepsis.spec.draft import Draft, chain
-from prolepsis.spec.proposers.remote import RemoteProposer, RemoteSettings
-from prolepsis.spec.remote.handshake import SharedKey
-from prolepsis.spec.remote.link import ConnectionLost, Link, RemoteAddress
-from prolepsis.spec.remote.server import ProposeServer
-from prolepsis.spec.remote.wire import (
+from prolepsis.remote import handshake
+from prolepsis.remote.codec import FrameReader, ProtocolError
+from prolepsis.remote.handshake import SharedKey
+from prolepsis.remote.propose.link import ConnectionLost, Link, RemoteAddress
+from prolepsis.remote.propose.messages import (
+    FROM_ENGINE,
     MOST_FROM_ENGINE,
+    PROTOCOL,
+    TERMS,
     Ask,
-    Challenge,
     Drafts,
-    FrameReader,
-    Hello,
-    Message,
-    Proof,
+    FromEngine,
     SentDraft,
     Terms,
-    encode,
 )
+from prolepsis.remote.propose.proposer import RemoteProposer, RemoteSettings
+from prolepsis.remote.propose.server import ProposeServer
+from prolepsis.spec.draft import Draft, chain
 from tests.spec.sequences import VOCAB
 from tests.waiting import ended
 
@@ -38,13 +38,13 @@ class FakeConnection:
 
     def __init__(self, terms: Terms | None = None) -> None:
         self.terms = terms or Terms()
-        self.sent: list[Message] = []
+        self.sent: list[FromEngine] = []
         self.answers: list[Drafts | Exception] = []
         self.on_wait: Callable[[float], None] = lambda _: None
         self._reader = FrameReader(MOST_FROM_ENGINE)
 
     def send(self, frames: bytes) -> None:
-        self.sent += self._reader.feed(bytes(frames))
+        self.sent += map(FROM_ENGINE.decode, self._reader.feed(bytes(frames)))
 
     def receive(self, wait_s: float = 0.0) -> list[Drafts]:
         if wait_s:
@@ -57,7 +57,7 @@ class FakeConnection:
             found.append(answer)
         return found
 
-    def take(self) -> list[Message]:
+    def take(self) -> list[FromEngine]:
         """Return what was sent since the last call."""
         taken, self.sent = self.sent, []
         return taken
@@ -115,7 +115,7 @@ def serving(server: ProposeServer, tls: ssl.SSLContext | None = None) -> Iterato
 
 
 @contextmanager
-def rude(answer: Callable[[Message], Sequence[bytes]]) -> Iterator[int]:
+def rude(answer: Callable[[FromEngine], Sequence[bytes]]) -> Iterator[int]:
     """Run a server that shakes hands as it should and then sends what `answer` says to each message."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         thread = threading.Thread(target=_serve_rudely, args=(listening, answer), daemon=True)
@@ -127,7 +127,7 @@ def rude(answer: Callable[[Message], Sequence[bytes]]) -> Iterator[int]:
         ended(thread)  # not after a failed test, which may hold its connection open
 
 
-def _serve_rudely(listening: socket.socket, answer: Callable[[Message], Sequence[bytes]]) -> None:
+def _serve_rudely(listening: socket.socket, answer: Callable[[FromEngine], Sequence[bytes]]) -> None:
     while True:
         try:
             connection, _ = listening.accept()
@@ -135,19 +135,15 @@ def _serve_rudely(listening: socket.socket, answer: Callable[[Message], Sequence
             return
         with connection:
             reader = FrameReader(MOST_FROM_ENGINE)
-            challenge, hello = Challenge(b"c" * 32), Hello(b"")
             try:
+                steps = handshake.listening(KEY, PROTOCOL, lambda _: TERMS.encode_body(Terms()))
+                handshake.shake_hands_now(connection, steps)
+                connection.settimeout(None)
                 while data := connection.recv(1 << 16):
-                    for message in reader.feed(data):
-                        if isinstance(message, Hello):
-                            hello = message
-                            connection.sendall(encode(challenge))
-                        elif isinstance(message, Proof):
-                            connection.sendall(encode(KEY.welcome(hello, challenge, Terms())))
-                        else:
-                            for piece in answer(message):
-                                connection.sendall(piece)
-            except OSError:  # the engine has had enough
+                    for body in reader.feed(data):
+                        for piece in answer(FROM_ENGINE.decode(body)):
+                            connection.sendall(piece)
+            except (OSError, EOFError, ProtocolError):  # the engine has had enough, or has another key
                 continue
 
 
@@ -171,10 +167,10 @@ class RawEngine:
         self._connection = address(port).connect()
         self.last = Drafts(0, ())
 
-    def say(self, *messages: Message) -> Drafts | None:
+    def say(self, *messages: FromEngine) -> Drafts | None:
         """Send messages at once and return the answer; None if the server ends the connection."""
         try:
-            self._connection.send(b"".join(map(encode, messages)))
+            self._connection.send(b"".join(map(FROM_ENGINE.encode, messages)))
             for _ in range(6):  # a part of an answer is none
                 if answers := self._connection.receive(10.0):
                     break

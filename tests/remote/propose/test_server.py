@@ -7,26 +7,25 @@ from contextlib import ExitStack, closing
 import pytest
 
 from prolepsis.core.requests import SamplingParams
-from prolepsis.spec.draft import Draft, chain
-from prolepsis.spec.proposer import Proposer, SequenceView
-from prolepsis.spec.proposers.suffix import SuffixProposer
-from prolepsis.spec.remote.handshake import SharedKey
-from prolepsis.spec.remote.link import ConnectionLost
-from prolepsis.spec.remote.server import ProposeServer, ServedModel, ServerLimits
-from prolepsis.spec.remote.wire import (
+from prolepsis.remote.codec import HEADER_BYTES, FrameReader
+from prolepsis.remote.handshake import MOST_BYTES, SharedKey, connecting, refusal
+from prolepsis.remote.propose.messages import (
+    FROM_ENGINE,
+    PROTOCOL,
     Ask,
     Drafts,
     Extend,
     Forget,
-    FrameReader,
-    Hello,
-    Message,
+    FromEngine,
     Open,
-    Refused,
     Terms,
-    encode,
 )
-from tests.spec.remote.servers import KEY, VOCABULARY, RawEngine, address, proposer_at, rude, serving
+from prolepsis.remote.propose.proposer import scope_of
+from prolepsis.remote.propose.server import ProposeServer, ServedModel, ServerLimits
+from prolepsis.spec.draft import Draft, chain
+from prolepsis.spec.proposer import Proposer, SequenceView
+from prolepsis.spec.proposers.suffix import SuffixProposer
+from tests.remote.propose.servers import KEY, VOCABULARY, RawEngine, address, proposer_at, rude, serving
 from tests.spec.sequences import VOCAB, FakeSequence
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=50)
@@ -77,7 +76,7 @@ def test_the_salt_itself_never_travels() -> None:
         sequences = [FakeSequence([1], key=key, cache_salt=key, params=PARAMS) for key in ("acme", "other")]
         proposer.propose(sequences, [3, 3])
         proposer.close()
-    assert echo.salts == {KEY.scope("acme").hex(), KEY.scope("other").hex()}
+    assert echo.salts == {scope_of(KEY, "acme").hex(), scope_of(KEY, "other").hex()}
 
 
 def test_text_of_one_tenant_is_not_drafted_for_another() -> None:
@@ -106,7 +105,7 @@ def _barrier(proposer: Proposer) -> None:
 def test_rounds_that_wait_together_are_one_call_and_only_the_last_is_drafted() -> None:
     echo = Echo()
     server = server_of(echo)
-    frames: list[Message] = [
+    frames: list[FromEngine] = [
         Open(1, b"s" * 16, 1, 0.0, 1.0, 0, 0),
         Extend(1, (1,)),
         Ask(1, ((1, 4),)),
@@ -126,13 +125,15 @@ def test_a_round_is_answered_when_nothing_can_be_drafted() -> None:
         assert engine.say(Ask(2, ((1, 4),)), Forget(1)) == Drafts(2, ())
 
 
-BAD_MESSAGES: dict[str, list[Message]] = {
+BAD_MESSAGES: dict[str, list[FromEngine]] = {
     "unknown": [Extend(1, (1,))],
     "number": [Open(2, b"s" * 16, 1, 0.0, 1.0, 0, 0), Open(1, b"s" * 16, 1, 0.0, 1.0, 0, 0)],
     "sequences": [Open(number, b"s" * 16, 1, 0.0, 1.0, 0, 0) for number in (1, 2, 3)],
     "tokens": [Open(1, b"s" * 16, 1, 0.0, 1.0, 0, 0), Extend(1, (1,) * 41)],
     "temperature": [Open(1, b"s" * 16, 1, float("nan"), 1.0, 0, 0)],
-    "handshake again": [Hello(b"n" * 32)],
+    "prompt": [Open(1, b"s" * 16, -1, 0.0, 1.0, 0, 0)],
+    "scope": [Open(1, b"s", 1, 0.0, 1.0, 0, 0)],
+    "token": [Open(1, b"s" * 16, 1, 0.0, 1.0, 0, 0), Extend(1, (-1,))],
 }
 
 
@@ -148,19 +149,21 @@ def test_strangers_are_refused() -> None:
         proposer = proposer_at(port, key=SharedKey(b"x" * 32))
         assert proposer.propose([FakeSequence([1], params=PARAMS)], [3]) == [None]
         proposer.close()
+        hello = next(connecting(KEY, PROTOCOL))
         for frames, reason in (
-            ([Extend(1, (1,))], "Extend before the handshake"),
-            ([Hello(b"n" * 32, 9)], "version 9 of the protocol; allowed: 1"),
-            ([Hello(b"n" * 32), Hello(b"n" * 32)], "Hello before the handshake"),
+            (FROM_ENGINE.encode(Extend(1, (1,))), "Extend"),
+            (next(connecting(KEY, "propose 9")), "speaks 'propose 9'; allowed: 'propose 2'"),
+            (hello + hello, "Hello in a handshake; allowed here: Proof"),
+            (refusal("no"), "refused: no"),
         ):
             with socket.create_connection(("127.0.0.1", port)) as connection:
-                connection.sendall(b"".join(map(encode, frames)))
-                assert _received(connection)[-1] == Refused(reason)
+                connection.sendall(frames)
+                assert reason.encode() in _received(connection)[-1]
 
 
-def _received(connection: socket.socket) -> list[Message]:
+def _received(connection: socket.socket) -> list[bytes]:
     """Return all that arrives until the other side ends."""
-    reader, found = FrameReader(), list[Message]()
+    reader, found = FrameReader(MOST_BYTES), list[bytes]()
     while data := connection.recv(1 << 16):
         found += reader.feed(data)
     return found
@@ -168,26 +171,27 @@ def _received(connection: socket.socket) -> list[Message]:
 
 def test_a_full_server_and_another_vocabulary_are_refused() -> None:
     model = ServedModel(Echo(), b"other" + b"v" * 27, VOCAB)
-    with serving(ProposeServer(model, KEY)) as port, pytest.raises(ConnectionLost, match="other tokens or ids"):
+    with serving(ProposeServer(model, KEY)) as port, pytest.raises(PermissionError, match="other tokens or ids"):
         address(port).connect()
     full = server_of(Echo(), ServerLimits(most_engines=1))
     with (
         serving(full) as port,
         closing(address(port).connect()),
-        pytest.raises(ConnectionLost, match="1 engines are connected already"),
+        pytest.raises(PermissionError, match="1 engines are connected already"),
     ):
         address(port).connect()
 
 
 def test_silent_strangers_take_no_places_of_engines() -> None:
     server = server_of(Echo(), ServerLimits(most_engines=1, most_strangers=2))
+    refused = refusal("too many connections in the handshake")[HEADER_BYTES:]
     with serving(server) as port, ExitStack() as silent:
         first, second, third = [
             silent.enter_context(socket.create_connection(("127.0.0.1", port), timeout=WAIT_S)) for _ in range(3)
         ]
-        assert _received(first) == [Refused("too many connections in the handshake")], "the oldest goes for a new one"
+        assert _received(first) == [refused], "the oldest goes for a new one"
         with closing(address(port).connect()):  # in place of the second
-            assert _received(second)[-1] == Refused("too many connections in the handshake")
+            assert _received(second)[-1] == refused
             assert server.engines
         third.setblocking(False)
         with pytest.raises(BlockingIOError):
@@ -195,9 +199,9 @@ def test_silent_strangers_take_no_places_of_engines() -> None:
 
 
 def test_a_server_with_another_key_gets_no_tokens() -> None:
-    got: list[Message] = []
+    got: list[FromEngine] = []
 
-    def keep(message: Message) -> list[bytes]:
+    def keep(message: FromEngine) -> list[bytes]:
         got.append(message)
         return []
 

@@ -7,11 +7,11 @@ import pytest
 
 from prolepsis.core.requests import SamplingParams
 from prolepsis.core.rounds import RemoteRounds
+from prolepsis.remote.propose.link import ConnectionLost, Link
+from prolepsis.remote.propose.messages import Ask, Drafts, Extend, Forget, Open, Terms
+from prolepsis.remote.propose.proposer import RemoteProposer, RemoteSettings, scope_of
 from prolepsis.spec.draft import Draft, chain
-from prolepsis.spec.proposers.remote import RemoteProposer, RemoteSettings
-from prolepsis.spec.remote.link import ConnectionLost, Link
-from prolepsis.spec.remote.wire import Ask, Drafts, Extend, Forget, Open, Terms
-from tests.spec.remote.servers import KEY, FakeConnection, FakeLink, sent
+from tests.remote.propose.servers import KEY, FakeConnection, FakeLink, sent
 from tests.spec.sequences import VOCAB, FakeSequence
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=50)
@@ -50,7 +50,7 @@ def sequence() -> FakeSequence:
 def test_a_sequence_is_opened_extended_and_forgotten(sequence: FakeSequence) -> None:
     remote = Remote()
     assert remote.propose(sequence) is None
-    opened = Open(1, KEY.scope("tenant"), 3, 0.0, 1.0, 0, 2**64 - 1)
+    opened = Open(1, scope_of(KEY, "tenant"), 3, 0.0, 1.0, 0, 2**64 - 1)
     assert remote.connection.take() == [opened, Extend(1, (1, 2, 3)), Ask(1, ((1, 20),))]
     sequence.tokens.append(4)
     remote.propose(sequence)
