@@ -134,6 +134,8 @@ async def test_refusals_of_a_gateway_are_raised_too(said: str) -> None:
 STARTED = {
     "type": "started",
     "id": "r",
+    "model": "m",
+    "system_fingerprint": "f",
     "seed": 1,
     "prompt_token_ids": [1],
     "prompt_token_strs": ["a"],
@@ -143,7 +145,9 @@ FAILED = {"error": {"message": "the engine ended", "type": "server_error", "para
 
 
 @pytest.mark.parametrize(
-    ("last", "code"), [(FAILED, "engine_dead"), (None, "stream_cut")], ids=["an error", "nothing more"]
+    ("last", "code"),
+    [(FAILED, "engine_dead"), (None, "stream_cut"), ({"type": "tokens", "position": "x"}, "invalid_event")],
+    ids=["an error", "nothing more", "an event that is none"],
 )
 async def test_an_answer_that_fails_raises(last: dict[str, Any] | None, code: str) -> None:
     def answer(request: Request) -> Reply:

@@ -3,13 +3,15 @@
 from collections.abc import Sequence
 
 from prolepsis.core.client_draft import ClientDraft
-from prolepsis.edge.events import Emitted, Started
+from prolepsis.edge.events import Drafting, Emitted, Started
 from prolepsis.edge.provisional import ProvisionalAnswer, ProvisionalCounts
 from prolepsis.spec.draft import Draft
 from prolepsis.spec.proposer import Proposer, SequenceView
 from prolepsis.spec.proposers.prompt_lookup import PromptLookupProposer
 
-STARTED = Started("r", 1, (1, 2, 3, 4, 5, 1, 2), ("a", "b", "c", "d", "e", "a", "b"), None, 64)
+STARTED = Started(
+    "r", "m", "f", 1, (1, 2, 3, 4, 5, 1, 2), ("a", "b", "c", "d", "e", "a", "b"), Drafting(True, None, 64)
+)
 
 
 class Fixed(Proposer):
@@ -32,7 +34,7 @@ class Fixed(Proposer):
 
 def emitted(position: int, *tokens: int) -> Emitted:
     texts = tuple(chr(ord("a") + token - 1) for token in tokens)
-    return Emitted(position, tokens, texts, "".join(texts))
+    return Emitted(position, tokens, texts, "".join(texts), 0)
 
 
 def test_text_of_the_prompt_is_shown_before_any_token_came() -> None:

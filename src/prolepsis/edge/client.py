@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 import httpx
+from msgspec import to_builtins
 
 from prolepsis.edge.events import Done, Emitted, Started, VerifyEvent, read_events, refusal_of
 from prolepsis.edge.provisional import ProvisionalAnswer, ProvisionalCounts
@@ -116,7 +117,7 @@ class EdgeClient:
             async with aclosing(read_events(response.aiter_lines())) as events:
                 started = await anext(events)
                 assert isinstance(started, Started), "a stream begins with what can be drafted from"
-                num_ahead = 0 if started.refusal else self._num_ahead
+                num_ahead = 0 if started.drafts.reason else self._num_ahead
                 answer = ProvisionalAnswer(started, self._proposer, num_ahead=num_ahead)
                 answering = _Answering(self._http, started, answer, on_change, began)
                 return await answering.follow(events)
@@ -178,13 +179,13 @@ class _Answering:
             token_ids=self._answer.token_ids,
             finish_reason=done.finish_reason,
             seed=self._started.seed,
-            refusal=self._started.refusal,
+            refusal=self._started.drafts.reason,
             counts=self._answer.counts,
             num_drafts_sent=self._num_drafts_sent,
             first_provisional_s=self._first_provisional_s,
             first_token_s=self._first_token_s,
             total_s=time.monotonic() - self._began,
-            document=done.document,
+            document=to_builtins(done),
         )
 
     async def _send_drafts(self) -> None:

@@ -1,11 +1,11 @@
-"""The events of `/v1/verify/...` as clients read them (docs/reference/verify.md)."""
+"""The events of `/v1/verify/...` (docs/reference/verify.md): servers send them, clients read them."""
 
-import json
-from collections.abc import AsyncGenerator, AsyncIterable, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, AsyncIterable
 from typing import Any
 
 import httpx
+import msgspec
+from msgspec import UNSET, Struct, UnsetType
 
 from prolepsis.core.errors import ProlepsisError
 
@@ -20,40 +20,80 @@ class ServerError(ProlepsisError):
         self.status = status
 
 
-@dataclass(frozen=True, slots=True)
-class Started:
-    """The request is accepted: what its client drafts from."""
+class Drafting(Struct, frozen=True):
+    """Whether the server takes drafts."""
 
-    id: str
-    seed: int
-    prompt_token_ids: tuple[int, ...]
-    prompt_token_strs: tuple[str, ...]
-    refusal: str | None
-    """Reason why no draft is taken; None: drafts are taken."""
-    max_draft_tokens: int
+    taken: bool
+    reason: str | None
+    """Reason why it takes none."""
+    max_tokens: int
     """Most tokens of one draft."""
 
 
-@dataclass(frozen=True, slots=True)
-class Emitted:
-    """The next tokens of the answer; an event `corrected` is one of these."""
+class Started(Struct, frozen=True, tag="started"):
+    """The request is accepted: what its client drafts from."""
+
+    id: str
+    model: str
+    system_fingerprint: str
+    seed: int
+    prompt_token_ids: tuple[int, ...]
+    prompt_token_strs: tuple[str, ...]
+    drafts: Drafting
+
+
+class Emitted(Struct, frozen=True, tag="tokens"):
+    """The next tokens of the answer."""
 
     position: int
     token_ids: tuple[int, ...]
     token_strs: tuple[str, ...]
     text: str
+    num_accepted: int
+    """Of these tokens, in the client's draft."""
 
 
-@dataclass(frozen=True, slots=True)
-class Done:
+class Corrected(Emitted, frozen=True, tag="corrected"):
+    """The next tokens, the last of which the client's draft had otherwise."""
+
+
+class DraftCounts(Struct, frozen=True):
+    num_received: int
+    num_late: int
+    num_verified: int
+    num_draft_tokens: int
+    num_accepted: int
+
+
+class Done(Struct, frozen=True, tag="done"):
     """The answer is complete."""
 
     finish_reason: str | None
-    document: Mapping[str, Any]
-    """The whole event: usage, what became of the drafts, the mode in effect."""
+    stop_reason: str | int | None
+    usage: dict[str, Any]
+    seed: int
+    drafts: DraftCounts
+    effective: dict[str, Any]
+    """The mode in effect, with its reason."""
+    metrics: dict[str, Any] | UnsetType = UNSET
 
 
-VerifyEvent = Started | Emitted | Done
+VerifyEvent = Started | Emitted | Corrected | Done
+
+
+class _Fault(Struct):
+    message: str
+    code: str
+
+
+class _Failed(Struct):
+    """An error in OpenAI's shape."""
+
+    error: _Fault
+
+
+_EVENTS: msgspec.json.Decoder[VerifyEvent] = msgspec.json.Decoder(VerifyEvent)
+_ERRORS = msgspec.json.Decoder(_Failed)
 
 
 async def read_events(lines: AsyncIterable[str]) -> AsyncGenerator[VerifyEvent, None]:
@@ -61,7 +101,7 @@ async def read_events(lines: AsyncIterable[str]) -> AsyncGenerator[VerifyEvent, 
     async for line in lines:
         name, _, data = line.partition(":")
         if name == "data":
-            event = _event(json.loads(data))
+            event = _event(data)
             yield event
             if isinstance(event, Done):
                 return
@@ -72,30 +112,19 @@ def refusal_of(response: httpx.Response) -> ServerError:
     """Return why a request was refused, maybe by what stands in front of the server, in words of its own."""
     status = response.status_code
     try:
-        return _error_of(response.json(), status)
-    except (ValueError, KeyError, TypeError):
+        fault = _ERRORS.decode(response.content).error
+    except (msgspec.MsgspecError, UnicodeDecodeError):
         return ServerError(f"refused with status {status} {response.reason_phrase}", code="refused", status=status)
+    return ServerError(fault.message, code=fault.code, status=status)
 
 
-def _error_of(document: Mapping[str, Any], status: int | None = None) -> ServerError:
-    """Return an error in OpenAI's shape as an exception."""
-    error = document["error"]
-    return ServerError(error["message"], code=error["code"], status=status)
-
-
-def _event(document: Mapping[str, Any]) -> VerifyEvent:
-    if "error" in document:
-        raise _error_of(document)
-    if document["type"] == "started":
-        drafts = document["drafts"]
-        return Started(
-            document["id"],
-            document["seed"],
-            tuple(document["prompt_token_ids"]),
-            tuple(document["prompt_token_strs"]),
-            drafts["reason"],
-            drafts["max_tokens"],
-        )
-    if document["type"] == "done":
-        return Done(document["finish_reason"], document)
-    return Emitted(document["position"], tuple(document["token_ids"]), tuple(document["token_strs"]), document["text"])
+def _event(data: str) -> VerifyEvent:
+    try:
+        event: VerifyEvent = _EVENTS.decode(data)
+    except msgspec.MsgspecError as error:
+        try:
+            fault = _ERRORS.decode(data).error
+        except msgspec.MsgspecError:
+            raise ServerError(f"an event that is none of /v1/verify: {error}", code="invalid_event") from None
+        raise ServerError(fault.message, code=fault.code) from None
+    return event

@@ -61,7 +61,7 @@ class ProvisionalAnswer:
         self.counts = ProvisionalCounts()
         self._sequence = LocalSequence(started.id, list(started.prompt_token_ids), len(started.prompt_token_ids))
         self._proposer = proposer
-        self._num_ahead = min(num_ahead, started.max_draft_tokens)
+        self._num_ahead = min(num_ahead, started.drafts.max_tokens)
         self._texts = dict[int, str]()
         self._server_has = 0
         """Output position up to which the server has the provisional tokens."""

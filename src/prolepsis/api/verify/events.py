@@ -2,6 +2,9 @@
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import asdict
+
+from msgspec import UNSET, to_builtins
 
 from prolepsis.api.answer import Parts
 from prolepsis.api.deltas import Delta
@@ -11,6 +14,7 @@ from prolepsis.api.services import Services
 from prolepsis.api.verify.streams import VerifyStream, VerifyStreams
 from prolepsis.core.client_draft import MAX_CLIENT_DRAFT_TOKENS
 from prolepsis.core.stats import ProposerCounts, RequestStats
+from prolepsis.edge.events import Corrected, Done, DraftCounts, Drafting, Emitted, Started
 from prolepsis.spec.proposers.client import ClientProposer
 
 
@@ -26,12 +30,12 @@ async def verify_events(
         async with aclosing(parts):
             texts = await _texts(prepared, stream, services)
             await anext(parts)
-            yield _started(prepared, stream, services, texts)
+            yield to_builtins(_started(prepared, stream, services, texts))
             async for part in parts:
                 if not isinstance(part, Delta):
-                    yield _done(prepared, stream, last, part)
+                    yield to_builtins(_done(prepared, stream, last, part))
                     continue
-                yield _tokens(stream, part)
+                yield to_builtins(_tokens(stream, part))
                 if last is None:
                     stream.offer()  # again: a draft may have come before the request ran
                 last = part
@@ -47,53 +51,37 @@ async def _texts(prepared: PreparedRequest, stream: VerifyStream, services: Serv
     return await services.intake.large_work.off_loop(prepared.context.caller.tenant, texts)
 
 
-def _started(prepared: PreparedRequest, stream: VerifyStream, services: Services, texts: Sequence[str]) -> Json:
+def _started(prepared: PreparedRequest, stream: VerifyStream, services: Services, texts: Sequence[str]) -> Started:
     """Return what a client drafts from: the prompt's tokens and their texts."""
     refusal = stream.refusal()
-    return {
-        "type": "started",
-        "id": stream.id,
-        "model": prepared.body.model,
-        "system_fingerprint": services.client.info.fingerprint,
-        "seed": prepared.seed,
-        "prompt_token_ids": stream.request.prompt_token_ids,
-        "prompt_token_strs": texts,
-        "drafts": {"taken": refusal is None, "reason": refusal, "max_tokens": MAX_CLIENT_DRAFT_TOKENS},
-    }
+    return Started(
+        id=stream.id,
+        model=prepared.body.model,
+        system_fingerprint=services.client.info.fingerprint,
+        seed=prepared.seed,
+        prompt_token_ids=stream.request.prompt_token_ids,
+        prompt_token_strs=tuple(texts),
+        drafts=Drafting(refusal is None, refusal, MAX_CLIENT_DRAFT_TOKENS),
+    )
 
 
-def _tokens(stream: VerifyStream, delta: Delta) -> Json:
+def _tokens(stream: VerifyStream, delta: Delta) -> Emitted:
     num_accepted, is_corrected = stream.send(delta.token_ids)
-    return {
-        "type": "corrected" if is_corrected else "tokens",
-        "position": delta.position,
-        "token_ids": delta.token_ids,
-        "token_strs": [token.text for token in delta.tokens],
-        "text": delta.text,
-        "num_accepted": num_accepted,
-    }
+    texts = tuple(token.text for token in delta.tokens)
+    kind = Corrected if is_corrected else Emitted
+    return kind(delta.position, tuple(delta.token_ids), texts, delta.text, num_accepted)
 
 
-def _done(prepared: PreparedRequest, stream: VerifyStream, last: Delta | None, stats: RequestStats) -> Json:
+def _done(prepared: PreparedRequest, stream: VerifyStream, last: Delta | None, stats: RequestStats) -> Done:
     counts = stats.proposers.get(ClientProposer.name, ProposerCounts())
-    shown = {"metrics": metrics(stats, prepared.speculation)} if prepared.speculation.requested.metrics else {}
-    return {
-        "type": "done",
-        "finish_reason": last.finish_reason if last else None,
-        "stop_reason": last.stop_reason if last else None,
-        "usage": usage(stats, has_prediction=prepared.has_prediction),
-        "seed": prepared.seed,
-        "drafts": {
-            "num_received": stream.num_drafts,
-            "num_late": stream.num_late,
-            "num_verified": counts.num_drafts,
-            "num_draft_tokens": counts.num_draft_tokens,
-            "num_accepted": counts.num_accepted,
-        },
-        "effective": {
-            "mode": stats.mode.mode,
-            "reason": stats.mode.reason,
-            "plan_version": stats.mode.plan_version,
-        },
-        **shown,
-    }
+    return Done(
+        finish_reason=last.finish_reason if last else None,
+        stop_reason=last.stop_reason if last else None,
+        usage=usage(stats, has_prediction=prepared.has_prediction),
+        seed=prepared.seed,
+        drafts=DraftCounts(
+            stream.num_drafts, stream.num_late, counts.num_drafts, counts.num_draft_tokens, counts.num_accepted
+        ),
+        effective=asdict(stats.mode),
+        metrics=metrics(stats, prepared.speculation) if prepared.speculation.requested.metrics else UNSET,
+    )
