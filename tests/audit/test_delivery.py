@@ -3,9 +3,8 @@
 import errno
 import io
 import json
-import socket
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -19,12 +18,10 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from prolepsis.audit.delivery import (
     BATCH,
     Cursor,
-    Destination,
     JsonLines,
     deliver,
     destination,
     held_cursor,
-    syslog_message,
 )
 from prolepsis.audit.entry import SERVED, START_OF_CHAIN, AuditEntry, Details
 from prolepsis.core.errors import ConfigError, DeliveryFailed
@@ -148,90 +145,26 @@ def test_a_cursor_belongs_to_one_export_at_a_time(tmp_path: Path) -> None:
         assert cursor.seq == 1
 
 
-@pytest.mark.parametrize("name", ["", "syslog://", "syslog://host:99999", "ftp://host/x", "http://host:no/v1/logs"])
+@pytest.mark.parametrize("name", ["", "syslog://host", "ftp://host/x", "http://host:no/v1/logs"])
 def test_an_unknown_destination_is_named(name: str) -> None:
-    with pytest.raises(ConfigError, match=r"output is .*; allowed: a file, syslog://"):
+    with pytest.raises(ConfigError, match=r"output is .*; allowed: a file, or http"):
         destination(name, append=True)
 
 
-@pytest.fixture
-def listener() -> Iterator[socket.socket]:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        yield server
-
-
-def test_syslog_over_tcp_counts_octets(listener: socket.socket) -> None:
-    received = bytearray()
-
-    def receive() -> None:
-        connection, _ = listener.accept()
-        with connection:
-            while data := connection.recv(65536):
-                received.extend(data)
-
-    receiver = Thread(target=receive, daemon=True)
-    receiver.start()
-    with closing(destination(f"syslog://127.0.0.1:{listener.getsockname()[1]}", append=True)) as to:
-        to.deliver(chain_of(3))
-    ended(receiver)
-    messages = list(frames(bytes(received)))
-    assert [json.loads(text_of(message))["seq"] for message in messages] == [1, 2, 3]
-    assert messages[0].startswith(b"<110>1 2026-11-22T10:00:00.000001+00:00 ")
-
-
-def frames(received: bytes) -> Iterator[bytes]:
-    """Yield the messages of counted octets (RFC 6587, section 3.4.1)."""
-    while received:
-        count, _, rest = received.partition(b" ")
-        yield rest[: int(count)]
-        received = rest[int(count) :]
-
-
-def text_of(message: bytes) -> str:
-    return message.decode().partition("\N{ZERO WIDTH NO-BREAK SPACE}")[2]
-
-
-def test_syslog_that_is_away_is_a_failed_delivery(listener: socket.socket) -> None:
-    port = listener.getsockname()[1]
-    listener.close()
-    to: Destination = destination(f"syslog://127.0.0.1:{port}", append=True)
-    with pytest.raises(DeliveryFailed, match=f"syslog at 127.0.0.1:{port}"):
-        to.deliver(chain_of(1))
-
-
-def test_a_datagram_carries_an_entry_that_is_too_long_without_its_details() -> None:
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as server:
-        server.bind(("127.0.0.1", 0))
-        server.settimeout(10.0)
-        (entry,) = chain_of(1)
-        assert entry.details is not None
-        long = replace(entry, details=replace(entry.details, after="x" * 100_000))
-        with closing(destination(f"syslog+udp://127.0.0.1:{server.getsockname()[1]}", append=True)) as to:
-            to.deliver([entry, long])
-        first, second = (json.loads(text_of(server.recv(65536))) for _ in range(2))
-    assert first["details"]["actor"] == "ann"
-    assert (second["details"], second["digest"]) == ("too long for a datagram", entry.digest)
-
-
-def test_the_header_of_a_message_is_plain_ascii() -> None:
-    (entry,) = chain_of(1, "kill on\nécart." + "x" * 40)
-    header = syslog_message(entry).split("\N{ZERO WIDTH NO-BREAK SPACE}".encode())[0]
-    assert header.isascii()
-    assert header.split()[5] == b"killoncart." + b"x" * 21
-
-
 class Logs(BaseHTTPRequestHandler):
-    """A receiver of OTLP logs that refuses the first entry that it is sent."""
+    """A receiver of OTLP logs that refuses the first entry that it is sent, and fails at the third request."""
 
     bodies: ClassVar[list[ExportLogsServiceRequest]]
+    keys: ClassVar[set[str | None]] = set()
 
     def do_POST(self) -> None:
         self.bodies.append(ExportLogsServiceRequest.FromString(self.rfile.read(int(self.headers["content-length"]))))
+        self.keys.add(self.headers["api-key"])
         reply = ExportLogsServiceResponse()
         if len(self.bodies) == 1:
             reply.partial_success.rejected_log_records = 1
             reply.partial_success.error_message = "too old"
-        self.send_response(200)
+        self.send_response(503 if len(self.bodies) == 3 else 200)
         self.send_header("content-type", "application/x-protobuf")
         self.send_header("content-length", str(reply.ByteSize()))
         self.end_headers()
@@ -241,7 +174,8 @@ class Logs(BaseHTTPRequestHandler):
         """Say nothing."""
 
 
-def test_entries_that_a_receiver_refuses_are_not_delivered() -> None:
+def test_entries_that_a_receiver_refuses_are_not_delivered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "api-key=k%20y")
     Logs.bodies = []
     with HTTPServer(("127.0.0.1", 0), Logs) as server:
         thread = Thread(target=server.serve_forever, args=(0.01,), daemon=True)
@@ -251,8 +185,29 @@ def test_entries_that_a_receiver_refuses_are_not_delivered() -> None:
                 with pytest.raises(DeliveryFailed, match="refused 1 entries: too old"):
                     to.deliver(chain_of(2))
                 to.deliver(chain_of(2))
+                with pytest.raises(DeliveryFailed, match="did not take 2 entries: status 503"):
+                    to.deliver(chain_of(2))
         finally:
             server.shutdown()
             ended(thread)
-    bodies = [record.body.string_value for record in Logs.bodies[1].resource_logs[0].scope_logs[0].log_records]
-    assert [json.loads(body)["seq"] for body in bodies] == [1, 2]
+    assert Logs.keys == {"k y"}
+    [logs] = Logs.bodies[1].resource_logs
+    assert "service.name" in {one.key for one in logs.resource.attributes}
+    records = logs.scope_logs[0].log_records
+    assert [json.loads(record.body.string_value)["seq"] for record in records] == [1, 2]
+    assert records[0].attributes[0].value.int_value == 1
+    assert (records[0].event_name, records[0].time_unix_nano) == ("prolepsis.audit.kill.on", 1_795_341_600_000_001_000)
+
+
+def test_a_receiver_that_is_away_is_a_failed_delivery() -> None:
+    with HTTPServer(("127.0.0.1", 0), Logs) as server:
+        url = f"http://127.0.0.1:{server.server_port}/v1/logs"
+    with closing(destination(url, append=True)) as to, pytest.raises(DeliveryFailed, match=url):
+        to.deliver(chain_of(1))
+
+
+@pytest.mark.parametrize("name", ["CERTIFICATE", "CLIENT_CERTIFICATE"])
+def test_certificates_of_no_use_are_named(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(f"OTEL_EXPORTER_OTLP_{name}", str(tmp_path / "none.pem"))
+    with pytest.raises(ConfigError, match=r"none\.pem"):
+        destination("https://127.0.0.1/v1/logs", append=True)

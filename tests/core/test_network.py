@@ -29,8 +29,8 @@ def test_anything_else_is_none(given: str) -> None:
 
 
 def test_other_schemes_are_named() -> None:
-    assert address("syslog://host", ("syslog",)) is not None
-    assert address("http://host", ("syslog",)) is None
+    assert address("postgresql://host", ("postgresql",)) is not None
+    assert address("http://host", ("postgresql",)) is None
 
 
 def test_a_path_has_no_scheme() -> None:

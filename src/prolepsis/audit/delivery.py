@@ -1,8 +1,8 @@
-"""Delivery of audit entries to other systems: JSON lines, syslog, OTLP logs. Each entry arrives at least once."""
+"""Delivery of audit entries to other systems: JSON lines and OTLP logs. Each entry arrives at least once."""
 
 import json
 import os
-import socket
+import ssl
 import stat
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -11,27 +11,24 @@ from datetime import datetime
 from itertools import islice
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Protocol, TextIO
-from urllib.parse import SplitResult
 
+import httpx
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from prolepsis.audit.entry import AuditEntry
 from prolepsis.core.errors import ConfigError, DeliveryFailed
 from prolepsis.core.extras import OTEL
 from prolepsis.core.files import JsonFile, exclusive
-from prolepsis.core.network import address, scheme_of
+from prolepsis.core.network import address, client_tls, scheme_of
 
 if TYPE_CHECKING:
-    from opentelemetry._logs import LogRecord
-    from requests import Response
+    from opentelemetry.proto.common.v1.common_pb2 import KeyValue
+    from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 
 BATCH = 100
 """Entries of one delivery; after a failure at most so many arrive twice."""
 TIMEOUT_S = 10.0
-_UDP_BYTES = 60_000
-_LOG_AUDIT, _INFORMATIONAL = 13, 6  # RFC 5424, section 6.2.1
-_PORT = {"syslog": 601, "syslog+udp": 514}  # RFC 3195, RFC 5426
-_ALLOWED = "a file, syslog://HOST[:PORT] (TCP), syslog+udp://HOST[:PORT], or http(s)://HOST:PORT/v1/logs (OTLP)"
+_ALLOWED = "a file, or http(s)://HOST:PORT/v1/logs (OTLP)"
 
 
 class Destination(Protocol):
@@ -70,86 +67,49 @@ class JsonLines:
             self._to.close()
 
 
-class Syslog:
-    """A syslog server (RFC 5424), over TCP with counted octets (RFC 6587) or over UDP.
-
-    Syslog has no acknowledgements: what the network had taken before a failure may be lost.
-    """
-
-    def __init__(self, url: SplitResult) -> None:
-        self._address = (url.hostname or "", url.port or _PORT[url.scheme])
-        self._by_udp = url.scheme == "syslog+udp"
-        self._socket: socket.socket | None = None
-
-    def deliver(self, entries: Sequence[AuditEntry]) -> None:
-        try:
-            connected = self._connected()
-            for entry in entries:
-                message = syslog_message(entry)
-                if self._by_udp:
-                    connected.send(message if len(message) <= _UDP_BYTES else syslog_message(entry, has_details=False))
-                else:
-                    connected.sendall(b"%d %b" % (len(message), message))
-        except OSError as error:
-            self.close()
-            raise DeliveryFailed(f"syslog at {self._address[0]}:{self._address[1]}: {error}") from None
-
-    def close(self) -> None:
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
-
-    def _connected(self) -> socket.socket:
-        if self._socket is None and self._by_udp:
-            family, kind, protocol, _, address = socket.getaddrinfo(*self._address, type=socket.SOCK_DGRAM)[0]
-            self._socket = socket.socket(family, kind, protocol)
-            self._socket.connect(address)
-        elif self._socket is None:
-            self._socket = socket.create_connection(self._address, TIMEOUT_S)
-        return self._socket
-
-
-def syslog_message(entry: AuditEntry, *, has_details: bool = True) -> bytes:
-    """Return an entry as a syslog message: its action as MSGID, its JSON as text, without details where too long."""
-    priority = 8 * _LOG_AUDIT + _INFORMATIONAL
-    action = "".join(c for c in entry.action if "!" <= c <= "~")[:32] or "-"
-    text = json_line(entry) if has_details else json.dumps({**entry.plain(), "details": "too long for a datagram"})
-    header = f"<{priority}>1 {entry.at} {socket.gethostname() or '-'} prolepsis - {action} -"
-    return f"{header} \N{ZERO WIDTH NO-BREAK SPACE}{text}".encode()
-
-
 class OtlpLogs:
-    """An OTLP endpoint for logs over HTTP; `OTEL_EXPORTER_OTLP_HEADERS` and the like hold. Needs the extra `otel`."""
+    """An OTLP endpoint for logs over HTTP; the headers and certificates of OTEL_EXPORTER_OTLP_... hold.
+
+    Needs the extra `otel`.
+    """
 
     def __init__(self, url: str) -> None:
         OTEL.require("delivery by OTLP", param="output")
-        import requests
-        from opentelemetry.exporter.otlp.proto.http._log_exporter import OTLPLogExporter
+        from opentelemetry.util.re import parse_env_headers
 
-        session = requests.Session()
-        session.hooks["response"].append(self._see)  # the SDK takes no notice of what the receiver refuses
-        self._refused = ""
         self._url = url
-        self._exporter = OTLPLogExporter(url, timeout=TIMEOUT_S, session=session)
+        headers = {**parse_env_headers(_setting("HEADERS"), liberal=True), "content-type": "application/x-protobuf"}
+        self._client = httpx.Client(headers=headers, timeout=TIMEOUT_S, verify=_tls())
 
     def deliver(self, entries: Sequence[AuditEntry]) -> None:
-        from opentelemetry.sdk._logs import ReadableLogRecord
-        from opentelemetry.sdk._logs.export import LogRecordExportResult
-        from opentelemetry.sdk.resources import Resource
-
-        resource = Resource.create({"service.name": "prolepsis"})
-        records = [ReadableLogRecord(_log_record(entry), resource) for entry in entries]
-        if self._exporter.export(records) is not LogRecordExportResult.SUCCESS:
-            raise DeliveryFailed(f"{self._url} did not take {len(records)} entries")
-        if self._refused:
-            raise DeliveryFailed(f"{self._url} refused {self._refused}")
+        try:
+            reply = self._client.post(self._url, content=_request(entries))
+        except httpx.HTTPError as error:
+            raise DeliveryFailed(f"{self._url}: {error}") from None
+        if not reply.is_success:
+            raise DeliveryFailed(f"{self._url} did not take {len(entries)} entries: status {reply.status_code}")
+        if reply.headers.get("content-type") == "application/x-protobuf" and (refused := _refused(reply.content)):
+            raise DeliveryFailed(f"{self._url} refused {refused}")
 
     def close(self) -> None:
-        self._exporter.shutdown()  # type: ignore[no-untyped-call]
+        self._client.close()
 
-    def _see(self, response: "Response", **_: object) -> None:
-        is_reply = response.ok and response.headers.get("content-type") == "application/x-protobuf"
-        self._refused = _refused(response.content) if is_reply else ""
+
+def _setting(name: str) -> str:
+    """Return what OpenTelemetry's environment says for logs, "" for nothing."""
+    general = os.environ.get(f"OTEL_EXPORTER_OTLP_{name}", "")
+    return os.environ.get(f"OTEL_EXPORTER_OTLP_LOGS_{name}", general)
+
+
+def _tls() -> ssl.SSLContext:
+    authorities, own = _setting("CERTIFICATE"), _setting("CLIENT_CERTIFICATE")
+    context = client_tls(Path(authorities), "output") if authorities else ssl.create_default_context()
+    try:
+        if own:
+            context.load_cert_chain(own, _setting("CLIENT_KEY") or None)
+    except OSError as error:
+        raise ConfigError(f"TLS cannot be set up from {own}: {error}", param="output") from None
+    return context
 
 
 def _refused(reply: bytes) -> str:
@@ -160,29 +120,47 @@ def _refused(reply: bytes) -> str:
     return f"{partial.rejected_log_records} entries: {partial.error_message}" if partial.rejected_log_records else ""
 
 
+def _request(entries: Sequence[AuditEntry]) -> bytes:
+    from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+    from opentelemetry.proto.logs.v1.logs_pb2 import ResourceLogs, ScopeLogs
+    from opentelemetry.proto.resource.v1.resource_pb2 import Resource
+    from opentelemetry.sdk.resources import Resource as FromEnvironment
+
+    attributes = FromEnvironment.create({"service.name": "prolepsis"}).attributes
+    of = Resource(attributes=[_attribute(name, str(value)) for name, value in attributes.items()])
+    logs = ScopeLogs(log_records=map(_log_record, entries))
+    return ExportLogsServiceRequest(resource_logs=[ResourceLogs(resource=of, scope_logs=[logs])]).SerializeToString()
+
+
+def _attribute(name: str, value: str | int) -> "KeyValue":
+    from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+
+    held = AnyValue(int_value=value) if isinstance(value, int) else AnyValue(string_value=value)
+    return KeyValue(key=name, value=held)
+
+
 def _log_record(entry: AuditEntry) -> "LogRecord":
-    from opentelemetry._logs import LogRecord, SeverityNumber
+    from opentelemetry.proto.common.v1.common_pb2 import AnyValue
+    from opentelemetry.proto.logs.v1.logs_pb2 import SEVERITY_NUMBER_INFO, LogRecord
 
     at = int(datetime.fromisoformat(entry.at).timestamp() * 1e6) * 1000
     actor = entry.details.actor if entry.details else ""
     return LogRecord(
-        timestamp=at,
-        observed_timestamp=at,
-        severity_number=SeverityNumber.INFO,
+        time_unix_nano=at,
+        observed_time_unix_nano=at,
+        severity_number=SEVERITY_NUMBER_INFO,
         severity_text="INFO",
-        body=json_line(entry),
-        attributes={"prolepsis.audit.seq": entry.seq, "prolepsis.audit.actor": actor},
+        body=AnyValue(string_value=json_line(entry)),
+        attributes=[_attribute("prolepsis.audit.seq", entry.seq), _attribute("prolepsis.audit.actor", actor)],
         event_name=f"prolepsis.audit.{entry.action}",
     )
 
 
 def destination(name: str, *, append: bool) -> Destination:
-    """Open what `name` says: a file, a syslog server or an OTLP endpoint; raises `ConfigError`.
+    """Open what `name` says: a file or an OTLP endpoint; raises `ConfigError`.
 
     `append`: a file keeps what it has.
     """
-    if (url := address(name, _PORT)) is not None:
-        return Syslog(url)
     if address(name) is not None:
         return OtlpLogs(name)
     if scheme_of(name) or not name:

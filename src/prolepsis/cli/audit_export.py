@@ -27,8 +27,7 @@ def export(  # noqa: PLR0917  # options of a command
         typer.Option(
             "--output",
             "-o",
-            help="a file, syslog://HOST[:PORT] (TCP), syslog+udp://HOST[:PORT], or http(s)://HOST:PORT/v1/logs (OTLP); "
-            "default: standard output",
+            help="a file, or http(s)://HOST:PORT/v1/logs (OTLP); default: standard output",
         ),
     ] = None,
     after: Annotated[int, typer.Option(min=0, help="only entries after this number")] = 0,
@@ -45,7 +44,7 @@ def export(  # noqa: PLR0917  # options of a command
     url: ServerUrl = None,
     key: Key = None,
 ) -> None:
-    """Write entries as JSON lines, or send them to syslog or an OTLP endpoint; each one arrives at least once.
+    """Write entries as JSON lines, or send them to an OTLP endpoint; each one arrives at least once.
 
     A complete export to a file can be verified without the store.
     """
