@@ -100,7 +100,7 @@ def test_the_shipped_prompts_are_sixteen_of_seven_kinds() -> None:
 def test_declared_packages_are_imported_and_imported_ones_are_declared() -> None:
     root = Path(__file__).parent.parent
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
-    extras = ("engine", "gpu", "train", "otel", "postgres", "ray")
+    extras = ("engine", "gpu", "train", "otel", "postgres", "ray", "age")
     needed = [*project["dependencies"], *(need for extra in extras for need in project["optional-dependencies"][extra])]
     declared = {re.split(r"[^A-Za-z0-9_-]", need, maxsplit=1)[0] for need in needed} - {"prolepsis"}  # its own extras
     distributions = packages_distributions()

@@ -156,7 +156,7 @@ async def served(site: Site) -> None:
 
 
 async def bundled(site: Site) -> None:
-    await site.post(f"/admin/requests/{site.entries()[-1].seq}/bundle", form="whole", sealed_for="key 1")
+    await site.post(f"/admin/requests/{site.entries()[-1].seq}/bundle", form="whole", sealed_for=f"key age1{'q' * 58}")
 
 
 async def flag_set(site: Site) -> None:

@@ -129,7 +129,8 @@ def _request(entries: Sequence[AuditEntry]) -> bytes:
     attributes = FromEnvironment.create({"service.name": "prolepsis"}).attributes
     of = Resource(attributes=[_attribute(name, str(value)) for name, value in attributes.items()])
     logs = ScopeLogs(log_records=map(_log_record, entries))
-    return ExportLogsServiceRequest(resource_logs=[ResourceLogs(resource=of, scope_logs=[logs])]).SerializeToString()
+    request = ExportLogsServiceRequest(resource_logs=[ResourceLogs(resource=of, scope_logs=[logs])])
+    return bytes(request.SerializeToString())
 
 
 def _attribute(name: str, value: str | int) -> "KeyValue":

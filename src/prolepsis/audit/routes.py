@@ -58,7 +58,7 @@ class BundleBody(Body):
     """Part of the request to hand out."""
 
     form: Form = "redacted"
-    sealed_for: Annotated[str, Field(max_length=64)] = ""
+    sealed_for: Annotated[str, Field(max_length=128)] = ""
     """For whom the caller seals it, for the audit log."""
 
 

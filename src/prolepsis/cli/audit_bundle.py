@@ -24,7 +24,7 @@ PassphraseFile = Annotated[
 ]
 OpenWith = Annotated[
     Path | None,
-    typer.Option("--open-with", metavar="FILE", help="private key (X25519, PEM) that the bundle is sealed for"),
+    typer.Option("--open-with", metavar="FILE", help="private key of age that the bundle is sealed for"),
 ]
 
 NOT_KEPT = (
@@ -41,7 +41,7 @@ def bundle(
     output: Annotated[Path | None, typer.Option("--output", "-o", help="default: standard output")] = None,
     seal_for: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="public key (X25519, PEM): everything, for the owner of its private key"),
+        typer.Option(metavar="FILE", help="public key of age: everything, for the owner of its private key"),
     ] = None,
     passphrase_file: PassphraseFile = None,
     store: StoreOption = None,
@@ -97,7 +97,7 @@ class _Seal:
 
     def __init__(self, recipient: Path | None, passphrase: Path | None) -> None:
         """Raises `ConfigError` for a file that cannot be used, before anything is read or recorded."""
-        from prolepsis.audit.sealing import name_of, public_key
+        from prolepsis.audit.sealing import public_key
 
         if recipient is not None and passphrase is not None:
             message = "--seal-for and --passphrase-file are both given; allowed: one of them"
@@ -106,7 +106,7 @@ class _Seal:
         self._passphrase = _passphrase(passphrase) if passphrase is not None else None
         self.name = "a passphrase" if self._passphrase is not None else ""
         if self._recipient is not None:
-            self.name = f"key {name_of(self._recipient)}"
+            self.name = f"key {self._recipient}"
 
     @property
     def form(self) -> Form:

@@ -32,6 +32,7 @@ class Extra:
             raise ConfigError(f"{what} needs {self.package}, which is not installed: {self.install}", param=param)
 
 
+AGE = Extra("age", "pyrage", "pyrage")
 ENGINE = Extra("engine", "torch", "torch")
 GPU = Extra("gpu", "NVIDIA's nvidia-ml-py", "pynvml")
 OTEL = Extra("otel", "OpenTelemetry", "opentelemetry.exporter.otlp.proto.http")
