@@ -24,7 +24,7 @@ class KeyRing(Protocol):
     def required(self) -> bool:
         """Whether a key is asked for; False: every caller on this machine is the developer."""
 
-    async def sign_in(self, key: str) -> bytes:
+    def sign_in(self, key: str) -> bytes:
         """Return what stands for a key as long as it is valid; raises `RequestRefused` (401)."""
 
     def holder(self, signed_in: bytes) -> Caller:
