@@ -91,3 +91,11 @@ def test_what_asyncio_says_is_a_line_of_the_log() -> None:
         "warning",
         "socket.send() raised exception.",
     )
+
+
+def test_a_logger_that_a_library_turned_off_is_heard_again() -> None:
+    out = io.StringIO()
+    logging.getLogger("asyncio").disabled = True
+    configure_logs("info", as_json=True, stream=out)
+    logging.getLogger("asyncio").warning("socket.send() raised exception.")
+    assert json.loads(out.getvalue())["event"] == "event_loop"

@@ -78,6 +78,7 @@ class LibraryLines(logging.Handler):
         """Write what the library logs as `event`, in place of what handled it before."""
         logger = logging.getLogger(library)
         logger.handlers, logger.propagate = [cls(event)], False
+        logger.disabled = False  # a library that configures logging turns off the loggers that exist by then
 
     def emit(self, record: logging.LogRecord) -> None:
         left_out = self._lines.take((record.pathname, record.lineno))
