@@ -9,7 +9,6 @@ from pathlib import Path
 SOURCE = Path(__file__).parents[1] / "src"
 CYCLES = (
     {"ray.arguments", "ray.serve", "ray.start"},
-    {"telemetry.device", "telemetry.nvidia"},
     {"cli.engine", "cli.head_trial", "cli.models"},
     {"engine.restart", "engine.start"},
 )

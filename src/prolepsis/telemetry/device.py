@@ -9,7 +9,6 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from prolepsis.core.extras import GPU
 from prolepsis.telemetry.declare import PREFIX, Family, declared
 
 log = structlog.get_logger(__name__)
@@ -71,16 +70,3 @@ class DeviceCollector(Collector):
 
     def describe(self) -> Iterable[Metric]:
         return [GaugeMetricFamily(PREFIX + name, text, labels=["device"]) for name, text, _ in _SHOWN]
-
-
-def collect_devices(registry: CollectorRegistry) -> None:
-    """Show this machine's GPUs if what reads them is here; a machine without one has no such series."""
-    if not GPU.is_installed:
-        log.debug("no_devices", reason=f"{GPU.package} is not installed: {GPU.install}")
-        return
-    from prolepsis.telemetry.nvidia import NvidiaDevices
-
-    try:
-        DeviceCollector(registry, NvidiaDevices())
-    except OSError as error:
-        log.debug("no_devices", reason=str(error))

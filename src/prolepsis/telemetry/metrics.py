@@ -7,15 +7,17 @@ queries: acceptance rate = accepted / draft tokens, acceptance length = 1 + acce
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+import structlog
 from prometheus_client import ProcessCollector, disable_created_metrics
 from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
+from prolepsis.core.extras import GPU
 from prolepsis.core.rounds import RemoteRounds
 from prolepsis.core.stats import RequestStats
 from prolepsis.telemetry.declare import LabelUse, MetricsRegistry, counter
-from prolepsis.telemetry.device import collect_devices
+from prolepsis.telemetry.device import DeviceCollector
 from prolepsis.telemetry.engine import EngineLoad, Tokens
 from prolepsis.telemetry.requests import RequestMetrics
 from prolepsis.telemetry.spec_decode import RemoteMetrics, ShadowCounters, SpecDecodeCounters
@@ -23,6 +25,7 @@ from prolepsis.telemetry.startup import Build, BuildInfo, Startup
 from prolepsis.telemetry.vllm_names import under_vllm_names
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a series of creation times for each counter is noise
+log = structlog.get_logger(__name__)
 
 
 class Metrics:
@@ -43,7 +46,7 @@ class Metrics:
         self._build = Build(self.registry)
         LabelUse(self.registry)
         ProcessCollector(registry=self.registry)
-        collect_devices(self.registry)
+        _show_devices(self.registry)
 
     def describe(self, build: BuildInfo) -> None:
         """Say what serves now: the labels of `prolepsis_build_info`."""
@@ -118,3 +121,16 @@ class _Collected(Collector):
 
     def collect(self) -> Iterable[Metric]:
         return self.families
+
+
+def _show_devices(registry: MetricsRegistry) -> None:
+    """Show this machine's GPUs if what reads them is here; a machine without one has no such series."""
+    if not GPU.is_installed:
+        log.debug("no_devices", reason=f"{GPU.package} is not installed: {GPU.install}")
+        return
+    from prolepsis.telemetry.nvidia import NvidiaDevices
+
+    try:
+        DeviceCollector(registry, NvidiaDevices())
+    except OSError as error:
+        log.debug("no_devices", reason=str(error))
