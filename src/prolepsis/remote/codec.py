@@ -1,8 +1,8 @@
 """Messages between processes as bytes: MessagePack in frames, decoded as what is declared, or refused.
 
 Messages are `Tagged` values of one union. Their fields hold dataclasses of ours, which are declared once, plain values
-and collections, errors of `core.errors` and settings of pydantic. Whatever arrives is a message with these types and
-bounds, or a `ProtocolError`; nothing that arrives is run. Decoding takes memory in proportion to the bytes it is given.
+and collections, errors of `core.errors` and settings of pydantic. Bytes decode to a message with these types and
+bounds, or raise `ProtocolError`; nothing that arrives is run. Decoding takes memory in proportion to its bytes.
 A frame is the length of a message (4 bytes, the highest first) and the message.
 """
 
