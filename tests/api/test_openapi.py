@@ -88,9 +88,7 @@ same_bodies = schema_under(enabled=False).include(path=list(VERIFY_ROUTES))
 
 
 def examples(number: int) -> settings:
-    return settings(
-        max_examples=number, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
-    )
+    return settings(max_examples=number, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 
 
 @writes.parametrize()

@@ -145,7 +145,7 @@ async def test_in_flight_keeps_the_order_and_the_limit() -> None:
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=20), st.floats(0, 1))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_a_percentile_lies_among_the_values(values: list[float], share: float) -> None:
     found = percentile(values, share)
     assert found is not None

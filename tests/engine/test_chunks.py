@@ -87,7 +87,7 @@ def test_one_pass_that_others_disturbed_changes_nothing() -> None:
     assert chunks.token_ms(0) == pytest.approx(1.0, rel=0.01)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.lists(
         st.tuples(

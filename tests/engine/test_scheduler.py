@@ -114,7 +114,7 @@ def rooms(draw: st.DrawFn) -> EngineSetup:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(arrivals(), rooms(), st.sampled_from([0, 2, 7]))
 def test_every_request_ends_once_with_the_reference_output(
     asked: list[Arrival], setup: EngineSetup, depth: int

@@ -278,7 +278,7 @@ def test_end_of_sequence_only_where_the_answer_is_whole() -> None:
     assert found[-1] == EOS
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(
     schema=st.recursive(
         st.sampled_from([{"enum": [0, 1, 10]}, {"enum": ["a", "ba"]}, {"type": "string", "pattern": "^[ab]{0,3}$"}]),

@@ -57,7 +57,7 @@ def walk(matcher: Matcher, rng: random.Random, limit: int = 60) -> list[int]:
     return path
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(which=st.integers(0, len(SPECS) - 1), seed=st.integers(0, 2**32), data=st.data())
 def test_answers_depend_on_the_tokens_and_not_on_the_questions_before(
     which: int, seed: int, data: st.DataObject
@@ -115,7 +115,7 @@ def test_masks_of_a_finite_language_equal_those_by_enumeration(tokenizer: Tokeni
     assert len(seen) >= len(choices) - 2
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(seed=st.integers(0, 2**32))
 def test_accepted_prefix_of_a_chain(seed: int) -> None:
     rng = random.Random(seed)

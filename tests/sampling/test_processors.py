@@ -60,7 +60,7 @@ PENALTIES = st.builds(
 TOKENS = st.lists(st.integers(0, 4), max_size=6)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(PENALTIES, TOKENS, TOKENS, TOKENS)
 def test_edits_equal_brute_force(
     params: SamplingParams, prompt: list[int], output: list[int], prefix: list[int]

@@ -40,7 +40,7 @@ PARAMS = st.builds(
 
 
 @pytest.mark.parametrize("native", BACKENDS)
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     params=PARAMS,
     vocab_size=st.sampled_from([3, 5, 64, 65, 200]),
@@ -73,7 +73,7 @@ def mask_of(allowed: frozenset[int] | None, vocab_size: int) -> np.ndarray[tuple
     return None if allowed is None else np.isin(np.arange(vocab_size), list(allowed))
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(
     params=PARAMS,
     vocab_size=st.sampled_from([2, 5, 63, 64, 1000, 5000]),

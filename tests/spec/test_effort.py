@@ -50,7 +50,7 @@ steps = st.builds(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.lists(st.builds(ExpectedDraft, falling, falling), min_size=1, max_size=4),
     steps,

@@ -38,7 +38,7 @@ def batches(draw: st.DrawFn) -> tuple[list[Draft | None], list[tuple[float, ...]
     return drafts, alive
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(batches(), increments, st.integers(0, 12), st.integers(0, 5), st.floats(0.0, 5.0))
 def test_finds_the_best_of_all_choices(
     batch: tuple[list[Draft | None], list[tuple[float, ...]]],

@@ -97,7 +97,7 @@ FRAGMENTS = st.sampled_from(
 )  # fmt: skip
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=600)
 @given(
     text=st.lists(FRAGMENTS, max_size=14).map("".join),
     cuts=st.lists(st.integers(0, 200), max_size=12),
@@ -138,7 +138,7 @@ def test_marks_that_hold_or_begin_others_are_read_alike_in_any_split(
     assert all(found([text[:i], text[i:]]) == whole for i in range(len(text)))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(text=st.lists(FRAGMENTS, max_size=14).map("".join))
 def test_text_without_calls_is_not_lost(text: str) -> None:
     result = parse([text])

@@ -115,7 +115,7 @@ def read(form: ToolFormat, parts: Sequence[str], use: ToolUse) -> tuple[str, lis
 
 
 @pytest.mark.parametrize("form", ROWS, ids=lambda row: row.name)
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=4)
 @given(draw=st.randoms(use_true_random=False))
 def test_what_is_allowed_is_read_as_valid(form: ToolFormat, draw: random.Random) -> None:
     schemas: dict[str, Schema | None] = {name: any_object(draw, 0) for name in draw.sample(NAMES, 2)}

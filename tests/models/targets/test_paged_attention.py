@@ -37,7 +37,7 @@ def one_row(query: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> Te
 trees = st.integers(1, 9).flatmap(lambda n: st.tuples(*[st.integers(-1, i - 1) for i in range(n)]))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(trees, st.integers(0, 70), st.sampled_from([None, 1, 5, 40]), st.booleans())
 def test_each_row_sees_context_and_ancestors(
     parents: tuple[int, ...], cached: int, window: int | None, full: bool
@@ -66,7 +66,7 @@ def test_each_row_sees_context_and_ancestors(
         torch.testing.assert_close(found[row], one_row(query[row], keys[seen], values[seen], scoring))
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(trees, st.integers(20, 200))
 def test_a_row_of_a_tree_is_bitwise_the_row_decoded_alone(parents: tuple[int, ...], cached: int) -> None:
     """Sums in float32 change with the places of their terms, so the keys of a branch are taken in order of position."""

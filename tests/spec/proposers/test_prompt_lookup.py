@@ -16,7 +16,7 @@ def _reference(tokens: list[int], limit: int) -> tuple[tuple[int, ...], int] | N
     return None
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=50), st.lists(st.integers(1, 5), max_size=6), st.integers(1, 8))
 def test_equals_a_search_from_the_end(tokens: list[int], steps: list[int], limit: int) -> None:
     proposer, sequence = PromptLookupProposer(), FakeSequence([])

@@ -36,7 +36,7 @@ def test_disagreeing_continuations_become_branches_likelier_first(native: bool) 
 
 
 @WAYS
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(
     st.lists(st.integers(0, 3), min_size=1, max_size=80),
     st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=30), max_size=4),
@@ -99,7 +99,7 @@ def test_scopes_stay_apart_when_the_ring_overflows(native: bool) -> None:
         assert draft.tokens == (5 + scope % 90,) if draft is not None else scope < 115, "the ring holds the last 85"
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.lists(st.tuples(st.sampled_from("ab"), st.lists(st.integers(0, 3), min_size=1, max_size=80)), max_size=6),
     st.lists(st.integers(0, 4), min_size=1, max_size=80),
