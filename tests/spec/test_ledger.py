@@ -160,13 +160,7 @@ def test_a_grant_of_probes_is_used_up_and_not_renewed_by_an_equal_plan() -> None
     assert may_draft(4, 2), "another round is another grant"
 
 
-def test_estimates_of_first_tokens_are_compared_with_outcomes() -> None:
-    ledger = Ledger(NAMES)
+def test_the_chance_of_a_first_token_is_that_of_any_of_them() -> None:
     tree = Draft((1, 2, 3), (ROOT, ROOT, 0), "head", survival=(0.5, 0.25, 0.4))
     assert tree.first_chance == pytest.approx(0.75), "of one of the first tokens, whichever"
-    ledger.judge("head", ("chat", ""), right=True, estimate=tree.first_chance)
-    ledger.judge("head", ("chat", ""), right=False, estimate=0.75)
-    ledger.judge("head", ("chat", ""), right=True, estimate=chain((1,), "head").first_chance)
-    counts = of(ledger.counts(), "head", "chat")
-    assert (counts.num_judged, counts.num_right, counts.num_estimated) == (3, 2, 2)
-    assert counts.overestimated == pytest.approx(2 * 0.75 - 1)
+    assert chain((1,), "head").first_chance is None

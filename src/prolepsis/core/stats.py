@@ -84,10 +84,6 @@ class TrafficClassCounts:
     """Drafts whose first token is known to be right or wrong, whether or not they were verified."""
     num_right: int = 0
     """Judged drafts that were right."""
-    num_estimated: int = 0
-    """Judged drafts for which the proposer had its own estimate."""
-    overestimated: float = 0.0
-    """Over these drafts: the sum of the estimates less the number that were right."""
     num_rounds: int = 0
     """Verified drafts that had tokens of it."""
     spent: float = 0.0

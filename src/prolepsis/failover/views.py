@@ -66,8 +66,6 @@ def _added(one: TrafficClassCounts, other: TrafficClassCounts) -> TrafficClassCo
         num_asked=one.num_asked + other.num_asked,
         num_judged=one.num_judged + other.num_judged,
         num_right=one.num_right + other.num_right,
-        num_estimated=one.num_estimated + other.num_estimated,
-        overestimated=one.overestimated + other.overestimated,
         num_rounds=one.num_rounds + other.num_rounds,
         spent=one.spent + other.spent,
         gained=one.gained + other.gained,

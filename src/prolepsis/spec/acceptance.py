@@ -207,7 +207,7 @@ class Scoreboard:
         """Do `_trials` for the first token of a draft, and tell the ledger."""
         draft, follower = entry.draft, self._trials(entry, token)
         right = follower is not None
-        self.ledger.judge(draft.proposer, entry.origin, right=right, estimate=draft.first_chance)
+        self.ledger.judge(draft.proposer, entry.origin, right=right)
         num_judged = self._num_judged[sequence.key]
         if num_judged[draft.proposer] < FIRST_JUDGED:
             num_judged[draft.proposer] += 1

@@ -44,8 +44,6 @@ class _TenantPart(_Part):
 class _Tally(_Part):
     """`TrafficClassCounts` while they grow, likewise."""
 
-    num_estimated: int = 0
-    overestimated: float = 0.0
     errors_in_row: int = 0
     num_errors: int = 0
     late_in_row: int = 0
@@ -130,19 +128,13 @@ class Ledger:
             tally.num_late += late
             tally.late_in_row = tally.late_in_row + 1 if late else 0
 
-    def judge(self, proposer: str, origin: Origin, *, right: bool, estimate: float | None = None) -> None:
-        """Count a draft whose first token was committed, or another in its place.
-
-        `estimate`: the chance that the proposer itself gave its first token; None if it gave none.
-        """
+    def judge(self, proposer: str, origin: Origin, *, right: bool) -> None:
+        """Count a draft whose first token was committed, or another in its place."""
         traffic_class, tenant = origin
         if (tally := self._of(proposer, traffic_class)) is not None:
             for part in (tally, tally.part(tenant)):
                 part.num_judged += 1
                 part.num_right += right
-            if estimate is not None:
-                tally.num_estimated += 1
-                tally.overestimated += estimate - right
 
     def verify(self, draft: Draft, path: Sequence[int], origin: Origin, costs: MarginalCost | None) -> None:
         """Count a verified draft whose nodes `path` were emitted, each node for its own proposer."""
