@@ -20,7 +20,7 @@ import numpy as np
 
 from prolepsis.cli.bench.provenance import provenance
 from prolepsis.core.stats import JudgedDraft, TrafficClassCounts
-from prolepsis.safety.drift import DriftAlarm, DriftSettings, DriftStream
+from prolepsis.health.drift import DriftAlarm, DriftSettings, DriftStream
 from prolepsis.spec.acceptance import FIRST_JUDGED
 from tests.simulation.drift_traffic import (
     CHANGE_S,

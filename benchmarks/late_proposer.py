@@ -24,17 +24,21 @@ from prometheus_client import CollectorRegistry
 
 from prolepsis.cli.bench.prompts import encode_prompts, load_prompts
 from prolepsis.cli.bench.provenance import provenance
+from prolepsis.controls.controls import Controls
+from prolepsis.controls.effective_plan import EffectivePlan
+from prolepsis.controls.file import ControlsFile
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.errors import DeadlineExceeded
 from prolepsis.core.events import Event, Failed
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
 from prolepsis.engine.build import FREE_PROPOSERS, assemble
+from prolepsis.engine.client import EngineClient
 from prolepsis.engine.thread import ThreadEngineClient
+from prolepsis.health.breaker import Breakers, BreakerSettings, State
+from prolepsis.health.breaker_runtime import BreakerRuntime
+from prolepsis.health.feature import HealthFeature
 from prolepsis.models.load import LoadedModel, load_model
-from prolepsis.safety.breaker import Breakers, BreakerSettings, State
-from prolepsis.safety.breaker_runtime import BreakerFeature, breaker_file
-from prolepsis.safety.effective_plan import EffectivePlan
 from prolepsis.spec.draft import Draft
 from prolepsis.spec.proposer import Proposer, SequenceView
 from prolepsis.telemetry.logs import configure_logs
@@ -138,12 +142,10 @@ async def measure(seconds_of_call: float | None, loaded: LoadedModel, given: arg
     client = ThreadEngineClient(assemble(config, loaded))
     plan = EffectivePlan(SpecPlan(), client.apply_plan)
     with tempfile.TemporaryDirectory() as folder:
-        file = breaker_file(Path(folder) / "breakers.json")
+        controls = Controls(ControlsFile(Path(folder) / "controls.json"))
         breakers = Breakers(BreakerSettings())
-        feature = BreakerFeature(
-            breakers, client.proposer_counts, plan.disable, CollectorRegistry(), file=file, proposers=lambda: [BAD]
-        )
-        ticking = asyncio.create_task(feature.run())
+        runtime = BreakerRuntime(breakers, plan.disable, CollectorRegistry(), controls=controls)
+        ticking = asyncio.create_task(_observe(client, runtime))
         load = Load(
             client, [prompt.token_ids for prompt in encode_prompts(load_prompts(None), loaded.tokenizer)], given.seconds
         )
@@ -164,6 +166,12 @@ async def measure(seconds_of_call: float | None, loaded: LoadedModel, given: arg
         sum(count.num_overdue for count in counts),
         states,
     )
+
+
+async def _observe(client: EngineClient, breakers: BreakerRuntime) -> None:
+    while True:
+        breakers.observe(client.proposer_counts())
+        await asyncio.sleep(HealthFeature.period_s)
 
 
 def _ratios(repeats: Sequence[Mapping[str, Arm]], arm: str) -> dict[str, list[float]]:

@@ -208,7 +208,7 @@ def serve_command(folder: Path, model: str, port: int) -> list[str]:
         "replay-sample": 1.0,
         "region": "local",
         **{name: folder / f"{name}.yaml" for name in ("policy", "prices")},
-        **{f"{name}-file": folder / f"{name}.json" for name in ("kill", "breaker")},
+        "controls-file": folder / "controls.json",
         "audit-key": folder / "audit-key.pem",
         "flags": folder / "flags.json",
     }

@@ -60,8 +60,7 @@ async def test_the_document_is_served(served_here: Served) -> None:
 def served_here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A server with a kill switch and breakers of its own: requests from the document turn them."""
     folder = tmp_path_factory.mktemp("killed")
-    kill, breakers = folder / "kill.json", folder / "breakers.json"
-    config = ServerConfig(max_body_bytes=65536, kill_file=kill, breaker_file=breakers)
+    config = ServerConfig(max_body_bytes=65536, controls_file=folder / "controls.json")
     with served(FakeEngine(text="ok"), config) as running:
         yield running
 

@@ -13,6 +13,7 @@ from sqlalchemy import Row
 from prolepsis.api.app import build
 from prolepsis.api.features import Sources
 from prolepsis.audit import chain
+from prolepsis.controls.flag_file import FlagFile
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import DeadlineExceeded
@@ -21,13 +22,12 @@ from prolepsis.core.requests import GenerateRequest
 from prolepsis.policy.runtime import Policies
 from prolepsis.policy.source import PolicyFile
 from prolepsis.rollout.runtime import Rollouts
-from prolepsis.safety.flag_file import FlagFileProvider
 from prolepsis.store.store import Store
 from prolepsis.telemetry.metrics import Metrics
 from tests.api.fakes import ByteTokenizer, FakeEngine
+from tests.controls.flag_files import flag, write
 from tests.rollout.stores import memory_store
 from tests.rollout.test_observation import POLICY
-from tests.safety.flag_files import flag, write
 from tests.store.fakes import append, latest_records
 
 BODY = {"model": "tiny", "prompt": "Hi", "max_tokens": 40}
@@ -200,8 +200,8 @@ async def test_run_and_arm_of_a_rollout_are_recorded(store: Store, tmp_path: Pat
 
 
 async def test_flag_decisions_are_recorded_with_their_reason(store: Store, tmp_path: Path) -> None:
-    flags = FlagFileProvider(write(tmp_path / "flags.json", flag(), also={"new": flag(default="off")}))
-    config = ServerConfig(kill_file=tmp_path / "kill.json")
+    flags = FlagFile(write(tmp_path / "flags.json", flag(), also={"new": flag(default="off")}))
+    config = ServerConfig(controls_file=tmp_path / "controls.json")
     (tmp_path / "policy.yaml").write_text("rules: [{name: new, match: {flag: new}, mode: on}]")
     engine, metrics = FakeEngine(), Metrics()
     rollouts = Rollouts(memory_store(), engine.stop_run, metrics.registry, model="tiny")

@@ -1,6 +1,7 @@
 """Every act of control has an entry in the audit log: a list of all acts, by whatever way they come."""
 
 import json
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -24,24 +25,24 @@ from prolepsis.audit.log import AuditLog
 from prolepsis.audit.verify import verify
 from prolepsis.cli.main import COMMANDS, app, load_command
 from prolepsis.cli.output import UNPROVEN
+from prolepsis.controls.file import ControlsFile
+from prolepsis.controls.flag_file import FlagFile
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.stats import TrafficClassCounts
 from prolepsis.cost.prices import PriceFile
+from prolepsis.health.feature import HealthFeature
 from prolepsis.policy.runtime import Policies
 from prolepsis.policy.source import PolicyFile, PolicySource, StoredPolicy
 from prolepsis.rollout.store import RolloutStore
-from prolepsis.safety.breaker import Breakers
-from prolepsis.safety.breaker_runtime import BreakerFeature, BreakerOverride, breaker_file
-from prolepsis.safety.flag_file import FlagFileProvider
-from prolepsis.safety.kill_switch import NEVER_SET, kill_file
+from prolepsis.store.controls import Control
 from prolepsis.store.signing import usable_keys
 from prolepsis.store.store import Store, opened_store
 from prolepsis.telemetry.metrics import Metrics
 from prolepsis.web.routes import Route
 from tests.api.fakes import ByteTokenizer, FakeEngine
+from tests.controls.flag_files import flag, write
 from tests.fake_client import INFO
 from tests.rollout.alertmanager import fake_alertmanager
-from tests.safety.flag_files import flag, write
 from tests.store.databases import migrated_setting
 
 TRAFFIC_CLASS = "chat-completions/standard/free/short"
@@ -67,13 +68,12 @@ class Site:
         sources = Sources(
             policies=Policies(source, INFO.proposers, rollouts, emit=emit),
             rollouts=rollouts,
-            flags=FlagFileProvider(write(folder / "flags.json", flag())),
+            flags=FlagFile(write(folder / "flags.json", flag())),
             prices=PriceFile(folder / "prices.yaml"),
             store=store,
         )
         config = ServerConfig(
-            kill_file=folder / "kill.json",
-            breaker_file=folder / "breakers.json",
+            controls_file=folder / "controls.json",
             audit_sample=1.0,
             audit_content="tokens",
             alertmanager=alertmanager,
@@ -146,8 +146,8 @@ async def more_judged(site: Site) -> None:
 
 async def drift_poll(site: Site) -> None:
     for feature in site.app.state.features:
-        if feature.name == "drift":
-            feature.poll()
+        if isinstance(feature, HealthFeature):
+            await feature.tick()
 
 
 async def served(site: Site) -> None:
@@ -221,7 +221,8 @@ BY_ROUTE = {
 
 def file_killed(*, on: bool) -> Step:
     async def act(site: Site) -> None:
-        kill_file(site.folder / "kill.json").write(NEVER_SET.model_copy(update={"on": on, "by": "ann"}))
+        control = Control("" if on else None, time.time(), by="ann")
+        ControlsFile(site.folder / "controls.json").set("kill everything", control)
         await site.tick()
 
     return act
@@ -245,16 +246,18 @@ def written(name: str, text: str) -> Step:
     return act
 
 
-async def file_breaker(site: Site) -> None:
-    entry = BreakerOverride(proposer="suffix", traffic_class=TRAFFIC_CLASS, state="forced_open", by="ann")
-    breaker_file(site.folder / "breakers.json").write((entry,))
-    await site.tick()
+def file_breaker(state: str | None) -> Step:
+    async def act(site: Site) -> None:
+        control = Control(state, time.time(), by="ann")
+        ControlsFile(site.folder / "controls.json").set(f"breaker suffix {TRAFFIC_CLASS}", control)
+        await site.tick()
+
+    return act
 
 
 async def tripped(site: Site) -> None:
-    [feature] = [one for one in site.app.state.features if isinstance(one, BreakerFeature)]
-    assert isinstance(feature.breakers, Breakers)
-    feature.trip(("suffix", TRAFFIC_CLASS), "cliff")
+    [feature] = [one for one in site.app.state.features if isinstance(one, HealthFeature)]
+    feature.breakers.trip(("suffix", TRAFFIC_CLASS), "cliff")
 
 
 async def key_created(site: Site) -> None:
@@ -281,8 +284,8 @@ BY_FILE = [
     Act("kill.on", flagged(kill=True)),
     Act("kill.off", flagged(kill=False), (flagged(kill=True),)),
     Act("flags.reloaded", flagged(kill=True)),
-    Act("breaker.forced_open", file_breaker),
-    Act("breaker.closed", written("breakers.json", "[]"), (file_breaker,)),
+    Act("breaker.forced_open", file_breaker("forced_open")),
+    Act("breaker.closed", file_breaker(None), (file_breaker("forced_open"),)),
     Act("breaker.open", tripped),
     Act("policy.reloaded", written("policy.yaml", OFF), policy_file=True),
     Act("prices.reloaded", written("prices.yaml", PRICES.replace("1.0", "2.0"))),
@@ -306,7 +309,7 @@ async def test_an_act_has_its_entry(tmp_path: Path, act: Act) -> None:
 
 async def test_the_start_is_recorded_with_what_was_found(tmp_path: Path) -> None:
     KeyFile(tmp_path / "keys.json").add(new_key("acme", roles=("admin",))[0])
-    kill_file(tmp_path / "kill.json").write(NEVER_SET.model_copy(update={"on": True, "by": "ann"}))
+    ControlsFile(tmp_path / "controls.json").set("kill everything", Control("", time.time(), by="ann"))
     async with site(tmp_path, policy_file=True) as server:
         entries = server.entries()
     actions = {entry.action: entry.details for entry in entries}
@@ -433,4 +436,4 @@ def test_an_act_whose_store_is_gone_stands_with_a_warning(tmp_path: Path, monkey
     (tmp_path / "store.sqlite").write_text("no database")
     done = CliRunner().invoke(app, ["kill", "on"])
     assert (done.exit_code, "kill.on is not in the audit log" in done.stderr) == (0, True)
-    assert kill_file(tmp_path / "kill.json").read().on
+    assert "kill everything" in ControlsFile(tmp_path / "controls.json").read().local

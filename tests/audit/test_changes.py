@@ -71,17 +71,17 @@ def test_a_change_taken_over_by_replicas_is_listed_once(database: Database) -> N
     ]
 
 
-def test_a_stop_by_the_kill_file_is_listed_once_where_a_server_followed(database: Database) -> None:
-    operator = {"on": True, "reason": "drill", "scopes": []}
+def test_a_stop_by_the_controls_file_is_listed_once_where_a_server_followed(database: Database) -> None:
+    act = {"on": True, "reason": "drill"}
     server = AuditEvent(
         actor="ann",
         action="kill.on",
-        subject="kill.json",
-        before={"killed": [], "operator": {**operator, "on": False, "reason": ""}},
-        after={"killed": ["everything"], "operator": operator},
+        subject="controls.json",
+        before={"killed": [], "operator": []},
+        after={"killed": ["everything"], "operator": [{"scope": "everything", "reason": "drill"}]},
     )
     alone, followed = (
-        AuditEvent(actor="command line, ann", action="kill.on", subject="kill.json", after=operator) for _ in range(2)
+        AuditEvent(actor="command line, ann", action="kill.on", subject="controls.json", after=act) for _ in range(2)
     )
     append(database, alone, ago_s=HOUR)
     append(database, server, followed)
@@ -103,9 +103,8 @@ def test_a_change_of_the_policy_is_reported_by_its_version(database: Database) -
 def test_the_kill_switch_tells_its_scopes_and_the_reason_of_the_new_one(database: Database) -> None:
     old = {"scope": "route:/v1/completions", "by": "bob", "reason": "old"}
     new = {"scope": "proposer:draft_head", "by": "ann", "reason": "damaged"}
-    operator = {"on": False, "reason": "", "scopes": []}
-    before = {"killed": [old["scope"]], "shared": [old], "operator": operator}
-    after = {"killed": [old["scope"], new["scope"]], "shared": [old, new], "operator": operator}
+    before = {"killed": [old["scope"]], "shared": [old], "operator": []}
+    after = {"killed": [old["scope"], new["scope"]], "shared": [old, new], "operator": []}
     append(database, AuditEvent(actor="ann", action="kill.on", before=before, after=after))
     [change] = RecentChanges(database, lambda: NOW).read().changes
     assert (change.what, change.reason) == ("stopped proposer:draft_head", "damaged")

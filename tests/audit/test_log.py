@@ -63,7 +63,7 @@ async def test_changes_of_the_policy_are_recorded_with_before_and_after(tmp_path
 
 
 async def test_actions_by_hand_are_recorded_with_their_author(tmp_path: Path, store: Store) -> None:
-    config = ServerConfig(kill_file=tmp_path / "kill.json", breaker_file=tmp_path / "breakers.json")
+    config = ServerConfig(controls_file=tmp_path / "controls.json")
     app = build(config, FakeEngine(), ByteTokenizer(), Metrics(), sources=Sources(store=store))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
         assert (await http.put("/admin/kill", json={"on": True, "reason": "drill"})).status_code == 200

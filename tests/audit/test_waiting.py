@@ -14,8 +14,8 @@ from prolepsis.audit.verify import Anchor, Evidence, verify
 from prolepsis.audit.waiting import leave, take
 from prolepsis.audit.waiting_runtime import WaitingActs
 from prolepsis.cli.main import app
+from prolepsis.controls.file import ControlsFile
 from prolepsis.core.audit_event import AuditEvent
-from prolepsis.safety.kill_switch import kill_file
 from prolepsis.store.database import Database, store_url
 from prolepsis.store.signing import OPTION, AuditKeys
 from prolepsis.store.tables import audit_waiting
@@ -66,7 +66,7 @@ async def test_an_act_without_the_key_waits_and_the_server_signs_it(site: Site) 
     assert "kill.on waits in the store until a server signs it into the audit log: audit key" in done.stderr
     assert "PROLEPSIS_AUDIT_KEY" in done.stderr
     assert not list((site.folder / "user").rglob("*.pem"))
-    assert kill_file(site.folder / "data" / "kill.json").read().on
+    assert "kill everything" in ControlsFile(site.folder / "data" / "controls.json").read().local
     assert len(site.entries()) == 1
     assert json.loads(site.run("store", "status", "--json").stdout)["acts_waiting_for_a_server"] == 1
     for _ in range(2):

@@ -34,7 +34,7 @@ def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
     configure_logs("error")  # the server runs in this process: its lines would be among the command's
-    with served(Parting(), ServerConfig(replay_sample=1.0, kill_file=tmp_path / "kill.json")) as running:
+    with served(Parting(), ServerConfig(replay_sample=1.0, controls_file=tmp_path / "controls.json")) as running:
         yield running.url
 
 

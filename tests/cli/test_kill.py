@@ -10,8 +10,10 @@ from prometheus_client import CollectorRegistry
 from typer.testing import CliRunner, Result
 
 from prolepsis.cli.main import app
+from prolepsis.controls.controls import KILL
+from prolepsis.controls.file import ControlsFile, of_kind
+from prolepsis.controls.kill_switch import KillStatus, kill_status
 from prolepsis.core.config import ServerConfig
-from prolepsis.safety.kill_switch import kill_file
 from prolepsis.store.store import open_store
 from prolepsis.telemetry.logs import configure_logs
 from tests.api.conftest import Served, served
@@ -30,25 +32,29 @@ def kill(*arguments: str) -> Result:
     return CliRunner().invoke(app, ["kill", *arguments])
 
 
+def in_file(path: Path) -> KillStatus:
+    return kill_status(of_kind(ControlsFile(path).read().local, KILL), {})
+
+
 def test_on_status_off(home: Path) -> None:
     assert kill("status").stdout == "off\n"
     done = kill("on", "--reason", "odd drafts")
     assert done.exit_code == 0, done.output
     assert done.stdout.startswith("on, since 20")
     assert done.stdout.endswith(": odd drafts\n")
-    state = kill_file(home / "kill.json").read()
-    assert (state.on, state.reason) == (True, "odd drafts")
-    assert state.by
+    [stopped] = in_file(home / "controls.json").operator
+    assert (stopped.scope, stopped.reason) == ("everything", "odd drafts")
+    assert stopped.by
     shown = json.loads(kill("status", "--json").stdout)
-    assert (shown["on"], shown["file"]) == (True, str(home / "kill.json"))
+    assert (shown["on"], shown["file"]) == (True, str(home / "controls.json"))
     assert kill("off").exit_code == 0
-    assert not kill_file(home / "kill.json").read().on
+    assert not in_file(home / "controls.json").on
 
 
 def test_a_reason_is_redacted_before_it_is_written(home: Path) -> None:
     assert kill("on", "--reason", "ask ann@example.org " + "x" * 2000).exit_code == 0
-    assert kill_file(home / "kill.json").read().reason.startswith("ask [EMAIL] x")
-    assert "ann@example.org" not in (home / "kill.json").read_text()
+    assert in_file(home / "controls.json").operator[0].reason.startswith("ask [EMAIL] x")
+    assert "ann@example.org" not in (home / "controls.json").read_text()
 
 
 def test_one_scope(home: Path) -> None:
@@ -63,7 +69,7 @@ def test_one_scope(home: Path) -> None:
     assert freed.startswith("off for tenant:bank, since 20")
     assert freed.endswith(": over\n")
     assert freed.count("\n") == 1, "only its own scope"
-    assert kill_file(home / "kill.json").read().killed == {"proposer:suffix"}
+    assert in_file(home / "controls.json").killed == ("proposer:suffix",)
     refused = kill("on", "--scope", "team:x")
     assert refused.exit_code == 2
     assert "allowed: everything" in refused.stderr
@@ -88,25 +94,25 @@ def test_a_second_stop_keeps_the_first_reason(home: Path) -> None:
 
 
 def test_the_configured_file_is_meant(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PROLEPSIS_KILL_FILE", str(home / "other.json"))
+    monkeypatch.setenv("PROLEPSIS_CONTROLS_FILE", str(home / "other.json"))
     kill("on")
     assert (home / "other.json").exists()
-    kill("on", "--kill-file", str(home / "third.json"))
+    kill("on", "--controls-file", str(home / "third.json"))
     assert (home / "third.json").exists()
-    assert not (home / "kill.json").exists()
+    assert not (home / "controls.json").exists()
 
 
 def test_unreadable_and_unwritable_files_are_reported(home: Path) -> None:
-    (home / "kill.json").write_text("{")
+    (home / "controls.json").write_text("{")
     assert kill("status").exit_code != 0
     (home / "folder").write_text("")
-    assert kill("on", "--kill-file", str(home / "folder" / "kill.json")).exit_code != 0
+    assert kill("on", "--controls-file", str(home / "folder" / "controls.json")).exit_code != 0
 
 
 @pytest.fixture
 def server(home: Path) -> Iterator[Served]:
     configure_logs("error")  # it runs in this process: its lines would be among the command's
-    config = ServerConfig(kill_file=home / "its.json", breaker_file=home / "breakers.json")
+    config = ServerConfig(controls_file=home / "its.json")
     with served(FakeEngine(), config) as running:
         yield running
 
@@ -117,8 +123,8 @@ def test_a_server_is_controlled_by_its_url(home: Path, server: Served) -> None:
     assert done.stdout.startswith("on, since 20")
     assert done.stdout.endswith(" by developer: odd drafts\n")
     assert server.engine.plans[-1].reason == "killed"
-    assert kill_file(home / "its.json").read().on
-    assert not (home / "kill.json").exists()
+    assert in_file(home / "its.json").on
+    assert not (home / "controls.json").exists()
     status = json.loads(kill("status", "--url", server.url, "--json").stdout)
     assert (status["on"], status["sources"]) == (True, ["operator"])
     again = kill("on", "--url", server.url, "--reason", "another drill")
@@ -126,7 +132,7 @@ def test_a_server_is_controlled_by_its_url(home: Path, server: Served) -> None:
     assert "its first reason stays" in again.stderr
     released = kill("off", "--url", server.url, "--reason", "fixed").stdout
     assert (released.startswith("off, since 20"), released.endswith(" by developer: fixed\n")) == (True, True)
-    both = kill("on", "--url", server.url, "--kill-file", "kill.json")
+    both = kill("on", "--url", server.url, "--controls-file", "controls.json")
     assert (both.exit_code, "allowed: one of them" in both.stderr) == (2, True)
     assert kill("status", "--url", "http://127.0.0.1:9").exit_code == 2
 
@@ -149,7 +155,7 @@ def test_breakers_of_a_server(home: Path, server: Served) -> None:
     shown = [line.split() for line in breaker("list").stdout.splitlines()]
     assert [name, "suffix", "forced_open", "all"] in [words[:4] for words in shown]
     assert ["traffic", "class", "proposer", "state", "tenants"] in [words[:5] for words in shown]
-    assert "forced_open" in (home / "breakers.json").read_text()
+    assert "forced_open" in (home / "its.json").read_text()
     assert json.loads(breaker("set", "suffix", name, "closed", "--json").stdout)["not_saved"] is None
     wrong = breaker("set", "magic", name, "closed")
     assert (wrong.exit_code, "allowed: suffix, prediction" in wrong.stderr) == (2, True)
@@ -159,7 +165,7 @@ def test_scopes_stopped_for_all_replicas_are_shown(home: Path) -> None:
     configure_logs("error")
     store = open_store(migrated_setting(home), CollectorRegistry())
     assert store is not None
-    with closing(store), served(FakeEngine(), ServerConfig(kill_file=home / "its.json"), store=store) as running:
+    with closing(store), served(FakeEngine(), ServerConfig(controls_file=home / "its.json"), store=store) as running:
         kill("on", "--url", running.url, "--scope", "tenant:bank", "--reason", "drill")
         shown = kill("status", "--url", running.url).stdout.splitlines()
     assert shown[0] == "off"
@@ -171,9 +177,9 @@ def test_who_turned_the_file_off_is_not_named_where_the_store_stops_and_releases
     configure_logs("error")
     store, file = open_store(migrated_setting(home), CollectorRegistry()), home / "its.json"
     assert store is not None
-    kill("on", "--kill-file", str(file))
-    kill("off", "--kill-file", str(file))
-    with closing(store), served(FakeEngine(), ServerConfig(kill_file=file), store=store) as running:
+    kill("on", "--controls-file", str(file))
+    kill("off", "--controls-file", str(file))
+    with closing(store), served(FakeEngine(), ServerConfig(controls_file=file), store=store) as running:
         kill("on", "--url", running.url, "--reason", "drill")
         shown = kill("status", "--url", running.url).stdout.splitlines()
         assert kill("off", "--url", running.url).stdout.endswith(" by developer\n")

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from prolepsis.cli.main import app
-from tests.safety.flag_files import flag, write
+from tests.controls.flag_files import flag, write
 
 EXAMPLE = Path(__file__).parent.parent.parent / "docs" / "how-to" / "policy-example.yaml"
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "temperature": 0.2}

@@ -77,7 +77,7 @@ def incident(folder: Path) -> Iterator[Incident]:
     assert store is not None, "the setting names a store"
     record, key = new_key("release", roles=("client", "operator"), note="release pipeline")
     keys.add(record)
-    config = ServerConfig(kill_file=folder / "kill.json", breaker_file=folder / "breakers.json", audit_sample=0.0)
+    config = ServerConfig(controls_file=folder / "controls.json", audit_sample=0.0)
     gateway = Gateway(Keys(keys, clock=count().__next__), base_plan=DEEP)
     app = build(config, _engine(folder), ByteTokenizer(), metrics, gateway, sources=Sources(store=store))
     headers = {"authorization": f"Bearer {key}"}

@@ -224,8 +224,7 @@ def scene(folder: Path, *, with_keys: bool = False, grafana_url: str = "none") -
         store=store,
     )
     config = ServerConfig(
-        kill_file=folder / "kill.json",
-        breaker_file=folder / "breakers.json",
+        controls_file=folder / "controls.json",
         audit_sample=1.0,
         audit_content="tokens",
         region="north",

@@ -16,6 +16,7 @@ from prolepsis.api.app import build
 from prolepsis.api.features import Sources
 from prolepsis.api.output.pipeline import LoadedPolicy
 from prolepsis.api.output.policy import Decision, stop
+from prolepsis.controls.file import ControlsFile
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.events import Event
 from prolepsis.core.plan import SpecPlan
@@ -27,7 +28,6 @@ from prolepsis.engine.thread import ThreadEngineClient
 from prolepsis.policy.runtime import Policies
 from prolepsis.policy.source import PolicyFile
 from prolepsis.rollout.runtime import Rollouts
-from prolepsis.safety.kill_switch import kill_file
 from prolepsis.store.store import Store
 from prolepsis.telemetry.metrics import Metrics
 from tests import fakes
@@ -98,7 +98,7 @@ async def serving(
     output: Sequence[LoadedPolicy] = (),
     **settings: Any,
 ) -> AsyncIterator[Served]:
-    config = ServerConfig(**{"replay_sample": 1.0, "kill_file": folder / "kill.json", **settings})
+    config = ServerConfig(**{"replay_sample": 1.0, "controls_file": folder / "controls.json", **settings})
     metrics, policies, rollouts = Metrics(), None, None
     if policy:
         (folder / "policy.yaml").write_text(policy)
@@ -161,10 +161,10 @@ async def test_structural_differences_turn_the_kill_switch_on_by_setting(
             await served.ask(seed=seed)
         assert (await served.until(number))["outcomes"]["structural"] == number
         status = (await served.http.get("/admin/kill")).json()
-        assert (status["on"], status["operator"]["by"]) == (killed, "replays" if killed else "")
-        assert kill_file(tmp_path / "kill.json").read().on is killed
+        assert (status["on"], [entry["by"] for entry in status["operator"]]) == (killed, ["replays"] * killed)
+        assert ("kill everything" in ControlsFile(tmp_path / "controls.json").read().local) is killed
         if killed:
-            assert "2 replayed requests had other tokens" in status["operator"]["reason"]
+            assert "2 replayed requests had other tokens" in status["operator"][0]["reason"]
             reply = await served.http.post("/v1/completions", json=BODY)
             assert "mode=off;reason=killed" in reply.headers["x-spec-effective"]
 

@@ -31,7 +31,7 @@ def engine() -> FakeEngine:
 
 @pytest.fixture
 def http(engine: FakeEngine, tmp_path: Path) -> httpx.AsyncClient:
-    app = build(ServerConfig(kill_file=tmp_path / "kill.json"), engine, ByteTokenizer(), Metrics())
+    app = build(ServerConfig(controls_file=tmp_path / "controls.json"), engine, ByteTokenizer(), Metrics())
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost")
 
 

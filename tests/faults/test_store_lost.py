@@ -48,7 +48,7 @@ class Door:
 def door(setting: str, folder: Path) -> Iterator[Door]:
     folder.mkdir()
     config = ServerConfig(
-        store=setting, kill_file=folder / "kill.json", requests_per_minute={"tenant": 600}, replay_sample=0.0
+        store=setting, controls_file=folder / "controls.json", requests_per_minute={"tenant": 600}, replay_sample=0.0
     )
     with opened_store(config, Metrics().registry) as store:
         assert store is not None

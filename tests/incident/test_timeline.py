@@ -51,16 +51,14 @@ def test_details_are_the_reason_and_what_changed() -> None:
     assert len(of_entry(entry("kill.on", after={"reason": "x" * 500})).details) == LONGEST_DETAILS
 
 
-def test_a_stop_by_the_kill_file_is_one_row_where_a_server_followed() -> None:
-    operator = {"on": True, "reason": "drill"}
-    command, later = (
-        entry("kill.on", at=f"2026-11-22T18:{minute}:00.000000+00:00", after=operator) for minute in (30, 31)
-    )
+def test_a_stop_by_the_controls_file_is_one_row_where_a_server_followed() -> None:
+    act = {"on": True, "reason": "drill"}
+    command, later = (entry("kill.on", at=f"2026-11-22T18:{minute}:00.000000+00:00", after=act) for minute in (30, 31))
     server = entry(
         "kill.on",
         at="2026-11-22T18:30:00.400000+00:00",
-        before={"killed": [], "operator": {"on": False, "reason": ""}},
-        after={"killed": ["everything"], "operator": operator},
+        before={"killed": [], "operator": []},
+        after={"killed": ["everything"], "operator": [{"scope": "everything", "reason": "drill"}]},
     )
     rows = timeline([command, server, later])
     assert [row.at - of_entry(command).at for row in rows] == [pytest.approx(0.4), 60.0]

@@ -9,17 +9,17 @@ from prometheus_client import CollectorRegistry
 from prolepsis.core.config import CANDIDATE_HEAD, DRAFT_HEAD
 from prolepsis.core.ended import Assignment
 from prolepsis.core.facts import RequestFacts
+from prolepsis.health.eligibility import Limits
 from prolepsis.policy.check import Known, check
 from prolepsis.policy.decision import UNSTATED, Decision
-from prolepsis.policy.eligibility import Limits
 from prolepsis.policy.model import Policy, Terms
 from prolepsis.policy.runtime import Policies
 from prolepsis.rollout.live import targets_of
 from prolepsis.rollout.runtime import Rollouts
 from prolepsis.rollout.store import RolloutStore
+from tests.health.ended import ended
 from tests.policy.policies import policy
 from tests.rollout.stores import memory_store
-from tests.safety.ended import ended
 
 RULE = """
     rules:

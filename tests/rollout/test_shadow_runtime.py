@@ -9,10 +9,10 @@ import httpx
 from prolepsis.core.config import CANDIDATE_HEAD, DRAFT_HEAD, ServerConfig
 from prolepsis.rollout.shadow_runtime import ShadowFeature
 from tests.api.fakes import FakeEngine
+from tests.controls.test_serving import Named, Slow
 from tests.fakes import EngineSetup
+from tests.health.ended import ended
 from tests.load.server import TableServer, serving
-from tests.safety.ended import ended
-from tests.safety.test_serving import Named, Slow
 
 TRAFFIC_CLASS = "completions/standard/free/short"
 
@@ -50,7 +50,7 @@ def ask(server: TableServer, mode: str, prompt: str = "bcd") -> str:
 
 def test_shadow_says_what_speculation_would_bring(tmp_path: Path) -> None:
     setup = EngineSetup(max_model_len=512, num_pages=256, proposers=[Named("first")], model=Slow())
-    with serving(TableServer(config=ServerConfig(kill_file=tmp_path / "kill.json"), setup=setup)) as server:
+    with serving(TableServer(config=ServerConfig(controls_file=tmp_path / "controls.json"), setup=setup)) as server:
         plain = ask(server, "off")
         assert httpx.get(f"{server.url}/admin/shadow").json()["traffic_classes"] == [], "nobody was in shadow"
         assert ask(server, "shadow") == plain

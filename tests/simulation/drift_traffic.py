@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prolepsis.core.stats import JudgedDraft, TrafficClassCounts
-from prolepsis.safety.drift import DriftAlarm, DriftSettings, DriftStreams, Kind
+from prolepsis.health.drift import DriftAlarm, DriftSettings, DriftStreams, Kind
 from prolepsis.spec.acceptance import FIRST_JUDGED
 from prolepsis.statistics.change import (
     ALARM,
@@ -101,12 +101,12 @@ class Watched:
 
 def watch(traffic: Traffic, seconds: float) -> Watched:
     """Return what is said of `traffic`."""
-    streams, alarms, num_counted = DriftStreams(), list[DriftAlarm](), 0
+    streams, alarms, num_counted = DriftStreams(lambda _: "1"), list[DriftAlarm](), 0
     for now, reading, ended in traffic.looks(seconds):
-        alarms += streams.observe([reading], lambda _: "1", now)
+        alarms += streams.observe([reading], now)
         for judged in ended:
             num_counted += len(judged) if now > CHANGE_S and not alarms else 0
-            alarms += streams.see(KEY, "1", judged, now)
+            alarms += streams.judge(KEY, judged, now)
     return Watched(alarms, num_counted)
 
 

@@ -216,7 +216,7 @@ class Server:
         self.payback = Payback()
         self.rollouts = Rollouts(memory_store(), self.client.stop_run, self.metrics.registry, model="tiny")
         policies = Policies(PolicyFile(folder / "policy.yaml"), ("scripted",), self.rollouts)
-        config = ServerConfig(kill_file=folder / "kill.json", breaker_file=folder / "breakers.json", replay_sample=0.0)
+        config = ServerConfig(controls_file=folder / "controls.json", replay_sample=0.0)
         sources = Sources(policies=policies, rollouts=self.rollouts, prices=PriceFile(folder / "prices.yaml"))
         self.app = build_app(config, self.client, ByteTokenizer(), self.metrics, sources=sources)
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://localhost")

@@ -21,6 +21,7 @@ from prolepsis.api.app import build
 from prolepsis.api.features import Sources
 from prolepsis.api.tokenizer import Tokenizer
 from prolepsis.audit.log import AuditLog
+from prolepsis.controls.flag_file import FlagFile
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.events import Event, Terminal
 from prolepsis.core.plan import SpecPlan
@@ -32,7 +33,6 @@ from prolepsis.policy.source import PolicyFile
 from prolepsis.rollout.machine import RolloutEvent
 from prolepsis.rollout.runtime import Rollouts, audit_event
 from prolepsis.rollout.store import RolloutStore
-from prolepsis.safety.flag_file import FlagFileProvider
 from prolepsis.store.store import Store, open_store
 from prolepsis.telemetry.metrics import Metrics
 
@@ -159,7 +159,7 @@ async def running_server(
     Without a `policy` it has no control at all: no store, flags, breakers, drift and replays either.
     """
     bare = policy is None
-    settings: dict[str, Any] = {"kill_file": folder / "kill.json", "breaker_file": folder / "breakers.json"}
+    settings: dict[str, Any] = {"controls_file": folder / "controls.json"}
     settings |= {"breaker": "off", "drift": "off", "replay_sample": 0.0} if bare else {}
     server = ServerConfig(**(settings | config))
     store = None if bare else open_store(f"sqlite:///{folder / 'store.sqlite'}", metrics.registry)
@@ -178,7 +178,7 @@ async def running_server(
             RolloutStore(store.database), client.stop_run, metrics.registry, model=client.info.model, tell=tell
         )
         policies = Policies(PolicyFile(folder / "policy.yaml"), client.info.proposers, made.rollouts, emit=emit)
-        flags = FlagFileProvider(folder / "flags.yaml")
+        flags = FlagFile(folder / "flags.yaml")
     app = build(
         server,
         client,

@@ -7,12 +7,12 @@ from contextlib import ExitStack, closing
 
 from sqlalchemy import func, insert, select
 
-from prolepsis.store.controls import Control, ControlKey, ControlTable
+from prolepsis.store.controls import Control, ControlKey, ControlTable, control_key
 from prolepsis.store.database import Database
 from prolepsis.store.tables import controls
 from tests.store.databases import num_waiting_is, opened
 
-KEY: ControlKey = ("kill", "everything")
+KEY = control_key("kill", "everything")
 
 
 def test_an_older_act_that_waited_for_a_newer_one_does_not_undo_it(postgresql: str) -> None:
@@ -36,7 +36,7 @@ def test_replicas_that_set_a_new_control_at_once_keep_the_newest(postgresql: str
         threads = stack.enter_context(ThreadPoolExecutor(2))
         written: list[Future[Mapping[ControlKey, Control]]] = []
         with ours.write() as connection:
-            row = {"kind": KEY[0], "name": KEY[1], "value": "off", "changed_at": 1.0}
+            row = {"kind": "kill", "name": "everything", "value": "off", "changed_at": 1.0, "author": "", "reason": ""}
             connection.execute(insert(controls), [row])
             for database, control in ((newer, Control("on", 3.0)), (older, Control("off", 2.0))):
                 written.append(threads.submit(ControlTable(database).exchange, {KEY: control}))
@@ -49,6 +49,6 @@ def test_replicas_that_set_a_new_control_at_once_keep_the_newest(postgresql: str
 def test_controls_removed_long_ago_are_deleted(database: Database) -> None:
     table, now = ControlTable(database), time.time()
     for name, at in (("old", now - 91 * 86400.0), ("new", now)):
-        table.exchange({("flag", name): Control(None, at)})
+        table.exchange({control_key("flag", name): Control(None, at)})
     with database.read() as connection:
         assert connection.scalar(select(func.count()).select_from(controls)) == 1

@@ -8,6 +8,7 @@ from fastapi import FastAPI
 
 from prolepsis.api.app import build
 from prolepsis.api.features import Sources
+from prolepsis.controls.flag_file import FlagFile
 from prolepsis.core.config import ServerConfig
 from prolepsis.cost.prices import PriceFile
 from prolepsis.failover.client import FailoverClient
@@ -15,14 +16,13 @@ from prolepsis.failover.members import Member
 from prolepsis.policy.runtime import Policies
 from prolepsis.policy.source import PolicyFile
 from prolepsis.rollout.runtime import Rollouts
-from prolepsis.safety.flag_file import FlagFileProvider
 from prolepsis.store.store import opened_store
 from prolepsis.telemetry.device import DeviceCollector, DeviceReading
 from prolepsis.telemetry.metrics import Metrics
 from prolepsis.upstream.metrics import UpstreamMetrics
 from tests.api.fakes import ByteTokenizer, FakeEngine
+from tests.controls.flag_files import flag, write
 from tests.rollout.stores import memory_store
-from tests.safety.flag_files import flag, write
 from tests.store.databases import migrated_setting
 
 PRICES = "version: 1\ncurrency: EUR\nprices: [{name: a, per_device_hour: 3.6}]\n"
@@ -51,8 +51,7 @@ def server_with_everything(folder: Path) -> Iterator[tuple[FastAPI, Metrics]]:
     UpstreamMetrics(metrics.registry)
     config = ServerConfig(
         store=migrated_setting(folder),
-        kill_file=folder / "kill.json",
-        breaker_file=folder / "breakers.json",
+        controls_file=folder / "controls.json",
         replay_sample=0.0,
         traces="http://127.0.0.1:9",
         alertmanager="http://127.0.0.1:9",
@@ -61,7 +60,7 @@ def server_with_everything(folder: Path) -> Iterator[tuple[FastAPI, Metrics]]:
     (folder / "prices.yaml").write_text(PRICES)
     rollouts = Rollouts(memory_store(), engine.stop_run, metrics.registry, model="tiny")
     policies = Policies(PolicyFile(folder / "policy.yaml"), engine.info.proposers, rollouts)
-    flags = FlagFileProvider(write(folder / "flags.json", flag()))
+    flags = FlagFile(write(folder / "flags.json", flag()))
     prices = PriceFile(folder / "prices.yaml")
     with opened_store(config, metrics.registry) as store:
         sources = Sources(policies=policies, rollouts=rollouts, flags=flags, store=store, prices=prices)

@@ -49,10 +49,10 @@ def in_front_of(api: UpstreamApi, folder: Path) -> Iterator[Front]:
     """Start a plain and a speculating pool and our server, and yield a client of it once it is ready."""
     model, names = _model(api), ("plain", "speculating")
     ports = {name: free_port() for name in (*names, "front")}
-    store, breaker = f"sqlite:///{folder / 'kept'}", folder / "breaker.json"
+    store = f"sqlite:///{folder / 'kept'}"
     front = prolepsis("serve", "--engine", "upstream", "--upstream-api", api, "--model", str(model))
     front += ["--port", str(ports["front"]), "--num-speculative-tokens", str(DEPTH), "--store", store]
-    front += ["--kill-file", str(folder / "kill.json"), "--breaker-file", str(breaker)]
+    front += ["--controls-file", str(folder / "controls.json")]
     for name in names:
         front += [f"--upstream-{name}", f"http://127.0.0.1:{ports[name]}"]
     with ExitStack() as stack:

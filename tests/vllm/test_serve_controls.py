@@ -94,7 +94,7 @@ class Server:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("served")
     sizes = ("--kv-memory", "64MiB", "--max-requests", "8", "--max-step-tokens", "128", "--max-model-len", "1024")
-    files = [text for name in ("kill", "breaker") for text in (f"--{name}-file", str(folder / f"{name}.json"))]
+    files = ["--controls-file", str(folder / "controls.json")]
     store = ("--store", f"sqlite:///{folder / 'kept'}")
     drafts = ("--proposers", "suffix,prompt_lookup", "--shadow-cost", "1")
     with serving(folder, *sizes, *files, *store, *drafts, "--replay-sample", "0") as http:

@@ -33,6 +33,10 @@ from prolepsis.console.alerts import AlertsFeature
 from prolepsis.console.recent import RecentFeature
 from prolepsis.console.routes import ConsoleParts, console_routes
 from prolepsis.console.traffic import TrafficFeature
+from prolepsis.controls.effective_plan import EffectivePlan
+from prolepsis.controls.feature import OperatorControls, operator_controls
+from prolepsis.controls.flag_file import FlagFile
+from prolepsis.controls.known_scopes import KnownScopes
 from prolepsis.core.audit_event import Emit
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.ended import Assignment
@@ -42,25 +46,22 @@ from prolepsis.correctness.runtime import ReplayFeature, Report
 from prolepsis.cost.prices import PriceFile
 from prolepsis.cost.runtime import CostFeature
 from prolepsis.drafts.heads import DraftHeads
-from prolepsis.engine.client import EngineClient, weights_of
-from prolepsis.policy.eligibility import Eligibility, StartTerms
-from prolepsis.policy.eligibility_runtime import EligibilityFeature
-from prolepsis.policy.eligibility_store import EligibilityStore
+from prolepsis.engine.client import EngineClient
+from prolepsis.health.feature import HealthFeature, health_feature
+from prolepsis.health.learned import LearnedStore
 from prolepsis.policy.routes import policy_routes
-from prolepsis.policy.runtime import Policies
+from prolepsis.policy.runtime import LimitsOf, Policies, limits_by
 from prolepsis.replicas.registry import ReplicaRegistry
 from prolepsis.rollout.deployment import deployment_id, instances_of
 from prolepsis.rollout.routes import rollout_routes
 from prolepsis.rollout.runtime import Rollouts
 from prolepsis.rollout.shadow_runtime import ShadowFeature
 from prolepsis.rollout.silences import OFF, Silences
-from prolepsis.safety.effective_plan import EffectivePlan
-from prolepsis.safety.features import Safety, safety_features
-from prolepsis.safety.known_scopes import KnownScopes
 from prolepsis.store import signing
 from prolepsis.store.allowances import AllowanceTable
 from prolepsis.store.controls import ControlTable
 from prolepsis.store.database import Database
+from prolepsis.store.learned import LearnedTable
 from prolepsis.store.replicas import ReplicaTable
 from prolepsis.store.store import Store
 from prolepsis.telemetry.metrics import Metrics
@@ -88,7 +89,7 @@ class Sources:
 
     policies: Policies | None = None
     rollouts: Rollouts | None = None
-    flags: FeatureProvider | None = None
+    flags: FlagFile | FeatureProvider | None = None
     prices: PriceFile | None = None
     store: Store | None = None
     output: Sequence[LoadedPolicy] = ()
@@ -102,9 +103,9 @@ class Features:
     all: Sequence[Feature]
     admission: AdmissionController
     idempotency: Idempotency
-    eligibility: EligibilityFeature
+    limits_of: LimitsOf
     output: OutputPolicies
-    safety: Safety
+    controls: OperatorControls
     policies: Policies | None
     recorder: Recorder
     service_health: ServiceHealth
@@ -150,9 +151,9 @@ class _Shared:
     replicas: ReplicaRegistry
     idempotency: Idempotency
     output: OutputPolicies
-    safety: Safety
+    controls: OperatorControls
     costs: CostFeature
-    eligibility: EligibilityFeature
+    health: HealthFeature
     recorder: Recorder
     service_health: ServiceHealth
     tracing: "TracingFeature | None"
@@ -180,9 +181,9 @@ def features_of(
         all=features,
         admission=shared.admission,
         idempotency=shared.idempotency,
-        eligibility=shared.eligibility,
+        limits_of=limits_by(shared.health.eligibility),
         output=shared.output,
-        safety=shared.safety,
+        controls=shared.controls,
         policies=sources.policies,
         recorder=shared.recorder,
         service_health=shared.service_health,
@@ -200,9 +201,9 @@ def _listed(given: _Given, shared: _Shared) -> Sequence[Feature | None]:
         shared.admission,
         shared.buckets,
         shared.idempotency,
-        shared.safety.controls,
-        shared.safety.kill_switch,
-        shared.safety.flags,
+        shared.controls.controls,
+        shared.controls.kill_switch,
+        shared.controls.flags,
         KeyChanges(given.keys.file, emit) if given.keys.file is not None else None,
         shared.recorder,
         _audit(given, shared.replays),
@@ -212,7 +213,8 @@ def _listed(given: _Given, shared: _Shared) -> Sequence[Feature | None]:
         sources.policies,
         sources.rollouts,
         _silences(given, shared.replicas),
-        shared.eligibility,
+        shared.health,
+        _keeper(given, shared.health),
         DraftHeads(client, emit=emit),
         ShadowFeature(lambda: client.info, policy=lambda: given.policy_version),
         shared.replays,
@@ -225,8 +227,6 @@ def _listed(given: _Given, shared: _Shared) -> Sequence[Feature | None]:
             health=shared.admission.health,
         ),
         shared.tracing,
-        shared.safety.breaker,
-        shared.safety.drift,
         TrafficFeature(shared.admission.health),
         AlertsFeature(given.config.alertmanager if given.config.alertmanager != OFF else None),
         RecentFeature(),
@@ -247,7 +247,7 @@ def _shared(given: _Given, base_plan: SpecPlan) -> _Shared:
         apply_plan=plan.shed,
         find_bucket=buckets.bucket if buckets is not None else None,
     )
-    safety = _safety(given, plan)
+    controls = _controls(given, plan)
     costs = CostFeature(
         registry, prices=sources.prices, memory=client.proposer_memory, store=given.store, emit=given.emit
     )
@@ -259,13 +259,13 @@ def _shared(given: _Given, base_plan: SpecPlan) -> _Shared:
         replicas=replicas,
         idempotency=Idempotency(config, registry, retried=recorder.retried),
         output=OutputPolicies(sources.output, OutputMetrics(registry)),
-        safety=safety,
+        controls=controls,
         costs=costs,
-        eligibility=_eligibility(given, costs),
+        health=_health(given, plan, controls, costs),
         recorder=recorder,
         service_health=ServiceHealth(client, registry),
         tracing=tracing,
-        replays=_replays(given, admission, safety, tracing.on_mismatch if tracing is not None else None),
+        replays=_replays(given, admission, controls, tracing.on_mismatch if tracing is not None else None),
     )
 
 
@@ -292,16 +292,14 @@ def _routes(given: _Given, features: Sequence[Feature], shared: _Shared) -> Sequ
     return (*admin, *console_routes(admin, parts))
 
 
-def _safety(given: _Given, plan: EffectivePlan) -> Safety:
+def _controls(given: _Given, plan: EffectivePlan) -> OperatorControls:
     policies = given.sources.policies
-    return safety_features(
+    return operator_controls(
         given.config,
-        given.client,
         plan,
         given.registry,
         flags=given.sources.flags,
         flags_of_policy=lambda: policies.flag_names if policies is not None else (),
-        version_of=partial(weights_of, given.client),
         known=_known_scopes(given),
         database=given.database,
         emit=given.emit,
@@ -347,17 +345,23 @@ def _audit(given: _Given, replays: ReplayFeature) -> AuditFeature:
     )
 
 
-def _eligibility(given: _Given, costs: CostFeature) -> EligibilityFeature:
-    num_drafts, policies = given.config.start_drafts, given.sources.policies
-    eligibility = Eligibility(
-        partial(weights_of, given.client),
-        has_experts=given.client.info.num_experts > 0,
+def _health(given: _Given, plan: EffectivePlan, controls: OperatorControls, costs: CostFeature) -> HealthFeature:
+    policies = given.sources.policies
+    return health_feature(
+        given.config,
+        given.client,
+        plan,
+        given.registry,
+        controls=controls.controls,
         price_per_s=lambda: costs.billed_per_second,
-        start=StartTerms(num_drafts=num_drafts) if num_drafts else None,
+        conditions=lambda: policies.conditions if policies is not None else ("", ()),
+        emit=given.emit,
     )
-    kept = EligibilityStore(given.database) if given.database is not None else None
-    in_use = lambda: policies.policy if policies is not None else None  # noqa: E731
-    return EligibilityFeature(eligibility, given.registry, emit=given.emit, policy=in_use, store=kept)
+
+
+def _keeper(given: _Given, health: HealthFeature) -> Feature | None:
+    """Return what keeps in the store what health has learned; without a store that ends with the server."""
+    return health.keeper(LearnedStore(LearnedTable(given.database))) if given.database is not None else None
 
 
 def _tracing(given: _Given) -> "TracingFeature | None":
@@ -400,9 +404,11 @@ def _anchors(given: _Given) -> AnchorFeature | None:
     return AnchorFeature(given.database, kept, given.registry, period_s=given.config.audit_anchor_s)
 
 
-def _replays(given: _Given, admission: AdmissionController, safety: Safety, report: Report | None) -> ReplayFeature:
+def _replays(
+    given: _Given, admission: AdmissionController, controls: OperatorControls, report: Report | None
+) -> ReplayFeature:
     """Return the replays; their outcomes count for rollouts and may engage the kill switch."""
-    kill_switch, rollouts = safety.kill_switch, given.sources.rollouts
+    kill_switch, rollouts = controls.kill_switch, given.sources.rollouts
 
     def trip(reason: str) -> None:
         if not kill_switch.status.on:

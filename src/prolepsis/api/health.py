@@ -134,5 +134,5 @@ def _readiness(services: Services) -> Ready:
         num_waiting=health.num_waiting,
         kv_usage=health.kv_usage,
         store=services.features.recorder.readiness(),
-        killed_by=services.features.safety.kill_switch.status.sources,
+        killed_by=services.features.controls.kill_switch.status.sources,
     )

@@ -32,6 +32,8 @@ from prolepsis.api.services import Gateway, Services
 from prolepsis.api.tokenizer import Tokenizer
 from prolepsis.audit.log import AuditLog
 from prolepsis.audit.retention import text_upkeep
+from prolepsis.controls.flag_file import FlagFile
+from prolepsis.controls.flags import flag_source
 from prolepsis.core.audit_event import SERVER, AuditEvent, Emit
 from prolepsis.core.config import EngineConfig, ServerConfig
 from prolepsis.core.errors import ConfigError, EngineDead
@@ -47,7 +49,6 @@ from prolepsis.policy.source import PolicyFile, StoredPolicy
 from prolepsis.rollout.runtime import Rollouts, audit_event
 from prolepsis.rollout.silences import check_alertmanager
 from prolepsis.rollout.store import RolloutStore
-from prolepsis.safety.flags import flag_provider
 from prolepsis.store.database import in_memory
 from prolepsis.store.migrate import upgrade
 from prolepsis.store.signing import OPTION, usable_keys
@@ -162,7 +163,7 @@ class _Files:
 
     keys: Keys
     policy: PolicyFile | None
-    flags: FeatureProvider | None
+    flags: FlagFile | FeatureProvider | None
     prices: PriceFile | None
     output: Sequence[LoadedPolicy]
 
@@ -173,7 +174,7 @@ def _read(config: ServerConfig) -> _Files:
     files = _Files(
         keys,
         PolicyFile(config.policy, KNOWN) if config.policy else None,
-        flag_provider(config),
+        flag_source(config),
         PriceFile(config.prices, config.price) if config.prices else None,
         read_output_policies(config.output_policies) if config.output_policies else [],
     )

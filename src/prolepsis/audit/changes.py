@@ -24,7 +24,7 @@ _NO_CHANGE = frozenset({"flags.loaded", "policy.loaded", "prices.loaded"})
 """At a start, which has an entry of its own."""
 _NUM_TOLD = 2
 _FOLLOWED_S = 5.0
-"""Servers follow the kill file within a second."""
+"""Servers follow the controls file within a second."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ def without_repeats(entries: Sequence[AuditEntry]) -> Iterator[AuditEntry]:
     """Leave out what another entry says too.
 
     That is a version of the policy that replicas took over from the one that applied it, and a command that wrote the
-    kill file, where a server's entry says what that changed.
+    controls file, where a server's entry says what that changed.
     """
     applied: set[str] = set()
     followed = [(_file_of(one), _seconds(one)) for one in entries if _is_followed(one)]
@@ -121,7 +121,7 @@ def without_repeats(entries: Sequence[AuditEntry]) -> Iterator[AuditEntry]:
 
 
 def _is_followed(entry: AuditEntry) -> bool:
-    """Return whether an entry says that a server followed its kill file: it has the whole state of the switch."""
+    """Return whether an entry says that a server followed its controls file: it has the whole state of the switch."""
     details = entry.details
     if details is None or not details.subject or not entry.action.startswith("kill."):
         return False

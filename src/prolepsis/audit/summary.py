@@ -55,7 +55,7 @@ def version_words(versions: Mapping[str, str]) -> Iterator[str]:
 
 
 def reason_of(before: object, after: object) -> str:
-    """Return the reason that a person gave, empty without one. What follows the kill file has it with the scope."""
+    """Return the reason that a person gave, empty without one. What follows the controls file has it with the scope."""
     if not isinstance(after, Mapping):
         return ""
     if "killed" not in after or after.get("reason"):
@@ -77,12 +77,9 @@ def _scopes(was: object, now: object) -> Iterator[str]:
 def _parts(status: object) -> Iterator[Mapping[str, object]]:
     """Yield what a status of the kill switch holds with a reason each."""
     if isinstance(status, Mapping):
-        operator = status.get("operator")
-        if isinstance(operator, Mapping):
-            yield {name: value for name, value in operator.items() if name not in ("scopes", "released")}
-            yield from operator.get("scopes", ())
-            yield operator.get("released") or {}
+        yield from status.get("operator", ())
         yield from status.get("shared", ())
+        yield status.get("released") or {}
 
 
 def _value(value: object) -> str:

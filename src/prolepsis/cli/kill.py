@@ -10,17 +10,20 @@ from prolepsis.cli.acts import actor, record_act, user
 from prolepsis.cli.admin import Key, ask
 from prolepsis.cli.flags import settings_here
 from prolepsis.cli.output import EPILOG, AsJson, command_group, note, print_json, stdout, warn
+from prolepsis.controls.controls import KILL
+from prolepsis.controls.file import ControlsContent, ControlsFile, of_kind
+from prolepsis.controls.kill_switch import KilledScope, KillStatus, act, kill_status, shown_reason
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.errors import ConfigError
-from prolepsis.core.files import JsonFile
 from prolepsis.core.kill_scope import EVERYTHING, KINDS, check_scope
-from prolepsis.safety.kill_switch import NEVER_SET, KilledScope, KillState, KillStatus, shown_reason
-from prolepsis.safety.kill_switch import kill_file as kill_file_at
+from prolepsis.store.controls import control_key
 
 app = command_group("Turn the kill switch on or off: while it is on, servers decode without speculation.")
 
-File = Annotated[Path | None, typer.Option("--kill-file", help="default: kill.json in the user's data directory")]
-Url = Annotated[str | None, typer.Option(help="address of one server; default: the kill file, for all servers here")]
+File = Annotated[Path | None, typer.Option(help="default: controls.json in the user's data directory")]
+Url = Annotated[
+    str | None, typer.Option(help="address of one server; default: the controls file, for all servers here")
+]
 _OF_SERVERS = ("rule:", "tenant:", "traffic_class:")
 """Scopes that each server has by its policy and its keys."""
 _SCOPES = ", ".join(f"{kind}:NAME" for kind in KINDS)
@@ -36,19 +39,25 @@ def _add_turn(name: str, text: str, *, on: bool) -> None:
         *,
         reason: Reason = "",
         scope: Scope = EVERYTHING,
-        kill_file: File = None,
+        controls_file: File = None,
         url: Url = None,
         key: Key = None,
         as_json: AsJson = False,
     ) -> None:
         check_scope(scope)
-        where = _where(kill_file, url)
+        where = _where(controls_file, url)
         if isinstance(where, str):
-            status = ask(where, key, "PUT", "/admin/kill", {"on": on, "reason": reason, "scope": scope})
-            _show_turned_on_server(status, scope, reason, as_json)
+            document = ask(where, key, "PUT", "/admin/kill", {"on": on, "reason": reason, "scope": scope})
         else:
-            entry = KilledScope(scope=scope, by=user(), reason=shown_reason(reason), at=datetime.now(UTC))
-            _turn_file(where, entry, as_json, on=on)
+            document = _turn_file(where, scope, on=on, reason=shown_reason(reason))
+        if as_json:
+            print_json(document)
+            return
+        _show_turned(_status(document), scope, shown_reason(reason), on=on)
+        if not isinstance(where, str):
+            note(f"wrote {where.path}; servers that use this file follow within a second")
+            if on and scope.startswith(_OF_SERVERS):
+                warn(f"no server was asked whether it has {scope}; `prolepsis kill status --url URL` asks one")
 
 
 _add_turn(
@@ -60,100 +69,76 @@ _add_turn(
 
 
 @app.command(epilog=EPILOG)
-def status(kill_file: File = None, url: Url = None, key: Key = None, as_json: AsJson = False) -> None:
-    """Show the state in the kill file, or with --url the state of a server including its flags."""
-    where = _where(kill_file, url)
-    if isinstance(where, str):
-        _show_served(ask(where, key, "GET", "/admin/kill"), as_json)
-    else:
-        _show(where, where.read(), as_json)
-
-
-def _turn_file(file: JsonFile[KillState], entry: KilledScope, as_json: bool, *, on: bool) -> None:
-    state = file.read().turned(entry, on=on)
-    file.write(state)
+def status(controls_file: File = None, url: Url = None, key: Key = None, as_json: AsJson = False) -> None:
+    """Show the state in the controls file, or with --url the state of a server including its flags."""
+    where = _where(controls_file, url)
+    document = ask(where, key, "GET", "/admin/kill") if isinstance(where, str) else _in_file(where, where.read())
     if as_json:
-        print_json({"file": file.path, **state.model_dump(mode="json")})
-    else:
-        _show_scope(entry.scope, state.entry(entry.scope), state.released, entry.reason)
-    after = {**state.model_dump(mode="json"), "on": on, "scope": entry.scope, "reason": entry.reason}
+        print_json(document)
+        return
+    status = _status(document)
+    own = next((entry for entry in status.operator if entry.scope == EVERYTHING), None)
+    _line("on" if status.on else "off", own or (None if status.on else _released(status, EVERYTHING)))
+    for entry in status.operator:
+        if entry is not own:
+            _line(f"on for {entry.scope}", entry)
+    for entry in status.shared:
+        _line(f"on for {entry.scope} on all replicas", entry)
+    if status.sources and isinstance(where, str):
+        note(f"turned on by: {', '.join(status.sources)}")
+    _warn_of(status.fault, status.not_saved, *status.warnings.values())
+
+
+def _in_file(file: ControlsFile, content: ControlsContent) -> dict[str, Any]:
+    """Return what the file says, in the form in which a server replies."""
+    return {"file": str(file.path), **kill_status(of_kind(content.local, KILL), {}).model_dump(mode="json")}
+
+
+def _status(document: dict[str, Any]) -> KillStatus:
+    return KillStatus.model_validate({name: document[name] for name in KillStatus.model_fields if name in document})
+
+
+def _turn_file(file: ControlsFile, scope: str, *, on: bool, reason: str) -> dict[str, Any]:
+    """Stop or release a scope for the servers of this machine; return what the file then says."""
+    known = kill_status(of_kind(file.read().local, KILL), {})
+    control = act(known, scope, on=on, by=user(), reason=reason, at=datetime.now(UTC))
+    document = _in_file(file, file.set(control_key(KILL, scope), control))
+    after = {"on": on, "scope": scope, "reason": reason}
     record_act(AuditEvent(actor=actor(), action=f"kill.{'on' if on else 'off'}", subject=str(file.path), after=after))
-    if not as_json:
-        note(f"wrote {file.path}; servers that use this file follow within a second")
-        if on and entry.scope.startswith(_OF_SERVERS):
-            warn(f"no server was asked whether it has {entry.scope}; `prolepsis kill status --url URL` asks one")
+    return document
 
 
-def _show_scope(scope: str, stopped: KilledScope | None, released: KilledScope | None, reason: str) -> None:
-    """Show one scope after it was turned; `reason` is the one given now."""
-    named = "" if scope == EVERYTHING else f" for {scope}"
-    if stopped is not None:
-        _line(f"on{named}", stopped, known=True)
-        if reason and stopped.reason != reason:
-            note("it was on already: its first reason stays, and the audit log has yours")
-    elif released is not None and released.scope == scope:
-        _line(f"off{named}", released, known=True)
-    else:
-        stdout().print(f"off{named}", soft_wrap=True, markup=False)
+def _show_turned(status: KillStatus, scope: str, reason: str, *, on: bool) -> None:
+    """Show the scope that was turned; `reason` is the one given now. What else keeps it stopped is a warning."""
+    named, stopped = "" if scope == EVERYTHING else f" for {scope}", status.entry(scope)
+    _line(f"{'off' if stopped is None else 'on'}{named}", stopped or _released(status, scope))
+    if stopped is not None and on and reason and stopped.reason != reason:
+        note("it was on already: its first reason stays, and the audit log has yours")
+    if stopped is None and (scope in status.killed or status.on):
+        warn(f"speculation stays off for everything, by: {', '.join(status.sources)}")
+    _warn_of(status.fault, status.not_saved, status.warnings.get(scope))
 
 
-def _show_turned_on_server(status: dict[str, Any], scope: str, reason: str, as_json: bool) -> None:
-    """Show the scope that was turned; what else keeps it stopped is a warning."""
-    if as_json:
-        print_json(status)
-        return
-    known = KillStatus.model_validate({name: status[name] for name in KillStatus.model_fields if name in status})
-    _show_scope(scope, known.entry(scope), known.released, shown_reason(reason))
-    if known.entry(scope) is None and (scope in status["killed"] or EVERYTHING in status["killed"]):
-        warn(f"speculation stays off for everything, by: {', '.join(status['sources'])}")
-    for problem in (known.fault, known.not_saved, known.warnings.get(scope)):
+def _released(status: KillStatus, scope: str) -> KilledScope | None:
+    return status.released if status.released is not None and status.released.scope == scope else None
+
+
+def _warn_of(*problems: str | None) -> None:
+    for problem in problems:
         if problem:
             warn(problem)
 
 
-def _show(file: JsonFile[KillState], state: KillState, as_json: bool) -> None:
-    if as_json:
-        print_json({"file": file.path, **state.model_dump(mode="json")})
-    else:
-        _print(state, on=state.on, known=state.at != NEVER_SET.at)
-
-
-def _show_served(status: dict[str, Any], as_json: bool) -> None:
-    """Show the state of a server; a flag may keep speculation off while the operator's switch is off.
-
-    Who released everything is not known: the file has its own last release only, the store none.
-    """
-    if as_json:
-        print_json(status)
-        return
-    operator = KillState.model_validate(status["operator"])
-    _print(operator, on=status["on"], known=operator.on)
-    for entry in map(KilledScope.model_validate, status.get("shared", ())):
-        _line(f"on for {entry.scope} on all replicas", entry, known=True)
-    if status["sources"]:
-        note(f"turned on by: {', '.join(status['sources'])}")
-    for problem in (status["fault"], status.get("not_saved"), *status.get("warnings", {}).values()):
-        if problem:
-            warn(problem)
-
-
-def _print(state: KillState, *, on: bool, known: bool) -> None:
-    """Show whether everything is stopped, and a file's scopes; `known`: it is as the file's last entry left it."""
-    _line("on" if on else "off", state, known=known)
-    for entry in state.scopes:
-        _line(f"on for {entry.scope}", entry, known=True)
-
-
-def _line(text: str, entry: KillState | KilledScope, *, known: bool) -> None:
-    since = f", since {entry.at:%Y-%m-%d %H:%M:%S %Z} by {entry.by or 'unknown'}" if known else ""
-    why = f": {entry.reason}" if known and entry.reason else ""
+def _line(text: str, entry: KilledScope | None) -> None:
+    since = f", since {entry.at:%Y-%m-%d %H:%M:%S %Z} by {entry.by or 'unknown'}" if entry is not None else ""
+    why = f": {entry.reason}" if entry is not None and entry.reason else ""
     stdout().print(f"{text}{since}{why}", soft_wrap=True, markup=False)
 
 
-def _where(file: Path | None, url: str | None) -> JsonFile[KillState] | str:
+def _where(file: Path | None, url: str | None) -> ControlsFile | str:
     """Return the file or the URL that is meant; raises `ConfigError` where both are given."""
     if url is None:
-        return kill_file_at(file or settings_here().server.kill_file)
+        return ControlsFile(file or settings_here().server.controls_file)
     if file is not None:
-        raise ConfigError("--kill-file and --url are both given; allowed: one of them", param="url")
+        raise ConfigError("--controls-file and --url are both given; allowed: one of them", param="url")
     return url

@@ -1,6 +1,5 @@
 """`prolepsis policy explain`: a sample request, read as a server reads it, and what a policy makes of it."""
 
-import asyncio
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -12,13 +11,12 @@ from prolepsis.api.admission.load_shedding import TIERS
 from prolepsis.api.openai.explain import Origin, Sample, effect_of, explained, refusal_of, sample_of
 from prolepsis.cli.documents import as_yaml
 from prolepsis.cli.output import note, print_facts, print_json, print_table
+from prolepsis.controls.flag_file import FlagFile
 from prolepsis.core.errors import ConfigError, UserError
 from prolepsis.core.facts import FlagDecision, RequestFacts
 from prolepsis.core.requests import SamplingDefaults
 from prolepsis.policy.explain import Explanation
 from prolepsis.policy.model import plain_terms
-from prolepsis.safety.flag_file import FlagFileProvider
-from prolepsis.safety.flags import Flags
 from prolepsis.web.caller import Caller, Role
 
 _BOUNDS = ("shadow_percentage", "pinned", "guardrails", "rollout", "audit")
@@ -72,11 +70,8 @@ def read_sample(
 
 def evaluate_flags(file: Path, names: Sequence[str], facts: RequestFacts) -> tuple[FlagDecision, ...]:
     """Return the values of a file's flags for the request, as a server evaluates them; raises `ConfigError`."""
-    flags = Flags(FlagFileProvider(file))
-    try:
-        return asyncio.run(flags.named(names, facts))
-    finally:
-        flags.close()
+    flags = FlagFile(file).value
+    return tuple(flags.decide(name, facts) for name in names)
 
 
 def _bytes(file: Path) -> bytes:

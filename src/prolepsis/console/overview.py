@@ -16,15 +16,15 @@ from prolepsis.console.runbook import Runbook
 from prolepsis.console.service import ServiceReply
 from prolepsis.console.timeline import Span
 from prolepsis.console.traffic import TrafficReply
+from prolepsis.controls.kill_switch import KillStatus
 from prolepsis.core.config import UPSTREAM
 from prolepsis.core.traffic_sums import TrafficSums
 from prolepsis.correctness.runtime import CorrectnessReply
 from prolepsis.engine.client import Demand, EngineClient, EngineHealth, EngineInfo
+from prolepsis.health.breaker_runtime import BreakersReply
+from prolepsis.health.drift_runtime import DriftReply, DriftStreamReply
 from prolepsis.policy.routes import PolicyReply
 from prolepsis.rollout.routes import RolloutsReply
-from prolepsis.safety.breaker_runtime import BreakersReply
-from prolepsis.safety.drift_runtime import DriftReply, DriftStreamReply
-from prolepsis.safety.kill_switch import KillStatus
 from prolepsis.store.store import Store
 
 Urgency = Literal["bad", "warn", "info"]

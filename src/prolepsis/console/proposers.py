@@ -6,7 +6,7 @@ from prolepsis.core.config import CANDIDATE_HEAD, DRAFT_HEAD
 from prolepsis.cost.runtime import CostReply
 from prolepsis.drafts.heads import HeadsReply
 from prolepsis.engine.client import EngineClient
-from prolepsis.safety.breaker_runtime import BreakersReply
+from prolepsis.health.breaker_runtime import BreakersReply
 
 STATES = {
     "closed": ("ok", "closed"),

@@ -6,7 +6,7 @@ from prolepsis.console.changes import recent_changes
 from prolepsis.console.pages import Page, Pages, Visit
 from prolepsis.console.runbook import Runbook
 from prolepsis.correctness.runtime import CorrectnessReply
-from prolepsis.safety.drift_runtime import DriftReply
+from prolepsis.health.drift_runtime import DriftReply
 
 STATUS = {
     "learning": ("info", "learning"),

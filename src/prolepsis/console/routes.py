@@ -10,6 +10,7 @@ from prolepsis.console.acts import declare_acts
 from prolepsis.console.admin import AdminRoutes
 from prolepsis.console.assets import Assets
 from prolepsis.console.audit import declare_audit
+from prolepsis.console.controls import declare_flags, declare_kill
 from prolepsis.console.dashboards import declare_dashboards
 from prolepsis.console.overview import Load, declare_overview
 from prolepsis.console.pages import HOME, Pages, Visit
@@ -22,14 +23,13 @@ from prolepsis.console.requests import declare_requests
 from prolepsis.console.rollouts import declare_rollouts
 from prolepsis.console.runbook import by_alert, runbooks
 from prolepsis.console.runbook_pages import declare_runbooks
-from prolepsis.console.safety import declare_flags, declare_kill
 from prolepsis.console.sessions import KeyRing, Sessions
 from prolepsis.console.sign_in import declare_sign_in
 from prolepsis.console.traffic import TrafficReply
+from prolepsis.controls.kill_switch import KillStatus
 from prolepsis.core.audit_event import Emit
 from prolepsis.core.kill_scope import kill_scope
 from prolepsis.engine.client import EngineClient
-from prolepsis.safety.kill_switch import KillStatus
 from prolepsis.store.store import Store
 from prolepsis.web.errors import RequestRefused
 from prolepsis.web.routes import PUBLIC, Route

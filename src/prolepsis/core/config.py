@@ -359,16 +359,14 @@ class ServerConfig(BaseModel):
     flag_provider: str | None = Field(
         default=None, description="PACKAGE.MODULE:NAME of a function that returns another OpenFeature provider"
     )
-    kill_file: Path | None = Field(
-        default=None, description="file of the kill switch; default: kill.json in the user's data directory"
+    controls_file: Path | None = Field(
+        default=None,
+        description="file of the kill switch, and of breakers and flags that operators set; default: controls.json in "
+        "the user's data directory",
     )
     breaker: Literal["on", "metrics_only", "off"] = Field(
         default="on",
         description="circuit breakers disable a proposer for traffic classes where it does harm, or only report it",
-    )
-    breaker_file: Path | None = Field(
-        default=None,
-        description="file of manually set breakers; default: breakers.json in the user's data directory",
     )
     breaker_min_acceptance: float = Field(
         default=0.1,

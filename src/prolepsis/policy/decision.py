@@ -7,7 +7,7 @@ from typing import Literal
 from prolepsis.core.ended import Assignment
 from prolepsis.core.facts import FlagDecision, position
 from prolepsis.core.requests import OffReason, SpecMode, SpeculationChoice
-from prolepsis.policy.eligibility import UNLIMITED, LimitReason, Limits
+from prolepsis.health.eligibility import UNLIMITED, LimitReason, Limits
 from prolepsis.policy.model import Emit, Mode, Terms
 
 Source = Literal["policy", "caller", "shadow_percentage", "eligibility", "start"]

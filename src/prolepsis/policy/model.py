@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field
 from prolepsis.core.ended import AuditContent
 from prolepsis.core.facts import RequestFacts
 from prolepsis.core.validation import Name, Number, Part, VersionedPart, one_or_more
+from prolepsis.health.eligibility import EligibilityTerms, StartTerms
 from prolepsis.policy.conditions import (
     Condition,
     Flag,
@@ -23,7 +24,6 @@ from prolepsis.policy.conditions import (
     TrueFlags,
     Windows,
 )
-from prolepsis.policy.eligibility import EligibilityTerms, StartTerms
 from prolepsis.policy.rollout_terms import GuardrailTerms, Percent, RolloutTerms
 
 

@@ -1,7 +1,7 @@
 """The policy in use while serving: it follows its source, and decides how each request speculates."""
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Literal, Protocol
@@ -11,16 +11,26 @@ import structlog
 from prolepsis.core.audit_event import SERVER, AuditEvent, Emit, discard
 from prolepsis.core.ended import Assignment
 from prolepsis.core.facts import MAX_CLASS_RULES, OTHER_RULES, FlagDecision, RequestFacts, traffic_class_of
+from prolepsis.health.eligibility import UNLIMITED, Conditions, EligibilityTerms, Limits
+from prolepsis.health.eligibility_runtime import EligibilityRuntime
 from prolepsis.policy.check import Known, check
 from prolepsis.policy.decision import ALONE, Conflict, Decision, SpeculationRequest, conflict, decide, decide_alone
-from prolepsis.policy.eligibility_runtime import LimitsOf, unlimited
-from prolepsis.policy.model import DEFAULT_RULE, Policy, control_terms
+from prolepsis.policy.model import DEFAULT_RULE, Policy, Terms, control_terms
 from prolepsis.policy.source import PolicySource
 from prolepsis.web.feature import Feature
 
 _NO_POLICY = Policy()
 
 log = structlog.get_logger(__name__)
+
+
+LimitsOf = Callable[[Terms, str], Limits]
+"""Terms and traffic class -> what is left of the terms."""
+
+
+def unlimited(terms: Terms, traffic_class: str) -> Limits:
+    """Return no limits, for decisions that no evidence exists for."""
+    return UNLIMITED
 
 
 class Assigner(Protocol):
@@ -80,6 +90,11 @@ class Policies(Feature):
     def rule_names(self) -> tuple[str, ...]:
         """The rules of the policy in use, the default among them; none if there is no policy."""
         return (*(rule.name for rule in self.policy.rules), DEFAULT_RULE) if self.policy else ()
+
+    @property
+    def conditions(self) -> tuple[str, Conditions]:
+        """Return the version of the policy in use, and what its rules ask of the drafts of traffic classes."""
+        return self.version, _conditions(self.policy)
 
     @property
     def flag_names(self) -> tuple[str, ...]:
@@ -150,3 +165,22 @@ class Policies(Feature):
         )
         for finding in check(policy, self.known) if policy else ():
             log.warning("policy_warning", finding=finding.in_file(source))
+
+
+def _conditions(policy: Policy | None) -> Iterator[tuple[tuple[str, ...] | None, EligibilityTerms | None]]:
+    for _, terms in policy.named_terms() if policy is not None else ():
+        yield terms.proposers, terms.eligible_while
+        if terms.rollout is not None and terms.rollout.against is not None:
+            control = control_terms(terms)
+            yield control.proposers, control.eligible_while
+
+
+def limits_by(eligibility: EligibilityRuntime) -> LimitsOf:
+    """Return the limits of terms that would verify drafts, by what the drafts of their traffic class showed."""
+
+    def limits(terms: Terms, traffic_class: str) -> Limits:
+        if terms.mode != "on":
+            return UNLIMITED
+        return eligibility.limits(traffic_class, terms.proposers, terms.eligible_while, terms.start)
+
+    return limits

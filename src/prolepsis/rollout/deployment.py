@@ -6,9 +6,9 @@ import time
 from collections.abc import Collection, Mapping
 from uuid import uuid4
 
-from prolepsis.store.controls import Control, ControlKey, ControlTable
+from prolepsis.store.controls import Control, ControlTable, control_key
 
-_KEY: ControlKey = ("deployment", "id")
+_KEY = control_key("deployment", "id")
 
 
 def deployment_id(table: ControlTable) -> str:

@@ -1,4 +1,4 @@
-"""Controls in the store: small values by kind and name that all replicas follow. The newest act counts."""
+"""Controls: what operators set, by kind and name. In the store all replicas follow them, and the newest act counts."""
 
 import time
 from collections.abc import Mapping
@@ -11,19 +11,23 @@ from prolepsis.core.config import DAY_S
 from prolepsis.store.database import Database, insert_or_update
 from prolepsis.store.tables import controls
 
-ControlKey = tuple[str, str]
-"""Kind, such as 'kill', and name."""
+ControlKey = str
+"""Kind, such as 'kill', and name, with a space between (`control_key`)."""
 _REMOVED = ""
 """The value of a control that was removed: its row stays, so that an older act does not bring it back."""
-_REMOVED_KEPT_S = 90 * DAY_S
+REMOVED_KEPT_S = 90 * DAY_S
 
 
 @dataclass(frozen=True, slots=True)
 class Control:
+    """One act: the value that it set, who set it and why."""
+
     value: str | None
     """None: it was removed."""
     at: float
     """Time of the act in seconds of Unix time, by the clock of the replica where it happened."""
+    by: str = ""
+    reason: str = ""
 
     def beats(self, other: "Control | None") -> bool:
         return other is None or self.at > other.at
@@ -47,20 +51,37 @@ class ControlTable:
                 _put(connection, changes)
         with self._database.read() as connection:
             rows = connection.execute(select(controls)).all()
-        return {(row.kind, row.name): Control(row.value or None, row.changed_at) for row in rows}
+        return {
+            control_key(row.kind, row.name): Control(row.value or None, row.changed_at, row.author, row.reason)
+            for row in rows
+        }
+
+
+def control_key(kind: str, name: str) -> ControlKey:
+    """Return the key of a control; kinds have no spaces."""
+    return f"{kind} {name}"
 
 
 def _put(connection: Connection, changes: Mapping[ControlKey, Control]) -> None:
     """Write what is newer than its row, in place: a row that another replica changes meanwhile is waited for."""
     of = controls.c
-    is_old = and_(of.value == _REMOVED, of.changed_at < time.time() - _REMOVED_KEPT_S)
-    connection.execute(delete(controls).where(is_old, tuple_(of.kind, of.name).not_in(list(changes))))
+    is_old = and_(of.value == _REMOVED, of.changed_at < time.time() - REMOVED_KEPT_S)
+    connection.execute(delete(controls).where(is_old, tuple_(of.kind, of.name).not_in(list(map(_parts, changes)))))
     put = insert_or_update(connection, controls)
-    new = {"value": put.excluded.value, "changed_at": put.excluded.changed_at}
+    new = {name: put.excluded[name] for name in ("value", "changed_at", "author", "reason")}
     key = [of.kind, of.name]
     put = put.on_conflict_do_update(index_elements=key, set_=new, where=put.excluded.changed_at > of.changed_at)
-    rows = [  # in one order, or two replicas would wait for each other
-        {"kind": kind, "name": name, "value": _REMOVED if one.value is None else one.value, "changed_at": one.at}
-        for (kind, name), one in sorted(changes.items(), key=itemgetter(0))
-    ]
-    connection.execute(put, rows)
+    ordered = sorted(changes.items(), key=itemgetter(0))  # in one order, or two replicas would wait for each other
+    connection.execute(put, [_row(key, control) for key, control in ordered])
+
+
+def _row(key: ControlKey, control: Control) -> dict[str, object]:
+    value = _REMOVED if control.value is None else control.value
+    kind, name = _parts(key)
+    row = {"value": value, "changed_at": control.at, "author": control.by, "reason": control.reason}
+    return {"kind": kind, "name": name, **row}
+
+
+def _parts(key: ControlKey) -> tuple[str, str]:
+    kind, _, name = key.partition(" ")
+    return kind, name

@@ -201,27 +201,20 @@ rollout_units = Table(
 )
 """Hashes of the keys that some replica has counted for a stage, until the stage is over."""
 
-drift_baselines = Table(
-    "drift_baselines",
+learned = Table(
+    "learned",
     metadata,
+    Column("kind", String(16), primary_key=True),
     Column("proposer", String(64), primary_key=True),
     Column("traffic_class", String(256), primary_key=True),
     Column("version", String(256), primary_key=True),
     Column("state", Text, nullable=False),
     Column("kept_at", Double, nullable=False),
 )
-"""What drift learned of a proposer in a traffic class, by version of head and target; version "" holds its benefit."""
+"""What the server learned of a proposer in a traffic class, by version of head and target.
 
-eligibility = Table(
-    "eligibility",
-    metadata,
-    Column("kind", String(8), primary_key=True),
-    Column("traffic_class", String(256), primary_key=True),
-    Column("name", String(64), primary_key=True),
-    Column("state", Text, nullable=False),
-    Column("kept_at", Double, nullable=False),
-)
-"""What eligibility learned of traffic classes: `figures` by proposer, and conditions `held`, by their digest."""
+Kinds: `stream` (baselines), `figures` (recent drafts), `benefit` (of all versions, so `version` is empty), `condition`
+(whether a traffic class is eligible, by the condition's digest in `version`, without a proposer)."""
 
 controls = Table(
     "controls",
@@ -230,6 +223,7 @@ controls = Table(
     Column("name", String(400), primary_key=True),
     Column("value", Text, nullable=False),
     Column("changed_at", Double, nullable=False),
+    *_columns(Text, "author reason"),
 )
 """What operators set for all replicas (scopes of the kill switch, breakers, flags), and breakers that opened.
 

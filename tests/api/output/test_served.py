@@ -20,9 +20,9 @@ from prolepsis.models.protocol import Batch, KVCache
 from tests.api.conftest import Served, served
 from tests.api.fakes import FakeEngine
 from tests.api.output.policies import loaded
+from tests.controls.test_serving import Named, Slow
 from tests.fakes import EngineSetup
 from tests.load.server import TableServer, serving
-from tests.safety.test_serving import Named, Slow
 from tests.waiting import wait_for
 
 KEY = "sk-" + "a1B2" * 8
@@ -108,7 +108,7 @@ def test_a_stop_ends_the_work_of_the_engine(running: tuple[Served, str, str]) ->
 
 def server_with(tmp_path: Path, *output: LoadedPolicy, model: Slow | None = None) -> TableServer:
     setup = EngineSetup(max_model_len=512, num_pages=256, proposers=[Named("first")], model=model or Slow())
-    config = ServerConfig(kill_file=tmp_path / "kill.json")
+    config = ServerConfig(controls_file=tmp_path / "controls.json")
     made = TableServer(config=config, setup=setup, gateway=Gateway(base_plan=SpecPlan(fixed_depth=3)), output=output)
     made.engine.plan.apply(SpecPlan(fixed_depth=3))
     return made

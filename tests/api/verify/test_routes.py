@@ -131,7 +131,7 @@ def test_a_client_that_leaves_ends_its_stream() -> None:
 )
 def test_where_drafts_are_not_taken_the_answer_says_so(given: dict[str, Any], reason: str, tmp_path: Path) -> None:
     info = INFO if reason == "not_loaded" else WITH_CLIENT
-    config = ServerConfig(kill_file=tmp_path / "kill.json")
+    config = ServerConfig(controls_file=tmp_path / "controls.json")
     output = [loaded(Says(Look()))] if reason == "output_policies" else []
     with served(FakeEngine("abcdefgh", hold_after=1, info=info), config, output=output) as running:
         if reason == "killed":

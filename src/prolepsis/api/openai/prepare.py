@@ -197,7 +197,7 @@ async def _decided(
 async def _decision(requested: SpeculationRequest, facts: RequestFacts, services: Services) -> Decision:
     """Return the decision of policy and flags; raises `RequestRefused` (403) if the request contradicts the policy."""
     features = services.features
-    policies, flags, limits_of = features.policies, features.safety.flags, features.eligibility.limits
+    policies, flags, limits_of = features.policies, features.controls.flags, features.limits_of
     if policies is None:
         decision = decide_alone(requested, limits_of(ALONE, traffic_class_of(facts)))
     else:

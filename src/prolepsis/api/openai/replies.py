@@ -3,7 +3,7 @@
 from typing import Literal
 
 from prolepsis.core.facts import FlagDecision
-from prolepsis.policy.eligibility import LimitReason
+from prolepsis.health.eligibility import LimitReason
 from prolepsis.web.fields import JsonObject, Reply
 
 

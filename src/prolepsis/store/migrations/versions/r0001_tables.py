@@ -180,18 +180,11 @@ def _rollouts() -> None:
 
 def _learned() -> None:
     op.create_table(
-        "drift_baselines",
+        "learned",
+        _key("kind", sa.String(16)),
         _key("proposer", sa.String(64)),
         _key("traffic_class", sa.String(256)),
         _key("version", sa.String(256)),
-        sa.Column("state", sa.Text, nullable=False),
-        sa.Column("kept_at", sa.Double, nullable=False),
-    )
-    op.create_table(
-        "eligibility",
-        _key("kind", sa.String(8)),
-        _key("traffic_class", sa.String(256)),
-        _key("name", sa.String(64)),
         sa.Column("state", sa.Text, nullable=False),
         sa.Column("kept_at", sa.Double, nullable=False),
     )
@@ -204,6 +197,7 @@ def _shared_by_replicas() -> None:
         _key("name", sa.String(400)),
         sa.Column("value", sa.Text, nullable=False),
         sa.Column("changed_at", sa.Double, nullable=False),
+        *(sa.Column(name, sa.Text, nullable=False) for name in ("author", "reason")),
     )
     op.create_table(
         "replicas",

@@ -1,0 +1,113 @@
+"""Health of proposers while serving: one reading of what the engine counts and of the requests that end, four verdicts.
+
+Of each proposer in each traffic class: `open` (its breaker), `drifted`, `collapsed` (its benefit is gone), `eligible`.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
+from prometheus_client import CollectorRegistry
+
+from prolepsis.controls.controls import Controls
+from prolepsis.controls.effective_plan import EffectivePlan
+from prolepsis.core.audit_event import Emit
+from prolepsis.core.config import ServerConfig
+from prolepsis.core.ended import RequestEnded
+from prolepsis.core.stats import TrafficClassCounts
+from prolepsis.engine.client import EngineClient, weights_of
+from prolepsis.health.breaker import Breakers, BreakerSettings
+from prolepsis.health.breaker_runtime import BreakerRuntime
+from prolepsis.health.drift import DriftStreams
+from prolepsis.health.drift_runtime import DriftRuntime
+from prolepsis.health.eligibility import Conditions, Eligibility, StartTerms
+from prolepsis.health.eligibility_runtime import EligibilityRuntime
+from prolepsis.health.learned import Keeper, Learned, LearnedStore
+from prolepsis.health.routes import health_routes
+from prolepsis.web.feature import Feature
+
+
+class HealthFeature(Feature):
+    """Belongs to one event loop."""
+
+    name = "health"
+    period_s = 0.2
+
+    def __init__(
+        self,
+        counts: Callable[[], Iterable[TrafficClassCounts]],
+        breakers: BreakerRuntime,
+        drift: DriftRuntime,
+        eligibility: EligibilityRuntime,
+        *,
+        proposers: Callable[[], Sequence[str]] = tuple,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`counts`: what the engine counted since its start; `proposers`: of the engine."""
+        self.breakers = breakers
+        self.drift = drift
+        self.eligibility = eligibility
+        self.routes = health_routes(breakers, drift, eligibility, proposers)
+        self._counts = counts
+        self._clock = clock
+
+    async def tick(self) -> None:
+        """Process what the engine counted, and follow the policy; cheap if nothing changed."""
+        counts = tuple(self._counts())
+        self.breakers.observe(counts)
+        self.drift.observe(counts)
+        self.eligibility.follow_policy()
+
+    def on_request_end(self, ended: RequestEnded) -> None:
+        """Process what a request's drafts showed."""
+        self.drift.see(ended)
+        self.eligibility.eligibility.see(ended)
+
+    def keeper(self, store: LearnedStore) -> Keeper:
+        """Return the feature that keeps what is learned in the store."""
+        return Keeper(store, restore=self._restore, learned=self._learned, clock=self._clock)
+
+    def _restore(self, learned: Learned) -> None:
+        if self.drift.streams is not None:
+            self.drift.streams.restore(learned.streams, self._clock())
+            self.drift.benefits.restore(learned.benefits)
+        self.eligibility.eligibility.restore(learned.figures, learned.conditions)
+        self.eligibility.follow_policy(again=True)
+
+    def _learned(self) -> Learned:
+        eligibility = self.eligibility.eligibility
+        streams = self.drift.streams.states() if self.drift.streams is not None else {}
+        return Learned(streams, self.drift.benefits.states(), eligibility.learned(), eligibility.judged)
+
+
+def health_feature(
+    config: ServerConfig,
+    client: EngineClient,
+    plan: EffectivePlan,
+    registry: CollectorRegistry,
+    *,
+    controls: Controls,
+    price_per_s: Callable[[], float | None],
+    conditions: Callable[[], tuple[str, Conditions]],
+    emit: Emit,
+) -> HealthFeature:
+    """Return the feature for an engine; `price_per_s` and `conditions` as `Eligibility` and its runtime take them."""
+    version_of, least = partial(weights_of, client), config.breaker_min_acceptance
+    settings = BreakerSettings(min_acceptance=least, acceptance_to_close=1.5 * least)
+    breakers = Breakers(settings, metrics_only=config.breaker == "metrics_only") if config.breaker != "off" else None
+    breaker = BreakerRuntime(breakers, plan.disable, registry, controls=controls, emit=emit)
+    streams = DriftStreams(version_of) if config.drift == "on" else None
+    on_cliff = partial(breaker.trip, reason="cliff") if config.drift_cliff == "open_breaker" else None
+    eligibility = Eligibility(
+        version_of,
+        has_experts=client.info.num_experts > 0,
+        price_per_s=price_per_s,
+        start=StartTerms(num_drafts=config.start_drafts) if config.start_drafts else None,
+    )
+    return HealthFeature(
+        client.proposer_counts,
+        breaker,
+        DriftRuntime(streams, registry, emit=emit, on_cliff=on_cliff),
+        EligibilityRuntime(eligibility, registry, emit=emit, conditions=conditions),
+        proposers=lambda: client.info.proposers,
+    )
