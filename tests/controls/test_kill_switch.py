@@ -138,6 +138,14 @@ async def test_what_a_command_turns_is_logged_and_recorded_with_its_author(table
         *("kill.off", "bob"),
         *(str(file), "over"),
     )
+    for number in range(2):
+        command(file, EVERYTHING, on=True)
+        command(file, "rule:fast", on=True, by="eve", reason=f"drill {number}")
+        await stops.controls.tick()
+        assert (stops.events[-1].action, stops.events[-1].actor) == ("kill.on", "eve"), "also where nothing changes"
+    command(file, "rule:fast", on=False, by="eve")
+    await stops.controls.tick()
+    assert stops.events[-1].action == "kill.off", "though everything is stopped"
     file.unlink()
     await stops.controls.tick()
     assert stops.killed[-1] == frozenset()

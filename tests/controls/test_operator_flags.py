@@ -97,15 +97,6 @@ async def test_a_flag_set_on_one_replica_counts_on_all(tmp_path: Path, store: St
         assert (is_off, "flag" in shown) == (False, False)
 
 
-async def test_without_a_store_it_holds_on_this_machine_and_over_a_restart(tmp_path: Path) -> None:
-    async with server(tmp_path) as one, server(tmp_path) as other:
-        await one.set(ENABLED, value=False)
-        await other.tick()
-        assert (await other.effective())[0]
-    async with server(tmp_path) as again:
-        assert (await again.effective())[0]
-
-
 @pytest.mark.parametrize(("in_file", "value", "off"), [("off", True, True), ("on", False, True), ("on", True, False)])
 async def test_the_side_that_says_stop_wins(tmp_path: Path, in_file: str, value: bool, off: bool) -> None:
     path = write(tmp_path / "flags.json", flag(default=in_file))

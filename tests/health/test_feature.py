@@ -3,16 +3,19 @@
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
 import httpx
 import pytest
 from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
 
 from prolepsis.api.app import build
 from prolepsis.controls.controls import Controls
 from prolepsis.controls.file import ControlsFile
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.config import ServerConfig
+from prolepsis.core.ended import RequestEnded
 from prolepsis.core.stats import JudgedDraft, TrafficClassCounts
 from prolepsis.health.breaker import Breakers, BreakerSettings
 from prolepsis.health.breaker_runtime import BreakerRuntime
@@ -99,24 +102,6 @@ def test_a_cliff_is_reported_once_counted_and_opens_the_breaker(watched: Watched
     assert watched.left_out[-1] == 1
 
 
-def test_a_deployment_is_not_a_cliff(watched: Watched) -> None:
-    watched.version = "head@2 fp"
-    watched.see(40, 10)
-    watched.see(40, 10)
-    assert watched.events == []
-    assert watched.sample("drift_status", status="learning") == 1.0
-
-
-def test_a_damaged_head_that_is_deployed_is_a_cliff(watched: Watched) -> None:
-    watched.version = "damaged@9 fp"
-    watched.see(40, 0)
-    watched.see(40, 0)
-    [event] = watched.events
-    assert (event.action, event.versions) == ("drift.cliff", {"proposer": "damaged@9 fp"})
-    assert watched.sample("drift_status", status="cliff") == 1.0
-    assert watched.sample("breaker_state", state="open") == 1.0
-
-
 def test_a_benefit_that_is_gone_is_a_warning(watched: Watched) -> None:
     watched.requests(200, right=True)
     [event] = watched.events
@@ -144,6 +129,23 @@ async def test_what_was_learned_is_kept_and_read_again(tmp_path: Path) -> None:
     [stream] = after.drift.shown.streams
     assert (stream.status, stream.acceptance) == ("steady", 1.0)
     assert stream.benefit == pytest.approx(0.4)
+
+
+class Broken(DriftStreams):
+    """A fault of our own."""
+
+    def see(self, ended: RequestEnded, now: float) -> NoReturn:
+        raise RuntimeError("a fault of our own")
+
+
+def test_a_verdict_that_fails_silences_no_other(watched: Watched) -> None:
+    watched.drift.streams = Broken(lambda _: "1")
+    request = ended({"draft_head": 4})
+    request.prompts[0].stats.proposers["draft_head"].num_draft_tokens = 8
+    with capture_logs() as lines:
+        watched.health.on_request_end(request)
+    assert [line["event"] for line in lines] == ["verdict_failed"]
+    assert [proposer for proposer, _, _ in watched.health.eligibility.eligibility.figures] == ["draft_head"]
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""What operators set: scopes of the kill switch, breakers and flags, in one file and one optional table.
+"""Controls that operators set: the kill switch, breakers and flags, in one file and one optional table.
 
 An act takes effect here at once and is kept in the file. Without a store it holds for the servers of this machine. With
 a store all replicas follow it: it waits in the file until the store has it, and the file keeps a copy for a start

@@ -22,7 +22,7 @@ from prolepsis.store.database import Database
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperatorControls:
-    """What operators stop and set."""
+    """The kill switch, the flags, and the controls that both follow."""
 
     controls: Controls
     kill_switch: KillSwitch

@@ -1,4 +1,4 @@
-"""The controls file: what operators set on one machine, and a copy of what the store says."""
+"""The controls file: controls that were set on one machine, and a copy of the store's."""
 
 import time
 from collections.abc import Mapping

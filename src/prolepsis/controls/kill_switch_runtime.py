@@ -88,11 +88,9 @@ class KillSwitch(Feature):
         status = kill_status(local, self._controls.shared(KILL))
         self._become(status.model_copy(update={"flag": before.flag}), origin)
         if origin == "file" or (origin == "start" and status.operator):
-            was, now = ({entry.scope for entry in one.operator} for one in (before, status))
-            last = _last(local.values())
-            actor = (last.by if last is not None else "") or SERVER
-            on = EVERYTHING in now or bool(now - was)
-            self._record(before, on=on, actor=actor, subject=str(self._controls.file.path))
+            last = _last(local.values()) or Control(None, 0.0)
+            on = origin == "start" or last.value is not None
+            self._record(before, on=on, actor=last.by or SERVER, subject=str(self._controls.file.path))
         if origin == "start" and status.shared:
             self._record(before, on=True, actor=SERVER, subject="store")
 

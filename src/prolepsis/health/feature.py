@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
+import structlog
 from prometheus_client import CollectorRegistry
 
 from prolepsis.controls.controls import Controls
@@ -25,6 +26,8 @@ from prolepsis.health.eligibility_runtime import EligibilityRuntime
 from prolepsis.health.learned import Keeper, Learned, LearnedStore
 from prolepsis.health.routes import health_routes
 from prolepsis.web.feature import Feature
+
+log = structlog.get_logger(__name__)
 
 
 class HealthFeature(Feature):
@@ -54,14 +57,11 @@ class HealthFeature(Feature):
     async def tick(self) -> None:
         """Process what the engine counted, and follow the policy; cheap if nothing changed."""
         counts = tuple(self._counts())
-        self.breakers.observe(counts)
-        self.drift.observe(counts)
-        self.eligibility.follow_policy()
+        _each(lambda: self.breakers.observe(counts), lambda: self.drift.observe(counts), self.eligibility.follow_policy)
 
     def on_request_end(self, ended: RequestEnded) -> None:
         """Process what a request's drafts showed."""
-        self.drift.see(ended)
-        self.eligibility.eligibility.see(ended)
+        _each(lambda: self.drift.see(ended), lambda: self.eligibility.eligibility.see(ended))
 
     def keeper(self, store: LearnedStore) -> Keeper:
         """Return the feature that keeps what is learned in the store."""
@@ -78,6 +78,14 @@ class HealthFeature(Feature):
         eligibility = self.eligibility.eligibility
         streams = self.drift.streams.states() if self.drift.streams is not None else {}
         return Learned(streams, self.drift.benefits.states(), eligibility.learned(), eligibility.judged)
+
+
+def _each(*verdicts: Callable[[], None]) -> None:
+    for verdict in verdicts:
+        try:
+            verdict()
+        except Exception:  # contained: a verdict that fails silences no other
+            log.exception("verdict_failed")
 
 
 def health_feature(

@@ -1,4 +1,4 @@
-"""What was learned of the proposers, in the store: a restart continues with it, and replicas share it."""
+"""Learned state of the proposers in the store: a restart continues with it, and replicas share it."""
 
 import asyncio
 import time

@@ -1,4 +1,4 @@
-"""Controls: what operators set, by kind and name. In the store all replicas follow them, and the newest act counts."""
+"""Controls that operators set, by kind and name. All replicas follow the store's, and the newest act counts."""
 
 import time
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What the server learned from traffic, in the store: a restart continues with it, and replicas share it."""
+"""State learned from traffic, in the store: a restart continues with it, and replicas share it."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
