@@ -81,17 +81,16 @@ class Controls(Feature):
 
         Returns why it would be lost if the server ended before that, else "".
         """
-        with self.file.locked():
-            if self.file.changed():
-                self._follow_file()
-            key = control_key(kind, name)
-            control = Control(value, self._time_of_act(key), by, reason)
-            with self._notifying("act"):
-                if self._table is None or (value is None and key in self._local):
-                    self._local = {**self._local, key: control}
-                if self._table is not None:
-                    self._pending = {**self._pending, key: control}
-            fault = self._save()
+        if self.file.changed():
+            self._follow_file()
+        key = control_key(kind, name)
+        control = Control(value, self._time_of_act(key), by, reason)
+        with self._notifying("act"):
+            if self._table is None or (value is None and key in self._local):
+                self._local = {**self._local, key: control}
+            if self._table is not None:
+                self._pending = {**self._pending, key: control}
+        fault = self._save()
         if self._table is not None:
             self._start(self._table)
         return fault
@@ -159,10 +158,7 @@ class Controls(Feature):
         with self._notifying("store"):
             self._stored, self._pending = stored, _newer(self._pending, stored)
         if is_new:
-            with self.file.locked():
-                if self.file.changed():
-                    self._follow_file()
-                self._save()
+            self._save()
 
     @contextmanager
     def _notifying(self, origin: Origin) -> Iterator[None]:
@@ -174,15 +170,18 @@ class Controls(Feature):
                 self._followers[kind](origin)
 
     def _save(self) -> str:
-        """Write the file, which the caller has locked, with what other servers of this machine wait to store."""
-        waiting = self._pending
-        with suppress(ConfigError):  # a damaged file is replaced
-            waiting = _newest(_newer(self.file.read().pending, self._stored), self._pending)
-        try:
-            self.file.write(ControlsContent(lasting(self._local), self._stored, waiting))
-        except ConfigError as error:
-            log.error("controls_not_saved", error=str(error))
-            return str(error)
+        """Write the file, with what commands and other servers of this machine wrote to it meanwhile."""
+        with self.file.locked():
+            kept = ControlsContent()
+            with suppress(ConfigError):  # a damaged file is replaced
+                kept = self.file.read()
+            local = lasting(_newest(kept.local, self._local))
+            pending = _newest(_newer(kept.pending, self._stored), self._pending)
+            try:
+                self.file.write(ControlsContent(local, self._stored, pending))
+            except ConfigError as error:
+                log.error("controls_not_saved", error=str(error))
+                return str(error)
         self.fault = None
         return ""
 
