@@ -197,7 +197,7 @@ def _shared_by_replicas() -> None:
         _key("name", sa.String(400)),
         sa.Column("value", sa.Text, nullable=False),
         sa.Column("changed_at", sa.Double, nullable=False),
-        *(sa.Column(name, sa.Text, nullable=False) for name in ("author", "reason")),
+        *_columns(sa.Text, "author reason"),
     )
     op.create_table(
         "replicas",
