@@ -7,7 +7,7 @@ ROW:
   is rolled back, steps that draft after the decision.
 - damage-on: the same after the rollout is on and some hundred requests showed the head's benefit, at one request a
   second, without a guardrail that sees requests that do not draft: seconds until it is rolled back, and until a warning
-  says that the head's benefit is gone; how many requests were probed, and what that took of the steps' time.
+  says that the head's benefit is gone; how many requests were sampled.
 - kill: steps that draft after the kill switch was turned, with 8 answers in flight.
 - request: milliseconds that policy, flags, rollout, store and the rest of control add to a request (engine of scripts).
 - step: milliseconds that control adds to a step: what the engine does in it, and what runs beside it.
@@ -116,7 +116,7 @@ async def damage_row(bench: Bench) -> Figures:
 
 async def damage_on_row(bench: Bench) -> Figures:
     found: Figures = {"decided_s": [], "warned_s": [], "steps_drafted_after": [], "outputs_changed": []}
-    found |= {"probed": [], "probes_ms_each": [], "probes_percent_of_steps": []}
+    found |= {"sampled": []}
     for _ in range(bench.args.repeats):
         await _damage_on(bench, found)
     return found
@@ -125,22 +125,18 @@ async def damage_on_row(bench: Bench) -> Figures:
 async def _damage_on(bench: Bench, found: Figures) -> None:
     client = bench.client()  # metrics belong to one server
     plan = RolloutPlan(shadow_percentage=0, step_weights="[80]", acceptance_rate=0.25, dry_length=True)
-    probes, timings = client.engine.speculation.probes, client.engine.timings
-    assert probes is not None, "the engine compares costs by the step"
+    decisions = client.engine.speculation.decisions
     with _damaged(client) as (files, bad):
         async with _head_rollout(bench, client, plan, files) as traffic:
             warm = Pace(at_once=2, most_s=600.0)
             await ask_until(traffic, warm, lambda: traffic.server.last[0] == "completed")
             before = max(bench.args.before, BEFORE_ON)
             await in_flight([partial(traffic.ask, number) for number in range(before)], 2)
-            number, seconds, steps_s = probes.num_probed, probes.seconds, timings.totals.total
+            number = decisions.num_sampled
             taken = await damage(traffic, client, bad, after=0, pace=Pace(per_s=1.0, most_s=400.0))
         found["warned_s"] += _warnings(files / "store.sqlite", time.time() - time.monotonic() + taken.put_in_at)
     _add_damage(found, taken, traffic)
-    number, seconds = probes.num_probed - number, probes.seconds - seconds
-    found["probed"].append(number)
-    found["probes_ms_each"].append(1000.0 * seconds / max(1, number))
-    found["probes_percent_of_steps"].append(100.0 * seconds / (timings.totals.total - steps_s))
+    found["sampled"].append(decisions.num_sampled - number)
     await client.end()
 
 

@@ -1,17 +1,20 @@
 """What does `auto` bring where passes cost what is given? Recorded answers on a clock that only costs move.
 
-Usage: python -m benchmarks.given_costs RUN... [--prompts FILE] [--tokens 64] [--orders 3] [--noise 0.03]
+Usage: python -m benchmarks.given_costs RUN... [--model NAME] [--prompts FILE] [--categories NAME...] [--tokens 64]
+    [--orders 3] [--noise 0.03] [--recorded FILE] [--json FILE]
 
-RUN is COSTS:TEMPERATURE:AT_ONCE[:FACTOR]. COSTS names a processor of `ROWS_MS`, or as PREDICTED/REAL two of them, where
-a pass does not cost what was profiled; FACTOR is how many times as much as a pass of so many rows costs drafts add to
-it (1). The target decodes every prompt once; then its tokens and hidden states are replayed, so that a run takes
+RUN is COSTS:TEMPERATURE:AT_ONCE[:FACTOR]. COSTS names a processor or model of `ROWS_MS`, or as PREDICTED/REAL two of
+them, where a pass does not cost what was profiled; FACTOR is how many times as much as a pass of so many rows costs
+drafts add to it (1). TEMPERATURE `mix`: of the requests at once one repeats what it said, and the others say tokens at
+random. The target decodes every prompt once; then its tokens and hidden states are replayed, so that a run takes
 seconds, the processor it runs on does not matter, and two ways to decide about drafts can be compared where real times
-differ by more than the ways do. Proposers, head, verification and all decisions are the real ones. Told are plain over
-`auto` in time, of decoding steps and of all, over orders of the prompts; a pass takes random times around its cost, the
-same in each run of the same decisions.
+differ by more than the ways do. Proposers, head, verification and all decisions are the real ones. The result is plain
+over `auto` in time, of decoding steps and of all, over orders of the prompts; a pass takes random times around its
+cost, the same in each run of the same decisions. `--recorded` keeps the answers for the next call.
 """
 
 import argparse
+import json
 import math
 import random
 import statistics
@@ -23,14 +26,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from benchmarks.recorded_answers import LENGTH, Recorder, Recording, mixed
 from prolepsis.cli.bench.prompts import encode_prompts, load_prompts
+from prolepsis.cli.bench.provenance import provenance
 from prolepsis.core.config import EngineConfig
-from prolepsis.core.events import Failed, Finished, Tokens
+from prolepsis.core.events import Failed, Finished
 from prolepsis.core.messages import Submit
 from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.core.plan import AppliedPlan
-from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
-from prolepsis.engine.build import assemble
+from prolepsis.core.requests import GenerateRequest, SpeculationChoice
 from prolepsis.engine.client import EngineInfo
 from prolepsis.engine.hidden_states import HiddenStateRouter
 from prolepsis.engine.paging import Paging
@@ -58,7 +62,6 @@ from prolepsis.spec.proposers.head_tree import HeadPass, HeadTree
 from prolepsis.spec.proposers.suffix import SuffixProposer
 from prolepsis.spec.window import DraftWindow
 from prolepsis.telemetry.logs import configure_logs
-from prolepsis.train.synthesis import FeatureRecorder, plain
 
 ROWS_MS = {
     "amx": {1: 2.2, 4: 3.1, 5: 3.2, 8: 4.9, 12: 6.4, 16: 8.5, 20: 9.7, 24: 10.8, 32: 12.6},
@@ -66,10 +69,15 @@ ROWS_MS = {
     "zen4": {1: 2.9, 2: 3.0, 3: 3.2, 4: 3.6, 5: 4.0, 8: 5.7, 9: 6.5, 16: 10.3, 32: 19.8, 64: 37.6},
     "zen4-quiet": {1: 3.8, 2: 3.9, 3: 4.0, 4: 4.05, 5: 4.1, 6: 4.45, 8: 5.5, 12: 6.9, 16: 9.4, 32: 18.0, 64: 35.0},
     "zen3": {1: 6.5, 2: 6.9, 6: 7.4, 8: 9.9, 12: 13.8, 16: 20.5, 24: 28.0},
+    "twin-half": {1: 12.0, 4: 14.0, 8: 21.0, 16: 31.0},
+    "coder": {1: 37.0, 4: 43.0, 8: 63.0, 16: 94.0},
+    "twin-3": {1: 74.0, 4: 86.0, 8: 126.0, 16: 188.0},
 }
 """Milliseconds of a pass of the default model by rows, at about `CONTEXT` cached tokens, on two cores (docs/log.md).
 
 Of one Zen 4 the pass of one row waits for memory and the others cost less ("quiet") or more, as the hour has it.
+A coder model of 1.5 billion parameters on AMX, and twins of a third and of twice its weights: models that compute the
+function of the recorded one at these costs, so that its answers and its head stand.
 """
 CONTEXT, CONTEXT_MS = 256, 0.5
 """And of each further 1,000 cached tokens, about as on a Zen 4."""
@@ -80,13 +88,13 @@ LOOK_MS, LOOK_SEQUENCE_MS = 0.17, 0.02
 HEAD_MS, HEAD_SEQUENCE_MS, HEAD_TOKEN_MS = 0.75, 0.02, 0.006
 """Of a call of the head, of each of its sequences, and of each token that it reads for the first time: between passes,
 where its weights and the code around it come from memory. Called again and again it takes 0.25 ms."""
-HEAD_IN_CACHE_MS = {"amx": 0.18}
-"""Of a call, where an L3 holds the weights of target and head."""
+OTHER_HEAD_MS = {"amx": 0.18, "twin-half": 0.75, "coder": 2.0, "twin-3": 3.0}
+"""Of a call, where an L3 holds the weights of target and head, and of the heads of larger models."""
 AFTER_MS, LEARN_MS = 0.1, 0.065
 """By which a pass is slower in a step that looked for drafts, and of what proposers learn of a sequence's step."""
 CONFIG = EngineConfig(kv_memory="384MiB")
-LENGTH, SEQUENCES, PAGES = 2048, 64, 512
-"""Longest sequence, sequences at once and pages of a replay."""
+SEQUENCES, PAGES = 64, 512
+"""Sequences at once and pages of a replay."""
 
 
 def curve(costs: str) -> CostCurve:
@@ -106,7 +114,8 @@ class Given:
     predicted: CostCurve
     costs: CostCurve
     head_ms: float
-    temperature: float
+    temperature: float | None
+    """None: a mix."""
     at_once: int
     factor: float
 
@@ -121,8 +130,8 @@ class Given:
         return cls(
             curve(predicted),
             curve(real),
-            HEAD_IN_CACHE_MS.get(real, HEAD_MS),
-            float(temperature),
+            OTHER_HEAD_MS.get(real, HEAD_MS),
+            None if temperature == "mix" else float(temperature),
             int(at_once),
             float(factor[0]) if factor else 1.0,
         )
@@ -184,16 +193,6 @@ class PricedHead(HeadProposer):
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class Recording:
-    """What the target says to a prompt, and its hidden states of every token but the last."""
-
-    prompt: tuple[int, ...]
-    params: SamplingParams
-    tokens: tuple[int, ...]
-    features: Tensor  # [tokens computed, aux_layers * hidden] bfloat16
-
-
 @dataclass
 class Replay:
     """Runs passes by returning what was recorded, at given costs."""
@@ -234,97 +233,135 @@ class Replay:
         """Nothing was written."""
 
 
-def record(
-    loaded: LoadedModel, head: DraftHead, prompts: Sequence[tuple[int, ...]], temperature: float, num_tokens: int
-) -> list[Recording]:
-    recorder = FeatureRecorder(head.info.aux_layers)
-    engine = assemble(plain(CONFIG, LENGTH), loaded, consumers=[recorder])
-    recordings: list[Recording] = []
-    for i, prompt in enumerate(prompts):
-        top_p = 0.95 if temperature else 1.0
-        params = SamplingParams(temperature=temperature, top_p=top_p, seed=i, max_tokens=num_tokens, ignore_eos=True)
-        recorder.watch(f"{i}/0")
-        engine.send(Submit(GenerateRequest(str(i), prompt, params), engine.clock()))
-        tokens: list[int] = []
-        while engine.has_work:
-            for event in engine.step():
-                tokens += event.token_ids if isinstance(event, Tokens) else ()
-        recordings.append(Recording(prompt, params, tuple(tokens), recorder.collect(f"{i}/0")))
-    return recordings
-
-
-def engine_of(runner: Replay, loaded: LoadedModel, head: DraftHead) -> Engine:
+def engine_of(runner: Replay, loaded: LoadedModel, head: DraftHead | None) -> Engine:
     """Return an engine that decides about drafts as a served one does."""
     info, clock, plan = loaded.model.info, runner.clock, AppliedPlan()
-    drafter = PricedHead(head, clock, runner.given.head_ms)
+    drafters: list[Proposer] = [SuffixProposer(), Looking(clock)]
+    heads = [PricedHead(head, clock, runner.given.head_ms)] if head is not None else []
     window = DraftWindow(runner.given.predicted, token_overhead_ms=0.01)
-    drafters = [SuffixProposer(), Looking(clock), drafter]
-    proposers = ProposerSet(drafters, window, AcceptanceEstimator(), info.vocab_size, clock)
+    proposers = ProposerSet([*drafters, *heads], window, AcceptanceEstimator(), info.vocab_size, clock)
     budget = CONFIG.max_step_tokens
     limits = SchedulerLimits(SEQUENCES, budget, LENGTH, info.vocab_size, info.eos_token_ids)
-    paging = Paging(PagePool(PAGES, PAGE_SIZE, prefix_cache=False), drafter.copy_page, drafter.clear_page)
+    pool = PagePool(PAGES, PAGE_SIZE, prefix_cache=False)
+    paging = Paging(pool, heads[0].copy_page, heads[0].clear_page) if heads else Paging(pool, _no_copy, _no_clear)
     parts = EngineParts(
         info=EngineInfo(info.name, "replay", info.vocab_size, LENGTH, "replay", "strict", "replay", proposers.names),
         plan=plan,
         scheduler=Scheduler(limits, paging, plan),
         speculation=Speculation(
-            proposers, max_step_tokens=budget, max_model_len=LENGTH, payback=Payback(), clock=clock
+            proposers, max_step_tokens=budget, max_model_len=LENGTH, payback=Payback(proposers.explore), clock=clock
         ),
         runner=runner,
         verifier=Verification(Sampler(info.vocab_size, info.eos_token_ids), max_model_len=LENGTH),
-        hidden_states=HiddenStateRouter([drafter]),
+        hidden_states=HiddenStateRouter(heads),
     )
     engine = Engine(parts)
     engine.timings = Timings(clock=clock)
     return engine
 
 
-def replay(engine: Engine, runner: Replay, choice: SpeculationChoice) -> tuple[float, float]:
-    """Return the seconds of decoding steps and of all."""
-    clock, waiting, num_live, decoding = runner.clock, deque(enumerate(runner.recordings)), 0, 0.0
-    while waiting or num_live:
-        while waiting and num_live < runner.given.at_once:
-            i, recording = waiting.popleft()
-            source = GenerateRequest(str(i), recording.prompt, recording.params, speculation=choice)
-            engine.send(Submit(source, engine.clock()))
-            num_live += 1
+def _no_copy(source: int, target: int) -> None:
+    """No pages are kept."""
+
+
+def _no_clear(page: int) -> None:
+    """No pages are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seconds:
+    """Time of a replay."""
+
+    decoding: float
+    """Of steps that computed no prompt."""
+    all: float
+
+
+def replay(engine: Engine, runner: Replay, choice: SpeculationChoice) -> Seconds:
+    """Serve all recordings, as many at once as the run says, each lane's one after another."""
+    clock, at_once, decoding = runner.clock, runner.given.at_once, 0.0
+    is_mix = runner.given.temperature is None
+    waiting = [deque[int]() for _ in range(at_once if is_mix else 1)]
+    for i, recording in enumerate(runner.recordings):
+        waiting[recording.lane].append(i)
+    free = list(range(at_once)) if is_mix else [0] * at_once  # lane of each place
+    while any(waiting) or len(free) < at_once:
+        for lane in [lane for lane in free if waiting[lane]]:
+            if waiting[lane]:
+                i = waiting[lane].popleft()
+                recording = runner.recordings[i]
+                source = GenerateRequest(str(i), recording.prompt, recording.params, speculation=choice)
+                engine.send(Submit(source, engine.clock()))
+                free.remove(lane)
         began, events = clock.now, engine.step()
         assert not any(isinstance(event, Failed) for event in events), events
-        num_live -= sum(isinstance(event, Finished) for event in events)
+        ended = [int(event.request_id) for event in events if isinstance(event, Finished)]
+        free += [runner.recordings[i].lane for i in ended]
         decoding += (clock.now - began) * runner.only_decodes
-    return decoding, clock.now
+    return Seconds(decoding, clock.now)
+
+
+def ratios(
+    given: Given,
+    recorded: Sequence[Recording],
+    order: int,
+    *,
+    noise: float,
+    loaded: LoadedModel,
+    head: DraftHead | None,
+) -> Seconds:
+    """Return plain over `auto` in time, for one order of the recordings."""
+    chance = random.Random(order)
+    recordings = chance.sample(recorded, len(recorded))
+    if given.temperature is None:
+        recordings = mixed(recordings, given.at_once, chance)
+    seconds: list[Seconds] = []
+    for choice in (SpeculationChoice("off"), SpeculationChoice()):
+        clock = Clock(random.Random(order), noise)
+        runner = Replay(recordings, given, loaded.model.info.vocab_size, clock)
+        seconds.append(replay(engine_of(runner, loaded, head), runner, choice))
+    plain, auto = seconds
+    return Seconds(plain.decoding / auto.decoding, plain.all / auto.all)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", metavar="RUN")
+    parser.add_argument("--model", default=CONFIG.model)
     parser.add_argument("--prompts", type=Path)
+    parser.add_argument("--categories", nargs="+", default=())
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--orders", type=int, default=3)
     parser.add_argument("--noise", type=float, default=0.03, help="of a pass's time")
+    parser.add_argument("--recorded", type=Path)
+    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     configure_logs("error")
-    loaded = load_model(CONFIG)
+    config = CONFIG.model_copy(update={"model": args.model})
+    loaded = load_model(config)
     head = head_for("auto", loaded)
-    assert head is not None, "the default model has a head"
-    prompts = [prompt.token_ids for prompt in encode_prompts(load_prompts(args.prompts), loaded.tokenizer)]
-    recorded: dict[float, list[Recording]] = {}
+    encoded = encode_prompts(load_prompts(args.prompts, args.categories), loaded.tokenizer)
+    prompts = [each.token_ids for each in encoded]
+    aux_layers = head.info.aux_layers if head is not None else ()
+    recorder = Recorder(config, loaded, aux_layers, prompts, num_tokens=args.tokens, file=args.recorded)
+    results: dict[str, list[Seconds]] = {}
     for run in args.runs:
         given = Given.parse(run)
-        temperature, ratios = given.temperature, list[tuple[float, float]]()
-        if temperature not in recorded:
-            recorded[temperature] = record(loaded, head, prompts, temperature, args.tokens)
-        for order in range(args.orders):
-            recordings = random.Random(order).sample(recorded[temperature], len(prompts))
-            seconds: list[tuple[float, float]] = []
-            for choice in (SpeculationChoice("off"), SpeculationChoice()):
-                clock = Clock(random.Random(order), args.noise)
-                runner = Replay(recordings, given, loaded.model.info.vocab_size, clock)
-                seconds.append(replay(engine_of(runner, loaded, head), runner, choice))
-            plain_s, auto_s = seconds
-            ratios.append((plain_s[0] / auto_s[0], plain_s[1] / auto_s[1]))
-        shown = [f"{statistics.median(one):.3f}x ({min(one):.3f}-{max(one):.3f})" for one in zip(*ratios, strict=True)]
-        print(f"{run:<16} decoding {shown[0]}, all {shown[1]}", flush=True)
+        recorded = recorder.answers(given.temperature or 0.0)
+        found = results[run] = [
+            ratios(given, recorded, order, noise=args.noise, loaded=loaded, head=head) for order in range(args.orders)
+        ]
+        print(
+            f"{run:<16} decoding {_shown([e.decoding for e in found])}, all {_shown([e.all for e in found])}",
+            flush=True,
+        )
+    if args.json:
+        figures = {run: [[each.decoding, each.all] for each in found] for run, found in results.items()}
+        args.json.write_text(json.dumps({"provenance": provenance({}, {}), "ratios": figures}, indent=2))
+
+
+def _shown(values: Sequence[float]) -> str:
+    return f"{statistics.median(values):.3f}x ({min(values):.3f}-{max(values):.3f})"
 
 
 if __name__ == "__main__":

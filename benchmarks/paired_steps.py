@@ -31,7 +31,6 @@ from prolepsis.engine.build import assemble
 from prolepsis.engine.step import Engine
 from prolepsis.models.heads.registry import head_for
 from prolepsis.models.load import LoadedModel, load_model
-from prolepsis.spec.probes import ProbeBudget
 from prolepsis.telemetry.logs import configure_logs
 
 CONFIG = EngineConfig(max_model_len=2048, kv_memory="192MiB")
@@ -52,12 +51,6 @@ class Arm:
     answers: dict[str, list[int]] = field(default_factory=dict)
     all_ms: float = 0.0
     decoding_ms: list[float] = field(default_factory=list)
-    seconds: float = 0.0
-    """Of all its steps: what is due by the clock is due by its own time, as the clock runs for both engines."""
-
-    def __post_init__(self) -> None:
-        if self.engine.speculation.probes is not None:
-            self.engine.speculation.probes = ProbeBudget(lambda: self.seconds)
 
     def begin(self, requests: Sequence[GenerateRequest]) -> None:
         self.to_ask = list(requests)[::-1]
@@ -79,7 +72,6 @@ class Arm:
         events = self.engine.step()
         took = 1000.0 * (time.perf_counter() - began)
         self.all_ms += took
-        self.seconds += took / 1000.0
         if decodes:
             self.decoding_ms.append(took)
         for event in events:

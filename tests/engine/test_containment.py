@@ -21,9 +21,9 @@ from prolepsis.engine.speculation import Speculation
 from prolepsis.engine.step import Engine
 from prolepsis.engine.timings import StepTiming
 from prolepsis.sampling.noise import noise_key
-from prolepsis.spec.comparison import StepCost
 from prolepsis.spec.cost import CostCurve, flat_cost
 from prolepsis.spec.payback import Payback
+from prolepsis.spec.worth import StepCost
 from prolepsis.telemetry.metrics import Metrics
 from tests.clock import Clock
 from tests.engine.test_charging import decoding, device

@@ -14,9 +14,9 @@ from prolepsis.engine.chunks import ChunkLimit
 from prolepsis.engine.rows import Row
 from prolepsis.engine.speculation import Speculation
 from prolepsis.engine.step import Engine
-from prolepsis.spec.comparison import StepCost
 from prolepsis.spec.cost import flat_cost
 from prolepsis.spec.payback import Payback
+from prolepsis.spec.worth import StepCost
 from tests.fake_proposer import Scripted
 from tests.fakes import EOS, VOCAB, EngineSetup, build, draft_chain, drain, request, run, submit, terminals
 from tests.grammar.tiny import few_tokens, grammars

@@ -9,13 +9,13 @@ from prolepsis.core.kill_scope import kill_scope
 from prolepsis.core.messages import ApplyPlan
 from prolepsis.core.plan import DisabledProposer, SpecPlan
 from prolepsis.core.requests import SpeculationChoice
+from prolepsis.engine.decide import SAMPLED_DRAFTS
 from prolepsis.engine.speculation import Speculation
 from prolepsis.engine.step import Engine
-from prolepsis.spec.comparison import StepCost
 from prolepsis.spec.draft import Draft, chain
 from prolepsis.spec.payback import Payback
-from prolepsis.spec.probes import PROBED_DRAFTS
 from prolepsis.spec.proposer import SequenceView
+from prolepsis.spec.worth import StepCost
 from tests.fake_proposer import Script, Scripted
 from tests.fakes import EngineSetup, build, draft_chain, drain, outputs, request, run, submit, terminals
 
@@ -162,7 +162,7 @@ class Ticking:
         return self.now
 
 
-def _probed_engine(payback: Payback, script: Script = _wrong, *, free: bool = True) -> tuple[Engine, Scripted]:
+def _sampled_engine(payback: Payback, script: Script = _wrong, *, free: bool = True) -> tuple[Engine, Scripted]:
     scripted = Scripted(script, free=free)
     engine = build(EngineSetup(proposers=[scripted]))
     proposers = engine.speculation.proposers
@@ -172,71 +172,69 @@ def _probed_engine(payback: Payback, script: Script = _wrong, *, free: bool = Tr
 
 
 @pytest.mark.parametrize("free", [True, False])
-def test_a_proposer_that_is_no_longer_asked_is_probed_without_a_draft_verified(free: bool) -> None:
-    engine, scripted = _probed_engine(Told(), free=free)
+def test_of_a_proposer_that_is_no_longer_asked_drafts_are_compared_without_a_draft_verified(free: bool) -> None:
+    engine, scripted = _sampled_engine(Told(), free=free)
     asked = [request(str(i), PROMPT) for i in range(8)]
     plain = outputs(run(build(EngineSetup()), *asked))
     events = run(engine, *asked)
     assert outputs(events) == plain
     stats = [event.stats for event in terminals(events).values()]
-    probed = [one for one in stats if one.shadow]
-    assert 0 < len(probed) < len(stats)
-    for one in probed:
-        assert [draft.right for draft in one.judged["scripted"]] == [False] * PROBED_DRAFTS
-        assert one.shadow["scripted"].num_drafts == PROBED_DRAFTS
+    sampled = [one for one in stats if one.shadow]
+    assert 0 < len(sampled) < len(stats)
+    for one in sampled:
+        assert [draft.right for draft in one.judged["scripted"]] == [False] * SAMPLED_DRAFTS
+        assert one.shadow["scripted"].num_drafts == SAMPLED_DRAFTS
         assert (one.num_drafts, one.mode.mode, one.mode.reason) == (0, "off", "too_costly")
-    assert scripted.committed, "it learns the text of what it is probed on"
+    assert scripted.committed, "it learns the text of what it is compared on"
 
 
-def test_sequences_that_draft_anyway_are_not_probed() -> None:
+def test_sequences_that_draft_anyway_are_not_sampled() -> None:
     asked = [request(str(i), PROMPT) for i in range(8)]
-    engine, _ = _probed_engine(
+    engine, _ = _sampled_engine(
         Told([f"{i}/0" for i in range(8)]), lambda sequence, limit: draft_chain(sequence, limit, wrong_from=99)
     )
     stats = [event.stats for event in terminals(run(engine, *asked)).values()]
     assert all(one.num_drafts > 0 and not one.shadow for one in stats)
 
 
-def test_a_probe_waits_for_a_proposer_that_has_no_draft_yet() -> None:
+def test_a_sample_waits_for_a_proposer_that_has_no_draft_yet() -> None:
     """As a head whose states of the prompt are missing, which drafts from the next page on."""
 
     def late(sequence: SequenceView, limit: int) -> Draft | None:
         return None if len(sequence.tokens) < 10 else _wrong(sequence, limit)
 
-    engine, _ = _probed_engine(Told(), late)
+    engine, _ = _sampled_engine(Told(), late)
     stats = [event.stats for event in terminals(run(engine, *(request(str(i), PROMPT) for i in range(8)))).values()]
-    assert {one.shadow["scripted"].num_drafts for one in stats if one.shadow} == {PROBED_DRAFTS}
+    assert {one.shadow["scripted"].num_drafts for one in stats if one.shadow} == {SAMPLED_DRAFTS}
 
 
 @pytest.mark.parametrize(
-    ("plan", "is_probed"),
+    ("plan", "is_sampled"),
     [
         (SpecPlan(killed=frozenset({kill_scope("proposer", "scripted")})), False),
         (SpecPlan(disabled=(DisabledProposer("scripted", ""),)), False),
         (SpecPlan(disabled=(DisabledProposer("scripted", "", compared=True),)), True),
     ],
 )
-def test_probes_go_to_proposers_that_may_be_compared(plan: SpecPlan, is_probed: bool) -> None:
-    engine, _ = _probed_engine(Told())
+def test_samples_are_drafts_of_proposers_that_may_be_compared(plan: SpecPlan, is_sampled: bool) -> None:
+    engine, _ = _sampled_engine(Told())
     engine.send(ApplyPlan(plan))
     run(engine, *(request(str(i), PROMPT) for i in range(8)))
-    assert engine.speculation.probes is not None
-    assert (engine.speculation.probes.num_probed > 0) == is_probed
+    assert (engine.speculation.decisions.num_sampled > 0) == is_sampled
     counts = engine.speculation.proposers.ledger.counts()
-    assert any(count.num_judged for count in counts) == is_probed
+    assert any(count.num_judged for count in counts) == is_sampled
 
 
-def test_a_proposer_that_backs_off_is_not_probed() -> None:
+def test_a_proposer_that_backs_off_is_not_sampled() -> None:
     def broken(sequence: SequenceView, limit: int) -> Draft | None:
         raise RuntimeError("down")
 
-    engine, _ = _probed_engine(Told(), broken)
-    for i in range(4):
+    engine, _ = _sampled_engine(Told(), broken)
+    for i in range(16):
         run(engine, request(str(i), PROMPT))
-    budget, proposers = engine.speculation.probes, engine.speculation.proposers
+    decisions, proposers = engine.speculation.decisions, engine.speculation.proposers
     assert proposers.out == {"scripted"}
-    assert budget is not None
-    before = budget.num_probed
+    before = decisions.num_sampled
     assert before > 0, "until it had failed often enough"
     run(engine, request("later", PROMPT))
-    assert budget.num_probed == before
+    assert decisions.num_sampled == before

@@ -50,7 +50,7 @@ class Server:
 
     def may_draft(self, tenant: str) -> bool:
         plan = SpecPlan(disabled=self.breakers.disabled())
-        return self._out.allowed(("chat", tenant), None, plan, ("head",)) is None
+        return bool(self._out.allowed(("chat", tenant), ("head",), plan))
 
     def draft(self, tenant: str, drafts: Drafts) -> None:
         origin = ("chat", tenant)

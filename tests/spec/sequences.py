@@ -55,7 +55,11 @@ def choose(
 ) -> list[ChosenDraft]:
     """Return what `proposers` choose for each sequence, with the limit and proposers of the same place."""
     names = allowed or [None] * len(sequences)
-    return proposers.propose([DraftRequest(*each) for each in zip(sequences, limits, names, strict=True)], plan, load)
+    requests = [
+        DraftRequest(sequence, min(limit, plan.ceiling), name)
+        for sequence, limit, name in zip(sequences, limits, names, strict=True)
+    ]
+    return proposers.propose(requests, plan, load)
 
 
 def drafts_of(

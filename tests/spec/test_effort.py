@@ -1,11 +1,26 @@
-import random
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prolepsis.spec.effort import DepthDecision, Effort, ExpectedDraft, LevelCost, MarginalCost, StepBaseline
+from prolepsis.spec.effort import (
+    RETRY_DEPTH,
+    DepthDecision,
+    Effort,
+    ExpectedDraft,
+    LevelCost,
+    MarginalCost,
+    StepBaseline,
+)
+from prolepsis.spec.explore import SHARES, Explore, Kind
 from tests.spec.reference import best_drafting_pace, drafting_pace
+
+
+class _Spent(Explore):
+    """Grants nothing."""
+
+    def grant(self, kind: Kind, cost: float) -> bool:
+        return False
+
 
 GOOD = ExpectedDraft((0.8, 0.64, 0.5, 0.4))
 BAD = ExpectedDraft((0.05, 0.01))
@@ -13,7 +28,7 @@ COSTS = MarginalCost(token=0.03, ms=0.1)
 
 
 def _with_cost(ms_per_level: float, *, num_sequences: int = 1) -> Effort:
-    effort = Effort()
+    effort = Effort(_Spent())
     effort.cost.learn(num_sequences, 1, ms_per_level)
     return effort
 
@@ -23,7 +38,7 @@ def _depth(effort: Effort, *expected: ExpectedDraft, costs: MarginalCost = COSTS
 
 
 def _decide(effort: Effort, *expected: ExpectedDraft, costs: MarginalCost = COSTS) -> DepthDecision:
-    return effort.decide(expected[0].survivals, expected, StepBaseline(costs, len(expected)))
+    return effort.decide(expected, StepBaseline(costs, len(expected)))
 
 
 def test_deeper_while_a_level_gains_more_than_it_costs() -> None:
@@ -33,11 +48,11 @@ def test_deeper_while_a_level_gains_more_than_it_costs() -> None:
 
 
 def test_where_one_pass_drafts_all_levels_it_is_all_or_nothing() -> None:
-    effort = Effort(one_pass=True)
+    effort = Effort(_Spent(), one_pass=True)
     effort.cost.learn(1, effort.paid(3), 5.0)
     assert _depth(effort, GOOD) == 4, "5 ms for all levels, where each would cost as much: 2"
     assert effort.threshold(1, COSTS) == COSTS.token
-    effort = Effort(one_pass=True)
+    effort = Effort(_Spent(), one_pass=True)
     effort.cost.learn(1, effort.paid(4), 50.0)
     assert _depth(effort, GOOD) == 0
 
@@ -59,10 +74,10 @@ steps = st.builds(
 def test_finds_the_best_depth_and_sequences_of_all(
     expected: list[ExpectedDraft], step: StepBaseline, calls: list[tuple[int, float]]
 ) -> None:
-    effort = Effort()
+    effort = Effort(_Spent())
     for num_sequences, call_ms in calls:
         effort.cost.learn(num_sequences, 1, call_ms)
-    decision = effort.decide((1.0,) * 4, expected, step)
+    decision = effort.decide(expected, step)
     cost = effort.cost.fixed_ms, effort.cost.sequence_ms
     asked = [expected_draft for expected_draft, does in zip(expected, decision.asked, strict=True) if does]
     chosen = drafting_pace(asked, decision.depth, step, *cost)
@@ -82,77 +97,28 @@ def test_gains_are_those_beside_the_free_draft() -> None:
 
 
 def test_a_sequence_that_gains_less_than_its_part_of_a_call_is_left_out() -> None:
-    effort = Effort()
-    for num_sequences in (1, 8) * 40:
-        effort.cost.learn(num_sequences, 1, 1.0 + 0.5 * num_sequences)
+    effort = _with_cost(21.0)
     expected = [GOOD] * 4 + [ExpectedDraft((0.06,))]
     assert _decide(effort, *expected).asked == (True,) * 4 + (False,)
 
 
 def test_nodes_of_the_next_level_pay_their_row_and_their_share_of_it() -> None:
-    effort = Effort()
+    effort = Effort(_Spent())
     for num_sequences in (1, 16) * 100:
-        effort.cost.learn(num_sequences, 2, 2 * (1.0 + 0.1 * num_sequences))
-    assert effort.threshold(1, COSTS) == pytest.approx(0.03 + 0.1 * 1.1, rel=0.05)
-    assert effort.threshold(16, COSTS) == pytest.approx(0.03 + 0.1 * (1.0 / 16 + 0.1), rel=0.05)
+        effort.cost.learn(num_sequences, 2, 2 * (1.0 + 0.05 * num_sequences))
+    assert effort.threshold(1, COSTS) == pytest.approx(0.03 + 0.1 * 1.05, rel=0.05)
+    assert effort.threshold(16, COSTS) == pytest.approx(0.03 + 0.1 * (1.0 / 16 + 0.05), rel=0.05)
 
 
-def test_probes_back_off_up_to_a_cap() -> None:
-    effort, asked = _with_cost(5.0), []
-    for step in range(1, 3000):
-        if _depth(effort, BAD):
-            asked.append(step)
-    assert asked == [16, 48, 112, 240, 496, 1008, 1520, 2032, 2544]
-
-
-def test_a_better_promise_starts_probing_again() -> None:
-    effort = _with_cost(5.0)
-    for _ in range(600):
-        _depth(effort, BAD)
-    promising = ExpectedDraft((0.3, 0.1))  # still not worth it
-    assert [step for step in range(1, 100) if _depth(effort, promising)] == [1, 33, 97]
-
-
-def test_a_promise_that_varies_with_the_load_starts_no_probing() -> None:
-    effort, promising, num_probes = _with_cost(50.0, num_sequences=8), ExpectedDraft((0.3, 0.1)), 0
-    loads = [(1, MarginalCost(token=0.02, ms=0.1)), (8, MarginalCost(token=0.25, ms=1.0))]
-    for step in range(600):
-        number, costs = loads[step // 4 % 2]
-        num_probes += _depth(effort, *[promising] * number, costs=costs) > 0
-    assert num_probes == 2 * 4, "at each load after 16, 48, 112 and 240 steps"
-
-
-def test_switched_on_only_for_a_gain_that_holds() -> None:
-    effort = _with_cost(5.0)
-    for _ in range(100):
-        _depth(effort, BAD)
-    small = ExpectedDraft((0.55,))  # gains 0.02 tokens a step
-    asked = [_depth(effort, expected_draft) for expected_draft in [*[small] * 10, *[GOOD, GOOD, BAD] * 10]]
-    assert sum(map(bool, asked)) <= 3, "probes"
-    asked = [_depth(effort, GOOD) for _ in range(12)]
-    assert asked[8:] == [2] * 4
-    assert _depth(effort, small) == 1, "once on, any gain keeps it on"
-
-
-def test_noise_around_the_point_where_it_just_pays_does_not_flip_it() -> None:
-    effort, rng = _with_cost(5.0), random.Random(0)
-    flips, on = 0, True
-    for _ in range(2000):
-        _depth(effort, ExpectedDraft((0.53 + rng.uniform(-0.04, 0.04),)))
-        flips += effort._switch.on != on
-        on = effort._switch.on
-    assert flips <= 4
-
-
-def test_gains_that_fall_short_of_what_was_expected_are_expected_less() -> None:
-    effort = _with_cost(2.0)
-    assert _depth(effort, GOOD) == 4
-    for _ in range(200):
-        decision = _decide(effort, GOOD)
-        brought = sum(alive - COSTS.token for alive in GOOD.survivals[: decision.depth])
-        effort.learn(decision.gain, 0.6 * brought)
-    assert 0 < decision.depth < 4
-    assert decision.gain == pytest.approx(0.6 * brought, rel=0.1)
+def test_a_proposer_that_does_not_pay_is_retried_as_its_budget_lets() -> None:
+    explore = Explore()
+    effort, num_retries = Effort(explore), 0
+    effort.cost.learn(1, 1, 5.0)
+    for _ in range(10_000):
+        explore.earn(1)
+        num_retries += _depth(effort, BAD) == RETRY_DEPTH
+    spent = num_retries * 3 * 5.0 * COSTS.ms
+    assert 0.5 * SHARES["retry"] * 10_000 < spent <= SHARES["retry"] * 10_000 + 3.0
 
 
 def test_tokens_without_survival_are_not_drafted() -> None:
@@ -160,24 +126,15 @@ def test_tokens_without_survival_are_not_drafted() -> None:
 
 
 def test_the_first_call_of_unknown_cost_is_shallow() -> None:
-    assert _depth(Effort(), ExpectedDraft((0.9,) * 16)) == 3
+    assert _depth(Effort(_Spent()), ExpectedDraft((0.9,) * 16)) == 3
 
 
-def test_finds_the_line_under_noise() -> None:
-    cost, rng = LevelCost(), random.Random(0)
-    for _ in range(300):
-        num_sequences, num_levels = rng.randint(1, 16), rng.randint(1, 6)
-        cost.learn(num_sequences, num_levels, num_levels * (0.8 + 0.06 * num_sequences) * rng.uniform(0.9, 1.1))
-    assert cost.fixed_ms == pytest.approx(0.8, rel=0.15)
-    assert cost.sequence_ms == pytest.approx(0.06, rel=0.25)
-
-
-def test_one_size_only_gives_its_cost_and_a_guess_for_the_others() -> None:
+def test_calls_give_their_cost_and_a_guess_for_others() -> None:
     cost = LevelCost()
     for _ in range(50):
         cost.learn(16, 3, 6.0)
     assert cost.fixed_ms + 16 * cost.sequence_ms == pytest.approx(2.0)
-    assert 0.0 < cost.fixed_ms < 2.0
+    assert 0.0 < cost.sequence_ms < cost.fixed_ms < 2.0
 
 
 def test_a_slow_start_is_forgotten_at_once_and_a_hiccup_counts_little() -> None:
@@ -198,9 +155,12 @@ def test_a_call_that_drafted_nothing_tells_nothing(num_levels: int, ms: float) -
     assert cost.fixed_ms == cost.sequence_ms == 0.0
 
 
-def test_a_probe_is_for_a_few_sequences_and_others_each_time() -> None:
-    effort, asked = _with_cost(50.0, num_sequences=10), []
-    for _ in range(600):
+def test_a_retry_is_for_a_few_sequences_and_others_each_time() -> None:
+    explore = Explore()
+    effort, asked = Effort(explore), list[set[int]]()
+    effort.cost.learn(10, 1, 50.0)
+    for _ in range(10_000):
+        explore.earn(10)
         decision = _decide(effort, *[BAD] * 10)
         if decision.depth:
             asked.append({i for i, is_asked in enumerate(decision.asked) if is_asked})

@@ -81,14 +81,14 @@ def test_a_grant_of_probes_to_a_proposer_that_is_exchanged_begins_again() -> Non
     ledger = Ledger(NAMES)
     disabled = DisabledProposers(ledger)
     plan = SpecPlan(disabled=(DisabledProposer("head", "chat", probes=2),))
-    probed = [disabled.allowed(("chat", ""), ("head",), plan, NAMES)]
+    probed = [disabled.allowed(("chat", ""), ("head",), plan)]
     for _ in range(5):
         ledger.ask("head", [("chat", "")], 0.0, None)
-    probed.append(disabled.allowed(("chat", ""), ("head",), plan, NAMES))
+    probed.append(disabled.allowed(("chat", ""), ("head",), plan))
     ledger.exchange("head")
     disabled.exchange("head")
     for _ in range(3):
-        probed.append(disabled.allowed(("chat", ""), ("head",), plan, NAMES))
+        probed.append(disabled.allowed(("chat", ""), ("head",), plan))
         ledger.ask("head", [("chat", "")], 0.0, None)
     assert probed == [("head",), (), ("head",), ("head",), ()]
 
@@ -134,11 +134,11 @@ def test_a_fault_is_counted_with_the_traffic_class_whose_sequence_it_was() -> No
 def test_those_left_out_of_a_traffic_class_may_not_draft_there() -> None:
     leaving = DisabledProposers(Ledger(NAMES))
     plan = SpecPlan(disabled=(DisabledProposer("head", "chat"),))
-    assert leaving.allowed(("code", ""), None, plan, NAMES) is None
-    assert leaving.allowed(("chat", ""), None, plan, NAMES) == ("suffix",)
-    assert leaving.allowed(("chat", ""), ("head",), plan, NAMES) == ()
-    assert leaving.allowed(("code", ""), ("head",), plan, NAMES) == ("head",)
-    assert leaving.allowed(("chat", ""), None, SpecPlan(), NAMES) is None
+    assert leaving.allowed(("code", ""), NAMES, plan) == NAMES
+    assert leaving.allowed(("chat", ""), NAMES, plan) == ("suffix",)
+    assert leaving.allowed(("chat", ""), ("head",), plan) == ()
+    assert leaving.allowed(("code", ""), ("head",), plan) == ("head",)
+    assert leaving.allowed(("chat", ""), NAMES, SpecPlan()) == NAMES
 
 
 def test_a_grant_of_probes_is_used_up_and_not_renewed_by_an_equal_plan() -> None:
@@ -150,7 +150,7 @@ def test_a_grant_of_probes_is_used_up_and_not_renewed_by_an_equal_plan() -> None
         plan = SpecPlan(
             version=version, disabled=(DisabledProposer("head", "chat", probes=3, probe_round=probe_round),)
         )
-        return leaving.allowed(("chat", ""), None, plan, NAMES) is None
+        return leaving.allowed(("chat", ""), NAMES, plan) == NAMES
 
     assert may_draft(1, 1)
     ledger.ask("head", [("chat", "")] * 2, 0.0, None)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from prolepsis.spec.comparison import StepCost
 from prolepsis.spec.payback import Payback
+from prolepsis.spec.worth import StepCost
 from tests.simulation.drafting import Machine, Simulation
 
 BOUND = 1.01

@@ -50,7 +50,7 @@ def test_finds_the_best_of_all_choices(
     drafts, alive = batch
     cost = CostCurve(range(1, 26), (0,), [[m] for m in accumulate([10.0, *increments])])
     load = StepLoad(len(drafts) + num_prefill, 0, budget)
-    cut = DraftWindow(cost, overhead_ms=0.7, min_gain=0.0).cut(alive, load, spent_ms)
+    cut = DraftWindow(cost, overhead_ms=0.7).cut(alive, load, spent_ms)
     for draft, kept in zip(drafts, cut.nodes, strict=True):
         assert draft is None or tuple(kept) in set(closed_sets(draft)), "a node comes with its parent"
     assert sum(map(len, cut.nodes)) <= budget
@@ -91,12 +91,6 @@ def test_cuts_end_where_a_shape_ends() -> None:
         drafts = [tuple(best**depth for depth in range(1, 40))]
         rows = 1 + len(window.cut(drafts, _load(1)).nodes[0])
         assert rows & (rows - 1) == 0, f"{rows} rows"
-
-
-def test_gains_too_small_to_trust_are_left() -> None:
-    window = DraftWindow(flat_cost(10.0, 0.0), min_gain=0.05)
-    assert window.cut([(0.04,)], _load(1)).nodes == [[]]
-    assert window.cut([(0.06,)], _load(1)).nodes == [[0]]
 
 
 def test_speculation_stops_when_the_machine_is_full() -> None:

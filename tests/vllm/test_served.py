@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from prolepsis.sampling.sampler import Sampler
-from prolepsis.spec.comparison import StepCost
 from prolepsis.spec.draft import Draft, chain
 from prolepsis.spec.payback import Payback
 from prolepsis.spec.proposer import Proposer, SequenceView
 from prolepsis.spec.proposers.prompt_lookup import PromptLookupProposer
 from prolepsis.spec.proposers.suffix import SuffixProposer
+from prolepsis.spec.worth import StepCost
 from prolepsis.vllm.chains import ChainProposer
 from prolepsis.vllm.served import ServedRequests, is_ours
 from tests.fake_proposer import Scripted

@@ -158,8 +158,8 @@ class EngineConfig(BaseModel):
         default=0.01,
         ge=0,
         le=1,
-        description="most time of drafting in shadow mode, as a share of the model's time; 0 disables shadow mode, 1 "
-        "does not limit it",
+        description="most time of drafts that are only compared, as in shadow mode, as a share of the model's time; 0: "
+        "none are, 1: no limit",
     )
     tool_format: str = Field(
         default="auto",

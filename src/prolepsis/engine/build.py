@@ -215,18 +215,19 @@ def _speculation(
     threads = config.threads or default_threads()
     file = curve_file(target.fingerprint, threads, build_of(target.model))
     cost = cost_curve(target.model, file) if proposers else flat_cost()
+    drafters = ProposerSet(
+        proposers,
+        DraftWindow(cost, token_overhead_ms=0.01),
+        AcceptanceEstimator(),
+        target.model.info.vocab_size,
+        watch=CallWatch(config.propose_limit_ms / 1000.0 if config.propose_limit_ms else None),
+    )
     return Speculation(
-        ProposerSet(
-            proposers,
-            DraftWindow(cost, token_overhead_ms=0.01),
-            AcceptanceEstimator(),
-            target.model.info.vocab_size,
-            watch=CallWatch(config.propose_limit_ms / 1000.0 if config.propose_limit_ms else None),
-        ),
+        drafters,
         max_step_tokens=config.max_step_tokens,
         max_model_len=max_model_len,
         shadow_cost=config.shadow_cost,
-        payback=Payback(),
+        payback=Payback(drafters.explore),
     )
 
 

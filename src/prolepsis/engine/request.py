@@ -103,10 +103,6 @@ class Request:
     forked: bool = False
     """The first live sequence computed the prompt, the others share its pages."""
     num_running: int = 0
-    shadow_admitted: bool | None = None
-    """In shadow: whether the budget lets it draft; None before that is decided."""
-    probes_left: int | None = None
-    """Steps in which its first sequence's drafts are yet to be compared (`spec.probes`); None before it is decided."""
 
     @property
     def request_id(self) -> str:

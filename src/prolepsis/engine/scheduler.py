@@ -7,7 +7,7 @@ output. Prompts share what a step leaves them in turns (`engine.chunks`), and wh
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice, takewhile
 from operator import attrgetter
@@ -25,6 +25,7 @@ from prolepsis.core.errors import (
 from prolepsis.core.events import Aborted, Event, Failed, Finished, Terminal, Tokens
 from prolepsis.core.plan import AppliedPlan
 from prolepsis.core.requests import GenerateRequest
+from prolepsis.core.stats import JudgedDraft
 from prolepsis.engine.accounting import (
     close_stats,
     count_cached,
@@ -160,8 +161,18 @@ class Scheduler:
             raise InvalidGrammar("a grammar was given, but the engine has no tokenizer; allowed: none")
         return self._grammars.compile(source.grammar)
 
-    def submit(self, source: GenerateRequest, arrival: float) -> None:
-        """Accept a request: from here on it gets exactly one terminal event. Raises `UserError` if it is refused."""
+    def submit(
+        self,
+        source: GenerateRequest,
+        arrival: float,
+        *,
+        heads: Mapping[str, str] | None = None,
+        not_exact: tuple[str, ...] = (),
+    ) -> None:
+        """Accept a request: from here on it gets exactly one terminal event. Raises `UserError` if it is refused.
+
+        `heads`: labels of the draft heads by proposer; `not_exact`: why its text may differ from that it continues.
+        """
         self.validate(source)
         if source.request_id in self.requests:
             raise InvalidParameter(
@@ -174,6 +185,8 @@ class Scheduler:
         if source.continue_from is not None:
             take_up(request, source.continue_from, self.limits.max_model_len, grammar)
         mark_spare(request, self.max_running)
+        request.stats.heads.update(heads or {})
+        request.stats.not_exact = not_exact
         self.requests[source.request_id] = request
         if request.deadline is not None:
             self._deadlines[source.request_id] = request.deadline
@@ -276,9 +289,16 @@ class Scheduler:
                 self._ended.append(sequence)
             self._emit_terminal(request, Failed(request.request_id, error, request.stats), now)
 
-    def forget_prefixes(self) -> None:
-        """Empty the prefix index: no later request finds the pages of an earlier one."""
+    def exchange_head(self, proposer: str) -> None:
+        """Another head drafts as `proposer`: pages without its states are not found again, live requests name none."""
         self._paging.pool.drop_cached()
+        for request in self.requests.values():
+            request.stats.heads[proposer] = None
+
+    def count_judged(self, judged: Sequence[tuple[SequenceState, str, JudgedDraft]]) -> None:
+        """Count the first drafts of a proposer for a sequence, as its tokens judged them."""
+        for sequence, proposer, draft in judged:
+            sequence.request.stats.judged.setdefault(proposer, []).append(draft)
 
     @property
     def kv_usage(self) -> float:

@@ -242,10 +242,7 @@ class Engine:
             if self.dead is not None:
                 raise self.dead
             differences = self._differences(request)
-            self.scheduler.submit(request, arrival)
-            stats = self.scheduler.requests[request.request_id].stats
-            stats.heads.update(self._head_labels)
-            stats.not_exact = differences
+            self.scheduler.submit(request, arrival, heads=self._head_labels, not_exact=differences)
         except (UserError, EngineError) as error:
             if request.request_id in self.scheduler.requests:
                 log.error("request_id_in_use", request_id=request.request_id)  # the one terminal event is the first's
@@ -271,9 +268,7 @@ class Engine:
         finish = slot.activate(message, proposers, self.hidden_states, self.timings.num_steps)
         if finish is not None:
             self.speculation.exchanged(message.proposer)
-            self.scheduler.forget_prefixes()
-            for request in self.scheduler.requests.values():
-                request.stats.heads[message.proposer] = None
+            self.scheduler.exchange_head(message.proposer)
             labels = self._head_labels
             self.info = replace(
                 self.info,
@@ -363,6 +358,8 @@ class Engine:
                 self.hidden_states.forget(ended)
             with self.contained.of("learning"):
                 self.speculation.forget(ended)  # last: a thread whose call is overdue does not come back from it
+        with self.contained.of("figures"):
+            self.scheduler.count_judged(self.speculation.take_judged())
         events = self.scheduler.take_events()
         self._reporter.ended(events)
         if self._refused:

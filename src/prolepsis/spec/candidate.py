@@ -12,9 +12,6 @@ from prolepsis.spec.effort import value
 from prolepsis.spec.kernel import draft_kernel
 from prolepsis.spec.proposer import SequenceView
 
-_MARGIN = 1.05  # a later proposer must be so much better: choosing the largest of noisy estimates costs otherwise
-_FLOOR = 0.5  # of the cost of a token: nodes that do not pay are not merged
-
 
 @dataclass(frozen=True, slots=True)
 class ScoredDraft:
@@ -41,19 +38,21 @@ class DraftRequest:
     insists_on: tuple[str, ...] = ()
     """Proposers that are asked even if their time does not pay."""
 
+    def allows(self, proposer: str) -> bool:
+        return self.allowed is None or proposer in self.allowed
+
 
 @dataclass(slots=True)
 class DraftCandidate:
     """A sequence while proposers compete for it."""
 
-    sequence: SequenceView
     request: DraftRequest
     limit: int
     """Most draft nodes in this step; 0: none."""
     judged: bool
     """Its drafts are scored against the tokens to come: among many sequences, each every few steps."""
-    shadow: bool
-    """Its draft is only compared with the emitted tokens."""
+    is_counted: bool
+    """Its drafts may be verified where they pay, so that their cost counts for its traffic class."""
     best: ScoredDraft | None = None
     asked: bool = False
     """Some proposer was called for it."""
@@ -62,9 +61,12 @@ class DraftCandidate:
     in_backoff: bool = False
     """A proposer that may draft for it backs off after failures."""
 
+    @property
+    def sequence(self) -> SequenceView:
+        return self.request.sequence
+
     def allows(self, proposer: str) -> bool:
-        allowed = self.request.allowed
-        return self.limit > 0 and (allowed is None or proposer in allowed)
+        return self.limit > 0 and self.request.allows(proposer)
 
     def plain(self, draft: Draft | None, *, weighed: bool) -> PlainReason | None:
         """Return why the sequence is decoded plainly if `draft`, the part of its best that is verified, is None.
@@ -107,27 +109,22 @@ class DraftCandidate:
         if kept is None:
             return None
         scored = self._scored(kept, board, token_cost)
-        if self.best is None or scored.gain > _MARGIN * self.best.gain:
+        if self.best is None or scored.gain > self.best.gain:
             self.best = scored
         return scored
 
-    def join(self, draft: Draft, board: Scoreboard, token_cost: float) -> float:
-        """Merge `draft` with the best so far, if there is one; return the gain of its own nodes in the merged tree.
+    def join(self, draft: Draft, board: Scoreboard, token_cost: float) -> None:
+        """Merge `draft` with the best so far, if there is one.
 
         The merged tree has estimates of its own, which know whether its parts agree. It contains each part, so nothing
         is lost: the window cuts the nodes that do not pay.
         """
         other = self.best
         scored = self.compete(draft, board, token_cost)
-        if scored is None:
-            return 0.0
-        if other is not None:
-            union = merge(other, scored, self.limit, 0.0 if self.request.always_verify else _FLOOR * token_cost)
+        if scored is not None and other is not None:
+            union = merge(other, scored, self.limit)
             if union.tokens:
-                self.best = merged = self._scored(union, board, token_cost)
-                own = zip(merged.survivals, union.sources, strict=True)
-                return value([alive for alive, source in own if source == draft.proposer], token_cost)
-        return scored.gain
+                self.best = self._scored(union, board, token_cost)
 
     def _scored(self, draft: Draft, board: Scoreboard, token_cost: float) -> ScoredDraft:
         """Score a draft by the acceptance estimates, and have it judged, chosen or not.
@@ -155,17 +152,14 @@ _LEVEL = [  # by rate in steps of the grid
 _SHARED, _FIRST, _SECOND, _CONTESTED = 0, 1, 2, 2  # kinds of nodes; contested ones follow those that stand alone
 
 
-def merge(first: ScoredDraft, second: ScoredDraft, limit: int, floor: float = 0.0) -> Draft:
-    """Return the `limit` likeliest nodes of both drafts as one, with what their estimates together give as survivals.
-
-    Nodes that survive with `floor` or less are left out.
-    """
+def merge(first: ScoredDraft, second: ScoredDraft, limit: int) -> Draft:
+    """Return the `limit` likeliest nodes of both drafts as one; both estimates together give their survivals."""
     kernel = draft_kernel()
     if kernel is None:
-        return merge_in_python(first, second, limit, floor)
+        return merge_in_python(first, second, limit)
     one, other = first.draft, second.draft
     parts = (one.tokens, one.parents, first.survivals, other.tokens, other.parents, second.survivals)
-    (tokens, parents, survival, buckets), origins = kernel.merge(*parts, limit, floor)
+    (tokens, parents, survival, buckets), origins = kernel.merge(*parts, limit, 0.0)
     sources = (
         *(one.sources or (one.proposer,) * len(one.tokens)),
         *(other.sources or (other.proposer,) * len(other.tokens)),
@@ -175,9 +169,9 @@ def merge(first: ScoredDraft, second: ScoredDraft, limit: int, floor: float = 0.
     )
 
 
-def merge_in_python(first: ScoredDraft, second: ScoredDraft, limit: int, floor: float = 0.0) -> Draft:
+def merge_in_python(first: ScoredDraft, second: ScoredDraft, limit: int) -> Draft:
     """Do `merge` where nothing can be compiled: the readable reference of `native/merge.h`."""
-    nodes, contested = _union(first, second, floor)
+    nodes, contested = _union(first, second)
     likeliest = sorted(range(len(nodes)), key=lambda i: -nodes[i].survival)[
         :limit
     ]  # parents stay before their children
@@ -214,25 +208,23 @@ def _bucket(node: _Node, contested: set[int]) -> int:
     return kind * _LEVELS + _LEVEL[int(_GRID * node.rate)]
 
 
-def _union(first: ScoredDraft, second: ScoredDraft, floor: float) -> tuple[list[_Node], set[int]]:
+def _union(first: ScoredDraft, second: ScoredDraft) -> tuple[list[_Node], set[int]]:
     """Return the nodes, those that only the second draft has last, and the parents that have children in both."""
     nodes: list[_Node] = []
     known: dict[tuple[int, int], int] = {}
-    above = [_add(nodes, known, scored, kind, floor) for scored, kind in ((first, _FIRST), (second, _SECOND))]
+    above = [_add(nodes, known, scored, kind) for scored, kind in ((first, _FIRST), (second, _SECOND))]
     for node in nodes:
         node.survival = node.rate if node.parent == ROOT else node.rate * nodes[node.parent].survival
     return nodes, above[0] & above[1]
 
 
-def _add(
-    nodes: list[_Node], known: dict[tuple[int, int], int], scored: ScoredDraft, kind: int, floor: float
-) -> set[int]:
+def _add(nodes: list[_Node], known: dict[tuple[int, int], int], scored: ScoredDraft, kind: int) -> set[int]:
     """Add a draft's nodes and return their parents."""
     draft, survivals = scored.draft, scored.survivals
     places: list[int] = []
     above: set[int] = set()
     for i, (token, parent, alive) in enumerate(zip(draft.tokens, draft.parents, survivals, strict=True)):
-        if alive <= floor:  # so are all nodes below it
+        if alive <= 0.0:  # so are all nodes below it
             places.append(ROOT)
             continue
         at, rate = (ROOT, alive) if parent == ROOT else (places[parent], alive / survivals[parent])

@@ -3,7 +3,7 @@
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from prolepsis.core.plan import SpecPlan
@@ -14,7 +14,8 @@ from prolepsis.spec.candidate import MERGED, DraftCandidate, DraftRequest, level
 from prolepsis.spec.containment import ContainedProposer
 from prolepsis.spec.cost import CostCurve
 from prolepsis.spec.draft import Draft
-from prolepsis.spec.effort import PROBE_DEPTH, Effort, ExpectedDraft, MarginalCost, StepBaseline
+from prolepsis.spec.effort import RETRY_DEPTH, Effort, ExpectedDraft, MarginalCost, StepBaseline
+from prolepsis.spec.explore import Explore
 from prolepsis.spec.ledger import Ledger, Origin, origin_of
 from prolepsis.spec.proposer import Proposer, SequenceView
 from prolepsis.spec.window import DraftWindow, StepLoad
@@ -59,9 +60,12 @@ class ProposerSet:
         clock: Callable[[], float] = time.perf_counter,
         *,
         watch: CallWatch | None = None,
+        explore: Explore | None = None,
     ) -> None:
         """`watch`: what bounds the calls of proposers; None: nothing does."""
         self.watch = watch or CallWatch()
+        self.explore = explore or Explore()
+        """The budget of calls that are not expected to pay; the engine's, so that `Payback` takes from it too."""
         self.names = tuple(p.name for p in proposers)
         assert len(set(self.names)) == len(self.names), "proposers have different names"
         self.counts = {name: ProposerCounts() for name in self.names}
@@ -75,7 +79,7 @@ class ProposerSet:
         self._acceptance = acceptance
         self._board = Scoreboard(acceptance, self.ledger)
         free_first = sorted(proposers, key=lambda p: not p.free)  # whether the others pay depends on free drafts
-        self._drafters = [_Drafter(self._contain(proposer), self._board) for proposer in free_first]
+        self._drafters = [_Drafter(self._contain(proposer), self._board, self.explore) for proposer in free_first]
         self._removed: dict[str, ContainedProposer] = {}
         self._untold: deque[Callable[[], None]] = deque()
         """Calls of `commit` or `forget` that are still to be made."""
@@ -136,37 +140,44 @@ class ProposerSet:
             contained = self._contain(proposer)
             contained.succeed(self._removed.pop(name, None))
             assert not contained.free, "a free proposer is asked before the others"
-            self._drafters.append(_Drafter(contained, self._board))
+            self._drafters.append(_Drafter(contained, self._board, self.explore))
             self.counts.setdefault(name, ProposerCounts())
         self.names = (*(n for n in self.names if n != name), *([name] if proposer is not None else []))
 
     def propose(
-        self, requests: Sequence[DraftRequest], plan: SpecPlan, load: StepLoad | None = None, *, verify: bool = True
+        self, requests: Sequence[DraftRequest], plan: SpecPlan, load: StepLoad | None = None
     ) -> list[ChosenDraft]:
-        """Return the draft for each decoding sequence, or why it has none.
+        """Return the draft to verify for each request, or why it has none.
 
-        The plan's ceiling is applied here. `load` None: the pass holds just these sequences. Without `verify` the
-        drafts are those that would be verified if these were the only sequences of the pass that draft; they are only
-        compared with the emitted tokens, all of them are judged, and drafts that are verified are chosen as before.
+        Which sequences are judged in a step rotates and never depends on their drafts, so that it adds no bias.
+        `load` None: the pass holds just these sequences.
         """
-        ceiling = plan.ceiling
-        if ceiling <= 0 or not any(request.limit > 0 for request in requests):
-            return [_NO_CAPACITY] * len(requests)
-        self._num_proposed += verify
-        candidates = self._candidates(requests, ceiling, plan, shadow=not verify)
-        load = load or _own_load(requests, ceiling)
-        is_weighed = plan.fixed_depth is None
-        costs = self._marginal_cost(len(requests), load) if is_weighed else None
-        if verify:
-            self._paid = costs
-        before = {} if verify else self.seconds
-        spent_ms = self._contest(candidates, plan, costs)
-        drafts = self._cut(candidates, load, spent_ms, weigh=is_weighed)
-        spent = [()] * len(drafts) if verify or costs is None else self._shadow_costs(drafts, before, costs)
-        return [
-            ChosenDraft(draft, candidate.plain(draft, weighed=is_weighed), shadow_cost)
-            for candidate, draft, shadow_cost in zip(candidates, drafts, spent, strict=True)
+        self._num_proposed += 1
+        stride = 1 + (len(requests) - 1) // _FEW
+        candidates = [
+            DraftCandidate(request, limit, (self._num_proposed + i) % stride == 0, is_counted=not request.always_verify)
+            for i, (request, limit) in enumerate(zip(requests, self._limits(requests, plan), strict=True))
         ]
+        load = load or _own_load(requests)
+        self._paid = self._costs(requests, load, plan)
+        return self._chosen(candidates, plan, load, self._paid)
+
+    def compare(
+        self, requests: Sequence[DraftRequest], plan: SpecPlan, load: StepLoad | None = None
+    ) -> list[ChosenDraft]:
+        """Return the drafts that would be verified if these were the only sequences of the pass that draft.
+
+        They are only compared with the emitted tokens, and all of them are judged; drafts that are verified are chosen
+        as before.
+        """
+        candidates = [
+            DraftCandidate(request, limit, judged=True, is_counted=False)
+            for request, limit in zip(requests, self._limits(requests, plan), strict=True)
+        ]
+        load, before = load or _own_load(requests), self.seconds
+        costs = self._costs(requests, load, plan)
+        chosen = self._chosen(candidates, plan, load, costs)
+        return chosen if costs is None else self._with_costs(chosen, before, costs)
 
     def observe(self, draft: Draft, path: Sequence[int], origin: Origin | None = None) -> None:
         """Count a verified draft of the last step whose nodes `path`, from the root down, were emitted.
@@ -218,95 +229,100 @@ class ProposerSet:
         while self._untold:
             self._untold.popleft()()
 
-    def _candidates(
-        self, requests: Sequence[DraftRequest], ceiling: int, plan: SpecPlan, *, shadow: bool
-    ) -> list[DraftCandidate]:
-        """Return a candidate per sequence; among many, drafts start short and grow where they are kept.
+    def _limits(self, requests: Sequence[DraftRequest], plan: SpecPlan) -> list[int]:
+        """Return the most nodes of each draft; among many, drafts start short and grow where they are kept."""
+        if len(requests) <= _FEW or plan.fixed_depth is not None:
+            return [request.limit for request in requests]
+        return [min(each.limit, _SHORT + 2 * self._kept.get(each.sequence.key, 0)) for each in requests]
 
-        Which sequences are judged in a step rotates and never depends on their drafts, so that it adds no bias.
-        """
-        short = len(requests) > _FEW and plan.fixed_depth is None
-        stride = 1 + (len(requests) - 1) // _FEW
-        candidates = []
-        for i, request in enumerate(requests):
-            limit = min(request.limit, ceiling)
-            if short:
-                limit = min(limit, _SHORT + 2 * self._kept.get(request.sequence.key, 0))
-            judged = shadow or (self._num_proposed + i) % stride == 0
-            candidates.append(DraftCandidate(request.sequence, request, limit, judged, shadow))
-        return candidates
+    def _costs(self, requests: Sequence[DraftRequest], load: StepLoad, plan: SpecPlan) -> MarginalCost | None:
+        """Return the cost of the step's time if all is decoded plainly; None if drafts are not weighed by it."""
+        if plan.fixed_depth is not None:
+            return None
+        pace = self._window.plain_pace(load, max(load.num_sequences, len(requests)))
+        return MarginalCost(self._window.marginal_ms(load) * pace, pace)
 
-    def _contest(self, candidates: Sequence[DraftCandidate], plan: SpecPlan, costs: MarginalCost | None) -> float:
-        """Let the proposers of the plan compete for every sequence that may draft; return the ms of costly ones.
+    def _chosen(
+        self, candidates: Sequence[DraftCandidate], plan: SpecPlan, load: StepLoad, costs: MarginalCost | None
+    ) -> list[ChosenDraft]:
+        """Return the best draft of each candidate; `costs` None: whole, as far as all fit the pass."""
+        if not any(candidate.limit > 0 for candidate in candidates):
+            return [_NO_CAPACITY] * len(candidates)
+        spent_ms = self._contest(candidates, plan, load, costs)
+        drafts = (
+            [candidate.draft for candidate in candidates] if costs is None else self._cut(candidates, load, spent_ms)
+        )
+        drafts = _within_budget(drafts, load.max_draft_tokens)
+        return [
+            ChosenDraft(draft, candidate.plain(draft, weighed=costs is not None))
+            for candidate, draft in zip(candidates, drafts, strict=True)
+        ]
 
-        `costs` None: the depth is fixed.
-        """
-        spent_ms = 0.0
+    def _contest(
+        self, candidates: Sequence[DraftCandidate], plan: SpecPlan, load: StepLoad, costs: MarginalCost | None
+    ) -> float:
+        """Let the proposers of the plan compete for every sequence that may draft; return the ms of costly ones."""
+        spent_ms, number = 0.0, max(load.num_sequences, len(candidates))
         for drafter in self._drafters:
             if plan.proposers is not None and drafter.name not in plan.proposers:
                 continue
             if not drafter.proposer.backs_off():
-                spent_ms += drafter.draft(candidates, costs)
+                spent_ms += drafter.draft(candidates, number, costs)
                 continue
             for candidate in candidates:
                 candidate.in_backoff |= candidate.allows(drafter.name)
         return spent_ms
 
-    def _marginal_cost(self, num_plain: int, load: StepLoad) -> MarginalCost:
-        """Return the cost of the step's time if all is decoded plainly."""
-        pace = self._window.plain_pace(load, num_plain)
-        return MarginalCost(self._window.marginal_ms(load) * pace, pace)
+    def _cut(self, candidates: Sequence[DraftCandidate], load: StepLoad, spent_ms: float) -> list[Draft | None]:
+        """Return the part of each best draft that pays, or all of it where it is verified in any case."""
+        cut = self._window.cut([candidate.survivals for candidate in candidates], load, spent_ms)
+        for candidate, nodes in zip(candidates, cut.nodes, strict=True):
+            if candidate.limit > 0:
+                self._kept[candidate.sequence.key] = len(nodes)
+        return [
+            candidate.draft if candidate.request.always_verify else candidate.selected(nodes)
+            for candidate, nodes in zip(candidates, cut.nodes, strict=True)
+        ]
 
-    def _cut(
-        self, candidates: Sequence[DraftCandidate], load: StepLoad, spent_ms: float, *, weigh: bool
-    ) -> list[Draft | None]:
-        """Return the part of each best draft to verify: the nodes that pay, or without `weigh` all that fit."""
-        drafts = [candidate.draft for candidate in candidates]
-        if weigh:
-            cut = self._window.cut([candidate.survivals for candidate in candidates], load, spent_ms)
-            for i, (candidate, nodes) in enumerate(zip(candidates, cut.nodes, strict=True)):
-                if candidate.limit > 0:
-                    self._kept[candidate.sequence.key] = len(nodes)
-                if not candidate.request.always_verify:
-                    drafts[i] = candidate.selected(nodes)
-        return _within_budget(drafts, load.max_draft_tokens)
-
-    def _shadow_costs(
-        self, drafts: Sequence[Draft | None], before: Mapping[str, float], costs: MarginalCost
-    ) -> list[ShadowCost]:
-        """Return each draft's equal part of all proposers' time, and what verifying it would cost."""
-        number = sum(draft is not None for draft in drafts) or 1
+    def _with_costs(
+        self, chosen: Sequence[ChosenDraft], before: Mapping[str, float], costs: MarginalCost
+    ) -> list[ChosenDraft]:
+        """Return drafts with each one's equal part of all proposers' time, and what verifying it would cost."""
+        number = sum(each.draft is not None for each in chosen) or 1
         seconds = {name: now - before[name] for name, now in self.seconds.items() if now > before[name]}
         drafting = {name: 1000.0 * spent * costs.ms / number for name, spent in seconds.items()}
 
-        def cost(draft: Draft) -> ShadowCost:
+        def cost(draft: Draft | None) -> ShadowCost:
+            if draft is None:
+                return ()
             nodes = Counter(draft.sources or [draft.proposer] * len(draft.tokens))
             names = sorted(drafting.keys() | nodes.keys())
             return tuple((name, drafting.get(name, 0.0), nodes[name] * costs.token) for name in names)
 
-        return [cost(draft) if draft is not None else () for draft in drafts]
+        return [replace(each, shadow_cost=cost(each.draft)) for each in chosen]
 
 
 class _Drafter:
     """One proposer with the effort it is worth: a free one drafts always, a costly one as deep as it pays."""
 
-    def __init__(self, proposer: ContainedProposer, board: Scoreboard) -> None:
+    def __init__(self, proposer: ContainedProposer, board: Scoreboard, explore: Explore) -> None:
         self.proposer = proposer
         self.name = proposer.name
         self._board = board
-        self._effort = None if proposer.free else Effort(one_pass=proposer.one_pass)
+        self._effort = None if proposer.free else Effort(explore, one_pass=proposer.one_pass)
 
-    def draft(self, candidates: Sequence[DraftCandidate], costs: MarginalCost | None) -> float:
+    def draft(self, candidates: Sequence[DraftCandidate], number: int, costs: MarginalCost | None) -> float:
         """Draft for the candidates that allow it; return the milliseconds that a costly proposer took.
 
-        `costs` None: the depth is fixed, and drafts are neither weighed against their cost nor merged.
+        `number`: sequences that decode in the step. `costs` None: the depth is fixed, and drafts are neither weighed
+        against their cost nor merged.
         """
         serves = self.proposer.serves
         served = [each for each in candidates if each.allows(self.name) and serves(each.sequence)]
         if not served:
             return 0.0
         if self._effort is not None and costs is not None:
-            step = StepBaseline(costs, len(candidates), sum(candidate.gain for candidate in candidates))
+            step = StepBaseline(costs, number, sum(candidate.gain for candidate in candidates))
             return self._draft_where_it_pays(self._effort, served, step)
         drafts, ms = self._propose(served, [candidate.limit for candidate in served], costs)
         for candidate, draft in zip(served, drafts, strict=True):
@@ -318,28 +334,23 @@ class _Drafter:
         costs = step.costs
         longest = max(candidate.limit for candidate in candidates)
         alive = self._board.acceptance.survival(self.name, max(2, longest))
-        decision = effort.decide(alive[:longest], [_expected(each, alive) for each in candidates], step)
+        decision = effort.decide([_expected(each, alive) for each in candidates], step)
         chosen: list[DraftCandidate] = []
-        pays: list[bool] = []
+        depth, is_forced = decision.depth, False
         for candidate, is_asked in zip(candidates, decision.asked, strict=True):
             if is_asked or self.name in candidate.request.insists_on:
                 chosen.append(candidate)
-                pays.append(is_asked)
+                is_forced |= not is_asked
             else:
                 candidate.skipped_cost = True
         if not chosen:
             return 0.0
-        depth, threshold = decision.depth, effort.threshold(len(chosen), costs)
-        if not all(pays):
-            depth, threshold = max(depth, PROBE_DEPTH), 0.0
-        threshold /= max(_LEAST_RATE, alive[1] / alive[0])
+        threshold = 0.0 if is_forced else effort.threshold(len(chosen), costs) / max(_LEAST_RATE, alive[1] / alive[0])
+        depth = max(depth, RETRY_DEPTH) if is_forced else depth
         drafts, ms = self._propose(chosen, [min(depth, each.limit) for each in chosen], costs, threshold)
-        gained = 0.0
-        for candidate, draft, is_asked in zip(chosen, drafts, pays, strict=True):
+        for candidate, draft in zip(chosen, drafts, strict=True):
             if draft is not None:
-                gained += is_asked * candidate.join(draft, self._board, costs.token)
-        if any(pays):
-            effort.learn(decision.gain, gained)
+                candidate.join(draft, self._board, costs.token)
         return ms
 
     def _propose(
@@ -356,7 +367,7 @@ class _Drafter:
         sequences, limits = [each.sequence for each in candidates], [each.limit for each in candidates]
         drafts = self.proposer.propose(sequences, depths, limits, threshold)
         seconds = self.proposer.seconds - before
-        weighed = None if any(each.shadow or each.request.always_verify for each in candidates) else costs
+        weighed = costs if all(each.is_counted for each in candidates) else None
         origins = [origin_of(sequence) for sequence in sequences]
         self._board.ledger.ask(self.name, origins, seconds, weighed)
         if self._effort is None:
@@ -376,9 +387,9 @@ def _expected(candidate: DraftCandidate, alive: Sequence[float]) -> ExpectedDraf
 _NO_CAPACITY = ChosenDraft(None, "no_capacity")
 
 
-def _own_load(requests: Sequence[DraftRequest], ceiling: int) -> StepLoad:
+def _own_load(requests: Sequence[DraftRequest]) -> StepLoad:
     num_context = sum(len(request.sequence.tokens) for request in requests)
-    return StepLoad(len(requests), num_context, ceiling * len(requests))
+    return StepLoad(len(requests), num_context, sum(request.limit for request in requests))
 
 
 def _within_budget(drafts: Sequence[Draft | None], budget: int) -> list[Draft | None]:

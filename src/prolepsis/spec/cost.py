@@ -1,4 +1,4 @@
-"""Predicts what a pass of the target costs, as profiled at start; how wrong that is, `spec.comparison` learns.
+"""Predicts what a pass of the target costs, as profiled at start; how wrong that is, `spec.worth` learns.
 
 `ms(tokens, context)`: the tokens that a pass computes, and the cached tokens over all of its sequences.
 """

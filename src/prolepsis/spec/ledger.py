@@ -202,16 +202,12 @@ class DisabledProposers:
     def allowed(
         self,
         origin: Origin,
-        asked: tuple[str, ...] | None,
+        names: tuple[str, ...],
         plan: SpecPlan,
-        names: Sequence[str],
         *,
         compared: bool = False,
-    ) -> tuple[str, ...] | None:
-        """Return the proposers of `asked` (None: all of `names`) that are not disabled; `asked` itself if none is.
-
-        `compared`: their drafts are only compared.
-        """
+    ) -> tuple[str, ...]:
+        """Return the proposers of `names` that are not disabled; `compared`: their drafts are only compared."""
         if plan is not self._plan:
             self._take(plan)
         traffic_class, tenant = origin
@@ -223,13 +219,11 @@ class DisabledProposers:
             and not self._probes(entry)
         }
         disabled |= self._killed
-        if not disabled:
-            return asked
-        return tuple(name for name in (names if asked is None else asked) if name not in disabled)
+        return tuple(name for name in names if name not in disabled) if disabled else names
 
-    def reason(self, asked: tuple[str, ...] | None, names: Sequence[str]) -> PlainReason:
-        """Return why none of `asked` (None: all of `names`) is allowed under the plan that was asked about last."""
-        return "killed" if self._killed.issuperset(names if asked is None else asked) else "breaker_open"
+    def reason(self, names: tuple[str, ...]) -> PlainReason:
+        """Return why none of `names` is allowed under the plan that was asked about last."""
+        return "killed" if self._killed.issuperset(names) else "breaker_open"
 
     def exchange(self, proposer: str) -> None:
         """Another proposer has this name, and its counts began again: grants to it begin now."""

@@ -1,31 +1,34 @@
 """Decides from measured steps whether drafts pay: what drafts cost, and which sequences draft.
 
 Everything a draft adds to a step counts as its cost, the wait of the other sequences included: the milliseconds of
-making and verifying it, as steps show them (`spec.comparison`), at the tokens that all sequences of the step emit in
-that time without drafts. A sequence whose drafts bring less pauses (`spec.pauses`).
+making and verifying it, as steps show them (`spec.worth`), at the tokens that all sequences of the step emit in that
+time without drafts. A sequence whose drafts bring less pauses (`spec.pauses`).
 """
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from prolepsis.spec.comparison import CostCorrection, StepComparison, StepCost
+from prolepsis.spec.explore import Explore
 from prolepsis.spec.pauses import Pauses
+from prolepsis.spec.worth import CostCorrection, StepComparison, StepCost
 
 _OUTLIER = 2.0  # times the longest recent time of making drafts; more than that is a hiccup
-_RESTS = 4  # steps in which all sequences pause, of which one is observed: what all of them tell costs 1 % of a step
+_OBSERVED = 4  # of so many steps in which all sequences pause one is observed: to observe it costs 1 % of a step
 _LONGEST_DECAY = 0.998  # per step in which sequences might draft
 
 
 class Payback:
     """One engine's. A step: `begin`, `correction`, `observe` if it only decoded and `is_due`. `forget` what ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, explore: Explore | None = None) -> None:
+        self.explore = explore or Explore()
         self.start_over()
 
     def start_over(self) -> None:
         """Forget all that was learned."""
-        self._comparison = StepComparison()
-        self._pauses = Pauses()
+        self.explore.start_over()
+        self._comparison = StepComparison(self.explore)
+        self._pauses = Pauses(self.explore)
         self._longest_ms = 0.0
         """Recent time of making drafts in a step."""
         self._num_rests = 0
@@ -36,6 +39,7 @@ class Payback:
 
         `only_decodes`: else the step is not observed, so nothing is left out to compare it with.
         """
+        self.explore.earn(num_sequences)
         awake = self._pauses.begin(keys, num_sequences)
         self._num_rests = 0 if awake else self._num_rests + 1
         if not awake or (only_decodes and self._comparison.wants_reference(num_sequences)):
@@ -45,26 +49,22 @@ class Payback:
     @property
     def is_due(self) -> bool:
         """Whether the step that began is to be observed, if it only decodes."""
-        return self._num_rests % _RESTS == 0
+        return self._num_rests % _OBSERVED == 0
 
     def correction(self, num_sequences: int) -> CostCorrection:
         """Return the correction of predicted costs by which to choose drafts in this step."""
-        return self._comparison.probing_correction(num_sequences)
+        return self._comparison.correction(num_sequences)
 
     def rests(self, key: str) -> bool:
         """Return whether no hidden states of the sequence need be kept for now."""
         return self._pauses.rests(key)
-
-    def is_cheap(self, key: str) -> bool:
-        """Return whether only free proposers shall draft for the sequence for now."""
-        return self._pauses.is_cheap(key)
 
     def observe(self, step: StepCost, drafts: Mapping[str, tuple[int, int]]) -> None:
         """Learn from a step; `drafts`: of each sequence that might draft, nodes verified and tokens gained."""
         if not step.is_sound:
             return
         step = self._without_hiccup(step) if drafts else step
-        self._comparison.observe(step)
+        self._comparison.observe(step, is_idle=bool(drafts))
         if not drafts:
             return
         number = step.num_sequences
@@ -73,7 +73,7 @@ class Payback:
         each = pace * step.drafting_ms / len(drafts)
         per_node = pace * correction.of_drafts(step.verifying_ms, step.num_draft_tokens) / max(1, step.num_draft_tokens)
         for key, (nodes, gained) in drafts.items():
-            self._pauses.record(key, nodes, gained, each + nodes * per_node, number)
+            self._pauses.record(key, nodes, gained - each - nodes * per_node, number)
 
     def _without_hiccup(self, step: StepCost) -> StepCost:
         """Return the step without what making its drafts took beyond all calls before."""

@@ -31,10 +31,11 @@ class ShadowDraft:
 
 _LONGEST_S = 0.002  # of credit: after a quiet time, not more than this is spent at once
 _WEIGHT = 0.05  # of the last step in the means
+_SAMPLE_EVERY_S = 2.0  # at most: often enough for a verdict on a rollout, which takes some sixty requests, in minutes
 
 
 class ShadowBudget:
-    """Lets drafting in shadow have `share` of the passes' time: passes fill a bucket, drafts empty it.
+    """Lets drafts that are only compared have `share` of the passes' time: passes fill a bucket, drafts empty it.
 
     It is for whole requests to draft or not. Were single drafts left out, those made would begin at tokens that time
     chose, where verification would have begun behind the last draft: long stretches of right drafts would be met too
@@ -49,6 +50,7 @@ class ShadowBudget:
         self._each_s = 0.0  # of a step, for a request that drafts
         self._spent_s = 0.0  # since the last pass
         self._active: set[str] = set()
+        self._next_sample_s: float | None = None  # the first comes when the clock has run for so long
 
     def admit(self, request_id: str) -> bool:
         """Return whether a request that begins may draft until it ends."""
@@ -56,6 +58,15 @@ class ShadowBudget:
             return False
         self._active.add(request_id)
         return True
+
+    def admit_sample(self, now_s: float) -> bool:
+        """Return whether a request that begins may have its first drafts compared, though it is not in shadow."""
+        is_due = self._next_sample_s is not None and now_s >= self._next_sample_s
+        if is_due and self._credit_s <= 0.0:
+            return False
+        if is_due or self._next_sample_s is None:
+            self._next_sample_s = now_s + _SAMPLE_EVERY_S
+        return is_due
 
     @property
     def _one_more_fits(self) -> bool:
@@ -67,7 +78,7 @@ class ShadowBudget:
         self._active.discard(request_id)
 
     def spend(self, seconds: float) -> None:
-        """Drafts in shadow took so long."""
+        """Drafts that are compared took so long."""
         self._spent_s += seconds
 
     def passed(self, pass_s: float) -> None:

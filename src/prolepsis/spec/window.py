@@ -7,16 +7,17 @@ G: tokens per ms). Cost curves have steps, so the objective itself is evaluated 
 
 Prefill in the pass has to be paid whenever it comes, and accepted tokens do not make it less; they save passes that
 only decode. So its milliseconds, ms(tokens) - ms(plain tokens), are not part of it: they would make the
-tokens of a busy pass look cheap. What drafts add, and a plain step, count as steps have shown (`spec.comparison`).
+tokens of a busy pass look cheap. What drafts add, and a plain step, count as steps have shown (`spec.worth`).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from prolepsis.spec.comparison import AS_PREDICTED, CostCorrection
 from prolepsis.spec.cost import CostCurve
+from prolepsis.spec.worth import AS_PREDICTED, CostCorrection
 
 _FLOOR = 0.004  # survivals below are never worth verifying
+_LEAST_GAIN = 0.01  # of tokens per millisecond: less is lost again where costs are not known well
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,8 @@ class StepLoad:
     """Draft nodes that still fit the pass."""
     correction: CostCorrection = AS_PREDICTED
     """How costs of steps differ from what is predicted."""
+    num_sequences: int = 0
+    """Decoding sequences of the pass; less than those that draft: just these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,24 +46,18 @@ class Cut:
 
 
 class DraftWindow:
-    """Decides by a cost curve; outside the pass a step takes `overhead_ms`, and `token_overhead_ms` for a draft token.
+    """Decides by a cost curve; outside the pass a step takes `overhead_ms`, and `token_overhead_ms` a draft token."""
 
-    Drafts are verified only if that gains at least the share `min_gain` of tokens per millisecond.
-    """
-
-    def __init__(
-        self, cost: CostCurve, *, overhead_ms: float = 0.7, token_overhead_ms: float = 0.0, min_gain: float = 0.01
-    ) -> None:
+    def __init__(self, cost: CostCurve, *, overhead_ms: float = 0.7, token_overhead_ms: float = 0.0) -> None:
         self.cost = cost
         self._token_overhead = token_overhead_ms
         self._overhead = overhead_ms
-        self._min_gain = min_gain
 
     def cut(
         self,
         survivals: Sequence[
             Sequence[float]
-        ],  # per decoding sequence; empty: no draft. A node's never above its parent's
+        ],  # per sequence that may draft; empty: no draft. A node's never above its parent's
         load: StepLoad,
         spent_ms: float = 0.0,
     ) -> Cut:
@@ -72,7 +69,8 @@ class DraftWindow:
             (-alive, s, node) for s, draft in enumerate(survivals) for node, alive in enumerate(draft) if alive > _FLOOR
         )
         del slots[max(0, load.max_draft_tokens) :]
-        best, tokens, ms = self._best_prefix([-slot[0] for slot in slots], len(survivals), load, spent_ms)
+        number = max(load.num_sequences, len(survivals))
+        best, tokens, ms = self._best_prefix([-slot[0] for slot in slots], number, load, spent_ms)
         nodes: list[list[int]] = [[] for _ in survivals]
         for _, s, node in slots[:best]:
             nodes[s].append(node)
@@ -109,7 +107,7 @@ class DraftWindow:
         base = self.plain_ms(load, num_plain) + spent_ms
         best = (0, tokens, base)
         base -= ratio * table[size]
-        best_rate = (1.0 + self._min_gain) * tokens / best[2]
+        best_rate = (1.0 + _LEAST_GAIN) * tokens / best[2]
         for count, gain in enumerate(alive, 1):
             tokens += gain
             ms = ratio * table[size + count] + count * each + base

@@ -71,7 +71,7 @@ def assemble(
             max_step_tokens=config.max_step_tokens,
             max_model_len=max_model_len,
             shadow_cost=config.shadow_cost,
-            payback=Payback(),
+            payback=Payback(proposers.explore),
         ),
         runner=DataPlaneRunner(plane, lambda: scheduler.running),
         verifier=Verification(sampler, max_model_len=max_model_len),

@@ -5,8 +5,8 @@ A request says so in `vllm_xargs`: `prolepsis_mode` (on, off, shadow), `prolepsi
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Literal, Protocol, get_args
 from zlib import crc32
@@ -22,7 +22,6 @@ from prolepsis.sampling.sampler import Sampler
 from prolepsis.spec.acceptance import AcceptanceEstimator
 from prolepsis.spec.candidate import DraftRequest
 from prolepsis.spec.choose import ProposerSet
-from prolepsis.spec.comparison import StepCost
 from prolepsis.spec.cost import flat_cost
 from prolepsis.spec.draft import Draft, chain
 from prolepsis.spec.ledger import origin_of
@@ -31,6 +30,7 @@ from prolepsis.spec.proposer import Proposer
 from prolepsis.spec.shadow import ShadowDraft
 from prolepsis.spec.verify import SequenceStep, verify_batch
 from prolepsis.spec.window import DraftWindow, StepLoad
+from prolepsis.spec.worth import StepCost
 
 Mode = Literal["on", "off", "shadow"]
 MODES: tuple[Mode, ...] = get_args(Mode)
@@ -185,7 +185,7 @@ class ServedRequests:
         self._requests = requests
         window = DraftWindow(flat_cost(), token_overhead_ms=0.01)
         self._proposers = ProposerSet(proposers, window, AcceptanceEstimator(), sampler.vocab_size, clock)
-        self._payback = Payback()
+        self._payback = Payback(self._proposers.explore)
         self._sampler = sampler
         self._plan = SpecPlan(num_speculative_tokens=num_speculative_tokens)
         self._clock = clock
@@ -229,10 +229,9 @@ class ServedRequests:
         may_draft = [one.sequence.key for one in asked if one.limit and self._mode(one) == "on"]
         awake = self._payback.begin(may_draft, len(keys)) if may_draft else frozenset()
         context = sum(len(sequence.tokens) for sequence in sequences)
-        load = StepLoad(len(keys), context, self._plan.ceiling * len(keys), self._payback.correction(len(keys)))
-        self._draft([one if one.sequence.key in awake else replace(one, limit=0) for one in asked], load, verify=True)
-        shadow = [one if self._mode(one) == "shadow" else replace(one, limit=0) for one in asked]
-        self._draft(shadow, load, verify=False)
+        number = len(keys)
+        load = StepLoad(number, context, self._plan.ceiling * number, self._payback.correction(number), number)
+        self._draft([one for one in asked if one.limit], awake, load)
         is_observed = self._payback.is_due and all(is_decoding)
         self._step = _Step(list(keys), awake, context, began, self._clock()) if is_observed else None
         return [[] if sequence.draft is None else list(sequence.draft.tokens) for sequence in sequences]
@@ -252,17 +251,14 @@ class ServedRequests:
     def _mode(self, asked: DraftRequest) -> Mode:
         return self._sequences[asked.sequence.key].mode
 
-    def _draft(self, asked: Sequence[DraftRequest], load: StepLoad, *, verify: bool) -> None:
-        """Give sequences a draft, to verify or else to compare, where it pays."""
-        if not any(one.limit for one in asked):
-            return
-        chosen = self._proposers.propose(asked, self._plan, load, verify=verify)
-        for one, choice in zip(asked, chosen, strict=True):
-            if choice.draft is None:
-                continue
-            if verify:
-                self._sequences[one.sequence.key].draft = choice.draft
-            else:
+    def _draft(self, asked: Sequence[DraftRequest], awake: Collection[str], load: StepLoad) -> None:
+        """Give sequences a draft to verify, those in shadow to compare, where it pays."""
+        verified = [one for one in asked if one.sequence.key in awake]
+        for one, choice in zip(verified, self._proposers.propose(verified, self._plan, load), strict=True):
+            self._sequences[one.sequence.key].draft = choice.draft
+        compared = [one for one in asked if self._mode(one) == "shadow"]
+        for one, choice in zip(compared, self._proposers.compare(compared, self._plan, load), strict=True):
+            if choice.draft is not None:
                 self._sequences[one.sequence.key].shadow = ShadowDraft(choice.draft)
 
     def _observe(self, step: "_Step", drafted: Sequence[int], emitted: Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-"""Compares steps that verify drafts with steps that do not: what verifying costs, over what it was predicted to cost.
+"""What steps with drafts are worth: how much they differ from what was predicted, by load.
 
 Steps without drafts tell what a plain step takes, over its prediction. What a step with drafts takes beyond that, less
 what making the drafts took, is the cost of verifying them, wherever it arises. Both are learned, so the predictions may
@@ -15,21 +15,18 @@ without drafts soon tells whether they have changed or all steps have.
 import math
 from dataclasses import dataclass
 
+from prolepsis.spec.explore import Explore
+
 _PLAIN_DECAY = 0.94  # per step without drafts
-_DECAY = 0.98  # per step with drafts
+_DECAY = 0.98  # per step with drafts, and per step that verified none of those it might have
 _PRIOR, _PRIOR_TOKENS = 0.1, 2.0  # plain steps of predicted cost, and draft tokens, that stand for what is known before
-_LEAST = 0.2  # of the ratio
+_FIRST, _LEAST = 0.4, 0.2  # ratio of the cost of verifying where nothing is known, so that it becomes known; the least
 _OUTLIER = 2.0  # a step counts at most so much longer than expected, or shorter: a compile, a page fault
-_SHARE = 0.003  # of the tokens that references may lose
-_SHARE_IN_DOUBT = 0.02  # where the last ones may no longer tell what a plain step takes, or were few
 _FEW = 4.0  # plain steps
 _SURPRISE, _SURPRISE_DECAY = 0.3, 0.7  # three steps in a row that are off by a sixth, or more that are by a tenth
 _MOST_SURPRISE = 0.15  # of one step: chance makes single ones long
 _CHANGED = 0.15  # of the logarithm of a plain step's time: it counts as much as all before
-_SHORTEST, _LONGEST = 8, 256  # steps with drafts between two references
-_FIRST_STEPS, _FIRST_RATIO = 8, 0.4  # where nothing is known, drafts are verified at so much of the cost
-_PATIENCE, _MOST_PATIENCE = 16, 1024  # steps that might draft and draft nothing, before the cost is forgotten
-_ENOUGH = 16.0  # steps with drafts that tell whether they pay
+_SHORTEST = 8  # steps with drafts between two references
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,28 +76,29 @@ AS_PREDICTED = CostCorrection()
 class StepComparison:
     """All loads. A load is the number of decoding sequences, up to a power of two."""
 
-    def __init__(self) -> None:
+    def __init__(self, explore: Explore) -> None:
+        self._explore = explore
         self._loads: dict[int, _Load] = {}
         self._last = _Load()  # that was observed last: what to expect of one that was never met
 
     def correction(self, num_sequences: int) -> CostCorrection:
         """Return the correction as steps showed it."""
-        return self._of(num_sequences).correction()
-
-    def probing_correction(self, num_sequences: int) -> CostCorrection:
-        """Count a step that may draft and return the correction to decide by.
-
-        A cost that is too high would stay so, as no draft would be verified: after some steps without any it is
-        forgotten, after more each time while drafts do not pay.
-        """
-        return self._of(num_sequences).probing_correction()
+        return self._of(num_sequences).correction
 
     def wants_reference(self, num_sequences: int) -> bool:
         """Count a step that would have drafts; return whether it shall have none, to be compared with."""
-        return self._of(num_sequences).wants_reference()
+        load = self._of(num_sequences)
+        load.num_waited += 1
+        if load.num_waited < _SHORTEST:
+            return False
+        return self._explore.grant("doubt" if load.is_in_doubt else "reference", num_sequences * load.gain)
 
-    def observe(self, step: StepCost) -> None:
-        """Learn from a step; one that is not sound, as where its requests failed, tells nothing."""
+    def observe(self, step: StepCost, *, is_idle: bool = False) -> None:
+        """Learn from a step; one that is not sound, as where its requests failed, tells nothing.
+
+        `is_idle`: sequences might have drafted, and no draft was worth verifying. What verifying costs fades then: a
+        cost that is too high would stay so, as nothing else corrects it.
+        """
         if not step.is_sound:
             return
         self._last = self._of(step.num_sequences)
@@ -108,6 +106,8 @@ class StepComparison:
             self._last.observe_drafts(step)
         else:
             self._last.observe_plain(step)
+            if is_idle:
+                self._last.fade()
 
     def _of(self, num_sequences: int) -> "_Load":
         band = load_band(num_sequences)
@@ -126,7 +126,7 @@ def load_band(num_sequences: int) -> int:
 class _Verifying:
     """What verifying costs: `ratio` times what is predicted, and `token` plain steps for each draft token."""
 
-    ratio: float = 1.0
+    ratio: float
     token: float = 0.0
 
 
@@ -139,45 +139,51 @@ class _Load:
         self._weight = 1.0 if self._plain else 0.0
         self.plain_ms: float = before.plain_ms if before else 0.0
         """Of the last step without its drafts, as measured."""
-        self._prior = before.verifying if before else _Verifying()
+        self._prior = before.verifying if before else _Verifying(_FIRST)
         self._excess = self._predicted = 0.0  # in plain steps: measured less predicted, and predicted
         self._num_drafted = 0.0  # draft tokens
-        self._tokens = self._time = self._steps = 0.0  # of steps with drafts; time and tokens in those of plain steps
-        self._waited = 0  # steps since the last one without drafts
+        self._tokens = self._time = 0.0  # of steps with drafts, in those of plain steps
+        self.num_waited = 0
+        """Steps since the last one without drafts."""
         self._surprise = 0.0  # decayed sum over them: the logarithm of measured over expected time
-        self._is_in_doubt = True
-        self._idle, self._patience = 0, _PATIENCE  # steps without drafts that might have had some
-        self._num_asked = 0
+        self.is_in_doubt = True
+        """The last plain steps were few, or may no longer tell what one takes."""
 
     @property
     def plain_ratio(self) -> float:
         return self._plain / self._weight if self._weight else 0.0
 
     @property
+    def gain(self) -> float:
+        """Tokens that steps with drafts bring a sequence beyond plain ones, in the time of a plain step."""
+        return self._tokens / self._time - 1.0 if self._time else 0.0
+
+    @property
     def verifying(self) -> _Verifying:
         """In plain steps, so that the machine's speed does not change it."""
         excess = self._excess + _PRIOR * (self._prior.ratio - 1.0) + _PRIOR_TOKENS * self._prior.token
         if excess > 0.0:
-            return _Verifying(token=excess / (self._num_drafted + _PRIOR_TOKENS))
-        return _Verifying(ratio=max(_LEAST, 1.0 + excess / (self._predicted + _PRIOR)))
+            return _Verifying(1.0, excess / (self._num_drafted + _PRIOR_TOKENS))
+        return _Verifying(max(_LEAST, 1.0 + excess / (self._predicted + _PRIOR)))
 
-    def correction(self, part: float = 1.0) -> CostCorrection:
+    @property
+    def correction(self) -> CostCorrection:
         plain, verifying = self.plain_ratio or 1.0, self.verifying
-        return CostCorrection(plain, part * plain * verifying.ratio, part * self.plain_ms * verifying.token)
+        return CostCorrection(plain, plain * verifying.ratio, self.plain_ms * verifying.token)
 
     def observe_plain(self, step: StepCost) -> None:
         ratio, known = (step.ms - step.drafting_ms) / step.plain_ms, self.plain_ratio
         if _OUTLIER * ratio < known:  # nothing makes a step faster than it is: those before were disturbed
             self._plain = self._weight = 0.0
-            self._forget_drafts()
+            self._excess = self._predicted = self._num_drafted = self._tokens = self._time = 0.0
         elif known and abs(math.log(ratio / known)) > _CHANGED:
             ratio = min(ratio, _OUTLIER * known)
             self._plain, self._weight = known, 1.0
         self._plain = _PLAIN_DECAY * self._plain + ratio
         self._weight = _PLAIN_DECAY * self._weight + 1.0
         self.plain_ms = self.plain_ratio * step.plain_ms
-        self._waited, self._surprise = 0, 0.0
-        self._is_in_doubt = self._weight < _FEW
+        self.num_waited, self._surprise = 0, 0.0
+        self.is_in_doubt = self._weight < _FEW
 
     def observe_drafts(self, step: StepCost) -> None:
         if not self._weight:
@@ -189,42 +195,22 @@ class _Load:
         time = _within(step.ms / plain_ms, expected)
         surprise = min(_MOST_SURPRISE, max(-_MOST_SURPRISE, math.log(time / expected)))
         self._surprise = _SURPRISE_DECAY * self._surprise + surprise
-        self._is_in_doubt |= abs(self._surprise) > _SURPRISE
-        self._excess = _DECAY * self._excess + time - 1.0 - drafting - predicted
-        self._predicted = _DECAY * self._predicted + predicted
-        self._num_drafted = _DECAY * self._num_drafted + step.num_draft_tokens
+        self.is_in_doubt |= abs(self._surprise) > _SURPRISE
+        self.fade()
+        self._excess += time - 1.0 - drafting - predicted
+        self._predicted += predicted
+        self._num_drafted += step.num_draft_tokens
         self.plain_ms = plain_ms
-        self._time = _DECAY * self._time + time
-        self._tokens = _DECAY * self._tokens + step.num_tokens / step.num_sequences
-        self._steps = _DECAY * self._steps + 1.0
-        self._idle = 0
-        if self._steps >= _ENOUGH and self._tokens > self._time:
-            self._patience = _PATIENCE
+        self._time += time
+        self._tokens += step.num_tokens / step.num_sequences
 
-    def probing_correction(self) -> CostCorrection:
-        self._idle += 1
-        if self._idle > self._patience:
-            self._idle, self._patience = 0, min(_MOST_PATIENCE, 2 * self._patience)
-            self._forget_drafts()
-            self._prior, self._num_asked = _Verifying(), 0
-        self._num_asked += 1
-        return self.correction(_FIRST_RATIO if self._num_asked <= _FIRST_STEPS else 1.0)
-
-    def _forget_drafts(self) -> None:
-        self._excess = self._predicted = self._num_drafted = self._tokens = self._time = self._steps = 0.0
-
-    def wants_reference(self) -> bool:
-        """References come the more rarely, the more a step without drafts loses: `_SHARE` of the tokens at most.
-
-        While the last ones are in doubt, `_SHARE_IN_DOUBT` of them at most; what seems to be lost counts for nothing
-        where steps with drafts seem to be faster than those without.
-        """
-        self._waited += 1
-        if self._steps < 1.0 or (self._is_in_doubt and self._time < self._steps):
-            return self._waited >= _SHORTEST
-        lost = self._steps / self._time - self._steps / self._tokens  # of a step's tokens
-        share = _SHARE_IN_DOUBT if self._is_in_doubt else _SHARE
-        return self._waited >= min(_LONGEST, max(_SHORTEST, lost / share))
+    def fade(self) -> None:
+        """Let what is known of steps with drafts count less."""
+        self._excess *= _DECAY
+        self._predicted *= _DECAY
+        self._num_drafted *= _DECAY
+        self._time *= _DECAY
+        self._tokens *= _DECAY
 
 
 def _within(value: float, expected: float) -> float:

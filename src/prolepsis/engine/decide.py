@@ -1,0 +1,273 @@
+"""Decides for each row of a step whether a draft is made to verify, made to compare, or none: a verdict.
+
+Plan and choice of the request are read here and nowhere else. The order in which limits apply is in
+docs/reference/ceilings.md.
+"""
+
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from prolepsis.core.config import CANDIDATE_HEAD
+from prolepsis.core.kill_scope import kill_scope
+from prolepsis.core.plan import SpecPlan
+from prolepsis.core.requests import SpeculationChoice
+from prolepsis.core.stats import PlainReason
+from prolepsis.engine.request import Request, SequenceState
+from prolepsis.engine.rows import Row
+from prolepsis.spec.candidate import DraftRequest
+from prolepsis.spec.choose import ProposerSet
+from prolepsis.spec.ledger import DisabledProposers, origin_of
+from prolepsis.spec.payback import Payback
+from prolepsis.spec.shadow import ShadowBudget
+
+SAMPLED_DRAFTS = 2
+"""Drafts of a sampled request that are compared."""
+_ENOUGH, _MEMORY_S = 8, 15.0
+"""Requests with a decided draft, and the time in which there were so many where nothing has to be sampled."""
+_OFF = SpeculationChoice("off")
+
+
+@dataclass(frozen=True, slots=True)
+class Plain:
+    """No draft is made."""
+
+    reason: PlainReason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A draft is made, and verified as far as it pays."""
+
+    request: DraftRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Compare:
+    """A draft is made and only compared with the tokens that are emitted."""
+
+    request: DraftRequest
+    reason: PlainReason | None = None
+    """Why it is not verified; None: its request is in shadow. Others are sampled, to judge proposers seldom asked."""
+
+
+Verdict = Plain | Ask | Compare
+_PLAIN = Plain()
+
+
+@dataclass(slots=True)
+class _Admission:
+    """Decided once for a request, when its first row comes."""
+
+    is_refused: bool
+    """It is in shadow, and the budget of shadow has no room for it."""
+    num_samples: int = 0
+    """Drafts that are still to be compared, of a request that is not in shadow."""
+
+
+class Decisions:
+    """One engine's. A step: `begin`, then `note` for each row to compare; `forget` what ended."""
+
+    def __init__(
+        self,
+        proposers: ProposerSet,
+        shadow_budget: ShadowBudget,
+        payback: Payback | None,
+        *,
+        max_model_len: int,
+        clock: Callable[[], float],
+    ) -> None:
+        """`payback` None: drafts cost what is predicted, and no request is sampled."""
+        self.payback = payback
+        self.awake: Collection[str] | None = None
+        """Sequences whose drafts are weighed and that may draft in this step; None: drafts are not weighed."""
+        self.num_sampled = 0
+        self._paused: Collection[str] = ()
+        self._proposers = proposers
+        self._shadow_budget = shadow_budget
+        self._clock = clock
+        self._max_model_len = max_model_len
+        self._disabled = DisabledProposers(proposers.ledger)
+        self._admissions: dict[str, _Admission] = {}
+        self._ended: dict[tuple[str, str], deque[float]] = {}
+        """Times at which the last requests ended that had a draft decided, by proposer and traffic class."""
+
+    def begin(self, rows: Sequence[Row], plan: SpecPlan, room: int) -> list[Verdict]:
+        """Return a verdict for each row; `room`: draft nodes that fit the pass."""
+        self.awake, self._paused = None, ()
+        if not self.drafts(plan):
+            return [_PLAIN] * len(rows)
+        choices = [self._choice(row.sequence, plan) for row in rows]
+        self._pause(rows, choices, plan)
+        return [self._verdict(row, choice, plan, room) for row, choice in zip(rows, choices, strict=True)]
+
+    def drafts(self, plan: SpecPlan) -> bool:
+        """Return whether the plan lets any proposer draft."""
+        return plan.ceiling > 0 and bool(self._proposers.names)
+
+    def is_paused(self, key: str) -> bool:
+        """Return whether a sequence was left without drafts in this step, as they do not pay now."""
+        return key in self._paused
+
+    def may_draft(self, plan: SpecPlan, sequence: SequenceState, proposer: str | None = None) -> bool:
+        """Return whether any proposer, or `proposer`, may draft for the sequence, to verify or to compare."""
+        if self._rests(sequence) or not self.drafts(plan):  # first, as it holds for most rows of most steps
+            return False
+        choice = self._choice(sequence, plan)
+        if not choice.enabled:
+            return False
+        if proposer is None:
+            return True
+        is_killed = kill_scope("proposer", proposer) in plan.killed
+        return not is_killed and choice.num_speculative_tokens != 0 and proposer in self._named(sequence, plan)
+
+    def barred(self, sequence: SequenceState, plan: SpecPlan) -> PlainReason | None:
+        """Return what stops all proposers that might draft for the sequence; None: not all are stopped."""
+        names = self._named(sequence, plan)
+        is_barred = names and not self._disabled.allowed(origin_of(sequence), names, plan)
+        return self._disabled.reason(names) if is_barred else None
+
+    def note(self, row: Row) -> None:
+        """Count a draft that is compared of a sampled request."""
+        admission = self._admissions[row.sequence.request.request_id]
+        admission.num_samples -= admission.num_samples > 0 and row.shadow is not None
+
+    def exchange(self, proposer: str) -> None:
+        """Another proposer has this name, of which no draft was decided."""
+        self._disabled.exchange(proposer)
+        self._ended = {key: ended for key, ended in self._ended.items() if key[0] != proposer}
+
+    def forget(self, sequence: SequenceState) -> None:
+        """The sequence ended."""
+        request = sequence.request
+        if self.payback is not None:
+            self.payback.forget(sequence.key)
+        if sequence is request.sequences[0]:
+            for name in {*request.stats.proposers, *request.stats.shadow}:
+                ended = self._ended.setdefault((name, sequence.traffic_class), deque(maxlen=_ENOUGH))
+                ended.append(self._clock())
+        if not request.live:
+            self._admissions.pop(request.request_id, None)
+            self._shadow_budget.end(request.request_id)
+
+    def _choice(self, sequence: SequenceState, plan: SpecPlan) -> SpeculationChoice:
+        """Return what the request may do now: nothing if it is a replay, not admitted to shadow, or stopped."""
+        source = sequence.request.source
+        choice = source.speculation
+        is_stopped = choice.rollout_run in plan.stopped or plan.kills(source.kill_scopes)
+        is_off = is_stopped or sequence.replays is not None or self._admission(sequence.request, plan).is_refused
+        return _OFF if is_off else choice
+
+    def _admission(self, request: Request, plan: SpecPlan) -> _Admission:
+        known = self._admissions.get(request.request_id)
+        if known is None:
+            is_shadow = request.source.speculation.mode == "shadow" and not request.source.is_replay
+            is_refused = is_shadow and not self._shadow_budget.admit(request.request_id)
+            known = self._admissions[request.request_id] = _Admission(is_refused)
+            if self._is_sampled(request, plan):
+                known.num_samples = SAMPLED_DRAFTS
+                self.num_sampled += 1
+        return known
+
+    def _is_sampled(self, request: Request, plan: SpecPlan) -> bool:
+        """Return whether a request that begins is sampled: a proposer that may draft for it is seldom judged."""
+        choice, sequence = request.source.speculation, request.sequences[0]
+        if self.payback is None or choice.mode != "auto" or plan.fixed_depth is not None:
+            return False
+        if choice.num_speculative_tokens == 0 or request.source.is_replay:
+            return False
+        allowed = self._allowed(sequence, plan, compared=True)
+        names = [name for name in allowed if name not in self._proposers.out]
+        costly = [name for name in names if name not in self._proposers.free]
+        now = self._clock()
+        is_seldom = any(self._is_seldom(name, sequence.traffic_class, now) for name in costly or names)
+        return is_seldom and self._shadow_budget.admit_sample(now)
+
+    def _is_seldom(self, proposer: str, traffic_class: str, now: float) -> bool:
+        ended = self._ended.get((proposer, traffic_class))
+        return ended is None or len(ended) < _ENOUGH or now - ended[0] > _MEMORY_S
+
+    def _pause(self, rows: Sequence[Row], choices: Sequence[SpeculationChoice], plan: SpecPlan) -> None:
+        """Find the sequences whose drafts do not pay now."""
+        decoding = [(row.sequence.key, choice.mode) for row, choice in zip(rows, choices, strict=True) if row.decodes]
+        keys = [key for key, mode in decoding if mode == "auto"]
+        if self.payback is None or plan.fixed_depth is not None or not keys:
+            return
+        self.awake = self.payback.begin(keys, len(decoding), only_decodes=len(decoding) == len(rows))
+        self._paused = frozenset(keys).difference(self.awake)
+
+    def _verdict(self, row: Row, choice: SpeculationChoice, plan: SpecPlan, room: int) -> Verdict:
+        sequence = row.sequence
+        if not row.decodes:
+            return _PLAIN
+        if not choice.enabled:
+            return Plain("shadow_budget") if self._admission(sequence.request, plan).is_refused else _PLAIN
+        if choice.mode == "shadow":
+            is_free = sequence.shadow is None
+            return Compare(self._request(sequence, choice, plan, room)) if is_free else _PLAIN
+        if sequence.key not in self._paused:
+            return Ask(self._request(sequence, choice, plan, room))
+        reason = self._pause_reason(sequence, plan)
+        if self._is_sample(sequence):
+            return Compare(self._sample(sequence, choice, plan, room), reason)
+        return Plain(reason)
+
+    def _pause_reason(self, sequence: SequenceState, plan: SpecPlan) -> PlainReason:
+        reason = self.barred(sequence, plan) if plan.disabled or plan.killed else None
+        return reason or "too_costly"
+
+    def _is_sample(self, sequence: SequenceState) -> bool:
+        request = sequence.request
+        admission = self._admissions[request.request_id]
+        return admission.num_samples > 0 and sequence is request.sequences[0] and sequence.shadow is None
+
+    def _sample(self, sequence: SequenceState, choice: SpeculationChoice, plan: SpecPlan, room: int) -> DraftRequest:
+        """Ask for a draft of all proposers, whether or not it pays."""
+        limit = self._limit(sequence, choice, plan, room)
+        allowed = self._allowed(sequence, plan, compared=True)
+        return DraftRequest(sequence, limit, allowed, always_verify=True, insists_on=allowed)
+
+    def _request(self, sequence: SequenceState, choice: SpeculationChoice, plan: SpecPlan, room: int) -> DraftRequest:
+        allowed = self._allowed(sequence, plan)
+        limit, is_forced = self._limit(sequence, choice, plan, room), choice.mode == "on"
+        return DraftRequest(sequence, limit, allowed, is_forced, (choice.proposers or ()) if is_forced else ())
+
+    def _limit(self, sequence: SequenceState, choice: SpeculationChoice, plan: SpecPlan, room: int) -> int:
+        """Return the most draft nodes of a sequence in this step: the least of all ceilings that are known before it.
+
+        A step emits one token more than it accepts.
+        """
+        asked = plan.ceiling if choice.num_speculative_tokens is None else choice.num_speculative_tokens
+        left = sequence.params.max_tokens - sequence.num_output_tokens - 1
+        return max(0, min(plan.ceiling, asked, left, self._max_model_len - len(sequence.tokens) - 1, room))
+
+    def _allowed(self, sequence: SequenceState, plan: SpecPlan, *, compared: bool = False) -> tuple[str, ...]:
+        """Return the proposers that may draft for the sequence, less those that are disabled.
+
+        `compared`: its draft is only compared, which is allowed of more.
+        """
+        names = self._named(sequence, plan)
+        if plan.disabled or plan.killed:
+            return self._disabled.allowed(origin_of(sequence), names, plan, compared=compared)
+        return names
+
+    def _named(self, sequence: SequenceState, plan: SpecPlan) -> tuple[str, ...]:
+        """Return the proposers of plan and request; a candidate head has to be named by the request."""
+        named, names = sequence.request.source.speculation.proposers, self._proposers.names
+        return tuple(
+            name
+            for name in names
+            if (plan.proposers is None or name in plan.proposers)
+            and (name != CANDIDATE_HEAD if named is None else name in named)
+        )
+
+    def _rests(self, sequence: SequenceState) -> bool:
+        """Return whether nothing of the sequence need be kept for a proposer now, as its drafts do not pay.
+
+        What a head reads of a sampled request's prompt waits for its first draft, which pays for it.
+        """
+        request = sequence.request
+        if self.payback is None or request.source.speculation.mode != "auto" or not self.payback.rests(sequence.key):
+            return False
+        admission = self._admissions.get(request.request_id)
+        return not (admission is not None and admission.num_samples and sequence.num_output_tokens)
