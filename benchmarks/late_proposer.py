@@ -30,6 +30,7 @@ from prolepsis.controls.file import ControlsFile
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.errors import DeadlineExceeded
 from prolepsis.core.events import Event, Failed
+from prolepsis.core.messages import ApplyPlan
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
 from prolepsis.engine.build import FREE_PROPOSERS, assemble
@@ -140,7 +141,7 @@ async def measure(seconds_of_call: float | None, loaded: LoadedModel, given: arg
     FREE_PROPOSERS[BAD] = lambda _: Bad(seconds_of_call)
     config = EngineConfig(max_model_len=8192, kv_memory="512MiB", propose_limit_ms=given.limit_ms, draft_head="none")
     client = ThreadEngineClient(assemble(config, loaded))
-    plan = EffectivePlan(SpecPlan(), client.apply_plan)
+    plan = EffectivePlan(SpecPlan(), lambda plan: client.send(ApplyPlan(plan)))
     with tempfile.TemporaryDirectory() as folder:
         controls = Controls(ControlsFile(Path(folder) / "controls.json"))
         breakers = Breakers(BreakerSettings())

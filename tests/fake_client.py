@@ -9,6 +9,7 @@ from prolepsis.core.client_draft import ClientDraft
 from prolepsis.core.config import CANDIDATE_HEAD, DRAFT_HEAD, HeadProposerName
 from prolepsis.core.errors import MemoryPlanError, ModelLoadError
 from prolepsis.core.events import Aborted, Event, Finished, FinishReason, Terminal, Tokens
+from prolepsis.core.messages import Abort, ApplyPlan, Control, OfferDraft, StopRun
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import ProposerMemory, RequestStats, TrafficClassCounts
@@ -36,7 +37,7 @@ class FakeEngineClient:
         self.info = info
         self.requests: list[GenerateRequest] = []
         self.aborted: list[str] = []
-        """Ids of requests that were aborted, by `abort` or by closing their iterator early."""
+        """Ids of requests that were aborted, by a message or by closing their iterator early."""
         self.offered: list[tuple[str, ClientDraft]] = []
         self.plans: list[SpecPlan] = []
         self.stopped: list[str] = []
@@ -84,19 +85,17 @@ class FakeEngineClient:
                 self.aborted.append(request.request_id)
             self._aborts.pop(request.request_id, None)
 
-    def abort(self, request_id: str) -> None:
-        if request_id in self._aborts:
-            self.aborted.append(request_id)
-            self._aborts[request_id].set()
-
-    def offer_draft(self, request_id: str, draft: ClientDraft) -> None:
-        self.offered.append((request_id, draft))
-
-    def apply_plan(self, plan: SpecPlan) -> None:
-        self.plans.append(plan)
-
-    def stop_run(self, name: str) -> None:
-        self.stopped.append(name)
+    def send(self, control: Control) -> None:
+        match control:
+            case Abort(request_id) if request_id in self._aborts:
+                self.aborted.append(request_id)
+                self._aborts[request_id].set()
+            case OfferDraft(request_id, draft):
+                self.offered.append((request_id, draft))
+            case ApplyPlan(plan):
+                self.plans.append(plan)
+            case StopRun(run):
+                self.stopped.append(run)
 
     async def heads(self) -> Sequence[InstalledHead]:
         if self.heads_error is not None:

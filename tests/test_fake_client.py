@@ -6,6 +6,7 @@ import pytest
 
 from prolepsis.core.errors import ContextTooLong
 from prolepsis.core.events import Aborted, Finished, Tokens
+from prolepsis.core.messages import Abort
 from prolepsis.engine.client import EngineClient
 from tests.fake_client import FakeEngineClient, answer
 from tests.fakes import request
@@ -22,7 +23,7 @@ async def test_script_without_an_end_waits_for_the_abort() -> None:
     client = FakeEngineClient(lambda source: [Tokens(source.request_id, 0, (1,), position=0), 60.0])
     stream = client.generate(request("a", [9]))
     await anext(stream)
-    asyncio.get_running_loop().call_later(0.01, client.abort, "a")
+    asyncio.get_running_loop().call_later(0.01, client.send, Abort("a"))
     assert isinstance(await anext(stream), Aborted)
     assert client.aborted == ["a"]
 

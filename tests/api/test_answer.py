@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from prolepsis.core.errors import ContextTooLong, DeadlineExceeded, EngineDead, EngineError, GrammarFailed
+from prolepsis.core.messages import Abort
 from tests.api.conftest import served
 from tests.api.fakes import FakeEngine
 from tests.fake_client import INFO
@@ -124,7 +125,7 @@ async def test_an_abort_from_outside_is_an_error_to_the_client(client: Connect) 
     engine = FakeEngine(hold_after=1)
     answer = asyncio.create_task(client(engine).post("/v1/chat/completions", json=CHAT))
     await asyncio.wait_for(engine.asked.wait(), 5)
-    engine.abort(engine.requests[0].request_id)
+    engine.send(Abort(engine.requests[0].request_id))
     response = await answer
     assert response.status_code == 503
     assert response.json()["error"]["code"] == "request_aborted"

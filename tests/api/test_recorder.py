@@ -179,7 +179,7 @@ def test_texts_of_prompt_and_answer_are_not_in_the_file(store: Store, tmp_path: 
 async def test_run_and_arm_of_a_rollout_are_recorded(store: Store, tmp_path: Path) -> None:
     (tmp_path / "policy.yaml").write_text(POLICY)
     engine, metrics = FakeEngine(), Metrics()
-    rollouts = Rollouts(memory_store(), engine.stop_run, metrics.registry, model="tiny")
+    rollouts = Rollouts(memory_store(), engine.send, metrics.registry, model="tiny")
     policies = Policies(PolicyFile(tmp_path / "policy.yaml"), (), rollouts)
     app = build(
         ServerConfig(),
@@ -204,7 +204,7 @@ async def test_flag_decisions_are_recorded_with_their_reason(store: Store, tmp_p
     config = ServerConfig(controls_file=tmp_path / "controls.json")
     (tmp_path / "policy.yaml").write_text("rules: [{name: new, match: {flag: new}, mode: on}]")
     engine, metrics = FakeEngine(), Metrics()
-    rollouts = Rollouts(memory_store(), engine.stop_run, metrics.registry, model="tiny")
+    rollouts = Rollouts(memory_store(), engine.send, metrics.registry, model="tiny")
     policies = Policies(PolicyFile(tmp_path / "policy.yaml"), (), rollouts)
     app = build(
         config,

@@ -180,7 +180,7 @@ async def test_a_rule_says_what_is_kept_of_its_requests(store: Store, tmp_path: 
         "  - {name: quiet, match: {max_tokens: {max: 5}}, mode: on, audit: {percentage: 0}}\n"
     )
     engine, metrics = FakeEngine(), Metrics()
-    rollouts = Rollouts(memory_store(), engine.stop_run, metrics.registry, model="tiny")
+    rollouts = Rollouts(memory_store(), engine.send, metrics.registry, model="tiny")
     policies = Policies(PolicyFile(tmp_path / "policy.yaml"), (), rollouts)
     app = build(
         ServerConfig(audit_sample=1.0),

@@ -29,7 +29,7 @@ def policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Policy]:
     configure_logs("error")  # the server runs in this process: its lines would be among the command's
     engine = FakeEngine()
     with closing(opened(migrated_setting(tmp_path))) as database:
-        rollouts = Rollouts(memory_store(), engine.stop_run, Metrics().registry, model="tiny")
+        rollouts = Rollouts(memory_store(), engine.send, Metrics().registry, model="tiny")
         with served(engine, policies=Policies(StoredPolicy(database), (), rollouts)) as running:
             yield lambda *words: CliRunner().invoke(app, ["policy", *words, "--url", running.url])
 

@@ -35,7 +35,7 @@ def rollout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rollout
     configure_logs("error")  # the server runs in this process: its lines would be among the command's
     (tmp_path / "policy.yaml").write_text(POLICY)
     engine, file = FakeEngine(), PolicyFile(tmp_path / "policy.yaml")
-    rollouts = Rollouts(memory_store(), engine.stop_run, Metrics().registry, model="tiny")
+    rollouts = Rollouts(memory_store(), engine.send, Metrics().registry, model="tiny")
     with served(engine, policies=Policies(file, (), rollouts), rollouts=rollouts) as running:
         yield lambda *words: CliRunner().invoke(app, ["rollout", *words, "--url", running.url])
 

@@ -17,6 +17,7 @@ from prolepsis.api.features import Sources
 from prolepsis.api.services import Gateway
 from prolepsis.console.traffic import TrafficFeature
 from prolepsis.core.config import ServerConfig
+from prolepsis.core.messages import ApplyPlan
 from prolepsis.core.plan import SpecPlan
 from prolepsis.engine.build import assemble
 from prolepsis.engine.thread import ThreadEngineClient
@@ -97,7 +98,7 @@ def _engine(folder: Path) -> ThreadEngineClient:
     config = CONFIG.model_copy(update={"kv_memory": "2MiB", "max_requests": 8, "model_dir": root})
     find = partial(_head, good, root)
     client = ThreadEngineClient(at_any_price(assemble(config, target(), head=good, find_head=find)))
-    client.apply_plan(DEEP)
+    client.send(ApplyPlan(DEEP))
     return client
 
 

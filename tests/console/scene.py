@@ -211,7 +211,7 @@ def scene(folder: Path, *, with_keys: bool = False, grafana_url: str = "none") -
     source.poll()
     rollouts = Rollouts(
         RolloutStore(store.database),
-        engine.stop_run,
+        engine.send,
         metrics.registry,
         model="tiny",
         tell=lambda event: emit(audit_event(event)),

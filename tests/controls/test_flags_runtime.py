@@ -40,7 +40,7 @@ class FlagApp:
         policies, rollouts = None, None
         if policy is not None:
             (folder / "policy.yaml").write_text(policy)
-            rollouts = Rollouts(memory_store(), self.engine.stop_run, self.metrics.registry, model="tiny")
+            rollouts = Rollouts(memory_store(), self.engine.send, self.metrics.registry, model="tiny")
             policies = Policies(PolicyFile(folder / "policy.yaml"), (), rollouts)
         config = ServerConfig(controls_file=folder / "controls.json", start_drafts=0)
         self.app: FastAPI = build(

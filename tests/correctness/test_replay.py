@@ -58,7 +58,7 @@ async def engine(corrupt: Corrupt | None = None, wrong_from: int = 2) -> AsyncIt
     if corrupt is not None:
         setup.verifier = Flawed(corrupt)
     client = ThreadEngineClient(build(setup))
-    client.apply_plan(SpecPlan(fixed_depth=4))
+    client.send(ApplyPlan(SpecPlan(fixed_depth=4)))
     yield client
     await client.close()
 

@@ -19,6 +19,7 @@ from prolepsis.api.output.policy import Decision, stop
 from prolepsis.controls.file import ControlsFile
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.events import Event
+from prolepsis.core.messages import ApplyPlan
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.correctness.replay import LAST
@@ -56,7 +57,7 @@ def table(*, flawed: bool = False) -> ThreadEngineClient:
     if flawed:
         setup.verifier = Flawed(unverified)
     client = ThreadEngineClient(fakes.build(setup))
-    client.apply_plan(SpecPlan(fixed_depth=4))
+    client.send(ApplyPlan(SpecPlan(fixed_depth=4)))
     return client
 
 
@@ -102,7 +103,7 @@ async def serving(
     metrics, policies, rollouts = Metrics(), None, None
     if policy:
         (folder / "policy.yaml").write_text(policy)
-        rollouts = Rollouts(memory_store(), client.stop_run, metrics.registry, model="table")
+        rollouts = Rollouts(memory_store(), client.send, metrics.registry, model="table")
         policies = Policies(PolicyFile(folder / "policy.yaml"), (), rollouts)
     app = build(
         config,

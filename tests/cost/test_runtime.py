@@ -73,7 +73,7 @@ def served(folder: Path, metrics: Metrics | None = None, *, book: str = "", poli
         parts["prices"] = PriceFile(folder / "prices.yaml")
     if policy:
         (folder / "policy.yaml").write_text(policy)
-        rollouts = Rollouts(memory_store(), engine.stop_run, metrics.registry, model="tiny")
+        rollouts = Rollouts(memory_store(), engine.send, metrics.registry, model="tiny")
         parts["policies"], parts["rollouts"] = Policies(PolicyFile(folder / "policy.yaml"), (), rollouts), rollouts
     return build(ServerConfig(), engine, ByteTokenizer(), metrics, sources=Sources(**parts))
 

@@ -8,6 +8,7 @@ import pytest
 from prolepsis.core.client_draft import ClientDraft
 from prolepsis.core.errors import ContextTooLong, InvalidParameter
 from prolepsis.core.events import Aborted, Event, Finished
+from prolepsis.core.messages import Abort, OfferDraft
 from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.core.stats import ProposerCounts
 from prolepsis.engine.client import EngineClient
@@ -78,8 +79,8 @@ async def test_closing_the_iterator_early_aborts(client: EngineClient) -> None:
 async def test_abort_from_outside_ends_the_iterator(client: EngineClient) -> None:
     stream = client.generate(request("a", [1], ENDLESS))
     await anext(stream)
-    client.abort("a")
-    client.abort("unknown")
+    client.send(Abort("a"))
+    client.send(Abort("unknown"))
     rest = [event async for event in stream]
     assert isinstance(rest[-1], Aborted)
 
@@ -87,7 +88,7 @@ async def test_abort_from_outside_ends_the_iterator(client: EngineClient) -> Non
 async def test_an_abort_right_behind_its_request_is_not_lost(client: EngineClient) -> None:
     first = asyncio.ensure_future(collect(client, request("a", [1], ENDLESS)))
     await asyncio.sleep(0)
-    client.abort("a")
+    client.send(Abort("a"))
     assert isinstance((await first)[-1], Aborted)
 
 
@@ -99,8 +100,8 @@ async def test_a_draft_of_the_client_is_verified(client: EngineClient) -> None:
         name = f"a{attempt}"
         stream = client.generate(request(name, [1], params))
         events = [await anext(stream)]
-        client.offer_draft("unknown", ClientDraft(200, (1,)))
-        client.offer_draft(name, ClientDraft(200, tuple(expected[200:230])))
+        client.send(OfferDraft("unknown", ClientDraft(200, (1,))))
+        client.send(OfferDraft(name, ClientDraft(200, tuple(expected[200:230]))))
         events += [event async for event in stream]
         assert isinstance(events[-1], Finished)
         assert outputs(events)[name, 0] == expected

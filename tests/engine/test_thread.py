@@ -48,7 +48,7 @@ def num_steps(engine: Engine) -> tuple[int, int]:
 async def test_idle_engine_sleeps_and_wakes(client: ThreadEngineClient) -> None:
     """It takes the steps of its requests, as an engine that is stepped by hand while there is work, and no others."""
     await collect(client, "a", [1])
-    client.apply_plan(PANIC_PLAN)
+    client.send(ApplyPlan(PANIC_PLAN))
     events = await collect(client, "b", [1])
     assert isinstance(events[-1], Finished)
     assert events[-1].stats.mode.plan_version == PANIC_PLAN.version

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from prolepsis.core.errors import DeadlineExceeded, EngineDead
 from prolepsis.core.events import Event, Failed, Finished, Terminal
+from prolepsis.core.messages import ApplyPlan
 from prolepsis.core.plan import AppliedPlan, SpecPlan
 from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
 from prolepsis.core.stats import RequestStats
@@ -232,7 +233,7 @@ async def test_a_message_in_which_an_idle_engine_is_stuck_is_noticed(
     client = connect(EngineSetup())
     client.engine.plan = BlockedPlan(blocked)
     await collect(client, source("first"))
-    client.apply_plan(SpecPlan())
+    client.send(ApplyPlan(SpecPlan()))
     await blocked.reached()
     await _noticed(client, clock, asyncio.create_task(collect(client, source("a"))))
 

@@ -12,6 +12,7 @@ from prolepsis.cli.bench.ask import Answer, ask
 from prolepsis.core.client_draft import ClientDraft
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.events import Tokens
+from prolepsis.core.messages import OfferDraft
 from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams, SpeculationChoice
 from prolepsis.engine.build import assemble
 from prolepsis.engine.propose_server import served_model
@@ -79,7 +80,7 @@ def offering(client: ThreadEngineClient, request_id: str, plain: Sequence[int]) 
         nonlocal num_seen
         num_seen += len(event.token_ids)
         if right := tuple(plain[num_seen : num_seen + 8]):
-            client.offer_draft(request_id, ClientDraft(num_seen, (*right[:-1], right[-1] + 1)))
+            client.send(OfferDraft(request_id, ClientDraft(num_seen, (*right[:-1], right[-1] + 1))))
 
     return show
 

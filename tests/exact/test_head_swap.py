@@ -322,7 +322,7 @@ async def test_heads_of_the_registry_are_swapped_and_a_damaged_one_is_refused(tm
     client = ThreadEngineClient(
         at_any_price(assemble(ROOMY.model_copy(update={"model_dir": tmp_path / "models"}), target()))
     )
-    client.apply_plan(DEEP)
+    client.send(ApplyPlan(DEEP))
     begun = asyncio.Event()
     serving = [asyncio.create_task(collect(client, kind, kind, begun)) for kind in PARAMS]
     await begun.wait()

@@ -18,6 +18,7 @@ from prolepsis.core.errors import (
     NotContinued,
 )
 from prolepsis.core.events import Aborted, Event, Failed, Tokens
+from prolepsis.core.messages import Abort, ApplyPlan, OfferDraft, StopRun
 from prolepsis.core.plan import PANIC_PLAN
 from prolepsis.core.stats import RequestStats
 from prolepsis.engine.client import EngineClient, HeadSwapped
@@ -145,8 +146,8 @@ async def test_a_lost_engine_is_started_again_and_told_what_the_others_know() ->
     member = Member(Speaker(2, "dead"), starting(RuntimeError("no memory"), again))
     registry = CollectorRegistry()
     client = of([member], registry)
-    client.apply_plan(PANIC_PLAN)
-    client.stop_run("run#1")
+    client.send(ApplyPlan(PANIC_PLAN))
+    client.send(StopRun("run#1"))
     await client.swap_head("head@2")
     stats = check_whole(await collect(client, ask()), ask())
     assert (again.plans, again.stopped, again.swaps) == ([PANIC_PLAN], ["run#1"], ["head@2"])
@@ -369,8 +370,8 @@ async def test_drafts_of_clients_reach_the_engine_that_serves_now() -> None:
     stream = client.generate(ask())
     for _ in range(3):
         await anext(stream)
-    client.offer_draft("r", draft)
-    client.offer_draft("unknown", draft)
+    client.send(OfferDraft("r", draft))
+    client.send(OfferDraft("unknown", draft))
     assert (first.offered, second.offered) == ([], [("r", draft)])
     await stream.aclose()
     await client.close()
@@ -383,15 +384,15 @@ async def test_aborts_reach_the_engine_that_serves_now_and_streams_that_wait() -
     stream = client.generate(ask())
     for _ in range(3):
         await anext(stream)
-    client.abort("r")
-    client.abort("unknown")
+    client.send(Abort("r"))
+    client.send(Abort("unknown"))
     assert isinstance(await anext(stream), Aborted)
     assert second.aborted == ["r"]
     await client.close()
     client = of([Member(Speaker(2, "dead"), starting(Speaker()))])
     waiting = asyncio.ensure_future(collect(client, ask()))
     await asyncio.sleep(0.5)
-    client.abort("r")
+    client.send(Abort("r"))
     assert isinstance((await waiting)[-1], Aborted)
     await client.close()
 

@@ -48,7 +48,7 @@ class EligibilityApp:
         policies = None
         if policy is not None:
             (folder / "policy.yaml").write_text(policy)
-            rollouts = Rollouts(memory_store(), self.engine.stop_run, metrics.registry, model="tiny")
+            rollouts = Rollouts(memory_store(), self.engine.send, metrics.registry, model="tiny")
             policies = Policies(PolicyFile(folder / "policy.yaml"), self.engine.info.proposers, rollouts)
         sources = Sources(policies=policies, rollouts=rollouts if policies else None, prices=prices, store=store)
         config = config or ServerConfig(start_drafts=0)

@@ -40,7 +40,7 @@ class Server:
 
     def __init__(self, source: PolicySource, gateway: Gateway | None = None) -> None:
         self.engine, metrics = FakeEngine(), Metrics()
-        self.rollouts = Rollouts(memory_store(), self.engine.stop_run, metrics.registry, model="tiny")
+        self.rollouts = Rollouts(memory_store(), self.engine.send, metrics.registry, model="tiny")
         self.policies = Policies(source, self.engine.info.proposers, self.rollouts)
         self.app = build(
             ServerConfig(),

@@ -59,7 +59,7 @@ class PolicyApp:
         file.add(record)
         held = PolicyFile(self.folder / "policy.yaml")
         metrics = Metrics()
-        rollouts = Rollouts(memory_store(), self.engine.stop_run, metrics.registry, model="tiny")
+        rollouts = Rollouts(memory_store(), self.engine.send, metrics.registry, model="tiny")
         self.policies = Policies(held, self.engine.info.proposers, rollouts, now=lambda: self.time)
         app = build(
             ServerConfig(start_drafts=0),

@@ -18,6 +18,7 @@ from prolepsis.core.errors import (
     ReplicaLost,
 )
 from prolepsis.core.events import Aborted, Event, Failed, Finished
+from prolepsis.core.messages import Abort, ApplyPlan, StopRun
 from prolepsis.core.plan import PANIC_PLAN, SpecPlan
 from prolepsis.core.requests import SamplingParams, SpeculationChoice
 from prolepsis.core.stats import RequestStats
@@ -188,8 +189,8 @@ async def test_token_ids_of_another_tokenizer_are_refused(gone: Sequence[int]) -
 
 async def test_what_was_told_reaches_replicas_that_start_later(handle: TurnsHandle) -> None:
     async with front_door(handle) as client:
-        client.apply_plan(PANIC_PLAN)
-        client.stop_run("run-1")
+        client.send(ApplyPlan(PANIC_PLAN))
+        client.send(StopRun("run-1"))
         later = replica()
         handle.replicas.append(later)
         handle.num_streams = 2
@@ -211,10 +212,10 @@ async def test_a_plan_that_is_told_while_a_head_is_swapped_holds() -> None:
     async with front_door(handle) as client:
         swapping = asyncio.create_task(client.swap_head("new"))
         await engine.loading.wait()
-        client.apply_plan(PANIC_PLAN)
+        client.send(ApplyPlan(PANIC_PLAN))
         engine.loaded.set()  # so the replica learns of the plan only after the swap
         await swapping
-        client.stop_run("run-1")
+        client.send(StopRun("run-1"))
         await until(lambda: "run-1" in engine.stopped)
     assert engine.plans == [PANIC_PLAN]
     assert engine.swaps == ["new"], "what a front door tells after a swap does not repeat it"
@@ -242,12 +243,12 @@ async def test_no_door_undoes_what_another_one_stops() -> None:
     stopped = SpecPlan(version=1, killed=frozenset({"tenant:bank"}))
     async with front_door(handle) as first:
         async with front_door(handle) as second:
-            first.apply_plan(stopped)
+            first.send(ApplyPlan(stopped))
             await until(lambda: engine.plans == [stopped])
-            second.apply_plan(SpecPlan(version=5, num_speculative_tokens=4))
+            second.send(ApplyPlan(SpecPlan(version=5, num_speculative_tokens=4)))
             await until(lambda: len(engine.plans) == 2)
             assert (engine.plans[-1].killed, engine.plans[-1].num_speculative_tokens) == (stopped.killed, 4)
-            first.apply_plan(SpecPlan(version=2))
+            first.send(ApplyPlan(SpecPlan(version=2)))
             await until(lambda: len(engine.plans) == 3)
             assert (engine.plans[-1].killed, engine.plans[-1].num_speculative_tokens) == (frozenset(), 4)
         await until(lambda: len(engine.plans) == 4)
@@ -406,7 +407,7 @@ async def test_requests_wait_while_no_replica_is_there(handle: TurnsHandle) -> N
         [late] = [event async for event in client.generate(soon)]
         assert isinstance(late, Failed)
         assert isinstance(late.error, DeadlineExceeded)
-        client.abort("aborted")
+        client.send(Abort("aborted"))
         [event] = await aborted
         assert isinstance(event, Aborted)
         handle.replicas.append(replica())

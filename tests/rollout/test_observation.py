@@ -134,7 +134,7 @@ async def seen(folder: Path, engine: FakeEngine, **body: Any) -> RolloutView:
     """Ask 60 times and return what the rollout saw of it."""
     (folder / "policy.yaml").write_text(POLICY)
     metrics = Metrics()
-    rollouts = Rollouts(memory_store(), engine.stop_run, metrics.registry, model="tiny")
+    rollouts = Rollouts(memory_store(), engine.send, metrics.registry, model="tiny")
     policies = Policies(PolicyFile(folder / "policy.yaml"), (), rollouts)
     app = build(ServerConfig(), engine, ByteTokenizer(), metrics, sources=Sources(policies=policies, rollouts=rollouts))
     [view] = await rollouts.views()

@@ -34,7 +34,7 @@ def connect(tmp_path: Path) -> Any:
     """Return a function from roles to a client of one server."""
     (tmp_path / "policy.yaml").write_text(POLICY)
     engine, metrics, file = FakeEngine(), Metrics(), KeyFile(tmp_path / "keys.json")
-    rollouts = Rollouts(memory_store(), engine.stop_run, metrics.registry, model="tiny")
+    rollouts = Rollouts(memory_store(), engine.send, metrics.registry, model="tiny")
     policies = Policies(PolicyFile(tmp_path / "policy.yaml"), (), rollouts)
 
     def client(*roles: str) -> httpx.AsyncClient:

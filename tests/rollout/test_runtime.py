@@ -16,6 +16,7 @@ from prolepsis.api.features import Sources
 from prolepsis.api.services import Gateway
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import StoreUnavailable
+from prolepsis.core.messages import ApplyPlan
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import SamplingParams
 from prolepsis.engine.thread import ThreadEngineClient
@@ -80,11 +81,11 @@ class Server:
     def __post_init__(self) -> None:
         engine = fakes.build(fakes.EngineSetup(proposers=[Scripted(self._draft)]))
         self.client = ThreadEngineClient(engine)
-        self.client.apply_plan(SpecPlan(fixed_depth=4))
+        self.client.send(ApplyPlan(SpecPlan(fixed_depth=4)))
         (self.folder / "policy.yaml").write_text(POLICY.replace("GATE", self.gate))
         metrics = Metrics()
         self.metrics = metrics
-        self.rollouts = Rollouts(self.store, self.client.stop_run, metrics.registry, model="table", clock=self._clock)
+        self.rollouts = Rollouts(self.store, self.client.send, metrics.registry, model="table", clock=self._clock)
         policies = Policies(PolicyFile(self.folder / "policy.yaml"), ("scripted",), self.rollouts)
         app = build(
             ServerConfig(),

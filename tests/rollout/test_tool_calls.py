@@ -33,7 +33,7 @@ async def counted(folder: Path, text: str, **body: Any) -> tuple[bool, float]:
     """Ask with a tool; return whether requests of the canary counted, and the share that succeeded."""
     (folder / "policy.yaml").write_text(POLICY)
     metrics, engine = Metrics(), FakeEngine(info=replace(INFO, max_model_len=4096), text=text, step=5)
-    rollouts = Rollouts(memory_store(), engine.stop_run, metrics.registry, model="tiny")
+    rollouts = Rollouts(memory_store(), engine.send, metrics.registry, model="tiny")
     policies = Policies(PolicyFile(folder / "policy.yaml"), (), rollouts)
     sources = Sources(policies=policies, rollouts=rollouts)
     app = build(ServerConfig(start_drafts=0), engine, ByteTokenizer(), metrics, sources=sources)

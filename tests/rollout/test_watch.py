@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from prolepsis.core.messages import ApplyPlan
 from prolepsis.core.plan import SpecPlan
 from prolepsis.engine.speculation import Speculation
 from prolepsis.policy.check import parse_policy
@@ -165,7 +166,7 @@ async def test_a_damaged_head_that_is_hardly_asked_is_probed_and_rolled_back(ser
         payback=Told(),
         clock=lambda: server.now,
     )
-    server.client.apply_plan(SpecPlan())
+    server.client.send(ApplyPlan(SpecPlan()))
     server.damaged = True
     assert 60 <= await until_rolled_back(server) <= 250
     event = (await server.rollouts.events(server.state.rollout_id))[-1]

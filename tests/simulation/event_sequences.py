@@ -214,7 +214,7 @@ class Server:
         (folder / "prices.yaml").write_text(PRICES)
         self.metrics, self.client = Metrics(), FakeEngine()
         self.payback = Payback()
-        self.rollouts = Rollouts(memory_store(), self.client.stop_run, self.metrics.registry, model="tiny")
+        self.rollouts = Rollouts(memory_store(), self.client.send, self.metrics.registry, model="tiny")
         policies = Policies(PolicyFile(folder / "policy.yaml"), ("scripted",), self.rollouts)
         config = ServerConfig(controls_file=folder / "controls.json", replay_sample=0.0)
         sources = Sources(policies=policies, rollouts=self.rollouts, prices=PriceFile(folder / "prices.yaml"))

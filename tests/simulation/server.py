@@ -24,6 +24,7 @@ from prolepsis.audit.log import AuditLog
 from prolepsis.controls.flag_file import FlagFile
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.events import Event, Terminal
+from prolepsis.core.messages import ApplyPlan, Control, StopRun
 from prolepsis.core.plan import SpecPlan
 from prolepsis.engine.client import EngineClient
 from prolepsis.engine.step import Engine
@@ -92,13 +93,13 @@ class WatchedClient(ThreadEngineClient):
         self.ended: Counter[str] = Counter()
         steps.num_rounds = lambda: sum(counts.num_rounds for counts in self.proposer_counts())
 
-    def apply_plan(self, plan: SpecPlan) -> None:
-        self._note(f"plan: {plan.reason}, leaves out {len([e for e in plan.disabled if not e.probes])}")
-        super().apply_plan(plan)
-
-    def stop_run(self, name: str) -> None:
-        self._note(f"stop: {name}")
-        super().stop_run(name)
+    def send(self, control: Control) -> None:
+        match control:
+            case ApplyPlan(plan):
+                self._note(f"plan: {plan.reason}, leaves out {len([e for e in plan.disabled if not e.probes])}")
+            case StopRun(run):
+                self._note(f"stop: {run}")
+        super().send(control)
 
     async def close(self) -> None:
         """Stay open: servers around one engine come and go."""
@@ -175,7 +176,7 @@ async def running_server(
             emit(audit_event(event))
 
         made.rollouts = Rollouts(
-            RolloutStore(store.database), client.stop_run, metrics.registry, model=client.info.model, tell=tell
+            RolloutStore(store.database), client.send, metrics.registry, model=client.info.model, tell=tell
         )
         policies = Policies(PolicyFile(folder / "policy.yaml"), client.info.proposers, made.rollouts, emit=emit)
         flags = FlagFile(folder / "flags.yaml")

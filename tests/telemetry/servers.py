@@ -58,7 +58,7 @@ def server_with_everything(folder: Path) -> Iterator[tuple[FastAPI, Metrics]]:
     )
     (folder / "policy.yaml").write_text("default: {mode: on}\n")
     (folder / "prices.yaml").write_text(PRICES)
-    rollouts = Rollouts(memory_store(), engine.stop_run, metrics.registry, model="tiny")
+    rollouts = Rollouts(memory_store(), engine.send, metrics.registry, model="tiny")
     policies = Policies(PolicyFile(folder / "policy.yaml"), engine.info.proposers, rollouts)
     flags = FlagFile(write(folder / "flags.json", flag()))
     prices = PriceFile(folder / "prices.yaml")

@@ -20,6 +20,7 @@ from prolepsis.core.errors import (
     UpstreamUnavailable,
 )
 from prolepsis.core.events import Aborted, Event, Failed, Finished, Terminal, Tokens
+from prolepsis.core.messages import Abort, ApplyPlan, StopRun
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams, SpeculationChoice
 from prolepsis.core.stats import RequestStats
@@ -95,11 +96,11 @@ async def test_drafts_that_are_not_reported_are_not_known(client: UpstreamClient
 async def test_the_kill_switch_and_stopped_runs_hold_from_the_next_request_on(
     client: UpstreamClient, plain: FakeUpstream
 ) -> None:
-    client.apply_plan(SpecPlan(version=3, num_speculative_tokens=0, reason="killed"))
+    client.send(ApplyPlan(SpecPlan(version=3, num_speculative_tokens=0, reason="killed")))
     killed = stats_of(await collect(client, request("a")))
     assert (killed.mode.reason, killed.mode.plan_version) == ("killed", 3)
-    client.apply_plan(SpecPlan(version=4, num_speculative_tokens=DEPTH))
-    client.stop_run("r#1")
+    client.send(ApplyPlan(SpecPlan(version=4, num_speculative_tokens=DEPTH)))
+    client.send(StopRun("r#1"))
     stopped = stats_of(await collect(client, request("b", speculation=SpeculationChoice(rollout_run="r#1"))))
     assert stopped.mode.reason == "rolled_back"
     assert stats_of(await collect(client, request("c"))).mode.reason == "speculating"
@@ -185,10 +186,10 @@ async def test_a_request_that_is_pinned_plain_is_refused_while_the_plain_pool_is
 
 async def test_a_killed_request_fails_rather_than_speculates(client: UpstreamClient, plain: FakeUpstream) -> None:
     plain.status = 500
-    client.apply_plan(SpecPlan(num_speculative_tokens=0, reason="killed"))
+    client.send(ApplyPlan(SpecPlan(num_speculative_tokens=0, reason="killed")))
     with pytest.raises(UpstreamUnavailable, match="plain pool: answered 500: no such thing"):
         await collect(client, request("a"))
-    client.apply_plan(SpecPlan(num_speculative_tokens=0, reason="overload_plain"))
+    client.send(ApplyPlan(SpecPlan(num_speculative_tokens=0, reason="overload_plain")))
     assert stats_of(await collect(client, request("b"))).mode.mode == "on"
 
 
@@ -378,8 +379,8 @@ def held() -> Iterator[Held]:
 async def test_an_abort_ends_the_request_here_and_there(held: Held) -> None:
     stream = held.client.generate(request())
     assert isinstance(await anext(stream), Tokens)
-    held.client.abort("a")
-    held.client.abort("unknown")
+    held.client.send(Abort("a"))
+    held.client.send(Abort("unknown"))
     [last] = [event async for event in stream]
     assert isinstance(last, Aborted)
     assert last.reason == "client"

@@ -40,7 +40,7 @@ async def server(plain: FakeUpstream, speculating: FakeUpstream, policy: Path) -
     """Yield an HTTP client of a server, and its rollouts."""
     metrics = Metrics()
     async with two_pools(plain, speculating, metrics.registry) as client:
-        rollouts = Rollouts(memory_store(), client.stop_run, metrics.registry, model="tiny")
+        rollouts = Rollouts(memory_store(), client.send, metrics.registry, model="tiny")
         policies = Policies(PolicyFile(policy), client.info.proposers, rollouts)
         app = build(
             server_config(ServerConfig(), {}),

@@ -12,6 +12,7 @@ import httpx
 from prolepsis.api.app import build
 from prolepsis.core.config import EngineConfig, ServerConfig
 from prolepsis.core.events import Aborted, Event, Failed, Terminal, Tokens
+from prolepsis.core.messages import Abort, ApplyPlan, StopRun
 from prolepsis.core.plan import PANIC_PLAN, SpecPlan
 from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams, SpeculationChoice
 from prolepsis.engine.client import EngineClient
@@ -69,14 +70,14 @@ async def in_flight(client: EngineClient) -> dict[str, object]:
     for name in ("plan", "run"):
         stream = client.generate(GenerateRequest(name, PROMPT, endless, speculation=replace(ON, rollout_run="r")))
         events = [await anext(stream) for _ in range(4)]
-        client.apply_plan(PANIC_PLAN) if name == "plan" else client.stop_run("r")
+        client.send(ApplyPlan(PANIC_PLAN)) if name == "plan" else client.send(StopRun("r"))
         events += [event async for event in stream]
         tail = [event for event in events[12:] if isinstance(event, Tokens)]
         found[name] = {"accepted_after": sum(len(event.accepted_by) for event in tail), "events": len(tail)}
-        client.apply_plan(SpecPlan())
+        client.send(ApplyPlan(SpecPlan()))
     stream = client.generate(GenerateRequest("abort", PROMPT, endless))
     await anext(stream)
-    client.abort("abort")
+    client.send(Abort("abort"))
     found["abort"] = isinstance([event async for event in stream][-1], Aborted)
     _, end = await answer(client, replace(GenerateRequest("late", PROMPT, endless), deadline_s=0.0))
     found["deadline"] = isinstance(end, Failed)
@@ -117,7 +118,7 @@ async def limits(client: EngineClient) -> dict[str, object]:
     short = await asyncio.gather(
         *(answer(client, GenerateRequest(f"short {i}", PROMPT[:1], replace(GREEDY, max_tokens=9))) for i in range(3))
     )
-    client.abort("beside")
+    client.send(Abort("beside"))
     assert isinstance([event async for event in running][-1], Aborted)
     return {
         "one_token": [len(samples[0]) for samples, _ in short],

@@ -19,6 +19,7 @@ from tokenizers.models import BPE
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.errors import ProlepsisError
 from prolepsis.core.events import Aborted, Event, Failed, Terminal, Tokens
+from prolepsis.core.messages import Abort, ApplyPlan, Control
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import RequestStats
@@ -89,7 +90,7 @@ class Voice:
         grammars = Grammars(tokenizer_json, VOCAB, (END,))
         engine = assemble(config, self._plane, facts, tokenizer=ByteTokenizer(), grammars=grammars)
         self._client = VllmEngineClient(engine, self._plane)
-        self._client.apply_plan(SpecPlan(num_speculative_tokens=DEPTH, fixed_depth=DEPTH))
+        self._client.send(ApplyPlan(SpecPlan(num_speculative_tokens=DEPTH, fixed_depth=DEPTH)))
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
 
@@ -115,7 +116,7 @@ class Voice:
             asked.cancel()
 
     def abort(self, request_id: str) -> None:
-        self._client.abort(request_id)
+        self._client.send(Abort(request_id))
 
     async def _ask(self, request: GenerateRequest, put: Callable[[Event | Exception], None]) -> None:
         try:
@@ -151,9 +152,10 @@ class SpokenByVllm(fakes.FakeEngine):
                 self.aborted.append(request.request_id)
             self._aborts.pop(request.request_id, None)
 
-    def abort(self, request_id: str) -> None:
-        super().abort(request_id)
-        self.voice.abort(self._inner(request_id))
+    def send(self, control: Control) -> None:
+        super().send(control)
+        if isinstance(control, Abort):
+            self.voice.abort(self._inner(control.request_id))
 
     async def close(self) -> None:
         for request_id in list(self._aborts):

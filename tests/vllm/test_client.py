@@ -9,6 +9,7 @@ import pytest
 
 from prolepsis.core.errors import ContextTooLong, DeadlineExceeded, EngineDead, InvalidParameter
 from prolepsis.core.events import Aborted, Event, Failed, Finished
+from prolepsis.core.messages import Abort, ApplyPlan
 from prolepsis.core.plan import PANIC_PLAN
 from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.engine.client import EngineClient
@@ -60,7 +61,7 @@ async def test_an_early_end_and_an_abort_end_the_request(client: ThreadEngineCli
     for attempt in range(20):  # the engine may be done before it learns of the abort
         aborted = client.generate(request(f"b{attempt}", [1], LONG))
         await anext(aborted)
-        client.abort(f"b{attempt}")
+        client.send(Abort(f"b{attempt}"))
         *_, last = [event async for event in aborted]
         if isinstance(last, Aborted):
             break
@@ -82,7 +83,7 @@ async def test_a_deadline_fails_the_request(client: ThreadEngineClient) -> None:
 
 
 async def test_a_plan_is_in_the_stats_of_requests_that_end_under_it(client: ThreadEngineClient) -> None:
-    client.apply_plan(PANIC_PLAN)
+    client.send(ApplyPlan(PANIC_PLAN))
     [*_, last] = await collect(client, request("a", [1]))
     assert isinstance(last, Finished)
     assert last.stats.mode.plan_version == PANIC_PLAN.version

@@ -21,6 +21,7 @@ from prolepsis.api.stream import close, merged
 from prolepsis.api.tracing import ANNOUNCED, ANSWER_ID
 from prolepsis.core.errors import GrammarFailed, InvalidGrammar, TokensOutOfPlace
 from prolepsis.core.events import Aborted, Event, Failed, Terminal, Tokens
+from prolepsis.core.messages import Abort
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import RequestStats
 from prolepsis.engine.text import StopStrings
@@ -112,7 +113,7 @@ class _Answering:
                             yield delta
                             prompt.sent(delta)
                         if sample.choice.finished and _is_over(samples, event):
-                            client.abort(request.request_id)
+                            client.send(Abort(request.request_id))
                     else:
                         stats = _stats_of(event, samples)
                         prompt.num_shown_tokens = stats.num_output_tokens
@@ -122,7 +123,7 @@ class _Answering:
                 raise
             finally:
                 if prompt.progress.ended is None:
-                    client.abort(request.request_id)
+                    client.send(Abort(request.request_id))
                 await close(events)
 
     def _samples(self, number: int, request: GenerateRequest, prompt: PromptAccount) -> Sequence[_Sample]:

@@ -41,6 +41,7 @@ from prolepsis.core.audit_event import Emit
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.ended import Assignment
 from prolepsis.core.facts import RequestFacts, traffic_class_of
+from prolepsis.core.messages import ApplyPlan
 from prolepsis.core.plan import SpecPlan
 from prolepsis.correctness.runtime import ReplayFeature, Report
 from prolepsis.cost.prices import PriceFile
@@ -235,7 +236,7 @@ def _listed(given: _Given, shared: _Shared) -> Sequence[Feature | None]:
 
 def _shared(given: _Given, base_plan: SpecPlan) -> _Shared:
     config, client, registry, sources = given.config, given.client, given.registry, given.sources
-    plan = EffectivePlan(base_plan, client.apply_plan)
+    plan = EffectivePlan(base_plan, lambda plan: client.send(ApplyPlan(plan)))
     table = ReplicaTable(given.database) if given.database is not None else None
     replicas = ReplicaRegistry(table, client, config, registry, is_draining=lambda: admission.draining)
     buckets = _buckets(given, replicas)

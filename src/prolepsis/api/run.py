@@ -196,7 +196,7 @@ def _with_failover(engine: StartedEngine, config: ServerConfig, metrics: Metrics
 def _rollouts(store: RolloutStore, client: EngineClient, metrics: Metrics, emit: Emit) -> Rollouts:
     return Rollouts(
         store,
-        client.stop_run,
+        client.send,
         metrics.registry,
         model=client.info.model,
         tell=lambda event: emit(audit_event(event)),

@@ -17,23 +17,30 @@ class Submit:
 
 
 class Abort(Tagged, frozen=True):
+    """End a request from outside; unknown and ended ids are ignored. Its iterator ends with `Aborted`."""
+
     request_id: str
     reason: str = "client"
 
 
 class OfferDraft(Tagged, frozen=True):
-    """Let the first sample of a request draft what its client expects; replaces what it was offered before."""
+    """Let the first sample of a request draft what its client expects; replaces the draft before it.
+
+    Unknown and ended ids are ignored. The draft is valid (`ClientDraft.validate`).
+    """
 
     request_id: str
     draft: ClientDraft
 
 
 class ApplyPlan(Tagged, frozen=True):
+    """Swap the speculation plan between two steps."""
+
     plan: SpecPlan
 
 
 class StopRun(Tagged, frozen=True):
-    """Decode the requests of a rollout's run plainly from the next step on, later ones included."""
+    """Decode the requests of a rollout's run plainly from the next step on, later ones included; it stays so."""
 
     rollout_run: str
 
@@ -48,4 +55,7 @@ class SwapHead:
     proposer: HeadProposerName = DRAFT_HEAD
 
 
-Message = Submit | Abort | OfferDraft | ApplyPlan | StopRun | SwapHead
+Control = Abort | OfferDraft | ApplyPlan | StopRun
+"""What a client may send to an engine at any time, without an answer."""
+
+Message = Submit | Control | SwapHead

@@ -5,11 +5,10 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from prolepsis import __version__
-from prolepsis.core.client_draft import ClientDraft
 from prolepsis.core.config import CANDIDATE_HEAD, DRAFT_HEAD, HeadProposerName
 from prolepsis.core.events import Event
 from prolepsis.core.exact_group import FINGERPRINT, ExactGroup
-from prolepsis.core.plan import SpecPlan
+from prolepsis.core.messages import Control
 from prolepsis.core.requests import GenerateRequest, SamplingDefaults
 from prolepsis.core.stats import ProposerMemory, TrafficClassCounts
 
@@ -161,20 +160,8 @@ class EngineClient(Protocol):
         Raises `UserError` before the first event if the request cannot be served, `EngineDead` if nothing can.
         """
 
-    def abort(self, request_id: str) -> None:
-        """End a request from outside; unknown or ended ids are ignored. Its iterator ends with `Aborted`."""
-
-    def offer_draft(self, request_id: str, draft: ClientDraft) -> None:
-        """Let the next steps of a request draft what its client expects; unknown or ended ids are ignored.
-
-        `draft` is valid (`ClientDraft.validate`) and replaces the one before.
-        """
-
-    def apply_plan(self, plan: SpecPlan) -> None:
-        """Swap the speculation plan between two steps."""
-
-    def stop_run(self, name: str) -> None:
-        """Decode the requests of a rollout's run plainly from the next step on, also those in flight, permanently."""
+    def send(self, control: Control) -> None:
+        """Abort a request, offer a draft for one, apply a plan or stop a run, soon and without an answer."""
 
     async def heads(self) -> Sequence[InstalledHead]:
         """Return the draft heads that are installed, by name and version."""

@@ -7,13 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from weakref import WeakValueDictionary
 
-from prolepsis.core.client_draft import ClientDraft
 from prolepsis.core.config import DRAFT_HEAD, HeadProposerName
 from prolepsis.core.errors import DeadlineExceeded, EngineDead, InvalidParameter, ProlepsisError
 from prolepsis.core.events import Aborted, Event, Terminal
 from prolepsis.core.kill_scope import tenant_scope
-from prolepsis.core.messages import Abort, ApplyPlan, OfferDraft, StopRun, Submit
-from prolepsis.core.plan import SpecPlan
+from prolepsis.core.messages import Abort, Control, Submit
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import ProposerMemory, RequestStats, TrafficClassCounts
 from prolepsis.engine.client import EngineHealth, EngineInfo, HeadSwapped, InstalledHead
@@ -80,7 +78,7 @@ class ThreadEngineClient:
             handover.num_paced -= request.paced
             del compiled  # held until here: the engine must not compile
             if not isinstance(event, Terminal):
-                self.abort(request.request_id)
+                self.send(Abort(request.request_id))
 
     def _check_alive(self) -> None:
         if self._closing.is_set():
@@ -108,17 +106,8 @@ class ThreadEngineClient:
             message = f"its grammar was not compiled in {request.deadline_s:.3f} s"
             raise DeadlineExceeded(message) from None
 
-    def abort(self, request_id: str) -> None:
-        self.engine.send(Abort(request_id))
-
-    def offer_draft(self, request_id: str, draft: ClientDraft) -> None:
-        self.engine.send(OfferDraft(request_id, draft))
-
-    def apply_plan(self, plan: SpecPlan) -> None:
-        self.engine.send(ApplyPlan(plan))
-
-    def stop_run(self, name: str) -> None:
-        self.engine.send(StopRun(name))
+    def send(self, control: Control) -> None:
+        self.engine.send(control)
 
     async def heads(self) -> Sequence[InstalledHead]:
         """Read the registry in a thread of its own."""

@@ -11,7 +11,6 @@ from contextlib import aclosing, suppress
 import structlog
 from prometheus_client import CollectorRegistry
 
-from prolepsis.core.client_draft import ClientDraft
 from prolepsis.core.config import DRAFT_HEAD, HeadProposerName
 from prolepsis.core.continuation import EngineLoss
 from prolepsis.core.errors import (
@@ -27,7 +26,7 @@ from prolepsis.core.errors import (
     UserError,
 )
 from prolepsis.core.events import Aborted, Event, Failed, Terminal
-from prolepsis.core.plan import SpecPlan
+from prolepsis.core.messages import Abort, ApplyPlan, Control, StopRun
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import ProposerMemory, RequestStats, TrafficClassCounts
 from prolepsis.engine.client import EngineClient, EngineHealth, EngineInfo, HeadSwapped, InstalledHead
@@ -86,28 +85,22 @@ class FailoverClient:
         finally:
             del self._streams[request.request_id]
 
-    def abort(self, request_id: str) -> None:
-        stream = self._streams.get(request_id)
-        if stream is not None:
+    def send(self, control: Control) -> None:
+        """Send plans and stopped runs to all engines, later ones too; other messages to the engine of their request.
+
+        The next engine of a request, if this one is lost, knows nothing of a draft that was offered.
+        """
+        if isinstance(control, ApplyPlan | StopRun):
+            self._controls.note(control)
+            for client in self._clients:
+                client.send(control)
+            return
+        stream = self._streams.get(control.request_id)
+        if stream is not None and isinstance(control, Abort):
             stream.is_aborted = True
             self._members.wake()
-        if request_id in self._serving:
-            self._serving[request_id].abort(request_id)
-
-    def offer_draft(self, request_id: str, draft: ClientDraft) -> None:
-        """Offer it to the engine that the request has now; the next one, if this is lost, knows nothing of it."""
-        if request_id in self._serving:
-            self._serving[request_id].offer_draft(request_id, draft)
-
-    def apply_plan(self, plan: SpecPlan) -> None:
-        self._controls.plan = plan
-        for client in self._clients:
-            client.apply_plan(plan)
-
-    def stop_run(self, name: str) -> None:
-        self._controls.stopped[name] = None
-        for client in self._clients:
-            client.stop_run(name)
+        if control.request_id in self._serving:
+            self._serving[control.request_id].send(control)
 
     async def heads(self) -> Sequence[InstalledHead]:
         return await self._first.heads()

@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 from prolepsis.core.config import HeadProposerName
 from prolepsis.core.continuation import Continuation, Continued, NotContinuedReason, OutsideGroup
 from prolepsis.core.errors import DeadlineExceeded, NotContinued, ProlepsisError
+from prolepsis.core.messages import ApplyPlan, StopRun
 from prolepsis.core.plan import SpecPlan
 from prolepsis.engine.client import EngineClient, EngineInfo, HeadSwapped
 from prolepsis.failover.stream import KeptStream
@@ -267,6 +268,14 @@ class Controls:
         self.heads: dict[HeadProposerName, str] = {}
         """Draft heads by proposer; empty: those that the engines start with."""
 
+    def note(self, control: ApplyPlan | StopRun) -> None:
+        """Remember what engines that start later need to know."""
+        match control:
+            case ApplyPlan(plan):
+                self.plan = plan
+            case StopRun(run):
+                self.stopped[run] = None
+
     def swapped(self, name: str, proposer: HeadProposerName, result: HeadSwapped) -> None:
         """Remember a head: by its version, as an alias may stand for another one later, or by its folder."""
         self.heads[proposer] = name if "/" in name else result.current or "none"
@@ -279,6 +288,6 @@ class Controls:
             except ProlepsisError as error:
                 log.warning("head_not_restored", proposer=proposer, head=head, error=str(error))
         if self.plan is not None:  # last: it may have changed while a head was loaded
-            client.apply_plan(self.plan)
+            client.send(ApplyPlan(self.plan))
         for name in self.stopped:
-            client.stop_run(name)
+            client.send(StopRun(name))

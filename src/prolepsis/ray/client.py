@@ -12,12 +12,10 @@ from uuid import uuid4
 
 import structlog
 
-from prolepsis.core.client_draft import ClientDraft
 from prolepsis.core.config import DRAFT_HEAD, HeadProposerName
 from prolepsis.core.errors import DeadlineExceeded, EngineDead, EngineError, InvalidParameter
 from prolepsis.core.events import Event, Terminal
-from prolepsis.core.messages import Abort, OfferDraft
-from prolepsis.core.plan import SpecPlan
+from prolepsis.core.messages import Abort, ApplyPlan, Control, OfferDraft, StopRun
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import ProposerMemory, TrafficClassCounts
 from prolepsis.engine.client import Demand, EngineHealth, EngineInfo, EngineMember, HeadSwapped, InstalledHead
@@ -147,22 +145,16 @@ class ReplicasClient:
                 link, number = asked
                 link.leave(number)
 
-    def abort(self, request_id: str) -> None:
-        if request_id in self._serving:
-            self._serving[request_id].tell(Abort(request_id))
-        elif request_id in self._streams:
-            self._end_here(self._streams[request_id], "client")
-
-    def offer_draft(self, request_id: str, draft: ClientDraft) -> None:
-        if request_id in self._serving:
-            self._serving[request_id].tell(OfferDraft(request_id, draft))
-
-    def apply_plan(self, plan: SpecPlan) -> None:
-        self._change(replace(self._controls, plan=plan))
-
-    def stop_run(self, name: str) -> None:
-        if name not in self._controls.stopped_runs:
-            self._change(replace(self._controls, stopped_runs=(*self._controls.stopped_runs, name)))
+    def send(self, control: Control) -> None:
+        match control:
+            case ApplyPlan(plan):
+                self._change(replace(self._controls, plan=plan))
+            case StopRun(run) if run not in self._controls.stopped_runs:
+                self._change(replace(self._controls, stopped_runs=(*self._controls.stopped_runs, run)))
+            case Abort(request_id) | OfferDraft(request_id) if request_id in self._serving:
+                self._serving[request_id].tell(control)
+            case Abort(request_id) if request_id in self._streams:
+                self._end_here(self._streams[request_id], "client")
 
     async def heads(self) -> Sequence[InstalledHead]:
         found = [reply for reply in await self._handle.broadcast("heads") if not isinstance(reply, BaseException)]

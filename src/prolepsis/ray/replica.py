@@ -9,6 +9,7 @@ from uuid import uuid4
 
 from prolepsis.core.config import HeadProposerName
 from prolepsis.core.errors import ProlepsisError
+from prolepsis.core.messages import ApplyPlan, StopRun
 from prolepsis.core.plan import SpecPlan, strictest
 from prolepsis.engine.client import Demand, EngineClient, HeadSwapped, InstalledHead
 from prolepsis.engine.process.messages import Observed, Refused, Status
@@ -107,7 +108,7 @@ class EngineReplica:
         self.obeyed[controls.door] = controls
         for run in controls.stopped_runs:
             if run not in before.stopped_runs:
-                self.client.stop_run(run)
+                self.client.send(StopRun(run))
         for proposer, name in controls.heads:
             if (proposer, name) not in before.heads:
                 await self.client.swap_head(name, proposer)
@@ -115,13 +116,13 @@ class EngineReplica:
     def _follow_plan(self, door: str, plan: SpecPlan) -> None:
         """Apply the plans of all front doors: none undoes what another one stops."""
         if plan != self._plans.pop(door, None):
-            self.client.apply_plan(strictest([*self._plans.values(), plan]))
+            self.client.send(ApplyPlan(strictest([*self._plans.values(), plan])))
         self._plans[door] = plan
 
     def leave_door(self, door: str) -> None:
         """A front door has no connection any more: the plans of the others hold, or without others still its own."""
         if self._plans.pop(door, None) is not None and self._plans:
-            self.client.apply_plan(strictest(list(self._plans.values())))
+            self.client.send(ApplyPlan(strictest(list(self._plans.values()))))
 
     async def heads(self) -> list[InstalledHead]:
         return list(await self.client.heads())

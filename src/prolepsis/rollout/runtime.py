@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry
 from prolepsis.core.audit_event import SERVER, AuditEvent
 from prolepsis.core.ended import Assignment, RequestEnded
 from prolepsis.core.errors import InvalidParameter, RolloutConflict, RolloutNotFound, StoreUnavailable
+from prolepsis.core.messages import Control, StopRun
 from prolepsis.policy.model import Policy
 from prolepsis.rollout.live import LiveRollout, referenced, step_with_references, stopped_runs, targets_of
 from prolepsis.rollout.machine import (
@@ -113,7 +114,7 @@ class Rollouts(Feature):
     def __init__(
         self,
         store: RolloutStore,
-        stop_run: Callable[[str], None],
+        send: Callable[[Control], None],
         registry: CollectorRegistry,
         *,
         model: str,
@@ -127,7 +128,7 @@ class Rollouts(Feature):
 
         If the store cannot be read now, rollouts are off, so requests are plain, until it can.
         """
-        self._stop_run = stop_run
+        self._send = send
         self._metrics = RolloutMetrics(registry)
         self._model = model
         self._tell = tell
@@ -366,7 +367,7 @@ class Rollouts(Feature):
 
     def _take(self, live: LiveRollout, after: RolloutState, events: Sequence[RolloutEvent]) -> None:
         for name in stopped_runs(live.state, after):
-            self._stop_run(name)
+            self._send(StopRun(name))
         live.take(self._ours(after))
         for event in events:
             self._metrics.changed(live.target.rule, event.kind)

@@ -11,7 +11,6 @@ from typing import Literal
 
 import structlog
 
-from prolepsis.core.client_draft import ClientDraft
 from prolepsis.core.config import DRAFT_HEAD, HeadProposerName, UpstreamApi
 from prolepsis.core.errors import (
     ContextTooLong,
@@ -26,6 +25,7 @@ from prolepsis.core.errors import (
     VocabularyMismatch,
 )
 from prolepsis.core.events import Aborted, Event, Failed, Finished, Terminal
+from prolepsis.core.messages import Abort, ApplyPlan, Control, StopRun
 from prolepsis.core.plan import AppliedPlan, SpecPlan
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import ProposerMemory, TrafficClassCounts
@@ -117,17 +117,15 @@ class UpstreamClient:
                 with self._contained.of("figures"):
                     self._observer.request_ended(event.stats if isinstance(event, Terminal) else answer.stats())
 
-    def abort(self, request_id: str) -> None:
-        self._end(request_id, "client")
-
-    def offer_draft(self, request_id: str, draft: ClientDraft) -> None:
-        """Take none: an upstream drafts by itself, and the proposer `client` is not among those of `info`."""
-
-    def apply_plan(self, plan: SpecPlan) -> None:
-        self._plan.apply(plan)
-
-    def stop_run(self, name: str) -> None:
-        self._plan.stop(name)
+    def send(self, control: Control) -> None:
+        """Drafts of clients are ignored: an upstream drafts by itself, and the proposer `client` is not in `info`."""
+        match control:
+            case Abort(request_id):
+                self._end(request_id, "client")
+            case ApplyPlan(plan):
+                self._plan.apply(plan)
+            case StopRun(run):
+                self._plan.stop(run)
 
     async def heads(self) -> Sequence[InstalledHead]:
         return ()

@@ -15,6 +15,7 @@ from prolepsis.api.admission.metrics import AdmissionMetrics
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import DeadlineExceeded
 from prolepsis.core.events import Event, Tokens
+from prolepsis.core.messages import Abort
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.engine.client import Demand
@@ -44,7 +45,7 @@ async def end_all(engine: FakeEngine, tasks: "list[asyncio.Task[httpx.Response]]
     """Release held answers one after the other until all tasks have theirs."""
     while not all(task.done() for task in tasks):
         for request in engine.requests:
-            engine.abort(request.request_id)
+            engine.send(Abort(request.request_id))
         await asyncio.sleep(0.005)
     return [task.result() for task in tasks]
 

@@ -16,6 +16,7 @@ from prolepsis.api.openai.replies import Metrics
 from prolepsis.api.openai.speculation import requested_speculation
 from prolepsis.api.run import bind
 from prolepsis.core.config import ServerConfig
+from prolepsis.core.messages import Abort
 from prolepsis.core.requests import SpecMode, SpeculationChoice
 from prolepsis.policy.decision import decide_alone
 from prolepsis.web.caller import Caller, Role
@@ -162,7 +163,7 @@ async def test_one_failing_prompt_fails_the_request(client: Connect) -> None:
     async with asyncio.timeout(60):
         while len(engine.requests) < 2:  # noqa: ASYNC110
             await asyncio.sleep(0)
-        engine.abort(engine.requests[1].request_id)
+        engine.send(Abort(engine.requests[1].request_id))
         response = await asking
     assert response.status_code == 503
     assert engine.requests[0].request_id in engine.aborted

@@ -15,6 +15,7 @@ from prolepsis.core.client_draft import ClientDraft
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import EngineError
 from prolepsis.core.events import Event
+from prolepsis.core.messages import Control, OfferDraft
 from prolepsis.core.requests import GenerateRequest
 from tests.api.conftest import Served, served
 from tests.api.fakes import FakeEngine
@@ -38,9 +39,10 @@ class Waiting(FakeEngine):
         async for event in super().generate(request):
             yield event
 
-    def offer_draft(self, request_id: str, draft: ClientDraft) -> None:
-        super().offer_draft(request_id, draft)
-        self._offered.set()
+    def send(self, control: Control) -> None:
+        super().send(control)
+        if isinstance(control, OfferDraft):
+            self._offered.set()
 
 
 @contextmanager

@@ -43,8 +43,8 @@ async def test_the_observer_learns_of_steps_and_requests() -> None:
 async def test_commands_and_questions_reach_the_engine() -> None:
     engine = FakeEngineClient(lambda source: [Finished(source.request_id, RequestStats())])
     async with hosted(lambda _: engine) as client:
-        client.apply_plan(PANIC_PLAN)
-        client.stop_run("run-1")
+        client.send(ApplyPlan(PANIC_PLAN))
+        client.send(StopRun("run-1"))
         swapped = await client.swap_head("other")
         assert engine.plans == [PANIC_PLAN]
         assert engine.stopped == ["run-1"]

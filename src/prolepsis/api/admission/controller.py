@@ -19,6 +19,7 @@ from prolepsis.api.auth.middleware import reply_headers
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.ended import Keep
 from prolepsis.core.errors import ClientDeadlineExceeded, DeadlineExceeded, InvalidParameter
+from prolepsis.core.messages import ApplyPlan
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.engine.client import Demand, EngineClient, EngineHealth
@@ -90,7 +91,8 @@ class AdmissionController(Feature):
         self._rates = RateLimits(limits, clock(), find_bucket)
         self._cache = ResponseCache(config.response_cache_bytes, config.response_cache_ttl_s, clock)
         settings = ShedSettings(config.shed_after_s, config.shed_hold_s)
-        self.overload = LoadShedder(settings, base_plan or SpecPlan(), apply_plan or client.apply_plan, metrics)
+        apply_plan = apply_plan or (lambda plan: client.send(ApplyPlan(plan)))
+        self.overload = LoadShedder(settings, base_plan or SpecPlan(), apply_plan, metrics)
 
     @contextmanager
     def admit(

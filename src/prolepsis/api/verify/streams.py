@@ -5,6 +5,7 @@ from contextlib import contextmanager
 
 from prolepsis.api.verify.refusal import Refusal
 from prolepsis.core.client_draft import ClientDraft
+from prolepsis.core.messages import OfferDraft
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.engine.client import EngineClient
 from prolepsis.web.caller import Caller
@@ -58,7 +59,7 @@ class VerifyStream:
     def offer(self) -> None:
         """Offer the last draft, unless what was sent has passed or left it."""
         if self._draft is not None and self._expected:
-            self._client.offer_draft(self.id, self._draft)
+            self._client.send(OfferDraft(self.id, self._draft))
 
     def send(self, token_ids: Sequence[int]) -> tuple[int, bool]:
         """Take in the next tokens; return how many of them the draft had, and whether the next one corrects it."""

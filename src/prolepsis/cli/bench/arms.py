@@ -9,6 +9,7 @@ from prolepsis.cli.bench.measure import Outcome, Turn
 from prolepsis.cli.bench.prompts import EncodedPrompt
 from prolepsis.cli.config import listed
 from prolepsis.core.errors import ConfigError
+from prolepsis.core.messages import ApplyPlan
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.engine.client import EngineClient
@@ -82,7 +83,7 @@ class EngineArm:
         self._scope = f"bench {self.name} {round_name}"
 
     async def run(self, prompts: Sequence[EncodedPrompt], concurrency: int) -> Turn:
-        self._setup.client.apply_plan(self._arm.plan)
+        self._setup.client.send(ApplyPlan(self._arm.plan))
         before = self._step_times()
         outcomes = await in_flight([partial(self._one, prompt) for prompt in prompts], concurrency)
         passes, forward, outside = (now - then for now, then in zip(self._step_times(), before, strict=True))

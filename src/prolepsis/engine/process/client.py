@@ -12,12 +12,10 @@ from typing import Protocol
 
 import structlog
 
-from prolepsis.core.client_draft import ClientDraft
 from prolepsis.core.config import DRAFT_HEAD, HeadProposerName
 from prolepsis.core.errors import EngineDead, ProlepsisError
 from prolepsis.core.events import Event, Terminal
-from prolepsis.core.messages import Abort, ApplyPlan, OfferDraft, StopRun
-from prolepsis.core.plan import SpecPlan
+from prolepsis.core.messages import Control
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import ProposerMemory, TrafficClassCounts
 from prolepsis.engine.client import EngineHealth, EngineInfo, HeadSwapped, InstalledHead
@@ -111,17 +109,8 @@ class ProcessEngineClient:
         finally:
             self._streams.leave(number)
 
-    def abort(self, request_id: str) -> None:
-        self._channel.send(Abort(request_id))
-
-    def offer_draft(self, request_id: str, draft: ClientDraft) -> None:
-        self._channel.send(OfferDraft(request_id, draft))
-
-    def apply_plan(self, plan: SpecPlan) -> None:
-        self._channel.send(ApplyPlan(plan))
-
-    def stop_run(self, name: str) -> None:
-        self._channel.send(StopRun(name))
+    def send(self, control: Control) -> None:
+        self._channel.send(control)
 
     async def heads(self) -> Sequence[InstalledHead]:
         answer = await self._ask("heads")

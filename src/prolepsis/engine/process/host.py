@@ -60,10 +60,8 @@ class Host:
         match message:
             case Generate() | Leave() | Abort() | OfferDraft():
                 self._streams.obey(message)
-            case ApplyPlan():
-                self._client.apply_plan(message.plan)
-            case StopRun():
-                self._client.stop_run(message.rollout_run)
+            case ApplyPlan() | StopRun():
+                self._client.send(message)
             case Ask():
                 answer = asyncio.create_task(self._answer(message))
                 self._answers.add(answer)

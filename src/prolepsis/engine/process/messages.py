@@ -7,7 +7,7 @@ Both processes are one program at one version, and the socket between them has n
                              <--   Started | StartFailed
    Generate, Leave           -->
                              <--   Streamed (events of a stream), Refused
-   Command                   -->                                        (aborts, drafts, plans, stopped runs: no answer)
+   Control                   -->                                        (aborts, drafts, plans, stopped runs: no answer)
    Ask                       -->
                              <--   Answered
                              <--   Observed, Status
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.events import Event
-from prolepsis.core.messages import Abort, ApplyPlan, OfferDraft, StopRun
+from prolepsis.core.messages import Control
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import ProposerMemory, TrafficClassCounts
 from prolepsis.engine.client import EngineClient, EngineHealth, EngineInfo
@@ -149,7 +149,6 @@ class Close:
     """End the requests and the process."""
 
 
-Command = Abort | OfferDraft | ApplyPlan | StopRun
-Sent = Start | Generate | Leave | Command | Ask | Close
+Sent = Start | Generate | Leave | Control | Ask | Close
 Received = Started | StartFailed | Streamed | Refused | Answered | Observed | Status
 """As the server sees it, and so is `Sent`."""

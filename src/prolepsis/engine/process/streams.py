@@ -85,10 +85,8 @@ class ServedStreams:
             case Leave(number):
                 if (running := self._tasks.get(number)) is not None:
                     running.cancel()
-            case Abort(request_id):  # after the first turn of the task of a request that was asked for just before
-                asyncio.get_running_loop().call_soon(self._client.abort, request_id)
-            case OfferDraft(request_id, draft):
-                asyncio.get_running_loop().call_soon(self._client.offer_draft, request_id, draft)
+            case Abort() | OfferDraft():  # after the first turn of the task of a request that was asked for just before
+                asyncio.get_running_loop().call_soon(self._client.send, message)
 
     def cancel(self) -> None:
         """End the requests; nothing more is sent of them."""
