@@ -14,7 +14,7 @@ import asyncio
 import json
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -23,12 +23,11 @@ from prolepsis.cli.bench.provenance import provenance
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.ended import PromptEnded, RequestAbout, RequestEnded
 from prolepsis.core.events import Terminal, Tokens
+from prolepsis.core.figures import Figure, RequestDone, StepDone
 from prolepsis.core.requests import GenerateRequest, SamplingParams
-from prolepsis.core.rounds import RemoteRounds
 from prolepsis.core.stats import RequestStats
 from prolepsis.core.token_intervals import TokenIntervals
 from prolepsis.engine.client import EngineClient
-from prolepsis.engine.containment import ContainedPart
 from prolepsis.engine.start import start_engine
 from prolepsis.telemetry.metrics import Metrics
 
@@ -62,31 +61,15 @@ class TimedMetrics:
         self.metrics = Metrics()
         self.spent = Spent()
 
-    def step_done(self, seconds: Mapping[str, float], num_tokens: int) -> None:
-        self.spent.time(lambda: self.metrics.step_done(seconds, num_tokens))
-        self.spent.steps += sum(seconds.values())
-        self.spent.num_steps += 1
-        self.spent.last = time.thread_time()
-        self.spent.first = self.spent.last if self.spent.first is None else self.spent.first
-
-    def request_ended(self, stats: RequestStats) -> None:
-        self.spent.time(lambda: self.metrics.request_ended(stats))
-        self.spent.num_requests += 1
-
-    def proposer_failed(self, proposer: str, num_failures: int = 1) -> None:
-        self.spent.time(lambda: self.metrics.proposer_failed(proposer, num_failures))
-
-    def fault_contained(self, part: ContainedPart, num_faults: int = 1) -> None:
-        self.spent.time(lambda: self.metrics.fault_contained(part, num_faults))
-
-    def grammar_failed(self) -> None:
-        self.spent.time(self.metrics.grammar_failed)
-
-    def logits_not_finite(self) -> None:
-        self.spent.time(self.metrics.logits_not_finite)
-
-    def remote_rounds(self, rounds: RemoteRounds) -> None:
-        self.spent.time(lambda: self.metrics.remote_rounds(rounds))
+    def observe(self, figure: Figure) -> None:
+        self.spent.time(lambda: self.metrics.observe(figure))
+        if isinstance(figure, RequestDone):
+            self.spent.num_requests += 1
+        elif isinstance(figure, StepDone):
+            self.spent.steps += sum(figure.seconds.values())
+            self.spent.num_steps += 1
+            self.spent.last = time.thread_time()
+            self.spent.first = self.spent.last if self.spent.first is None else self.spent.first
 
 
 def _ended(request: GenerateRequest, stats: RequestStats, intervals: TokenIntervals) -> RequestEnded:

@@ -32,6 +32,7 @@ from prometheus_client import CollectorRegistry
 
 from prolepsis.cli.bench.provenance import provenance
 from prolepsis.core.config import EngineConfig
+from prolepsis.core.figures import RequestDone, StepDone
 from prolepsis.engine.client import EngineHealth
 from prolepsis.engine.process.messages import Observed, Status
 from prolepsis.engine.profile import measure
@@ -89,9 +90,9 @@ class Reports:
 
 def report_ms() -> float:
     """Return what one replica's report takes at the front door."""
-    step = Observed("step_done", (dict.fromkeys(PHASES, 0.001), 8))
+    step = Observed(StepDone(dict.fromkeys(PHASES, 0.001), 8))
     num_steps = int(STEPS_PER_S * REPORT_S)
-    observed = (*[step] * num_steps, Observed("request_ended", (STATS,)))
+    observed = (*[step] * num_steps, Observed(RequestDone(STATS)))
     health = EngineHealth(alive=True, ready=True, detail="", num_running=4, num_waiting=0, kv_usage=0.5)
     reports = [Report(f"replica-{i}", ADDRESS, Status(health, INFO, (), ()), observed, 0, 0) for i in range(64)]
     client = ReplicasClient(Reports([pickle.dumps(one) for one in reports]), reports, Metrics())

@@ -10,6 +10,7 @@ import pytest
 
 from prolepsis.api.app import build
 from prolepsis.core.config import ServerConfig
+from prolepsis.core.figures import Figure, StepDone
 from prolepsis.engine.restart import EngineStart
 from prolepsis.failover.client import FailoverClient
 from prolepsis.failover.members import Member
@@ -51,9 +52,9 @@ class Fatal(Metrics):
         self._left = list(steps)
         self._num_steps = 0
 
-    def step_done(self, seconds: Mapping[str, float], num_tokens: int) -> None:
-        super().step_done(seconds, num_tokens)
-        self._num_steps += 1
+    def observe(self, figure: Figure) -> None:
+        super().observe(figure)
+        self._num_steps += isinstance(figure, StepDone)
         if self._left and self._num_steps >= self._left[0]:
             self._left.pop(0)
             raise SystemExit("the thread ends")

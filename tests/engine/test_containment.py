@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from prolepsis.core.events import Finished
+from prolepsis.core.figures import Figure
 from prolepsis.core.requests import SpeculationChoice
-from prolepsis.core.stats import RequestStats
 from prolepsis.engine.accounting import charge
 from prolepsis.engine.chunks import ChunkLimit
 from prolepsis.engine.containment import LOG_EVERY_S, ContainedPart, Containment
@@ -128,14 +128,8 @@ def test_a_request_that_was_not_to_draft_is_told_nothing_of_a_failed_decision() 
 class Broken(Metrics):
     """An observer that raises whatever it is told."""
 
-    def step_done(self, seconds: Mapping[str, float], num_tokens: int) -> None:
-        raise ValueError("no step")
-
-    def request_ended(self, stats: RequestStats) -> None:
-        raise ValueError("no request")
-
-    def fault_contained(self, part: str, num_faults: int = 1) -> None:
-        raise ValueError("no fault")
+    def observe(self, figure: Figure) -> None:
+        raise ValueError("no figure")
 
 
 def test_an_observer_that_raises_costs_figures_and_no_request() -> None:

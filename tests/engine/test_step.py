@@ -1,6 +1,6 @@
 """One engine step by step: what comes out, what is counted, and what a failure costs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import pytest
 
@@ -13,12 +13,11 @@ from prolepsis.core.errors import (
     StepFailed,
 )
 from prolepsis.core.events import Aborted, Event, Failed, Finished, Tokens
+from prolepsis.core.figures import FaultCount, Figure, RequestDone, StepDone
 from prolepsis.core.messages import Abort, ApplyPlan, Submit
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
-from prolepsis.core.rounds import RemoteRounds
 from prolepsis.core.stats import RequestStats
-from prolepsis.engine.containment import ContainedPart
 from prolepsis.engine.step import MAX_FAILED_STEPS
 from prolepsis.sampling.noise import noise_key
 from prolepsis.spec.draft import Draft, chain
@@ -477,23 +476,15 @@ class Recorder:
         self.ended: list[int] = []
         self.failed: list[tuple[str, int]] = []
 
-    def step_done(self, seconds: Mapping[str, float], num_tokens: int) -> None:
-        assert set(seconds) == {"schedule", "propose", "forward", "verify", "commit", "learn"}
-        self.steps.append(num_tokens)
-
-    def request_ended(self, stats: RequestStats) -> None:
-        self.ended.append(stats.num_output_tokens)
-
-    def proposer_failed(self, proposer: str, num_failures: int = 1) -> None:
-        self.failed.append((proposer, num_failures))
-
-    def fault_contained(self, part: ContainedPart, num_faults: int = 1) -> None: ...
-
-    def grammar_failed(self) -> None: ...
-
-    def logits_not_finite(self) -> None: ...
-
-    def remote_rounds(self, rounds: RemoteRounds) -> None: ...
+    def observe(self, figure: Figure) -> None:
+        match figure:
+            case StepDone(seconds, num_tokens):
+                assert set(seconds) == {"schedule", "propose", "forward", "verify", "commit", "learn"}
+                self.steps.append(num_tokens)
+            case RequestDone(stats):
+                self.ended.append(stats.num_output_tokens)
+            case FaultCount("proposer", name, number):
+                self.failed.append((name, number))
 
 
 def test_observer_hears_of_every_step_and_every_accepted_request() -> None:

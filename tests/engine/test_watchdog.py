@@ -10,10 +10,10 @@ from torch import Tensor
 
 from prolepsis.core.errors import DeadlineExceeded, EngineDead
 from prolepsis.core.events import Event, Failed, Finished, Terminal
+from prolepsis.core.figures import Figure, RequestDone
 from prolepsis.core.messages import ApplyPlan
 from prolepsis.core.plan import AppliedPlan, SpecPlan
 from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
-from prolepsis.core.stats import RequestStats
 from prolepsis.engine.thread import ThreadEngineClient
 from prolepsis.engine.watchdog import StepWatch, Watchdog
 from prolepsis.models.protocol import Batch, KVCache
@@ -205,8 +205,9 @@ class BlockedObserver(Metrics):
         super().__init__()
         self._blocked = blocked
 
-    def request_ended(self, stats: RequestStats) -> None:
-        self._blocked.stay()
+    def observe(self, figure: Figure) -> None:
+        if isinstance(figure, RequestDone):
+            self._blocked.stay()
 
 
 class BlockedPlan(AppliedPlan):

@@ -18,6 +18,7 @@ from prolepsis.core.errors import (
     ReplicaLost,
 )
 from prolepsis.core.events import Aborted, Event, Failed, Finished
+from prolepsis.core.figures import StepDone
 from prolepsis.core.messages import Abort, ApplyPlan, StopRun
 from prolepsis.core.plan import PANIC_PLAN, SpecPlan
 from prolepsis.core.requests import SamplingParams, SpeculationChoice
@@ -317,7 +318,7 @@ async def test_figures_that_a_replica_dropped_are_in_the_log() -> None:
 
 
 def test_a_replica_keeps_what_is_not_confirmed_within_bounds() -> None:
-    notes, note = Notes(), Observed("step_ended", ())
+    notes, note = Notes(), Observed(StepDone({}, 1))
     for _ in range(MOST_OBSERVED):
         notes._keep(note)
     assert notes.report("door", 0, 0.0)[0] == 0

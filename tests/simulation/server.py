@@ -24,8 +24,8 @@ from prolepsis.audit.log import AuditLog
 from prolepsis.controls.flag_file import FlagFile
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.events import Event, Terminal
+from prolepsis.core.figures import Figure, StepDone
 from prolepsis.core.messages import ApplyPlan, Control, StopRun
-from prolepsis.core.plan import SpecPlan
 from prolepsis.engine.client import EngineClient
 from prolepsis.engine.step import Engine
 from prolepsis.engine.thread import ThreadEngineClient
@@ -66,8 +66,10 @@ class StepLog(Metrics):
         """Whether it verified a draft."""
         self._rounds = 0
 
-    def step_done(self, seconds: Mapping[str, float], num_tokens: int) -> None:
-        super().step_done(seconds, num_tokens)
+    def observe(self, figure: Figure) -> None:
+        super().observe(figure)
+        if not isinstance(figure, StepDone):
+            return
         rounds = self.num_rounds()
         self.drafted.append(rounds != self._rounds)  # another head counts anew
         self._rounds = rounds

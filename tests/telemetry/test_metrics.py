@@ -1,5 +1,6 @@
 from pathlib import Path
 
+from prolepsis.core.figures import FaultCount, RequestDone, StepDone
 from prolepsis.core.rounds import RemoteRounds
 from prolepsis.core.stats import EffectiveMode, RequestStats
 from prolepsis.telemetry.metrics import Metrics
@@ -23,8 +24,8 @@ def ended() -> RequestStats:
 
 def test_tokens_are_counted_once_for_each_request_of_the_engine() -> None:
     metrics = Metrics()
-    metrics.request_ended(ended())
-    metrics.request_ended(RequestStats())
+    metrics.observe(RequestDone(ended()))
+    metrics.observe(RequestDone(RequestStats()))
     assert sample(metrics, "prolepsis_requests_effective_total", mode="on", reason="speculating") == 1
     assert sample(metrics, "prolepsis_generation_tokens_total") == 5
     assert sample(metrics, "prolepsis_prefix_cache_hits_total") == 4
@@ -33,8 +34,8 @@ def test_tokens_are_counted_once_for_each_request_of_the_engine() -> None:
 
 def test_steps_are_split_by_stage() -> None:
     metrics = Metrics()
-    metrics.step_done({"forward": 0.5, "propose": 0.25}, num_tokens=3)
-    metrics.step_done({"forward": 0.5}, num_tokens=2)
+    metrics.observe(StepDone({"forward": 0.5, "propose": 0.25}, 3))
+    metrics.observe(StepDone({"forward": 0.5}, 2))
     stem = "prolepsis_step_stage_duration_seconds"
     assert sample(metrics, f"{stem}_sum", stage="forward") == 1.0
     assert sample(metrics, f"{stem}_count", stage="forward") == 2
@@ -46,9 +47,9 @@ def test_steps_are_split_by_stage() -> None:
 
 def test_failures_and_load() -> None:
     metrics = Metrics()
-    metrics.proposer_failed("suffix", 2)
-    metrics.grammar_failed()
-    metrics.logits_not_finite()
+    metrics.observe(FaultCount("proposer", "suffix", 2))
+    metrics.observe(FaultCount("grammar"))
+    metrics.observe(FaultCount("not_finite"))
     metrics.set_load(3, 4, 0.5, ready=True)
     text = metrics.exposition().decode()
     assert 'prolepsis_spec_decode_proposer_failures_total{proposer="suffix"} 2.0' in text
@@ -59,7 +60,7 @@ def test_failures_and_load() -> None:
 
 def test_two_engines_in_one_process_share_nothing() -> None:
     one, other = Metrics(), Metrics()
-    one.request_ended(ended())
+    one.observe(RequestDone(ended()))
     assert sample(one, "prolepsis_prompt_tokens_total") == 10
     assert sample(other, "prolepsis_prompt_tokens_total") == 0
 
@@ -67,7 +68,7 @@ def test_two_engines_in_one_process_share_nothing() -> None:
 def test_a_replay_is_not_a_request() -> None:
     metrics = Metrics()
     before = metrics.exposition()
-    metrics.request_ended(RequestStats(num_output_tokens=7, mode=EffectiveMode("off", "replay", 0)))
+    metrics.observe(RequestDone(RequestStats(num_output_tokens=7, mode=EffectiveMode("off", "replay", 0))))
     changed = set(metrics.exposition().splitlines()) - set(before.splitlines())
     ours = {line for line in changed if not line.startswith(b"process_")}
     assert ours == {b"prolepsis_replay_tokens_total 7.0"}
@@ -75,8 +76,8 @@ def test_a_replay_is_not_a_request() -> None:
 
 def test_drafts_of_a_remote_proposer() -> None:
     metrics = Metrics()
-    metrics.remote_rounds(RemoteRounds(True, {"used": 2, "late": 1}, (0.004, 0.006)))
-    metrics.remote_rounds(RemoteRounds(False, {"failed": 1}, ()))
+    metrics.observe(RemoteRounds(True, {"used": 2, "late": 1}, (0.004, 0.006)))
+    metrics.observe(RemoteRounds(False, {"failed": 1}, ()))
     name = "prolepsis_remote_proposer"
     assert sample(metrics, f"{name}_drafts_total", outcome="used") == 2
     assert sample(metrics, f"{name}_drafts_total", outcome="failed") == 1

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from prolepsis.core.ended import AssignedArm, Assignment, RequestAbout, RequestEnded
+from prolepsis.core.figures import RequestDone
 from prolepsis.core.stats import Mode, ProposerCounts, RequestStats
 from prolepsis.telemetry.declare import MetricsRegistry
 from prolepsis.telemetry.labels import LABELS, OTHER
@@ -96,7 +97,7 @@ def test_twenty_routes_four_tiers_fifty_rules_and_five_proposers_keep_their_name
     for rule, (arm, mode) in product(_RULES, arms):
         metrics.requests.ended(_ended(_ROUTES[0], _TIERS[0], rule, arm, mode))
     for proposer, form, context in product(_PROPOSERS, ("free", "structured"), ("short", "medium", "long")):
-        metrics.request_ended(_drafted(proposer, f"completions/standard/{form}/{context}"))
+        metrics.observe(RequestDone(_drafted(proposer, f"completions/standard/{form}/{context}")))
     shown = {value for family in metrics.registry.collect() for one in family.samples for value in one.labels.values()}
     assert OTHER not in shown
     assert {*_ROUTES, *_TIERS, *_RULES, *_PROPOSERS} <= shown
@@ -127,7 +128,7 @@ def _drafted(proposer: str, traffic_class: str) -> RequestStats:
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool (Debian package prometheus) is not installed")
 def test_promtool_finds_nothing_to_mend(registry: MetricsRegistry, tmp_path: Path) -> None:
     metrics = Metrics()
-    metrics.request_ended(_drafted("suffix", "completions/standard/free/short"))
+    metrics.observe(RequestDone(_drafted("suffix", "completions/standard/free/short")))
     metrics.requests.ended(ended())
     for number, text in enumerate((metrics.exposition(), _exposition(registry))):
         found = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, check=False)

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from prolepsis.core.figures import RequestDone, StepDone
 from prolepsis.telemetry.metrics import Metrics
 from prolepsis.telemetry.vllm_names import VLLM_NAMES
 from tests.telemetry.test_requests import ended, prompt
@@ -36,8 +37,8 @@ def shown(metrics: Metrics) -> dict[tuple[str, tuple[tuple[str, str], ...]], flo
 def fed() -> Metrics:
     metrics = Metrics()
     metrics.set_load(3, 4, 0.5, ready=True)
-    metrics.step_done({"forward": 0.5}, num_tokens=7)
-    metrics.request_ended(drafted())
+    metrics.observe(StepDone({"forward": 0.5}, 7))
+    metrics.observe(RequestDone(drafted()))
     one = prompt()
     one.intervals.see(0, 1, 1.0)
     one.intervals.see(0, 2, 1.5)

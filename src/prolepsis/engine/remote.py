@@ -36,5 +36,5 @@ def remote_proposer(config: EngineConfig, target: LoadedModel, observer: EngineO
         key,
         target.model.info.vocab_size,
         RemoteSettings(config.remote_proposer_ahead, config.remote_proposer_wait_ms / 1000.0),
-        observe=observer.remote_rounds if observer is not None else None,
+        observe=observer.observe if observer is not None else None,
     )

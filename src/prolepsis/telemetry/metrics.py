@@ -4,7 +4,7 @@ Names follow what vLLM and llama.cpp have in common, with an underscore in place
 queries: acceptance rate = accepted / draft tokens, acceptance length = 1 + accepted / drafts.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -14,6 +14,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from prolepsis.core.extras import GPU
+from prolepsis.core.figures import FaultCount, Figure, RequestDone, StepDone
 from prolepsis.core.rounds import RemoteRounds
 from prolepsis.core.stats import RequestStats
 from prolepsis.telemetry.declare import LabelUse, MetricsRegistry, counter
@@ -52,11 +53,19 @@ class Metrics:
         """Say what serves now: the labels of `prolepsis_build_info`."""
         self._build.show(build)
 
-    def step_done(self, seconds: Mapping[str, float], num_tokens: int) -> None:
-        """Count one engine step: its time by part (propose, forward, ...) and the rows of its pass."""
-        self._engine.step_done(seconds, num_tokens)
+    def observe(self, figure: Figure) -> None:
+        """Count what an engine reports of its steps, requests and faults."""
+        match figure:
+            case StepDone(seconds, num_tokens):
+                self._engine.step_done(seconds, num_tokens)
+            case RequestDone(stats):
+                self._request_ended(stats)
+            case RemoteRounds():
+                self._remote.count(figure)
+            case FaultCount():
+                self._failed(figure)
 
-    def request_ended(self, stats: RequestStats) -> None:
+    def _request_ended(self, stats: RequestStats) -> None:
         """Count what the engine did for one request that has ended; a replay is not one."""
         if stats.mode.reason == "replay":
             self._tokens.replayed.inc(stats.num_output_tokens)
@@ -65,25 +74,16 @@ class Metrics:
         self.spec_decode.count(stats)
         self._shadow.count(stats.shadow)
 
-    def proposer_failed(self, proposer: str, num_failures: int = 1) -> None:
-        """Count calls of a proposer that raised or returned nonsense."""
-        self.spec_decode.failures.labels(proposer).inc(num_failures)
-
-    def fault_contained(self, part: str, num_faults: int = 1) -> None:
-        """Count faults of the engine's own decisions and figures, which failed no request."""
-        self._engine.contained_faults.labels(part).inc(num_faults)
-
-    def grammar_failed(self) -> None:
-        """Count a request that failed because its grammar gave up."""
-        self._engine.grammar_failures.inc()
-
-    def logits_not_finite(self) -> None:
-        """Count a request that failed because the model computed no numbers."""
-        self._engine.not_finite_failures.inc()
-
-    def remote_rounds(self, rounds: RemoteRounds) -> None:
-        """Count what became of drafts that the remote proposer was asked for."""
-        self._remote.count(rounds)
+    def _failed(self, fault: FaultCount) -> None:
+        match fault.kind:
+            case "proposer":
+                self.spec_decode.failures.labels(fault.name).inc(fault.number)
+            case "contained":
+                self._engine.contained_faults.labels(fault.name).inc(fault.number)
+            case "grammar":
+                self._engine.grammar_failures.inc(fault.number)
+            case "not_finite":
+                self._engine.not_finite_failures.inc(fault.number)
 
     def set_load(self, num_running: int, num_waiting: int, kv_usage: float, *, ready: bool) -> None:
         """Set the gauges; `kv_usage`: share of KV pages in use, 0 to 1, `ready`: whether the engine takes steps."""

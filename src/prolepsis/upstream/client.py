@@ -25,6 +25,7 @@ from prolepsis.core.errors import (
     VocabularyMismatch,
 )
 from prolepsis.core.events import Aborted, Event, Failed, Finished, Terminal
+from prolepsis.core.figures import RequestDone
 from prolepsis.core.messages import Abort, ApplyPlan, Control, StopRun
 from prolepsis.core.plan import AppliedPlan, SpecPlan
 from prolepsis.core.requests import GenerateRequest
@@ -115,7 +116,8 @@ class UpstreamClient:
             self._answers.pop(request.request_id, None)
             if not isinstance(event, Exception) and self._observer is not None:
                 with self._contained.of("figures"):
-                    self._observer.request_ended(event.stats if isinstance(event, Terminal) else answer.stats())
+                    stats = event.stats if isinstance(event, Terminal) else answer.stats()
+                    self._observer.observe(RequestDone(stats))
 
     def send(self, control: Control) -> None:
         """Drafts of clients are ignored: an upstream drafts by itself, and the proposer `client` is not in `info`."""

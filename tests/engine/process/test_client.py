@@ -8,6 +8,7 @@ import pytest
 
 from prolepsis.core.errors import DeadlineExceeded, EngineDead, ModelError
 from prolepsis.core.events import Aborted, Failed, Finished
+from prolepsis.core.messages import ApplyPlan, StopRun
 from prolepsis.core.plan import PANIC_PLAN
 from prolepsis.core.stats import RequestStats
 from prolepsis.telemetry.metrics import Metrics

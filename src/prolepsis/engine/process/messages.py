@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.events import Event
+from prolepsis.core.figures import Figure
 from prolepsis.core.messages import Control
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import ProposerMemory, TrafficClassCounts
@@ -112,14 +113,9 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """A call of the engine's observer."""
+    """A figure for the engine's observer."""
 
-    method: str
-    arguments: tuple[object, ...]
-
-    def tell(self, observer: EngineObserver) -> None:
-        """Make the call."""
-        getattr(observer, self.method)(*self.arguments)
+    figure: Figure
 
 
 def tell_all(calls: Iterable[Observed], observer: EngineObserver | None, contained: Containment) -> None:
@@ -127,7 +123,7 @@ def tell_all(calls: Iterable[Observed], observer: EngineObserver | None, contain
     if observer is not None:
         for one in calls:
             with contained.of("figures"):
-                one.tell(observer)
+                observer.observe(one.figure)
 
 
 @dataclass(frozen=True, slots=True)
