@@ -1,14 +1,14 @@
 """What do clients notice while the database of two servers is gone? Requests that failed, latencies, and what was lost.
 
-Usage: python -m benchmarks.database_loss [--doors 2] [--seconds 60] [--how cut|hang] [--clients 8] [--json OUT]
+Usage: python -m benchmarks.database_loss [--front-ends 2] [--seconds 60] [--how cut|hang] [--clients 8] [--json OUT]
 
-Two servers of the default model share a database of the PostgreSQL server that tests use, behind a proxy; with --doors,
-so many front doors on Ray Serve do, before two replicas. Clients ask all in turn, for greedy and sampled answers with
-fixed seeds. After 10 s the proxy is cut (connections break, new ones are refused) or hangs (nothing comes any more, as
-in a partition) for --seconds; then it carries again. Told are failed requests, outputs that differ from the first
-answer to the same request, refusals by the rate limit, latencies before, during and after, whether controls held, how
-long after the mend all records and a stop that was set meanwhile were there, and how many answers that stop reached
-before: those of one of two servers, but of all doors, as it holds in their replicas.
+Two servers of the default model share a database of the PostgreSQL server that tests use, behind a proxy; with
+--front-ends, so many front ends on Ray Serve do, before two replicas. Clients ask all in turn, for greedy and sampled
+answers with fixed seeds. After 10 s the proxy is cut (connections break, new ones are refused) or hangs (nothing comes
+any more, as in a partition) for --seconds; then it carries again. Told are failed requests, outputs that differ from
+the first answer to the same request, refusals by the rate limit, latencies before, during and after, whether controls
+held, how long after the mend all records and a stop that was set meanwhile were there, and how many answers that stop
+reached before: those of one of two servers, but of all front ends, as it holds in their replicas.
 """
 
 import argparse
@@ -99,12 +99,12 @@ def server(setting: str, folder: Path) -> Iterator[str]:
 
 
 @contextmanager
-def front_doors(setting: str, folder: Path, number: int) -> Iterator[str]:
-    """Run front doors before two replicas; yield their URL once they are ready."""
+def front_ends(setting: str, folder: Path, number: int) -> Iterator[str]:
+    """Run front ends before two replicas; yield their URL once they are ready."""
     port, file = free_port(), folder / "serve.json"
     limits = {"requests_per_minute": {"tenant": 60000}, "replay_sample": 0}
     arguments = {
-        "doors": number,
+        "front_ends": number,
         "engine": {"model": MODEL, "threads": 1},
         "server": {"replicas": 2, "store": setting, **limits},
     }
@@ -188,7 +188,7 @@ def num_records(setting: str) -> int:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--doors", type=int, help="front doors on Ray Serve in place of servers")
+    parser.add_argument("--front-ends", type=int, help="front ends on Ray Serve in place of servers")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--how", choices=("cut", "hang"), default="cut")
     parser.add_argument("--clients", type=int, default=8)
@@ -201,8 +201,8 @@ def main() -> None:
         with closing(opened(direct)) as database:
             upgrade(database)
         proxy, setting = stack.enter_context(proxied(direct))
-        if arguments.doors:
-            urls = [stack.enter_context(front_doors(setting, folder, arguments.doors))] * 2
+        if arguments.front_ends:
+            urls = [stack.enter_context(front_ends(setting, folder, arguments.front_ends))] * 2
         else:
             urls = [stack.enter_context(server(setting, folder / name)) for name in ("a", "b")]
         held = asyncio.run(run(urls, proxy, arguments, load))

@@ -166,15 +166,15 @@ def disturbed(act: str, url: str, asked: Sequence[dict[str, object]], *, replace
 
 
 def wait_for(number: int, url: str) -> None:
-    """Wait until front doors have so many replicas that are ready, and know of no other one."""
+    """Wait until front ends have so many replicas that are ready, and know of no other one."""
     end = time.monotonic() + WAIT_S
-    while len(there := set(replica_processes())) < number or any(ready != there for ready in ready_at_doors(url)):
+    while len(there := set(replica_processes())) < number or any(ready != there for ready in ready_at_front_ends(url)):
         if time.monotonic() > end:
             raise SystemExit(f"{number} replicas were not ready within {WAIT_S:g} s")
         time.sleep(0.5)
 
 
-def ready_at_doors(url: str) -> list[set[int]]:
+def ready_at_front_ends(url: str) -> list[set[int]]:
     """Return the processes of the replicas that each front door shows as ready."""
     servers = httpx.get(f"{url}/admin/replicas", timeout=WAIT_S).raise_for_status().json()["replicas"]
     serving = [server["engines"] for server in servers if server["state"] == "ready"]

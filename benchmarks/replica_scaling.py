@@ -1,46 +1,44 @@
 """What would 1 to 64 replicas do? Simulated: our routers, pages and a real trace, on times that are measured here.
 
-Usage: python -m benchmarks.replica_scaling TRACE [--replicas 1,4,16,64] [--rate 1.0] [--pages 2048] [--doors 1]
+Usage: python -m benchmarks.replica_scaling TRACE [--replicas 1,4,16,64] [--rate 1.0] [--pages 2048] [--front-ends 1]
        [--request-ms 0] [--chunk-ms 0] [--curve FILE] [--calls N] [--json OUT]
 
 TRACE is the Mooncake conversation trace; its lengths are divided by 16, so that a block of 512 tokens is a page, and
 its clock runs so fast that each replica gets --rate requests a second. Passes take what they take on one thread of this
-machine with the default model (--curve keeps them for other runs). --request-ms and --chunk-ms are what a front door
+machine with the default model (--curve keeps them for other runs). --request-ms and --chunk-ms are what a front end
 takes of one core, as `benchmarks.router_overhead` finds.
 
 Told are, by number of replicas and router: output tokens a second, time to the first token, prompt tokens from the
-cache, the busiest replica over the mean, and how much of the front door's time is taken; and what else there is only
-one of: a report of a replica at the front door, and records a second of a store in SQLite.
+cache, the busiest replica over the mean, and how much of the front end's time is taken; and what else there is only
+one of: a report of a replica at the front end, and records a second of a store in SQLite.
 
 Left out: the network, failures, drafts, answers in the prefix cache, and users who wait for an answer before they go
 on.
 """
 
 import argparse
-import asyncio
 import json
-import pickle
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
 from prolepsis.cli.bench.provenance import provenance
 from prolepsis.core.config import EngineConfig
-from prolepsis.core.figures import RequestDone, StepDone
+from prolepsis.core.figures import Figure, RequestDone, StepDone
 from prolepsis.engine.client import EngineHealth
-from prolepsis.engine.process.messages import Observed, Status
 from prolepsis.engine.profile import measure
 from prolepsis.engine.timings import PHASES
 from prolepsis.models.load import load_model
-from prolepsis.ray.affinity import PrefixRouter, Router
-from prolepsis.ray.client import REPORT_S, ReplicasClient
-from prolepsis.ray.messages import Address, Report
+from prolepsis.remote.channel import TO_FRONT_END
+from prolepsis.remote.host import STATUS_S
+from prolepsis.remote.messages import Status
+from prolepsis.remote.prefixes import PrefixRouter, Router
 from prolepsis.spec.cost import CostCurve
 from prolepsis.store.store import open_store
 from prolepsis.telemetry.metrics import Metrics
@@ -50,14 +48,12 @@ from tests.simulation.shared_prefixes import mooncake
 from tests.store.fakes import STATS, record
 
 ROUTERS: dict[str, Callable[[], Router]] = {"round robin": RoundRobin, "prefix": PrefixRouter}
-ADDRESS = Address("127.0.0.1", 9, b"")
-"""Of replicas that nothing is asked of."""
 PASS_TOKENS = (1, 2, 4, 8, 16, 32, 64, 256)
 TRACE_RATE = 3.4
 """Requests a second of the trace as it was recorded."""
 NUM_RECORDS = 5000
 STEPS_PER_S = 100
-"""Of a busy replica; each is told to the front door's metrics."""
+"""Of a busy replica; each is counted at the front end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,32 +71,24 @@ class Row:
     door_busy: float
 
 
-@dataclass(slots=True)
-class Reports:
-    """A `Handle` whose replicas report what busy ones do; reports are unpickled, as from another process."""
-
-    pickled: Sequence[bytes]
-    num_told: int = 0
-
-    async def broadcast(self, method: str, *arguments: object, timeout_s: float = 60.0) -> Sequence[object]:
-        reports: list[Report] = [pickle.loads(one) for one in self.pickled]  # noqa: S301  # made here
-        self.num_told += len(reports[0].observed)
-        return [replace(one, first=self.num_told) for one in reports]  # each is news
-
-
 def report_ms() -> float:
-    """Return what one replica's report takes at the front door."""
-    step = Observed(StepDone(dict.fromkeys(PHASES, 0.001), 8))
-    num_steps = int(STEPS_PER_S * REPORT_S)
-    observed = (*[step] * num_steps, Observed(RequestDone(STATS)))
+    """Return what one replica's status and figures take at the front end."""
     health = EngineHealth(alive=True, ready=True, detail="", num_running=4, num_waiting=0, kv_usage=0.5)
-    reports = [Report(f"replica-{i}", ADDRESS, Status(health, INFO, (), ()), observed, 0, 0) for i in range(64)]
-    client = ReplicasClient(Reports([pickle.dumps(one) for one in reports]), reports, Metrics())
-    times = []
-    for _ in range(20):
+    step = StepDone(dict.fromkeys(PHASES, 0.001), 8)
+    messages: list[Status | Figure] = [
+        Status(health, INFO, (), ()),
+        *[step] * int(STEPS_PER_S * STATUS_S),
+        RequestDone(STATS),
+    ]
+    frames = [TO_FRONT_END.encode_body(message) for message in messages]
+    metrics, times = Metrics(), []
+    for _ in range(200):
         began = time.process_time()
-        asyncio.run(client.refresh())
-        times.append(1000 * (time.process_time() - began) / len(reports))
+        for body in frames:
+            message = TO_FRONT_END.decode(body)
+            if isinstance(message, Figure):
+                metrics.observe(message)
+        times.append(1000 * (time.process_time() - began))
     return statistics.median(times)
 
 
@@ -150,7 +138,7 @@ def simulated(arguments: argparse.Namespace, machine: Machine, times: Door) -> l
         speed = arguments.rate * num_replicas / TRACE_RATE
         calls = list(mooncake(arguments.trace, speed, arguments.calls))
         for name, make in ROUTERS.items():
-            routers = [make() for _ in range(arguments.doors)]
+            routers = [make() for _ in range(arguments.front_ends)]
             rows.append(row(num_replicas, name, simulate(calls, machine, num_replicas, routers, times)))
             print(json.dumps(asdict(rows[-1])), file=sys.stderr)
     return rows
@@ -164,7 +152,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=1.0)
     parser.add_argument("--pages", type=int, default=2048)
     parser.add_argument("--outside-ms", type=float, default=0.6)
-    parser.add_argument("--doors", type=int, default=1)
+    parser.add_argument("--front-ends", type=int, default=1)
     parser.add_argument("--request-ms", type=float, default=0.0)
     parser.add_argument("--chunk-ms", type=float, default=0.0)
     parser.add_argument("--curve", type=Path)
@@ -174,7 +162,7 @@ def main() -> None:
     machine = Machine(curve_of(arguments.curve), arguments.pages, arguments.outside_ms)
     limits = {"report_ms": report_ms(), "records_per_s": records_per_s()}
     print(", ".join(f"{name} {value:.3g}" for name, value in limits.items()))
-    times = Door(arguments.request_ms, arguments.chunk_ms, limits["report_ms"], 1 / REPORT_S)
+    times = Door(arguments.request_ms, arguments.chunk_ms, limits["report_ms"], 1 / STATUS_S)
     rows = simulated(arguments, machine, times)
     print("| " + " | ".join(asdict(rows[0])) + " |")
     for one in rows:

@@ -34,10 +34,10 @@ from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.engine.client import EngineClient
 from prolepsis.engine.start import start_engine
-from prolepsis.ray.affinity import PrefixRouter, Router, page_hashes
 from prolepsis.ray.autoscaling import Scaling
-from prolepsis.ray.client import ReplicasClient
-from prolepsis.ray.messages import Report
+from prolepsis.ray.hosts import RayHosts
+from prolepsis.remote.engines import Engines
+from prolepsis.remote.prefixes import PrefixRouter, Router, page_hashes
 from tests.simulation.replicas import RoundRobin
 from tests.simulation.shared_prefixes import SMALL_VOCABULARY, Conversations, User, mooncake
 from tests.train.targets import config_of, save_target
@@ -198,10 +198,10 @@ def engines_on_ray(arguments: argparse.Namespace) -> Iterator[tuple[Generate, Ma
         Scaling(least=arguments.replicas, most=arguments.replicas),
     )
     handle = started(engine_deployment(shared, scaling), cluster)
-    reports = [reply for reply in handle.handle.broadcast("report").results() if isinstance(reply, Report)]
+    info = handle.handle.info.remote().result()
     try:
         router = BothRouters()
-        yield ReplicasClient(handle, reports, router=router).generate, router.tokens
+        yield Engines((), directory=RayHosts(handle), info=info, router=router).generate, router.tokens
     finally:
         stop_on(cluster)
 

@@ -5,7 +5,7 @@ Usage: python -m benchmarks.router_overhead [--replicas 2] [--requests 300] [--s
 
 Engines say scripted tokens without delay, so that all time is the servers'. Plain servers are those of
 `benchmarks.http_overhead`, each in a process of its own. In the same run they are asked directly, through HAProxy and,
-with --smg, through the Shepherd Model Gateway (`smg launch`); and so is our front door, with as many engines in
+with --smg, through the Shepherd Model Gateway (`smg launch`); and so is our front end, with as many engines in
 replicas of Ray Serve behind it. All ways are asked in turn, over one kept connection each.
 
 - request: one answer of one token, minus the direct one of the same round.
@@ -35,10 +35,10 @@ from prolepsis.core.config import ServerConfig
 from prolepsis.core.extras import RAY
 from prolepsis.engine.client import EngineClient
 from prolepsis.ray.autoscaling import Scaling
-from prolepsis.ray.client import ReplicasClient
-from prolepsis.ray.messages import Report
-from prolepsis.ray.replica import EngineReplica, Notes
-from prolepsis.ray.start import kept
+from prolepsis.ray.hosts import RayHosts
+from prolepsis.ray.replica import EngineReplica
+from prolepsis.ray.start import engines_at
+from prolepsis.remote.host import KeptFigures
 from prolepsis.telemetry.metrics import Metrics
 from tests import commands
 from tests.commands import free_port
@@ -86,11 +86,11 @@ class ScriptedReplica(EngineReplica):
     """A replica whose engine says scripted tokens."""
 
     def __init__(self) -> None:
-        super().__init__(engine(), Notes())
+        super().__init__(engine(), KeptFigures())
 
 
 def serve_replicas(listener: socket.socket, num_replicas: int) -> None:
-    """Run our front door over so many scripted engines until it is ended."""
+    """Run our front end over so many scripted engines until it is ended."""
 
     from prolepsis.ray.cluster import Cluster, prepare
 
@@ -98,10 +98,10 @@ def serve_replicas(listener: socket.socket, num_replicas: int) -> None:
     from prolepsis.ray.serve import replicas_of, started, stop_on
 
     handle = started(replicas_of(ScriptedReplica, Scaling(least=num_replicas, most=num_replicas)).bind(), cluster)
-    reports = [reply for reply in handle.handle.broadcast("report").results() if isinstance(reply, Report)]
+    info = handle.handle.info.remote().result()
 
     def client(metrics: Metrics) -> EngineClient:
-        return kept(ReplicasClient(handle, reports, metrics), metrics)
+        return engines_at(RayHosts(handle, metrics), info, metrics)
 
     try:
         serve_client(listener, client, ServerConfig(), Keys(None))
@@ -148,7 +148,7 @@ def ways(arguments: argparse.Namespace) -> Iterator[dict[str, Way]]:
             found["smg"] = Way(gateway_port, lambda: [*processes, gateway])
         if RAY.is_installed:
             door = open_.enter_context(running(serve_replicas, arguments.replicas))
-            found["front door"] = Way(door.port, lambda: [door.process, *replica_processes()])
+            found["front end"] = Way(door.port, lambda: [door.process, *replica_processes()])
         yield found
 
 

@@ -29,7 +29,7 @@ from prolepsis.core.files import cache_directory
 from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
 from prolepsis.engine.client import EngineClient
-from prolepsis.engine.restart import EngineStart
+from prolepsis.engine.start import EngineStart
 from prolepsis.kv.machine import host_memory
 from prolepsis.kv.memory import MemoryUse, Room, format_bytes, parse_bytes
 from prolepsis.models.files.weight_bytes import bytes_per_pass

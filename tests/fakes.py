@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from prolepsis.core.events import Event, Terminal, Tokens
+from prolepsis.core.figures import EngineObserver
 from prolepsis.core.messages import Submit
 from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.core.plan import AppliedPlan
@@ -23,7 +24,6 @@ from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.engine.chunks import ChunkLimit
 from prolepsis.engine.client import EngineInfo
 from prolepsis.engine.hidden_states import HiddenStateRouter
-from prolepsis.engine.observer import EngineObserver
 from prolepsis.engine.paging import Paging
 from prolepsis.engine.rows import Row, SampledTokens
 from prolepsis.engine.runner import Computed, Runner

@@ -11,10 +11,10 @@ import pytest
 from prolepsis.api.app import build
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.figures import Figure, StepDone
-from prolepsis.engine.restart import EngineStart
-from prolepsis.failover.client import FailoverClient
-from prolepsis.failover.members import Member
+from prolepsis.engine.start import EngineStart
 from prolepsis.models.load import LoadedModel
+from prolepsis.remote.engines import Engines
+from prolepsis.remote.member import Member
 from prolepsis.telemetry.metrics import Metrics
 from tests.api.test_default_model import ASKED, FORMS
 from tests.default_model import CONFIG
@@ -83,7 +83,7 @@ async def stream(http: httpx.AsyncClient, body: Mapping[str, Any]) -> dict[str, 
 
 async def answers(loaded: LoadedModel, metrics: Metrics) -> dict[str, Any]:
     start = EngineStart(CONFIG, loaded, metrics)
-    client = FailoverClient([Member(start.first(), start.again)], metrics.registry)
+    client = Engines([Member(start.first(), start.again)], metrics.registry)
     app = build(ServerConfig(max_in_engine=16, replay_sample=0.0, store="none"), client, loaded.tokenizer, metrics)
     try:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:

@@ -25,17 +25,17 @@ from prolepsis.core.events import Finished, Proposed, Tokens
 from prolepsis.core.recording import Recording, parse, plain
 from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams
 from prolepsis.engine.client import EngineClient
-from prolepsis.failover.client import FailoverClient
-from prolepsis.failover.members import FailoverSettings, Member
 from prolepsis.policy.runtime import Policies
 from prolepsis.policy.source import PolicyFile
+from prolepsis.remote.engines import Engines
+from prolepsis.remote.member import FailoverSettings, Member
 from prolepsis.rollout.runtime import Rollouts
 from prolepsis.store.store import Store
 from prolepsis.telemetry.metrics import Metrics
 from tests.api.fakes import ByteTokenizer, FakeEngine
 from tests.correctness.test_runtime import BODY, table
-from tests.failover.scripted_engines import ELSEWHERE, LENGTH, Speaker
 from tests.fake_client import INFO
+from tests.remote.scripted_engines import ELSEWHERE, LENGTH, Speaker
 from tests.rollout.stores import memory_store
 from tests.rollout.test_observation import ended
 
@@ -92,7 +92,7 @@ async def test_drafts_verdicts_seed_and_versions_are_kept_and_no_text(store: Sto
 
 async def test_an_answer_of_several_engines_is_marked(store: Store) -> None:
     members = [Member(Speaker(2, "dead")), Member(Speaker(info=ELSEWHERE))]
-    client = FailoverClient(members, settings=FailoverSettings(outside_group="continue"))
+    client = Engines(members, settings=FailoverSettings(outside_group="continue"))
     reply = await ask(store, client, {**ASKED, "speculation": {"metrics": True}})
     assert reply.status_code == 200, reply.text
     await client.close()

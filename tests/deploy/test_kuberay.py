@@ -22,9 +22,9 @@ def test_the_application_exists() -> None:
     assert callable(getattr(importlib.import_module(module), name))
 
 
-def test_doors_that_are_several_share_a_store() -> None:
+def test_front_ends_that_are_several_share_a_store() -> None:
     [model] = ARGUMENTS.served
-    assert ARGUMENTS.doors > 1
+    assert ARGUMENTS.front_ends > 1
     assert model.server.store.startswith("postgresql://")
     assert model.scaling.least > 1, "one replica would leave none while it is replaced"
 

@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from prolepsis.engine.client import EngineClient
-from prolepsis.failover.client import FailoverClient
-from prolepsis.failover.members import FailoverSettings, Member
+from prolepsis.remote.engines import Engines
+from prolepsis.remote.member import FailoverSettings, Member
 from prolepsis.spec.proposer import Proposer
 from prolepsis.spec.proposers.prompt_lookup import PromptLookupProposer
 from prolepsis.spec.proposers.suffix import SuffixProposer
@@ -37,7 +37,7 @@ class RestartingServer(TableServer):
         self.may_start = threading.Event()
         self.engines = [self.engine]
         members = [Member(self.client, self._start)]
-        return FailoverClient(members, self.metrics.registry, FailoverSettings(backoff_s=0.0))
+        return Engines(members, self.metrics.registry, FailoverSettings(backoff_s=0.0))
 
     async def _start(self) -> EngineClient:
         await asyncio.get_running_loop().run_in_executor(None, self.may_start.wait)

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 _TITLE = re.compile(rb"ray::ServeReplica:[^:]+:engine")
-"""Of a replica: application and deployment; doors are in another deployment."""
+"""Of a replica: application and deployment; front ends are in another one."""
 
 
 def replica_processes() -> list[int]:

@@ -36,11 +36,14 @@ def test_each_model_has_the_settings_of_all_and_its_own() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"doors": 0}, "doors is 0; allowed: greater than or equal to 1"),
-        ({"dors": 2}, "dors is unknown; did you mean 'doors'?"),
+        ({"front_ends": 0}, "front_ends is 0; allowed: greater than or equal to 1"),
+        ({"front_end": 2}, "front_end is unknown; did you mean 'front_ends'?"),
         ({"engine": {"thread": 1}}, "engine.thread is unknown; did you mean 'threads'?"),
         ({"server": {"replicas": "many"}}, "server.replicas is 'many'; allowed: a whole number"),
-        ({"doors": 2, "server": {"store": "none"}}, "doors is 2, store none; allowed: a store that they share"),
+        (
+            {"front_ends": 2, "server": {"store": "none"}},
+            "front_ends is 2, store none; allowed: a store that they share",
+        ),
         ({"engine": {"engine": "vllm"}}, "engine is 'vllm'; allowed with replicas: prolepsis"),
         ({"server": {"store": "oracle://x"}}, "store is 'oracle://x'"),
         ({"models": {"a": {}, "b": {}}}, "the models a and b have the store auto; allowed: one each, or none"),

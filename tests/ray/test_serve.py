@@ -138,7 +138,7 @@ def client() -> Iterator[httpx.Client]:
         ray.shutdown()
 
 
-def test_doors_and_engines_of_two_models_are_one_application(
+def test_front_ends_and_engines_of_two_models_are_one_application(
     folder: Path, tmp_path: Path, client: httpx.Client
 ) -> None:
     from ray import serve
@@ -146,7 +146,7 @@ def test_doors_and_engines_of_two_models_are_one_application(
     from prolepsis.ray import app
 
     arguments: dict[str, object] = {
-        "doors": 2,
+        "front_ends": 2,
         "engine": config_of(folder).model_dump(mode="json", exclude_defaults=True),
         "models": {
             "tiny": {"server": {"replicas": 2, "store": f"sqlite:///{tmp_path}/tiny.db"}},

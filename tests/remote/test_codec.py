@@ -20,7 +20,6 @@ from prolepsis.core.errors import (
     GrammarFailed,
     NotContinued,
     ProlepsisError,
-    ReplicaLost,
     UserError,
 )
 from prolepsis.core.events import Aborted, Difference, Event, Finished, Proposed, TokenLogprobs, Tokens
@@ -152,9 +151,6 @@ def test_an_error_arrives_as_its_class(kind: type[ProlepsisError]) -> None:
 
 
 def test_an_error_arrives_with_what_it_says() -> None:
-    lost = returned(ReplicaLost("gone", group=GROUP, max_model_len=9))
-    assert isinstance(lost, ReplicaLost)
-    assert (lost.group, lost.max_model_len) == (GROUP, 9)
     refused = returned(ContextTooLong.of(9, "prompt 10", param="messages"))
     assert isinstance(refused, UserError)
     assert refused.param == "messages"

@@ -15,7 +15,7 @@ from functools import lru_cache, partial
 from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.kv.pages import PagePool
-from prolepsis.ray.affinity import Router, page_hashes
+from prolepsis.remote.prefixes import Router, page_hashes
 from prolepsis.spec.cost import CostCurve
 
 

@@ -11,10 +11,10 @@ from prolepsis.api.features import Sources
 from prolepsis.controls.flag_file import FlagFile
 from prolepsis.core.config import ServerConfig
 from prolepsis.cost.prices import PriceFile
-from prolepsis.failover.client import FailoverClient
-from prolepsis.failover.members import Member
 from prolepsis.policy.runtime import Policies
 from prolepsis.policy.source import PolicyFile
+from prolepsis.remote.engines import Engines
+from prolepsis.remote.member import Member
 from prolepsis.rollout.runtime import Rollouts
 from prolepsis.store.store import opened_store
 from prolepsis.telemetry.device import DeviceCollector, DeviceReading
@@ -64,5 +64,5 @@ def server_with_everything(folder: Path) -> Iterator[tuple[FastAPI, Metrics]]:
     prices = PriceFile(folder / "prices.yaml")
     with opened_store(config, metrics.registry) as store:
         sources = Sources(policies=policies, rollouts=rollouts, flags=flags, store=store, prices=prices)
-        client = FailoverClient([Member(engine)], metrics.registry)
+        client = Engines([Member(engine)], metrics.registry)
         yield build(config, client, ByteTokenizer(), metrics, sources=sources), metrics

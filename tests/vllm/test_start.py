@@ -11,9 +11,9 @@ from prolepsis.core.events import Event, Failed, Finished
 from prolepsis.core.extras import Extra
 from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.core.requests import SamplingParams
-from prolepsis.failover.client import FailoverClient
-from prolepsis.failover.members import FailoverSettings, Member
 from prolepsis.models.files.weights import folder_config
+from prolepsis.remote.engines import Engines
+from prolepsis.remote.member import FailoverSettings, Member
 from prolepsis.vllm.start import VllmStart, eos_token_ids, model_folder, plan_kv, start_vllm
 from tests.fakes import EOS, outputs, request
 from tests.models.files.byte_level import byte_level
@@ -74,7 +74,7 @@ async def test_an_engine_that_ended_is_built_again_around_another_plane() -> Non
     planes = TablePlane(), TablePlane()
     start = start_over(*planes)
     members = [Member(start.around(start.open_plane()), start.again)]
-    client = FailoverClient(members, settings=FailoverSettings(backoff_s=0.0))
+    client = Engines(members, settings=FailoverSettings(backoff_s=0.0))
     params = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
 
     async def ask(name: str) -> list[Event]:

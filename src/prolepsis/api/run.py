@@ -42,10 +42,10 @@ from prolepsis.core.network import end_unacknowledged, url_of
 from prolepsis.core.plan import SpecPlan
 from prolepsis.cost.prices import PriceFile
 from prolepsis.engine.client import Demand, EngineClient, EngineInfo, weights_of
-from prolepsis.failover.client import FailoverClient
-from prolepsis.failover.members import FailoverSettings, Member, StartClient
 from prolepsis.policy.runtime import Policies
 from prolepsis.policy.source import PolicyFile, StoredPolicy
+from prolepsis.remote.engines import Engines
+from prolepsis.remote.member import FailoverSettings, Member, StartClient
 from prolepsis.rollout.runtime import Rollouts, audit_event
 from prolepsis.rollout.silences import check_alertmanager
 from prolepsis.rollout.store import RolloutStore
@@ -190,7 +190,7 @@ def _with_failover(engine: StartedEngine, config: ServerConfig, metrics: Metrics
         return engine
     settings = FailoverSettings(max_restarts=config.engine_restarts)
     members = [Member(engine.client, engine.restart)]
-    return replace(engine, client=FailoverClient(members, metrics.registry, settings))
+    return replace(engine, client=Engines(members, metrics.registry, settings))
 
 
 def _rollouts(store: RolloutStore, client: EngineClient, metrics: Metrics, emit: Emit) -> Rollouts:

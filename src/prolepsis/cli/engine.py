@@ -13,7 +13,7 @@ from prolepsis.core.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from prolepsis.engine.observer import EngineObserver
+    from prolepsis.core.figures import EngineObserver
     from prolepsis.engine.start import Running
     from prolepsis.kv.memory import MemoryUse
 

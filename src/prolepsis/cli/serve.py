@@ -14,9 +14,9 @@ from prolepsis.core.extras import ENGINE
 
 if TYPE_CHECKING:
     from prolepsis.api.run import StartedEngine
-    from prolepsis.engine.process.messages import LogSettings
     from prolepsis.kv.memory import MemoryUse
     from prolepsis.ray.autoscaling import Scaling
+    from prolepsis.remote.messages import LogSettings
     from prolepsis.telemetry.metrics import Metrics
 
 ADDRESS_FIELDS = ("host", "port")
@@ -32,8 +32,8 @@ def serve(
     """Serve a model over HTTP with OpenAI's API until interrupted."""
     if settings.engine.engine != "upstream":
         ENGINE.require(f"engine {settings.engine.engine}", "engine")
-    from prolepsis.engine.process.messages import LogSettings
     from prolepsis.engine.start import loading
+    from prolepsis.remote.messages import LogSettings
     from prolepsis.telemetry.logs import configure_logs
 
     configure_logs(log_level, as_json=log_json)
@@ -92,7 +92,7 @@ def _own_process(
     config: EngineConfig, metrics: "Metrics", reserved: list["MemoryUse"], logs: "LogSettings"
 ) -> "StartedEngine":
     from prolepsis.api.run import StartedEngine
-    from prolepsis.engine.process.spawn import EngineSpawn
+    from prolepsis.remote.process import EngineSpawn
 
     spawn = EngineSpawn(config, metrics, reserved, logs)
     spawned = spawn.first()

@@ -11,7 +11,6 @@ OutsideGroup = Literal["refuse", "continue"]
 EngineLoss = Literal[
     "engine_dead",  # the engine ended, or the way to it is gone
     "not_alive",  # the engine said nothing more, and its health was bad
-    "replica_lost",  # the replica that served it is gone, and others are there
     "shutdown",  # the engine was closed: a restart, a deployment
     "step_failed",  # a step of the engine failed; the engine lives
 ]

@@ -26,7 +26,6 @@ ProlepsisError
     ├── GrammarFailed          a grammar that compiled gave up while the answer was matched
     ├── NotFinite              the model computed no number for a token: its weights are damaged, or values overflowed
     ├── StepFailed             a step of the engine raised; the engine lives
-    ├── ReplicaLost            the replica that served it is gone; others are there
     ├── UpstreamUnavailable    no upstream engine serves it, or continues with it
     ├── UpstreamInvalid        the upstream engine's answer is not what its API says
     └── EngineDead             the engine ended; nothing is accepted any more
@@ -36,7 +35,6 @@ ProlepsisError
 from typing import Self
 
 from prolepsis.core.continuation import NotContinuedReason
-from prolepsis.core.exact_group import ExactGroup
 
 
 class ProlepsisError(Exception):
@@ -163,16 +161,6 @@ class NotFinite(EngineError):
 
 class StepFailed(EngineError):
     """Its code is that of `EngineError`."""
-
-
-class ReplicaLost(EngineError):
-    code = "replica_lost"
-
-    def __init__(self, message: str, *, group: ExactGroup | None = None, max_model_len: int = 0) -> None:
-        """`group` and `max_model_len` are the lost replica's: replicas differ while others take their place."""
-        super().__init__(message)
-        self.group = group
-        self.max_model_len = max_model_len
 
 
 class UpstreamUnavailable(EngineError):

@@ -1,11 +1,11 @@
 """Figures that an engine reports of its steps, its requests and their faults."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 from prolepsis.core.rounds import RemoteRounds
 from prolepsis.core.stats import RequestStats
+from prolepsis.core.tagged import Tagged
 
 FaultKind = Literal[
     "proposer",  # calls of a proposer raised or returned nonsense
@@ -15,23 +15,20 @@ FaultKind = Literal[
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class StepDone:
+class StepDone(Tagged, frozen=True):
     """A step ran a pass of `num_tokens` tokens; `seconds` by phase."""
 
     seconds: Mapping[str, float]
     num_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class RequestDone:
+class RequestDone(Tagged, frozen=True):
     """An accepted request got its terminal event."""
 
     stats: RequestStats
 
 
-@dataclass(frozen=True, slots=True)
-class FaultCount:
+class FaultCount(Tagged, frozen=True):
     """Faults since the last report."""
 
     kind: FaultKind
@@ -41,3 +38,12 @@ class FaultCount:
 
 
 Figure = StepDone | RequestDone | FaultCount | RemoteRounds
+
+
+class EngineObserver(Protocol):
+    """Called from the engine thread, after each step; must be quick. What it raises costs figures, and is counted.
+
+    `telemetry.metrics.Metrics` implements it.
+    """
+
+    def observe(self, figure: Figure) -> None: ...

@@ -1,8 +1,9 @@
 """Rounds of speculation, in which a draft is proposed and verified; and the outcomes of a remote proposer's drafts."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal, NamedTuple
+
+from prolepsis.core.tagged import Tagged
 
 MAX_ROUNDS = 64
 """Rounds of a request that are kept; of the later ones its sums tell."""
@@ -52,8 +53,7 @@ RemoteOutcome = Literal[
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class RemoteRounds:
+class RemoteRounds(Tagged, frozen=True):
     """Rounds since the last report."""
 
     is_connected: bool

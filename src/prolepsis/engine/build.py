@@ -15,6 +15,7 @@ from prolepsis.core.config import (
     HeadProposerName,
 )
 from prolepsis.core.errors import ConfigError
+from prolepsis.core.figures import EngineObserver
 from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.core.plan import AppliedPlan, SpecPlan
 from prolepsis.engine.chunks import ChunkLimit
@@ -23,7 +24,6 @@ from prolepsis.engine.draft_head_slot import DraftHeadSlot
 from prolepsis.engine.exactness import Exactness, decide, passed_file
 from prolepsis.engine.hidden_states import HiddenStateRouter
 from prolepsis.engine.memory import Loaded, check_head, plan_memory
-from prolepsis.engine.observer import EngineObserver
 from prolepsis.engine.paging import Paging
 from prolepsis.engine.profile import cost_curve, curve_file
 from prolepsis.engine.remote import REMOTE, remote_proposer

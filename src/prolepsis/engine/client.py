@@ -96,6 +96,10 @@ class EngineHealth:
     """Share of KV pages in use, 0 to 1."""
     max_running: int = 0
     """Most sequences that run at once; 0: not known."""
+    is_leaving: bool = False
+    """It ends once its requests have ended, so it is asked for nothing more."""
+    num_elsewhere: int = 0
+    """Requests that other front ends have in it."""
     not_begun: tuple[str, ...] = ()
     """Ids of the requests of which no pass has computed anything yet. Upstream engines do not say."""
     members: tuple[EngineMember, ...] = ()

@@ -1,22 +1,16 @@
-"""The interface through which an engine reports its steps; `telemetry.metrics.Metrics` implements it."""
+"""Reports of an engine to its observer."""
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from prolepsis.core.errors import GrammarFailed, NotFinite
 from prolepsis.core.events import Event, Failed, Terminal
-from prolepsis.core.figures import FaultCount, Figure, RequestDone, StepDone
+from prolepsis.core.figures import EngineObserver, FaultCount, RequestDone, StepDone
 from prolepsis.engine.containment import ContainedPart, Containment
 from prolepsis.engine.timings import StepTiming
 
 if TYPE_CHECKING:
     from prolepsis.spec.choose import ProposerSet
-
-
-class EngineObserver(Protocol):
-    """Called from the engine thread, after each step; must be quick. What it raises costs figures, and is counted."""
-
-    def observe(self, figure: Figure) -> None: ...
 
 
 class Reporter:

@@ -2,8 +2,8 @@
 
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.errors import ConfigError
+from prolepsis.core.figures import EngineObserver
 from prolepsis.core.network import client_tls, host_and_port
-from prolepsis.engine.observer import EngineObserver
 from prolepsis.models.load import LoadedModel
 from prolepsis.remote.handshake import SharedKey
 from prolepsis.remote.propose.link import Link, RemoteAddress

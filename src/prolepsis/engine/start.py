@@ -1,12 +1,16 @@
 """Loads a model and starts an engine around it. What is slow to import is imported here when it is asked for."""
 
+import asyncio
 import ctypes
 import gc
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
+from weakref import ReferenceType, ref
+
+import structlog
 
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.memory_failures import memory_failures
@@ -14,9 +18,12 @@ from prolepsis.kv.machine import limited_memory
 from prolepsis.kv.memory import MemoryUse, Room
 
 if TYPE_CHECKING:
-    from prolepsis.engine.observer import EngineObserver
+    from prolepsis.core.figures import EngineObserver
     from prolepsis.engine.thread import ThreadEngineClient
     from prolepsis.models.files.tokenizer import Tokenizer
+    from prolepsis.models.load import LoadedModel
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +62,44 @@ def loading_again() -> Iterator[None]:
         yield
 
 
+@dataclass(slots=True)
+class EngineStart:
+    """Builds engines of one configuration one after the other, in this process, around a model that is loaded."""
+
+    config: EngineConfig
+    target: "LoadedModel"
+    observer: "EngineObserver | None" = None
+    reserved: Sequence[MemoryUse] = ()
+    load: "Callable[[EngineConfig], LoadedModel] | None" = None
+    """Default: `load_model`."""
+    _last: "ReferenceType[ThreadEngineClient] | None" = field(default=None, init=False)
+
+    def first(self) -> "ThreadEngineClient":
+        """Return an engine's client; raises what `build_engine` raises. Later engines have its context length."""
+        from prolepsis.engine.build import build_engine
+        from prolepsis.engine.thread import ThreadEngineClient
+
+        engine = build_engine(self.config, self.observer, target=self.target, reserved=self.reserved)
+        client = ThreadEngineClient(engine)
+        self._last = ref(client)
+        self.config = self.config.model_copy(update={"max_model_len": client.info.max_model_len})
+        return client
+
+    async def again(self) -> "ThreadEngineClient":
+        """Return the client of another engine; the last one has ended and is closed."""
+        return await asyncio.get_running_loop().run_in_executor(None, self._rebuilt)
+
+    def _rebuilt(self) -> "ThreadEngineClient":
+        from prolepsis.models.load import load_model
+
+        with loading_again():  # the K/V of the last engine, which refers to itself, makes room
+            last = self._last() if self._last is not None else None
+            if last is not None and last.watchdog.gave_up:
+                log.warning("model_loaded_again", reason="a step of the last engine may still compute with it")
+                self.target = (self.load or load_model)(self.config)
+            return self.first()
+
+
 LIBRARIES = MemoryUse("libraries of the engine", 512 << 20)
 """What they map; where that fails some of them end the process instead of raising an error."""
 
@@ -84,7 +129,6 @@ def start_engine(
 
         if REMOTE in proposer_names(config):
             shared_key(config)
-        from prolepsis.engine.restart import EngineStart
         from prolepsis.models.load import load_model
 
         target = load_model(config)

@@ -15,6 +15,7 @@ import structlog
 from prolepsis.core.config import CANDIDATE_HEAD, DRAFT_HEAD, HeadProposerName
 from prolepsis.core.errors import EngineDead, EngineError, InvalidParameter, OtherExactGroup, StepFailed, UserError
 from prolepsis.core.events import Event, Failed
+from prolepsis.core.figures import EngineObserver
 from prolepsis.core.messages import Abort, ApplyPlan, Message, OfferDraft, StopRun, Submit, SwapHead
 from prolepsis.core.plan import AppliedPlan, SpecPlan
 from prolepsis.core.requests import GenerateRequest
@@ -24,7 +25,7 @@ from prolepsis.engine.client import EngineHealth, EngineInfo, HeadSwapped, Insta
 from prolepsis.engine.containment import Containment
 from prolepsis.engine.draft_head_slot import DraftHeadSlot
 from prolepsis.engine.hidden_states import HiddenStateRouter
-from prolepsis.engine.observer import EngineObserver, Reporter
+from prolepsis.engine.observer import Reporter
 from prolepsis.engine.request import SequenceState
 from prolepsis.engine.rounds import keep_rounds
 from prolepsis.engine.rows import Row, SampledTokens

@@ -7,7 +7,7 @@ if TYPE_CHECKING:
 
 
 def app(arguments: dict[str, Any]) -> "Application":
-    """Return front doors and engines as one application: `serve run prolepsis.ray:app` (see `arguments.Arguments`)."""
-    from prolepsis.ray.door import application_of
+    """Return front ends and engines as one application: `serve run prolepsis.ray:app` (see `arguments.Arguments`)."""
+    from prolepsis.ray.front_end import application_of
 
     return application_of(arguments)

@@ -51,8 +51,8 @@ class Arguments(BaseModel):
     server: ServerConfig = Field(default_factory=ServerConfig)
     models: Mapping[str, ModelSettings] = Field(default_factory=dict)
     """Several models by the names that requests use, each with settings of its own besides those of all."""
-    doors: int = Field(default=1, ge=1)
-    """Front doors; more than one need a store that they share, such as PostgreSQL."""
+    front_ends: int = Field(default=1, ge=1)
+    """Number of front ends; more than one need a store that they share, such as PostgreSQL."""
     drain_s: float = Field(default=DRAIN_S, ge=0)
     """Seconds in which the requests of a replica may end before it does."""
     release: str = ""
@@ -67,8 +67,8 @@ class Arguments(BaseModel):
                 url = store_url(model.server.store)
             except ConfigError as error:
                 raise ValueError(str(error)) from None
-            if url is None and self.doors > 1:
-                raise ValueError(f"doors is {self.doors}, store none; allowed: a store that they share")
+            if url is None and self.front_ends > 1:
+                raise ValueError(f"front_ends is {self.front_ends}, store none; allowed: a store that they share")
             if url is None:
                 continue
             name = ", ".join(model.server.served_model_names)

@@ -1,4 +1,4 @@
-"""How many replicas serve: by the samples in flight, and by how long requests wait at the front doors.
+"""How many replicas serve: by the samples in flight, and by how long requests wait at the front ends.
 
 `policy` is an autoscaling policy of Ray Serve, which calls it in its controller and applies bounds and delays.
 """
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 POLICY = "prolepsis.ray.autoscaling:policy"
 IN_FLIGHT, WAITING, QUEUE_AGE_S = "samples_in_flight", "requests_waiting", "queue_age_s"
-"""What a replica tells: samples that run or wait in it, and what all front doors have told it last."""
+"""Figures of a replica: samples that run or wait in it, and the demand of all front ends."""
 LONGEST_WAIT_S = 1.0
 """A request that waits longer calls for another replica; load shedding begins at two seconds."""
 
@@ -46,7 +46,7 @@ class Scaling:
 def wanted_replicas(num_replicas: int, figures: Mapping[str, Collection[float]], samples_per_replica: float) -> int:
     """Return how many replicas are wanted where there are `num_replicas`; `figures`: one a replica, by name.
 
-    What waits is in the figures of each replica, as the doors tell all of them.
+    What waits is in the figures of each replica, as the front ends report it to all of them.
     """
     waiting = max(figures.get(WAITING, ()), default=0.0)
     by_load = math.ceil((sum(figures.get(IN_FLIGHT, ())) + waiting) / samples_per_replica)

@@ -14,7 +14,7 @@ from ray.serve.handle import DeploymentHandle
 from ray.serve.schema import LoggingConfig
 
 from prolepsis.core.config import EngineConfig
-from prolepsis.core.errors import EngineDead
+from prolepsis.engine.client import EngineInfo
 from prolepsis.engine.start import start_engine
 from prolepsis.kv.memory import share_for
 from prolepsis.models.files.tokenizer import Tokenizer
@@ -22,8 +22,8 @@ from prolepsis.native.processor import default_threads
 from prolepsis.ray.arguments import DRAIN_S
 from prolepsis.ray.autoscaling import POLICY, Scaling
 from prolepsis.ray.cluster import LOOPBACK, Cluster
-from prolepsis.ray.messages import Report
-from prolepsis.ray.replica import EngineReplica, Notes
+from prolepsis.ray.replica import EngineReplica
+from prolepsis.remote.host import KeptFigures
 
 log = structlog.get_logger(__name__)
 
@@ -37,12 +37,12 @@ class ServedReplica(EngineReplica):
     """An `EngineReplica` in a process of Ray Serve."""
 
     def __init__(self, config: EngineConfig) -> None:
-        notes = Notes()
-        engine = start_engine(config, notes)
-        host = ray.util.get_node_ip_address()
-        if host == LOOPBACK:
+        figures = KeptFigures()
+        engine = start_engine(config, figures)
+        machine = ray.util.get_node_ip_address()
+        if machine == LOOPBACK:
             _keep_on_loopback()
-        super().__init__(engine.client, notes, host=host)
+        super().__init__(engine.client, figures, machine=machine)
         self._tokenizer = engine.tokenizer
 
     def tokenizer(self) -> Tokenizer:
@@ -122,7 +122,7 @@ def replicas_of(
     deploy = serve.deployment(
         name=name,
         **_number(scaling),
-        max_ongoing_requests=256,  # questions of front doors; generation does not pass through Ray
+        max_ongoing_requests=256,  # asked for addresses only; generation does not pass through Ray
         health_check_period_s=2.0,
         health_check_timeout_s=5.0,  # three in a row, and the replica is killed: its requests go on in another
         graceful_shutdown_timeout_s=drain_s,
@@ -153,7 +153,7 @@ class LocalReplicas:
     """Replicas that are ready."""
 
     handle: ServeHandle
-    reports: Sequence[Report]
+    info: EngineInfo
     tokenizer: Tokenizer
 
 
@@ -173,10 +173,8 @@ def start_on(cluster: Cluster, config: EngineConfig, scaling: Scaling) -> LocalR
     else:
         replicas = engine_deployment(config, scaling, num_cpus=config.threads or 0)
     handle = started(replicas, cluster)
-    reports = [one for one in handle.handle.broadcast("report").results(timeout_s=60.0) if isinstance(one, Report)]
-    if not reports:
-        raise EngineDead("no replica reports")
-    return LocalReplicas(handle, reports, handle.handle.tokenizer.remote().result(timeout_s=60.0))
+    info, tokenizer = (getattr(handle.handle, name).remote().result(timeout_s=60.0) for name in ("info", "tokenizer"))
+    return LocalReplicas(handle, info, tokenizer)
 
 
 def started(replicas: serve.Application, cluster: Cluster) -> ServeHandle:

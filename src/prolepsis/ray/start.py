@@ -1,6 +1,7 @@
 """Starts engine replicas for a server, with the client that continues a lost replica's requests in another."""
 
 import asyncio
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -8,22 +9,23 @@ from functools import partial
 from prolepsis.core.config import OWN_CLUSTER, EngineConfig
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.extras import RAY
-from prolepsis.engine.client import Demand
-from prolepsis.failover.client import FailoverClient
-from prolepsis.failover.members import FailoverSettings, Member
+from prolepsis.engine.client import Demand, EngineInfo
 from prolepsis.models.files.tokenizer import Tokenizer
 from prolepsis.ray.autoscaling import Scaling
-from prolepsis.ray.client import ReplicasClient
 from prolepsis.ray.cluster import Cluster, prepare, started_aside
+from prolepsis.ray.hosts import RayHosts
+from prolepsis.remote.engines import Engines
+from prolepsis.remote.member import FailoverSettings
 from prolepsis.telemetry.metrics import Metrics
 
-_LOSSES = FailoverSettings(max_losses=10, max_failed_steps=1)
-"""Replicas come and go (deployments, preempted nodes), so that a long request may lose several."""
+_SETTINGS = FailoverSettings(max_losses=10, wait_s=600.0, max_restarts=sys.maxsize)
+"""Replicas come and go (deployments, preempted nodes), so that a long request may lose several. Ray starts others in
+their place; this side connects to each as long as it is listed."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartedReplicas:
-    client: FailoverClient
+    client: Engines
     tokenizer: Tokenizer
     follow: Callable[[Callable[[], Demand]], None]
     """Is given what says the demand."""
@@ -48,8 +50,8 @@ def start_replicas(
         local = started_aside(partial(start_on, cluster, config, scaling), nothing if cluster.is_own else end)
     except (ConnectionError, ValueError) as error:
         raise ConfigError(f"ray_address is {address!r}: {error}", param="ray_address") from error
-    client = ReplicasClient(local.handle, local.reports, metrics, end=partial(_in_thread, end))
-    return StartedReplicas(kept(client, metrics), local.tokenizer, client.follow)
+    hosts = RayHosts(local.handle, metrics, end=partial(_in_thread, end))
+    return StartedReplicas(engines_at(hosts, local.info, metrics), local.tokenizer, hosts.follow)
 
 
 def nothing() -> None:
@@ -62,9 +64,9 @@ def check(config: EngineConfig) -> None:
         raise ConfigError(f"engine is {config.engine!r}; allowed with replicas: prolepsis", param="engine")
 
 
-def kept(replicas: ReplicasClient, metrics: Metrics) -> FailoverClient:
-    """Return the client that keeps the streams of all replicas."""
-    return FailoverClient([Member(replicas)], metrics.registry, _LOSSES)
+def engines_at(hosts: RayHosts, info: EngineInfo, metrics: Metrics) -> Engines:
+    """Return the client of all replicas; `info` is of one of them."""
+    return Engines((), metrics.registry, _SETTINGS, directory=hosts, info=info)
 
 
 async def _in_thread(work: Callable[[], None]) -> None:

@@ -62,7 +62,7 @@ class UpstreamAnswer:
 
         `pause_s`: from the last tokens of the lost one to the first of the other.
         """
-        self._continued.append(Continued(loss="replica_lost", num_tokens=num_tokens, pause_s=pause_s))
+        self._continued.append(Continued(loss="engine_dead", num_tokens=num_tokens, pause_s=pause_s))
 
     def stats(self) -> RequestStats:
         """Return the figures; what pools do not say is left out."""

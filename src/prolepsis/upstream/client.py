@@ -25,14 +25,13 @@ from prolepsis.core.errors import (
     VocabularyMismatch,
 )
 from prolepsis.core.events import Aborted, Event, Failed, Finished, Terminal
-from prolepsis.core.figures import RequestDone
+from prolepsis.core.figures import EngineObserver, RequestDone
 from prolepsis.core.messages import Abort, ApplyPlan, Control, StopRun
 from prolepsis.core.plan import AppliedPlan, SpecPlan
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import ProposerMemory, TrafficClassCounts
 from prolepsis.engine.client import EngineHealth, EngineInfo, HeadSwapped, InstalledHead
 from prolepsis.engine.containment import Containment
-from prolepsis.engine.observer import EngineObserver
 from prolepsis.engine.text import Detokenizer, StopStrings
 from prolepsis.upstream.answer import UpstreamAnswer
 from prolepsis.upstream.api import Chunk

@@ -8,11 +8,11 @@ from prometheus_client import CollectorRegistry
 
 from prolepsis.core.config import UPSTREAM, EngineConfig
 from prolepsis.core.errors import ConfigError, ModelLoadError
+from prolepsis.core.figures import EngineObserver
 from prolepsis.core.files import read_text
 from prolepsis.core.network import address
 from prolepsis.core.plan import SpecPlan
 from prolepsis.engine.client import EngineInfo
-from prolepsis.engine.observer import EngineObserver
 from prolepsis.models.files.generation_config import generation_eos
 from prolepsis.models.files.naming import model_name
 from prolepsis.models.files.recommended_sampling import default_sampling

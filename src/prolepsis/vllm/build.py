@@ -3,10 +3,10 @@
 from dataclasses import dataclass, replace
 
 from prolepsis.core.config import EngineConfig
+from prolepsis.core.figures import EngineObserver
 from prolepsis.core.plan import AppliedPlan, SpecPlan
 from prolepsis.engine.build import FREE_PROPOSERS
 from prolepsis.engine.client import EngineInfo
-from prolepsis.engine.observer import EngineObserver
 from prolepsis.engine.paging import Paging
 from prolepsis.engine.scheduler import Scheduler, SchedulerLimits
 from prolepsis.engine.speculation import Speculation

@@ -14,11 +14,11 @@ import structlog
 
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.errors import EngineDead, ModelLoadError
+from prolepsis.core.figures import EngineObserver
 from prolepsis.core.files import cache_directory
 from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.engine.client import EngineInfo
 from prolepsis.engine.memory import context_length, warn_of_cut
-from prolepsis.engine.observer import EngineObserver
 from prolepsis.engine.start import Running, loading_again
 from prolepsis.grammar.grammars import Grammars
 from prolepsis.kv.machine import memory_of

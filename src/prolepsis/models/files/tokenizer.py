@@ -3,14 +3,17 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Self
 
 from tokenizers import Tokenizer as Backend
 
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.given_text import GivenText
 from prolepsis.models.answer_formats.formats import AnswerFormats
+from prolepsis.models.answer_formats.reasoning import REASONING_FORMATS
+from prolepsis.models.answer_formats.table import TOOL_FORMATS
 from prolepsis.models.files.chat_template import ChatTemplate, Message
 from prolepsis.models.files.control_tokens import HELD_CHARACTERS, ControlTokens
 from prolepsis.models.files.template_needs import FittingTemplate
@@ -32,6 +35,25 @@ class TokenizerParts:
     """Tokens that the model calls special and that are text here, as answers are read by them."""
     formats: AnswerFormats = AnswerFormats()  # noqa: RUF009  # it is frozen
     """How the model writes calls and reasoning."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenizerState:
+    """A tokenizer in plain values, as it travels to other processes."""
+
+    backend: str
+    """JSON of the tokenizers library."""
+    template: str | None
+    special_tokens: dict[str, str]
+    eos_token_ids: tuple[int, ...]
+    digest: str | None
+    as_text: frozenset[str]
+    tools: tuple[str, bool, str] | None
+    """Of the form of calls: its name, `parallel` and `between`, in which a model differs from its family."""
+    reasoning: str | None
+    """Name of the form of reasoning."""
+    shows: tuple[bool, bool, bool]
+    """`shows_tools`, `shows_calls` and `shows_results` of the formats."""
 
 
 def template_of(parts: TokenizerParts) -> FittingTemplate | None:
@@ -58,6 +80,42 @@ class Tokenizer:
     def __reduce__(self) -> tuple[type["Tokenizer"], tuple[TokenizerParts]]:
         """Travel to other processes as the parts that it was made of."""
         return Tokenizer, (self._parts,)
+
+    @classmethod
+    def of(cls, state: TokenizerState) -> Self:
+        """Return the tokenizer that has this state."""
+        tools = None
+        if state.tools is not None:
+            name, parallel, between = state.tools
+            tools = replace(TOOL_FORMATS[name], parallel=parallel, between=between)
+        reasoning = REASONING_FORMATS[state.reasoning] if state.reasoning is not None else None
+        return cls(
+            TokenizerParts(
+                Backend.from_str(state.backend),
+                state.template,
+                state.special_tokens,
+                state.eos_token_ids,
+                state.digest,
+                state.as_text,
+                AnswerFormats(tools, reasoning, *state.shows),
+            )
+        )
+
+    @property
+    def state(self) -> TokenizerState:
+        parts, formats = self._parts, self.formats
+        tools, reasoning = formats.tools, formats.reasoning
+        return TokenizerState(
+            parts.backend.to_str(),
+            parts.template,
+            dict(parts.special_tokens),
+            parts.eos_token_ids,
+            parts.digest,
+            parts.as_text,
+            (tools.name, tools.parallel, tools.between) if tools is not None else None,
+            reasoning.name if reasoning is not None else None,
+            (formats.shows_tools, formats.shows_calls, formats.shows_results),
+        )
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the ids of `text`; `add_special_tokens` adds the model's tokens around a text, such as BOS.

@@ -1,1 +1,0 @@
-"""An engine in a process of its own, so that no other Python code holds the interpreter lock while it steps."""

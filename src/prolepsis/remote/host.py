@@ -1,0 +1,274 @@
+"""Serves one engine to front ends: to the one that started it, over a socket pair, or to many, over TCP."""
+
+import asyncio
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Coroutine
+from contextlib import aclosing, suppress
+from dataclasses import replace
+from functools import partial
+
+import structlog
+
+from prolepsis.core.config import HeadProposerName
+from prolepsis.core.errors import EngineError, ProlepsisError
+from prolepsis.core.events import Terminal
+from prolepsis.core.figures import Figure
+from prolepsis.core.messages import Abort, ApplyPlan, OfferDraft, StopRun
+from prolepsis.core.plan import SpecPlan, strictest
+from prolepsis.core.requests import GenerateRequest
+from prolepsis.engine.client import Demand, EngineClient
+from prolepsis.remote.channel import Channel
+from prolepsis.remote.messages import (
+    Close,
+    Generate,
+    HeadLoaded,
+    Heads,
+    Leave,
+    ListHeads,
+    LoadHead,
+    Rejected,
+    Status,
+    Streamed,
+    ToFrontEnd,
+    ToHost,
+    Waiting,
+)
+
+STATUS_S = 0.25
+"""Seconds between two statuses."""
+MOST_FIGURES = 20_000
+"""Figures kept while no front end is connected: minutes of steps."""
+_DEMAND_S = 5.0
+"""Older demand does not count: its front end is silent."""
+_END_S = 2.0
+"""Longest wait for the engine to end the requests of a front end that closes."""
+
+log = structlog.get_logger(__name__)
+
+
+class KeptFigures:
+    """An `EngineObserver` that keeps figures until a front end gets them."""
+
+    def __init__(self) -> None:
+        self._kept: deque[Figure] = deque(maxlen=MOST_FIGURES)
+        self.num_dropped = 0
+
+    def observe(self, figure: Figure) -> None:
+        self.num_dropped += len(self._kept) == MOST_FIGURES
+        self._kept.append(figure)
+
+    def take(self) -> list[Figure]:
+        """Return the figures since the last call."""
+        dropped, self.num_dropped = self.num_dropped, 0
+        if dropped:
+            log.warning("figures_dropped", number=dropped)
+        return [self._kept.popleft() for _ in range(len(self._kept))]
+
+
+class Host:
+    """Belongs to one event loop.
+
+    Each figure goes to one front end, the one that has been connected for the longest. The plans of all front ends
+    apply together, so that none undoes what another one stops.
+    """
+
+    def __init__(self, client: EngineClient, figures: KeptFigures, clock: Callable[[], float] = time.monotonic) -> None:
+        self.client = client
+        self.is_leaving = False
+        """It ends once its requests have ended."""
+        self._figures = figures
+        self.clock = clock
+        self._connections: dict[_Connection, None] = {}
+        """The one that has been there for the longest comes first."""
+        self._plans: dict[_Connection, SpecPlan] = {}
+        """The most recent one is the last."""
+        self._reporting: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
+
+    @property
+    def num_requests(self) -> int:
+        """Requests of all front ends."""
+        return sum(len(connection.work) for connection in self._connections)
+
+    @property
+    def num_front_ends(self) -> int:
+        return len(self._connections)
+
+    @property
+    def demand(self) -> Demand:
+        """What waits at all front ends; any thread may ask."""
+        oldest = self.clock() - _DEMAND_S
+        demands = [one.demand for one in list(self._connections) if one.demanded_at >= oldest]
+        waiting = sum(demand.num_waiting for demand in demands)
+        return Demand(max((demand.queue_age_s for demand in demands), default=0.0), waiting)
+
+    async def serve(self, channel: Channel[ToFrontEnd, ToHost]) -> None:
+        """Serve a front end until it closes its connection or is gone."""
+        if self._reporting is None:
+            self._reporting = asyncio.create_task(self._keep_reporting())
+        connection = _Connection(self, channel)
+        self._connections[connection] = None
+        self.report()
+        try:
+            await connection.run()
+        finally:
+            del self._connections[connection]
+            if self._plans.pop(connection, None) is not None and self._plans:  # the last plan holds without front ends
+                self._apply_plans()
+            self.wake()
+
+    def apply(self, connection: "_Connection", plan: SpecPlan) -> None:
+        self._plans.pop(connection, None)
+        self._plans[connection] = plan
+        self._apply_plans()
+
+    def report(self) -> None:
+        """Send a status to each front end, and figures to one."""
+        status, number = Status.of(self.client), self.num_requests
+        for connection in self._connections:
+            elsewhere = number - len(connection.work)
+            health = replace(status.health, is_leaving=self.is_leaving, num_elsewhere=elsewhere)
+            connection.send(Status(health, status.info, status.counts, status.memory))
+        self.send_figures()
+
+    def send_figures(self) -> None:
+        connection = next(iter(self._connections), None)
+        if connection is not None:
+            for figure in self._figures.take():
+                connection.send(figure)
+
+    async def leave(self) -> None:
+        """Have front ends choose others, and return when no request is left and all connections have ended."""
+        self.is_leaving = True
+        self.report()
+        while self.num_requests:
+            await self._change()
+        await self.close()
+
+    async def close(self) -> None:
+        """End all connections, after what was sent on them."""
+        if self._reporting is not None:
+            self._reporting.cancel()
+        self.send_figures()
+        for connection in list(self._connections):
+            await connection.close()
+        while self._connections:
+            await self._change()
+
+    def wake(self) -> None:
+        self._changed.set()
+
+    async def _change(self) -> None:
+        """Wait until a request or a connection has ended."""
+        self._changed.clear()
+        await self._changed.wait()
+
+    def _apply_plans(self) -> None:
+        self.client.send(ApplyPlan(strictest(list(self._plans.values()))))
+
+    async def _keep_reporting(self) -> None:
+        while True:
+            await asyncio.sleep(STATUS_S)
+            self.report()
+
+
+class _Connection:
+    """One front end's connection."""
+
+    def __init__(self, host: Host, channel: Channel[ToFrontEnd, ToHost]) -> None:
+        self.work: dict[int, asyncio.Task[None]] = {}
+        """Requests and questions without an answer so far, by number."""
+        self.demand, self.demanded_at = Demand(0.0, 0), -math.inf
+        self.send = channel.send
+        self._channel = channel
+        self._host = host
+        self._client = host.client
+        self._request_ids: dict[int, str] = {}
+        """Likewise, of requests."""
+
+    async def run(self) -> None:
+        """Do what the front end asks until it closes or is gone."""
+        try:
+            await self._channel.open()
+            with suppress(EOFError):
+                while Close() not in (batch := await self._channel.receive()):
+                    for message in batch:
+                        self._take(message)
+                await self._end_requests()
+        except Exception:  # contained: a message that cannot be read ends this connection, not the others
+            log.exception("front_end_misunderstood")
+        finally:
+            await self.close()
+
+    async def close(self) -> None:
+        for task in self.work.values():
+            task.cancel()
+        await self._channel.close()
+
+    def _take(self, message: ToHost) -> None:
+        match message:
+            case Generate(number, request):
+                self._request_ids[number] = request.request_id
+                self._begin(number, self._generate(number, request))
+            case Leave(number):
+                if (task := self.work.get(number)) is not None:
+                    task.cancel()
+            case ListHeads(number):
+                self._begin(number, self._list_heads(number))
+            case LoadHead(number, name, proposer):
+                self._begin(number, self._load_head(number, name, proposer))
+            case Waiting(demand):
+                self.demand, self.demanded_at = demand, self._host.clock()
+            case ApplyPlan(plan):
+                self._host.apply(self, plan)
+            case Abort() | OfferDraft() | StopRun():  # after the first turn of a request that came just before
+                asyncio.get_running_loop().call_soon(self._client.send, message)
+            case _:
+                raise AssertionError(f"{type(message).__name__} is not a message to a host")
+
+    def _begin(self, number: int, work: Coroutine[object, object, None]) -> None:
+        task = self.work[number] = asyncio.create_task(self._answer(number, work))
+        task.add_done_callback(partial(self._forget, number))
+
+    def _forget(self, number: int, _: object) -> None:
+        del self.work[number]
+        self._request_ids.pop(number, None)
+        self._host.wake()
+
+    async def _answer(self, number: int, work: Coroutine[object, object, None]) -> None:
+        try:
+            await work
+        except Exception as error:  # the front end raises it where the question was asked
+            self.send(Rejected(number, portable(error)))
+
+    async def _generate(self, number: int, request: GenerateRequest) -> None:
+        async with aclosing(self._client.generate(request)) as events:  # type: ignore[type-var]
+            async for event in events:
+                if isinstance(event, Terminal):
+                    self._host.send_figures()
+                self.send(Streamed(number, event))
+
+    async def _list_heads(self, number: int) -> None:
+        self.send(Heads(number, tuple(await self._client.heads())))
+
+    async def _load_head(self, number: int, name: str, proposer: HeadProposerName) -> None:
+        result = await self._client.swap_head(name, proposer)
+        self._host.report()  # first: the facts are there before the answer
+        self.send(HeadLoaded(number, result))
+
+    async def _end_requests(self) -> None:
+        """Have the engine end the requests, with its figures."""
+        for request_id in self._request_ids.values():
+            self._client.send(Abort(request_id, "shutdown"))
+        if self.work:
+            await asyncio.wait(self.work.values(), timeout=_END_S)
+
+
+def portable(error: Exception) -> ProlepsisError:
+    """Return an error that another process can rebuild; others travel as text."""
+    if isinstance(error, ProlepsisError):
+        return error
+    log.error("engine_host_error", exc_info=error)
+    return EngineError(f"{type(error).__name__}: {error}")

@@ -1,0 +1,104 @@
+"""Connections over TCP, on which front ends find hosts that others have started.
+
+Both sides prove that they know the host's secret before a message is read or sent. The host makes it when it starts;
+whoever says where the host is says the secret, too. What follows is encrypted where a TLS context is given.
+"""
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from secrets import token_bytes
+
+from prolepsis.core.figures import EngineObserver
+from prolepsis.core.network import end_unacknowledged
+from prolepsis.engine.client import Demand
+from prolepsis.remote.channel import front_end_channel, host_channel
+from prolepsis.remote.codec import ProtocolError
+from prolepsis.remote.handshake import SharedKey, connecting, listening, shake_hands
+from prolepsis.remote.host import Host
+from prolepsis.remote.link import HostLink
+from prolepsis.remote.messages import PROTOCOL
+
+CONNECT_S = 5.0
+"""How long a connection, its handshake and the first status may take."""
+LOST_AFTER_S = 5.0
+"""A host that says nothing for so long is lost."""
+_UNACKNOWLEDGED_S = 10.0
+"""A connection ends if its other side has not acknowledged data for so long."""
+_SECRET_BYTES = 32
+
+Tls = Callable[[ssl.Purpose], ssl.SSLContext | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where a host takes connections, and the secret of those that may."""
+
+    name: str
+    """The host's, which ends with it."""
+    machine: str
+    port: int
+    secret: bytes = field(repr=False)
+
+
+async def connect(
+    address: Address,
+    observer: EngineObserver | None = None,
+    *,
+    tls: ssl.SSLContext | None = None,
+    demand: Callable[[], Demand] | None = None,
+) -> HostLink:
+    """Return a client of a host; raises `OSError`, `EOFError` or `ProtocolError` if there is no way to it.
+
+    Raises `EngineDead` if its engine has ended.
+    """
+    async with asyncio.timeout(CONNECT_S):
+        reader, writer = await asyncio.open_connection(address.machine, address.port, ssl=tls)
+        try:
+            end_unacknowledged(writer.get_extra_info("socket"), _UNACKNOWLEDGED_S)
+            await shake_hands(reader, writer, connecting(SharedKey(address.secret), PROTOCOL))
+            channel = front_end_channel((reader, writer))
+            return await HostLink.to(channel, observer, demand=demand, lost_after_s=LOST_AFTER_S)
+        except BaseException:
+            writer.transport.abort()
+            raise
+
+
+class Listener:
+    """Takes connections for one host. Belongs to the event loop on which it is first asked."""
+
+    def __init__(self, host: Host, name: str, machine: str, tls: Tls = lambda _: None) -> None:
+        """`machine`: the address of this machine at which front ends reach it."""
+        self._host = host
+        self._address = Address(name, machine, 0, token_bytes(_SECRET_BYTES))
+        self._tls = tls
+        self._starting = asyncio.Lock()
+        self._server: asyncio.Server | None = None
+
+    async def address(self) -> Address:
+        """Return where it listens, and begin to."""
+        async with self._starting:
+            if self._server is None:
+                context = self._tls(ssl.Purpose.CLIENT_AUTH)
+                self._server = await asyncio.start_server(self._accept, self._address.machine, 0, ssl=context)
+                port = self._server.sockets[0].getsockname()[1]
+                self._address = Address(self._address.name, self._address.machine, port, self._address.secret)
+            return self._address
+
+    def close(self) -> None:
+        """Take no further connections."""
+        if self._server is not None:
+            self._server.close()
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        end_unacknowledged(writer.get_extra_info("socket"), _UNACKNOWLEDGED_S)
+        try:
+            await shake_hands(reader, writer, listening(SharedKey(self._address.secret), PROTOCOL, lambda _: b""))
+        except (OSError, EOFError, ProtocolError):  # contained: it is no front end of this host
+            writer.close()
+            return
+        except BaseException:
+            writer.transport.abort()
+            raise
+        await self._host.serve(host_channel((reader, writer)))

@@ -1,0 +1,137 @@
+"""The engine behind a socket is the engine in its thread: the same events, errors and ends."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from prolepsis.core.errors import DeadlineExceeded, EngineDead, InvalidParameter, ModelError
+from prolepsis.core.events import Aborted, Failed, Finished
+from prolepsis.core.figures import Figure
+from prolepsis.core.messages import ApplyPlan, StopRun
+from prolepsis.core.plan import PANIC_PLAN
+from prolepsis.core.stats import RequestStats
+from prolepsis.telemetry.metrics import Metrics
+from tests.fake_client import FakeEngineClient
+from tests.fakes import request
+from tests.remote.hosted import FakeProcess, hosted, silent
+from tests.remote.test_clients import ENDLESS, collect, small
+
+
+async def test_closing_ends_requests_and_refuses_more() -> None:
+    async with hosted(small) as client:
+        stream = client.generate(request("a", [1], ENDLESS))
+        await anext(stream)
+        await client.close()
+        *_, last = [event async for event in stream]
+        assert isinstance(last, Aborted)
+        assert last.reason == "shutdown"
+        assert last.stats.num_output_tokens > 0, "the engine itself ended it, with its figures"
+        with pytest.raises(EngineDead, match="closed"):
+            await collect(client, request("b", [1]))
+        assert not client.health().alive
+
+
+async def test_the_observer_learns_of_steps_and_requests() -> None:
+    metrics = Metrics()
+    async with hosted(small, metrics) as client:
+        [*_, last] = await collect(client, request("a", [1]))
+    text = metrics.exposition().decode()
+    assert f"prolepsis_generation_tokens_total {last.stats.num_output_tokens}.0" in text  # type: ignore[union-attr]
+    assert "prolepsis_steps_total" in text
+
+
+async def test_commands_and_questions_reach_the_engine() -> None:
+    engine = FakeEngineClient(lambda source: [Finished(source.request_id, RequestStats())])
+    async with hosted(lambda _: engine) as client:
+        client.send(ApplyPlan(PANIC_PLAN))
+        client.send(StopRun("run-1"))
+        swapped = await client.swap_head("other")
+        assert engine.plans == [PANIC_PLAN]
+        assert engine.stopped == ["run-1"]
+        assert engine.swaps == ["other"]
+        assert swapped.current == client.info.draft_head, "the facts were there before the answer"
+        assert client.health() == engine.reported
+        engine.heads_error = ModelError("the folder is gone")
+        with pytest.raises(ModelError, match="the folder is gone"):
+            await client.heads()
+
+
+async def test_a_lost_process_fails_each_of_its_requests() -> None:
+    async with hosted(small) as client:
+        streams = [client.generate(request(name, [1], ENDLESS)) for name in "ab"]
+        for stream in streams:
+            await anext(stream)
+        asked = asyncio.ensure_future(client.heads())
+        assert client.process is not None
+        client.process.kill()
+        for stream in streams:
+            *_, last = [event async for event in stream]
+            assert isinstance(last, Failed)
+            assert isinstance(last.error, EngineDead)
+            assert "SIGKILL" in str(last.error)
+            assert last.stats.num_output_tokens > 0
+        with pytest.raises(EngineDead, match="SIGKILL"):
+            await collect(client, request("c", [1]))
+        assert "SIGKILL" in client.health().detail
+        assert not client.health().alive
+        await asyncio.wait([asked])
+
+
+class Confused(Metrics):
+    def observe(self, figure: Figure) -> None:
+        raise ValueError("a figure of no kind")
+
+
+async def test_an_observer_that_raises_costs_figures_and_no_request() -> None:
+    async with hosted(small, Confused()) as client:
+        [*_, last] = await collect(client, request("a", [1]))
+        assert isinstance(last, Finished)
+        assert client.health().alive
+
+
+async def test_a_message_that_cannot_be_handled_ends_the_process_and_its_requests() -> None:
+    async with hosted(small) as client:
+        stream = client.generate(request("a", [1], ENDLESS))
+        await anext(stream)
+        assert isinstance(client.process, FakeProcess)
+        assert client.process.connection is not None
+        client.process.connection.send(bytes([0, 0, 0, 2]) + b"??")
+        *_, last = [event async for event in stream]
+        assert isinstance(last, Failed)
+        assert isinstance(last.error, EngineDead)
+        assert client.process.poll() == -9
+
+
+async def test_a_request_that_cannot_travel_is_refused_and_costs_no_other() -> None:
+    async with hosted(small) as client:
+        other = asyncio.ensure_future(collect(client, request("a", [1])))
+        with pytest.raises(InvalidParameter, match="cannot be sent"):
+            await collect(client, replace(request("b", [1]), cache_salt="half a character: \ud800"))
+        assert isinstance((await other)[-1], Finished)
+
+
+async def test_a_deadline_holds_though_the_process_hangs() -> None:
+    async with silent() as client:
+        [last] = await collect(client, replace(request("a", [1]), deadline_s=0.01))
+        assert isinstance(last, Failed)
+        assert isinstance(last.error, DeadlineExceeded)
+
+
+async def test_a_silent_process_is_not_ready() -> None:
+    async with silent(tick_s=0.001) as client:
+        assert client.health().ready
+        while client.health().ready:  # noqa: ASYNC110  # health is asked for, it tells nothing by itself
+            await asyncio.sleep(0)
+        assert client.health().alive
+        assert "silent for" in client.health().detail
+
+
+async def test_a_process_that_stays_silent_is_killed() -> None:
+    async with silent(lost_after_s=0.05, tick_s=0.01) as client:
+        [last] = await collect(client, request("a", [1]))
+        assert isinstance(last, Failed)
+        assert isinstance(last.error, EngineDead)
+        assert client.process is not None
+        assert client.process.poll() == -9
+        assert not client.health().alive

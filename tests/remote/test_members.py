@@ -1,0 +1,186 @@
+"""Starting lost engines again: how often, after which waits, and when no more."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from prometheus_client import CollectorRegistry
+
+from prolepsis.core.config import DRAFT_HEAD, HeadProposerName
+from prolepsis.core.plan import PANIC_PLAN, SpecPlan
+from prolepsis.engine.client import EngineClient, HeadSwapped
+from prolepsis.remote.continuation_metrics import ContinuationMetrics
+from prolepsis.remote.controls import Controls
+from prolepsis.remote.member import FailoverSettings, Member
+from prolepsis.remote.members import Members
+from tests.remote.scripted_engines import HERE, Speaker
+from tests.virtual_time import virtual_time
+
+
+async def nothing(client: EngineClient) -> None:
+    """Bring an engine up to date."""
+
+
+class Starts:
+    """Starts engines that each take a while, some of which fail."""
+
+    def __init__(self, *, takes_s: float, failures: int) -> None:
+        self.times: list[float] = []
+        self._takes_s, self._failures = takes_s, failures
+
+    async def __call__(self) -> EngineClient:
+        self.times.append(asyncio.get_running_loop().time())
+        await asyncio.sleep(self._takes_s)
+        if len(self.times) <= self._failures:
+            raise MemoryError("no room")
+        return Speaker()
+
+
+def members(member: Member, prepare: Callable[[EngineClient], Awaitable[None]] = nothing) -> Members:
+    clock = asyncio.get_running_loop().time
+    settings = FailoverSettings(max_restarts=3, backoff_s=1.0, steady_s=60.0)
+    return Members([member], HERE, settings, ContinuationMetrics(CollectorRegistry()), prepare, clock=clock)
+
+
+def lose(pool: Members, member: Member) -> None:
+    assert member.client is not None
+    pool.lose(member, member.client, "gone")
+    assert member.client is None
+
+
+@virtual_time
+async def test_starts_wait_longer_each_time_and_end() -> None:
+    starts = Starts(takes_s=0.0, failures=9)
+    member = Member(Speaker(), starts)
+    lose(members(member), member)
+    await asyncio.sleep(1000.0)
+    assert [round(time) for time in starts.times] == [0, 1, 3]
+    assert (member.client, member.start) == (None, None)
+
+
+@virtual_time
+async def test_an_engine_that_others_start_is_looked_for_as_long_as_it_is_listed() -> None:
+    starts = Starts(takes_s=0.0, failures=10_000)
+    member = Member(Speaker(), starts, listed_as="there")
+    clock = asyncio.get_running_loop().time
+    settings = FailoverSettings(max_restarts=100_000)
+    pool = Members([member], HERE, settings, ContinuationMetrics(CollectorRegistry()), nothing, clock=clock)
+    lose(pool, member)
+    await asyncio.sleep(20_000.0)
+    assert len(starts.times) > 2000
+    member.start = None
+    await asyncio.sleep(10.0)
+    assert pool.all == []
+    assert "no room" in member.detail, "nothing else was tried"
+
+
+@virtual_time
+async def test_slow_starts_that_fail_are_counted_too() -> None:
+    starts = Starts(takes_s=100.0, failures=9)
+    member = Member(Speaker(), starts)
+    lose(members(member), member)
+    await asyncio.sleep(10_000.0)
+    assert len(starts.times) == 3
+    assert member.start is None
+
+
+@virtual_time
+async def test_an_engine_that_served_for_long_may_be_started_as_often_again() -> None:
+    starts = Starts(takes_s=0.0, failures=0)
+    member = Member(Speaker(), starts)
+    pool = members(member)
+    for _ in range(5):
+        lose(pool, member)
+        await asyncio.sleep(61.0)
+        assert member.client is not None
+    for _ in range(3):
+        lose(pool, member)
+        await asyncio.sleep(10.0)
+    assert member.client is not None, "the first of them came after a long time"
+    lose(pool, member)
+    await asyncio.sleep(10.0)
+    assert member.client is None
+    assert member.start is None
+
+
+@virtual_time
+async def test_a_loss_counts_once() -> None:
+    starts = Starts(takes_s=1.0, failures=0)
+    member = Member(Speaker(), starts)
+    pool = members(member)
+    first = member.client
+    assert first is not None
+    for _ in range(3):
+        pool.lose(member, first, "gone")
+    await asyncio.sleep(5.0)
+    pool.lose(member, first, "gone")
+    await asyncio.sleep(5.0)
+    assert len(starts.times) == 1
+    assert isinstance(first, Speaker)
+    assert first.closed
+
+
+async def test_a_new_engine_gets_the_plan_stopped_runs_and_heads() -> None:
+    controls, engine = Controls(), Speaker()
+    controls.plan = PANIC_PLAN
+    controls.stopped |= {"run#1": None, "run#2": None}
+    controls.swapped("mine@champion", "draft_head", HeadSwapped(None, "mine@4", 7))
+    controls.swapped("none", "candidate_head", HeadSwapped("other@1", None, 8))
+    await controls.bring_up_to_date(engine)
+    assert (engine.plans, engine.stopped) == ([PANIC_PLAN], ["run#1", "run#2"])
+    assert engine.swaps == ["mine@4"], "the version, whatever the alias stands for by now; nothing that it has already"
+
+
+class ToldMeanwhile(Speaker):
+    """Speculation is stopped while it loads a head."""
+
+    def __init__(self, controls: Controls) -> None:
+        super().__init__()
+        self._controls = controls
+
+    async def swap_head(self, name: str, proposer: HeadProposerName = DRAFT_HEAD) -> HeadSwapped:
+        self._controls.plan, self._controls.stopped = PANIC_PLAN, {"run#1": None}
+        return await super().swap_head(name, proposer)
+
+
+async def test_a_new_engine_gets_what_is_told_while_it_loads_its_heads() -> None:
+    controls = Controls()
+    controls.plan = SpecPlan()
+    controls.swapped("mine@4", "draft_head", HeadSwapped(None, "mine@4", 7))
+    await controls.bring_up_to_date(engine := ToldMeanwhile(controls))
+    assert (engine.plans[-1], engine.stopped) == (PANIC_PLAN, ["run#1"])
+
+
+@virtual_time
+async def test_an_engine_that_cannot_be_brought_up_to_date_is_closed() -> None:
+    starts = Starts(takes_s=0.0, failures=0)
+    engines: list[EngineClient] = []
+
+    async def fail(client: EngineClient) -> None:
+        engines.append(client)
+        raise OSError("the folder of the head is gone")
+
+    member = Member(Speaker(), starts)
+    lose(members(member, fail), member)
+    await asyncio.sleep(100.0)
+    assert [one.closed for one in engines if isinstance(one, Speaker)] == [True] * 3
+
+
+async def test_a_folder_is_remembered_as_such() -> None:
+    controls, engine = Controls(), Speaker()
+    controls.swapped("./heads/mine", "draft_head", HeadSwapped(None, "mine@4", 7))
+    await controls.bring_up_to_date(engine)
+    assert engine.swaps == ["./heads/mine"]
+
+
+async def test_a_head_that_is_gone_costs_no_engine() -> None:
+    controls, engine = Controls(), Speaker()
+    controls.swapped("broken@1", "draft_head", HeadSwapped(None, "broken@1", 7))
+    controls.swapped("good@1", "candidate_head", HeadSwapped(None, "good@1", 8))
+    await controls.bring_up_to_date(engine)
+    assert engine.swaps == ["good@1"]
+
+
+async def test_a_new_engine_gets_nothing_without_changes() -> None:
+    engine = Speaker()
+    await Controls().bring_up_to_date(engine)
+    assert (engine.plans, engine.stopped, engine.swaps) == ([], [], [])
