@@ -10,9 +10,8 @@ from prometheus_client import CollectorRegistry
 from typer.testing import CliRunner, Result
 
 from prolepsis.cli.main import app
-from prolepsis.controls.controls import KILL
 from prolepsis.controls.file import ControlsFile, of_kind
-from prolepsis.controls.kill_switch import KillStatus, kill_status
+from prolepsis.controls.kill_switch import KILL, KillStatus, kill_status
 from prolepsis.core.config import ServerConfig
 from prolepsis.store.store import open_store
 from prolepsis.telemetry.logs import configure_logs

@@ -10,8 +10,9 @@ import pytest
 from sqlalchemy.exc import IntegrityError
 from structlog.testing import capture_logs
 
-from prolepsis.controls.controls import KILL, Controls, Origin
+from prolepsis.controls.controls import Controls, Origin
 from prolepsis.controls.file import ControlsContent, ControlsFile
+from prolepsis.controls.kill_switch import KILL
 from prolepsis.core.errors import StoreUnavailable
 from prolepsis.core.kill_scope import EVERYTHING
 from prolepsis.store.controls import Control, ControlKey, ControlTable, control_key

@@ -8,9 +8,9 @@ from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
 from prolepsis.audit.summary import changed_fields, reason_of
-from prolepsis.controls.controls import KILL, Controls
+from prolepsis.controls.controls import Controls
 from prolepsis.controls.file import ControlsFile
-from prolepsis.controls.kill_switch import MAX_SCOPES, NOT_UNDERSTOOD, act, kill_status
+from prolepsis.controls.kill_switch import KILL, MAX_SCOPES, NOT_UNDERSTOOD, act, kill_status
 from prolepsis.controls.kill_switch_runtime import KillSwitch
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.errors import InvalidParameter

@@ -10,9 +10,8 @@ from prolepsis.cli.acts import actor, record_act, user
 from prolepsis.cli.admin import Key, ask
 from prolepsis.cli.flags import settings_here
 from prolepsis.cli.output import EPILOG, AsJson, command_group, note, print_json, stdout, warn
-from prolepsis.controls.controls import KILL
 from prolepsis.controls.file import ControlsContent, ControlsFile, of_kind
-from prolepsis.controls.kill_switch import KilledScope, KillStatus, act, kill_status, shown_reason
+from prolepsis.controls.kill_switch import KILL, KilledScope, KillStatus, act, kill_status, shown_reason
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.kill_scope import EVERYTHING, KINDS, check_scope

@@ -15,13 +15,12 @@ from typing import Literal
 import structlog
 
 from prolepsis.controls.file import ControlsContent, ControlsFile, Section, lasting, of_kind
+from prolepsis.controls.kill_switch import KILL
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.kill_scope import EVERYTHING
 from prolepsis.store.controls import Control, ControlKey, ControlTable, control_key
 from prolepsis.web.feature import Feature
 
-KILL = "kill"
-"""Kind of the kill switch's controls; their names are scopes."""
 PATIENCE_S = 1.0
 """How long a tick waits for the store; a slower exchange continues after it."""
 Origin = Literal["start", "act", "file", "store"]

@@ -13,6 +13,8 @@ from prolepsis.core.kill_scope import EVERYTHING, SCOPE
 from prolepsis.store.controls import Control
 
 Source = Literal["operator", "store", "flag"]
+KILL = "kill"
+"""Kind of the kill switch's controls; their names are scopes."""
 MAX_REASON = 1024
 Reason = Annotated[str, Field(max_length=MAX_REASON)]
 MAX_SCOPES = 256

@@ -9,8 +9,8 @@ from anyio import to_thread
 from prometheus_client import CollectorRegistry
 from pydantic import Field
 
-from prolepsis.controls.controls import KILL, Controls, Origin
-from prolepsis.controls.kill_switch import KillStatus, Reason, Source, act, kill_status, shown_reason
+from prolepsis.controls.controls import Controls, Origin
+from prolepsis.controls.kill_switch import KILL, KillStatus, Reason, Source, act, kill_status, shown_reason
 from prolepsis.controls.known_scopes import ANYTHING, KnownScopes
 from prolepsis.core.audit_event import SERVER, AuditEvent, Emit, discard
 from prolepsis.core.facts import FlagDecision

@@ -93,6 +93,7 @@ EXPECTED: dict[str, Roles | None] = {
     "GET /admin/shadow": READERS,
     "GET /admin/eligibility": READERS,
     "GET /admin/heads": READERS,
+    "GET /admin/health": READERS,
     "GET /admin/alerts": READERS,
     "POST /admin/heads/swap": OPERATORS,
     "POST /admin/drift/reset": OPERATORS,
