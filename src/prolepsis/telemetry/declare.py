@@ -5,12 +5,14 @@ from dataclasses import dataclass
 from math import inf
 from typing import Literal, Self
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.metrics import MetricWrapperBase
 from prometheus_client.registry import Collector
 
 from prolepsis.telemetry.labels import OTHER, LabelSets, LabelValues
+
+disable_created_metrics()  # type: ignore[no-untyped-call]  # a series of creation times for each counter is noise
 
 PREFIX = "prolepsis_"
 Kind = Literal["counter", "gauge", "histogram", "info"]

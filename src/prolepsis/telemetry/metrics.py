@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import structlog
-from prometheus_client import ProcessCollector, disable_created_metrics
+from prometheus_client import ProcessCollector
 from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
@@ -25,7 +25,6 @@ from prolepsis.telemetry.spec_decode import RemoteMetrics, ShadowCounters, SpecD
 from prolepsis.telemetry.startup import Build, BuildInfo, Startup
 from prolepsis.telemetry.vllm_names import under_vllm_names
 
-disable_created_metrics()  # type: ignore[no-untyped-call]  # a series of creation times for each counter is noise
 log = structlog.get_logger(__name__)
 
 
