@@ -7,8 +7,11 @@ import pytest
 from tests.models.files.mutations import broken, fault_of, make_seeds
 
 NUM_CASES = 80
-FOUND = (100645,)
-"""Seeds that once ended in another error than a refusal: a tokenizer whose id makes its library panic."""
+FOUND = (100645, 41687, 76108, 74801, 102663)
+"""Seeds that once ended in another error than a refusal.
+
+A tokenizer whose id makes its library panic; rows that heads cannot share (two); a scale below 0; a dimension of 0.
+"""
 
 
 @pytest.fixture(scope="module")

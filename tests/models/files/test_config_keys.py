@@ -122,7 +122,14 @@ def test_keys_that_a_class_of_transformers_leaves_aside_are_refused(
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("num_hidden_layers", 10**12), ("head_dim", 0), ("vocab_size", -1), ("hidden_size", 1e300)]
+    ("key", "value"),
+    [
+        ("num_hidden_layers", 10**12),
+        ("head_dim", 0),
+        ("vocab_size", -1),
+        ("hidden_size", 1e300),
+        ("query_pre_attn_scalar", -1),  # its root would make every weight of the attention a complex number
+    ],
 )
 def test_sizes_that_no_model_has_are_refused(key: str, value: float) -> None:
     with pytest.raises(ModelLoadError, match=f"{key} is .*; allowed: 1 to"):

@@ -263,6 +263,27 @@ def test_numbers_out_of_range_in_the_header_are_no_whole_file(tmp_path: Path, wh
         open_checkpoint(tmp_path / "m.gguf")
 
 
+def with_sizes(whole: bytes, name: str, rows: int, width: int) -> bytes:
+    """Return the bytes of a file with another size of one matrix in its table."""
+    at = whole.find(name.encode()) + len(name) + 4
+    return whole[:at] + struct.pack("<QQ", width, rows) + whole[at + 16 :]
+
+
+def test_a_tensor_without_values_is_refused_by_name(tmp_path: Path, whole: bytes) -> None:
+    (tmp_path / "m.gguf").write_bytes(with_sizes(whole, "blk.0.ffn_down.weight", 2**61, 0))
+    with pytest.raises(ModelLoadError, match=r"m\.gguf .*'blk\.0\.ffn_down\.weight' has the shape \[\d+, 0\]; allowed"):
+        open_checkpoint(tmp_path / "m.gguf")
+
+
+@pytest.mark.parametrize("rows", [36, 7])
+def test_rows_that_heads_cannot_share_are_refused_by_name(tmp_path: Path, whole: bytes, rows: int) -> None:
+    (tmp_path / "m.gguf").write_bytes(with_sizes(whole, "blk.0.attn_q.weight", rows, 64))
+    checkpoint = open_checkpoint(tmp_path / "m.gguf")
+    named = rf"m\.gguf: blk\.0\.attn_q\.weight has {rows} rows; allowed: a multiple of 8, twice its 4 heads"
+    with pytest.raises(ModelLoadError, match=named):
+        checkpoint.tensor("model.layers.0.self_attn.q_proj.weight")
+
+
 def test_arrays_are_not_followed_to_any_depth(tmp_path: Path) -> None:
     nested = struct.pack("<IQ", 9, 1) * 5000 + struct.pack("<IQ", 0, 0)
     start = b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + struct.pack("<Q", 1) + b"a" + struct.pack("<I", 9)

@@ -22,6 +22,7 @@ LIMITS: Mapping[str, int] = {
     "intermediate_size": 1 << 22,
     "vocab_size": 1 << 24,
     "max_position_embeddings": 1 << 24,
+    "query_pre_attn_scalar": 1 << 14,
 }
 """Largest sizes that are read: beyond them a file is broken, and to compute with it would take all memory."""
 

@@ -179,7 +179,14 @@ class GgufWeights:
 
     def _in_order(self, name: str, rows: Tensor) -> Tensor:
         heads = self._heads.get(name.split(".")[-2])
-        return rows if heads is None else unpermute(rows, heads)
+        if heads is None:
+            return rows
+        if rows.shape[0] % (2 * heads):
+            raise ModelLoadError(
+                f"{self._file.path}: {self._names[name]} has {rows.shape[0]} rows; "
+                f"allowed: a multiple of {2 * heads}, twice its {heads} heads"
+            )
+        return unpermute(rows, heads)
 
 
 def unpermute(tensor: Tensor, heads: int) -> Tensor:
