@@ -69,7 +69,7 @@ def test_profile_ignores_what_others_add() -> None:
 
     def measure(rows: int, context: int) -> float:
         calls[rows, context] = calls.get((rows, context), 0) + 1
-        return 1000.0 if calls[rows, context] in (1, 2, 4) else 5.0 + rows + context / 100.0  # warm-up and two hiccups
+        return 200.0 if calls[rows, context] in (1, 2, 4) else 5.0 + rows + context / 100.0  # warm-up and two hiccups
 
     curve = profile_cost(measure, tokens=(1, 8), contexts=(0, 512), repeats=3)
     assert curve.ms(8, 512) == pytest.approx(18.12)
@@ -93,10 +93,34 @@ def test_a_machine_that_stays_busy_does_not_hold_the_start_up() -> None:
     def measure(rows: int, context: int) -> float:
         nonlocal number
         number += 1
-        return 1000.0 * 0.9**number
+        return 200.0 * 0.9**number
 
     profile_cost(measure, tokens=(1, 8), contexts=(64,), repeats=3)
     assert number == 2 + 12 * 2
+
+
+def test_long_passes_are_measured_less_often_and_short_ones_as_before() -> None:
+    calls: dict[tuple[int, int], int] = {}
+
+    def measure(rows: int, context: int) -> float:
+        number = calls[rows, context] = calls.get((rows, context), 0) + 1
+        return {1: 100.0, 8: 200.0, 64: 3000.0}[rows] * (2.0 if number == 1 else 1.0)
+
+    curve = profile_cost(measure, tokens=(1, 8, 64), contexts=(64,), repeats=3)
+    assert calls == {(1, 64): 4, (8, 64): 3, (64, 64): 2}
+    assert [curve.ms(rows, 64) for rows in (1, 8, 64)] == [100.0, 200.0, 3000.0]
+
+
+def test_short_passes_are_measured_until_they_settle_beside_long_ones() -> None:
+    number = {1: 0, 64: 0}
+
+    def measure(rows: int, context: int) -> float:
+        number[rows] += 1
+        return 9000.0 if rows == 64 else max(10.0, 40.0 - 5.0 * number[rows])
+
+    curve = profile_cost(measure, tokens=(1, 64), contexts=(64,), repeats=3)
+    assert number == {1: 7, 64: 2}, "the sixth round found no less"
+    assert curve.ms(1, 64) == 10.0
 
 
 def test_survives_json() -> None:

@@ -17,7 +17,9 @@ _CONTEXT_STEP = 256  # tables are kept per so many tokens of context
 _MAX_TABLES = 64
 _TABLE_TOKENS = 64  # that every table has
 _MOST_ROUNDS = 4
-_SETTLED = 0.95  # a round that leaves so much of the sum of all points found nothing new
+_SETTLED = 0.95  # a round that leaves so much of the sum of its points found nothing new
+_POINT_MS = 500.0
+"""Passes that together take this long are enough for a point: long passes are disturbed less, and delay the start."""
 _ALL = slice(None)
 
 
@@ -112,17 +114,17 @@ def profile_cost(
     """Return the curve of the least of `repeats` rounds: what else uses the machine only ever adds to a time.
 
     A round visits every point, so that drift touches all alike. While rounds still find much less, as they do on a busy
-    machine, more follow: up to `_MOST_ROUNDS` times as many.
+    machine, more follow: up to `_MOST_ROUNDS` times as many. Rounds after the first leave out a point whose passes, the
+    first call included, take `_POINT_MS` by the least of them.
     """
     points = [(n, c) for c in contexts for n in tokens]
-    for n, c in points:
-        measure(n, c)  # warm: first calls allocate and fault pages in
-    least = dict.fromkeys(points, math.inf)
+    least = {point: measure(*point) for point in points}  # first calls allocate and fault pages in
     for done in range(1, _MOST_ROUNDS * repeats + 1):
-        before = sum(least.values())
-        for point in points:
+        visited = [point for point in points if done == 1 or done * least[point] < _POINT_MS]
+        before = sum(least[point] for point in visited)
+        for point in visited:
             least[point] = min(least[point], measure(*point))
-        if done >= repeats and sum(least.values()) > _SETTLED * before:
+        if done >= repeats and sum(least[point] for point in visited) >= _SETTLED * before:
             break
     return CostCurve(tokens, contexts, [[least[n, c] for c in contexts] for n in tokens])
 
