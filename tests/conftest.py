@@ -25,14 +25,8 @@ DEFAULT_MODEL = "test_default_model"
 SHARED_MODELS = (DEFAULT_MODEL, "test_coder_model")
 """Files whose names begin with one of them share a model, which one worker loads once."""
 
-MADE_ONCE = (
-    "fastapi.routing.create_model_field",
-    "fastapi.routing.compile_path",
-    "httpx.create_ssl_context",
-    "httpx._transports.default.create_ssl_context",
-    "httpx2._transports.default.create_ssl_context",
-)
-"""Functions remembered by their arguments: validators of replies, patterns of paths, certificates of authorities."""
+AUTHORITY = Path(__file__).with_name("authority.pem")
+"""The only authority whose certificates clients take: to read the system's would take 30 ms for each client."""
 
 settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])  # no test is timed
 settings.load_profile("suite")
@@ -70,11 +64,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Make once what no test changes and each application and each client would make again."""
-    for name in MADE_ONCE:
-        module, _, function = name.rpartition(".")
-        if (loaded := sys.modules.get(module)) is not None:
-            setattr(loaded, function, cache(getattr(loaded, function)))
     gc.freeze()  # a collection need not look at all that was imported
     gc.set_threshold(10_000, 10, 50)  # applications come and go with each test
     gc.enable()
@@ -86,6 +75,7 @@ def own_data_directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PROLEPSIS_DATA", str(tmp_path_factory.mktemp("data")))
         patch.setenv("XDG_CONFIG_HOME", str(tmp_path_factory.mktemp("config")))
+        patch.setenv("SSL_CERT_FILE", str(AUTHORITY))
         yield
 
 
