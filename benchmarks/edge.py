@@ -39,6 +39,7 @@ from prolepsis.api.app import build
 from prolepsis.api.protocol import gateway_protocol
 from prolepsis.api.run import bind
 from prolepsis.cli.bench.provenance import provenance
+from prolepsis.core.audit_event import discard
 from prolepsis.core.config import EngineConfig, ServerConfig
 from prolepsis.edge.client import EdgeClient
 from prolepsis.engine.build import assemble
@@ -47,8 +48,10 @@ from prolepsis.models.load import load_model
 from prolepsis.spec.draft import Draft, chain
 from prolepsis.spec.proposer import Proposer, SequenceView
 from prolepsis.spec.proposers.prompt_lookup import PromptLookupProposer
+from prolepsis.store.store import unrecorded
 from prolepsis.telemetry.logs import configure_logs
 from prolepsis.telemetry.metrics import Metrics
+from prolepsis.web.context import Context
 
 MODEL = EngineConfig().model
 ENGINE = EngineConfig(max_model_len=2048, kv_memory="512MiB", draft_head="none")
@@ -187,7 +190,8 @@ def serve(listener: socket.socket) -> None:
     loaded = load_model(ENGINE)
     config, metrics = ServerConfig(replay_sample=0.0, breaker="off", drift="off"), Metrics()
     client = ThreadEngineClient(assemble(ENGINE, loaded))
-    app = build(config, client, loaded.tokenizer, metrics)
+    context = Context(config=config, client=client, metrics=metrics, store=unrecorded(), emit=discard)
+    app = build(context, loaded.tokenizer)
     protocol = gateway_protocol(config, app.state.admission.metrics)
     asyncio.run(uvicorn.Server(uvicorn.Config(app, log_config=None, http=protocol)).serve([listener]))
 

@@ -37,15 +37,18 @@ from prolepsis.api.auth.key_file import KeyFile, new_key
 from prolepsis.api.auth.keys import Keys
 from prolepsis.api.protocol import gateway_protocol
 from prolepsis.api.run import bind
-from prolepsis.api.services import Gateway
+from prolepsis.api.sources import Sources
 from prolepsis.cli.bench.provenance import provenance
+from prolepsis.core.audit_event import discard
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.events import Event, Finished, Tokens
 from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.core.stats import RequestStats
 from prolepsis.engine.client import EngineClient
+from prolepsis.store.store import unrecorded
 from prolepsis.telemetry.logs import configure_logs
 from prolepsis.telemetry.metrics import Metrics
+from prolepsis.web.context import Context
 from tests.api.fakes import ByteTokenizer
 from tests.fake_client import INFO, FakeEngineClient
 
@@ -83,7 +86,8 @@ def serve_client(
     with Path("/dev/null").open("w") as nowhere:
         configure_logs("info", stream=nowhere)
         metrics = Metrics()
-        app = build(config, client(metrics), ByteTokenizer(chat_template=None), metrics, Gateway(keys))
+        context = Context(config=config, client=client(metrics), metrics=metrics, store=unrecorded(), emit=discard)
+        app = build(context, ByteTokenizer(chat_template=None), Sources(keys=keys))
         settings = uvicorn.Config(
             app, log_config=None, access_log=False, http=gateway_protocol(config, app.state.admission.metrics)
         )

@@ -42,6 +42,8 @@ from prolepsis.health.feature import HealthFeature
 from prolepsis.models.load import LoadedModel, load_model
 from prolepsis.spec.draft import Draft
 from prolepsis.spec.proposer import Proposer, SequenceView
+from prolepsis.store.controls import ControlTable
+from prolepsis.store.database import in_memory
 from prolepsis.telemetry.logs import configure_logs
 
 BAD = "prediction"
@@ -143,7 +145,7 @@ async def measure(seconds_of_call: float | None, loaded: LoadedModel, given: arg
     client = ThreadEngineClient(assemble(config, loaded))
     plan = EffectivePlan(SpecPlan(), lambda plan: client.send(ApplyPlan(plan)))
     with tempfile.TemporaryDirectory() as folder:
-        controls = Controls(ControlsFile(Path(folder) / "controls.json"))
+        controls = Controls(ControlsFile(Path(folder) / "controls.json"), ControlTable(in_memory()))
         breakers = Breakers(BreakerSettings())
         runtime = BreakerRuntime(breakers, plan.disable, CollectorRegistry(), controls=controls)
         ticking = asyncio.create_task(_observe(client, runtime))

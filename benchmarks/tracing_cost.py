@@ -25,6 +25,7 @@ import httpx
 from benchmarks.charging_cost import STEP, rows
 from prolepsis.api.app import build
 from prolepsis.cli.bench.provenance import provenance
+from prolepsis.core.audit_event import discard
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.events import Event, Finished, FinishReason, Tokens
 from prolepsis.core.requests import GenerateRequest
@@ -32,8 +33,10 @@ from prolepsis.core.rounds import MAX_ROUNDS, Round
 from prolepsis.core.stats import EffectiveMode, ProposerCounts, RequestStats
 from prolepsis.engine.rounds import keep_rounds
 from prolepsis.engine.rows import SampledTokens
+from prolepsis.store.store import unrecorded
 from prolepsis.telemetry.logs import configure_logs
 from prolepsis.telemetry.metrics import Metrics
+from prolepsis.web.context import Context
 from tests.api.fakes import ByteTokenizer
 from tests.fake_client import INFO, FakeEngineClient
 
@@ -110,7 +113,9 @@ def receive(port: Connection) -> None:
 
 async def milliseconds(config: ServerConfig, num_requests: int, num_tokens: int) -> float:
     """Return the processor time of a request, with what is left to be sent."""
-    app = build(config, FakeEngineClient(script, INFO), ByteTokenizer(chat_template=None), Metrics())
+    client = FakeEngineClient(script, INFO)
+    context = Context(config=config, client=client, metrics=Metrics(), store=unrecorded(), emit=discard)
+    app = build(context, ByteTokenizer(chat_template=None))
     body = {"model": INFO.model, "prompt": [1] * 9, "max_tokens": num_tokens, "temperature": 0.7}
     transport = httpx.ASGITransport(app)
     async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:

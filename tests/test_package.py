@@ -38,7 +38,7 @@ START = """
 import sys
 from pathlib import Path
 import prolepsis.api.run
-from prolepsis.api.app import build
+from tests.api.application import build
 from prolepsis.core.config import ServerConfig
 from prolepsis.models.files.weights import folder_config
 from prolepsis.redaction.name_lists import name_lists

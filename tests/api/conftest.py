@@ -9,20 +9,17 @@ import openai
 import pytest
 import uvicorn
 
-from prolepsis.api.app import build
 from prolepsis.api.auth.keys import Keys
-from prolepsis.api.features import Sources
 from prolepsis.api.output.pipeline import LoadedPolicy
 from prolepsis.api.protocol import GatewayProtocol, gateway_protocol
 from prolepsis.api.run import bind
-from prolepsis.api.services import Gateway
 from prolepsis.core.config import ServerConfig
 from prolepsis.cost.prices import PriceFile
-from prolepsis.policy.runtime import Policies
-from prolepsis.rollout.runtime import Rollouts
+from prolepsis.policy.source import PolicyFile
 from prolepsis.store.store import Store
 from prolepsis.telemetry.logs import configure_logs
 from prolepsis.telemetry.metrics import Metrics
+from tests.api.application import build
 from tests.api.fakes import ByteTokenizer, FakeEngine
 from tests.server_thread import running
 
@@ -52,9 +49,8 @@ def served(
     engine: FakeEngine,
     config: ServerConfig | None = None,
     tokenizer: ByteTokenizer | None = None,
-    policies: Policies | None = None,
+    policy: PolicyFile | None = None,
     *,
-    rollouts: Rollouts | None = None,
     store: Store | None = None,
     prices: PriceFile | None = None,
     output: Sequence[LoadedPolicy] = (),
@@ -67,8 +63,11 @@ def served(
         engine,
         tokenizer or ByteTokenizer(),
         metrics,
-        Gateway(keys) if keys else None,
-        sources=Sources(policies=policies, rollouts=rollouts, store=store, prices=prices, output=output),
+        keys=keys,
+        policy=policy,
+        store=store,
+        prices=prices,
+        output=output,
     )
     protocol = gateway_protocol(config, app.state.admission.metrics)
     protocol.linger_s = linger_s

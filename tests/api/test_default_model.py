@@ -9,12 +9,12 @@ import httpx
 import jsonschema
 import pytest
 
-from prolepsis.api.app import build
 from prolepsis.core.config import EngineConfig, ServerConfig
 from prolepsis.engine.build import assemble
 from prolepsis.engine.thread import ThreadEngineClient
 from prolepsis.models.load import LoadedModel
 from prolepsis.telemetry.metrics import Metrics
+from tests.api.application import build
 from tests.default_model import CONFIG
 
 pytestmark = pytest.mark.real_model

@@ -8,7 +8,6 @@ from typing import Any
 import httpx
 import pytest
 
-from prolepsis.api.app import build
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.figures import Figure, StepDone
 from prolepsis.engine.start import EngineStart
@@ -16,6 +15,7 @@ from prolepsis.models.load import LoadedModel
 from prolepsis.remote.engines import Engines
 from prolepsis.remote.member import Member
 from prolepsis.telemetry.metrics import Metrics
+from tests.api.application import build
 from tests.api.test_default_model import ASKED, FORMS
 from tests.default_model import CONFIG
 

@@ -5,17 +5,16 @@ from pathlib import Path
 
 import httpx
 
-from prolepsis.api.app import build
 from prolepsis.api.auth.key_file import KeyFile, new_key
 from prolepsis.api.auth.keys import Keys
 from prolepsis.api.deep_check import DeepCheck
-from prolepsis.api.services import Gateway
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import EngineDead, NotFinite
 from prolepsis.core.events import Event, Failed
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import RequestStats
 from prolepsis.telemetry.metrics import Metrics
+from tests.api.application import build
 from tests.api.fakes import ByteTokenizer, FakeEngine
 from tests.fake_client import INFO
 
@@ -41,7 +40,7 @@ async def test_a_gateway_without_a_key_learns_whether_it_is_ready_and_no_more(tm
     engine, file = FakeEngine(), KeyFile(tmp_path / "keys.json")
     record, key = new_key("acme", roles=("client",), tier="standard")
     file.add(record)
-    app = build(ServerConfig(), engine, ByteTokenizer(), Metrics(), Gateway(Keys(file)))
+    app = build(ServerConfig(), engine, ByteTokenizer(), Metrics(), keys=Keys(file))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://10.0.0.7:8000") as http:
         for route in ("/health", "/health/ready"):
             found = await http.get(route)

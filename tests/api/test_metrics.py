@@ -8,10 +8,10 @@ from dataclasses import replace
 import httpx
 
 from prolepsis import __version__
-from prolepsis.api.app import build
 from prolepsis.api.metrics import MetricsFeature
 from prolepsis.core.config import ServerConfig
 from prolepsis.telemetry.metrics import Metrics
+from tests.api.application import build
 from tests.api.fakes import ByteTokenizer, FakeEngine
 from tests.clock import Clock
 from tests.telemetry.test_requests import ended

@@ -9,15 +9,15 @@ import pytest
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
-from prolepsis.api.app import build
 from prolepsis.api.auth.key_file import KeyFile, new_key
 from prolepsis.api.auth.keys import Keys
 from prolepsis.api.multi_model import MultiModelApp
-from prolepsis.api.services import Gateway, Services
+from prolepsis.api.services import Services
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import ConfigError
 from prolepsis.telemetry.metrics import Metrics
 from tests.api.admission.conftest import bearer
+from tests.api.application import build
 from tests.api.fakes import ByteTokenizer, FakeEngine
 from tests.fake_client import INFO
 
@@ -35,7 +35,7 @@ class Scene:
 
     def app(self, engine: FakeEngine, name: str, others: Sequence[Services] = ()) -> FastAPI:
         config = ServerConfig(served_model_names=(name,), replay_sample=0.0)
-        return build(config, engine, ByteTokenizer(), Metrics(), Gateway(Keys(self.keys)), others=others)
+        return build(config, engine, ByteTokenizer(), Metrics(), keys=Keys(self.keys), others=others)
 
     def client(self) -> httpx.AsyncClient:
         return httpx.AsyncClient(transport=httpx.ASGITransport(self.whole), base_url="http://localhost")

@@ -18,13 +18,13 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from prolepsis.api.app import build
 from prolepsis.api.openai import replies
 from prolepsis.api.openai.facts import VERIFY_ROUTES
 from prolepsis.core.config import ServerConfig
 from prolepsis.telemetry.metrics import Metrics
 from prolepsis.web.fields import Reply
 from prolepsis.web.routes import Route
+from tests.api.application import build
 from tests.api.conftest import Served, served
 from tests.api.fakes import ByteTokenizer, FakeEngine
 

@@ -10,8 +10,6 @@ import pytest
 from msgspec import structs
 from sqlalchemy import Row
 
-from prolepsis.api.app import build
-from prolepsis.api.features import Sources
 from prolepsis.audit import chain
 from prolepsis.controls.flag_file import FlagFile
 from prolepsis.core.audit_event import AuditEvent
@@ -19,14 +17,12 @@ from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import DeadlineExceeded
 from prolepsis.core.events import Event, Tokens
 from prolepsis.core.requests import GenerateRequest
-from prolepsis.policy.runtime import Policies
-from prolepsis.policy.source import PolicyFile
 from prolepsis.rollout.runtime import Rollouts
 from prolepsis.store.store import Store
 from prolepsis.telemetry.metrics import Metrics
+from tests.api.application import build, feature_of
 from tests.api.fakes import ByteTokenizer, FakeEngine
 from tests.controls.flag_files import flag, write
-from tests.rollout.stores import memory_store
 from tests.rollout.test_observation import POLICY
 from tests.store.fakes import append, latest_records
 
@@ -38,7 +34,7 @@ async def connect(store: Store) -> AsyncIterator[Callable[..., httpx.AsyncClient
     clients: list[httpx.AsyncClient] = []
 
     def to(engine: FakeEngine, config: ServerConfig | None = None) -> httpx.AsyncClient:
-        app = build(config or ServerConfig(), engine, ByteTokenizer(), Metrics(), sources=Sources(store=store))
+        app = build(config or ServerConfig(), engine, ByteTokenizer(), Metrics(), store=store)
         clients.append(httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost"))
         return clients[-1]
 
@@ -163,7 +159,7 @@ def test_texts_of_prompt_and_answer_are_not_in_the_file(store: Store, tmp_path: 
             FakeEngine(text="an answer nobody keeps"),
             ByteTokenizer(),
             Metrics(),
-            sources=Sources(store=store),
+            store=store,
         )
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
             await client.post("/v1/completions", json={**BODY, "prompt": "a prompt nobody keeps"})
@@ -179,15 +175,15 @@ def test_texts_of_prompt_and_answer_are_not_in_the_file(store: Store, tmp_path: 
 async def test_run_and_arm_of_a_rollout_are_recorded(store: Store, tmp_path: Path) -> None:
     (tmp_path / "policy.yaml").write_text(POLICY)
     engine, metrics = FakeEngine(), Metrics()
-    rollouts = Rollouts(memory_store(), engine.send, metrics.registry, model="tiny")
-    policies = Policies(PolicyFile(tmp_path / "policy.yaml"), (), rollouts)
     app = build(
         ServerConfig(),
         engine,
         ByteTokenizer(),
         metrics,
-        sources=Sources(policies=policies, rollouts=rollouts, store=store),
+        policy=tmp_path / "policy.yaml",
+        store=store,
     )
+    rollouts = feature_of(app, Rollouts)
     [view] = await rollouts.views()
     await rollouts.command(view.id, "start", "")
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
@@ -204,14 +200,14 @@ async def test_flag_decisions_are_recorded_with_their_reason(store: Store, tmp_p
     config = ServerConfig(controls_file=tmp_path / "controls.json")
     (tmp_path / "policy.yaml").write_text("rules: [{name: new, match: {flag: new}, mode: on}]")
     engine, metrics = FakeEngine(), Metrics()
-    rollouts = Rollouts(memory_store(), engine.send, metrics.registry, model="tiny")
-    policies = Policies(PolicyFile(tmp_path / "policy.yaml"), (), rollouts)
     app = build(
         config,
         engine,
         ByteTokenizer(),
         metrics,
-        sources=Sources(policies=policies, rollouts=rollouts, flags=flags, store=store),
+        policy=tmp_path / "policy.yaml",
+        flags=flags,
+        store=store,
     )
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
         assert (await client.post("/v1/completions", json=BODY)).status_code == 200

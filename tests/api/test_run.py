@@ -14,11 +14,11 @@ import httpx
 import pytest
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from prolepsis.api.app import build
 from prolepsis.api.run import StartedEngine, StoppingServer, bind, serve
 from prolepsis.core.config import EngineConfig, ServerConfig
 from prolepsis.core.errors import ConfigError, EngineDead
 from prolepsis.telemetry.metrics import Metrics
+from tests.api.application import build
 from tests.api.conftest import served
 from tests.api.fakes import ByteTokenizer, FakeEngine
 from tests.api.raw_http import connected

@@ -3,14 +3,13 @@ from pathlib import Path
 
 import httpx
 
-from prolepsis.api.app import build
 from prolepsis.api.auth.key_file import KeyFile, new_key
 from prolepsis.api.auth.keys import Keys
-from prolepsis.api.services import Gateway
 from prolepsis.api.tracing import behind_repeating_proxy
 from prolepsis.core.config import ServerConfig
 from prolepsis.telemetry.metrics import Metrics
 from tests.api.admission.conftest import bearer
+from tests.api.application import build
 from tests.api.fakes import ByteTokenizer, FakeEngine
 
 Connect = Callable[[FakeEngine], httpx.AsyncClient]
@@ -44,7 +43,7 @@ async def test_requests_without_a_key_write_few_lines(
     file = KeyFile(tmp_path / "keys.json")
     record, key = new_key("acme")
     file.add(record)
-    app = build(ServerConfig(), FakeEngine(), ByteTokenizer(), Metrics(), Gateway(Keys(file)))
+    app = build(ServerConfig(), FakeEngine(), ByteTokenizer(), Metrics(), keys=Keys(file))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
         for _ in range(100):
             assert (await http.get("/v1/models")).status_code == 401

@@ -12,16 +12,11 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from prolepsis.api.app import build
 from prolepsis.api.auth.key_file import KeyFile, new_key
 from prolepsis.api.auth.keys import Keys
-from prolepsis.api.features import Sources
 from prolepsis.api.openai.facts import KNOWN
-from prolepsis.api.run import _rollouts
-from prolepsis.api.services import Gateway
 from prolepsis.audit import chain
 from prolepsis.audit.entry import AuditEntry
-from prolepsis.audit.log import AuditLog
 from prolepsis.audit.verify import verify
 from prolepsis.cli.main import COMMANDS, app, load_command
 from prolepsis.cli.output import UNPROVEN
@@ -31,17 +26,15 @@ from prolepsis.core.config import ServerConfig
 from prolepsis.core.stats import TrafficClassCounts
 from prolepsis.cost.prices import PriceFile
 from prolepsis.health.feature import HealthFeature
-from prolepsis.policy.runtime import Policies
-from prolepsis.policy.source import PolicyFile, PolicySource, StoredPolicy
-from prolepsis.rollout.store import RolloutStore
+from prolepsis.policy.source import PolicyFile
 from prolepsis.store.controls import Control
 from prolepsis.store.signing import usable_keys
 from prolepsis.store.store import Store, opened_store
 from prolepsis.telemetry.metrics import Metrics
 from prolepsis.web.routes import Route
+from tests.api.application import build
 from tests.api.fakes import ByteTokenizer, FakeEngine
 from tests.controls.flag_files import flag, write
-from tests.fake_client import INFO
 from tests.rollout.alertmanager import fake_alertmanager
 from tests.store.databases import migrated_setting
 
@@ -58,27 +51,25 @@ class Site:
         self.folder, self.store = folder, store
         self.keys = KeyFile(folder / "keys.json")
         self.engine = FakeEngine(counts=(TrafficClassCounts("suffix", TRAFFIC_CLASS, num_judged=100, num_right=60),))
-        metrics, emit = Metrics(), AuditLog(store.writer).record
-        rollouts = _rollouts(RolloutStore(store.database), self.engine, metrics, emit)
-        source: PolicySource = StoredPolicy(store.database, KNOWN)
-        if policy_file:
-            (folder / "policy.yaml").write_text(ON)
-            source = PolicyFile(folder / "policy.yaml", KNOWN)
+        policy = PolicyFile(write(folder / "policy.yaml", ON), KNOWN) if policy_file else None
         (folder / "prices.yaml").write_text(PRICES)
-        sources = Sources(
-            policies=Policies(source, INFO.proposers, rollouts, emit=emit),
-            rollouts=rollouts,
-            flags=FlagFile(write(folder / "flags.json", flag())),
-            prices=PriceFile(folder / "prices.yaml"),
-            store=store,
-        )
         config = ServerConfig(
             controls_file=folder / "controls.json",
             audit_sample=1.0,
             audit_content="tokens",
             alertmanager=alertmanager,
         )
-        app = build(config, self.engine, ByteTokenizer(), metrics, Gateway(Keys(self.keys)), sources=sources)
+        app = build(
+            config,
+            self.engine,
+            ByteTokenizer(),
+            Metrics(),
+            keys=Keys(self.keys),
+            policy=policy,
+            flags=FlagFile(write(folder / "flags.json", flag())),
+            prices=PriceFile(folder / "prices.yaml"),
+            store=store,
+        )
         self.app = app
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost")
 

@@ -5,8 +5,6 @@ import json
 import httpx
 import pytest
 
-from prolepsis.api.app import build
-from prolepsis.api.features import Sources
 from prolepsis.audit import chain
 from prolepsis.audit.bundle import Form, bundle_of, read_bundle, to_json
 from prolepsis.core.audit_event import AuditEvent
@@ -14,6 +12,7 @@ from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import ConfigError, InvalidParameter
 from prolepsis.store.store import Store
 from prolepsis.telemetry.metrics import Metrics
+from tests.api.application import build
 from tests.api.fakes import ByteTokenizer, FakeEngine
 
 ASKED = {"model": "tiny", "prompt": ["Say hi", "Say ho"], "max_tokens": 40, "seed": 7}
@@ -24,7 +23,7 @@ NAMED = "ticket-of-acme"
 async def answer_id(store: Store) -> str:
     """The answer of a request with two prompts, on record."""
     config = ServerConfig(audit_sample=1.0, audit_content="tokens")
-    app = build(config, FakeEngine(text="ok"), ByteTokenizer(), Metrics(), sources=Sources(store=store))
+    app = build(config, FakeEngine(text="ok"), ByteTokenizer(), Metrics(), store=store)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
         reply = await http.post("/v1/completions", json=ASKED, headers={"x-request-id": NAMED})
     assert store.writer.flush(20.0)

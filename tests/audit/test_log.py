@@ -8,8 +8,6 @@ from pathlib import Path
 import httpx
 import pytest
 
-from prolepsis.api.app import build
-from prolepsis.api.features import Sources
 from prolepsis.audit import chain
 from prolepsis.audit.entry import AuditEntry
 from prolepsis.audit.log import AuditLog
@@ -24,6 +22,7 @@ from prolepsis.rollout.runtime import Rollouts, audit_event
 from prolepsis.store.database import Database
 from prolepsis.store.store import Store, opened_store
 from prolepsis.telemetry.metrics import Metrics
+from tests.api.application import build
 from tests.api.fakes import ByteTokenizer, FakeEngine
 from tests.fake_client import INFO
 from tests.rollout.stores import memory_store
@@ -64,7 +63,7 @@ async def test_changes_of_the_policy_are_recorded_with_before_and_after(tmp_path
 
 async def test_actions_by_hand_are_recorded_with_their_author(tmp_path: Path, store: Store) -> None:
     config = ServerConfig(controls_file=tmp_path / "controls.json")
-    app = build(config, FakeEngine(), ByteTokenizer(), Metrics(), sources=Sources(store=store))
+    app = build(config, FakeEngine(), ByteTokenizer(), Metrics(), store=store)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
         assert (await http.put("/admin/kill", json={"on": True, "reason": "drill"})).status_code == 200
         breaker = {"proposer": INFO.proposers[0], "traffic_class": "text/none/free/short", "state": "forced_open"}
@@ -108,11 +107,13 @@ def test_a_process_records_its_start_and_its_stop(tmp_path: Path, monkeypatch: p
 
 
 def test_none_means_no_store_and_other_texts_are_errors() -> None:
-    def held(setting: str) -> Store | None:
-        with opened_store(ServerConfig(store=setting), Metrics().registry) as store:
-            return store
-
-    assert held("none") is None
-    AuditLog(None).record(AuditEvent(actor="server", action="server.stopped"))
-    with pytest.raises(ConfigError, match="sqlite:///FILE"):
-        held("mysql://somewhere/else")
+    with opened_store(ServerConfig(store="none"), Metrics().registry) as store:
+        AuditLog(store.writer).record(AuditEvent(actor="server", action="server.stopped"))
+        assert store.writer.flush(1.0)
+        assert entries_of(store.database) == []
+        assert not store.database.is_kept
+    with (
+        pytest.raises(ConfigError, match="sqlite:///FILE"),
+        opened_store(ServerConfig(store="mysql://somewhere/else"), Metrics().registry),
+    ):
+        pass

@@ -11,8 +11,6 @@ from sqlalchemy import update
 from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
-from prolepsis.api.app import build
-from prolepsis.api.features import Sources
 from prolepsis.audit.log import forget_tenant
 from prolepsis.audit.lookup import FoundRequest, find_request
 from prolepsis.cli.main import app as commands
@@ -21,6 +19,7 @@ from prolepsis.store import records, retries
 from prolepsis.store.store import Store
 from prolepsis.store.tables import audit_entries, request_records
 from prolepsis.telemetry.metrics import Metrics
+from tests.api.application import build
 from tests.api.fakes import ByteTokenizer, FakeEngine
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -31,7 +30,7 @@ ASKED = {"model": "tiny", "prompt": "Say hi", "max_tokens": 40}
 @pytest.fixture
 def http(store: Store) -> httpx.AsyncClient:
     config = ServerConfig(audit_sample=1.0)
-    app = build(config, FakeEngine(), ByteTokenizer(), Metrics(), sources=Sources(store=store))
+    app = build(config, FakeEngine(), ByteTokenizer(), Metrics(), store=store)
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost")
 
 

@@ -8,11 +8,8 @@ from typing import Any, ClassVar
 import httpx
 import pytest
 
-from prolepsis.api.app import build
 from prolepsis.api.auth.key_file import KeyFile, new_key
 from prolepsis.api.auth.keys import Keys
-from prolepsis.api.features import Sources
-from prolepsis.api.services import Gateway
 from prolepsis.audit import chain
 from prolepsis.audit.entry import AuditEntry
 from prolepsis.audit.log import forget_tenant
@@ -26,17 +23,15 @@ from prolepsis.core.recording import Recording, parse, plain
 from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams
 from prolepsis.engine.client import EngineClient
 from prolepsis.policy.runtime import Policies
-from prolepsis.policy.source import PolicyFile
 from prolepsis.remote.engines import Engines
 from prolepsis.remote.member import FailoverSettings, Member
-from prolepsis.rollout.runtime import Rollouts
 from prolepsis.store.store import Store
 from prolepsis.telemetry.metrics import Metrics
+from tests.api.application import build, feature_of
 from tests.api.fakes import ByteTokenizer, FakeEngine
 from tests.correctness.test_runtime import BODY, table
 from tests.fake_client import INFO
 from tests.remote.scripted_engines import ELSEWHERE, LENGTH, Speaker
-from tests.rollout.stores import memory_store
 from tests.rollout.test_observation import ended
 
 ASKED = {"model": "tiny", "prompt": "Say hi", "max_tokens": 40, "seed": 7, "stop": ["@@"]}
@@ -63,7 +58,7 @@ def whole(folder: Path) -> bytes:
 
 async def ask(store: Store, engine: EngineClient, body: dict[str, Any], **settings: Any) -> httpx.Response:
     config = ServerConfig(**{"audit_sample": 1.0, **settings})
-    app = build(config, engine, ByteTokenizer(), Metrics(), sources=Sources(store=store))
+    app = build(config, engine, ByteTokenizer(), Metrics(), store=store)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
         return await http.post("/v1/completions", json=body)
 
@@ -180,14 +175,13 @@ async def test_a_rule_says_what_is_kept_of_its_requests(store: Store, tmp_path: 
         "  - {name: quiet, match: {max_tokens: {max: 5}}, mode: on, audit: {percentage: 0}}\n"
     )
     engine, metrics = FakeEngine(), Metrics()
-    rollouts = Rollouts(memory_store(), engine.send, metrics.registry, model="tiny")
-    policies = Policies(PolicyFile(tmp_path / "policy.yaml"), (), rollouts)
     app = build(
         ServerConfig(audit_sample=1.0),
         engine,
         ByteTokenizer(),
         metrics,
-        sources=Sources(policies=policies, rollouts=rollouts, store=store),
+        policy=tmp_path / "policy.yaml",
+        store=store,
     )
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
         for changes in ({"temperature": 0}, {"max_tokens": 5}, {}):
@@ -195,7 +189,7 @@ async def test_a_rule_says_what_is_kept_of_its_requests(store: Store, tmp_path: 
     bank, default = kept(store)
     assert (after_of(bank)["rule"], "recording" in after_of(bank)) == ("bank", True)
     assert (after_of(default)["rule"], "prompt" in after_of(default)) == ("default", False)
-    assert bank.versions["policy"] == policies.version
+    assert bank.versions["policy"] == feature_of(app, Policies).version
 
 
 async def test_requests_that_failed_are_kept_with_what_came(store: Store) -> None:
@@ -215,7 +209,7 @@ def connect(tmp_path: Path, store: Store) -> Any:
         record, key = new_key("acme", roles=roles)
         file.add(record)
         config = ServerConfig(**{"audit_sample": 1.0, "audit_content": "tokens", **settings})
-        app = build(config, engine, ByteTokenizer(), Metrics(), Gateway(Keys(file)), sources=Sources(store=store))
+        app = build(config, engine, ByteTokenizer(), Metrics(), keys=Keys(file), store=store)
         headers = {"authorization": f"Bearer {key}", "x-key": record.id}
         return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost", headers=headers)
 
@@ -334,7 +328,7 @@ async def test_entries_are_put_together_off_the_event_loop(store: Store) -> None
             return super().decode(token_ids, skip_special_tokens=skip_special_tokens)
 
     config = ServerConfig(audit_sample=1.0, audit_content="tokens")
-    app = build(config, FakeEngine(text="ok"), Watched(), Metrics(), sources=Sources(store=store))
+    app = build(config, FakeEngine(text="ok"), Watched(), Metrics(), store=store)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
         await http.post("/v1/completions", json=ASKED)
     assert len(kept(store)) == 1

@@ -9,14 +9,11 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from prolepsis.cli.main import app
-from prolepsis.policy.runtime import Policies
-from prolepsis.policy.source import StoredPolicy
-from prolepsis.rollout.runtime import Rollouts
+from prolepsis.store.store import Store
+from prolepsis.store.writer import Discards
 from prolepsis.telemetry.logs import configure_logs
-from prolepsis.telemetry.metrics import Metrics
 from tests.api.conftest import served
 from tests.api.fakes import FakeEngine
-from tests.rollout.stores import memory_store
 from tests.store.databases import migrated_setting, opened
 
 Policy = Callable[..., Result]
@@ -28,10 +25,9 @@ def policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Policy]:
     monkeypatch.setenv("COLUMNS", "200")
     configure_logs("error")  # the server runs in this process: its lines would be among the command's
     engine = FakeEngine()
-    with closing(opened(migrated_setting(tmp_path))) as database:
-        rollouts = Rollouts(memory_store(), engine.send, Metrics().registry, model="tiny")
-        with served(engine, policies=Policies(StoredPolicy(database), (), rollouts)) as running:
-            yield lambda *words: CliRunner().invoke(app, ["policy", *words, "--url", running.url])
+    store = Store(opened(migrated_setting(tmp_path)), Discards())
+    with closing(store), served(engine, store=store) as running:
+        yield lambda *words: CliRunner().invoke(app, ["policy", *words, "--url", running.url])
 
 
 def test_from_apply_to_rollback(policy: Policy, tmp_path: Path) -> None:

@@ -8,14 +8,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from prolepsis.cli.main import app
-from prolepsis.policy.runtime import Policies
 from prolepsis.policy.source import PolicyFile
-from prolepsis.rollout.runtime import Rollouts
 from prolepsis.telemetry.logs import configure_logs
-from prolepsis.telemetry.metrics import Metrics
 from tests.api.conftest import served
 from tests.api.fakes import FakeEngine
-from tests.rollout.stores import memory_store
 
 POLICY = """
 rules:
@@ -35,8 +31,7 @@ def rollout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rollout
     configure_logs("error")  # the server runs in this process: its lines would be among the command's
     (tmp_path / "policy.yaml").write_text(POLICY)
     engine, file = FakeEngine(), PolicyFile(tmp_path / "policy.yaml")
-    rollouts = Rollouts(memory_store(), engine.send, Metrics().registry, model="tiny")
-    with served(engine, policies=Policies(file, (), rollouts), rollouts=rollouts) as running:
+    with served(engine, policy=file) as running:
         yield lambda *words: CliRunner().invoke(app, ["rollout", *words, "--url", running.url])
 
 

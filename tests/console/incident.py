@@ -10,11 +10,8 @@ from pathlib import Path
 import httpx
 from fastapi import FastAPI
 
-from prolepsis.api.app import build
 from prolepsis.api.auth.key_file import KeyFile, new_key
 from prolepsis.api.auth.keys import Keys
-from prolepsis.api.features import Sources
-from prolepsis.api.services import Gateway
 from prolepsis.console.traffic import TrafficFeature
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.messages import ApplyPlan
@@ -27,6 +24,7 @@ from prolepsis.models.targets.native import NativeModel
 from prolepsis.store.store import Store, open_store
 from prolepsis.telemetry.metrics import Metrics
 from prolepsis.web.caller import Role
+from tests.api.application import build
 from tests.api.fakes import ByteTokenizer
 from tests.console.served import served
 from tests.exact.oracle import CONFIG, PROMPT, Oracle, at_any_price, plain, target
@@ -75,12 +73,11 @@ def incident(folder: Path) -> Iterator[Incident]:
     """Give a server that serves with a head that knows the answers, beside which a damaged one is installed."""
     metrics, keys = Metrics(), KeyFile(folder / "keys.json")
     store = open_store(migrated_setting(folder), metrics.registry)
-    assert store is not None, "the setting names a store"
     record, key = new_key("release", roles=("client", "operator"), note="release pipeline")
     keys.add(record)
     config = ServerConfig(controls_file=folder / "controls.json", audit_sample=0.0)
-    gateway = Gateway(Keys(keys, clock=count().__next__), base_plan=DEEP)
-    app = build(config, _engine(folder), ByteTokenizer(), metrics, gateway, sources=Sources(store=store))
+    looked = Keys(keys, clock=count().__next__)
+    app = build(config, _engine(folder), ByteTokenizer(), metrics, keys=looked, base_plan=DEEP, store=store)
     headers = {"authorization": f"Bearer {key}"}
     with served(app) as url, httpx.Client(base_url=url, headers=headers, timeout=30.0) as http:
         yield Incident(url, app, store, keys, http)

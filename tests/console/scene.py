@@ -13,13 +13,9 @@ from pydantic import TypeAdapter
 from sqlalchemy import Connection
 
 from prolepsis import __version__
-from prolepsis.api.app import build
 from prolepsis.api.auth.key_file import KeyFile, new_key
 from prolepsis.api.auth.keys import Keys
-from prolepsis.api.features import Sources
 from prolepsis.api.openai.facts import KNOWN
-from prolepsis.api.services import Gateway
-from prolepsis.audit.log import AuditLog
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.events import Event, Finished, FinishReason, Proposed, Tokens
 from prolepsis.core.exact_group import ExactGroup
@@ -34,16 +30,15 @@ from prolepsis.core.stats import (
     TrafficClassCounts,
 )
 from prolepsis.cost.prices import PriceFile
-from prolepsis.engine.client import EngineInfo, InstalledHead, weights_of
-from prolepsis.policy.runtime import Policies
+from prolepsis.engine.client import EngineInfo, InstalledHead
 from prolepsis.policy.source import PolicyChange, StoredPolicy
 from prolepsis.replicas.registry import ReplicaFacts
-from prolepsis.rollout.runtime import Rollouts, audit_event
-from prolepsis.rollout.store import RolloutStore
+from prolepsis.rollout.runtime import Rollouts
 from prolepsis.store.replicas import ReplicaTable
 from prolepsis.store.store import Store, open_store
 from prolepsis.telemetry.metrics import Metrics
 from prolepsis.web.caller import Role
+from tests.api.application import build, feature_of
 from tests.api.fakes import ByteTokenizer
 from tests.fake_client import FakeEngineClient
 from tests.store.databases import migrated_setting
@@ -204,25 +199,9 @@ def scene(folder: Path, *, with_keys: bool = False, grafana_url: str = "none") -
     if with_keys:
         keys.add(new_key("acme", roles=("client",))[0])
     store = open_store(migrated_setting(folder), metrics.registry)
-    assert store is not None, "the setting names a store"
-    emit = AuditLog(store.writer).record
     source = StoredPolicy(store.database, KNOWN)
     source.apply(POLICY, PolicyChange("developer", "first", 0))
     source.poll()
-    rollouts = Rollouts(
-        RolloutStore(store.database),
-        engine.send,
-        metrics.registry,
-        model="tiny",
-        tell=lambda event: emit(audit_event(event)),
-        weights_of=partial(weights_of, engine),
-    )
-    sources = Sources(
-        policies=Policies(source, INFO.proposers, rollouts, emit=emit),
-        rollouts=rollouts,
-        prices=PriceFile(folder / "prices.yaml"),
-        store=store,
-    )
     config = ServerConfig(
         controls_file=folder / "controls.json",
         audit_sample=1.0,
@@ -230,9 +209,10 @@ def scene(folder: Path, *, with_keys: bool = False, grafana_url: str = "none") -
         region="north",
         grafana_url=grafana_url,
     )
-    gateway = Gateway(Keys(keys if with_keys else None, clock=count().__next__))  # it looks at the file each time
-    app = build(config, engine, ByteTokenizer(), metrics, gateway, sources=sources)
-    yield Scene(app, engine, keys, store, rollouts)
+    looked = Keys(keys if with_keys else None, clock=count().__next__)  # it looks at the file each time
+    prices = PriceFile(folder / "prices.yaml")
+    app = build(config, engine, ByteTokenizer(), metrics, keys=looked, prices=prices, store=store)
+    yield Scene(app, engine, keys, store, feature_of(app, Rollouts))
     store.close()
 
 

@@ -24,6 +24,8 @@ from tests.waiting import ended
 class Table(ControlTable):
     """A store that may be down."""
 
+    is_shared = True
+
     def __init__(self, database: Database) -> None:
         super().__init__(database)
         self.is_down = False
@@ -39,9 +41,10 @@ def table() -> Table:
     return Table(memory_database())
 
 
-def server(table: Table | None, folder: Path, name: str = "a", *, now: float | None = None) -> Controls:
+def server(table: ControlTable | None, folder: Path, name: str = "a", *, now: float | None = None) -> Controls:
     """Return the controls of a server with a file of that name; `now` stops its clock."""
     clock = time.time if now is None else lambda: now
+    table = table or ControlTable(memory_database())
     return Controls(ControlsFile(folder / f"{name}.json"), table, now=clock)
 
 
@@ -210,7 +213,7 @@ class Raced(ControlsFile):
 async def test_servers_of_one_file_that_act_at_once_keep_both_acts(tmp_path: Path) -> None:
     theirs = server(None, tmp_path)
     raced = Raced(tmp_path / "a.json", lambda: theirs.set(KILL, "tenant:bank", "1"))
-    ours = Controls(raced)
+    ours = Controls(raced, ControlTable(memory_database()))
     ours.set(KILL, "tenant:shop", "1")
     ended(raced.other)
     for one in (ours, theirs):

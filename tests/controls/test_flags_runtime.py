@@ -11,21 +11,16 @@ from fastapi import FastAPI
 from openfeature.provider import FeatureProvider
 from openfeature.provider.in_memory_provider import InMemoryProvider
 
-from prolepsis.api.app import build
-from prolepsis.api.features import Sources
 from prolepsis.api.openai.replies import Metrics as MetricsReply
 from prolepsis.api.run import serve
 from prolepsis.controls.flag_file import FlagFile
 from prolepsis.core.config import EngineConfig, ServerConfig
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.requests import SpeculationChoice
-from prolepsis.policy.runtime import Policies
-from prolepsis.policy.source import PolicyFile
-from prolepsis.rollout.runtime import Rollouts
 from prolepsis.telemetry.metrics import Metrics
+from tests.api.application import build
 from tests.api.fakes import ByteTokenizer, FakeEngine
 from tests.controls.flag_files import flag, write
-from tests.rollout.stores import memory_store
 
 CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
 OFF_FOR_TEXT = {"if": [{"==": [{"var": "route"}, "/v1/completions"]}, "off"]}
@@ -37,18 +32,16 @@ class FlagApp:
     def __init__(self, source: FlagFile | FeatureProvider | None, folder: Path, policy: str | None = None) -> None:
         self.engine = FakeEngine()
         self.metrics = Metrics()
-        policies, rollouts = None, None
         if policy is not None:
             (folder / "policy.yaml").write_text(policy)
-            rollouts = Rollouts(memory_store(), self.engine.send, self.metrics.registry, model="tiny")
-            policies = Policies(PolicyFile(folder / "policy.yaml"), (), rollouts)
         config = ServerConfig(controls_file=folder / "controls.json", start_drafts=0)
         self.app: FastAPI = build(
             config,
             self.engine,
             ByteTokenizer(),
             self.metrics,
-            sources=Sources(policies=policies, rollouts=rollouts, flags=source),
+            policy=None if policy is None else folder / "policy.yaml",
+            flags=source,
         )
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://localhost")
 

@@ -10,8 +10,6 @@ import pytest
 from structlog.testing import capture_logs
 from typer.testing import CliRunner
 
-from prolepsis.api.app import build
-from prolepsis.api.features import Sources
 from prolepsis.cli.main import app as commands
 from prolepsis.controls.controls import Controls
 from prolepsis.controls.flag_file import ENABLED, KILL, FlagFile
@@ -22,6 +20,7 @@ from prolepsis.core.facts import FlagDecision, RequestFacts
 from prolepsis.store.controls import Control, ControlTable, control_key
 from prolepsis.store.store import Store
 from prolepsis.telemetry.metrics import Metrics
+from tests.api.application import build
 from tests.api.conftest import served
 from tests.api.fakes import ByteTokenizer, FakeEngine
 from tests.controls.flag_files import flag, write
@@ -62,9 +61,8 @@ async def server(
     provider = FlagFile(flags) if flags is not None else None
     config = ServerConfig(controls_file=folder / name / "controls.json", start_drafts=0)
     (folder / name).mkdir(exist_ok=True)
-    sources = Sources(flags=provider, store=store)
     engine = FakeEngine()
-    app = build(config, engine, ByteTokenizer(), Metrics(), sources=sources)
+    app = build(config, engine, ByteTokenizer(), Metrics(), flags=provider, store=store)
 
     async def tick() -> None:
         for _ in range(2):

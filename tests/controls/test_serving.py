@@ -12,7 +12,6 @@ import pytest
 from pydantic import TypeAdapter
 from torch import Tensor
 
-from prolepsis.api.services import Gateway
 from prolepsis.controls.file import ControlsFile
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.plan import SpecPlan
@@ -62,7 +61,7 @@ class Slow(TableModel):
 def server_with(folder: Path, *proposers: Named, **config: Any) -> Iterator[TableServer]:
     setup = EngineSetup(max_model_len=512, num_pages=256, proposers=proposers, model=Slow())
     settings = ServerConfig(controls_file=folder / "controls.json", **config)
-    made = TableServer(config=settings, setup=setup, gateway=Gateway(base_plan=SpecPlan(fixed_depth=3)))
+    made = TableServer(config=settings, setup=setup, base_plan=SpecPlan(fixed_depth=3))
     made.engine.plan.apply(SpecPlan(fixed_depth=3))
     with serving(made) as server:
         yield server

@@ -12,8 +12,6 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from prolepsis.api.app import build
-from prolepsis.api.features import Sources
 from prolepsis.api.output.pipeline import LoadedPolicy
 from prolepsis.api.output.policy import Decision, stop
 from prolepsis.controls.file import ControlsFile
@@ -26,19 +24,16 @@ from prolepsis.correctness.replay import LAST
 from prolepsis.correctness.runtime import MAX_TRIES, Share
 from prolepsis.engine.client import EngineClient
 from prolepsis.engine.thread import ThreadEngineClient
-from prolepsis.policy.runtime import Policies
-from prolepsis.policy.source import PolicyFile
-from prolepsis.rollout.runtime import Rollouts
 from prolepsis.store.store import Store
 from prolepsis.telemetry.metrics import Metrics
 from tests import fakes
+from tests.api.application import build
 from tests.api.fakes import ByteTokenizer, FakeEngine
 from tests.api.output.policies import Look, Says, loaded
 from tests.audit.test_log import entries_of
 from tests.correctness.test_replay import Flawed, unverified
 from tests.exact.serving import setup_of
 from tests.fake_proposer import Scripted
-from tests.rollout.stores import memory_store
 
 BODY = {"model": "table", "prompt": [1, 2, 3], "max_tokens": 40, "temperature": 1.0, "seed": 3, "ignore_eos": True}
 POLICY = """
@@ -100,17 +95,17 @@ async def serving(
     **settings: Any,
 ) -> AsyncIterator[Served]:
     config = ServerConfig(**{"replay_sample": 1.0, "controls_file": folder / "controls.json", **settings})
-    metrics, policies, rollouts = Metrics(), None, None
+    metrics = Metrics()
     if policy:
         (folder / "policy.yaml").write_text(policy)
-        rollouts = Rollouts(memory_store(), client.send, metrics.registry, model="table")
-        policies = Policies(PolicyFile(folder / "policy.yaml"), (), rollouts)
     app = build(
         config,
         client,
         ByteTokenizer(),
         metrics,
-        sources=Sources(policies=policies, rollouts=rollouts, store=store, output=output),
+        policy=folder / "policy.yaml" if policy else None,
+        store=store,
+        output=output,
     )
     transport = httpx.ASGITransport(app)
     async with (

@@ -12,8 +12,6 @@ from msgspec import structs
 from prometheus_client import CollectorRegistry
 from pydantic import TypeAdapter
 
-from prolepsis.api.app import build
-from prolepsis.api.features import Sources
 from prolepsis.audit import chain
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import StoreUnavailable
@@ -23,14 +21,12 @@ from prolepsis.core.stats import DeviceSeconds, ProposerMemory
 from prolepsis.cost.history import stored_periods, stored_prices
 from prolepsis.cost.prices import PriceFile
 from prolepsis.cost.runtime import CostFeature, CostReply, ExperimentReply
-from prolepsis.policy.runtime import Policies
-from prolepsis.policy.source import PolicyFile
-from prolepsis.rollout.runtime import Rollouts
+from prolepsis.store.migrate import migrated_in_memory
 from prolepsis.store.store import Store
 from prolepsis.telemetry.metrics import Metrics
+from tests.api.application import build
 from tests.api.fakes import ByteTokenizer, FakeEngine
 from tests.clock import Clock
-from tests.rollout.stores import memory_store
 from tests.store.fakes import latest_records
 
 BOOK = """
@@ -73,9 +69,8 @@ def served(folder: Path, metrics: Metrics | None = None, *, book: str = "", poli
         parts["prices"] = PriceFile(folder / "prices.yaml")
     if policy:
         (folder / "policy.yaml").write_text(policy)
-        rollouts = Rollouts(memory_store(), engine.send, metrics.registry, model="tiny")
-        parts["policies"], parts["rollouts"] = Policies(PolicyFile(folder / "policy.yaml"), (), rollouts), rollouts
-    return build(ServerConfig(), engine, ByteTokenizer(), metrics, sources=Sources(**parts))
+        parts["policy"] = folder / "policy.yaml"
+    return build(ServerConfig(), engine, ByteTokenizer(), metrics, **parts)
 
 
 def client(app: Any) -> httpx.AsyncClient:
@@ -164,7 +159,7 @@ async def test_an_edited_book_counts_and_a_broken_one_does_not(tmp_path: Path) -
     metrics = Metrics()
     path = tmp_path / "prices.yaml"
     path.write_text(BOOK)
-    costs = CostFeature(metrics.registry, prices=PriceFile(path))
+    costs = CostFeature(metrics.registry, migrated_in_memory(), prices=PriceFile(path))
     path.write_text("currency: nothing")
     await costs.tick()
     assert costs.price is not None
@@ -221,7 +216,7 @@ async def test_books_that_were_used_and_device_seconds_are_on_record(tmp_path: P
 async def test_the_history_fills_while_the_server_runs(store: Store) -> None:
     """An operator who asked in the first hour got an empty table."""
     clock, now = Clock(0.0), Clock(10_000.0)
-    costs = CostFeature(CollectorRegistry(), store=store, clock=clock, now=now)
+    costs = CostFeature(CollectorRegistry(), store.database, clock=clock, now=now)
 
     async def after(seconds: float) -> dict[float, float]:
         clock.now, now.now = clock.now + seconds, now.now + seconds
@@ -239,7 +234,7 @@ async def test_the_history_fills_while_the_server_runs(store: Store) -> None:
 
 async def test_a_clock_that_is_set_back_loses_no_period(store: Store) -> None:
     times = Clock(10_000.0)
-    costs = CostFeature(CollectorRegistry(), store=store, now=times)
+    costs = CostFeature(CollectorRegistry(), store.database, now=times)
     for change_s in (10.0, -5_000.0, 10.0):
         times.now += change_s
         costs.device_time.close()
@@ -258,7 +253,7 @@ async def test_a_lost_database_is_retried_without_blocking_requests(tmp_path: Pa
 
     path, gone = tmp_path / "prices.yaml", Gone()
     path.write_text(BOOK)
-    costs = CostFeature(Metrics().registry, prices=PriceFile(path), store=Store(cast(Any, gone), store.writer))
+    costs = CostFeature(Metrics().registry, cast(Any, gone), prices=PriceFile(path))
     await costs.tick()
     await costs.tick()
     assert gone.asked == 2

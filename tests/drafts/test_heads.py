@@ -6,11 +6,11 @@ from typing import Any
 import httpx
 import pytest
 
-from prolepsis.api.app import build
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import ConfigError
 from prolepsis.engine.client import InstalledHead
 from prolepsis.telemetry.metrics import Metrics
+from tests.api.application import build
 from tests.api.fakes import ByteTokenizer, FakeEngine
 
 FACTS: dict[str, Any] = {"target": "tiny", "misfit": None, "size": 10, "chain_of_3": 2.5}

@@ -8,13 +8,13 @@ from typing import Any, Literal
 
 import httpx
 
-from prolepsis.api.app import build
 from prolepsis.core.config import EngineConfig, ServerConfig
 from prolepsis.engine.build import assemble
 from prolepsis.engine.thread import ThreadEngineClient
 from prolepsis.models.files.tokenizer import Tokenizer
 from prolepsis.models.load import LoadedModel
 from prolepsis.telemetry.metrics import Metrics
+from tests.api.application import build
 
 Body = dict[str, Any]
 Mode = Literal["off", "auto", "on"]

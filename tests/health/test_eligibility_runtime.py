@@ -8,19 +8,14 @@ from typing import Any
 import httpx
 import pytest
 
-from prolepsis.api.app import build
-from prolepsis.api.features import Sources
 from prolepsis.api.openai.replies import Metrics as MetricsReply
 from prolepsis.core.config import ServerConfig
 from prolepsis.cost.prices import PriceFile
-from prolepsis.policy.runtime import Policies
-from prolepsis.policy.source import PolicyFile
-from prolepsis.rollout.runtime import Rollouts
 from prolepsis.store.store import Store
 from prolepsis.telemetry.metrics import Metrics
+from tests.api.application import build
 from tests.api.fakes import ByteTokenizer, FakeEngine
 from tests.fake_client import INFO
-from tests.rollout.stores import memory_store
 
 RULE = (
     "rules: [{{name: chat, match: {{}}, mode: on, eligible_while: {{acceptance_rate: {{min: {0}, until: {0}}}}}{1}}}]"
@@ -45,14 +40,11 @@ class EligibilityApp:
     ) -> None:
         self.engine = engine or FakeEngine()
         metrics = Metrics()
-        policies = None
         if policy is not None:
             (folder / "policy.yaml").write_text(policy)
-            rollouts = Rollouts(memory_store(), self.engine.send, metrics.registry, model="tiny")
-            policies = Policies(PolicyFile(folder / "policy.yaml"), self.engine.info.proposers, rollouts)
-        sources = Sources(policies=policies, rollouts=rollouts if policies else None, prices=prices, store=store)
+        file = None if policy is None else folder / "policy.yaml"
         config = config or ServerConfig(start_drafts=0)
-        app = build(config, self.engine, ByteTokenizer(), metrics, sources=sources)
+        app = build(config, self.engine, ByteTokenizer(), metrics, policy=file, prices=prices, store=store)
         self.features = [one for one in app.state.features if one.name in ("policy", "health", "learned")]
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost")
 

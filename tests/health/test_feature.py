@@ -10,7 +10,6 @@ import pytest
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from prolepsis.api.app import build
 from prolepsis.controls.controls import Controls
 from prolepsis.controls.file import ControlsFile
 from prolepsis.core.audit_event import AuditEvent
@@ -24,9 +23,9 @@ from prolepsis.health.drift_runtime import DriftRuntime
 from prolepsis.health.eligibility import Eligibility
 from prolepsis.health.eligibility_runtime import EligibilityRuntime
 from prolepsis.health.feature import HealthFeature
-from prolepsis.health.learned import LearnedStore
-from prolepsis.store.learned import LearnedTable
+from prolepsis.store.controls import ControlTable
 from prolepsis.telemetry.metrics import Metrics
+from tests.api.application import build
 from tests.api.fakes import ByteTokenizer, FakeEngine
 from tests.fake_client import INFO
 from tests.health.ended import TRAFFIC_CLASS, ended
@@ -49,7 +48,7 @@ class Watched:
             Breakers(BreakerSettings(min_judged=10**6)),
             lambda out: self.left_out.append(len(out)),
             self.registry,
-            controls=Controls(ControlsFile(folder / "controls.json")),
+            controls=Controls(ControlsFile(folder / "controls.json"), ControlTable(memory_database())),
         )
         self.drift = DriftRuntime(
             DriftStreams(lambda _: self.version, SETTINGS),
@@ -117,7 +116,7 @@ def test_a_benefit_that_is_gone_is_a_warning(watched: Watched) -> None:
 
 
 async def test_what_was_learned_is_kept_and_read_again(tmp_path: Path) -> None:
-    store = LearnedStore(LearnedTable(memory_database()))
+    store = memory_database()
     before = Watched(tmp_path)
     keeper = before.health.keeper(store)
     await keeper.tick()

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from prolepsis.api.app import build
 from prolepsis.core.config import ServerConfig
 from prolepsis.incident.redactor import Redactor
 from prolepsis.incident.sources import PARTS
 from prolepsis.telemetry.metrics import Metrics
+from tests.api.application import build
 from tests.api.fakes import ByteTokenizer, FakeEngine
 
 

@@ -11,13 +11,12 @@ from dataclasses import dataclass, field
 import uvicorn
 
 from prolepsis.api.admission.controller import AdmissionController
-from prolepsis.api.app import build
-from prolepsis.api.features import Sources
+from prolepsis.api.auth.keys import Keys
 from prolepsis.api.output.pipeline import LoadedPolicy
-from prolepsis.api.services import Gateway
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.events import Event, Terminal
 from prolepsis.core.messages import Message, Submit
+from prolepsis.core.plan import SpecPlan
 from prolepsis.engine.client import EngineClient
 from prolepsis.engine.step import Engine, EngineParts
 from prolepsis.engine.thread import ThreadEngineClient
@@ -25,6 +24,7 @@ from prolepsis.models.answer_formats.formats import AnswerFormats
 from prolepsis.spec.proposers.prompt_lookup import PromptLookupProposer
 from prolepsis.spec.proposers.suffix import SuffixProposer
 from prolepsis.telemetry.metrics import Metrics
+from tests.api.application import build
 from tests.fakes import EOS, VOCAB, EngineSetup, Letters, build_as
 from tests.server_thread import running
 from tests.waiting import wait_for
@@ -96,7 +96,8 @@ class TableServer:
     config: ServerConfig = field(default_factory=lambda: ServerConfig(breaker="off"))
     """The table model's text is noise: a breaker would leave out the proposers that draft it from earlier text."""
     setup: EngineSetup = field(default_factory=lambda: EngineSetup(max_model_len=512, num_pages=256))
-    gateway: Gateway = field(default_factory=Gateway)
+    keys: Keys | None = None
+    base_plan: SpecPlan | None = None
     tokenizer: LetterTokenizer = field(default_factory=LetterTokenizer)
     output: Sequence[LoadedPolicy] = ()
     url: str = ""
@@ -111,7 +112,13 @@ class TableServer:
         self.engine = build_as(CountingEngine, self.setup)
         self.client = CountingClient(self.engine)
         self.app = build(
-            self.config, self.served(), self.tokenizer, self.metrics, self.gateway, sources=Sources(output=self.output)
+            self.config,
+            self.served(),
+            self.tokenizer,
+            self.metrics,
+            keys=self.keys,
+            base_plan=self.base_plan,
+            output=self.output,
         )
 
     def served(self) -> EngineClient:

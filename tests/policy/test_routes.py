@@ -9,26 +9,24 @@ from typing import Any
 import httpx
 import pytest
 
-from prolepsis.api.app import build
 from prolepsis.api.auth.key_file import KeyFile, new_key
 from prolepsis.api.auth.keys import Keys
-from prolepsis.api.features import Sources
-from prolepsis.api.openai.facts import KNOWN
-from prolepsis.api.services import Gateway
 from prolepsis.audit import chain
 from prolepsis.audit.verify import verify
 from prolepsis.core.config import ServerConfig
 from prolepsis.policy import versions
 from prolepsis.policy.routes import PolicyChangedReply, PolicyReply, PolicyVersionsReply
 from prolepsis.policy.runtime import Policies
-from prolepsis.policy.source import PolicyFile, PolicySource, StoredPolicy
+from prolepsis.policy.source import PolicyFile
 from prolepsis.policy.versions import PolicyText
-from prolepsis.rollout.runtime import Rollouts
+from prolepsis.store.database import Database
 from prolepsis.store.migrate import upgrade
+from prolepsis.store.store import Store
+from prolepsis.store.writer import Discards
 from prolepsis.telemetry.metrics import Metrics
+from tests.api.application import build, feature_of
 from tests.api.documents import read
 from tests.api.fakes import ByteTokenizer, FakeEngine
-from tests.rollout.stores import memory_store
 from tests.store.databases import cut_off, opened, sqlite_setting
 
 ON, OFF = "version: 1\ndefault: {mode: on}\n", "version: 2\ndefault: {mode: off}\n"
@@ -38,18 +36,11 @@ ROLLED_OUT = "default: {mode: on, rollout: {step_weights: [50]}}\n"
 class Server:
     """One replica, whose policy is looked at by hand."""
 
-    def __init__(self, source: PolicySource, gateway: Gateway | None = None) -> None:
-        self.engine, metrics = FakeEngine(), Metrics()
-        self.rollouts = Rollouts(memory_store(), self.engine.send, metrics.registry, model="tiny")
-        self.policies = Policies(source, self.engine.info.proposers, self.rollouts)
-        self.app = build(
-            ServerConfig(),
-            self.engine,
-            ByteTokenizer(),
-            metrics,
-            gateway,
-            sources=Sources(policies=self.policies, rollouts=self.rollouts),
-        )
+    def __init__(self, source: Database | PolicyFile, keys: Keys | None = None) -> None:
+        self.engine = FakeEngine()
+        parts = {"policy": source} if isinstance(source, PolicyFile) else {"store": Store(source, Discards())}
+        self.app = build(ServerConfig(), self.engine, ByteTokenizer(), Metrics(), keys=keys, **parts)
+        self.policies = feature_of(self.app, Policies)
         self.http = self.client()
 
     def client(self, **headers: str) -> httpx.AsyncClient:
@@ -71,7 +62,7 @@ class Server:
 @asynccontextmanager
 async def replicas(setting: str, number: int) -> AsyncIterator[list[Server]]:
     databases = [opened(setting) for _ in range(number)]
-    servers = [Server(StoredPolicy(database, KNOWN)) for database in databases]
+    servers = [Server(database) for database in databases]
     yield servers
     for server, database in zip(servers, databases, strict=True):
         await server.http.aclose()
@@ -250,7 +241,7 @@ async def test_roles(tmp_path: Path, sqlite: str, role: Any, reads: int, acts: i
         file = KeyFile(tmp_path / "keys.json")
         record, key = new_key("acme", roles=(role,))
         file.add(record)
-        server = Server(StoredPolicy(database, KNOWN), Gateway(Keys(file)))
+        server = Server(database, Keys(file))
         http = server.client(authorization=f"Bearer {key}")
         assert (await http.get("/admin/policy")).status_code == reads
         assert (await http.get("/admin/policy/versions")).status_code == reads
@@ -265,7 +256,7 @@ async def test_roles(tmp_path: Path, sqlite: str, role: Any, reads: int, acts: i
 @pytest.mark.parametrize("version", ["0", "7", "x", "9" * 12, "-1"])
 async def test_a_version_that_is_not_there_is_404(sqlite: str, version: str) -> None:
     with closing(opened(sqlite)) as database:
-        server = Server(StoredPolicy(database, KNOWN))
+        server = Server(database)
         reply = await server.http.get(f"/admin/policy/versions/{version}")
         assert (reply.status_code, reply.json()["error"]["code"]) == (404, "unknown_version")
         reply = await server.http.post("/admin/policy/rollback", json={"to": 7, "expect": 0})

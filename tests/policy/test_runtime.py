@@ -11,24 +11,20 @@ from typing import Any
 import httpx
 import pytest
 
-from prolepsis.api.app import build
 from prolepsis.api.auth.key_file import KeyFile, new_key
 from prolepsis.api.auth.keys import Keys
-from prolepsis.api.features import Sources
 from prolepsis.api.openai.replies import Metrics as MetricsReply
 from prolepsis.api.run import StartedEngine, serve
-from prolepsis.api.services import Gateway
 from prolepsis.core.config import EngineConfig, ServerConfig
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.facts import MAX_CLASS_RULES, OTHER_RULES
 from prolepsis.core.requests import GenerateRequest, SpeculationChoice
 from prolepsis.policy.runtime import Policies
 from prolepsis.policy.source import PolicyFile
-from prolepsis.rollout.runtime import Rollouts
 from prolepsis.telemetry.metrics import Metrics
 from prolepsis.web.caller import ROLES
+from tests.api.application import build, feature_of
 from tests.api.fakes import ByteTokenizer, FakeEngine
-from tests.rollout.stores import memory_store
 
 CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
 POLICY = """
@@ -59,16 +55,16 @@ class PolicyApp:
         file.add(record)
         held = PolicyFile(self.folder / "policy.yaml")
         metrics = Metrics()
-        rollouts = Rollouts(memory_store(), self.engine.send, metrics.registry, model="tiny")
-        self.policies = Policies(held, self.engine.info.proposers, rollouts, now=lambda: self.time)
         app = build(
             ServerConfig(start_drafts=0),
             self.engine,
             ByteTokenizer(),
             metrics,
-            Gateway(Keys(file)),
-            sources=Sources(policies=self.policies),
+            keys=Keys(file),
+            policy=held,
         )
+        self.policies = feature_of(app, Policies)
+        self.policies.now = lambda: self.time
         headers = {"authorization": f"Bearer {key}"}
         return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost", headers=headers)
 

@@ -19,6 +19,8 @@ from tests.rollout.stores import memory_database
 class Store(ReplicaTable):
     """A store on the clock of the replicas, which may be away."""
 
+    is_shared = True
+
     def __init__(self, database: Database) -> None:
         self.time = 1000.0
         self.is_away = False

@@ -6,20 +6,16 @@ from typing import Any
 import httpx
 import pytest
 
-from prolepsis.api.app import build
-from prolepsis.api.features import Sources
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.ended import End, PromptEnded, RequestAbout, RequestEnded
 from prolepsis.core.errors import EngineError, InvalidParameter
 from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams
 from prolepsis.core.stats import DeviceSeconds, EffectiveMode, ProposerCounts, RequestStats
-from prolepsis.policy.runtime import Policies
-from prolepsis.policy.source import PolicyFile
 from prolepsis.rollout.observation import observed, values_of
 from prolepsis.rollout.runtime import Rollouts, RolloutView
 from prolepsis.telemetry.metrics import Metrics
+from tests.api.application import build, feature_of
 from tests.api.fakes import ByteTokenizer, FakeEngine
-from tests.rollout.stores import memory_store
 
 POLICY = """
 default:
@@ -134,9 +130,8 @@ async def seen(folder: Path, engine: FakeEngine, **body: Any) -> RolloutView:
     """Ask 60 times and return what the rollout saw of it."""
     (folder / "policy.yaml").write_text(POLICY)
     metrics = Metrics()
-    rollouts = Rollouts(memory_store(), engine.send, metrics.registry, model="tiny")
-    policies = Policies(PolicyFile(folder / "policy.yaml"), (), rollouts)
-    app = build(ServerConfig(), engine, ByteTokenizer(), metrics, sources=Sources(policies=policies, rollouts=rollouts))
+    app = build(ServerConfig(), engine, ByteTokenizer(), metrics, policy=folder / "policy.yaml")
+    rollouts = feature_of(app, Rollouts)
     [view] = await rollouts.views()
     for what in ("start", "promote"):
         await rollouts.command(view.id, what, "", force=what == "promote")  # out of shadow

@@ -1,25 +1,22 @@
 """/admin/rollouts: who may do what, what is said, and what the document promises."""
 
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI
 
-from prolepsis.api.app import build
 from prolepsis.api.auth.key_file import KeyFile, new_key
 from prolepsis.api.auth.keys import Keys
-from prolepsis.api.features import Sources
-from prolepsis.api.services import Gateway
 from prolepsis.core.config import ServerConfig
-from prolepsis.policy.runtime import Policies
-from prolepsis.policy.source import PolicyFile
 from prolepsis.rollout.routes import RolloutsReply
-from prolepsis.rollout.runtime import RolloutHistory, Rollouts, RolloutView, audit_event
+from prolepsis.rollout.runtime import RolloutHistory, RolloutView, audit_event
 from prolepsis.telemetry.metrics import Metrics
+from tests.api.application import build
 from tests.api.documents import read
 from tests.api.fakes import ByteTokenizer, FakeEngine
-from tests.rollout.stores import memory_store
 
 POLICY = """
 default:
@@ -32,22 +29,18 @@ default:
 @pytest.fixture
 def connect(tmp_path: Path) -> Any:
     """Return a function from roles to a client of one server."""
-    (tmp_path / "policy.yaml").write_text(POLICY)
-    engine, metrics, file = FakeEngine(), Metrics(), KeyFile(tmp_path / "keys.json")
-    rollouts = Rollouts(memory_store(), engine.send, metrics.registry, model="tiny")
-    policies = Policies(PolicyFile(tmp_path / "policy.yaml"), (), rollouts)
+    policy = tmp_path / "policy.yaml"
+    policy.write_text(POLICY)
+    engine, file = FakeEngine(), KeyFile(tmp_path / "keys.json")
+    apps: list[FastAPI] = []
 
     def client(*roles: str) -> httpx.AsyncClient:
         record, key = new_key("acme", roles=roles)
         file.add(record)
-        app = build(
-            ServerConfig(),
-            engine,
-            ByteTokenizer(),
-            Metrics(),
-            Gateway(Keys(file)),
-            sources=Sources(policies=policies, rollouts=rollouts),
-        )
+        if not apps:
+            keys = Keys(file, clock=count().__next__)  # it looks at the file each time
+            apps.append(build(ServerConfig(), engine, ByteTokenizer(), Metrics(), keys=keys, policy=policy))
+        [app] = apps
         headers = {"authorization": f"Bearer {key}", "x-key": record.id}
         return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost", headers=headers)
 

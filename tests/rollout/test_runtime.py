@@ -1,19 +1,19 @@
 """Rollouts over HTTP, with an engine of known logits and a clock set by hand: up through the stages, and back."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from sqlalchemy import URL, Connection
 from structlog.testing import capture_logs
 from structlog.typing import EventDict
 
-from prolepsis.api.app import build
-from prolepsis.api.features import Sources
-from prolepsis.api.services import Gateway
+from prolepsis.core.clock import SteadyClock
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import StoreUnavailable
 from prolepsis.core.messages import ApplyPlan
@@ -22,16 +22,19 @@ from prolepsis.core.requests import SamplingParams
 from prolepsis.engine.thread import ThreadEngineClient
 from prolepsis.policy.check import parse_policy
 from prolepsis.policy.model import Policy
-from prolepsis.policy.runtime import Policies
 from prolepsis.policy.source import PolicyFile
-from prolepsis.rollout.machine import RolloutEvent, RolloutState
-from prolepsis.rollout.runtime import Rollouts, SteadyClock
+from prolepsis.rollout.machine import RolloutState
+from prolepsis.rollout.runtime import Rollouts
 from prolepsis.rollout.store import RolloutStore
 from prolepsis.sampling.noise import noise_key
 from prolepsis.spec.draft import Draft
 from prolepsis.spec.proposer import SequenceView
+from prolepsis.store.database import Database
+from prolepsis.store.store import Store
+from prolepsis.store.writer import Discards
 from prolepsis.telemetry.metrics import Metrics
 from tests import fakes
+from tests.api.application import build, feature_of
 from tests.api.fakes import ByteTokenizer
 from tests.fake_proposer import Scripted
 from tests.rollout.stores import memory_database
@@ -49,18 +52,20 @@ rules:
 """
 
 
-class FullStore(RolloutStore):
-    """A store whose disk may be full."""
+class FullDatabase(Database):
+    """A database whose disk may be full."""
 
     full = False
 
     def __init__(self) -> None:
-        super().__init__(memory_database())
+        super().__init__(URL.create("sqlite"), content=memory_database().serialized())
 
-    def swap(self, state: RolloutState, events: Sequence[RolloutEvent]) -> bool:
+    @contextmanager
+    def write(self) -> Iterator[Connection]:
         if self.full:
             raise StoreUnavailable("no space left on device")
-        return super().swap(state, events)
+        with super().write() as connection:
+            yield connection
 
 
 @dataclass
@@ -68,7 +73,7 @@ class Server:
     """A server whose proposer is right until it is damaged."""
 
     folder: Path
-    store: RolloutStore = field(default_factory=FullStore)
+    database: Database = field(default_factory=FullDatabase)
     gate: str = "automatic"
     damaged: bool = False
     now: float = 1000.0
@@ -85,16 +90,17 @@ class Server:
         (self.folder / "policy.yaml").write_text(POLICY.replace("GATE", self.gate))
         metrics = Metrics()
         self.metrics = metrics
-        self.rollouts = Rollouts(self.store, self.client.send, metrics.registry, model="table", clock=self._clock)
-        policies = Policies(PolicyFile(self.folder / "policy.yaml"), ("scripted",), self.rollouts)
+        self.store = RolloutStore(self.database)
         app = build(
             ServerConfig(),
             self.client,
             ByteTokenizer(),
             metrics,
-            Gateway(),
-            sources=Sources(policies=policies, rollouts=self.rollouts),
+            policy=self.folder / "policy.yaml",
+            store=Store(self.database, Discards()),
+            clock=self._clock,
         )
+        self.rollouts = feature_of(app, Rollouts)
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost")
 
     def _draft(self, sequence: SequenceView, limit: int) -> Draft | None:
@@ -219,7 +225,7 @@ async def test_a_restart_in_mid_canary_goes_on_there(server: Server, tmp_path: P
     await server.go_on()
     await server.until("running", 1)
     before = server.state
-    again = Server(tmp_path, store=server.store, now=server.now)
+    again = Server(tmp_path, database=server.database, now=server.now)
     await again.ask(30)
     assert ("canary", "on") in again.arms
     await again.go_on(1.0)
@@ -233,10 +239,10 @@ async def test_a_restart_in_mid_canary_goes_on_there(server: Server, tmp_path: P
 
 
 async def test_without_a_store_rollouts_are_not_promoted_but_still_rolled_back(server: Server) -> None:
-    assert isinstance(server.store, FullStore)
+    assert isinstance(server.database, FullDatabase)
     await server.go_on()
     await server.until("running", 1)
-    server.store.full = True
+    server.database.full = True
     for _ in range(6):
         await server.ask(16)
         await server.go_on()
@@ -250,7 +256,7 @@ async def test_without_a_store_rollouts_are_not_promoted_but_still_rolled_back(s
     server.arms.clear()
     await server.ask(20)
     assert {mode for _, mode in server.arms} == {"off"}
-    server.store.full = False
+    server.database.full = False
     await server.go_on()
     assert server.changes[-1] == ("rolled_back", "canary 30%")
 
@@ -315,7 +321,7 @@ async def test_a_rule_that_is_put_back_goes_on_with_what_it_saw(server: Server) 
 async def test_a_clock_that_was_set_back_before_a_restart_holds_up_nothing(server: Server, tmp_path: Path) -> None:
     await server.go_on()
     await server.until("running", 1)
-    again = Server(tmp_path, store=server.store, now=server.now - 1e6)
+    again = Server(tmp_path, database=server.database, now=server.now - 1e6)
     await again.until("on", 2)
     await again.close()
 

@@ -100,8 +100,8 @@ def test_a_database_that_fails_says_so(tmp_path: Path) -> None:
                 call()
 
 
-async def test_two_replicas_decide_on_what_both_saw(tmp_path: Path, replica: Connect) -> None:
-    one, other = Server(tmp_path, store=replica()), Server(tmp_path, store=replica())
+async def test_two_replicas_decide_on_what_both_saw(tmp_path: Path, connect: Callable[[], Database]) -> None:
+    one, other = Server(tmp_path, database=connect()), Server(tmp_path, database=connect())
     try:
         await one.go_on()
         for _ in range(60):
@@ -125,8 +125,10 @@ async def test_two_replicas_decide_on_what_both_saw(tmp_path: Path, replica: Con
         await other.close()
 
 
-async def test_harm_that_one_replica_saw_takes_back_what_all_serve(tmp_path: Path, replica: Connect) -> None:
-    one, other = Server(tmp_path, store=replica()), Server(tmp_path, store=replica())
+async def test_harm_that_one_replica_saw_takes_back_what_all_serve(
+    tmp_path: Path, connect: Callable[[], Database]
+) -> None:
+    one, other = Server(tmp_path, database=connect()), Server(tmp_path, database=connect())
     try:
         await one.go_on()
         await one.until("running", 1)
@@ -145,14 +147,14 @@ async def test_harm_that_one_replica_saw_takes_back_what_all_serve(tmp_path: Pat
 
 async def test_a_replica_that_was_killed_leaves_its_evidence_to_the_next(tmp_path: Path, postgresql: str) -> None:
     with closing(opened(postgresql)) as database:
-        killed = Server(tmp_path, store=RolloutStore(database))
+        killed = Server(tmp_path, database=database)
         await killed.go_on()
         await killed.until("running", 1)
         state = killed.state
         await killed.ask(16)
         killed.now += 10.0
         await killed.rollouts._refresh()  # kept, and killed before anything is decided
-        again = Server(tmp_path, store=RolloutStore(database), now=killed.now)
+        again = Server(tmp_path, database=database, now=killed.now)
         await again.rollouts._refresh()
         before, after = [await server.rollouts.view(state.rollout_id) for server in (killed, again)]
         assert after.num_canary + after.num_control == before.num_canary + before.num_control > 0
@@ -165,7 +167,7 @@ async def test_a_database_that_is_gone_in_mid_rollout_keeps_nothing_from_being_r
     tmp_path: Path, postgresql: str
 ) -> None:
     with closing(opened(postgresql)) as database:
-        server = Server(tmp_path, store=RolloutStore(database))
+        server = Server(tmp_path, database=database)
         await server.go_on()
         await server.until("running", 1)
         rollout_id = server.state.rollout_id
@@ -184,7 +186,7 @@ async def test_a_database_that_is_gone_in_mid_rollout_keeps_nothing_from_being_r
                 await server.go_on()
             assert await server.stopped() == {f"{rollout_id}#1"}
             # a server that starts now serves everything plainly, and starts nothing
-            again = Server(tmp_path, store=RolloutStore(database), now=server.now)
+            again = Server(tmp_path, database=database, now=server.now)
             await again.go_on()
             await again.ask(16)
             assert {mode for _, mode in again.arms} == {"off"}

@@ -7,17 +7,13 @@ from typing import Any
 import httpx
 import pytest
 
-from prolepsis.api.app import build
-from prolepsis.api.features import Sources
 from prolepsis.core.config import ServerConfig
-from prolepsis.policy.runtime import Policies
-from prolepsis.policy.source import PolicyFile
 from prolepsis.rollout.runtime import Rollouts
 from prolepsis.telemetry.metrics import Metrics
+from tests.api.application import build, feature_of
 from tests.api.fakes import ByteTokenizer, FakeEngine
 from tests.api.openai.test_tools import CALL, TOOL, USER
 from tests.fake_client import INFO
-from tests.rollout.stores import memory_store
 
 POLICY = """
 default:
@@ -33,10 +29,8 @@ async def counted(folder: Path, text: str, **body: Any) -> tuple[bool, float]:
     """Ask with a tool; return whether requests of the canary counted, and the share that succeeded."""
     (folder / "policy.yaml").write_text(POLICY)
     metrics, engine = Metrics(), FakeEngine(info=replace(INFO, max_model_len=4096), text=text, step=5)
-    rollouts = Rollouts(memory_store(), engine.send, metrics.registry, model="tiny")
-    policies = Policies(PolicyFile(folder / "policy.yaml"), (), rollouts)
-    sources = Sources(policies=policies, rollouts=rollouts)
-    app = build(ServerConfig(start_drafts=0), engine, ByteTokenizer(), metrics, sources=sources)
+    app = build(ServerConfig(start_drafts=0), engine, ByteTokenizer(), metrics, policy=folder / "policy.yaml")
+    rollouts = feature_of(app, Rollouts)
     [view] = await rollouts.views()
     await rollouts.command(view.id, "start", "")
     asked = {"model": "tiny", "messages": USER, "tools": [TOOL], **body}

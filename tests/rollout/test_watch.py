@@ -14,7 +14,6 @@ from prolepsis.policy.rollout_terms import OnHarm
 from prolepsis.rollout.live import LiveRollout, RolloutTarget, step_with_references, stopped_runs, targets_of
 from prolepsis.rollout.machine import RolloutState, step
 from prolepsis.rollout.settings import RolloutSettings, stages
-from prolepsis.rollout.store import RolloutStore
 from prolepsis.statistics.guardrail import Guardrail
 from prolepsis.statistics.means import Difference, Limit
 from tests.engine.test_payback import Told
@@ -181,7 +180,7 @@ async def test_a_restart_keeps_the_window(server: Server, tmp_path: Path) -> Non
     assert before.verdict is not None
     assert before.num_canary > 0
     await server.rollouts.close()
-    again = Server(tmp_path, store=RolloutStore(server.store._database), now=server.now)
+    again = Server(tmp_path, database=server.database, now=server.now)
     await again.go_on()
     [after] = await again.rollouts.views()
     assert (after.phase, after.num_canary) == ("on", before.num_canary)

@@ -13,8 +13,6 @@ from pathlib import Path
 
 import httpx
 
-from prolepsis.api.app import build as build_app
-from prolepsis.api.features import Sources
 from prolepsis.api.request_account import classified
 from prolepsis.api.service_health import ServiceHealth
 from prolepsis.core.config import ServerConfig
@@ -30,8 +28,6 @@ from prolepsis.engine.rows import Row, SampledTokens
 from prolepsis.engine.runner import Computed
 from prolepsis.engine.speculation import Speculation
 from prolepsis.engine.step import Engine
-from prolepsis.policy.runtime import Policies
-from prolepsis.policy.source import PolicyFile
 from prolepsis.rollout.runtime import Rollouts
 from prolepsis.sampling.noise import noise_key
 from prolepsis.spec.draft import Draft
@@ -39,9 +35,10 @@ from prolepsis.spec.payback import Payback
 from prolepsis.spec.proposer import SequenceView
 from prolepsis.telemetry.metrics import Metrics
 from tests import fakes
+from tests.api.application import build as build_app
+from tests.api.application import feature_of
 from tests.api.fakes import ByteTokenizer, FakeEngine
 from tests.fake_proposer import Scripted
-from tests.rollout.stores import memory_store
 
 RULE = "all"
 POLICY = f"""
@@ -214,11 +211,10 @@ class Server:
         (folder / "prices.yaml").write_text(PRICES)
         self.metrics, self.client = Metrics(), FakeEngine()
         self.payback = Payback()
-        self.rollouts = Rollouts(memory_store(), self.client.send, self.metrics.registry, model="tiny")
-        policies = Policies(PolicyFile(folder / "policy.yaml"), ("scripted",), self.rollouts)
         config = ServerConfig(controls_file=folder / "controls.json", replay_sample=0.0)
-        sources = Sources(policies=policies, rollouts=self.rollouts, prices=PriceFile(folder / "prices.yaml"))
-        self.app = build_app(config, self.client, ByteTokenizer(), self.metrics, sources=sources)
+        policy, prices = folder / "policy.yaml", PriceFile(folder / "prices.yaml")
+        self.app = build_app(config, self.client, ByteTokenizer(), self.metrics, policy=policy, prices=prices)
+        self.rollouts = feature_of(self.app, Rollouts)
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://localhost")
         self.ends: Counter[str] = Counter()
         """Requests by the code of their error; empty: they finished."""

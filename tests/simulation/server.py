@@ -17,10 +17,7 @@ from typing import Any
 
 import httpx
 
-from prolepsis.api.app import build
-from prolepsis.api.features import Sources
 from prolepsis.api.tokenizer import Tokenizer
-from prolepsis.audit.log import AuditLog
 from prolepsis.controls.flag_file import FlagFile
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.events import Event, Terminal
@@ -29,13 +26,11 @@ from prolepsis.core.messages import ApplyPlan, Control, StopRun
 from prolepsis.engine.client import EngineClient
 from prolepsis.engine.step import Engine
 from prolepsis.engine.thread import ThreadEngineClient
-from prolepsis.policy.runtime import Policies
-from prolepsis.policy.source import PolicyFile
 from prolepsis.rollout.machine import RolloutEvent
-from prolepsis.rollout.runtime import Rollouts, audit_event
-from prolepsis.rollout.store import RolloutStore
-from prolepsis.store.store import Store, open_store
+from prolepsis.rollout.runtime import Rollouts
+from prolepsis.store.store import Store, open_store, unrecorded
 from prolepsis.telemetry.metrics import Metrics
+from tests.api.application import build, feature_of
 
 ROUTE = "/v1/completions"
 FLAGS = """
@@ -165,30 +160,25 @@ async def running_server(
     settings: dict[str, Any] = {"controls_file": folder / "controls.json"}
     settings |= {"breaker": "off", "drift": "off", "replay_sample": 0.0} if bare else {}
     server = ServerConfig(**(settings | config))
-    store = None if bare else open_store(f"sqlite:///{folder / 'store.sqlite'}", metrics.registry)
+    store = unrecorded() if bare else open_store(f"sqlite:///{folder / 'store.sqlite'}", metrics.registry)
     made = RunningServer(httpx.AsyncClient(), store=store)
-    policies, flags = None, None
-    if policy is not None and store is not None:
-        (folder / "policy.yaml").write_text(policy)
+    file, flags = None, None
+    if policy is not None:
+        file = folder / "policy.yaml"
+        file.write_text(policy)
         (folder / "flags.yaml").write_text(FLAGS)
-        emit = AuditLog(store.writer).record
-
-        def tell(event: RolloutEvent) -> None:
-            made.events.append((time.monotonic(), event))
-            emit(audit_event(event))
-
-        made.rollouts = Rollouts(
-            RolloutStore(store.database), client.send, metrics.registry, model=client.info.model, tell=tell
-        )
-        policies = Policies(PolicyFile(folder / "policy.yaml"), client.info.proposers, made.rollouts, emit=emit)
         flags = FlagFile(folder / "flags.yaml")
     app = build(
         server,
         client,
         tokenizer,
         metrics,
-        sources=Sources(policies=policies, rollouts=made.rollouts, flags=flags, store=store),
+        policy=file,
+        flags=flags,
+        store=store,
     )
+    made.rollouts = feature_of(app, Rollouts)
+    made.rollouts.listen(lambda _, event: made.events.append((time.monotonic(), event)))
     try:
         async with (
             app.router.lifespan_context(app),
@@ -196,8 +186,7 @@ async def running_server(
         ):
             yield made
     finally:
-        if store is not None:
-            store.close()
+        store.close()
 
 
 async def keep_asking(job: Job, *, per_s: float = math.inf, at_once: int = 64, until: Callable[[], bool]) -> None:

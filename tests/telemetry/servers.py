@@ -6,23 +6,18 @@ from pathlib import Path
 
 from fastapi import FastAPI
 
-from prolepsis.api.app import build
-from prolepsis.api.features import Sources
 from prolepsis.controls.flag_file import FlagFile
 from prolepsis.core.config import ServerConfig
 from prolepsis.cost.prices import PriceFile
-from prolepsis.policy.runtime import Policies
-from prolepsis.policy.source import PolicyFile
 from prolepsis.remote.engines import Engines
 from prolepsis.remote.member import Member
-from prolepsis.rollout.runtime import Rollouts
 from prolepsis.store.store import opened_store
 from prolepsis.telemetry.device import DeviceCollector, DeviceReading
 from prolepsis.telemetry.metrics import Metrics
 from prolepsis.upstream.metrics import UpstreamMetrics
+from tests.api.application import build
 from tests.api.fakes import ByteTokenizer, FakeEngine
 from tests.controls.flag_files import flag, write
-from tests.rollout.stores import memory_store
 from tests.store.databases import migrated_setting
 
 PRICES = "version: 1\ncurrency: EUR\nprices: [{name: a, per_device_hour: 3.6}]\n"
@@ -58,11 +53,10 @@ def server_with_everything(folder: Path) -> Iterator[tuple[FastAPI, Metrics]]:
     )
     (folder / "policy.yaml").write_text("default: {mode: on}\n")
     (folder / "prices.yaml").write_text(PRICES)
-    rollouts = Rollouts(memory_store(), engine.send, metrics.registry, model="tiny")
-    policies = Policies(PolicyFile(folder / "policy.yaml"), engine.info.proposers, rollouts)
+    policy = folder / "policy.yaml"
     flags = FlagFile(write(folder / "flags.json", flag()))
     prices = PriceFile(folder / "prices.yaml")
     with opened_store(config, metrics.registry) as store:
-        sources = Sources(policies=policies, rollouts=rollouts, flags=flags, store=store, prices=prices)
-        client = Engines([Member(engine)], metrics.registry)
-        yield build(config, client, ByteTokenizer(), metrics, sources=sources), metrics
+        client, tokenizer = Engines([Member(engine)], metrics.registry), ByteTokenizer()
+        app = build(config, client, tokenizer, metrics, policy=policy, flags=flags, store=store, prices=prices)
+        yield app, metrics

@@ -8,18 +8,13 @@ from typing import Any
 import httpx
 import pytest
 
-from prolepsis.api.app import build
-from prolepsis.api.features import Sources
-from prolepsis.api.services import Gateway
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.plan import SpecPlan
-from prolepsis.policy.runtime import Policies
-from prolepsis.policy.source import PolicyFile
 from prolepsis.rollout.runtime import Rollouts
 from prolepsis.telemetry.metrics import Metrics
 from prolepsis.upstream.capabilities import server_config
+from tests.api.application import build, feature_of
 from tests.api.fakes import ByteTokenizer
-from tests.rollout.stores import memory_store
 from tests.upstream.fakes import DEPTH, FakeUpstream, two_pools
 
 BODY = {"model": "tiny", "prompt": "hi", "max_tokens": 64, "temperature": 0}
@@ -40,18 +35,16 @@ async def server(plain: FakeUpstream, speculating: FakeUpstream, policy: Path) -
     """Yield an HTTP client of a server, and its rollouts."""
     metrics = Metrics()
     async with two_pools(plain, speculating, metrics.registry) as client:
-        rollouts = Rollouts(memory_store(), client.send, metrics.registry, model="tiny")
-        policies = Policies(PolicyFile(policy), client.info.proposers, rollouts)
         app = build(
             server_config(ServerConfig(), {}),
             client,
             ByteTokenizer(),
             metrics,
-            Gateway(base_plan=SpecPlan(num_speculative_tokens=DEPTH)),
-            sources=Sources(policies=policies, rollouts=rollouts),
+            base_plan=SpecPlan(num_speculative_tokens=DEPTH),
+            policy=policy,
         )
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
-            yield http, rollouts
+            yield http, feature_of(app, Rollouts)
 
 
 @asynccontextmanager

@@ -9,7 +9,6 @@ from typing import Any
 
 import httpx
 
-from prolepsis.api.app import build
 from prolepsis.core.config import EngineConfig, ServerConfig
 from prolepsis.core.events import Aborted, Event, Failed, Terminal, Tokens
 from prolepsis.core.messages import Abort, ApplyPlan, StopRun
@@ -20,6 +19,7 @@ from prolepsis.engine.start import Running
 from prolepsis.telemetry.logs import configure_logs
 from prolepsis.telemetry.metrics import Metrics
 from prolepsis.vllm.start import start_vllm
+from tests.api.application import build
 
 PROMPT = tuple([10, 11, 12, 13, 14, 15] * 8)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)

@@ -65,7 +65,7 @@ async def answer(
                 await parts.aclose()
             finally:
                 http.scope["state"][ANNOUNCED] = True
-                announce_end(services.features.all, account.ended())
+                announce_end(services.features, account.ended())
     yield summed(stats)
 
 
@@ -131,11 +131,7 @@ class _Answering:
         first, samples = number * request.n, list[_Sample]()
         stop = StopStrings.of(request.params.stop)
         for index in range(first, first + request.n):
-            pipeline = (
-                services.features.output.pipeline(self._facts(request, index))
-                if services.features.output.loaded
-                else None
-            )
+            pipeline = services.output.pipeline(self._facts(request, index)) if services.output.loaded else None
             filtered = FilteredSample(pipeline, prompt.delivery.lost)
             choice = Choice(
                 index,
@@ -167,9 +163,7 @@ class _Answering:
         if stored is not None:
             events: AsyncIterator[Event] = _stored(stored, request.request_id)
         else:
-            events = services.client.generate(
-                prompt.keep(most_kept(services.features.all, self.account.about, request))
-            )
+            events = services.client.generate(prompt.keep(most_kept(services.features, self.account.about, request)))
         return Paced(events, prompt.see) if request.paced else events
 
 

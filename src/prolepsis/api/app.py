@@ -1,6 +1,5 @@
-"""Puts the application together: admission, sign-in, the OpenAI surface, and the list of features."""
+"""Puts the application together: sign-in, the OpenAI surface, and what the list of features has."""
 
-import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -10,58 +9,53 @@ from fastapi import FastAPI
 
 from prolepsis.api.auth.middleware import AuthMiddleware
 from prolepsis.api.connections import check_exposure
-from prolepsis.api.features import Sources, features_of
+from prolepsis.api.features import routes_of, services_of
 from prolepsis.api.health import status_routes
 from prolepsis.api.openai.routes import openai_routes
-from prolepsis.api.services import Gateway, Models, Services
+from prolepsis.api.services import Models, Services
+from prolepsis.api.sources import Sources
 from prolepsis.api.tokenizer import Tokenizer
 from prolepsis.api.tracing import RequestIdMiddleware, TraceMiddleware
 from prolepsis.api.verify.routes import verify_routes
 from prolepsis.core.config import ServerConfig
 from prolepsis.engine.client import EngineClient
-from prolepsis.telemetry.metrics import Metrics
+from prolepsis.web.context import Context
 from prolepsis.web.feature import running
 from prolepsis.web.intake import Intake, Uploads, body_limit
 from prolepsis.web.routes import Application
 
 
 def build(
-    config: ServerConfig,
-    client: EngineClient,
-    tokenizer: Tokenizer,
-    metrics: Metrics,
-    gateway: Gateway | None = None,
-    *,
-    sources: Sources | None = None,
-    others: Sequence[Services] = (),
+    context: Context, tokenizer: Tokenizer, sources: Sources | None = None, *, others: Sequence[Services] = ()
 ) -> FastAPI:
-    """Return the application around a running engine; when it shuts down it closes `client`.
+    """Return the application around a running engine; when it shuts down it closes the engine's client.
 
     It also answers requests for the models of `others`, the `state.services` of other applications of this process
     (`prolepsis.api.multi_model`). A server drains the application's `state.admission`. Raises `ConfigError` if the
     address needs keys and there are none, or if two models have the same name.
     """
-    gateway = gateway or Gateway()
-    check_exposure(config, gateway.keys)
-    sources = sources or Sources()
-    features = features_of(config, client, tokenizer, metrics, sources, base_plan=gateway.base_plan, keys=gateway.keys)
-    intake = _shared_intake(config, client, others)
-    services = Services(
-        config=config, client=client, tokenizer=tokenizer, started=int(time.time()), features=features, intake=intake
-    )
-    admission = features.admission
+    sources, config, metrics = sources or Sources(), context.config, context.metrics
+    check_exposure(config, sources.keys)
+    intake = _shared_intake(config, context.client, others)
+    services = services_of(context, sources, tokenizer, intake)
+    admission = services.admission
     models = Models([services, *(replace(one, intake=intake) for one in others)])
-    routes = (*openai_routes(models), *verify_routes(models), *status_routes(models, services), *features.routes)
+    routes = (
+        *openai_routes(models),
+        *verify_routes(models),
+        *status_routes(models, services),
+        *routes_of(context, services),
+    )
     app = Application(routes, partial(_while_serving, services), admission.metrics.refuse)
     app.state.admission = admission
-    app.state.features = features.all
+    app.state.features = services.features
     app.state.intake = intake
     app.state.services = services
     app.add_middleware(
-        AuthMiddleware, keys=gateway.keys, config=config, metrics=admission.metrics, intake=intake, routes=routes
+        AuthMiddleware, keys=sources.keys, config=config, metrics=admission.metrics, intake=intake, routes=routes
     )
     app.add_middleware(RequestIdMiddleware, metrics=metrics)
-    app.add_middleware(TraceMiddleware, tracing=features.tracing)
+    app.add_middleware(TraceMiddleware, tracing=services.tracing)
     return app
 
 
@@ -75,6 +69,6 @@ def _shared_intake(config: ServerConfig, client: EngineClient, others: Sequence[
 @asynccontextmanager
 async def _while_serving(services: Services, _: Application) -> AsyncGenerator[None, None]:
     """Run the clocks of the features while requests run; close the engine at the end."""
-    async with running(services.features.all):
+    async with running(services.features):
         yield
     await services.client.close()

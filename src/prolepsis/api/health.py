@@ -90,7 +90,7 @@ def status_routes(all_models: Models, services: Services) -> Sequence[Route]:
 
     @routes.get("/health/deep", roles=WATCHERS, summary="Whether the engine generates tokens", may_fail=True)
     async def deep(response: Response) -> DeepHealth:
-        health = await services.features.service_health.deep_check.result()
+        health = await services.service_health.deep_check.result()
         response.status_code = 200 if health.healthy else 503
         return health
 
@@ -120,7 +120,7 @@ def _model(name: str, services: Services) -> Model:
 
 def _readiness(services: Services) -> Ready:
     health, info, draining = services.admission.health(), services.client.info, services.admission.draining
-    is_ready, failing = health.alive and health.ready, services.features.service_health.detail
+    is_ready, failing = health.alive and health.ready, services.service_health.detail
     return Ready(
         ready=is_ready and not draining and not failing,
         detail="shutting down" if draining else failing if is_ready and failing else health.detail,
@@ -133,6 +133,6 @@ def _readiness(services: Services) -> Ready:
         num_running=health.num_running,
         num_waiting=health.num_waiting,
         kv_usage=health.kv_usage,
-        store=services.features.recorder.readiness(),
-        killed_by=services.features.controls.kill_switch.status.sources,
+        store=services.recorder.readiness(),
+        killed_by=services.controls.kill_switch.status.sources,
     )

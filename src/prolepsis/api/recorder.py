@@ -4,9 +4,11 @@ import random
 from collections.abc import Callable
 
 from prolepsis.core.ended import RequestEnded
+from prolepsis.cost.runtime import CostFeature
 from prolepsis.store.records import request_record
 from prolepsis.store.retries import RequestRetry
 from prolepsis.store.store import Store
+from prolepsis.web.context import Context
 from prolepsis.web.feature import Feature
 from prolepsis.web.fields import Reply
 
@@ -21,19 +23,19 @@ class StoreState(Reply):
 
 
 class Recorder(Feature):
-    """Hands a sampled share of requests to the store's writer, without waiting for it; without a store, none."""
+    """Hands a sampled share of requests to the store's writer, without waiting for it."""
 
     name = "records"
 
-    def __init__(self, store: Store | None, sample: float, prices_version: Callable[[], str | None]) -> None:
+    def __init__(self, store: Store, sample: float, prices_version: Callable[[], str | None]) -> None:
         """`prices_version` names the price in use."""
-        self._writer = store.writer if store else None
+        self._writer = store.writer
         self._sample = sample
         self._prices_version = prices_version
 
     def on_request_end(self, ended: RequestEnded) -> None:
         """Record the prompts of a request."""
-        if self._writer is None:
+        if not self._writer.is_on:
             return
         for prompt in ended.prompts:
             if random.random() < self._sample:
@@ -42,11 +44,15 @@ class Recorder(Feature):
 
     def retried(self, retry: RequestRetry) -> None:
         """Record the names of a retry, by which the request is found whose answer it got."""
-        if self._writer is not None:
-            self._writer.offer(retry)
+        self._writer.offer(retry)
 
     def readiness(self) -> StoreState | None:
         """Return what readiness says of the store, without addresses; None without one. It never makes it unready."""
-        if self._writer is None:
+        if not self._writer.is_on:
             return None
         return StoreState.model_validate(self._writer.health(), from_attributes=True)
+
+
+def feature(context: Context, costs: CostFeature) -> Recorder:
+    """Return what records requests, each with the price of its time."""
+    return Recorder(context.store, context.config.store_sample, lambda: costs.price.label if costs.price else None)

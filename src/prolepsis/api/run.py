@@ -9,53 +9,36 @@ import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import structlog
 import uvicorn
 from fastapi import FastAPI
-from openfeature.provider import FeatureProvider
 
 from prolepsis.api.admission.controller import AdmissionController
 from prolepsis.api.app import build
-from prolepsis.api.auth.key_file import KeyFile, default_key_file
-from prolepsis.api.auth.keys import Keys
-from prolepsis.api.connections import announce, check_exposure, check_tls
-from prolepsis.api.features import Sources
+from prolepsis.api.connections import announce, check_tls
 from prolepsis.api.listener import Listener
-from prolepsis.api.openai.facts import KNOWN
-from prolepsis.api.output.file import read_output_policies
-from prolepsis.api.output.pipeline import LoadedPolicy
 from prolepsis.api.protocol import gateway_protocol
-from prolepsis.api.services import Gateway, Services
+from prolepsis.api.services import Services
+from prolepsis.api.sources import read_sources
 from prolepsis.api.tokenizer import Tokenizer
 from prolepsis.audit.log import AuditLog
 from prolepsis.audit.retention import text_upkeep
-from prolepsis.controls.flag_file import FlagFile
-from prolepsis.controls.flags import flag_source
-from prolepsis.core.audit_event import SERVER, AuditEvent, Emit
+from prolepsis.core.audit_event import SERVER, AuditEvent
 from prolepsis.core.config import EngineConfig, ServerConfig
 from prolepsis.core.errors import ConfigError, EngineDead
 from prolepsis.core.files import sha256_of
 from prolepsis.core.network import end_unacknowledged, url_of
 from prolepsis.core.plan import SpecPlan
-from prolepsis.cost.prices import PriceFile
-from prolepsis.engine.client import Demand, EngineClient, EngineInfo, weights_of
-from prolepsis.policy.runtime import Policies
-from prolepsis.policy.source import PolicyFile, StoredPolicy
+from prolepsis.engine.client import Demand, EngineClient, EngineInfo
 from prolepsis.remote.engines import Engines
 from prolepsis.remote.member import FailoverSettings, Member, StartClient
-from prolepsis.rollout.runtime import Rollouts, audit_event
-from prolepsis.rollout.silences import check_alertmanager
-from prolepsis.rollout.store import RolloutStore
-from prolepsis.store.database import in_memory
-from prolepsis.store.migrate import upgrade
 from prolepsis.store.signing import OPTION, usable_keys
-from prolepsis.store.store import Store, opened_store
+from prolepsis.store.store import opened_store
 from prolepsis.telemetry.logs import LibraryLines, configure_logs
 from prolepsis.telemetry.metrics import Metrics
-from prolepsis.tracing.settings import check_traces
+from prolepsis.web.context import Context
 
 READINESS_POLL_S = 0.2
 _DRAIN_POLL_S = 0.05
@@ -81,16 +64,6 @@ StartEngine = Callable[[EngineConfig, Metrics], StartedEngine]
 """Loads the model and starts the engine; `Metrics` is the observer of its steps and requests."""
 
 
-@dataclass(frozen=True, slots=True)
-class MadeApplication:
-    """An application, its engine, and what it tells the audit log by."""
-
-    app: FastAPI
-    client: EngineClient
-    keys: Keys
-    emit: Emit
-
-
 def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine: StartEngine) -> None:
     """Serve until SIGINT or SIGTERM, then let requests in flight end, aborting them after `shutdown_s`.
 
@@ -102,10 +75,11 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine
     with bind(server_config) as listener:
         server_config = server_config.model_copy(update={"port": listener.getsockname()[1]})  # where it was 0
         check_tls(server_config)
-        with application(engine_config, server_config, start_engine) as made:
-            listener.on_refusal = made.app.state.admission.metrics.refuse
-            server = StoppingServer(made.app, made.client, server_config)
-            announce(server_config, made.keys)
+        with application(engine_config, server_config, start_engine) as app:
+            services: Services = app.state.services
+            listener.on_refusal = services.admission.metrics.refuse
+            server = StoppingServer(app, services.client, server_config)
+            announce(server_config, services.keys)
             with _signals_end_quietly():
                 _run(server, listener, server_config)
     if server.engine_gone is not None:
@@ -115,7 +89,7 @@ def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine
 @contextmanager
 def application(
     engine_config: EngineConfig, config: ServerConfig, start_engine: StartEngine, others: Sequence[Services] = ()
-) -> Iterator[MadeApplication]:
+) -> Iterator[FastAPI]:
     """Make the application of a server around the engine that `start_engine` returns; the store closes at the end.
 
     `others` as for `build`.
@@ -123,65 +97,27 @@ def application(
     Raises `ConfigError`, before anything is loaded, if the address needs keys and there are none, or if policy, flags,
     prices, traces, Alertmanager, output policies or store cannot be used. Raises what `start_engine` raises.
     """
-    files = _read(config)
-    metrics = Metrics(config.metrics_tenants)
+    sources, metrics = read_sources(config), Metrics(config.metrics_tenants)
     options, upkeep = {OPTION: usable_keys(config)}, text_upkeep(config)
     with opened_store(config, metrics.registry, options=options, upkeep=upkeep) as store:
-        source = files.policy or (StoredPolicy(store.database, KNOWN) if store else None)
-        rollout_store = _rollout_store(store) if source else None
         began = time.monotonic()
         engine = _with_failover(start_engine(engine_config, metrics), config, metrics)
         metrics.startup.loaded(time.monotonic() - began, engine.compile_seconds)
-        emit = AuditLog(store.writer if store else None).record
-        emit(_started(engine.client.info, engine_config, config))
-        sources = Sources(flags=files.flags, prices=files.prices, store=store, output=files.output)
-        if source and rollout_store:
-            rollouts = _rollouts(rollout_store, engine.client, metrics, emit)
-            policies = Policies(
-                source,
-                engine.client.info.proposers,
-                rollouts,
-                emit=emit,
-                flags=files.flags is not None,
-                replays=config.replay_sample > 0.0,
-                bills_time=files.prices is not None and files.prices.price.is_billed_by_time,
-            )
-            sources = replace(sources, policies=policies, rollouts=rollouts)
-        base_plan = SpecPlan(num_speculative_tokens=engine_config.num_speculative_tokens)
-        gateway = Gateway(files.keys, base_plan)
-        app = build(config, engine.client, engine.tokenizer, metrics, gateway, sources=sources, others=others)
+        context = Context(
+            config=config,
+            client=engine.client,
+            metrics=metrics,
+            store=store,
+            emit=AuditLog(store.writer).record,
+            base_plan=SpecPlan(num_speculative_tokens=engine_config.num_speculative_tokens),
+        )
+        context.emit(_started(engine.client.info, engine_config, config))
+        app = build(context, engine.tokenizer, sources, others=others)
         if engine.follow is not None:
             admission: AdmissionController = app.state.admission
             engine.follow(lambda: admission.demand)
-        yield MadeApplication(app, engine.client, files.keys, emit)
-        emit(AuditEvent(actor=SERVER, action="server.stopped"))
-
-
-@dataclass(frozen=True, slots=True)
-class _Files:
-    """The files and providers that the configuration names, read and checked."""
-
-    keys: Keys
-    policy: PolicyFile | None
-    flags: FlagFile | FeatureProvider | None
-    prices: PriceFile | None
-    output: Sequence[LoadedPolicy]
-
-
-def _read(config: ServerConfig) -> _Files:
-    """Read what the configuration names, before anything is loaded; raises `ConfigError` if some of it is unusable."""
-    keys = _keys(config)
-    files = _Files(
-        keys,
-        PolicyFile(config.policy, KNOWN) if config.policy else None,
-        flag_source(config),
-        PriceFile(config.prices, config.price) if config.prices else None,
-        read_output_policies(config.output_policies) if config.output_policies else [],
-    )
-    check_exposure(config, keys)
-    check_traces(config)
-    check_alertmanager(config.alertmanager)
-    return files
+        yield app
+        context.emit(AuditEvent(actor=SERVER, action="server.stopped"))
 
 
 def _with_failover(engine: StartedEngine, config: ServerConfig, metrics: Metrics) -> StartedEngine:
@@ -193,41 +129,11 @@ def _with_failover(engine: StartedEngine, config: ServerConfig, metrics: Metrics
     return replace(engine, client=Engines(members, metrics.registry, settings))
 
 
-def _rollouts(store: RolloutStore, client: EngineClient, metrics: Metrics, emit: Emit) -> Rollouts:
-    return Rollouts(
-        store,
-        client.send,
-        metrics.registry,
-        model=client.info.model,
-        tell=lambda event: emit(audit_event(event)),
-        weights_of=partial(weights_of, client),
-        has_head=lambda proposer: bool(client.info.heads.get(proposer)),
-    )
-
-
 def _started(info: EngineInfo, engine: EngineConfig, server: ServerConfig) -> AuditEvent:
     """Return the event that says what serves, with which configuration and with which content of the files it names."""
     files = {name: sha256_of(path) for name, path in server if isinstance(path, Path) and path.is_file()}
     after = {"engine": engine.model_dump(mode="json"), "server": server.model_dump(mode="json"), "sha256": files}
     return AuditEvent(actor=SERVER, action="server.started", after=after, versions=info.versions)
-
-
-def _rollout_store(store: Store | None) -> RolloutStore:
-    """Return the rollouts of the store; without a store they end with the server."""
-    if store is not None:
-        return RolloutStore(store.database)
-    database = in_memory()
-    upgrade(database)
-    return RolloutStore(database)
-
-
-def _keys(config: ServerConfig) -> Keys:
-    """A key file that was named must be there: without it the server would be open to everyone."""
-    file = KeyFile(config.keys_file or default_key_file())
-    if config.keys_file is not None and file.version() is None:
-        message = f"key file {file.path} does not exist; `prolepsis keys create` with it makes a first key"
-        raise ConfigError(message, param="keys_file")
-    return Keys(file)
 
 
 def _run(server: uvicorn.Server, listener: socket.socket, config: ServerConfig) -> None:

@@ -12,6 +12,7 @@ from prolepsis.api.deep_check import DeepCheck
 from prolepsis.core.ended import FAILED, RequestEnded
 from prolepsis.engine.client import EngineClient
 from prolepsis.telemetry.declare import gauge
+from prolepsis.web.context import Context
 from prolepsis.web.feature import Feature
 
 WINDOW_S = 60.0
@@ -122,3 +123,7 @@ class ServiceHealth(Feature):
                 log.error("requests_fail", detail=self.detail)
             else:
                 log.info("requests_succeed_again", before=before)
+
+
+def feature(context: Context) -> ServiceHealth:
+    return ServiceHealth(context.client, context.registry)

@@ -1,45 +1,49 @@
-"""The services that the HTTP routes of a model share: engine client, tokenizer, admission and features."""
+"""What the HTTP routes of a model share: engine client, tokenizer, and the features that requests pass through."""
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from prolepsis.api.admission.controller import AdmissionController
 from prolepsis.api.auth.keys import Keys
-from prolepsis.api.features import Features
+from prolepsis.api.idempotency import Idempotency
+from prolepsis.api.output.pipeline import OutputPolicies
+from prolepsis.api.recorder import Recorder
+from prolepsis.api.service_health import ServiceHealth
 from prolepsis.api.tokenizer import Tokenizer
+from prolepsis.controls.feature import OperatorControls
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import ConfigError, ModelNotFound
-from prolepsis.core.plan import SpecPlan
 from prolepsis.engine.client import EngineClient
+from prolepsis.policy.runtime import LimitsOf, Policies
+from prolepsis.tracing.traces import Traces
 from prolepsis.web.caller import Caller
+from prolepsis.web.feature import Feature
 from prolepsis.web.intake import Intake
 from prolepsis.web.refusals import model_not_allowed
 
 
-@dataclass(frozen=True, slots=True)
-class Gateway:
-    """Keys and the plan that load shedding starts from; without keys, callers on this machine are the developer."""
-
-    keys: Keys = field(default_factory=lambda: Keys(None))
-    base_plan: SpecPlan = field(default_factory=SpecPlan)
-    """The engine's plan at the lowest level of load shedding."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
-    """The services for requests: engine, tokenizer and features."""
+    """The services for requests; the features that they need by name, and all of them."""
 
     config: ServerConfig
     client: EngineClient
     tokenizer: Tokenizer
-    started: int
-    """Unix time in seconds."""
-    features: Features
+    keys: Keys
     intake: Intake
-
-    @property
-    def admission(self) -> AdmissionController:
-        return self.features.admission
+    admission: AdmissionController
+    idempotency: Idempotency
+    policies: Policies
+    limits_of: LimitsOf
+    controls: OperatorControls
+    output: OutputPolicies
+    recorder: Recorder
+    service_health: ServiceHealth
+    tracing: Traces
+    features: Sequence[Feature]
+    started: int = field(default_factory=lambda: int(time.time()))
+    """Unix time in seconds."""
 
     @property
     def model_names(self) -> tuple[str, ...]:

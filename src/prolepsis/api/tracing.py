@@ -2,7 +2,6 @@
 
 import re
 import time
-from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import structlog
@@ -13,10 +12,8 @@ from structlog.contextvars import bound_contextvars
 from prolepsis.core.trace_context import HEADER, TraceContext, parse_traceparent
 from prolepsis.telemetry.logs import FewLines
 from prolepsis.telemetry.metrics import Metrics
+from prolepsis.tracing.traces import Traces
 from prolepsis.web.errors import describe_error
-
-if TYPE_CHECKING:
-    from prolepsis.tracing.feature import TracingFeature
 
 log = structlog.get_logger(__name__)
 
@@ -111,7 +108,7 @@ class TraceMiddleware:
     It carries one, or `tracing` begins one.
     """
 
-    def __init__(self, app: ASGIApp, tracing: "TracingFeature | None" = None) -> None:
+    def __init__(self, app: ASGIApp, tracing: Traces) -> None:
         self._app = app
         self._tracing = tracing
 
@@ -123,7 +120,7 @@ class TraceMiddleware:
         state[ARRIVED] = time.monotonic()
         given = Headers(scope=scope).getlist(HEADER)
         caller = parse_traceparent(given[0]) if len(given) == 1 else None
-        own = self._tracing.begin(caller) if self._tracing else caller and caller.child()
+        own = self._tracing.begin(caller)
         if own is None:
             await self._app(scope, receive, send)
             return
@@ -138,12 +135,11 @@ class TraceMiddleware:
 
         with bound_contextvars(trace_id=own.trace_id, span_id=own.span_id):
             await self._app(scope, receive, send_with_trace)
-        if self._tracing is not None:
-            self._ended(self._tracing, scope, own, status)
+        self._ended(scope, own, status)
 
-    def _ended(self, tracing: "TracingFeature", scope: Scope, own: TraceContext, status: int) -> None:
+    def _ended(self, scope: Scope, own: TraceContext, status: int) -> None:
         """A request that is answered is traced when its answer ends; it may continue without its client."""
         state, route = scope["state"], _route(scope)
         is_answered = state.get(ANNOUNCED) or (ANSWER_ID in state and status in (200, _NOT_SENT))
         if not is_answered and route not in _QUIET:
-            tracing.on_http_end(own, (scope["method"], route), status, state[ARRIVED])
+            self._tracing.on_http_end(own, (scope["method"], route), status, state[ARRIVED])

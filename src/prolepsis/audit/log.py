@@ -15,7 +15,7 @@ from prolepsis.core.errors import InvalidParameter
 from prolepsis.store import records
 from prolepsis.store.database import Database
 from prolepsis.store.queue import QueueItem
-from prolepsis.store.writer import Writer
+from prolepsis.store.writer import ItemWriter
 
 log = structlog.get_logger(__name__)
 
@@ -56,14 +56,13 @@ class QueuedEvent(QueueItem):
 
 
 class AuditLog:
-    """Records events without waiting for the store; without a store they are not recorded."""
+    """Records events without waiting for the store."""
 
-    def __init__(self, writer: Writer | None = None) -> None:
+    def __init__(self, writer: ItemWriter) -> None:
         self._writer = writer
 
     def record(self, event: AuditEvent) -> None:
-        if self._writer is not None:
-            self._writer.offer(QueuedEvent(event))
+        self._writer.offer(QueuedEvent(event))
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from prolepsis.core.stats import RequestStats
 from prolepsis.engine.client import EngineInfo
 from prolepsis.redaction.values import redacted, redacted_text, storable
 from prolepsis.store.store import Store
-from prolepsis.store.writer import Writer
+from prolepsis.web.context import Context
 from prolepsis.web.feature import Feature
 
 Decode = Callable[[Sequence[int]], str]
@@ -65,7 +65,7 @@ class AuditFeature(Feature):
 
     def __init__(
         self,
-        store: Store | None,
+        store: Store,
         decode: Decode,
         info: Callable[[], EngineInfo],
         replay: Replay,
@@ -75,12 +75,12 @@ class AuditFeature(Feature):
         content: AuditContent = "digests",
         max_pending_tokens: int = 1_000_000,
     ) -> None:
-        """`sample` (0 to 1) and `content` apply if the policy does not set them; without a store nothing is audited.
+        """`sample` (0 to 1) and `content` apply if the policy does not set them.
 
         `max_pending_tokens` bounds the memory of requests whose entries are not written yet.
         """
         self.routes = audit_routes(store, info, replay, emit)
-        self._writer = store.writer if store is not None else None
+        self._writer = store.writer
         self._decode = decode
         self._info = info
         self._sample = sample
@@ -93,7 +93,7 @@ class AuditFeature(Feature):
 
     def keeps(self, about: RequestAbout, request: GenerateRequest) -> Keep:
         """Draw whether the request is audited; if so its drafts are kept."""
-        content = self._draw(about) if self._writer is not None else None
+        content = self._draw(about)
         if content is None:
             return Keep.FIGURES
         self._drawn[request.request_id] = content
@@ -101,29 +101,28 @@ class AuditFeature(Feature):
 
     def on_request_end(self, ended: RequestEnded) -> None:
         """Queue the entries of a request's prompts; entries without room are counted as dropped."""
-        if self._writer is None:
-            return
         for prompt in ended.prompts:
             drawn = self._drawn.pop(prompt.request.request_id, None)
             content = self._draw(ended.about) if prompt.answer == "cached" else drawn
             if content is not None:
                 served = _Served(ended.about, prompt, recording(prompt.request, prompt.tokens))
-                self._enqueue(self._writer, served, content)
+                self._enqueue(served, content)
 
     def _draw(self, about: RequestAbout) -> AuditContent | None:
         """Return which content of a request is kept; None: the request is not audited."""
         sample = self._sample if about.audit_share is None else about.audit_share
-        return (about.audit_content or self._content) if random.random() < sample else None
+        is_drawn = self._writer.is_on and random.random() < sample
+        return (about.audit_content or self._content) if is_drawn else None
 
-    def _enqueue(self, writer: Writer, served: _Served, content: AuditContent) -> None:
+    def _enqueue(self, served: _Served, content: AuditContent) -> None:
         num_tokens = served.recorded.num_tokens
         with self._lock:
             fits = self._pending + num_tokens <= self._max_pending
             self._pending += num_tokens if fits else 0
         item = QueuedEvent(partial(self._make, served, content, self._info()))
         if not fits:
-            writer.drop(item)
-        elif not writer.offer(item):
+            self._writer.drop(item)
+        elif not self._writer.offer(item):
             self._release(num_tokens)
 
     def _make(self, served: _Served, content: AuditContent, info: EngineInfo) -> AuditEvent:
@@ -135,6 +134,20 @@ class AuditFeature(Feature):
     def _release(self, num_tokens: int) -> None:
         with self._lock:
             self._pending = max(0, self._pending - num_tokens)  # an entry that cannot be made is tried twice
+
+
+def feature(context: Context, decode: Decode, replay: Replay) -> AuditFeature:
+    """Return the audit log of a server; `replay` decodes a recorded request again."""
+    config, client = context.config, context.client
+    return AuditFeature(
+        context.store,
+        decode,
+        lambda: client.info,
+        replay,
+        context.emit,
+        sample=config.audit_sample,
+        content=config.audit_content,
+    )
 
 
 def request_event(served: _Served, content: AuditContent, decode: Decode, info: EngineInfo) -> AuditEvent:

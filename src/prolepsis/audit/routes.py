@@ -12,7 +12,7 @@ from pydantic import AwareDatetime, Field, model_validator
 from prolepsis.audit import chain
 from prolepsis.audit.bundle import Bundle, Form, bundle_of, exported, to_json
 from prolepsis.audit.changes import ChangesReply, RecentChanges
-from prolepsis.audit.entry import RECORDING, SERVED, START_OF_CHAIN, AuditEntry
+from prolepsis.audit.entry import RECORDING, SERVED, AuditEntry
 from prolepsis.audit.lookup import FoundRequest, find_request
 from prolepsis.audit.verify import Anchor
 from prolepsis.core.audit_event import AuditEvent, Emit
@@ -85,12 +85,10 @@ Replay = Callable[[Recording, float], Awaitable[Replayed]]
 """Replays a recording within so many seconds."""
 
 
-def audit_routes(
-    store: Store | None, info: Callable[[], EngineInfo], replay_now: Replay, emit: Emit
-) -> Sequence[Route]:
+def audit_routes(store: Store, info: Callable[[], EngineInfo], replay_now: Replay, emit: Emit) -> Sequence[Route]:
     """Return the routes that show entries and replay their requests."""
     routes = Routes()
-    recent = RecentChanges(store.database) if store is not None else None
+    recent = RecentChanges(store.database)
 
     @routes.get("/admin/audit", roles=AUDITORS, summary="Entries of the audit log", reply=AuditReply)
     async def audit(query: Annotated[AuditQuery, read_query(AuditQuery)]) -> JSONResponse:
@@ -100,7 +98,7 @@ def audit_routes(
 
     @routes.get("/admin/changes", roles=AUDITORS, summary="What was changed in the last day, the newest first")
     async def changes() -> ChangesReply:
-        return await _reading(recent.read) if recent is not None else ChangesReply("", [])
+        return await _reading(recent.read) if store.writer.is_on else ChangesReply("", [])
 
     @routes.get(
         "/admin/audit/{entry}",
@@ -154,9 +152,7 @@ async def _reading(read: Callable[[], _Read]) -> _Read:
         raise RequestRefused("The store cannot be read now.", code="store_unavailable", status=503) from None
 
 
-def _entries(store: Store | None, query: AuditQuery) -> tuple[str, SignedHead | None, list[AuditEntry]]:
-    if store is None:
-        return str(Anchor(0, START_OF_CHAIN)), None, []
+def _entries(store: Store, query: AuditQuery) -> tuple[str, SignedHead | None, list[AuditEntry]]:
     with store.database.read() as connection:
         head, signed = str(Anchor(*chain.head(connection))), chain.signed_head(connection)
         if query.since is not None and query.until is not None:
@@ -167,12 +163,11 @@ def _entries(store: Store | None, query: AuditQuery) -> tuple[str, SignedHead | 
         return head, signed, chain.newest(connection, query.last, action=query.action, tenant=query.tenant)
 
 
-def _found(store: Store | None, name: str) -> FoundRequest:
-    if store is not None:
-        with store.database.read() as connection:
-            found = find_request(connection, storable(name))
-        if found.records or found.audit_entries:
-            return found
+def _found(store: Store, name: str) -> FoundRequest:
+    with store.database.read() as connection:
+        found = find_request(connection, storable(name))
+    if found.records or found.audit_entries:
+        return found
     raise _not_found(name)
 
 
@@ -181,19 +176,17 @@ def _not_found(name: str) -> RequestRefused:
     return RequestRefused(message, code="request_not_found", param="name", status=404)
 
 
-def _bundle(store: Store | None, name: str, form: Form) -> Bundle:
-    if store is not None:
-        with store.database.read() as connection, suppress(InvalidParameter):
-            return bundle_of(connection, storable(name), form)
+def _bundle(store: Store, name: str, form: Form) -> Bundle:
+    with store.database.read() as connection, suppress(InvalidParameter):
+        return bundle_of(connection, storable(name), form)
     raise _not_found(name)
 
 
-def _entry(store: Store | None, name: str, action: str | None = None) -> AuditEntry:
-    if store is not None:
-        with store.database.read() as connection:
-            found = chain.find(connection, storable(name), action=action)
-        if found is not None:
-            return found
+def _entry(store: Store, name: str, action: str | None = None) -> AuditEntry:
+    with store.database.read() as connection:
+        found = chain.find(connection, storable(name), action=action)
+    if found is not None:
+        return found
     message = f"There is no audit entry {name[:128]!r}; allowed: a number, or the id of a request that has one."
     raise RequestRefused(message, code="audit_entry_not_found", param="entry", status=404)
 

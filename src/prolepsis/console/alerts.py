@@ -9,6 +9,7 @@ import structlog
 from pydantic import BaseModel, Field, TypeAdapter
 
 from prolepsis.core.bounded_replies import PLAIN, async_hooks
+from prolepsis.web.context import Context
 from prolepsis.web.feature import Feature
 from prolepsis.web.routes import READERS, Route, Routes
 
@@ -126,3 +127,8 @@ def _routes(feature: AlertsFeature) -> Sequence[Route]:
         return feature.reply
 
     return routes.all
+
+
+def feature(context: Context) -> Feature:
+    url = context.config.alertmanager
+    return AlertsFeature(None if url == "none" else url)

@@ -70,7 +70,7 @@ def declare_overview(
     pages: Pages,
     client: EngineClient,
     load: Load,
-    store: Store | None,
+    store: Store,
     runbooks: Mapping[str, Runbook],
     *,
     failing: Callable[[], str],
@@ -255,9 +255,9 @@ def _of_stream(stream: DriftStreamReply) -> Attention:
     return Attention("warn", f"Acceptance of {where} is lower than usual.", page, "AcceptanceDrift")
 
 
-def _store_attention(store: Store | None) -> Iterator[Attention]:
-    health = store.writer.health() if store is not None else None
-    if health is not None and not health.ok:
+def _store_attention(store: Store) -> Iterator[Attention]:
+    health = store.writer.health()
+    if not health.ok:
         yield Attention("bad", f"The store cannot be written; {health.num_queued} items wait.", HOME, "StoreDown")
-    if health is not None and (lost := sum(health.dropped.values())):
+    if lost := sum(health.dropped.values()):
         yield Attention("warn", f"{lost} records or audit entries were dropped since the start.", HOME, "RecordsLost")

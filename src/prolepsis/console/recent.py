@@ -16,6 +16,7 @@ from prolepsis.core.stats import PlainReason
 from prolepsis.store.records import request_record
 from prolepsis.store.tables import NAMES
 from prolepsis.web.body_reader import read_query
+from prolepsis.web.context import Context
 from prolepsis.web.errors import RequestRefused
 from prolepsis.web.feature import Feature
 from prolepsis.web.fields import Body
@@ -129,3 +130,7 @@ def _routes(feature: RecentFeature) -> Sequence[Route]:
         return bounded(found)
 
     return routes.all
+
+
+def feature(_: Context) -> Feature:
+    return RecentFeature()

@@ -56,7 +56,7 @@ class ConsoleParts:
 
     client: EngineClient
     load: Load
-    store: Store | None
+    store: Store
     keys: KeyRing
     check_local: Callable[[Headers], None]
     """Refuses visitors from other machines where no key is asked for."""

@@ -1,8 +1,9 @@
-"""Controls that operators set: the kill switch, breakers and flags, in one file and one optional table.
+"""Controls that operators set: the kill switch, breakers and flags, in one file and one table.
 
-An act takes effect here at once and is kept in the file. Without a store it holds for the servers of this machine. With
-a store all replicas follow it: it waits in the file until the store has it, and the file keeps a copy for a start
-without the store. Of acts that meet in the store the newest counts, so what waited does not undo a later act.
+An act takes effect here at once and is kept in the file. Without a store that others share, it holds for the servers of
+this machine. With one all replicas follow it: it waits in the file until the store has it, and the file keeps a copy
+for a start without the store. Of acts that meet in the store the newest counts, so what waited does not undo a later
+act.
 """
 
 import asyncio
@@ -35,11 +36,11 @@ class Controls(Feature):
     name = "controls"
     ticks_before_serving = True
 
-    def __init__(
-        self, file: ControlsFile, table: ControlTable | None = None, *, now: Callable[[], float] = time.time
-    ) -> None:
-        """`table`: None: no other machine follows. A damaged file may have held a stop, so it stops everything."""
-        self.period_s = 0.2 if table is None else 0.8
+    def __init__(self, file: ControlsFile, table: ControlTable, *, now: Callable[[], float] = time.time) -> None:
+        """A damaged file may have held a stop, so it stops everything."""
+        self.is_shared = table.is_shared
+        """Whether other machines follow."""
+        self.period_s = 0.8 if self.is_shared else 0.2
         self.fault: str | None = None
         """Reason why the file cannot be used; its last good content then holds."""
         self.file = file
@@ -52,11 +53,6 @@ class Controls(Feature):
         self._local, self._stored, self._pending = content.local, content.stored, content.pending
         if self.fault is not None:
             self._local = {control_key(KILL, EVERYTHING): Control("", self._now(), reason=self.fault)}
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether other machines follow."""
-        return self._table is not None
 
     def follow(self, kind: str, follower: Callable[[Origin], None]) -> None:
         """Call `follower` now, and whenever controls of a kind have changed."""
@@ -85,21 +81,21 @@ class Controls(Feature):
         key = control_key(kind, name)
         control = Control(value, self._time_of_act(key), by, reason)
         with self._notifying("act"):
-            if self._table is None or (value is None and key in self._local):
+            if not self.is_shared or (value is None and key in self._local):
                 self._local = {**self._local, key: control}
-            if self._table is not None:
+            if self.is_shared:
                 self._pending = {**self._pending, key: control}
         fault = self._save()
-        if self._table is not None:
-            self._start(self._table)
+        if self.is_shared:
+            self._start()
         return fault
 
     async def tick(self) -> None:
         """Follow the file if it changed, store what was set here, and follow what others set."""
         if self.file.changed():
             self._follow_file()
-        if self._table is not None:
-            await asyncio.wait({self._start(self._table)}, timeout=PATIENCE_S)
+        if self.is_shared:
+            await asyncio.wait({self._start()}, timeout=PATIENCE_S)
 
     async def close(self) -> None:
         """Store what was set here, if the store takes it soon."""
@@ -129,17 +125,17 @@ class Controls(Feature):
             with self._notifying("file"):
                 self._local = content.local
 
-    def _start(self, table: ControlTable) -> asyncio.Task[None]:
+    def _start(self) -> asyncio.Task[None]:
         if self._running is None or self._running.done():
-            self._running = asyncio.get_running_loop().create_task(self._exchange(table))
+            self._running = asyncio.get_running_loop().create_task(self._exchange())
         return self._running
 
-    async def _exchange(self, table: ControlTable) -> None:
+    async def _exchange(self) -> None:
         """Exchange with the store until it has all that was set meanwhile."""
         while True:
             sent = dict(self._pending)
             try:
-                stored = await asyncio.to_thread(table.exchange, sent)
+                stored = await asyncio.to_thread(self._table.exchange, sent)
             except Exception as error:  # contained: what was set holds here, and the next tick sends it again
                 if not self._is_failing:
                     log.error("controls_not_shared", error=str(error))

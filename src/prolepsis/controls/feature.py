@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from openfeature.provider import FeatureProvider
-from prometheus_client import CollectorRegistry
 
 from prolepsis.controls.controls import Controls
 from prolepsis.controls.effective_plan import EffectivePlan
@@ -14,10 +13,9 @@ from prolepsis.controls.flags_runtime import FlagsFeature
 from prolepsis.controls.kill_switch_runtime import KillSwitch
 from prolepsis.controls.known_scopes import KnownScopes
 from prolepsis.controls.operator_flags import OperatorFlags
-from prolepsis.core.audit_event import Emit
-from prolepsis.core.config import ServerConfig
 from prolepsis.store.controls import ControlTable
-from prolepsis.store.database import Database
+from prolepsis.web.context import Context
+from prolepsis.web.feature import Feature
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,21 +26,23 @@ class OperatorControls:
     kill_switch: KillSwitch
     flags: FlagsFeature
 
+    @property
+    def features(self) -> Sequence[Feature]:
+        """All of them; the controls come first, as the others follow them."""
+        return self.controls, self.kill_switch, self.flags
+
 
 def operator_controls(
-    config: ServerConfig,
+    context: Context,
     plan: EffectivePlan,
-    registry: CollectorRegistry,
     *,
     flags: FlagFile | FeatureProvider | None,
     flags_of_policy: Callable[[], Sequence[str]],
     known: KnownScopes,
-    database: Database | None,
-    emit: Emit,
 ) -> OperatorControls:
-    """Return them; `database` is the store's. `known`: what has a scope of the kill switch here."""
-    table = ControlTable(database) if database is not None else None
-    controls = Controls(ControlsFile(config.controls_file), table)
+    """Return them; `known`: what has a scope of the kill switch here."""
+    registry, emit = context.registry, context.emit
+    controls = Controls(ControlsFile(context.config.controls_file), ControlTable(context.database))
     kill_switch = KillSwitch(controls, plan.kill, registry, known=known, emit=emit)
     operators, follow = OperatorFlags(controls), kill_switch.follow
     features = FlagsFeature(flags, operators, registry, on_kill=follow, of_policy=flags_of_policy, emit=emit)

@@ -73,6 +73,11 @@ class KillSwitch(Feature):
         self.status = self.status.model_copy(update={"not_saved": fault or None})
         self._record(before, on=on, actor=by, subject="" if scope == EVERYTHING else scope, reason=reason)
 
+    def trip(self, by: str, reason: str) -> None:
+        """Stop everything, unless something is stopped already."""
+        if not self.status.on:
+            self.turn(on=True, by=by, reason=reason)
+
     def follow(self, flag: FlagDecision) -> None:
         """Follow the flag; an evaluation that failed changes nothing, unless it stops speculation."""
         if flag.error and not flag.value:

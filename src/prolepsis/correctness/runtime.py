@@ -7,12 +7,14 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Literal, get_args
 from uuid import uuid4
 
 import structlog
 from prometheus_client import CollectorRegistry
 
+from prolepsis.controls.kill_switch_runtime import KillSwitch
 from prolepsis.core.audit_event import SERVER, AuditEvent, Emit
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.ended import Assignment, Keep, RequestAbout, RequestEnded
@@ -24,6 +26,7 @@ from prolepsis.correctness.queue import DROPS, ReplayDrop, ReplayQueue, ServedRe
 from prolepsis.correctness.replay import replay
 from prolepsis.engine.client import EngineClient, EngineInfo
 from prolepsis.telemetry.declare import counter
+from prolepsis.web.context import Context
 from prolepsis.web.feature import Feature
 from prolepsis.web.routes import READERS, Route, Routes
 
@@ -57,6 +60,10 @@ class ReplayMismatch(SampleDifference):
 
 Report = Callable[[RequestEnded, str, Replayed, float], None]
 """Receives an HTTP request, the id of its part that was replayed, the replay, and when it began."""
+
+
+REPLAYS = "replays"
+"""The actor that engages the kill switch for replays."""
 
 
 class Share:
@@ -308,6 +315,27 @@ class CorrectnessReply:
     """Structural mismatches after which the kill switch is engaged, each time; 0: never."""
     differences: list[ReplayMismatch]
     """The last ones, oldest first."""
+
+
+def feature(
+    context: Context,
+    kill_switch: KillSwitch,
+    has_room: Callable[[], bool],
+    *,
+    count: Callable[[Assignment, bool], None],
+    report: Report,
+) -> ReplayFeature:
+    """Return the replays; their outcomes may engage the kill switch. `count` and `report` as `ReplayFeature`."""
+    return ReplayFeature(
+        context.client,
+        context.config,
+        context.registry,
+        has_room,
+        emit=context.emit,
+        count=count,
+        trip=partial(kill_switch.trip, REPLAYS),
+        report=report,
+    )
 
 
 def correctness_routes(replays: ReplayFeature) -> Sequence[Route]:

@@ -31,9 +31,10 @@ from prolepsis.cost.meter import (
     UsageTotals,
 )
 from prolepsis.cost.prices import Price, PriceFile
-from prolepsis.store.store import Store
+from prolepsis.store.database import Database
 from prolepsis.telemetry.declare import counter, gauge
 from prolepsis.telemetry.labels import NO_TENANT
+from prolepsis.web.context import Context
 from prolepsis.web.feature import Feature
 from prolepsis.web.fields import Reply
 from prolepsis.web.routes import READERS, Route, Routes
@@ -70,24 +71,24 @@ class CostFeature(Feature):
     def __init__(
         self,
         registry: CollectorRegistry,
+        database: Database,
         *,
         prices: PriceFile | None = None,
         memory: Callable[[], Sequence[ProposerMemory]] = tuple,
-        store: Store | None = None,
         emit: Emit = discard,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
     ) -> None:
         """`clock` is monotonic, `now` Unix time; `memory` returns the memory of the proposers.
 
-        `store` keeps the price books that were used, and what the device cost.
+        `database` keeps the price books that were used, and what the device cost.
         """
         self.usage = Usage()
         self.routes = cost_routes(self)
         self._metrics = _Metrics(registry)
         self._prices = prices
         self._memory = memory
-        self._store = store
+        self._database = database
         self._emit = emit
         self._clock = clock
         self._rates = RateWindow(clock)
@@ -224,31 +225,38 @@ class CostFeature(Feature):
         closed = self.device_time.closed
         unsaved = closed[closed.index(self._saved) + 1 :] if self._saved in closed else closed
         is_due = self._clock() - self._kept_at >= KEPT_EVERY_S
-        if self._store is None or not (unsaved or is_due):
+        if not (unsaved or is_due):
             return
         with suppress(Exception):  # contained: the writer reports an unavailable database
             growing = [self.device_time.current()] if is_due else []
-            await asyncio.to_thread(_put_periods, self._store, self._replica, [*unsaved, *growing])
+            await asyncio.to_thread(_put_periods, self._database, self._replica, [*unsaved, *growing])
             self._saved = unsaved[-1] if unsaved else self._saved
             self._kept_at = self._clock() if is_due else self._kept_at
 
     async def _keep(self, prices: PriceFile) -> None:
         """Save the book in the store once; an unavailable database is retried at the next tick."""
-        book, store = prices.value, self._store
-        if store is None or self._kept == book.full_version:
+        book = prices.value
+        if self._kept == book.full_version:
             return
         with suppress(Exception):  # contained: the writer reports an unavailable database
-            await asyncio.to_thread(_put, store, book.full_version, json.dumps(book.content(), sort_keys=True))
+            content = json.dumps(book.content(), sort_keys=True)
+            await asyncio.to_thread(_put, self._database, book.full_version, content)
             self._kept = book.full_version
 
 
-def _put_periods(store: Store, replica: str, periods: Sequence[DeviceCost]) -> None:
-    with store.database.write() as connection:
+def feature(context: Context, prices: PriceFile | None) -> CostFeature:
+    """Return the costs of a server's requests."""
+    client, emit = context.client, context.emit
+    return CostFeature(context.registry, context.database, prices=prices, memory=client.proposer_memory, emit=emit)
+
+
+def _put_periods(database: Database, replica: str, periods: Sequence[DeviceCost]) -> None:
+    with database.write() as connection:
         store_periods(connection, replica, periods)
 
 
-def _put(store: Store, version: str, content: str) -> None:
-    with store.database.write() as connection:
+def _put(database: Database, version: str, content: str) -> None:
+    with database.write() as connection:
         store_prices(connection, version, content)
 
 

@@ -12,6 +12,7 @@ from prolepsis.core.errors import ConfigError, InvalidParameter, MemoryPlanError
 from prolepsis.engine.client import EngineClient, HeadSwapped, InstalledHead
 from prolepsis.web.body_reader import read_body
 from prolepsis.web.caller import SignedIn
+from prolepsis.web.context import Context
 from prolepsis.web.errors import RequestRefused
 from prolepsis.web.feature import Feature
 from prolepsis.web.fields import Body
@@ -89,3 +90,7 @@ def _routes(feature: DraftHeads) -> Sequence[Route]:
         return await feature.swap(body, caller.actor)
 
     return routes.all
+
+
+def feature(context: Context) -> Feature:
+    return DraftHeads(context.client, emit=context.emit)

@@ -8,15 +8,12 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 
 import structlog
-from prometheus_client import CollectorRegistry
 
 from prolepsis.controls.controls import Controls
 from prolepsis.controls.effective_plan import EffectivePlan
-from prolepsis.core.audit_event import Emit
-from prolepsis.core.config import ServerConfig
 from prolepsis.core.ended import RequestEnded
 from prolepsis.core.stats import TrafficClassCounts
-from prolepsis.engine.client import EngineClient, weights_of
+from prolepsis.engine.client import weights_of
 from prolepsis.health.breaker import Breakers, BreakerSettings
 from prolepsis.health.breaker_runtime import BreakerRuntime
 from prolepsis.health.drift import DriftStreams
@@ -25,6 +22,9 @@ from prolepsis.health.eligibility import Conditions, Eligibility, StartTerms
 from prolepsis.health.eligibility_runtime import EligibilityRuntime
 from prolepsis.health.learned import Keeper, Learned, LearnedStore
 from prolepsis.health.routes import health_routes
+from prolepsis.store.database import Database
+from prolepsis.store.learned import LearnedTable
+from prolepsis.web.context import Context
 from prolepsis.web.feature import Feature
 
 log = structlog.get_logger(__name__)
@@ -63,8 +63,9 @@ class HealthFeature(Feature):
         """Process what a request's drafts showed."""
         _each(lambda: self.drift.see(ended), lambda: self.eligibility.eligibility.see(ended))
 
-    def keeper(self, store: LearnedStore) -> Keeper:
+    def keeper(self, database: Database) -> Keeper:
         """Return the feature that keeps what is learned in the store."""
+        store = LearnedStore(LearnedTable(database))
         return Keeper(store, restore=self._restore, learned=self._learned, clock=self._clock)
 
     def _restore(self, learned: Learned) -> None:
@@ -89,17 +90,15 @@ def _each(*verdicts: Callable[[], None]) -> None:
 
 
 def health_feature(
-    config: ServerConfig,
-    client: EngineClient,
+    context: Context,
     plan: EffectivePlan,
-    registry: CollectorRegistry,
-    *,
     controls: Controls,
+    *,
     price_per_s: Callable[[], float | None],
     conditions: Callable[[], tuple[str, Conditions]],
-    emit: Emit,
 ) -> HealthFeature:
     """Return the feature for an engine; `price_per_s` and `conditions` as `Eligibility` and its runtime take them."""
+    config, client, registry, emit = context.config, context.client, context.registry, context.emit
     version_of, least = partial(weights_of, client), config.breaker_min_acceptance
     settings = BreakerSettings(min_acceptance=least, acceptance_to_close=1.5 * least)
     breakers = Breakers(settings, metrics_only=config.breaker == "metrics_only") if config.breaker != "off" else None

@@ -4,16 +4,16 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field
 
 from prolepsis.core.errors import InvalidParameter
-from prolepsis.policy.check import NOTHING_KNOWN, InvalidPolicy, Known, check, parse_policy, usable_policy
+from prolepsis.policy.check import InvalidPolicy, Known, check, parse_policy, usable_policy
 from prolepsis.policy.explain import Change, diff
 from prolepsis.policy.model import Policy
 from prolepsis.policy.runtime import Policies
-from prolepsis.policy.source import PolicyChange, StoredPolicy
+from prolepsis.policy.source import PolicyChange, SourceKind, StoredPolicy
 from prolepsis.policy.versions import PolicyText, PolicyVersion
 from prolepsis.web.body_reader import read_body
 from prolepsis.web.caller import Caller, SignedIn
@@ -53,7 +53,7 @@ class PolicyRollbackBody(PolicyChangeBody):
 class PolicyReply:
     """The policy in use on this server."""
 
-    source: Literal["file", "store", "none"]
+    source: SourceKind
     """none: there is neither, and callers decide alone."""
     name: str | None
     version: int | None
@@ -96,8 +96,8 @@ class PolicyChangedReply(PolicyVersion):
     """Doubts about the policy that did not prevent its use."""
 
 
-def policy_routes(policies: Policies | None) -> Sequence[Route]:
-    """Return the routes that show and change the policy; None: the server has none."""
+def policy_routes(policies: Policies) -> Sequence[Route]:
+    """Return the routes that show and change the policy."""
     routes, large_work = Routes(), LargeWork()
 
     @routes.get("/admin/policy", roles=READERS, summary="The policy in use")
@@ -106,14 +106,14 @@ def policy_routes(policies: Policies | None) -> Sequence[Route]:
 
     @routes.get("/admin/policy/versions", roles=READERS, summary="Versions of the policy", errors=(409, 504))
     async def versions() -> PolicyVersionsReply:
-        source, _ = _stored(policies)
+        source = _stored(policies)
         return PolicyVersionsReply(source.version, await asyncio.to_thread(source.history))
 
     @routes.get(
         "/admin/policy/versions/{version}", roles=READERS, summary="One version with its text", errors=(409, 504)
     )
     async def version(version: str) -> PolicyText:
-        source, _ = _stored(policies)
+        source = _stored(policies)
         if not version.isdecimal() or len(version) > 9:
             message = f"version is {version[:64]!r}; allowed: a whole number"
             raise RequestRefused(message, code="unknown_version", param="version", status=404)
@@ -130,8 +130,8 @@ def policy_routes(policies: Policies | None) -> Sequence[Route]:
 
     @routes.put("/admin/policy", roles=OPERATORS, summary="Replace the policy", errors=(409, 504))
     async def apply(body: Annotated[PolicyBody, read_body(PolicyBody)], caller: SignedIn) -> PolicyChangedReply:
-        source, holder = _stored(policies)
-        return await _changed(holder, lambda: source.apply(body.text, _change(caller, body)))
+        source = _stored(policies)
+        return await _changed(policies, lambda: source.apply(body.text, _change(caller, body)))
 
     @routes.post(
         "/admin/policy/rollback",
@@ -142,8 +142,8 @@ def policy_routes(policies: Policies | None) -> Sequence[Route]:
     async def roll_back(
         body: Annotated[PolicyRollbackBody, read_body(PolicyRollbackBody)], caller: SignedIn
     ) -> PolicyChangedReply:
-        source, holder = _stored(policies)
-        return await _changed(holder, lambda: source.roll_back(body.to, _change(caller, body)))
+        source = _stored(policies)
+        return await _changed(policies, lambda: source.roll_back(body.to, _change(caller, body)))
 
     return routes.all
 
@@ -164,16 +164,16 @@ async def _changed(policies: Policies, work: Callable[[], tuple[PolicyText, Poli
     return PolicyChangedReply(**version, policy_version=policy.full_version, warnings=warnings)
 
 
-def _checked(policies: Policies | None, body: PolicyCheckBody) -> PolicyCheckReply:
+def _checked(policies: Policies, body: PolicyCheckBody) -> PolicyCheckReply:
     try:
-        policy = usable_policy(body.text, "policy", policies.known if policies else NOTHING_KNOWN)
+        policy = usable_policy(body.text, "policy", policies.known)
     except InvalidPolicy as error:
         found = [finding.in_file(error.name) for finding in error.findings[:_MOST_FINDINGS]]
         return PolicyCheckReply(None, found, [], [])
-    before = policies.policy if policies else None
+    before = policies.policy
     if body.against is not None:
-        before, _ = parse_policy(_stored(policies)[0].stored(body.against).text, f"version {body.against}")
-    warnings = _warnings(policy, policies.known if policies else NOTHING_KNOWN)
+        before, _ = parse_policy(_stored(policies).stored(body.against).text, f"version {body.against}")
+    warnings = _warnings(policy, policies.known)
     return PolicyCheckReply(policy.full_version, [], warnings, diff(before or Policy(), policy))
 
 
@@ -187,15 +187,11 @@ def _warnings(policy: Policy, known: Known) -> list[str]:
     return [finding.in_file("policy") for finding in check(policy, known) if finding.severity == "warning"]
 
 
-def _shown(policies: Policies | None) -> PolicyReply:
-    if policies is None:
-        return PolicyReply(
-            source="none", name=None, version=None, policy_version=None, rules=[], fault=None, content=None
-        )
+def _shown(policies: Policies) -> PolicyReply:
     source, policy = policies.source, policies.policy
     return PolicyReply(
-        source="store" if isinstance(source, StoredPolicy) else "file",
-        name=source.name,
+        source=source.kind,
+        name=source.name or None,
         version=source.version if isinstance(source, StoredPolicy) else None,
         policy_version=policy.full_version if policy else None,
         rules=[rule.name for rule in policy.rules] if policy else [],
@@ -204,13 +200,12 @@ def _shown(policies: Policies | None) -> PolicyReply:
     )
 
 
-def _stored(policies: Policies | None) -> tuple[StoredPolicy, Policies]:
+def _stored(policies: Policies) -> StoredPolicy:
     """Return the store as source of the policy; raises `RequestRefused` (409) that names the real source instead."""
-    if policies is None:
+    source = policies.source
+    if isinstance(source, StoredPolicy):
+        return source
+    message = f"the policy of this server is the file {source.name}: edit it, and it is in use within a second"
+    if source.kind == "none":
         message = "this server keeps no store, so no versions of the policy; serve with --store, or with --policy FILE"
-    elif isinstance(policies.source, StoredPolicy):
-        return policies.source, policies
-    else:
-        name = policies.source.name
-        message = f"the policy of this server is the file {name}: edit it, and it is in use within a second"
     raise RequestRefused(message, code="policy_not_in_store", status=409)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from prolepsis.audit import chain
 from prolepsis.core.audit_event import AuditEvent
@@ -20,8 +20,13 @@ NOT_READ = Policy(version="not-read")
 """In use until the store could be read once: it is not known what may speculate, so nothing does."""
 
 
+SourceKind = Literal["file", "store", "none"]
+
+
 class PolicySource(Protocol):
-    """A file, or the store."""
+    """A file, the store, or neither."""
+
+    kind: SourceKind
 
     @property
     def policy(self) -> Policy | None:
@@ -43,6 +48,7 @@ class PolicyFile(LastGood[Policy]):
     """Holds the last good policy of a file."""
 
     what = "policy"
+    kind: SourceKind = "file"
 
     def __init__(self, path: Path, known: Known = NOTHING_KNOWN) -> None:
         """Raises `ConfigError` if the file has no usable policy."""
@@ -74,11 +80,23 @@ class PolicyChange:
     """Version that is to be replaced, 0 before the first; if another one is in use by now, the change is a conflict."""
 
 
+class NoPolicy:
+    """Neither file nor store: callers decide alone."""
+
+    kind: SourceKind = "none"
+    policy, name, fault = None, "", ""
+
+    def poll(self) -> Reload:
+        return Reload(changed=False)
+
+
 class StoredPolicy:
     """Holds the last good version in the store; replicas on one database follow its newest version.
 
     All methods wait for the database, so none belongs on an event loop. Attributes may be read from any thread.
     """
+
+    kind: SourceKind = "store"
 
     def __init__(self, database: Database, known: Known = NOTHING_KNOWN) -> None:
         """A store that cannot be read now is read once that is possible."""

@@ -42,12 +42,12 @@ class FrontEnd:
         apps: list[FastAPI] = []
         services: list[Services] = []
         for model, start in reversed(list(zip(self._models, starts, strict=True))):  # the first one knows the others
-            made = self._open.enter_context(application(model.engine, model.server, start, services))
-            apps.insert(0, made.app)
-            services.insert(0, made.app.state.services)
+            app = self._open.enter_context(application(model.engine, model.server, start, services))
+            apps.insert(0, app)
+            services.insert(0, app.state.services)
         names = [one.model_names[0] for one in services]
-        app = MultiModelApp(dict(zip(names, apps, strict=True))) if len(apps) > 1 else apps[0]
-        return behind_repeating_proxy(app)
+        served = MultiModelApp(dict(zip(names, apps, strict=True))) if len(apps) > 1 else apps[0]
+        return behind_repeating_proxy(served)
 
     def __del__(self) -> None:
         self._open.close()

@@ -21,6 +21,7 @@ from prolepsis.core.network import url_of
 from prolepsis.engine.client import EngineClient, EngineMember
 from prolepsis.store.replicas import ReplicaTable, SeenReplica
 from prolepsis.telemetry.declare import gauge
+from prolepsis.web.context import Context
 from prolepsis.web.feature import Feature
 from prolepsis.web.routes import WATCHERS, Route, Routes
 
@@ -95,7 +96,7 @@ class ReplicaRegistry(Feature):
 
     def __init__(
         self,
-        table: ReplicaTable | None,
+        table: ReplicaTable,
         client: EngineClient,
         config: ServerConfig,
         registry: CollectorRegistry,
@@ -103,7 +104,7 @@ class ReplicaRegistry(Feature):
         is_draining: Callable[[], bool],
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`table`: None without a store. `clock`: Unix time in seconds."""
+        """`clock`: Unix time in seconds."""
         self.replica = f"{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:4]}"
         """Its name, which ends with it."""
         self.routes = replica_routes(self)
@@ -140,20 +141,17 @@ class ReplicaRegistry(Feature):
         if not any(one.here for one in found):
             facts = self._facts()
             found.append(_reply(self.replica, facts, facts.state, here=True, started_at=self._started, seen_s_ago=0.0))
-        return ReplicasReply(self._table is not None, found, self._fault)
+        return ReplicasReply(self._table.is_shared, found, self._fault)
 
     async def tick(self) -> None:
         """Say that this server is there, and see who else is."""
-        if self._table is not None:
-            if self._keeping is None or self._keeping.done():
-                self._keeping = asyncio.create_task(self._keep(self._table))
-            await asyncio.wait({self._keeping}, timeout=PATIENCE_S)
+        if self._keeping is None or self._keeping.done():
+            self._keeping = asyncio.create_task(self._keep())
+        await asyncio.wait({self._keeping}, timeout=PATIENCE_S)
         self._count()
 
     async def close(self) -> None:
         """Leave the registry; an entry that stays ages out."""
-        if self._table is None:
-            return
         if self._keeping is not None:
             await asyncio.wait({self._keeping}, timeout=PATIENCE_S)
         try:
@@ -162,10 +160,10 @@ class ReplicaRegistry(Feature):
         except (StoreUnavailable, TimeoutError) as error:
             log.debug("replica_not_removed", error=str(error))
 
-    async def _keep(self, table: ReplicaTable) -> None:
+    async def _keep(self) -> None:
         facts = _FACTS.dump_json(self._facts()).decode()
         try:
-            seen = await asyncio.to_thread(table.keep, self.replica, facts)
+            seen = await asyncio.to_thread(self._table.keep, self.replica, facts)
         except StoreUnavailable as error:  # contained: the registry continues with what it knows
             if self._fault is None:
                 log.error("store_failed", feature=self.name, error=str(error))
@@ -225,6 +223,12 @@ def address_of(config: ServerConfig) -> str:
     """Return the URL by which other machines reach a server: one that listens everywhere, by the machine's name."""
     host = socket.gethostname() if config.host in _EVERYWHERE else config.host
     return url_of(host, config.port, tls=config.tls_certificate is not None)
+
+
+def feature(context: Context, is_draining: Callable[[], bool]) -> ReplicaRegistry:
+    """Return the registry of the servers that share the store."""
+    table = ReplicaTable(context.database)
+    return ReplicaRegistry(table, context.client, context.config, context.registry, is_draining=is_draining)
 
 
 def replica_routes(registry: ReplicaRegistry) -> Sequence[Route]:

@@ -8,7 +8,6 @@ from anyio import to_thread
 from fastapi import Path
 from pydantic import Field
 
-from prolepsis.core.errors import RolloutNotFound
 from prolepsis.redaction.values import redacted_text
 from prolepsis.rollout.machine import Command
 from prolepsis.rollout.runtime import RolloutHistory, Rollouts, RolloutView
@@ -32,18 +31,18 @@ class RolloutsReply:
     rollouts: list[RolloutView]
 
 
-def rollout_routes(rollouts: Rollouts | None) -> Sequence[Route]:
-    """Return the routes that show and control rollouts; None: the server has no policy."""
+def rollout_routes(rollouts: Rollouts) -> Sequence[Route]:
+    """Return the routes that show and control rollouts."""
     routes = Routes()
     commands = get_args(Command)
 
     @routes.get("/admin/rollouts", roles=READERS, summary="Rollouts of the policy in use")
     async def views() -> RolloutsReply:
-        return RolloutsReply([] if rollouts is None else [*await rollouts.views()])
+        return RolloutsReply([*await rollouts.views()])
 
     @routes.get("/admin/rollouts/{rollout_id}", roles=READERS, summary="One rollout and its events")
     async def rollout(rollout_id: str) -> RolloutHistory:
-        return await _given(rollouts).history(rollout_id)
+        return await rollouts.history(rollout_id)
 
     @routes.post(
         "/admin/rollouts/{rollout_id}/{command}",
@@ -68,13 +67,6 @@ def rollout_routes(rollouts: Rollouts | None) -> Sequence[Route]:
         why = await to_thread.run_sync(redacted_text, body.reason)  # it may read lists of names
         reason = f"{by}: {why}" if why else by
         what = cast(Command, command)
-        return await _given(rollouts).command(rollout_id, what, reason, by=caller.actor, force=body.force)
+        return await rollouts.command(rollout_id, what, reason, by=caller.actor, force=body.force)
 
     return routes.all
-
-
-def _given(rollouts: Rollouts | None) -> Rollouts:
-    if rollouts is None:
-        message = "this server has no rollouts, as it has no policy: neither `serve --policy` nor a store with one"
-        raise RolloutNotFound(message, param="rollout_id")
-    return rollouts

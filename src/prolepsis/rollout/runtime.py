@@ -3,7 +3,6 @@
 import asyncio
 import json
 import math
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
@@ -12,6 +11,7 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from prolepsis.core.audit_event import SERVER, AuditEvent
+from prolepsis.core.clock import SteadyClock
 from prolepsis.core.ended import Assignment, RequestEnded
 from prolepsis.core.errors import InvalidParameter, RolloutConflict, RolloutNotFound, StoreUnavailable
 from prolepsis.core.messages import Control, StopRun
@@ -45,17 +45,6 @@ MAX_LEFT = 32
 """Rollouts of earlier policies that are kept in memory, in case their rules return."""
 
 log = structlog.get_logger(__name__)
-
-
-class SteadyClock:
-    """Unix time, read once and carried on by the monotonic clock: setting the system's clock promotes nothing."""
-
-    def __init__(self, wall: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic) -> None:
-        self._start = wall() - monotonic()
-        self._monotonic = monotonic
-
-    def __call__(self) -> float:
-        return self._start + self._monotonic()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,6 +194,10 @@ class Rollouts(Feature):
             else:
                 live.observe(assignment, values, now=now, late=late)
 
+    def take_replay(self, assignment: Assignment, right: bool) -> None:
+        """Count whether a request's tokens were right when it was decoded again."""
+        self.observe(assignment, {"correctness": float(right)}, late=True)
+
     async def close(self) -> None:
         """Store the evidence for the next start."""
         with suppress(StoreUnavailable):
@@ -301,6 +294,8 @@ class Rollouts(Feature):
                 return live
         known = ", ".join(live.target.rollout_id for live in self._live.values()) or "none"
         message = f"there is no rollout {rollout_id[:96]!r}; the policy in use has: {known}"
+        if not self._policy_version:
+            message = "this server has no rollouts, as it has no policy: neither `serve --policy` nor a store with one"
         raise RolloutNotFound(message, param="rollout_id")
 
     async def _refresh(self) -> None:

@@ -40,6 +40,11 @@ class ControlTable:
         self._database = database
 
     @property
+    def is_shared(self) -> bool:
+        """Whether other machines may follow it."""
+        return self._database.is_kept
+
+    @property
     def name(self) -> str:
         """The database, for people."""
         return self._database.name

@@ -5,6 +5,7 @@ import sqlite3
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
@@ -67,17 +68,21 @@ _WRITES = "prolepsis_writes"
 class Database:
     """Opens a connection when one is needed; safe to share between threads."""
 
-    def __init__(self, url: URL, *, options: Mapping[str, object] | None = None) -> None:
+    def __init__(self, url: URL, *, options: Mapping[str, object] | None = None, content: bytes = b"") -> None:
         """Nothing is opened yet. Raises `ConfigError` if the PostgreSQL driver is not installed.
 
-        `options`: execution options of the connections, for code that gets the connection only.
+        `options`: execution options of the connections, for code that gets the connection only. `content`: what
+        SQLite in memory begins with, as `serialized` returns it.
         """
         is_sqlite = url.get_backend_name() == "sqlite"
         self.file = Path(url.database) if is_sqlite and url.database else None
         """The file of SQLite; None: PostgreSQL, or SQLite in memory."""
+        self.is_kept = self.file is not None or not is_sqlite
+        """It outlives this process, and other processes may share it."""
         self.name = url.render_as_string(hide_password=True)
         self.url = url
-        self._engine = (_sqlite(self.file) if self.file else _sqlite_in_memory()) if is_sqlite else _postgresql(url)
+        in_memory = partial(_sqlite_in_memory, content)
+        self._engine = (_sqlite(self.file) if self.file else in_memory()) if is_sqlite else _postgresql(url)
         self._engine = self._engine.execution_options(**(options or {}))
         self._writing = self._engine.execution_options(**{_WRITES: True})
         self._reading = self._engine if is_sqlite else self._engine.execution_options(isolation_level="REPEATABLE READ")
@@ -111,10 +116,17 @@ class Database:
         """Close idle connections."""
         self._engine.dispose()
 
+    def serialized(self) -> bytes:
+        """Return what a SQLite database holds."""
+        with self.read() as connection:
+            held = connection.connection.driver_connection
+            assert isinstance(held, sqlite3.Connection), "asked of SQLite only"
+            return held.serialize()
 
-def in_memory() -> Database:
-    """Return an empty SQLite database that ends with this process."""
-    return Database(URL.create("sqlite"))
+
+def in_memory(content: bytes = b"") -> Database:
+    """Return a SQLite database that ends with this process; `content` as `Database` takes it."""
+    return Database(URL.create("sqlite"), content=content)
 
 
 def database_time(connection: Connection) -> float:
@@ -185,11 +197,14 @@ def _use_write_ahead_log(connection: sqlite3.Connection) -> None:
             time.sleep(0.01)
 
 
-def _sqlite_in_memory() -> Engine:
+def _sqlite_in_memory(content: bytes) -> Engine:
     """One connection, which transactions use in turn: the database ends with it."""
 
     def connect() -> sqlite3.Connection:
-        return sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+        connection = sqlite3.connect(":memory:", isolation_level=None, check_same_thread=False)
+        if content:
+            connection.deserialize(content)
+        return connection
 
     one = {"poolclass": QueuePool, "pool_size": 1, "max_overflow": 0, "pool_timeout": LOCK_WAIT_S}
     return _beginning(create_engine("sqlite://", creator=connect, hide_parameters=True, **one))

@@ -1,12 +1,14 @@
 """Upgrades a database to the schema of this version; replicas that start together take turns."""
 
+from contextlib import closing
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sqlalchemy import Connection, inspect, text
 
 from prolepsis.core.errors import ConfigError
-from prolepsis.store.database import Database
+from prolepsis.store.database import Database, in_memory
 
 if TYPE_CHECKING:  # imported for a database that needs it: it takes a third of a second
     from alembic.config import Config
@@ -36,6 +38,18 @@ def upgrade(database: Database) -> None:
         config = _config()
         config.attributes["connection"] = connection
         command.upgrade(config, "head")
+
+
+def migrated_in_memory() -> Database:
+    """Return a database in memory with the schema and nothing in it."""
+    return in_memory(_empty())
+
+
+@cache
+def _empty() -> bytes:
+    with closing(in_memory()) as database:
+        upgrade(database)
+        return database.serialized()
 
 
 def revision(database: Database) -> str | None:

@@ -29,6 +29,11 @@ class ReplicaTable:
         self._database = database
         self._now = now
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether other servers may be in it."""
+        return self._database.is_kept
+
     def keep(self, replica: str, facts: str) -> Sequence[SeenReplica]:
         """Record that a server is running; return all servers seen recently, the longest running first."""
         of = replicas.c

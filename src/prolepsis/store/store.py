@@ -1,4 +1,4 @@
-"""The store of one process: its database and the writer."""
+"""The store of one process: its database and the writer. There always is one: `none` keeps it in memory."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -10,8 +10,8 @@ from prometheus_client import CollectorRegistry
 from prolepsis.core.config import DAY_S, ServerConfig
 from prolepsis.core.errors import StoreUnavailable
 from prolepsis.store.database import Database, store_url
-from prolepsis.store.migrate import upgrade
-from prolepsis.store.writer import Writer, WriterSettings
+from prolepsis.store.migrate import migrated_in_memory, upgrade
+from prolepsis.store.writer import Discards, ItemWriter, Writer, WriterSettings
 
 log = structlog.get_logger(__name__)
 
@@ -19,7 +19,7 @@ log = structlog.get_logger(__name__)
 @dataclass(frozen=True, slots=True)
 class Store:
     database: Database
-    writer: Writer
+    writer: ItemWriter
 
     def close(self) -> None:
         """Write what is queued, within seconds."""
@@ -33,8 +33,8 @@ def open_store(
     settings: WriterSettings | None = None,
     *,
     options: Mapping[str, object] | None = None,
-) -> Store | None:
-    """Open the store that a `store` setting names, None for none, and bring its schema up to date.
+) -> Store:
+    """Open the store that a `store` setting names, and bring its schema up to date; none: `unrecorded`.
 
     `options`: as `Database` takes them.
 
@@ -43,13 +43,18 @@ def open_store(
     """
     url = store_url(setting)
     if url is None:
-        return None
+        return unrecorded()
     database = Database(url, options=options)
     try:
         upgrade(database)
     except StoreUnavailable as error:
         log.error("store_failed", error=str(error))
     return Store(database, Writer(database, registry, settings))
+
+
+def unrecorded() -> Store:
+    """Return a store in memory, which ends with this process, and whose writer records nothing."""
+    return Store(migrated_in_memory(), Discards())
 
 
 @contextmanager
@@ -59,12 +64,11 @@ def opened_store(
     *,
     options: Mapping[str, object] | None = None,
     upkeep: Callable[[Database], object] | None = None,
-) -> Iterator[Store | None]:
-    """Hold the store that the configuration names, None for none; raises `ConfigError` if it cannot be used."""
+) -> Iterator[Store]:
+    """Hold the store that the configuration names; raises `ConfigError` if it cannot be used."""
     settings = WriterSettings(retention_s=DAY_S * config.store_retention_days or None, upkeep=upkeep)
     store = open_store(config.store, registry, settings, options=options)
     try:
         yield store
     finally:
-        if store is not None:
-            store.close()
+        store.close()

@@ -5,6 +5,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import structlog
 from prometheus_client import CollectorRegistry
@@ -42,11 +43,56 @@ class WriterSettings:
     maintain_every_s: float = 3600.0
 
 
+class ItemWriter(Protocol):
+    """Takes items without waiting for the database."""
+
+    is_on: bool
+    """Whether anything is written; where it is not, making an item is in vain."""
+
+    def offer(self, item: QueueItem) -> bool:
+        """Return whether the item was taken."""
+
+    def drop(self, item: QueueItem) -> None:
+        """Count an item as lost because there was no room for it."""
+
+    def health(self) -> StoreHealth:
+        """Return how writing goes."""
+
+    def flush(self, timeout_s: float) -> bool:
+        """Wait until every offered item is written or dropped; returns whether that is so."""
+
+    def close(self) -> None:
+        """Take no more items."""
+
+
+class Discards:
+    """The writer of a server that records nothing."""
+
+    is_on = False
+
+    def offer(self, item: QueueItem) -> bool:
+        return False
+
+    def drop(self, item: QueueItem) -> None:
+        pass
+
+    def health(self) -> StoreHealth:
+        return StoreHealth(True, "", 0, {}, {})
+
+    def flush(self, timeout_s: float) -> bool:
+        return True
+
+    def close(self) -> None:
+        pass
+
+
 class Writer:
     """A bounded queue and a thread that empties it in batches, each in one transaction.
 
     A batch is retried while the database is unavailable; an item that the database refuses is dropped alone.
     """
+
+    is_on = True
 
     def __init__(self, database: Database, registry: CollectorRegistry, settings: WriterSettings | None = None) -> None:
         """The thread starts at once; it makes a missing schema before the first batch."""

@@ -17,16 +17,14 @@ from prolepsis.tracing.attributes import of_http
 from prolepsis.tracing.keep import Budget, Kept, is_in_share, why_kept
 from prolepsis.tracing.otlp import OtlpExporter
 from prolepsis.tracing.spans import Span, replay_span, request_spans, server_span
-from prolepsis.web.feature import Feature
+from prolepsis.tracing.traces import Traces
 
 TAIL_PER_S, TAIL_BURST = 10.0, 50
 """Traces kept for errors, fallbacks and mismatches: a server whose requests all fail sends at most this many."""
 
 
-class TracingFeature(Feature):
+class TracingFeature(Traces):
     """Belongs to one event loop."""
-
-    name = "tracing"
 
     def __init__(
         self,
@@ -48,7 +46,6 @@ class TracingFeature(Feature):
         self._budget = Budget(TAIL_PER_S, TAIL_BURST, clock)
 
     def begin(self, caller: TraceContext | None) -> TraceContext:
-        """Return the span of an HTTP request that arrives; `caller` is the span that it was sent from."""
         if caller is not None:
             return caller.child()
         trace_id = new_trace_id()

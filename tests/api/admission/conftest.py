@@ -4,13 +4,12 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from prolepsis.api.app import build
 from prolepsis.api.auth.key_file import KeyFile, new_key
 from prolepsis.api.auth.keys import Keys
-from prolepsis.api.services import Gateway
 from prolepsis.core.config import ServerConfig
 from prolepsis.engine.client import EngineClient
 from prolepsis.telemetry.metrics import Metrics
+from tests.api.application import build
 from tests.api.conftest import steady
 from tests.api.fakes import ByteTokenizer
 
@@ -33,8 +32,8 @@ class KeyedApp:
     ) -> httpx.AsyncClient:
         """Return a client of a new application; keys must have been made before."""
         self.metrics = Metrics()
-        gateway = Gateway(Keys(self.file))
-        self.app = build(steady(config or ServerConfig()), engine, tokenizer or ByteTokenizer(), self.metrics, gateway)
+        settings, keys = steady(config or ServerConfig()), Keys(self.file)
+        self.app = build(settings, engine, tokenizer or ByteTokenizer(), self.metrics, keys=keys)
         return httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://localhost")
 
     def refused(self, reason: str) -> float:

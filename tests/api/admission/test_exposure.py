@@ -7,15 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from prolepsis.api.app import build
 from prolepsis.api.auth.key_file import KeyFile, new_key
 from prolepsis.api.auth.keys import Keys
 from prolepsis.api.connections import check_tls, is_loopback
 from prolepsis.api.run import StartedEngine, serve
-from prolepsis.api.services import Gateway
 from prolepsis.core.config import EngineConfig, ServerConfig
 from prolepsis.core.errors import ConfigError
 from prolepsis.telemetry.metrics import Metrics
+from tests.api.application import build
 from tests.api.fakes import ByteTokenizer, FakeEngine
 
 
@@ -56,7 +55,7 @@ def test_no_application_is_built_open_to_others(tmp_path: Path) -> None:
         build(config, FakeEngine(), ByteTokenizer(), Metrics())
     file = KeyFile(tmp_path / "keys.json")
     file.add(new_key("acme")[0])
-    build(config, FakeEngine(), ByteTokenizer(), Metrics(), Gateway(Keys(file)))
+    build(config, FakeEngine(), ByteTokenizer(), Metrics(), keys=Keys(file))
 
 
 def test_tls_files_are_checked_at_start(tmp_path: Path) -> None:

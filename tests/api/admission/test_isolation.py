@@ -8,7 +8,6 @@ import pytest
 
 from prolepsis.api.auth.key_file import KeyFile, new_key
 from prolepsis.api.auth.keys import Keys
-from prolepsis.api.services import Gateway
 from prolepsis.core.config import ServerConfig
 from prolepsis.spec.proposers.suffix import SuffixProposer
 from prolepsis.spec.proposers.suffix_index import Continuation, SharedIndex
@@ -61,7 +60,7 @@ def tenants(folder: Path, config: ServerConfig) -> Iterator[Tenants]:
     suffix = SuffixProposer(native=False)
     suffix.shared = index = Watched()
     setup = EngineSetup(max_model_len=512, num_pages=256, proposers=(suffix,))
-    with serving(TableServer(config, setup, Gateway(Keys(file)))) as server:
+    with serving(TableServer(config, setup, Keys(file))) as server:
         yield Tenants(server, keys, index)
 
 

@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from prolepsis.api.app import build
 from prolepsis.api.openai.bodies import ChatBody, CompletionBody
 from prolepsis.api.openai.responses_bodies import ResponsesBody
 from prolepsis.core.config import ServerConfig
@@ -21,6 +20,7 @@ from prolepsis.web.body_reader import parse_body
 from prolepsis.web.errors import RequestRefused
 from prolepsis.web.fields import Body
 from prolepsis.web.intake import body_limit
+from tests.api.application import build
 from tests.api.fakes import ByteTokenizer, FakeEngine
 
 CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}

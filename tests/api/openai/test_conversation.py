@@ -5,13 +5,13 @@ from typing import Any
 import httpx
 import pytest
 
-from prolepsis.api.app import build
 from prolepsis.api.openai.bodies import FunctionBody, Message
 from prolepsis.api.openai.conversation import explanation, prompt_tokens
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.marks import RESULT
 from prolepsis.models.answer_formats.table import HERMES
 from prolepsis.telemetry.metrics import Metrics
+from tests.api.application import build
 from tests.api.fakes import FakeEngine
 from tests.models.files.byte_level import byte_level
 

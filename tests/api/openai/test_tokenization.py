@@ -10,9 +10,9 @@ import httpx
 import pytest
 from anyio import to_thread
 
-from prolepsis.api.app import build
 from prolepsis.core.config import ServerConfig
 from prolepsis.telemetry.metrics import Metrics
+from tests.api.application import build
 from tests.api.fakes import ByteTokenizer, FakeEngine
 from tests.fake_client import INFO
 

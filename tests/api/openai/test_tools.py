@@ -8,10 +8,10 @@ import httpx
 import pytest
 from pydantic import BaseModel
 
-from prolepsis.api.app import build
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import InvalidGrammar
 from prolepsis.telemetry.metrics import Metrics
+from tests.api.application import build
 from tests.api.conftest import served
 from tests.api.fakes import ByteTokenizer, FakeEngine
 from tests.fake_client import INFO

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from prolepsis.api.output.built_in import Patterns
 from prolepsis.api.output.pipeline import LoadedPolicy
-from prolepsis.api.services import Gateway
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.plan import SpecPlan
 from prolepsis.models.protocol import Batch, KVCache
@@ -109,7 +108,7 @@ def test_a_stop_ends_the_work_of_the_engine(running: tuple[Served, str, str]) ->
 def server_with(tmp_path: Path, *output: LoadedPolicy, model: Slow | None = None) -> TableServer:
     setup = EngineSetup(max_model_len=512, num_pages=256, proposers=[Named("first")], model=model or Slow())
     config = ServerConfig(controls_file=tmp_path / "controls.json")
-    made = TableServer(config=config, setup=setup, gateway=Gateway(base_plan=SpecPlan(fixed_depth=3)), output=output)
+    made = TableServer(config=config, setup=setup, base_plan=SpecPlan(fixed_depth=3), output=output)
     made.engine.plan.apply(SpecPlan(fixed_depth=3))
     return made
 

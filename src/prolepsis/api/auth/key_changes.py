@@ -3,8 +3,10 @@
 from collections.abc import Iterable, Mapping
 
 from prolepsis.api.auth.key_file import KeyFile, KeyRecord
+from prolepsis.api.auth.keys import Keys
 from prolepsis.core.audit_event import SERVER, AuditEvent, Emit
 from prolepsis.core.errors import ConfigError
+from prolepsis.web.context import Context
 from prolepsis.web.feature import Feature
 
 Records = Mapping[str, KeyRecord]
@@ -66,3 +68,8 @@ def _changes(before: Records, now: Records) -> dict[str, object]:
 
 def _different(before: KeyRecord, now: KeyRecord) -> list[str]:
     return [name for name in KeyRecord.model_fields if getattr(before, name) != getattr(now, name)]
+
+
+def feature(context: Context, keys: Keys) -> Feature:
+    """Return what records the keys, if there are any."""
+    return Feature() if keys.file is None else KeyChanges(keys.file, context.emit)

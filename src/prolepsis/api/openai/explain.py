@@ -20,7 +20,7 @@ from prolepsis.core.config import PROPOSER_NAMES
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.facts import RequestFacts
 from prolepsis.core.requests import SamplingDefaults
-from prolepsis.policy.check import NOTHING_KNOWN, usable_policy
+from prolepsis.policy.check import usable_policy
 from prolepsis.policy.decision import UNSTATED, SpeculationRequest
 from prolepsis.policy.explain import ExplainedRequest, Explanation, explain
 from prolepsis.policy.model import Policy, plain_terms
@@ -166,8 +166,8 @@ class PolicyExplainBody(Body):
     """A policy to explain by; null: the one in use."""
 
 
-def explain_routes(policies: Policies | None, defaults: Callable[[], SamplingDefaults]) -> Sequence[Route]:
-    """Return the route that explains a request; None: the server has no policy."""
+def explain_routes(policies: Policies, defaults: Callable[[], SamplingDefaults]) -> Sequence[Route]:
+    """Return the route that explains a request."""
     routes, large_work = Routes(), LargeWork()
 
     @routes.post("/admin/policy/explain", roles=READERS, summary="What a policy makes of a request")
@@ -179,10 +179,10 @@ def explain_routes(policies: Policies | None, defaults: Callable[[], SamplingDef
     return routes.all
 
 
-def _explain_body(body: PolicyExplainBody, policies: Policies | None, defaults: SamplingDefaults) -> ExplainedRequest:
-    policy = policies.policy if policies is not None else None
+def _explain_body(body: PolicyExplainBody, policies: Policies, defaults: SamplingDefaults) -> ExplainedRequest:
+    policy = policies.policy
     if body.text is not None:
-        policy = usable_policy(body.text, "policy", policies.known if policies is not None else NOTHING_KNOWN)
+        policy = usable_policy(body.text, "policy", policies.known)
     headers = {name.lower(): value for name, value in body.headers.items()}
     caller = Caller(body.key, body.tenant, frozenset(body.roles), body.tier)
     origin = Origin(caller, body.route, headers, datetime.now().astimezone())

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from functools import partial
 from uuid import uuid4
 
@@ -19,7 +18,7 @@ from prolepsis.core.kill_scope import request_scopes
 from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams
 from prolepsis.engine.client import EngineInfo
 from prolepsis.models.answer_formats.formats import Thinking
-from prolepsis.policy.decision import ALONE, Decision, SpeculationRequest, decide_alone
+from prolepsis.policy.decision import Decision, SpeculationRequest
 from prolepsis.web.fields import MAX_SAMPLES
 
 
@@ -174,8 +173,8 @@ async def _decided(
     """Give the requests their ids, their scope and the decision on speculation."""
     prefix, own = "chatcmpl" if isinstance(body, ChatBody) else "cmpl", uuid4().hex
     longest = max(len(request.prompt_token_ids) for request in requests)
-    now = services.features.policies.now() if services.features.policies is not None else datetime.now(UTC)
-    facts = request_facts(body, requests[0].params, context, prompt_tokens=longest, time=now, targeting_key=own)
+    now, params = services.policies.now(), requests[0].params
+    facts = request_facts(body, params, context, prompt_tokens=longest, time=now, targeting_key=own)
     decision = await _decision(requested, facts, services)
     traffic_class = traffic_class_of(facts, decision.class_rule)
     decided = tuple(
@@ -196,14 +195,10 @@ async def _decided(
 
 async def _decision(requested: SpeculationRequest, facts: RequestFacts, services: Services) -> Decision:
     """Return the decision of policy and flags; raises `RequestRefused` (403) if the request contradicts the policy."""
-    features = services.features
-    policies, flags, limits_of = features.policies, features.controls.flags, features.limits_of
-    if policies is None:
-        decision = decide_alone(requested, limits_of(ALONE, traffic_class_of(facts)))
-    else:
-        names = policies.flag_names
-        evaluated = await flags.named(names, facts) if names else ()
-        decision = check_allowed(policies.decide(requested, facts, evaluated, limits_of))
+    policies, flags = services.policies, services.controls.flags
+    names = policies.flag_names
+    evaluated = await flags.named(names, facts) if names else ()
+    decision = check_allowed(policies.decide(requested, facts, evaluated, services.limits_of))
     flag = await flags.enabled(facts)
     return decision if flag is None else decision.under_flag(flag)
 

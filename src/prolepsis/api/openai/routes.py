@@ -49,7 +49,7 @@ def openai_routes(models: Models) -> Sequence[Route]:
 
     async def once(request: Request, body: GenerationBody | ResponsesBody, serve: Serve) -> Response:
         services = models.of(body.model, caller_of(request))
-        return await services.features.idempotency.once(request, body, lambda request: serve(request, services))
+        return await services.idempotency.once(request, body, lambda request: serve(request, services))
 
     @generating("/v1/chat/completions", summary="Continue a conversation", reply=ChatCompletion)
     async def chat_completions(request: Request, body: Annotated[ChatBody, read_body(ChatBody)]) -> Response:

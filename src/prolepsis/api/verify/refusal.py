@@ -49,10 +49,10 @@ def refusal_of(request: GenerateRequest, services: Services) -> Refusal | None:
     scopes = {EVERYTHING, kill_scope("proposer", name), *request.kill_scopes}
     if not choice.enabled:
         return choice.off_reason
-    if not scopes.isdisjoint(services.features.controls.kill_switch.status.killed):
+    if not scopes.isdisjoint(services.controls.kill_switch.status.killed):
         return "killed"
     if name not in services.client.info.proposers:
         return "not_loaded"
     if choice.proposers is not None and name not in choice.proposers:
         return "not_allowed"
-    return "output_policies" if services.features.output.loaded else None
+    return "output_policies" if services.output.loaded else None

@@ -1,0 +1,53 @@
+"""The rollouts of a server, and the silences of their alerts."""
+
+from collections.abc import Collection, Mapping
+from functools import partial
+
+from prolepsis.engine.client import weights_of
+from prolepsis.replicas.registry import ReplicaRegistry
+from prolepsis.rollout.deployment import deployment_id, instances_of
+from prolepsis.rollout.routes import rollout_routes
+from prolepsis.rollout.runtime import Rollouts, audit_event
+from prolepsis.rollout.silences import OFF, Silences
+from prolepsis.rollout.store import RolloutStore
+from prolepsis.store.controls import ControlTable
+from prolepsis.web.context import Context
+from prolepsis.web.feature import Feature
+
+
+def feature(context: Context) -> Rollouts:
+    """Return the rollouts; those in a store in memory end with the server."""
+    client = context.client
+    rollouts = Rollouts(
+        RolloutStore(context.database),
+        client.send,
+        context.registry,
+        model=client.info.model,
+        tell=lambda event: context.emit(audit_event(event)),
+        weights_of=partial(weights_of, client),
+        has_head=lambda proposer: bool(client.info.heads.get(proposer)),
+        clock=context.clock,
+    )
+    rollouts.routes = rollout_routes(rollouts)
+    return rollouts
+
+
+def silences(context: Context, rollouts: Rollouts, replicas: ReplicaRegistry) -> Feature:
+    """Return what tells Alertmanager of the rollouts' stages, if there is one."""
+    config = context.config
+    if config.alertmanager == OFF:
+        return Feature()
+
+    def labels() -> Mapping[str, Collection[str]]:
+        instances = instances_of(replicas.addresses)
+        return {"model": [context.client.info.model], "region": [config.region], "instance": instances}
+
+    made = Silences(
+        config.alertmanager,
+        context.registry,
+        emit=context.emit,
+        deployment=partial(deployment_id, ControlTable(context.database)),
+        labels=labels,
+    )
+    rollouts.listen(made.on_change)
+    return made
