@@ -21,12 +21,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from prolepsis.cli.bench.provenance import provenance
-from prolepsis.cli.output import quiet_logs
 from prolepsis.core.config import EngineConfig
 from prolepsis.models.files.gguf import CONTROL, USER_DEFINED
 from prolepsis.models.files.tokenizer import Tokenizer
 from prolepsis.models.files.tokenizer_files import tokenizer_parts, with_formats
 from prolepsis.models.load import LoadedModel, load_model
+from prolepsis.terminal.output import quiet_logs
 from tests.exact.form_server import Answers, answer_all
 from tests.exact.forms import Asked, drawn, fault
 from tests.models.families import template_of, write_named

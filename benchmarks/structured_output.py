@@ -25,10 +25,10 @@ from benchmarks.structured_schemas import BY_PROMPT, OTHER, Schema, generated
 from prolepsis.cli.bench.ask import Answer, ask
 from prolepsis.cli.bench.prompts import load_prompts
 from prolepsis.cli.bench.provenance import provenance
-from prolepsis.cli.output import quiet_logs
 from prolepsis.core.config import DEFAULT_MODEL, EngineConfig
 from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams, SpeculationChoice
 from prolepsis.engine.start import Running, start_engine
+from prolepsis.terminal.output import quiet_logs
 
 
 @dataclass(frozen=True, slots=True)

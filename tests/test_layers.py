@@ -35,6 +35,15 @@ def test_no_modules_import_one_another_in_a_circle() -> None:
     TopologicalSorter({name: set(imported(file, modules)) for name, file in modules.items()}).prepare()
 
 
+def test_only_commands_import_commands() -> None:
+    """What serves needs no library of terminals."""
+    modules = {name_of(file): file for file in SOURCE.rglob("*.py")}
+    commands = {name for name in modules if "commands" in name.split(".") or name.startswith("prolepsis.terminal")}
+    for name in modules.keys() - commands:
+        if not name.startswith("prolepsis.cli."):
+            assert not commands & set(imported(modules[name], modules)), name
+
+
 def test_no_test_imports_a_benchmark() -> None:
     for file in (ROOT / "tests").rglob("*.py"):
         roots = {one.partition(".")[0] for one in imported(file, {})}

@@ -22,11 +22,6 @@ from prolepsis.cli.bench.command import Job, check_folder, measure_arms, parse_l
 from prolepsis.cli.bench.measure import Notify, Schedule
 from prolepsis.cli.bench.prompts import DEFAULT_PROMPTS, load_prompts
 from prolepsis.cli.bench.provenance import provenance
-from prolepsis.cli.config import Settings, listed
-from prolepsis.cli.engine import running
-from prolepsis.cli.flags import settings_here
-from prolepsis.cli.models import ensure_model
-from prolepsis.cli.output import exit_status, note, print_error
 from prolepsis.core.errors import ProlepsisError
 from prolepsis.core.files import cache_directory
 from prolepsis.core.requests import SamplingParams
@@ -36,6 +31,11 @@ from prolepsis.models.files.chat_tokenizer import ChatTokenizer
 from prolepsis.models.files.export import export_model
 from prolepsis.models.files.store import resolve
 from prolepsis.native.processor import default_threads
+from prolepsis.terminal.config import Settings, listed
+from prolepsis.terminal.downloads import ensure_model
+from prolepsis.terminal.engine import running
+from prolepsis.terminal.flags import settings_here
+from prolepsis.terminal.output import exit_status, note, print_error
 
 
 async def measure_with_peers(  # noqa: PLR0917  # the engine with its tokenizer and times, and what to measure with it

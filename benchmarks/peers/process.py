@@ -14,8 +14,8 @@ from typing import Any
 
 from prolepsis.cli.bench.measure import Outcome, Turn
 from prolepsis.cli.bench.prompts import EncodedPrompt
-from prolepsis.cli.config import listed
 from prolepsis.core.errors import ConfigError, EngineError, ProlepsisError
+from prolepsis.terminal.config import listed
 
 VARIANTS = {
     "transformers": ("plain", "lookup"),

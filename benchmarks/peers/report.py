@@ -8,8 +8,8 @@ from prolepsis.cli.bench.arms import PLAIN
 from prolepsis.cli.bench.measure import Run
 from prolepsis.cli.bench.report import ALL, Figures, Setting, document, outputs
 from prolepsis.cli.bench.tables import print_report, ranged
-from prolepsis.cli.output import print_table, warn
 from prolepsis.engine.client import EngineInfo
+from prolepsis.terminal.output import print_table, warn
 
 FAIRNESS = (
     " Peers empty their caches at the same points, and their processes are stopped while others run. `against` is our"

@@ -19,7 +19,6 @@ from prolepsis.audit import chain
 from prolepsis.audit.entry import AuditEntry
 from prolepsis.audit.verify import verify
 from prolepsis.cli.main import COMMANDS, app, load_command
-from prolepsis.cli.output import UNPROVEN
 from prolepsis.controls.file import ControlsFile
 from prolepsis.controls.flag_file import FlagFile
 from prolepsis.core.config import ServerConfig
@@ -31,6 +30,7 @@ from prolepsis.store.controls import Control
 from prolepsis.store.signing import usable_keys
 from prolepsis.store.store import Store, opened_store
 from prolepsis.telemetry.metrics import Metrics
+from prolepsis.terminal.output import UNPROVEN
 from prolepsis.web.routes import Route
 from tests.api.application import build
 from tests.api.fakes import ByteTokenizer, FakeEngine

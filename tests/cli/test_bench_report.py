@@ -14,10 +14,10 @@ from prolepsis.cli.bench.provenance import commit, provenance
 from prolepsis.cli.bench.report import NOT_LOOPING, Figures
 from prolepsis.cli.bench.tables import print_report
 from prolepsis.cli.main import app
-from prolepsis.cli.output import BAD_INPUT
 from prolepsis.core.errors import EngineDead, EngineError
 from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.engine.client import EngineHealth
+from prolepsis.terminal.output import BAD_INPUT
 from tests.cli.bench_fakes import ByteTokenizer, table_client, tokens_of, two_prompts, write_prompts
 
 JOB = Job("file", two_prompts(), "auto,suffix@4", Schedule((1, 2), 2), SamplingParams(temperature=0.0, max_tokens=6))

@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 from prolepsis.cli.bench.prompts import Prompt
 from prolepsis.cli.exact import Job, check, first_difference, last_logits, print_result
 from prolepsis.cli.main import app
-from prolepsis.cli.output import BAD_INPUT, FAILED
 from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.spec.divergence import Divergence
+from prolepsis.terminal.output import BAD_INPUT, FAILED
 from prolepsis.vllm.client import VllmEngineClient
 from prolepsis.vllm.data_plane import ComputedPass
 from tests.cli.bench_fakes import Alter, ByteTokenizer, table_client, tokens_of, two_prompts

@@ -10,9 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from prolepsis import __version__
-from prolepsis.cli.config import flag_name
 from prolepsis.cli.main import COMMANDS, app, load_command
-from prolepsis.cli.output import EXIT_STATUSES, exit_status
 from prolepsis.core.config import EngineConfig, ServerConfig
 from prolepsis.core.errors import (
     ConfigError,
@@ -27,6 +25,8 @@ from prolepsis.core.errors import (
     ProlepsisError,
     VocabularyMismatch,
 )
+from prolepsis.terminal.config import flag_name
+from prolepsis.terminal.output import EXIT_STATUSES, exit_status
 
 README = Path(__file__).parents[2] / "README.md"
 HEAVY = ("torch", "transformers", "fastapi", "uvicorn", "tokenizers", "numpy")

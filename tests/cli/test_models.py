@@ -10,9 +10,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from typer.testing import CliRunner, Result
 
-from prolepsis.cli.flags import settings_here
 from prolepsis.cli.main import app
-from prolepsis.cli.models import download_bar, ensure_model
 from prolepsis.core.config import DEFAULT_MODEL
 from prolepsis.core.errors import FetchError
 from prolepsis.core.files import sha256_of
@@ -24,6 +22,8 @@ from prolepsis.models.heads.format import load_head
 from prolepsis.models.heads.registry import list_heads
 from prolepsis.models.load import identity_of
 from prolepsis.models.targets.lean_shape import LeanShape
+from prolepsis.terminal.downloads import download_bar, ensure_model
+from prolepsis.terminal.flags import settings_here
 from tests.models.files.gguf_files import write_gguf
 from tests.models.files.web import Web, serve
 from tests.models.random_heads import save_random_head

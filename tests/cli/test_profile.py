@@ -5,11 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from prolepsis.cli.output import print_json
-from prolepsis.cli.profile import Profile, document, show
+from prolepsis.cli.profile import document, show
 from prolepsis.core.requests import SamplingDefaults
 from prolepsis.models.files.quality import MeasuredQuality
 from prolepsis.spec.cost import CostCurve
+from prolepsis.terminal.output import print_json
+from prolepsis.terminal.profile import Profile
 
 SAMPLING = SamplingDefaults(temperature=0.2, top_p=0.9, source="catalogue")
 

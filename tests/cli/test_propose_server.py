@@ -6,7 +6,7 @@ import pytest
 from typer.testing import CliRunner
 
 from prolepsis.cli.main import app
-from prolepsis.cli.output import BAD_INPUT
+from prolepsis.terminal.output import BAD_INPUT
 
 
 @pytest.mark.parametrize(

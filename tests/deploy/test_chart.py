@@ -16,9 +16,9 @@ import yaml
 import prolepsis
 from prolepsis.api.auth.key_file import default_key_file
 from prolepsis.api.run import ABORT_GRACE_S
-from prolepsis.cli.config import field_names, load_settings
 from prolepsis.core.config import ServerConfig
 from prolepsis.store.signing import FILE_NAME
+from prolepsis.terminal.config import field_names, load_settings
 from tests.deploy.written import CHART, image_variables, read_yaml
 
 TWO_POOLS = {

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from prolepsis.api.run import ABORT_GRACE_S
-from prolepsis.cli.config import load_settings
+from prolepsis.terminal.config import load_settings
 from tests.deploy.written import COMPOSE, ROOT, image_variables, read_yaml
 
 COMPOSED = read_yaml(COMPOSE)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from prolepsis.cli.config import load_settings
+from prolepsis.terminal.config import load_settings
 from tests.deploy.written import CONTAINERFILE, DEPLOY, ROOT, image_variables
 
 TEXT = CONTAINERFILE.read_text()

@@ -8,9 +8,9 @@ import pytest
 from fastapi import FastAPI
 from typer.core import TyperGroup
 
-from prolepsis.cli.config import NOT_FIELDS, environment_name, field_names
 from prolepsis.cli.main import load_command
 from prolepsis.core.config import ServerConfig
+from prolepsis.terminal.config import NOT_FIELDS, environment_name, field_names
 from tests.deploy.written import Written, image_variables, written_files
 from tests.telemetry.servers import server_with_everything
 

@@ -1,70 +1,77 @@
-"""What people do by hand, and when it means something."""
+"""`prolepsis rollout` against a server that runs."""
 
-from dataclasses import replace
-from itertools import product
-from typing import get_args
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner, Result
 
-from prolepsis.core.errors import InvalidParameter
-from prolepsis.rollout.machine import Command, Phase, canary_share, command, step
-from tests.rollout.rollout import SETTINGS, by_hand, counts, running_in
+from prolepsis.cli.main import app
+from prolepsis.policy.source import PolicyFile
+from prolepsis.telemetry.logs import configure_logs
+from tests.api.conftest import served
+from tests.api.fakes import FakeEngine
 
-MEANINGFUL = {
-    "start": {"off", "rolled_back"},
-    "hold": {"running", "gate"},
-    "resume": {"held"},
-    "promote": {"running", "gate", "held"},
-    "rollback": {"running", "gate", "held", "on"},
-}
-
-
-@pytest.mark.parametrize(("what", "phase"), list(product(get_args(Command), get_args(Phase))))
-def test_a_command_is_taken_or_refused_by_phase(what: Command, phase: Phase) -> None:
-    state = replace(running_in(1), phase=phase)
-    if phase in MEANINGFUL[what]:
-        after, events = command(state, what, 5.0, SETTINGS, "somebody: reason")
-        assert after.version == state.version + 1
-        assert all((e.reason, e.version, e.at) == ("somebody: reason", after.version, 5.0) for e in events)
-    else:
-        with pytest.raises(InvalidParameter, match=f"is {phase}"):
-            command(state, what, 5.0, SETTINGS, "")
+POLICY = """
+rules:
+  - name: code
+    match: {}
+    mode: on
+    rollout: {step_weights: [5, 50], gate: manual}
+    guardrails: [{name: taken, metric: acceptance_rate, limit: 0.4}]
+"""
+Rollout = Callable[..., Result]
 
 
-def test_holding_stops_the_stages_clock() -> None:
-    held = by_hand(running_in(1), "hold", 40.0)
-    assert canary_share(held, SETTINGS) == 0.05
-    assert step(held, counts(1, 0.0), 1000.0, SETTINGS) == (held, ())
-    resumed = by_hand(held, "resume", 1040.0)
-    assert (resumed.phase, resumed.stage_since) == ("running", 1000.0)
-    assert step(resumed, None, 1099.0, SETTINGS)[0].phase == "running"
-    assert step(resumed, None, 1100.0, SETTINGS)[0].phase == "held"
+@pytest.fixture
+def rollout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rollout]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    configure_logs("error")  # the server runs in this process: its lines would be among the command's
+    (tmp_path / "policy.yaml").write_text(POLICY)
+    engine, file = FakeEngine(), PolicyFile(tmp_path / "policy.yaml")
+    with served(engine, policy=file) as running:
+        yield lambda *words: CliRunner().invoke(app, ["rollout", *words, "--url", running.url])
 
 
-def test_a_gate_that_was_held_is_a_gate_again() -> None:
-    gate = replace(running_in(2), phase="gate")
-    assert by_hand(by_hand(gate, "hold", 1.0), "resume", 2.0).phase == "gate"
+def test_from_start_to_roll_back(rollout: Rollout) -> None:
+    [listed] = json.loads(rollout("list", "--json").stdout)["rollouts"]
+    assert (listed["rule"], listed["phase"], listed["num_stages"], listed["share"]) == ("code", "off", 3, 0.0)
+    name = listed["id"]
+    for words in (("start",), ("hold", "--reason", "lunch"), ("resume",), ("promote", "--force"), ("rollback",)):
+        result = rollout(words[0], name, *words[1:])
+        assert result.exit_code == 0, result.output
+    assert "rolled_back" in rollout("list").stdout
+    document = json.loads(rollout("show", name, "--json").stdout)
+    assert [(event["kind"], event["stage"], event["reason"]) for event in document["events"]] == [
+        ("started", "shadow", "by the developer"),
+        ("held", "shadow", "by the developer: lunch"),
+        ("resumed", "shadow", "by the developer"),
+        ("promoted", "shadow", "by the developer, by force"),
+        ("rolled_back", "canary 5%", "by the developer"),
+    ]
+    assert "lunch" in rollout("show", name).stdout
+    assert json.loads(rollout("start", name, "--json").stdout)["phase"] == "running"
 
 
-def test_a_resumed_stage_that_was_held_without_a_verdict_starts_its_time_again() -> None:
-    held = replace(running_in(1), phase="held")
-    resumed = by_hand(held, "resume", 500.0)
-    assert step(resumed, None, 599.0, SETTINGS)[0].phase == "running"
-    assert step(resumed, counts(1, 0.0), 510.0, SETTINGS)[0].stage == 2
+def test_impossible_commands_are_reported(rollout: Rollout) -> None:
+    [listed] = json.loads(rollout("list", "--json").stdout)["rollouts"]
+    refused = rollout("promote", listed["id"])
+    assert refused.exit_code == 2
+    assert "409: 'promote' is for rollouts that are running, gate, held; this one is off" in refused.stderr
+    unknown = rollout("show", "nobody")
+    assert unknown.exit_code == 2
+    assert f"there is no rollout 'nobody'; the policy in use has: {listed['id']}" in unknown.stderr
 
 
-@pytest.mark.parametrize("phase", ["running", "gate", "held"])
-def test_promoting_by_hand_asks_for_no_verdict(phase: Phase) -> None:
-    after, [event] = command(replace(running_in(1), phase=phase, held_at=1.0), "promote", 9.0, SETTINGS, "somebody")
-    assert (after.phase, after.stage, after.stage_since, after.held_at) == ("running", 2, 9.0, None)
-    assert (event.kind, event.stage, event.verdict) == ("promoted", "canary 5%", None)
-    on, [event] = command(replace(running_in(2), phase=phase), "promote", 9.0, SETTINGS, "somebody")
-    assert (on.phase, event.kind) == ("on", "completed")
+def test_a_missing_server_is_reported() -> None:
+    result = CliRunner().invoke(app, ["rollout", "list", "--url", "http://127.0.0.1:9"])
+    assert result.exit_code == 2
+    assert "no server answers at http://127.0.0.1:9" in result.stderr
 
 
-def test_rolling_back_takes_everything_back_and_starting_again_is_another_run() -> None:
-    back = by_hand(replace(running_in(2), phase="on"), "rollback", 1.0)
-    assert canary_share(back, SETTINGS) == 0.0
-    again = by_hand(back, "start", 5.0)
-    assert (again.phase, again.stage, again.run, again.stage_since) == ("running", 0, 2, 5.0)
-    assert step(again, counts(0, 0.0), 50.0, SETTINGS) == (again, ())  # evidence of the first run
+def test_an_address_that_is_no_url_is_refused_with_an_example() -> None:
+    result = CliRunner().invoke(app, ["rollout", "list", "--url", "127.0.0.1:8000"])
+    assert result.exit_code == 2
+    assert "--url is '127.0.0.1:8000'; allowed: the URL of a server, such as http://127.0.0.1:8000" in result.stderr

@@ -4,9 +4,9 @@ from typing import get_args
 
 import pytest
 
-from prolepsis.cli.flags import options_of, with_options
 from prolepsis.core.errors import ConfigError
 from prolepsis.models.targets.native import WIDTH
+from prolepsis.terminal.flags import options_of, with_options
 from prolepsis.train.settings import (
     WIDTH_STEP,
     DraftModelRecipe,

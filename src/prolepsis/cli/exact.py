@@ -11,10 +11,6 @@ import typer
 
 from prolepsis.cli.bench.ask import Answer, ask, in_flight
 from prolepsis.cli.bench.prompts import EncodedPrompt, Prompt, encode_prompts, load_prompts
-from prolepsis.cli.config import Settings, listed
-from prolepsis.cli.documents import print_reply
-from prolepsis.cli.flags import configured
-from prolepsis.cli.output import FAILED, OK, AsJson, note, stdout
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.recording import Recording
@@ -22,6 +18,10 @@ from prolepsis.core.requests import GenerateRequest, SamplingParams, Speculation
 from prolepsis.correctness.replay import replay
 from prolepsis.engine.client import EngineClient, EngineInfo
 from prolepsis.models.files.chat_tokenizer import ChatTokenizer
+from prolepsis.terminal.config import Settings, listed
+from prolepsis.terminal.documents import print_reply
+from prolepsis.terminal.flags import configured
+from prolepsis.terminal.output import FAILED, OK, AsJson, note, stdout
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -132,8 +132,8 @@ def print_result(report: "Report", *, as_json: bool) -> int:
 
 
 async def _run(job: Job, settings: Settings) -> "Report":
-    from prolepsis.cli.engine import running
     from prolepsis.engine.runner import Runner
+    from prolepsis.terminal.engine import running
 
     async with running(settings) as engine:
         runner = engine.client.engine.runner

@@ -11,9 +11,6 @@ from typing import Annotated, Any
 import typer
 
 from prolepsis.cli.bench.ask import ask as ask_engine
-from prolepsis.cli.config import Settings
-from prolepsis.cli.flags import configured, with_settings
-from prolepsis.cli.output import print_facts, print_json, print_table, stderr
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.events import Tokens
@@ -24,6 +21,9 @@ from prolepsis.core.traffic_sums import ratio
 from prolepsis.engine.client import EngineClient
 from prolepsis.engine.text import StopStrings, TextStream
 from prolepsis.models.files.chat_tokenizer import ChatTokenizer, encode_message
+from prolepsis.terminal.config import Settings
+from prolepsis.terminal.flags import configured, with_settings
+from prolepsis.terminal.output import print_facts, print_json, print_table, stderr
 
 
 def figures(stats: RequestStats) -> dict[str, object]:
@@ -175,7 +175,7 @@ def generate(
 
 
 async def _answer(ask: Ask, settings: Settings, show: Callable[[str], None]) -> tuple[Answer, str]:
-    from prolepsis.cli.engine import running
+    from prolepsis.terminal.engine import running
 
     async with running(settings) as engine:
         return await answer_to(ask, engine.client, engine.tokenizer, show), engine.client.info.model

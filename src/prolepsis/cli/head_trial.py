@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 from prolepsis.cli.bench.ask import ask
 from prolepsis.cli.bench.prompts import EncodedPrompt, encode_prompts, load_prompts
-from prolepsis.cli.config import Settings
 from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
 from prolepsis.core.stats import ProposerCounts
 from prolepsis.engine.client import EngineClient
+from prolepsis.terminal.config import Settings
 
 PROPOSER = "draft_head"
 MAX_TOKENS = 32
@@ -38,7 +38,7 @@ class Trial:
 
 async def tried(settings: Settings) -> Trial:
     """Return what the configured head's drafts come to with the configured model; raises what a start raises."""
-    from prolepsis.cli.engine import running
+    from prolepsis.terminal.engine import running
 
     async with running(settings) as engine:
         prompts = encode_prompts(load_prompts(None, []), engine.tokenizer)

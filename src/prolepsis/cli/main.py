@@ -7,55 +7,52 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from prolepsis import __version__
-from prolepsis.cli.output import EPILOG, HELP_FLAGS, INTERRUPTED, exit_status, print_error
 from prolepsis.core.errors import ProlepsisError
 from prolepsis.core.extras import not_installed
 from prolepsis.core.memory_failures import memory_failure
+from prolepsis.terminal.output import EPILOG, HELP_FLAGS, INTERRUPTED, exit_status, print_error
 
 PANELS: dict[str, dict[str, tuple[str, str]]] = {
     "Serve and generate": {
-        "serve": ("prolepsis.cli.serve:serve", "Serve a model over HTTP with OpenAI's API."),
-        "generate": ("prolepsis.cli.generate:generate", "Print the continuation of a prompt while it is generated."),
-        "propose-server": (
-            "prolepsis.cli.propose_server:propose_server",
-            "Draft for engines in other processes.",
-        ),
+        "serve": ("cli.serve:serve", "Serve a model over HTTP with OpenAI's API."),
+        "generate": ("cli.generate:generate", "Print the continuation of a prompt while it is generated."),
+        "propose-server": ("cli.propose_server:propose_server", "Draft for engines in other processes."),
     },
     "Check and measure": {
-        "exact": ("prolepsis.cli.exact:exact", "Check on your own prompts that speculation changes no token."),
-        "bench": ("prolepsis.cli.bench.command:bench", "Measure decoding with and without speculation side by side."),
-        "profile": ("prolepsis.cli.profile:profile", "Measure what a forward pass costs here; show the self-check."),
+        "exact": ("cli.exact:exact", "Check on your own prompts that speculation changes no token."),
+        "bench": ("cli.bench.command:bench", "Measure decoding with and without speculation side by side."),
+        "profile": ("cli.profile:profile", "Measure what a forward pass costs here; show the self-check."),
     },
     "Control speculation": {
-        "policy": ("prolepsis.cli.policy:app", "Check, compare, explain, apply and roll back policies."),
-        "rollout": ("prolepsis.cli.admin:rollout", "Show and control the rollouts of a running server."),
-        "shadow": ("prolepsis.cli.admin:shadow", "Show what speculation would gain, from requests in shadow mode."),
-        "kill": ("prolepsis.cli.kill:app", "Stop speculation, everywhere or in one scope, and allow it again."),
-        "flags": ("prolepsis.cli.admin:flags", "Show, set and remove feature flags of all replicas."),
-        "breaker": ("prolepsis.cli.admin:breaker", "Show and set the circuit breakers of a running server."),
-        "heads": ("prolepsis.cli.admin:heads", "Show and swap the draft heads of a running server."),
+        "policy": ("cli.policy:app", "Check, compare, explain, apply and roll back policies."),
+        "rollout": ("rollout.commands:rollout", "Show and control the rollouts of a running server."),
+        "shadow": ("rollout.commands:shadow", "Show what speculation would gain, from requests in shadow mode."),
+        "kill": ("controls.commands.kill:app", "Stop speculation, everywhere or in one scope, and allow it again."),
+        "flags": ("controls.commands.flags:flags", "Show, set and remove feature flags of all replicas."),
+        "breaker": ("health.commands:breaker", "Show and set the circuit breakers of a running server."),
+        "heads": ("drafts.commands:heads", "Show and swap the draft heads of a running server."),
     },
     "Observe servers": {
-        "replicas": ("prolepsis.cli.admin:replicas", "Show the servers that share a store, and their engines."),
-        "correctness": ("prolepsis.cli.admin:correctness", "Show how many replayed requests match plain decoding."),
-        "cost": ("prolepsis.cli.cost:app", "Show what requests cost and what speculation saves."),
-        "delivery": ("prolepsis.cli.admin:delivery", "Show how many accepted draft tokens reached clients."),
-        "drift": ("prolepsis.cli.admin:drift", "Show how the acceptance of proposers changed."),
-        "incident": ("prolepsis.cli.incident:app", "Show what happened, and hand it over in one file."),
-        "review": ("prolepsis.cli.review:review", "Write the document for a weekly review."),
-        "monitoring": ("prolepsis.cli.monitoring:app", "Write rules, alerts and dashboards for a monitoring system."),
+        "replicas": ("replicas.commands:replicas", "Show the servers that share a store, and their engines."),
+        "correctness": ("correctness.commands:correctness", "Show how many replayed requests match plain decoding."),
+        "cost": ("cost.commands:app", "Show what requests cost and what speculation saves."),
+        "delivery": ("api.output.commands:delivery", "Show how many accepted draft tokens reached clients."),
+        "drift": ("health.commands:drift", "Show how the acceptance of proposers changed."),
+        "incident": ("incident.commands.incident:app", "Show what happened, and hand it over in one file."),
+        "review": ("incident.commands.review:review", "Write the document for a weekly review."),
+        "monitoring": ("monitoring.commands:app", "Write rules, alerts and dashboards for a monitoring system."),
     },
     "Keys and records": {
-        "keys": ("prolepsis.cli.keys:app", "Create, list and revoke API keys."),
-        "store": ("prolepsis.cli.store:app", "Maintain the database of records, policies and the audit log."),
-        "audit": ("prolepsis.cli.audit:app", "Verify, show, export and replay the audit log."),
+        "keys": ("api.auth.commands:app", "Create, list and revoke API keys."),
+        "store": ("cli.store:app", "Maintain the database of records, policies and the audit log."),
+        "audit": ("audit.commands.group:app", "Verify, show, export and replay the audit log."),
     },
     "Models and training": {
-        "models": ("prolepsis.cli.models:app", "Download, list, export and import models and draft heads."),
-        "train": ("prolepsis.cli.train:app", "Train draft heads and draft models on the target's own text."),
+        "models": ("cli.models:app", "Download, list, export and import models and draft heads."),
+        "train": ("train.commands.group:app", "Train draft heads and draft models on the target's own text."),
     },
 }
-"""Commands by the panel of the help: name -> (module:function or Typer application, one line of help)."""
+"""Commands by the panel of the help: name -> (module of prolepsis:function or Typer application, one line of help)."""
 COMMANDS = {name: command for commands in PANELS.values() for name, command in commands.items()}
 
 
@@ -146,7 +143,7 @@ def load_command(name: str) -> Any:
     """Import the module of a command and return the command."""
     target, _ = COMMANDS[name]
     module, _, attribute = target.partition(":")
-    value = getattr(import_module(module), attribute)
+    value = getattr(import_module(f"prolepsis.{module}"), attribute)
     if not isinstance(value, typer.Typer):
         single = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
         single.command(name, cls=Command, epilog=EPILOG, context_settings=HELP_FLAGS)(value)

@@ -5,10 +5,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from prolepsis.cli.config import Settings
-from prolepsis.cli.output import note
 from prolepsis.core.errors import ModelLoadError
 from prolepsis.core.units import size
+from prolepsis.terminal.config import Settings
+from prolepsis.terminal.output import note
 
 if TYPE_CHECKING:
     from prolepsis.models.files.source import ModelSource

@@ -1,18 +1,20 @@
 """`prolepsis models`: models, draft heads and draft models in the cache directory."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from prolepsis.cli.acts import actor, record_act
-from prolepsis.cli.config import Settings
-from prolepsis.cli.documents import print_reply
-from prolepsis.cli.flags import settings_here
-from prolepsis.cli.output import (
+from prolepsis.audit.commands.acts import actor, record_act
+from prolepsis.core.audit_event import AuditEvent
+from prolepsis.core.errors import InvalidParameter, ModelLoadError, ModelNotFound, ProlepsisError
+from prolepsis.core.units import size
+from prolepsis.terminal.config import Settings
+from prolepsis.terminal.documents import print_reply
+from prolepsis.terminal.downloads import download_bar, downloading, model_store
+from prolepsis.terminal.flags import settings_here
+from prolepsis.terminal.output import (
     EPILOG,
     AsJson,
     command_group,
@@ -20,18 +22,13 @@ from prolepsis.cli.output import (
     print_facts,
     print_json,
     quiet_logs,
-    stderr,
     stdout,
 )
-from prolepsis.core.audit_event import AuditEvent
-from prolepsis.core.errors import FetchError, InvalidParameter, ModelLoadError, ModelNotFound, ProlepsisError
-from prolepsis.core.units import size
 
 if TYPE_CHECKING:
     from prolepsis.cli.head_trial import Trial
     from prolepsis.models.draft_models import DraftModelEntry
-    from prolepsis.models.files.hub import Progress
-    from prolepsis.models.files.store import KnownModel, Manifest, Store
+    from prolepsis.models.files.store import Manifest, Store
     from prolepsis.models.heads.registry import HeadEntry
 
 _COLUMNS = {
@@ -54,9 +51,9 @@ def pull(name: Name = None, model_dir: Directory = None, as_json: AsJson = False
     from prolepsis.models.files.store import KNOWN
 
     settings = settings_here(model_dir=model_dir)
-    store, wanted = _store(settings), name or settings.engine.model
+    store, wanted = model_store(settings), name or settings.engine.model
     if store.show(wanted) is None and wanted in KNOWN:
-        note(_downloading(store, KNOWN[wanted]))
+        note(downloading(store, KNOWN[wanted]))
     with download_bar() as progress:
         manifest = store.pull(wanted, progress)
     if as_json:
@@ -193,7 +190,7 @@ def list_models(model_dir: Directory = None, as_json: AsJson = False) -> None:
 
     quiet_logs()
     settings = settings_here(model_dir=model_dir)
-    store, entries = _store(settings), drafters(settings.engine.model_dir)
+    store, entries = model_store(settings), drafters(settings.engine.model_dir)
     document = {
         "directory": str(store.root),
         "models": [_described(store, manifest) for manifest in store.installed()],
@@ -225,7 +222,7 @@ def show(
     from prolepsis.models.files.quality import measured_quality
 
     settings = settings_here(model_dir=model_dir)
-    store = _store(settings)
+    store = model_store(settings)
     wanted = name or settings.engine.model
     manifest = store.show(wanted)
     if manifest is None and not Path(wanted).exists():
@@ -248,65 +245,6 @@ def _show_drafter(wanted: str, store: "Store", settings: Settings, *, as_json: b
         here = ", ".join(dict.fromkeys(names)) or "none"
         raise ModelNotFound(f"model {wanted!r} is not in {store.root}; models here: {here}", param="name")
     print_reply(describe_drafter(entry, settings.engine.model_dir), as_json=as_json)
-
-
-@contextmanager
-def download_bar() -> Iterator["Progress"]:
-    """Show a bar per file on stderr while the block runs; the value is the progress callback."""
-    from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, console=stderr(), transient=True) as bar:
-        tasks: dict[str, TaskID] = {}
-
-        def report(name: str, done: int, total: int | None) -> None:
-            if name not in tasks:
-                tasks[name] = bar.add_task(name, total=total)
-            bar.update(tasks[name], completed=done, total=total)
-
-        yield report
-
-
-def ensure_model(settings: Settings) -> None:
-    """Download the configured model if it is a known name or a hub id, and not here yet.
-
-    Raises `FetchError` for a hub id that cannot be fetched.
-    """
-    from prolepsis.models.files.store import HUB_ID, KNOWN
-
-    model, store = settings.engine.model, _store(settings)
-    if Path(model).exists() or store.show(model) is not None:
-        return
-    if model in KNOWN:
-        note(_downloading(store, KNOWN[model]))
-    elif HUB_ID.fullmatch(model):
-        note(f"downloading {model} to {store.root}: {_offer(store, model)}")
-    else:
-        return
-    with download_bar() as progress:
-        store.pull(model, progress)
-
-
-def _downloading(store: "Store", known: "KnownModel") -> str:
-    """Say what a known model is, before it is downloaded."""
-    amount = f"{size(known.package.size)}, " if known.package else ""
-    return f"downloading {known.name} to {store.root}: {amount}licence {known.licence}"
-
-
-def _offer(store: "Store", model: str) -> str:
-    """Return size and licence of what a hub has; a name that may be meant as a folder is called that in the error."""
-    try:
-        listing = store.offered(model)
-    except FetchError as error:
-        raise FetchError(f"there is no folder {model!r} here, and as the id of a hub: {error}") from error
-    amount = "of unknown size" if listing.size is None else size(listing.size)
-    return f"{amount}, licence {listing.licence or 'not stated'}, from {store.endpoints.hub}"
-
-
-def _store(settings: Settings) -> "Store":
-    from prolepsis.models.files.store import open_store
-
-    return open_store(settings.engine.model_dir)
 
 
 def _described(store: "Store", manifest: "Manifest") -> dict[str, object]:

@@ -8,20 +8,6 @@ from typing import Annotated, Any
 
 import typer
 
-from prolepsis.cli.admin import HERE, Key, Url, Verb, add_verbs, ask, parameter
-from prolepsis.cli.documents import FINDINGS, as_yaml, print_reply
-from prolepsis.cli.flags import settings_here
-from prolepsis.cli.output import (
-    EPILOG,
-    FAILED,
-    AsJson,
-    command_group,
-    note,
-    print_json,
-    print_table,
-    stdout,
-    warn,
-)
 from prolepsis.core.files import read_text
 from prolepsis.core.units import duration
 from prolepsis.core.validation import Finding
@@ -34,6 +20,20 @@ from prolepsis.policy.model import Policy
 from prolepsis.rollout.forecast import ASSUMED, Forecast, forecast
 from prolepsis.rollout.settings import settings_of
 from prolepsis.statistics.planning import Wait
+from prolepsis.terminal.admin import HERE, Key, Url, Verb, add_verbs, ask, parameter
+from prolepsis.terminal.documents import FINDINGS, as_yaml, print_reply
+from prolepsis.terminal.flags import settings_here
+from prolepsis.terminal.output import (
+    EPILOG,
+    FAILED,
+    AsJson,
+    command_group,
+    note,
+    print_json,
+    print_table,
+    stdout,
+    warn,
+)
 
 app = command_group("Check, compare, explain, apply and roll back policies: which requests may speculate, and how.")
 

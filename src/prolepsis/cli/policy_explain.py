@@ -9,14 +9,14 @@ from typing import cast, get_args
 
 from prolepsis.api.admission.load_shedding import TIERS
 from prolepsis.api.openai.explain import Origin, Sample, effect_of, explained, refusal_of, sample_of
-from prolepsis.cli.documents import as_yaml
-from prolepsis.cli.output import note, print_facts, print_json, print_table
 from prolepsis.controls.flag_file import FlagFile
 from prolepsis.core.errors import ConfigError, UserError
 from prolepsis.core.facts import FlagDecision, RequestFacts
 from prolepsis.core.requests import SamplingDefaults
 from prolepsis.policy.explain import Explanation
 from prolepsis.policy.model import plain_terms
+from prolepsis.terminal.documents import as_yaml
+from prolepsis.terminal.output import note, print_facts, print_json, print_table
 from prolepsis.web.caller import Caller, Role
 
 _BOUNDS = ("shadow_percentage", "pinned", "guardrails", "rollout", "audit")

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from prolepsis.cli.config import Settings
-from prolepsis.cli.flags import configured
-from prolepsis.cli.models import ensure_model
-from prolepsis.cli.output import NOT_SERVED, print_error
 from prolepsis.cli.serve import LogLevel
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.errors import ConfigError
+from prolepsis.terminal.config import Settings
+from prolepsis.terminal.downloads import ensure_model
+from prolepsis.terminal.flags import configured
+from prolepsis.terminal.output import NOT_SERVED, print_error
 
 if TYPE_CHECKING:
     import ssl

@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from prolepsis.cli.config import Settings
-from prolepsis.cli.flags import configured
-from prolepsis.cli.output import NOT_SERVED, print_error
 from prolepsis.core.config import EngineConfig, ServerConfig
 from prolepsis.core.errors import ConfigError, EngineDead
 from prolepsis.core.extras import ENGINE
+from prolepsis.terminal.config import Settings
+from prolepsis.terminal.flags import configured
+from prolepsis.terminal.output import NOT_SERVED, print_error
 
 if TYPE_CHECKING:
     from prolepsis.api.run import StartedEngine
@@ -57,8 +57,8 @@ def serve(
 
 def _start_engine(settings: Settings, logs: "LogSettings", config: EngineConfig, metrics: "Metrics") -> "StartedEngine":
     """Start what computes: upstream engines, replicas, an engine in its own process, or one in this process."""
-    from prolepsis.cli.models import ensure_model
     from prolepsis.ray.autoscaling import Scaling
+    from prolepsis.terminal.downloads import ensure_model
 
     ensure_model(settings)
     if config.engine == "upstream":
@@ -101,8 +101,8 @@ def _own_process(
 
 def _this_process(config: EngineConfig, metrics: "Metrics", reserved: list["MemoryUse"]) -> "StartedEngine":
     from prolepsis.api.run import StartedEngine
-    from prolepsis.cli.engine import start_configured
     from prolepsis.native.build import compile_seconds
+    from prolepsis.terminal.engine import start_configured
 
     engine = start_configured(config, metrics, reserved)
     return StartedEngine(engine.client, engine.tokenizer, compile_seconds, engine.restart)

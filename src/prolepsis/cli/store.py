@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Annotated
@@ -10,52 +10,22 @@ from typing import Annotated
 import typer
 
 from prolepsis.audit import chain, waiting
+from prolepsis.audit.commands.acts import actor, record_act
 from prolepsis.audit.log import forget_tenant
 from prolepsis.audit.retention import OldText, TextRetention, erase_old_texts, old_texts
-from prolepsis.cli.acts import actor, record_act
-from prolepsis.cli.documents import print_reply
-from prolepsis.cli.flags import settings_here
-from prolepsis.cli.output import EPILOG, AsJson, command_group, note
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.config import DAY_S
 from prolepsis.core.errors import ConfigError
 from prolepsis.policy import versions
 from prolepsis.store import records
-from prolepsis.store.database import Database, store_url
+from prolepsis.store.database import Database
 from prolepsis.store.migrate import NEWEST, revision
 from prolepsis.store.migrate import upgrade as upgrade_schema
 from prolepsis.store.signing import found_keys
-
-StoreOption = Annotated[
-    str | None,
-    typer.Option("--store", metavar="URL", help="sqlite:///FILE or postgresql://...; default: the configured store"),
-]
-
-
-@contextmanager
-def configured_database(given: str | None, options: Mapping[str, object] | None = None) -> Iterator[Database]:
-    """Open the database with any schema; raises `ConfigError` if none is configured."""
-    url = store_url(settings_here(store=given).server.store)
-    if url is None:
-        raise ConfigError("no store is configured (store is none); name one with --store", param="store")
-    database = Database(url, options=options)
-    try:
-        yield database
-    finally:
-        database.close()
-
-
-@contextmanager
-def ready_database(given: str | None, options: Mapping[str, object] | None = None) -> Iterator[Database]:
-    """Open the database; raises `ConfigError` unless it has the schema of this version."""
-    with configured_database(given, options) as database:
-        found = revision(database)
-        if found is None:
-            raise ConfigError(f"there is no store at {database.name}; `prolepsis serve` creates it", param="store")
-        if found != NEWEST:
-            message = f"store {database.name} has the older schema {found}; `prolepsis store upgrade` upgrades it"
-            raise ConfigError(message, param="store")
-        yield database
+from prolepsis.terminal.documents import print_reply
+from prolepsis.terminal.flags import settings_here
+from prolepsis.terminal.output import EPILOG, AsJson, command_group, note
+from prolepsis.terminal.store import StoreOption, configured_database, ready_database
 
 
 @contextmanager

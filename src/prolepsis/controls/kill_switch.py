@@ -12,6 +12,8 @@ from prolepsis.core.facts import FlagDecision
 from prolepsis.core.kill_scope import EVERYTHING, SCOPE
 from prolepsis.store.controls import Control
 
+KILL = "kill"
+"""Kind of the kill switch's controls; their names are scopes."""
 Source = Literal["operator", "store", "flag"]
 KILL = "kill"
 """Kind of the kill switch's controls; their names are scopes."""

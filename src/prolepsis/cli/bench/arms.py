@@ -7,13 +7,13 @@ from functools import partial
 from prolepsis.cli.bench.ask import ask, in_flight
 from prolepsis.cli.bench.measure import Outcome, Turn
 from prolepsis.cli.bench.prompts import EncodedPrompt
-from prolepsis.cli.config import listed
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.messages import ApplyPlan
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.engine.client import EngineClient
 from prolepsis.engine.timings import Timings
+from prolepsis.terminal.config import listed
 
 PLAIN, AUTO = "plain", "auto"
 

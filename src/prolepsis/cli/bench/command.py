@@ -15,15 +15,15 @@ from prolepsis.cli.bench.prompts import DEFAULT_PROMPTS, Prompt, encode_prompts,
 from prolepsis.cli.bench.provenance import provenance
 from prolepsis.cli.bench.report import Setting, document
 from prolepsis.cli.bench.tables import print_report
-from prolepsis.cli.config import Settings, listed
-from prolepsis.cli.flags import configured
-from prolepsis.cli.output import note
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.errors import ConfigError, EngineDead
 from prolepsis.core.requests import SamplingParams
 from prolepsis.engine.client import EngineClient
 from prolepsis.engine.timings import Timings
 from prolepsis.models.files.chat_tokenizer import ChatTokenizer
+from prolepsis.terminal.config import Settings, listed
+from prolepsis.terminal.flags import configured
+from prolepsis.terminal.output import note
 
 READY_S = 1800.0
 """Longest wait for an engine that is not ready yet."""
@@ -81,7 +81,7 @@ def bench(
 
 
 async def _run(job: Job, settings: Settings) -> dict[str, object]:
-    from prolepsis.cli.engine import running
+    from prolepsis.terminal.engine import running
 
     async with running(settings) as engine:
         return await run_bench(job, engine.client, engine.tokenizer, engine.client.engine.timings)

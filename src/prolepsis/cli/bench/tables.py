@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from prolepsis.cli.output import print_table, stdout
+from prolepsis.terminal.output import print_table, stdout
 
 ARM_COLUMNS = [
     "arm",

@@ -1,0 +1,1 @@
+"""What the commands of features share: settings, output, and requests to a running server."""
