@@ -12,7 +12,6 @@ from fastapi import FastAPI
 
 from prolepsis.api.auth.key_file import KeyFile, new_key
 from prolepsis.api.auth.keys import Keys
-from prolepsis.console.traffic import TrafficFeature
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.messages import ApplyPlan
 from prolepsis.core.plan import SpecPlan
@@ -23,6 +22,7 @@ from prolepsis.models.heads.registry import head_for
 from prolepsis.models.targets.native import NativeModel
 from prolepsis.store.store import Store, open_store
 from prolepsis.telemetry.metrics import Metrics
+from prolepsis.traffic.feature import TrafficFeature
 from prolepsis.web.caller import Role
 from tests.api.application import build
 from tests.api.fakes import ByteTokenizer

@@ -11,9 +11,9 @@ from tempfile import TemporaryDirectory
 import httpx
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from prolepsis.console.timeline import Timeline
-from prolepsis.console.traffic import TrafficFeature
 from prolepsis.replicas.registry import ReplicaRegistry
+from prolepsis.traffic.feature import TrafficFeature
+from prolepsis.traffic.timeline import Timeline
 from tests.console.incident import DAMAGED, Incident, incident
 from tests.console.scene import Scene, add_replica, scene
 from tests.console.served import ASKED, served, served_scene, traffic

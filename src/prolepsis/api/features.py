@@ -17,9 +17,8 @@ from prolepsis.api.services import Services
 from prolepsis.api.sources import Sources
 from prolepsis.api.tokenizer import Tokenizer
 from prolepsis.audit import anchors, requests, waiting_runtime
-from prolepsis.console import alerts, recent
+from prolepsis.console import alerts
 from prolepsis.console.routes import ConsoleParts, console_routes
-from prolepsis.console.traffic import TrafficFeature
 from prolepsis.controls.effective_plan import EffectivePlan
 from prolepsis.controls.feature import operator_controls
 from prolepsis.core.messages import ApplyPlan
@@ -33,6 +32,8 @@ from prolepsis.replicas import registry
 from prolepsis.rollout import feature as rollout
 from prolepsis.rollout.shadow_runtime import ShadowFeature
 from prolepsis.tracing import start as tracing
+from prolepsis.traffic import recent
+from prolepsis.traffic.feature import TrafficFeature
 from prolepsis.web.context import Context
 from prolepsis.web.feature import Feature
 from prolepsis.web.intake import Intake

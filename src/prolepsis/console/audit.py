@@ -8,14 +8,9 @@ from prolepsis.audit.changes import change_of
 from prolepsis.audit.entry import RECORDING, AuditEntry
 from prolepsis.audit.routes import AuditReply
 from prolepsis.console.changes import page_of, standing
-from prolepsis.console.pages import GoTo, Page, Pages, Visit
+from prolepsis.web.page import Act, FeaturePages, GoTo, Page, PageRoute, Visit
 
 PAGE = 50
-
-
-def declare_audit(pages: Pages) -> None:
-    pages.get("/console/audit", "Audit log", _log)
-    pages.get("/console/audit/{entry}", "One entry", _one)
 
 
 async def _log(visit: Visit) -> Page | GoTo:
@@ -57,3 +52,16 @@ async def _one(visit: Visit) -> Page:
 def pretty(value: object) -> str:
     """Return JSON for people; empty for no value."""
     return "" if value is None else json.dumps(value, indent=2, ensure_ascii=False)
+
+
+PAGES = FeaturePages(
+    routes=(
+        PageRoute("/console/audit", "Audit", _log, in_navigation=True),
+        PageRoute("/console/audit/{entry}", "One entry", _one),
+    ),
+    acts={
+        "replay": Act(
+            "POST", "/admin/audit/{entry}/replay", "Entry {entry} was decoded again: {reply.outcome}.", ("entry",)
+        )
+    },
+)

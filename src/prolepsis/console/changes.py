@@ -7,13 +7,13 @@ from urllib.parse import quote
 
 from prolepsis.audit.changes import ChangesReply
 from prolepsis.audit.entry import SERVED, AuditEntry
-from prolepsis.console.admin import Section
-from prolepsis.console.drawing import Mark
-from prolepsis.console.pages import Visit
 from prolepsis.core.config import CANDIDATE_HEAD, DRAFT_HEAD
 from prolepsis.core.kill_scope import EVERYTHING, kill_scope
 from prolepsis.drafts.heads import HeadsReply
 from prolepsis.policy.routes import PolicyReply
+from prolepsis.web.admin_routes import Section
+from prolepsis.web.drawing import Mark
+from prolepsis.web.page import Visit
 
 SWAPPED = "head.swapped"
 _PAGES = {

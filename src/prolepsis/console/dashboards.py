@@ -1,6 +1,6 @@
 """Where figures over longer times are drawn: links to Grafana's dashboards."""
 
-from prolepsis.console.pages import Page, Pages, Visit
+from prolepsis.web.page import FeaturePages, Page, PageRoute, Visit
 
 DASHBOARDS = {
     "on-call": "Is it healthy? Failures, latencies, queue and engine of each server.",
@@ -10,11 +10,11 @@ DASHBOARDS = {
 """The dashboards that are shipped (`monitoring/dashboards`)."""
 
 
-def declare_dashboards(pages: Pages, grafana: str) -> None:
+def dashboard_pages(grafana: str) -> FeaturePages:
     """`grafana`: its URL, or none."""
 
     async def dashboards(visit: Visit) -> Page:
         values = {"dashboards": DASHBOARDS, "grafana": "" if grafana == "none" else grafana.rstrip("/")}
         return Page("dashboards.html", "Dashboards", values, live=False)
 
-    pages.get("/console/dashboards", "Dashboards", dashboards)
+    return FeaturePages((PageRoute("/console/dashboards", "Dashboards", dashboards, in_navigation=True),))

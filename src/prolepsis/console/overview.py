@@ -5,17 +5,12 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol, get_args
 
 from prolepsis.audit.changes import ChangesReply
-from prolepsis.console.admin import Section
 from prolepsis.console.alerts import AlertsReply
 from prolepsis.console.changes import marks, recent_changes
-from prolepsis.console.drawing import Chart, Line
-from prolepsis.console.pages import HOME, Page, Pages, Visit
+from prolepsis.console.pages import HOME
 from prolepsis.console.proposers import WHY
 from prolepsis.console.render import age
 from prolepsis.console.runbook import Runbook
-from prolepsis.console.service import ServiceReply
-from prolepsis.console.timeline import Span
-from prolepsis.console.traffic import TrafficReply
 from prolepsis.controls.kill_switch import KillStatus
 from prolepsis.core.config import UPSTREAM
 from prolepsis.core.traffic_sums import TrafficSums
@@ -26,6 +21,12 @@ from prolepsis.health.drift_runtime import DriftReply, DriftStreamReply
 from prolepsis.policy.routes import PolicyReply
 from prolepsis.rollout.routes import RolloutsReply
 from prolepsis.store.store import Store
+from prolepsis.traffic.feature import TrafficReply
+from prolepsis.traffic.service import ServiceReply
+from prolepsis.traffic.timeline import Span
+from prolepsis.web.admin_routes import Section
+from prolepsis.web.drawing import Chart, Line
+from prolepsis.web.page import FeaturePages, Page, PageRoute, Visit
 
 Urgency = Literal["bad", "warn", "info"]
 _URGENCIES: tuple[Urgency, ...] = get_args(Urgency)
@@ -66,15 +67,14 @@ class Load(Protocol):
     def health(self) -> EngineHealth: ...
 
 
-def declare_overview(
-    pages: Pages,
+def overview_pages(
     client: EngineClient,
     load: Load,
     store: Store,
     runbooks: Mapping[str, Runbook],
     *,
     failing: Callable[[], str],
-) -> None:
+) -> FeaturePages:
     """`failing`: why the server is not ready by what requests get, empty if it is; `runbooks`: by alert."""
 
     async def overview(visit: Visit) -> Page:
@@ -102,7 +102,7 @@ def declare_overview(
         }
         return Page("overview.html", "Overview", values)
 
-    pages.get(HOME, "Overview", overview)
+    return FeaturePages((PageRoute(HOME, "Overview", overview, in_navigation=True),))
 
 
 def recent(spans: Sequence[Span], num: int = 20) -> TrafficSums:

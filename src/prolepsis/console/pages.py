@@ -2,8 +2,6 @@
 
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
-from typing import TypeVar
 from urllib.parse import parse_qsl, quote, urlsplit
 
 from jinja2 import Environment
@@ -11,13 +9,14 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from prolepsis.console.admin import AdminRoutes, Section
-from prolepsis.console.sessions import KeyRing, Session, Sessions
+from prolepsis.console.sessions import KeyRing, Sessions
+from prolepsis.web.admin_routes import AdminRoutes
 from prolepsis.web.caller import Caller
 from prolepsis.web.errors import RequestRefused, describe_error
 from prolepsis.web.intake import Intake
+from prolepsis.web.page import GoTo, Handler, Page, PageRoute, Session, Visit
 from prolepsis.web.refusals import wrong_role
-from prolepsis.web.routes import PUBLIC, READERS, Roles, Routes
+from prolepsis.web.routes import PUBLIC, READERS, Routes
 
 HOME, SIGN_IN = "/console", "/console/sign-in"
 HEADERS = {
@@ -30,62 +29,8 @@ HEADERS = {
     "cache-control": "no-store",
 }
 """Headers of every page: nothing is loaded from elsewhere, only our own scripts run, and no other site frames it."""
-T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
-    """A page for a visit."""
-
-    template: str
-    title: str
-    values: Mapping[str, object] = field(default_factory=dict)
-    live: bool = True
-    """The browser fetches it again every few seconds; not where people write longer texts."""
-
-
-@dataclass(frozen=True, slots=True)
-class GoTo:
-    """The page to load after an act."""
-
-    path: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Visit:
-    """One request for a page, by a caller who is signed in."""
-
-    caller: Caller
-    session: Session
-    admin: AdminRoutes
-    url: str
-    names: Mapping[str, str]
-    """Parts of the path, by name."""
-    query: Mapping[str, str]
-    form: Mapping[str, str]
-    is_update: bool
-    """The browser itself fetches the page again: a person may not have seen what it showed."""
-
-    async def read(self, kind: type[T], path: str, query: Mapping[str, object] | None = None, **names: str) -> T:
-        """Return what an admin route replies; raises as that does."""
-        return await self.admin.read(self.caller, kind, path, query, **names)
-
-    async def section(
-        self, kind: type[T], path: str, query: Mapping[str, object] | None = None, **names: str
-    ) -> Section[T]:
-        """Return what an admin route replies, as a part of the page."""
-        return await self.admin.section(self.caller, kind, path, query, **names)
-
-    async def ask(self, kind: type[T], path: str, body: Mapping[str, object]) -> T:
-        """Return what an admin route replies to a body; raises as that does."""
-        return await self.admin.ask(self.caller, kind, path, body)
-
-    def may(self, method: str, path: str) -> bool:
-        """Return whether the caller's roles include an admin route."""
-        return self.admin.allows(self.caller, method, path)
-
-
-Handler = Callable[[Visit], Awaitable[Page | GoTo]]
 Frame = Callable[[Visit], Awaitable[Mapping[str, object]]]
 
 
@@ -114,13 +59,10 @@ class Pages:
         self.observe = observe
         self._frame = frame
 
-    def get(self, path: str, summary: str, handler: Handler, roles: Roles = READERS) -> None:
-        """Declare a page."""
-        self.routes.get(path, roles=PUBLIC, summary=summary, documented=False)(self._endpoint(handler, roles))
-
-    def post(self, path: str, summary: str, handler: Handler, roles: Roles = READERS) -> None:
-        """Declare what a form calls; its token is checked before."""
-        self.routes.post(path, roles=PUBLIC, summary=summary, documented=False)(self._endpoint(handler, roles))
+    def declare(self, route: PageRoute) -> None:
+        """Declare a page; the token of a form is checked before its handler runs."""
+        declare = self.routes.get if route.method == "GET" else self.routes.post
+        declare(route.path, roles=PUBLIC, summary=route.name, documented=False)(self._endpoint(route.handler))
 
     def render(self, template: str, values: Mapping[str, object], status: int = 200) -> HTMLResponse:
         return HTMLResponse(self._templates.get_template(template).render(values), status, HEADERS)
@@ -141,15 +83,15 @@ class Pages:
         response.set_cookie(_cookie_name(request), cookie, path=HOME, httponly=True, samesite="strict", secure=secure)
         return session
 
-    def _endpoint(self, handler: Handler, roles: Roles) -> Callable[[Request], Awaitable[Response]]:
+    def _endpoint(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
         """Return the handler behind sign-in: the console's routes are public to the server, and no page is."""
 
         async def endpoint(request: Request) -> Response:
-            return await self._answer(request, handler, roles)
+            return await self._answer(request, handler)
 
         return endpoint
 
-    async def _answer(self, request: Request, handler: Handler, roles: Roles) -> Response:
+    async def _answer(self, request: Request, handler: Handler) -> Response:
         session: Session | None = None
         opened: Response | None = None
         try:
@@ -160,8 +102,8 @@ class Pages:
             caller = self.keys.holder(session.signed_in) if session is not None else None
             if session is None or caller is None:
                 return _to_sign_in(request)
-            if not any(caller.has(role) for role in roles):
-                raise wrong_role(caller.roles, roles)
+            if not any(caller.has(role) for role in READERS):
+                raise wrong_role(caller.roles, READERS)
             visit = await self._visit(request, caller, session)
             response = await self._shown(visit, await handler(visit))
         except Exception as error:  # the HTTP edge: every failure becomes one page

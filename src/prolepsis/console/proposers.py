@@ -1,12 +1,12 @@
 """Proposers: what they draft with, their breakers and memory, and draft heads to swap in."""
 
 from prolepsis.console.changes import last_swaps, recent_changes
-from prolepsis.console.pages import Page, Pages, Visit
 from prolepsis.core.config import CANDIDATE_HEAD, DRAFT_HEAD
 from prolepsis.cost.runtime import CostReply
 from prolepsis.drafts.heads import HeadsReply
 from prolepsis.engine.client import EngineClient
 from prolepsis.health.breaker_runtime import BreakersReply
+from prolepsis.web.page import Act, FeaturePages, Page, PageRoute, Visit
 
 STATES = {
     "closed": ("ok", "closed"),
@@ -35,7 +35,7 @@ SETTABLE = {
 }
 
 
-def declare_proposers(pages: Pages, client: EngineClient) -> None:
+def proposer_pages(client: EngineClient) -> FeaturePages:
     async def proposers(visit: Visit) -> Page:
         cost, changes = await visit.section(CostReply, "/admin/cost"), await recent_changes(visit)
         values = {
@@ -54,4 +54,10 @@ def declare_proposers(pages: Pages, client: EngineClient) -> None:
         }
         return Page("proposers.html", "Proposers", values)
 
-    pages.get("/console/proposers", "Proposers", proposers)
+    return FeaturePages(
+        (PageRoute("/console/proposers", "Proposers", proposers, in_navigation=True),),
+        {
+            "head": Act("POST", "/admin/heads/swap", "{proposer} drafts with {head} now."),
+            "breaker": Act("PUT", "/admin/breakers", "Breaker of {proposer} in {traffic_class}: {state}."),
+        },
+    )

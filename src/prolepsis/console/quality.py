@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 
 from prolepsis.console.changes import recent_changes
-from prolepsis.console.pages import Page, Pages, Visit
 from prolepsis.console.runbook import Runbook
 from prolepsis.correctness.runtime import CorrectnessReply
 from prolepsis.health.drift_runtime import DriftReply
+from prolepsis.web.page import Act, FeaturePages, Page, PageRoute, Visit
 
 STATUS = {
     "learning": ("info", "learning"),
@@ -24,7 +24,7 @@ OUTCOMES = {
 }
 
 
-def declare_quality(pages: Pages, runbooks: Mapping[str, Runbook]) -> None:
+def quality_pages(runbooks: Mapping[str, Runbook]) -> FeaturePages:
     """`runbooks`: by alert."""
 
     async def quality(visit: Visit) -> Page:
@@ -41,4 +41,7 @@ def declare_quality(pages: Pages, runbooks: Mapping[str, Runbook]) -> None:
         }
         return Page("quality.html", "Drift and correctness", values)
 
-    pages.get("/console/quality", "Drift and correctness", quality)
+    return FeaturePages(
+        (PageRoute("/console/quality", "Drift and correctness", quality, in_navigation=True),),
+        {"drift": Act("POST", "/admin/drift/reset", "The stream of {proposer} in {traffic_class} starts again.")},
+    )

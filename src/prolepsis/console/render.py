@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from prolepsis.core import units
@@ -17,9 +17,12 @@ THIN = "\u202f"
 
 
 def environment() -> Environment:
-    """Return the console's templates; what they insert is escaped, and a missing value is an error."""
+    """Return the console's templates, and those of features by their path in the package.
+
+    What they insert is escaped, and a missing value is an error.
+    """
     made = Environment(
-        loader=PackageLoader("prolepsis.console"),
+        loader=ChoiceLoader([PackageLoader("prolepsis.console"), PackageLoader("prolepsis", "")]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

@@ -6,13 +6,13 @@ from urllib.parse import quote
 
 from prolepsis.audit.entry import SERVED, AuditEntry
 from prolepsis.audit.lookup import FoundRequest
-from prolepsis.console.pages import GoTo, Page, Pages, Visit
-from prolepsis.console.recent import MAX_RECENT, RecentReply, RecentRequest
 from prolepsis.core.rounds import Round
 from prolepsis.core.stages import Stage, StageSeconds
 from prolepsis.core.stats import PlainReason
 from prolepsis.cost.runtime import CostReply, PriceReply
+from prolepsis.traffic.recent import MAX_RECENT, RecentReply, RecentRequest
 from prolepsis.web.errors import RequestRefused
+from prolepsis.web.page import FeaturePages, GoTo, Page, PageRoute, Visit
 
 STAGES: Mapping[Stage, str] = {
     "receive": "reading the request",
@@ -97,21 +97,17 @@ class ShownRequest:
     plain_steps: Mapping[PlainReason, int]
 
 
-def declare_requests(pages: Pages) -> None:
-    async def recent(visit: Visit) -> Page | GoTo:
-        if visit.query.get("name"):
-            return GoTo(f"/console/requests/{quote(visit.query['name'].strip(), safe='')}")
-        order = visit.query.get("order", "newest")
-        query = {"order": order if order in ORDERS else "newest"}
-        values = {
-            "recent": await visit.section(RecentReply, "/admin/recent", query),
-            "orders": ORDERS,
-            "order": query["order"],
-        }
-        return Page("requests.html", "Requests", values)
-
-    pages.get("/console/requests", "Requests", recent)
-    pages.get("/console/requests/{name}", "One request", _request)
+async def _recent(visit: Visit) -> Page | GoTo:
+    if visit.query.get("name"):
+        return GoTo(f"/console/requests/{quote(visit.query['name'].strip(), safe='')}")
+    order = visit.query.get("order", "newest")
+    query = {"order": order if order in ORDERS else "newest"}
+    values = {
+        "recent": await visit.section(RecentReply, "/admin/recent", query),
+        "orders": ORDERS,
+        "order": query["order"],
+    }
+    return Page("requests.html", "Requests", values)
 
 
 async def _request(visit: Visit) -> Page:
@@ -196,3 +192,11 @@ def audited_rounds(entry: AuditEntry) -> Iterator[DrawnRound]:
     for sample, proposer, num_drafted, num_emitted, *_ in rounds:
         num_accepted = min(num_drafted, num_emitted - 1)
         yield DrawnRound(proposer, sample, num_accepted, num_drafted - num_accepted, has_next=True)
+
+
+PAGES = FeaturePages(
+    (
+        PageRoute("/console/requests", "Requests", _recent, in_navigation=True),
+        PageRoute("/console/requests/{name}", "One request", _request),
+    )
+)

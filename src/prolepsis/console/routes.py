@@ -6,48 +6,33 @@ from dataclasses import dataclass
 from starlette.datastructures import Headers
 from starlette.responses import Response
 
+from prolepsis.console import audit, requests
 from prolepsis.console.acts import declare_acts
-from prolepsis.console.admin import AdminRoutes
 from prolepsis.console.assets import Assets
-from prolepsis.console.audit import declare_audit
-from prolepsis.console.controls import declare_flags, declare_kill
-from prolepsis.console.dashboards import declare_dashboards
-from prolepsis.console.overview import Load, declare_overview
-from prolepsis.console.pages import HOME, Pages, Visit
-from prolepsis.console.policy import declare_policy
-from prolepsis.console.proposers import declare_proposers
-from prolepsis.console.quality import declare_quality
+from prolepsis.console.dashboards import dashboard_pages
+from prolepsis.console.overview import Load, overview_pages
+from prolepsis.console.pages import HOME, Pages
+from prolepsis.console.proposers import proposer_pages
+from prolepsis.console.quality import quality_pages
 from prolepsis.console.render import environment
-from prolepsis.console.replicas import declare_replicas
-from prolepsis.console.requests import declare_requests
-from prolepsis.console.rollouts import declare_rollouts
 from prolepsis.console.runbook import by_alert, runbooks
-from prolepsis.console.runbook_pages import declare_runbooks
+from prolepsis.console.runbook_pages import runbook_pages
 from prolepsis.console.sessions import KeyRing, Sessions
 from prolepsis.console.sign_in import declare_sign_in
-from prolepsis.console.traffic import TrafficReply
+from prolepsis.controls import pages as controls
 from prolepsis.controls.kill_switch import KillStatus
 from prolepsis.core.audit_event import Emit
 from prolepsis.core.kill_scope import kill_scope
 from prolepsis.engine.client import EngineClient
+from prolepsis.policy import pages as policy
+from prolepsis.replicas import pages as replicas
+from prolepsis.rollout import pages as rollout
 from prolepsis.store.store import Store
+from prolepsis.traffic.feature import TrafficReply
+from prolepsis.web.admin_routes import AdminRoutes
 from prolepsis.web.errors import RequestRefused
+from prolepsis.web.page import FeaturePages, Visit
 from prolepsis.web.routes import PUBLIC, Route
-
-NAVIGATION = (
-    (HOME, "Overview"),
-    ("/console/rollouts", "Rollouts"),
-    ("/console/policy", "Policy"),
-    ("/console/proposers", "Proposers"),
-    ("/console/quality", "Drift and correctness"),
-    ("/console/requests", "Requests"),
-    ("/console/audit", "Audit"),
-    ("/console/flags", "Flags"),
-    ("/console/kill", "Kill switch"),
-    ("/console/replicas", "Replicas"),
-    ("/console/dashboards", "Dashboards"),
-    ("/console/runbooks", "Runbooks"),
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +55,9 @@ class ConsoleParts:
 
 def console_routes(admin: Sequence[Route], parts: ConsoleParts) -> Sequence[Route]:
     """Return the console's routes over the admin routes of the features."""
-    assets, templates = Assets(), environment()
+    assets, templates, of_features = Assets(), environment(), _listed(parts)
+    shown = [page for one in of_features for page in one.routes]
+    navigation = [(page.path, page.name) for page in shown if page.in_navigation]
     templates.globals |= {"asset": assets.url, "name_of": parts.keys.name_of}
     pages = Pages(
         templates,
@@ -79,32 +66,40 @@ def console_routes(admin: Sequence[Route], parts: ConsoleParts) -> Sequence[Rout
         Sessions(),
         check_local=parts.check_local,
         observe=parts.observe,
-        frame=lambda visit: frame(visit, parts),
+        frame=lambda visit: frame(visit, parts, navigation),
     )
-    manual = runbooks()
     declare_sign_in(pages, parts.emit)
-    declare_acts(pages)
-    declare_overview(pages, parts.client, parts.load, parts.store, by_alert(manual), failing=parts.failing)
-    declare_rollouts(pages)
-    declare_policy(pages)
-    declare_proposers(pages, parts.client)
-    declare_quality(pages, by_alert(manual))
-    declare_requests(pages)
-    declare_audit(pages)
-    declare_flags(pages)
-    declare_kill(pages)
-    declare_replicas(pages)
-    declare_dashboards(pages, parts.grafana_url)
-    declare_runbooks(pages, manual)
+    declare_acts(pages, {name: act for one in of_features for name, act in one.acts.items()})
+    for page in shown:
+        pages.declare(page)
     _declare_assets(pages, assets)
     return pages.routes.all
 
 
-async def frame(visit: Visit, parts: ConsoleParts) -> Mapping[str, object]:
+def _listed(parts: ConsoleParts) -> Sequence[FeaturePages]:
+    """Return the pages in the order of the navigation: those of one feature, and here those of several."""
+    manual = runbooks()
+    alerts = by_alert(manual)
+    return (
+        overview_pages(parts.client, parts.load, parts.store, alerts, failing=parts.failing),
+        rollout.PAGES,
+        policy.PAGES,
+        proposer_pages(parts.client),
+        quality_pages(alerts),
+        requests.PAGES,
+        audit.PAGES,
+        controls.PAGES,
+        replicas.PAGES,
+        dashboard_pages(parts.grafana_url),
+        runbook_pages(manual),
+    )
+
+
+async def frame(visit: Visit, parts: ConsoleParts, navigation: Sequence[tuple[str, str]]) -> Mapping[str, object]:
     """Return what every page shows around its content."""
     client = parts.client
     path = visit.url.partition("?")[0]
-    known = max((one for one, _ in NAVIGATION if path == one or path.startswith(f"{one}/")), key=len, default=HOME)
+    known = max((one for one, _ in navigation if path == one or path.startswith(f"{one}/")), key=len, default=HOME)
     return {
         "info": client.info,
         "engine_state": _engine_state(client, parts.failing()),
@@ -115,7 +110,7 @@ async def frame(visit: Visit, parts: ConsoleParts) -> Mapping[str, object]:
         "keys_required": parts.keys.required,
         "csrf": visit.session.csrf,
         "notices": [] if visit.is_update else visit.session.told(),
-        "nav": NAVIGATION,
+        "nav": navigation,
         "here": known,
     }
 

@@ -2,12 +2,12 @@
 
 from collections.abc import Mapping
 
-from prolepsis.console.pages import Page, Pages, Visit
 from prolepsis.console.runbook import RUNBOOKS, Runbook
 from prolepsis.web.errors import RequestRefused
+from prolepsis.web.page import FeaturePages, Page, PageRoute, Visit
 
 
-def declare_runbooks(pages: Pages, runbooks: Mapping[str, Runbook]) -> None:
+def runbook_pages(runbooks: Mapping[str, Runbook]) -> FeaturePages:
     async def listed(visit: Visit) -> Page:
         return Page("runbooks.html", "Runbooks", {"runbooks": runbooks.values()}, live=False)
 
@@ -18,5 +18,9 @@ def declare_runbooks(pages: Pages, runbooks: Mapping[str, Runbook]) -> None:
             raise RequestRefused(message, code="unknown_runbook", param="name", status=404)
         return Page("runbook.html", found.title, {"runbook": found}, live=False)
 
-    pages.get(RUNBOOKS, "Runbooks", listed)
-    pages.get(f"{RUNBOOKS}/{{name}}", "One runbook", one)
+    return FeaturePages(
+        (
+            PageRoute(RUNBOOKS, "Runbooks", listed, in_navigation=True),
+            PageRoute(f"{RUNBOOKS}/{{name}}", "One runbook", one),
+        )
+    )

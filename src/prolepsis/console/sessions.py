@@ -3,11 +3,11 @@
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from hashlib import sha256
-from typing import Literal, Protocol
+from typing import Protocol
 
 from prolepsis.web.caller import Caller
+from prolepsis.web.page import Session
 
 IDLE_S = 1800.0
 """A session that is not used for so long is over."""
@@ -35,37 +35,6 @@ class KeyRing(Protocol):
 
     def name_of(self, key_id: str) -> str:
         """Return how people call a key, empty for what is no key here."""
-
-
-@dataclass(frozen=True, slots=True)
-class Notice:
-    """Message about an action for the next page."""
-
-    kind: Literal["done", "failed"]
-    text: str
-
-
-@dataclass(slots=True)
-class Session:
-    """One browser that is signed in. Times are of a monotonic clock."""
-
-    signed_in: bytes
-    """Value that `KeyRing.sign_in` returned; empty for the developer."""
-    opened_at: float
-    used_at: float
-    csrf: str = field(default_factory=lambda: secrets.token_urlsafe(24))
-    """Every form that changes something carries it."""
-    notices: list[Notice] = field(default_factory=list)
-    draft: str | None = None
-    """A policy that was edited and not applied."""
-
-    def tell(self, kind: Literal["done", "failed"], text: str) -> None:
-        self.notices = [*self.notices[-3:], Notice(kind, text)]
-
-    def told(self) -> list[Notice]:
-        """Return the notices, and forget them."""
-        notices, self.notices = self.notices, []
-        return notices
 
 
 class Sessions:

@@ -3,9 +3,10 @@
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from prolepsis.console.pages import HEADERS, HOME, SIGN_IN, GoTo, Pages, Visit, form_of, local_page
+from prolepsis.console.pages import HEADERS, HOME, SIGN_IN, Pages, form_of, local_page
 from prolepsis.core.audit_event import AuditEvent, Emit
 from prolepsis.web.errors import RequestRefused, describe_error
+from prolepsis.web.page import GoTo, PageRoute, Visit
 from prolepsis.web.refusals import wrong_role
 from prolepsis.web.routes import PUBLIC, READERS
 
@@ -37,7 +38,7 @@ def declare_sign_in(pages: Pages, emit: Emit) -> None:
         emit(AuditEvent(actor=visit.caller.actor, action="console.signed_out"))
         return GoTo(SIGN_IN)
 
-    pages.post("/console/sign-out", "Close the session", sign_out)
+    pages.declare(PageRoute("/console/sign-out", "Close the session", sign_out, method="POST"))
 
 
 def _signed_in(pages: Pages, request: Request, form: dict[str, str], emit: Emit) -> Response:

@@ -6,10 +6,10 @@ from typing import Literal
 import pytest
 import yaml
 
-from prolepsis.console.service import BURNS, GOALS, LATELY_S, LONG_S, ServiceLevel
 from prolepsis.core.ended import End, RequestEnded
 from prolepsis.monitoring.burn_rates import BURN_RATES, seconds
 from prolepsis.monitoring.rules import shipped
+from prolepsis.traffic.service import BURNS, GOALS, LATELY_S, LONG_S, ServiceLevel
 from tests.telemetry.test_requests import ABOUT, ended, prompt
 
 NOW = 1_700_000_000.0

@@ -3,14 +3,14 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from prolepsis.console.drawing import Interval, interval
-from prolepsis.console.other_rules import other_rules
-from prolepsis.console.pages import Page, Pages, Visit
-from prolepsis.console.traffic import TrafficReply
 from prolepsis.rollout.machine import Command, Phase
+from prolepsis.rollout.other_rules import other_rules
 from prolepsis.rollout.routes import RolloutsReply
 from prolepsis.rollout.runtime import RolloutHistory, RolloutView
 from prolepsis.statistics.guardrail import GuardrailResult
+from prolepsis.traffic.feature import TrafficReply
+from prolepsis.web.drawing import Interval, interval
+from prolepsis.web.page import Act, FeaturePages, Page, PageRoute, Visit
 
 STATUS: Mapping[Phase, tuple[str, str]] = {
     "off": ("off", "not started"),
@@ -46,28 +46,25 @@ class Evidence:
     places: Interval
 
 
-def declare_rollouts(pages: Pages) -> None:
-    async def rollouts(visit: Visit) -> Page:
-        reply = await visit.read(RolloutsReply, "/admin/rollouts")
-        return Page("rollouts.html", "Rollouts", {"rollouts": reply.rollouts, "status": STATUS})
+async def _rollouts(visit: Visit) -> Page:
+    reply = await visit.read(RolloutsReply, "/admin/rollouts")
+    return Page("rollout/templates/rollouts.html", "Rollouts", {"rollouts": reply.rollouts, "status": STATUS})
 
-    async def rollout(visit: Visit) -> Page:
-        one = await visit.read(RolloutHistory, "/admin/rollouts/{rollout_id}", rollout_id=visit.names["rollout_id"])
-        traffic = await visit.section(TrafficReply, "/admin/traffic")
-        values = {
-            "one": one,
-            "others": [*other_rules(traffic.value.rules, one.rule, one.since)] if traffic.value and one.run else [],
-            "status": STATUS,
-            "buttons": BUTTONS,
-            "offered": OFFERED[one.phase],
-            "evidence": evidence(one),
-            "events": one.events[::-1],
-            "may_act": visit.may("POST", "/admin/rollouts/{rollout_id}/{command}"),
-        }
-        return Page("rollout.html", f"Rollout of {one.rule}", values)
 
-    pages.get("/console/rollouts", "Rollouts", rollouts)
-    pages.get("/console/rollouts/{rollout_id}", "One rollout", rollout)
+async def _rollout(visit: Visit) -> Page:
+    one = await visit.read(RolloutHistory, "/admin/rollouts/{rollout_id}", rollout_id=visit.names["rollout_id"])
+    traffic = await visit.section(TrafficReply, "/admin/traffic")
+    values = {
+        "one": one,
+        "others": [*other_rules(traffic.value.rules, one.rule, one.since)] if traffic.value and one.run else [],
+        "status": STATUS,
+        "buttons": BUTTONS,
+        "offered": OFFERED[one.phase],
+        "evidence": evidence(one),
+        "events": one.events[::-1],
+        "may_act": visit.may("POST", "/admin/rollouts/{rollout_id}/{command}"),
+    }
+    return Page("rollout/templates/rollout.html", f"Rollout of {one.rule}", values)
 
 
 def evidence(one: RolloutView) -> list[Evidence]:
@@ -75,3 +72,14 @@ def evidence(one: RolloutView) -> list[Evidence]:
     results = one.verdict.guardrails if one.verdict else ()
     ordered = sorted(results, key=lambda result: result.dry_run)
     return [Evidence(r, interval(r.estimate, r.lower, r.upper, r.allowed)) for r in ordered]
+
+
+PAGES = FeaturePages(
+    routes=(
+        PageRoute("/console/rollouts", "Rollouts", _rollouts, in_navigation=True),
+        PageRoute("/console/rollouts/{rollout_id}", "One rollout", _rollout),
+    ),
+    acts={
+        "rollout": Act("POST", "/admin/rollouts/{rollout_id}/{command}", "{command}: done.", ("rollout_id", "command"))
+    },
+)

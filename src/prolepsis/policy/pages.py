@@ -4,11 +4,11 @@ import difflib
 import json
 from collections.abc import Iterator, Mapping
 
-from prolepsis.console.pages import Page, Pages, Visit
 from prolepsis.policy.explain import ExplainedRequest
 from prolepsis.policy.routes import PolicyCheckReply, PolicyReply, PolicyVersionsReply
 from prolepsis.policy.versions import PolicyText
 from prolepsis.web.errors import RequestRefused, describe_error
+from prolepsis.web.page import Act, FeaturePages, Page, PageRoute, Visit
 
 VERSIONS, VERSION = "/admin/policy/versions", "/admin/policy/versions/{version}"
 SAMPLE = json.dumps({"model": "", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 64}, indent=2)
@@ -22,19 +22,11 @@ rules:
 """Where there is no text to begin with."""
 
 
-def declare_policy(pages: Pages) -> None:
-    async def policy(visit: Visit) -> Page:
-        reply = await visit.read(PolicyReply, "/admin/policy")
-        versions = await visit.section(PolicyVersionsReply, VERSIONS) if reply.source == "store" else None
-        values = {"policy": reply, "rules": rules(reply), "versions": versions, "may_apply": may_apply(visit)}
-        return Page("policy.html", "Policy", values)
-
-    pages.get("/console/policy", "Policy", policy)
-    pages.get("/console/policy/versions/{version}", "A version", _version)
-    pages.get("/console/policy/edit", "Edit the policy", _edit)
-    pages.post("/console/policy/edit", "Check an edit", _edit)
-    pages.get("/console/policy/explain", "Explain a request", _explain)
-    pages.post("/console/policy/explain", "Explain a request", _explain)
+async def _policy(visit: Visit) -> Page:
+    reply = await visit.read(PolicyReply, "/admin/policy")
+    versions = await visit.section(PolicyVersionsReply, VERSIONS) if reply.source == "store" else None
+    values = {"policy": reply, "rules": rules(reply), "versions": versions, "may_apply": may_apply(visit)}
+    return Page("policy/templates/policy.html", "Policy", values)
 
 
 async def _version(visit: Visit) -> Page:
@@ -51,7 +43,7 @@ async def _version(visit: Visit) -> Page:
         "check": await visit.ask(PolicyCheckReply, "/admin/policy/check", body) if old else None,
         "may_apply": may_apply(visit),
     }
-    return Page("policy_version.html", f"Policy version {one.version}", values, live=False)
+    return Page("policy/templates/version.html", f"Policy version {one.version}", values, live=False)
 
 
 async def _edit(visit: Visit) -> Page:
@@ -67,7 +59,7 @@ async def _edit(visit: Visit) -> Page:
         "check": check,
         "may_apply": may_apply(visit),
     }
-    return Page("policy_edit.html", "Edit the policy", values, live=False)
+    return Page("policy/templates/edit.html", "Edit the policy", values, live=False)
 
 
 async def _text_in_use(visit: Visit, reply: PolicyReply) -> str:
@@ -85,7 +77,7 @@ async def _explain(visit: Visit) -> Page:
         except Exception as error:  # contained: the form says what is wrong with the request
             problem = str(describe_error(error))
     values = {"form": form, "sample": SAMPLE, "answer": answer, "problem": problem}
-    return Page("policy_explain.html", "Explain a request", values, live=False)
+    return Page("policy/templates/explain.html", "Explain a request", values, live=False)
 
 
 def explain_body(form: Mapping[str, str]) -> dict[str, object]:
@@ -126,3 +118,21 @@ def text_diff(old: str, new: str) -> Iterator[tuple[str, str]]:
 
 def may_apply(visit: Visit) -> bool:
     return visit.may("PUT", "/admin/policy")
+
+
+PAGES = FeaturePages(
+    routes=(
+        PageRoute("/console/policy", "Policy", _policy, in_navigation=True),
+        PageRoute("/console/policy/versions/{version}", "A version", _version),
+        PageRoute("/console/policy/edit", "Edit the policy", _edit),
+        PageRoute("/console/policy/edit", "Check an edit", _edit, method="POST"),
+        PageRoute("/console/policy/explain", "Explain a request", _explain),
+        PageRoute("/console/policy/explain", "Explain a request", _explain, method="POST"),
+    ),
+    acts={
+        "policy": Act(
+            "PUT", "/admin/policy", "Version {reply.version} of the policy is in use.", then="/console/policy"
+        ),
+        "policy-rollback": Act("POST", "/admin/policy/rollback", "The text of version {to} is in use again."),
+    },
+)

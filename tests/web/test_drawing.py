@@ -1,6 +1,6 @@
 """Figures: lines have gaps where there are no values, and intervals keep their order on the scale."""
 
-from prolepsis.console.drawing import WIDTH, Chart, Line, Mark, interval, path_of
+from prolepsis.web.drawing import WIDTH, Chart, Line, Mark, interval, path_of
 
 
 def test_a_line_has_a_gap_where_there_is_no_value() -> None:

@@ -1,4 +1,4 @@
-from prolepsis.console.timeline import Timeline
+from prolepsis.traffic.timeline import Timeline
 from tests.clock import Clock
 
 

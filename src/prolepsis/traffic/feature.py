@@ -5,14 +5,14 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from prolepsis.console.service import ServiceLevel, ServiceReply
-from prolepsis.console.timeline import Span, Timeline
 from prolepsis.core.ended import RequestEnded
 from prolepsis.core.facts import rule_of_class
 from prolepsis.core.stats import EffectiveReason, Mode, PlainReason, ProposerCounts, RequestStats
 from prolepsis.core.traffic_sums import TrafficSums, ratio, sums_of
 from prolepsis.engine.client import EngineHealth
 from prolepsis.statistics.percentile import percentile
+from prolepsis.traffic.service import ServiceLevel, ServiceReply
+from prolepsis.traffic.timeline import Span, Timeline
 from prolepsis.web.feature import Feature
 from prolepsis.web.routes import READERS, Route, Routes
 

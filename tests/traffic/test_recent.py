@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import httpx
 
-from prolepsis.console.recent import MAX_LISTED_ROUNDS, MAX_RECENT, RecentFeature
 from prolepsis.core.ended import Keep, RequestAbout
 from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.core.rounds import MAX_ROUNDS
+from prolepsis.traffic.recent import MAX_LISTED_ROUNDS, MAX_RECENT, RecentFeature
 from tests.console.scene import Scene
 
 ABOUT = RequestAbout(answer_id="a", tenant="acme", key_id="", tier="standard", route="/v1/completions", model="tiny")

@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from prolepsis.console.timeline import Span
-from prolepsis.console.traffic import RuleReply
 from prolepsis.core.traffic_sums import LEAST_REQUESTS, TrafficSums, ratio
+from prolepsis.traffic.feature import RuleReply
+from prolepsis.traffic.timeline import Span
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from prolepsis.console.other_rules import OtherRule, other_rules
-from prolepsis.console.timeline import Span
-from prolepsis.console.traffic import RuleReply
+from prolepsis.rollout.other_rules import OtherRule, other_rules
+from prolepsis.traffic.feature import RuleReply
+from prolepsis.traffic.timeline import Span
 
 
 def rule(name: str, minutes: Sequence[tuple[float, int, float]]) -> RuleReply:
