@@ -17,7 +17,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("propose", &suffix::propose);
   m.def("merge", [](const std::vector<int64_t>& tokens, const std::vector<int64_t>& parents, const std::vector<double>& survival,
                     const std::vector<int64_t>& other_tokens, const std::vector<int64_t>& other_parents,
-                    const std::vector<double>& other_survival, int64_t limit, double floor) {
-    return merging::merge({tokens, parents, survival}, {other_tokens, other_parents, other_survival}, limit, floor);
+                    const std::vector<double>& other_survival, int64_t limit) {
+    return merging::merge({tokens, parents, survival}, {other_tokens, other_parents, other_survival}, limit);
   });
 }

@@ -44,13 +44,13 @@ inline int64_t level_of(double rate) {
   return levels[std::clamp<int64_t>(static_cast<int64_t>(kGrid * rate), 0, kGrid - 1)];
 }
 
-// Adds a draft's nodes that survive with more than `floor`; returns their parents.
-inline std::set<int64_t> add(std::vector<Merged>& nodes, const Scored& draft, int64_t kind, int64_t first, double floor) {
+// Adds a draft's nodes that may survive; returns their parents.
+inline std::set<int64_t> add(std::vector<Merged>& nodes, const Scored& draft, int64_t kind, int64_t first) {
   std::vector<int64_t> places;
   std::set<int64_t> above;
   for (size_t i = 0; i < draft.tokens.size(); i++) {
     places.push_back(kRoot);
-    if (draft.survival[i] <= floor) continue;  // so are all nodes below it
+    if (draft.survival[i] <= 0.0) continue;  // so are all nodes below it
     const int64_t parent = draft.parents[i], at = parent == kRoot ? kRoot : places[parent];
     const double rate = parent == kRoot ? draft.survival[i] : draft.survival[i] / draft.survival[parent];
     above.insert(at);
@@ -65,10 +65,10 @@ inline std::set<int64_t> add(std::vector<Merged>& nodes, const Scored& draft, in
 }
 
 // The `limit` likeliest nodes of both drafts, as `as_draft` gives them, and for each which of the nodes of both it was first.
-inline py::tuple merge(const Scored& first, const Scored& second, int64_t limit, double floor) {
+inline py::tuple merge(const Scored& first, const Scored& second, int64_t limit) {
   std::vector<Merged> nodes;
-  const std::set<int64_t> parents_in_first = add(nodes, first, 1, 0, floor);
-  const std::set<int64_t> parents_in_second = add(nodes, second, 2, first.tokens.size(), floor);
+  const std::set<int64_t> parents_in_first = add(nodes, first, 1, 0);
+  const std::set<int64_t> parents_in_second = add(nodes, second, 2, first.tokens.size());
   for (Merged& node : nodes) node.survival = node.parent == kRoot ? node.rate : node.rate * nodes[node.parent].survival;
   std::vector<int64_t> likeliest(nodes.size()), place(nodes.size());
   std::iota(likeliest.begin(), likeliest.end(), 0);

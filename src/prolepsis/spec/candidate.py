@@ -159,7 +159,7 @@ def merge(first: ScoredDraft, second: ScoredDraft, limit: int) -> Draft:
         return merge_in_python(first, second, limit)
     one, other = first.draft, second.draft
     parts = (one.tokens, one.parents, first.survivals, other.tokens, other.parents, second.survivals)
-    (tokens, parents, survival, buckets), origins = kernel.merge(*parts, limit, 0.0)
+    (tokens, parents, survival, buckets), origins = kernel.merge(*parts, limit)
     sources = (
         *(one.sources or (one.proposer,) * len(one.tokens)),
         *(other.sources or (other.proposer,) * len(other.tokens)),

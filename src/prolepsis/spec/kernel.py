@@ -13,7 +13,7 @@ def draft_kernel() -> ModuleType | None:
     It offers `LocalIndex()`, whose length is the tokens it knows, `SharedIndex(max_bytes)` with `add(tag, tokens)`,
     `propose(shared, [(local, new tokens, tag, limit)])`, which returns for each entry a draft's tokens, parents,
     survivals and buckets, or None (`spec.proposers.suffix`); and `merge(tokens, parents, survivals, the same of another
-    draft, limit, floor)`, which returns those of the merged draft, and for each of its nodes which one of the nodes of
+    draft, limit)`, which returns those of the merged draft, and for each of its nodes which one of the nodes of
     both it was (`spec.candidate`).
     """
     return load_if_possible("drafts", ("drafts.cpp",), ("-ffp-contract=off",))
