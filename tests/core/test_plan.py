@@ -34,7 +34,7 @@ def test_the_runs_that_were_stopped_first_are_forgotten_first() -> None:
 
 
 def test_the_strictest_of_plans_stops_what_each_of_them_stops() -> None:
-    probed = DisabledProposer("suffix", "code", probes=4, probe_round=1)
+    probed = DisabledProposer("suffix", "code", num_trials=4, trial_round=1)
     first = SpecPlan(version=7, killed=frozenset({"tenant:a"}), disabled=(probed,), proposers=("suffix", "prediction"))
     last = SpecPlan(version=3, num_speculative_tokens=2, killed=frozenset({"tenant:b"}), proposers=("suffix",))
     both = replace(last, killed=frozenset({"tenant:a", "tenant:b"}), disabled=(probed,))

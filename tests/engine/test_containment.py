@@ -30,7 +30,7 @@ from tests.engine.test_charging import decoding, device
 from tests.fake_proposer import Scripted
 from tests.fakes import EngineSetup, build, draft_chain, outputs, reference, request, run, terminals
 
-Verb = Literal["begin", "correction", "rests", "observe", "forget"]
+Verb = Literal["begin", "correction", "drops_states", "observe", "forget"]
 SOURCE = request("a", [1, 2, 3])
 
 
@@ -59,9 +59,9 @@ class Failing(Payback):
         self._fail("correction")
         return super().correction(num_sequences)
 
-    def rests(self, key: str) -> bool:
-        self._fail("rests")
-        return super().rests(key)
+    def drops_states(self, key: str) -> bool:
+        self._fail("drops_states")
+        return super().drops_states(key)
 
     def observe(self, step: StepCost, drafts: Mapping[str, tuple[int, int]]) -> None:
         self._fail("observe")
@@ -77,7 +77,7 @@ def _engine(payback: Payback, metrics: Metrics | None = None) -> Engine:
     return engine
 
 
-@pytest.mark.parametrize("verb", ["begin", "correction", "rests", "observe", "forget"])
+@pytest.mark.parametrize("verb", ["begin", "correction", "drops_states", "observe", "forget"])
 def test_deciding_or_learning_that_raises_costs_drafts_and_no_request(verb: Verb) -> None:
     metrics = Metrics()
     engine = _engine(Failing(verb, mends=False), metrics)

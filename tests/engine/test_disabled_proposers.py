@@ -114,10 +114,10 @@ def test_a_disabled_proposer_drafts_neither_in_shadow_nor_by_name() -> None:
     assert outputs(events) == plain()
 
 
-def test_a_probe_round_ends_by_itself() -> None:
+def test_a_half_open_round_ends_by_itself() -> None:
     first = Named("first")
     engine = build(EngineSetup(proposers=[first]))
-    apply(engine, disabled=(DisabledProposer("first", "chat", probes=4, probe_round=1),))
+    apply(engine, disabled=(DisabledProposer("first", "chat", num_trials=4, trial_round=1),))
     events = run(engine, sliced("a", "chat"))
     assert len(first.asked) == 4
     assert outputs(events)["a", 0] == plain()["a", 0]

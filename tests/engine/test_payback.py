@@ -23,21 +23,21 @@ PROMPT = (3, 4, 5)
 
 
 class Told(Payback):
-    """Lets the sequences `awake` draft, and keeps what it learns."""
+    """Lets the sequences `active` draft, and keeps what it learns."""
 
-    def __init__(self, awake: Sequence[str] = ()) -> None:
+    def __init__(self, active: Sequence[str] = ()) -> None:
         super().__init__()
-        self.awake = frozenset(awake)
+        self.active = frozenset(active)
         self.begun: list[tuple[tuple[str, ...], int]] = []
         self.steps: list[tuple[StepCost, Mapping[str, tuple[int, int]]]] = []
         self.forgotten: list[str] = []
 
     def begin(self, keys: Sequence[str], num_sequences: int, *, only_decodes: bool = True) -> frozenset[str]:
         self.begun.append((tuple(keys), num_sequences))
-        return self.awake.intersection(keys)
+        return self.active.intersection(keys)
 
-    def rests(self, key: str) -> bool:
-        return key not in self.awake
+    def drops_states(self, key: str) -> bool:
+        return key not in self.active
 
     def observe(self, step: StepCost, drafts: Mapping[str, tuple[int, int]]) -> None:
         self.steps.append((step, drafts))
@@ -72,10 +72,10 @@ def test_a_sequence_that_pauses_is_decoded_plainly_with_the_reason_and_its_text_
     assert payback.forgotten == ["a/0", "b/0"]
 
 
-@pytest.mark.parametrize("awake", [(), ("a/0",)])
+@pytest.mark.parametrize("active", [(), ("a/0",)])
 @pytest.mark.parametrize("by", ["breaker_open", "killed"])
-def test_what_stops_all_proposers_is_the_reason_also_of_a_sequence_that_pauses(by: str, awake: Sequence[str]) -> None:
-    engine, _ = _engine(Told(awake))
+def test_what_stops_all_proposers_is_the_reason_also_of_a_sequence_that_pauses(by: str, active: Sequence[str]) -> None:
+    engine, _ = _engine(Told(active))
     disabled = (DisabledProposer("scripted", request("a", PROMPT).traffic_class),)
     killed = frozenset({kill_scope("proposer", "scripted")})
     engine.plan.apply(SpecPlan(disabled=disabled) if by == "breaker_open" else SpecPlan(killed=killed))
@@ -90,7 +90,7 @@ class Napping(Told):
         self.begun.append((tuple(keys), num_sequences))
         return frozenset(keys if len(self.begun) % 3 == 0 else ())
 
-    def rests(self, key: str) -> bool:
+    def drops_states(self, key: str) -> bool:
         return False
 
 

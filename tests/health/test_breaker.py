@@ -210,7 +210,7 @@ def test_it_is_probed_after_a_while_and_closes_where_it_has_recovered() -> None:
     assert watched.poll(SETTINGS.open_s - 0.1) == []
     [event] = watched.poll(0.2)
     assert (event.after, event.reason) == ("half_open", "backoff_elapsed")
-    assert watched.breaker.disabled(7) == DisabledProposer("suffix", "chat", 7, probe_round=1, compared=True)
+    assert watched.breaker.disabled(7) == DisabledProposer("suffix", "chat", 7, trial_round=1, compared=True)
     [event] = watched.draft(40, 0.5)
     assert (event.before, event.after, event.reason) == ("half_open", "closed", "recovered")
     assert watched.breaker.disabled(7) is None
@@ -254,7 +254,7 @@ def test_back_off_doubles_up_to_its_limit_and_begins_again_after_a_calm_time() -
     assert (watched.breaker.state, watched.breaker.open_s) == ("open", 10.0)
 
 
-def test_one_fault_ends_a_probe_round() -> None:
+def test_one_fault_ends_a_half_open_round() -> None:
     for reason in ("errors", "late"):
         watched = half_open()
         if reason == "errors":
@@ -265,7 +265,7 @@ def test_one_fault_ends_a_probe_round() -> None:
         assert (event.after, event.reason, event.open_s) == ("open", reason, 20.0)
 
 
-def test_faults_of_before_do_not_end_a_probe_round() -> None:
+def test_faults_of_before_do_not_end_a_half_open_round() -> None:
     watched = Watched()
     watched.fail(9)
     watched.poll()

@@ -169,7 +169,7 @@ def half_open() -> Server:
     return server
 
 
-def test_a_probe_round_of_one_tenant_is_decided_by_its_own_drafts() -> None:
+def test_a_half_open_round_of_one_tenant_is_decided_by_its_own_drafts() -> None:
     server = half_open()
     server.run(50, {"bank": Drafts(10, 0.9)})
     assert server.breaker.state == "half_open", "drafts of others neither close it nor use its probes"
@@ -180,7 +180,7 @@ def test_a_probe_round_of_one_tenant_is_decided_by_its_own_drafts() -> None:
     assert (server.breaker.state, server.breaker.tenants) == ("closed", frozenset())
 
 
-def test_a_probe_round_of_all_that_one_tenant_uses_up_lets_in_the_others() -> None:
+def test_a_half_open_round_of_all_that_one_tenant_uses_up_lets_in_the_others() -> None:
     server = Server()
     server.until_open(["flood", "bank", "shop"])
     server.look(SETTINGS.open_s)
@@ -189,7 +189,7 @@ def test_a_probe_round_of_all_that_one_tenant_uses_up_lets_in_the_others() -> No
     assert server.may_draft("bank")
 
 
-def test_a_probe_round_of_all_fails_for_all_if_drafts_of_several_are_bad() -> None:
+def test_a_half_open_round_of_all_fails_for_all_if_drafts_of_several_are_bad() -> None:
     server = Server()
     server.until_open(["bank", "shop", "school"])
     server.look(SETTINGS.open_s)

@@ -93,7 +93,7 @@ class WatchedClient(ThreadEngineClient):
     def send(self, control: Control) -> None:
         match control:
             case ApplyPlan(plan):
-                self._note(f"plan: {plan.reason}, leaves out {len([e for e in plan.disabled if not e.probes])}")
+                self._note(f"plan: {plan.reason}, leaves out {len([e for e in plan.disabled if not e.num_trials])}")
             case StopRun(run):
                 self._note(f"stop: {run}")
         super().send(control)

@@ -80,17 +80,17 @@ def test_another_proposer_of_the_name_is_counted_again() -> None:
 def test_a_grant_of_probes_to_a_proposer_that_is_exchanged_begins_again() -> None:
     ledger = Ledger(NAMES)
     disabled = DisabledProposers(ledger)
-    plan = SpecPlan(disabled=(DisabledProposer("head", "chat", probes=2),))
-    probed = [disabled.allowed(("chat", ""), ("head",), plan)]
+    plan = SpecPlan(disabled=(DisabledProposer("head", "chat", num_trials=2),))
+    allowed = [disabled.allowed(("chat", ""), ("head",), plan)]
     for _ in range(5):
         ledger.ask("head", [("chat", "")], 0.0, None)
-    probed.append(disabled.allowed(("chat", ""), ("head",), plan))
+    allowed.append(disabled.allowed(("chat", ""), ("head",), plan))
     ledger.exchange("head")
     disabled.exchange("head")
     for _ in range(3):
-        probed.append(disabled.allowed(("chat", ""), ("head",), plan))
+        allowed.append(disabled.allowed(("chat", ""), ("head",), plan))
         ledger.ask("head", [("chat", "")], 0.0, None)
-    assert probed == [("head",), (), ("head",), ("head",), ()]
+    assert allowed == [("head",), (), ("head",), ("head",), ()]
 
 
 def test_every_draft_is_judged_whether_or_not_it_is_verified() -> None:
@@ -146,9 +146,9 @@ def test_a_grant_of_probes_is_used_up_and_not_renewed_by_an_equal_plan() -> None
     leaving = DisabledProposers(ledger)
     ledger.ask("head", [("chat", "")] * 50, 0.0, None)
 
-    def may_draft(version: int, probe_round: int) -> bool:
+    def may_draft(version: int, trial_round: int) -> bool:
         plan = SpecPlan(
-            version=version, disabled=(DisabledProposer("head", "chat", probes=3, probe_round=probe_round),)
+            version=version, disabled=(DisabledProposer("head", "chat", num_trials=3, trial_round=trial_round),)
         )
         return leaving.allowed(("chat", ""), NAMES, plan) == NAMES
 

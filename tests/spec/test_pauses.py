@@ -22,8 +22,8 @@ def _run(pauses: Pauses, net: dict[str, float], steps: int, number: int | None =
     """Step; return in how many steps each sequence drafted. `net`: what its drafts bring in each, less their cost."""
     drafted = dict.fromkeys(net, 0)
     for _ in range(steps):
-        awake = pauses.begin(list(net), number or len(net))
-        for key in awake:
+        active = pauses.begin(list(net), number or len(net))
+        for key in active:
             drafted[key] += 1
             pauses.record(key, 1, net[key], number or len(net))
     return drafted
@@ -73,18 +73,18 @@ def test_alone_a_sequence_has_time_to_make_up_for_a_bad_start(number: int, draft
         (2, 0.0, [*range(1, 40)]),
     ],
 )
-def test_alone_a_sequence_naps_where_looking_for_drafts_finds_none(number: int, cost: float, looked: list[int]) -> None:
+def test_alone_looking_for_drafts_backs_off_where_it_finds_none(number: int, cost: float, looked: list[int]) -> None:
     pauses = _Engine()
 
     def look(step: int, num_nodes: int) -> bool:
-        awake = bool(pauses.begin(["a"], number))
-        if awake:
+        active = bool(pauses.begin(["a"], number))
+        if active:
             pauses.record("a", num_nodes, 1.0 * (num_nodes > 0) - cost, number)
-        return awake
+        return active
 
     assert [step for step in range(1, 40) if look(step, 0)] == looked
     assert any(look(step, 1) for step in range(40, 49)), "it looks again"
-    assert all(look(step, step % 2) for step in range(49, 80)), "a draft ends the naps"
+    assert all(look(step, step % 2) for step in range(49, 80)), "a draft ends the back-off"
 
 
 def test_trials_lose_at_most_their_share() -> None:
@@ -112,17 +112,17 @@ def test_proposers_learn_on_in_pauses_if_drafts_pay_in_general() -> None:
     _run(pauses, {str(i): 0.5 for i in range(15)}, 200)
     net = {"bad": -1.0}
     assert _run(pauses, net, 16, number=15) == {"bad": 4}
-    assert not pauses.rests("bad")
+    assert not pauses.drops_states("bad")
     only = _Engine()
     _run(only, net, 10, number=15)
-    assert only.rests("bad"), "drafts pay for nobody"
+    assert only.drops_states("bad"), "drafts pay for nobody"
 
 
 def test_trials_begun_at_a_lower_load_need_room_at_a_higher_one() -> None:
     """Prompts of a wave are read one after the other: some sequences decode before the others."""
     pauses, keys = _Engine(), [str(i) for i in range(16)]
-    awake = []
+    active = []
     for number in (1, 2, 4, 8, 16):
-        awake = pauses.begin(keys[:number], number)  # in steps that read prompts too, of which nothing is learnt
-    assert len(awake) == 3, "as many as the budget lets begin"
-    assert pauses.begin(keys, 16) == awake, "which then goes on"
+        active = pauses.begin(keys[:number], number)  # in steps that read prompts too, of which nothing is learnt
+    assert len(active) == 3, "as many as the budget lets begin"
+    assert pauses.begin(keys, 16) == active, "which then goes on"

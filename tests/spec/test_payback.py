@@ -180,11 +180,11 @@ def test_no_events_stop_decisions(events: list[tuple[int, int, int, tuple[float,
     payback = Payback()
     for number, nodes, emitted, (ms, plain_ms, drafting_ms, verifying_ms), ends in events:
         keys = [str(i) for i in range(number)]
-        awake = payback.begin(keys, number)
+        active = payback.begin(keys, number)
         found = payback.correction(number)
         assert all(0.0 <= one < math.inf for one in (found.plain, found.verifying, found.token_ms))
-        drafts = dict.fromkeys(awake, (nodes, emitted - 1))
-        num_drafted = nodes * len(awake)
+        drafts = dict.fromkeys(active, (nodes, emitted - 1))
+        num_drafted = nodes * len(active)
         cost = StepCost(number, number * emitted, num_drafted, ms, plain_ms, drafting_ms, verifying_ms)
         payback.observe(cost, drafts)
         for key in keys if ends else ():

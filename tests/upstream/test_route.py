@@ -31,8 +31,8 @@ def test_a_request_that_may_speculate_is_for_the_speculating_pool(mode: Any) -> 
     assert routed(mode=mode).pools == ("speculating", "plain")
 
 
-def disabled(probes: int = 0, proposer: str = "upstream", traffic_class: str = CLASS) -> SpecPlan:
-    return SpecPlan(num_speculative_tokens=DEPTH, disabled=(DisabledProposer(proposer, traffic_class, probes),))
+def disabled(num_trials: int = 0, proposer: str = "upstream", traffic_class: str = CLASS) -> SpecPlan:
+    return SpecPlan(num_speculative_tokens=DEPTH, disabled=(DisabledProposer(proposer, traffic_class, num_trials),))
 
 
 @pytest.mark.parametrize(
@@ -81,5 +81,9 @@ def test_what_is_pinned_or_stopped_never_goes_to_the_speculating_pool(route: Rou
 
 
 def test_a_breaker_counts_for_its_proposer_and_class_and_probes_pass_it() -> None:
-    for plan in (disabled(probes=8), disabled(proposer="suffix"), disabled(traffic_class="other/standard/free/short")):
+    for plan in (
+        disabled(num_trials=8),
+        disabled(proposer="suffix"),
+        disabled(traffic_class="other/standard/free/short"),
+    ):
         assert routed(plan).pool == "speculating"

@@ -21,9 +21,9 @@ class DisabledProposer:
 
     proposer: str
     traffic_class: str
-    probes: int = 0
+    num_trials: int = 0
     """Drafts that it may still make, to judge it again."""
-    probe_round: int = 0
+    trial_round: int = 0
     """A grant of another number is a new one; the same one again, in a later plan, grants nothing more."""
     compared: bool = False
     """Its drafts may still be compared with what plain decoding emits: a rollout is judged by them."""

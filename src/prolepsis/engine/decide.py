@@ -79,7 +79,7 @@ class Decisions:
     ) -> None:
         """`payback` None: drafts cost what is predicted, and no request is sampled."""
         self.payback = payback
-        self.awake: Collection[str] | None = None
+        self.active: Collection[str] | None = None
         """Sequences whose drafts are weighed and that may draft in this step; None: drafts are not weighed."""
         self.num_sampled = 0
         self._paused: Collection[str] = ()
@@ -94,7 +94,7 @@ class Decisions:
 
     def begin(self, rows: Sequence[Row], plan: SpecPlan, room: int) -> list[Verdict]:
         """Return a verdict for each row; `room`: draft nodes that fit the pass."""
-        self.awake, self._paused = None, ()
+        self.active, self._paused = None, ()
         if not self.drafts(plan):
             return [_PLAIN] * len(rows)
         choices = [self._choice(row.sequence, plan) for row in rows]
@@ -111,7 +111,7 @@ class Decisions:
 
     def may_draft(self, plan: SpecPlan, sequence: SequenceState, proposer: str | None = None) -> bool:
         """Return whether any proposer, or `proposer`, may draft for the sequence, to verify or to compare."""
-        if self._rests(sequence) or not self.drafts(plan):  # first, as it holds for most rows of most steps
+        if self._drops_states(sequence) or not self.drafts(plan):  # first, as it holds for most rows of most steps
             return False
         choice = self._choice(sequence, plan)
         if not choice.enabled:
@@ -193,8 +193,8 @@ class Decisions:
         keys = [key for key, mode in decoding if mode == "auto"]
         if self.payback is None or plan.fixed_depth is not None or not keys:
             return
-        self.awake = self.payback.begin(keys, len(decoding), only_decodes=len(decoding) == len(rows))
-        self._paused = frozenset(keys).difference(self.awake)
+        self.active = self.payback.begin(keys, len(decoding), only_decodes=len(decoding) == len(rows))
+        self._paused = frozenset(keys).difference(self.active)
 
     def _verdict(self, row: Row, choice: SpeculationChoice, plan: SpecPlan, room: int) -> Verdict:
         sequence = row.sequence
@@ -261,13 +261,17 @@ class Decisions:
             and (name != CANDIDATE_HEAD if named is None else name in named)
         )
 
-    def _rests(self, sequence: SequenceState) -> bool:
+    def _drops_states(self, sequence: SequenceState) -> bool:
         """Return whether nothing of the sequence need be kept for a proposer now, as its drafts do not pay.
 
         What a head reads of a sampled request's prompt waits for its first draft, which pays for it.
         """
         request = sequence.request
-        if self.payback is None or request.source.speculation.mode != "auto" or not self.payback.rests(sequence.key):
+        if (
+            self.payback is None
+            or request.source.speculation.mode != "auto"
+            or not self.payback.drops_states(sequence.key)
+        ):
             return False
         admission = self._admissions.get(request.request_id)
         return not (admission is not None and admission.num_samples and sequence.num_output_tokens)

@@ -92,22 +92,22 @@ class Speculation:
     def observe(self, rows: Sequence[Row], timing: StepTiming) -> None:
         """Learn what a step took and brought that only decoded, its drafts all where they are expected to pay."""
         drafts: dict[str, tuple[int, int]] = {}
-        payback, awake, number = self.payback, self.decisions.awake, len(rows)
-        if payback is None or awake is None or not payback.is_due:
+        payback, active, number = self.payback, self.decisions.active, len(rows)
+        if payback is None or active is None or not payback.is_due:
             return
         num_context = num_tokens = num_draft_tokens = 0
         for row in rows:
             sequence, start = row.sequence, row.start
             size = len(row.draft.tokens) if row.draft is not None else 0
-            is_awake = sequence.key in awake
-            if row.num_tokens > 1 or row.shadow is not None or (size and not is_awake):
+            is_active = sequence.key in active
+            if row.num_tokens > 1 or row.shadow is not None or (size and not is_active):
                 return
             if sequence.running and sequence.num_pending > 1:  # it read one token of several
                 return
             num_emitted = len(sequence.tokens) - start - 1
             if num_emitted < 1:  # its request failed or was ended in the step, which says nothing about drafts
                 return
-            if is_awake:
+            if is_active:
                 drafts[sequence.key] = (size, num_emitted - 1)
             num_context += start
             num_tokens += num_emitted

@@ -33,8 +33,8 @@ Reason = (
     TripReason
     | Literal[
         "backoff_elapsed",  # it was open long enough, and is probed
-        "recovered",  # the probe round succeeded
-        "no_evidence",  # the probe round ended with too little evidence
+        "recovered",  # the half-open round succeeded
+        "no_evidence",  # the half-open round ended with too little evidence
         "replaced",  # another proposer took its place, or the engine restarted
         "operator",
     ]
@@ -66,14 +66,14 @@ class BreakerSettings:
     errors_in_row: int = 5
     late_in_row: int = 3
     open_s: float = 10.0
-    """Duration of the first open state; it doubles with every failed probe round."""
+    """Duration of the first open state; it doubles with every failed half-open round."""
     max_open_s: float = 600.0
     reset_after_s: float = 300.0
     """After this time in the closed state the duration starts at `open_s` again."""
     probes: int = 256
-    """Maximum number of drafts in a probe round."""
+    """Maximum number of drafts in a half-open round."""
     min_probed: int = 24
-    """Judged drafts that decide a probe round."""
+    """Judged drafts that decide a half-open round."""
     others_share: float = 0.25
     """Part of the judged drafts needed that tenants must have for their drafts to count as bad too."""
     least_blamed: int = 3
@@ -82,7 +82,7 @@ class BreakerSettings:
     def __post_init__(self) -> None:
         assert 0.0 <= self.min_acceptance <= self.acceptance_to_close <= 1.0, "closing needs more than staying closed"
         assert 0.0 < self.cost_to_close <= self.max_cost, "closing needs more than staying closed"
-        assert 0 < self.min_probed <= self.probes, "a probe round can be decided"
+        assert 0 < self.min_probed <= self.probes, "a half-open round can be decided"
         assert 0.0 < self.open_s <= self.max_open_s, "the back-off grows"
 
 
@@ -118,7 +118,7 @@ class Breaker:
     """Duration of the last open state; 0: there was none, or it is too long ago to count."""
     reason: TripReason | None = None
     """Reason why it opened last."""
-    probe_round: int = 0
+    trial_round: int = 0
     seen: TrafficClassCounts = field(default_factory=lambda: TrafficClassCounts("", ""))
     """The last reading."""
     began: TrafficClassCounts = field(default_factory=lambda: TrafficClassCounts("", ""))
@@ -171,13 +171,13 @@ class Breaker:
         return grown
 
     def disabled(self, probes: int) -> DisabledProposer | None:
-        """Return the plan's entry for this breaker, None if its proposer may draft; `probes`: per probe round."""
+        """Return the plan's entry for this breaker, None if its proposer may draft; `probes`: per half-open round."""
         compared = self.reason in _SOUND and self.state != "forced_open"
         key, tenants = (self.proposer, self.traffic_class), self.tenants
         if self.state in ("open", "forced_open"):
             return DisabledProposer(*key, compared=compared, tenants=tenants)
         if self.state == "half_open":
-            return DisabledProposer(*key, probes, self.probe_round, compared, tenants)
+            return DisabledProposer(*key, probes, self.trial_round, compared, tenants)
         return None
 
     @property
@@ -242,7 +242,7 @@ def step(breaker: Breaker, counts: TrafficClassCounts, now: float, settings: Bre
         reason = _why_open(breaker, settings)
         return _open(breaker, reason, now, settings, _blamed(breaker, reason, settings)) if reason else (breaker, ())
     if breaker.state == "open" and now - breaker.since >= breaker.open_s and not counts.is_lost:
-        probed = replace(breaker.entered("half_open", now), probe_round=breaker.probe_round + 1)
+        probed = replace(breaker.entered("half_open", now), trial_round=breaker.trial_round + 1)
         return probed, (_event(breaker, probed, "backoff_elapsed", now),)
     return _probe(breaker, now, settings) if breaker.state == "half_open" else (breaker, ())
 
@@ -349,7 +349,7 @@ def _or_all(breaker: Breaker, blamed: frozenset[str], settings: BreakerSettings)
 
 
 def _probe(breaker: Breaker, now: float, settings: BreakerSettings) -> Transition:
-    """Decide a probe round as soon as there is enough evidence."""
+    """Decide a half-open round as soon as there is enough evidence."""
     enough = breaker.since_began("num_judged") >= settings.min_probed
     reason = _in_row(breaker, 1, 1) or (_why_not_close(breaker.of_tenants, settings) if enough else None)
     if reason is not None:

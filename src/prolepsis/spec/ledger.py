@@ -1,4 +1,4 @@
-"""Counts what each proposer costs and gains, by traffic class, and the probes of proposers that a plan disables.
+"""Counts cost and gain of each proposer by traffic class, and the half-open trials of proposers that a plan disables.
 
 Acceptance is counted on every draft that is judged (`spec.acceptance`), verified or not: how often a proposer is asked,
 or what the window cuts, does not select the trials. Time is counted in tokens, at the marginal cost of its own step.
@@ -183,11 +183,11 @@ class Ledger:
 
 
 Grant = tuple[str, str, frozenset[str], int]
-"""Proposer, traffic class, tenants, number of the probe round."""
+"""Proposer, traffic class, tenants, number of the half-open round."""
 
 
 class DisabledProposers:
-    """Says who may draft under a plan that disables or kills proposers, and counts the probes that plans grant.
+    """Says who may draft under a plan that disables or kills proposers, and counts the half-open trials it grants.
 
     A grant continues over plans that repeat it.
     """
@@ -216,7 +216,7 @@ class DisabledProposers:
             for entry in self._by_traffic_class.get(traffic_class, ())
             if (not entry.tenants or tenant in entry.tenants)
             and not (compared and entry.compared)
-            and not self._probes(entry)
+            and not self._has_trial(entry)
         }
         disabled |= self._killed
         return tuple(name for name in names if name not in disabled) if disabled else names
@@ -240,15 +240,15 @@ class DisabledProposers:
             granted[key] = self._granted_at[key] if key in self._granted_at else self._num_asked(entry)
         self._granted_at = granted
 
-    def _probes(self, entry: DisabledProposer) -> bool:
-        """Return whether a probe is left of the entry's grant."""
-        if not entry.probes:
+    def _has_trial(self, entry: DisabledProposer) -> bool:
+        """Return whether a half-open trial is left of the entry's grant."""
+        if not entry.num_trials:
             return False
-        return self._num_asked(entry) - self._granted_at[_grant(entry)] < entry.probes
+        return self._num_asked(entry) - self._granted_at[_grant(entry)] < entry.num_trials
 
     def _num_asked(self, entry: DisabledProposer) -> int:
         return self._ledger.num_asked(entry.proposer, entry.traffic_class, entry.tenants)
 
 
 def _grant(entry: DisabledProposer) -> Grant:
-    return entry.proposer, entry.traffic_class, entry.tenants, entry.probe_round
+    return entry.proposer, entry.traffic_class, entry.tenants, entry.trial_round

@@ -6,7 +6,7 @@ expected to pay (`spec.explore`). A sequence whose drafts paid and pay no longer
 its last steps before it pauses.
 
 To look for drafts costs time even if none is worth verifying. Where that has cost an only sequence more than a part of
-a token, it naps for some steps, longer each time, until a draft is worth verifying.
+a token, looking backs off for some steps, longer each time, until a draft is worth verifying.
 """
 
 from collections import defaultdict
@@ -22,11 +22,14 @@ _NEW = 32  # first steps of a sequence, which tell what to expect of the next on
 _NEW_DECAY = 0.995
 _NEW_WEIGHT = 64.0  # steps that it counts for at most: as many as sequences are alike
 _NEW_LOSS, _NEW_GAIN = -1.0, 4.0  # tokens that it counts for at most
-_PATIENCE, _PATIENCE_ALONE = 0.3, 2.0  # tokens that a sequence may lose before it pauses; where no other waits for it
+_LOSS_LIMIT, _LOSS_LIMIT_ALONE = (
+    0.3,
+    2.0,
+)  # tokens lost before a pause; with no other sequence
 _KEPT_WEIGHT = 4.0  # steps that the evidence before a pause counts for after it
 _FIRST_PAUSE, _LONGEST_PAUSE = 16, 512  # steps; each failed trial doubles it
-_IDLE_COST = 0.25  # tokens, in steps without a draft worth verifying, after which a sequence that is alone naps
-_FIRST_NAP, _LONGEST_NAP = 2, 8  # steps; a nap is twice as long as the one before
+_IDLE_COST = 0.25  # tokens, in steps without a draft worth verifying, after which a sequence that is alone backs off
+_FIRST_BACKOFF, _LONGEST_BACKOFF = 2, 8  # steps; an idle back-off is twice as long as the one before
 _WAIT = 4  # steps between two looks for room
 _LEAST_COST = 0.5  # tokens that a trial is expected to lose at least
 
@@ -82,15 +85,15 @@ class _History:
     """Its trial loses tokens of the budget."""
     paused: bool = False
     until: int = 0
-    """Step at which its pause or nap ends."""
+    """Step at which its pause or idle back-off ends."""
     band: int = 0
-    """Band of the load in which its trial or pause began."""
+    """Load band in which its trial or pause began: a lower band ends a pause early, a higher one restarts a trial."""
     pause: int = _FIRST_PAUSE
     """Steps of its next pause."""
     idle_cost: float = 0.0
     """Tokens that looking for drafts cost since one was worth verifying."""
-    nap: int = _FIRST_NAP
-    """Steps of its next nap."""
+    backoff: int = _FIRST_BACKOFF
+    """Steps of its next idle back-off."""
 
 
 class Pauses:
@@ -107,7 +110,7 @@ class Pauses:
         """Begin a step of `num_sequences` sequences; return those of `keys` that draft."""
         self._step += 1
         band = self._band = load_band(num_sequences)
-        histories, awake = self._histories, []
+        histories, active = self._histories, []
         for key in keys:
             history = histories.get(key)
             if history is None:
@@ -119,10 +122,10 @@ class Pauses:
                 self._settle(history)
                 self._try(history)
             if not history.paused and self._step >= history.until:
-                awake.append(key)
-        return awake
+                active.append(key)
+        return active
 
-    def rests(self, key: str) -> bool:
+    def drops_states(self, key: str) -> bool:
         """Return whether no hidden states of the sequence need be kept: its drafts are not expected to pay soon."""
         history = self._histories.get(key)
         return (history is None or history.paused) and self._new[self._band].net <= 0.0
@@ -135,7 +138,7 @@ class Pauses:
         band = load_band(num_sequences)
         new = self._new[band]
         if band == 0:
-            self._nap(history, num_nodes, net)
+            self._back_off(history, num_nodes, net)
         if history.last is not None and (history.num_new or history.trial):
             new.add(net, history.last)
         history.num_new, history.last = max(0, history.num_new - 1), net
@@ -143,8 +146,8 @@ class Pauses:
         if history.trial:
             history.trial -= 1
             history.charged += net
-        patience = _PATIENCE_ALONE if band == 0 else _PATIENCE
-        if history.trial <= _TRIAL - _LEAST_STEPS and history.net + new.prior < -patience:
+        loss_limit = _LOSS_LIMIT_ALONE if band == 0 else _LOSS_LIMIT
+        if history.trial <= _TRIAL - _LEAST_STEPS and history.net + new.prior < -loss_limit:
             self._settle(history)
             self._pause(history)
         elif history.is_charged and not history.trial:
@@ -169,14 +172,14 @@ class Pauses:
         factor = min(1.0, _KEPT_WEIGHT / history.steps) if history.steps else 1.0
         history.steps, history.net = factor * history.steps, factor * history.net
 
-    def _nap(self, history: _History, num_nodes: int, net: float) -> None:
+    def _back_off(self, history: _History, num_nodes: int, net: float) -> None:
         if num_nodes:
-            history.idle_cost, history.nap = 0.0, _FIRST_NAP
+            history.idle_cost, history.backoff = 0.0, _FIRST_BACKOFF
             return
         history.idle_cost -= net
         if history.idle_cost > _IDLE_COST:
-            history.until = self._step + 1 + history.nap
-            history.nap = min(_LONGEST_NAP, 2 * history.nap)
+            history.until = self._step + 1 + history.backoff
+            history.backoff = min(_LONGEST_BACKOFF, 2 * history.backoff)
 
     def _settle(self, history: _History) -> None:
         """Give back what a trial did not lose, or take what it lost beyond."""

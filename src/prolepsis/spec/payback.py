@@ -13,7 +13,7 @@ from prolepsis.spec.pauses import Pauses
 from prolepsis.spec.worth import CostCorrection, StepComparison, StepCost
 
 _OUTLIER = 2.0  # times the longest recent time of making drafts; more than that is a hiccup
-_OBSERVED = 4  # of so many steps in which all sequences pause one is observed: to observe it costs 1 % of a step
+_OBSERVED = 4  # observe one of four steps in which all sequences pause: observing costs 1 % of a step
 _LONGEST_DECAY = 0.998  # per step in which sequences might draft
 
 
@@ -31,7 +31,7 @@ class Payback:
         self._pauses = Pauses(self.explore)
         self._longest_ms = 0.0
         """Recent time of making drafts in a step."""
-        self._num_rests = 0
+        self._num_paused_steps = 0
         """Steps in a row in which all sequences paused."""
 
     def begin(self, keys: Sequence[str], num_sequences: int, *, only_decodes: bool = True) -> frozenset[str]:
@@ -40,24 +40,24 @@ class Payback:
         `only_decodes`: else the step is not observed, so nothing is left out to compare it with.
         """
         self.explore.earn(num_sequences)
-        awake = self._pauses.begin(keys, num_sequences)
-        self._num_rests = 0 if awake else self._num_rests + 1
-        if not awake or (only_decodes and self._comparison.wants_reference(num_sequences)):
+        active = self._pauses.begin(keys, num_sequences)
+        self._num_paused_steps = 0 if active else self._num_paused_steps + 1
+        if not active or (only_decodes and self._comparison.wants_reference(num_sequences)):
             return frozenset()
-        return frozenset(awake)
+        return frozenset(active)
 
     @property
     def is_due(self) -> bool:
         """Whether the step that began is to be observed, if it only decodes."""
-        return self._num_rests % _OBSERVED == 0
+        return self._num_paused_steps % _OBSERVED == 0
 
     def correction(self, num_sequences: int) -> CostCorrection:
         """Return the correction of predicted costs by which to choose drafts in this step."""
         return self._comparison.correction(num_sequences)
 
-    def rests(self, key: str) -> bool:
+    def drops_states(self, key: str) -> bool:
         """Return whether no hidden states of the sequence need be kept for now."""
-        return self._pauses.rests(key)
+        return self._pauses.drops_states(key)
 
     def observe(self, step: StepCost, drafts: Mapping[str, tuple[int, int]]) -> None:
         """Learn from a step; `drafts`: of each sequence that might draft, nodes verified and tokens gained."""

@@ -64,7 +64,7 @@ def _is_killed(request: GenerateRequest, plan: SpecPlan) -> bool:
 
 def _is_disabled(request: GenerateRequest, plan: SpecPlan) -> bool:
     return any(
-        one.proposer == UPSTREAM and one.traffic_class == request.traffic_class and not one.probes
+        one.proposer == UPSTREAM and one.traffic_class == request.traffic_class and not one.num_trials
         for one in plan.disabled
     )
 

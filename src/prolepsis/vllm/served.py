@@ -161,7 +161,7 @@ class _Step:
     """A pass of decoding sequences only, from the drafts made for it on."""
 
     keys: list[str]
-    awake: frozenset[str]
+    active: frozenset[str]
     """Those that may draft."""
     num_context: int
     began: float
@@ -227,13 +227,13 @@ class ServedRequests:
                 self._commit(sequence)
         asked = [self._draft_request(*pair) for pair in zip(sequences, is_decoding, strict=True)]
         may_draft = [one.sequence.key for one in asked if one.limit and self._mode(one) == "on"]
-        awake = self._payback.begin(may_draft, len(keys)) if may_draft else frozenset()
+        active = self._payback.begin(may_draft, len(keys)) if may_draft else frozenset()
         context = sum(len(sequence.tokens) for sequence in sequences)
         number = len(keys)
         load = StepLoad(number, context, self._plan.ceiling * number, self._payback.correction(number), number)
-        self._draft([one for one in asked if one.limit], awake, load)
+        self._draft([one for one in asked if one.limit], active, load)
         is_observed = self._payback.is_due and all(is_decoding)
-        self._step = _Step(list(keys), awake, context, began, self._clock()) if is_observed else None
+        self._step = _Step(list(keys), active, context, began, self._clock()) if is_observed else None
         return [[] if sequence.draft is None else list(sequence.draft.tokens) for sequence in sequences]
 
     def live_counts(self) -> dict[str, dict[str, list[list[int]]]]:
@@ -251,9 +251,9 @@ class ServedRequests:
     def _mode(self, asked: DraftRequest) -> Mode:
         return self._sequences[asked.sequence.key].mode
 
-    def _draft(self, asked: Sequence[DraftRequest], awake: Collection[str], load: StepLoad) -> None:
+    def _draft(self, asked: Sequence[DraftRequest], active: Collection[str], load: StepLoad) -> None:
         """Give sequences a draft to verify, those in shadow to compare, where it pays."""
-        verified = [one for one in asked if one.sequence.key in awake]
+        verified = [one for one in asked if one.sequence.key in active]
         for one, choice in zip(verified, self._proposers.propose(verified, self._plan, load), strict=True):
             self._sequences[one.sequence.key].draft = choice.draft
         compared = [one for one in asked if self._mode(one) == "shadow"]
@@ -269,7 +269,7 @@ class ServedRequests:
         drafting_ms, ms = 1000.0 * (step.asked - step.began), 1000.0 * (now - step.began)
         cost = StepCost(number, sum(emitted), num_drafted, ms, plain_ms, drafting_ms, verifying_ms)
         figures = zip(step.keys, drafted, emitted, strict=True)
-        self._payback.observe(cost, {key: (size, num - 1) for key, size, num in figures if key in step.awake})
+        self._payback.observe(cost, {key: (size, num - 1) for key, size, num in figures if key in step.active})
 
     def _sequence(self, key: str) -> ServedSequence:
         """Return the view of a request, with the tokens that it has by now."""
