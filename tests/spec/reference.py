@@ -45,26 +45,19 @@ def best_pace(
     return max(pace(kept, survivals, cost, load, step_ms) for kept in fitting)
 
 
-def best_drafting_pace(
-    expected: Sequence[ExpectedDraft], step: StepBaseline, fixed_ms: float, sequence_ms: float
-) -> float:
-    """Return the highest pace that any depth for any sequences has; asking nobody is one of the choices."""
+def best_drafting_gain(expected: Sequence[ExpectedDraft], step: StepBaseline, level_ms: float) -> float:
+    """Return the highest gain that any depth for any sequences has; asking nobody is one of the choices."""
     deepest = max((len(expected_draft.survivals) for expected_draft in expected), default=0)
     asked = [subset for size in range(len(expected) + 1) for subset in combinations(expected, size)]
-    depths = range(deepest + 1)
-    return max(drafting_pace(subset, depth, step, fixed_ms, sequence_ms) for subset in asked for depth in depths)
+    return max(drafting_gain(subset, depth, step, level_ms) for subset in asked for depth in range(deepest + 1))
 
 
-def drafting_pace(
-    asked: Sequence[ExpectedDraft], depth: int, step: StepBaseline, fixed_ms: float, sequence_ms: float
-) -> float:
-    """Return tokens per ms if `depth` levels are drafted for `asked`, with free drafts, at the cost of a token."""
-    row = step.costs.token
-    tokens, ms = step.tokens, step.num_sequences / step.plain.ms + depth * fixed_ms
+def drafting_gain(asked: Sequence[ExpectedDraft], depth: int, step: StepBaseline, level_ms: float) -> float:
+    """Return the tokens gained if `depth` levels are drafted for `asked`, less those that the time is worth."""
+    row, tokens = step.costs.token, -depth * level_ms * step.costs.ms
     for expected_draft in asked:
         levels = sum(alive > row for alive in expected_draft.survivals[:depth])  # none is drafted below
         free = [*expected_draft.free, *[0.0] * levels]
         for alive, taken in zip(expected_draft.survivals[:levels], free, strict=False):
             tokens += max(0.0, alive * (1.0 - taken) - row)
-        ms += levels * sequence_ms
-    return tokens / ms
+    return tokens

@@ -12,7 +12,7 @@ from prolepsis.spec.effort import (
     StepBaseline,
 )
 from prolepsis.spec.explore import SHARES, Explore, Kind
-from tests.spec.reference import best_drafting_pace, drafting_pace
+from tests.spec.reference import best_drafting_gain, drafting_gain
 
 
 class _Spent(Explore):
@@ -27,9 +27,9 @@ BAD = ExpectedDraft((0.05, 0.01))
 COSTS = MarginalCost(token=0.03, ms=0.1)
 
 
-def _with_cost(ms_per_level: float, *, num_sequences: int = 1) -> Effort:
+def _with_cost(ms_per_level: float) -> Effort:
     effort = Effort(_Spent())
-    effort.cost.learn(num_sequences, 1, ms_per_level)
+    effort.cost.learn(1, ms_per_level)
     return effort
 
 
@@ -49,11 +49,11 @@ def test_deeper_while_a_level_gains_more_than_it_costs() -> None:
 
 def test_where_one_pass_drafts_all_levels_it_is_all_or_nothing() -> None:
     effort = Effort(_Spent(), one_pass=True)
-    effort.cost.learn(1, effort.paid(3), 5.0)
+    effort.cost.learn(effort.paid(3), 5.0)
     assert _depth(effort, GOOD) == 4, "5 ms for all levels, where each would cost as much: 2"
     assert effort.threshold(1, COSTS) == COSTS.token
     effort = Effort(_Spent(), one_pass=True)
-    effort.cost.learn(1, effort.paid(4), 50.0)
+    effort.cost.learn(effort.paid(4), 50.0)
     assert _depth(effort, GOOD) == 0
 
 
@@ -69,24 +69,23 @@ steps = st.builds(
 @given(
     st.lists(st.builds(ExpectedDraft, falling, falling), min_size=1, max_size=4),
     steps,
-    st.lists(st.tuples(st.integers(1, 8), st.floats(0.1, 5.0)), min_size=1, max_size=5),
+    st.lists(st.floats(0.1, 5.0), min_size=1, max_size=5),
 )
 def test_finds_the_best_depth_and_sequences_of_all(
-    expected: list[ExpectedDraft], step: StepBaseline, calls: list[tuple[int, float]]
+    expected: list[ExpectedDraft], step: StepBaseline, calls: list[float]
 ) -> None:
     effort = Effort(_Spent())
-    for num_sequences, call_ms in calls:
-        effort.cost.learn(num_sequences, 1, call_ms)
+    for call_ms in calls:
+        effort.cost.learn(1, call_ms)
     decision = effort.decide(expected, step)
-    cost = effort.cost.fixed_ms, effort.cost.sequence_ms
     asked = [expected_draft for expected_draft, does in zip(expected, decision.asked, strict=True) if does]
-    chosen = drafting_pace(asked, decision.depth, step, *cost)
-    assert chosen == pytest.approx(best_drafting_pace(expected, step, *cost), rel=2e-4)
+    chosen = drafting_gain(asked, decision.depth, step, effort.cost.ms)
+    assert chosen == pytest.approx(best_drafting_gain(expected, step, effort.cost.ms))
 
 
 def test_sequences_share_the_cost_of_a_level() -> None:
-    assert _depth(_with_cost(10.0, num_sequences=8), GOOD) < 4
-    assert _depth(_with_cost(10.0, num_sequences=8), *[GOOD] * 8) == 4
+    assert _depth(_with_cost(5.0), GOOD) < 4
+    assert _depth(_with_cost(5.0), *[GOOD] * 8) == 4
 
 
 def test_gains_are_those_beside_the_free_draft() -> None:
@@ -96,24 +95,23 @@ def test_gains_are_those_beside_the_free_draft() -> None:
     assert decision.asked == (False, True)
 
 
-def test_a_sequence_that_gains_less_than_its_part_of_a_call_is_left_out() -> None:
+def test_a_sequence_that_gains_nothing_is_left_out() -> None:
     effort = _with_cost(21.0)
-    expected = [GOOD] * 4 + [ExpectedDraft((0.06,))]
+    expected = [GOOD] * 4 + [ExpectedDraft((0.02,))]
     assert _decide(effort, *expected).asked == (True,) * 4 + (False,)
 
 
 def test_nodes_of_the_next_level_pay_their_row_and_their_share_of_it() -> None:
     effort = Effort(_Spent())
-    for num_sequences in (1, 16) * 100:
-        effort.cost.learn(num_sequences, 2, 2 * (1.0 + 0.05 * num_sequences))
-    assert effort.threshold(1, COSTS) == pytest.approx(0.03 + 0.1 * 1.05, rel=0.05)
-    assert effort.threshold(16, COSTS) == pytest.approx(0.03 + 0.1 * (1.0 / 16 + 0.05), rel=0.05)
+    effort.cost.learn(2, 2.0)
+    assert effort.threshold(1, COSTS) == pytest.approx(0.03 + 0.1)
+    assert effort.threshold(16, COSTS) == pytest.approx(0.03 + 0.1 / 16)
 
 
 def test_a_proposer_that_does_not_pay_is_retried_as_its_budget_lets() -> None:
     explore = Explore()
     effort, num_retries = Effort(explore), 0
-    effort.cost.learn(1, 1, 5.0)
+    effort.cost.learn(1, 5.0)
     for _ in range(10_000):
         explore.earn(1)
         num_retries += _depth(effort, BAD) == RETRY_DEPTH
@@ -129,36 +127,28 @@ def test_the_first_call_of_unknown_cost_is_shallow() -> None:
     assert _depth(Effort(_Spent()), ExpectedDraft((0.9,) * 16)) == 3
 
 
-def test_calls_give_their_cost_and_a_guess_for_others() -> None:
-    cost = LevelCost()
-    for _ in range(50):
-        cost.learn(16, 3, 6.0)
-    assert cost.fixed_ms + 16 * cost.sequence_ms == pytest.approx(2.0)
-    assert 0.0 < cost.sequence_ms < cost.fixed_ms < 2.0
-
-
 def test_a_slow_start_is_forgotten_at_once_and_a_hiccup_counts_little() -> None:
     cost = LevelCost()
-    cost.learn(1, 3, 3000.0)
-    cost.learn(1, 3, 3.0)
-    assert cost.fixed_ms + cost.sequence_ms == pytest.approx(1.0)
+    cost.learn(3, 3000.0)
+    cost.learn(3, 3.0)
+    assert cost.ms == pytest.approx(1.0)
     for _ in range(20):
-        cost.learn(1, 3, 3.0)
-    cost.learn(1, 3, 3000.0)
-    assert cost.fixed_ms + cost.sequence_ms < 1.2
+        cost.learn(3, 3.0)
+    cost.learn(3, 3000.0)
+    assert cost.ms < 1.2
 
 
 @pytest.mark.parametrize(("num_levels", "ms"), [(0, 5.0), (3, 0.0)])
 def test_a_call_that_drafted_nothing_tells_nothing(num_levels: int, ms: float) -> None:
     cost = LevelCost()
-    cost.learn(1, num_levels, ms)
-    assert cost.fixed_ms == cost.sequence_ms == 0.0
+    cost.learn(num_levels, ms)
+    assert cost.ms == 0.0
 
 
 def test_a_retry_is_for_a_few_sequences_and_others_each_time() -> None:
     explore = Explore()
     effort, asked = Effort(explore), list[set[int]]()
-    effort.cost.learn(10, 1, 50.0)
+    effort.cost.learn(1, 75.0)
     for _ in range(10_000):
         explore.earn(10)
         decision = _decide(effort, *[BAD] * 10)

@@ -374,7 +374,7 @@ class _Drafter:
             return drafts, 0.0
         ms = 1000.0 * seconds
         deepest = max((draft.depth for draft in drafts if draft is not None), default=0)
-        self._effort.cost.learn(len(candidates), self._effort.paid(deepest), ms)
+        self._effort.cost.learn(self._effort.paid(deepest), ms)
         return drafts, ms
 
 

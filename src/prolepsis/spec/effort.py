@@ -2,26 +2,22 @@
 
 A level costs G (tokens per ms) times its milliseconds, which a call shares over its sequences, and the pass's time for
 the tokens it adds. A level pays while the sum of survivals is larger than (sequences * b + c) * G, with b the ms of a
-token in the pass and c those of the level. G is that of this step, found together with the depth: a token gained in
-hard text saves the time that hard text takes. The drafts are merged with the free draft, so a depth gains where the
-free draft fails: survival there times the chance that no node of the free draft is accepted, as if both failed
-independently.
+token in the pass and c those of the level. G is that of this step with its free drafts.
+The drafts are merged with the free draft, so a depth gains where the free draft fails: survival there times the chance
+that no node of the free draft is accepted, as if both failed independently.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import compress
-from operator import itemgetter
 
 from prolepsis.spec.explore import Explore
 
 _LEVEL_DECAY = 0.95  # per call
-_SLOPE = 0.05  # of the cost for one sequence: a further one reads no weights again
 _OUTLIER = 2.0
 
 
 class LevelCost:
-    """Milliseconds of a level: `fixed_ms` + sequences * `sequence_ms`; 0 until the first call is known."""
+    """Milliseconds of a level, for any number of sequences; 0 until the first call is known."""
 
     def __init__(self) -> None:
         self._weight = self._ms = 0.0  # decayed sums over calls
@@ -31,19 +27,15 @@ class LevelCost:
         return self._weight > 0.0
 
     @property
-    def fixed_ms(self) -> float:
+    def ms(self) -> float:
         return self._ms / self._weight if self._weight else 0.0
 
-    @property
-    def sequence_ms(self) -> float:
-        return _SLOPE * self.fixed_ms
-
-    def learn(self, num_sequences: int, num_levels: int, ms: float) -> None:
-        """Learn that a call for so many sequences that drafted `num_levels` deep took `ms`."""
+    def learn(self, num_levels: int, ms: float) -> None:
+        """Learn that a call that drafted `num_levels` deep took `ms`."""
         if num_levels <= 0 or ms <= 0.0:
             return
-        ms /= num_levels * (1.0 + _SLOPE * num_sequences)
-        known = self.fixed_ms
+        ms /= num_levels
+        known = self.ms
         if ms < known / _OUTLIER:  # the estimate was of a start (a compile, cold pages): start over
             self._weight = self._ms = 0.0
         elif known > 0.0:
@@ -55,8 +47,6 @@ class LevelCost:
 RETRY_DEPTH = 3
 """Levels of a draft whose gain is not known to pay."""
 _RETRIED = 4  # sequences at most: a head reads the whole prompt of each that it never drafted for
-_ROUNDS = 4
-_CONVERGED = 1e-4  # of a step's tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,13 +93,10 @@ class ExpectedDraft:
 
 @dataclass(frozen=True, slots=True)
 class DepthDecision:
-    """The depth to draft (0: not at all), the sequences to draft for, and what that is expected to gain and take."""
+    """The depth to draft (0: not at all), and the sequences to draft for."""
 
     depth: int
     asked: tuple[bool, ...]
-    gain: float = 0.0
-    """Tokens."""
-    ms: float = 0.0
 
 
 class Effort:
@@ -124,50 +111,37 @@ class Effort:
 
     def decide(self, expected: Sequence[ExpectedDraft], step: StepBaseline) -> DepthDecision:
         """Return for which sequences to draft, and how deep: once a step."""
-        decision = self._fastest([_gains(each, step.costs.token) for each in expected], step)
-        return decision if decision.depth else self._retry(len(expected), step)
+        costs = step.costs
+        gains = [_gains(each, costs.token) for each in expected]
+        deepest = max(map(len, gains), default=0)
+        deepest = deepest if self.cost.is_known else min(deepest, RETRY_DEPTH)
+        depths = range(deepest if self._one_pass else 1, deepest + 1) if deepest else ()
+        nets = [(sum(_at(each, depth) for each in gains) - self._tokens(depth, costs), -depth) for depth in depths]
+        net, depth = max(nets, default=(0.0, 0))
+        if net <= 0.0:
+            return self._retry(len(expected), costs)
+        return DepthDecision(-depth, tuple(_at(each, -depth) > 0.0 for each in gains))
 
     def threshold(self, num_sequences: int, costs: MarginalCost) -> float:
         """Return the survival at which a node of the next level pays its verification and its share of the level."""
-        if self._one_pass:
-            return costs.token
-        return costs.token + costs.ms * (self.cost.fixed_ms / num_sequences + self.cost.sequence_ms)
+        return costs.token if self._one_pass else costs.token + costs.ms * self.cost.ms / num_sequences
 
     def paid(self, depth: int) -> int:
         """Return the levels that a draft of `depth` is paid for."""
         return min(depth, 1) if self._one_pass else depth
 
-    def _retry(self, num_sequences: int, step: StepBaseline) -> DepthDecision:
+    def _tokens(self, depth: int, costs: MarginalCost) -> float:
+        """Return what a call of this depth costs."""
+        return self.paid(depth) * self.cost.ms * costs.ms
+
+    def _retry(self, num_sequences: int, costs: MarginalCost) -> DepthDecision:
         """Return a call for a few sequences, others each time, if the budget lets there be one."""
-        first, number = self._num_retries * _RETRIED, min(_RETRIED, num_sequences)
-        ms = self.paid(RETRY_DEPTH) * (self.cost.fixed_ms + number * self.cost.sequence_ms)
-        if not self._explore.grant("retry", ms * step.costs.ms):
+        if not self._explore.grant("retry", self._tokens(RETRY_DEPTH, costs)):
             return DepthDecision(0, (False,) * num_sequences)
+        first, number = self._num_retries * _RETRIED, min(_RETRIED, num_sequences)
         self._num_retries += 1
         retried = {(first + i) % num_sequences for i in range(number)}
         return DepthDecision(RETRY_DEPTH, tuple(i in retried for i in range(num_sequences)))
-
-    def _fastest(self, gains: Sequence[Sequence[float]], step: StepBaseline) -> DepthDecision:
-        """Return the choice with the most tokens per millisecond: the best at its own pace (Dinkelbach 1967)."""
-        pace, best = step.costs.ms, DepthDecision(0, (False,) * len(gains))
-        deepest = max(map(len, gains), default=0)
-        deepest = deepest if self.cost.is_known else min(deepest, RETRY_DEPTH)
-        depths = range(deepest if self._one_pass else 1, deepest + 1) if deepest else ()
-        for _ in range(_ROUNDS):
-            nets = [(each.gain - pace * each.ms, each) for each in (self._choice(gains, d, pace) for d in depths)]
-            net, found = max(nets, key=itemgetter(0), default=(0.0, best))
-            if net <= _CONVERGED * step.tokens:
-                break
-            best, pace = found, (step.tokens + found.gain) / (step.tokens / step.costs.ms + found.ms)
-        return best
-
-    def _choice(self, gains: Sequence[Sequence[float]], depth: int, pace: float) -> DepthDecision:
-        """Return the sequences that gain more than their part of a call of this depth."""
-        gained = [_at(known, depth) for known in gains]
-        ms = [self.cost.sequence_ms * self.paid(min(depth, len(known))) for known in gains]
-        asked = tuple(gain > pace * each for gain, each in zip(gained, ms, strict=True))
-        total_ms = self.paid(depth) * self.cost.fixed_ms + sum(compress(ms, asked))
-        return DepthDecision(depth, asked, sum(compress(gained, asked)), total_ms)
 
 
 def _gains(expected: ExpectedDraft, token_cost: float) -> list[float]:
