@@ -1,7 +1,9 @@
 """The `prolepsis` command: a table of commands, each imported when it runs, and the place where errors end."""
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from importlib import import_module
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -11,6 +13,10 @@ from prolepsis.core.errors import ProlepsisError
 from prolepsis.core.extras import not_installed
 from prolepsis.core.memory_failures import memory_failure
 from prolepsis.terminal.output import EPILOG, HELP_FLAGS, INTERRUPTED, exit_status, print_error
+
+if TYPE_CHECKING:
+    from prolepsis.engine.client import EngineClient
+    from prolepsis.terminal.config import Settings
 
 PANELS: dict[str, dict[str, tuple[str, str]]] = {
     "Serve and generate": {
@@ -123,11 +129,21 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def root(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="print the version and exit")
     ] = False,
 ) -> None:
-    """Take the flags in front of a command."""
+    """Take the flags in front of a command; the context's object runs an engine for commands of features."""
+    context.obj = context.obj or _engine
+
+
+@asynccontextmanager
+async def _engine(settings: "Settings") -> "AsyncIterator[EngineClient]":
+    from prolepsis.terminal.engine import running
+
+    async with running(settings) as engine:
+        yield engine.client
 
 
 def _placeholder() -> None:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +27,6 @@ from tests.audit.test_requests import ASKED, after_of, ask, kept
 from tests.correctness.test_runtime import BODY, table
 
 
-@dataclass(frozen=True)
-class Running:
-    client: ThreadEngineClient
-
-
 @pytest.fixture
 def store(store: Store, sqlite: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Store:
     """The store that commands use here."""
@@ -49,14 +44,14 @@ def run(*words: str, start: object = None) -> Result:
 
 def small(
     *, fingerprint: str = "fp", forward: str = "table"
-) -> Callable[[object], AbstractAsyncContextManager[Running]]:
+) -> Callable[[object], AbstractAsyncContextManager[ThreadEngineClient]]:
     """Return what starts the small engine."""
 
     @asynccontextmanager
-    async def running(settings: object) -> AsyncIterator[Running]:
+    async def running(settings: object) -> AsyncIterator[ThreadEngineClient]:
         client = table()
         client.engine.info = replace(client.engine.info, fingerprint=fingerprint, forward=forward)
-        yield Running(client)
+        yield client
         await client.close()
 
     return running

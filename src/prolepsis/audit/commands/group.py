@@ -140,9 +140,8 @@ def replay(
         document = ask(url, key, "POST", path, timeout_s=REPLAY_TIMEOUT_S)
     else:
         from prolepsis.audit.commands.replay import bundle_replayed, replayed_here
-        from prolepsis.terminal.engine import running
 
-        settings, start = settings_here(model=model), context.obj or running
+        settings, start = settings_here(model=model), context.obj
         if bundle is not None:
             found = read_bundle_file(bundle, open_with, passphrase_file)
             document = bundle_replayed(found, settings, start, any_model=any_model)

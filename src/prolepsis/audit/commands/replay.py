@@ -14,10 +14,9 @@ from prolepsis.core.exact_group import FINGERPRINT
 from prolepsis.core.recording import Recording, SampleDifference
 from prolepsis.correctness.replay import replay
 from prolepsis.engine.client import EngineClient, EngineInfo
-from prolepsis.engine.start import Running
 from prolepsis.terminal.config import Settings
 
-StartEngine = Callable[[Settings], AbstractAsyncContextManager[Running]]
+StartEngine = Callable[[Settings], AbstractAsyncContextManager[EngineClient]]
 
 
 def replayed_here(entry: AuditEntry, settings: Settings, start: StartEngine, *, any_model: bool) -> dict[str, Any]:
@@ -30,13 +29,13 @@ def replayed_here(entry: AuditEntry, settings: Settings, start: StartEngine, *, 
 
 
 async def _replayed(
-    entry: AuditEntry, recorded: Recording, started: AbstractAsyncContextManager[Running], *, any_model: bool
+    entry: AuditEntry, recorded: Recording, started: AbstractAsyncContextManager[EngineClient], *, any_model: bool
 ) -> dict[str, Any]:
-    async with started as engine:
+    async with started as client:
         if not any_model:
-            check_model(entry, engine.client)
-        found = await replay(engine.client, recorded, "replay")
-        info = engine.client.info
+            check_model(entry, client)
+        found = await replay(client, recorded, "replay")
+        info = client.info
     return replay_reply(entry, found, info.exactness).model_dump()
 
 
@@ -97,10 +96,10 @@ def _without_tokens(entry: AuditEntry, fault: str) -> BundledReplay:
 
 
 async def _all_replayed(
-    entries: Sequence[AuditEntry], started: AbstractAsyncContextManager[Running], *, any_model: bool
+    entries: Sequence[AuditEntry], started: AbstractAsyncContextManager[EngineClient], *, any_model: bool
 ) -> list[BundledReplay]:
-    async with started as engine:
-        return [await _one_replayed(entry, engine.client, any_model=any_model) for entry in entries]
+    async with started as client:
+        return [await _one_replayed(entry, client, any_model=any_model) for entry in entries]
 
 
 async def _one_replayed(entry: AuditEntry, client: EngineClient, *, any_model: bool) -> BundledReplay:
