@@ -51,7 +51,10 @@ class Site:
         self.folder, self.store = folder, store
         self.keys = KeyFile(folder / "keys.json")
         self.engine = FakeEngine(counts=(TrafficClassCounts("suffix", TRAFFIC_CLASS, num_judged=100, num_right=60),))
-        policy = PolicyFile(write(folder / "policy.yaml", ON), KNOWN) if policy_file else None
+        policy = None
+        if policy_file:
+            (folder / "policy.yaml").write_text(ON)
+            policy = PolicyFile(folder / "policy.yaml", KNOWN)
         (folder / "prices.yaml").write_text(PRICES)
         config = ServerConfig(
             controls_file=folder / "controls.json",

@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 from prolepsis.cli.main import app
 from prolepsis.store.store import Store
-from prolepsis.store.writer import Discards
+from prolepsis.store.writer import ItemWriter
 from prolepsis.telemetry.logs import configure_logs
 from tests.api.conftest import served
 from tests.api.fakes import FakeEngine
@@ -25,7 +25,7 @@ def policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Policy]:
     monkeypatch.setenv("COLUMNS", "200")
     configure_logs("error")  # the server runs in this process: its lines would be among the command's
     engine = FakeEngine()
-    store = Store(opened(migrated_setting(tmp_path)), Discards())
+    store = Store(opened(migrated_setting(tmp_path)), ItemWriter())
     with closing(store), served(engine, store=store) as running:
         yield lambda *words: CliRunner().invoke(app, ["policy", *words, "--url", running.url])
 

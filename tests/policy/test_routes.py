@@ -22,7 +22,7 @@ from prolepsis.policy.versions import PolicyText
 from prolepsis.store.database import Database
 from prolepsis.store.migrate import upgrade
 from prolepsis.store.store import Store
-from prolepsis.store.writer import Discards
+from prolepsis.store.writer import ItemWriter
 from prolepsis.telemetry.metrics import Metrics
 from tests.api.application import build, feature_of
 from tests.api.documents import read
@@ -38,7 +38,7 @@ class Server:
 
     def __init__(self, source: Database | PolicyFile, keys: Keys | None = None) -> None:
         self.engine = FakeEngine()
-        parts = {"policy": source} if isinstance(source, PolicyFile) else {"store": Store(source, Discards())}
+        parts = {"policy": source} if isinstance(source, PolicyFile) else {"store": Store(source, ItemWriter())}
         self.app = build(ServerConfig(), self.engine, ByteTokenizer(), Metrics(), keys=keys, **parts)
         self.policies = feature_of(self.app, Policies)
         self.http = self.client()

@@ -31,7 +31,7 @@ from prolepsis.spec.draft import Draft
 from prolepsis.spec.proposer import SequenceView
 from prolepsis.store.database import Database
 from prolepsis.store.store import Store
-from prolepsis.store.writer import Discards
+from prolepsis.store.writer import ItemWriter
 from prolepsis.telemetry.metrics import Metrics
 from tests import fakes
 from tests.api.application import build, feature_of
@@ -97,7 +97,7 @@ class Server:
             ByteTokenizer(),
             metrics,
             policy=self.folder / "policy.yaml",
-            store=Store(self.database, Discards()),
+            store=Store(self.database, ItemWriter()),
             clock=self._clock,
         )
         self.rollouts = feature_of(app, Rollouts)

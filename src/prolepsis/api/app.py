@@ -7,22 +7,24 @@ from functools import partial
 
 from fastapi import FastAPI
 
-from prolepsis.api.auth.middleware import AuthMiddleware
+from prolepsis.api.auth.middleware import AuthMiddleware, check_local
 from prolepsis.api.connections import check_exposure
-from prolepsis.api.features import routes_of, services_of
+from prolepsis.api.features import services_of
 from prolepsis.api.health import status_routes
+from prolepsis.api.openai.explain import explain_routes
 from prolepsis.api.openai.routes import openai_routes
 from prolepsis.api.services import Models, Services
 from prolepsis.api.sources import Sources
 from prolepsis.api.tokenizer import Tokenizer
 from prolepsis.api.tracing import RequestIdMiddleware, TraceMiddleware
 from prolepsis.api.verify.routes import verify_routes
+from prolepsis.console.routes import ConsoleParts, console_routes
 from prolepsis.core.config import ServerConfig
 from prolepsis.engine.client import EngineClient
 from prolepsis.web.context import Context
 from prolepsis.web.feature import running
 from prolepsis.web.intake import Intake, Uploads, body_limit
-from prolepsis.web.routes import Application
+from prolepsis.web.routes import Application, Route
 
 
 def build(
@@ -44,7 +46,7 @@ def build(
         *openai_routes(models),
         *verify_routes(models),
         *status_routes(models, services),
-        *routes_of(context, services),
+        *_feature_routes(context, services),
     )
     app = Application(routes, partial(_while_serving, services), admission.metrics.refuse)
     app.state.admission = admission
@@ -57,6 +59,27 @@ def build(
     app.add_middleware(RequestIdMiddleware, metrics=metrics)
     app.add_middleware(TraceMiddleware, tracing=services.tracing)
     return app
+
+
+def _feature_routes(context: Context, services: Services) -> Sequence[Route]:
+    """Return the routes of all features, and the console's, which call them."""
+    client, admitting, failing = context.client, services.admission, services.service_health
+    routes = (
+        *(route for feature in services.features for route in feature.routes),
+        *explain_routes(services.policies, lambda: client.info.default_sampling),
+    )
+    console = ConsoleParts(
+        client=client,
+        load=admitting,
+        store=context.store,
+        keys=services.keys,
+        check_local=check_local,
+        observe=admitting.metrics.refuse,
+        grafana_url=context.config.grafana_url,
+        failing=lambda: failing.detail,
+        emit=context.emit,
+    )
+    return (*routes, *console_routes(routes, console))
 
 
 def _shared_intake(config: ServerConfig, client: EngineClient, others: Sequence[Services]) -> Intake:

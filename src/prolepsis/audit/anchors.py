@@ -22,9 +22,8 @@ from prolepsis.core.network import HTTP, address, scheme_of, without_user
 from prolepsis.store import record_chain
 from prolepsis.store.database import Database
 from prolepsis.store.replicas import PeriodicWork
-from prolepsis.store.signing import ChainName, SignedHead, key_file
+from prolepsis.store.signing import ChainName, SignedHead
 from prolepsis.telemetry.declare import counter, gauge
-from prolepsis.web.context import Context
 from prolepsis.web.feature import Feature
 
 AUTO, LOG, NONE = "auto", "log", "none"
@@ -237,15 +236,6 @@ class AnchorFeature(Feature):
             return
         self._kept[place, head.chain] = head
         self._anchored.labels(place.name, head.chain).set(head.seq)
-
-
-def feature(context: Context) -> Feature:
-    """Return what writes the anchors of a store that lasts; in another nothing is recorded."""
-    config, database = context.config, context.database
-    if not database.is_kept:
-        return Feature()
-    kept = places(config.audit_anchor, default_file(key_file(config), database))
-    return AnchorFeature(database, kept, context.registry, period_s=config.audit_anchor_s)
 
 
 def _digest_at(connection: Connection, head: SignedHead) -> str | None:

@@ -21,7 +21,6 @@ from prolepsis.core.stats import RequestStats
 from prolepsis.engine.client import EngineInfo
 from prolepsis.redaction.values import redacted, redacted_text, storable
 from prolepsis.store.store import Store
-from prolepsis.web.context import Context
 from prolepsis.web.feature import Feature
 
 Decode = Callable[[Sequence[int]], str]
@@ -134,20 +133,6 @@ class AuditFeature(Feature):
     def _release(self, num_tokens: int) -> None:
         with self._lock:
             self._pending = max(0, self._pending - num_tokens)  # an entry that cannot be made is tried twice
-
-
-def feature(context: Context, decode: Decode, replay: Replay) -> AuditFeature:
-    """Return the audit log of a server; `replay` decodes a recorded request again."""
-    config, client = context.config, context.client
-    return AuditFeature(
-        context.store,
-        decode,
-        lambda: client.info,
-        replay,
-        context.emit,
-        sample=config.audit_sample,
-        content=config.audit_content,
-    )
 
 
 def request_event(served: _Served, content: AuditContent, decode: Decode, info: EngineInfo) -> AuditEvent:

@@ -7,7 +7,6 @@ import structlog
 from prolepsis.audit.waiting import take
 from prolepsis.core.errors import ConfigError, StoreUnavailable
 from prolepsis.store.database import Database
-from prolepsis.web.context import Context
 from prolepsis.web.feature import Feature
 
 log = structlog.get_logger(__name__)
@@ -27,7 +26,3 @@ class WaitingActs(Feature):
             await asyncio.to_thread(take, self._database)
         except (StoreUnavailable, ConfigError) as error:  # the writer reports both; the acts stay
             log.debug("acts_wait", error=str(error))
-
-
-def feature(context: Context) -> Feature:
-    return WaitingActs(context.database)

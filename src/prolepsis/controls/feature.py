@@ -13,6 +13,7 @@ from prolepsis.controls.flags_runtime import FlagsFeature
 from prolepsis.controls.kill_switch_runtime import KillSwitch
 from prolepsis.controls.known_scopes import KnownScopes
 from prolepsis.controls.operator_flags import OperatorFlags
+from prolepsis.core.messages import ApplyPlan
 from prolepsis.store.controls import ControlTable
 from prolepsis.web.context import Context
 from prolepsis.web.feature import Feature
@@ -32,7 +33,12 @@ class OperatorControls:
         return self.controls, self.kill_switch, self.flags
 
 
-def operator_controls(
+def effective_plan(context: Context) -> EffectivePlan:
+    """Return the plan of the engine, before anything changes it."""
+    return EffectivePlan(context.base_plan, lambda plan: context.client.send(ApplyPlan(plan)))
+
+
+def feature(
     context: Context,
     plan: EffectivePlan,
     *,

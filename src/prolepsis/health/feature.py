@@ -89,7 +89,7 @@ def _each(*verdicts: Callable[[], None]) -> None:
             log.exception("verdict_failed")
 
 
-def health_feature(
+def feature(
     context: Context,
     plan: EffectivePlan,
     controls: Controls,

@@ -1,13 +1,15 @@
-"""The rollouts of a server, and the silences of their alerts."""
+"""The rollouts of a server, the silences of their alerts, and the evidence of drafts in shadow."""
 
 from collections.abc import Collection, Mapping
 from functools import partial
 
 from prolepsis.engine.client import weights_of
+from prolepsis.policy.runtime import Policies
 from prolepsis.replicas.registry import ReplicaRegistry
 from prolepsis.rollout.deployment import deployment_id, instances_of
 from prolepsis.rollout.routes import rollout_routes
 from prolepsis.rollout.runtime import Rollouts, audit_event
+from prolepsis.rollout.shadow_runtime import ShadowFeature
 from prolepsis.rollout.silences import OFF, Silences
 from prolepsis.rollout.store import RolloutStore
 from prolepsis.store.controls import ControlTable
@@ -51,3 +53,8 @@ def silences(context: Context, rollouts: Rollouts, replicas: ReplicaRegistry) ->
     )
     rollouts.listen(made.on_change)
     return made
+
+
+def shadow(context: Context, policies: Policies) -> ShadowFeature:
+    """Return what collects the evidence of drafts in shadow."""
+    return ShadowFeature(lambda: context.client.info, policy=lambda: policies.version)

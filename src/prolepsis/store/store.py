@@ -11,7 +11,7 @@ from prolepsis.core.config import DAY_S, ServerConfig
 from prolepsis.core.errors import StoreUnavailable
 from prolepsis.store.database import Database, store_url
 from prolepsis.store.migrate import migrated_in_memory, upgrade
-from prolepsis.store.writer import Discards, ItemWriter, Writer, WriterSettings
+from prolepsis.store.writer import ItemWriter, Writer, WriterSettings
 
 log = structlog.get_logger(__name__)
 
@@ -54,7 +54,7 @@ def open_store(
 
 def unrecorded() -> Store:
     """Return a store in memory, which ends with this process, and whose writer records nothing."""
-    return Store(migrated_in_memory(), Discards())
+    return Store(migrated_in_memory(), ItemWriter())
 
 
 @contextmanager

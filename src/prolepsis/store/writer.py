@@ -5,7 +5,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import structlog
 from prometheus_client import CollectorRegistry
@@ -43,50 +42,32 @@ class WriterSettings:
     maintain_every_s: float = 3600.0
 
 
-class ItemWriter(Protocol):
-    """Takes items without waiting for the database."""
+class ItemWriter:
+    """Takes items without waiting for the database; as it stands here, it records nothing."""
 
-    is_on: bool
+    is_on = False
     """Whether anything is written; where it is not, making an item is in vain."""
 
     def offer(self, item: QueueItem) -> bool:
-        """Return whether the item was taken."""
+        """Return whether the item was taken; never waits for the database."""
+        return False
 
     def drop(self, item: QueueItem) -> None:
         """Count an item as lost because there was no room for it."""
 
     def health(self) -> StoreHealth:
         """Return how writing goes."""
+        return StoreHealth(ok=True, detail="", num_queued=0, written={}, dropped={})
 
     def flush(self, timeout_s: float) -> bool:
         """Wait until every offered item is written or dropped; returns whether that is so."""
-
-    def close(self) -> None:
-        """Take no more items."""
-
-
-class Discards:
-    """The writer of a server that records nothing."""
-
-    is_on = False
-
-    def offer(self, item: QueueItem) -> bool:
-        return False
-
-    def drop(self, item: QueueItem) -> None:
-        pass
-
-    def health(self) -> StoreHealth:
-        return StoreHealth(True, "", 0, {}, {})
-
-    def flush(self, timeout_s: float) -> bool:
         return True
 
-    def close(self) -> None:
-        pass
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Refuse new items, write the queue within the time, drop the rest, and end the thread."""
 
 
-class Writer:
+class Writer(ItemWriter):
     """A bounded queue and a thread that empties it in batches, each in one transaction.
 
     A batch is retried while the database is unavailable; an item that the database refuses is dropped alone.
@@ -116,7 +97,6 @@ class Writer:
         self._thread.start()
 
     def offer(self, item: QueueItem) -> bool:
-        """Queue an item; returns False if it was dropped because the queue is full. Never waits for the database."""
         with self._changed:
             if not self._closing and len(self._queue) < self._settings.max_queued:
                 self._queue.append(item)
@@ -127,7 +107,6 @@ class Writer:
         return False
 
     def drop(self, item: QueueItem) -> None:
-        """Count an item as lost because there was no room for it."""
         self._drop([item], "queue_full")
 
     def health(self) -> StoreHealth:
@@ -137,7 +116,6 @@ class Writer:
             return StoreHealth(not self._failure, self._failure, num_queued, written, dropped)
 
     def flush(self, timeout_s: float) -> bool:
-        """Wait until every offered item is written or dropped; returns whether that is so."""
         with self._changed:
             self._num_flushes += 1
             self._changed.notify_all()
@@ -146,7 +124,6 @@ class Writer:
             return done
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Refuse new items, write the queue within the time, drop the rest, and end the thread."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
