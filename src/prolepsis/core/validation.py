@@ -16,10 +16,11 @@ from types import UnionType
 from typing import Annotated, Any, Literal, TypeAlias, Union, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, RootModel, ValidationError
-from pydantic_core import ErrorDetails
 
 Kind = Literal["unknown", "missing", "type", "value"]
 Path = tuple[int | str, ...]
+_Details = Mapping[str, Any]
+"""An item of pydantic's `ValidationError.errors`."""
 
 _TIME = "a date and time with its zone, such as 2026-11-24T10:00:00Z"
 _ALLOWED = {
@@ -126,7 +127,7 @@ def problems(error: ValidationError, model: type[BaseModel], document: object) -
     return _problems(error.errors(include_url=False)[:MOST_PROBLEMS], model, document)
 
 
-def _problems(errors: Sequence[ErrorDetails], model: type[BaseModel], document: object) -> list[Problem]:
+def _problems(errors: Sequence[_Details], model: type[BaseModel], document: object) -> list[Problem]:
     found: dict[tuple[Path, Kind], Problem] = {}
     for one in errors:
         if _follows(one, errors):
@@ -190,7 +191,7 @@ def _beginning(value: object, most: int) -> object:
     return value
 
 
-def _problem(error: ErrorDetails, model: type[BaseModel], document: object) -> Problem:
+def _problem(error: _Details, model: type[BaseModel], document: object) -> Problem:
     kind, loc = error["type"], error["loc"]
     path = _as_written(loc, document, last_is_key=kind in ("extra_forbidden", "missing"))
     if kind == "extra_forbidden":
@@ -200,10 +201,10 @@ def _problem(error: ErrorDetails, model: type[BaseModel], document: object) -> P
     return Problem(path, "type" if _TYPE_ERROR.fullmatch(kind) else "value", error["input"], _reason(error))
 
 
-def _reason(error: ErrorDetails) -> str:
+def _reason(error: _Details) -> str:
     kind, context = error["type"], error.get("ctx", {})
     if kind in ("value_error", "assertion_error"):
-        return error["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
+        return str(error["msg"]).removeprefix("Value error, ").removeprefix("Assertion failed, ")
     if kind in ("literal_error", "enum"):
         expected = {"True": "true", "False": "false"}.get(context["expected"], context["expected"])
         return f"allowed: {expected}".replace(" or ", ", ").replace("'", "")
@@ -220,7 +221,7 @@ def _either(one: Problem, other: Problem) -> Problem:
     return replace(one, reason=f"{one.reason}, {other.reason.removeprefix('allowed: ')}")
 
 
-def _follows(error: ErrorDetails, errors: Sequence[ErrorDetails]) -> bool:
+def _follows(error: _Details, errors: Sequence[_Details]) -> bool:
     loc = error["loc"]
     return error["type"] == "too_short" and any(
         len(other["loc"]) > len(loc) and other["loc"][: len(loc)] == loc for other in errors

@@ -6,7 +6,7 @@ All that the client gave is marked as given, so that none of it becomes a contro
 import json
 from collections.abc import Mapping, Sequence
 
-from pydantic_core import from_json
+from jiter import from_json
 
 from prolepsis.api.openai.bodies import FunctionBody, Message, ToolCall
 from prolepsis.api.tokenizer import Tokenizer
@@ -19,13 +19,13 @@ from prolepsis.models.answer_formats.table import HERMES
 from prolepsis.models.answer_formats.tool_format import Call, ToolFormat
 
 MAX_DEPTH = 200
-"""pydantic-core's own limit; it holds for the body itself too."""
+"""The parser's own limit; it holds for the body itself too."""
 
 
 def read_json(text: str, param: str) -> object:
     """Return the value of `text`; raises `ValueError`, and `InvalidParameter` where it is nested too deeply."""
     try:
-        value: object = from_json(text)
+        value: object = from_json(text.encode())
     except ValueError as error:
         if "recursion limit" in str(error):
             message = f"{param} is nested too deeply; allowed: {MAX_DEPTH} levels"
