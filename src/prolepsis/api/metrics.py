@@ -1,9 +1,10 @@
 """Serves the metrics, and feeds them with requests that have ended and with what serves now."""
 
-import asyncio
 import time
 from collections.abc import Callable
+from functools import partial
 
+from anyio import to_thread
 from fastapi import Request
 from fastapi.responses import Response
 
@@ -83,4 +84,4 @@ class MetricsFeature(Feature):
         )
         model = self._config.served_model_names[0] if self._config.served_model_names else info.model
         vllm_model = model if self._config.metrics_vllm_names else None
-        return await asyncio.to_thread(self._metrics.exposition_for, accept, vllm_model=vllm_model)
+        return await to_thread.run_sync(partial(self._metrics.exposition_for, accept, vllm_model=vllm_model))

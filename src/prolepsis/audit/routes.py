@@ -1,11 +1,11 @@
 """/admin/audit: entries of the audit log, and replays of their requests."""
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Literal, Self, TypeVar
 
+from anyio import to_thread
 from fastapi.responses import JSONResponse, Response
 from pydantic import AwareDatetime, Field, model_validator
 
@@ -147,7 +147,7 @@ def audit_routes(store: Store, info: Callable[[], EngineInfo], replay_now: Repla
 async def _reading(read: Callable[[], _Read]) -> _Read:
     """Read off the event loop; raises `RequestRefused` (503) if the store is unavailable."""
     try:
-        return await asyncio.to_thread(read)
+        return await to_thread.run_sync(read)
     except StoreUnavailable:
         raise RequestRefused("The store cannot be read now.", code="store_unavailable", status=503) from None
 

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Annotated, Literal
 
 import structlog
+from anyio import to_thread
 from openfeature.flag_evaluation import Reason
 from openfeature.provider import FeatureProvider
 from prometheus_client import CollectorRegistry
@@ -183,7 +184,7 @@ def flag_routes(operators: OperatorFlags, of_policy: Callable[[], Sequence[str]]
         if (body.value is None) == (body.definition is None):
             raise InvalidParameter("allowed: either value, true or false, or definition", param="value")
         definition = body.definition or plain_definition(value=bool(body.value))
-        reason = await asyncio.to_thread(shown_reason, body.reason)
+        reason = await to_thread.run_sync(shown_reason, body.reason)
         before = operators.entry(body.flag)
         fault = operators.set(body.flag, definition, by=caller.actor, reason=reason)
         emit(_event("flags.set", caller.actor, body.flag, before, _plain(operators.entry(body.flag))))
@@ -195,7 +196,7 @@ def flag_routes(operators: OperatorFlags, of_policy: Callable[[], Sequence[str]]
         if before is None:
             known = ", ".join(entry.flag for entry in operators.all) or "none is set"
             raise InvalidParameter(f"flag is {body.flag!r}; allowed: {known}", param="flag")
-        reason = await asyncio.to_thread(shown_reason, body.reason)
+        reason = await to_thread.run_sync(shown_reason, body.reason)
         fault = operators.remove(body.flag, by=caller.actor, reason=reason)
         emit(_event("flags.removed", caller.actor, body.flag, before, {"reason": reason}))
         return reply(fault)

@@ -1,11 +1,11 @@
 """The kill switch while serving: it follows its controls and the flag, and operators turn it over HTTP."""
 
-import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, datetime
 from typing import Annotated, Literal, get_args
 
 import structlog
+from anyio import to_thread
 from prometheus_client import CollectorRegistry
 from pydantic import Field
 
@@ -151,7 +151,7 @@ def kill_routes(switch: KillSwitch) -> Sequence[Route]:
     @routes.put("/admin/kill", roles=OPERATORS, summary="Turn the operator's kill switch, for one scope or all")
     async def kill(body: Annotated[KillBody, read_body(KillBody)], caller: SignedIn) -> KillStatus:
         check_scope(body.scope)
-        reason = await asyncio.to_thread(shown_reason, body.reason)
+        reason = await to_thread.run_sync(shown_reason, body.reason)
         switch.turn(on=body.on, by=caller.actor, reason=reason, scope=body.scope)
         return switch.shown
 

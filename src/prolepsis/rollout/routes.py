@@ -1,10 +1,10 @@
 """/admin/rollouts: the rollouts of the policy in use, and an operator's commands."""
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, cast, get_args
 
+from anyio import to_thread
 from fastapi import Path
 from pydantic import Field
 
@@ -64,7 +64,7 @@ def rollout_routes(rollouts: Rollouts) -> Sequence[Route]:
             raise RequestRefused(message, code="invalid_value", param="force")
         operator = caller.key_id or "the developer"
         by = f"by {operator}, by force" if body.force else f"by {operator}"
-        why = await asyncio.to_thread(redacted_text, body.reason)  # it may read lists of names
+        why = await to_thread.run_sync(redacted_text, body.reason)  # it may read lists of names
         reason = f"{by}: {why}" if why else by
         what = cast(Command, command)
         return await rollouts.command(rollout_id, what, reason, by=caller.actor, force=body.force)

@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from anyio import CapacityLimiter, to_thread
 from starlette.requests import Request
 
 from prolepsis.web.refusals import too_large, too_many_uploads
@@ -126,8 +127,7 @@ class LargeWork:
 
     def __init__(self) -> None:
         self._queues: dict[str, _TenantQueue] = {}
-        self._threads = asyncio.Semaphore(os.cpu_count() or 1)
-        self._eager = ThreadPoolExecutor(os.cpu_count(), "held-work")
+        self._threads = CapacityLimiter(os.cpu_count() or 1)
         self._patient = ThreadPoolExecutor(os.cpu_count(), "large-work", initializer=_give_way)
 
     async def run(self, tenant: str, num_bytes: int, work: Callable[[], Value], *, gives_way: bool = True) -> Value:
@@ -153,9 +153,10 @@ class LargeWork:
         return await asyncio.shield(running)  # a client that leaves does not end the thread's work, nor the turn
 
     async def _in_thread(self, timed: _Timed[Value], *, gives_way: bool) -> Value:
+        if not gives_way:
+            return await to_thread.run_sync(timed, limiter=self._threads)
         async with self._threads:
-            pool = self._patient if gives_way else self._eager
-            return await asyncio.get_running_loop().run_in_executor(pool, timed)
+            return await asyncio.get_running_loop().run_in_executor(self._patient, timed)
 
     def _pay_back(self, timed: _Timed[Value], tenant: str, queue: _TenantQueue) -> None:
         asyncio.get_running_loop().call_later(PAID_BACK * timed.seconds, self._end, tenant, queue)

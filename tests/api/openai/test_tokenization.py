@@ -3,12 +3,12 @@
 import asyncio
 import threading
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
+from anyio import to_thread
 
 from prolepsis.core.config import ServerConfig
 from prolepsis.telemetry.metrics import Metrics
@@ -77,16 +77,16 @@ async def test_long_reasoning_is_counted_off_the_loop(path: str) -> None:
 
 
 async def test_tokenisation_has_threads_of_its_own() -> None:
-    others, ended = ThreadPoolExecutor(1), threading.Event()
-    asyncio.get_running_loop().set_default_executor(others)
-    others.submit(ended.wait)
-    try:
-        async with connect(Watched()) as http, asyncio.timeout(5):
-            replies = [
-                await http.post("/v1/completions", json={"model": "tiny", "prompt": LONG}),
-                await http.post("/tokenize", json={"prompt": LONG}),
-                await http.post("/detokenize", json={"tokens": [65]}),
-            ]
-    finally:
-        ended.set()
+    others = to_thread.current_default_thread_limiter()
+    holders = [object() for _ in range(int(others.total_tokens))]
+    for holder in holders:
+        others.acquire_on_behalf_of_nowait(holder)
+    async with connect(Watched()) as http, asyncio.timeout(5):
+        replies = [
+            await http.post("/v1/completions", json={"model": "tiny", "prompt": LONG}),
+            await http.post("/tokenize", json={"prompt": LONG}),
+            await http.post("/detokenize", json={"tokens": [65]}),
+        ]
+    for holder in holders:
+        others.release_on_behalf_of(holder)
     assert [reply.status_code for reply in replies] == [200, 200, 200]
