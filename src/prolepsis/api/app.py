@@ -63,20 +63,20 @@ def build(
 
 def _feature_routes(context: Context, services: Services) -> Sequence[Route]:
     """Return the routes of all features, and the console's, which call them."""
-    client, admitting, failing = context.client, services.admission, services.service_health
+    client, gate, service = context.client, services.admission, services.service_health
     routes = (
         *(route for feature in services.features for route in feature.routes),
         *explain_routes(services.policies, lambda: client.info.default_sampling),
     )
     console = ConsoleParts(
         client=client,
-        load=admitting,
+        load=gate,
         store=context.store,
         keys=services.keys,
         check_local=check_local,
-        observe=admitting.metrics.refuse,
+        observe=gate.metrics.refuse,
         grafana_url=context.config.grafana_url,
-        failing=lambda: failing.detail,
+        failing=lambda: service.detail,
         emit=context.emit,
     )
     return (*routes, *console_routes(routes, console))

@@ -46,9 +46,9 @@ def services_of(context: Context, sources: Sources, tokenizer: Tokenizer, intake
     """Return the services of a server, with all features; they hear of a request's end in any order."""
     config, client, keys = context.config, context.client, sources.keys
     plan = controls.effective_plan(context)
-    replicas = registry.feature(context, is_draining=lambda: admitting.draining)
+    replicas = registry.feature(context, is_draining=lambda: gate.draining)
     buckets = admission.buckets(context, replicas)
-    admitting = admission.feature(context, plan, buckets)
+    gate = admission.feature(context, plan, buckets)
     rollouts, costs = rollout.feature(context), cost.feature(context, sources.prices)
     policies = policy.feature(
         context,
@@ -58,41 +58,42 @@ def services_of(context: Context, sources: Sources, tokenizer: Tokenizer, intake
         flags=sources.flags is not None,
         bills_time=costs.billed_per_second is not None,
     )
-    operated = controls.feature(
+    operator_controls = controls.feature(
         context,
         plan,
         flags=sources.flags,
         flags_of_policy=lambda: policies.flag_names,
         known=scopes.known_scopes(client, keys, policies),
     )
-    judged = health.feature(
+    proposer_health = health.feature(
         context,
         plan,
-        operated.controls,
+        operator_controls.controls,
         price_per_s=lambda: costs.billed_per_second,
         conditions=lambda: policies.conditions,
     )
     traces = tracing.feature(context)
     replays = correctness.feature(
         context,
-        operated.kill_switch,
-        partial(admitting.has_room, config.replay_beside),
+        operator_controls.kill_switch,
+        partial(gate.has_room, config.replay_beside),
         count=rollouts.take_replay,
         report=traces.on_mismatch,
     )
-    recording, failing = recorder.feature(context, costs), service_health.feature(context)
-    idempotency = Idempotency(config, context.registry, retried=recording.retried)
+    records, service = recorder.feature(context, costs), service_health.feature(context)
+    idempotency = Idempotency(config, context.registry, retried=records.retried)
     output = OutputPolicies(sources.output, OutputMetrics(context.registry))
     features = (
-        *(replicas, failing, admitting, buckets, idempotency, *operated.features, recording, costs, policies, rollouts),
-        *(judged, judged.keeper(context.database), replays, traces),
+        *(replicas, service, gate, buckets, idempotency, *operator_controls.features),
+        *(records, costs, policies, rollouts, replays, traces),
+        *(proposer_health, proposer_health.keeper(context.database)),
         key_changes.feature(context, keys),
         audit.feature(context, partial(tokenizer.decode, skip_special_tokens=False), replays.replay_now),
         rollout.silences(context, rollouts, replicas),
         rollout.shadow(context, policies),
         DeliveryFeature(context.registry, output),
-        MetricsFeature(context.metrics, config, client, policy=lambda: policies.version, health=admitting.health),
-        TrafficFeature(admitting.health),
+        MetricsFeature(context.metrics, config, client, policy=lambda: policies.version, health=gate.health),
+        TrafficFeature(gate.health),
         *(feature(context) for feature in FEATURES),
     )
     return Services(
@@ -101,14 +102,14 @@ def services_of(context: Context, sources: Sources, tokenizer: Tokenizer, intake
         tokenizer=tokenizer,
         keys=keys,
         intake=intake,
-        admission=admitting,
+        admission=gate,
         idempotency=idempotency,
         policies=policies,
-        limits_of=limits_by(judged.eligibility),
-        controls=operated,
+        limits_of=limits_by(proposer_health.eligibility),
+        controls=operator_controls,
         output=output,
-        recorder=recording,
-        service_health=failing,
+        recorder=records,
+        service_health=service,
         tracing=traces,
         features=features,
     )
