@@ -5,7 +5,7 @@ from itertools import combinations, product
 
 from prolepsis.spec.cost import CostCurve
 from prolepsis.spec.draft import ROOT, Draft
-from prolepsis.spec.effort import ExpectedDraft, StepBaseline
+from prolepsis.spec.effort import ExpectedDraft, MarginalCost
 from prolepsis.spec.window import StepLoad
 
 
@@ -45,16 +45,16 @@ def best_pace(
     return max(pace(kept, survivals, cost, load, step_ms) for kept in fitting)
 
 
-def best_drafting_gain(expected: Sequence[ExpectedDraft], step: StepBaseline, level_ms: float) -> float:
+def best_drafting_gain(expected: Sequence[ExpectedDraft], costs: MarginalCost, level_ms: float) -> float:
     """Return the highest gain that any depth for any sequences has; asking nobody is one of the choices."""
     deepest = max((len(expected_draft.survivals) for expected_draft in expected), default=0)
     asked = [subset for size in range(len(expected) + 1) for subset in combinations(expected, size)]
-    return max(drafting_gain(subset, depth, step, level_ms) for subset in asked for depth in range(deepest + 1))
+    return max(drafting_gain(subset, depth, costs, level_ms) for subset in asked for depth in range(deepest + 1))
 
 
-def drafting_gain(asked: Sequence[ExpectedDraft], depth: int, step: StepBaseline, level_ms: float) -> float:
+def drafting_gain(asked: Sequence[ExpectedDraft], depth: int, costs: MarginalCost, level_ms: float) -> float:
     """Return the tokens gained if `depth` levels are drafted for `asked`, less those that the time is worth."""
-    row, tokens = step.costs.token, -depth * level_ms * step.costs.ms
+    row, tokens = costs.token, -depth * level_ms * costs.ms
     for expected_draft in asked:
         levels = sum(alive > row for alive in expected_draft.survivals[:depth])  # none is drafted below
         free = [*expected_draft.free, *[0.0] * levels]

@@ -9,7 +9,6 @@ from prolepsis.spec.effort import (
     ExpectedDraft,
     LevelCost,
     MarginalCost,
-    StepBaseline,
 )
 from prolepsis.spec.explore import SHARES, Explore, Kind
 from tests.spec.reference import best_drafting_gain, drafting_gain
@@ -38,7 +37,7 @@ def _depth(effort: Effort, *expected: ExpectedDraft, costs: MarginalCost = COSTS
 
 
 def _decide(effort: Effort, *expected: ExpectedDraft, costs: MarginalCost = COSTS) -> DepthDecision:
-    return effort.decide(expected, StepBaseline(costs, len(expected)))
+    return effort.decide(expected, costs)
 
 
 def test_deeper_while_a_level_gains_more_than_it_costs() -> None:
@@ -60,27 +59,25 @@ def test_where_one_pass_drafts_all_levels_it_is_all_or_nothing() -> None:
 falling = st.lists(st.floats(0.01, 1.0), max_size=4).map(lambda chances: tuple(sorted(chances, reverse=True)))
 
 
-steps = st.builds(
-    StepBaseline, st.builds(MarginalCost, st.floats(0.0, 0.4), st.floats(0.01, 1.0)), st.just(5), st.floats(0.0, 3.0)
-)
+costs_of_steps = st.builds(MarginalCost, st.floats(0.0, 0.4), st.floats(0.01, 1.0))
 
 
 @settings(max_examples=200)
 @given(
     st.lists(st.builds(ExpectedDraft, falling, falling), min_size=1, max_size=4),
-    steps,
+    costs_of_steps,
     st.lists(st.floats(0.1, 5.0), min_size=1, max_size=5),
 )
 def test_finds_the_best_depth_and_sequences_of_all(
-    expected: list[ExpectedDraft], step: StepBaseline, calls: list[float]
+    expected: list[ExpectedDraft], costs: MarginalCost, calls: list[float]
 ) -> None:
     effort = Effort(_Spent())
     for call_ms in calls:
         effort.cost.learn(1, call_ms)
-    decision = effort.decide(expected, step)
+    decision = effort.decide(expected, costs)
     asked = [expected_draft for expected_draft, does in zip(expected, decision.asked, strict=True) if does]
-    chosen = drafting_gain(asked, decision.depth, step, effort.cost.ms)
-    assert chosen == pytest.approx(best_drafting_gain(expected, step, effort.cost.ms))
+    chosen = drafting_gain(asked, decision.depth, costs, effort.cost.ms)
+    assert chosen == pytest.approx(best_drafting_gain(expected, costs, effort.cost.ms))
 
 
 def test_sequences_share_the_cost_of_a_level() -> None:

@@ -89,7 +89,7 @@ def test_a_machine_that_was_slow_at_first_misleads_for_a_moment_only(name: str, 
     simulation.slowness = slowness
     simulation.run(0.5)
     simulation.slowness = 1.0
-    assert simulation.run(5.0) <= 1.05 * best, "up to 2.05 where such steps count as the machine's"
+    assert simulation.run(5.0) <= 1.08 * best, "up to 2.05 where such steps count as the machine's"
 
 
 def test_without_it_such_costs_lose_more() -> None:

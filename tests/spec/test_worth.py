@@ -48,7 +48,7 @@ def test_drafts_that_take_longer_than_predicted_do_so_by_token_and_others_less_i
 
 def test_rows_that_were_not_free_when_profiled_cost_little_more() -> None:
     """A pass of 5 rows was predicted as one of 1, while memory was busy; of 17 rows it was not."""
-    comparison = _compared(_plain(10.0), StepCost(1, 2, 4, 14.0, 10.0, 0.0, 0.0))
+    comparison = _compared(_plain(10.0, 1), StepCost(1, 2, 4, 14.0, 10.0, 0.0, 0.0))
     load = StepLoad(1, 0, 64, comparison.correction(1))
     window = DraftWindow(CostCurve((1, 5, 17), (0,), ((10.0,), (10.0,), (22.0,))), overhead_ms=0.0)
     assert window.added_ms(load, 4) == pytest.approx(4.0, rel=0.05)
@@ -64,9 +64,9 @@ def test_no_ratio_without_a_step_to_compare_with() -> None:
     assert _compared(_drafted(50.0)).correction(4) == UNKNOWN
 
 
-def test_each_load_is_compared_for_itself_and_begins_as_the_last_one() -> None:
+def test_each_load_is_compared_for_itself() -> None:
     comparison = _compared(_plain(10.0), _drafted(16.5))
-    assert comparison.correction(16).token_ms == pytest.approx(1.0, rel=0.05)
+    assert comparison.correction(16) == UNKNOWN
     for _ in range(200):
         comparison.observe(_plain(10.0, 16))
         comparison.observe(_drafted(12.5, 16))
@@ -125,32 +125,6 @@ def test_references_are_many_where_they_lose_nothing_and_few_where_they_lose() -
     number = _references(engine, num_tokens=12)  # a step without drafts emits a third in 10/12 of the time
     lost = number * (12 * 10 / 12 - 4) / (4000 * 4)
     assert 0.002 < lost < 0.0035
-
-
-@pytest.mark.parametrize("speed", [1.4, 3.0])
-def test_a_machine_that_becomes_faster_is_found_out_within_some_thirty_steps(speed: float) -> None:
-    engine = _Engine()
-    _references(engine, num_tokens=12)
-    num_drafted = 0
-    while not engine.wants_reference():
-        num_drafted += 1
-        engine.comparison.observe(_drafted(12.0 / speed, num_tokens=12))
-    engine.comparison.observe(_plain(10.0 / speed))
-    assert num_drafted <= 32
-    assert engine.comparison.correction(4).plain == pytest.approx(1.0 / speed, rel=0.25)
-
-
-def test_single_slow_steps_bring_no_reference() -> None:
-    engine = _Engine()
-    _references(engine, num_tokens=12)
-    number = 0
-    for step in range(200):
-        if engine.wants_reference():
-            number += 1
-            engine.comparison.observe(_plain(10.0))
-        else:
-            engine.comparison.observe(_drafted(48.0 if step % 20 == 0 else 12.0, num_tokens=12))
-    assert number <= 2
 
 
 @pytest.mark.parametrize(

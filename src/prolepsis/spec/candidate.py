@@ -91,10 +91,6 @@ class DraftCandidate:
     def survivals(self) -> tuple[float, ...]:
         return self.best.survivals if self.best else ()
 
-    @property
-    def gain(self) -> float:
-        return self.best.gain if self.best else 0.0
-
     def selected(self, nodes: Sequence[int]) -> Draft | None:
         """Return these nodes of the best draft."""
         return self.draft.select(nodes) if self.draft is not None and nodes else None

@@ -14,7 +14,7 @@ from prolepsis.spec.candidate import MERGED, DraftCandidate, DraftRequest, level
 from prolepsis.spec.containment import ContainedProposer
 from prolepsis.spec.cost import CostCurve
 from prolepsis.spec.draft import Draft
-from prolepsis.spec.effort import RETRY_DEPTH, Effort, ExpectedDraft, MarginalCost, StepBaseline
+from prolepsis.spec.effort import RETRY_DEPTH, Effort, ExpectedDraft, MarginalCost
 from prolepsis.spec.explore import Explore
 from prolepsis.spec.ledger import Ledger, Origin, origin_of
 from prolepsis.spec.proposer import Proposer, SequenceView
@@ -248,7 +248,7 @@ class ProposerSet:
         """Return the best draft of each candidate; `costs` None: whole, as far as all fit the pass."""
         if not any(candidate.limit > 0 for candidate in candidates):
             return [_NO_CAPACITY] * len(candidates)
-        spent_ms = self._contest(candidates, plan, load, costs)
+        spent_ms = self._contest(candidates, plan, costs)
         drafts = (
             [candidate.draft for candidate in candidates] if costs is None else self._cut(candidates, load, spent_ms)
         )
@@ -258,16 +258,14 @@ class ProposerSet:
             for candidate, draft in zip(candidates, drafts, strict=True)
         ]
 
-    def _contest(
-        self, candidates: Sequence[DraftCandidate], plan: SpecPlan, load: StepLoad, costs: MarginalCost | None
-    ) -> float:
+    def _contest(self, candidates: Sequence[DraftCandidate], plan: SpecPlan, costs: MarginalCost | None) -> float:
         """Let the proposers of the plan compete for every sequence that may draft; return the ms of costly ones."""
-        spent_ms, number = 0.0, max(load.num_sequences, len(candidates))
+        spent_ms = 0.0
         for drafter in self._drafters:
             if plan.proposers is not None and drafter.name not in plan.proposers:
                 continue
             if not drafter.proposer.backs_off():
-                spent_ms += drafter.draft(candidates, number, costs)
+                spent_ms += drafter.draft(candidates, costs)
                 continue
             for candidate in candidates:
                 candidate.in_backoff |= candidate.allows(drafter.name)
@@ -311,30 +309,27 @@ class _Drafter:
         self._board = board
         self._effort = None if proposer.free else Effort(explore, one_pass=proposer.one_pass)
 
-    def draft(self, candidates: Sequence[DraftCandidate], number: int, costs: MarginalCost | None) -> float:
+    def draft(self, candidates: Sequence[DraftCandidate], costs: MarginalCost | None) -> float:
         """Draft for the candidates that allow it; return the milliseconds that a costly proposer took.
 
-        `number`: sequences that decode in the step. `costs` None: the depth is fixed, and drafts are neither weighed
-        against their cost nor merged.
+        `costs` None: the depth is fixed, and drafts are neither weighed against their cost nor merged.
         """
         serves = self.proposer.serves
         served = [each for each in candidates if each.allows(self.name) and serves(each.sequence)]
         if not served:
             return 0.0
         if self._effort is not None and costs is not None:
-            step = StepBaseline(costs, number, sum(candidate.gain for candidate in candidates))
-            return self._draft_where_it_pays(self._effort, served, step)
+            return self._draft_where_it_pays(self._effort, served, costs)
         drafts, ms = self._propose(served, [candidate.limit for candidate in served], costs)
         for candidate, draft in zip(served, drafts, strict=True):
             if draft is not None:
                 candidate.compete(draft, self._board, costs.token if costs else 0.0)
         return ms
 
-    def _draft_where_it_pays(self, effort: Effort, candidates: Sequence[DraftCandidate], step: StepBaseline) -> float:
-        costs = step.costs
+    def _draft_where_it_pays(self, effort: Effort, candidates: Sequence[DraftCandidate], costs: MarginalCost) -> float:
         longest = max(candidate.limit for candidate in candidates)
         alive = self._board.acceptance.survival(self.name, max(2, longest))
-        decision = effort.decide([_expected(each, alive) for each in candidates], step)
+        decision = effort.decide([_expected(each, alive) for each in candidates], costs)
         chosen: list[DraftCandidate] = []
         depth, is_forced = decision.depth, False
         for candidate, is_asked in zip(candidates, decision.asked, strict=True):

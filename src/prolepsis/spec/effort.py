@@ -2,7 +2,7 @@
 
 A level costs G (tokens per ms) times its milliseconds, which a call shares over its sequences, and the pass's time for
 the tokens it adds. A level pays while the sum of survivals is larger than (sequences * b + c) * G, with b the ms of a
-token in the pass and c those of the level. G is that of this step with its free drafts.
+token in the pass and c those of the level. G is that of plain decoding.
 The drafts are merged with the free draft, so a depth gains where the free draft fails: survival there times the chance
 that no node of the free draft is accepted, as if both failed independently.
 """
@@ -60,28 +60,6 @@ class MarginalCost:
 
 
 @dataclass(frozen=True, slots=True)
-class StepBaseline:
-    """Yield of a step before a costly proposer drafts."""
-
-    plain: MarginalCost
-    """Marginal cost of plain decoding."""
-    num_sequences: int
-    """Decoding sequences, each of which emits a token in any case."""
-    gain: float = 0.0
-    """Gain of their free drafts: accepted tokens, less the cost of verifying them."""
-
-    @property
-    def tokens(self) -> float:
-        return self.num_sequences + self.gain
-
-    @property
-    def costs(self) -> MarginalCost:
-        """With the free drafts: G = (sequences + sum of (S - b * G)) / ms without drafts."""
-        factor = self.tokens / self.num_sequences
-        return MarginalCost(self.plain.token * factor, self.plain.ms * factor)
-
-
-@dataclass(frozen=True, slots=True)
 class ExpectedDraft:
     """Expected draft of a proposer for one sequence, by depth, up to its limit."""
 
@@ -109,9 +87,8 @@ class Effort:
         self._explore = explore
         self._num_retries = 0
 
-    def decide(self, expected: Sequence[ExpectedDraft], step: StepBaseline) -> DepthDecision:
+    def decide(self, expected: Sequence[ExpectedDraft], costs: MarginalCost) -> DepthDecision:
         """Return for which sequences to draft, and how deep: once a step."""
-        costs = step.costs
         gains = [_gains(each, costs.token) for each in expected]
         deepest = max(map(len, gains), default=0)
         deepest = deepest if self.cost.is_known else min(deepest, RETRY_DEPTH)

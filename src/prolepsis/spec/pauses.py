@@ -22,10 +22,7 @@ _NEW = 32  # first steps of a sequence, which tell what to expect of the next on
 _NEW_DECAY = 0.995
 _NEW_WEIGHT = 64.0  # steps that it counts for at most: as many as sequences are alike
 _NEW_LOSS, _NEW_GAIN = -1.0, 4.0  # tokens that it counts for at most
-_LOSS_LIMIT, _LOSS_LIMIT_ALONE = (
-    0.3,
-    2.0,
-)  # tokens lost before a pause; with no other sequence
+_LOSS_LIMIT, _LOSS_LIMIT_ALONE = 0.3, 2.0  # tokens lost before a pause; of a sequence alone
 _KEPT_WEIGHT = 4.0  # steps that the evidence before a pause counts for after it
 _FIRST_PAUSE, _LONGEST_PAUSE = 16, 512  # steps; each failed trial doubles it
 _IDLE_COST = 0.25  # tokens, in steps without a draft worth verifying, after which a sequence that is alone backs off

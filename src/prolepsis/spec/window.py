@@ -16,9 +16,6 @@ from dataclasses import dataclass
 from prolepsis.spec.cost import CostCurve
 from prolepsis.spec.worth import AS_PREDICTED, CostCorrection
 
-_FLOOR = 0.004  # survivals below are never worth verifying
-_LEAST_GAIN = 0.01  # of tokens per millisecond: less is lost again where costs are not known well
-
 
 @dataclass(frozen=True, slots=True)
 class StepLoad:
@@ -65,9 +62,7 @@ class DraftWindow:
 
         `spent_ms`: what drafting took, which the step pays in any case.
         """
-        slots = sorted(
-            (-alive, s, node) for s, draft in enumerate(survivals) for node, alive in enumerate(draft) if alive > _FLOOR
-        )
+        slots = sorted((-alive, s, node) for s, draft in enumerate(survivals) for node, alive in enumerate(draft))
         del slots[max(0, load.max_draft_tokens) :]
         number = max(load.num_sequences, len(survivals))
         best, tokens, ms = self._best_prefix([-slot[0] for slot in slots], number, load, spent_ms)
@@ -107,7 +102,7 @@ class DraftWindow:
         base = self.plain_ms(load, num_plain) + spent_ms
         best = (0, tokens, base)
         base -= ratio * table[size]
-        best_rate = (1.0 + _LEAST_GAIN) * tokens / best[2]
+        best_rate = tokens / best[2]
         for count, gain in enumerate(alive, 1):
             tokens += gain
             ms = ratio * table[size + count] + count * each + base

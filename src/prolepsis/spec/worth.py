@@ -8,11 +8,12 @@ Where drafts take longer than predicted, each token does by as much: a machine w
 profiled, or whose cores are now, computes rows that seemed to be free, and the rows that were not free cost it little
 more. Where they take less, all take so much less in proportion.
 
-The machine may change its speed, as others use it. Then steps with drafts take another time than expected, and a step
-without drafts soon tells whether they have changed or all steps have.
+The machine may change its speed, as others use it: a step without drafts that differs much from those before counts as
+much as all of them.
 """
 
 import math
+from collections import defaultdict
 from dataclasses import dataclass
 
 from prolepsis.spec.explore import Explore
@@ -20,11 +21,9 @@ from prolepsis.spec.explore import Explore
 _PLAIN_DECAY = 0.94  # per step without drafts
 _DECAY = 0.98  # per step with drafts, and per step that verified none of those it might have
 _PRIOR, _PRIOR_TOKENS = 0.1, 2.0  # plain steps of predicted cost, and draft tokens, that stand for what is known before
-_FIRST, _LEAST = 0.4, 0.2  # ratio of the cost of verifying where nothing is known, so that it becomes known; the least
+_FIRST = 0.4  # ratio of the cost of verifying where nothing is known, so that it becomes known
 _OUTLIER = 2.0  # a step counts at most so much longer than expected, or shorter: a compile, a page fault
 _FEW = 4.0  # plain steps
-_SURPRISE, _SURPRISE_DECAY = 0.3, 0.7  # three steps in a row that are off by a sixth, or more that are by a tenth
-_MOST_SURPRISE = 0.15  # of one step: chance makes single ones long
 _CHANGED = 0.15  # of the logarithm of a plain step's time: it counts as much as all before
 _SHORTEST = 8  # steps with drafts between two references
 
@@ -78,8 +77,7 @@ class StepComparison:
 
     def __init__(self, explore: Explore) -> None:
         self._explore = explore
-        self._loads: dict[int, _Load] = {}
-        self._last = _Load()  # that was observed last: what to expect of one that was never met
+        self._loads: defaultdict[int, _Load] = defaultdict(_Load)
 
     def correction(self, num_sequences: int) -> CostCorrection:
         """Return the correction as steps showed it."""
@@ -101,20 +99,16 @@ class StepComparison:
         """
         if not step.is_sound:
             return
-        self._last = self._of(step.num_sequences)
+        load = self._of(step.num_sequences)
         if step.num_draft_tokens:
-            self._last.observe_drafts(step)
+            load.observe_drafts(step)
         else:
-            self._last.observe_plain(step)
+            load.observe_plain(step)
             if is_idle:
-                self._last.fade()
+                load.fade()
 
     def _of(self, num_sequences: int) -> "_Load":
-        band = load_band(num_sequences)
-        load = self._loads.get(band)
-        if load is None:
-            load = self._loads[band] = _Load(self._last)
-        return load
+        return self._loads[load_band(num_sequences)]
 
 
 def load_band(num_sequences: int) -> int:
@@ -133,19 +127,15 @@ class _Verifying:
 class _Load:
     """One load: a measured plain step over the predicted one, and decayed sums over steps with drafts."""
 
-    def __init__(self, before: "_Load | None" = None) -> None:
-        """`before`: another load, whose costs are expected of this one."""
-        self._plain = before.plain_ratio if before else 0.0
-        self._weight = 1.0 if self._plain else 0.0
-        self.plain_ms: float = before.plain_ms if before else 0.0
+    def __init__(self) -> None:
+        self._plain = self._weight = 0.0
+        self.plain_ms = 0.0
         """Of the last step without its drafts, as measured."""
-        self._prior = before.verifying if before else _Verifying(_FIRST)
         self._excess = self._predicted = 0.0  # in plain steps: measured less predicted, and predicted
         self._num_drafted = 0.0  # draft tokens
         self._tokens = self._time = 0.0  # of steps with drafts, in those of plain steps
         self.num_waited = 0
         """Steps since the last one without drafts."""
-        self._surprise = 0.0  # decayed sum over them: the logarithm of measured over expected time
         self.is_in_doubt = True
         """The last plain steps were few, or may no longer tell what one takes."""
 
@@ -161,10 +151,10 @@ class _Load:
     @property
     def verifying(self) -> _Verifying:
         """In plain steps, so that the machine's speed does not change it."""
-        excess = self._excess + _PRIOR * (self._prior.ratio - 1.0) + _PRIOR_TOKENS * self._prior.token
+        excess = self._excess + _PRIOR * (_FIRST - 1.0)
         if excess > 0.0:
             return _Verifying(1.0, excess / (self._num_drafted + _PRIOR_TOKENS))
-        return _Verifying(max(_LEAST, 1.0 + excess / (self._predicted + _PRIOR)))
+        return _Verifying(max(0.0, 1.0 + excess / (self._predicted + _PRIOR)))
 
     @property
     def correction(self) -> CostCorrection:
@@ -182,7 +172,7 @@ class _Load:
         self._plain = _PLAIN_DECAY * self._plain + ratio
         self._weight = _PLAIN_DECAY * self._weight + 1.0
         self.plain_ms = self.plain_ratio * step.plain_ms
-        self.num_waited, self._surprise = 0, 0.0
+        self.num_waited = 0
         self.is_in_doubt = self._weight < _FEW
 
     def observe_drafts(self, step: StepCost) -> None:
@@ -193,9 +183,6 @@ class _Load:
         verifying = self.verifying
         expected = 1.0 + drafting + verifying.ratio * predicted + verifying.token * step.num_draft_tokens
         time = _within(step.ms / plain_ms, expected)
-        surprise = min(_MOST_SURPRISE, max(-_MOST_SURPRISE, math.log(time / expected)))
-        self._surprise = _SURPRISE_DECAY * self._surprise + surprise
-        self.is_in_doubt |= abs(self._surprise) > _SURPRISE
         self.fade()
         self._excess += time - 1.0 - drafting - predicted
         self._predicted += predicted
