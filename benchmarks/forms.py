@@ -23,7 +23,7 @@ from typing import Any
 from prolepsis.cli.bench.provenance import provenance
 from prolepsis.core.config import EngineConfig
 from prolepsis.models.files.gguf import CONTROL, USER_DEFINED
-from prolepsis.models.files.tokenizer import Tokenizer
+from prolepsis.models.files.tokenizer import ModelTokenizer
 from prolepsis.models.files.tokenizer_files import tokenizer_parts, with_formats
 from prolepsis.models.load import LoadedModel, load_model
 from prolepsis.terminal.output import quiet_logs
@@ -65,10 +65,10 @@ MARKS = (
 def with_template(loaded: LoadedModel, path: Path, name: str) -> LoadedModel:
     """Return the model as if its file had another template."""
     parts = replace(tokenizer_parts(path), template=template_of(name))
-    return replace(loaded, tokenizer=Tokenizer(with_formats(parts)))
+    return replace(loaded, tokenizer=ModelTokenizer(with_formats(parts)))
 
 
-def judged(asked: Asked, answers: Answers | str, tokenizer: Tokenizer, counts: Counter[str]) -> list[str]:
+def judged(asked: Asked, answers: Answers | str, tokenizer: ModelTokenizer, counts: Counter[str]) -> list[str]:
     """Count an answer's kinds, and return what is wrong with it."""
     if isinstance(answers, str):
         counts["errors"] += 1

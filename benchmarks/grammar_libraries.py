@@ -22,7 +22,7 @@ from prolepsis.cli.bench.provenance import provenance
 from prolepsis.core.config import DEFAULT_MODEL
 from prolepsis.core.requests import JSON_STYLE
 from prolepsis.models.files.store import resolve
-from prolepsis.models.files.tokenizer import Tokenizer
+from prolepsis.models.files.tokenizer import ModelTokenizer
 from prolepsis.models.files.tokenizer_files import load_tokenizer
 
 
@@ -38,7 +38,7 @@ Compiled = Callable[[], Walker]
 Library = Callable[[Schema], Compiled]
 
 
-def llguidance(tokenizer: Tokenizer) -> Library:
+def llguidance(tokenizer: ModelTokenizer) -> Library:
     from llguidance import LLMatcher, LLTokenizer
 
     vocabulary = LLTokenizer(tokenizer.to_json(), eos_token=list(tokenizer.eos_token_ids))
@@ -63,7 +63,7 @@ def llguidance(tokenizer: Tokenizer) -> Library:
     return compile_
 
 
-def xgrammar(tokenizer: Tokenizer) -> Library:
+def xgrammar(tokenizer: ModelTokenizer) -> Library:
     import xgrammar as xgr
 
     tokens = sorted(tokenizer.vocab, key=tokenizer.vocab.__getitem__)
@@ -93,7 +93,7 @@ def xgrammar(tokenizer: Tokenizer) -> Library:
     return compile_
 
 
-LIBRARIES: dict[str, Callable[[Tokenizer], Library]] = {"llguidance": llguidance, "xgrammar": xgrammar}
+LIBRARIES: dict[str, Callable[[ModelTokenizer], Library]] = {"llguidance": llguidance, "xgrammar": xgrammar}
 
 
 def cases() -> dict[str, tuple[Schema, object]]:
@@ -113,7 +113,9 @@ def cases() -> dict[str, tuple[Schema, object]]:
     return found
 
 
-def measure(library: Library, tokenizer: Tokenizer, schema: Schema, value: object, repeats: int) -> dict[str, object]:
+def measure(
+    library: Library, tokenizer: ModelTokenizer, schema: Schema, value: object, repeats: int
+) -> dict[str, object]:
     """Return milliseconds to compile, microseconds of a mask, and tokens refused."""
     tokens = tokenizer.encode(json.dumps(value), add_special_tokens=False)
     compile_ms: list[float] = []

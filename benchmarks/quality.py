@@ -32,7 +32,7 @@ from prolepsis.core.config import DEFAULT_MODEL
 from prolepsis.core.files import sha256_of
 from prolepsis.models.files.quality import MeasuredQuality, record_quality
 from prolepsis.models.files.store import resolve
-from prolepsis.models.files.tokenizer import Tokenizer
+from prolepsis.models.files.tokenizer import ModelTokenizer
 from prolepsis.models.files.tokenizer_files import load_tokenizer
 from prolepsis.native.processor import default_threads
 
@@ -67,7 +67,7 @@ class Quality:
     """To the reference's."""
 
 
-def chunks_of(text: Path, tokenizer: Tokenizer, end: int, count: int, seed: int) -> list[list[int]]:
+def chunks_of(text: Path, tokenizer: ModelTokenizer, end: int, count: int, seed: int) -> list[list[int]]:
     """Return `count` chunks of `CHUNK` tokens of the texts in `text`."""
     opened = gzip.open if text.suffix == ".gz" else open
     with opened(text, "rt", encoding="utf-8") as lines:

@@ -38,7 +38,7 @@ from prolepsis.models.load import load_model
 from prolepsis.remote.channel import TO_FRONT_END
 from prolepsis.remote.host import STATUS_S
 from prolepsis.remote.messages import Status
-from prolepsis.remote.prefixes import PrefixRouter, Router
+from prolepsis.remote.prefixes import PrefixRouter, ReplicaRouter
 from prolepsis.spec.cost import CostCurve
 from prolepsis.store.store import open_store
 from prolepsis.telemetry.metrics import Metrics
@@ -47,7 +47,7 @@ from tests.simulation.replicas import Door, Machine, Outcome, RoundRobin, simula
 from tests.simulation.shared_prefixes import mooncake
 from tests.store.fakes import STATS, record
 
-ROUTERS: dict[str, Callable[[], Router]] = {"round robin": RoundRobin, "prefix": PrefixRouter}
+ROUTERS: dict[str, Callable[[], ReplicaRouter]] = {"round robin": RoundRobin, "prefix": PrefixRouter}
 PASS_TOKENS = (1, 2, 4, 8, 16, 32, 64, 256)
 TRACE_RATE = 3.4
 """Requests a second of the trace as it was recorded."""

@@ -37,7 +37,7 @@ from prolepsis.engine.start import start_engine
 from prolepsis.ray.autoscaling import Scaling
 from prolepsis.ray.hosts import RayHosts
 from prolepsis.remote.engines import Engines
-from prolepsis.remote.prefixes import PrefixRouter, Router, page_hashes
+from prolepsis.remote.prefixes import PrefixRouter, ReplicaRouter, page_hashes
 from tests.simulation.replicas import RoundRobin
 from tests.simulation.shared_prefixes import SMALL_VOCABULARY, Conversations, User, mooncake
 from tests.train.targets import config_of, save_target
@@ -70,10 +70,10 @@ class Served:
 
 
 class BothRouters:
-    """A `Router` that chooses as ours does or takes turns, as each request's cache salt says."""
+    """A `ReplicaRouter` that chooses as ours does or takes turns, as each request's cache salt says."""
 
     def __init__(self) -> None:
-        self._routers: Mapping[str, Router] = {ROUND_ROBIN: RoundRobin(), PREFIX: PrefixRouter()}
+        self._routers: Mapping[str, ReplicaRouter] = {ROUND_ROBIN: RoundRobin(), PREFIX: PrefixRouter()}
         self.tokens: Mapping[str, Counter[str]] = {name: Counter() for name in self._routers}
         """Prompt tokens sent to replicas, by router."""
 

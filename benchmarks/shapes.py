@@ -21,7 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.random_gguf import SHAPES, weight_bytes, write_random
-from prolepsis.cli.bench.ask import Answer, ask
+from prolepsis.cli.bench.ask import TimedAnswer, ask
 from prolepsis.cli.bench.provenance import provenance
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.errors import MemoryPlanError
@@ -120,7 +120,7 @@ async def exactness(target: LoadedModel, num_tokens: int) -> Figures:
 
 async def _answer(
     client: EngineClient, name: str, params: SamplingParams, num_tokens: int, prediction: tuple[int, ...]
-) -> Answer:
+) -> TimedAnswer:
     params = replace(params, max_tokens=num_tokens, ignore_eos=True)
     choice = SpeculationChoice("on" if prediction else "off")
     request = GenerateRequest(

@@ -22,7 +22,7 @@ from pathlib import Path
 import jsonschema
 
 from benchmarks.structured_schemas import BY_PROMPT, OTHER, Schema, generated
-from prolepsis.cli.bench.ask import Answer, ask
+from prolepsis.cli.bench.ask import TimedAnswer, ask
 from prolepsis.cli.bench.prompts import load_prompts
 from prolepsis.cli.bench.provenance import provenance
 from prolepsis.core.config import DEFAULT_MODEL, EngineConfig
@@ -44,7 +44,7 @@ class Task:
 class Run:
     """One task answered once."""
 
-    answer: Answer
+    answer: TimedAnswer
     fault: str | None
     """Why the answer is not valid; "length" where it was cut."""
 
@@ -80,7 +80,7 @@ class RequestContext:
         answer = await ask(self._engine.client, request)
         return Run(answer, self._fault(task, answer))
 
-    def _fault(self, task: Task, answer: Answer) -> str | None:
+    def _fault(self, task: Task, answer: TimedAnswer) -> str | None:
         if len(answer.token_ids) == self._params.max_tokens:
             return "length"
         try:

@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.peers.process import LOOP, VARIANTS, Peer, PeerLimits, PeerProcess, PeerSpec, find_peers, parse_peers
 from benchmarks.peers.report import peers_document, print_peers_report
-from prolepsis.cli.bench.command import Job, check_folder, measure_arms, parse_levels
+from prolepsis.cli.bench.command import BenchJob, check_folder, measure_arms, parse_levels
 from prolepsis.cli.bench.measure import Notify, Schedule
 from prolepsis.cli.bench.prompts import DEFAULT_PROMPTS, load_prompts
 from prolepsis.cli.bench.provenance import provenance
@@ -39,7 +39,7 @@ from prolepsis.terminal.output import exit_status, note, print_error
 
 
 async def measure_with_peers(  # noqa: PLR0917  # the engine with its tokenizer and times, and what to measure with it
-    job: Job,
+    job: BenchJob,
     specs: Sequence[PeerSpec],
     threads: int,
     client: EngineClient,
@@ -105,7 +105,7 @@ def _report(args: argparse.Namespace) -> dict[str, Any]:
     settings = settings_here()
     check_folder(args.json)
     specs = find_peers(parse_peers(args.peers), _paths(args.python), _paths(args.model), lambda: _exported(settings))
-    job = Job(
+    job = BenchJob(
         prompts_file=str(args.prompts or DEFAULT_PROMPTS),
         prompts=load_prompts(args.prompts, listed(args.categories)),
         arms=args.arms,

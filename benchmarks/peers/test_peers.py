@@ -9,13 +9,15 @@ import pytest
 from benchmarks.peers.__main__ import measure_with_peers
 from benchmarks.peers.process import LOOP, PeerSpec, find_peers, parse_peers
 from benchmarks.peers.report import base_of, print_peers_report
-from prolepsis.cli.bench.command import Job
+from prolepsis.cli.bench.command import BenchJob
 from prolepsis.cli.bench.measure import Schedule
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.requests import SamplingParams
 from tests.cli.bench_fakes import ByteTokenizer, table_client, two_prompts
 
-JOB = Job("file", two_prompts(), "auto,suffix@4", Schedule((1, 2), 2), SamplingParams(temperature=0.0, max_tokens=6))
+JOB = BenchJob(
+    "file", two_prompts(), "auto,suffix@4", Schedule((1, 2), 2), SamplingParams(temperature=0.0, max_tokens=6)
+)
 
 
 def test_peers_expand_to_variants_and_bring_their_plain_along() -> None:

@@ -14,7 +14,7 @@ from starlette.types import Message
 
 from prolepsis.api.auth.key_file import KeyFile, new_key
 from prolepsis.api.auth.keys import Keys
-from prolepsis.api.idempotency import Answer, Answers, Idempotency
+from prolepsis.api.idempotency import Answers, Idempotency, RecordedReply
 from prolepsis.api.openai.bodies import CompletionBody
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import DeadlineExceeded
@@ -254,7 +254,7 @@ async def test_one_tenant_that_fills_the_memory_is_refused_and_no_other() -> Non
 
 
 class NotVisited(Answers):
-    def __iter__(self) -> Iterator[Answer]:
+    def __iter__(self) -> Iterator[RecordedReply]:
         raise AssertionError("all answers are visited for one request")
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from prolepsis.audit import chain
 from prolepsis.audit.entry import START_OF_CHAIN
-from prolepsis.audit.verify import Anchor, Evidence, verify
+from prolepsis.audit.verify import Anchor, ChainEvidence, verify
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.store.database import Database
 
@@ -90,7 +90,7 @@ def test_processes_that_append_at_once_make_one_chain(connect: Callable[[], Data
         assert process.returncode == 0
     with connect().read() as connection:
         entries = list(chain.entries(connection))
-        verified = verify(entries, Evidence(head=Anchor(*chain.head(connection))))
+        verified = verify(entries, ChainEvidence(head=Anchor(*chain.head(connection))))
     assert (verified.num_entries, verified.faults) == (20, ())
     actors = [entry.details.actor for entry in entries if entry.details]
     assert actors.count("a") == actors.count("b") == 10

@@ -12,7 +12,7 @@ from sqlalchemy.exc import IntegrityError
 
 from prolepsis.audit import chain
 from prolepsis.audit.entry import START_OF_CHAIN, AuditEntry, Details
-from prolepsis.audit.verify import Anchor, Evidence, Verified, verify
+from prolepsis.audit.verify import Anchor, ChainEvidence, Verified, verify
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.json_value import canonical
 from prolepsis.store.database import Database
@@ -42,7 +42,7 @@ class Log:
         anchors = [Anchor(head.seq, head.digest) for head in (self.heads if heads is None else heads)]
         with self.database.read() as connection:
             end, signed = Anchor(*chain.head(connection)), chain.signed_head(connection)
-            return verify(chain.entries(connection), Evidence(end, signed, self.keys.public, anchors))
+            return verify(chain.entries(connection), ChainEvidence(end, signed, self.keys.public, anchors))
 
     def anchor(self) -> None:
         with self.database.read() as connection:
@@ -244,7 +244,7 @@ def test_without_anchors_or_keys_it_is_said_what_is_not_proven(log: Log) -> None
     assert "the whole chain was not replaced or its end cut off" in without_anchor
     with log.database.read() as connection:
         entries = list(chain.entries(connection))
-    evidence = Evidence(anchors=[Anchor(12, entries[-1].digest)])
+    evidence = ChainEvidence(anchors=[Anchor(12, entries[-1].digest)])
     [without_key] = verify(entries, evidence).unproven
     assert "public key" in without_key
 

@@ -9,7 +9,15 @@ from sqlalchemy import ColumnElement, Connection, delete, insert, select, update
 
 from prolepsis.audit import chain
 from prolepsis.audit.log import forget_tenant
-from prolepsis.audit.verify import Anchor, Evidence, RecordsVerified, Verified, parse_anchor, verify, verify_records
+from prolepsis.audit.verify import (
+    Anchor,
+    ChainEvidence,
+    RecordsVerified,
+    Verified,
+    parse_anchor,
+    verify,
+    verify_records,
+)
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.store import record_chain as links
@@ -59,7 +67,7 @@ def written(database: Database) -> Database:
 
 def verified(database: Database, anchor: Anchor | None = None) -> Verified:
     with database.read() as connection:
-        evidence = Evidence(head=Anchor(*chain.head(connection)), anchors=[] if anchor is None else [anchor])
+        evidence = ChainEvidence(head=Anchor(*chain.head(connection)), anchors=[] if anchor is None else [anchor])
         return verify(chain.entries(connection), evidence)
 
 

@@ -10,7 +10,7 @@ from sqlalchemy import insert
 from typer.testing import CliRunner, Result
 
 from prolepsis.audit import chain
-from prolepsis.audit.verify import Anchor, Evidence, verify
+from prolepsis.audit.verify import Anchor, ChainEvidence, verify
 from prolepsis.audit.waiting import leave, take
 from prolepsis.audit.waiting_runtime import WaitingActs
 from prolepsis.cli.main import app
@@ -50,7 +50,7 @@ class Site:
         with self.server.read() as connection:
             found = list(chain.entries(connection))
             head, signed = Anchor(*chain.head(connection)), chain.signed_head(connection)
-        assert verify(found, Evidence(head, signed, self.keys.public)).faults == ()
+        assert verify(found, ChainEvidence(head, signed, self.keys.public)).faults == ()
         return [entry.plain() for entry in found]
 
 

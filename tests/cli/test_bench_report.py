@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from prolepsis.cli.bench.command import Job, run_bench
+from prolepsis.cli.bench.command import BenchJob, run_bench
 from prolepsis.cli.bench.measure import Outcome, Run, Schedule
 from prolepsis.cli.bench.provenance import commit, provenance
 from prolepsis.cli.bench.report import NOT_LOOPING, Figures
@@ -20,7 +20,9 @@ from prolepsis.engine.client import EngineHealth
 from prolepsis.terminal.output import BAD_INPUT
 from tests.cli.bench_fakes import ByteTokenizer, table_client, tokens_of, two_prompts, write_prompts
 
-JOB = Job("file", two_prompts(), "auto,suffix@4", Schedule((1, 2), 2), SamplingParams(temperature=0.0, max_tokens=6))
+JOB = BenchJob(
+    "file", two_prompts(), "auto,suffix@4", Schedule((1, 2), 2), SamplingParams(temperature=0.0, max_tokens=6)
+)
 SPREAD = {"median", "min", "max"}
 
 
@@ -28,7 +30,7 @@ def _silent(line: str) -> None:
     """Say nothing."""
 
 
-async def _report(job: Job = JOB, **client: Any) -> dict[str, Any]:
+async def _report(job: BenchJob = JOB, **client: Any) -> dict[str, Any]:
     report = await run_bench(job, table_client(**client), ByteTokenizer(), notify=_silent)
     written: dict[str, Any] = json.loads(json.dumps(report))
     return written

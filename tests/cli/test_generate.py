@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from prolepsis.cli.generate import Answer, Ask, answer_to
+from prolepsis.cli.generate import Answer, GenerateCall, answer_to
 from prolepsis.cli.main import app
 from prolepsis.core.errors import DeadlineExceeded, EngineError, InvalidParameter
 from prolepsis.core.events import Aborted, Event, Failed, Finished, Tokens
@@ -36,13 +36,13 @@ class LetterTokenizer:
 
 def an_ask(
     *, system: str | None = None, raw: bool = False, prediction: str | None = None, stop: tuple[str, ...] = ()
-) -> Ask:
+) -> GenerateCall:
     params = SamplingParams(temperature=0.0, stop=stop)
-    return Ask("hi", system, raw, prediction, SpeculationChoice("off"), params)
+    return GenerateCall("hi", system, raw, prediction, SpeculationChoice("off"), params)
 
 
 async def ask(
-    client: FakeEngineClient, question: Ask, *, chat_template: str | None = "one"
+    client: FakeEngineClient, question: GenerateCall, *, chat_template: str | None = "one"
 ) -> tuple[Answer, list[str]]:
     shown: list[str] = []
     return await answer_to(question, client, LetterTokenizer(chat_template), shown.append), shown
@@ -84,7 +84,7 @@ async def test_the_stop_string_itself_is_not_shown() -> None:
         (an_ask(raw=True), "\0hi"),
     ],
 )
-async def test_the_prompt_goes_through_the_chat_template_unless_raw(question: Ask, prompt: str) -> None:
+async def test_the_prompt_goes_through_the_chat_template_unless_raw(question: GenerateCall, prompt: str) -> None:
     client = FakeEngineClient(answer(steps("x")))
     await ask(client, question)
     [request] = client.requests

@@ -16,7 +16,7 @@ from prolepsis.core.errors import FetchError
 from prolepsis.core.files import sha256_of
 from prolepsis.models.files import quality
 from prolepsis.models.files.quality import MeasuredQuality
-from prolepsis.models.files.store import KNOWN, MANIFEST, Manifest, Store
+from prolepsis.models.files.store import KNOWN, MANIFEST, Manifest, ModelStore
 from prolepsis.models.files.weights import open_checkpoint
 from prolepsis.models.heads.format import load_head
 from prolepsis.models.heads.registry import list_heads
@@ -34,7 +34,7 @@ TINY = Manifest("owner/tiny", "hub:owner/tiny@abc", "tiny.gguf", 3_000_000, {"ti
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    folder = Store(tmp_path / "models").folder(TINY.name)
+    folder = ModelStore(tmp_path / "models").folder(TINY.name)
     folder.mkdir(parents=True)
     (folder / MANIFEST).write_text(json.dumps(asdict(TINY)))
     return tmp_path / "models"

@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from openfeature.provider import FeatureProvider
 from openfeature.provider.in_memory_provider import InMemoryProvider
 
-from prolepsis.api.openai.replies import Metrics as MetricsReply
+from prolepsis.api.openai.replies import MetricsReply
 from prolepsis.api.run import serve
 from prolepsis.controls.flag_file import FlagFile
 from prolepsis.core.config import EngineConfig, ServerConfig

@@ -13,7 +13,7 @@ import pytest
 from fastapi import FastAPI
 
 from prolepsis.api.output.pipeline import LoadedPolicy
-from prolepsis.api.output.policy import Decision, stop
+from prolepsis.api.output.policy import TextDecision, stop
 from prolepsis.controls.file import ControlsFile
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.events import Event
@@ -281,7 +281,7 @@ async def test_unfinished_and_stored_answers_are_not_replayed(tmp_path: Path) ->
 
 
 class Cutting(Look):
-    def __call__(self, pending: str, ended: bool) -> Decision:
+    def __call__(self, pending: str, ended: bool) -> TextDecision:
         return stop(0, "enough")
 
 

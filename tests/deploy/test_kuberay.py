@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import yaml
 
-from prolepsis.ray.arguments import Arguments
+from prolepsis.ray.arguments import ServeArguments
 from tests.deploy.written import DEPLOY, ROOT, image_variables, read_yaml
 
 SPEC: dict[str, Any] = read_yaml(DEPLOY / "kuberay" / "rayservice.yaml")["spec"]
 [APPLICATION] = yaml.safe_load(SPEC["serveConfigV2"])["applications"]
-ARGUMENTS = Arguments.model_validate(APPLICATION["args"])
+ARGUMENTS = ServeArguments.model_validate(APPLICATION["args"])
 CLUSTER = SPEC["rayClusterConfig"]
 PODS = [CLUSTER["headGroupSpec"]["template"], *(group["template"] for group in CLUSTER["workerGroupSpecs"])]
 

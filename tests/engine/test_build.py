@@ -18,7 +18,7 @@ from prolepsis.engine.remote import remote_proposer
 from prolepsis.engine.runner import Runner
 from prolepsis.engine.start import start_engine
 from prolepsis.kv.memory import MemoryUse
-from prolepsis.models.files.tokenizer import Tokenizer
+from prolepsis.models.files.tokenizer import ModelTokenizer
 from prolepsis.models.load import LoadedModel
 from prolepsis.native.processor import default_threads
 from prolepsis.sampling.noise import noise_key
@@ -40,7 +40,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def loaded(model: TableModel | None = None) -> LoadedModel:
     model = model or TableModel()
     model.info = replace(model.info, max_positions=160)
-    return LoadedModel(model, cast(Tokenizer, Letters()), "fp_table")
+    return LoadedModel(model, cast(ModelTokenizer, Letters()), "fp_table")
 
 
 def test_assembled_engine_serves_and_says_what_it_is() -> None:

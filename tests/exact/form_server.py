@@ -11,7 +11,7 @@ import httpx
 from prolepsis.core.config import EngineConfig, ServerConfig
 from prolepsis.engine.build import assemble
 from prolepsis.engine.thread import ThreadEngineClient
-from prolepsis.models.files.tokenizer import Tokenizer
+from prolepsis.models.files.tokenizer import ModelTokenizer
 from prolepsis.models.load import LoadedModel
 from prolepsis.telemetry.metrics import Metrics
 from tests.api.application import build
@@ -74,7 +74,7 @@ async def answer_all(
         await client.close()
 
 
-async def _answers(http: httpx.AsyncClient, body: Body, tokenizer: Tokenizer, *, predicts: bool) -> Answers:
+async def _answers(http: httpx.AsyncClient, body: Body, tokenizer: ModelTokenizer, *, predicts: bool) -> Answers:
     (mode, stream), *others = VARIANTS
     first = await _chat(http, body, mode, stream=stream)
     predicted = body

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import jsonschema
 
 from prolepsis.models.answer_formats.literal_arguments import LiteralArguments
-from prolepsis.models.files.tokenizer import Tokenizer
+from prolepsis.models.files.tokenizer import ModelTokenizer
 from tests.exact.form_server import Answer, Body
 
 PLACE = {
@@ -91,7 +91,7 @@ class Asked:
         return self.kind in ("required", "named", "one required")
 
 
-def drawn(draw: random.Random, tokenizer: Tokenizer) -> Asked:
+def drawn(draw: random.Random, tokenizer: ModelTokenizer) -> Asked:
     """Return a request in which marks, quotes and ends are likely."""
     kind, is_greedy = draw.choice(KINDS), draw.random() < 0.5
     body: Body = {
@@ -110,7 +110,7 @@ def drawn(draw: random.Random, tokenizer: Tokenizer) -> Asked:
     return Asked(kind, body)
 
 
-def _bias(draw: random.Random, tokenizer: Tokenizer, usual: float) -> dict[str, float]:
+def _bias(draw: random.Random, tokenizer: ModelTokenizer, usual: float) -> dict[str, float]:
     formats = tokenizer.formats
     texts = [] if formats.tools is None else [formats.tools.mark.strip()]
     if formats.reasoning is not None:
@@ -121,7 +121,7 @@ def _bias(draw: random.Random, tokenizer: Tokenizer, usual: float) -> dict[str, 
     return {str(token): round(usual + draw.uniform(-1, 1.5), 2) for token in likely}
 
 
-def fault(asked: Asked, answer: Answer, tokenizer: Tokenizer) -> str | None:
+def fault(asked: Asked, answer: Answer, tokenizer: ModelTokenizer) -> str | None:
     """Return why an answer is not what its request may get; None: it is."""
     try:
         _check(asked, answer, tokenizer)
@@ -130,7 +130,7 @@ def fault(asked: Asked, answer: Answer, tokenizer: Tokenizer) -> str | None:
     return None
 
 
-def _check(asked: Asked, answer: Answer, tokenizer: Tokenizer) -> None:
+def _check(asked: Asked, answer: Answer, tokenizer: ModelTokenizer) -> None:
     is_cut, form = answer.finish == "length", tokenizer.formats.tools
     if asked.is_form or (asked.kind == "schema or call" and not answer.calls):
         assert is_cut or _has_form(asked.kind.split()[0], answer.content), f"no form: {answer.content!r}"

@@ -18,7 +18,7 @@ from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.engine.build import assemble
 from prolepsis.engine.step import Engine
-from prolepsis.models.files.tokenizer import Tokenizer
+from prolepsis.models.files.tokenizer import ModelTokenizer
 from prolepsis.models.files.weights import open_checkpoint
 from prolepsis.models.heads.base import Candidates, HeadInfo
 from prolepsis.models.load import LoadedModel
@@ -48,7 +48,7 @@ def target(threads: int = 1) -> LoadedModel:
         save_tiny(Path(folder), "llama", {"head_dim": 32})
         checkpoint = open_checkpoint(Path(folder), torch.bfloat16)
         model = NativeModel(checkpoint, LeanShape.from_config(checkpoint.config), "tiny", threads)
-    return LoadedModel(model, cast(Tokenizer, Letters()), "tiny", "tiny", "tiny")
+    return LoadedModel(model, cast(ModelTokenizer, Letters()), "tiny", "tiny", "tiny")
 
 
 def at_any_price(engine: Engine) -> Engine:

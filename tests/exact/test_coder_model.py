@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from prolepsis.cli.bench.ask import Answer, ask
+from prolepsis.cli.bench.ask import TimedAnswer, ask
 from prolepsis.core.client_draft import ClientDraft
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.events import Tokens
@@ -103,7 +103,7 @@ def engine_config(folder: Path) -> Iterator[EngineConfig]:
         )
 
 
-async def run(loaded: LoadedModel, config: EngineConfig) -> dict[str, dict[str, Answer]]:
+async def run(loaded: LoadedModel, config: EngineConfig) -> dict[str, dict[str, TimedAnswer]]:
     """Return the answers to all requests, by what drafted for them; "plain": nothing did."""
     client = ThreadEngineClient(assemble(config, loaded, draft=loaded))
     assert client.info.exactness == "strict", client.info.exactness_reason
@@ -124,13 +124,13 @@ async def run(loaded: LoadedModel, config: EngineConfig) -> dict[str, dict[str, 
 
 
 @pytest.fixture(scope="module")
-def answers(coder: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Mapping[str, Answer]]:
+def answers(coder: LoadedModel, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Mapping[str, TimedAnswer]]:
     with engine_config(tmp_path_factory.mktemp("remote")) as config:
         return asyncio.run(run(coder, config))
 
 
 @pytest.mark.parametrize("proposer", ["grammar", *PROPOSERS, ALL])
-def test_drafts_change_no_token(proposer: str, answers: Mapping[str, Mapping[str, Answer]]) -> None:
+def test_drafts_change_no_token(proposer: str, answers: Mapping[str, Mapping[str, TimedAnswer]]) -> None:
     for name, plain in answers["plain"].items():
         assert answers[proposer][name].token_ids == plain.token_ids, name
     stats = [answer.stats for answer in answers[proposer].values()]
@@ -148,7 +148,7 @@ def test_a_question_about_15000_tokens_is_answered_the_same_with_drafts(coder: L
     prompt = tuple(coder.tokenizer.apply_chat_template([{"role": "user", "content": question}]))[-16_000:]
     assert len(prompt) > LEAST_LONG
 
-    async def both() -> tuple[Answer, Answer]:
+    async def both() -> tuple[TimedAnswer, TimedAnswer]:
         config = CONFIG.model_copy(update={"kv_memory": "512MiB", "max_model_len": 16_384})
         client = ThreadEngineClient(assemble(config, coder))
         try:

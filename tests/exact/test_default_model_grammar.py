@@ -7,7 +7,7 @@ from dataclasses import replace
 import jsonschema
 import pytest
 
-from prolepsis.cli.bench.ask import Answer, ask
+from prolepsis.cli.bench.ask import TimedAnswer, ask
 from prolepsis.core.errors import InvalidGrammar
 from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams, SpeculationChoice
 from prolepsis.engine.build import assemble
@@ -34,7 +34,7 @@ SPECS = {
 KINDS = (SamplingParams(temperature=0.0, max_tokens=96), SamplingParams(temperature=1.0, seed=5, max_tokens=96))
 
 
-async def answers(loaded: LoadedModel) -> dict[str, tuple[Answer, Answer]]:
+async def answers(loaded: LoadedModel) -> dict[str, tuple[TimedAnswer, TimedAnswer]]:
     prompt = loaded.tokenizer.apply_chat_template([{"role": "user", "content": "Describe Anna, who is 31, as data."}])
     client = ThreadEngineClient(assemble(CONFIG, loaded))
     sources = [

@@ -14,7 +14,7 @@ from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.engine.build import assemble
 from prolepsis.engine.step import Engine
-from prolepsis.models.files.tokenizer import Tokenizer
+from prolepsis.models.files.tokenizer import ModelTokenizer
 from prolepsis.models.files.weights import open_checkpoint
 from prolepsis.models.load import LoadedModel
 from prolepsis.models.targets.lean_shape import LeanShape
@@ -45,7 +45,7 @@ def target() -> LoadedModel:
         model.save_pretrained(folder)
         checkpoint = open_checkpoint(Path(folder), torch.bfloat16)
         native = NativeModel(checkpoint, LeanShape.from_config(checkpoint.config), "tiny", threads=1)
-    return LoadedModel(native, cast(Tokenizer, Letters()), "tiny", "tiny", "tiny")
+    return LoadedModel(native, cast(ModelTokenizer, Letters()), "tiny", "tiny", "tiny")
 
 
 def with_exit(num_layers: int = 2, **changes: object) -> Engine:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from prolepsis.core.messages import ApplyPlan
 from prolepsis.core.plan import SpecPlan
 from prolepsis.remote.propose.link import ConnectionLost, Link
-from prolepsis.remote.propose.messages import FROM_ENGINE, FROM_SERVER, Ask, Drafts, Extend, FromEngine, SentDraft
+from prolepsis.remote.propose.messages import FROM_ENGINE, FROM_SERVER, DraftCall, Drafts, Extend, FromEngine, SentDraft
 from prolepsis.remote.propose.proposer import RemoteProposer, RemoteSettings
 from prolepsis.remote.propose.server import ProposeServer, ServedModel
 from prolepsis.spec.draft import Draft, chain
@@ -34,7 +34,7 @@ class Hostile(FakeConnection):
         self._kinds = kinds
 
     def receive(self, wait_s: float = 0.0) -> list[Drafts]:
-        rounds = [message for message in self.sent if isinstance(message, Ask)]
+        rounds = [message for message in self.sent if isinstance(message, DraftCall)]
         kind = next(self._kinds) if rounds else "late"
         if kind == "late":
             return []
@@ -102,7 +102,7 @@ def test_a_real_server_changes_no_token(wait_s: float) -> None:
 
 def test_a_server_of_garbage_changes_no_token() -> None:
     def answer(message: FromEngine) -> list[bytes]:
-        return [b"\0\0\0\x07garbage" if isinstance(message, Ask) else FROM_ENGINE.encode(message)]
+        return [b"\0\0\0\x07garbage" if isinstance(message, DraftCall) else FROM_ENGINE.encode(message)]
 
     with rude(answer) as port:
         engine = build(setup_of(proposers=[proposer_at(port, wait_s=5.0, vocab_size=VOCAB)]))

@@ -9,7 +9,7 @@ from prolepsis.core.errors import InvalidGrammar
 from prolepsis.core.requests import GrammarKind, GrammarSpec
 from prolepsis.grammar.grammars import Grammars
 from prolepsis.grammar.matcher import Matcher
-from prolepsis.grammar.vocabulary import Vocabulary
+from prolepsis.grammar.vocabulary import GrammarVocabulary
 from tests.models.files.byte_level import byte_level
 
 TOKENIZER = byte_level("")
@@ -85,7 +85,7 @@ def test_a_grammar_may_name_a_token(name: str) -> None:
 
 
 def test_only_names_of_tokens_are_replaced() -> None:
-    subject = Vocabulary(TOKENIZER.to_json(), TOKENIZER.vocab_size, (EOS,))
+    subject = GrammarVocabulary(TOKENIZER.to_json(), TOKENIZER.vocab_size, (EOS,))
     source = 'start: <tool_call> "<tool_call>\\"<think>" /<think>\\/<think>/ <|im_end|> <[3]> // <think>\n'
     source += '%json {"<think>": 1}'
     assert subject.lark(source) == source.replace("<tool_call>", f"<[{CALL}]>", 1)

@@ -19,7 +19,7 @@ from prolepsis.core.requests import GrammarSpec
 from prolepsis.grammar.grammars import Grammars
 from prolepsis.grammar.matcher import CompiledGrammar
 from prolepsis.models.files.store import resolve
-from prolepsis.models.files.tokenizer import Tokenizer
+from prolepsis.models.files.tokenizer import ModelTokenizer
 from prolepsis.models.files.tokenizer_files import load_tokenizer
 from tests.grammar.schemas import generated
 
@@ -32,7 +32,7 @@ _INTERNAL = ("llguidance", "NoExtensionBias", "parser", "lexer", "panic", "Searc
 
 
 @pytest.fixture(scope="module")
-def tokenizer() -> Tokenizer:
+def tokenizer() -> ModelTokenizer:
     try:
         return load_tokenizer(resolve("smollm2-135m-instruct"))
     except ModelError as error:
@@ -40,11 +40,11 @@ def tokenizer() -> Tokenizer:
 
 
 @pytest.fixture(scope="module")
-def grammars(tokenizer: Tokenizer) -> Grammars:
+def grammars(tokenizer: ModelTokenizer) -> Grammars:
     return Grammars(tokenizer.to_json, tokenizer.vocab_size, tokenizer.eos_token_ids)
 
 
-def walked(grammar: CompiledGrammar, tokenizer: Tokenizer, rng: random.Random) -> str | None:
+def walked(grammar: CompiledGrammar, tokenizer: ModelTokenizer, rng: random.Random) -> str | None:
     """Return an answer of random allowed tokens, with a bias to ends; None: it has none within the limit."""
     matcher, tokens, eos = grammar.matcher(), list[int](), list(tokenizer.eos_token_ids)
     likely = [token for character in _ENDS for token in tokenizer.encode(character, add_special_tokens=False)]
@@ -98,7 +98,7 @@ def compiled(grammars: Grammars, spec: GrammarSpec) -> CompiledGrammar | None:
     return None
 
 
-def test_every_answer_to_a_schema_that_compiles_holds_it(grammars: Grammars, tokenizer: Tokenizer) -> None:
+def test_every_answer_to_a_schema_that_compiles_holds_it(grammars: Grammars, tokenizer: ModelTokenizer) -> None:
     num_compiled = num_ended = 0
     for seed in range(NUM_SCHEMAS):
         spec, rng = generated(seed), random.Random(seed)

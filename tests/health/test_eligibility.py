@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import pytest
 
 from prolepsis.core.stats import DeviceSeconds, ProposerCounts, RequestStats
-from prolepsis.health.eligibility import Eligibility, EligibilityTerms, Limits, StartTerms, Threshold
+from prolepsis.health.eligibility import DraftLimits, Eligibility, EligibilityTerms, StartTerms, Threshold
 from prolepsis.policy.check import InvalidPolicy
 from tests.policy.policies import policy
 
@@ -47,21 +47,23 @@ class Judge:
         of: str = CHAT,
         proposers: tuple[str, ...] | None = None,
         start: StartTerms | None = None,
-    ) -> Limits:
+    ) -> DraftLimits:
         return self.eligibility.limits(of, proposers, terms, start)[0]
 
 
 @pytest.mark.parametrize("shadow", [True, False])
 def test_a_class_is_eligible_from_min_on_until_it_is_below_until(shadow: bool) -> None:
     judge = Judge()
-    assert judge.limits() == Limits(("unmeasured",), verifies=False)
-    assert judge.see(0.9, 3, shadow=shadow).limits() == Limits(("unmeasured",), verifies=False), "48 drafts are few"
-    assert judge.see(0.9, shadow=shadow).limits() == Limits()
-    assert judge.limits(of=CODE) == Limits(("unmeasured",), verifies=False), "each class by its own drafts"
-    assert judge.see(0.65, 200, shadow=shadow).limits() == Limits(), "between the two it stays"
-    assert judge.see(0.5, 200, shadow=shadow).limits() == Limits(("low_acceptance",), verifies=False)
-    assert judge.see(0.65, 200, shadow=shadow).limits() == Limits(("low_acceptance",), verifies=False)
-    assert judge.see(0.75, 200, shadow=shadow).limits() == Limits()
+    assert judge.limits() == DraftLimits(("unmeasured",), verifies=False)
+    assert judge.see(0.9, 3, shadow=shadow).limits() == DraftLimits(("unmeasured",), verifies=False), (
+        "48 drafts are few"
+    )
+    assert judge.see(0.9, shadow=shadow).limits() == DraftLimits()
+    assert judge.limits(of=CODE) == DraftLimits(("unmeasured",), verifies=False), "each class by its own drafts"
+    assert judge.see(0.65, 200, shadow=shadow).limits() == DraftLimits(), "between the two it stays"
+    assert judge.see(0.5, 200, shadow=shadow).limits() == DraftLimits(("low_acceptance",), verifies=False)
+    assert judge.see(0.65, 200, shadow=shadow).limits() == DraftLimits(("low_acceptance",), verifies=False)
+    assert judge.see(0.75, 200, shadow=shadow).limits() == DraftLimits()
 
 
 def test_each_change_is_reported_once() -> None:
@@ -87,13 +89,13 @@ def test_figures_belong_to_weights_and_proposers() -> None:
 def test_drafts_have_to_save_money_where_device_time_is_billed() -> None:
     terms = EligibilityTerms(saving_per_million_tokens=Threshold(min=2.0, until=1.0))
     judge = Judge().see(0.5, 8)
-    assert judge.limits(terms) == Limits(), "no device time is billed"
+    assert judge.limits(terms) == DraftLimits(), "no device time is billed"
     judge.price_per_s = 0.001  # saved: 2 of 10 seconds for 320 tokens, so 6250 s per million
     assert judge.limits(terms).verifies
     judge.price_per_s = 0.0002
     assert judge.limits(terms).verifies, "1.25 is above `until`"
     judge.price_per_s = 0.0001
-    assert judge.limits(terms) == Limits(("no_saving",), verifies=False)
+    assert judge.limits(terms) == DraftLimits(("no_saving",), verifies=False)
     judge.price_per_s = 0.0002
     assert not judge.limits(terms).verifies
 
@@ -115,24 +117,24 @@ def test_in_shadow_the_saving_is_what_drafts_would_save() -> None:
 
 def test_a_mixture_of_experts_is_measured_first() -> None:
     judge = Judge(has_experts=True)
-    assert judge.limits(None) == Limits(("unmeasured_experts",), verifies=False)
+    assert judge.limits(None) == DraftLimits(("unmeasured_experts",), verifies=False)
     assert judge.limits(TERMS).reasons == ("unmeasured",)
-    assert judge.see(0.55, 8, shadow=True).limits(None) == Limits()
+    assert judge.see(0.55, 8, shadow=True).limits(None) == DraftLimits()
     assert judge.limits(TERMS).reasons == ("low_acceptance",)
-    assert judge.see(0.1, 40).limits(None) == Limits(("low_acceptance",), verifies=False)
-    assert Judge().limits(None) == Limits()
+    assert judge.see(0.1, 40).limits(None) == DraftLimits(("low_acceptance",), verifies=False)
+    assert Judge().limits(None) == DraftLimits()
 
 
 def test_drafts_are_short_until_enough_were_seen() -> None:
     judge = Judge(start=StartTerms(num_drafts=40))
-    assert judge.limits(None) == Limits(("conservative_start",), num_speculative_tokens=4)
+    assert judge.limits(None) == DraftLimits(("conservative_start",), num_speculative_tokens=4)
     own = StartTerms(num_speculative_tokens=2, num_drafts=20)
     assert judge.limits(None, start=own).num_speculative_tokens == 2
     judge.see(0.1, 2, shadow=True)
-    assert judge.limits(None, start=own) == Limits()
+    assert judge.limits(None, start=own) == DraftLimits()
     assert judge.limits(None).num_speculative_tokens == 4
-    assert judge.see(0.1).limits(None) == Limits()
-    assert judge.limits(TERMS) == Limits(("unmeasured",), verifies=False), "what is not verified needs no ceiling"
+    assert judge.see(0.1).limits(None) == DraftLimits()
+    assert judge.limits(TERMS) == DraftLimits(("unmeasured",), verifies=False), "what is not verified needs no ceiling"
 
 
 @pytest.mark.parametrize(("rate", "most"), [(0.3, 0), (0.55, 0), (0.65, 5), (0.75, 1), (0.9, 1)])
@@ -173,20 +175,22 @@ def test_only_given_terms_are_part_of_the_content() -> None:
 
 def test_hysteresis_goes_on_after_a_restart_and_other_weights_do_not() -> None:
     judge = Judge().see(0.9, 4)
-    assert judge.limits() == Limits()
-    assert judge.see(0.65, 200).limits() == Limits(), "between the two thresholds"
+    assert judge.limits() == DraftLimits()
+    assert judge.see(0.65, 200).limits() == DraftLimits(), "between the two thresholds"
     learned = judge.eligibility
     again, other = Judge(), Judge()
     again.eligibility.restore(learned.learned(), learned.judged)
-    assert again.limits() == Limits()
+    assert again.limits() == DraftLimits()
     other.versions = {"suffix": "2"}
     other.eligibility.restore(learned.learned(), learned.judged)
-    assert (other.limits(), other.eligibility.figures) == (Limits(("unmeasured",), verifies=False), {})
+    assert (other.limits(), other.eligibility.figures) == (DraftLimits(("unmeasured",), verifies=False), {})
     other.versions = {}
-    assert other.limits() == Limits(("low_acceptance",), verifies=False), "the figures are there again with the weights"
+    assert other.limits() == DraftLimits(("low_acceptance",), verifies=False), (
+        "the figures are there again with the weights"
+    )
 
 
 def test_own_figures_are_not_replaced_by_fewer() -> None:
     judge, earlier = Judge().see(0.9, 4), Judge().see(0.1, 2)
     judge.eligibility.restore(earlier.eligibility.learned(), ())
-    assert judge.limits() == Limits()
+    assert judge.limits() == DraftLimits()

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from prolepsis.api.openai.replies import Metrics as MetricsReply
+from prolepsis.api.openai.replies import MetricsReply
 from prolepsis.core.config import ServerConfig
 from prolepsis.cost.prices import PriceFile
 from prolepsis.store.store import Store

@@ -8,7 +8,7 @@ import pytest
 
 from prolepsis.core.errors import ConfigError
 from prolepsis.incident.period import Period
-from prolepsis.incident.prometheus import Firing, Line, Prometheus, Times, times_of
+from prolepsis.incident.prometheus import Firing, Prometheus, SeriesValues, Times, times_of
 
 START = 1_700_000_000.0
 HOUR = Period(datetime.fromtimestamp(START, UTC), datetime.fromtimestamp(START + 3600, UTC))
@@ -74,7 +74,9 @@ def test_lines_have_a_value_for_each_time_or_none() -> None:
     minute = Period(HOUR.start, HOUR.start + timedelta(minutes=1))
     assert times_of(minute) == Times(START, 15.0, 5)
     series = {"metric": {"tier": "batch"}, "values": [[START + 15, "0.5"], [START + 30, "NaN"], [START + 60, "2"]]}
-    assert replying(series).lines("x", times_of(minute)) == [Line({"tier": "batch"}, [None, 0.5, None, None, 2.0])]
+    assert replying(series).lines("x", times_of(minute)) == [
+        SeriesValues({"tier": "batch"}, [None, 0.5, None, None, 2.0])
+    ]
 
 
 def test_a_long_period_has_no_more_points_than_a_short_one() -> None:

@@ -9,10 +9,10 @@ import pytest
 from prolepsis.core.traffic_sums import Drafted
 from prolepsis.incident.period import Period
 from prolepsis.incident.prometheus import Firing
-from prolepsis.incident.review import Budget, Review, budgets
+from prolepsis.incident.review import ErrorBudget, Review, budgets
 from prolepsis.incident.review_page import page
 from prolepsis.incident.timeline import Happening, Kind
-from prolepsis.incident.week import Figures, Traffic
+from prolepsis.incident.week import Traffic, WeekFigures
 
 END = datetime(2026, 11, 22, tzinfo=UTC)
 GOOD = Traffic(
@@ -24,17 +24,17 @@ GOOD = Traffic(
     device_s=50.0,
     predicted_plain_s=100.0,
 )
-FIGURES = Figures({"chat": GOOD}, {("chat", "suffix"): Drafted(1000, 800)}, {"overloaded": 1})
+FIGURES = WeekFigures({"chat": GOOD}, {("chat", "suffix"): Drafted(1000, 800)}, {"overloaded": 1})
 QUIET = Review(
     period=Period(END - timedelta(days=7), END), this=FIGURES, before=FIGURES, happened=(), budgets=None, alerts=()
 )
 
 
-def chat(traffic: Traffic) -> Figures:
+def chat(traffic: Traffic) -> WeekFigures:
     return replace(FIGURES, classes={"chat": traffic})
 
 
-def drafted(accepted: int, of: int = 1000) -> Figures:
+def drafted(accepted: int, of: int = 1000) -> WeekFigures:
     return replace(FIGURES, proposers={("chat", "suffix"): Drafted(of, accepted)})
 
 
@@ -57,8 +57,8 @@ def happened(kind: Kind, what: str) -> tuple[Happening, ...]:
             replace(QUIET, happened=happened("event", "replay.structural")),
             ("a replay differs from its request", "suffix chat"),
         ),
-        (replace(QUIET, budgets=[Budget("latency", 0.2)]), ("an error budget is nearly spent", "latency")),
-        (replace(QUIET, budgets=[Budget("latency", -0.2)]), ("an error budget is overspent", "latency")),
+        (replace(QUIET, budgets=[ErrorBudget("latency", 0.2)]), ("an error budget is nearly spent", "latency")),
+        (replace(QUIET, budgets=[ErrorBudget("latency", -0.2)]), ("an error budget is overspent", "latency")),
         (
             replace(QUIET, alerts=[Firing({"alertname": "Fell", "severity": "page"}, 0.0, None)]),
             ("an alert paged", "Fell"),
@@ -79,10 +79,10 @@ def test_each_rule_names_what_it_finds(review: Review, found: tuple[str, str]) -
         replace(QUIET, this=drafted(0, of=499)),
         replace(QUIET, this=chat(replace(GOOD, num_requests=49, device_s=200.0))),
         replace(QUIET, this=chat(replace(GOOD, num_draft_tokens=0, num_accepted=0, device_s=101.0))),
-        replace(QUIET, budgets=[Budget("latency", 0.25)]),
+        replace(QUIET, budgets=[ErrorBudget("latency", 0.25)]),
         replace(QUIET, alerts=[Firing({"alertname": "Fell", "severity": "ticket"}, 0.0, None)]),
         replace(QUIET, happened=happened("event", "breaker.closed")),
-        replace(QUIET, this=Figures(), before=Figures()),
+        replace(QUIET, this=WeekFigures(), before=WeekFigures()),
     ],
 )
 def test_weak_evidence_is_not_reported(review: Review) -> None:
@@ -92,7 +92,7 @@ def test_weak_evidence_is_not_reported(review: Review) -> None:
 
 def test_the_least_budget_comes_first_and_one_without_events_is_left_out() -> None:
     values = [({"sloth_slo": "latency", "tier": "free"}, 0.5), ({"sloth_slo": "correctness"}, nan), ({}, -0.1)]
-    assert budgets(values) == [Budget("", -0.1), Budget("latency free", 0.5)]
+    assert budgets(values) == [ErrorBudget("", -0.1), ErrorBudget("latency free", 0.5)]
 
 
 @pytest.mark.parametrize(
@@ -101,11 +101,11 @@ def test_the_least_budget_comes_first_and_one_without_events_is_left_out() -> No
 )
 def test_what_is_left_of_a_budget_is_told_in_words(remaining: float, left: str) -> None:
     """It was "-3.77e+03 % left"."""
-    assert f"| latency | {left} |" in page(replace(QUIET, budgets=[Budget("latency", remaining)]))
+    assert f"| latency | {left} |" in page(replace(QUIET, budgets=[ErrorBudget("latency", remaining)]))
 
 
 def test_the_page_compares_two_periods() -> None:
-    shown = page(replace(QUIET, this=drafted(700), budgets=[Budget("latency", 0.5)]))
+    shown = page(replace(QUIET, this=drafted(700), budgets=[ErrorBudget("latency", 0.5)]))
     assert "| latency | 50 % |" in shown
     assert "|  | suffix |  | 1,000 | 70 % | 80 % |  |" in shown
     assert "| overloaded | 1 | 1 |" in shown

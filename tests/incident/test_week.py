@@ -10,7 +10,7 @@ from prolepsis.core.traffic_sums import Drafted
 from prolepsis.cost.device_time import DeviceCost
 from prolepsis.cost.history import store_periods
 from prolepsis.incident.period import Period
-from prolepsis.incident.week import NO_CLASS, Figures, Spent, figures
+from prolepsis.incident.week import NO_CLASS, Spent, WeekFigures, figures
 from prolepsis.store import records
 from prolepsis.store.database import Database
 from prolepsis.store.records import RequestRecord, request_record
@@ -80,4 +80,4 @@ def test_cost_is_summed_by_currency(database: Database) -> None:
 
 def test_a_period_without_requests_has_no_figures(database: Database) -> None:
     with database.read() as connection:
-        assert figures(connection, PERIOD) == Figures()
+        assert figures(connection, PERIOD) == WeekFigures()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from prolepsis.models.files.tokenizer import Tokenizer
+from prolepsis.models.files.tokenizer import ModelTokenizer
 from prolepsis.models.files.tokenizer_files import load_tokenizer
 from prolepsis.models.files.weights import open_checkpoint
 from prolepsis.models.targets.lean import LeanModel
@@ -21,7 +21,7 @@ CHAT = [{"role": "user", "content": "hello\nworld"}]
 Made = Callable[[str, str], Path]
 
 
-def held(tokenizer: Tokenizer) -> None:
+def held(tokenizer: ModelTokenizer) -> None:
     """Check what a template of Hermes' kind asks of a tokenizer."""
     assert [tokenizer.encode(mark, add_special_tokens=False) for mark in ADDED] == [
         [tokenizer.vocab[mark]] for mark in ADDED

@@ -9,8 +9,8 @@ from prolepsis.cli.bench.prompts import load_prompts
 from prolepsis.core.config import DEFAULT_MODEL
 from prolepsis.core.errors import FetchError
 from prolepsis.models.files.quality import measured_quality
-from prolepsis.models.files.store import Store
-from prolepsis.models.files.tokenizer import Tokenizer
+from prolepsis.models.files.store import ModelStore
+from prolepsis.models.files.tokenizer import ModelTokenizer
 from prolepsis.models.files.tokenizer_files import load_tokenizer
 from prolepsis.models.files.weights import open_checkpoint
 from prolepsis.models.targets.general import GeneralModel
@@ -26,7 +26,7 @@ CHAT = [{"role": "user", "content": "What is 12 + 30?"}]
 
 @pytest.fixture(scope="module")
 def path() -> Path:
-    store = Store()
+    store = ModelStore()
     if (found := store.path(DEFAULT_MODEL)) is not None:
         return found
     try:
@@ -39,11 +39,11 @@ def path() -> Path:
 
 
 @pytest.fixture(scope="module")
-def tokenizer(path: Path) -> Tokenizer:
+def tokenizer(path: Path) -> ModelTokenizer:
     return load_tokenizer(path)
 
 
-def test_its_tokenizer_splits_digits_and_keeps_text(tokenizer: Tokenizer) -> None:
+def test_its_tokenizer_splits_digits_and_keeps_text(tokenizer: ModelTokenizer) -> None:
     assert tokenizer.vocab_size == 49152
     digits = [tokenizer.decode([token]) for token in tokenizer.encode("2026")]
     assert digits == ["2", "0", "2", "6"]
@@ -51,7 +51,7 @@ def test_its_tokenizer_splits_digits_and_keeps_text(tokenizer: Tokenizer) -> Non
         assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-def test_its_template_writes_the_turns(tokenizer: Tokenizer) -> None:
+def test_its_template_writes_the_turns(tokenizer: ModelTokenizer) -> None:
     prompt = tokenizer.apply_chat_template(CHAT)
     text = tokenizer.decode(prompt, skip_special_tokens=False)
     assert text.endswith("<|im_start|>user\nWhat is 12 + 30?<|im_end|>\n<|im_start|>assistant\n")
@@ -61,7 +61,7 @@ def test_its_template_writes_the_turns(tokenizer: Tokenizer) -> None:
 
 
 @torch.no_grad()
-def test_the_lean_forward_agrees_with_the_class(path: Path, tokenizer: Tokenizer) -> None:
+def test_the_lean_forward_agrees_with_the_class(path: Path, tokenizer: ModelTokenizer) -> None:
     checkpoint, cpu = open_checkpoint(path, torch.float32), torch.device("cpu")
     lean = LeanModel(checkpoint, LeanShape.from_config(checkpoint.config), "default", cpu)
     general = GeneralModel(checkpoint, "default", cpu, torch.float32)
@@ -74,7 +74,7 @@ def test_the_lean_forward_agrees_with_the_class(path: Path, tokenizer: Tokenizer
 
 @NEEDS_KERNELS
 @torch.no_grad()
-def test_the_recorded_quality_is_that_of_the_forward(path: Path, tokenizer: Tokenizer) -> None:
+def test_the_recorded_quality_is_that_of_the_forward(path: Path, tokenizer: ModelTokenizer) -> None:
     """Other text than the record's, so within a factor of two: rows rounded more coarsely would be outside."""
     text = "\n\n".join(prompt.text for prompt in load_prompts(None))
     tokens, pages = tokenizer.encode(text)[:384], list(range(12))

@@ -13,7 +13,7 @@ import pytest
 
 from prolepsis.api.auth.key_file import KeyFile, new_key
 from prolepsis.api.auth.keys import Keys
-from prolepsis.api.openai.replies import Metrics as MetricsReply
+from prolepsis.api.openai.replies import MetricsReply
 from prolepsis.api.run import StartedEngine, serve
 from prolepsis.core.config import EngineConfig, ServerConfig
 from prolepsis.core.errors import ConfigError

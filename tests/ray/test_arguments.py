@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from prolepsis.core.errors import ConfigError
-from prolepsis.ray.arguments import Arguments, checked
+from prolepsis.ray.arguments import ServeArguments, checked
 from prolepsis.ray.autoscaling import Scaling
 
 TWO: dict[str, Any] = {
@@ -19,13 +19,13 @@ TWO: dict[str, Any] = {
 
 
 def test_without_models_there_is_one() -> None:
-    [model] = Arguments.model_validate({"engine": {"model": "a"}, "server": {"replicas": 3}}).served
+    [model] = ServeArguments.model_validate({"engine": {"model": "a"}, "server": {"replicas": 3}}).served
     assert (model.engine.model, model.scaling) == ("a", Scaling(least=3, most=3))
     assert model.server.served_model_names == ()
 
 
 def test_each_model_has_the_settings_of_all_and_its_own() -> None:
-    chat, code = Arguments.model_validate(TWO).served
+    chat, code = ServeArguments.model_validate(TWO).served
     assert (chat.engine.model, code.engine.model) == ("a", "b")
     assert (chat.engine.max_requests, code.engine.max_requests) == (8, 4)
     assert (chat.server.served_model_names, code.server.served_model_names) == (("chat",), ("code",))

@@ -9,7 +9,7 @@ from prolepsis.core.config import DRAFT_HEAD, HeadProposerName
 from prolepsis.core.plan import PANIC_PLAN, SpecPlan
 from prolepsis.engine.client import EngineClient, HeadSwapped
 from prolepsis.remote.continuation_metrics import ContinuationMetrics
-from prolepsis.remote.controls import Controls
+from prolepsis.remote.controls import RemoteControls
 from prolepsis.remote.member import FailoverSettings, Member
 from prolepsis.remote.members import Members
 from tests.remote.scripted_engines import HERE, Speaker
@@ -120,7 +120,7 @@ async def test_a_loss_counts_once() -> None:
 
 
 async def test_a_new_engine_gets_the_plan_stopped_runs_and_heads() -> None:
-    controls, engine = Controls(), Speaker()
+    controls, engine = RemoteControls(), Speaker()
     controls.plan = PANIC_PLAN
     controls.stopped |= {"run#1": None, "run#2": None}
     controls.swapped("mine@champion", "draft_head", HeadSwapped(None, "mine@4", 7))
@@ -133,7 +133,7 @@ async def test_a_new_engine_gets_the_plan_stopped_runs_and_heads() -> None:
 class ToldMeanwhile(Speaker):
     """Speculation is stopped while it loads a head."""
 
-    def __init__(self, controls: Controls) -> None:
+    def __init__(self, controls: RemoteControls) -> None:
         super().__init__()
         self._controls = controls
 
@@ -143,7 +143,7 @@ class ToldMeanwhile(Speaker):
 
 
 async def test_a_new_engine_gets_what_is_told_while_it_loads_its_heads() -> None:
-    controls = Controls()
+    controls = RemoteControls()
     controls.plan = SpecPlan()
     controls.swapped("mine@4", "draft_head", HeadSwapped(None, "mine@4", 7))
     await controls.bring_up_to_date(engine := ToldMeanwhile(controls))
@@ -166,14 +166,14 @@ async def test_an_engine_that_cannot_be_brought_up_to_date_is_closed() -> None:
 
 
 async def test_a_folder_is_remembered_as_such() -> None:
-    controls, engine = Controls(), Speaker()
+    controls, engine = RemoteControls(), Speaker()
     controls.swapped("./heads/mine", "draft_head", HeadSwapped(None, "mine@4", 7))
     await controls.bring_up_to_date(engine)
     assert engine.swaps == ["./heads/mine"]
 
 
 async def test_a_head_that_is_gone_costs_no_engine() -> None:
-    controls, engine = Controls(), Speaker()
+    controls, engine = RemoteControls(), Speaker()
     controls.swapped("broken@1", "draft_head", HeadSwapped(None, "broken@1", 7))
     controls.swapped("good@1", "candidate_head", HeadSwapped(None, "good@1", 8))
     await controls.bring_up_to_date(engine)
@@ -182,5 +182,5 @@ async def test_a_head_that_is_gone_costs_no_engine() -> None:
 
 async def test_a_new_engine_gets_nothing_without_changes() -> None:
     engine = Speaker()
-    await Controls().bring_up_to_date(engine)
+    await RemoteControls().bring_up_to_date(engine)
     assert (engine.plans, engine.stopped, engine.swaps) == ([], [], [])

@@ -1,7 +1,7 @@
 """Simulated replicas: what the router finds in their caches, and how it spreads the load."""
 
 from prolepsis.core.page_size import PAGE_SIZE
-from prolepsis.remote.prefixes import PrefixRouter, Router
+from prolepsis.remote.prefixes import PrefixRouter, ReplicaRouter
 from prolepsis.spec.cost import flat_cost
 from tests.simulation.replicas import Door, Machine, Outcome, RoundRobin, simulate
 from tests.simulation.shared_prefixes import Conversations
@@ -10,7 +10,7 @@ MACHINE = Machine(flat_cost(5.0, 0.2), num_pages=1024)
 CALLS = Conversations(tenants=16, per_tenant=4, turns=(4, 8), system=(64, 128), answer=16).calls(seed=1, pause_s=0.05)
 
 
-def outcome(*routers: Router, num_replicas: int = 8, times: Door | None = None) -> Outcome:
+def outcome(*routers: ReplicaRouter, num_replicas: int = 8, times: Door | None = None) -> Outcome:
     found = simulate(CALLS, MACHINE, num_replicas, routers, times)
     assert [job.num_emitted for job in found.jobs] == [16] * len(CALLS)
     return found

@@ -5,9 +5,9 @@ from prolepsis.rollout.settings import RolloutSettings, Stage
 from prolepsis.statistics.arms import ArmScores, ScoreHistogram
 from prolepsis.statistics.guardrail import Guardrail
 from prolepsis.statistics.judge import StageEvidence
-from prolepsis.statistics.means import Difference, Limit
+from prolepsis.statistics.means import Limit, MeanDifference
 
-ERRORS = Guardrail(name="errors", metric="error", measure=Difference(margin=0.05, baseline=0.01))
+ERRORS = Guardrail(name="errors", metric="error", measure=MeanDifference(margin=0.05, baseline=0.01))
 SHADOW_ERRORS = Guardrail(name="errors", metric="error", measure=Limit(limit=0.05))
 STAGES = (
     Stage(name="shadow", kind="shadow", share=1.0, guardrails=(SHADOW_ERRORS,), minimum_s=10.0, maximum_s=100.0),

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 from prolepsis.core.config import CANDIDATE_HEAD, DRAFT_HEAD
 from prolepsis.core.ended import Assignment
 from prolepsis.core.facts import RequestFacts
-from prolepsis.health.eligibility import Limits
+from prolepsis.health.eligibility import DraftLimits
 from prolepsis.policy.check import Known, check
 from prolepsis.policy.decision import UNSTATED, Decision
 from prolepsis.policy.model import Policy, Terms
@@ -65,9 +65,9 @@ class Site:
         await self.rollouts.tick()
 
     def decide(self, number: int, ineligible: Sequence[str] = ()) -> Decision:
-        def limits_of(terms: Terms, traffic_class: str) -> Limits:
+        def limits_of(terms: Terms, traffic_class: str) -> DraftLimits:
             is_eligible = set(terms.proposers or ()).isdisjoint(ineligible)
-            return Limits() if is_eligible else Limits(("low_acceptance",), verifies=False)
+            return DraftLimits() if is_eligible else DraftLimits(("low_acceptance",), verifies=False)
 
         facts = RequestFacts(targeting_key=f"request-{number}")
         decision = self.policies.decide(UNSTATED, facts, limits_of=limits_of)

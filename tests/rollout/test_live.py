@@ -17,13 +17,13 @@ from prolepsis.rollout.live import (
 from prolepsis.rollout.machine import RolloutState
 from prolepsis.rollout.settings import RolloutSettings, settings_of, stages
 from prolepsis.statistics.guardrail import Guardrail
-from prolepsis.statistics.means import Difference, Limit
+from prolepsis.statistics.means import Limit, MeanDifference
 from prolepsis.statistics.quantiles import QuantileRatio
 from tests.policy.policies import policy
 
 TAKEN = Guardrail(name="taken", metric="acceptance", measure=Limit(limit=0.3, num_points=33), better="higher")
 SLOW = Guardrail(name="slow", metric="latency_ms", measure=QuantileRatio(level=0.5, margin=0.1))
-ERRORS = Guardrail(name="errors", metric="error", measure=Difference(margin=0.1))
+ERRORS = Guardrail(name="errors", metric="error", measure=MeanDifference(margin=0.1))
 SETTINGS = RolloutSettings(
     stages=stages((TAKEN, SLOW, ERRORS), shares=(0.2, 0.5), shadow_guardrails=(TAKEN,)), holdout=0.1
 )

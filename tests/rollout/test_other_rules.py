@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 from prolepsis.rollout.other_rules import OtherRule, other_rules
 from prolepsis.traffic.feature import RuleReply
-from prolepsis.traffic.timeline import Span
+from prolepsis.traffic.timeline import TimelineSpan
 
 
 def rule(name: str, minutes: Sequence[tuple[float, int, float]]) -> RuleReply:
     """`minutes`: begin, requests of ten tokens, device seconds of a token."""
     spans = [
-        Span(at=at, num_requests=number, num_output_tokens=10 * number, device_s=10 * number * seconds)
+        TimelineSpan(at=at, num_requests=number, num_output_tokens=10 * number, device_s=10 * number * seconds)
         for at, number, seconds in minutes
     ]
     return RuleReply(

@@ -7,7 +7,7 @@ import pytest
 from prolepsis.policy.check import InvalidPolicy
 from prolepsis.rollout.settings import RolloutSettings, settings_of
 from prolepsis.statistics.guardrail import Guardrail
-from prolepsis.statistics.means import Difference, Limit, Ratio
+from prolepsis.statistics.means import Limit, MeanDifference, Ratio
 from prolepsis.statistics.quantiles import QuantileLimit, QuantileRatio
 from tests.policy.policies import policy
 
@@ -47,12 +47,12 @@ def test_each_metric_has_its_test() -> None:
     assert (taken.metric, taken.better, taken.measure) == ("acceptance", "higher", Limit(limit=0.3, num_points=33))
     assert (typical.metric, typical.measure) == ("latency_per_token_ms", QuantileRatio(level=0.5, margin=0.1))
     assert (slow.metric, slow.measure) == ("latency_ms", QuantileLimit(level=0.95, limit=2000.0))
-    assert (errors.better, errors.measure) == ("lower", Difference(margin=0.02))
+    assert (errors.better, errors.measure) == ("lower", MeanDifference(margin=0.02))
     assert (same.metric, same.better, same.measure) == ("correctness", "higher", Limit(limit=0.99))
     assert forms == Guardrail(
         name="forms",
         metric="validity",
-        measure=Difference(margin=0.02),
+        measure=MeanDifference(margin=0.02),
         better="higher",
         dry_run=True,
     )

@@ -18,7 +18,7 @@ from prolepsis.rollout.store import RolloutStore
 from prolepsis.rollout.units import MAX_COUNTED, MAX_OPEN, WINDOW_S, UnitKey, Units, unit_of
 from prolepsis.statistics.guardrail import Guardrail
 from prolepsis.statistics.judge import StageEvidence, outcome_of
-from prolepsis.statistics.means import Difference
+from prolepsis.statistics.means import MeanDifference
 from tests.policy.policies import policy
 from tests.rollout.stores import memory_database, memory_store
 
@@ -216,7 +216,7 @@ def test_the_key_is_part_of_a_rollouts_identity_only_where_it_is_given() -> None
     assert plain == stated != sticky
 
 
-ERRORS = Guardrail(name="errors", metric="error", measure=Difference(margin=0.02), minimum_samples=20)
+ERRORS = Guardrail(name="errors", metric="error", measure=MeanDifference(margin=0.02), minimum_samples=20)
 
 
 def arms(seed: int, num_tenants: int, num_requests: int) -> Iterator[tuple[str, str, float]]:

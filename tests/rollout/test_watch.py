@@ -15,12 +15,12 @@ from prolepsis.rollout.live import LiveRollout, RolloutTarget, step_with_referen
 from prolepsis.rollout.machine import RolloutState, step
 from prolepsis.rollout.settings import RolloutSettings, stages
 from prolepsis.statistics.guardrail import Guardrail
-from prolepsis.statistics.means import Difference, Limit
+from prolepsis.statistics.means import Limit, MeanDifference
 from tests.engine.test_payback import Told
 from tests.rollout.test_runtime import POLICY, Server
 
 TAKEN = Guardrail(name="taken", metric="acceptance", measure=Limit(limit=0.3, num_points=33), better="higher")
-ERRORS = Guardrail(name="errors", metric="error", measure=Difference(margin=0.1))
+ERRORS = Guardrail(name="errors", metric="error", measure=MeanDifference(margin=0.1))
 SETTINGS = RolloutSettings(stages=stages((TAKEN, ERRORS), shares=(0.2, 0.5)), holdout=0.1)
 ON = RolloutState("code@1", policy_version="p", version=5, run=1, phase="on", stage=1)
 

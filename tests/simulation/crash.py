@@ -9,7 +9,7 @@ from typing import Protocol
 import httpx
 
 from prolepsis.audit import chain
-from prolepsis.audit.verify import Anchor, Evidence, verify
+from prolepsis.audit.verify import Anchor, ChainEvidence, verify
 from prolepsis.store import records
 from prolepsis.store.database import Database, store_url
 from tests.commands import free_port
@@ -116,5 +116,5 @@ def stored(setting: str) -> tuple[int, int, int]:
     if database.file is not None and not database.file.exists():
         return 0, 0, 0
     with closing(database), database.read() as connection:
-        verified = verify(chain.entries(connection), Evidence(head=Anchor(*chain.head(connection))))
+        verified = verify(chain.entries(connection), ChainEvidence(head=Anchor(*chain.head(connection))))
         return records.count(connection), verified.num_entries, len(verified.faults)

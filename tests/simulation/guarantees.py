@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from prolepsis.statistics.arms import WIDTH, Histogram, log_evidence_against
 from prolepsis.statistics.guardrail import Guardrail, Outcome
 from prolepsis.statistics.judge import UNEVEN_ALPHA, Levels, StageEvidence, judge
-from prolepsis.statistics.means import Difference, Limit, Ratio, sign_of
+from prolepsis.statistics.means import Limit, MeanDifference, Ratio, sign_of
 from prolepsis.statistics.quantiles import QuantileRatio
 from tests.simulation.rollout_traffic import Damage, Traffic, Values
 
@@ -26,13 +26,15 @@ HISTORY = 1000
 REPLAYED = 50
 LEVELS = Levels(num_stages=len(SHARES))
 GUARDRAILS = (
-    Guardrail(name="acceptance", metric="acceptance", better="higher", measure=Difference(margin=0.05, num_points=33)),
+    Guardrail(
+        name="acceptance", metric="acceptance", better="higher", measure=MeanDifference(margin=0.05, num_points=33)
+    ),
     Guardrail(name="per_token_p50", metric="ms_per_token", measure=QuantileRatio(level=0.5, margin=0.10)),
     Guardrail(name="per_token_p95", metric="ms_per_token", measure=QuantileRatio(level=0.95, margin=0.20)),
     Guardrail(name="end_to_end_p95", metric="end_to_end_ms", measure=QuantileRatio(level=0.95, margin=0.35)),
     Guardrail(name="cost", metric="cost_per_token", measure=Ratio(margin=0.10, high=8.0)),
-    Guardrail(name="errors", metric="error", measure=Difference(margin=0.02)),
-    Guardrail(name="validity", metric="valid", better="higher", measure=Difference(margin=0.03)),
+    Guardrail(name="errors", metric="error", measure=MeanDifference(margin=0.02)),
+    Guardrail(name="validity", metric="valid", better="higher", measure=MeanDifference(margin=0.03)),
     Guardrail(name="correctness", metric="mismatch", measure=Limit(limit=0.03)),
 )
 
@@ -168,7 +170,7 @@ class Stream:
             assert measure.reference is not None, "calibrated"
             above = measure.reference * np.where(canary, 1.0 + measure.margin, 1.0)
             return (values > above).astype(np.float64)
-        high = measure.high if isinstance(measure, Ratio | Difference) else 1.0
+        high = measure.high if isinstance(measure, Ratio | MeanDifference) else 1.0
         assert high is not None, "calibrated"
         return np.clip(np.nan_to_num(values) / high, 0.0, 1.0)
 

@@ -15,7 +15,7 @@ from functools import lru_cache, partial
 from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.kv.pages import PagePool
-from prolepsis.remote.prefixes import Router, page_hashes
+from prolepsis.remote.prefixes import ReplicaRouter, page_hashes
 from prolepsis.spec.cost import CostCurve
 
 
@@ -194,7 +194,7 @@ class Outcome:
 class _Simulation:
     """Replicas behind front doors, on a clock that jumps from event to event."""
 
-    def __init__(self, machine: Machine, num_replicas: int, routers: Sequence[Router], times: Door) -> None:
+    def __init__(self, machine: Machine, num_replicas: int, routers: Sequence[ReplicaRouter], times: Door) -> None:
         self.replicas = {f"replica-{i}": Replica(machine) for i in range(num_replicas)}
         self.jobs: list[Job] = []
         self.now = 0.0
@@ -244,7 +244,7 @@ class _Simulation:
 class _FrontDoor:
     """One event loop, which does what comes in its order; reports of replicas take their share of it."""
 
-    def __init__(self, router: Router, times: Door, num_replicas: int) -> None:
+    def __init__(self, router: ReplicaRouter, times: Door, num_replicas: int) -> None:
         self.router = router
         self.times = times
         self.busy_s = 0.0
@@ -261,7 +261,11 @@ class _FrontDoor:
 
 
 def simulate(
-    calls: Sequence[Call], machine: Machine, num_replicas: int, routers: Sequence[Router], times: Door | None = None
+    calls: Sequence[Call],
+    machine: Machine,
+    num_replicas: int,
+    routers: Sequence[ReplicaRouter],
+    times: Door | None = None,
 ) -> Outcome:
     """Answer `calls` by so many replicas behind one front door for each of `routers`."""
     return _Simulation(machine, num_replicas, routers, times or Door()).run(calls)

@@ -9,12 +9,12 @@ import pytest
 
 from prolepsis.statistics.arms import ArmScores, Histogram
 from prolepsis.statistics.guardrail import Guardrail, decide, evaluate
-from prolepsis.statistics.means import Better, Difference, Limit, Measure, Ratio
+from prolepsis.statistics.means import Better, Limit, MeanDifference, Measure, Ratio
 from prolepsis.statistics.quantiles import QuantileLimit, QuantileRatio
 
 MEASURES: tuple[tuple[Measure, Better], ...] = (
-    (Difference(margin=0.1, num_points=17), "lower"),
-    (Difference(margin=0.1, num_points=17), "higher"),
+    (MeanDifference(margin=0.1, num_points=17), "lower"),
+    (MeanDifference(margin=0.1, num_points=17), "higher"),
     (Ratio(margin=0.2, high=1.0), "lower"),
     (Ratio(margin=0.2, high=1.0), "higher"),
     (Ratio(margin=0.2).referring_to(0.5), "lower"),
@@ -70,7 +70,7 @@ def test_it_decides_when_a_bound_passes_the_margin(measure: Measure, better: Bet
 
 
 def test_estimates_and_bounds_are_in_the_units_that_people_read() -> None:
-    latency = Guardrail(name="l", metric="ms", measure=Difference(margin=20.0, low=0.0, high=400.0, num_points=33))
+    latency = Guardrail(name="l", metric="ms", measure=MeanDifference(margin=20.0, low=0.0, high=400.0, num_points=33))
     cost = Guardrail(name="c", metric="eur", measure=Ratio(margin=0.1, high=4.0))
     for guardrail, canary, control, estimate, allowed in (
         (latency, 150.0, 100.0, 50.0, 20.0),
@@ -86,7 +86,7 @@ def test_estimates_and_bounds_are_in_the_units_that_people_read() -> None:
 
 
 def test_below_the_minimum_nothing_is_decided() -> None:
-    guardrail = Guardrail(name="g", metric="m", measure=Difference(margin=0.01), minimum_samples=50)
+    guardrail = Guardrail(name="g", metric="m", measure=MeanDifference(margin=0.01), minimum_samples=50)
     seen = guardrail.empty()
     for _ in range(49):
         seen = guardrail.observe(guardrail.observe(seen, "canary", 1.0), "control", 0.0)
@@ -123,7 +123,7 @@ def test_calibration_changes_speed_and_not_what_is_tested() -> None:
 @pytest.mark.parametrize("better", ["lower", "higher"])
 def test_at_the_margin_either_error_has_at_most_its_probability_over_all_looks(better: Better) -> None:
     """Zeros and ones whose rate drifts on both arms alike, the canary's by 0.1 apart; looked at every ten requests."""
-    guardrail = Guardrail(name="g", metric="m", measure=Difference(margin=0.1), better=better, minimum_samples=1)
+    guardrail = Guardrail(name="g", metric="m", measure=MeanDifference(margin=0.1), better=better, minimum_samples=1)
     apart = 0.1 if better == "lower" else -0.1
     rng = random.Random(8)
     outcomes = []

@@ -9,14 +9,16 @@ from pydantic import ValidationError
 from prolepsis.statistics.arms import ArmScores, ScoreHistogram
 from prolepsis.statistics.guardrail import Guardrail
 from prolepsis.statistics.judge import Levels, StageEvidence, judge
-from prolepsis.statistics.means import Difference, Ratio
+from prolepsis.statistics.means import MeanDifference, Ratio
 from prolepsis.statistics.quantiles import QuantileRatio
 
 GUARDRAILS = (
-    Guardrail(name="acceptance", metric="acceptance", measure=Difference(margin=0.1, num_points=9), better="higher"),
+    Guardrail(
+        name="acceptance", metric="acceptance", measure=MeanDifference(margin=0.1, num_points=9), better="higher"
+    ),
     Guardrail(name="cost", metric="cost", measure=Ratio(margin=0.2, high=4.0)),
     Guardrail(name="p95", metric="ms", measure=QuantileRatio(level=0.95, margin=0.1)),
-    Guardrail(name="validity", metric="valid", measure=Difference(margin=0.05), better="higher"),
+    Guardrail(name="validity", metric="valid", measure=MeanDifference(margin=0.05), better="higher"),
 )
 
 
@@ -91,7 +93,7 @@ LITTLE = ArmScores(ScoreHistogram((30.0, 0.0), 30), ScoreHistogram((30.0, 0.0), 
 
 
 def rate(name: str, *, dry_run: bool = False) -> Guardrail:
-    return Guardrail(name=name, metric=name, measure=Difference(margin=0.05, baseline=0.01), dry_run=dry_run)
+    return Guardrail(name=name, metric=name, measure=MeanDifference(margin=0.05, baseline=0.01), dry_run=dry_run)
 
 
 def evidence(arms: dict[str, ArmScores], consecutive_errors: int = 0, num_control: int = 1010) -> StageEvidence:

@@ -8,13 +8,13 @@ import pytest
 
 from prolepsis.statistics.guardrail import Guardrail, decide
 from prolepsis.statistics.judge import Levels
-from prolepsis.statistics.means import Better, Difference, Limit
-from prolepsis.statistics.planning import Expectation, expected_time_to_pass
+from prolepsis.statistics.means import Better, Limit, MeanDifference
+from prolepsis.statistics.planning import AssumedScores, expected_time_to_pass
 
 LEVELS = Levels(num_stages=2)
 
 
-def seconds_to_verdict(e: Expectation, share: float, seed: int, fail_alpha: float) -> float:
+def seconds_to_verdict(e: AssumedScores, share: float, seed: int, fail_alpha: float) -> float:
     """Return when a verdict comes at one request a second, looked at every ten."""
     rng = random.Random(seed)
     arms = e.guardrail.empty()
@@ -30,10 +30,10 @@ def seconds_to_verdict(e: Expectation, share: float, seed: int, fail_alpha: floa
     return math.inf
 
 
-def rate(canary: float, control: float, better: Better = "lower") -> Expectation:
-    guardrail = Guardrail(name="g", metric="m", measure=Difference(margin=0.05, baseline=control), better=better)
+def rate(canary: float, control: float, better: Better = "lower") -> AssumedScores:
+    guardrail = Guardrail(name="g", metric="m", measure=MeanDifference(margin=0.05, baseline=control), better=better)
     mean = (canary + control) / 2
-    return Expectation(
+    return AssumedScores(
         guardrail=guardrail, control_mean=control, canary_mean=canary, deviation=math.sqrt(mean * (1 - mean))
     )
 
@@ -53,7 +53,7 @@ def test_at_the_margin_no_verdict_is_to_be_expected() -> None:
 
 def test_only_the_canary_counts_for_a_limit() -> None:
     guardrail = Guardrail(name="g", metric="m", measure=Limit(limit=0.05))
-    expectation = Expectation(guardrail=guardrail, control_mean=0.0, canary_mean=0.0, deviation=0.0)
+    expectation = AssumedScores(guardrail=guardrail, control_mean=0.0, canary_mean=0.0, deviation=0.0)
     one, ten = (
         expected_time_to_pass(expectation, share=share, requests_per_s=1.0, levels=LEVELS).most_s
         for share in (0.1, 1.0)

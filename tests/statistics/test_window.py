@@ -9,13 +9,13 @@ import pytest
 from prolepsis.statistics.arms import Arm
 from prolepsis.statistics.guardrail import Guardrail
 from prolepsis.statistics.judge import Levels, StageEvidence, judge, outcome_of
-from prolepsis.statistics.means import Difference, Limit
+from prolepsis.statistics.means import Limit, MeanDifference
 from prolepsis.statistics.window import NUM_STARTS, WINDOW_MINUTES, WindowEvidence
 from tests.simulation.rollout_traffic import Damage
 from tests.simulation.watching import GUARDRAILS, LEVELS, alarms, needed, peak_evidence, seconds_to_alarm, watched
 
 TAKEN = Guardrail(name="taken", metric="acceptance", measure=Limit(limit=0.4, num_points=33), better="higher")
-ERRORS = Guardrail(name="errors", metric="error", measure=Difference(margin=0.05))
+ERRORS = Guardrail(name="errors", metric="error", measure=MeanDifference(margin=0.05))
 EMPTY = WindowEvidence("r", 2, 1, spans=())
 
 

@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import event, text
 
 from prolepsis.audit import chain
-from prolepsis.audit.verify import Anchor, Evidence, verify
+from prolepsis.audit.verify import Anchor, ChainEvidence, verify
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.errors import StoreUnavailable
 from prolepsis.store import records
@@ -164,7 +164,7 @@ def test_a_full_disk(tmp_path: Path) -> None:
     with database.write() as connection:
         chain.append(connection, [large])
     with database.read() as connection:
-        assert verify(chain.entries(connection), Evidence(head=Anchor(*chain.head(connection)))).num_entries == 2
+        assert verify(chain.entries(connection), ChainEvidence(head=Anchor(*chain.head(connection)))).num_entries == 2
 
 
 def test_a_full_disk_behind_the_writer(tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_a_writer_that_is_killed_loses_nothing_it_called_written(setting: str) -
     seq, num_records = map(int, heard[-1].split())
     database = opened(setting)
     with closing(database), database.read() as connection:
-        verified = verify(chain.entries(connection), Evidence(head=Anchor(*chain.head(connection))))
+        verified = verify(chain.entries(connection), ChainEvidence(head=Anchor(*chain.head(connection))))
         assert verified.num_entries >= seq
         assert verified.faults == ()
         assert records.count(connection) >= num_records > 0

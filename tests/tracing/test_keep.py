@@ -7,7 +7,7 @@ from prolepsis.core.ended import End
 from prolepsis.core.requests import SpeculationChoice
 from prolepsis.core.stats import EffectiveReason, PlainReason
 from prolepsis.core.trace_context import new_trace_id
-from prolepsis.tracing.keep import Budget, Kept, fallback_reasons, is_in_share, why_kept
+from prolepsis.tracing.keep import Kept, SpanBudget, fallback_reasons, is_in_share, why_kept
 from tests.tracing.ended import NOT_SAMPLED, prompt_ended, request_ended
 
 SAMPLED = Decision.RECORD_AND_SAMPLE
@@ -72,7 +72,7 @@ def test_a_request_that_was_to_be_plain_since_a_rollback_is_no_fallback() -> Non
 
 def test_a_budget_refills() -> None:
     now = 100.0
-    budget = Budget(per_s=2.0, burst=3, clock=lambda: now)
+    budget = SpanBudget(per_s=2.0, burst=3, clock=lambda: now)
     assert [budget.take() for _ in range(5)] == [True, True, True, False, False]
     now += 0.5
     assert [budget.take() for _ in range(2)] == [True, False]

@@ -9,7 +9,7 @@ from prolepsis.models.heads.format import HeadConfig, HeadWeights
 from prolepsis.models.heads.lean import HeadLayer
 from prolepsis.models.targets.lean_shape import LayerShape, LeanShape, Rope
 from prolepsis.train.batches import TargetEnds
-from prolepsis.train.data import Document
+from prolepsis.train.data import TrainingDocument
 from tests.models.random_heads import random_head
 
 HIDDEN, VOCAB = 32, 160
@@ -49,10 +49,10 @@ def tiny_ends(head: HeadLayer, seed: int = 5) -> TargetEnds:
 
 def random_document(
     length: int, response_start: int, *, number: int = 1, seed: int = 0, kind: str = "chat"
-) -> Document:
+) -> TrainingDocument:
     """Return a document of random tokens and hidden states of three layers and the last layer."""
     generator = torch.Generator().manual_seed(1000 * seed + number)
-    return Document(
+    return TrainingDocument(
         number=number,
         kind=kind,
         greedy=True,

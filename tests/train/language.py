@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 
-from prolepsis.train.data import Document, Manifest, ShardWriter
+from prolepsis.train.data import DataManifest, ShardWriter, TrainingDocument
 from prolepsis.train.run_directory import MODEL, RunDirectory
 from prolepsis.train.settings import DraftModelRecipe, DraftModelSize, Rates, TrainSettings
 from prolepsis.train.target import Target
@@ -18,7 +18,7 @@ def next_token(token: int) -> int:
     return FIRST + (7 * (token - FIRST) + 3) % LETTERS
 
 
-def language_document(target: Target, number: int, length: int = 24, response_start: int = 6) -> Document:
+def language_document(target: Target, number: int, length: int = 24, response_start: int = 6) -> TrainingDocument:
     """Return a document of the language, with hidden states from which the target's head says the next token."""
     token = FIRST + number % LETTERS
     tokens = [token]
@@ -28,7 +28,7 @@ def language_document(target: Target, number: int, length: int = 24, response_st
     features = torch.zeros(length, 4 * hidden)
     rows = target.ends.embedding.float()[torch.tensor(tokens[1:])]
     features[:, 3 * hidden :] = rows / target.ends.final_norm.float().clamp_min(0.1)
-    return Document(
+    return TrainingDocument(
         number, "chat", True, torch.tensor(tokens[:-1], dtype=torch.int32), response_start, features.bfloat16()
     )
 
@@ -37,7 +37,9 @@ def language_run(target: Target, root: Path, documents: int = 45) -> RunDirector
     """Return the folder of a draft model's training, with `documents` of the language as data."""
     place = RunDirectory(root, MODEL)
     place.create(resume=False)
-    manifest = Manifest(target.name, target.identity, target.recorded_layers, target.shape.hidden, target.shape.vocab)
+    manifest = DataManifest(
+        target.name, target.identity, target.recorded_layers, target.shape.hidden, target.shape.vocab
+    )
     writer = ShardWriter(place.data, manifest, tokens_per_shard=500)
     for number in range(documents):
         writer.add(language_document(target, number))

@@ -9,8 +9,8 @@ import torch
 from prolepsis.core.errors import ConfigError
 from prolepsis.train.data import (
     HELD_OUT_EVERY,
+    DataManifest,
     Dataset,
-    Manifest,
     Shard,
     ShardWriter,
     groups,
@@ -20,7 +20,7 @@ from prolepsis.train.data import (
 )
 from tests.train.documents import HIDDEN, VOCAB, random_document
 
-MANIFEST = Manifest("tiny", "identity", (1, 2, 1, 4), HIDDEN, VOCAB)
+MANIFEST = DataManifest("tiny", "identity", (1, 2, 1, 4), HIDDEN, VOCAB)
 
 
 def _write(folder: Path, numbers: range, tokens_per_shard: int = 50) -> None:

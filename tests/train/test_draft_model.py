@@ -21,13 +21,13 @@ from prolepsis.models.load import LoadedModel, load_model
 from prolepsis.models.provenance import provenance_of
 from prolepsis.models.targets.lean import rms_norm
 from prolepsis.train.batches import TargetEnds
-from prolepsis.train.data import Document
+from prolepsis.train.data import TrainingDocument
 from prolepsis.train.draft_model import DraftModelTask, DraftModelTraining, initial_model, narrowed
 from prolepsis.train.losses import LossVocabulary
 from prolepsis.train.run_directory import RunDirectory
 from prolepsis.train.settings import DraftModelSize
 from prolepsis.train.target import Target, open_target
-from prolepsis.train.trainer import Progress
+from prolepsis.train.trainer import TrainingProgress
 from tests.exact.oracle import serve
 from tests.fakes import outputs, terminals
 from tests.models.kernels import NEEDS_KERNELS
@@ -196,7 +196,7 @@ def _ends() -> TargetEnds:
     return TargetEnds(embedding, torch.rand(HIDDEN, generator=generator) + 0.5, embedding, 1e-5)
 
 
-def _plain_loss(model: LlamaForCausalLM, documents: list[Document], ends: TargetEnds) -> torch.Tensor:
+def _plain_loss(model: LlamaForCausalLM, documents: list[TrainingDocument], ends: TargetEnds) -> torch.Tensor:
     """Mean over anchors of -sum(p log q), each document run whole by the class itself."""
     losses = []
     for document in documents:
@@ -214,7 +214,7 @@ def test_loss_and_gradients_over_all_tokens(workers: int, rows: int) -> None:
     model, ends = _model(), _ends()
     vocabulary = LossVocabulary.of(torch.arange(VOCAB), VOCAB, num_sampled=0)
     task = DraftModelTask(model, ends, vocabulary, workers=workers, rows_at_once=rows)
-    result = task.gradients(documents, Progress(0, 0.0))
+    result = task.gradients(documents, TrainingProgress(0, 0.0))
     expected = _plain_loss(model, documents, ends)
     assert result.loss == pytest.approx(float(expected.detach()), rel=1e-4)
     assert result.rows == [14 + 9 + 5]

@@ -4,9 +4,9 @@ import pytest
 
 from prolepsis.spec.cost import CostCurve
 from prolepsis.train.estimate import CEILING, choose, expected_of, fit, speedup
-from prolepsis.train.settings import StatedCost, StepCost
+from prolepsis.train.settings import StatedCost, StatedStepCost
 
-COST = StepCost(plain_ms=17.0, token_ms=0.3, draft_ms=0.6, draft_ms_per_1k=0.1)
+COST = StatedStepCost(plain_ms=17.0, token_ms=0.3, draft_ms=0.6, draft_ms_per_1k=0.1)
 
 
 def test_a_known_power_law_is_found_again() -> None:
@@ -48,6 +48,6 @@ def test_a_larger_vocabulary_without_more_coverage_does_not_pay() -> None:
 def test_costs_that_are_not_stated_are_those_of_this_machine() -> None:
     """The defaults were another machine's, and the best depth followed from them."""
     curve = CostCurve((1, 8, 64), (64, 512), ((4.0, 5.0), (7.5, 8.5), (35.5, 36.5)))
-    assert StatedCost().on(curve) == StepCost(4.0, 0.5, 0.6, 0.07)
-    assert StatedCost(plain_ms=20.0).on(curve) == StepCost(20.0, 0.5, 0.6, 0.07)
-    assert StatedCost(plain_ms=20.0, token_ms=0.1).on(None) == StepCost(20.0, 0.1, 0.6, 0.07)
+    assert StatedCost().on(curve) == StatedStepCost(4.0, 0.5, 0.6, 0.07)
+    assert StatedCost(plain_ms=20.0).on(curve) == StatedStepCost(20.0, 0.5, 0.6, 0.07)
+    assert StatedCost(plain_ms=20.0, token_ms=0.1).on(None) == StatedStepCost(20.0, 0.1, 0.6, 0.07)

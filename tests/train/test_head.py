@@ -12,12 +12,12 @@ from prolepsis.models.heads.format import head_fault, load_head
 from prolepsis.models.heads.levels import load_levels
 from prolepsis.models.heads.registry import find_head
 from prolepsis.train.batches import lay_flat
-from prolepsis.train.data import Manifest, ShardWriter
+from prolepsis.train.data import DataManifest, ShardWriter
 from prolepsis.train.estimate import predict, prediction_check, small_run
 from prolepsis.train.head import HeadTraining, loss_of
 from prolepsis.train.levels import LevelRun
 from prolepsis.train.run_directory import RunDirectory
-from prolepsis.train.settings import HeadRecipe, LevelSettings, Objective, StepCost, TrainSettings
+from prolepsis.train.settings import HeadRecipe, LevelSettings, LossSettings, StatedStepCost, TrainSettings
 from prolepsis.train.target import Target, open_target
 from tests.models.random_heads import levels_report
 from tests.train.documents import random_document, tiny_ends, tiny_head
@@ -35,7 +35,7 @@ def _with_data(root: Path, target: Target) -> RunDirectory:
     directory = RunDirectory(root)
     directory.create(resume=False)
     hidden, vocab = target.shape.hidden, target.shape.vocab
-    manifest = Manifest(target.name, target.identity, target.recorded_layers, hidden, vocab)
+    manifest = DataManifest(target.name, target.identity, target.recorded_layers, hidden, vocab)
     writer = ShardWriter(directory.data, manifest, tokens_per_shard=500)
     for number in range(0, 45):
         features = torch.randn(20, 4 * hidden, generator=torch.Generator().manual_seed(number)).bfloat16()
@@ -92,7 +92,7 @@ def test_the_loss_mixes_acceptance_with_cross_entropy_at_every_step() -> None:
     ends = tiny_ends(head)
     batch = lay_flat([random_document(9, 3)], ends, 3)
     entropy, mixed, missed = (
-        loss_of(head, batch, ends, Objective(num_steps=2, acceptance_share=share))[0] for share in (0.0, 0.5, 1.0)
+        loss_of(head, batch, ends, LossSettings(num_steps=2, acceptance_share=share))[0] for share in (0.0, 0.5, 1.0)
     )
     torch.testing.assert_close(mixed, (entropy + missed) / 2)
     anchors = 7 + 0.8 * 6
@@ -120,7 +120,7 @@ def test_small_runs_predict_larger_ones(directory: RunDirectory, target: Target)
         list(HeadTraining(small, target, recipe).steps())
         runs.append(small.read_result())
     assert runs[0]["data"]["tokens"] < runs[1]["data"]["tokens"]
-    [prediction] = predict(runs, [10_000], StepCost(17.0, 0.3, 0.6, 0.1))
+    [prediction] = predict(runs, [10_000], StatedStepCost(17.0, 0.3, 0.6, 0.1))
     assert len(prediction.rates) == 4
     assert 1.0 <= prediction.length <= 4.0
     assert prediction_check(runs, runs[1])["tokens"] == runs[1]["data"]["tokens"]

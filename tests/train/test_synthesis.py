@@ -9,7 +9,7 @@ from prolepsis.core.config import EngineConfig
 from prolepsis.models.load import load_model
 from prolepsis.models.protocol import SequenceInput, pack
 from prolepsis.models.targets.lean import LeanModel
-from prolepsis.train.data import Document, read_manifest, shards_of
+from prolepsis.train.data import TrainingDocument, read_manifest, shards_of
 from prolepsis.train.synthesis import DataRequest, SynthesisLimits, generate, loop_end, plain
 from prolepsis.train.target import open_target
 from tests.train.targets import config_of, save_target
@@ -27,7 +27,7 @@ def _request(folder: Path, tokens: int, prompts: tuple[str, ...] = ()) -> DataRe
     return DataRequest(folder, tokens, AUX_LAYERS, prompts, limits=LIMITS, tokens_per_shard=400)
 
 
-def _documents(folder: Path) -> list[Document]:
+def _documents(folder: Path) -> list[TrainingDocument]:
     return [shard.read(index) for shard in shards_of(folder) for index in range(len(shard))]
 
 

@@ -7,16 +7,16 @@ import torch
 
 from prolepsis.core.errors import ConfigError
 from prolepsis.models.heads.lean import HeadLayer
-from prolepsis.train.acceptance import Counts, measure
+from prolepsis.train.acceptance import AcceptedCounts, measure
 from prolepsis.train.batches import TargetEnds
-from prolepsis.train.data import Dataset, Document
+from prolepsis.train.data import Dataset, TrainingDocument
 from prolepsis.train.head import HeadTask, drafted
-from prolepsis.train.settings import Objective, Rates, TrainSettings
+from prolepsis.train.settings import LossSettings, Rates, TrainSettings
 from prolepsis.train.trainer import Trainer
 from tests.train.documents import random_document, tiny_ends, tiny_head
 from tests.train.test_data import few_documents
 
-OBJECTIVE = Objective()
+OBJECTIVE = LossSettings()
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def _head() -> HeadLayer:
     return head
 
 
-def _trainer(dataset: Dataset, head: HeadLayer, objective: Objective = OBJECTIVE, **settings: object) -> Trainer:
+def _trainer(dataset: Dataset, head: HeadLayer, objective: LossSettings = OBJECTIVE, **settings: object) -> Trainer:
     recipe = TrainSettings(anchors_per_step=30, measure_every=20, **settings)  # type: ignore[arg-type]
     return Trainer(HeadTask(head, tiny_ends(head), objective, workers=2), dataset, recipe)
 
@@ -40,7 +40,7 @@ def _trainer(dataset: Dataset, head: HeadLayer, objective: Objective = OBJECTIVE
 def test_a_few_documents_are_learnt_by_heart(dataset: Dataset, muon: float) -> None:
     dataset.training = dataset.training[:3]
     rates = Rates(adamw=1e-2, muon=muon)
-    trainer = _trainer(dataset, _head(), Objective(num_steps=2), epochs=100.0, rates=rates)
+    trainer = _trainer(dataset, _head(), LossSettings(num_steps=2), epochs=100.0, rates=rates)
     steps = list(trainer.steps())
     assert len(steps[0].right) == 1
     assert steps[0].right[0] < 0.3
@@ -74,7 +74,7 @@ def test_a_broken_checkpoint_is_named(dataset: Dataset, tmp_path: Path) -> None:
 
 def test_too_little_text_is_refused(dataset: Dataset) -> None:
     head = tiny_head()
-    task = HeadTask(head, tiny_ends(head), Objective())
+    task = HeadTask(head, tiny_ends(head), LossSettings())
     trainer = Trainer(task, dataset, TrainSettings(anchors_per_step=10_000))
     with pytest.raises(ConfigError, match="too little text"):
         list(trainer.steps())
@@ -90,7 +90,7 @@ def test_the_output_head_stays_the_targets(dataset: Dataset) -> None:
 
 
 def test_rates_and_length_of_counts() -> None:
-    counts = Counts(hits=[6, 3, 1, 0, 0], trials=[10, 6, 2, 1, 0])
+    counts = AcceptedCounts(hits=[6, 3, 1, 0, 0], trials=[10, 6, 2, 1, 0])
     assert counts.rates == [0.6, 0.5, 0.5, 0.0, 0.0]
     assert counts.length() == pytest.approx(1 + 0.6 + 0.3 + 0.15)
 
@@ -105,8 +105,8 @@ def test_measured_acceptance_counts_prefixes_of_right_guesses() -> None:
     assert measure([_sampled(document)], lambda d: drafted(head, d, ends)) == {}
 
 
-def _sampled(document: Document) -> Document:
-    return Document(document.number, document.kind, False, document.tokens, 6, document.features)
+def _sampled(document: TrainingDocument) -> TrainingDocument:
+    return TrainingDocument(document.number, document.kind, False, document.tokens, 6, document.features)
 
 
 def test_ends_are_cut_to_the_draft_vocabulary() -> None:

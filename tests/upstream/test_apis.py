@@ -8,7 +8,7 @@ import pytest
 from prolepsis.core.config import UpstreamApi
 from prolepsis.core.requests import GrammarSpec, SamplingParams
 from prolepsis.core.stats import ProposerCounts
-from prolepsis.upstream.api import Api, Ask, Chunk, UpstreamFault, payload
+from prolepsis.upstream.api import Api, Chunk, UpstreamCall, UpstreamFault, payload
 from tests.upstream.fakes import APIS, EVENTS, api_of
 
 PARAMS = SamplingParams(temperature=0.7, top_k=5, top_p=0.9, min_p=0.1, max_tokens=9, seed=3, stop=("end",))
@@ -83,13 +83,13 @@ def test_llamacpp_leaves_out_the_first_tokens_of_a_character() -> None:
     ],
 )
 def test_what_is_asked(name: UpstreamApi, expected: Mapping[str, object]) -> None:
-    body = api_of(name).body(Ask("m", (1, 2), PARAMS, priority=2, cache_salt="salt"))
+    body = api_of(name).body(UpstreamCall("m", (1, 2), PARAMS, priority=2, cache_salt="salt"))
     assert {key: body.get(key) for key in expected} == expected
     assert body["stream"] is True
 
 
 def test_no_limit_on_the_likeliest_tokens_is_said_as_each_engine_wants_it() -> None:
-    ask = Ask("m", (1,), SamplingParams(max_tokens=9))
+    ask = UpstreamCall("m", (1,), SamplingParams(max_tokens=9))
     assert api_of("vllm").body(ask)["top_k"] == 0
     assert api_of("sglang").body(ask)["sampling_params"]["top_k"] == -1
     assert api_of("llama.cpp").body(ask)["top_k"] == 0
@@ -97,11 +97,11 @@ def test_no_limit_on_the_likeliest_tokens_is_said_as_each_engine_wants_it() -> N
 
 def test_constraints_go_where_each_engine_reads_them() -> None:
     schema = GrammarSpec("json_schema", '{"type": "object"}')
-    ask = Ask("m", (1,), PARAMS, schema)
+    ask = UpstreamCall("m", (1,), PARAMS, schema)
     assert api_of("vllm").body(ask)["structured_outputs"] == {"json": {"type": "object"}}
     assert api_of("sglang").body(ask)["sampling_params"]["json_schema"] == schema.source
     assert api_of("llama.cpp").body(ask)["json_schema"] == {"type": "object"}
-    choice = api_of("vllm").body(Ask("m", (1,), PARAMS, GrammarSpec("choice", '["a", "b"]')))
+    choice = api_of("vllm").body(UpstreamCall("m", (1,), PARAMS, GrammarSpec("choice", '["a", "b"]')))
     assert choice["structured_outputs"] == {"choice": ["a", "b"]}
 
 

@@ -7,14 +7,14 @@ import pytest
 from prolepsis.core.plan import DisabledProposer, SpecPlan
 from prolepsis.core.requests import SamplingParams, SpeculationChoice
 from prolepsis.core.stats import EffectiveReason
-from prolepsis.upstream.route import Route, route_of
+from prolepsis.upstream.route import UpstreamRoute, route_of
 from tests.upstream.fakes import DEPTH, request
 
 PLAN = SpecPlan(num_speculative_tokens=DEPTH)
 CLASS = "completions/standard/free/short"
 
 
-def routed(plan: SpecPlan = PLAN, *, depth: int = DEPTH, **choice: Any) -> Route:
+def routed(plan: SpecPlan = PLAN, *, depth: int = DEPTH, **choice: Any) -> UpstreamRoute:
     params = choice.pop("params", None)
     asked = request(
         params=params,
@@ -27,7 +27,7 @@ def routed(plan: SpecPlan = PLAN, *, depth: int = DEPTH, **choice: Any) -> Route
 
 @pytest.mark.parametrize("mode", ["auto", "on"])
 def test_a_request_that_may_speculate_is_for_the_speculating_pool(mode: Any) -> None:
-    assert routed(mode=mode) == Route("speculating", "speculating")
+    assert routed(mode=mode) == UpstreamRoute("speculating", "speculating")
     assert routed(mode=mode).pools == ("speculating", "plain")
 
 
@@ -49,8 +49,10 @@ def disabled(num_trials: int = 0, proposer: str = "upstream", traffic_class: str
         (routed(SpecPlan(num_speculative_tokens=1, reason="overload_shallow")), "plain_only"),
     ],
 )
-def test_others_are_for_the_plain_pool_and_may_go_to_the_other_one(route: Route, reason: EffectiveReason) -> None:
-    assert route == Route("plain", reason)
+def test_others_are_for_the_plain_pool_and_may_go_to_the_other_one(
+    route: UpstreamRoute, reason: EffectiveReason
+) -> None:
+    assert route == UpstreamRoute("plain", reason)
     assert route.pools == ("plain", "speculating")
 
 
@@ -75,7 +77,9 @@ def test_others_are_for_the_plain_pool_and_may_go_to_the_other_one(route: Route,
         (routed(disabled(), mode="shadow"), "breaker_open"),
     ],
 )
-def test_what_is_pinned_or_stopped_never_goes_to_the_speculating_pool(route: Route, reason: EffectiveReason) -> None:
+def test_what_is_pinned_or_stopped_never_goes_to_the_speculating_pool(
+    route: UpstreamRoute, reason: EffectiveReason
+) -> None:
     assert (route.pool, route.reason) == ("plain", reason)
     assert route.pools == ("plain",)
 

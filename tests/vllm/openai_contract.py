@@ -27,7 +27,7 @@ from prolepsis.grammar.grammars import Grammars
 from prolepsis.vllm.build import PlaneFacts, assemble
 from prolepsis.vllm.client import VllmEngineClient
 from prolepsis.vllm.data_plane import ComputedPass
-from prolepsis.vllm.v0_32 import Settings, VllmDataPlane
+from prolepsis.vllm.v0_32 import VllmDataPlane, VllmSettings
 from tests.api import fakes
 from tests.api.fakes import END, ByteTokenizer
 from tests.fake_client import INFO
@@ -47,7 +47,7 @@ _BIAS = 60.0
 class SpokenPlane(VllmDataPlane):
     """A `DataPlane`: vLLM's, whose model prefers what it was told to say."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: VllmSettings) -> None:
         super().__init__(settings)
         self.told: dict[str, tuple[int, Sequence[int]]] = {}
         """Of each request the length of the prompt, and what follows it."""
@@ -70,7 +70,7 @@ class Voice:
     def __init__(self, folder: Path) -> None:
         save_tiny(folder, "llama", {"vocab_size": VOCAB, "head_dim": 32, "max_position_embeddings": LONGEST})
         config = EngineConfig(max_requests=16, num_speculative_tokens=DEPTH, propose_limit_ms=0, stuck_after_s=0)
-        settings = Settings(
+        settings = VllmSettings(
             folder,
             max_model_len=LONGEST,
             max_sequences=config.max_requests,

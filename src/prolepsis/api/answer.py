@@ -7,8 +7,8 @@ from functools import partial
 from starlette.requests import HTTPConnection
 
 from prolepsis.api.admission.group import RequestGroup
-from prolepsis.api.admission.response_cache import Answer, replayed
-from prolepsis.api.deltas import Choice, Delta, Positions
+from prolepsis.api.admission.response_cache import CachedAnswer, replayed
+from prolepsis.api.deltas import ChoiceText, Delta, Positions
 from prolepsis.api.openai.answer_check import AnswerCheck
 from prolepsis.api.openai.prepared import PreparedRequest
 from prolepsis.api.openai.usage import summed
@@ -72,7 +72,7 @@ async def answer(
 class _Sample:
     """One sample on its way to the client: its text, and what the output policies let through."""
 
-    def __init__(self, choice: Choice, filtered: FilteredSample) -> None:
+    def __init__(self, choice: ChoiceText, filtered: FilteredSample) -> None:
         self.choice = choice
         self.filtered = filtered
 
@@ -133,7 +133,7 @@ class _Answering:
         for index in range(first, first + request.n):
             pipeline = services.output.pipeline(self._facts(request, index)) if services.output.loaded else None
             filtered = FilteredSample(pipeline, prompt.delivery.lost)
-            choice = Choice(
+            choice = ChoiceText(
                 index,
                 request,
                 services.tokenizer,
@@ -167,7 +167,7 @@ class _Answering:
         return Paced(events, prompt.see) if request.paced else events
 
 
-async def _stored(answer: Answer, request_id: str) -> AsyncGenerator[Event, None]:
+async def _stored(answer: CachedAnswer, request_id: str) -> AsyncGenerator[Event, None]:
     for event in replayed(answer, request_id):
         yield event
 

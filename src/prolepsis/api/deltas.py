@@ -1,4 +1,4 @@
-"""Turns the engine's events into text: one `Choice` per sample, one `Delta` per step that has something to show."""
+"""Turns the engine's events into text: one `ChoiceText` per sample, one `Delta` per step that has something to show."""
 
 import codecs
 from dataclasses import dataclass
@@ -112,7 +112,7 @@ class Positions:
         self._next[index] = position + num_tokens
 
 
-class Choice:
+class ChoiceText:
     """One sample's text as it grows; tokens without text yet are held back with their ids and log-probabilities."""
 
     def __init__(

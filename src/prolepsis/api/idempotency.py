@@ -40,7 +40,7 @@ Attend = Callable[[Request], Awaitable[Response]]
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
-class Answer:
+class RecordedReply:
     """One attempt's reply so far."""
 
     tenant: str
@@ -79,14 +79,14 @@ class Answers:
     def __init__(self, max_bytes: int) -> None:
         self.num_bytes = 0
         self._max_bytes = max_bytes
-        self._by_tenant: dict[str, dict[str, Answer]] = {}
+        self._by_tenant: dict[str, dict[str, RecordedReply]] = {}
         self._bytes_of: dict[str, int] = {}
 
-    def __iter__(self) -> Iterator[Answer]:
+    def __iter__(self) -> Iterator[RecordedReply]:
         """Yield all answers; they may be removed meanwhile."""
         return iter([answer for answers in self._by_tenant.values() for answer in answers.values()])
 
-    def of(self, tenant: str) -> Mapping[str, Answer]:
+    def of(self, tenant: str) -> Mapping[str, RecordedReply]:
         return self._by_tenant.get(tenant, {})
 
     def bytes_of(self, tenant: str) -> int:
@@ -97,21 +97,21 @@ class Answers:
         num_tenants = len(self._by_tenant) + (tenant not in self._by_tenant)
         return self.num_bytes >= self._max_bytes and self.bytes_of(tenant) >= self._max_bytes / num_tenants
 
-    def add(self, answer: Answer) -> None:
+    def add(self, answer: RecordedReply) -> None:
         """Add an answer, in place of an earlier one with its key."""
         if (earlier := self.of(answer.tenant).get(answer.key)) is not None:
             self.remove(earlier)
         self._by_tenant.setdefault(answer.tenant, {})[answer.key] = answer
         self._count(answer.tenant, answer.num_bytes)
 
-    def remove(self, answer: Answer) -> None:
+    def remove(self, answer: RecordedReply) -> None:
         answers = self._by_tenant[answer.tenant]
         del answers[answer.key]
         self._count(answer.tenant, -answer.num_bytes)
         if not answers:
             del self._by_tenant[answer.tenant], self._bytes_of[answer.tenant]
 
-    def take(self, answer: Answer, message: Message) -> None:
+    def take(self, answer: RecordedReply, message: Message) -> None:
         """Keep the next message of a running reply (ASGI); a reply that outgrows the room loses its parts."""
         if message["type"] == "http.response.start":
             answer.status, answer.headers = message["status"], list(message["headers"])
@@ -125,7 +125,7 @@ class Answers:
             answer.parts.clear()
             self._grow(answer, _BYTES_OF_ANSWER - answer.num_bytes)
 
-    def _grow(self, answer: Answer, num_bytes: int) -> None:
+    def _grow(self, answer: RecordedReply, num_bytes: int) -> None:
         answer.num_bytes += num_bytes
         self._count(answer.tenant, num_bytes)
 
@@ -182,7 +182,7 @@ class Idempotency(Feature):
         self._check_room(tenant)
         self._requests.labels("first").inc()
         state = request.scope["state"]
-        answer = Answer(tenant=tenant, key=key, fingerprint=fingerprint, began=now, state=state)
+        answer = RecordedReply(tenant=tenant, key=key, fingerprint=fingerprint, began=now, state=state)
         self.answers.add(answer)
         return await self._attempt(answer, Request(request.scope, _never), attend)
 
@@ -194,7 +194,7 @@ class Idempotency(Feature):
                 self.answers.remove(answer)
         self._bytes.set(self.answers.num_bytes)
 
-    async def _attempt(self, answer: Answer, request: Request, attend: Attend) -> Response:
+    async def _attempt(self, answer: RecordedReply, request: Request, attend: Attend) -> Response:
         """Attend to a request that never learns that its client has left."""
         ended = partial(self._ended, answer, request)
         try:
@@ -204,13 +204,13 @@ class Idempotency(Feature):
             ended()
             raise
 
-    def _ended(self, answer: Answer, request: Request) -> None:
+    def _ended(self, answer: RecordedReply, request: Request) -> None:
         """Keep the answer for retries if it was given or charged."""
         answer.expires = self._clock() + self._ttl_s
         if answer.status != 200 and not was_charged(request):
             self.answers.remove(answer)
 
-    def _retry(self, request: Request, first: Answer, fingerprint: bytes) -> Response:
+    def _retry(self, request: Request, first: RecordedReply, fingerprint: bytes) -> Response:
         if first.fingerprint != fingerprint:
             message = "This Idempotency-Key was given with another request; allowed: the same request, or another key."
             raise RequestRefused(message, code="idempotency_key_reused", param="Idempotency-Key")
@@ -223,7 +223,7 @@ class Idempotency(Feature):
         self._name(request, first)
         return first.replayed()
 
-    def _name(self, retry: Request, answer: Answer) -> None:
+    def _name(self, retry: Request, answer: RecordedReply) -> None:
         """Record the retry's ids as aliases of the first request."""
         first, own = answer.state, retry.scope["state"]
         if (answer_id := first.get(ANSWER_ID)) is None:  # refused before it had one

@@ -78,7 +78,7 @@ _HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control":
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 
 
-class EventStream(Response):
+class SseStream(Response):
     """Sends `events` as they come and closes them when the client leaves.
 
     The status line waits for the first event, so a failure before it is answered with its own status; a later failure

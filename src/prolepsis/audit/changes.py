@@ -28,7 +28,7 @@ _FOLLOWED_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class AuditChange:
     """An entry of the audit log in one line."""
 
     seq: int
@@ -45,7 +45,7 @@ class Change:
 @dataclass(frozen=True, slots=True)
 class ChangesReply:
     since: str
-    changes: list[Change]
+    changes: list[AuditChange]
     """The newest first; `MAX_CHANGES` at most."""
 
 
@@ -81,18 +81,18 @@ def is_change(action: str, actor: str | None) -> bool:
     return (area in AREAS and action not in _NO_CHANGE) or (area in _BY_PEOPLE and actor != SERVER)
 
 
-def change_of(entry: AuditEntry) -> Change:
+def change_of(entry: AuditEntry) -> AuditChange:
     """Return an entry in one line, whose details may be erased."""
     details = entry.details
     if details is None:
-        return Change(entry.seq, entry.at, entry.action, "erased", "", "", "")
+        return AuditChange(entry.seq, entry.at, entry.action, "erased", "", "", "")
     reason = reason_of(details.before, details.after)
     if entry.action.startswith("server."):
         words: Iterable[str] = version_words(entry.versions)
     else:
         words = (one for one in changed_fields(details.before, details.after) if _adds(one, details.subject))
     what = ", ".join(islice(words, _NUM_TOLD))
-    return Change(entry.seq, entry.at, entry.action, details.actor, details.subject, what, reason)
+    return AuditChange(entry.seq, entry.at, entry.action, details.actor, details.subject, what, reason)
 
 
 def _adds(words: str, subject: str) -> bool:

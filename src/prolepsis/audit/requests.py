@@ -28,7 +28,7 @@ Decode = Callable[[Sequence[int]], str]
 
 
 @dataclass(frozen=True, slots=True)
-class _Served:
+class _AuditedAnswer:
     """An answered prompt, with everything that its tokens depend on."""
 
     about: RequestAbout
@@ -37,7 +37,7 @@ class _Served:
 
 
 @dataclass(frozen=True, slots=True)
-class _Round:
+class _AuditedDraft:
     """A draft that was verified."""
 
     sample: int
@@ -104,7 +104,7 @@ class AuditFeature(Feature):
             drawn = self._drawn.pop(prompt.request.request_id, None)
             content = self._draw(ended.about) if prompt.answer == "cached" else drawn
             if content is not None:
-                served = _Served(ended.about, prompt, recording(prompt.request, prompt.tokens))
+                served = _AuditedAnswer(ended.about, prompt, recording(prompt.request, prompt.tokens))
                 self._enqueue(served, content)
 
     def _draw(self, about: RequestAbout) -> AuditContent | None:
@@ -113,7 +113,7 @@ class AuditFeature(Feature):
         is_drawn = self._writer.is_on and random.random() < sample
         return (about.audit_content or self._content) if is_drawn else None
 
-    def _enqueue(self, served: _Served, content: AuditContent) -> None:
+    def _enqueue(self, served: _AuditedAnswer, content: AuditContent) -> None:
         num_tokens = served.recorded.num_tokens
         with self._lock:
             fits = self._pending + num_tokens <= self._max_pending
@@ -124,7 +124,7 @@ class AuditFeature(Feature):
         elif not self._writer.offer(item):
             self._release(num_tokens)
 
-    def _make(self, served: _Served, content: AuditContent, info: EngineInfo) -> AuditEvent:
+    def _make(self, served: _AuditedAnswer, content: AuditContent, info: EngineInfo) -> AuditEvent:
         try:
             return request_event(served, content, self._decode, info)
         finally:
@@ -135,7 +135,7 @@ class AuditFeature(Feature):
             self._pending = max(0, self._pending - num_tokens)  # an entry that cannot be made is tried twice
 
 
-def request_event(served: _Served, content: AuditContent, decode: Decode, info: EngineInfo) -> AuditEvent:
+def request_event(served: _AuditedAnswer, content: AuditContent, decode: Decode, info: EngineInfo) -> AuditEvent:
     """Return the event of a request; takes milliseconds per thousand characters: not for an event loop."""
     about, stats = served.about, served.prompt.stats
     versions = {
@@ -154,7 +154,7 @@ def request_event(served: _Served, content: AuditContent, decode: Decode, info: 
     )
 
 
-def _details(served: _Served, content: AuditContent, decode: Decode, info: EngineInfo) -> dict[str, object]:
+def _details(served: _AuditedAnswer, content: AuditContent, decode: Decode, info: EngineInfo) -> dict[str, object]:
     about, prompt, recorded = served.about, served.prompt, served.recorded
     stats, assignment = prompt.stats, about.assignment
     salt, kept, rounds = secrets.token_hex(16), plain(recorded), _rounds(prompt.tokens)
@@ -205,9 +205,9 @@ def _continued(stats: RequestStats) -> dict[str, object]:
     return {"continued": [asdict(one) for one in stats.continued], "not_exact": list(stats.not_exact)}
 
 
-def _rounds(events: Sequence[Tokens]) -> list[_Round]:
+def _rounds(events: Sequence[Tokens]) -> list[_AuditedDraft]:
     return [
-        _Round(event.index, _named(draft), draft.tokens, draft.parents, len(event.token_ids))
+        _AuditedDraft(event.index, _named(draft), draft.tokens, draft.parents, len(event.token_ids))
         for event in events
         if (draft := event.proposed) is not None
     ]

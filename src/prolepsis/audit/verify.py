@@ -29,7 +29,7 @@ class Fault:
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class ChainEvidence:
     """Evidence about the chain apart from its entries."""
 
     head: Anchor | None = None
@@ -55,10 +55,10 @@ class Verified:
     """Claims for which the evidence does not suffice."""
 
 
-NO_EVIDENCE = Evidence()
+NO_EVIDENCE = ChainEvidence()
 
 
-def verify(entries: Iterable[AuditEntry], evidence: Evidence = NO_EVIDENCE) -> Verified:
+def verify(entries: Iterable[AuditEntry], evidence: ChainEvidence = NO_EVIDENCE) -> Verified:
     """Check all entries from the first on: every digest, every link, every erasure, and the evidence."""
     faults: list[Fault] = []
     last, num_entries, num_erased, anchored = Anchor(0, START_OF_CHAIN), 0, 0, 0
@@ -139,7 +139,7 @@ def unsigned_faults(unsigned: Sequence[int], anchors: Mapping[int, frozenset[str
     ]
 
 
-def signature_faults(last: Anchor, evidence: Evidence) -> list[Fault]:
+def signature_faults(last: Anchor, evidence: ChainEvidence) -> list[Fault]:
     if evidence.head is None or evidence.keys is None or not evidence.head.seq:
         return []
     if evidence.signed is None:
@@ -148,7 +148,7 @@ def signature_faults(last: Anchor, evidence: Evidence) -> list[Fault]:
     return [] if fault is None else [Fault(last.seq, f"is the end of a chain that {fault}")]
 
 
-def _unproven(evidence: Evidence, unsigned: Sequence[int]) -> Iterator[str]:
+def _unproven(evidence: ChainEvidence, unsigned: Sequence[int]) -> Iterator[str]:
     if not evidence.anchors:
         yield "without an anchor, that the whole chain was not replaced or its end cut off"
     if evidence.keys is None:
@@ -199,7 +199,7 @@ def verify_records(
     end = Anchor(*record_chain.head(connection))
     faults += unsigned_faults(unsigned, known)
     faults += end_faults(last, end, known)
-    faults += signature_faults(last, Evidence(end, record_chain.signed_head(connection), keys))
+    faults += signature_faults(last, ChainEvidence(end, record_chain.signed_head(connection), keys))
     if strange := record_chain.num_unlinked(connection):
         faults.append(Fault(last.seq, f"is the last, and {strange} records have no link"))
     return RecordsVerified(last, num_records, num_deleted, anchored, tuple(faults))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import typer
 
-from prolepsis.cli.bench.ask import Answer, ask, in_flight
+from prolepsis.cli.bench.ask import TimedAnswer, ask, in_flight
 from prolepsis.cli.bench.prompts import EncodedPrompt, Prompt, encode_prompts, load_prompts
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.errors import ConfigError
@@ -45,7 +45,7 @@ _COLUMNS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class FirstDifference:
     """The first token of a run that differs from plain decoding; None: the run had ended there."""
 
     run: Run
@@ -88,8 +88,8 @@ class Checked:
     """One case decoded plainly alone, speculated alone, and in a batch with all the others."""
 
     case: Case
-    answers: Mapping[Run, Answer]
-    differences: tuple[Difference, ...]
+    answers: Mapping[Run, TimedAnswer]
+    differences: tuple[FirstDifference, ...]
 
 
 @configured(EngineConfig)
@@ -190,7 +190,9 @@ def _request(case: Case, scope: str, suffix: str = "", *, speculate: bool = True
     )
 
 
-def _differences(case: Case, answers: Mapping[Run, Answer], classify: Classify | None) -> Iterator[Difference]:
+def _differences(
+    case: Case, answers: Mapping[Run, TimedAnswer], classify: Classify | None
+) -> Iterator[FirstDifference]:
     plain = answers["plain"].token_ids
     for run, answer in answers.items():
         at = first_difference(plain, answer.token_ids)
@@ -198,13 +200,15 @@ def _differences(case: Case, answers: Mapping[Run, Answer], classify: Classify |
             continue
         a, b = (ids[at] if at < len(ids) else None for ids in (plain, answer.token_ids))
         if a is None or b is None or classify is None:
-            yield Difference(run, at, a, b)
+            yield FirstDifference(run, at, a, b)
         else:
             read = classify([*case.prompt.token_ids, *plain[:at]], case.params, at, (a, b))
-            yield Difference(run, at, a, b, read.kind, read.margin)
+            yield FirstDifference(run, at, a, b, read.kind, read.margin)
 
 
-async def _replayed(client: EngineClient, case: Case, answer: Answer, found: Difference, number: str) -> Difference:
+async def _replayed(
+    client: EngineClient, case: Case, answer: TimedAnswer, found: FirstDifference, number: str
+) -> FirstDifference:
     """Return the difference with the kind that a replay of the answer gives it, by the logits of its own pass."""
     request = _request(case, f"exact {found.run}", f"again {number}", speculate=False)
     again = (await replay(client, Recording(request, (answer.token_ids,)), request.request_id)).differences.get(0)

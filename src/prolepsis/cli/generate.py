@@ -98,7 +98,7 @@ _ANY_VOCABULARY = 2**31
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class GenerateCall:
     """The request that the command line describes."""
 
     prompt: str
@@ -164,7 +164,9 @@ def generate(
     params = SamplingParams(**asdict(sampling) | {"stop": tuple(sampling.stop)})
     params.validate(_ANY_VOCABULARY)  # before the model is loaded; the engine checks token ids
     choice = SpeculationChoice("auto" if speculation else "off")
-    ask = Ask(_text(prompt), system, raw, read_text(prediction, "prediction") if prediction else None, choice, params)
+    ask = GenerateCall(
+        _text(prompt), system, raw, read_text(prediction, "prediction") if prediction else None, choice, params
+    )
     answer, model = asyncio.run(_answer(ask, settings, _silent if as_json else _show))
     if as_json:
         print_json({"model": model, **asdict(answer), "stats": figures(answer.stats)})
@@ -174,14 +176,16 @@ def generate(
         print_stats(answer.stats)
 
 
-async def _answer(ask: Ask, settings: Settings, show: Callable[[str], None]) -> tuple[Answer, str]:
+async def _answer(ask: GenerateCall, settings: Settings, show: Callable[[str], None]) -> tuple[Answer, str]:
     from prolepsis.terminal.engine import running
 
     async with running(settings) as engine:
         return await answer_to(ask, engine.client, engine.tokenizer, show), engine.client.info.model
 
 
-async def answer_to(ask: Ask, client: EngineClient, tokenizer: ChatTokenizer, show: Callable[[str], None]) -> Answer:
+async def answer_to(
+    ask: GenerateCall, client: EngineClient, tokenizer: ChatTokenizer, show: Callable[[str], None]
+) -> Answer:
     """Generate the answer and pass each piece of text to `show`.
 
     Raises the error of a request that fails, `EngineError` for one that is aborted.
@@ -205,7 +209,7 @@ async def answer_to(ask: Ask, client: EngineClient, tokenizer: ChatTokenizer, sh
     return Answer("".join(pieces), answer.token_ids, last.finish_reason, last.stop_reason, answer.stats)
 
 
-def _request(ask: Ask, tokenizer: ChatTokenizer) -> GenerateRequest:
+def _request(ask: GenerateCall, tokenizer: ChatTokenizer) -> GenerateRequest:
     prompt = tokenizer.encode(ask.prompt) if ask.raw else encode_message(ask.prompt, tokenizer, system=ask.system)
     prediction = tokenizer.encode(ask.prediction, add_special_tokens=False) if ask.prediction else []
     return GenerateRequest(

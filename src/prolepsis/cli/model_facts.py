@@ -12,10 +12,10 @@ from prolepsis.terminal.output import note
 
 if TYPE_CHECKING:
     from prolepsis.models.files.source import ModelSource
-    from prolepsis.models.files.store import Manifest, Store
+    from prolepsis.models.files.store import Manifest, ModelStore
 
 
-def facts_of_installed(store: "Store", manifest: "Manifest", settings: Settings) -> dict[str, object]:
+def facts_of_installed(store: "ModelStore", manifest: "Manifest", settings: Settings) -> dict[str, object]:
     """Return what is known of a model in the store, as JSON values; its checksums come last."""
     path = (store.folder(manifest.name) / manifest.path).resolve()
     stated = {**asdict(manifest), "path": str(path)}

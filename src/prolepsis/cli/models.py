@@ -28,7 +28,7 @@ from prolepsis.terminal.output import (
 if TYPE_CHECKING:
     from prolepsis.cli.head_trial import Trial
     from prolepsis.models.draft_models import DraftModelEntry
-    from prolepsis.models.files.store import Manifest, Store
+    from prolepsis.models.files.store import Manifest, ModelStore
     from prolepsis.models.heads.registry import HeadEntry
 
 _COLUMNS = {
@@ -238,7 +238,7 @@ def show(
     print_facts([*facts, *((f"sha256 {file}", digest) for file, digest in checksums.items())])
 
 
-def _show_drafter(wanted: str, store: "Store", settings: Settings, *, as_json: bool) -> None:
+def _show_drafter(wanted: str, store: "ModelStore", settings: Settings, *, as_json: bool) -> None:
     entry = find_drafter(wanted, settings.engine.model_dir)
     if entry is None:
         names = [entry.name for entry in (*store.installed(), *drafters(settings.engine.model_dir))]
@@ -247,7 +247,7 @@ def _show_drafter(wanted: str, store: "Store", settings: Settings, *, as_json: b
     print_reply(describe_drafter(entry, settings.engine.model_dir), as_json=as_json)
 
 
-def _described(store: "Store", manifest: "Manifest") -> dict[str, object]:
+def _described(store: "ModelStore", manifest: "Manifest") -> dict[str, object]:
     return {**asdict(manifest), "path": str((store.folder(manifest.name) / manifest.path).resolve())}
 
 

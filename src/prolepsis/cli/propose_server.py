@@ -51,13 +51,13 @@ def propose_server(
     with loading():
         from prolepsis.engine.propose_server import served_model
         from prolepsis.engine.remote import shared_key
-        from prolepsis.remote.propose.messages import Terms
+        from prolepsis.remote.propose.messages import ProposeLimits
         from prolepsis.remote.propose.server import ProposeServer, ServerLimits
 
         key = shared_key(settings.engine)
         ensure_model(settings)
         model = served_model(settings.engine, proposer)
-    terms = Terms(most_draft_tokens=max_draft_tokens)
+    terms = ProposeLimits(most_draft_tokens=max_draft_tokens)
     try:
         asyncio.run(_serve(ProposeServer(model, key, ServerLimits(max_engines, terms)), *place, tls))
     except OSError as error:

@@ -23,7 +23,7 @@ from prolepsis.rollout.routes import RolloutsReply
 from prolepsis.store.store import Store
 from prolepsis.traffic.feature import TrafficReply
 from prolepsis.traffic.service import ServiceReply
-from prolepsis.traffic.timeline import Span
+from prolepsis.traffic.timeline import TimelineSpan
 from prolepsis.web.admin_routes import Section
 from prolepsis.web.drawing import Chart, Line
 from prolepsis.web.page import FeaturePages, Page, PageRoute, Visit
@@ -105,7 +105,7 @@ def overview_pages(
     return FeaturePages((PageRoute(HOME, "Overview", overview, in_navigation=True),))
 
 
-def recent(spans: Sequence[Span], num: int = 20) -> TrafficSums:
+def recent(spans: Sequence[TimelineSpan], num: int = 20) -> TrafficSums:
     """Return the sums of the last spans, five minutes of them."""
     total = TrafficSums()
     for span in spans[-num:]:
@@ -113,7 +113,7 @@ def recent(spans: Sequence[Span], num: int = 20) -> TrafficSums:
     return total
 
 
-def charts(spans: Sequence[Span], changes: Section[ChangesReply], width_s: float = 15.0) -> list[Chart]:
+def charts(spans: Sequence[TimelineSpan], changes: Section[ChangesReply], width_s: float = 15.0) -> list[Chart]:
     """Return what the last hour looked like, without the span that is not over."""
     over = spans[:-1]
     at = [span.at for span in over]

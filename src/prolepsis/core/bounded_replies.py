@@ -10,7 +10,7 @@ PLAIN = {"accept-encoding": "identity"}
 """Headers of a client: a few compressed bytes may be very many, so a compressed reply is refused."""
 
 
-class _Bounded(httpx.AsyncByteStream, httpx.SyncByteStream):
+class _BoundedStream(httpx.AsyncByteStream, httpx.SyncByteStream):
     """The bytes of another stream; reading more than `most` raises `httpx.ReadError`."""
 
     def __init__(self, response: httpx.Response, most: int) -> None:
@@ -60,4 +60,4 @@ def _bound(response: httpx.Response, most: int) -> None:
         raise httpx.ReadError(
             f"the reply is encoded as {encoding[:40]!r}; asked for: identity", request=response.request
         )
-    response.stream = _Bounded(response, most)
+    response.stream = _BoundedStream(response, most)

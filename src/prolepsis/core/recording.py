@@ -24,7 +24,7 @@ class Recording:
 
 
 @dataclass(frozen=True, slots=True)
-class _Kept:
+class _RecordedInputs:
     """Everything besides the model on which the tokens of a request depend, and the tokens."""
 
     prompt_token_ids: tuple[int, ...]
@@ -33,7 +33,7 @@ class _Kept:
     tokens: tuple[tuple[int, ...], ...]
 
 
-_KEPT = TypeAdapter(_Kept)
+_KEPT = TypeAdapter(_RecordedInputs)
 
 
 def recording(request: GenerateRequest, events: Iterable[Event]) -> Recording:
@@ -48,7 +48,7 @@ def recording(request: GenerateRequest, events: Iterable[Event]) -> Recording:
 def plain(recorded: Recording) -> dict[str, object]:
     """Return a recording as plain JSON values, without names of persons."""
     request = recorded.request
-    kept = _Kept(request.prompt_token_ids, request.params, request.grammar, recorded.tokens)
+    kept = _RecordedInputs(request.prompt_token_ids, request.params, request.grammar, recorded.tokens)
     shown: dict[str, object] = _KEPT.dump_python(kept, mode="json")
     return shown
 

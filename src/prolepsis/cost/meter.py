@@ -137,7 +137,7 @@ Bounds = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Forecast:
+class CostForecast:
     """For a month of `HOURS_PER_MONTH` on one device. Amounts are in the price book's currency, null without prices."""
 
     looks_back_s: float
@@ -177,7 +177,7 @@ class RateWindow:
         while len(self._past) > 1 and now.at - self._past[1].at >= WINDOW_S:
             self._past.popleft()
 
-    def forecast(self, totals: UsageTotals, price: Price | None) -> Forecast | None:
+    def forecast(self, totals: UsageTotals, price: Price | None) -> CostForecast | None:
         """Return the forecast, None in the first hour."""
         if len(self._past) <= LEAST_SPANS:
             return None
@@ -187,7 +187,7 @@ class RateWindow:
         return Snapshot(self._clock(), totals.device.total, totals.saved_s, totals.num_output_tokens)
 
 
-def forecast(past: Sequence[Snapshot], price: Price | None) -> Forecast:
+def forecast(past: Sequence[Snapshot], price: Price | None) -> CostForecast:
     """Extrapolate the rates of the past to a month; it has `LEAST_SPANS` spans or more."""
     first, last = past[0], past[-1]
     elapsed = last.at - first.at
@@ -196,7 +196,7 @@ def forecast(past: Sequence[Snapshot], price: Price | None) -> Forecast:
     tokens, token_bounds = _month(past, lambda one: one.num_output_tokens, least=0.0)
     per_hour = price.per_hour if price else None
     billed = per_hour if price is not None and price.is_billed_by_time else None
-    return Forecast(
+    return CostForecast(
         looks_back_s=elapsed,
         busy=(last.device_s - first.device_s) / elapsed,
         device_hours=used,

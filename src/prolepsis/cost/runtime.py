@@ -22,9 +22,9 @@ from prolepsis.cost.history import store_periods, store_prices
 from prolepsis.cost.meter import (
     DIMENSIONS,
     NO_PROPOSER,
+    CostForecast,
     Dimension,
     Experiment,
-    Forecast,
     RateWindow,
     RequestCost,
     Usage,
@@ -173,7 +173,7 @@ class CostFeature(Feature):
         self.device_time.close()
         await self._keep_periods()
 
-    def forecast(self) -> Forecast | None:
+    def forecast(self) -> CostForecast | None:
         """Return the forecast of a month, None in the first hour."""
         return self._rates.forecast(self.usage.total, self._prices.price if self._prices else None)
 
@@ -414,7 +414,7 @@ class CostReply(Reply):
     by_proposer: list[UsageReply]
     rollouts: list[ExperimentReply]
     memory: list[ProposerMemoryReply]
-    forecast: Forecast | None
+    forecast: CostForecast | None
     """Forecast of a month; null in the first hour."""
 
 

@@ -119,11 +119,11 @@ class EdgeClient:
                 assert isinstance(started, Started), "a stream begins with what can be drafted from"
                 num_ahead = 0 if started.drafts.reason else self._num_ahead
                 answer = ProvisionalAnswer(started, self._proposer, num_ahead=num_ahead)
-                answering = _Answering(self._http, started, answer, on_change, began)
+                answering = _EdgeAnswer(self._http, started, answer, on_change, began)
                 return await answering.follow(events)
 
 
-class _Answering:
+class _EdgeAnswer:
     """One answer: follows its events and sends drafts meanwhile."""
 
     def __init__(

@@ -20,7 +20,7 @@ from prolepsis.kv.memory import MemoryUse, Room
 if TYPE_CHECKING:
     from prolepsis.core.figures import EngineObserver
     from prolepsis.engine.thread import ThreadEngineClient
-    from prolepsis.models.files.tokenizer import Tokenizer
+    from prolepsis.models.files.tokenizer import ModelTokenizer
     from prolepsis.models.load import LoadedModel
 
 log = structlog.get_logger(__name__)
@@ -31,7 +31,7 @@ class Running:
     """An engine in its thread, and its model's tokenizer."""
 
     client: "ThreadEngineClient"
-    tokenizer: "Tokenizer"
+    tokenizer: "ModelTokenizer"
     restart: "Callable[[], Awaitable[ThreadEngineClient]] | None" = None
     """Builds the engine that takes its place after it ended."""
 

@@ -21,7 +21,7 @@ from prolepsis.grammar.finite_numbers import FiniteNumbers
 from prolepsis.grammar.matcher import CompiledGrammar, is_panic, on_deep_stack
 from prolepsis.grammar.refusals import ALLOWED, plain, refusal
 from prolepsis.grammar.source import llguidance_source
-from prolepsis.grammar.vocabulary import Vocabulary
+from prolepsis.grammar.vocabulary import GrammarVocabulary
 
 log = structlog.get_logger(__name__)
 
@@ -58,7 +58,7 @@ class Grammars:
         self._recent: OrderedDict[GrammarSpec, CompiledGrammar] = OrderedDict()
         self._held: WeakValueDictionary[GrammarSpec, CompiledGrammar] = WeakValueDictionary()
         self._in_work: dict[GrammarSpec, Future[CompiledGrammar]] = {}
-        self._vocabulary: Vocabulary | None = None
+        self._vocabulary: GrammarVocabulary | None = None
         self._numbers: FiniteNumbers | None = None
         self._vocabulary_lock = threading.Lock()
 
@@ -152,11 +152,11 @@ class Grammars:
         follows = any(probe.compute_bitmask())
         return probe.is_error() or not follows
 
-    def _ready_vocabulary(self) -> Vocabulary:
+    def _ready_vocabulary(self) -> GrammarVocabulary:
         with self._vocabulary_lock:
             if self._vocabulary is None:
                 try:
-                    self._vocabulary = Vocabulary(self._tokenizer_json(), self._vocab_size, self._eos)
+                    self._vocabulary = GrammarVocabulary(self._tokenizer_json(), self._vocab_size, self._eos)
                 except ValueError as error:
                     raise InvalidGrammar(f"grammars cannot be used with this model's tokenizer: {error}") from error
             return self._vocabulary

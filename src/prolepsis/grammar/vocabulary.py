@@ -10,7 +10,7 @@ _LARK = re.compile(r'"(?:\\.|[^"\\\n])*"?|//[^\n]*|/(?:\\.|[^/\\])+/?|<([^<>\s"]
 """Strings, comments, regular expressions and names of tokens in a lark grammar; an open one reaches to the end."""
 
 
-class Vocabulary:
+class GrammarVocabulary:
     """One model's tokens.
 
     llguidance takes every added token of the form `<...>` for a control token, which no text of a grammar can hold.

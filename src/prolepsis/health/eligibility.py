@@ -79,7 +79,7 @@ _LOW: Mapping[str, LimitReason] = {_RATE: "low_acceptance", _SAVING: "no_saving"
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class DraftLimits:
     """Limits that the drafts seen so far put on one request."""
 
     reasons: tuple[LimitReason, ...] = ()
@@ -88,7 +88,7 @@ class Limits:
     num_speculative_tokens: int | None = None
 
 
-UNLIMITED = Limits()
+UNLIMITED = DraftLimits()
 
 
 @dataclass(slots=True)
@@ -225,7 +225,7 @@ class Eligibility:
         proposers: tuple[str, ...] | None,
         terms: EligibilityTerms | None,
         start: StartTerms | None,
-    ) -> tuple[Limits, Sequence[Judged]]:
+    ) -> tuple[DraftLimits, Sequence[Judged]]:
         """Return what is left of a request's terms, and the conditions that have changed with this look."""
         figures = self._current(traffic_class, proposers)
         reasons: list[LimitReason] = []
@@ -244,8 +244,8 @@ class Eligibility:
         start = start or self._start
         is_early = start is not None and sum(one.num_drafts for one in figures.values()) < start.num_drafts
         if not reasons and is_early and start is not None:
-            return Limits(("conservative_start",), num_speculative_tokens=start.num_speculative_tokens), changed
-        return Limits(tuple(dict.fromkeys(reasons)), verifies=not reasons), changed
+            return DraftLimits(("conservative_start",), num_speculative_tokens=start.num_speculative_tokens), changed
+        return DraftLimits(tuple(dict.fromkeys(reasons)), verifies=not reasons), changed
 
     def _thresholds(self, given: EligibilityTerms | None) -> Iterator[tuple[str, Threshold]]:
         terms = given or (EXPERTS_TERMS if self._has_experts else None)

@@ -11,10 +11,10 @@ from prolepsis.core.traffic_sums import ratio
 from prolepsis.health.eligibility import (
     MIN_DRAFTS,
     Conditions,
+    DraftLimits,
     Eligibility,
     EligibilityTerms,
     Judged,
-    Limits,
     StartTerms,
 )
 from prolepsis.telemetry.declare import counter
@@ -96,7 +96,7 @@ class EligibilityRuntime:
         proposers: tuple[str, ...] | None,
         terms: EligibilityTerms | None,
         start: StartTerms | None,
-    ) -> Limits:
+    ) -> DraftLimits:
         """Return what is left of a request's terms, which would verify drafts."""
         found, changed = self.eligibility.limits(traffic_class, proposers, terms, start)
         for judged in changed:

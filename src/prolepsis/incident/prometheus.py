@@ -53,7 +53,7 @@ class Firing:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class SeriesValues:
     """The values of a query's series over a period."""
 
     labels: Mapping[str, str]
@@ -115,7 +115,7 @@ class Prometheus:
             for series in self._ask("query", {"query": query, "time": min(at, self._now())})
         ]
 
-    def lines(self, query: str, times: Times) -> list[Line]:
+    def lines(self, query: str, times: Times) -> list[SeriesValues]:
         """Return the values of each series of a query."""
         end = min(times.start + (times.number - 1) * times.step_s, self._now())
         if end < times.start:
@@ -141,12 +141,12 @@ class Prometheus:
             raise ConfigError(message, param="prometheus") from None
 
 
-def _line(series: _Series, times: Times) -> Line:
+def _line(series: _Series, times: Times) -> SeriesValues:
     values: list[float | None] = [None] * times.number
     for at, value in series.values:
         if math.isfinite(value):
             values[times.place(at)] = value
-    return Line(series.metric, values)
+    return SeriesValues(series.metric, values)
 
 
 def _stretches(series: _Series, start: float, end: float, step: float) -> Iterator[Firing]:

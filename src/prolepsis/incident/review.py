@@ -11,7 +11,7 @@ from prolepsis.core.units import figure
 from prolepsis.incident.period import Period
 from prolepsis.incident.prometheus import Firing
 from prolepsis.incident.timeline import Happening, shown_at
-from prolepsis.incident.week import Figures
+from prolepsis.incident.week import WeekFigures
 
 FELL = 0.1
 """Acceptance that fell by this share of what it was is looked at."""
@@ -33,7 +33,7 @@ _LISTED = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class ErrorBudget:
     """Rest of an objective's error budget; 1: all; below 0: it is overspent."""
 
     objective: str
@@ -48,7 +48,7 @@ class Budget:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class ReviewFinding:
     """One thing to look at."""
 
     what: str
@@ -59,11 +59,11 @@ class Finding:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Review:
     period: Period
-    this: Figures
-    before: Figures
+    this: WeekFigures
+    before: WeekFigures
     """Figures of the period of the same length before."""
     happened: Sequence[Happening]
-    budgets: Sequence[Budget] | None
+    budgets: Sequence[ErrorBudget] | None
     """None: Prometheus was not asked."""
     alerts: Sequence[Firing] = ()
 
@@ -72,7 +72,7 @@ class Review:
         return [row for row in self.happened if row.kind in ("change", "rollout", "deployment")]
 
     @property
-    def findings(self) -> list[Finding]:
+    def findings(self) -> list[ReviewFinding]:
         """Findings to look at, the gravest first."""
         return [
             *_watched(self.happened),
@@ -84,17 +84,17 @@ class Review:
         ]
 
 
-def budgets(values: Iterable[tuple[Mapping[str, str], float]]) -> list[Budget]:
+def budgets(values: Iterable[tuple[Mapping[str, str], float]]) -> list[ErrorBudget]:
     """Return the budgets from the recorded series, the smallest first; objectives without events have none."""
     found = [
-        Budget(" ".join(filter(None, (labels.get("sloth_slo", ""), labels.get("tier", "")))), value)
+        ErrorBudget(" ".join(filter(None, (labels.get("sloth_slo", ""), labels.get("tier", "")))), value)
         for labels, value in values
         if math.isfinite(value)
     ]
     return sorted(found, key=lambda one: one.remaining)
 
 
-def _watched(happened: Iterable[Happening]) -> Iterator[Finding]:
+def _watched(happened: Iterable[Happening]) -> Iterator[ReviewFinding]:
     rows = [row for row in happened if row.what in _WATCHED]
     last = {(row.what, row.subject): row for row in rows}
     numbers = Counter((row.what, row.subject) for row in rows)
@@ -102,37 +102,37 @@ def _watched(happened: Iterable[Happening]) -> Iterator[Finding]:
         for key, number in numbers.items():
             if key[0] == what:
                 details = f", {last[key].details}" if last[key].details else ""
-                yield Finding(meaning, key[1], f"{number} x, last at {shown_at(last[key].at)}{details}")
+                yield ReviewFinding(meaning, key[1], f"{number} x, last at {shown_at(last[key].at)}{details}")
 
 
-def _burnt(known: Iterable[Budget]) -> Iterator[Finding]:
+def _burnt(known: Iterable[ErrorBudget]) -> Iterator[ReviewFinding]:
     for one in known:
         if one.remaining < LOW_BUDGET:
             what = "an error budget is overspent" if one.remaining < 0 else "an error budget is nearly spent"
-            yield Finding(what, one.objective, f"{one.left} left, less than {share(LOW_BUDGET)}")
+            yield ReviewFinding(what, one.objective, f"{one.left} left, less than {share(LOW_BUDGET)}")
 
 
-def _paged(alerts: Iterable[Firing]) -> Iterator[Finding]:
+def _paged(alerts: Iterable[Firing]) -> Iterator[ReviewFinding]:
     numbers = Counter(alert.name for alert in alerts if alert.labels.get("severity") == "page")
     for name, number in numbers.most_common():
-        yield Finding("an alert paged", name, f"{number} x")
+        yield ReviewFinding("an alert paged", name, f"{number} x")
 
 
-def _failing(this: Figures) -> Iterator[Finding]:
+def _failing(this: WeekFigures) -> Iterator[ReviewFinding]:
     for name, one in this.classes.items():
         if one.num_requests >= LEAST_REQUESTS and one.num_failed > FAILED * one.num_requests:
             failed = share(one.num_failed / one.num_requests)
-            yield Finding("requests fail", name, f"{failed} of {one.num_requests:,}, more than {share(FAILED)}")
+            yield ReviewFinding("requests fail", name, f"{failed} of {one.num_requests:,}, more than {share(FAILED)}")
 
 
-def _losing(this: Figures) -> Iterator[Finding]:
+def _losing(this: WeekFigures) -> Iterator[ReviewFinding]:
     for name, one in this.classes.items():
         if one.num_requests >= LEAST_REQUESTS and one.num_draft_tokens and one.saved is not None and one.saved < 0:
             why = f"device time {share(-one.saved)} above that predicted without drafts, {one.num_requests:,} requests"
-            yield Finding("drafts cost more than they bring", name, why)
+            yield ReviewFinding("drafts cost more than they bring", name, why)
 
 
-def _worn(this: Figures, before: Figures) -> Iterator[Finding]:
+def _worn(this: WeekFigures, before: WeekFigures) -> Iterator[ReviewFinding]:
     for (traffic_class, proposer), now in this.proposers.items():
         was = before.proposers.get((traffic_class, proposer))
         if was is None or min(now.num_draft_tokens, was.num_draft_tokens) < LEAST_DRAFT_TOKENS:
@@ -140,7 +140,7 @@ def _worn(this: Figures, before: Figures) -> Iterator[Finding]:
         rate, former = now.acceptance_rate or 0.0, was.acceptance_rate or 0.0
         if rate <= (1 - FELL) * former and former:
             why = f"{share(former)} -> {share(rate)}, {share(1 - rate / former)} less than before"
-            yield Finding("acceptance fell", f"{proposer}, {traffic_class}", why)
+            yield ReviewFinding("acceptance fell", f"{proposer}, {traffic_class}", why)
 
 
 def saved(sums: TrafficSums | None) -> str:

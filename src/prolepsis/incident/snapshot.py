@@ -27,7 +27,7 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SnapshotPart:
     """A source that was read, or why not."""
 
     source: Source
@@ -35,21 +35,21 @@ class Part:
     missing: str = ""
 
 
-def read_all(sources: Iterable[Source]) -> list[Part]:
+def read_all(sources: Iterable[Source]) -> list[SnapshotPart]:
     """Read every source; one that cannot be read is missing with the reason."""
     return [_read(source) for source in sources]
 
 
-def _read(source: Source) -> Part:
+def _read(source: Source) -> SnapshotPart:
     try:
-        return Part(source, source.read())
+        return SnapshotPart(source, source.read())
     except ProlepsisError as error:
-        return Part(source, None, " ".join(str(error).split()))
+        return SnapshotPart(source, None, " ".join(str(error).split()))
     except Exception as error:  # one source that is broken must not cost the others
-        return Part(source, None, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
+        return SnapshotPart(source, None, f"{type(error).__name__}: {' '.join(str(error).split())[:200]}")
 
 
-def archive(parts: Sequence[Part], period: Period, made_at: datetime) -> bytes:
+def archive(parts: Sequence[SnapshotPart], period: Period, made_at: datetime) -> bytes:
     """Return the archive (tar.gz) of the redacted parts."""
     out = Redactor()
     for part in parts:
@@ -65,7 +65,7 @@ def archive(parts: Sequence[Part], period: Period, made_at: datetime) -> bytes:
     return packed.getvalue()
 
 
-def made(parts: Sequence[Part], period: Period, actor: str) -> AuditEvent:
+def made(parts: Sequence[SnapshotPart], period: Period, actor: str) -> AuditEvent:
     """Return the event of handing out a snapshot."""
     after = {
         "from": period.start.isoformat(timespec="seconds"),
@@ -76,7 +76,7 @@ def made(parts: Sequence[Part], period: Period, actor: str) -> AuditEvent:
     return AuditEvent(actor=actor, action="incident.snapshot", after=after)
 
 
-def _written(part: Part, out: Redactor) -> bytes:
+def _written(part: SnapshotPart, out: Redactor) -> bytes:
     if not isinstance(part.content, str):
         return json.dumps(out.value(part.content), indent=1, ensure_ascii=False).encode() + b"\n"
     if part.source.file == "metrics.txt":
@@ -84,7 +84,9 @@ def _written(part: Part, out: Redactor) -> bytes:
     return (out.log(part.content) if part.source.file.startswith("log") else out.text(part.content)).encode()
 
 
-def _index(parts: Sequence[Part], sizes: dict[str, int], period: Period, made_at: datetime, out: Redactor) -> str:
+def _index(
+    parts: Sequence[SnapshotPart], sizes: dict[str, int], period: Period, made_at: datetime, out: Redactor
+) -> str:
     lines = [
         f"# Snapshot of {period}",
         "",

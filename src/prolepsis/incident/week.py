@@ -36,7 +36,7 @@ class Spent:
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class WeekFigures:
     """Everything about one period."""
 
     classes: Mapping[str, Traffic] = field(default_factory=dict)
@@ -53,13 +53,13 @@ class Figures:
         return Traffic(**{name: sum(getattr(one, name) for one in self.classes.values()) for name in names})
 
 
-def figures(connection: Connection, period: Period) -> Figures:
+def figures(connection: Connection, period: Period) -> WeekFigures:
     """Return the figures of requests that ended in a period."""
     of = request_records.c
     here = (of.ended_at >= period.start.timestamp()) & (of.ended_at < period.end.timestamp())
     why = func.coalesce(of.error, of.terminal)
     errors = select(why, func.count()).where(here, of.terminal.in_(FAILED)).group_by(why)
-    return Figures(
+    return WeekFigures(
         classes=_classes(connection, here),
         proposers=_proposers(connection, here),
         errors={row[0]: row[1] for row in connection.execute(errors)},

@@ -20,7 +20,7 @@ from prolepsis.models.files.recommended_sampling import default_sampling
 from prolepsis.models.files.source import ModelSource, open_model
 from prolepsis.models.files.store import resolve
 from prolepsis.models.files.stored import Q4_1, Q8_0, quantised
-from prolepsis.models.files.tokenizer import Tokenizer
+from prolepsis.models.files.tokenizer import ModelTokenizer
 from prolepsis.models.files.tokenizer_files import load_tokenizer
 from prolepsis.models.files.weight_bytes import least_loaded_bytes
 from prolepsis.models.files.weights import open_checkpoint
@@ -47,7 +47,7 @@ class LoadedModel:
     """A model ready to run, with the tokenizer of the same files."""
 
     model: TargetModel
-    tokenizer: Tokenizer
+    tokenizer: ModelTokenizer
     fingerprint: str
     """Hash of tokenizer, weights and forward, 16 hexadecimal digits."""
     identity: str = ""
@@ -99,7 +99,7 @@ def load_model(config: EngineConfig, name: str | None = None) -> LoadedModel:
     )
 
 
-def check_ids(checkpoint: Checkpoint, tokenizer: Tokenizer) -> None:
+def check_ids(checkpoint: Checkpoint, tokenizer: ModelTokenizer) -> None:
     """Raise `ModelLoadError` for tokens that have no row in the model's matrices: they could not be read or written.
 
     Added tokens without a row, as a padding token of a fine-tune that nobody trained, are left: a text that holds one

@@ -42,7 +42,7 @@ class Panel:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PanelRow:
     title: str
     panels: Sequence[Panel]
 
@@ -70,7 +70,7 @@ class Dashboard:
     uid: str
     title: str
     about: str
-    rows: Sequence[Row]
+    rows: Sequence[PanelRow]
 
     def queries(self) -> Iterator[Query]:
         """Yield the queries of all panels."""

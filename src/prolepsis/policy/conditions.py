@@ -145,7 +145,7 @@ class Listed(RootModel[Annotated[tuple[Item, ...], Field(min_length=1)]], Generi
         return " or ".join(map(str, self.root))
 
 
-class Windows(Listed[TimeWindow]):
+class AnyWindow(Listed[TimeWindow]):
     """Any of these windows."""
 
     @model_validator(mode="before")

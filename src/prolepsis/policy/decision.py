@@ -7,7 +7,7 @@ from typing import Literal
 from prolepsis.core.ended import Assignment
 from prolepsis.core.facts import FlagDecision, position
 from prolepsis.core.requests import OffReason, SpecMode, SpeculationChoice
-from prolepsis.health.eligibility import UNLIMITED, LimitReason, Limits
+from prolepsis.health.eligibility import UNLIMITED, DraftLimits, LimitReason
 from prolepsis.policy.model import Emit, Mode, Terms
 
 Source = Literal["policy", "caller", "shadow_percentage", "eligibility", "start"]
@@ -55,7 +55,7 @@ class Decision:
     terms: Terms | None = None
     assignment: Assignment | None = None
     """If the rule is rolled out."""
-    limits: Limits = UNLIMITED
+    limits: DraftLimits = UNLIMITED
     """Limits from earlier drafts of the traffic class."""
     limited_by: tuple[LimitReason, ...] = ()
     """Those limits that took effect."""
@@ -90,7 +90,7 @@ ALONE = Terms(mode="on")
 """Terms of a server without a policy."""
 
 
-def decide_alone(requested: SpeculationRequest, limits: Limits = UNLIMITED) -> Decision:
+def decide_alone(requested: SpeculationRequest, limits: DraftLimits = UNLIMITED) -> Decision:
     """Return the decision where there is no policy; `limits` are those of the terms `ALONE`."""
     decision = decide("", ALONE, requested, limits=limits)
     return replace(decision, rule=None, terms=None, sources={})
@@ -122,7 +122,7 @@ def decide(
     targeting_key: str | None = None,
     *,
     assignment: Assignment | None = None,
-    limits: Limits = UNLIMITED,
+    limits: DraftLimits = UNLIMITED,
 ) -> Decision:
     """Return the decision on a request that has no `conflict` with the terms.
 
@@ -177,7 +177,7 @@ def _off_reason(source: Source, assignment: Assignment | None) -> OffReason:
     return "rolled_back" if is_rolled_back and source == "policy" else _OFF_REASONS[source]
 
 
-def _ceiling(terms: Terms, requested: SpeculationRequest, limits: Limits) -> tuple[int | None, Source]:
+def _ceiling(terms: Terms, requested: SpeculationRequest, limits: DraftLimits) -> tuple[int | None, Source]:
     """Return the lowest of the ceilings that are given, None without any; of equal ones the policy's."""
     given: list[tuple[int | None, Source]] = [
         (terms.num_speculative_tokens, "policy"),
@@ -188,7 +188,7 @@ def _ceiling(terms: Terms, requested: SpeculationRequest, limits: Limits) -> tup
 
 
 def _mode(
-    rule: str, terms: Terms, requested: SpeculationRequest, targeting_key: str | None, limits: Limits
+    rule: str, terms: Terms, requested: SpeculationRequest, targeting_key: str | None, limits: DraftLimits
 ) -> tuple[Mode, Source]:
     mode = terms.mode if requested.mode == "auto" else requested.mode
     if requested.max_depth == 0 and mode != "off":

@@ -13,6 +13,7 @@ from prolepsis.core.facts import RequestFacts
 from prolepsis.core.validation import Name, Number, Part, VersionedPart, one_or_more
 from prolepsis.health.eligibility import EligibilityTerms, StartTerms
 from prolepsis.policy.conditions import (
+    AnyWindow,
     Condition,
     Flag,
     Headers,
@@ -22,7 +23,6 @@ from prolepsis.policy.conditions import (
     Range,
     ToolChoices,
     TrueFlags,
-    Windows,
 )
 from prolepsis.policy.rollout_terms import GuardrailTerms, Percent, RolloutTerms
 
@@ -64,7 +64,7 @@ class Match(Part):
     language: Languages | None = None
     headers: Headers | None = None
     flag: TrueFlags | None = None
-    time: Windows | None = None
+    time: AnyWindow | None = None
 
     @cached_property
     def conditions(self) -> Mapping[str, Condition]:

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from prolepsis.core.facts import RequestFacts
 from prolepsis.core.validation import Name, Number, Part, one_or_more, spelt
-from prolepsis.statistics.means import FINE, HEADROOM, Better, Difference, Limit, Ratio
+from prolepsis.statistics.means import FINE, HEADROOM, Better, Limit, MeanDifference, Ratio
 from prolepsis.statistics.quantiles import QuantileLimit, QuantileRatio
 
 Value = Literal[
@@ -65,12 +65,12 @@ class MetricInfo:
     def highest(self) -> float:
         return 1.0 if self.is_rate else float("inf")
 
-    def compared(self, margin: float) -> Difference | Ratio | QuantileRatio:
+    def compared(self, margin: float) -> MeanDifference | Ratio | QuantileRatio:
         """Return the test against the control."""
         assert self.has_control or self.compares_drafts, "the control has the metric"
         if self.level is not None:
             return QuantileRatio(level=self.level, margin=margin)
-        return Difference(margin=margin) if self.is_rate else Ratio(margin=margin)
+        return MeanDifference(margin=margin) if self.is_rate else Ratio(margin=margin)
 
     def limited(self, limit: float) -> Limit | QuantileLimit:
         """Return the test of the canary alone."""

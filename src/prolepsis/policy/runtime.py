@@ -11,7 +11,7 @@ import structlog
 from prolepsis.core.audit_event import SERVER, AuditEvent, Emit, discard
 from prolepsis.core.ended import Assignment
 from prolepsis.core.facts import MAX_CLASS_RULES, OTHER_RULES, FlagDecision, RequestFacts, traffic_class_of
-from prolepsis.health.eligibility import UNLIMITED, Conditions, EligibilityTerms, Limits
+from prolepsis.health.eligibility import UNLIMITED, Conditions, DraftLimits, EligibilityTerms
 from prolepsis.health.eligibility_runtime import EligibilityRuntime
 from prolepsis.policy.check import Known, check
 from prolepsis.policy.decision import ALONE, Conflict, Decision, SpeculationRequest, conflict, decide, decide_alone
@@ -24,11 +24,11 @@ _NO_POLICY = Policy()
 log = structlog.get_logger(__name__)
 
 
-LimitsOf = Callable[[Terms, str], Limits]
+LimitsOf = Callable[[Terms, str], DraftLimits]
 """Terms and traffic class -> what is left of the terms."""
 
 
-def unlimited(terms: Terms, traffic_class: str) -> Limits:
+def unlimited(terms: Terms, traffic_class: str) -> DraftLimits:
     """Return no limits, for decisions that no evidence exists for."""
     return UNLIMITED
 
@@ -178,7 +178,7 @@ def _conditions(policy: Policy | None) -> Iterator[tuple[tuple[str, ...] | None,
 def limits_by(eligibility: EligibilityRuntime) -> LimitsOf:
     """Return the limits of terms that would verify drafts, by what the drafts of their traffic class showed."""
 
-    def limits(terms: Terms, traffic_class: str) -> Limits:
+    def limits(terms: Terms, traffic_class: str) -> DraftLimits:
         if terms.mode != "on":
             return UNLIMITED
         return eligibility.limits(traffic_class, terms.proposers, terms.eligible_while, terms.start)

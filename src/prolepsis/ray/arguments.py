@@ -19,7 +19,7 @@ DRAIN_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
-class ServedModel:
+class ReplicatedModel:
     """One model: its engines, and the server in front of them."""
 
     engine: EngineConfig
@@ -39,7 +39,7 @@ class ModelSettings(BaseModel):
     server: Mapping[str, Any] = Field(default_factory=dict)
 
 
-class Arguments(BaseModel):
+class ServeArguments(BaseModel):
     """`engine` and `server` are the settings of `prolepsis serve`, the number of replicas among them.
 
     A replica with `threads` claims as many CPUs of the cluster; without, it claims none and takes all of its machine.
@@ -79,17 +79,17 @@ class Arguments(BaseModel):
         return self
 
     @property
-    def served(self) -> Sequence[ServedModel]:
+    def served(self) -> Sequence[ReplicatedModel]:
         """The models, with all their settings."""
         if not self.models:
-            return [ServedModel(self.engine, self.server)]
+            return [ReplicatedModel(self.engine, self.server)]
         return [self._with(name, own) for name, own in self.models.items()]
 
-    def _with(self, name: str, own: ModelSettings) -> ServedModel:
+    def _with(self, name: str, own: ModelSettings) -> ReplicatedModel:
         engine = {**self.engine.model_dump(exclude_unset=True), **own.engine}
         server = {**self.server.model_dump(exclude_unset=True), "served_model_names": (name,), **own.server}
         path = f"models.{name}"
-        return ServedModel(
+        return ReplicatedModel(
             _valid(EngineConfig, engine, f"{path}.engine"), _valid(ServerConfig, server, f"{path}.server")
         )
 
@@ -101,10 +101,10 @@ def _valid(section: type[Section], values: Mapping[str, Any], path: str) -> Sect
         raise ValueError(f"{path}.{first_problem(error, section, values)}") from None
 
 
-def checked(arguments: Mapping[str, Any]) -> Arguments:
+def checked(arguments: Mapping[str, Any]) -> ServeArguments:
     """Return the arguments of a file; raises `ConfigError` that names what was given and what is allowed."""
     try:
-        return Arguments.model_validate(arguments)
+        return ServeArguments.model_validate(arguments)
     except ValidationError as error:
-        problem = first_problem(error, Arguments, arguments)
+        problem = first_problem(error, ServeArguments, arguments)
         raise ConfigError(str(problem) if problem.path else problem.reason) from None

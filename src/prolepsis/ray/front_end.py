@@ -1,6 +1,6 @@
 """The application for Ray Serve: front ends as its ingress, the engines of each model as a deployment of their own.
 
-`serve run prolepsis.ray:app`, or that import path in a configuration file of Serve, with `Arguments`.
+`serve run prolepsis.ray:app`, or that import path in a configuration file of Serve, with `ServeArguments`.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from prolepsis.api.run import StartedEngine, StartEngine, application
 from prolepsis.api.services import Services
 from prolepsis.api.tracing import behind_repeating_proxy
 from prolepsis.core.config import EngineConfig
-from prolepsis.ray.arguments import Arguments, checked
+from prolepsis.ray.arguments import ServeArguments, checked
 from prolepsis.ray.hosts import RayHosts
 from prolepsis.ray.serve import ServeHandle, engine_deployment
 from prolepsis.ray.start import engines_at
@@ -31,7 +31,7 @@ _MOST_ONGOING = 4096
 class FrontEnd:
     """The server's application in a replica of Ray Serve, around the engines of other deployments, one a model."""
 
-    def __init__(self, engines: "Sequence[DeploymentHandle[Any]]", arguments: Arguments) -> None:
+    def __init__(self, engines: "Sequence[DeploymentHandle[Any]]", arguments: ServeArguments) -> None:
         configure_logs()
         self._engines = engines
         self._models = arguments.served

@@ -7,7 +7,7 @@ from prolepsis.engine.client import EngineClient, EngineInfo
 from prolepsis.ray.autoscaling import IN_FLIGHT, QUEUE_AGE_S, WAITING
 from prolepsis.ray.hosts import tls
 from prolepsis.remote.host import Host, KeptFigures
-from prolepsis.remote.network import Address, Listener
+from prolepsis.remote.network import Address, HostListener
 
 
 class EngineReplica:
@@ -17,7 +17,7 @@ class EngineReplica:
         """`machine`: the address of this machine at which front ends reach it."""
         self.name = f"{os.uname().nodename}-{os.getpid()}-{uuid4().hex[:8]}"
         self.host = Host(client, figures)
-        self._listener = Listener(self.host, self.name, machine, tls)
+        self._listener = HostListener(self.host, self.name, machine, tls)
 
     async def address(self) -> Address:
         """Return where it takes connections, and begin to."""

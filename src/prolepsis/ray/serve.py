@@ -17,7 +17,7 @@ from prolepsis.core.config import EngineConfig
 from prolepsis.engine.client import EngineInfo
 from prolepsis.engine.start import start_engine
 from prolepsis.kv.memory import share_for
-from prolepsis.models.files.tokenizer import Tokenizer
+from prolepsis.models.files.tokenizer import ModelTokenizer
 from prolepsis.native.processor import default_threads
 from prolepsis.ray.arguments import DRAIN_S
 from prolepsis.ray.autoscaling import POLICY, Scaling
@@ -45,7 +45,7 @@ class ServedReplica(EngineReplica):
         super().__init__(engine.client, figures, machine=machine)
         self._tokenizer = engine.tokenizer
 
-    def tokenizer(self) -> Tokenizer:
+    def tokenizer(self) -> ModelTokenizer:
         return self._tokenizer
 
     def record_autoscaling_stats(self) -> dict[str, float]:
@@ -154,7 +154,7 @@ class LocalReplicas:
 
     handle: ServeHandle
     info: EngineInfo
-    tokenizer: Tokenizer
+    tokenizer: ModelTokenizer
 
 
 def sharing_machine(config: EngineConfig, num_replicas: int) -> EngineConfig:

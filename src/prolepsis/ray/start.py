@@ -10,7 +10,7 @@ from prolepsis.core.config import OWN_CLUSTER, EngineConfig
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.extras import RAY
 from prolepsis.engine.client import Demand, EngineInfo
-from prolepsis.models.files.tokenizer import Tokenizer
+from prolepsis.models.files.tokenizer import ModelTokenizer
 from prolepsis.ray.autoscaling import Scaling
 from prolepsis.ray.cluster import Cluster, prepare, started_aside
 from prolepsis.ray.hosts import RayHosts
@@ -26,7 +26,7 @@ their place; this side connects to each as long as it is listed."""
 @dataclass(frozen=True, slots=True)
 class StartedReplicas:
     client: Engines
-    tokenizer: Tokenizer
+    tokenizer: ModelTokenizer
     follow: Callable[[Callable[[], Demand]], None]
     """Is given what says the demand."""
 

@@ -13,7 +13,7 @@ from prolepsis.engine.client import EngineClient, HeadSwapped
 log = structlog.get_logger(__name__)
 
 
-class Controls:
+class RemoteControls:
     """They reach engines that start later, too."""
 
     def __init__(self) -> None:

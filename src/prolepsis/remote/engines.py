@@ -30,10 +30,10 @@ from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import ProposerMemory, RequestStats, TrafficClassCounts
 from prolepsis.engine.client import EngineClient, EngineHealth, EngineInfo, HeadSwapped, InstalledHead
 from prolepsis.remote.continuation_metrics import ContinuationMetrics
-from prolepsis.remote.controls import Controls
+from prolepsis.remote.controls import RemoteControls
 from prolepsis.remote.member import Directory, FailoverSettings, Member
 from prolepsis.remote.members import Members, differences
-from prolepsis.remote.prefixes import Router
+from prolepsis.remote.prefixes import ReplicaRouter
 from prolepsis.remote.stream import KeptStream
 from prolepsis.remote.views import summed_counts, summed_memory
 
@@ -58,14 +58,14 @@ class Engines:
         *,
         directory: Directory | None = None,
         info: EngineInfo | None = None,
-        router: Router | None = None,
+        router: ReplicaRouter | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """`info`: facts about the engines of a directory; those of the first member otherwise."""
         self._settings = settings or FailoverSettings()
         self._metrics = ContinuationMetrics(registry or CollectorRegistry())
-        self._controls = Controls()
+        self._controls = RemoteControls()
         self._clock = clock
         self._members = Members(
             members,

@@ -96,11 +96,11 @@ class Welcome(Tagged, frozen=True):
     mac: _Number
 
 
-class Refused(Tagged, frozen=True):
+class HandshakeRefused(Tagged, frozen=True):
     reason: _Text
 
 
-Message = Hello | Challenge | Proof | Welcome | Refused
+Message = Hello | Challenge | Proof | Welcome | HandshakeRefused
 _CODEC = Codec[Message](Message)
 _T = TypeVar("_T", Hello, Challenge, Proof, Welcome)
 
@@ -133,7 +133,7 @@ def listening(key: SharedKey, protocol: str, answer: Callable[[bytes], bytes]) -
 
 def refusal(reason: object) -> bytes:
     """Return the frame by which a side refuses the other one."""
-    return _CODEC.encode(Refused(str(reason)[:_MOST_TEXT]))
+    return _CODEC.encode(HandshakeRefused(str(reason)[:_MOST_TEXT]))
 
 
 def shake_hands_now(connection: socket.socket, steps: Steps, within_s: float = HANDSHAKE_S) -> bytes:
@@ -182,7 +182,7 @@ def _ended(end: StopIteration) -> tuple[bytes, bytes]:
 
 def _expected(kind: type[_T], body: bytes) -> _T:
     message = _CODEC.decode(body)
-    if isinstance(message, Refused):
+    if isinstance(message, HandshakeRefused):
         raise PermissionError(f"refused: {message.reason}")
     if not isinstance(message, kind):
         raise ProtocolError(f"{type(message).__name__} in a handshake; allowed here: {kind.__name__}")

@@ -33,7 +33,7 @@ from prolepsis.remote.messages import (
     Streamed,
     ToFrontEnd,
     ToHost,
-    Waiting,
+    WaitingLoad,
 )
 
 STATUS_S = 0.25
@@ -219,7 +219,7 @@ class _Connection:
                 self._begin(number, self._list_heads(number))
             case LoadHead(number, name, proposer):
                 self._begin(number, self._load_head(number, name, proposer))
-            case Waiting(demand):
+            case WaitingLoad(demand):
                 self.demand, self.demanded_at = demand, self._host.clock()
             case ApplyPlan(plan):
                 self._host.apply(self, plan)

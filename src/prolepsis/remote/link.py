@@ -37,7 +37,7 @@ from prolepsis.remote.messages import (
     Streamed,
     ToFrontEnd,
     ToHost,
-    Waiting,
+    WaitingLoad,
 )
 
 _DEADLINE_GRACE_S = 0.1
@@ -218,7 +218,7 @@ class HostLink:
     async def _watch(self) -> None:
         while self._dead is None:
             if self._demand is not None:
-                self._channel.send(Waiting(self._demand()))
+                self._channel.send(WaitingLoad(self._demand()))
             await asyncio.sleep(self._tick_s)
             self._num_silent += 1
             if self._lost_after_s and self._num_silent * self._tick_s > self._lost_after_s:

@@ -14,7 +14,7 @@ from prolepsis.engine.client import EngineClient, EngineHealth, EngineInfo, Engi
 from prolepsis.remote.codec import ProtocolError
 from prolepsis.remote.continuation_metrics import ContinuationMetrics
 from prolepsis.remote.member import Directory, FailoverSettings, Member, StartClient
-from prolepsis.remote.prefixes import PrefixRouter, Router
+from prolepsis.remote.prefixes import PrefixRouter, ReplicaRouter
 from prolepsis.remote.stream import KeptStream
 from prolepsis.remote.views import summed_health
 
@@ -38,7 +38,7 @@ class Members:
         prepare: Callable[[EngineClient], Awaitable[None]],
         *,
         directory: Directory | None = None,
-        router: Router | None = None,
+        router: ReplicaRouter | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:

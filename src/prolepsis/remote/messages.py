@@ -66,7 +66,7 @@ class Status(Tagged, frozen=True):
         return cls(client.health(), client.info, tuple(client.proposer_counts()), tuple(client.proposer_memory()))
 
 
-class Started(Tagged, frozen=True):
+class EngineStarted(Tagged, frozen=True):
     """The engine is there."""
 
     status: Status
@@ -106,7 +106,7 @@ class LoadHead(Tagged, frozen=True):
     proposer: HeadProposerName
 
 
-class Waiting(Tagged, frozen=True):
+class WaitingLoad(Tagged, frozen=True):
     """Load that waits at the front end."""
 
     demand: Demand
@@ -138,5 +138,5 @@ class HeadLoaded(Tagged, frozen=True):
     result: HeadSwapped
 
 
-ToHost = Start | Generate | Leave | Control | ListHeads | LoadHead | Waiting | Close
-ToFrontEnd = Started | StartFailed | Status | Streamed | Rejected | Heads | HeadLoaded | Figure
+ToHost = Start | Generate | Leave | Control | ListHeads | LoadHead | WaitingLoad | Close
+ToFrontEnd = EngineStarted | StartFailed | Status | Streamed | Rejected | Heads | HeadLoaded | Figure

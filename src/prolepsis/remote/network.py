@@ -65,7 +65,7 @@ async def connect(
             raise
 
 
-class Listener:
+class HostListener:
     """Takes connections for one host. Belongs to the event loop on which it is first asked."""
 
     def __init__(self, host: Host, name: str, machine: str, tls: Tls = lambda _: None) -> None:

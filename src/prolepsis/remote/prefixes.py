@@ -41,7 +41,7 @@ def _page_hashes(tokens: tuple[int, ...], scope: str) -> Sequence[bytes]:
     return tuple(hashes)
 
 
-class Router(Protocol):
+class ReplicaRouter(Protocol):
     """Chooses replicas."""
 
     def ranked(self, request: GenerateRequest, loads: Mapping[str, int]) -> Sequence[str]:

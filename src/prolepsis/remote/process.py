@@ -18,7 +18,7 @@ from prolepsis.core.figures import EngineObserver
 from prolepsis.engine.client import EngineClient
 from prolepsis.engine.start import start_engine
 from prolepsis.kv.memory import MemoryUse
-from prolepsis.models.files.tokenizer import Tokenizer
+from prolepsis.models.files.tokenizer import ModelTokenizer
 from prolepsis.remote.channel import (
     TO_FRONT_END,
     TO_HOST,
@@ -29,14 +29,14 @@ from prolepsis.remote.channel import (
 )
 from prolepsis.remote.host import Host, KeptFigures, portable
 from prolepsis.remote.link import HostLink
-from prolepsis.remote.messages import LogSettings, Start, Started, StartFailed, Status
+from prolepsis.remote.messages import EngineStarted, LogSettings, Start, StartFailed, Status
 from prolepsis.telemetry.logs import configure_logs
 
 
 @dataclass(frozen=True, slots=True)
 class SpawnedEngine:
     client: HostLink
-    tokenizer: Tokenizer
+    tokenizer: ModelTokenizer
     compile_seconds: Sequence[float]
     """Compilation time of each file of native code that was compiled."""
 
@@ -84,10 +84,10 @@ class EngineSpawn:
             process.wait()
             here.close()
             raise answer.error
-        assert isinstance(answer, Started), answer
+        assert isinstance(answer, EngineStarted), answer
         channel, lost_after_s = front_end_channel(here), self.config.stuck_after_s
         client = HostLink(channel, answer.status, self.observer, process=process, lost_after_s=lost_after_s)
-        return SpawnedEngine(client, Tokenizer.of(answer.tokenizer), answer.compile_seconds)
+        return SpawnedEngine(client, ModelTokenizer.of(answer.tokenizer), answer.compile_seconds)
 
 
 def _process() -> "tuple[subprocess.Popen[bytes], socket.socket]":
@@ -112,7 +112,7 @@ def main(connection: socket.socket) -> None:
         return
     from prolepsis.native.build import compile_seconds
 
-    started = Started(Status.of(engine.client), engine.tokenizer.state, tuple(compile_seconds))
+    started = EngineStarted(Status.of(engine.client), engine.tokenizer.state, tuple(compile_seconds))
     write_now(connection, TO_FRONT_END, started)
     for number in (signal.SIGINT, signal.SIGTERM):  # a terminal and a service manager send them to the server, too
         signal.signal(number, signal.SIG_IGN)

@@ -8,8 +8,8 @@ from statistics import NormalDist
 from prolepsis.policy.rollout_terms import Value
 from prolepsis.rollout.settings import RolloutSettings, Stage
 from prolepsis.statistics.guardrail import Guardrail
-from prolepsis.statistics.means import HEADROOM, RATIO_HEADROOM, Difference, Limit, Ratio
-from prolepsis.statistics.planning import Expectation, Wait, expected_time_to_pass
+from prolepsis.statistics.means import HEADROOM, RATIO_HEADROOM, Limit, MeanDifference, Ratio
+from prolepsis.statistics.planning import AssumedScores, Wait, expected_time_to_pass
 from prolepsis.statistics.quantiles import QuantileLimit, QuantileRatio
 
 _REPLAYED: Value = "correctness"
@@ -61,14 +61,14 @@ def _wait(stage: Stage, settings: RolloutSettings, requests_per_s: float, rates:
     )
 
 
-def _expected(guardrail: Guardrail) -> Expectation:
+def _expected(guardrail: Guardrail) -> AssumedScores:
     control, canary, deviation = _scores(guardrail)
     known = guardrail.measure
-    if isinstance(known, Difference):
+    if isinstance(known, MeanDifference):
         guardrail = guardrail.referring_to(control)
     if isinstance(known, Ratio):
         guardrail = guardrail.referring_to(1.0)
-    return Expectation(guardrail=guardrail, control_mean=control, canary_mean=canary, deviation=deviation)
+    return AssumedScores(guardrail=guardrail, control_mean=control, canary_mean=canary, deviation=deviation)
 
 
 def _scores(guardrail: Guardrail) -> tuple[float, float, float]:
@@ -88,7 +88,7 @@ def _scores(guardrail: Guardrail) -> tuple[float, float, float]:
     if isinstance(measure, Limit):
         good = measure.limit / 2.0 if guardrail.better == "lower" else (1.0 + measure.limit) / 2.0
         return good, good, 0.2 if guardrail.metric == "acceptance" else 0.5
-    assert isinstance(measure, Difference), "policies have no other measures"
+    assert isinstance(measure, MeanDifference), "policies have no other measures"
     rate = measure.margin / 2.0 if guardrail.better == "lower" else 1.0 - measure.margin / 2.0
     return rate, rate, 0.5
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from prolepsis.core.traffic_sums import LEAST_REQUESTS, TrafficSums, ratio
 from prolepsis.traffic.feature import RuleReply
-from prolepsis.traffic.timeline import Span
+from prolepsis.traffic.timeline import TimelineSpan
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ def other_rules(rules: Sequence[RuleReply], rule: str, since: float) -> Iterator
             yield OtherRule(one.rule, before.num_requests, after.num_requests, _per_token(before), _per_token(after))
 
 
-def _holds(span: Span, at: float) -> bool:
+def _holds(span: TimelineSpan, at: float) -> bool:
     return span.at <= at < span.at + 60.0
 
 

@@ -39,7 +39,7 @@ OFFERED: Mapping[Phase, tuple[Command, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class GuardrailView:
     """One guardrail with its numbers and their places in a drawing."""
 
     result: GuardrailResult
@@ -67,11 +67,11 @@ async def _rollout(visit: Visit) -> Page:
     return Page("rollout/templates/rollout.html", f"Rollout of {one.rule}", values)
 
 
-def evidence(one: RolloutView) -> list[Evidence]:
+def evidence(one: RolloutView) -> list[GuardrailView]:
     """Return the guardrails of the present stage, those that decide first."""
     results = one.verdict.guardrails if one.verdict else ()
     ordered = sorted(results, key=lambda result: result.dry_run)
-    return [Evidence(r, interval(r.estimate, r.lower, r.upper, r.allowed)) for r in ordered]
+    return [GuardrailView(r, interval(r.estimate, r.lower, r.upper, r.allowed)) for r in ordered]
 
 
 PAGES = FeaturePages(

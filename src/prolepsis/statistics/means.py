@@ -182,7 +182,7 @@ class Measure(ABC):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Difference(Measure):
+class MeanDifference(Measure):
     """E[canary] - E[control], against `margin` in the metric's own unit; rates are means of zeros and ones."""
 
     margin: float

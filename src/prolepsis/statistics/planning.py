@@ -11,7 +11,7 @@ _SPREAD = 1.2816  # standard deviations from the middle to the tenth and the nin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Expectation:
+class AssumedScores:
     """Assumed scores of a metric, on the scale of scores in [0, 1] (see `Measure.score`)."""
 
     guardrail: Guardrail
@@ -29,7 +29,7 @@ class Wait:
     most_s: float
 
 
-def expected_time_to_pass(e: Expectation, *, share: float, requests_per_s: float, levels: Levels) -> Wait:
+def expected_time_to_pass(e: AssumedScores, *, share: float, requests_per_s: float, levels: Levels) -> Wait:
     """Return the time until a guardrail passes if the canary is as assumed.
 
     It is the passage time of log wealth over log(1 / alpha), as of a random walk with the best stake's drift. Its mean
@@ -50,7 +50,7 @@ def expected_time_to_pass(e: Expectation, *, share: float, requests_per_s: float
     return Wait(least, most)
 
 
-def _log_factor(e: Expectation, contrast: Contrast, stake: float) -> tuple[float, float]:
+def _log_factor(e: AssumedScores, contrast: Contrast, stake: float) -> tuple[float, float]:
     """Return mean and variance of the log factor of one request whose score has two values (`_two_points`)."""
     canary, control = contrast.factors
     centre = contrast.centre if contrast.ratio else 0.0

@@ -32,7 +32,7 @@ class WindowScores:
 
 
 @dataclass(frozen=True, slots=True)
-class Span(JsonValue):
+class MinuteSpan(JsonValue):
     """The requests that finished in some minutes."""
 
     first: int
@@ -53,7 +53,7 @@ class WindowEvidence(JsonValue):
     rollout_id: str
     stage: int
     run: int = 0
-    spans: tuple[Span, ...] = field(kw_only=True)
+    spans: tuple[MinuteSpan, ...] = field(kw_only=True)
     """Oldest first."""
     weights: str = field(default="", kw_only=True)
     """As in `StageEvidence`."""
@@ -98,13 +98,13 @@ class WindowEvidence(JsonValue):
         return replace(window, spans=(*window.spans[:-1], replace(last, evidence=observe(guardrails, arm, values))))
 
     def _with_span(self, minute: int) -> Self:
-        span = Span(minute, 1, StageEvidence(self.rollout_id, self.stage, run=self.run))
+        span = MinuteSpan(minute, 1, StageEvidence(self.rollout_id, self.stage, run=self.run))
         return replace(self, spans=(*self.spans, span)).at(60.0 * minute)
 
     def at(self, now: float) -> Self:
         """Return the evidence as it is kept at `now` (Unix time in seconds): without old spans, others merged."""
         minute = int(now // MINUTE_S)
-        kept: dict[int, Span] = {}
+        kept: dict[int, MinuteSpan] = {}
         for span in self.spans:
             if span.first + span.num_minutes <= minute - WINDOW_MINUTES:
                 continue
@@ -112,7 +112,7 @@ class WindowEvidence(JsonValue):
             first = span.first // length * length
             before = kept.get(first)
             evidence = before.evidence + span.evidence if before else span.evidence
-            kept[first] = Span(first, length, evidence)
+            kept[first] = MinuteSpan(first, length, evidence)
         return replace(self, spans=tuple(kept[first] for first in sorted(kept)))
 
     def __add__(self, other: Self) -> Self:

@@ -35,7 +35,7 @@ _Part = tuple[LinkKind, str | None, str, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Link:
+class ChainLink:
     seq: int
     """From 1, without gaps."""
     kind: LinkKind
@@ -82,7 +82,7 @@ def digest_at(connection: Connection, seq: int) -> str | None:
     return digest
 
 
-def links(connection: Connection) -> Iterator[tuple[Link, Mapping[str, object] | None]]:
+def links(connection: Connection) -> Iterator[tuple[ChainLink, Mapping[str, object] | None]]:
     """Yield the links in order, each with its record if it still exists."""
     after = 0
     while True:
@@ -131,7 +131,7 @@ def _append(connection: Connection, parts: Sequence[_Part]) -> None:
     added = []
     for kind, record_id, content, deletes in (*_notices(connection, keys), *parts):
         seq += 1
-        link = Link(seq=seq, kind=kind, record_id=record_id, content_digest=content, deletes=deletes, digest="")
+        link = ChainLink(seq=seq, kind=kind, record_id=record_id, content_digest=content, deletes=deletes, digest="")
         digest = link.expected_digest(digest)
         row = {"seq": seq, "kind": kind, "record_id": record_id, "content_digest": content, "digest": digest}
         added.append({**row, "deletes": canonical(deletes)})
@@ -150,9 +150,9 @@ def _notices(connection: Connection, keys: AuditKeys | None) -> list[_Part]:
     return [] if keys.public.fault(signed) is None else [("invalid", None, START, ())]
 
 
-def _read(row: Row[Any]) -> tuple[Link, Mapping[str, object] | None]:
+def _read(row: Row[Any]) -> tuple[ChainLink, Mapping[str, object] | None]:
     values = row._mapping
-    link = Link(
+    link = ChainLink(
         seq=values["seq"],
         kind=values["kind"],
         record_id=values["record_id"],

@@ -24,7 +24,7 @@ TOKEN_BUCKETS = (0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.25)
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class MetricFamily:
     """The declaration of one family of series."""
 
     name: str
@@ -51,7 +51,7 @@ class MetricsRegistry(CollectorRegistry):
     def __init__(self, tenants: Sequence[str] = ()) -> None:
         super().__init__()
         self.values = LabelValues(tenants)
-        self.families: dict[str, Family] = {}
+        self.families: dict[str, MetricFamily] = {}
 
 
 class _Bounded(MetricWrapperBase):
@@ -121,13 +121,13 @@ class BoundedGauge(_Bounded, Gauge):
 
 def counter(registry: CollectorRegistry, name: str, text: str, *labels: str, most: int | None = None) -> BoundedCounter:
     """Return a new counter of at most `most` label sets; `name` is without `_total`."""
-    sets = declared(registry, Family(f"{PREFIX}{name}_total", "counter", text, labels, most))
+    sets = declared(registry, MetricFamily(f"{PREFIX}{name}_total", "counter", text, labels, most))
     return BoundedCounter(PREFIX + name, text, labels, registry=registry).bounded(sets)
 
 
 def gauge(registry: CollectorRegistry, name: str, text: str, *labels: str, most: int | None = None) -> BoundedGauge:
     """Return a new gauge of at most `most` label sets."""
-    sets = declared(registry, Family(PREFIX + name, "gauge", text, labels, most))
+    sets = declared(registry, MetricFamily(PREFIX + name, "gauge", text, labels, most))
     return BoundedGauge(PREFIX + name, text, labels, registry=registry).bounded(sets)
 
 
@@ -141,14 +141,14 @@ def histogram(
     usual: str = "",
 ) -> BoundedHistogram:
     """Return a new histogram of at most `most` label sets; `name` ends with its unit."""
-    sets = declared(registry, Family(PREFIX + name, "histogram", text, labels, most, usual, series_of(buckets)))
+    sets = declared(registry, MetricFamily(PREFIX + name, "histogram", text, labels, most, usual, series_of(buckets)))
     return BoundedHistogram(PREFIX + name, text, labels, buckets=buckets, registry=registry).bounded(sets)
 
 
 def info(registry: CollectorRegistry, name: str, text: str, labels: tuple[str, ...]) -> Info:
     """Return a new info metric: one series, with facts as labels, which need no bound; `name` is without `_info`."""
     if isinstance(registry, MetricsRegistry):
-        registry.families[f"{PREFIX}{name}_info"] = Family(f"{PREFIX}{name}_info", "info", text, labels, most=1)
+        registry.families[f"{PREFIX}{name}_info"] = MetricFamily(f"{PREFIX}{name}_info", "info", text, labels, most=1)
     return Info(PREFIX + name, text, registry=registry)
 
 
@@ -160,8 +160,8 @@ class LabelUse(Collector):
 
     def __init__(self, registry: MetricsRegistry) -> None:
         self._values = registry.values
-        declared(registry, Family(self._VALUES[0], "gauge", self._VALUES[1], ("label",)))
-        declared(registry, Family(f"{self._OTHER[0]}_total", "counter", self._OTHER[1], ("label",)))
+        declared(registry, MetricFamily(self._VALUES[0], "gauge", self._VALUES[1], ("label",)))
+        declared(registry, MetricFamily(f"{self._OTHER[0]}_total", "counter", self._OTHER[1], ("label",)))
         registry.register(self)
 
     def collect(self) -> Iterable[Metric]:
@@ -183,7 +183,7 @@ def series_of(buckets: Sequence[float]) -> int:
     return len(buckets) + 3
 
 
-def declared(registry: CollectorRegistry, family: Family) -> LabelSets | None:
+def declared(registry: CollectorRegistry, family: MetricFamily) -> LabelSets | None:
     """Note a family; return the bound on its label sets, None where it has no labels."""
     if not isinstance(registry, MetricsRegistry):
         return family.sets(LabelValues())

@@ -9,7 +9,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from prolepsis.telemetry.declare import PREFIX, Family, declared
+from prolepsis.telemetry.declare import PREFIX, MetricFamily, declared
 
 log = structlog.get_logger(__name__)
 
@@ -53,7 +53,7 @@ class DeviceCollector(Collector):
     def __init__(self, registry: CollectorRegistry, devices: Devices) -> None:
         self._devices = devices
         for name, text, _ in _SHOWN:
-            declared(registry, Family(PREFIX + name, "gauge", text, ("device",)))
+            declared(registry, MetricFamily(PREFIX + name, "gauge", text, ("device",)))
         registry.register(self)
 
     def collect(self) -> Iterable[Metric]:

@@ -9,7 +9,7 @@ from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from prolepsis.telemetry.declare import PREFIX, Family, checked, declared, series_of
+from prolepsis.telemetry.declare import PREFIX, MetricFamily, checked, declared, series_of
 
 
 class Counts:
@@ -51,7 +51,7 @@ class Distribution(Collector):
     ) -> None:
         self._name, self._text, self._labels = PREFIX + name, text, labels
         self._buckets = tuple(buckets)
-        family = Family(self._name, "histogram", text, labels, most, size=series_of(buckets))
+        family = MetricFamily(self._name, "histogram", text, labels, most, size=series_of(buckets))
         self._sets = declared(registry, family)
         self._counts: dict[tuple[str, ...], Counts] = {}
         if not labels:

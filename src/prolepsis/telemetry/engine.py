@@ -47,7 +47,7 @@ class EngineLoad:
 STAGES = ("schedule", "propose", "forward", "verify", "commit", "learn")
 
 
-class Tokens:
+class TokenCounts:
     """Tokens of requests in the engine, including requests whose clients left."""
 
     def __init__(self, registry: CollectorRegistry) -> None:

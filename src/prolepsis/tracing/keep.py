@@ -48,7 +48,7 @@ def fallback_reasons(prompt: PromptEnded) -> list[str]:
     return sorted({*(stats.plain_steps.keys() & _PLAIN_FALLBACKS), *({stats.mode.reason} & _FALLBACKS)})
 
 
-class Budget:
+class SpanBudget:
     """Lets through `per_s` a second, up to `burst` at once."""
 
     def __init__(self, per_s: float, burst: int, clock: Callable[[], float] = time.monotonic) -> None:

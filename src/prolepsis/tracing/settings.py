@@ -17,12 +17,12 @@ _PATH = "/v1/traces"
 
 
 @dataclass(frozen=True, slots=True)
-class Destination:
+class TraceDestination:
     endpoint: str | None
     """None: where the environment says."""
 
 
-def destination(config: ServerConfig, environment: Mapping[str, str]) -> Destination | None:
+def destination(config: ServerConfig, environment: Mapping[str, str]) -> TraceDestination | None:
     """Return where traces go, None if there are none.
 
     Raises what `check_traces` raises. An endpoint in the environment alone may be meant for others, so there it is a
@@ -33,13 +33,13 @@ def destination(config: ServerConfig, environment: Mapping[str, str]) -> Destina
         return None
     if config.traces != "auto":
         check_traces(config)
-        return Destination(_endpoint(config.traces))
+        return TraceDestination(_endpoint(config.traces))
     if environment.get("OTEL_TRACES_EXPORTER") == "none" or not any(map(environment.get, _VARIABLES)):
         return None
     if not OTEL.is_installed:
         log.warning("no_traces", reason="OpenTelemetry is not installed", install=OTEL.install)
         return None
-    return Destination(None)
+    return TraceDestination(None)
 
 
 def check_traces(config: ServerConfig) -> None:

@@ -12,7 +12,7 @@ from prolepsis.core.traffic_sums import TrafficSums, ratio, sums_of
 from prolepsis.engine.client import EngineHealth
 from prolepsis.statistics.percentile import percentile
 from prolepsis.traffic.service import ServiceLevel, ServiceReply
-from prolepsis.traffic.timeline import Span, Timeline
+from prolepsis.traffic.timeline import Timeline, TimelineSpan
 from prolepsis.web.feature import Feature
 from prolepsis.web.routes import READERS, Route, Routes
 
@@ -73,7 +73,7 @@ class RuleReply:
     saved: float | None
     saved_bounds: tuple[float, float] | None
     """As those of a traffic class."""
-    minutes: list[Span]
+    minutes: list[TimelineSpan]
     """The last hour."""
 
 
@@ -83,7 +83,7 @@ class TrafficReply:
     """The busiest first."""
     rules: list[RuleReply]
     """The busiest first; rules beyond the first 16 of a policy are `other`."""
-    spans: list[Span]
+    spans: list[TimelineSpan]
     """The last hour of all traffic, in spans of 15 seconds."""
     service: ServiceReply
     """What clients got in the last five minutes."""
@@ -163,7 +163,7 @@ class TrafficFeature(Feature):
         return TrafficReply(classes, rules, list(self.all.spans), self.service.reply(self.now()))
 
 
-def _of_rule(rule: str, classes: Sequence[_ClassFigures], minutes: Sequence[Span]) -> RuleReply:
+def _of_rule(rule: str, classes: Sequence[_ClassFigures], minutes: Sequence[TimelineSpan]) -> RuleReply:
     sums = TrafficSums()
     for one in classes:
         sums.add(one.sums)

@@ -80,7 +80,7 @@ class _Times:
 
 
 @dataclass(frozen=True, slots=True)
-class _Span:
+class _ServiceSpan:
     at: float
     ends: Counter[End]
     judged: Counter[tuple[Goal, str, bool]]
@@ -91,7 +91,7 @@ class ServiceLevel:
     """Counts of the last hour; bounded, and lost when the server ends."""
 
     def __init__(self) -> None:
-        self._spans: deque[_Span] = deque(maxlen=int(LONG_S / _SPAN_S))
+        self._spans: deque[_ServiceSpan] = deque(maxlen=int(LONG_S / _SPAN_S))
         self._times: deque[_Times] = deque(maxlen=_LATENCIES)
 
     def ended(self, ended: RequestEnded, now: float) -> None:
@@ -113,9 +113,9 @@ class ServiceLevel:
                 span.judged[PER_TOKEN, ended.about.tier, per_token_s > PER_TOKEN.limit_s] += 1
             self._times.append(_Times(now, first_s, per_token_s, prompt.waited_s + prompt.stats.total_s))
 
-    def _span(self, now: float) -> _Span:
+    def _span(self, now: float) -> _ServiceSpan:
         if not self._spans or now - self._spans[-1].at >= _SPAN_S or now < self._spans[-1].at - LONG_S:
-            self._spans.append(_Span(now, Counter(), Counter()))
+            self._spans.append(_ServiceSpan(now, Counter(), Counter()))
         return self._spans[-1]
 
     def reply(self, now: float) -> ServiceReply:
@@ -153,7 +153,7 @@ class ServiceLevel:
     def _judged(self, since: float) -> Counter[tuple[Goal, str, bool]]:
         return sum((one.judged for one in self._since(since)), Counter())
 
-    def _since(self, at: float) -> list[_Span]:
+    def _since(self, at: float) -> list[_ServiceSpan]:
         return [one for one in self._spans if one.at > at]
 
 

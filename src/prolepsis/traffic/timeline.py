@@ -9,7 +9,7 @@ from prolepsis.core.traffic_sums import TrafficSums
 
 
 @dataclass(slots=True)
-class Span(TrafficSums):
+class TimelineSpan(TrafficSums):
     """Sums of requests that ended within one span; gauges hold their last value."""
 
     at: float = field(kw_only=True)
@@ -26,22 +26,22 @@ class Timeline:
     width_s: float
     length: int
     now: Callable[[], float] = time.time
-    _spans: deque[Span] = field(init=False)
+    _spans: deque[TimelineSpan] = field(init=False)
 
     def __post_init__(self) -> None:
         self._spans = deque(maxlen=self.length)
 
-    def current(self) -> Span:
+    def current(self) -> TimelineSpan:
         """Return the span of the present; the clock may have been set back, then it is the last one."""
         start = self.now() // self.width_s * self.width_s
         if not self._spans or start - self._spans[-1].at > self.width_s * self.length:
-            self._spans.append(Span(at=start))
+            self._spans.append(TimelineSpan(at=start))
         while start > self._spans[-1].at:
-            self._spans.append(Span(at=self._spans[-1].at + self.width_s))
+            self._spans.append(TimelineSpan(at=self._spans[-1].at + self.width_s))
         return self._spans[-1]
 
     @property
-    def spans(self) -> Sequence[Span]:
+    def spans(self) -> Sequence[TimelineSpan]:
         """Oldest first, up to the present."""
         self.current()
         return list(self._spans)

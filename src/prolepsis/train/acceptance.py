@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from prolepsis.models.provenance import expected_tokens
-from prolepsis.train.data import Document
+from prolepsis.train.data import TrainingDocument
 
 DEPTH = 5
 
 
 @dataclass(slots=True)
-class Counts:
+class AcceptedCounts:
     """Drafts whose first j tokens were right, for j = 0 .. `DEPTH`, and drafts that had a token j + 1 to compare."""
 
     hits: list[int] = field(default_factory=lambda: [0] * DEPTH)
@@ -32,7 +32,7 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
-class Drafted:
+class DraftedPosition:
     """One drafted position of all anchors that reach it: row i belongs to the i-th anchor of the document.
 
     An anchor's token at this position is drafted after the document's own tokens.
@@ -42,30 +42,32 @@ class Drafted:
     known: Tensor  # [r] bool: the document has a token there
 
 
-def compared(guesses: Tensor, tokens: Tensor, slots: Tensor) -> Drafted:
+def compared(guesses: Tensor, tokens: Tensor, slots: Tensor) -> DraftedPosition:
     """Compare `guesses` [r] of what follows `slots` [r], both int64, with the document's `tokens` [n]."""
     known = slots < len(tokens) - 1  # the token after the last slot is unknown
     right = torch.zeros_like(known)
     right[known] = guesses[known] == tokens[slots[known] + 1]
-    return Drafted(right, known)
+    return DraftedPosition(right, known)
 
 
 @torch.no_grad()
-def measure(documents: Iterable[Document], draft: Callable[[Document], Iterable[Drafted]]) -> dict[str, Counts]:
+def measure(
+    documents: Iterable[TrainingDocument], draft: Callable[[TrainingDocument], Iterable[DraftedPosition]]
+) -> dict[str, AcceptedCounts]:
     """Draft greedily from every anchor of greedy documents; return counts by prompt kind and, under "all", of all.
 
     The document is the target's own greedy text, so a drafted token is accepted if it is the document's. As long as
     drafts are right, drafting along the document is the same as drafting after earlier drafts. `draft` yields the
     drafted positions in order; each has at most as many rows as the one before it.
     """
-    counts: dict[str, Counts] = defaultdict(Counts)
+    counts: dict[str, AcceptedCounts] = defaultdict(AcceptedCounts)
     for document in documents:
         if document.greedy:
             _count(draft(document), [counts["all"], counts[document.kind]])
     return dict(counts)
 
 
-def _count(positions: Iterable[Drafted], into: Sequence[Counts]) -> None:
+def _count(positions: Iterable[DraftedPosition], into: Sequence[AcceptedCounts]) -> None:
     alive = torch.ones(0, dtype=torch.bool)
     for j, drafted in enumerate(islice(positions, DEPTH)):
         alive = alive[: len(drafted.right)] if j else torch.ones_like(drafted.right)

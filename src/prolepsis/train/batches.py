@@ -12,7 +12,7 @@ import torch.nn.functional as F  # noqa: N812  torch's own convention
 from torch import Tensor
 
 from prolepsis.models.targets.lean import rms_norm
-from prolepsis.train.data import MAX_LENGTH, Document
+from prolepsis.train.data import MAX_LENGTH, TrainingDocument
 from prolepsis.train.settings import Dtype
 
 
@@ -27,7 +27,7 @@ class TargetEnds:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class DocumentSpan:
     """One document in a batch: its slots are `start : end` of the flat tensors, its anchors begin at slot `first`."""
 
     start: int
@@ -41,7 +41,7 @@ class FlatBatch:
 
     embeddings: Tensor  # [N, d] of the slots' tokens
     features: Tensor  # [N, aux_layers * d] of the slots' tokens
-    spans: tuple[Span, ...]
+    spans: tuple[DocumentSpan, ...]
 
     @property
     def num_anchors(self) -> int:
@@ -49,7 +49,7 @@ class FlatBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class DocumentBatch:
     """Documents laid flat, with the target's prediction after each slot; `row_of` maps a slot to a row of `states`."""
 
     flat: FlatBatch
@@ -69,17 +69,17 @@ class Batch:
         return known
 
 
-def lay_flat(documents: Sequence[Document], ends: TargetEnds, num_layers: int) -> Batch:
+def lay_flat(documents: Sequence[TrainingDocument], ends: TargetEnds, num_layers: int) -> DocumentBatch:
     """Lay `documents` one after another; features hold `num_layers` hidden states and then the last layer's output.
 
     The first slot that predicts a response token is the last one of the prompt.
     """
     hidden = ends.embedding.shape[1]
-    spans: list[Span] = []
+    spans: list[DocumentSpan] = []
     start = 0
     for document in documents:
         end = start + min(len(document.tokens), MAX_LENGTH)
-        spans.append(Span(start, end, start + document.response_start - 1))
+        spans.append(DocumentSpan(start, end, start + document.response_start - 1))
         start = end
     tokens = torch.cat([d.tokens[:MAX_LENGTH] for d in documents]).long()
     features = torch.cat([d.features[:MAX_LENGTH] for d in documents])
@@ -88,7 +88,7 @@ def lay_flat(documents: Sequence[Document], ends: TargetEnds, num_layers: int) -
     row_of[slots] = torch.arange(len(slots))
     states = rms_norm(features[slots, num_layers * hidden :].float(), ends.final_norm, ends.eps)
     flat = FlatBatch(ends.embedding[tokens], features[:, : num_layers * hidden].float(), tuple(spans))
-    return Batch(flat, states, row_of, tokens)
+    return DocumentBatch(flat, states, row_of, tokens)
 
 
 def precision(dtype: Dtype, device: torch.device) -> torch.autocast:
@@ -118,7 +118,7 @@ class GradientWorkers:
         self._num_workers = num_workers
 
     def run(
-        self, compute: Callable[[Sequence[Document]], BatchGradients], documents: Sequence[Document]
+        self, compute: Callable[[Sequence[TrainingDocument]], BatchGradients], documents: Sequence[TrainingDocument]
     ) -> BatchGradients:
         """Return the sums of `compute` over all `documents`; loss and gradients are means over anchors."""
         num_anchors = sum(document.num_anchors for document in documents)
@@ -135,9 +135,9 @@ class GradientWorkers:
         return total
 
 
-def spread(documents: Sequence[Document], num_parts: int) -> list[list[Document]]:
+def spread(documents: Sequence[TrainingDocument], num_parts: int) -> list[list[TrainingDocument]]:
     """Deal `documents` to parts of about the same number of anchors, the longest first; no part is empty."""
-    parts: list[list[Document]] = [[] for _ in range(min(num_parts, len(documents)))]
+    parts: list[list[TrainingDocument]] = [[] for _ in range(min(num_parts, len(documents)))]
     loads = [0] * len(parts)
     for document in sorted(documents, key=lambda document: document.num_anchors, reverse=True):
         lightest = loads.index(min(loads))

@@ -27,7 +27,7 @@ MAX_LENGTH = 512
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
+class TrainingDocument:
     """A prompt and its response with the target's hidden states, for every token except the last one emitted."""
 
     number: int
@@ -45,7 +45,7 @@ class Document:
 
 
 @dataclass(frozen=True, slots=True)
-class Manifest:
+class DataManifest:
     """Origin of the shards of a folder; all of them share it."""
 
     target: str
@@ -56,7 +56,7 @@ class Manifest:
     vocab_size: int
 
 
-def open_folder(folder: Path, manifest: Manifest) -> None:
+def open_folder(folder: Path, manifest: DataManifest) -> None:
     """Prepare `folder` for shards of `manifest`; raises `ConfigError` if it holds shards of another origin."""
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / MANIFEST
@@ -64,7 +64,7 @@ def open_folder(folder: Path, manifest: Manifest) -> None:
         found = read_manifest(folder)
         differences = ", ".join(
             f"{name} is {getattr(found, name)}, not {getattr(manifest, name)}"
-            for name in Manifest.__slots__
+            for name in DataManifest.__slots__
             if getattr(found, name) != getattr(manifest, name)
         )
         if differences:
@@ -74,12 +74,12 @@ def open_folder(folder: Path, manifest: Manifest) -> None:
         part.write_text(json.dumps(asdict(manifest), indent=2) + "\n")
 
 
-def read_manifest(folder: Path) -> Manifest:
+def read_manifest(folder: Path) -> DataManifest:
     """Read the manifest of `folder`; raises `ConfigError` if there is no valid one."""
     file = folder / MANIFEST
     try:
         fields = json.loads(file.read_text())
-        return Manifest(**{**fields, "aux_layers": tuple(fields["aux_layers"])})
+        return DataManifest(**{**fields, "aux_layers": tuple(fields["aux_layers"])})
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{file} is not a manifest of training data: {error!r}", param="out") from error
 
@@ -87,15 +87,15 @@ def read_manifest(folder: Path) -> Manifest:
 class ShardWriter:
     """Collects documents and writes one shard for each `tokens_per_shard` tokens."""
 
-    def __init__(self, folder: Path, manifest: Manifest, *, tokens_per_shard: int = 65536) -> None:
+    def __init__(self, folder: Path, manifest: DataManifest, *, tokens_per_shard: int = 65536) -> None:
         open_folder(folder, manifest)
         self._folder = folder
         self._tokens_per_shard = tokens_per_shard
-        self._documents: list[Document] = []
+        self._documents: list[TrainingDocument] = []
         self._num_tokens = 0
         self._next = 1 + max((int(file.stem.split("-")[2]) for file in folder.glob(self._pattern("*"))), default=-1)
 
-    def add(self, document: Document) -> None:
+    def add(self, document: TrainingDocument) -> None:
         """Add `document`; writes a shard once there is enough for one."""
         self._documents.append(document)
         self._num_tokens += len(document.tokens)
@@ -117,7 +117,7 @@ class ShardWriter:
         return f"shard-0-{number}.safetensors"
 
 
-def pack(documents: Sequence[Document]) -> dict[str, Tensor]:
+def pack(documents: Sequence[TrainingDocument]) -> dict[str, Tensor]:
     """Return the tensors of a shard."""
     lengths = torch.tensor([0, *(len(d.tokens) for d in documents)])
     return {
@@ -155,14 +155,14 @@ class Shard:
     def num_tokens(self) -> int:
         return self.starts[-1]
 
-    def read(self, index: int) -> Document:
+    def read(self, index: int) -> TrainingDocument:
         """Read document `index`."""
         first, last = self.starts[index], self.starts[index + 1]
         with safe_open(str(self.file), framework="pt") as tensors:
             tokens = tensors.get_slice("tokens")[first:last]
             features = tensors.get_slice("features")[first:last]
         start, number = self.responses[index], self.numbers[index]
-        return Document(number, self.kinds[index], self.greedy[index], tokens, start, features)
+        return TrainingDocument(number, self.kinds[index], self.greedy[index], tokens, start, features)
 
     def response(self, index: int) -> Tensor:
         """Read the response tokens of document `index`, [n] int32, without features."""
@@ -238,7 +238,7 @@ class Dataset:
         random.Random(f"{seed}/{epoch}").shuffle(order)
         return order
 
-    def read_held_out(self, most: int) -> list[Document]:
+    def read_held_out(self, most: int) -> list[TrainingDocument]:
         """Read up to `most` greedy held-out documents: acceptance is measured on them."""
         return [document for document in read(self.held_out) if document.greedy][:most]
 
@@ -260,7 +260,7 @@ def groups(order: Sequence[DocumentRef], num_anchors: int, first: int | None = N
             group, total = [], 0
 
 
-def read(refs: Sequence[DocumentRef], first: int | None = None) -> list[Document]:
+def read(refs: Sequence[DocumentRef], first: int | None = None) -> list[TrainingDocument]:
     """Read the documents that have anchors. With `first`, prompt tokens from there on count as response."""
     documents = [ref.shard.read(ref.index) for ref in refs if ref.num_anchors(first) > 0]
     if first is None:

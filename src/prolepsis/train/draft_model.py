@@ -24,14 +24,14 @@ from prolepsis.models.files.tokenizer_files import save_tokenizer
 from prolepsis.models.heads.format import weights_checksum
 from prolepsis.models.provenance import KEY
 from prolepsis.models.targets.lean import rms_norm
-from prolepsis.train.acceptance import Counts, Drafted, compared, measure
+from prolepsis.train.acceptance import AcceptedCounts, DraftedPosition, compared, measure
 from prolepsis.train.batches import BatchGradients, TargetEnds, precision
-from prolepsis.train.data import MAX_LENGTH, Document
+from prolepsis.train.data import MAX_LENGTH, TrainingDocument
 from prolepsis.train.losses import LossVocabulary, StepVocabulary, fused_soft_cross_entropy
 from prolepsis.train.report import Product
 from prolepsis.train.settings import DraftModelRecipe, DraftModelSize, Dtype
 from prolepsis.train.target import Target
-from prolepsis.train.trainer import Progress, TrainTask
+from prolepsis.train.trainer import TrainingProgress, TrainTask
 from prolepsis.train.training import Training
 
 if TYPE_CHECKING:
@@ -117,15 +117,15 @@ class DraftModelTask(TrainTask):
     def token_rows(self) -> Tensor:
         return self._embedding
 
-    def compute(self, progress: Progress) -> Callable[[Sequence[Document]], BatchGradients]:
+    def compute(self, progress: TrainingProgress) -> Callable[[Sequence[TrainingDocument]], BatchGradients]:
         vocabulary = self._vocabulary.at(progress.step)
         distillation = Distillation(vocabulary, self._ends.head[vocabulary.ids], self._rows_at_once)
         return partial(self._part, distillation)
 
-    def measure(self, documents: Iterable[Document]) -> dict[str, Counts]:
+    def measure(self, documents: Iterable[TrainingDocument]) -> dict[str, AcceptedCounts]:
         return measure(documents, self._drafted)
 
-    def _part(self, distillation: Distillation, documents: Sequence[Document]) -> BatchGradients:
+    def _part(self, distillation: Distillation, documents: Sequence[TrainingDocument]) -> BatchGradients:
         cut = [document.tokens[:MAX_LENGTH].long() for document in documents]
         tokens = torch.cat(cut)
         inputs = self._embedding[tokens].detach().requires_grad_(True)
@@ -138,7 +138,9 @@ class DraftModelTask(TrainTask):
         of_embedding.index_add_(0, tokens, of_inputs).index_add_(0, distillation.vocabulary.ids, sums.of_rows)
         return BatchGradients(sums.loss, [sums.right], [len(out)], [of_embedding, *of_inner])
 
-    def _outputs(self, inputs: Tensor, documents: Sequence[Document], lengths: Sequence[int]) -> Tensor:  # [r, e]
+    def _outputs(
+        self, inputs: Tensor, documents: Sequence[TrainingDocument], lengths: Sequence[int]
+    ) -> Tensor:  # [r, e]
         """Run the documents one by one, without padding, so that none attends to another."""
         outputs = []
         for document, (start, end) in zip(documents, pairwise(accumulate(lengths, initial=0)), strict=True):
@@ -146,12 +148,12 @@ class DraftModelTask(TrainTask):
             outputs.append(out[document.response_start - 1 :])
         return torch.cat(outputs)
 
-    def _states(self, document: Document) -> Tensor:  # [r, d]
+    def _states(self, document: TrainingDocument) -> Tensor:  # [r, d]
         hidden = self._ends.embedding.shape[1]
         last = document.features[document.response_start - 1 : MAX_LENGTH, -hidden:].float()
         return rms_norm(last, self._ends.final_norm, self._ends.eps)
 
-    def _drafted(self, document: Document) -> Iterator[Drafted]:
+    def _drafted(self, document: TrainingDocument) -> Iterator[DraftedPosition]:
         tokens = document.tokens[:MAX_LENGTH].long()
         out = self._outputs(self._embedding[tokens], [document], [len(tokens)])
         guesses = torch.cat(
@@ -159,7 +161,7 @@ class DraftModelTask(TrainTask):
         )
         found = compared(guesses, tokens, torch.arange(document.response_start - 1, len(tokens)))
         for j in range(len(guesses)):
-            yield Drafted(found.right[j:], found.known[j:])
+            yield DraftedPosition(found.right[j:], found.known[j:])
 
 
 class DraftModelTraining(Training[DraftModelRecipe]):

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from prolepsis.models.provenance import expected_tokens
 from prolepsis.train.run_directory import RunDirectory
-from prolepsis.train.settings import HeadRecipe, StepCost, TrainSettings
+from prolepsis.train.settings import HeadRecipe, StatedStepCost, TrainSettings
 
 CEILING = 0.95
 """No acceptance rate is predicted above this."""
@@ -65,7 +65,7 @@ def _linear(x: Points, y: Points, exponent: float, unit: float) -> Curve:
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class HeadChoice:
     """The best depth and draft vocabulary, with their expected speed."""
 
     depth: int
@@ -80,13 +80,15 @@ def expected_of(rates: Sequence[float], depth: int) -> float:
     return expected_tokens([*rates, *[rates[-1]] * max(0, depth - len(rates))][:depth])
 
 
-def speedup(rates: Sequence[float], depth: int, cost: StepCost, vocab: int) -> float:
+def speedup(rates: Sequence[float], depth: int, cost: StatedStepCost, vocab: int) -> float:
     """Return E / (k c + v(k)) at batch 1 (Leviathan et al. 2023, section 3.3)."""
     step = cost.plain_ms + depth * (cost.token_ms + cost.drafting(vocab))
     return expected_of(rates, depth) * cost.plain_ms / step
 
 
-def choose(rates: Sequence[float], trained_vocab: int, coverage: Mapping[int, float], cost: StepCost) -> Choice:
+def choose(
+    rates: Sequence[float], trained_vocab: int, coverage: Mapping[int, float], cost: StatedStepCost
+) -> HeadChoice:
     """Return the best depth and vocabulary; rates scale with the share of tokens that a vocabulary covers."""
     base = coverage.get(trained_vocab) or max(coverage.values())
     choices = []
@@ -94,7 +96,7 @@ def choose(rates: Sequence[float], trained_vocab: int, coverage: Mapping[int, fl
         scaled = [min(CEILING, rate * share / base) for rate in rates]
         for depth in range(1, MAX_DEPTH + 1):
             gain = speedup(scaled, depth, cost, vocab)
-            choices.append(Choice(depth, vocab, expected_of(scaled, depth), gain))
+            choices.append(HeadChoice(depth, vocab, expected_of(scaled, depth), gain))
     return max(choices, key=lambda choice: choice.speedup)
 
 
@@ -103,14 +105,14 @@ POSITIONS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Prediction:
+class TrainingForecast:
     """The expected result of a training on `tokens`."""
 
     tokens: int
     rates: list[float]
     length: float
     """Expected tokens of a step with a chain of 3."""
-    choice: Choice
+    choice: HeadChoice
 
 
 def small_run(directory: RunDirectory, size: int, epochs: float) -> tuple[RunDirectory, HeadRecipe]:
@@ -128,7 +130,7 @@ def curves(runs: Sequence[Mapping[str, Any]]) -> list[Curve]:
     return [fit(tokens, [run["history"][-1]["rates"][j] for run in runs]) for j in range(POSITIONS)]
 
 
-def predict(runs: Sequence[Mapping[str, Any]], budgets: Sequence[int], cost: StepCost) -> list[Prediction]:
+def predict(runs: Sequence[Mapping[str, Any]], budgets: Sequence[int], cost: StatedStepCost) -> list[TrainingForecast]:
     """Return the expected result of each budget, with the best depth and vocabulary at `cost`."""
     fitted, largest = curves(runs), runs[-1]
     coverage = {int(size): float(share) for size, share in largest["data"]["coverage"].items()}
@@ -136,7 +138,7 @@ def predict(runs: Sequence[Mapping[str, Any]], budgets: Sequence[int], cost: Ste
     for tokens in budgets:
         rates = [curve.at(tokens) for curve in fitted]
         choice = choose(rates, int(largest["draft_vocab"]), coverage, cost)
-        predictions.append(Prediction(tokens, rates, expected_of(rates, 3), choice))
+        predictions.append(TrainingForecast(tokens, rates, expected_of(rates, 3), choice))
     return predictions
 
 

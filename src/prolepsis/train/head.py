@@ -13,15 +13,15 @@ from prolepsis.core.errors import ConfigError
 from prolepsis.models.heads.format import HeadWeights, load_head, save_head, weights_checksum
 from prolepsis.models.heads.lean import HeadLayer
 from prolepsis.models.targets.lean_shape import rope_parameters
-from prolepsis.train.acceptance import Counts, Drafted, compared, measure
-from prolepsis.train.batches import Batch, BatchGradients, FlatBatch, TargetEnds, lay_flat, precision
-from prolepsis.train.data import Document
+from prolepsis.train.acceptance import AcceptedCounts, DraftedPosition, compared, measure
+from prolepsis.train.batches import BatchGradients, DocumentBatch, FlatBatch, TargetEnds, lay_flat, precision
+from prolepsis.train.data import TrainingDocument
 from prolepsis.train.initial_head import initial_weights
 from prolepsis.train.losses import acceptance_loss, feature_distance, fused_soft_cross_entropy
 from prolepsis.train.report import Product
-from prolepsis.train.settings import Dtype, HeadRecipe, Objective
+from prolepsis.train.settings import Dtype, HeadRecipe, LossSettings
 from prolepsis.train.target import Target
-from prolepsis.train.trainer import Progress, TrainTask
+from prolepsis.train.trainer import TrainingProgress, TrainTask
 from prolepsis.train.training import Training
 from prolepsis.train.unroll import unroll
 
@@ -33,7 +33,7 @@ class HeadTask(TrainTask):
         self,
         head: HeadLayer,
         ends: TargetEnds,
-        objective: Objective,
+        objective: LossSettings,
         *,
         workers: int = 1,
         dtype: Dtype = "float32",
@@ -52,13 +52,13 @@ class HeadTask(TrainTask):
     def token_rows(self) -> Tensor:
         return self._head.weights.lm_head
 
-    def compute(self, progress: Progress) -> Callable[[Sequence[Document]], BatchGradients]:
+    def compute(self, progress: TrainingProgress) -> Callable[[Sequence[TrainingDocument]], BatchGradients]:
         return partial(self._part, self._objective.at(progress.fraction))
 
-    def measure(self, documents: Iterable[Document]) -> dict[str, Counts]:
+    def measure(self, documents: Iterable[TrainingDocument]) -> dict[str, AcceptedCounts]:
         return measure(documents, lambda document: drafted(self._head, document, self._ends))
 
-    def _part(self, objective: Objective, documents: Sequence[Document]) -> BatchGradients:
+    def _part(self, objective: LossSettings, documents: Sequence[TrainingDocument]) -> BatchGradients:
         batch = lay_flat(documents, self._ends, len(self._head.config.aux_layers))
         with precision(self._dtype, batch.tokens.device):
             loss, right, rows = loss_of(self._head, batch, self._ends, objective)
@@ -66,7 +66,7 @@ class HeadTask(TrainTask):
         return BatchGradients(float(loss.detach()), right, rows, list(gradients))
 
 
-def drafted(head: HeadLayer, document: Document, ends: TargetEnds) -> Iterator[Drafted]:
+def drafted(head: HeadLayer, document: TrainingDocument, ends: TargetEnds) -> Iterator[DraftedPosition]:
     """Yield, position by position, which greedy drafts of a head are the document's."""
     batch = lay_flat([document], ends, len(head.config.aux_layers))
     for step in unroll(head, batch.flat, len(batch.tokens)):
@@ -81,7 +81,7 @@ def trained_tensors(head: HeadLayer, *, frozen: Sequence[str] = ()) -> list[Tens
 
 
 def loss_of(
-    head: HeadLayer, batch: Batch, ends: TargetEnds, objective: Objective
+    head: HeadLayer, batch: DocumentBatch, ends: TargetEnds, objective: LossSettings
 ) -> tuple[Tensor, list[int], list[int]]:
     """Return the loss summed over anchors and steps, and (right guesses, rows) of each step."""
     with torch.no_grad():
@@ -104,7 +104,7 @@ def loss_of(
 
 
 def _step_loss(
-    objective: Objective, out: Tensor, lm_head: Tensor, target: Tensor, weights: Tensor
+    objective: LossSettings, out: Tensor, lm_head: Tensor, target: Tensor, weights: Tensor
 ) -> tuple[Tensor, Tensor]:
     if not objective.acceptance_share:
         return fused_soft_cross_entropy(out, lm_head, target, weights)

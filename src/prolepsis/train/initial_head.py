@@ -19,7 +19,7 @@ from torch import Tensor
 from prolepsis.models.heads.format import HeadConfig, HeadWeights, offsets
 from prolepsis.models.targets.lean import rms_norm
 from prolepsis.train.batches import TargetEnds
-from prolepsis.train.data import MAX_LENGTH, Document
+from prolepsis.train.data import MAX_LENGTH, TrainingDocument
 
 ROWS = 30_000
 RIDGE = 30.0
@@ -32,7 +32,7 @@ HEAD_FOCUS = (1.0, 0.25, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class RegressionRows:
     """Inputs and outputs of the regression."""
 
     features: Tensor  # [n, aux_layers * d] at token s - 1
@@ -41,7 +41,7 @@ class Rows:
 
 
 def initial_weights(
-    config: HeadConfig, ends: TargetEnds, documents: Iterable[Document], target_ids: Tensor, seed: int = 0
+    config: HeadConfig, ends: TargetEnds, documents: Iterable[TrainingDocument], target_ids: Tensor, seed: int = 0
 ) -> HeadWeights:
     """Return float32 weights of a head over the draft vocabulary `target_ids` ([D] int64, rising)."""
     rows = regression_rows(documents, ends, len(config.aux_layers))
@@ -82,21 +82,23 @@ def initial_weights(
     )
 
 
-def regression_rows(documents: Iterable[Document], ends: TargetEnds, num_layers: int) -> Rows:
+def regression_rows(documents: Iterable[TrainingDocument], ends: TargetEnds, num_layers: int) -> RegressionRows:
     """Take rows of responses from `documents` until there are `ROWS`."""
     hidden = ends.embedding.shape[1]
-    parts: list[Rows] = []
+    parts: list[RegressionRows] = []
     total = 0
     for document in documents:
         features, tokens = document.features[:MAX_LENGTH].float(), document.tokens[:MAX_LENGTH].long()
         first = min(max(1, document.response_start - 1), len(tokens))
         last = features[first:, num_layers * hidden :]
         unit = rms_norm(last, torch.ones(hidden), ends.eps)
-        parts.append(Rows(features[first - 1 : -1, : num_layers * hidden], ends.embedding[tokens[first:]], unit))
+        parts.append(
+            RegressionRows(features[first - 1 : -1, : num_layers * hidden], ends.embedding[tokens[first:]], unit)
+        )
         total += len(unit)
         if total >= ROWS:
             break
-    return Rows(*(torch.cat([getattr(part, name) for part in parts]) for name in Rows.__slots__))
+    return RegressionRows(*(torch.cat([getattr(part, name) for part in parts]) for name in RegressionRows.__slots__))
 
 
 def whitened(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:

@@ -18,14 +18,14 @@ from torch import Tensor
 from prolepsis.models.heads.base import SHORTLIST
 from prolepsis.models.heads.lean import HeadLayer
 from prolepsis.models.heads.levels import HeadLevels, LevelWeights, save_levels
-from prolepsis.train.acceptance import Counts, Drafted, compared, measure
-from prolepsis.train.batches import Batch, BatchGradients, TargetEnds, lay_flat, precision
-from prolepsis.train.data import Dataset, Document
+from prolepsis.train.acceptance import AcceptedCounts, DraftedPosition, compared, measure
+from prolepsis.train.batches import BatchGradients, DocumentBatch, TargetEnds, lay_flat, precision
+from prolepsis.train.data import Dataset, TrainingDocument
 from prolepsis.train.head import read_head
 from prolepsis.train.losses import SampledSoftmax
 from prolepsis.train.settings import LevelSettings
 from prolepsis.train.target import Target
-from prolepsis.train.trainer import Progress, StepDone, Trainer, TrainTask
+from prolepsis.train.trainer import Trainer, TrainingProgress, TrainingStep, TrainTask
 from prolepsis.train.training import check_data
 from prolepsis.train.unroll import unroll
 
@@ -48,21 +48,23 @@ class LevelTask(TrainTask):
     def token_rows(self) -> Tensor:
         return self._head.weights.lm_head
 
-    def compute(self, progress: Progress) -> Callable[[Sequence[Document]], BatchGradients]:
+    def compute(self, progress: TrainingProgress) -> Callable[[Sequence[TrainingDocument]], BatchGradients]:
         return self._part
 
-    def measure(self, documents: Iterable[Document]) -> dict[str, Counts]:
+    def measure(self, documents: Iterable[TrainingDocument]) -> dict[str, AcceptedCounts]:
         levels = HeadLevels(self.levels.weights.to(torch.float32), self.levels.norm, self.levels.eps)
         return measure(documents, lambda document: drafted_ahead(self._head, levels, document, self._ends))
 
-    def _part(self, documents: Sequence[Document]) -> BatchGradients:
+    def _part(self, documents: Sequence[TrainingDocument]) -> BatchGradients:
         batch = lay_flat(documents, self._ends, len(self._head.config.aux_layers))
         with precision(self._dtype, batch.tokens.device):
             loss = level_loss(self._head, self.levels, batch, self._ends, self.settings)
         return BatchGradients(float(loss.detach()), [], [], list(torch.autograd.grad(loss, self.trained)))
 
 
-def level_loss(head: HeadLayer, levels: HeadLevels, batch: Batch, ends: TargetEnds, settings: LevelSettings) -> Tensor:
+def level_loss(
+    head: HeadLayer, levels: HeadLevels, batch: DocumentBatch, ends: TargetEnds, settings: LevelSettings
+) -> Tensor:
     """Return the loss summed over anchors and levels."""
     with torch.no_grad():
         [first] = unroll(head, batch.flat, 1)
@@ -98,7 +100,9 @@ def initial_levels(settings: LevelSettings, hidden: int) -> LevelWeights:
     )
 
 
-def drafted_ahead(head: HeadLayer, levels: HeadLevels, document: Document, ends: TargetEnds) -> Iterator[Drafted]:
+def drafted_ahead(
+    head: HeadLayer, levels: HeadLevels, document: TrainingDocument, ends: TargetEnds
+) -> Iterator[DraftedPosition]:
     """Yield, position by position, which greedy drafts of the first pass and of the levels are the document's."""
     batch = lay_flat([document], ends, len(head.config.aux_layers))
     target_ids, tokens = head.weights.target_ids, batch.tokens
@@ -131,10 +135,10 @@ class LevelRun:
         self._folder = head
 
     @property
-    def counts(self) -> Mapping[str, Counts]:
+    def counts(self) -> Mapping[str, AcceptedCounts]:
         return self.trainer.by_kind
 
-    def steps(self) -> Iterator[StepDone]:
+    def steps(self) -> Iterator[TrainingStep]:
         """Train, measure and write the file. Raises `ConfigError` if there is too little text for one step."""
         yield from self.trainer.steps()
         save_levels(self._folder, self.task.levels.weights, self._report())

@@ -17,7 +17,7 @@ from pathlib import Path
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.files import numbered_lines, read_text
 from prolepsis.models.files.chat_tokenizer import encode_message
-from prolepsis.models.files.tokenizer import Tokenizer
+from prolepsis.models.files.tokenizer import ModelTokenizer
 
 SYSTEM_SHARE = 0.15
 GREEDY_SHARE = 0.7
@@ -102,7 +102,7 @@ class Words:
         return f"{word} " if word else ""
 
 
-def words_of(tokenizer: Tokenizer, vocab_size: int) -> Words:
+def words_of(tokenizer: ModelTokenizer, vocab_size: int) -> Words:
     """Return the words that are single tokens after a space, in order of their ids."""
     texts = [tokenizer.decode([token]) for token in range(vocab_size)]
     words = [text[1:] for text in texts if text.startswith(" ")]
@@ -190,7 +190,7 @@ def whole_sentences(text: str) -> str:
     return text[: end + 1].strip() if end > 0 and not text.rstrip().endswith((".", "!", "?")) else text.strip()
 
 
-def turn_prefix(tokenizer: Tokenizer, system: str | None, opener: str) -> list[int]:
+def turn_prefix(tokenizer: ModelTokenizer, system: str | None, opener: str) -> list[int]:
     """Return the chat template's tokens up to and including a user turn that begins with `opener`.
 
     A model that has no chat template begins with `opener` itself.
@@ -203,7 +203,7 @@ def turn_prefix(tokenizer: Tokenizer, system: str | None, opener: str) -> list[i
     return tokenizer.encode(before + opener.rstrip(" "), add_special_tokens=False)
 
 
-def whole_turn(tokenizer: Tokenizer, system: str | None, user: str) -> list[int]:
+def whole_turn(tokenizer: ModelTokenizer, system: str | None, user: str) -> list[int]:
     """Return the tokens of a conversation's first turn, up to the answer; without a template the tokens of `user`."""
     return encode_message(user, tokenizer, system=None if tokenizer.chat_template is None else system)
 

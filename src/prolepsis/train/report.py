@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from prolepsis.core.files import replacing
-from prolepsis.train.acceptance import DEPTH, Counts
+from prolepsis.train.acceptance import DEPTH, AcceptedCounts
 from prolepsis.train.run_directory import RunDirectory
 from prolepsis.train.trainer import Measured
 
@@ -38,7 +38,7 @@ class DataFigures:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class TrainingOutcome:
     """All figures of a training."""
 
     product: Product
@@ -51,22 +51,22 @@ class Outcome:
     seconds: float
     """Duration of this run; a resumed training counts only its last run."""
     history: Sequence[Measured]
-    by_kind: Mapping[str, Counts]
+    by_kind: Mapping[str, AcceptedCounts]
 
 
-def write_result(directory: RunDirectory, outcome: Outcome) -> None:
+def write_result(directory: RunDirectory, outcome: TrainingOutcome) -> None:
     """Write the figures as JSON."""
     with replacing(directory.result) as part:
         part.write_text(json.dumps(asdict(outcome), indent=2) + "\n")
 
 
-def write_report(directory: RunDirectory, outcome: Outcome, plots: Sequence[str]) -> None:
+def write_report(directory: RunDirectory, outcome: TrainingOutcome, plots: Sequence[str]) -> None:
     """Write the report with links to `plots` (file names), and the model card into the export."""
     directory.report.write_text(report(outcome, plots))
     (directory.exported / "README.md").write_text(card(outcome))
 
 
-def report(outcome: Outcome, plots: Sequence[str]) -> str:
+def report(outcome: TrainingOutcome, plots: Sequence[str]) -> str:
     """Return the report as Markdown."""
     return "\n".join(
         [
@@ -93,7 +93,7 @@ def report(outcome: Outcome, plots: Sequence[str]) -> str:
     )
 
 
-def card(outcome: Outcome) -> str:
+def card(outcome: TrainingOutcome) -> str:
     """Return the model card as Markdown."""
     return "\n".join(
         [
@@ -112,7 +112,7 @@ def card(outcome: Outcome) -> str:
     )
 
 
-def _facts(outcome: Outcome) -> list[str]:
+def _facts(outcome: TrainingOutcome) -> list[str]:
     data, last = outcome.data, outcome.history[-1] if outcome.history else None
     rows = [
         ("parameters", f"{outcome.parameters:,}"),
@@ -127,7 +127,7 @@ def _facts(outcome: Outcome) -> list[str]:
     return _table(("", ""), rows)
 
 
-def _acceptance(by_kind: Mapping[str, Counts]) -> list[str]:
+def _acceptance(by_kind: Mapping[str, AcceptedCounts]) -> list[str]:
     columns = ("prompts", *(f"token {j + 1}" for j in range(DEPTH)), "chain of 3", "drafts")
     kinds = sorted(by_kind, key=lambda kind: (kind != "all", kind))
     return _table(
@@ -160,7 +160,7 @@ def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return ["| " + " | ".join(line) + " |" for line in lines]
 
 
-def draw(directory: RunDirectory, outcome: Outcome) -> list[str]:
+def draw(directory: RunDirectory, outcome: TrainingOutcome) -> list[str]:
     """Write the plots of `outcome` next to the report; return their file names, none without matplotlib."""
     try:
         from matplotlib.figure import Figure
@@ -174,13 +174,13 @@ def draw(directory: RunDirectory, outcome: Outcome) -> list[str]:
     return [file.name for file in files]
 
 
-def _loss(axes: "Axes", outcome: Outcome) -> None:
+def _loss(axes: "Axes", outcome: TrainingOutcome) -> None:
     measured = [m for m in outcome.history if m.loss == m.loss]  # the first loss may be not a number
     axes.plot([m.anchors for m in measured], [m.loss for m in measured])
     axes.set(xlabel="answer tokens trained on", ylabel="loss", title="Training loss, summed over steps")
 
 
-def _over_tokens(axes: "Axes", outcome: Outcome) -> None:
+def _over_tokens(axes: "Axes", outcome: TrainingOutcome) -> None:
     anchors = [m.anchors for m in outcome.history]
     for j in range(DEPTH):
         axes.plot(anchors, [m.rates[j] for m in outcome.history], label=f"token {j + 1}")
@@ -189,25 +189,25 @@ def _over_tokens(axes: "Axes", outcome: Outcome) -> None:
     axes.legend()
 
 
-def _by_position(axes: "Axes", outcome: Outcome) -> None:
+def _by_position(axes: "Axes", outcome: TrainingOutcome) -> None:
     rates = outcome.by_kind["all"].rates if "all" in outcome.by_kind else []
     axes.bar([str(j + 1) for j in range(len(rates))], rates)
     axes.set(xlabel="drafted token", ylabel="acceptance rate", title="Acceptance by position", ylim=(0, 1))
 
 
-def _by_kind(axes: "Axes", outcome: Outcome) -> None:
+def _by_kind(axes: "Axes", outcome: TrainingOutcome) -> None:
     kinds = sorted(outcome.by_kind, key=lambda kind: outcome.by_kind[kind].length())
     axes.barh(kinds, [outcome.by_kind[kind].length() for kind in kinds])
     axes.set(xlabel="expected tokens of a step, chain of 3", title="By kind of prompt", xlim=(1, None))
 
 
-def _coverage(axes: "Axes", outcome: Outcome) -> None:
+def _coverage(axes: "Axes", outcome: TrainingOutcome) -> None:
     sizes = sorted(outcome.data.coverage)
     axes.plot(sizes, [outcome.data.coverage[size] for size in sizes], marker="o")
     axes.set(xlabel="most frequent tokens", ylabel="share of answer tokens", title="Coverage")
 
 
-PLOTS: dict[str, Callable[["Axes", Outcome], None]] = {
+PLOTS: dict[str, Callable[["Axes", TrainingOutcome], None]] = {
     "loss.png": _loss,
     "acceptance.png": _over_tokens,
     "positions.png": _by_position,

@@ -55,7 +55,7 @@ class TrainSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Objective:
+class LossSettings:
     """The loss of a head, summed over the steps of the training-time test."""
 
     num_steps: Annotated[int, Option("--unroll", help="steps of the training-time test", min=1, max=8)] = 3
@@ -75,7 +75,7 @@ class Objective:
     train_output_head: bool = False
     """False: the output head stays the target's own, since little text would damage it more than improve it."""
 
-    def at(self, progress: float) -> "Objective":
+    def at(self, progress: float) -> "LossSettings":
         """Return the objective at `progress` (0 to 1) of the training."""
         return replace(self, num_steps=1) if progress < self.warm_up else self
 
@@ -89,7 +89,7 @@ class HeadRecipe:
     """Folder of a head that provides the initial weights and the draft vocabulary."""
     max_tokens: int | None = None
     """Use at most this much of the data."""
-    objective: Objective = field(default_factory=Objective)
+    objective: LossSettings = field(default_factory=LossSettings)
     training: TrainSettings = field(default_factory=TrainSettings)
 
 
@@ -180,7 +180,7 @@ class DraftModelRecipe:
 
 
 @dataclass(frozen=True, slots=True)
-class StepCost:
+class StatedStepCost:
     """Costs of speculation in milliseconds at batch 1: the fields of `StatedCost`."""
 
     plain_ms: float
@@ -212,7 +212,7 @@ class StatedCost:
         float, Option(help="milliseconds of the output head for each thousand draft tokens", min=0.0)
     ] = 0.07
 
-    def on(self, curve: "CostCurve | None") -> StepCost:
+    def on(self, curve: "CostCurve | None") -> StatedStepCost:
         """Return the costs, of a machine whose passes cost what `curve` says."""
         plain_ms, token_ms = self.plain_ms, self.token_ms
         if curve is not None:
@@ -222,4 +222,4 @@ class StatedCost:
             token_ms = (several - one) / (_PASS - 1) if token_ms is None else token_ms
         assert plain_ms is not None, "it is stated, or there is a curve"
         assert token_ms is not None, "it is stated, or there is a curve"
-        return StepCost(plain_ms, token_ms, self.draft_ms, self.draft_ms_per_1k)
+        return StatedStepCost(plain_ms, token_ms, self.draft_ms, self.draft_ms_per_1k)

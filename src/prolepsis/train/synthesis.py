@@ -19,10 +19,10 @@ from prolepsis.core.messages import Abort, Submit
 from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.engine.build import assemble
 from prolepsis.engine.step import Engine
-from prolepsis.models.files.tokenizer import Tokenizer
+from prolepsis.models.files.tokenizer import ModelTokenizer
 from prolepsis.models.load import LoadedModel, load_model
 from prolepsis.spec.proposer import HiddenStates
-from prolepsis.train.data import Document, Manifest, ShardWriter, shards_of
+from prolepsis.train.data import DataManifest, ShardWriter, TrainingDocument, shards_of
 from prolepsis.train.prompts import PlannedPrompt, PromptPlanner, turn_prefix, whole_sentences, whole_turn, words_of
 
 LOOP_CHECK = 16
@@ -92,11 +92,11 @@ def plain(config: EngineConfig, context: int) -> EngineConfig:
     return config.model_copy(update=changes)
 
 
-def manifest_of(loaded: LoadedModel, request: DataRequest) -> Manifest:
+def manifest_of(loaded: LoadedModel, request: DataRequest) -> DataManifest:
     """Return the origin of the shards."""
     info = loaded.model.info
     hidden = getattr(loaded.model, "shape").hidden  # noqa: B009  every forward with hidden states has a shape
-    return Manifest(info.name, loaded.identity, request.aux_layers, hidden, info.vocab_size)
+    return DataManifest(info.name, loaded.identity, request.aux_layers, hidden, info.vocab_size)
 
 
 class FeatureRecorder:
@@ -154,7 +154,7 @@ class Synthesiser:
     def __init__(
         self,
         engine: Engine,
-        tokenizer: Tokenizer,
+        tokenizer: ModelTokenizer,
         recorder: FeatureRecorder,
         planner: PromptPlanner,
         limits: SynthesisLimits,
@@ -167,7 +167,7 @@ class Synthesiser:
         self._live: dict[str, Writing] = {}
         self._seen: set[str] = set()
 
-    def documents(self, numbers: Iterator[int]) -> Iterator[Document]:
+    def documents(self, numbers: Iterator[int]) -> Iterator[TrainingDocument]:
         """Yield the documents of the prompts `numbers`, in the order in which they end."""
         numbers = iter(numbers)
         while True:
@@ -207,7 +207,7 @@ class Synthesiser:
         request = GenerateRequest(request_id, tuple(writing.prompt), params)
         self._engine.send(Submit(request, time.monotonic()))
 
-    def _take(self, event: Event) -> Document | None:
+    def _take(self, event: Event) -> TrainingDocument | None:
         writing = self._live.get(event.request_id)
         if writing is None:
             return None
@@ -236,7 +236,7 @@ class Synthesiser:
             writing.kept = end
             self._engine.send(Abort(event.request_id, "loop"))
 
-    def _document(self, request_id: str, writing: Writing) -> Document | None:
+    def _document(self, request_id: str, writing: Writing) -> TrainingDocument | None:
         features = self._recorder.collect(f"{request_id}/0")
         start = len(writing.prompt)
         whole = [*writing.prompt, *writing.tokens]
@@ -244,7 +244,7 @@ class Synthesiser:
         if length - start < 2:
             return None
         self._planner.add_passage(writing.plan.kind, self._tokenizer.decode(writing.tokens))
-        return Document(
+        return TrainingDocument(
             number=writing.plan.number,
             kind=writing.plan.kind,
             greedy=writing.plan.temperature == 0.0,

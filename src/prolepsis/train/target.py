@@ -10,7 +10,7 @@ from torch import Tensor
 from prolepsis.core.errors import ModelLoadError
 from prolepsis.models.files.checkpoint import Config
 from prolepsis.models.files.store import resolve
-from prolepsis.models.files.tokenizer import Tokenizer
+from prolepsis.models.files.tokenizer import ModelTokenizer
 from prolepsis.models.files.tokenizer_files import load_tokenizer
 from prolepsis.models.files.weights import open_checkpoint
 from prolepsis.models.heads.format import HeadConfig, target_fault
@@ -29,7 +29,7 @@ class Target:
     path: Path
     identity: str
     """`LoadedModel.identity`: of weights and tokenizer."""
-    tokenizer: Tokenizer
+    tokenizer: ModelTokenizer
     shape: LeanShape
     ends: EndParts[Tensor]
     config: Config

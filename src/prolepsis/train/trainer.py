@@ -12,9 +12,9 @@ from torch import Tensor
 
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.files import replacing
-from prolepsis.train.acceptance import Counts
+from prolepsis.train.acceptance import AcceptedCounts
 from prolepsis.train.batches import BatchGradients, GradientWorkers, TargetEnds
-from prolepsis.train.data import Dataset, Document, groups, read
+from prolepsis.train.data import Dataset, TrainingDocument, groups, read
 from prolepsis.train.optimiser import apply, make_optimisers, set_rate
 from prolepsis.train.settings import Dtype, TrainSettings
 
@@ -22,7 +22,7 @@ MOST_MEASUREMENTS = 24
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class TrainingProgress:
     """Progress of a training."""
 
     step: int
@@ -54,15 +54,15 @@ class TrainTask(ABC):
         """The weights whose rows are tokens."""
 
     @abstractmethod
-    def compute(self, progress: Progress) -> Callable[[Sequence[Document]], BatchGradients]:
+    def compute(self, progress: TrainingProgress) -> Callable[[Sequence[TrainingDocument]], BatchGradients]:
         """Return what computes loss and gradients of some documents, in the order of `trained`."""
 
-    def gradients(self, documents: Sequence[Document], progress: Progress) -> BatchGradients:
+    def gradients(self, documents: Sequence[TrainingDocument], progress: TrainingProgress) -> BatchGradients:
         """Return loss and gradients of a batch; the same call gives the same result."""
         return self._workers.run(self.compute(progress), documents)
 
     @abstractmethod
-    def measure(self, documents: Iterable[Document]) -> dict[str, Counts]:
+    def measure(self, documents: Iterable[TrainingDocument]) -> dict[str, AcceptedCounts]:
         """Return the acceptance of greedy drafts by prompt kind, and under "all" of all (`acceptance.measure`)."""
 
 
@@ -80,7 +80,7 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class StepDone:
+class TrainingStep:
     """The result of a step, with a measurement if one was due."""
 
     step: int
@@ -100,7 +100,7 @@ class Trainer:
         self.settings = settings
         self.dataset = dataset
         self.history: list[Measured] = []
-        self.by_kind: dict[str, Counts] = {}
+        self.by_kind: dict[str, AcceptedCounts] = {}
         """Counts of the last measurement."""
         self._task = task
         self._preamble = preamble
@@ -121,7 +121,7 @@ class Trainer:
             epoch, left = epoch + 1, left - 1
         return max(1, int(total / self.settings.anchors_per_step))
 
-    def steps(self) -> Iterator[StepDone]:
+    def steps(self) -> Iterator[TrainingStep]:
         """Train to the end, from the checkpoint on if one was loaded; yields after every step.
 
         Raises `ConfigError` if there is too little text.
@@ -142,7 +142,7 @@ class Trainer:
     def measure(self) -> Measured:
         """Measure held-out acceptance and add it to the history."""
         self.by_kind = self._task.measure(self._held_out)
-        counts = self.by_kind.get("all", Counts())
+        counts = self.by_kind.get("all", AcceptedCounts())
         loss = sum(self._losses) / len(self._losses) if self._losses else float("nan")
         self._losses = []
         self.history.append(Measured(self._step, self._anchors, loss, counts.rates, counts.length()))
@@ -178,8 +178,8 @@ class Trainer:
         """Return the first token that is trained on in `epoch`; None: the first of the response."""
         return self._preamble if epoch < self.settings.prompt_epochs else None
 
-    def _train_step(self, documents: list[Document], num_steps: int) -> StepDone:
-        progress = Progress(self._step, self._step / num_steps)
+    def _train_step(self, documents: list[TrainingDocument], num_steps: int) -> TrainingStep:
+        progress = TrainingProgress(self._step, self._step / num_steps)
         set_rate(self._optimisers, progress.fraction)
         result = self._task.gradients(documents, progress)
         apply(self._optimisers, self._task.trained, result.gradients)
@@ -190,4 +190,4 @@ class Trainer:
         every = max(self.settings.measure_every, num_steps // MOST_MEASUREMENTS)
         due = self._step % every == 0 or self._step == num_steps
         measured = self.measure() if due else None
-        return StepDone(self._step, num_steps, self._anchors, result.loss, right, measured)
+        return TrainingStep(self._step, num_steps, self._anchors, result.loss, right, measured)

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from prolepsis.core.errors import ConfigError
 from prolepsis.train.data import Dataset, read_manifest
-from prolepsis.train.report import DataFigures, Outcome, Product, draw, write_report, write_result
+from prolepsis.train.report import DataFigures, Product, TrainingOutcome, draw, write_report, write_result
 from prolepsis.train.run_directory import RunDirectory
 from prolepsis.train.settings import DraftModelRecipe, HeadRecipe
 from prolepsis.train.target import Target, choose_vocabulary, count_tokens, coverage
-from prolepsis.train.trainer import StepDone, Trainer, TrainTask
+from prolepsis.train.trainer import Trainer, TrainingStep, TrainTask
 
 Recipe = TypeVar("Recipe", bound=HeadRecipe | DraftModelRecipe)
 COVERAGE_SIZES = (2048, 4096, 8192, 16384)
@@ -66,7 +66,7 @@ class Training(ABC, Generic[Recipe]):
     def export(self, provenance: dict[str, Any]) -> None:
         """Write the export, ready to serve, with `provenance` (`models.provenance`) and a checksum added to it."""
 
-    def steps(self) -> Iterator[StepDone]:
+    def steps(self) -> Iterator[TrainingStep]:
         """Train; each measurement renews the checkpoint, the export and the report."""
         started = time.monotonic()
         for done in self.trainer.steps():
@@ -84,7 +84,7 @@ class Training(ABC, Generic[Recipe]):
         file.write_text(json.dumps(ids.tolist()))
         return ids
 
-    def _write(self, outcome: Outcome) -> None:
+    def _write(self, outcome: TrainingOutcome) -> None:
         self.export(
             {
                 "version": 1,
@@ -100,10 +100,10 @@ class Training(ABC, Generic[Recipe]):
         write_result(self.directory, outcome)
         write_report(self.directory, outcome, draw(self.directory, outcome))
 
-    def _outcome(self, seconds: float) -> Outcome:
+    def _outcome(self, seconds: float) -> TrainingOutcome:
         documents = [*self.dataset.training, *self.dataset.held_out]
         settings = self.recipe.training
-        return Outcome(
+        return TrainingOutcome(
             product=self.product,
             target=self.target.name,
             draft_vocab=self.draft_vocab,

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from prolepsis.models.heads.lean import HeadLayer
-from prolepsis.train.batches import FlatBatch, Span
+from prolepsis.train.batches import DocumentSpan, FlatBatch
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class UnrolledStep:
     """Outputs of step j of every anchor alive; row i is at slot `slots[i]` and guesses the token after it."""
 
     hidden: Tensor  # [R, d]: the layer's output
@@ -26,7 +26,7 @@ class Step:
     slots: Tensor  # [R] int64
 
 
-def unroll(head: HeadLayer, batch: FlatBatch, num_steps: int) -> Iterator[Step]:
+def unroll(head: HeadLayer, batch: FlatBatch, num_steps: int) -> Iterator[UnrolledStep]:
     """Yield steps 0 .. `num_steps` - 1; an anchor ends when its step would be past the end of its document."""
     positions = torch.cat([torch.arange(span.end - span.start) for span in batch.spans]).to(batch.features.device)
     rotary = head.rotary(positions)
@@ -50,10 +50,10 @@ def unroll(head: HeadLayer, batch: FlatBatch, num_steps: int) -> Iterator[Step]:
         mixed = attend(queries, keys, values, simulated, batch.spans)
         hidden = head.leave(g, mixed)
         out, g = head.ends(hidden)
-        yield Step(hidden, out, slots)
+        yield UnrolledStep(hidden, out, slots)
 
 
-def shifted(fused: Tensor, spans: Sequence[Span]) -> Tensor:
+def shifted(fused: Tensor, spans: Sequence[DocumentSpan]) -> Tensor:
     """Return g of each slot: of the token before it, zero for a document's first; [N, d] to [N, d]."""
     g = torch.nn.functional.pad(fused[:-1], (0, 0, 1, 0))
     keep = torch.ones(len(fused), 1, dtype=fused.dtype, device=fused.device)
@@ -61,12 +61,12 @@ def shifted(fused: Tensor, spans: Sequence[Span]) -> Tensor:
     return g * keep
 
 
-def anchors(spans: Sequence[Span], step: int, device: torch.device) -> Tensor:
+def anchors(spans: Sequence[DocumentSpan], step: int, device: torch.device) -> Tensor:
     """Return the anchors whose step `step` lies inside their document."""
     return torch.cat([torch.arange(span.first, max(span.first, span.end - step), device=device) for span in spans])
 
 
-def survivors(spans: Sequence[Span], step: int, device: torch.device) -> Tensor:
+def survivors(spans: Sequence[DocumentSpan], step: int, device: torch.device) -> Tensor:
     """Return which rows of step `step` - 1 continue to `step`: all but the last of each document."""
     kept, row = [], 0
     for span in spans:
@@ -81,7 +81,7 @@ def attend(
     keys: Tensor,  # [N, k, e] of true slots
     values: Tensor,
     simulated: Sequence[tuple[Tensor, Tensor]],
-    spans: Sequence[Span],
+    spans: Sequence[DocumentSpan],
 ) -> Tensor:  # [R, h * e]
     """Attend, document by document, to true slots up to each row's anchor and to its own simulated steps."""
     mixed, row = [], 0

@@ -10,7 +10,7 @@ from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import DeviceSeconds, EffectiveMode, Mode, ProposerCounts, RequestStats
 from prolepsis.engine.event_stream import EventStream
 from prolepsis.upstream.api import Chunk
-from prolepsis.upstream.route import PoolName, Route
+from prolepsis.upstream.route import PoolName, UpstreamRoute
 from prolepsis.upstream.sample import UpstreamSample
 
 OTHER_POOL = "another pool went on after the tokens as after a prompt"
@@ -21,7 +21,7 @@ class UpstreamAnswer:
     """Belongs to one event loop."""
 
     def __init__(
-        self, request: GenerateRequest, route: Route, plan_version: int, samples: Sequence[UpstreamSample]
+        self, request: GenerateRequest, route: UpstreamRoute, plan_version: int, samples: Sequence[UpstreamSample]
     ) -> None:
         self.request = request
         self.route = route

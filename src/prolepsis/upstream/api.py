@@ -13,7 +13,7 @@ Json = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class UpstreamCall:
     """One sample of a request."""
 
     model: str
@@ -52,7 +52,7 @@ class UpstreamMalformed(UpstreamFault):
     """It says what its API does not."""
 
 
-class Reader(Protocol):
+class ChunkReader(Protocol):
     """Reads the chunks of one sample."""
 
     def read(self, data: Json) -> Chunk:
@@ -64,10 +64,10 @@ class Api(Protocol):
 
     path: str
 
-    def body(self, ask: Ask) -> Json:
+    def body(self, ask: UpstreamCall) -> Json:
         """Return what to post for a stream with token ids."""
 
-    def reader(self) -> Reader: ...
+    def reader(self) -> ChunkReader: ...
 
 
 def sampling_fields(params: SamplingParams) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from prolepsis.core.stats import ProposerCounts
-from prolepsis.upstream.api import Ask, Chunk, Json, UpstreamMalformed
+from prolepsis.upstream.api import Chunk, Json, UpstreamCall, UpstreamMalformed
 
 Encode = Callable[[str], Sequence[int]]
 """Text to token ids, with none around them."""
@@ -26,7 +26,7 @@ class LlamacppApi:
     def __init__(self, encode: Encode) -> None:
         self._encode = encode
 
-    def body(self, ask: Ask) -> Json:
+    def body(self, ask: UpstreamCall) -> Json:
         params = ask.params
         body: dict[str, Any] = {
             "prompt": list(ask.token_ids),

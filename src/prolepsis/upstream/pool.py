@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from prolepsis.core.errors import InvalidParameter, VocabularyMismatch
 from prolepsis.core.requests import SamplingParams
-from prolepsis.upstream.api import Api, Ask, Chunk, UpstreamFault, UpstreamMalformed, error_message
+from prolepsis.upstream.api import Api, Chunk, UpstreamCall, UpstreamFault, UpstreamMalformed, error_message
 from prolepsis.upstream.meter import SharedTime
 from prolepsis.upstream.metrics import DRAFT_COUNTERS
 from prolepsis.upstream.reading import (
@@ -136,7 +136,7 @@ class Pool:
             raise PoolLost(str(error)) from error
         return facts
 
-    async def stream(self, ask: Ask) -> AsyncGenerator[Chunk, None]:
+    async def stream(self, ask: UpstreamCall) -> AsyncGenerator[Chunk, None]:
         """Yield what the pool says; closing it early ends the request there.
 
         Raises `PoolLost`, `PoolBusy`, and `InvalidParameter` with the words of an engine that refuses the request.
@@ -179,7 +179,7 @@ class Pool:
     def _check_vocabulary(self, http: httpx.Client, facts: PoolFacts) -> None:
         reader = self._api.reader()
         params = SamplingParams(temperature=0.0, max_tokens=_CHECKED_TOKENS, ignore_eos=True)
-        ask = Ask(facts.model, tuple(self._vocabulary.encode(_CHECKED_TEXT)), params)
+        ask = UpstreamCall(facts.model, tuple(self._vocabulary.encode(_CHECKED_TEXT)), params)
         with http.stream("POST", f"{self.url}{self._api.path}", json=self._api.body(ask)) as response:
             if response.status_code != httpx.codes.OK:
                 raise _refusal(response.status_code, start_of_check(response))

@@ -9,7 +9,7 @@ from typing import cast
 import httpx
 
 from prolepsis.core.stats import ProposerCounts
-from prolepsis.upstream.api import Chunk, Reader, UpstreamMalformed, payload
+from prolepsis.upstream.api import Chunk, ChunkReader, UpstreamMalformed, payload
 
 BODY_BYTES = 2**20
 """Of an answer that is no stream; what an error says beyond it is not read."""
@@ -57,7 +57,7 @@ def _raw(response: httpx.Response) -> aclosing[AsyncGenerator[bytes, None]]:
     return aclosing(cast("AsyncGenerator[bytes, None]", response.aiter_raw()))
 
 
-async def chunks_of(response: httpx.Response, reader: Reader) -> AsyncGenerator[Chunk, None]:
+async def chunks_of(response: httpx.Response, reader: ChunkReader) -> AsyncGenerator[Chunk, None]:
     """Yield what a stream says; raises `UpstreamFault`."""
     check_plain(response)
     lines = Lines()
@@ -71,13 +71,13 @@ async def chunks_of(response: httpx.Response, reader: Reader) -> AsyncGenerator[
             yield chunk
 
 
-async def _read(reader: Reader, line: str) -> Chunk | None:
+async def _read(reader: ChunkReader, line: str) -> Chunk | None:
     if len(line) > THREAD_BYTES:
         return await asyncio.to_thread(read_line, reader, line)
     return read_line(reader, line)
 
 
-def chunks_of_check(response: httpx.Response, reader: Reader) -> Iterator[Chunk]:
+def chunks_of_check(response: httpx.Response, reader: ChunkReader) -> Iterator[Chunk]:
     """Yield the same of a stream that a thread reads."""
     check_plain(response)
     lines = Lines()
@@ -90,7 +90,7 @@ def chunks_of_check(response: httpx.Response, reader: Reader) -> Iterator[Chunk]
             yield chunk
 
 
-def read_line(reader: Reader, line: str) -> Chunk | None:
+def read_line(reader: ChunkReader, line: str) -> Chunk | None:
     """Return what one line of a stream says, None for one that says nothing; raises `UpstreamFault`."""
     data = payload(line)
     if data is None:

@@ -14,7 +14,7 @@ PoolName = Literal["speculating", "plain"]
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class UpstreamRoute:
     pool: PoolName
     reason: EffectiveReason
     """Why it is the plain pool; of the other one, `speculating`."""
@@ -30,15 +30,15 @@ class Route:
         return ("plain",) if self.is_stopped else ("plain", "speculating")
 
 
-def route_of(request: GenerateRequest, plan: SpecPlan, api: UpstreamApi, num_draft_tokens: int) -> Route:
+def route_of(request: GenerateRequest, plan: SpecPlan, api: UpstreamApi, num_draft_tokens: int) -> UpstreamRoute:
     """Return the route of a request; `num_draft_tokens` is the most that the speculating pool drafts, 0: there is none.
 
     A lower ceiling, of the request or of the plan, can only be kept by decoding plainly.
     """
     reason = _why_off(request, plan) or _why_not_there(request, plan, api, num_draft_tokens)
     if reason is None:
-        return Route("speculating", "speculating")
-    return Route("plain", reason, _is_pinned(request.speculation) or _is_stopped(request, plan))
+        return UpstreamRoute("speculating", "speculating")
+    return UpstreamRoute("plain", reason, _is_pinned(request.speculation) or _is_stopped(request, plan))
 
 
 def _is_pinned(choice: SpeculationChoice) -> bool:

@@ -10,7 +10,7 @@ from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.core.stats import ProposerCounts
 from prolepsis.engine.ending import find_ending
 from prolepsis.engine.text import Detokenizer, StopStrings, TextStream
-from prolepsis.upstream.api import Ask, Chunk
+from prolepsis.upstream.api import Chunk, UpstreamCall
 
 
 class UpstreamSample:
@@ -57,7 +57,7 @@ class UpstreamSample:
         is_counted = params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
         return not self.num_output_tokens or not (is_counted or self._request.grammar is not None)
 
-    def ask(self, model: str) -> Ask:
+    def ask(self, model: str) -> UpstreamCall:
         """Return what is left to ask for."""
         num_output, params = self.num_output_tokens, self.params
         rest = replace(
@@ -67,7 +67,7 @@ class UpstreamSample:
         )
         salt = self._request.cache_salt
         hashed = sha256(salt.encode()).hexdigest() if salt else ""
-        return Ask(model, tuple(self.tokens), rest, self._request.grammar, self._request.priority, hashed)
+        return UpstreamCall(model, tuple(self.tokens), rest, self._request.grammar, self._request.priority, hashed)
 
     def take(self, chunk: Chunk) -> Tokens | None:
         """Return the event of a chunk, None if it adds nothing.

@@ -3,7 +3,7 @@
 from typing import Any
 
 from prolepsis.core.stats import ProposerCounts
-from prolepsis.upstream.api import Ask, Chunk, Json, UpstreamFault, finish_reason, sampling_fields
+from prolepsis.upstream.api import Chunk, Json, UpstreamCall, UpstreamFault, finish_reason, sampling_fields
 
 _DRAFTED = ("spec_num_proposed_drafts", "spec_draft_token_num")
 _ACCEPTED = ("spec_num_correct_drafts", "spec_accept_token_num")
@@ -13,7 +13,7 @@ _ACCEPTED = ("spec_num_correct_drafts", "spec_accept_token_num")
 class SglangApi:
     path = "/generate"
 
-    def body(self, ask: Ask) -> Json:
+    def body(self, ask: UpstreamCall) -> Json:
         params = ask.params
         sampling: dict[str, Any] = {
             "max_new_tokens": params.max_tokens,

@@ -18,7 +18,7 @@ from prolepsis.models.files.naming import model_name
 from prolepsis.models.files.recommended_sampling import default_sampling
 from prolepsis.models.files.source import ModelSource, open_model
 from prolepsis.models.files.store import resolve
-from prolepsis.models.files.tokenizer import Tokenizer
+from prolepsis.models.files.tokenizer import ModelTokenizer
 from prolepsis.models.files.tokenizer_files import load_tokenizer
 from prolepsis.upstream.api import Api
 from prolepsis.upstream.capabilities import EXACTNESS, check_config
@@ -34,7 +34,7 @@ from prolepsis.upstream.vllm import VllmApi
 @dataclass(frozen=True, slots=True)
 class StartedUpstream:
     client: UpstreamClient
-    tokenizer: Tokenizer
+    tokenizer: ModelTokenizer
 
 
 def start_upstream(
@@ -107,13 +107,13 @@ def _headers(config: EngineConfig) -> Mapping[str, str]:
     return {"authorization": f"Bearer {read_text(config.upstream_key_file, 'upstream_key_file').strip()}"}
 
 
-def _api(config: EngineConfig, tokenizer: Tokenizer) -> Api:
+def _api(config: EngineConfig, tokenizer: ModelTokenizer) -> Api:
     if config.upstream_api == "llama.cpp":
         return LlamacppApi(spelling(tokenizer))
     return SglangApi() if config.upstream_api == "sglang" else VllmApi()
 
 
-def spelling(tokenizer: Tokenizer) -> Callable[[str], Sequence[int]]:
+def spelling(tokenizer: ModelTokenizer) -> Callable[[str], Sequence[int]]:
     """Return what spells a text that is not the first one: some tokenizers begin a first text with a space."""
     before = tokenizer.encode("\n", add_special_tokens=False)
 
@@ -151,7 +151,7 @@ def _max_model_len(config: EngineConfig, facts: Sequence[PoolFacts]) -> int:
 def _info(
     config: EngineConfig,
     source: ModelSource,
-    tokenizer: Tokenizer,
+    tokenizer: ModelTokenizer,
     facts: Sequence[PoolFacts],
     *,
     max_model_len: int,

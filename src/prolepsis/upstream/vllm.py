@@ -7,7 +7,7 @@ from typing import Any
 from prolepsis.core.events import TokenLogprobs
 from prolepsis.core.requests import GrammarSpec
 from prolepsis.core.stats import ProposerCounts
-from prolepsis.upstream.api import Ask, Chunk, Json, finish_reason, sampling_fields
+from prolepsis.upstream.api import Chunk, Json, UpstreamCall, finish_reason, sampling_fields
 
 _GRAMMARS = {"json_schema": "json", "regex": "regex", "choice": "choice", "lark": "grammar"}
 """Fields of `structured_outputs` by kind of grammar."""
@@ -16,7 +16,7 @@ _GRAMMARS = {"json_schema": "json", "regex": "regex", "choice": "choice", "lark"
 class VllmApi:
     path = "/v1/completions"
 
-    def body(self, ask: Ask) -> Json:
+    def body(self, ask: UpstreamCall) -> Json:
         params = ask.params
         body: dict[str, Any] = {
             "model": ask.model,

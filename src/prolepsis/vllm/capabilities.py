@@ -14,7 +14,7 @@ EXACTNESS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Capability:
+class VllmCapability:
     """A setting of the engine, and which of its values vLLM can follow."""
 
     setting: str
@@ -23,15 +23,15 @@ class Capability:
 
 
 CAPABILITIES = (
-    Capability("strict", ("auto", "off"), "vLLM's rows depend on the rest of the pass"),
-    Capability("forward", ("auto",), "vLLM has its own forward"),
-    Capability("weights", ("auto", "bf16"), "vLLM reads the model as a folder of safetensors"),
-    Capability("activations", ("auto", "bf16"), "vLLM computes with 16 bits"),
-    Capability("draft_head", ("auto", "none"), "vLLM shows no hidden states to a draft head of ours"),
-    Capability("draft_model", (None,), "a draft model's K/V would have to follow the pages of vLLM"),
-    Capability("remote_proposer", (None,), "its drafts are not handed to vLLM's scheduler"),
-    Capability("chunk_limit_ms", (40.0, 0.0), "vLLM's scheduler cuts prompts into chunks of its own"),
-    Capability("early_exit_layer", (None,), "vLLM stops at no layer"),
+    VllmCapability("strict", ("auto", "off"), "vLLM's rows depend on the rest of the pass"),
+    VllmCapability("forward", ("auto",), "vLLM has its own forward"),
+    VllmCapability("weights", ("auto", "bf16"), "vLLM reads the model as a folder of safetensors"),
+    VllmCapability("activations", ("auto", "bf16"), "vLLM computes with 16 bits"),
+    VllmCapability("draft_head", ("auto", "none"), "vLLM shows no hidden states to a draft head of ours"),
+    VllmCapability("draft_model", (None,), "a draft model's K/V would have to follow the pages of vLLM"),
+    VllmCapability("remote_proposer", (None,), "its drafts are not handed to vLLM's scheduler"),
+    VllmCapability("chunk_limit_ms", (40.0, 0.0), "vLLM's scheduler cuts prompts into chunks of its own"),
+    VllmCapability("early_exit_layer", (None,), "vLLM stops at no layer"),
 )
 """The settings with values that vLLM cannot follow. Those that are not here mean what they mean for our own engine, but
 for `device`, `threads` and `stuck_after_s`: the first two are set by vLLM's own variables."""

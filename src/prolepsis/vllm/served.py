@@ -157,7 +157,7 @@ def is_ours(given: Any) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class _DecodePass:
     """A pass of decoding sequences only, from the drafts made for it on."""
 
     keys: list[str]
@@ -191,7 +191,7 @@ class ServedRequests:
         self._clock = clock
         self._sequences: dict[str, ServedSequence] = {}
         self._serials = count()
-        self._step: _Step | None = None
+        self._step: _DecodePass | None = None
         """The pass that runs, if it computes no prompt."""
         self.counts: dict[str, ProposerCounts] = {}
         """Verified drafts of requests that have ended, by proposer."""
@@ -233,7 +233,7 @@ class ServedRequests:
         load = StepLoad(number, context, self._plan.ceiling * number, self._payback.correction(number), number)
         self._draft([one for one in asked if one.limit], active, load)
         is_observed = self._payback.is_due and all(is_decoding)
-        self._step = _Step(list(keys), active, context, began, self._clock()) if is_observed else None
+        self._step = _DecodePass(list(keys), active, context, began, self._clock()) if is_observed else None
         return [[] if sequence.draft is None else list(sequence.draft.tokens) for sequence in sequences]
 
     def live_counts(self) -> dict[str, dict[str, list[list[int]]]]:
@@ -261,7 +261,7 @@ class ServedRequests:
             if choice.draft is not None:
                 self._sequences[one.sequence.key].shadow = ShadowDraft(choice.draft)
 
-    def _observe(self, step: "_Step", drafted: Sequence[int], emitted: Sequence[int]) -> None:
+    def _observe(self, step: "_DecodePass", drafted: Sequence[int], emitted: Sequence[int]) -> None:
         """Learn what a step without prompts took and brought."""
         number, num_drafted = len(step.keys), sum(drafted)
         now = self._clock()

@@ -30,7 +30,7 @@ from prolepsis.models.files.naming import model_name
 from prolepsis.models.files.recommended_sampling import default_sampling
 from prolepsis.models.files.source import open_model
 from prolepsis.models.files.store import resolve
-from prolepsis.models.files.tokenizer import Tokenizer
+from prolepsis.models.files.tokenizer import ModelTokenizer
 from prolepsis.models.files.tokenizer_files import load_tokenizer
 from prolepsis.models.files.weight_bytes import least_loaded_bytes
 from prolepsis.models.files.weights import folder_config
@@ -66,7 +66,7 @@ class VllmStart:
     config: EngineConfig
     info: EngineInfo
     eos_token_ids: tuple[int, ...]
-    tokenizer: Tokenizer
+    tokenizer: ModelTokenizer
     open_plane: Callable[[], SizedPlane]
     """Loads the model again."""
     observer: EngineObserver | None = None
@@ -112,14 +112,14 @@ def start_vllm(config: EngineConfig, observer: EngineObserver | None = None) -> 
     check(config)
     os.environ.setdefault("VLLM_LOGGING_STREAM", "ext://sys.stderr")  # standard output is what commands print
     try:
-        from prolepsis.vllm.v0_32 import VERSION, Settings, VllmDataPlane, read_more
+        from prolepsis.vllm.v0_32 import VERSION, VllmDataPlane, VllmSettings, read_more
     except ImportError as error:
         message = f"engine is 'vllm', which is not installed here ({error}); docs/how-to/vllm.md says how"
         raise ModelLoadError(message) from error
     source = open_model(resolve(config.model, config.model_dir))
     folder = model_folder(source if isinstance(source, Path) else source.path)
     kv_bytes, max_model_len = plan_kv(config, folder)
-    settings = Settings(
+    settings = VllmSettings(
         model=folder,
         max_model_len=max_model_len,
         max_sequences=config.max_requests,
@@ -202,7 +202,7 @@ def model_folder(path: Path) -> Path:
     return export_model(path, folder)
 
 
-def eos_token_ids(folder: Path, tokenizer: Tokenizer) -> tuple[int, ...]:
+def eos_token_ids(folder: Path, tokenizer: ModelTokenizer) -> tuple[int, ...]:
     """Return the tokens that end a text, as config.json, generation_config.json and the tokenizer name them."""
     stated = token_ids(json_object(folder / "config.json").get("eos_token_id"))
     return tuple(dict.fromkeys([*stated, *generation_eos(folder), *tokenizer.eos_token_ids]))

@@ -63,7 +63,7 @@ class GivenSampler:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class VllmSettings:
     """What vLLM is started with."""
 
     model: Path
@@ -80,7 +80,7 @@ class Settings:
 class VllmDataPlane:
     """A `DataPlane`: vLLM's scheduler, K/V cache manager and model runner, on one device."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: VllmSettings) -> None:
         """Load the model. Raises `ModelLoadError` for another version and for what vLLM refuses."""
         if not installed_version.startswith(f"{VERSION}."):
             raise ModelLoadError(f"vLLM {installed_version} is installed; allowed: {VERSION}.*")
@@ -186,7 +186,7 @@ def _kept(
     return dense.float().contiguous()
 
 
-def _arguments(settings: Settings) -> dict[str, Any]:
+def _arguments(settings: VllmSettings) -> dict[str, Any]:
     arguments: dict[str, Any] = {
         "model": str(settings.model),
         "skip_tokenizer_init": True,

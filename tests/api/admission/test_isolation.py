@@ -10,7 +10,7 @@ from prolepsis.api.auth.key_file import KeyFile, new_key
 from prolepsis.api.auth.keys import Keys
 from prolepsis.core.config import ServerConfig
 from prolepsis.spec.proposers.suffix import SuffixProposer
-from prolepsis.spec.proposers.suffix_index import Continuation, SharedIndex
+from prolepsis.spec.proposers.suffix_index import SharedIndex, SuffixContinuation
 from tests.api.admission.conftest import bearer
 from tests.fakes import EngineSetup
 from tests.load.server import TableServer, serving
@@ -26,7 +26,7 @@ class Watched(SharedIndex):
         super().__init__(1 << 20)
         self.found: dict[str, int] = {}
 
-    def find(self, scope: str, tokens: Sequence[int], length: int) -> list[Continuation]:
+    def find(self, scope: str, tokens: Sequence[int], length: int) -> list[SuffixContinuation]:
         found = super().find(scope, tokens, length)
         self.found[scope] = self.found.get(scope, 0) + len(found)
         return found

@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from prolepsis.api.admission.metrics import AdmissionMetrics
 from prolepsis.api.auth.keys import Keys
 from prolepsis.api.auth.middleware import AuthMiddleware
-from prolepsis.api.stream import ClientDisconnected, EventStream, Json
+from prolepsis.api.stream import ClientDisconnected, Json, SseStream
 from prolepsis.core.config import ServerConfig
 from prolepsis.web.caller import ROLES
 from prolepsis.web.intake import Intake, Uploads
@@ -344,7 +344,7 @@ async def test_a_client_that_takes_nothing_is_not_a_failure() -> None:
             await asyncio.Event().wait()
 
     with capture_logs() as logs:
-        for app in (route, EventStream(events())):
+        for app in (route, SseStream(events())):
             await guard(app, ServerConfig(write_timeout_s=0.02))(scope("/v1/models"), never, stalled)
     assert logs == []
 
@@ -369,6 +369,6 @@ async def test_a_reader_that_stalls_later_in_a_stream_is_not_a_failure() -> None
             await asyncio.Event().wait()
 
     with capture_logs() as logs:
-        app = guard(EventStream(events()), ServerConfig(write_timeout_s=0.02))
+        app = guard(SseStream(events()), ServerConfig(write_timeout_s=0.02))
         await app(scope("/v1/models"), never, stalls)
     assert (logs, len(sent), ended) == ([], 4, True)

@@ -12,7 +12,7 @@ import pytest
 from prolepsis import __version__
 from prolepsis.api.openai.bodies import SpeculationBody
 from prolepsis.api.openai.prepare import scope
-from prolepsis.api.openai.replies import Metrics
+from prolepsis.api.openai.replies import MetricsReply
 from prolepsis.api.openai.speculation import requested_speculation
 from prolepsis.api.run import bind
 from prolepsis.core.config import ServerConfig
@@ -85,7 +85,7 @@ async def test_shadow_is_asked_of_the_engine_and_its_figures_are_apart(client: C
     would_be = figures["shadow_speculative_decoding"]
     assert (would_be["num_draft_tokens"], would_be["num_accepted_draft_tokens"]) == (6, 3)
     assert response.headers["x-spec-effective"] == "mode=shadow;reason=compared;plan=3"
-    Metrics.model_validate(figures)
+    MetricsReply.model_validate(figures)
     plain = await client(engine).post("/v1/chat/completions", json=CHAT | {"speculation": {"metrics": True}})
     assert "shadow_speculative_decoding" not in plain.json()["metrics"]
 
@@ -119,7 +119,7 @@ async def test_the_seed_that_was_drawn_makes_the_request_again(client: Connect, 
 async def test_metrics_of_several_samples_and_prompts_are_sums(client: Connect) -> None:
     body = {"model": "tiny", "prompt": ["Hi", "Hallo"], "n": 2, "speculation": {"metrics": True}}
     figures = (await client(FakeEngine()).post("/v1/completions", json=body)).json()["metrics"]
-    Metrics.model_validate(figures)
+    MetricsReply.model_validate(figures)
     drafts = figures["speculative_decoding"]
     assert (drafts["num_spec_steps"], drafts["num_draft_tokens"], drafts["num_accepted_draft_tokens"]) == (6, 12, 6)
     assert drafts["acceptance_histogram"] == [2, 2, 2, 0]

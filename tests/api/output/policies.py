@@ -3,11 +3,11 @@
 import asyncio
 from dataclasses import dataclass
 
-from prolepsis.api.deltas import Choice, Delta
+from prolepsis.api.deltas import ChoiceText, Delta
 from prolepsis.api.output.delivery import Delivery
 from prolepsis.api.output.filtered import FilteredSample
 from prolepsis.api.output.pipeline import LoadedPolicy, OutputMetrics, OutputPolicies
-from prolepsis.api.output.policy import ALLOW, AnswerFacts, Decision, OutputPolicy, Reader
+from prolepsis.api.output.policy import ALLOW, AnswerFacts, AnswerReader, OutputPolicy, TextDecision
 from prolepsis.core.events import FinishReason, TokenLogprobs, Tokens
 from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.engine.text import StopStrings
@@ -23,12 +23,12 @@ class Says:
     look: "Look"
     inline: bool = True
 
-    def begin(self, answer: AnswerFacts) -> Reader | None:
+    def begin(self, answer: AnswerFacts) -> AnswerReader | None:
         return _Reader(self.look)
 
 
 class Look:
-    def __call__(self, pending: str, ended: bool) -> Decision:
+    def __call__(self, pending: str, ended: bool) -> TextDecision:
         return ALLOW
 
 
@@ -36,7 +36,7 @@ class Look:
 class _Reader:
     decide: Look
 
-    def look(self, pending: str, *, ended: bool) -> Decision:
+    def look(self, pending: str, *, ended: bool) -> TextDecision:
         return self.decide(pending, ended)
 
 
@@ -88,7 +88,7 @@ async def _deliver(
     text: str, step: int, stop: tuple[str, ...], filtered: FilteredSample, delivery: Delivery
 ) -> Delivered:
     request = GenerateRequest("r", (1,), SamplingParams(stop=stop, logprobs=0))
-    choice = Choice(0, request, ByteTokenizer(), StopStrings.of(stop))
+    choice = ChoiceText(0, request, ByteTokenizer(), StopStrings.of(stop))
     deltas = []
     tokens = [*text.encode(), END]
     for start in range(0, len(tokens), step):

@@ -8,7 +8,16 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from prolepsis.api.output.pipeline import Fault, OutputMetrics, Workers
-from prolepsis.api.output.policy import ALLOW, AnswerFacts, Decision, Reader, Rewrite, hold_back, rewrite, stop
+from prolepsis.api.output.policy import (
+    ALLOW,
+    AnswerFacts,
+    AnswerReader,
+    Rewrite,
+    TextDecision,
+    hold_back,
+    rewrite,
+    stop,
+)
 from tests.api.output.policies import Look, Says, deliver, loaded
 
 TEXT = "Grüße! the key is SECRET1234, and 👋 SECRETS are kept. END of it"
@@ -17,7 +26,7 @@ TEXT = "Grüße! the key is SECRET1234, and 👋 SECRETS are kept. END of it"
 class Redact(Look):
     """SECRET and the digits after it are not shown."""
 
-    def __call__(self, pending: str, ended: bool) -> Decision:
+    def __call__(self, pending: str, ended: bool) -> TextDecision:
         at = pending.find("SECRET")
         if at >= 0:
             end = at + 6
@@ -33,7 +42,7 @@ class Redact(Look):
 
 
 class Shout(Look):
-    def __call__(self, pending: str, ended: bool) -> Decision:
+    def __call__(self, pending: str, ended: bool) -> TextDecision:
         return rewrite(*(Rewrite(i, i + 1, c.upper()) for i, c in enumerate(pending) if c == "g"))
 
 
@@ -41,7 +50,7 @@ class StopAt(Look):
     def __init__(self, word: str) -> None:
         self.word = word
 
-    def __call__(self, pending: str, ended: bool) -> Decision:
+    def __call__(self, pending: str, ended: bool) -> TextDecision:
         at = pending.find(self.word)
         if at >= 0:
             return stop(at, "enough")
@@ -96,7 +105,7 @@ def test_characters_of_several_tokens_stay_together() -> None:
     held: list[str] = []
 
     class Waits(Look):
-        def __call__(self, pending: str, ended: bool) -> Decision:
+        def __call__(self, pending: str, ended: bool) -> TextDecision:
             held.append(pending)
             return ALLOW if ended else hold_back(1)
 
@@ -124,7 +133,7 @@ def test_stop_strings_lose_tokens_too() -> None:
 
 
 class Raises(Look):
-    def __call__(self, pending: str, ended: bool) -> Decision:
+    def __call__(self, pending: str, ended: bool) -> TextDecision:
         if "x" in pending:
             raise ValueError("broken")
         return ALLOW
@@ -142,19 +151,19 @@ def over() -> Iterator[None]:
 
 
 class Sleeps(Look):
-    def __call__(self, pending: str, ended: bool) -> Decision:
+    def __call__(self, pending: str, ended: bool) -> TextDecision:
         if "x" in pending:
             OVER.wait(60)
         return ALLOW
 
 
 class Holds(Look):
-    def __call__(self, pending: str, ended: bool) -> Decision:
+    def __call__(self, pending: str, ended: bool) -> TextDecision:
         return hold_back(len(pending))
 
 
 class Nonsense(Look):
-    def __call__(self, pending: str, ended: bool) -> Decision:
+    def __call__(self, pending: str, ended: bool) -> TextDecision:
         return rewrite(Rewrite(5, 2, "")) if "x" in pending else ALLOW
 
 
@@ -194,7 +203,7 @@ def test_a_policy_that_fails_at_its_beginning(fails_open: bool) -> None:
     class Broken:
         inline = True
 
-        def begin(self, answer: AnswerFacts) -> Reader | None:
+        def begin(self, answer: AnswerFacts) -> AnswerReader | None:
             raise ValueError("no")
 
     delivered = deliver("abc", loaded(Broken(), fails_open=fails_open))
@@ -205,7 +214,7 @@ def test_a_policy_that_hangs_is_asked_once() -> None:
     started: list[str] = []
 
     class Hangs(Look):
-        def __call__(self, pending: str, ended: bool) -> Decision:
+        def __call__(self, pending: str, ended: bool) -> TextDecision:
             started.append(pending)
             OVER.wait(60)
             return ALLOW

@@ -6,7 +6,7 @@ from tokenizers import AddedToken, decoders, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 
-from prolepsis.models.files.tokenizer import Tokenizer, TokenizerParts
+from prolepsis.models.files.tokenizer import ModelTokenizer, TokenizerParts
 from prolepsis.models.files.tokenizer_files import with_formats
 
 SPECIAL = (
@@ -20,7 +20,7 @@ NAMES = {"bos_token": "<s>", "eos_token": "</s>"}
 
 
 @cache
-def byte_level(template: str) -> Tokenizer:
+def byte_level(template: str) -> ModelTokenizer:
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
     pairs = [("<", "|"), ("|", ">"), ("i", "m"), ("t", "h"), ("th", "e"), ("Ġ", "the")]
     vocab = {token: i for i, token in enumerate([*letters, *(a + b for a, b in pairs)])}
@@ -30,4 +30,4 @@ def byte_level(template: str) -> Tokenizer:
     backend.add_special_tokens([AddedToken(token, normalized=False) for token in SPECIAL])
     backend.add_special_tokens([AddedToken(STRIPPING, normalized=False, rstrip=True)])
     backend.add_tokens([AddedToken(token, normalized=False) for token in ADDED])
-    return Tokenizer(with_formats(TokenizerParts(backend, template, NAMES, ())))
+    return ModelTokenizer(with_formats(TokenizerParts(backend, template, NAMES, ())))

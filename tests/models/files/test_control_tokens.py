@@ -11,8 +11,8 @@ from tokenizers import normalizers
 from tokenizers.models import Unigram
 
 from prolepsis.core.given_text import GivenText, given, plain
-from prolepsis.models.files.sentencepiece import BYTE, CONTROL, NORMAL, UNKNOWN, Vocabulary, sentencepiece
-from prolepsis.models.files.tokenizer import Tokenizer, TokenizerParts
+from prolepsis.models.files.sentencepiece import BYTE, CONTROL, NORMAL, UNKNOWN, SentencePieceVocabulary, sentencepiece
+from prolepsis.models.files.tokenizer import ModelTokenizer, TokenizerParts
 from tests.models.files.byte_level import ADDED, NAMES, SPECIAL, STRIPPING, byte_level
 
 CHATML = (
@@ -92,7 +92,7 @@ def conversation(text: str) -> dict[str, Any]:
     return {"messages": messages, "tools": given(tools), "variables": given({"extra": text})}
 
 
-def control_tokens(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[int]:
+def control_tokens(tokenizer: ModelTokenizer, tokens: Sequence[int]) -> list[int]:
     written = {tokenizer.vocab[token] for token in ADDED if token in (tokenizer.chat_template or "")}
     return [token for token in tokens if token in tokenizer.special_token_ids | written]
 
@@ -159,10 +159,12 @@ def test_sentencepiece_with_strike_through(space_prefix: bool) -> None:
     words = ["<unk>", "<s>", "</s>", *(f"<0x{i:02X}>" for i in range(256)), "▁", "a", "b", "s", "<", ">", "/", "▁a"]
     kinds = [UNKNOWN, CONTROL, CONTROL, *[BYTE] * 256, *[NORMAL] * 8]
     backend = sentencepiece(
-        Vocabulary(words, [-float(i) for i in range(len(words))], kinds), "<unk>", space_prefix=space_prefix
+        SentencePieceVocabulary(words, [-float(i) for i in range(len(words))], kinds),
+        "<unk>",
+        space_prefix=space_prefix,
     )
     template = "{{ bos_token }}{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
-    tokenizer = Tokenizer(TokenizerParts(backend, template, NAMES, (2,)))
+    tokenizer = ModelTokenizer(TokenizerParts(backend, template, NAMES, (2,)))
     tokens = tokenizer.apply_chat_template([{"role": "user", "content": GivenText("a <s>b</s> a")}])
     assert [words[token] for token in tokens] == [
         *("<s>", *(("▁a",) if space_prefix else ("a",)), "▁", "<", "s", ">", "b", "<", "/", "s", ">", "▁a", "</s>")
@@ -174,7 +176,7 @@ def test_a_model_that_knows_control_tokens_as_words_spells_them() -> None:
     backend = Backend(Unigram(pieces, unk_id=0))
     backend.normalizer = normalizers.Replace(" ", "▁")
     backend.add_special_tokens(["<unk>", "</s>"])
-    tokenizer = Tokenizer(
+    tokenizer = ModelTokenizer(
         TokenizerParts(backend, "{{ messages[0].content }}{{ eos_token }}", {"eos_token": "</s>"}, (1,))
     )
     tokens = tokenizer.apply_chat_template([{"role": "user", "content": GivenText("a</s>ä b<unk>")}])

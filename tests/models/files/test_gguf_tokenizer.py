@@ -8,7 +8,7 @@ from prolepsis.core.errors import ModelLoadError
 from prolepsis.models.files.gguf import GgufFile
 from prolepsis.models.files.gguf_container import Value
 from prolepsis.models.files.gguf_tokenizer import gguf_parts
-from prolepsis.models.files.tokenizer import Tokenizer
+from prolepsis.models.files.tokenizer import ModelTokenizer
 from prolepsis.models.files.tokenizer_files import load_tokenizer
 from tests.models.files.vocabularies import plain_fields, tokens_of, write_vocabulary
 
@@ -84,7 +84,7 @@ def test_gemma_4_spells_spaces_and_bytes_as_sentencepiece_does(tmp_path: Path) -
     kinds = [3, 3, 3, *([6] * 256), *([1] * 5)]
     own: Changes = {"model": "gemma4", "pre": None, "tokens": [*spelled], "token_type": [*kinds], "merges": ["a b"]}
     file = write(tmp_path / "m.gguf", {**own, "unknown_token_id": 2, "add_bos_token": False})
-    tokenizer = Tokenizer(gguf_parts(GgufFile(file)))
+    tokenizer = ModelTokenizer(gguf_parts(GgufFile(file)))
     ids = tokenizer.encode("ab a\nb\u00e9")
     expected = ["<bos>", "ab", "\u2581", "a", "\n", "b", "<0xC3>", "<0xA9>"]
     assert ids == [spelled.index(token) for token in expected]

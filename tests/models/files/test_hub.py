@@ -9,7 +9,7 @@ from huggingface_hub import constants
 
 from prolepsis.core.errors import FetchError
 from prolepsis.models.files.hub import HubSource, fetch_hub, list_hub
-from prolepsis.models.files.store import Endpoints, Store
+from prolepsis.models.files.store import Endpoints, ModelStore
 from tests.models.files.web import COMMIT, Web, serve
 
 NOBODY = "http://127.0.0.1:9"
@@ -99,5 +99,5 @@ def test_a_hub_that_is_unreachable_or_silent_is_named() -> None:
 def test_offline_nothing_is_asked(web: Web, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(FetchError, match=r"a/b is not in .*, and HF_HUB_OFFLINE forbids fetching it"):
-        Store(tmp_path, Endpoints(web.url, web.url)).pull("a/b")
+        ModelStore(tmp_path, Endpoints(web.url, web.url)).pull("a/b")
     assert web.asked == []

@@ -9,7 +9,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.given_text import given
 from prolepsis.models.files.chat_template import ChatTemplate
-from prolepsis.models.files.tokenizer import Tokenizer
+from prolepsis.models.files.tokenizer import ModelTokenizer
 from prolepsis.models.files.tokenizer_files import load_tokenizer
 from tests.models.families import FOLDER, NEEDS_PUBLISHED, published
 
@@ -48,12 +48,12 @@ def read(file: Path) -> str:
 
 
 @pytest.fixture(scope="module", params=VOCABULARIES)
-def named(request: pytest.FixtureRequest) -> tuple[Path, Tokenizer]:
+def named(request: pytest.FixtureRequest) -> tuple[Path, ModelTokenizer]:
     path = published(f"vocab/ggml-vocab-{request.param}.gguf")
     return path, load_tokenizer(path)
 
 
-def test_texts_have_the_ids_that_llama_cpp_expects(named: tuple[Path, Tokenizer]) -> None:
+def test_texts_have_the_ids_that_llama_cpp_expects(named: tuple[Path, ModelTokenizer]) -> None:
     path, tokenizer = named
     texts = read(Path(f"{path}.inp")).split("\n__ggml_vocab_test__\n")
     lines = read(Path(f"{path}.out")).splitlines()

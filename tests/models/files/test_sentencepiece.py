@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from prolepsis.core.errors import ModelLoadError
-from prolepsis.models.files.sentencepiece import BYTE, CONTROL, NORMAL, SPACE, USER_DEFINED, Vocabulary
-from prolepsis.models.files.tokenizer import Tokenizer
+from prolepsis.models.files.sentencepiece import BYTE, CONTROL, NORMAL, SPACE, USER_DEFINED, SentencePieceVocabulary
+from prolepsis.models.files.tokenizer import ModelTokenizer
 from prolepsis.models.files.tokenizer_files import load_tokenizer
 from tests.models.files.vocabularies import Fields, write_vocabulary
 
@@ -19,7 +19,7 @@ ALPHABET = f"abc=.{SPACE}"
 FUZZ = "aabbc==== \n.\u00e9\U0001f642"
 
 
-def vocabulary(seed: int) -> Vocabulary:
+def vocabulary(seed: int) -> SentencePieceVocabulary:
     """All bytes, the alphabet, and words of two to four letters that are made of shorter ones, in random order."""
     rng = random.Random(seed)
     words = list(ALPHABET)
@@ -35,10 +35,10 @@ def vocabulary(seed: int) -> Vocabulary:
         *((f"<0x{byte:02X}>", 0.0, BYTE) for byte in range(256)),
         *((token, -float(i), NORMAL) for i, token in enumerate([*merged, *ALPHABET])),
     ]
-    return Vocabulary(*(list(column) for column in zip(*rows, strict=True)))
+    return SentencePieceVocabulary(*(list(column) for column in zip(*rows, strict=True)))
 
 
-def merged(text: str, known: Vocabulary) -> list[int]:
+def merged(text: str, known: SentencePieceVocabulary) -> list[int]:
     """Cut a text without user-defined tokens: the neighbours with the best union are merged, from the left."""
     rows = zip(known.tokens, known.scores, known.kinds, strict=True)
     scores = {token: score for token, score, kind in rows if kind == NORMAL}
@@ -50,7 +50,7 @@ def merged(text: str, known: Vocabulary) -> list[int]:
     return [known.tokens.index(token) for tokens in spelled for token in tokens]
 
 
-def cut(text: str, known: Vocabulary) -> list[int]:
+def cut(text: str, known: SentencePieceVocabulary) -> list[int]:
     """Take user-defined tokens out of a text, the longest first, and cut what is between them."""
     found, start, at = [], 0, 0
     while at < len(text):
@@ -63,7 +63,9 @@ def cut(text: str, known: Vocabulary) -> list[int]:
     return [*found, *merged(text[start:], known)]
 
 
-def write(path: Path, known: Vocabulary, *, scores: Sequence[float] | None = None, **settings: bool) -> Path:
+def write(
+    path: Path, known: SentencePieceVocabulary, *, scores: Sequence[float] | None = None, **settings: bool
+) -> Path:
     rows: Fields = {
         "tokenizer.ggml.model": "llama",
         "tokenizer.ggml.tokens": list(known.tokens),
@@ -76,7 +78,7 @@ def write(path: Path, known: Vocabulary, *, scores: Sequence[float] | None = Non
     )
 
 
-def without_prefix(folder: Path, known: Vocabulary) -> Tokenizer:
+def without_prefix(folder: Path, known: SentencePieceVocabulary) -> ModelTokenizer:
     return load_tokenizer(write(folder / "m.gguf", known, add_space_prefix=False))
 
 
@@ -94,7 +96,7 @@ def test_text_is_cut_as_sentencepiece_cuts_it(tmp_path: Path, seed: int) -> None
 def test_a_run_of_one_character_is_cut_from_the_left(tmp_path: Path) -> None:
     known = vocabulary(0)
     tokens = [*known.tokens, "aaa", "aa"]
-    runs = Vocabulary(tokens, [*known.scores, 2.0, 1.0], [*known.kinds, NORMAL, NORMAL])
+    runs = SentencePieceVocabulary(tokens, [*known.scores, 2.0, 1.0], [*known.kinds, NORMAL, NORMAL])
     tokenizer = without_prefix(tmp_path, runs)
     for length in range(1, 40):
         assert tokenizer.encode("a" * length, add_special_tokens=False) == merged("a" * length, runs)

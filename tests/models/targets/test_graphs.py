@@ -8,7 +8,7 @@ import torch
 from prolepsis.models.files.checkpoint import Checkpoint
 from prolepsis.models.files.weights import open_checkpoint
 from prolepsis.models.protocol import Batch, SequenceInput, pack
-from prolepsis.models.targets.graphs import Bucket, GraphedLean, lay_out
+from prolepsis.models.targets.graphs import GraphedLean, GraphShape, lay_out
 from prolepsis.models.targets.lean import LeanModel
 from prolepsis.models.targets.lean_shape import LeanShape
 from tests.models.tiny import GEMMA, WINDOWS, save_tiny
@@ -46,7 +46,7 @@ def test_the_padded_step_gives_the_plain_forwards_logits(checkpoint: Checkpoint)
     plain, graphed = LeanModel(checkpoint, shape, "tiny", cpu), GraphedLean(checkpoint, shape, "tiny", cpu)
     ours, theirs = graphed.make_cache(5), plain.make_cache(5)
     for batch in steps():
-        bucket = Bucket.of(batch)
+        bucket = GraphShape.of(batch)
         assert bucket is not None
         inputs, rows = lay_out(batch, bucket, ours.num_pages, graphed.windows)
         found = graphed.static_step(inputs, ours)
@@ -57,9 +57,13 @@ def test_the_padded_step_gives_the_plain_forwards_logits(checkpoint: Checkpoint)
 
 
 def test_buckets_are_powers_of_two_and_bounded() -> None:
-    assert [Bucket.of(batch) for batch in steps()] == [Bucket(2, 32, 1), Bucket(4, 1, 1), Bucket(2, 4, 2)]
-    assert Bucket.of(pack([SequenceInput([1] * 33, 0, [0, 1])])) is None
-    assert Bucket.of(pack([SequenceInput([1] * 32, 0, [i]) for i in range(17)])) is None
+    assert [GraphShape.of(batch) for batch in steps()] == [
+        GraphShape(2, 32, 1),
+        GraphShape(4, 1, 1),
+        GraphShape(2, 4, 2),
+    ]
+    assert GraphShape.of(pack([SequenceInput([1] * 33, 0, [0, 1])])) is None
+    assert GraphShape.of(pack([SequenceInput([1] * 32, 0, [i]) for i in range(17)])) is None
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no CUDA device here")

@@ -17,11 +17,11 @@ from prolepsis.remote.propose.messages import (
     MOST_FROM_ENGINE,
     PROTOCOL,
     TERMS,
-    Ask,
+    DraftCall,
     Drafts,
     FromEngine,
+    ProposeLimits,
     SentDraft,
-    Terms,
 )
 from prolepsis.remote.propose.proposer import RemoteProposer, RemoteSettings
 from prolepsis.remote.propose.server import ProposeServer
@@ -36,8 +36,8 @@ VOCABULARY = b"v" * 32
 class FakeConnection:
     """Keeps what is sent, and hands out what a test puts into `answers`; an exception there is raised."""
 
-    def __init__(self, terms: Terms | None = None) -> None:
-        self.terms = terms or Terms()
+    def __init__(self, terms: ProposeLimits | None = None) -> None:
+        self.terms = terms or ProposeLimits()
         self.sent: list[FromEngine] = []
         self.answers: list[Drafts | Exception] = []
         self.on_wait: Callable[[float], None] = lambda _: None
@@ -65,7 +65,7 @@ class FakeConnection:
     @property
     def round(self) -> int:
         """The last one that was asked for."""
-        return next(message.round for message in reversed(self.sent) if isinstance(message, Ask))
+        return next(message.round for message in reversed(self.sent) if isinstance(message, DraftCall))
 
 
 class FakeLink:
@@ -136,7 +136,7 @@ def _serve_rudely(listening: socket.socket, answer: Callable[[FromEngine], Seque
         with connection:
             reader = FrameReader(MOST_FROM_ENGINE)
             try:
-                steps = handshake.listening(KEY, PROTOCOL, lambda _: TERMS.encode_body(Terms()))
+                steps = handshake.listening(KEY, PROTOCOL, lambda _: TERMS.encode_body(ProposeLimits()))
                 handshake.shake_hands_now(connection, steps)
                 connection.settimeout(None)
                 while data := connection.recv(1 << 16):

@@ -12,14 +12,14 @@ from prolepsis.remote.propose.messages import (
     FROM_ENGINE,
     FROM_SERVER,
     TERMS,
-    Ask,
+    DraftCall,
     Drafts,
     Extend,
     Forget,
     FromEngine,
     Open,
+    ProposeLimits,
     SentDraft,
-    Terms,
 )
 from prolepsis.spec.draft import Draft, chain
 
@@ -33,7 +33,7 @@ TREE = Draft((5, 7, 2**32 - 1), (-1, 0, -1), "suffix", (0.5, 0.1, 0.3), buckets=
         Extend(1, tuple(range(3000))),
         Extend(1, ()),
         Forget(7),
-        Ask(3, ((1, 16), (2, 128))),
+        DraftCall(3, ((1, 16), (2, 128))),
     ],
 )
 def test_engines_messages_arrive_as_they_were_sent(message: FromEngine) -> None:
@@ -44,7 +44,7 @@ def test_servers_messages_arrive_as_they_were_sent() -> None:
     drafts = Drafts(3, (SentDraft(1, 40, TREE), SentDraft(2, 9, chain((4,), "suffix", bucket=3))))
     for answer in (drafts, Drafts(4, ())):
         assert FROM_SERVER.decode(FROM_SERVER.encode_body(answer)) == answer
-    assert TERMS.decode(TERMS.encode_body(Terms(1, 2, 3))) == Terms(1, 2, 3)
+    assert TERMS.decode(TERMS.encode_body(ProposeLimits(1, 2, 3))) == ProposeLimits(1, 2, 3)
 
 
 @given(st.binary(max_size=200))

@@ -8,7 +8,7 @@ import pytest
 from prolepsis.core.requests import SamplingParams
 from prolepsis.core.rounds import RemoteRounds
 from prolepsis.remote.propose.link import ConnectionLost, Link
-from prolepsis.remote.propose.messages import Ask, Drafts, Extend, Forget, Open, Terms
+from prolepsis.remote.propose.messages import DraftCall, Drafts, Extend, Forget, Open, ProposeLimits
 from prolepsis.remote.propose.proposer import RemoteProposer, RemoteSettings, scope_of
 from prolepsis.spec.draft import Draft, chain
 from tests.remote.propose.servers import KEY, FakeConnection, FakeLink, sent
@@ -20,7 +20,7 @@ PARAMS = SamplingParams(temperature=0.0, max_tokens=50)
 class Remote:
     """A proposer with its link, its reports added up, and a clock."""
 
-    def __init__(self, settings: RemoteSettings | None = None, terms: Terms | None = None) -> None:
+    def __init__(self, settings: RemoteSettings | None = None, terms: ProposeLimits | None = None) -> None:
         self.now = 0.0
         self.connection = FakeConnection(terms)
         self.link = FakeLink(self.connection)
@@ -51,10 +51,10 @@ def test_a_sequence_is_opened_extended_and_forgotten(sequence: FakeSequence) -> 
     remote = Remote()
     assert remote.propose(sequence) is None
     opened = Open(1, scope_of(KEY, "tenant"), 3, 0.0, 1.0, 0, 2**64 - 1)
-    assert remote.connection.take() == [opened, Extend(1, (1, 2, 3)), Ask(1, ((1, 20),))]
+    assert remote.connection.take() == [opened, Extend(1, (1, 2, 3)), DraftCall(1, ((1, 20),))]
     sequence.tokens.append(4)
     remote.propose(sequence)
-    assert remote.connection.take() == [Extend(1, (4,)), Ask(2, ((1, 20),))]
+    assert remote.connection.take() == [Extend(1, (4,)), DraftCall(2, ((1, 20),))]
     sequence.tokens.append(5)
     remote.proposer.forget(sequence)
     assert remote.connection.take() == [Extend(1, (5,)), Forget(1)]
@@ -131,7 +131,7 @@ def test_it_is_asked_again_when_too_little_is_ahead(sequence: FakeSequence) -> N
         assert remote.connection.take() == []
     sequence.tokens.append(6)
     remote.propose(sequence)
-    assert remote.connection.take() == [Extend(1, (4, 5, 6)), Ask(2, ((1, 7),))]
+    assert remote.connection.take() == [Extend(1, (4, 5, 6)), DraftCall(2, ((1, 7),))]
 
 
 def test_the_same_tokens_are_asked_for_once(sequence: FakeSequence) -> None:
@@ -147,7 +147,7 @@ def test_a_sequence_without_drafts_asks_ever_more_rarely(sequence: FakeSequence)
     asked: list[int] = []
     for i in range(32):
         remote.propose(sequence)
-        if any(isinstance(message, Ask) for message in remote.connection.take()):
+        if any(isinstance(message, DraftCall) for message in remote.connection.take()):
             asked.append(i)
             remote.connection.answers.append(Drafts(len(asked), ()))
         sequence.tokens.append(4)
@@ -164,7 +164,7 @@ def test_a_draft_of_use_makes_it_ask_often_again(sequence: FakeSequence) -> None
     sequence.tokens += [5, 6]
     remote.connection.take()
     remote.propose(sequence)
-    assert any(isinstance(message, Ask) for message in remote.connection.take())
+    assert any(isinstance(message, DraftCall) for message in remote.connection.take())
 
 
 def test_after_a_loss_sequences_are_opened_with_all_their_tokens(sequence: FakeSequence) -> None:
@@ -216,7 +216,7 @@ def test_a_wrong_answer_ends_the_connection(name: str, sequence: FakeSequence) -
 
 
 def test_the_servers_room_is_never_exceeded() -> None:
-    remote = Remote(terms=Terms(most_sequences=2, most_tokens=130))
+    remote = Remote(terms=ProposeLimits(most_sequences=2, most_tokens=130))
     sequences = [FakeSequence([1] * 10, 10, key=key, params=PARAMS) for key in "abc"]
     remote.proposer.propose(sequences, [4, 4, 4])
     assert [message.number for message in remote.connection.take() if isinstance(message, Open)] == [1, 2]

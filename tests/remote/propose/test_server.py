@@ -12,13 +12,13 @@ from prolepsis.remote.handshake import MOST_BYTES, SharedKey, connecting, refusa
 from prolepsis.remote.propose.messages import (
     FROM_ENGINE,
     PROTOCOL,
-    Ask,
+    DraftCall,
     Drafts,
     Extend,
     Forget,
     FromEngine,
     Open,
-    Terms,
+    ProposeLimits,
 )
 from prolepsis.remote.propose.proposer import scope_of
 from prolepsis.remote.propose.server import ProposeServer, ServedModel, ServerLimits
@@ -108,9 +108,9 @@ def test_rounds_that_wait_together_are_one_call_and_only_the_last_is_drafted() -
     frames: list[FromEngine] = [
         Open(1, b"s" * 16, 1, 0.0, 1.0, 0, 0),
         Extend(1, (1,)),
-        Ask(1, ((1, 4),)),
+        DraftCall(1, ((1, 4),)),
         Extend(1, (2,)),
-        Ask(2, ((1, 4),)),
+        DraftCall(2, ((1, 4),)),
     ]
     with serving(server) as port, closing(RawEngine(port)) as engine:
         assert engine.say(*frames) == Drafts(2, engine.last.drafts)
@@ -121,8 +121,8 @@ def test_rounds_that_wait_together_are_one_call_and_only_the_last_is_drafted() -
 def test_a_round_is_answered_when_nothing_can_be_drafted() -> None:
     with serving(server_of(Echo())) as port, closing(RawEngine(port)) as engine:
         opened = Open(1, b"s" * 16, 1, 0.0, 1.0, 0, 0)
-        assert engine.say(opened, Extend(1, (VOCAB,)), Ask(1, ((1, 4), (9, 4)))) == Drafts(1, ())
-        assert engine.say(Ask(2, ((1, 4),)), Forget(1)) == Drafts(2, ())
+        assert engine.say(opened, Extend(1, (VOCAB,)), DraftCall(1, ((1, 4), (9, 4)))) == Drafts(1, ())
+        assert engine.say(DraftCall(2, ((1, 4),)), Forget(1)) == Drafts(2, ())
 
 
 BAD_MESSAGES: dict[str, list[FromEngine]] = {
@@ -139,7 +139,7 @@ BAD_MESSAGES: dict[str, list[FromEngine]] = {
 
 @pytest.mark.parametrize("name", BAD_MESSAGES)
 def test_an_engine_that_breaks_the_rules_is_cut_off(name: str) -> None:
-    terms = Terms(most_sequences=2, most_tokens=40)
+    terms = ProposeLimits(most_sequences=2, most_tokens=40)
     with serving(server_of(Echo(), ServerLimits(terms=terms))) as port, closing(RawEngine(port)) as engine:
         assert engine.say(*BAD_MESSAGES[name]) is None
 
@@ -218,5 +218,5 @@ def test_a_proposer_that_raises_costs_its_drafts() -> None:
             raise RuntimeError("broken")
 
     with serving(server_of(Broken())) as port, closing(RawEngine(port)) as engine:
-        engine.say(Open(1, b"s" * 16, 1, 0.0, 1.0, 0, 0), Extend(1, (1,)), Ask(1, ((1, 4),)))
+        engine.say(Open(1, b"s" * 16, 1, 0.0, 1.0, 0, 0), Extend(1, (1,)), DraftCall(1, ((1, 4),)))
         assert engine.last == Drafts(1, ())

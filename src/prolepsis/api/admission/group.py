@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from prolepsis.api.admission.response_cache import Answer
+from prolepsis.api.admission.response_cache import CachedAnswer
 from prolepsis.core.ended import Keep
 from prolepsis.core.events import Event, Finished, Terminal, Tokens
 from prolepsis.core.requests import GenerateRequest
@@ -34,7 +34,7 @@ class Progress:
         self,
         request: GenerateRequest,
         *,
-        stored: Answer | None = None,
+        stored: CachedAnswer | None = None,
         keep: Keep = Keep.FIGURES,
         cache_key: bytes | None = None,
     ) -> None:

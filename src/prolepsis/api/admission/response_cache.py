@@ -17,7 +17,7 @@ _BYTES_OF_ANSWER, _BYTES_OF_TOKEN, _BYTES_OF_LOGPROB = 1000, 40, 120
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class CachedAnswer:
     """All events of a finished request; the request id in them is that of who asked first."""
 
     tokens: tuple[Tokens, ...]
@@ -34,9 +34,9 @@ class ResponseCache:
         self.max_bytes = max_bytes
         self._ttl_s = ttl_s
         self._clock = clock
-        self._answers: OrderedDict[bytes, Answer] = OrderedDict()
+        self._answers: OrderedDict[bytes, CachedAnswer] = OrderedDict()
 
-    def get(self, key: bytes) -> Answer | None:
+    def get(self, key: bytes) -> CachedAnswer | None:
         answer = self._answers.get(key)
         if answer is None:
             return None
@@ -53,7 +53,7 @@ class ResponseCache:
         if key in self._answers:
             self._remove(key)
         kept = tuple(event if event.proposed is None else structs.replace(event, proposed=None) for event in tokens)
-        self._answers[key] = Answer(kept, stats, self._clock() + self._ttl_s, size)
+        self._answers[key] = CachedAnswer(kept, stats, self._clock() + self._ttl_s, size)
         self.num_bytes += size
         while self.num_bytes > self.max_bytes:
             self._remove(next(iter(self._answers)))
@@ -72,7 +72,7 @@ def cache_key(request: GenerateRequest, tenant: str, fingerprint: str) -> bytes:
     return sha256(repr((*parts, request.prediction_token_ids)).encode()).digest()
 
 
-def replayed(answer: Answer, request_id: str) -> list[Tokens | Finished]:
+def replayed(answer: CachedAnswer, request_id: str) -> list[Tokens | Finished]:
     """Return the events of a stored answer for another request; its stats say that nothing was computed."""
     stats = RequestStats(
         num_prompt_tokens=answer.stats.num_prompt_tokens,

@@ -25,22 +25,22 @@ from prolepsis.web.fields import (
 )
 
 
-class CalledFunction(Body):
+class CalledFunctionBody(Body):
     name: Name
     arguments: str
     """JSON, as the model wrote it."""
 
 
-class ToolCall(Body):
+class ToolCallBody(Body):
     id: str
     type: Literal["function"] = "function"
-    function: CalledFunction
+    function: CalledFunctionBody
 
 
 class Message(Body):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Text | None = None
-    tool_calls: Annotated[list[ToolCall], Field(max_length=128)] | None = None
+    tool_calls: Annotated[list[ToolCallBody], Field(max_length=128)] | None = None
     tool_call_id: str | None = None
     name: str | None = None
     reasoning_content: str | None = None

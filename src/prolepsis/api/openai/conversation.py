@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from jiter import from_json
 
-from prolepsis.api.openai.bodies import FunctionBody, Message, ToolCall
+from prolepsis.api.openai.bodies import FunctionBody, Message, ToolCallBody
 from prolepsis.api.tokenizer import Tokenizer
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.given_text import given, joined, plain
@@ -101,7 +101,7 @@ class _Ids:
         self._form = form
         self._of: dict[str, str] = {}
 
-    def of_call(self, call: ToolCall) -> str:
+    def of_call(self, call: ToolCallBody) -> str:
         name, number = call.function.name, len(self._of)
         self._of[call.id] = self._form.history_id(call.id, name, number) if self._form is not None else call.id
         return self._of[call.id]
@@ -134,12 +134,12 @@ def _message(message: Message, field: str, formats: AnswerFormats, ids: _Ids) ->
     return shown
 
 
-def _call(call: ToolCall, field: str, ids: _Ids) -> TemplateMessage:
+def _call(call: ToolCallBody, field: str, ids: _Ids) -> TemplateMessage:
     function = given({"name": call.function.name, "arguments": _arguments(call, field)})
     return {"id": given(ids.of_call(call)), "type": "function", "function": function}
 
 
-def _arguments(call: ToolCall, field: str) -> object:
+def _arguments(call: ToolCallBody, field: str) -> object:
     """Return the arguments as an object; if they are not JSON, as in a call that was cut short, return the text."""
     try:
         return read_json(_arguments_text(call), f"{field}.function.arguments")
@@ -147,7 +147,7 @@ def _arguments(call: ToolCall, field: str) -> object:
         return call.function.arguments
 
 
-def _written(call: ToolCall, form: ToolFormat, field: str) -> str:
+def _written(call: ToolCallBody, form: ToolFormat, field: str) -> str:
     """Return the arguments in the model's form; those that are no object, as in a call that was cut, as they are."""
     value = _arguments(call, field)
     if isinstance(form.arguments, JsonArguments) or not isinstance(value, dict):
@@ -155,7 +155,7 @@ def _written(call: ToolCall, form: ToolFormat, field: str) -> str:
     return form.arguments.write(value)
 
 
-def _arguments_text(call: ToolCall) -> str:
+def _arguments_text(call: ToolCallBody) -> str:
     """Return the arguments as JSON; clients that give none mean no arguments."""
     text = call.function.arguments
     return "{}" if text.strip() in ("", "null") else text

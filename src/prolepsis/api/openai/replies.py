@@ -17,7 +17,7 @@ class CompletionDetails(Reply):
     reasoning_tokens: int | None = None
 
 
-class Usage(Reply):
+class UsageBody(Reply):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
@@ -55,7 +55,7 @@ class Effective(Reply):
     """There where the server asks flags."""
 
 
-class Delivery(Reply):
+class DraftDelivery(Reply):
     """Draft tokens accepted by verification, delivered to the client, and lost by reason."""
 
     num_verified_draft_tokens: int
@@ -76,7 +76,7 @@ class StagesMs(Reply):
     """Waiting for the work of others in the engine."""
 
 
-class Metrics(Reply):
+class MetricsReply(Reply):
     """Times (ms) and acceptance of one answer, and the mode that was in effect."""
 
     time_to_first_token_ms: float | None
@@ -90,7 +90,7 @@ class Metrics(Reply):
     speculative_decoding: SpecDecodeFigures
     shadow_speculative_decoding: SpecDecodeFigures | None = None
     """Figures of drafts that were only compared."""
-    delivery: Delivery | None
+    delivery: DraftDelivery | None
     """None: the engine does not say which tokens were drafts."""
     effective: Effective
 
@@ -158,10 +158,10 @@ class Envelope(Reply):
     created: int
     model: str
     system_fingerprint: str
-    usage: Usage
+    usage: UsageBody
     seed: int
     """Drawn by the server unless the caller gave it; the header `x-seed` has it too."""
-    metrics: Metrics | None = None
+    metrics: MetricsReply | None = None
     prompt_token_ids: list[int] | None = None
 
 
@@ -221,4 +221,4 @@ class ResponseReply(Reply):
     usage: ResponseUsage
     user: str | None
     seed: int
-    metrics: Metrics | None = None
+    metrics: MetricsReply | None = None

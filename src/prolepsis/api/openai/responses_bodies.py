@@ -9,7 +9,7 @@ from prolepsis.api.openai.bodies import (
     MAX_TOOLS,
     AllowedChoice,
     AllowedTools,
-    CalledFunction,
+    CalledFunctionBody,
     ChatBody,
     FunctionBody,
     JsonSchemaBody,
@@ -18,7 +18,7 @@ from prolepsis.api.openai.bodies import (
     ResponseFormat,
     SharedBody,
     ToolBody,
-    ToolCall,
+    ToolCallBody,
     ToolChoice,
     ToolName,
     ToolWord,
@@ -195,7 +195,7 @@ def _messages(body: ResponsesBody) -> list[Message]:
     for item in body.input:
         previous = messages[-1] if messages else None
         if isinstance(item, InputCall):
-            call = ToolCall(id=item.call_id, function=CalledFunction(name=item.name, arguments=item.arguments))
+            call = ToolCallBody(id=item.call_id, function=CalledFunctionBody(name=item.name, arguments=item.arguments))
             if previous is not None and previous.role == "assistant":
                 joined = [*(previous.tool_calls or ()), call]
                 messages[-1] = previous.model_copy(update={"tool_calls": joined})

@@ -21,7 +21,7 @@ from prolepsis.api.openai.speculation import decided_by, mode_at_start
 from prolepsis.api.openai.tokenization import tokenization_routes
 from prolepsis.api.openai.usage import Json
 from prolepsis.api.services import Models, Services
-from prolepsis.api.stream import ClientDisconnected, EventStream, until_disconnect
+from prolepsis.api.stream import ClientDisconnected, SseStream, until_disconnect
 from prolepsis.core.stats import RequestStats
 from prolepsis.web.body_reader import read_body
 from prolepsis.web.caller import caller_of
@@ -84,7 +84,7 @@ async def _response(body: ResponsesBody, request: Request, services: Services) -
     shape = ResponseShape(body, prepared, services)
     if prepared.stream:
         events = response_events(answer(request, prepared, services), shape)
-        return EventStream(events, headers=at_start(prepared, services), named=True)
+        return SseStream(events, headers=at_start(prepared, services), named=True)
     return await _whole(request, prepared, services, whole_response(answer(request, prepared, services), shape))
 
 
@@ -93,7 +93,7 @@ async def _completion(
 ) -> Response:
     parts, form = answer(request, prepared, services), make_form(prepared)
     if prepared.stream:
-        return EventStream(completion_chunks(parts, prepared, services, form), headers=at_start(prepared, services))
+        return SseStream(completion_chunks(parts, prepared, services, form), headers=at_start(prepared, services))
     return await _whole(request, prepared, services, whole_completion(parts, prepared, services, form))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import regex
 
-from prolepsis.api.output.policy import ALLOW, AnswerFacts, Decision, Rewrite, hold_back, rewrite, stop
+from prolepsis.api.output.policy import ALLOW, AnswerFacts, Rewrite, TextDecision, hold_back, rewrite, stop
 from prolepsis.core.errors import ConfigError
 from prolepsis.redaction.secrets import MARK, SHAPES
 
@@ -47,7 +47,7 @@ class _Reading:
         self._stops = stops
         self._context = ""
 
-    def look(self, pending: str, *, ended: bool) -> Decision:
+    def look(self, pending: str, *, ended: bool) -> TextDecision:
         """Say what becomes of `pending`; raises `TimeoutError` where a pattern takes too long."""
         text, begin = self._context + pending, len(self._context)
         changes: list[Rewrite] = []
@@ -73,7 +73,7 @@ class _Reading:
                 best = (mark, match.start(), match.end(), not ended and match.end() == len(text))
         return best
 
-    def _decided(self, text: str, shown_to: int, decision: Decision, changes: list[Rewrite]) -> Decision:
+    def _decided(self, text: str, shown_to: int, decision: TextDecision, changes: list[Rewrite]) -> TextDecision:
         self._context = text[max(0, shown_to - _CONTEXT) : shown_to]
         return rewrite(*changes, num_held=decision.num_held) if changes else decision
 
@@ -124,7 +124,7 @@ class _RepetitionReading:
         self._lines: deque[int] = deque(maxlen=last)
         self._line = ""
 
-    def look(self, pending: str, *, ended: bool) -> Decision:
+    def look(self, pending: str, *, ended: bool) -> TextDecision:
         """Stop after the line that comes once too often; nothing is ever held back."""
         *whole, rest = (self._line + pending).split("\n")
         position = -len(self._line)

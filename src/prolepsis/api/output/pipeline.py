@@ -13,7 +13,7 @@ from typing import Literal, TypeVar
 import structlog
 from prometheus_client import CollectorRegistry
 
-from prolepsis.api.output.policy import AnswerFacts, Decision, OutputPolicy, Reader, Rewrite
+from prolepsis.api.output.policy import AnswerFacts, AnswerReader, OutputPolicy, Rewrite, TextDecision
 from prolepsis.telemetry.declare import counter
 
 log = structlog.get_logger(__name__)
@@ -178,9 +178,9 @@ class FilterStage:
     `take` changes nothing but the reader, so it may run in a thread and be given up; `settle` remembers what it found.
     """
 
-    def __init__(self, loaded: LoadedPolicy, reader: Reader) -> None:
+    def __init__(self, loaded: LoadedPolicy, reader: AnswerReader) -> None:
         self.loaded = loaded
-        self._reader: Reader | None = reader
+        self._reader: AnswerReader | None = reader
         self._held: Sequence[SourceSpan] = ()
 
     @property
@@ -218,7 +218,7 @@ class FilterStage:
         if passed.fault is not None:
             self._reader = None
 
-    def _decide(self, reader: Reader, held: Sequence[SourceSpan], *, ended: bool) -> Decision:
+    def _decide(self, reader: AnswerReader, held: Sequence[SourceSpan], *, ended: bool) -> TextDecision:
         pending = text_of(held)
         try:
             decision = reader.look(pending, ended=ended)
@@ -240,7 +240,7 @@ class FilterStage:
         return FilterResult([*passed, []], stopped_by=kind, fault=kind)
 
 
-def _released(held: Sequence[SourceSpan], decision: Decision) -> tuple[list[SourceSpan], list[SourceSpan]]:
+def _released(held: Sequence[SourceSpan], decision: TextDecision) -> tuple[list[SourceSpan], list[SourceSpan]]:
     """Return what goes on and what waits."""
     length = sum(len(span.text) for span in held)
     at = length - decision.num_held if decision.stop_at is None else decision.stop_at
@@ -249,7 +249,7 @@ def _released(held: Sequence[SourceSpan], decision: Decision) -> tuple[list[Sour
 
 
 def _means_something(decision: object, length: int, *, ended: bool) -> bool:
-    if not isinstance(decision, Decision):
+    if not isinstance(decision, TextDecision):
         return False
     limit = length - decision.num_held if decision.stop_at is None else decision.stop_at
     if not 0 <= limit <= length or (ended and decision.stop_at is None and decision.num_held):
@@ -359,5 +359,5 @@ class FilterPipeline:
 class _Refusing:
     """Stands for a policy that failed before it read anything and is to fail closed."""
 
-    def look(self, pending: str, *, ended: bool) -> Decision:
+    def look(self, pending: str, *, ended: bool) -> TextDecision:
         raise RuntimeError("the policy failed at its beginning")

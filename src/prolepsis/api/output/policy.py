@@ -33,7 +33,7 @@ class Rewrite:
 
 
 @dataclass(frozen=True, slots=True)
-class Decision:
+class TextDecision:
     """Decision about the pending text: all of it passes, except for the parts named here."""
 
     num_held: int = 0
@@ -46,28 +46,28 @@ class Decision:
     """Why the answer was stopped; the client sees it."""
 
 
-ALLOW = Decision()
+ALLOW = TextDecision()
 
 
-def hold_back(num_characters: int) -> Decision:
+def hold_back(num_characters: int) -> TextDecision:
     """Keep the end of the pending text until more of the answer is there."""
-    return Decision(num_held=num_characters)
+    return TextDecision(num_held=num_characters)
 
 
-def rewrite(*rewrites: Rewrite, num_held: int = 0) -> Decision:
+def rewrite(*rewrites: Rewrite, num_held: int = 0) -> TextDecision:
     """Replace parts of the pending text, and keep its end."""
-    return Decision(num_held=num_held, rewrites=rewrites)
+    return TextDecision(num_held=num_held, rewrites=rewrites)
 
 
-def stop(at: int, reason: str) -> Decision:
+def stop(at: int, reason: str) -> TextDecision:
     """End the answer before character `at` of the pending text, with finish reason `content_filter`."""
-    return Decision(stop_at=at, reason=reason)
+    return TextDecision(stop_at=at, reason=reason)
 
 
-class Reader(Protocol):
+class AnswerReader(Protocol):
     """Reads one answer; it may remember what it has seen, within bounds of its own."""
 
-    def look(self, pending: str, *, ended: bool) -> Decision:
+    def look(self, pending: str, *, ended: bool) -> TextDecision:
         """Say what becomes of `pending`: what was held back before, and the text of one more token.
 
         `ended`: nothing comes after it, so nothing may be held back.
@@ -80,5 +80,5 @@ class OutputPolicy(Protocol):
     inline: bool
     """`look` takes microseconds and waits for nothing, so it may run on the event loop. Else it runs in a thread."""
 
-    def begin(self, answer: AnswerFacts) -> Reader | None:
+    def begin(self, answer: AnswerFacts) -> AnswerReader | None:
         """Return who reads this answer; None lets it pass unread."""

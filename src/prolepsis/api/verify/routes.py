@@ -19,7 +19,7 @@ from prolepsis.api.openai.prepare import prepare_chat, prepare_completion
 from prolepsis.api.openai.prepared import SPEC_MODE_HEADER, PreparedRequest, context_of
 from prolepsis.api.openai.routes import at_start
 from prolepsis.api.services import Models, Services
-from prolepsis.api.stream import EventStream
+from prolepsis.api.stream import SseStream
 from prolepsis.api.verify.events import verify_events
 from prolepsis.api.verify.refusal import Refusal, check_supported, refusal_of
 from prolepsis.api.verify.streams import VerifyStream, VerifyStreams
@@ -56,7 +56,7 @@ def verify_routes(models: Models) -> Sequence[Route]:
         stream = VerifyStream(generated, caller_of(request), services.client, refusal)
         parts = answer(request, prepared, services, tells_start=True)
         events = verify_events(prepared, parts, stream, streams, services)
-        return EventStream(events, headers=at_start(prepared, services), named=True)
+        return SseStream(events, headers=at_start(prepared, services), named=True)
 
     @generating(chat_path, summary="Continue a conversation, and verify its client's drafts")
     async def chat(request: Request, body: Annotated[ChatBody, read_body(ChatBody)]) -> Response:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from prolepsis.audit.commands.log import ServerUrl, exported, opened_log
-from prolepsis.audit.verify import Anchor, Evidence, RecordsVerified, Verified, parse_anchor, verify_records
+from prolepsis.audit.verify import Anchor, ChainEvidence, RecordsVerified, Verified, parse_anchor, verify_records
 from prolepsis.audit.verify import verify as verify_entries
 from prolepsis.core.errors import ConfigError
 from prolepsis.store.database import Database, store_url
@@ -43,7 +43,7 @@ PublicKey = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class Known:
+class KnownKeys:
     """Public keys and anchors for the check."""
 
     keys: PublicKeys | None
@@ -59,9 +59,9 @@ class Known:
         found = ((head.seq, self.keys.fault(head)) for head in self.heads)
         return [f"the anchor of entry {seq} {fault}" for seq, fault in found if fault is not None]
 
-    def evidence(self, head: Anchor | None = None, signed: SignedHead | None = None) -> Evidence:
+    def evidence(self, head: Anchor | None = None, signed: SignedHead | None = None) -> ChainEvidence:
         anchors = [Anchor(one.seq, one.digest) for one in self.heads if one.chain == "audit"]
-        return Evidence(head, signed, self.keys, [*anchors, *self.anchors])
+        return ChainEvidence(head, signed, self.keys, [*anchors, *self.anchors])
 
 
 def verify(
@@ -91,7 +91,7 @@ def verify(
     """
     noted = [parse_anchor(one) for one in anchor or ()]
     local = file is None and url is None
-    known = Known(_keys(public_key, local=local), _heads(anchors, store, local=local), noted)
+    known = KnownKeys(_keys(public_key, local=local), _heads(anchors, store, local=local), noted)
     if file is not None:
         with file.open(encoding="utf-8") as lines:
             verified = verify_entries(exported(lines), known.evidence())
@@ -104,7 +104,7 @@ def verify(
     _show(verified, records, known.forged, as_json=as_json)
 
 
-def _records(store: str | None, known: Known) -> RecordsVerified:
+def _records(store: str | None, known: KnownKeys) -> RecordsVerified:
     """Verify the store's request records too: they are in a chain of their own."""
     anchors = [Anchor(head.seq, head.digest) for head in known.heads if head.chain == "requests"]
     with ready_database(store) as database, database.read() as connection:
@@ -123,7 +123,7 @@ def _keys(given: Path | None, *, local: bool) -> PublicKeys | None:
         return None
 
 
-def _without_other_keys(known: Known, signed: SignedHead | None) -> Known:
+def _without_other_keys(known: KnownKeys, signed: SignedHead | None) -> KnownKeys:
     """Return it without keys that sign neither the chain nor an anchor: they are of another server.
 
     Keys that a person names with --public-key are taken at their word: another signature is then a fault.

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class TimedAnswer:
     """The answer to a request of one sequence; times in seconds, measured by the client."""
 
     token_ids: tuple[int, ...]
@@ -27,7 +27,7 @@ class Answer:
 
 async def ask(
     client: EngineClient, request: GenerateRequest, show: Callable[[Tokens], None] = lambda event: None
-) -> Answer:
+) -> TimedAnswer:
     """Return the answer to `request`, its tokens shown as they come.
 
     Raises the error of a failed request, `EngineError` for an aborted one.
@@ -41,7 +41,7 @@ async def ask(
             tokens += event.token_ids
             show(event)
         elif isinstance(event, Finished):
-            return Answer(tuple(tokens), time.perf_counter() - started, first, event.stats)
+            return TimedAnswer(tuple(tokens), time.perf_counter() - started, first, event.stats)
         elif isinstance(event, Failed):
             raise event.error
         else:

@@ -30,7 +30,7 @@ READY_S = 1800.0
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class BenchJob:
     """The measurement that the command line describes."""
 
     prompts_file: str
@@ -66,7 +66,7 @@ def bench(
     params.validate(vocab_size=1)
     parse_arms(arms, _proposers(settings.engine))  # before the model is loaded
     check_folder(as_json)
-    job = Job(
+    job = BenchJob(
         prompts_file=str(prompts or DEFAULT_PROMPTS),
         prompts=load_prompts(prompts, listed(categories)),
         arms=arms,
@@ -80,7 +80,7 @@ def bench(
     print_report(report)
 
 
-async def _run(job: Job, settings: Settings) -> dict[str, object]:
+async def _run(job: BenchJob, settings: Settings) -> dict[str, object]:
     from prolepsis.terminal.engine import running
 
     async with running(settings) as engine:
@@ -88,7 +88,7 @@ async def _run(job: Job, settings: Settings) -> dict[str, object]:
 
 
 async def run_bench(
-    job: Job, client: EngineClient, tokenizer: ChatTokenizer, times: Timings | None = None, notify: Notify = note
+    job: BenchJob, client: EngineClient, tokenizer: ChatTokenizer, times: Timings | None = None, notify: Notify = note
 ) -> dict[str, object]:
     """Measure `job` on a running engine and return the report; raises the error of a request that fails."""
     setting, runs = await measure_arms(job, client, tokenizer, times, notify)
@@ -96,7 +96,7 @@ async def run_bench(
 
 
 async def measure_arms(  # noqa: PLR0917  # the engine with its tokenizer and times, and what to measure on it
-    job: Job,
+    job: BenchJob,
     client: EngineClient,
     tokenizer: ChatTokenizer,
     times: Timings | None = None,

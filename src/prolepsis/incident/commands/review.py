@@ -16,7 +16,7 @@ from prolepsis.incident.prometheus import Prometheus
 from prolepsis.incident.review import Review, budgets
 from prolepsis.incident.review_page import page
 from prolepsis.incident.timeline import timeline
-from prolepsis.incident.week import Figures, figures
+from prolepsis.incident.week import WeekFigures, figures
 from prolepsis.terminal.output import AsJson, note, print_json
 from prolepsis.terminal.store import StoreOption, ready_database
 
@@ -75,7 +75,7 @@ def _plain(found: Review) -> dict[str, object]:
     }
 
 
-def _figures(found: Figures) -> dict[str, object]:
+def _figures(found: WeekFigures) -> dict[str, object]:
     return {
         "classes": {
             name: {**asdict(one), "acceptance_rate": one.acceptance_rate, "saved": one.saved}

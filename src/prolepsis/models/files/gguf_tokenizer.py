@@ -16,7 +16,7 @@ from tokenizers.processors import Sequence as SequenceProcessor
 from prolepsis.core.errors import ModelLoadError
 from prolepsis.models.files.chat_template import one_template
 from prolepsis.models.files.gguf import CONTROL, USER_DEFINED, GgufFile
-from prolepsis.models.files.sentencepiece import BYTE, SPACE, Vocabulary, sentencepiece
+from prolepsis.models.files.sentencepiece import BYTE, SPACE, SentencePieceVocabulary, sentencepiece
 from prolepsis.models.files.text_splits import SPLITS, TextSplit
 from prolepsis.models.files.tokenizer import TokenizerParts
 
@@ -92,17 +92,17 @@ def _words(file: GgufFile, kind: str) -> _Words:
     return _Words(file, tokens, kinds, special)
 
 
-def _vocabulary(words: _Words) -> Vocabulary:
+def _vocabulary(words: _Words) -> SentencePieceVocabulary:
     tokens, scores = words.tokens, words.file.floats("tokenizer.ggml.scores")
     if not len(tokens) == len(scores) == len(words.kinds):
         raise ModelLoadError(
             f"{words.file.path}: {len(tokens)} tokens, {len(scores)} scores (tokenizer.ggml.scores) and "
             f"{len(words.kinds)} kinds (tokenizer.ggml.token_type); needed: as many of each"
         )
-    return Vocabulary(tokens, scores, words.kinds)
+    return SentencePieceVocabulary(tokens, scores, words.kinds)
 
 
-def _sentencepiece(words: _Words, vocabulary: Vocabulary) -> Backend:
+def _sentencepiece(words: _Words, vocabulary: SentencePieceVocabulary) -> Backend:
     """Build a tokenizer of kind "llama"; a file that does not say otherwise has a BOS and a space before a text."""
     prefix = words.states("add_space_prefix", default=True)
     backend = sentencepiece(vocabulary, words.special.get("unk_token"), space_prefix=prefix)

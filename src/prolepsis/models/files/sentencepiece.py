@@ -20,7 +20,7 @@ SPACE = "\u2581"
 
 
 @dataclass(frozen=True, slots=True)
-class Vocabulary:
+class SentencePieceVocabulary:
     """Tokens by id, with their scores and kinds; spaces are written as `SPACE` except in user-defined tokens."""
 
     tokens: Sequence[str]
@@ -33,7 +33,7 @@ class Vocabulary:
         return sha256(json.dumps([self.tokens, self.scores, self.kinds]).encode()).hexdigest()
 
 
-def sentencepiece(vocabulary: Vocabulary, unknown: str | None, *, space_prefix: bool) -> Backend:
+def sentencepiece(vocabulary: SentencePieceVocabulary, unknown: str | None, *, space_prefix: bool) -> Backend:
     """Return the tokenizer of `vocabulary`, without the tokens around a text.
 
     `space_prefix`: a space is put before a text, and before what follows a control token. Control tokens in a text are
@@ -61,7 +61,7 @@ def sentencepiece(vocabulary: Vocabulary, unknown: str | None, *, space_prefix: 
     return backend
 
 
-def merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
+def merges(vocabulary: SentencePieceVocabulary) -> list[tuple[str, str]]:
     """Return the pairs of tokens whose union is a token, the union with the highest score first.
 
     Of the pairs of one token the one with the longest left part comes first: that is where a run of equal characters

@@ -126,7 +126,7 @@ class Manifest:
 
 
 @dataclass(frozen=True, slots=True)
-class Store:
+class ModelStore:
     """A folder of models; `root` is `model_dir` of the configuration, by default the user's cache directory."""
 
     root: Path = field(default_factory=lambda: cache_directory() / "models")
@@ -176,7 +176,7 @@ class Store:
 class _Pull:
     """One model being fetched: its files gather in a staging folder, which becomes the model's folder when complete."""
 
-    store: Store
+    store: ModelStore
     name: str
     progress: Progress
 
@@ -261,9 +261,9 @@ def resolve(name_or_path: str, model_dir: Path | None = None) -> Path:
     raise ModelLoadError(unknown(name_or_path))
 
 
-def open_store(model_dir: Path | None) -> Store:
+def open_store(model_dir: Path | None) -> ModelStore:
     """Return the store at `model_dir`, or the one in the user's cache directory."""
-    return Store() if model_dir is None else Store(model_dir)
+    return ModelStore() if model_dir is None else ModelStore(model_dir)
 
 
 def unknown(name: str) -> str:

@@ -61,7 +61,7 @@ def template_of(parts: TokenizerParts) -> FittingTemplate | None:
     return FittingTemplate(ChatTemplate(parts.template, parts.special_tokens)) if parts.template else None
 
 
-class Tokenizer:
+class ModelTokenizer:
     """One model's tokenizer. Safe to use from several threads.
 
     Only in batches the library releases the interpreter, and a single long text would hold up all threads for seconds.
@@ -77,9 +77,9 @@ class Tokenizer:
         self.formats = parts.formats
         self._digest = parts.digest
 
-    def __reduce__(self) -> tuple[type["Tokenizer"], tuple[TokenizerParts]]:
+    def __reduce__(self) -> tuple[type["ModelTokenizer"], tuple[TokenizerParts]]:
         """Travel to other processes as the parts that it was made of."""
-        return Tokenizer, (self._parts,)
+        return ModelTokenizer, (self._parts,)
 
     @classmethod
     def of(cls, state: TokenizerState) -> Self:

@@ -14,16 +14,16 @@ from prolepsis.models.files.chat_template import one_template
 from prolepsis.models.files.end_tokens import named_ends
 from prolepsis.models.files.generation_config import json_object
 from prolepsis.models.files.source import ModelSource, open_model
-from prolepsis.models.files.tokenizer import Tokenizer, TokenizerParts, template_of
+from prolepsis.models.files.tokenizer import ModelTokenizer, TokenizerParts, template_of
 
 
-def load_tokenizer(source: ModelSource, config: EngineConfig | None = None) -> Tokenizer:
+def load_tokenizer(source: ModelSource, config: EngineConfig | None = None) -> ModelTokenizer:
     """Build the tokenizer of a model folder or GGUF file; formats that `config` names override what its template shows.
 
     Raises `ModelLoadError` with file and reason, `ConfigError` for a format that is not known.
     """
     names = () if config is None else (config.tool_format, config.reasoning_format)
-    return Tokenizer(with_formats(tokenizer_parts(source), *names))
+    return ModelTokenizer(with_formats(tokenizer_parts(source), *names))
 
 
 def with_formats(parts: TokenizerParts, tool_format: str = AUTO, reasoning_format: str = AUTO) -> TokenizerParts:

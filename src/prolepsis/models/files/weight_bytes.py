@@ -18,7 +18,7 @@ BYTES_OF = {"bf16": 2.0, "q8": 34 / 32, "q4": 20 / 32}
 
 
 @dataclass(frozen=True, slots=True)
-class _Stored:
+class _StoredSize:
     """A tensor in a file."""
 
     num_bytes: int
@@ -47,19 +47,19 @@ def least_loaded_bytes(source: "ModelSource", weights: str) -> int:
     return sum(min(tensor.num_bytes, 2 * tensor.num_weights) for tensor in tensors)
 
 
-def _tensors(source: "ModelSource") -> dict[str, _Stored]:
+def _tensors(source: "ModelSource") -> dict[str, _StoredSize]:
     if isinstance(source, Path) and not source.is_file():
         return _of_folder(source)
     from prolepsis.models.files.gguf import GgufFile
 
     file = GgufFile(source) if isinstance(source, Path) else source
-    return {name: _Stored(tensor.size, math.prod(tensor.shape)) for name, tensor in file.tensors.items()}
+    return {name: _StoredSize(tensor.size, math.prod(tensor.shape)) for name, tensor in file.tensors.items()}
 
 
-def _of_folder(folder: Path) -> dict[str, _Stored]:
+def _of_folder(folder: Path) -> dict[str, _StoredSize]:
     return {name: _stored(entry) for file in weight_files(folder) for name, entry in header(file).items()}
 
 
-def _stored(entry: Mapping[str, Any]) -> _Stored:
+def _stored(entry: Mapping[str, Any]) -> _StoredSize:
     start, end = entry["data_offsets"]
-    return _Stored(end - start, math.prod(entry["shape"]))
+    return _StoredSize(end - start, math.prod(entry["shape"]))

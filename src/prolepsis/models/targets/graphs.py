@@ -24,7 +24,7 @@ MAX_ROWS_PER_SEQUENCE = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Bucket:
+class GraphShape:
     """Shape of a captured step."""
 
     sequences: int
@@ -32,7 +32,7 @@ class Bucket:
     pages: int
 
     @classmethod
-    def of(cls, batch: Batch) -> "Bucket | None":
+    def of(cls, batch: Batch) -> "GraphShape | None":
         """Return the smallest bucket that holds `batch`, or None if it is too large."""
         starts, cached = batch.starts.tolist(), batch.cached.tolist()
         rows = max(end - start for start, end in pairwise(starts))
@@ -65,7 +65,7 @@ class StaticInputs:
 
 
 def lay_out(
-    batch: Batch, bucket: Bucket, scratch_page: int, windows: Sequence[int | None]
+    batch: Batch, bucket: GraphShape, scratch_page: int, windows: Sequence[int | None]
 ) -> tuple[StaticInputs, Tensor]:
     """Pad `batch` to `bucket`; also return the positions of the logits to keep ([L] int64).
 
@@ -100,7 +100,7 @@ class GraphedLean(LeanModel):
     def __init__(self, checkpoint: Checkpoint, shape: LeanShape, name: str, device: torch.device) -> None:
         super().__init__(checkpoint, shape, name, device)
         self.windows = tuple(dict.fromkeys(layer.window for layer in shape.layers))
-        self._graphs: WeakKeyDictionary[PlainCache, dict[Bucket, Captured]] = WeakKeyDictionary()
+        self._graphs: WeakKeyDictionary[PlainCache, dict[GraphShape, Captured]] = WeakKeyDictionary()
         self._info = replace(self._info, forward="lean (torch, CUDA graphs)")
 
     def make_cache(self, num_pages: int) -> PlainCache:
@@ -110,14 +110,14 @@ class GraphedLean(LeanModel):
     def forward(self, batch: Batch, cache: KVCache) -> Tensor:  # [L, vocab] float32
         """Write the K/V of `batch` into `cache` and return the logits of its `logit_rows`."""
         assert isinstance(cache, PlainCache), "a cache made by this model"
-        bucket = Bucket.of(batch)
+        bucket = GraphShape.of(batch)
         if bucket is None:
             return super().forward(batch, cache)
         inputs, rows = lay_out(batch, bucket, cache.num_pages, self.windows)
         logits = self._replay(bucket, inputs, cache)
         return logits[rows.to(self.device, non_blocking=True)]
 
-    def _replay(self, bucket: Bucket, inputs: StaticInputs, cache: PlainCache) -> Tensor:  # [S * N, vocab] float32
+    def _replay(self, bucket: GraphShape, inputs: StaticInputs, cache: PlainCache) -> Tensor:  # [S * N, vocab] float32
         graphs = self._graphs.setdefault(cache, {})
         captured = graphs.get(bucket)
         if captured is None:

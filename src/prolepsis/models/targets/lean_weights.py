@@ -63,7 +63,7 @@ class LeanLayer:
     k_norm: Tensor | None
 
 
-class Reader(Generic[M]):
+class WeightReader(Generic[M]):
     """Reads tensors of a checkpoint by name, matrices as `read` returns them, and checks their sizes."""
 
     def __init__(self, checkpoint: Checkpoint, shape: LeanShape, read: Callable[[str], M]) -> None:
@@ -97,7 +97,7 @@ class Reader(Generic[M]):
             raise ModelLoadError(f"{self._checkpoint.source}: {name} is {list(found)}; its config says {list(sizes)}")
 
 
-class _Sizes(Reader[Tensor]):
+class _Sizes(WeightReader[Tensor]):
     """Notes the tensors that are asked for, in place of reading them."""
 
     def __init__(self, checkpoint: Checkpoint, shape: LeanShape) -> None:
@@ -141,12 +141,12 @@ def layer_parts(checkpoint: Checkpoint, shape: LeanShape, read: Callable[[str], 
 
     Raises `ModelLoadError` for a missing tensor, or a shape that differs from the configuration.
     """
-    reader = Reader(checkpoint, shape, read)
+    reader = WeightReader(checkpoint, shape, read)
     for i in range(len(shape.layers)):
         yield _layer(reader, shape, i)
 
 
-def _layer(reader: Reader[M], shape: LeanShape, i: int) -> LayerParts[M]:
+def _layer(reader: WeightReader[M], shape: LeanShape, i: int) -> LayerParts[M]:
     hidden, q_rows, kv_rows = shape.hidden, shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
     layer = f"model.layers.{i}"
     attention, feed_forward = f"{layer}.self_attn", f"{layer}.mlp"
@@ -211,10 +211,10 @@ class EndParts(Generic[M]):
 
 def end_parts(checkpoint: Checkpoint, shape: LeanShape, read: Callable[[str], M]) -> EndParts[M]:
     """Return the weights outside the layers; raises `ModelLoadError` as `layer_parts` does."""
-    return _ends(Reader(checkpoint, shape, read), shape)
+    return _ends(WeightReader(checkpoint, shape, read), shape)
 
 
-def _ends(reader: Reader[M], shape: LeanShape) -> EndParts[M]:
+def _ends(reader: WeightReader[M], shape: LeanShape) -> EndParts[M]:
     return EndParts(
         embedding=reader.matrix("model.embed_tokens", shape.vocab, shape.hidden),
         final_norm=reader.norm("model.norm", shape.hidden),

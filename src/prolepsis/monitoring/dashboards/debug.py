@@ -12,14 +12,14 @@ from prolepsis.monitoring.dashboards.queries import (
     rate,
     ratio,
 )
-from prolepsis.monitoring.grafana import Dashboard, Panel, Query, Row
+from prolepsis.monitoring.grafana import Dashboard, Panel, PanelRow, Query
 
 DEBUG = Dashboard(
     "prolepsis-debug",
     "Prolepsis: debug",
     "What broke? Acceptance by proposer, class and position, depths, stages of steps, drift, replays, memory.",
     (
-        Row(
+        PanelRow(
             "Acceptance",
             (
                 Panel(
@@ -71,7 +71,7 @@ DEBUG = Dashboard(
                 ),
             ),
         ),
-        Row(
+        PanelRow(
             "Depth",
             (
                 Panel(
@@ -91,7 +91,7 @@ DEBUG = Dashboard(
                 ),
             ),
         ),
-        Row(
+        PanelRow(
             "Steps",
             (
                 Panel(
@@ -121,7 +121,7 @@ DEBUG = Dashboard(
                 ),
             ),
         ),
-        Row(
+        PanelRow(
             "Drift and correctness",
             (
                 Panel(
@@ -173,7 +173,7 @@ DEBUG = Dashboard(
                 ),
             ),
         ),
-        Row(
+        PanelRow(
             "Memory and records",
             (
                 Panel(

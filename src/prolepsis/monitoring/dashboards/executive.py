@@ -11,7 +11,7 @@ from prolepsis.monitoring.dashboards.queries import (
     rate,
     ratio,
 )
-from prolepsis.monitoring.grafana import Dashboard, Panel, Query, Row
+from prolepsis.monitoring.grafana import Dashboard, Panel, PanelRow, Query
 
 PRICE = "scalar(max(prolepsis_price_per_device_second))"
 COST = f"1e6 * {rate(DEVICE)} / ({rate(TOKENS)} > 0) * {PRICE}"
@@ -21,7 +21,7 @@ EXECUTIVE = Dashboard(
     "Prolepsis: executive",
     "Does speculation pay? Money, savings, volume, and the promises that were made.",
     (
-        Row(
+        PanelRow(
             "Now",
             (
                 Panel("Cost of a million tokens", [Query(COST)], "currencyUSD", "stat", "At the price in use.", 4),
@@ -53,7 +53,7 @@ EXECUTIVE = Dashboard(
                 ),
             ),
         ),
-        Row(
+        PanelRow(
             "Money",
             (
                 Panel("Cost of a million tokens", [Query(COST, "used")], "currencyUSD"),
@@ -74,7 +74,7 @@ EXECUTIVE = Dashboard(
                 ),
             ),
         ),
-        Row(
+        PanelRow(
             "Savings",
             (
                 Panel(
@@ -104,7 +104,7 @@ EXECUTIVE = Dashboard(
                 ),
             ),
         ),
-        Row(
+        PanelRow(
             "Trends and promises",
             (
                 Panel(

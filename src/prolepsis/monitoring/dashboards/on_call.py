@@ -18,7 +18,7 @@ from prolepsis.monitoring.dashboards.queries import (
     rate,
     ratio,
 )
-from prolepsis.monitoring.grafana import Dashboard, Panel, Query, Row
+from prolepsis.monitoring.grafana import Dashboard, Panel, PanelRow, Query
 
 FAILED = f'{T}, outcome=~"failed|aborted"'
 OPEN = f'{S}, state!="closed"'
@@ -28,7 +28,7 @@ ON_CALL = Dashboard(
     "Prolepsis: on call",
     "Is it healthy, and if not, where? Latency, load, errors, speculation, changes.",
     (
-        Row(
+        PanelRow(
             "Now",
             (
                 Panel("Firing", [Query('count(ALERTS{alertstate="firing"}) or vector(0)')], "short", "stat", "", 4),
@@ -58,7 +58,7 @@ ON_CALL = Dashboard(
                 ),
             ),
         ),
-        Row(
+        PanelRow(
             "Latency",
             (
                 Panel("Time to the first token", quantiles(TO_FIRST, T, "tier"), "s"),
@@ -87,7 +87,7 @@ ON_CALL = Dashboard(
                 ),
             ),
         ),
-        Row(
+        PanelRow(
             "Load",
             (
                 Panel(
@@ -123,7 +123,7 @@ ON_CALL = Dashboard(
                 ),
             ),
         ),
-        Row(
+        PanelRow(
             "Errors",
             (
                 Panel(
@@ -150,7 +150,7 @@ ON_CALL = Dashboard(
                 ),
             ),
         ),
-        Row(
+        PanelRow(
             "Speculation",
             (
                 Panel(

@@ -16,7 +16,7 @@ import structlog
 
 from prolepsis.remote.codec import FrameReader, ProtocolError
 from prolepsis.remote.handshake import SharedKey, connecting, shake_hands_now
-from prolepsis.remote.propose.messages import FROM_SERVER, MOST_FROM_SERVER, PROTOCOL, TERMS, Drafts, Terms
+from prolepsis.remote.propose.messages import FROM_SERVER, MOST_FROM_SERVER, PROTOCOL, TERMS, Drafts, ProposeLimits
 
 log = structlog.get_logger(__name__)
 
@@ -64,7 +64,7 @@ class RemoteAddress:
 class Connection:
     """A connection after its handshake."""
 
-    def __init__(self, connection: socket.socket, terms: Terms) -> None:
+    def __init__(self, connection: socket.socket, terms: ProposeLimits) -> None:
         self.terms = terms
         self.is_good = False
         """It has brought drafts."""

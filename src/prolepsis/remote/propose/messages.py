@@ -1,7 +1,7 @@
 """The messages between an engine and a propose server; this file is the protocol.
 
    engine                         propose server
-   handshake: digest of the  <->  handshake: `Terms`    (the facts in `prolepsis.remote.handshake`)
+   handshake: digest of the  <->  handshake: `ProposeLimits`    (the facts in `prolepsis.remote.handshake`)
    vocabulary
    Open, Extend, Forget      -->                      no answer
    Ask (a round)             -->
@@ -30,7 +30,7 @@ Count = Annotated[int, Meta(ge=0)]
 TokenId = Annotated[int, Meta(ge=0, lt=1 << 32)]
 
 
-class Terms(Tagged, frozen=True):
+class ProposeLimits(Tagged, frozen=True):
     """Limits of a server."""
 
     most_sequences: Count = 1024
@@ -67,7 +67,7 @@ class Forget(Tagged, frozen=True):
     number: Count
 
 
-class Ask(Tagged, frozen=True):
+class DraftCall(Tagged, frozen=True):
     """Drafts are wanted for open sequences as they are now."""
 
     round: Count
@@ -91,7 +91,7 @@ class Drafts(Tagged, frozen=True):
     drafts: tuple[SentDraft, ...]
 
 
-FromEngine = Open | Extend | Forget | Ask
+FromEngine = Open | Extend | Forget | DraftCall
 FROM_ENGINE = Codec[FromEngine](FromEngine)
 FROM_SERVER = Codec[Drafts](Drafts)
-TERMS = Codec[Terms](Terms)
+TERMS = Codec[ProposeLimits](ProposeLimits)

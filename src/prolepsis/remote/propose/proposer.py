@@ -20,13 +20,13 @@ from prolepsis.remote.propose.messages import (
     FROM_ENGINE,
     MOST_NODES,
     SCOPE_BYTES,
-    Ask,
+    DraftCall,
     Drafts,
     Extend,
     Forget,
     Open,
+    ProposeLimits,
     SentDraft,
-    Terms,
 )
 from prolepsis.spec.draft import ROOT, Draft
 from prolepsis.spec.proposer import Proposer, SequenceView
@@ -189,11 +189,11 @@ class RemoteProposer(Proposer):
                 wishes.append((known.number, min(limit + self._settings.ahead, connection.terms.most_draft_tokens)))
         if wishes:
             self._num_rounds += 1
-            frames += FROM_ENGINE.encode(Ask(self._num_rounds, tuple(wishes)))
+            frames += FROM_ENGINE.encode(DraftCall(self._num_rounds, tuple(wishes)))
             self._rounds.append(_Round(self._num_rounds, self._clock(), tuple(number for number, _ in wishes)))
         connection.send(bytes(frames))
 
-    def _open(self, terms: Terms, sequence: SequenceView, frames: bytearray) -> _OpenSequence | None:
+    def _open(self, terms: ProposeLimits, sequence: SequenceView, frames: bytearray) -> _OpenSequence | None:
         """Open a sequence at the server; None if it has no room for it."""
         num_reserved = max(len(sequence.tokens), sequence.num_prompt_tokens + sequence.params.max_tokens)
         is_full = len(self._sequences) >= terms.most_sequences or self._num_reserved + num_reserved > terms.most_tokens

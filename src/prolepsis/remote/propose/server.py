@@ -26,14 +26,14 @@ from prolepsis.remote.propose.messages import (
     MOST_NODES,
     PROTOCOL,
     TERMS,
-    Ask,
+    DraftCall,
     Drafts,
     Extend,
     Forget,
     FromEngine,
     Open,
+    ProposeLimits,
     SentDraft,
-    Terms,
 )
 from prolepsis.spec.containment import ContainedProposer
 from prolepsis.spec.draft import Draft
@@ -66,7 +66,7 @@ class ServedModel:
 class ServerLimits:
     most_engines: int = 64
     """Engines at once, which have proven that they have the key."""
-    terms: Terms = field(default_factory=Terms)
+    terms: ProposeLimits = field(default_factory=ProposeLimits)
     """Limits that each engine gets."""
     most_strangers: int = 64
     """Connections at once in the handshake; beyond, the oldest is closed for a new one."""
@@ -225,7 +225,7 @@ class _Engine(asyncio.Protocol):
         try:
             while self._waiting:
                 message = self._waiting.popleft()
-                if isinstance(message, Ask):
+                if isinstance(message, DraftCall):
                     self._round, wishes = message.round, (wishes or {}) | dict(message.wishes)
                 else:
                     self._change(message)

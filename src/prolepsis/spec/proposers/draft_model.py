@@ -18,7 +18,7 @@ from prolepsis.sampling.noise import gumbel
 from prolepsis.spec.draft import Draft, chain
 from prolepsis.spec.proposer import Proposer, SequenceView
 from prolepsis.spec.proposers.draft_cache import DraftCache, DraftState
-from prolepsis.spec.proposers.vocabulary import Vocabulary, require_same_vocabulary
+from prolepsis.spec.proposers.vocabulary import ComparedVocabulary, require_same_vocabulary
 
 _MAX_CATCH_UP = 512  # tokens a sequence catches up on in one step; a longer prompt takes several steps
 
@@ -46,8 +46,8 @@ class DraftModelProposer(Proposer):
     def __init__(
         self,
         model: TargetModel,
-        vocabulary: Vocabulary,
-        target_vocabulary: Vocabulary,
+        vocabulary: ComparedVocabulary,
+        target_vocabulary: ComparedVocabulary,
         *,
         num_pages: int,
     ) -> None:

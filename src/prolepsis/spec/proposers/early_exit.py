@@ -24,7 +24,7 @@ SCRATCH_PAGES = scratch_pages(MAX_DEPTH)
 
 
 @dataclass(slots=True)
-class _Chain:
+class _ExitChain:
     """One sequence while its draft grows."""
 
     index: int
@@ -81,7 +81,7 @@ class EarlyExitProposer(Proposer):
     ) -> list[Draft | None]:
         """Return chains that end where they survive with `threshold` or less."""
         chains = self._start(sequences, [min(pair) for pair in zip(depths, limits, strict=True)])
-        growing: Sequence[_Chain] = chains
+        growing: Sequence[_ExitChain] = chains
         while growing := [c for c in growing if len(c.nodes) < c.limit and c.survival > threshold]:
             self._next_level(growing)
         drafts: list[Draft | None] = [None] * len(sequences)
@@ -89,17 +89,17 @@ class EarlyExitProposer(Proposer):
             drafts[c.index] = best_first(c.nodes, self.name) if c.nodes else None
         return drafts
 
-    def _start(self, sequences: Sequence[SequenceView], limits: Sequence[int]) -> list[_Chain]:
+    def _start(self, sequences: Sequence[SequenceView], limits: Sequence[int]) -> list[_ExitChain]:
         """Return a chain for each sequence that has scratch, with the slots of its last page copied."""
-        chains: list[_Chain] = []
+        chains: list[_ExitChain] = []
         for i, (sequence, limit) in enumerate(zip(sequences, limits, strict=True)):
             if limit > 0 and len(chains) < self._scratch.max_sequences:
                 computed = len(sequence.tokens) - 1  # all but the last token
                 pages = self._scratch.begin(len(chains), sequence.pages, computed)
-                chains.append(_Chain(i, sequence, min(limit, MAX_DEPTH), pages))
+                chains.append(_ExitChain(i, sequence, min(limit, MAX_DEPTH), pages))
         return chains
 
-    def _next_level(self, chains: Sequence[_Chain]) -> None:
+    def _next_level(self, chains: Sequence[_ExitChain]) -> None:
         """Add a token to each chain."""
         tokens, logprobs = self._exit.likeliest(pack([c.input for c in chains]), self._cache, CANDIDATES)
         for row, c in enumerate(chains):

@@ -37,7 +37,7 @@ _MASK, _STEP = 2**64 - 1, 0x9E3779B97F4A7C15
 _PROCESS_KEY = os.urandom(16)
 
 
-class Continuation(NamedTuple):
+class SuffixContinuation(NamedTuple):
     """Continuation after an earlier occurrence of the sequence's last `match` tokens."""
 
     tokens: list[int]
@@ -70,7 +70,7 @@ class LocalIndex:
             head1[z] = head2[pair] = head4[quad] = place
         self._num_indexed = len(tokens)
 
-    def find(self, tokens: Sequence[int], length: int) -> list[Continuation]:
+    def find(self, tokens: Sequence[int], length: int) -> list[SuffixContinuation]:
         """Return continuations of up to `length` tokens, longest n-gram first, most recent first within it."""
         w, x, y, z = _last4(tokens, len(tokens))
         keys = {1: z, 2: y << 32 | z, 4: w << 96 | x << 64 | y << 32 | z}
@@ -84,7 +84,7 @@ class LocalIndex:
                 place, quota = previous[place], quota - 1
             if len(found) >= _ENOUGH:
                 break
-        return [Continuation(continuation(tokens, place, length), match, False) for place, match in found.items()]
+        return [SuffixContinuation(continuation(tokens, place, length), match, False) for place, match in found.items()]
 
 
 class SharedIndex:
@@ -129,7 +129,7 @@ class SharedIndex:
                     self._previous[size][self._end % self.capacity] = 0
             self._write(token, tag)
 
-    def find(self, cache_salt: str, tokens: Sequence[int], length: int) -> list[Continuation]:
+    def find(self, cache_salt: str, tokens: Sequence[int], length: int) -> list[SuffixContinuation]:
         """Return continuations of up to `length` tokens from outputs under `cache_salt`."""
         if not self._end:
             return []
@@ -140,7 +140,7 @@ class SharedIndex:
                 self._walk(size, tag, context, found)
             if len(found) >= _ENOUGH:
                 break
-        return [Continuation(self._read(place, length), match, True) for place, match in found.items()]
+        return [SuffixContinuation(self._read(place, length), match, True) for place, match in found.items()]
 
     def _walk(self, size: int, tag: int, context: list[int], found: dict[int, int]) -> None:
         """Add places behind the last `size` tokens of the context to `found`, with their match lengths."""
@@ -210,10 +210,10 @@ _MATCH_PRIOR = (0.15, 0.30, 0.45, 0.60, 0.70, 0.80, 0.88, 0.95)  # acceptance wh
 _FLOOR = 0.005  # prior survival below which a node is not drafted
 _SHARED_WEIGHT = 0.5
 
-_Group = list[tuple[Continuation, float]]  # continuations with their weights
+_Group = list[tuple[SuffixContinuation, float]]  # continuations with their weights
 
 
-def tree(found: Sequence[Continuation], limit: int, name: str) -> Draft | None:
+def tree(found: Sequence[SuffixContinuation], limit: int, name: str) -> Draft | None:
     """Return the `limit` likeliest nodes of the trie of continuations, best first."""
     group = [(c, (_SHARED_WEIGHT if c.shared else 1.0) * float(1 << min(c.match, MAX_MATCH))) for c in found]
     nodes: list[tuple[int, int, float, int]] = []  # as `best_first` takes them

@@ -9,7 +9,7 @@ from prolepsis.core.errors import VocabularyMismatch
 _SHOWN = 3  # differing tokens named in the error
 
 
-class Vocabulary(Protocol):
+class ComparedVocabulary(Protocol):
     """The parts of a tokenizer that are compared."""
 
     @property
@@ -19,7 +19,7 @@ class Vocabulary(Protocol):
     def vocab(self) -> Mapping[str, int]: ...
 
 
-def require_same_vocabulary(draft: Vocabulary, target: Vocabulary) -> None:
+def require_same_vocabulary(draft: ComparedVocabulary, target: ComparedVocabulary) -> None:
     """Raise `VocabularyMismatch` saying what differs, unless every token has the same id in both.
 
     Fingerprints may differ where ids agree (another chat template): the maps decide.
@@ -37,7 +37,7 @@ def require_same_vocabulary(draft: Vocabulary, target: Vocabulary) -> None:
     )
 
 
-def vocabulary_digest(vocabulary: Vocabulary) -> bytes:
+def vocabulary_digest(vocabulary: ComparedVocabulary) -> bytes:
     """Return SHA-256 over all tokens with their ids: equal where `require_same_vocabulary` finds no difference."""
     digest = hashlib.sha256()
     for token, number in sorted(vocabulary.vocab.items(), key=lambda item: item[1]):

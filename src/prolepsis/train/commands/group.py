@@ -35,10 +35,17 @@ from prolepsis.train.commands.training import (
     training_dtype,
 )
 from prolepsis.train.run_directory import MODEL, RunDirectory
-from prolepsis.train.settings import DraftModelRecipe, HeadRecipe, LevelSettings, StatedCost, StepCost, TrainSettings
+from prolepsis.train.settings import (
+    DraftModelRecipe,
+    HeadRecipe,
+    LevelSettings,
+    StatedCost,
+    StatedStepCost,
+    TrainSettings,
+)
 
 if TYPE_CHECKING:
-    from prolepsis.train.estimate import Prediction
+    from prolepsis.train.estimate import TrainingForecast
 
 app = command_group("Train draft heads and draft models on the target's own text, and estimate the result beforehand.")
 
@@ -183,7 +190,7 @@ def _ready(target: str, threads: int | None = None) -> Settings:
     return settings
 
 
-def _measured(cost: StatedCost, config: EngineConfig) -> StepCost:
+def _measured(cost: StatedCost, config: EngineConfig) -> StatedStepCost:
     """Return the stated costs, and for the others this machine's, measured now if they never were."""
     if cost.plain_ms is not None and cost.token_ms is not None:
         return cost.on(None)
@@ -194,7 +201,7 @@ def _measured(cost: StatedCost, config: EngineConfig) -> StepCost:
     return costs
 
 
-def _print_predictions(predictions: "list[Prediction]") -> None:
+def _print_predictions(predictions: "list[TrainingForecast]") -> None:
     rates = [f"token {j + 1}" for j in range(len(predictions[0].rates))]
     rows = [
         [
