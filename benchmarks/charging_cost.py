@@ -11,14 +11,14 @@ import statistics
 import time
 from pathlib import Path
 
-from prolepsis.cli.bench.provenance import provenance
 from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.engine.accounting import charge
+from prolepsis.engine.drafting.cost import PROFILE_CONTEXTS, PROFILE_TOKENS, CostCurve
+from prolepsis.engine.drafting.draft import chain
 from prolepsis.engine.request import open_request
 from prolepsis.engine.rows import Row
 from prolepsis.engine.timings import StepTiming
-from prolepsis.spec.cost import PROFILE_CONTEXTS, PROFILE_TOKENS, CostCurve
-from prolepsis.spec.draft import chain
+from prolepsis.server.cli.bench.provenance import provenance
 
 SAMPLES = (1, 8, 32)
 NODES = {"plain": 0, "drafts": 3}

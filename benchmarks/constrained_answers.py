@@ -24,8 +24,8 @@ import httpx
 import jsonschema
 
 from benchmarks.structured_schemas import BY_PROMPT, Schema, generated
-from prolepsis.cli.bench.ask import in_flight
-from prolepsis.cli.bench.provenance import provenance
+from prolepsis.server.cli.bench.ask import in_flight
+from prolepsis.server.cli.bench.provenance import provenance
 
 WAYS = ("off", "auto", "on", "off-stream", "auto-stream", "on-stream")
 NUM_GENERATED = 50

@@ -33,18 +33,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks.http_overhead import engine
-from prolepsis.cli.bench.ask import ask, in_flight
-from prolepsis.cli.bench.prompts import encode_prompts, load_prompts
-from prolepsis.cli.bench.provenance import provenance
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
+from prolepsis.core.telemetry.logs import configure_logs
+from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.engine.build import assemble
-from prolepsis.models.heads.registry import find_head, head_for
-from prolepsis.models.load import LoadedModel, load_model
-from prolepsis.telemetry.logs import configure_logs
-from prolepsis.telemetry.metrics import Metrics
-from tests.api.fakes import ByteTokenizer
+from prolepsis.engine.models.heads.registry import find_head, head_for
+from prolepsis.engine.models.load import LoadedModel, load_model
+from prolepsis.server.cli.bench.ask import ask, in_flight
+from prolepsis.server.cli.bench.prompts import encode_prompts, load_prompts
+from prolepsis.server.cli.bench.provenance import provenance
 from tests.fake_client import INFO
+from tests.server.fakes import ByteTokenizer
 from tests.simulation.damaged_head import damaged_head
 from tests.simulation.rollouts import Pace, RolledBack, RolloutPlan, Traffic, ask_until, counted_once, damage, shown
 from tests.simulation.server import (

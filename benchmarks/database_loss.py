@@ -27,13 +27,13 @@ from tempfile import TemporaryDirectory
 import httpx
 from sqlalchemy import func, select
 
-from prolepsis.cli.bench.provenance import provenance
+from prolepsis.control.store.migrate import upgrade
+from prolepsis.control.store.tables import request_records
 from prolepsis.core.kill_scope import EVERYTHING
-from prolepsis.store.migrate import upgrade
-from prolepsis.store.tables import request_records
+from prolepsis.server.cli.bench.provenance import provenance
 from tests.commands import free_port, prolepsis, serving
-from tests.store.databases import opened, postgresql_setting
-from tests.store.proxy import Proxy, proxied
+from tests.control.store.databases import opened, postgresql_setting
+from tests.control.store.proxy import Proxy, proxied
 
 SETTINGS = ["--replay-sample", "0", "--log-level", "error", "--requests-per-minute", "tenant=60000"]
 MODEL = "smollm2-135m-instruct"
@@ -108,7 +108,12 @@ def front_ends(setting: str, folder: Path, number: int) -> Iterator[str]:
         "engine": {"model": MODEL, "threads": 1},
         "server": {"replicas": 2, "store": setting, **limits},
     }
-    application = {"name": "prolepsis", "import_path": "prolepsis.ray:app", "route_prefix": "/", "args": arguments}
+    application = {
+        "name": "prolepsis",
+        "import_path": "prolepsis.server.ray:app",
+        "route_prefix": "/",
+        "args": arguments,
+    }
     http = {"host": "127.0.0.1", "port": port}
     file.write_text(json.dumps({"http_options": http, "applications": [application]}))
     command = [sys.executable, "-c", "from ray.serve.scripts import cli; cli()", "run", str(file)]

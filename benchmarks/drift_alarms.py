@@ -18,10 +18,10 @@ from pathlib import Path
 
 import numpy as np
 
-from prolepsis.cli.bench.provenance import provenance
+from prolepsis.control.health.drift import DriftAlarm, DriftSettings, DriftStream
 from prolepsis.core.stats import JudgedDraft, TrafficClassCounts
-from prolepsis.health.drift import DriftAlarm, DriftSettings, DriftStream
-from prolepsis.spec.acceptance import FIRST_JUDGED
+from prolepsis.engine.drafting.acceptance import FIRST_JUDGED
+from prolepsis.server.cli.bench.provenance import provenance
 from tests.simulation.drift_traffic import (
     CHANGE_S,
     CONCENTRATION,

@@ -35,23 +35,23 @@ from pathlib import Path
 import httpx
 import uvicorn
 
-from prolepsis.api.app import build
-from prolepsis.api.protocol import gateway_protocol
-from prolepsis.api.run import bind
-from prolepsis.cli.bench.provenance import provenance
+from prolepsis.control.store.store import unrecorded
+from prolepsis.control.web.context import Context
 from prolepsis.core.audit_event import discard
 from prolepsis.core.config import EngineConfig, ServerConfig
-from prolepsis.edge.client import EdgeClient
+from prolepsis.core.telemetry.logs import configure_logs
+from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.engine.build import assemble
+from prolepsis.engine.drafting.draft import Draft, chain
+from prolepsis.engine.drafting.proposer import Proposer, SequenceView
+from prolepsis.engine.drafting.proposers.prompt_lookup import PromptLookupProposer
+from prolepsis.engine.models.load import load_model
 from prolepsis.engine.thread import ThreadEngineClient
-from prolepsis.models.load import load_model
-from prolepsis.spec.draft import Draft, chain
-from prolepsis.spec.proposer import Proposer, SequenceView
-from prolepsis.spec.proposers.prompt_lookup import PromptLookupProposer
-from prolepsis.store.store import unrecorded
-from prolepsis.telemetry.logs import configure_logs
-from prolepsis.telemetry.metrics import Metrics
-from prolepsis.web.context import Context
+from prolepsis.remote.edge.client import EdgeClient
+from prolepsis.server.app import build
+from prolepsis.server.cli.bench.provenance import provenance
+from prolepsis.server.protocol import gateway_protocol
+from prolepsis.server.run import bind
 
 MODEL = EngineConfig().model
 ENGINE = EngineConfig(max_model_len=2048, kv_memory="512MiB", draft_head="none")

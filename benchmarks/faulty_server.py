@@ -14,14 +14,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from prolepsis.cli.main import app
 from prolepsis.engine import build
+from prolepsis.engine.drafting.draft import Draft
+from prolepsis.engine.drafting.proposer import Proposer, SequenceView
+from prolepsis.engine.drafting.proposers.head import HeadProposer
 from prolepsis.engine.rows import Row, SampledTokens
 from prolepsis.engine.runner import Computed
 from prolepsis.engine.verification import Verification
-from prolepsis.spec.draft import Draft
-from prolepsis.spec.proposer import Proposer, SequenceView
-from prolepsis.spec.proposers.head import HeadProposer
+from prolepsis.server.cli.main import app
 
 PLACE = "prediction"
 

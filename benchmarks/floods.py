@@ -26,7 +26,7 @@ import httpx
 
 from benchmarks.other_tenants import TOO_MANY
 from benchmarks.stream_gaps import first_token_s, gaps, parser_of, report, signed, summary
-from prolepsis.web.intake import body_limit
+from prolepsis.control.web.intake import body_limit
 
 MANY_AT_ONCE = 500
 NEW_REQUESTS = 8

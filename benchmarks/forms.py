@@ -20,16 +20,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from prolepsis.cli.bench.provenance import provenance
 from prolepsis.core.config import EngineConfig
-from prolepsis.models.files.gguf import CONTROL, USER_DEFINED
-from prolepsis.models.files.tokenizer import ModelTokenizer
-from prolepsis.models.files.tokenizer_files import tokenizer_parts, with_formats
-from prolepsis.models.load import LoadedModel, load_model
-from prolepsis.terminal.output import quiet_logs
+from prolepsis.core.terminal.output import quiet_logs
+from prolepsis.engine.models.files.gguf import CONTROL, USER_DEFINED
+from prolepsis.engine.models.files.tokenizer import ModelTokenizer
+from prolepsis.engine.models.files.tokenizer_files import tokenizer_parts, with_formats
+from prolepsis.engine.models.load import LoadedModel, load_model
+from prolepsis.server.cli.bench.provenance import provenance
+from tests.engine.models.families import template_of, write_named
 from tests.exact.form_server import Answers, answer_all
 from tests.exact.forms import Asked, drawn, fault
-from tests.models.families import template_of, write_named
 
 VOCABULARIES = "byte-level,sentencepiece,qwen2,llama-bpe,phi-3,qwen35,gemma-4"
 TEMPLATES = (

@@ -27,41 +27,41 @@ import torch
 from torch import Tensor
 
 from benchmarks.recorded_answers import LENGTH, Recorder, Recording, mixed
-from prolepsis.cli.bench.prompts import encode_prompts, load_prompts
-from prolepsis.cli.bench.provenance import provenance
 from prolepsis.core.config import EngineConfig
+from prolepsis.core.engine_client import EngineInfo
 from prolepsis.core.events import Failed, Finished
 from prolepsis.core.messages import Submit
 from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.core.plan import AppliedPlan
 from prolepsis.core.requests import GenerateRequest, SpeculationChoice
-from prolepsis.engine.client import EngineInfo
+from prolepsis.core.telemetry.logs import configure_logs
+from prolepsis.engine.drafting.acceptance import AcceptanceEstimator
+from prolepsis.engine.drafting.choose import ProposerSet
+from prolepsis.engine.drafting.cost import CostCurve
+from prolepsis.engine.drafting.draft import Draft
+from prolepsis.engine.drafting.payback import Payback
+from prolepsis.engine.drafting.proposer import Proposer, SequenceView
+from prolepsis.engine.drafting.proposers.head import HeadProposer
+from prolepsis.engine.drafting.proposers.head_slots import HeadState
+from prolepsis.engine.drafting.proposers.head_tree import HeadPass, HeadTree
+from prolepsis.engine.drafting.proposers.suffix import SuffixProposer
+from prolepsis.engine.drafting.window import DraftWindow
 from prolepsis.engine.hidden_states import HiddenStateRouter
+from prolepsis.engine.kv.pages import PagePool
+from prolepsis.engine.models.heads.base import DraftHead
+from prolepsis.engine.models.heads.registry import head_for
+from prolepsis.engine.models.load import LoadedModel, load_model
 from prolepsis.engine.paging import Paging
 from prolepsis.engine.rows import Row, SampledTokens
 from prolepsis.engine.runner import Computed
+from prolepsis.engine.sampling.sampler import Sampler
 from prolepsis.engine.scheduler import Scheduler, SchedulerLimits
 from prolepsis.engine.speculation import Speculation
 from prolepsis.engine.step import Engine, EngineParts
 from prolepsis.engine.timings import Timings
 from prolepsis.engine.verification import Verification
-from prolepsis.kv.pages import PagePool
-from prolepsis.models.heads.base import DraftHead
-from prolepsis.models.heads.registry import head_for
-from prolepsis.models.load import LoadedModel, load_model
-from prolepsis.sampling.sampler import Sampler
-from prolepsis.spec.acceptance import AcceptanceEstimator
-from prolepsis.spec.choose import ProposerSet
-from prolepsis.spec.cost import CostCurve
-from prolepsis.spec.draft import Draft
-from prolepsis.spec.payback import Payback
-from prolepsis.spec.proposer import Proposer, SequenceView
-from prolepsis.spec.proposers.head import HeadProposer
-from prolepsis.spec.proposers.head_slots import HeadState
-from prolepsis.spec.proposers.head_tree import HeadPass, HeadTree
-from prolepsis.spec.proposers.suffix import SuffixProposer
-from prolepsis.spec.window import DraftWindow
-from prolepsis.telemetry.logs import configure_logs
+from prolepsis.server.cli.bench.prompts import encode_prompts, load_prompts
+from prolepsis.server.cli.bench.provenance import provenance
 
 ROWS_MS = {
     "amx": {1: 2.2, 4: 3.1, 5: 3.2, 8: 4.9, 12: 6.4, 16: 8.5, 20: 9.7, 24: 10.8, 32: 12.6},

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Protocol
 
 from benchmarks.structured_schemas import BY_PROMPT, Schema, generated, instance, record, text
-from prolepsis.cli.bench.provenance import provenance
 from prolepsis.core.config import DEFAULT_MODEL
 from prolepsis.core.requests import JSON_STYLE
-from prolepsis.models.files.store import resolve
-from prolepsis.models.files.tokenizer import ModelTokenizer
-from prolepsis.models.files.tokenizer_files import load_tokenizer
+from prolepsis.engine.models.files.store import resolve
+from prolepsis.engine.models.files.tokenizer import ModelTokenizer
+from prolepsis.engine.models.files.tokenizer_files import load_tokenizer
+from prolepsis.server.cli.bench.provenance import provenance
 
 
 class Walker(Protocol):

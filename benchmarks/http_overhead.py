@@ -32,25 +32,25 @@ from tempfile import TemporaryDirectory
 
 import uvicorn
 
-from prolepsis.api.app import build
-from prolepsis.api.auth.key_file import KeyFile, new_key
-from prolepsis.api.auth.keys import Keys
-from prolepsis.api.protocol import gateway_protocol
-from prolepsis.api.run import bind
-from prolepsis.api.sources import Sources
-from prolepsis.cli.bench.provenance import provenance
+from prolepsis.control.store.store import unrecorded
+from prolepsis.control.web.context import Context
 from prolepsis.core.audit_event import discard
 from prolepsis.core.config import ServerConfig
+from prolepsis.core.engine_client import EngineClient
 from prolepsis.core.events import Event, Finished, Tokens
 from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.core.stats import RequestStats
-from prolepsis.engine.client import EngineClient
-from prolepsis.store.store import unrecorded
-from prolepsis.telemetry.logs import configure_logs
-from prolepsis.telemetry.metrics import Metrics
-from prolepsis.web.context import Context
-from tests.api.fakes import ByteTokenizer
+from prolepsis.core.telemetry.logs import configure_logs
+from prolepsis.core.telemetry.metrics import Metrics
+from prolepsis.server.app import build
+from prolepsis.server.auth.key_file import KeyFile, new_key
+from prolepsis.server.auth.keys import Keys
+from prolepsis.server.cli.bench.provenance import provenance
+from prolepsis.server.protocol import gateway_protocol
+from prolepsis.server.run import bind
+from prolepsis.server.sources import Sources
 from tests.fake_client import INFO, FakeEngineClient
+from tests.server.fakes import ByteTokenizer
 
 PROMPT = "What is a prolepsis? " * 10
 LETTER = ord("a")

@@ -22,29 +22,29 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from prolepsis.cli.bench.prompts import encode_prompts, load_prompts
-from prolepsis.cli.bench.provenance import provenance
-from prolepsis.controls.controls import Controls
-from prolepsis.controls.effective_plan import EffectivePlan
-from prolepsis.controls.file import ControlsFile
+from prolepsis.control.controls.controls import Controls
+from prolepsis.control.controls.effective_plan import EffectivePlan
+from prolepsis.control.controls.file import ControlsFile
+from prolepsis.control.health.breaker import Breakers, BreakerSettings, State
+from prolepsis.control.health.breaker_runtime import BreakerRuntime
+from prolepsis.control.health.feature import HealthFeature
+from prolepsis.control.store.controls import ControlTable
+from prolepsis.control.store.database import in_memory
 from prolepsis.core.config import EngineConfig
+from prolepsis.core.engine_client import EngineClient
 from prolepsis.core.errors import DeadlineExceeded
 from prolepsis.core.events import Event, Failed
 from prolepsis.core.messages import ApplyPlan
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
+from prolepsis.core.telemetry.logs import configure_logs
 from prolepsis.engine.build import FREE_PROPOSERS, assemble
-from prolepsis.engine.client import EngineClient
+from prolepsis.engine.drafting.draft import Draft
+from prolepsis.engine.drafting.proposer import Proposer, SequenceView
+from prolepsis.engine.models.load import LoadedModel, load_model
 from prolepsis.engine.thread import ThreadEngineClient
-from prolepsis.health.breaker import Breakers, BreakerSettings, State
-from prolepsis.health.breaker_runtime import BreakerRuntime
-from prolepsis.health.feature import HealthFeature
-from prolepsis.models.load import LoadedModel, load_model
-from prolepsis.spec.draft import Draft
-from prolepsis.spec.proposer import Proposer, SequenceView
-from prolepsis.store.controls import ControlTable
-from prolepsis.store.database import in_memory
-from prolepsis.telemetry.logs import configure_logs
+from prolepsis.server.cli.bench.prompts import encode_prompts, load_prompts
+from prolepsis.server.cli.bench.provenance import provenance
 
 BAD = "prediction"
 """The name that the bad proposer takes."""

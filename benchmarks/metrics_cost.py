@@ -19,17 +19,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from prolepsis.cli.bench.provenance import provenance
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.ended import PromptEnded, RequestAbout, RequestEnded
+from prolepsis.core.engine_client import EngineClient
 from prolepsis.core.events import Terminal, Tokens
 from prolepsis.core.figures import Figure, RequestDone, StepDone
 from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.core.stats import RequestStats
+from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.core.token_intervals import TokenIntervals
-from prolepsis.engine.client import EngineClient
 from prolepsis.engine.start import start_engine
-from prolepsis.telemetry.metrics import Metrics
+from prolepsis.server.cli.bench.provenance import provenance
 
 PROMPT_TOKENS = 48
 Result = TypeVar("Result")

@@ -22,16 +22,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from prolepsis.cli.bench.prompts import encode_prompts, load_prompts
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.events import Failed, Finished, Tokens
 from prolepsis.core.messages import Submit
 from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
+from prolepsis.core.telemetry.logs import configure_logs
 from prolepsis.engine.build import assemble
+from prolepsis.engine.models.heads.registry import head_for
+from prolepsis.engine.models.load import LoadedModel, load_model
 from prolepsis.engine.step import Engine
-from prolepsis.models.heads.registry import head_for
-from prolepsis.models.load import LoadedModel, load_model
-from prolepsis.telemetry.logs import configure_logs
+from prolepsis.server.cli.bench.prompts import encode_prompts, load_prompts
 
 CONFIG = EngineConfig(max_model_len=2048, kv_memory="192MiB")
 BARE = CONFIG.model_copy(update={"num_speculative_tokens": 0})

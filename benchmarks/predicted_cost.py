@@ -17,14 +17,14 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from prolepsis.cli.bench.ask import ask, in_flight
-from prolepsis.cli.bench.prompts import encode_prompts, load_prompts
-from prolepsis.cli.bench.provenance import provenance
 from prolepsis.core.config import EngineConfig
+from prolepsis.core.engine_client import EngineClient
 from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
 from prolepsis.core.stats import RequestStats
-from prolepsis.engine.client import EngineClient
 from prolepsis.engine.start import start_engine
+from prolepsis.server.cli.bench.ask import ask, in_flight
+from prolepsis.server.cli.bench.prompts import encode_prompts, load_prompts
+from prolepsis.server.cli.bench.provenance import provenance
 
 KINDS = ("prefill", "plain", "verify", "propose", "host")
 Round = dict[str, float]

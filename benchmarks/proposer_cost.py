@@ -16,19 +16,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from prolepsis.cli.bench.provenance import provenance
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import SamplingParams
-from prolepsis.grammar.matcher import Matcher
-from prolepsis.spec.acceptance import AcceptanceEstimator
-from prolepsis.spec.candidate import DraftRequest
-from prolepsis.spec.choose import ProposerSet
-from prolepsis.spec.cost import flat_cost
-from prolepsis.spec.proposer import Proposer
-from prolepsis.spec.proposers.prediction import PredictionProposer
-from prolepsis.spec.proposers.prompt_lookup import PromptLookupProposer
-from prolepsis.spec.proposers.suffix import SuffixProposer
-from prolepsis.spec.window import DraftWindow
+from prolepsis.engine.drafting.acceptance import AcceptanceEstimator
+from prolepsis.engine.drafting.candidate import DraftRequest
+from prolepsis.engine.drafting.choose import ProposerSet
+from prolepsis.engine.drafting.cost import flat_cost
+from prolepsis.engine.drafting.proposer import Proposer
+from prolepsis.engine.drafting.proposers.prediction import PredictionProposer
+from prolepsis.engine.drafting.proposers.prompt_lookup import PromptLookupProposer
+from prolepsis.engine.drafting.proposers.suffix import SuffixProposer
+from prolepsis.engine.drafting.window import DraftWindow
+from prolepsis.engine.grammar.matcher import Matcher
+from prolepsis.server.cli.bench.provenance import provenance
 
 CONTEXTS = (256, 1024, 2048)
 VOCAB = 49_152

@@ -7,7 +7,7 @@ FILE holds JSON lines with `prompt`, gzipped or not; texts in random order, each
 chunks of 512 tokens. All engines get the same ids. The reference is the readable forward in float32 on the dequantised
 file. KL(reference || engine) and agreement of the likeliest token are over all positions, perplexity over those with a
 next token. Intervals hold 95 % of 2,000 resamplings of chunks. `--record` keeps the figures of the native forward on
-the file as it is in the package (models/files/quality.json): `prolepsis profile` and `models show` tell them.
+the file as it is in the package (engine/models/files/quality.json): `prolepsis profile` and `models show` tell them.
 """
 
 import argparse
@@ -27,14 +27,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.quality_engines import NATIVE, Engine, Float32, Native, PeerEngine, all_engines, open_engine
-from prolepsis.cli.bench.provenance import commit, provenance
 from prolepsis.core.config import DEFAULT_MODEL
 from prolepsis.core.files import sha256_of
-from prolepsis.models.files.quality import MeasuredQuality, record_quality
-from prolepsis.models.files.store import resolve
-from prolepsis.models.files.tokenizer import ModelTokenizer
-from prolepsis.models.files.tokenizer_files import load_tokenizer
-from prolepsis.native.processor import default_threads
+from prolepsis.engine.models.files.quality import MeasuredQuality, record_quality
+from prolepsis.engine.models.files.store import resolve
+from prolepsis.engine.models.files.tokenizer import ModelTokenizer
+from prolepsis.engine.models.files.tokenizer_files import load_tokenizer
+from prolepsis.engine.native.processor import default_threads
+from prolepsis.server.cli.bench.provenance import commit, provenance
 
 CHUNK = 512
 RESAMPLINGS = 2000

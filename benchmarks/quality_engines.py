@@ -17,13 +17,13 @@ from torch.overrides import TorchFunctionMode
 from benchmarks.peers.process import LOOP
 from prolepsis.core.errors import ConfigError, EngineError
 from prolepsis.core.page_size import PAGE_SIZE
-from prolepsis.models.files.stored import quantised
-from prolepsis.models.files.weights import open_checkpoint
-from prolepsis.models.load import QUANTISED
-from prolepsis.models.protocol import SequenceInput, TargetModel, pack
-from prolepsis.models.targets.lean import LeanModel
-from prolepsis.models.targets.lean_shape import LeanShape
-from prolepsis.models.targets.native import NativeModel
+from prolepsis.engine.models.files.stored import quantised
+from prolepsis.engine.models.files.weights import open_checkpoint
+from prolepsis.engine.models.load import QUANTISED
+from prolepsis.engine.models.protocol import SequenceInput, TargetModel, pack
+from prolepsis.engine.models.targets.lean import LeanModel
+from prolepsis.engine.models.targets.lean_shape import LeanShape
+from prolepsis.engine.models.targets.native import NativeModel
 
 PEERS: Final = {"llama.cpp": "llamacpp_logits", "openvino": "openvino_logits"}
 """Peers by name, and the script of each in peers/scripts."""

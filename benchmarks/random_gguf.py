@@ -14,7 +14,7 @@ import numpy as np
 from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 
-from prolepsis.models.files.rope import rope_frequencies
+from prolepsis.engine.models.files.rope import rope_frequencies
 
 Value = int | float | list[bool]
 

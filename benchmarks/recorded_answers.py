@@ -14,8 +14,8 @@ from prolepsis.core.events import Tokens
 from prolepsis.core.messages import Submit
 from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.engine.build import assemble
-from prolepsis.models.load import LoadedModel
-from prolepsis.train.synthesis import FeatureRecorder, plain
+from prolepsis.engine.models.load import LoadedModel
+from prolepsis.engine.training.synthesis import FeatureRecorder, plain
 
 LENGTH = 2048
 """Longest sequence."""

@@ -28,17 +28,17 @@ from pathlib import Path
 from statistics import median
 from typing import get_args
 
-from prolepsis.cli.bench.arms import AUTO, PLAIN, Arm, ArmSetup, EngineArm
-from prolepsis.cli.bench.measure import Run, Schedule, Turn, measure
-from prolepsis.cli.bench.prompts import EncodedPrompt, encode_prompts, load_prompts
-from prolepsis.cli.bench.provenance import provenance
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import SamplingParams
 from prolepsis.core.rounds import RemoteOutcome
+from prolepsis.core.telemetry.logs import configure_logs
+from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.engine.start import start_engine
-from prolepsis.telemetry.logs import configure_logs
-from prolepsis.telemetry.metrics import Metrics
+from prolepsis.server.cli.bench.arms import AUTO, PLAIN, Arm, ArmSetup, EngineArm
+from prolepsis.server.cli.bench.measure import Run, Schedule, Turn, measure
+from prolepsis.server.cli.bench.prompts import EncodedPrompt, encode_prompts, load_prompts
+from prolepsis.server.cli.bench.provenance import provenance
 from tests.commands import prolepsis, running
 
 REMOTE, BOTH = "remote", "auto+remote"

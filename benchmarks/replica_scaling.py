@@ -28,24 +28,24 @@ from pathlib import Path
 
 from prometheus_client import CollectorRegistry
 
-from prolepsis.cli.bench.provenance import provenance
+from prolepsis.control.store.store import open_store
 from prolepsis.core.config import EngineConfig
+from prolepsis.core.engine_client import EngineHealth
 from prolepsis.core.figures import Figure, RequestDone, StepDone
-from prolepsis.engine.client import EngineHealth
+from prolepsis.core.telemetry.metrics import Metrics
+from prolepsis.engine.drafting.cost import CostCurve
+from prolepsis.engine.models.load import load_model
 from prolepsis.engine.profile import measure
 from prolepsis.engine.timings import PHASES
-from prolepsis.models.load import load_model
 from prolepsis.remote.channel import TO_FRONT_END
 from prolepsis.remote.host import STATUS_S
 from prolepsis.remote.messages import Status
 from prolepsis.remote.prefixes import PrefixRouter, ReplicaRouter
-from prolepsis.spec.cost import CostCurve
-from prolepsis.store.store import open_store
-from prolepsis.telemetry.metrics import Metrics
+from prolepsis.server.cli.bench.provenance import provenance
+from tests.control.store.fakes import STATS, record
 from tests.fake_client import INFO
 from tests.simulation.replicas import Door, Machine, Outcome, RoundRobin, simulate
 from tests.simulation.shared_prefixes import mooncake
-from tests.store.fakes import STATS, record
 
 ROUTERS: dict[str, Callable[[], ReplicaRouter]] = {"round robin": RoundRobin, "prefix": PrefixRouter}
 PASS_TOKENS = (1, 2, 4, 8, 16, 32, 64, 256)

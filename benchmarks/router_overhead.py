@@ -29,20 +29,20 @@ from pathlib import Path
 from shutil import which
 
 from benchmarks.http_overhead import Connection, alternate, body, connect, engine, running, serve, serve_client, summary
-from prolepsis.api.auth.keys import Keys
-from prolepsis.cli.bench.provenance import provenance
 from prolepsis.core.config import ServerConfig
+from prolepsis.core.engine_client import EngineClient
 from prolepsis.core.extras import RAY
-from prolepsis.engine.client import EngineClient
-from prolepsis.ray.autoscaling import Scaling
-from prolepsis.ray.hosts import RayHosts
-from prolepsis.ray.replica import EngineReplica
-from prolepsis.ray.start import engines_at
+from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.remote.host import KeptFigures
-from prolepsis.telemetry.metrics import Metrics
+from prolepsis.server.auth.keys import Keys
+from prolepsis.server.cli.bench.provenance import provenance
+from prolepsis.server.ray.autoscaling import Scaling
+from prolepsis.server.ray.hosts import RayHosts
+from prolepsis.server.ray.replica import EngineReplica
+from prolepsis.server.ray.start import engines_at
 from tests import commands
 from tests.commands import free_port
-from tests.ray.processes import replica_processes
+from tests.server.ray.processes import replica_processes
 
 HAPROXY = """
 global
@@ -92,10 +92,10 @@ class ScriptedReplica(EngineReplica):
 def serve_replicas(listener: socket.socket, num_replicas: int) -> None:
     """Run our front end over so many scripted engines until it is ended."""
 
-    from prolepsis.ray.cluster import Cluster, prepare
+    from prolepsis.server.ray.cluster import Cluster, prepare
 
     prepare(cluster := Cluster())  # before Ray is imported
-    from prolepsis.ray.serve import replicas_of, started, stop_on
+    from prolepsis.server.ray.serve import replicas_of, started, stop_on
 
     handle = started(replicas_of(ScriptedReplica, Scaling(least=num_replicas, most=num_replicas)).bind(), cluster)
     info = handle.handle.info.remote().result()

@@ -16,15 +16,15 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from prolepsis.cli.bench.provenance import provenance
 from prolepsis.core.requests import SamplingParams
-from prolepsis.native.processor import default_threads
-from prolepsis.sampling.noise import native_kernel, noise_key
-from prolepsis.sampling.processors import TokenHistory
-from prolepsis.sampling.sampler import Sampler
-from prolepsis.spec.draft import chain
-from prolepsis.spec.verify import SequenceStep, verify_batch
-from tests.models.kernels import team
+from prolepsis.engine.drafting.draft import chain
+from prolepsis.engine.drafting.verify import SequenceStep, verify_batch
+from prolepsis.engine.native.processor import default_threads
+from prolepsis.engine.sampling.noise import native_kernel, noise_key
+from prolepsis.engine.sampling.processors import TokenHistory
+from prolepsis.engine.sampling.sampler import Sampler
+from prolepsis.server.cli.bench.provenance import provenance
+from tests.engine.models.kernels import team
 
 GREEDY = SamplingParams(temperature=0.0)
 PLAIN = {

@@ -17,15 +17,15 @@ from itertools import count
 from pathlib import Path
 
 from benchmarks.proposer_cost import PlainSequence
-from prolepsis.cli.bench.provenance import provenance
 from prolepsis.core.plan import SpecPlan
-from prolepsis.spec.acceptance import AcceptanceEstimator
-from prolepsis.spec.candidate import DraftRequest
-from prolepsis.spec.choose import ProposerSet
-from prolepsis.spec.cost import flat_cost
-from prolepsis.spec.draft import Draft, best_first, chain
-from prolepsis.spec.proposer import SequenceView
-from prolepsis.spec.window import DraftWindow, StepLoad
+from prolepsis.engine.drafting.acceptance import AcceptanceEstimator
+from prolepsis.engine.drafting.candidate import DraftRequest
+from prolepsis.engine.drafting.choose import ProposerSet
+from prolepsis.engine.drafting.cost import flat_cost
+from prolepsis.engine.drafting.draft import Draft, best_first, chain
+from prolepsis.engine.drafting.proposer import SequenceView
+from prolepsis.engine.drafting.window import DraftWindow, StepLoad
+from prolepsis.server.cli.bench.provenance import provenance
 from tests.fake_proposer import Script, Scripted
 
 VOCAB = 49_152

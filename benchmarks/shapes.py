@@ -21,22 +21,22 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.random_gguf import SHAPES, weight_bytes, write_random
-from prolepsis.cli.bench.ask import TimedAnswer, ask
-from prolepsis.cli.bench.provenance import provenance
 from prolepsis.core.config import EngineConfig
+from prolepsis.core.engine_client import EngineClient
 from prolepsis.core.errors import MemoryPlanError
 from prolepsis.core.files import cache_directory
 from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
-from prolepsis.engine.client import EngineClient
+from prolepsis.engine.kv.machine import host_memory
+from prolepsis.engine.kv.memory import MemoryUse, Room, format_bytes, parse_bytes
+from prolepsis.engine.models.files.weight_bytes import bytes_per_pass
+from prolepsis.engine.models.load import LoadedModel, load_model
+from prolepsis.engine.models.protocol import SequenceInput, TargetModel, pack
+from prolepsis.engine.native.bandwidth import read_bandwidth
+from prolepsis.engine.native.processor import default_threads
 from prolepsis.engine.start import EngineStart
-from prolepsis.kv.machine import host_memory
-from prolepsis.kv.memory import MemoryUse, Room, format_bytes, parse_bytes
-from prolepsis.models.files.weight_bytes import bytes_per_pass
-from prolepsis.models.load import LoadedModel, load_model
-from prolepsis.models.protocol import SequenceInput, TargetModel, pack
-from prolepsis.native.bandwidth import read_bandwidth
-from prolepsis.native.processor import default_threads
+from prolepsis.server.cli.bench.ask import TimedAnswer, ask
+from prolepsis.server.cli.bench.provenance import provenance
 from tests.commands import prolepsis, serving
 
 Figures = dict[str, object]

@@ -19,32 +19,32 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from prolepsis.cli.bench.provenance import provenance
+from prolepsis.core.engine_client import EngineInfo
 from prolepsis.core.messages import Submit
 from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.core.plan import AppliedPlan
 from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
-from prolepsis.engine.client import EngineInfo
+from prolepsis.core.telemetry.metrics import Metrics
+from prolepsis.engine.drafting.acceptance import AcceptanceEstimator
+from prolepsis.engine.drafting.choose import ProposerSet
+from prolepsis.engine.drafting.cost import flat_cost
+from prolepsis.engine.drafting.draft import ROOT, Draft, best_first
+from prolepsis.engine.drafting.proposer import Proposer, SequenceView
+from prolepsis.engine.drafting.proposers.grammar import GrammarProposer
+from prolepsis.engine.drafting.proposers.prediction import PredictionProposer
+from prolepsis.engine.drafting.proposers.suffix import SuffixProposer
+from prolepsis.engine.drafting.window import DraftWindow
+from prolepsis.engine.kv.pages import PagePool
+from prolepsis.engine.models.protocol import Batch, KVCache, ModelInfo
 from prolepsis.engine.paging import Paging
 from prolepsis.engine.runner import Runner
+from prolepsis.engine.sampling.sampler import Sampler
 from prolepsis.engine.scheduler import Scheduler, SchedulerLimits
 from prolepsis.engine.speculation import Speculation
 from prolepsis.engine.step import Engine, EngineParts
 from prolepsis.engine.timings import PHASES, Timings
 from prolepsis.engine.verification import Verification
-from prolepsis.kv.pages import PagePool
-from prolepsis.models.protocol import Batch, KVCache, ModelInfo
-from prolepsis.sampling.sampler import Sampler
-from prolepsis.spec.acceptance import AcceptanceEstimator
-from prolepsis.spec.choose import ProposerSet
-from prolepsis.spec.cost import flat_cost
-from prolepsis.spec.draft import ROOT, Draft, best_first
-from prolepsis.spec.proposer import Proposer, SequenceView
-from prolepsis.spec.proposers.grammar import GrammarProposer
-from prolepsis.spec.proposers.prediction import PredictionProposer
-from prolepsis.spec.proposers.suffix import SuffixProposer
-from prolepsis.spec.window import DraftWindow
-from prolepsis.telemetry.metrics import Metrics
+from prolepsis.server.cli.bench.provenance import provenance
 
 VOCAB, STATES, LENGTH = 49_152, 128, 1024
 COLUMNS = (*PHASES, "costly", "outside", "nodes", "emitted")

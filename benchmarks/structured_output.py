@@ -22,13 +22,13 @@ from pathlib import Path
 import jsonschema
 
 from benchmarks.structured_schemas import BY_PROMPT, OTHER, Schema, generated
-from prolepsis.cli.bench.ask import TimedAnswer, ask
-from prolepsis.cli.bench.prompts import load_prompts
-from prolepsis.cli.bench.provenance import provenance
 from prolepsis.core.config import DEFAULT_MODEL, EngineConfig
 from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams, SpeculationChoice
+from prolepsis.core.terminal.output import quiet_logs
 from prolepsis.engine.start import Running, start_engine
-from prolepsis.terminal.output import quiet_logs
+from prolepsis.server.cli.bench.ask import TimedAnswer, ask
+from prolepsis.server.cli.bench.prompts import load_prompts
+from prolepsis.server.cli.bench.provenance import provenance
 
 
 @dataclass(frozen=True, slots=True)

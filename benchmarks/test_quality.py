@@ -11,9 +11,9 @@ import torch.nn.functional as F  # noqa: N812  torch's own convention
 from benchmarks.quality import CHUNK, ChunkFigures, chunks_of, compare, summarise, table
 from benchmarks.quality_engines import Float32, Rounded, logits_of, open_engine, rounded
 from prolepsis.core.errors import ConfigError
-from prolepsis.models.files.tokenizer_files import load_tokenizer
-from tests.models.files.test_tokenizer import byte_level
-from tests.models.tiny import save_tiny
+from prolepsis.engine.models.files.tokenizer_files import load_tokenizer
+from tests.engine.models.files.test_tokenizer import byte_level
+from tests.engine.models.tiny import save_tiny
 
 
 @pytest.fixture(scope="module")

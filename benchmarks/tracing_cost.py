@@ -23,22 +23,22 @@ from pathlib import Path
 import httpx
 
 from benchmarks.charging_cost import STEP, rows
-from prolepsis.api.app import build
-from prolepsis.cli.bench.provenance import provenance
+from prolepsis.control.store.store import unrecorded
+from prolepsis.control.web.context import Context
 from prolepsis.core.audit_event import discard
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.events import Event, Finished, FinishReason, Tokens
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.rounds import MAX_ROUNDS, Round
 from prolepsis.core.stats import EffectiveMode, ProposerCounts, RequestStats
+from prolepsis.core.telemetry.logs import configure_logs
+from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.engine.rounds import keep_rounds
 from prolepsis.engine.rows import SampledTokens
-from prolepsis.store.store import unrecorded
-from prolepsis.telemetry.logs import configure_logs
-from prolepsis.telemetry.metrics import Metrics
-from prolepsis.web.context import Context
-from tests.api.fakes import ByteTokenizer
+from prolepsis.server.app import build
+from prolepsis.server.cli.bench.provenance import provenance
 from tests.fake_client import INFO, FakeEngineClient
+from tests.server.fakes import ByteTokenizer
 
 SAMPLES = (1, 8, 32)
 ROUNDS = [Round(0.1, 0.2, 0.01, 0.07, 0.01, 0, 2 * i, "suffix", "", 3, 3, 1, 2) for i in range(MAX_ROUNDS)]

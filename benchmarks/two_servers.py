@@ -19,8 +19,8 @@ from pathlib import Path
 
 import httpx
 
-from prolepsis.cli.bench.prompts import load_prompts
-from prolepsis.cli.bench.provenance import provenance
+from prolepsis.server.cli.bench.prompts import load_prompts
+from prolepsis.server.cli.bench.provenance import provenance
 from tests.commands import free_port, prolepsis, serving
 
 KINDS = ("stream", "whole")

@@ -19,7 +19,7 @@ END_S = 30.0
 
 def prolepsis(*arguments: str, python: str = sys.executable) -> list[str]:
     """Return our command line as a command of a Python that need not have it installed as a program."""
-    return [python, "-c", "from prolepsis.cli.main import app; app()", *arguments]
+    return [python, "-c", "from prolepsis.server.cli.main import app; app()", *arguments]
 
 
 def free_port() -> int:

@@ -17,9 +17,9 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 if TYPE_CHECKING:  # a run of a few tests imports what they need
-    from prolepsis.models.load import LoadedModel
-    from prolepsis.store.database import Database
-    from prolepsis.store.store import Store
+    from prolepsis.control.store.database import Database
+    from prolepsis.control.store.store import Store
+    from prolepsis.engine.models.load import LoadedModel
 
 DEFAULT_MODEL = "test_default_model"
 SHARED_MODELS = (DEFAULT_MODEL, "test_coder_model")
@@ -90,7 +90,7 @@ def own_logs() -> Iterator[None]:
 def loaded() -> "LoadedModel":
     """The default model; skips where it is not on this machine."""
     from prolepsis.core.errors import ModelError
-    from prolepsis.models.load import load_model
+    from prolepsis.engine.models.load import load_model
     from tests.default_model import CONFIG
 
     try:
@@ -102,7 +102,7 @@ def loaded() -> "LoadedModel":
 @pytest.fixture(scope="session")
 def coder() -> "LoadedModel":
     """The coder model, for tests that are skipped where no variable names its file (`tests.coder_model`)."""
-    from prolepsis.models.load import load_model
+    from prolepsis.engine.models.load import load_model
     from tests.coder_model import CONFIG
 
     return load_model(CONFIG)
@@ -120,9 +120,10 @@ def strict(loaded: "LoadedModel") -> bool:
 def tiny_family(tmp_path_factory: pytest.TempPathFactory) -> "Callable[[str, str], Path]":
     """Return the GGUF file of a random model by the names of its vocabulary and its chat template, made once a session.
 
-    The names: `OWN` and `TEMPLATES` of `tests.models.families`, or those of published models, else the test is skipped.
+    The names: `OWN` and `TEMPLATES` of `tests.engine.models.families`, or those of published models, else the test is
+    skipped.
     """
-    from tests.models.families import write_named
+    from tests.engine.models.families import write_named
 
     folder = tmp_path_factory.mktemp("families")
 
@@ -136,7 +137,7 @@ def tiny_family(tmp_path_factory: pytest.TempPathFactory) -> "Callable[[str, str
 @pytest.fixture
 def sqlite(tmp_path: Path) -> str:
     """The `store` setting of a file of SQLite with the schema and nothing in it."""
-    from tests.store.databases import migrated_setting
+    from tests.control.store.databases import migrated_setting
 
     return migrated_setting(tmp_path)
 
@@ -144,9 +145,9 @@ def sqlite(tmp_path: Path) -> str:
 @pytest.fixture
 def store(sqlite: str) -> Iterator["Store"]:
     """An open store in a file of SQLite, with nothing in it."""
+    from prolepsis.control.store.store import opened_store
     from prolepsis.core.config import ServerConfig
-    from prolepsis.store.store import opened_store
-    from prolepsis.telemetry.metrics import Metrics
+    from prolepsis.core.telemetry.metrics import Metrics
 
     with opened_store(ServerConfig(store=sqlite), Metrics().registry) as opened:
         assert opened is not None
@@ -156,8 +157,8 @@ def store(sqlite: str) -> Iterator["Store"]:
 @pytest.fixture(scope="session")
 def migrated_postgresql() -> Iterator[str]:
     """The `store` setting of a database of PostgreSQL with the schema, for all tests that leave it unharmed."""
-    from prolepsis.store.migrate import upgrade
-    from tests.store.databases import opened, postgresql_setting
+    from prolepsis.control.store.migrate import upgrade
+    from tests.control.store.databases import opened, postgresql_setting
 
     with postgresql_setting() as setting:
         with closing(opened(setting)) as database:
@@ -168,7 +169,7 @@ def migrated_postgresql() -> Iterator[str]:
 @pytest.fixture
 def postgresql(migrated_postgresql: str) -> str:
     """The `store` setting of a database of PostgreSQL with the schema and nothing in it."""
-    from tests.store.databases import emptied
+    from tests.control.store.databases import emptied
 
     emptied(migrated_postgresql)
     return migrated_postgresql
@@ -183,7 +184,7 @@ def setting(request: pytest.FixtureRequest) -> str:
 @pytest.fixture
 def connect(setting: str) -> Iterator[Callable[[], "Database"]]:
     """Each call is another process's view of one database."""
-    from tests.store.databases import opened
+    from tests.control.store.databases import opened
 
     made: list[Database] = []
 

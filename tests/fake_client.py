@@ -7,13 +7,13 @@ from dataclasses import replace
 
 from prolepsis.core.client_draft import ClientDraft
 from prolepsis.core.config import CANDIDATE_HEAD, DRAFT_HEAD, HeadProposerName
+from prolepsis.core.engine_client import EngineHealth, EngineInfo, HeadSwapped, InstalledHead
 from prolepsis.core.errors import MemoryPlanError, ModelLoadError
 from prolepsis.core.events import Aborted, Event, Finished, FinishReason, Terminal, Tokens
 from prolepsis.core.messages import Abort, ApplyPlan, Control, OfferDraft, StopRun
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import ProposerMemory, RequestStats, TrafficClassCounts
-from prolepsis.engine.client import EngineHealth, EngineInfo, HeadSwapped, InstalledHead
 
 Script = Callable[[GenerateRequest], Iterable[Event | float | Exception]]
 """Request -> events to yield; a float sleeps so many seconds, an exception is raised."""

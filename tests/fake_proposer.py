@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
-from prolepsis.spec.draft import Draft
-from prolepsis.spec.proposer import Proposer, SequenceView
+from prolepsis.engine.drafting.draft import Draft
+from prolepsis.engine.drafting.proposer import Proposer, SequenceView
 
 Script = Callable[[SequenceView, int], Draft | None]
 """(sequence, limit) -> draft; may raise or return nonsense, which is the point of a drill."""

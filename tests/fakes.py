@@ -15,6 +15,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from prolepsis.core.engine_client import EngineInfo
 from prolepsis.core.events import Event, Terminal, Tokens
 from prolepsis.core.figures import EngineObserver
 from prolepsis.core.messages import Submit
@@ -22,8 +23,17 @@ from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.core.plan import AppliedPlan
 from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.engine.chunks import ChunkLimit
-from prolepsis.engine.client import EngineInfo
+from prolepsis.engine.drafting.acceptance import AcceptanceEstimator
+from prolepsis.engine.drafting.call_watch import CallWatch
+from prolepsis.engine.drafting.choose import ProposerSet
+from prolepsis.engine.drafting.cost import flat_cost
+from prolepsis.engine.drafting.draft import ROOT, Draft, chain
+from prolepsis.engine.drafting.proposer import HiddenStateConsumer, Proposer, SequenceView
+from prolepsis.engine.drafting.window import DraftWindow
+from prolepsis.engine.grammar.grammars import Grammars
 from prolepsis.engine.hidden_states import HiddenStateRouter
+from prolepsis.engine.kv.pages import PagePool
+from prolepsis.engine.models.protocol import Batch, KVCache, ModelInfo
 from prolepsis.engine.paging import Paging
 from prolepsis.engine.rows import Row, SampledTokens
 from prolepsis.engine.runner import Computed, Runner
@@ -31,16 +41,6 @@ from prolepsis.engine.scheduler import Scheduler, SchedulerLimits
 from prolepsis.engine.speculation import Speculation
 from prolepsis.engine.step import Engine, EngineParts, StepVerifier
 from prolepsis.engine.text import Detokenizer
-from prolepsis.grammar.grammars import Grammars
-from prolepsis.kv.pages import PagePool
-from prolepsis.models.protocol import Batch, KVCache, ModelInfo
-from prolepsis.spec.acceptance import AcceptanceEstimator
-from prolepsis.spec.call_watch import CallWatch
-from prolepsis.spec.choose import ProposerSet
-from prolepsis.spec.cost import flat_cost
-from prolepsis.spec.draft import ROOT, Draft, chain
-from prolepsis.spec.proposer import HiddenStateConsumer, Proposer, SequenceView
-from prolepsis.spec.window import DraftWindow
 
 VOCAB = 24
 EOS = 0

@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from prolepsis.api.run import StartedEngine, serve
 from prolepsis.core.config import EngineConfig, ServerConfig
+from prolepsis.core.engine_client import EngineClient
 from prolepsis.core.errors import EngineDead
-from prolepsis.engine.client import EngineClient
-from prolepsis.telemetry.logs import configure_logs
-from tests.api.fakes import ByteTokenizer, FakeEngine
+from prolepsis.core.telemetry.logs import configure_logs
+from prolepsis.server.run import StartedEngine, serve
 from tests.commands import free_port, wait_until_ready
 from tests.fake_client import FakeEngineClient
+from tests.server.fakes import ByteTokenizer, FakeEngine
 
 FORKED = multiprocessing.get_context("forkserver")
 FORKED.set_forkserver_preload([__name__])

@@ -15,11 +15,10 @@ from packaging.requirements import Requirement
 
 from tests.commands import free_port, prolepsis
 from tests.commands import serving as running_server
+from tests.engine.training.targets import save_target
 from tests.loopback import serving
-from tests.train.targets import save_target
-from tests.upstream.test_start import Spelled
-
-ROOT = Path(__file__).parent.parent
+from tests.paths import ROOT
+from tests.remote.upstream.test_start import Spelled
 
 
 def closure(needs: Iterable[str]) -> Iterator[str]:

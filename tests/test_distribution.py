@@ -15,9 +15,9 @@ from build import ProjectBuilder
 from pyproject_hooks import quiet_subprocess_runner
 
 from tests.commands import free_port, serving
-from tests.train.targets import save_target
+from tests.engine.training.targets import save_target
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "prolepsis"
 
 

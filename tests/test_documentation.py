@@ -19,13 +19,13 @@ from typer.exceptions import TyperException
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from prolepsis.api.auth.key_file import KeyFile, new_key
-from prolepsis.cli.main import app
-from tests.console.scene import POLICY
-from tests.console.served import served_scene, traffic
+from prolepsis.server.auth.key_file import KeyFile, new_key
+from prolepsis.server.cli.main import app
 from tests.loopback import Reply, Request, serving
+from tests.ops.console.scene import POLICY
+from tests.ops.console.served import served_scene, traffic
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parents[1]
 HOW_TO = [ROOT / "README.md", *sorted((ROOT / "docs" / "how-to").glob("*.md"))]
 PAGES = [*HOW_TO, *(page for page in sorted((ROOT / "docs").rglob("*.md")) if page not in HOW_TO)]
 CANNOT_RUN = {
@@ -40,27 +40,27 @@ CANNOT_RUN = {
     "cd": "the folder of the next lines, which need a container engine",
     "echo": "a setting of the next lines, which need a container engine",
     "kubectl": "needs a cluster",
-    "ray": "makes a cluster of Ray; tests/ray",
+    "ray": "makes a cluster of Ray; tests/server/ray",
     "export": "a setting of the next lines, which need a cluster of Ray",
-    "serve": "needs a cluster of Ray; tests/ray",
+    "serve": "needs a cluster of Ray; tests/server/ray",
     "helm": "needs a cluster",
     "cp": "changes the machine",
     "systemd-run": "changes the machine",
     "systemctl": "changes the machine",
     "/opt/prolepsis/venv/bin/pip": "installs",
-    "prometheus": "serves until it is stopped; tests/monitoring checks its files",
-    "prometheus-alertmanager": "serves until it is stopped; tests/monitoring checks its file",
-    "llama-server": "another engine; tests/upstream runs it where it is installed",
-    "vllm": "another engine; tests/vllm runs it where it is installed",
+    "prometheus": "serves until it is stopped; tests/ops/monitoring checks its files",
+    "prometheus-alertmanager": "serves until it is stopped; tests/ops/monitoring checks its file",
+    "llama-server": "another engine; tests/remote/upstream runs it where it is installed",
+    "vllm": "another engine; tests/engine/vllm runs it where it is installed",
     "vllm-env/bin/pip": "installs",
-    "vllm-env/bin/prolepsis": "needs an environment with vLLM; tests/vllm",
-    "prolepsis serve": "serves until it is stopped; tests/cli/test_serve.py",
-    "prolepsis propose-server": "serves until it is stopped; tests/cli/test_propose_server.py",
+    "vllm-env/bin/prolepsis": "needs an environment with vLLM; tests/engine/vllm",
+    "prolepsis serve": "serves until it is stopped; tests/server/cli/test_serve.py",
+    "prolepsis propose-server": "serves until it is stopped; tests/server/cli/test_propose_server.py",
     "prolepsis exact": "takes minutes with the default model; tests/exact",
-    "prolepsis profile": "measures for a minute; tests/cli/test_profile.py",
-    "prolepsis bench": "takes minutes; tests/cli/test_bench_measure.py",
-    "prolepsis models": "needs files of a head; tests/cli/test_models.py",
-    "prolepsis heads swap": "needs the heads that it names; tests/drafts",
+    "prolepsis profile": "measures for a minute; tests/server/cli/test_profile.py",
+    "prolepsis bench": "takes minutes; tests/server/cli/test_bench_measure.py",
+    "prolepsis models": "needs files of a head; tests/server/cli/test_models.py",
+    "prolepsis heads swap": "needs the heads that it names; tests/control/drafts",
 }
 """By the beginning of a command: why it is not run here."""
 

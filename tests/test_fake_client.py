@@ -4,10 +4,10 @@ import asyncio
 
 import pytest
 
+from prolepsis.core.engine_client import EngineClient
 from prolepsis.core.errors import ContextTooLong
 from prolepsis.core.events import Aborted, Finished, Tokens
 from prolepsis.core.messages import Abort
-from prolepsis.engine.client import EngineClient
 from tests.fake_client import FakeEngineClient, answer
 from tests.fakes import request
 

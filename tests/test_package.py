@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 import prolepsis
-from tests.models.tiny import BASE
+from tests.engine.models.tiny import BASE
+from tests.paths import ROOT
 
 BESIDES = {"vllm"}
 """Imported and no extra: vLLM's requirements contradict ours, so people install it by hand (docs/how-to/vllm.md)."""
@@ -37,14 +38,14 @@ PUBLIC = {
 START = """
 import sys
 from pathlib import Path
-import prolepsis.api.run
-from tests.api.application import build
+import prolepsis.server.run
+from tests.server.application import build
 from prolepsis.core.config import ServerConfig
-from prolepsis.models.files.weights import folder_config
-from prolepsis.redaction.name_lists import name_lists
-from prolepsis.redaction.values import redacted
-from prolepsis.telemetry.metrics import Metrics
-from tests.api.fakes import ByteTokenizer, FakeEngine
+from prolepsis.engine.models.files.weights import folder_config
+from prolepsis.control.redaction.name_lists import name_lists
+from prolepsis.control.redaction.values import redacted
+from prolepsis.core.telemetry.metrics import Metrics
+from tests.server.fakes import ByteTokenizer, FakeEngine
 
 folder_config(Path(sys.argv[1]))
 build(ServerConfig(traces="none"), FakeEngine(), ByteTokenizer(), Metrics())
@@ -88,7 +89,7 @@ def test_a_server_starts_without_what_few_need(tmp_path: Path) -> None:
 
 
 def test_the_shipped_prompts_are_sixteen_of_seven_kinds() -> None:
-    lines = (files("prolepsis") / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
+    lines = (files("prolepsis.server.cli.bench") / "prompts.jsonl").read_text(encoding="utf-8").splitlines()
     prompts = [json.loads(line) for line in lines]
     assert len(prompts) == 16
     assert len({p["id"] for p in prompts}) == 16
@@ -98,7 +99,7 @@ def test_the_shipped_prompts_are_sixteen_of_seven_kinds() -> None:
 
 
 def test_declared_packages_are_imported_and_imported_ones_are_declared() -> None:
-    root = Path(__file__).parent.parent
+    root = ROOT
     project = tomllib.loads((root / "pyproject.toml").read_text())["project"]
     extras = ("engine", "gpu", "train", "otel", "postgres", "ray", "age")
     needed = [*project["dependencies"], *(need for extra in extras for need in project["optional-dependencies"][extra])]

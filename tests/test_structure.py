@@ -1,13 +1,24 @@
-"""Names and imports of the package: import cycles, and class names that stand in several modules."""
+"""Names and imports of the package: rooms and their layers, import cycles, names that stand in several modules."""
 
 import ast
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
 
-SOURCE = Path(__file__).parents[1] / "src"
-CYCLES = ({"ray.arguments", "ray.serve", "ray.start"},)
+import pytest
+from importlinter.cli import lint_imports
+
+from tests.paths import ROOT
+
+SOURCE = ROOT / "src"
+ROOMS = {"server", "ops", "control", "remote", "engine", "core"}
+UPPER = {"server": {"cli", "ray"}, "engine": {"training", "vllm", "commands"}, "core": {"telemetry", "terminal"}}
+"""Folders of a room that its own modules do not import."""
+LOWER = {"engine": {"drafting", "grammar", "models", "kv", "sampling", "native"}}
+"""Folders of a room that import none of its own modules."""
+CYCLES = ({"server.ray.arguments", "server.ray.serve", "server.ray.start"},)
 """Import cycles that are still there, imports inside functions included; none may come."""
 SHARED_NAMES = 2
 """Most class names that may stand in two or more modules; to be lowered with the names."""
@@ -49,6 +60,35 @@ def _reached(graph: Mapping[str, set[str]], start: str) -> set[str]:
         found |= new
         waiting += new
     return found
+
+
+def test_the_package_has_its_rooms_and_no_more() -> None:
+    assert {folder.parent.name for folder in (SOURCE / "prolepsis").glob("*/__init__.py")} == ROOMS
+
+
+def test_no_import_points_up(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """The contracts between rooms, and between the folders of a room, are in pyproject.toml."""
+    status = lint_imports(str(ROOT / "pyproject.toml"), cache_dir=str(tmp_path), no_logo=True)
+    assert status == 0, capsys.readouterr().out
+
+
+def test_modules_of_a_room_stand_between_its_folders() -> None:
+    for name, tree in modules().items():
+        _, room, *rest = [*name.split("."), ""]
+        if len(rest) < 2 or not rest[0]:
+            continue
+        reached = {tuple(other.split(".")[1:3]) for other in imported(tree) if other.count(".") >= 2}
+        folders = UPPER.get(room, set()) | LOWER.get(room, set())
+        own = {module for above, module in reached if above == room and module not in folders}
+        if rest[0] not in folders:
+            assert not {(room, upper) for upper in UPPER.get(room, set())} & reached, name
+        elif rest[0] in LOWER.get(room, set()):
+            assert not {module for module in own if f"prolepsis.{room}.{module}" in modules()}, name
+
+
+def test_no_test_imports_a_benchmark() -> None:
+    for file in (ROOT / "tests").rglob("*.py"):
+        assert not re.search(r"^\s*(from|import) benchmarks\b", file.read_text(), re.MULTILINE), file
 
 
 def test_no_new_modules_import_each_other() -> None:

@@ -18,24 +18,24 @@ from typing import Any
 
 from benchmarks.peers.process import LOOP, VARIANTS, Peer, PeerLimits, PeerProcess, PeerSpec, find_peers, parse_peers
 from benchmarks.peers.report import peers_document, print_peers_report
-from prolepsis.cli.bench.command import BenchJob, check_folder, measure_arms, parse_levels
-from prolepsis.cli.bench.measure import Notify, Schedule
-from prolepsis.cli.bench.prompts import DEFAULT_PROMPTS, load_prompts
-from prolepsis.cli.bench.provenance import provenance
+from prolepsis.core.engine_client import EngineClient
 from prolepsis.core.errors import ProlepsisError
 from prolepsis.core.files import cache_directory
 from prolepsis.core.requests import SamplingParams
-from prolepsis.engine.client import EngineClient
+from prolepsis.core.terminal.config import Settings, listed
+from prolepsis.core.terminal.flags import settings_here
+from prolepsis.core.terminal.output import exit_status, note, print_error
+from prolepsis.engine.commands.downloads import ensure_model
+from prolepsis.engine.models.files.chat_tokenizer import ChatTokenizer
+from prolepsis.engine.models.files.export import export_model
+from prolepsis.engine.models.files.store import resolve
+from prolepsis.engine.native.processor import default_threads
 from prolepsis.engine.timings import Timings
-from prolepsis.models.files.chat_tokenizer import ChatTokenizer
-from prolepsis.models.files.export import export_model
-from prolepsis.models.files.store import resolve
-from prolepsis.native.processor import default_threads
-from prolepsis.terminal.config import Settings, listed
-from prolepsis.terminal.downloads import ensure_model
-from prolepsis.terminal.engine import running
-from prolepsis.terminal.flags import settings_here
-from prolepsis.terminal.output import exit_status, note, print_error
+from prolepsis.server.cli.bench.command import BenchJob, check_folder, measure_arms, parse_levels
+from prolepsis.server.cli.bench.measure import Notify, Schedule
+from prolepsis.server.cli.bench.prompts import DEFAULT_PROMPTS, load_prompts
+from prolepsis.server.cli.bench.provenance import provenance
+from prolepsis.server.cli.engine import running
 
 
 async def measure_with_peers(  # noqa: PLR0917  # the engine with its tokenizer and times, and what to measure with it

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from prolepsis.cli.bench.measure import Outcome, Turn
-from prolepsis.cli.bench.prompts import EncodedPrompt
 from prolepsis.core.errors import ConfigError, EngineError, ProlepsisError
-from prolepsis.terminal.config import listed
+from prolepsis.core.terminal.config import listed
+from prolepsis.server.cli.bench.measure import Outcome, Turn
+from prolepsis.server.cli.bench.prompts import EncodedPrompt
 
 VARIANTS = {
     "transformers": ("plain", "lookup"),

@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from benchmarks.peers.process import Peer
-from prolepsis.cli.bench.arms import PLAIN
-from prolepsis.cli.bench.measure import Run
-from prolepsis.cli.bench.report import ALL, Figures, Setting, document, outputs
-from prolepsis.cli.bench.tables import print_report, ranged
-from prolepsis.engine.client import EngineInfo
-from prolepsis.terminal.output import print_table, warn
+from prolepsis.core.engine_client import EngineInfo
+from prolepsis.core.terminal.output import print_table, warn
+from prolepsis.server.cli.bench.arms import PLAIN
+from prolepsis.server.cli.bench.measure import Run
+from prolepsis.server.cli.bench.report import ALL, Figures, Setting, document, outputs
+from prolepsis.server.cli.bench.tables import print_report, ranged
 
 FAIRNESS = (
     " Peers empty their caches at the same points, and their processes are stopped while others run. `against` is our"

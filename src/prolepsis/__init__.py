@@ -10,24 +10,24 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from prolepsis.core.config import EngineConfig as EngineConfig
     from prolepsis.core.config import ServerConfig as ServerConfig
+    from prolepsis.core.engine_client import EngineClient as EngineClient
     from prolepsis.core.errors import ProlepsisError as ProlepsisError
     from prolepsis.core.plan import SpecPlan as SpecPlan
     from prolepsis.core.requests import GenerateRequest as GenerateRequest
     from prolepsis.core.requests import SamplingParams as SamplingParams
     from prolepsis.core.requests import SpeculationChoice as SpeculationChoice
-    from prolepsis.engine.client import EngineClient as EngineClient
-    from prolepsis.spec.draft import Draft as Draft
-    from prolepsis.spec.proposer import Proposer as Proposer
+    from prolepsis.engine.drafting.draft import Draft as Draft
+    from prolepsis.engine.drafting.proposer import Proposer as Proposer
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "Draft": "prolepsis.spec.draft",
-    "EngineClient": "prolepsis.engine.client",
+    "Draft": "prolepsis.engine.drafting.draft",
+    "EngineClient": "prolepsis.core.engine_client",
     "EngineConfig": "prolepsis.core.config",
     "GenerateRequest": "prolepsis.core.requests",
     "ProlepsisError": "prolepsis.core.errors",
-    "Proposer": "prolepsis.spec.proposer",
+    "Proposer": "prolepsis.engine.drafting.proposer",
     "SamplingParams": "prolepsis.core.requests",
     "ServerConfig": "prolepsis.core.config",
     "SpecPlan": "prolepsis.core.plan",

@@ -14,11 +14,11 @@ import pytest
 import yaml
 
 import prolepsis
-from prolepsis.api.auth.key_file import default_key_file
-from prolepsis.api.run import ABORT_GRACE_S
+from prolepsis.control.store.signing import FILE_NAME
 from prolepsis.core.config import ServerConfig
-from prolepsis.store.signing import FILE_NAME
-from prolepsis.terminal.config import field_names, load_settings
+from prolepsis.core.terminal.config import field_names, load_settings
+from prolepsis.server.auth.key_file import default_key_file
+from prolepsis.server.run import ABORT_GRACE_S
 from tests.deploy.written import CHART, image_variables, read_yaml
 
 TWO_POOLS = {

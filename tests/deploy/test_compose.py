@@ -5,9 +5,10 @@ from typing import Any
 
 import pytest
 
-from prolepsis.api.run import ABORT_GRACE_S
-from prolepsis.terminal.config import load_settings
-from tests.deploy.written import COMPOSE, ROOT, image_variables, read_yaml
+from prolepsis.core.terminal.config import load_settings
+from prolepsis.server.run import ABORT_GRACE_S
+from tests.deploy.written import COMPOSE, image_variables, read_yaml
+from tests.paths import ROOT
 
 COMPOSED = read_yaml(COMPOSE)
 SERVICES: dict[str, Any] = COMPOSED["services"]

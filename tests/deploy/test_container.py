@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from prolepsis.terminal.config import load_settings
-from tests.deploy.written import CONTAINERFILE, DEPLOY, ROOT, image_variables
+from prolepsis.core.terminal.config import load_settings
+from tests.deploy.written import CONTAINERFILE, DEPLOY, image_variables
+from tests.paths import ROOT
 
 TEXT = CONTAINERFILE.read_text()
 

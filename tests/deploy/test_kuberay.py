@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import yaml
 
-from prolepsis.ray.arguments import ServeArguments
-from tests.deploy.written import DEPLOY, ROOT, image_variables, read_yaml
+from prolepsis.server.ray.arguments import ServeArguments
+from tests.deploy.written import DEPLOY, image_variables, read_yaml
+from tests.paths import ROOT
 
 SPEC: dict[str, Any] = read_yaml(DEPLOY / "kuberay" / "rayservice.yaml")["spec"]
 [APPLICATION] = yaml.safe_load(SPEC["serveConfigV2"])["applications"]

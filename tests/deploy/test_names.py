@@ -8,11 +8,11 @@ import pytest
 from fastapi import FastAPI
 from typer.core import TyperGroup
 
-from prolepsis.cli.main import load_command
 from prolepsis.core.config import ServerConfig
-from prolepsis.terminal.config import NOT_FIELDS, environment_name, field_names
+from prolepsis.core.terminal.config import NOT_FIELDS, environment_name, field_names
+from prolepsis.server.cli.main import load_command
+from tests.core.telemetry.servers import server_with_everything
 from tests.deploy.written import Written, image_variables, written_files
-from tests.telemetry.servers import server_with_everything
 
 FILES = written_files()
 RAY_DASHBOARD = "8265"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from prolepsis.api.run import ABORT_GRACE_S
-from prolepsis.terminal.config import load_settings
+from prolepsis.core.terminal.config import load_settings
+from prolepsis.server.run import ABORT_GRACE_S
 from tests.deploy.written import UNIT, unit_settings
 
 VARIABLES = dict(value.split("=", 1) for key, value in unit_settings() if key == "Environment")

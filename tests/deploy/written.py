@@ -9,9 +9,9 @@ from typing import Any
 
 import yaml
 
-from prolepsis.cli.main import COMMANDS
+from prolepsis.server.cli.main import COMMANDS
+from tests.paths import ROOT
 
-ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
 PAGE = ROOT / "docs" / "how-to" / "deploy.md"
 CHART = DEPLOY / "helm" / "prolepsis"

@@ -4,8 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from prolepsis.core.config import DRAFT_HEAD
-from prolepsis.spec.draft import Draft
-from prolepsis.spec.proposer import SequenceView
+from prolepsis.engine.drafting.draft import Draft
+from prolepsis.engine.drafting.proposer import SequenceView
 from tests.fake_proposer import Scripted
 from tests.fakes import VOCAB, EngineSetup, build, draft_chain
 from tests.load.server import LetterTokenizer

@@ -13,16 +13,16 @@ from prolepsis.core.files import cache_directory
 from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.core.requests import SamplingParams
 from prolepsis.engine.build import assemble, proposer_names
+from prolepsis.engine.drafting.cost import flat_cost
+from prolepsis.engine.kv.memory import MemoryUse
+from prolepsis.engine.models.files.tokenizer import ModelTokenizer
+from prolepsis.engine.models.load import LoadedModel
+from prolepsis.engine.native.processor import default_threads
 from prolepsis.engine.profile import curve_file
 from prolepsis.engine.remote import remote_proposer
 from prolepsis.engine.runner import Runner
+from prolepsis.engine.sampling.noise import noise_key
 from prolepsis.engine.start import start_engine
-from prolepsis.kv.memory import MemoryUse
-from prolepsis.models.files.tokenizer import ModelTokenizer
-from prolepsis.models.load import LoadedModel
-from prolepsis.native.processor import default_threads
-from prolepsis.sampling.noise import noise_key
-from prolepsis.spec.cost import flat_cost
 from tests.fakes import Letters, TableModel, outputs, reference, request, run
 
 

@@ -13,12 +13,12 @@ from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
 from prolepsis.core.stats import DeviceSeconds, RequestStats
 from prolepsis.engine.accounting import charge
+from prolepsis.engine.drafting.cost import CostCurve
+from prolepsis.engine.drafting.draft import chain
 from prolepsis.engine.request import SequenceState, open_request
 from prolepsis.engine.rows import Row
 from prolepsis.engine.step import Engine
 from prolepsis.engine.timings import StepTiming
-from prolepsis.spec.cost import CostCurve
-from prolepsis.spec.draft import chain
 from tests.fake_proposer import Scripted
 from tests.fakes import EngineSetup, build, draft_chain, drain, submit
 

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.engine.chunks import LEAST_TOKENS, MOST_READ, ChunkLimit, ReadingTurns
+from prolepsis.engine.drafting.cost import flat_cost
+from prolepsis.engine.models.protocol import Batch, KVCache
 from prolepsis.engine.request import SequenceState, open_request
 from prolepsis.engine.rows import Row
+from prolepsis.engine.sampling.noise import noise_key
 from prolepsis.engine.step import Engine
-from prolepsis.models.protocol import Batch, KVCache
-from prolepsis.sampling.noise import noise_key
-from prolepsis.spec.cost import flat_cost
 from tests.fakes import VOCAB, EngineSetup, TableModel, build, drain, outputs, reference, request, submit
 
 MOST = 500

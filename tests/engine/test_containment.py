@@ -13,18 +13,18 @@ from structlog.testing import capture_logs
 from prolepsis.core.events import Finished
 from prolepsis.core.figures import Figure
 from prolepsis.core.requests import SpeculationChoice
+from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.engine.accounting import charge
 from prolepsis.engine.chunks import ChunkLimit
 from prolepsis.engine.containment import LOG_EVERY_S, ContainedPart, Containment
+from prolepsis.engine.drafting.cost import CostCurve, flat_cost
+from prolepsis.engine.drafting.payback import Payback
+from prolepsis.engine.drafting.worth import StepCost
 from prolepsis.engine.rows import Row
+from prolepsis.engine.sampling.noise import noise_key
 from prolepsis.engine.speculation import Speculation
 from prolepsis.engine.step import Engine
 from prolepsis.engine.timings import StepTiming
-from prolepsis.sampling.noise import noise_key
-from prolepsis.spec.cost import CostCurve, flat_cost
-from prolepsis.spec.payback import Payback
-from prolepsis.spec.worth import StepCost
-from prolepsis.telemetry.metrics import Metrics
 from tests.clock import Clock
 from tests.engine.test_charging import decoding, device
 from tests.fake_proposer import Scripted

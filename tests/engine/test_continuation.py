@@ -11,15 +11,15 @@ from prolepsis.core.events import Failed, Finished
 from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams
 from prolepsis.engine.chunks import ChunkLimit
+from prolepsis.engine.drafting.cost import flat_cost
+from prolepsis.engine.drafting.payback import Payback
+from prolepsis.engine.drafting.worth import StepCost
 from prolepsis.engine.rows import Row
 from prolepsis.engine.speculation import Speculation
 from prolepsis.engine.step import Engine
-from prolepsis.spec.cost import flat_cost
-from prolepsis.spec.payback import Payback
-from prolepsis.spec.worth import StepCost
+from tests.engine.grammar.tiny import few_tokens, grammars
 from tests.fake_proposer import Scripted
 from tests.fakes import EOS, VOCAB, EngineSetup, build, draft_chain, drain, request, run, submit, terminals
-from tests.grammar.tiny import few_tokens, grammars
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
 

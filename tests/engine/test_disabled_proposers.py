@@ -8,9 +8,9 @@ from prolepsis.core.messages import ApplyPlan
 from prolepsis.core.plan import PANIC_PLAN, DisabledProposer, SpecPlan
 from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
 from prolepsis.core.stats import EffectiveMode, RequestStats
+from prolepsis.engine.drafting.draft import Draft, chain
+from prolepsis.engine.drafting.proposer import Proposer, SequenceView
 from prolepsis.engine.step import Engine
-from prolepsis.spec.draft import Draft, chain
-from prolepsis.spec.proposer import Proposer, SequenceView
 from tests.fakes import EngineSetup, build, drain, outputs, request, run, submit, terminals, true_continuation
 
 PARAMS = SamplingParams(temperature=1.0, seed=5, max_tokens=60, ignore_eos=True)

@@ -3,9 +3,9 @@
 import pytest
 
 from prolepsis.core.requests import SamplingParams
+from prolepsis.engine.drafting.draft import ROOT, Draft, chain
 from prolepsis.engine.ending import Ending, cut_after_end, find_ending
 from prolepsis.engine.request import SequenceState, open_request
-from prolepsis.spec.draft import ROOT, Draft, chain
 from tests.fakes import EOS, Letters, request
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from prolepsis.core.errors import ModelLoadError
 from prolepsis.engine.exactness import SMALL, decide
-from prolepsis.models.protocol import Batch, KVCache
+from prolepsis.engine.models.protocol import Batch, KVCache
 from tests.fakes import TableModel
 
 

@@ -9,11 +9,11 @@ from torch import Tensor
 from prolepsis.core.messages import Abort, ApplyPlan
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
+from prolepsis.engine.drafting.draft import Draft
+from prolepsis.engine.drafting.proposer import HiddenStates, Proposer, SequenceView
 from prolepsis.engine.hidden_states import HiddenStateRouter
+from prolepsis.engine.models.protocol import Batch, KVCache
 from prolepsis.engine.step import Engine
-from prolepsis.models.protocol import Batch, KVCache
-from prolepsis.spec.draft import Draft
-from prolepsis.spec.proposer import HiddenStates, Proposer, SequenceView
 from tests.fake_proposer import Scripted
 from tests.fakes import EngineSetup, TableModel, build, draft_chain, request, run, submit
 

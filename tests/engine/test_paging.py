@@ -1,8 +1,8 @@
 """What sequences hold, share and publish."""
 
+from prolepsis.engine.kv.pages import PagePool
 from prolepsis.engine.paging import Paging
 from prolepsis.engine.request import SequenceState, open_request
-from prolepsis.kv.pages import PagePool
 from tests.fakes import request
 
 SIZE = 4

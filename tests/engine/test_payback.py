@@ -10,12 +10,12 @@ from prolepsis.core.messages import ApplyPlan
 from prolepsis.core.plan import DisabledProposer, SpecPlan
 from prolepsis.core.requests import SpeculationChoice
 from prolepsis.engine.decide import SAMPLED_DRAFTS
+from prolepsis.engine.drafting.draft import Draft, chain
+from prolepsis.engine.drafting.payback import Payback
+from prolepsis.engine.drafting.proposer import SequenceView
+from prolepsis.engine.drafting.worth import StepCost
 from prolepsis.engine.speculation import Speculation
 from prolepsis.engine.step import Engine
-from prolepsis.spec.draft import Draft, chain
-from prolepsis.spec.payback import Payback
-from prolepsis.spec.proposer import SequenceView
-from prolepsis.spec.worth import StepCost
 from tests.fake_proposer import Script, Scripted
 from tests.fakes import EngineSetup, build, draft_chain, drain, outputs, request, run, submit, terminals
 

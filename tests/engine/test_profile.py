@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from prolepsis.engine.drafting.cost import PROFILE_TOKENS
 from prolepsis.engine.profile import cost_curve
-from prolepsis.spec.cost import PROFILE_TOKENS
 from tests.fakes import TableModel
 
 

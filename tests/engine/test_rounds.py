@@ -9,9 +9,9 @@ from prolepsis.core.config import DRAFT_HEAD
 from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
 from prolepsis.core.rounds import MAX_ROUNDS, Round
 from prolepsis.core.stats import RequestStats
+from prolepsis.engine.drafting.draft import Draft
+from prolepsis.engine.drafting.proposer import SequenceView
 from prolepsis.engine.step import Engine
-from prolepsis.spec.draft import Draft
-from prolepsis.spec.proposer import SequenceView
 from tests.fake_proposer import Script, Scripted
 from tests.fakes import EngineSetup, build, draft_chain, draft_tree, request, run, terminals
 

@@ -12,11 +12,11 @@ from prolepsis.core.messages import Abort, ApplyPlan
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
 from prolepsis.engine.chunks import ChunkLimit
+from prolepsis.engine.drafting.cost import flat_cost
+from prolepsis.engine.drafting.draft import Draft
+from prolepsis.engine.drafting.proposer import SequenceView
 from prolepsis.engine.rows import Row
-from prolepsis.sampling.noise import noise_key
-from prolepsis.spec.cost import flat_cost
-from prolepsis.spec.draft import Draft
-from prolepsis.spec.proposer import SequenceView
+from prolepsis.engine.sampling.noise import noise_key
 from tests.fake_proposer import Scripted
 from tests.fakes import VOCAB, EngineSetup, build, draft_chain, draft_tree, drain, outputs, reference, submit, terminals
 

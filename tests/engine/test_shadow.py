@@ -10,10 +10,10 @@ from prolepsis.core.messages import Abort, ApplyPlan
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
 from prolepsis.core.stats import EffectiveMode, RequestStats
+from prolepsis.engine.drafting.draft import Draft, chain
+from prolepsis.engine.drafting.proposer import SequenceView
 from prolepsis.engine.speculation import Speculation
 from prolepsis.engine.step import Engine
-from prolepsis.spec.draft import Draft, chain
-from prolepsis.spec.proposer import SequenceView
 from tests.fake_proposer import Script, Scripted
 from tests.fakes import EngineSetup, build, draft_chain, draft_tree, drain, outputs, request, run, submit, terminals
 

@@ -7,9 +7,9 @@ import pytest
 from prolepsis.core.events import Event, Finished
 from prolepsis.core.kill_scope import kill_scope
 from prolepsis.core.requests import GenerateRequest, SamplingParams
+from prolepsis.engine.sampling.noise import noise_key
 from prolepsis.engine.shares import share_of
 from prolepsis.engine.step import Engine
-from prolepsis.sampling.noise import noise_key
 from tests.fakes import EngineSetup, build, drain, outputs, reference, request, submit, terminals
 
 PLACES = 16

@@ -7,13 +7,13 @@ from weakref import ref
 
 import pytest
 
+from prolepsis.engine.models.protocol import TargetModel
 from prolepsis.engine.runner import Runner
 from prolepsis.engine.start import EngineStart
 from prolepsis.engine.thread import ThreadEngineClient
-from prolepsis.models.protocol import TargetModel
+from tests.engine.models.kernels import NEEDS_KERNELS
 from tests.exact.oracle import CONFIG, ask, plain, target
 from tests.fakes import outputs
-from tests.models.kernels import NEEDS_KERNELS
 
 pytestmark = NEEDS_KERNELS
 

@@ -18,10 +18,10 @@ from prolepsis.core.messages import Abort, ApplyPlan, Submit
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
 from prolepsis.core.stats import RequestStats
+from prolepsis.engine.drafting.draft import Draft, chain
+from prolepsis.engine.drafting.proposer import SequenceView
+from prolepsis.engine.sampling.noise import noise_key
 from prolepsis.engine.step import MAX_FAILED_STEPS
-from prolepsis.sampling.noise import noise_key
-from prolepsis.spec.draft import Draft, chain
-from prolepsis.spec.proposer import SequenceView
 from tests.fake_proposer import Scripted
 from tests.fakes import (
     EOS,

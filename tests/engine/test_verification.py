@@ -12,11 +12,11 @@ from prolepsis.core.errors import NotFinite
 from prolepsis.core.events import Failed, Finished
 from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.core.requests import SamplingParams
+from prolepsis.engine.drafting.draft import chain
+from prolepsis.engine.drafting.verify import VerifyResult
+from prolepsis.engine.models.protocol import Batch, KVCache
+from prolepsis.engine.sampling.sampler import Sampler
 from prolepsis.engine.verification import Verification, num_usable
-from prolepsis.models.protocol import Batch, KVCache
-from prolepsis.sampling.sampler import Sampler
-from prolepsis.spec.draft import chain
-from prolepsis.spec.verify import VerifyResult
 from tests.fake_proposer import Scripted
 from tests.fakes import EOS, VOCAB, EngineSetup, TableCache, TableModel, build, outputs, request, run, terminals
 

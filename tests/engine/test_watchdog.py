@@ -14,14 +14,14 @@ from prolepsis.core.figures import Figure, RequestDone
 from prolepsis.core.messages import ApplyPlan
 from prolepsis.core.plan import AppliedPlan, SpecPlan
 from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
+from prolepsis.core.telemetry.metrics import Metrics
+from prolepsis.engine.drafting.acceptance import FIRST_JUDGED
+from prolepsis.engine.drafting.call_watch import CallWatch, WatchedCall
+from prolepsis.engine.drafting.draft import Draft
+from prolepsis.engine.drafting.proposer import Proposer, SequenceView
+from prolepsis.engine.models.protocol import Batch, KVCache
 from prolepsis.engine.thread import ThreadEngineClient
 from prolepsis.engine.watchdog import StepWatch, Watchdog
-from prolepsis.models.protocol import Batch, KVCache
-from prolepsis.spec.acceptance import FIRST_JUDGED
-from prolepsis.spec.call_watch import CallWatch, WatchedCall
-from prolepsis.spec.draft import Draft
-from prolepsis.spec.proposer import Proposer, SequenceView
-from prolepsis.telemetry.metrics import Metrics
 from tests.clock import Clock
 from tests.fake_proposer import Scripted
 from tests.fakes import EngineSetup, TableModel, build, draft_chain, outputs, request, run

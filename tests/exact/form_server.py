@@ -9,12 +9,12 @@ from typing import Any, Literal
 import httpx
 
 from prolepsis.core.config import EngineConfig, ServerConfig
+from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.engine.build import assemble
+from prolepsis.engine.models.files.tokenizer import ModelTokenizer
+from prolepsis.engine.models.load import LoadedModel
 from prolepsis.engine.thread import ThreadEngineClient
-from prolepsis.models.files.tokenizer import ModelTokenizer
-from prolepsis.models.load import LoadedModel
-from prolepsis.telemetry.metrics import Metrics
-from tests.api.application import build
+from tests.server.application import build
 
 Body = dict[str, Any]
 Mode = Literal["off", "auto", "on"]

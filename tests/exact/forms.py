@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import jsonschema
 
-from prolepsis.models.answer_formats.literal_arguments import LiteralArguments
-from prolepsis.models.files.tokenizer import ModelTokenizer
+from prolepsis.engine.models.answer_formats.literal_arguments import LiteralArguments
+from prolepsis.engine.models.files.tokenizer import ModelTokenizer
 from tests.exact.form_server import Answer, Body
 
 PLACE = {

@@ -17,16 +17,16 @@ from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.engine.build import assemble
+from prolepsis.engine.models.files.tokenizer import ModelTokenizer
+from prolepsis.engine.models.files.weights import open_checkpoint
+from prolepsis.engine.models.heads.base import Candidates, HeadInfo
+from prolepsis.engine.models.load import LoadedModel
+from prolepsis.engine.models.protocol import Batch, KVCache, SequenceInput, pack
+from prolepsis.engine.models.targets.lean_shape import LeanShape
+from prolepsis.engine.models.targets.native import NativeModel
 from prolepsis.engine.step import Engine
-from prolepsis.models.files.tokenizer import ModelTokenizer
-from prolepsis.models.files.weights import open_checkpoint
-from prolepsis.models.heads.base import Candidates, HeadInfo
-from prolepsis.models.load import LoadedModel
-from prolepsis.models.protocol import Batch, KVCache, SequenceInput, pack
-from prolepsis.models.targets.lean_shape import LeanShape
-from prolepsis.models.targets.native import NativeModel
+from tests.engine.models.tiny import save_tiny
 from tests.fakes import Letters, TableCache, drain, outputs, slot_of, submit, terminals
-from tests.models.tiny import save_tiny
 
 CONFIG = EngineConfig(
     kv_memory="192KiB", max_model_len=192, max_step_tokens=48, max_requests=6, strict="off", threads=1, proposers=()

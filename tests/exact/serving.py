@@ -6,9 +6,9 @@ from prolepsis.core.events import Finished
 from prolepsis.core.messages import ApplyPlan
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest
+from prolepsis.engine.drafting.draft import Draft, chain
+from prolepsis.engine.sampling.sampler import Sampler
 from prolepsis.engine.verification import Verification
-from prolepsis.sampling.sampler import Sampler
-from prolepsis.spec.draft import Draft, chain
 from tests.fakes import EOS, VOCAB, EngineSetup, build, drain, outputs, submit, terminals
 
 

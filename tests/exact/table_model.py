@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from prolepsis.core.requests import SamplingParams
-from prolepsis.sampling.processors import LogitBias, TokenHistory
-from prolepsis.sampling.sampler import Sampler, SamplingRow
-from prolepsis.spec.draft import ROOT, Draft
-from prolepsis.spec.verify import SequenceStep, VerifyResult, verify_batch
+from prolepsis.engine.drafting.draft import ROOT, Draft
+from prolepsis.engine.drafting.verify import SequenceStep, VerifyResult, verify_batch
+from prolepsis.engine.sampling.processors import LogitBias, TokenHistory
+from prolepsis.engine.sampling.sampler import Sampler, SamplingRow
 
 Drafter = Callable[[tuple[int, ...]], Draft | None]
 """From the committed output to a draft."""

@@ -8,18 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from prolepsis.cli.bench.ask import TimedAnswer, ask
 from prolepsis.core.client_draft import ClientDraft
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.events import Tokens
+from prolepsis.core.handshake import SharedKey
 from prolepsis.core.messages import OfferDraft
 from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams, SpeculationChoice
 from prolepsis.engine.build import assemble
-from prolepsis.engine.propose_server import served_model
+from prolepsis.engine.models.load import LoadedModel
 from prolepsis.engine.thread import ThreadEngineClient
-from prolepsis.models.load import LoadedModel
-from prolepsis.remote.handshake import SharedKey
+from prolepsis.remote.propose.served import served_model
 from prolepsis.remote.propose.server import ProposeServer
+from prolepsis.server.cli.bench.ask import TimedAnswer, ask
 from tests.coder_model import CONFIG, SLOW_S, needs_coder
 from tests.remote.propose.servers import serving
 

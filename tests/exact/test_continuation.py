@@ -9,9 +9,9 @@ import pytest
 
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest, SamplingParams, SpecMode, SpeculationChoice
-from prolepsis.spec.proposer import Proposer
-from prolepsis.spec.proposers.prompt_lookup import PromptLookupProposer
-from prolepsis.spec.proposers.suffix import SuffixProposer
+from prolepsis.engine.drafting.proposer import Proposer
+from prolepsis.engine.drafting.proposers.prompt_lookup import PromptLookupProposer
+from prolepsis.engine.drafting.proposers.suffix import SuffixProposer
 from tests.exact import test_grammar as constrained
 from tests.exact.cuts import Answer, check_cuts, cut, serve
 from tests.exact.serving import setup_of

@@ -8,10 +8,10 @@ import pytest
 from prolepsis.core.plan import SpecPlan
 from prolepsis.engine.build import assemble
 from prolepsis.engine.step import Engine
+from tests.engine.models.kernels import NEEDS_KERNELS
 from tests.exact import test_early_exit as exits
 from tests.exact.cuts import Answer, check_cuts, serve
 from tests.exact.oracle import CONFIG, PARAMS, PROMPT, Oracle, ask, at_any_price, target
-from tests.models.kernels import NEEDS_KERNELS
 
 pytestmark = NEEDS_KERNELS
 

@@ -9,21 +9,21 @@ import torch.nn.functional as F  # noqa: N812  torch's own convention
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.initialization import no_init_weights
 
-from prolepsis.cli.bench.ask import ask, in_flight
-from prolepsis.cli.bench.prompts import encode_prompts, load_prompts
-from prolepsis.cli.exact import first_difference
 from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
 from prolepsis.engine.build import assemble
+from prolepsis.engine.drafting.divergence import classify
+from prolepsis.engine.models.files.config import for_transformers
+from prolepsis.engine.models.files.store import resolve
+from prolepsis.engine.models.files.weights import open_checkpoint
+from prolepsis.engine.models.heads.registry import head_for
+from prolepsis.engine.models.load import LoadedModel, load_model
+from prolepsis.engine.models.protocol import SequenceInput, pack
+from prolepsis.engine.sampling.sampler import Sampler, SamplingRow
 from prolepsis.engine.thread import ThreadEngineClient
-from prolepsis.models.files.config import for_transformers
-from prolepsis.models.files.store import resolve
-from prolepsis.models.files.weights import open_checkpoint
-from prolepsis.models.heads.registry import head_for
-from prolepsis.models.load import LoadedModel, load_model
-from prolepsis.models.protocol import SequenceInput, pack
-from prolepsis.sampling.sampler import Sampler, SamplingRow
-from prolepsis.spec.divergence import classify
+from prolepsis.server.cli.bench.ask import ask, in_flight
+from prolepsis.server.cli.bench.prompts import encode_prompts, load_prompts
+from prolepsis.server.cli.exact import first_difference
 from tests.default_model import CONFIG
 from tests.exact.oracle import at_any_price
 

@@ -14,12 +14,12 @@ from prolepsis.core.events import TokenLogprobs, Tokens
 from prolepsis.core.messages import Abort, ApplyPlan
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
-from prolepsis.sampling.noise import noise_key
-from prolepsis.spec.draft import Draft, chain
-from prolepsis.spec.proposer import Proposer, SequenceView
-from prolepsis.spec.proposers.prediction import PredictionProposer
-from prolepsis.spec.proposers.prompt_lookup import PromptLookupProposer
-from prolepsis.spec.proposers.suffix import SuffixProposer
+from prolepsis.engine.drafting.draft import Draft, chain
+from prolepsis.engine.drafting.proposer import Proposer, SequenceView
+from prolepsis.engine.drafting.proposers.prediction import PredictionProposer
+from prolepsis.engine.drafting.proposers.prompt_lookup import PromptLookupProposer
+from prolepsis.engine.drafting.proposers.suffix import SuffixProposer
+from prolepsis.engine.sampling.noise import noise_key
 from tests.exact.serving import flawed, serve, setup_of
 from tests.fake_proposer import Scripted
 from tests.fakes import VOCAB, EngineSetup, build, drain, outputs, reference, submit, terminals

@@ -18,13 +18,13 @@ import pytest
 import torch
 
 from prolepsis.core.requests import SamplingParams
-from prolepsis.sampling.noise import noise_key
-from prolepsis.sampling.processors import LogitBias, TokenHistory
-from prolepsis.sampling.sampler import Sampler, SamplingRow
-from prolepsis.spec.draft import ROOT, Draft, chain
-from prolepsis.spec.verify import verify
+from prolepsis.engine.drafting.draft import ROOT, Draft, chain
+from prolepsis.engine.drafting.verify import verify
+from prolepsis.engine.sampling.noise import noise_key
+from prolepsis.engine.sampling.processors import LogitBias, TokenHistory
+from prolepsis.engine.sampling.sampler import Sampler, SamplingRow
+from tests.engine.sampling import brute_force
 from tests.exact.table_model import TableModel, TableSequence, decode_plainly, decode_speculatively
-from tests.sampling import brute_force
 
 EOS = 0
 PROMPT = (1, 2, 1)

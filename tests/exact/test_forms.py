@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from prolepsis.core.config import EngineConfig
-from prolepsis.models.load import load_model
+from prolepsis.engine.models.load import load_model
+from tests.engine.models.files.vocabularies import OWN
 from tests.exact.form_server import answer_all
 from tests.exact.forms import drawn, fault
-from tests.models.files.vocabularies import OWN
 
 NUM_REQUESTS = 8
 

@@ -20,28 +20,28 @@ from prolepsis.core.events import Failed, Finished, Tokens
 from prolepsis.core.messages import ApplyPlan
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams
-from prolepsis.grammar.grammars import Grammars
-from prolepsis.grammar.matcher import CompiledGrammar, Matcher
-from prolepsis.models.files.weights import open_checkpoint
-from prolepsis.models.protocol import TargetModel
-from prolepsis.models.targets.lean import LeanModel
-from prolepsis.models.targets.lean_shape import LeanShape
-from prolepsis.sampling.noise import noise_key
-from prolepsis.sampling.processors import LogitBias, TokenHistory
-from prolepsis.sampling.sampler import Sampler, SamplingRow
-from prolepsis.spec.draft import Draft, chain
-from prolepsis.spec.proposer import Proposer, SequenceView
-from prolepsis.spec.proposers.draft_model import DraftModelProposer
-from prolepsis.spec.proposers.grammar import GrammarProposer
-from prolepsis.spec.proposers.prediction import PredictionProposer
-from prolepsis.spec.proposers.prompt_lookup import PromptLookupProposer
-from prolepsis.spec.proposers.suffix import SuffixProposer
+from prolepsis.engine.drafting.draft import Draft, chain
+from prolepsis.engine.drafting.proposer import Proposer, SequenceView
+from prolepsis.engine.drafting.proposers.draft_model import DraftModelProposer
+from prolepsis.engine.drafting.proposers.grammar import GrammarProposer
+from prolepsis.engine.drafting.proposers.prediction import PredictionProposer
+from prolepsis.engine.drafting.proposers.prompt_lookup import PromptLookupProposer
+from prolepsis.engine.drafting.proposers.suffix import SuffixProposer
+from prolepsis.engine.grammar.grammars import Grammars
+from prolepsis.engine.grammar.matcher import CompiledGrammar, Matcher
+from prolepsis.engine.models.files.weights import open_checkpoint
+from prolepsis.engine.models.protocol import TargetModel
+from prolepsis.engine.models.targets.lean import LeanModel
+from prolepsis.engine.models.targets.lean_shape import LeanShape
+from prolepsis.engine.sampling.noise import noise_key
+from prolepsis.engine.sampling.processors import LogitBias, TokenHistory
+from prolepsis.engine.sampling.sampler import Sampler, SamplingRow
+from tests.engine.grammar.tiny import RECORD, few_tokens, grammars, json_schema, text_of
+from tests.engine.models.tiny import save_tiny
 from tests.exact.serving import flawed, serve
 from tests.exact.serving import setup_of as unconstrained
 from tests.fake_proposer import Scripted
 from tests.fakes import EOS, VOCAB, EngineSetup, TableModel, build, drain, outputs, submit, table_logits, terminals
-from tests.grammar.tiny import RECORD, few_tokens, grammars, json_schema, text_of
-from tests.models.tiny import save_tiny
 
 TOKENIZER = few_tokens()
 assert TOKENIZER.get_vocab_size() == VOCAB

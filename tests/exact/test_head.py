@@ -8,15 +8,15 @@ from torch import Tensor
 
 from prolepsis.core.plan import SpecPlan
 from prolepsis.engine.build import assemble
+from prolepsis.engine.models.heads.base import Candidates, DraftHead
+from prolepsis.engine.models.heads.native import NativeHead
+from prolepsis.engine.models.protocol import Batch, KVCache
+from prolepsis.engine.models.targets.native import NativeModel
 from prolepsis.engine.step import Engine
-from prolepsis.models.heads.base import Candidates, DraftHead
-from prolepsis.models.heads.native import NativeHead
-from prolepsis.models.protocol import Batch, KVCache
-from prolepsis.models.targets.native import NativeModel
+from tests.engine.models.kernels import NEEDS_KERNELS
+from tests.engine.models.random_heads import random_head, random_levels
 from tests.exact.oracle import CONFIG, PARAMS, PROMPT, Oracle, ask, at_any_price, plain, serve, target
 from tests.fakes import outputs, terminals
-from tests.models.kernels import NEEDS_KERNELS
-from tests.models.random_heads import random_head, random_levels
 
 pytestmark = NEEDS_KERNELS
 

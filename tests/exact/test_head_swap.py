@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from prolepsis.core.config import CANDIDATE_HEAD, DRAFT_HEAD, EngineConfig, HeadProposerName
+from prolepsis.core.engine_client import HeadSwapped
 from prolepsis.core.errors import EngineDead, InvalidParameter, MemoryPlanError, ModelLoadError
 from prolepsis.core.events import Event, Finished
 from prolepsis.core.messages import ApplyPlan
@@ -16,16 +17,15 @@ from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import SpeculationChoice
 from prolepsis.core.stats import ProposerCounts
 from prolepsis.engine.build import assemble
-from prolepsis.engine.client import HeadSwapped
+from prolepsis.engine.models.heads.base import DraftHead
+from prolepsis.engine.models.heads.format import WEIGHTS
+from prolepsis.engine.models.targets.native import NativeModel
 from prolepsis.engine.step import Engine
 from prolepsis.engine.thread import ThreadEngineClient
-from prolepsis.models.heads.base import DraftHead
-from prolepsis.models.heads.format import WEIGHTS
-from prolepsis.models.targets.native import NativeModel
+from tests.engine.models.kernels import NEEDS_KERNELS
+from tests.engine.models.random_heads import record_checksum, save_random_head
 from tests.exact.oracle import CONFIG, PARAMS, PROMPT, Oracle, ask, at_any_price, plain, target
 from tests.fakes import drain, outputs, submit, terminals
-from tests.models.kernels import NEEDS_KERNELS
-from tests.models.random_heads import record_checksum, save_random_head
 
 pytestmark = NEEDS_KERNELS
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from prolepsis.core.requests import SamplingParams
-from prolepsis.sampling.noise import noise_key
-from prolepsis.sampling.processors import LogitBias, TokenHistory
-from prolepsis.sampling.sampler import Sampler, SamplingRow
-from prolepsis.spec.draft import ROOT, Draft, chain
-from prolepsis.spec.verify import SequenceStep, VerifyResult, verify_batch
+from prolepsis.engine.drafting.draft import ROOT, Draft, chain
+from prolepsis.engine.drafting.verify import SequenceStep, VerifyResult, verify_batch
+from prolepsis.engine.sampling.noise import noise_key
+from prolepsis.engine.sampling.processors import LogitBias, TokenHistory
+from prolepsis.engine.sampling.sampler import Sampler, SamplingRow
 from tests.exact.table_model import TableModel, TableSequence, decode_plainly, decode_speculatively
 
 V = 5

@@ -11,12 +11,20 @@ from hypothesis import strategies as st
 
 from prolepsis.core.messages import ApplyPlan
 from prolepsis.core.plan import SpecPlan
-from prolepsis.remote.propose.link import ConnectionLost, Link
-from prolepsis.remote.propose.messages import FROM_ENGINE, FROM_SERVER, DraftCall, Drafts, Extend, FromEngine, SentDraft
-from prolepsis.remote.propose.proposer import RemoteProposer, RemoteSettings
+from prolepsis.engine.drafting.draft import Draft, chain
+from prolepsis.engine.drafting.proposers.prompt_lookup import PromptLookupProposer
+from prolepsis.engine.drafting.remote.link import ConnectionLost, Link
+from prolepsis.engine.drafting.remote.messages import (
+    FROM_ENGINE,
+    FROM_SERVER,
+    DraftCall,
+    Drafts,
+    Extend,
+    FromEngine,
+    SentDraft,
+)
+from prolepsis.engine.drafting.remote.proposer import RemoteProposer, RemoteSettings
 from prolepsis.remote.propose.server import ProposeServer, ServedModel
-from prolepsis.spec.draft import Draft, chain
-from prolepsis.spec.proposers.prompt_lookup import PromptLookupProposer
 from tests.exact.serving import serve, setup_of
 from tests.exact.test_engine_equality import PARAMS, PROMPT, ask, plain_texts
 from tests.fakes import VOCAB, build, drain, outputs, submit, terminals

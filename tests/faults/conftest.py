@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from prolepsis.store.migrate import upgrade
-from prolepsis.telemetry.logs import configure_logs
-from tests.store.databases import opened, own_setting
+from prolepsis.control.store.migrate import upgrade
+from prolepsis.core.telemetry.logs import configure_logs
+from tests.control.store.databases import opened, own_setting
 
 
 @pytest.fixture(autouse=True)

@@ -10,12 +10,12 @@ from typing import Any
 import httpx
 import pytest
 
-from prolepsis.engine.client import EngineClient
+from prolepsis.core.engine_client import EngineClient
+from prolepsis.engine.drafting.proposer import Proposer
+from prolepsis.engine.drafting.proposers.prompt_lookup import PromptLookupProposer
+from prolepsis.engine.drafting.proposers.suffix import SuffixProposer
 from prolepsis.remote.engines import Engines
 from prolepsis.remote.member import FailoverSettings, Member
-from prolepsis.spec.proposer import Proposer
-from prolepsis.spec.proposers.prompt_lookup import PromptLookupProposer
-from prolepsis.spec.proposers.suffix import SuffixProposer
 from tests.fakes import build_as
 from tests.load.server import CountingClient, CountingEngine, TableServer, serving
 from tests.waiting import wait_for

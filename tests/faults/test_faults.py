@@ -10,11 +10,11 @@ import pytest
 
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.requests import GrammarSpec
-from prolepsis.grammar.grammars import Grammars
-from prolepsis.grammar.matcher import CompiledGrammar
-from prolepsis.spec.draft import Draft
-from prolepsis.spec.proposer import Proposer, SequenceView
-from prolepsis.telemetry.logs import configure_logs
+from prolepsis.core.telemetry.logs import configure_logs
+from prolepsis.engine.drafting.draft import Draft
+from prolepsis.engine.drafting.proposer import Proposer, SequenceView
+from prolepsis.engine.grammar.grammars import Grammars
+from prolepsis.engine.grammar.matcher import CompiledGrammar
 from tests.fakes import EOS, VOCAB, EngineSetup
 from tests.load.server import LetterTokenizer, TableServer, serving
 from tests.waiting import wait_for

@@ -9,14 +9,14 @@ from pathlib import Path
 import httpx
 from sqlalchemy import func, select
 
+from prolepsis.control.store.store import Store, opened_store
+from prolepsis.control.store.tables import request_records
 from prolepsis.core.config import ServerConfig
-from prolepsis.store.store import Store, opened_store
-from prolepsis.store.tables import request_records
-from prolepsis.telemetry.metrics import Metrics
-from tests.api.conftest import served
-from tests.api.fakes import FakeEngine
-from tests.store.databases import opened
-from tests.store.proxy import proxied
+from prolepsis.core.telemetry.metrics import Metrics
+from tests.control.store.databases import opened
+from tests.control.store.proxy import proxied
+from tests.server.conftest import served
+from tests.server.fakes import FakeEngine
 
 BODY = {"model": "tiny", "prompt": "Hi", "max_tokens": 64}
 SOON_S = 30.0

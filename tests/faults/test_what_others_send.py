@@ -9,12 +9,12 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from prolepsis.api.openai import explain
+from prolepsis.control.policy import routes
+from prolepsis.control.policy.check import MOST_VALUES, NOTHING_KNOWN, InvalidPolicy, usable_policy
+from prolepsis.control.policy.model import Policy
 from prolepsis.core.kill_scope import kill_scope
 from prolepsis.core.requests import SamplingParams
-from prolepsis.policy import routes
-from prolepsis.policy.check import MOST_VALUES, NOTHING_KNOWN, InvalidPolicy, usable_policy
-from prolepsis.policy.model import Policy
+from prolepsis.server.openai import explain
 from tests.fakes import EngineSetup, build, request, submit, terminals
 from tests.load.server import TableServer, serving
 from tests.waiting import LIMIT_S

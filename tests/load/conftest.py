@@ -1,6 +1,6 @@
 import pytest
 
-from prolepsis.telemetry.logs import configure_logs
+from prolepsis.core.telemetry.logs import configure_logs
 
 
 @pytest.fixture(autouse=True)

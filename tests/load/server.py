@@ -10,22 +10,22 @@ from dataclasses import dataclass, field
 
 import uvicorn
 
-from prolepsis.api.admission.controller import AdmissionController
-from prolepsis.api.auth.keys import Keys
-from prolepsis.api.output.pipeline import LoadedPolicy
 from prolepsis.core.config import ServerConfig
+from prolepsis.core.engine_client import EngineClient
 from prolepsis.core.events import Event, Terminal
 from prolepsis.core.messages import Message, Submit
 from prolepsis.core.plan import SpecPlan
-from prolepsis.engine.client import EngineClient
+from prolepsis.core.telemetry.metrics import Metrics
+from prolepsis.engine.drafting.proposers.prompt_lookup import PromptLookupProposer
+from prolepsis.engine.drafting.proposers.suffix import SuffixProposer
+from prolepsis.engine.models.answer_formats.formats import AnswerFormats
 from prolepsis.engine.step import Engine, EngineParts
 from prolepsis.engine.thread import ThreadEngineClient
-from prolepsis.models.answer_formats.formats import AnswerFormats
-from prolepsis.spec.proposers.prompt_lookup import PromptLookupProposer
-from prolepsis.spec.proposers.suffix import SuffixProposer
-from prolepsis.telemetry.metrics import Metrics
-from tests.api.application import build
+from prolepsis.server.admission.controller import AdmissionController
+from prolepsis.server.auth.keys import Keys
+from prolepsis.server.output.pipeline import LoadedPolicy
 from tests.fakes import EOS, VOCAB, EngineSetup, Letters, build_as
+from tests.server.application import build
 from tests.server_thread import running
 from tests.waiting import wait_for
 

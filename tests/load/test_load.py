@@ -11,7 +11,7 @@ import pytest
 
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.requests import SamplingParams
-from prolepsis.sampling.noise import noise_key
+from prolepsis.engine.sampling.noise import noise_key
 from tests.fakes import EngineSetup, reference, request
 from tests.load.clients import NUM_TOKENS, Outcome, Target, rush, streamed, whole
 from tests.load.server import LetterTokenizer, TableServer, serving

@@ -5,20 +5,20 @@ from pathlib import Path
 import pytest
 import torch
 
-from prolepsis.cli.bench.prompts import load_prompts
 from prolepsis.core.config import DEFAULT_MODEL
 from prolepsis.core.errors import FetchError
-from prolepsis.models.files.quality import measured_quality
-from prolepsis.models.files.store import ModelStore
-from prolepsis.models.files.tokenizer import ModelTokenizer
-from prolepsis.models.files.tokenizer_files import load_tokenizer
-from prolepsis.models.files.weights import open_checkpoint
-from prolepsis.models.targets.general import GeneralModel
-from prolepsis.models.targets.lean import LeanModel
-from prolepsis.models.targets.lean_shape import LeanShape
-from prolepsis.models.targets.native import NativeModel
-from tests.models.kernels import NEEDS_KERNELS
-from tests.models.tiny import one, run
+from prolepsis.engine.models.files.quality import measured_quality
+from prolepsis.engine.models.files.store import ModelStore
+from prolepsis.engine.models.files.tokenizer import ModelTokenizer
+from prolepsis.engine.models.files.tokenizer_files import load_tokenizer
+from prolepsis.engine.models.files.weights import open_checkpoint
+from prolepsis.engine.models.targets.general import GeneralModel
+from prolepsis.engine.models.targets.lean import LeanModel
+from prolepsis.engine.models.targets.lean_shape import LeanShape
+from prolepsis.engine.models.targets.native import NativeModel
+from prolepsis.server.cli.bench.prompts import load_prompts
+from tests.engine.models.kernels import NEEDS_KERNELS
+from tests.engine.models.tiny import one, run
 
 pytestmark = pytest.mark.real_model
 CHAT = [{"role": "user", "content": "What is 12 + 30?"}]

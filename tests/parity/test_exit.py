@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 from prolepsis.core.errors import ConfigError, ModelLoadError
-from prolepsis.models.protocol import KVCache, SequenceInput, pack
-from prolepsis.models.targets.early_exit import EarlyExit, make_exit
-from prolepsis.models.targets.lean import LeanModel, rms_norm
-from prolepsis.models.targets.lean_shape import LeanShape
-from prolepsis.models.targets.native import NativeCache, NativeModel
-from prolepsis.models.targets.paged_attention import PlainCache
+from prolepsis.engine.models.protocol import KVCache, SequenceInput, pack
+from prolepsis.engine.models.targets.early_exit import EarlyExit, make_exit
+from prolepsis.engine.models.targets.lean import LeanModel, rms_norm
+from prolepsis.engine.models.targets.lean_shape import LeanShape
+from prolepsis.engine.models.targets.native import NativeCache, NativeModel
+from prolepsis.engine.models.targets.paged_attention import PlainCache
+from tests.engine.models.kernels import NEEDS_KERNELS
+from tests.engine.models.tiny import close, one, rounded, tokens
 from tests.fakes import TableModel
-from tests.models.kernels import NEEDS_KERNELS
-from tests.models.tiny import close, one, rounded, tokens
 
 FORWARDS = ["lean", pytest.param("native", marks=NEEDS_KERNELS)]
 LAYERS = 4

@@ -8,16 +8,16 @@ import torch
 import torch.nn.functional as F  # noqa: N812  torch's own convention
 from torch import Tensor
 
-from prolepsis.models.heads.format import HeadConfig, HeadWeights
-from prolepsis.models.heads.lean import LeanHead
-from prolepsis.models.heads.native import NativeHead
-from prolepsis.models.protocol import SequenceInput, pack
-from prolepsis.models.targets.lean import LeanModel
-from prolepsis.models.targets.lean_shape import LeanShape
-from prolepsis.models.targets.native import NativeModel
-from tests.models.kernels import NEEDS_KERNELS
-from tests.models.random_heads import random_head
-from tests.models.tiny import FAMILIES, close, rounded
+from prolepsis.engine.models.heads.format import HeadConfig, HeadWeights
+from prolepsis.engine.models.heads.lean import LeanHead
+from prolepsis.engine.models.heads.native import NativeHead
+from prolepsis.engine.models.protocol import SequenceInput, pack
+from prolepsis.engine.models.targets.lean import LeanModel
+from prolepsis.engine.models.targets.lean_shape import LeanShape
+from prolepsis.engine.models.targets.native import NativeModel
+from tests.engine.models.kernels import NEEDS_KERNELS
+from tests.engine.models.random_heads import random_head
+from tests.engine.models.tiny import FAMILIES, close, rounded
 
 FLAGS: dict[str, dict[str, bool]] = {
     "default": {},

@@ -10,20 +10,26 @@ from torch import Tensor
 
 from prolepsis.core.config import DRAFT_HEAD
 from prolepsis.core.requests import SamplingParams
-from prolepsis.models.heads.base import SHORTLIST, Lookahead, TreeHead
-from prolepsis.models.heads.format import WEIGHTS, HeadWeights, load_head
-from prolepsis.models.heads.lean import LeanHead
-from prolepsis.models.heads.levels import LEVELS, LevelWeights, load_levels, save_levels
-from prolepsis.models.heads.native import NativeHead
-from prolepsis.models.protocol import Batch, SequenceInput, pack
-from prolepsis.models.targets.lean import LeanModel
-from prolepsis.models.targets.lean_shape import LeanShape
-from prolepsis.models.targets.native import NativeModel
-from prolepsis.spec.proposers.head_tree import TREE_PARAMS, HeadPass, HeadTree, grow_in_one_call, grow_over_levels
-from tests.models.kernels import NEEDS_KERNELS
-from tests.models.random_heads import DRAFT_VOCAB, random_head, random_levels, save_random_head
-from tests.models.tiny import close, rounded
-from tests.spec.sequences import FakeSequence
+from prolepsis.engine.drafting.proposers.head_tree import (
+    TREE_PARAMS,
+    HeadPass,
+    HeadTree,
+    grow_in_one_call,
+    grow_over_levels,
+)
+from prolepsis.engine.models.heads.base import SHORTLIST, Lookahead, TreeHead
+from prolepsis.engine.models.heads.format import WEIGHTS, HeadWeights, load_head
+from prolepsis.engine.models.heads.lean import LeanHead
+from prolepsis.engine.models.heads.levels import LEVELS, LevelWeights, load_levels, save_levels
+from prolepsis.engine.models.heads.native import NativeHead
+from prolepsis.engine.models.protocol import Batch, SequenceInput, pack
+from prolepsis.engine.models.targets.lean import LeanModel
+from prolepsis.engine.models.targets.lean_shape import LeanShape
+from prolepsis.engine.models.targets.native import NativeModel
+from tests.engine.drafting.sequences import FakeSequence
+from tests.engine.models.kernels import NEEDS_KERNELS
+from tests.engine.models.random_heads import DRAFT_VOCAB, random_head, random_levels, save_random_head
+from tests.engine.models.tiny import close, rounded
 
 FORWARDS = ["lean", pytest.param("native", marks=NEEDS_KERNELS)]
 COUNT, WIDTH, ROWS = 3, 64, 2

@@ -9,11 +9,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from prolepsis.core.errors import ModelLoadError
-from prolepsis.models.protocol import SequenceInput, pack
-from prolepsis.models.targets.lean_shape import LeanShape
-from prolepsis.models.targets.native import NativeCache, NativeModel
-from tests.models.kernels import NEEDS_KERNELS
-from tests.models.tiny import (
+from prolepsis.engine.models.protocol import SequenceInput, pack
+from prolepsis.engine.models.targets.lean_shape import LeanShape
+from prolepsis.engine.models.targets.native import NativeCache, NativeModel
+from tests.engine.models.kernels import NEEDS_KERNELS
+from tests.engine.models.tiny import (
     FAMILIES,
     LLAMA3,
     PROMPT,

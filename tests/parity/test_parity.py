@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from prolepsis.models.files.weights import open_checkpoint
-from prolepsis.models.protocol import SequenceInput, TargetModel
-from prolepsis.models.targets.general import GeneralModel
-from prolepsis.models.targets.lean import LeanModel
-from prolepsis.models.targets.lean_shape import LeanShape
-from tests.models.tiny import (
+from prolepsis.engine.models.files.weights import open_checkpoint
+from prolepsis.engine.models.protocol import SequenceInput, TargetModel
+from prolepsis.engine.models.targets.general import GeneralModel
+from prolepsis.engine.models.targets.lean import LeanModel
+from prolepsis.engine.models.targets.lean_shape import LeanShape
+from tests.engine.models.tiny import (
     GENERAL,
     LEAN,
     PROMPT,

@@ -17,16 +17,16 @@ import torch
 from torch import Tensor
 
 from prolepsis.core.page_size import PAGE_SIZE
-from prolepsis.models.files.checkpoint import Checkpoint
-from prolepsis.models.files.stored import BF16, PACKED
-from prolepsis.models.files.weights import open_checkpoint
-from prolepsis.models.protocol import KVCache, SequenceInput, TargetModel, pack
-from prolepsis.models.targets.lean import LeanModel
-from prolepsis.models.targets.lean_shape import LeanShape
-from prolepsis.models.targets.native import NativeModel
-from tests.models.kernels import NEEDS_KERNELS
-from tests.models.random_matrices import random_matrix
-from tests.models.tiny import FAMILIES, one, rounded, run, save_tiny
+from prolepsis.engine.models.files.checkpoint import Checkpoint
+from prolepsis.engine.models.files.stored import BF16, PACKED
+from prolepsis.engine.models.files.weights import open_checkpoint
+from prolepsis.engine.models.protocol import KVCache, SequenceInput, TargetModel, pack
+from prolepsis.engine.models.targets.lean import LeanModel
+from prolepsis.engine.models.targets.lean_shape import LeanShape
+from prolepsis.engine.models.targets.native import NativeModel
+from tests.engine.models.kernels import NEEDS_KERNELS
+from tests.engine.models.random_matrices import random_matrix
+from tests.engine.models.tiny import FAMILIES, one, rounded, run, save_tiny
 
 NUM_SHAPES = int(os.environ.get("PROLEPSIS_TEST_SHAPES", "6"))
 MOST_ROWS = 70

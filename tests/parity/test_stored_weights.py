@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from prolepsis.models.files.checkpoint import Checkpoint
-from prolepsis.models.files.stored import BF16, PACKED, StoredMatrix
-from prolepsis.models.files.weights import open_checkpoint
-from prolepsis.models.protocol import SequenceInput, pack
-from prolepsis.models.targets.lean_shape import LeanShape
-from prolepsis.models.targets.native import NativeModel
-from tests.models.kernels import NEEDS_KERNELS
-from tests.models.random_matrices import random_matrix
-from tests.models.tiny import save_tiny
+from prolepsis.engine.models.files.checkpoint import Checkpoint
+from prolepsis.engine.models.files.stored import BF16, PACKED, StoredMatrix
+from prolepsis.engine.models.files.weights import open_checkpoint
+from prolepsis.engine.models.protocol import SequenceInput, pack
+from prolepsis.engine.models.targets.lean_shape import LeanShape
+from prolepsis.engine.models.targets.native import NativeModel
+from tests.engine.models.kernels import NEEDS_KERNELS
+from tests.engine.models.random_matrices import random_matrix
+from tests.engine.models.tiny import save_tiny
 
 KINDS = [kind for kind in PACKED if kind != BF16]
 WIDE: dict[str, object] = {"head_dim": 32, "hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 8}

@@ -7,8 +7,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
+from prolepsis.core.engine_client import EngineClient, EngineHealth
 from prolepsis.core.figures import EngineObserver
-from prolepsis.engine.client import EngineClient, EngineHealth
 from prolepsis.remote.channel import front_end_channel, host_channel
 from prolepsis.remote.host import Host, KeptFigures
 from prolepsis.remote.link import HostLink

@@ -9,19 +9,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
+from prolepsis.core.engine_client import EngineClient
 from prolepsis.core.events import Event, Finished, Tokens
 from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams
-from prolepsis.engine.client import EngineClient
+from prolepsis.engine.drafting.proposers.grammar import GrammarProposer
+from prolepsis.engine.drafting.proposers.prompt_lookup import PromptLookupProposer
+from prolepsis.engine.drafting.proposers.suffix import SuffixProposer
 from prolepsis.engine.step import Engine
 from prolepsis.engine.thread import ThreadEngineClient
 from prolepsis.remote.link import HostLink
-from prolepsis.spec.proposers.grammar import GrammarProposer
-from prolepsis.spec.proposers.prompt_lookup import PromptLookupProposer
-from prolepsis.spec.proposers.suffix import SuffixProposer
+from tests.engine.grammar.tiny import RECORD, few_tokens, grammars, json_schema
 from tests.exact.cuts import Answer, answers_of
 from tests.exact.serving import setup_of
 from tests.fakes import VOCAB, build_as, terminals
-from tests.grammar.tiny import RECORD, few_tokens, grammars, json_schema
 
 TOOL = GrammarSpec("lark", 'start: "{" "\\"a\\":" %json {"type": "integer", "maximum": 1010, "minimum": 0} "}"')
 _KINDS: dict[str, GenerateRequest] = {

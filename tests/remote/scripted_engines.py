@@ -5,11 +5,11 @@ from dataclasses import replace
 
 from prometheus_client import CollectorRegistry
 
+from prolepsis.core.engine_client import EngineClient, EngineHealth, EngineInfo
 from prolepsis.core.errors import EngineDead, StepFailed
 from prolepsis.core.events import Aborted, Event, Failed, Finished, Tokens
 from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.core.stats import RequestStats
-from prolepsis.engine.client import EngineClient, EngineHealth, EngineInfo
 from tests.exact.cuts import answers_of
 from tests.fake_client import INFO, FakeEngineClient
 from tests.fakes import terminals

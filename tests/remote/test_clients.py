@@ -6,16 +6,16 @@ from collections.abc import AsyncIterator
 import pytest
 
 from prolepsis.core.client_draft import ClientDraft
+from prolepsis.core.engine_client import EngineClient
 from prolepsis.core.errors import ContextTooLong, InvalidParameter
 from prolepsis.core.events import Aborted, Event, Finished
 from prolepsis.core.figures import EngineObserver
 from prolepsis.core.messages import Abort, OfferDraft
 from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.core.stats import ProposerCounts
-from prolepsis.engine.client import EngineClient
+from prolepsis.engine.drafting.proposers.client import ClientProposer
+from prolepsis.engine.sampling.noise import noise_key
 from prolepsis.engine.thread import ThreadEngineClient
-from prolepsis.sampling.noise import noise_key
-from prolepsis.spec.proposers.client import ClientProposer
 from tests.fakes import EngineSetup, build, outputs, reference, request
 from tests.remote.hosted import hosted
 from tests.remote.replicas import TurnsHandle, front_end, replica_of

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams
+from prolepsis.engine.models.load import LoadedModel
 from prolepsis.engine.start import EngineStart
-from prolepsis.models.load import LoadedModel
 from prolepsis.remote.engines import Engines
 from prolepsis.remote.member import Member
 from prolepsis.remote.process import EngineSpawn

@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry
 
 from prolepsis.core.client_draft import ClientDraft
 from prolepsis.core.config import DRAFT_HEAD, HeadProposerName
+from prolepsis.core.engine_client import EngineClient, HeadSwapped
 from prolepsis.core.errors import (
     ContextTooLong,
     DeadlineExceeded,
@@ -21,7 +22,6 @@ from prolepsis.core.events import Aborted, Event, Failed, Tokens
 from prolepsis.core.messages import Abort, ApplyPlan, OfferDraft, StopRun
 from prolepsis.core.plan import PANIC_PLAN
 from prolepsis.core.stats import RequestStats
-from prolepsis.engine.client import EngineClient, HeadSwapped
 from prolepsis.remote.engines import Engines
 from prolepsis.remote.member import FailoverSettings, Member
 from tests.remote.scripted_engines import (

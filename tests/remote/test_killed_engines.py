@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from prolepsis.engine.client import EngineClient
+from prolepsis.core.engine_client import EngineClient
 from prolepsis.engine.runner import Runner
 from prolepsis.remote.engines import Engines
 from prolepsis.remote.member import Member

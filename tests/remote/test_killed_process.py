@@ -8,10 +8,10 @@ from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams
 from prolepsis.remote.engines import Engines
 from prolepsis.remote.member import Member
 from prolepsis.remote.process import EngineSpawn
+from tests.engine.models.kernels import NEEDS_KERNELS
+from tests.engine.training.targets import config_of, save_target
 from tests.exact.cuts import answers_of
-from tests.models.kernels import NEEDS_KERNELS
 from tests.remote.killable_engines import ProcessKiller, check, serve
-from tests.train.targets import config_of, save_target
 
 pytestmark = NEEDS_KERNELS
 

@@ -11,7 +11,7 @@ from prolepsis.core.figures import Figure
 from prolepsis.core.messages import ApplyPlan, StopRun
 from prolepsis.core.plan import PANIC_PLAN
 from prolepsis.core.stats import RequestStats
-from prolepsis.telemetry.metrics import Metrics
+from prolepsis.core.telemetry.metrics import Metrics
 from tests.fake_client import FakeEngineClient
 from tests.fakes import request
 from tests.remote.hosted import FakeProcess, hosted, silent

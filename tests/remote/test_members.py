@@ -6,8 +6,8 @@ from collections.abc import Awaitable, Callable
 from prometheus_client import CollectorRegistry
 
 from prolepsis.core.config import DRAFT_HEAD, HeadProposerName
+from prolepsis.core.engine_client import EngineClient, HeadSwapped
 from prolepsis.core.plan import PANIC_PLAN, SpecPlan
-from prolepsis.engine.client import EngineClient, HeadSwapped
 from prolepsis.remote.continuation_metrics import ContinuationMetrics
 from prolepsis.remote.controls import RemoteControls
 from prolepsis.remote.member import FailoverSettings, Member

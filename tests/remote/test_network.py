@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
+from prolepsis.core.codec import ProtocolError
+from prolepsis.core.engine_client import EngineHealth
 from prolepsis.core.errors import EngineDead
 from prolepsis.core.events import Failed
-from prolepsis.engine.client import EngineHealth
-from prolepsis.ray.hosts import tls
+from prolepsis.core.handshake import SharedKey, listening, shake_hands
 from prolepsis.remote.channel import front_end_channel, host_channel
-from prolepsis.remote.codec import ProtocolError
-from prolepsis.remote.handshake import SharedKey, listening, shake_hands
 from prolepsis.remote.link import HostLink
 from prolepsis.remote.messages import PROTOCOL, Status
 from prolepsis.remote.network import Address, connect
+from prolepsis.server.ray.hosts import tls
 from tests.fake_client import INFO, FakeEngineClient
 from tests.fakes import request
 from tests.remote.replicas import replica, replica_of, until

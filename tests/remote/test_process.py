@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from prolepsis.core.engine_client import EngineClient
 from prolepsis.core.errors import EngineDead, ModelLoadError
 from prolepsis.core.events import Event, Failed, Finished
 from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams
-from prolepsis.engine.client import EngineClient
 from prolepsis.engine.start import start_engine
 from prolepsis.remote.process import EngineSpawn
+from tests.engine.training.targets import config_of, save_target
 from tests.fakes import outputs
-from tests.train.targets import config_of, save_target
 
 
 @pytest.fixture(scope="module")

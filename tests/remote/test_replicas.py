@@ -8,6 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from prolepsis.core.config import DRAFT_HEAD, HeadProposerName
+from prolepsis.core.engine_client import Demand, EngineClient, HeadSwapped
 from prolepsis.core.errors import (
     ContextTooLong,
     DeadlineExceeded,
@@ -22,12 +23,11 @@ from prolepsis.core.messages import Abort, ApplyPlan, StopRun
 from prolepsis.core.plan import PANIC_PLAN, SpecPlan
 from prolepsis.core.requests import SamplingParams, SpeculationChoice
 from prolepsis.core.stats import RequestStats
-from prolepsis.engine.client import Demand, EngineClient, HeadSwapped
+from prolepsis.core.telemetry.metrics import Metrics
+from prolepsis.engine.sampling.noise import noise_key
 from prolepsis.engine.thread import ThreadEngineClient
-from prolepsis.ray.autoscaling import IN_FLIGHT, QUEUE_AGE_S, WAITING
 from prolepsis.remote.host import MOST_FIGURES, KeptFigures
-from prolepsis.sampling.noise import noise_key
-from prolepsis.telemetry.metrics import Metrics
+from prolepsis.server.ray.autoscaling import IN_FLIGHT, QUEUE_AGE_S, WAITING
 from tests.fake_client import FakeEngineClient
 from tests.fakes import outputs, reference, request
 from tests.remote.replicas import TurnsHandle, connected, front_end, replica, replica_of, until

@@ -1,8 +1,8 @@
 """Simulated replicas: what the router finds in their caches, and how it spreads the load."""
 
 from prolepsis.core.page_size import PAGE_SIZE
+from prolepsis.engine.drafting.cost import flat_cost
 from prolepsis.remote.prefixes import PrefixRouter, ReplicaRouter
-from prolepsis.spec.cost import flat_cost
 from tests.simulation.replicas import Door, Machine, Outcome, RoundRobin, simulate
 from tests.simulation.shared_prefixes import Conversations
 

@@ -1,7 +1,7 @@
 """Several engines seen as one: loads and counts add up, of streaks the worst counts."""
 
+from prolepsis.core.engine_client import EngineHealth
 from prolepsis.core.stats import ProposerMemory, TenantCounts, TrafficClassCounts
-from prolepsis.engine.client import EngineHealth
 from prolepsis.remote.views import summed_counts, summed_health, summed_memory
 
 

@@ -8,10 +8,10 @@ from typing import Protocol
 
 import httpx
 
-from prolepsis.audit import chain
-from prolepsis.audit.verify import Anchor, ChainEvidence, verify
-from prolepsis.store import records
-from prolepsis.store.database import Database, store_url
+from prolepsis.control.audit import chain
+from prolepsis.control.audit.verify import Anchor, ChainEvidence, verify
+from prolepsis.control.store import records
+from prolepsis.control.store.database import Database, store_url
 from tests.commands import free_port
 
 AT_ONCE = 8

@@ -6,9 +6,9 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from prolepsis.models.heads.format import CONFIG, NAMES, WEIGHTS, weights_checksum
-from prolepsis.models.heads.levels import LEVELS, load_levels, save_levels
-from prolepsis.models.provenance import KEY
+from prolepsis.engine.models.heads.format import CONFIG, NAMES, WEIGHTS, weights_checksum
+from prolepsis.engine.models.heads.levels import LEVELS, load_levels, save_levels
+from prolepsis.engine.models.provenance import KEY
 
 
 def damaged_head(source: Path, folder: Path, seed: int = 0) -> Path:

@@ -5,10 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 
-from prolepsis.spec.cost import flat_cost
-from prolepsis.spec.payback import Payback
-from prolepsis.spec.window import DraftWindow, StepLoad
-from prolepsis.spec.worth import AS_PREDICTED, StepCost
+from prolepsis.engine.drafting.cost import flat_cost
+from prolepsis.engine.drafting.payback import Payback
+from prolepsis.engine.drafting.window import DraftWindow, StepLoad
+from prolepsis.engine.drafting.worth import AS_PREDICTED, StepCost
 
 _DEPTH = 4
 _NOISE = 0.03  # of a step's time, as standard deviation

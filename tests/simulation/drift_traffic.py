@@ -9,10 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from prolepsis.core.stats import JudgedDraft, TrafficClassCounts
-from prolepsis.health.drift import DriftAlarm, DriftSettings, DriftStreams, Kind
-from prolepsis.spec.acceptance import FIRST_JUDGED
-from prolepsis.statistics.change import (
+from prolepsis.control.health.drift import DriftAlarm, DriftSettings, DriftStreams, Kind
+from prolepsis.control.statistics.change import (
     ALARM,
     BEGIN_EVERY,
     DOUBT,
@@ -23,6 +21,8 @@ from prolepsis.statistics.change import (
     bets,
     renewed_after,
 )
+from prolepsis.core.stats import JudgedDraft, TrafficClassCounts
+from prolepsis.engine.drafting.acceptance import FIRST_JUDGED
 
 KEY = ("draft_head", "chat-completions/standard/free/short")
 LOOK_S = 0.2

@@ -9,8 +9,8 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from prolepsis.control.cost.meter import Experiment, RequestCost
 from prolepsis.core.stats import DeviceSeconds
-from prolepsis.cost.meter import Experiment, RequestCost
 
 PROMPT_S, OUTPUT_S = 0.0027, 0.027
 _EDITS = 0.45

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import httpx
 
-from prolepsis.api.request_account import classified
-from prolepsis.api.service_health import ServiceHealth
+from prolepsis.control.cost.prices import PriceFile
+from prolepsis.control.rollout.runtime import Rollouts
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.ended import Assignment, PromptEnded, RequestAbout, RequestEnded
 from prolepsis.core.errors import GrammarFailed
@@ -23,22 +23,22 @@ from prolepsis.core.messages import Abort, ApplyPlan
 from prolepsis.core.plan import DisabledProposer, SpecPlan
 from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
 from prolepsis.core.stats import RequestStats
-from prolepsis.cost.prices import PriceFile
+from prolepsis.core.telemetry.metrics import Metrics
+from prolepsis.engine.drafting.draft import Draft
+from prolepsis.engine.drafting.payback import Payback
+from prolepsis.engine.drafting.proposer import SequenceView
 from prolepsis.engine.rows import Row, SampledTokens
 from prolepsis.engine.runner import Computed
+from prolepsis.engine.sampling.noise import noise_key
 from prolepsis.engine.speculation import Speculation
 from prolepsis.engine.step import Engine
-from prolepsis.rollout.runtime import Rollouts
-from prolepsis.sampling.noise import noise_key
-from prolepsis.spec.draft import Draft
-from prolepsis.spec.payback import Payback
-from prolepsis.spec.proposer import SequenceView
-from prolepsis.telemetry.metrics import Metrics
+from prolepsis.server.request_account import classified
+from prolepsis.server.service_health import ServiceHealth
 from tests import fakes
-from tests.api.application import build as build_app
-from tests.api.application import feature_of
-from tests.api.fakes import ByteTokenizer, FakeEngine
 from tests.fake_proposer import Scripted
+from tests.server.application import build as build_app
+from tests.server.application import feature_of
+from tests.server.fakes import ByteTokenizer, FakeEngine
 
 RULE = "all"
 POLICY = f"""

@@ -11,11 +11,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from prolepsis.statistics.arms import WIDTH, Histogram, log_evidence_against
-from prolepsis.statistics.guardrail import Guardrail, Outcome
-from prolepsis.statistics.judge import UNEVEN_ALPHA, Levels, StageEvidence, judge
-from prolepsis.statistics.means import Limit, MeanDifference, Ratio, sign_of
-from prolepsis.statistics.quantiles import QuantileRatio
+from prolepsis.control.statistics.arms import WIDTH, Histogram, log_evidence_against
+from prolepsis.control.statistics.guardrail import Guardrail, Outcome
+from prolepsis.control.statistics.judge import UNEVEN_ALPHA, Levels, StageEvidence, judge
+from prolepsis.control.statistics.means import Limit, MeanDifference, Ratio, sign_of
+from prolepsis.control.statistics.quantiles import QuantileRatio
 from tests.simulation.rollout_traffic import Damage, Traffic, Values
 
 SHARES = (0.2, 0.35, 0.5)
@@ -127,7 +127,7 @@ def _stage(outcome: Outcome, num_requests: int, num_canary: int, share: float) -
 
 
 class Stream:
-    """One guardrail over a stream: `decide` of prolepsis.statistics.guardrail, for every prefix at once."""
+    """One guardrail over a stream: `decide` of prolepsis.control.statistics.guardrail, for every prefix at once."""
 
     def __init__(self, guardrail: Guardrail, share: float) -> None:
         self.guardrail = guardrail

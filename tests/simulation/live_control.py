@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 
-from prolepsis.cost.comparison import Comparison
+from prolepsis.control.cost.comparison import Comparison
 from tests.simulation.edit_costs import EditTraffic
 
 LOOKS = (40, 60, 80, 100, 120, 140, 160, 180, 200, 250, 300, 400, 550, 750, 1000, 1500, 2500, 5000)

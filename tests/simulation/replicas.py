@@ -14,9 +14,9 @@ from functools import lru_cache, partial
 
 from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.core.requests import GenerateRequest
-from prolepsis.kv.pages import PagePool
+from prolepsis.engine.drafting.cost import CostCurve
+from prolepsis.engine.kv.pages import PagePool
 from prolepsis.remote.prefixes import ReplicaRouter, page_hashes
-from prolepsis.spec.cost import CostCurve
 
 
 class RoundRobin:

@@ -17,20 +17,20 @@ from typing import Any
 
 import httpx
 
-from prolepsis.api.tokenizer import Tokenizer
-from prolepsis.controls.flag_file import FlagFile
+from prolepsis.control.controls.flag_file import FlagFile
+from prolepsis.control.rollout.machine import RolloutEvent
+from prolepsis.control.rollout.runtime import Rollouts
+from prolepsis.control.store.store import Store, open_store, unrecorded
 from prolepsis.core.config import ServerConfig
+from prolepsis.core.engine_client import EngineClient
 from prolepsis.core.events import Event, Terminal
 from prolepsis.core.figures import Figure, StepDone
 from prolepsis.core.messages import ApplyPlan, Control, StopRun
-from prolepsis.engine.client import EngineClient
+from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.engine.step import Engine
 from prolepsis.engine.thread import ThreadEngineClient
-from prolepsis.rollout.machine import RolloutEvent
-from prolepsis.rollout.runtime import Rollouts
-from prolepsis.store.store import Store, open_store, unrecorded
-from prolepsis.telemetry.metrics import Metrics
-from tests.api.application import build, feature_of
+from prolepsis.server.tokenizer import Tokenizer
+from tests.server.application import build, feature_of
 
 ROUTE = "/v1/completions"
 FLAGS = """

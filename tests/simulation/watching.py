@@ -10,10 +10,10 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from prolepsis.statistics.guardrail import Guardrail
-from prolepsis.statistics.judge import Levels, outcome_of
-from prolepsis.statistics.means import NUM_STAKES, Limit, sign_of
-from prolepsis.statistics.window import NUM_STARTS, WindowEvidence
+from prolepsis.control.statistics.guardrail import Guardrail
+from prolepsis.control.statistics.judge import Levels, outcome_of
+from prolepsis.control.statistics.means import NUM_STAKES, Limit, sign_of
+from prolepsis.control.statistics.window import NUM_STARTS, WindowEvidence
 from tests.simulation.guarantees import GUARDRAILS as COMPARED
 from tests.simulation.guarantees import Stream, calibrated
 from tests.simulation.rollout_traffic import Damage, Traffic, Values

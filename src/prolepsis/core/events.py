@@ -41,7 +41,7 @@ class Difference:
     replayed: int | None
     """The token of the replay; None: it ended there."""
     kind: Literal["near_tie", "structural"]
-    """near_tie: rounding explains it (`spec.divergence`)."""
+    """near_tie: rounding explains it (`engine.drafting.divergence`)."""
     margin: float | None = None
     """Distance of the two tokens' scores, in logits; None if one of the runs had ended, or its token is banned."""
     tolerance: float | None = None

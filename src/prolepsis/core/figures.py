@@ -43,7 +43,7 @@ Figure = StepDone | RequestDone | FaultCount | RemoteRounds
 class EngineObserver(Protocol):
     """Called from the engine thread, after each step; must be quick. What it raises costs figures, and is counted.
 
-    `telemetry.metrics.Metrics` implements it.
+    `core.telemetry.metrics.Metrics` implements it.
     """
 
     def observe(self, figure: Figure) -> None: ...

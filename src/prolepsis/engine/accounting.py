@@ -29,11 +29,11 @@ from prolepsis.core.stats import (
     ProposerCounts,
     count_draft,
 )
+from prolepsis.engine.drafting.cost import CostCurve
+from prolepsis.engine.drafting.shadow import ShadowDraft
 from prolepsis.engine.request import Request, SequenceState
 from prolepsis.engine.rows import Row
 from prolepsis.engine.timings import StepTiming
-from prolepsis.spec.cost import CostCurve
-from prolepsis.spec.shadow import ShadowDraft
 
 _SHORT = 4
 """A prediction of so few tokens is looked for in the prompt as a whole."""

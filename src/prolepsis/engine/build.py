@@ -14,51 +14,51 @@ from prolepsis.core.config import (
     EngineConfig,
     HeadProposerName,
 )
+from prolepsis.core.engine_client import EngineInfo, InstalledHead
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.figures import EngineObserver
 from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.core.plan import AppliedPlan, SpecPlan
 from prolepsis.engine.chunks import ChunkLimit
-from prolepsis.engine.client import EngineInfo, InstalledHead
 from prolepsis.engine.draft_head_slot import DraftHeadSlot
+from prolepsis.engine.drafting.acceptance import AcceptanceEstimator
+from prolepsis.engine.drafting.call_watch import CallWatch
+from prolepsis.engine.drafting.choose import ProposerSet
+from prolepsis.engine.drafting.cost import flat_cost
+from prolepsis.engine.drafting.payback import Payback
+from prolepsis.engine.drafting.proposer import HiddenStateConsumer, Proposer
+from prolepsis.engine.drafting.proposers.client import ClientProposer
+from prolepsis.engine.drafting.proposers.draft_model import DraftModelProposer
+from prolepsis.engine.drafting.proposers.early_exit import SCRATCH_PAGES, EarlyExitProposer
+from prolepsis.engine.drafting.proposers.grammar import GrammarProposer
+from prolepsis.engine.drafting.proposers.head import HeadProposer
+from prolepsis.engine.drafting.proposers.prediction import PredictionProposer
+from prolepsis.engine.drafting.proposers.prompt_lookup import PromptLookupProposer
+from prolepsis.engine.drafting.proposers.suffix import SuffixProposer
+from prolepsis.engine.drafting.window import DraftWindow
 from prolepsis.engine.exactness import Exactness, decide, passed_file
+from prolepsis.engine.grammar.grammars import Grammars
 from prolepsis.engine.hidden_states import HiddenStateRouter
+from prolepsis.engine.kv.memory import MemoryUse, parse_bytes
+from prolepsis.engine.kv.pages import PagePool
 from prolepsis.engine.memory import Loaded, check_head, plan_memory
+from prolepsis.engine.models.draft_models import warn_of_other_target
+from prolepsis.engine.models.heads.aliases import HeadAliases
+from prolepsis.engine.models.heads.base import DraftHead
+from prolepsis.engine.models.heads.registry import head_folder, head_for, list_heads, misfit_of
+from prolepsis.engine.models.load import LoadedModel, build_of, load_model, machine_of
+from prolepsis.engine.models.protocol import ArgmaxModel, KVCache, TargetModel, ThreadedModel
+from prolepsis.engine.models.targets.early_exit import EarlyExit, make_exit
+from prolepsis.engine.native.processor import default_threads
 from prolepsis.engine.paging import Paging
 from prolepsis.engine.profile import cost_curve, curve_file
 from prolepsis.engine.remote import REMOTE, remote_proposer
 from prolepsis.engine.runner import Runner, require_features
+from prolepsis.engine.sampling.sampler import Sampler
 from prolepsis.engine.scheduler import Scheduler, SchedulerLimits
 from prolepsis.engine.speculation import Speculation
 from prolepsis.engine.step import Engine, EngineParts
 from prolepsis.engine.verification import Verification
-from prolepsis.grammar.grammars import Grammars
-from prolepsis.kv.memory import MemoryUse, parse_bytes
-from prolepsis.kv.pages import PagePool
-from prolepsis.models.draft_models import warn_of_other_target
-from prolepsis.models.heads.aliases import HeadAliases
-from prolepsis.models.heads.base import DraftHead
-from prolepsis.models.heads.registry import head_folder, head_for, list_heads, misfit_of
-from prolepsis.models.load import LoadedModel, build_of, load_model, machine_of
-from prolepsis.models.protocol import ArgmaxModel, KVCache, TargetModel, ThreadedModel
-from prolepsis.models.targets.early_exit import EarlyExit, make_exit
-from prolepsis.native.processor import default_threads
-from prolepsis.sampling.sampler import Sampler
-from prolepsis.spec.acceptance import AcceptanceEstimator
-from prolepsis.spec.call_watch import CallWatch
-from prolepsis.spec.choose import ProposerSet
-from prolepsis.spec.cost import flat_cost
-from prolepsis.spec.payback import Payback
-from prolepsis.spec.proposer import HiddenStateConsumer, Proposer
-from prolepsis.spec.proposers.client import ClientProposer
-from prolepsis.spec.proposers.draft_model import DraftModelProposer
-from prolepsis.spec.proposers.early_exit import SCRATCH_PAGES, EarlyExitProposer
-from prolepsis.spec.proposers.grammar import GrammarProposer
-from prolepsis.spec.proposers.head import HeadProposer
-from prolepsis.spec.proposers.prediction import PredictionProposer
-from prolepsis.spec.proposers.prompt_lookup import PromptLookupProposer
-from prolepsis.spec.proposers.suffix import SuffixProposer
-from prolepsis.spec.window import DraftWindow
 
 log = structlog.get_logger(__name__)
 

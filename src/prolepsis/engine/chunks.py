@@ -10,9 +10,9 @@ import statistics
 from collections import deque
 from collections.abc import Iterable, Sequence
 
+from prolepsis.engine.drafting.cost import CostCurve
 from prolepsis.engine.request import SequenceState
 from prolepsis.engine.rows import Row
-from prolepsis.spec.cost import CostCurve
 
 LEAST_TOKENS = 8
 """Prompt tokens that every pass may have: fewer take little less time."""

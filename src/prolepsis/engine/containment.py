@@ -1,7 +1,7 @@
 """Contains faults of the engine's own decisions and figures: they cost drafts or figures, never a step.
 
-Proposers are other people's code and are contained one by one (`spec.containment`). What decides about their drafts,
-what learns from steps, and what counts and reports them is contained here, for all of it in one way.
+Proposers are other people's code and are contained one by one (`engine.drafting.containment`). What decides about
+their drafts, what learns from steps, and what counts and reports them is contained here, for all of it in one way.
 """
 
 import time

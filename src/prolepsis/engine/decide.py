@@ -13,13 +13,13 @@ from prolepsis.core.kill_scope import kill_scope
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import SpeculationChoice
 from prolepsis.core.stats import PlainReason
+from prolepsis.engine.drafting.candidate import DraftRequest
+from prolepsis.engine.drafting.choose import ProposerSet
+from prolepsis.engine.drafting.ledger import DisabledProposers, origin_of
+from prolepsis.engine.drafting.payback import Payback
+from prolepsis.engine.drafting.shadow import ShadowBudget
 from prolepsis.engine.request import Request, SequenceState
 from prolepsis.engine.rows import Row
-from prolepsis.spec.candidate import DraftRequest
-from prolepsis.spec.choose import ProposerSet
-from prolepsis.spec.ledger import DisabledProposers, origin_of
-from prolepsis.spec.payback import Payback
-from prolepsis.spec.shadow import ShadowBudget
 
 SAMPLED_DRAFTS = 2
 """Drafts of a sampled request that are compared."""

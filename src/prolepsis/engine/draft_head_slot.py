@@ -1,8 +1,9 @@
 """A slot of an engine for a draft head, and how a head is replaced while requests are served.
 
 A head is loaded off the engine thread, with K/V and page marks of its own, and activated between two steps. So nothing
-that one head wrote is read by the next. Pages filled before are stale to it (`spec.proposers.head_slots`): requests in
-flight have its drafts from their next page on; the prefix index is emptied, so new requests do not find such pages.
+that one head wrote is read by the next. Pages filled before are stale to it (`engine.drafting.proposers.head_slots`):
+requests in flight have its drafts from their next page on; the prefix index is emptied, so new requests do not find
+such pages.
 """
 
 from collections.abc import Callable
@@ -15,14 +16,14 @@ from threading import Lock
 import structlog
 
 from prolepsis.core.config import DRAFT_HEAD, HeadProposerName
+from prolepsis.core.engine_client import HeadSwapped
 from prolepsis.core.errors import EngineDead
 from prolepsis.core.messages import SwapHead
-from prolepsis.engine.client import HeadSwapped
+from prolepsis.engine.drafting.choose import ProposerSet
+from prolepsis.engine.drafting.proposers.head import HeadProposer
 from prolepsis.engine.hidden_states import HiddenStateRouter
+from prolepsis.engine.models.protocol import TargetModel
 from prolepsis.engine.runner import require_features
-from prolepsis.models.protocol import TargetModel
-from prolepsis.spec.choose import ProposerSet
-from prolepsis.spec.proposers.head import HeadProposer
 
 log = structlog.get_logger(__name__)
 

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Protocol
 
 from prolepsis.core.events import FinishReason
 from prolepsis.core.requests import SamplingParams
+from prolepsis.engine.drafting.draft import ROOT, Draft
 from prolepsis.engine.text import TextStream
-from prolepsis.spec.draft import ROOT, Draft
 
 if TYPE_CHECKING:
-    from prolepsis.grammar.matcher import Matcher
+    from prolepsis.engine.grammar.matcher import Matcher
 
 
 class GrowingSequence(Protocol):

@@ -16,7 +16,7 @@ from torch import Tensor
 from prolepsis.core.errors import ModelLoadError, NotFinite
 from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.engine.machine_cache import machine_file, read_cached, write_cached
-from prolepsis.models.protocol import KVCache, SequenceInput, TargetModel, pack
+from prolepsis.engine.models.protocol import KVCache, SequenceInput, TargetModel, pack
 
 CONTEXTS = (1, PAGE_SIZE - 3, 3 * PAGE_SIZE + 5, 8 * PAGE_SIZE)
 """A model with fewer positions is checked at the longest context that it has."""

@@ -6,9 +6,9 @@ import structlog
 import torch
 from torch import Tensor
 
+from prolepsis.engine.drafting.proposer import HiddenStateConsumer, HiddenStates, Proposer
 from prolepsis.engine.request import SequenceState
 from prolepsis.engine.rows import Row, SampledTokens
-from prolepsis.spec.proposer import HiddenStateConsumer, HiddenStates, Proposer
 
 log = structlog.get_logger(__name__)
 

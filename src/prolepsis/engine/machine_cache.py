@@ -9,7 +9,7 @@ import torch
 
 from prolepsis import __version__
 from prolepsis.core.files import cache_directory, replacing
-from prolepsis.native.processor import processor_name
+from prolepsis.engine.native.processor import processor_name
 
 log = structlog.get_logger(__name__)
 

@@ -9,14 +9,14 @@ import structlog
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.page_size import PAGE_SIZE
-from prolepsis.kv.machine import CPU, host_memory, memory_of
-from prolepsis.kv.memory import MemoryUse, PagePlan, PageShape, Room, format_bytes, parse_bytes, plan_pages
-from prolepsis.models.heads.base import HeadInfo
-from prolepsis.models.protocol import ModelInfo
-from prolepsis.spec.proposers.early_exit import SCRATCH_PAGES
-from prolepsis.spec.proposers.head import MAX_NODES
-from prolepsis.spec.proposers.head_slots import MAX_DEFERRED_BYTES
-from prolepsis.spec.proposers.scratch import scratch_pages
+from prolepsis.engine.drafting.proposers.early_exit import SCRATCH_PAGES
+from prolepsis.engine.drafting.proposers.head import MAX_NODES
+from prolepsis.engine.drafting.proposers.head_slots import MAX_DEFERRED_BYTES
+from prolepsis.engine.drafting.proposers.scratch import scratch_pages
+from prolepsis.engine.kv.machine import CPU, host_memory, memory_of
+from prolepsis.engine.kv.memory import MemoryUse, PagePlan, PageShape, Room, format_bytes, parse_bytes, plan_pages
+from prolepsis.engine.models.heads.base import HeadInfo
+from prolepsis.engine.models.protocol import ModelInfo
 
 log = structlog.get_logger(__name__)
 

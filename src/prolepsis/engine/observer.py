@@ -10,7 +10,7 @@ from prolepsis.engine.containment import ContainedPart, Containment
 from prolepsis.engine.timings import StepTiming
 
 if TYPE_CHECKING:
-    from prolepsis.spec.choose import ProposerSet
+    from prolepsis.engine.drafting.choose import ProposerSet
 
 
 class Reporter:

@@ -2,8 +2,8 @@
 
 from collections.abc import Callable
 
+from prolepsis.engine.kv.pages import PagePool, extend_hashes
 from prolepsis.engine.request import SequenceState
-from prolepsis.kv.pages import PagePool, extend_hashes
 
 
 class Paging:

@@ -8,9 +8,9 @@ import structlog
 import torch
 
 from prolepsis.core.page_size import PAGE_SIZE
+from prolepsis.engine.drafting.cost import PROFILE_CONTEXTS, PROFILE_TOKENS, CostCurve, profile_cost
 from prolepsis.engine.machine_cache import machine_file, read_cached, write_cached
-from prolepsis.models.protocol import SequenceInput, TargetModel, pack
-from prolepsis.spec.cost import PROFILE_CONTEXTS, PROFILE_TOKENS, CostCurve, profile_cost
+from prolepsis.engine.models.protocol import SequenceInput, TargetModel, pack
 
 log = structlog.get_logger(__name__)
 

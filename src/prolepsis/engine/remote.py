@@ -3,12 +3,12 @@
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.figures import EngineObserver
+from prolepsis.core.handshake import SharedKey
 from prolepsis.core.network import client_tls, host_and_port
-from prolepsis.models.load import LoadedModel
-from prolepsis.remote.handshake import SharedKey
-from prolepsis.remote.propose.link import Link, RemoteAddress
-from prolepsis.remote.propose.proposer import RemoteProposer, RemoteSettings
-from prolepsis.spec.proposers.vocabulary import vocabulary_digest
+from prolepsis.engine.drafting.proposers.vocabulary import vocabulary_digest
+from prolepsis.engine.drafting.remote.link import Link, RemoteAddress
+from prolepsis.engine.drafting.remote.proposer import RemoteProposer, RemoteSettings
+from prolepsis.engine.models.load import LoadedModel
 
 REMOTE = RemoteProposer.name
 

@@ -7,18 +7,18 @@ from prolepsis.core.client_draft import ClientDraft
 from prolepsis.core.kill_scope import kill_scope, tenant_scope
 from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.core.stats import RequestStats
+from prolepsis.engine.drafting.shadow import ShadowDraft
+from prolepsis.engine.grammar.matcher import CompiledGrammar, Matcher
+from prolepsis.engine.sampling.noise import noise_key
+from prolepsis.engine.sampling.processors import LogitBias, TokenHistory
 from prolepsis.engine.text import Detokenizer, StopStrings, TextStream
-from prolepsis.grammar.matcher import CompiledGrammar, Matcher
-from prolepsis.sampling.noise import noise_key
-from prolepsis.sampling.processors import LogitBias, TokenHistory
-from prolepsis.spec.shadow import ShadowDraft
 
 Rank = tuple[int, float, int, int]
 """Priority, arrival, order of submission, sequence index: lower runs first, the highest is preempted first."""
 
 
 class SequenceState:
-    """One of a request's `n` continuations (a `spec.proposer.SequenceView`).
+    """One of a request's `n` continuations (a `engine.drafting.proposer.SequenceView`).
 
     `num_computed` tokens at its front have their KV in `pages`; while decoding that is all but the last.
     """

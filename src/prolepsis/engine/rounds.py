@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 
 from prolepsis.core.rounds import MAX_ROUNDS, Round
+from prolepsis.engine.drafting.draft import Draft
 from prolepsis.engine.rows import Row, SampledTokens
 from prolepsis.engine.timings import StepTiming
-from prolepsis.spec.draft import Draft
 
 
 def keep_rounds(

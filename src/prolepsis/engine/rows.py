@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from prolepsis.core.errors import GrammarFailed, NotFinite
 from prolepsis.core.events import Difference, Proposed, TokenLogprobs
 from prolepsis.core.stats import PlainReason
+from prolepsis.engine.drafting.choose import ShadowCost
+from prolepsis.engine.drafting.draft import Draft
 from prolepsis.engine.request import SequenceState
-from prolepsis.spec.choose import ShadowCost
-from prolepsis.spec.draft import Draft
 
 
 @dataclass(frozen=True, slots=True)

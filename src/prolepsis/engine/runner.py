@@ -7,8 +7,8 @@ from typing import Protocol
 from torch import Tensor
 
 from prolepsis.core.errors import ModelLoadError
+from prolepsis.engine.models.protocol import ArgmaxModel, FeatureModel, KVCache, SequenceInput, TargetModel, pack
 from prolepsis.engine.rows import Row, SampledTokens
-from prolepsis.models.protocol import ArgmaxModel, FeatureModel, KVCache, SequenceInput, TargetModel, pack
 
 
 def require_features(model: TargetModel) -> None:
@@ -30,7 +30,7 @@ class Computed:
 
 
 class PassRunner(Protocol):
-    """Computes the rows of a step; `Runner` on our targets, `prolepsis.vllm.runner` in vLLM."""
+    """Computes the rows of a step; `Runner` on our targets, `prolepsis.engine.vllm.runner` in vLLM."""
 
     def forward(self, rows: Sequence[Row], aux_layers: tuple[int, ...] = ()) -> Computed: ...
 

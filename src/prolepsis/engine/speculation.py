@@ -7,18 +7,18 @@ from dataclasses import replace
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.stats import JudgedDraft, PlainReason
 from prolepsis.engine.decide import Ask, Compare, Decisions, Plain, Verdict
+from prolepsis.engine.drafting.candidate import DraftRequest
+from prolepsis.engine.drafting.choose import ChosenDraft, ProposerSet
+from prolepsis.engine.drafting.draft import Draft
+from prolepsis.engine.drafting.ledger import origin_of
+from prolepsis.engine.drafting.payback import Payback
+from prolepsis.engine.drafting.shadow import ShadowBudget
+from prolepsis.engine.drafting.window import StepLoad
+from prolepsis.engine.drafting.worth import AS_PREDICTED, StepCost
 from prolepsis.engine.ending import cut_after_end
 from prolepsis.engine.request import SequenceState
 from prolepsis.engine.rows import Row, SampledTokens
 from prolepsis.engine.timings import StepTiming
-from prolepsis.spec.candidate import DraftRequest
-from prolepsis.spec.choose import ChosenDraft, ProposerSet
-from prolepsis.spec.draft import Draft
-from prolepsis.spec.ledger import origin_of
-from prolepsis.spec.payback import Payback
-from prolepsis.spec.shadow import ShadowBudget
-from prolepsis.spec.window import StepLoad
-from prolepsis.spec.worth import AS_PREDICTED, StepCost
 
 Judged = tuple[SequenceState, str, JudgedDraft]
 """A sequence, a proposer, and one of the first drafts of that for it."""

@@ -14,14 +14,14 @@ import structlog
 
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.memory_failures import memory_failures
-from prolepsis.kv.machine import limited_memory
-from prolepsis.kv.memory import MemoryUse, Room
+from prolepsis.engine.kv.machine import limited_memory
+from prolepsis.engine.kv.memory import MemoryUse, Room
 
 if TYPE_CHECKING:
     from prolepsis.core.figures import EngineObserver
+    from prolepsis.engine.models.files.tokenizer import ModelTokenizer
+    from prolepsis.engine.models.load import LoadedModel
     from prolepsis.engine.thread import ThreadEngineClient
-    from prolepsis.models.files.tokenizer import ModelTokenizer
-    from prolepsis.models.load import LoadedModel
 
 log = structlog.get_logger(__name__)
 
@@ -90,7 +90,7 @@ class EngineStart:
         return await asyncio.get_running_loop().run_in_executor(None, self._rebuilt)
 
     def _rebuilt(self) -> "ThreadEngineClient":
-        from prolepsis.models.load import load_model
+        from prolepsis.engine.models.load import load_model
 
         with loading_again():  # the K/V of the last engine, which refers to itself, makes room
             last = self._last() if self._last is not None else None
@@ -121,7 +121,7 @@ def start_engine(
     cannot be used: what can be checked without the model is checked before it is loaded.
     """
     with loading(), memory_failures():
-        from prolepsis.models.files.store import resolve
+        from prolepsis.engine.models.files.store import resolve
 
         _check_limits(resolve(config.model, config.model_dir))  # quick, and names a model that is not here
         from prolepsis.engine.build import proposer_names
@@ -129,7 +129,7 @@ def start_engine(
 
         if REMOTE in proposer_names(config):
             shared_key(config)
-        from prolepsis.models.load import load_model
+        from prolepsis.engine.models.load import load_model
 
         target = load_model(config)
         start = EngineStart(config, target, observer, reserved)

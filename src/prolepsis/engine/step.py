@@ -13,6 +13,7 @@ from typing import Protocol
 import structlog
 
 from prolepsis.core.config import CANDIDATE_HEAD, DRAFT_HEAD, HeadProposerName
+from prolepsis.core.engine_client import EngineHealth, EngineInfo, HeadSwapped, InstalledHead
 from prolepsis.core.errors import EngineDead, EngineError, InvalidParameter, OtherExactGroup, StepFailed, UserError
 from prolepsis.core.events import Event, Failed
 from prolepsis.core.figures import EngineObserver
@@ -21,9 +22,9 @@ from prolepsis.core.plan import AppliedPlan, SpecPlan
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import RequestStats
 from prolepsis.engine.accounting import charge
-from prolepsis.engine.client import EngineHealth, EngineInfo, HeadSwapped, InstalledHead
 from prolepsis.engine.containment import Containment
 from prolepsis.engine.draft_head_slot import DraftHeadSlot
+from prolepsis.engine.drafting.call_watch import WatchedCall
 from prolepsis.engine.hidden_states import HiddenStateRouter
 from prolepsis.engine.observer import Reporter
 from prolepsis.engine.request import SequenceState
@@ -34,7 +35,6 @@ from prolepsis.engine.scheduler import Scheduler
 from prolepsis.engine.speculation import Speculation
 from prolepsis.engine.timings import Timings, timed
 from prolepsis.engine.watchdog import StepWatch
-from prolepsis.spec.call_watch import WatchedCall
 
 log = structlog.get_logger(__name__)
 

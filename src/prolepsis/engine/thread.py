@@ -8,18 +8,18 @@ from functools import partial
 from weakref import WeakValueDictionary
 
 from prolepsis.core.config import DRAFT_HEAD, HeadProposerName
+from prolepsis.core.engine_client import EngineHealth, EngineInfo, HeadSwapped, InstalledHead
 from prolepsis.core.errors import DeadlineExceeded, EngineDead, InvalidParameter, ProlepsisError
 from prolepsis.core.events import Aborted, Event, Terminal
 from prolepsis.core.kill_scope import tenant_scope
 from prolepsis.core.messages import Abort, Control, Submit
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import ProposerMemory, RequestStats, TrafficClassCounts
-from prolepsis.engine.client import EngineHealth, EngineInfo, HeadSwapped, InstalledHead
+from prolepsis.engine.drafting.call_watch import Superseded, WatchedCall
 from prolepsis.engine.event_stream import EventStream
 from prolepsis.engine.handover import Handover
 from prolepsis.engine.step import Engine
 from prolepsis.engine.watchdog import Watchdog
-from prolepsis.spec.call_watch import Superseded, WatchedCall
 
 _DEADLINE_GRACE_S = 0.03
 """The engine ends a request at its deadline between two steps, with all its figures; later it is ended without them."""

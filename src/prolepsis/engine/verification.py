@@ -1,4 +1,4 @@
-"""Verifies the rows of a step by `spec.verify`, and adds the log-probabilities of the emitted tokens."""
+"""Verifies the rows of a step by `engine.drafting.verify`, and adds the log-probabilities of the emitted tokens."""
 
 import math
 from collections.abc import Sequence
@@ -10,12 +10,12 @@ from torch import Tensor
 
 from prolepsis.core.errors import NotFinite
 from prolepsis.core.events import Difference, TokenLogprobs
+from prolepsis.engine.drafting.divergence import classify
+from prolepsis.engine.drafting.verify import SequenceStep, VerifyResult, verify_batch
 from prolepsis.engine.request import SequenceState
 from prolepsis.engine.rows import Row, SampledTokens
 from prolepsis.engine.runner import Computed
-from prolepsis.sampling.sampler import Sampler, SamplingRow
-from prolepsis.spec.divergence import classify
-from prolepsis.spec.verify import SequenceStep, VerifyResult, verify_batch
+from prolepsis.engine.sampling.sampler import Sampler, SamplingRow
 
 log = structlog.get_logger(__name__)
 

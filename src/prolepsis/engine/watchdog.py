@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from prolepsis.core.errors import EngineDead
-from prolepsis.spec.call_watch import CallWatch, WatchedCall
+from prolepsis.engine.drafting.call_watch import CallWatch, WatchedCall
 
 _SUSPENDED_S = 1.0
 """A sleep of the watchdog that takes this much longer than asked for: the process, or its machine, stood still."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Generic, TypeVar
 
-from prolepsis.remote.codec import Codec, FrameReader, receive_frame
+from prolepsis.core.codec import Codec, FrameReader, receive_frame
 from prolepsis.remote.messages import ToFrontEnd, ToHost
 
 MOST_BYTES = 128 << 20

@@ -5,7 +5,7 @@ from typing import Literal, get_args
 from prometheus_client import CollectorRegistry
 
 from prolepsis.core.continuation import Continued, NotContinuedReason
-from prolepsis.telemetry.declare import counter, histogram
+from prolepsis.core.telemetry.declare import counter, histogram
 
 RestartResult = Literal["started", "failed"]
 

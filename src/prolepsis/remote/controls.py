@@ -5,10 +5,10 @@ import asyncio
 import structlog
 
 from prolepsis.core.config import HeadProposerName
+from prolepsis.core.engine_client import EngineClient, HeadSwapped
 from prolepsis.core.errors import ProlepsisError
 from prolepsis.core.messages import ApplyPlan, StopRun
 from prolepsis.core.plan import SpecPlan
-from prolepsis.engine.client import EngineClient, HeadSwapped
 
 log = structlog.get_logger(__name__)
 

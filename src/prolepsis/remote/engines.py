@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from prolepsis.core.config import DRAFT_HEAD, HeadProposerName
 from prolepsis.core.continuation import EngineLoss
+from prolepsis.core.engine_client import EngineClient, EngineHealth, EngineInfo, HeadSwapped, InstalledHead
 from prolepsis.core.errors import (
     DeadlineExceeded,
     EngineDead,
@@ -28,7 +29,6 @@ from prolepsis.core.events import Aborted, Event, Failed, Terminal
 from prolepsis.core.messages import Abort, ApplyPlan, Control, StopRun
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import ProposerMemory, RequestStats, TrafficClassCounts
-from prolepsis.engine.client import EngineClient, EngineHealth, EngineInfo, HeadSwapped, InstalledHead
 from prolepsis.remote.continuation_metrics import ContinuationMetrics
 from prolepsis.remote.controls import RemoteControls
 from prolepsis.remote.member import Directory, FailoverSettings, Member

@@ -12,13 +12,13 @@ from functools import partial
 import structlog
 
 from prolepsis.core.config import HeadProposerName
+from prolepsis.core.engine_client import Demand, EngineClient
 from prolepsis.core.errors import EngineError, ProlepsisError
 from prolepsis.core.events import Terminal
 from prolepsis.core.figures import Figure
 from prolepsis.core.messages import Abort, ApplyPlan, OfferDraft, StopRun
 from prolepsis.core.plan import SpecPlan, strictest
 from prolepsis.core.requests import GenerateRequest
-from prolepsis.engine.client import Demand, EngineClient
 from prolepsis.remote.channel import Channel
 from prolepsis.remote.messages import (
     Close,

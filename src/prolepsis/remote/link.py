@@ -12,18 +12,18 @@ from typing import Protocol
 
 import structlog
 
+from prolepsis.core.codec import ProtocolError
 from prolepsis.core.config import DRAFT_HEAD, HeadProposerName
+from prolepsis.core.engine_client import Demand, EngineHealth, EngineInfo, HeadSwapped, InstalledHead
 from prolepsis.core.errors import DeadlineExceeded, EngineDead, InvalidParameter
 from prolepsis.core.events import Event, Terminal
 from prolepsis.core.figures import EngineObserver, Figure
 from prolepsis.core.messages import Control
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import ProposerMemory, TrafficClassCounts
-from prolepsis.engine.client import Demand, EngineHealth, EngineInfo, HeadSwapped, InstalledHead
 from prolepsis.engine.containment import Containment
 from prolepsis.engine.event_stream import EventStream
 from prolepsis.remote.channel import Channel
-from prolepsis.remote.codec import ProtocolError
 from prolepsis.remote.messages import (
     Close,
     Generate,

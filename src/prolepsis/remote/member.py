@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from prolepsis.core.continuation import OutsideGroup
-from prolepsis.engine.client import EngineClient
+from prolepsis.core.engine_client import EngineClient
 from prolepsis.remote.stream import KeptStream
 
 StartClient = Callable[[], Awaitable[EngineClient]]

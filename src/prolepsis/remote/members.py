@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import structlog
 
+from prolepsis.core.codec import ProtocolError
 from prolepsis.core.continuation import Continuation
+from prolepsis.core.engine_client import EngineClient, EngineHealth, EngineInfo, EngineMember
 from prolepsis.core.errors import DeadlineExceeded, EngineError, NotContinued
-from prolepsis.engine.client import EngineClient, EngineHealth, EngineInfo, EngineMember
-from prolepsis.remote.codec import ProtocolError
 from prolepsis.remote.continuation_metrics import ContinuationMetrics
 from prolepsis.remote.member import Directory, FailoverSettings, Member, StartClient
 from prolepsis.remote.prefixes import PrefixRouter, ReplicaRouter

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from prolepsis import __version__
 from prolepsis.core.config import EngineConfig, HeadProposerName
+from prolepsis.core.engine_client import Demand, EngineClient, EngineHealth, EngineInfo, HeadSwapped, InstalledHead
 from prolepsis.core.errors import ProlepsisError
 from prolepsis.core.events import Event
 from prolepsis.core.figures import Figure
@@ -27,10 +28,9 @@ from prolepsis.core.messages import Control
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import ProposerMemory, TrafficClassCounts
 from prolepsis.core.tagged import Tagged
-from prolepsis.engine.client import Demand, EngineClient, EngineHealth, EngineInfo, HeadSwapped, InstalledHead
-from prolepsis.kv.memory import MemoryUse
-from prolepsis.models.files.tokenizer import TokenizerState
-from prolepsis.telemetry.logs import Level
+from prolepsis.core.telemetry.logs import Level
+from prolepsis.engine.kv.memory import MemoryUse
+from prolepsis.engine.models.files.tokenizer import TokenizerState
 
 PROTOCOL = f"prolepsis engine {__version__}"
 """Front ends and hosts of one version read each other's messages."""

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from secrets import token_bytes
 
+from prolepsis.core.codec import ProtocolError
+from prolepsis.core.engine_client import Demand
 from prolepsis.core.figures import EngineObserver
+from prolepsis.core.handshake import SharedKey, connecting, listening, shake_hands
 from prolepsis.core.network import end_unacknowledged
-from prolepsis.engine.client import Demand
 from prolepsis.remote.channel import front_end_channel, host_channel
-from prolepsis.remote.codec import ProtocolError
-from prolepsis.remote.handshake import SharedKey, connecting, listening, shake_hands
 from prolepsis.remote.host import Host
 from prolepsis.remote.link import HostLink
 from prolepsis.remote.messages import PROTOCOL

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.core.requests import GenerateRequest
-from prolepsis.kv.pages import extend_hashes, root_hash
+from prolepsis.engine.kv.pages import extend_hashes, root_hash
 
 PREFIX_PAGES = 8
 """By which a request goes that no replica holds; the system prompt of a route is in the first pages."""

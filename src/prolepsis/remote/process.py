@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from prolepsis.core.config import EngineConfig
+from prolepsis.core.engine_client import EngineClient
 from prolepsis.core.errors import EngineDead
 from prolepsis.core.figures import EngineObserver
-from prolepsis.engine.client import EngineClient
+from prolepsis.core.telemetry.logs import configure_logs
+from prolepsis.engine.kv.memory import MemoryUse
+from prolepsis.engine.models.files.tokenizer import ModelTokenizer
 from prolepsis.engine.start import start_engine
-from prolepsis.kv.memory import MemoryUse
-from prolepsis.models.files.tokenizer import ModelTokenizer
 from prolepsis.remote.channel import (
     TO_FRONT_END,
     TO_HOST,
@@ -30,7 +31,6 @@ from prolepsis.remote.channel import (
 from prolepsis.remote.host import Host, KeptFigures, portable
 from prolepsis.remote.link import HostLink
 from prolepsis.remote.messages import EngineStarted, LogSettings, Start, StartFailed, Status
-from prolepsis.telemetry.logs import configure_logs
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,7 @@ def main(connection: socket.socket) -> None:
     except Exception as error:  # the front end raises it
         write_now(connection, TO_FRONT_END, StartFailed(portable(error)))
         return
-    from prolepsis.native.build import compile_seconds
+    from prolepsis.engine.native.build import compile_seconds
 
     started = EngineStarted(Status.of(engine.client), engine.tokenizer.state, tuple(compile_seconds))
     write_now(connection, TO_FRONT_END, started)

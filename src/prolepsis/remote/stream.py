@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 from msgspec import structs
 
 from prolepsis.core.continuation import Continuation, Continued, EngineLoss, OutsideGroup
+from prolepsis.core.engine_client import EngineClient, EngineInfo
 from prolepsis.core.errors import ProlepsisError, TokensOutOfPlace
 from prolepsis.core.events import Aborted, Event, Failed, Finished, Terminal, Tokens
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import ProposerCounts, RequestStats
-from prolepsis.engine.client import EngineClient, EngineInfo
 
 if TYPE_CHECKING:
     from prolepsis.remote.member import Member

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
+from prolepsis.core.engine_client import EngineHealth
 from prolepsis.core.stats import ProposerMemory, TenantCounts, TrafficClassCounts
-from prolepsis.engine.client import EngineHealth
 
 
 def summed_health(found: Sequence[EngineHealth], *, alive: bool, absences: Sequence[str] = ()) -> EngineHealth:

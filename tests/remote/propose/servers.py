@@ -8,11 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 
-from prolepsis.remote import handshake
-from prolepsis.remote.codec import FrameReader, ProtocolError
-from prolepsis.remote.handshake import SharedKey
-from prolepsis.remote.propose.link import ConnectionLost, Link, RemoteAddress
-from prolepsis.remote.propose.messages import (
+from prolepsis.core import handshake
+from prolepsis.core.codec import FrameReader, ProtocolError
+from prolepsis.core.handshake import SharedKey
+from prolepsis.engine.drafting.draft import Draft, chain
+from prolepsis.engine.drafting.remote.link import ConnectionLost, Link, RemoteAddress
+from prolepsis.engine.drafting.remote.messages import (
     FROM_ENGINE,
     MOST_FROM_ENGINE,
     PROTOCOL,
@@ -23,10 +24,9 @@ from prolepsis.remote.propose.messages import (
     ProposeLimits,
     SentDraft,
 )
-from prolepsis.remote.propose.proposer import RemoteProposer, RemoteSettings
+from prolepsis.engine.drafting.remote.proposer import RemoteProposer, RemoteSettings
 from prolepsis.remote.propose.server import ProposeServer
-from prolepsis.spec.draft import Draft, chain
-from tests.spec.sequences import VOCAB
+from tests.engine.drafting.sequences import VOCAB
 from tests.waiting import ended
 
 KEY = SharedKey(b"k" * 32)

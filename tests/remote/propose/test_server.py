@@ -6,10 +6,13 @@ from contextlib import ExitStack, closing
 
 import pytest
 
+from prolepsis.core.codec import HEADER_BYTES, FrameReader
+from prolepsis.core.handshake import MOST_BYTES, SharedKey, connecting, refusal
 from prolepsis.core.requests import SamplingParams
-from prolepsis.remote.codec import HEADER_BYTES, FrameReader
-from prolepsis.remote.handshake import MOST_BYTES, SharedKey, connecting, refusal
-from prolepsis.remote.propose.messages import (
+from prolepsis.engine.drafting.draft import Draft, chain
+from prolepsis.engine.drafting.proposer import Proposer, SequenceView
+from prolepsis.engine.drafting.proposers.suffix import SuffixProposer
+from prolepsis.engine.drafting.remote.messages import (
     FROM_ENGINE,
     PROTOCOL,
     DraftCall,
@@ -20,13 +23,10 @@ from prolepsis.remote.propose.messages import (
     Open,
     ProposeLimits,
 )
-from prolepsis.remote.propose.proposer import scope_of
+from prolepsis.engine.drafting.remote.proposer import scope_of
 from prolepsis.remote.propose.server import ProposeServer, ServedModel, ServerLimits
-from prolepsis.spec.draft import Draft, chain
-from prolepsis.spec.proposer import Proposer, SequenceView
-from prolepsis.spec.proposers.suffix import SuffixProposer
+from tests.engine.drafting.sequences import VOCAB, FakeSequence
 from tests.remote.propose.servers import KEY, VOCABULARY, RawEngine, address, proposer_at, rude, serving
-from tests.spec.sequences import VOCAB, FakeSequence
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=50)
 WAIT_S = 10.0

@@ -15,11 +15,14 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from prolepsis.core.codec import FrameReader, ProtocolError
 from prolepsis.core.errors import InvalidParameter
+from prolepsis.core.handshake import HANDSHAKE_S, MOST_BYTES, SharedKey, Steps, listening, refusal
 from prolepsis.core.requests import SamplingParams
-from prolepsis.remote.codec import FrameReader, ProtocolError
-from prolepsis.remote.handshake import HANDSHAKE_S, MOST_BYTES, SharedKey, Steps, listening, refusal
-from prolepsis.remote.propose.messages import (
+from prolepsis.engine.drafting.containment import ContainedProposer
+from prolepsis.engine.drafting.draft import Draft
+from prolepsis.engine.drafting.proposer import Proposer
+from prolepsis.engine.drafting.remote.messages import (
     FROM_ENGINE,
     FROM_SERVER,
     MOST_FROM_ENGINE,
@@ -35,12 +38,9 @@ from prolepsis.remote.propose.messages import (
     ProposeLimits,
     SentDraft,
 )
-from prolepsis.spec.containment import ContainedProposer
-from prolepsis.spec.draft import Draft
-from prolepsis.spec.proposer import Proposer
 
 if TYPE_CHECKING:
-    from prolepsis.grammar.matcher import Matcher
+    from prolepsis.engine.grammar.matcher import Matcher
 
 log = structlog.get_logger(__name__)
 

@@ -1,0 +1,1 @@
+"""Deciding about speculation: policy, rollouts, verdicts, controls, and the records they leave."""

@@ -1,0 +1,243 @@
+"""Anchors: signed ends of the chains, written at intervals to places outside the store."""
+
+import asyncio
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Protocol
+
+import httpx
+import structlog
+from prometheus_client import CollectorRegistry
+from pydantic import TypeAdapter
+from sqlalchemy import Connection
+
+from prolepsis.control.audit import chain
+from prolepsis.control.store import record_chain
+from prolepsis.control.store.database import Database
+from prolepsis.control.store.replicas import PeriodicWork
+from prolepsis.control.store.signing import ChainName, SignedHead
+from prolepsis.control.web.feature import Feature
+from prolepsis.core.bounded_replies import PLAIN, hooks
+from prolepsis.core.errors import ConfigError, StoreUnavailable
+from prolepsis.core.network import HTTP, address, scheme_of, without_user
+from prolepsis.core.telemetry.declare import counter, gauge
+
+AUTO, LOG, NONE = "auto", "log", "none"
+WEBHOOK_TIMEOUT_S = 10.0
+_HEAD = TypeAdapter(SignedHead)
+_TORN_SHOWN = 10
+_TURN = 0.9
+"""Share of the period after which a turn may be taken: a replica whose clock is slightly early is not skipped."""
+
+log = structlog.get_logger(__name__)
+
+
+class AnchorPlace(Protocol):
+    """A second place for signed heads."""
+
+    name: str
+    """For logs and metrics, without secrets."""
+
+    @property
+    def turn(self) -> str | None:
+        """The turn that a replica takes to write, if all replicas write to one place; None: each writes to its own."""
+
+    def keep(self, head: SignedHead) -> None:
+        """Write a head durably; raises `OSError` or `httpx.HTTPError`."""
+
+    def last(self) -> Mapping[ChainName, SignedHead]:
+        """Return the last head of each chain, none if the place cannot be read."""
+
+
+class AnchorFile:
+    """A file with one head a line (JSON)."""
+
+    turn = None
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.name = str(path)
+
+    def keep(self, head: SignedHead) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            size = os.fstat(descriptor).st_size
+            is_torn = size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"  # the new line must not be lost with it
+            os.write(descriptor, b"\n" * is_torn + f"{json.dumps(head.plain())}\n".encode())
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def last(self) -> Mapping[ChainName, SignedHead]:
+        try:
+            found = read_anchors(self.path)
+        except OSError:  # `prolepsis audit verify` says what is wrong with it
+            return {}
+        if found.torn:
+            log.warning("audit_anchors_torn", file=self.name, lines=found.torn[:_TORN_SHOWN], number=len(found.torn))
+        return {head.chain: head for head in sorted(found.heads, key=lambda one: one.seq)}
+
+
+class AnchorLog:
+    """The server's log: one line `audit_anchor`."""
+
+    name = LOG
+    turn = None
+
+    def keep(self, head: SignedHead) -> None:
+        log.info("audit_anchor", **head.plain())
+
+    def last(self) -> Mapping[ChainName, SignedHead]:
+        return {}
+
+
+class AnchorWebhook:
+    """A URL that gets each head as a POST with JSON, and replies with a status from 200 to 299."""
+
+    def __init__(self, url: str) -> None:
+        """Raises `ConfigError` for an address that no request can be sent to."""
+        parts = address(url)
+        if parts is None or parts.hostname is None:
+            shown = without_user(url.partition("://")[2]).partition("/")[0][:80]
+            allowed = "http(s)://HOST or HOST:PORT with a port of 1 to 65535"
+            raise ConfigError(f"audit_anchor has the address {shown!r}; allowed: {allowed}", param="audit_anchor")
+        self._url = url
+        self.name = parts.hostname
+        self.turn = f"anchor {sha256(url.encode()).hexdigest()[:16]}"
+
+    def keep(self, head: SignedHead) -> None:
+        with httpx.Client(timeout=WEBHOOK_TIMEOUT_S, headers=PLAIN, event_hooks=hooks()) as http:
+            http.post(self._url, json=head.plain()).raise_for_status()
+
+    def last(self) -> Mapping[ChainName, SignedHead]:
+        return {}
+
+
+def places(settings: Sequence[str], default: Path) -> list[AnchorPlace]:
+    """Return the places that `audit_anchor` names; `default` is the file of auto. Raises `ConfigError`."""
+    return [_place(setting, default) for setting in settings if setting != NONE]
+
+
+def _place(setting: str, default: Path) -> AnchorPlace:
+    if setting == LOG:
+        return AnchorLog()
+    if setting == AUTO:
+        return AnchorFile(default)
+    scheme = scheme_of(setting)
+    if scheme in HTTP:
+        return AnchorWebhook(setting)
+    if scheme or not setting:
+        message = f"audit_anchor is {setting[:80]!r}; allowed: auto, log, none, a file, http:// or https://"
+        raise ConfigError(message, param="audit_anchor")
+    return AnchorFile(Path(setting))
+
+
+def default_file(key: Path, database: Database) -> Path:
+    """Return the file of anchors next to the audit key: one for each store."""
+    return key.with_name(f"audit-anchors-{sha256(database.name.encode()).hexdigest()[:12]}.jsonl")
+
+
+@dataclass(frozen=True, slots=True)
+class AnchorsRead:
+    heads: Sequence[SignedHead]
+    torn: Sequence[int]
+    """Numbers of the lines that are not complete anchors, for example because the writer was killed."""
+
+
+def read_anchors(path: Path) -> AnchorsRead:
+    """Return the heads in a file of lines of JSON, which may be a log with other lines; raises `OSError`."""
+    heads: list[SignedHead] = []
+    torn: list[int] = []
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                values = json.loads(line)
+                if isinstance(values, dict) and "signature" in values:
+                    heads.append(_HEAD.validate_python(values))
+            except (ValueError, RecursionError):
+                torn.append(number)
+    return AnchorsRead(heads, torn)
+
+
+class AnchorFeature(Feature):
+    """Writes the present head to each place, if it is new there, and looks for the last one in the chain."""
+
+    name = "audit_anchors"
+
+    def __init__(
+        self, database: Database, places: Sequence[AnchorPlace], registry: CollectorRegistry, *, period_s: float
+    ) -> None:
+        self.period_s: float = period_s
+        self._database = database
+        self._periodic_work = PeriodicWork(database)
+        self._kept = {(place, chain): head for place in places for chain, head in place.last().items()}
+        """The last head by place and chain."""
+        self._lost: set[SignedHead] = set()
+        """Heads that the chain no longer had; later anchors do not bring them back."""
+        self._places = places
+        self._failures = counter(registry, "audit_anchor_failures", "Anchors that a place did not take", "place")
+        for place in places:
+            self._failures.labels(place.name)  # an alert on a rise needs the 0 before it
+        self._anchored = gauge(registry, "audit_anchored_entries", "Entries up to the last anchor", "place", "chain")
+        self._broken = gauge(registry, "audit_chain_broken", "1 from when the chain lacks the entry of an anchor")
+
+    async def tick(self) -> None:
+        """Write anchors off the event loop; an unavailable store is the writer's to report."""
+        await self._try(is_last=False)
+
+    async def close(self) -> None:
+        """Write the last anchors of this server, also where it is another's turn."""
+        await self._try(is_last=True)
+
+    async def _try(self, *, is_last: bool) -> None:
+        try:
+            await asyncio.to_thread(self._anchor, is_last=is_last)
+        except StoreUnavailable:
+            return
+
+    def _anchor(self, *, is_last: bool) -> None:
+        with self._database.read() as connection:
+            ends = (chain.signed_head(connection), record_chain.signed_head(connection))
+            heads = [head for head in ends if head is not None]
+            lost = {head for head in self._kept.values() if _digest_at(connection, head) != head.digest}
+        for head in lost - self._lost:
+            log.error("audit_chain_broken", chain=head.chain, seq=head.seq, digest=head.digest)
+        self._lost |= lost
+        self._broken.set(bool(self._lost))
+        for place in self._places:
+            new = [head for head in heads if self._is_new(place, head)]
+            if new and (is_last or self._takes_turn(place)):
+                for head in new:
+                    self._keep(place, head)
+
+    def _is_new(self, place: AnchorPlace, head: SignedHead) -> bool:
+        kept = self._kept.get((place, head.chain))
+        return kept is None or (kept.seq, kept.digest) != (head.seq, head.digest)
+
+    def _takes_turn(self, place: AnchorPlace) -> bool:
+        """Return whether this server writes to a place now: to its own always, to a common one in turn."""
+        return place.turn is None or self._periodic_work.take(place.turn, _TURN * self.period_s)
+
+    def _keep(self, place: AnchorPlace, head: SignedHead) -> None:
+        try:
+            place.keep(head)
+        except (OSError, httpx.HTTPError) as error:  # tried again at the next tick
+            self._failures.labels(place.name).inc()
+            log.error("audit_not_anchored", place=place.name, error=type(error).__name__)
+            if place.turn is not None:
+                self._periodic_work.give_back(place.turn)
+            return
+        self._kept[place, head.chain] = head
+        self._anchored.labels(place.name, head.chain).set(head.seq)
+
+
+def _digest_at(connection: Connection, head: SignedHead) -> str | None:
+    of_chain = chain.digest_at if head.chain == "audit" else record_chain.digest_at
+    return of_chain(connection, head.seq)

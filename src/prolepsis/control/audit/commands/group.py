@@ -1,0 +1,176 @@
+"""`prolepsis audit`: verify, show, export and replay the audit log of a store, of an export or of a running server."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+from urllib.parse import quote
+
+import typer
+
+from prolepsis.control.audit import chain
+from prolepsis.control.audit.bundle import is_replayable
+from prolepsis.control.audit.commands.bundle import NOT_KEPT, OpenWith, PassphraseFile, bundle, read_bundle_file
+from prolepsis.control.audit.commands.export import export
+from prolepsis.control.audit.commands.log import ServerUrl, opened_log
+from prolepsis.control.audit.commands.verify import verify
+from prolepsis.control.audit.entry import SERVED, AuditEntry
+from prolepsis.control.audit.lookup import find_request
+from prolepsis.control.redaction.values import storable
+from prolepsis.control.store.configured import StoreOption, ready_database
+from prolepsis.core.errors import InvalidParameter
+from prolepsis.core.terminal.admin import Key, ask
+from prolepsis.core.terminal.documents import print_reply
+from prolepsis.core.terminal.flags import settings_here
+from prolepsis.core.terminal.output import (
+    EPILOG,
+    FAILED,
+    OK,
+    UNPROVEN,
+    AsJson,
+    command_group,
+    print_error,
+    print_json,
+    print_table,
+)
+
+_RECORD = (
+    *("ended_at", "answer_id", "x-request-id=http_request_id", "trace_id", "tenant", "route", "terminal", "mode"),
+    *("reason", "seed", "policy_version", "tokens=num_output_tokens"),
+)
+_DIFFERENCES = ("sample", "position", "kind", "margin", "tolerance")
+_REPLAYED = {
+    "differences": _DIFFERENCES,
+    "prompts": ("entry=seq", "request_id", "outcome", "tokens=num_tokens", "reason"),
+    "prompts.differences": ("entry=seq", *_DIFFERENCES),
+}
+_STATUS_OF = {
+    "match": OK,
+    "near_tie": FAILED,
+    "structural": FAILED,
+    "equal": OK,
+    "different": FAILED,
+    "cannot": UNPROVEN,
+}
+
+app = command_group("Verify, show, export and replay the audit log.")
+
+REPLAY_TIMEOUT_S = 90.0
+"""Longer than a replay may take on a server."""
+
+
+app.command(epilog=EPILOG)(verify)
+app.command(epilog=EPILOG)(export)
+app.command(epilog=EPILOG)(bundle)
+
+
+@app.command(epilog=EPILOG)
+def show(
+    *,
+    last: Annotated[int, typer.Option(min=1, help="number of the newest entries")] = 20,
+    action: Annotated[str | None, typer.Option(help="only entries with this action, e.g. policy.reloaded")] = None,
+    tenant: Annotated[str | None, typer.Option(help="only entries about this tenant")] = None,
+    store: StoreOption = None,
+    url: ServerUrl = None,
+    key: Key = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the newest entries, oldest first."""
+    with opened_log(store, url, key) as log:
+        entries = log.newest(last, action=action, tenant=tenant)
+    if as_json:
+        print_json([entry.plain() for entry in entries])
+        return
+    rows = [[str(entry.seq), entry.at[:19], *_who_and_what(entry)] for entry in entries]
+    print_table("audit log (UTC)", ["", "at", "actor", "action", "subject", "tenant"], rows)
+
+
+@app.command(epilog=EPILOG)
+def find(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="x-request-id, trace id, answer id, or number of an audit entry")
+    ],
+    *,
+    store: StoreOption = None,
+    url: ServerUrl = None,
+    key: Key = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show the records and the audit entries of a request, found by any of its names."""
+    if url is not None:
+        found = ask(url, key, "GET", f"/admin/requests/{quote(name, safe='')}")
+    else:
+        with ready_database(store) as database, database.read() as connection:
+            found = asdict(find_request(connection, storable(name)))
+    if not found["records"] and not found["audit_entries"]:
+        raise InvalidParameter(f"no request is known as {name[:128]!r}", param="name")
+    print_reply(found, {"records": _RECORD}, as_json=as_json)
+
+
+@app.command(epilog=EPILOG)
+def replay(
+    context: typer.Context,
+    entry: Annotated[
+        str | None, typer.Argument(metavar="[ID]", help="number of an entry, or the id of a request")
+    ] = None,
+    *,
+    bundle: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="written by `audit bundle`, maybe on another machine")
+    ] = None,
+    open_with: OpenWith = None,
+    passphrase_file: PassphraseFile = None,
+    store: StoreOption = None,
+    url: ServerUrl = None,
+    key: Key = None,
+    model: Annotated[str | None, typer.Option(help="model for a replay here; default: the configured model")] = None,
+    any_model: Annotated[
+        bool, typer.Option("--any-model", help="replay here even with another model or forward than recorded")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Replay a recorded request without speculation, here or on the server at --url; exit status 1 on a difference.
+
+    Status 6: the audit log holds no tokens of it; it keeps them with --audit-sample and --audit-content tokens.
+    Of a bundle it says for each prompt: equal, different, or cannot with the reason (status 6), such as a machine of
+    another exact group, whose tokens may differ for that reason alone.
+    """
+    if (entry is None) == (bundle is None) or (bundle is not None and url is not None):
+        raise InvalidParameter("allowed: an ID, with --url too, or --bundle FILE", param="id")
+    if url is not None:
+        path = f"/admin/audit/{quote(entry or '', safe='')}/replay"
+        document = ask(url, key, "POST", path, timeout_s=REPLAY_TIMEOUT_S)
+    else:
+        from prolepsis.control.audit.commands.replay import bundle_replayed, replayed_here
+
+        settings, start = settings_here(model=model), context.obj
+        if bundle is not None:
+            found = read_bundle_file(bundle, open_with, passphrase_file)
+            document = bundle_replayed(found, settings, start, any_model=any_model)
+        else:
+            document = replayed_here(_recorded(store, entry or ""), settings, start, any_model=any_model)
+    print_reply(document, _REPLAYED, as_json=as_json)
+    if status := _STATUS_OF[document["outcome"]]:
+        raise typer.Exit(status)
+
+
+def _recorded(store: str | None, name: str) -> AuditEntry:
+    with ready_database(store) as database, database.read() as connection:
+        found = chain.find(connection, name, action=SERVED)
+        was_served = found is not None or bool(find_request(connection, storable(name)).records)
+    if was_served and (found is None or _keeps_no_tokens(found)):
+        print_error(f"request {name[:128]} cannot be replayed: {NOT_KEPT}")
+        raise typer.Exit(UNPROVEN)
+    if found is None:
+        message = f"there is no audit entry {name[:128]!r}; allowed: a number, or the id of a request that has one"
+        raise InvalidParameter(message, param="entry")
+    return found
+
+
+def _keeps_no_tokens(entry: AuditEntry) -> bool:
+    """Return whether a served request was kept as digests or text alone."""
+    return entry.action == SERVED and entry.details is not None and not is_replayable(entry)
+
+
+def _who_and_what(entry: AuditEntry) -> list[str]:
+    if entry.details is None:
+        return ["erased", entry.action, "", ""]
+    return [entry.details.actor, entry.action, entry.details.subject, entry.details.tenant]

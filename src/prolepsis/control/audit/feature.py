@@ -1,0 +1,36 @@
+"""The audit log of a server: its requests, acts that wait for a server, and anchors."""
+
+from prolepsis.control.audit.anchors import AnchorFeature, default_file, places
+from prolepsis.control.audit.requests import AuditFeature, Decode
+from prolepsis.control.audit.routes import Replay
+from prolepsis.control.audit.waiting_runtime import WaitingActs
+from prolepsis.control.store.signing import key_file
+from prolepsis.control.web.context import Context
+from prolepsis.control.web.feature import Feature
+
+
+def feature(context: Context, decode: Decode, replay: Replay) -> AuditFeature:
+    """Return the audit of requests; `replay` decodes a recorded one again."""
+    config, client = context.config, context.client
+    return AuditFeature(
+        context.store,
+        decode,
+        lambda: client.info,
+        replay,
+        context.emit,
+        sample=config.audit_sample,
+        content=config.audit_content,
+    )
+
+
+def waiting_acts(context: Context) -> Feature:
+    return WaitingActs(context.database)
+
+
+def anchors(context: Context) -> Feature:
+    """Return what writes the anchors of a store that lasts; in another nothing is recorded."""
+    config, database = context.config, context.database
+    if not database.is_kept:
+        return Feature()
+    kept = places(config.audit_anchor, default_file(key_file(config), database))
+    return AnchorFeature(database, kept, context.registry, period_s=config.audit_anchor_s)

@@ -1,0 +1,90 @@
+"""The audit log of one process: events are queued for the store's writer, and a tenant's details can be erased."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import structlog
+from sqlalchemy import Connection
+
+from prolepsis.control.audit import chain
+from prolepsis.control.audit.entry import SERVED, AuditEntry, RedactedEvent, redact
+from prolepsis.control.audit.waiting import take
+from prolepsis.control.store import records
+from prolepsis.control.store.database import Database
+from prolepsis.control.store.queue import QueueItem
+from prolepsis.control.store.writer import ItemWriter
+from prolepsis.core.audit_event import AuditEvent
+from prolepsis.core.errors import InvalidParameter
+
+log = structlog.get_logger(__name__)
+
+_NAMES = ("http_request_id", "trace_id", "answer_id")
+
+
+class QueuedEvent(QueueItem):
+    """An event that the writer's thread redacts and appends to the chain."""
+
+    kind = "audit"
+
+    def __init__(self, event: AuditEvent | Callable[[], AuditEvent]) -> None:
+        """`event`: a function makes it in the writer's thread."""
+        self._event = event
+        self.is_slow = not isinstance(event, AuditEvent)
+        self._entry: AuditEntry | None = None
+
+    @cached_property
+    def redacted(self) -> RedactedEvent:
+        """The event, made and redacted once even if the write is tried again."""
+        return redact(self._event if isinstance(self._event, AuditEvent) else self._event())
+
+    def prepare(self) -> None:
+        _ = self.redacted
+
+    def written(self) -> None:
+        """Say in the log which entry a request has, with the names by which people know the request."""
+        entry = self._entry
+        if entry is not None and entry.action == SERVED and entry.details is not None:
+            after = entry.details.after
+            names = {name: after.get(name) for name in _NAMES} if isinstance(after, dict) else {}
+            log.info("request_audited", entry=entry.seq, engine_request_id=entry.details.subject, **names)
+
+    @classmethod
+    def write(cls, connection: Connection, items: Sequence["QueuedEvent"]) -> None:
+        for item, entry in zip(items, chain.append(connection, [item.redacted for item in items]), strict=True):
+            item._entry = entry
+
+
+class AuditLog:
+    """Records events without waiting for the store."""
+
+    def __init__(self, writer: ItemWriter) -> None:
+        self._writer = writer
+
+    def record(self, event: AuditEvent) -> None:
+        self._writer.offer(QueuedEvent(event))
+
+
+@dataclass(frozen=True, slots=True)
+class ForgottenTenant:
+    num_records: int
+    entry: AuditEntry
+    """It lists the erased entries and names no person."""
+
+
+def forget_tenant(database: Database, tenant: str, actor: str) -> ForgottenTenant:
+    """Delete a tenant's request records, then erase the details of the audit entries about it.
+
+    The chain still verifies. Acts that wait for a server get their entries first. A running server writes its queue
+    afterwards. If this fails half way, it can be repeated from the start. Raises `StoreUnavailable`, and
+    `InvalidParameter` if the name is empty.
+    """
+    if not tenant:
+        raise InvalidParameter("tenant is empty; allowed: the name of a tenant", param="tenant")
+    num_records = records.forget(database, tenant)
+    while take(database):
+        pass
+    event = AuditEvent(actor=actor, action="tenant.forgotten", after={"request_records": num_records})
+    with database.write() as connection:
+        chain.head(connection, hold=True)
+        return ForgottenTenant(num_records, chain.erase(connection, chain.of_tenant(connection, tenant), event))

@@ -1,0 +1,72 @@
+"""Acts that wait for a server to sign them: commands of users without the audit key leave them in the store.
+
+A second key would have the server find a head that it did not sign, for good. Anyone who can write the store can leave
+an act, so its entry says that it came without the key.
+"""
+
+import time
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from pydantic import TypeAdapter, ValidationError
+from sqlalchemy import Connection, delete, func, insert, select
+
+from prolepsis.control.audit import chain
+from prolepsis.control.audit.entry import redact
+from prolepsis.control.store.database import Database
+from prolepsis.control.store.signing import FoundKeys
+from prolepsis.control.store.tables import audit_waiting
+from prolepsis.core.audit_event import SERVER, AuditEvent
+
+WITHOUT_KEY = ", without the audit key"
+"""Ends the actor of an act that waited."""
+_BATCH = 100
+_EVENT = TypeAdapter(AuditEvent)
+
+
+def signing_fault(connection: Connection, found: FoundKeys) -> str:
+    """Return why this process must not append to the chain of a store, or an empty text.
+
+    A chain that is not signed may be continued without a key, once it has begun.
+    """
+    signed = chain.signed_head(connection)
+    if found.keys is None:
+        return found.fault if signed is not None or not chain.head(connection)[0] else ""
+    if signed is not None and found.keys.public.fault(signed) is not None:
+        return f"audit key {found.keys.path} is not one that signs the log of this store"
+    return ""
+
+
+def leave(connection: Connection, event: AuditEvent) -> None:
+    """Leave an act, redacted, for a server of this store."""
+    details = redact(event).details
+    kept = replace(event, subject=details.subject, before=details.before, after=details.after)
+    row = {"uid": event.uid, "event": _EVENT.dump_json(kept).decode(), "left_at": time.time()}
+    connection.execute(insert(audit_waiting), [row])
+
+
+def number(connection: Connection) -> int:
+    """Return how many acts wait."""
+    return connection.scalar(select(func.count()).select_from(audit_waiting)) or 0
+
+
+def take(database: Database) -> int:
+    """Append the acts that wait, the oldest first, and return their number; raises `StoreUnavailable`."""
+    with database.read() as connection:
+        if not number(connection):
+            return 0
+    with database.write() as connection:
+        rows = connection.execute(select(audit_waiting).order_by(audit_waiting.c.left_at).limit(_BATCH)).all()
+        chain.append(connection, [_event(row.uid, row.event, row.left_at) for row in rows])
+        connection.execute(delete(audit_waiting).where(audit_waiting.c.uid.in_([row.uid for row in rows])))
+    return len(rows)
+
+
+def _event(uid: str, text: str, left_at: float) -> AuditEvent:
+    at = datetime.fromtimestamp(left_at, UTC).isoformat(timespec="seconds")
+    try:
+        event = _EVENT.validate_json(text)
+    except ValidationError:
+        return AuditEvent(actor=SERVER, action="audit.act_unreadable", after={"left_at": at, "uid": uid}, uid=uid)
+    after = {"left_at": at, "after": event.after}
+    return replace(event, uid=uid, actor=event.actor + WITHOUT_KEY, after=after)

@@ -1,0 +1,143 @@
+"""`prolepsis kill`: the kill switch of all servers on this machine, or of one server; of everything or of one scope."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from prolepsis.control.audit.commands.acts import actor, record_act, user
+from prolepsis.control.controls.file import ControlsContent, ControlsFile, of_kind
+from prolepsis.control.controls.kill_switch import KILL, KilledScope, KillStatus, act, kill_status, shown_reason
+from prolepsis.control.store.controls import control_key
+from prolepsis.core.audit_event import AuditEvent
+from prolepsis.core.errors import ConfigError
+from prolepsis.core.kill_scope import EVERYTHING, KINDS, check_scope
+from prolepsis.core.terminal.admin import Key, ask
+from prolepsis.core.terminal.flags import settings_here
+from prolepsis.core.terminal.output import EPILOG, AsJson, command_group, note, print_json, stdout, warn
+
+app = command_group("Turn the kill switch on or off: while it is on, servers decode without speculation.")
+
+File = Annotated[Path | None, typer.Option(help="default: controls.json in the user's data directory")]
+Url = Annotated[
+    str | None, typer.Option(help="address of one server; default: the controls file, for all servers here")
+]
+_OF_SERVERS = ("rule:", "tenant:", "traffic_class:")
+"""Scopes that each server has by its policy and its keys."""
+_SCOPES = ", ".join(f"{kind}:NAME" for kind in KINDS)
+Scope = Annotated[str, typer.Option(help=f"what to stop, or to allow again: {EVERYTHING}, {_SCOPES}")]
+Reason = Annotated[str, typer.Option(help="shown in the log and by `kill status`")]
+
+
+def _add_turn(name: str, text: str, *, on: bool) -> None:
+    """Add the command that turns the switch on, or off."""
+
+    @app.command(name, help=text, epilog=EPILOG)
+    def turn(
+        *,
+        reason: Reason = "",
+        scope: Scope = EVERYTHING,
+        controls_file: File = None,
+        url: Url = None,
+        key: Key = None,
+        as_json: AsJson = False,
+    ) -> None:
+        check_scope(scope)
+        where = _where(controls_file, url)
+        if isinstance(where, str):
+            document = ask(where, key, "PUT", "/admin/kill", {"on": on, "reason": reason, "scope": scope})
+        else:
+            document = _turn_file(where, scope, on=on, reason=shown_reason(reason))
+        if as_json:
+            print_json(document)
+            return
+        _show_turned(_status(document), scope, shown_reason(reason), on=on)
+        if not isinstance(where, str):
+            note(f"wrote {where.path}; servers that use this file follow within a second")
+            if on and scope.startswith(_OF_SERVERS):
+                warn(f"no server was asked whether it has {scope}; `prolepsis kill status --url URL` asks one")
+
+
+_add_turn(
+    "on", "Stop speculation from the next step on, also after a restart, until the switch is turned off.", on=True
+)
+_add_turn(
+    "off", "Allow speculation again, as far as policies, flags and other scopes that are stopped allow it.", on=False
+)
+
+
+@app.command(epilog=EPILOG)
+def status(controls_file: File = None, url: Url = None, key: Key = None, as_json: AsJson = False) -> None:
+    """Show the state in the controls file, or with --url the state of a server including its flags."""
+    where = _where(controls_file, url)
+    document = ask(where, key, "GET", "/admin/kill") if isinstance(where, str) else _in_file(where, where.read())
+    if as_json:
+        print_json(document)
+        return
+    status = _status(document)
+    own = next((entry for entry in status.operator if entry.scope == EVERYTHING), None)
+    _line("on" if status.on else "off", own or (None if status.on else _released(status, EVERYTHING)))
+    for entry in status.operator:
+        if entry is not own:
+            _line(f"on for {entry.scope}", entry)
+    for entry in status.shared:
+        _line(f"on for {entry.scope} on all replicas", entry)
+    if status.sources and isinstance(where, str):
+        note(f"turned on by: {', '.join(status.sources)}")
+    _warn_of(status.fault, status.not_saved, *status.warnings.values())
+
+
+def _in_file(file: ControlsFile, content: ControlsContent) -> dict[str, Any]:
+    """Return what the file says, in the form in which a server replies."""
+    return {"file": str(file.path), **kill_status(of_kind(content.local, KILL), {}).model_dump(mode="json")}
+
+
+def _status(document: dict[str, Any]) -> KillStatus:
+    return KillStatus.model_validate({name: document[name] for name in KillStatus.model_fields if name in document})
+
+
+def _turn_file(file: ControlsFile, scope: str, *, on: bool, reason: str) -> dict[str, Any]:
+    """Stop or release a scope for the servers of this machine; return what the file then says."""
+    known = kill_status(of_kind(file.read().local, KILL), {})
+    control = act(known, scope, on=on, by=user(), reason=reason, at=datetime.now(UTC))
+    document = _in_file(file, file.set(control_key(KILL, scope), control))
+    after = {"on": on, "scope": scope, "reason": reason}
+    record_act(AuditEvent(actor=actor(), action=f"kill.{'on' if on else 'off'}", subject=str(file.path), after=after))
+    return document
+
+
+def _show_turned(status: KillStatus, scope: str, reason: str, *, on: bool) -> None:
+    """Show the scope that was turned; `reason` is the one given now. What else keeps it stopped is a warning."""
+    named, stopped = "" if scope == EVERYTHING else f" for {scope}", status.entry(scope)
+    _line(f"{'off' if stopped is None else 'on'}{named}", stopped or _released(status, scope))
+    if stopped is not None and on and reason and stopped.reason != reason:
+        note("it was on already: its first reason stays, and the audit log has yours")
+    if stopped is None and (scope in status.killed or status.on):
+        warn(f"speculation stays off for everything, by: {', '.join(status.sources)}")
+    _warn_of(status.fault, status.not_saved, status.warnings.get(scope))
+
+
+def _released(status: KillStatus, scope: str) -> KilledScope | None:
+    return status.released if status.released is not None and status.released.scope == scope else None
+
+
+def _warn_of(*problems: str | None) -> None:
+    for problem in problems:
+        if problem:
+            warn(problem)
+
+
+def _line(text: str, entry: KilledScope | None) -> None:
+    since = f", since {entry.at:%Y-%m-%d %H:%M:%S %Z} by {entry.by or 'unknown'}" if entry is not None else ""
+    why = f": {entry.reason}" if entry is not None and entry.reason else ""
+    stdout().print(f"{text}{since}{why}", soft_wrap=True, markup=False)
+
+
+def _where(file: Path | None, url: str | None) -> ControlsFile | str:
+    """Return the file or the URL that is meant; raises `ConfigError` where both are given."""
+    if url is None:
+        return ControlsFile(file or settings_here().server.controls_file)
+    if file is not None:
+        raise ConfigError("--controls-file and --url are both given; allowed: one of them", param="url")
+    return url

@@ -1,0 +1,194 @@
+"""Controls that operators set: the kill switch, breakers and flags, in one file and one table.
+
+An act takes effect here at once and is kept in the file. Without a store that others share, it holds for the servers of
+this machine. With one all replicas follow it: it waits in the file until the store has it, and the file keeps a copy
+for a start without the store. Of acts that meet in the store the newest counts, so what waited does not undo a later
+act.
+"""
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Literal
+
+import structlog
+
+from prolepsis.control.controls.file import ControlsContent, ControlsFile, Section, lasting, of_kind
+from prolepsis.control.controls.kill_switch import KILL
+from prolepsis.control.store.controls import Control, ControlKey, ControlTable, control_key
+from prolepsis.control.web.feature import Feature
+from prolepsis.core.errors import ConfigError
+from prolepsis.core.kill_scope import EVERYTHING
+
+PATIENCE_S = 1.0
+"""How long a tick waits for the store; a slower exchange continues after it."""
+Origin = Literal["start", "act", "file", "store"]
+"""Where a change came from."""
+
+log = structlog.get_logger(__name__)
+
+
+class Controls(Feature):
+    """Belongs to one event loop; the store is read and written in threads."""
+
+    name = "controls"
+    ticks_before_serving = True
+
+    def __init__(self, file: ControlsFile, table: ControlTable, *, now: Callable[[], float] = time.time) -> None:
+        """A damaged file may have held a stop, so it stops everything."""
+        self.is_shared = table.is_shared
+        """Whether other machines follow."""
+        self.period_s = 0.8 if self.is_shared else 0.2
+        self.fault: str | None = None
+        """Reason why the file cannot be used; its last good content then holds."""
+        self.file = file
+        self._table = table
+        self._now = now
+        self._followers: dict[str, Callable[[Origin], None]] = {}
+        self._running: asyncio.Task[None] | None = None
+        self._is_failing = False
+        content = self._read() or ControlsContent()
+        self._local, self._stored, self._pending = content.local, content.stored, content.pending
+        if self.fault is not None:
+            self._local = {control_key(KILL, EVERYTHING): Control("", self._now(), reason=self.fault)}
+
+    def follow(self, kind: str, follower: Callable[[Origin], None]) -> None:
+        """Call `follower` now, and whenever controls of a kind have changed."""
+        self._followers[kind] = follower
+        follower("start")
+
+    def local(self, kind: str) -> Mapping[str, Control]:
+        """Return what holds on this machine, by name; removed ones included, as in `shared`."""
+        return of_kind(self._local, kind)
+
+    def shared(self, kind: str) -> Mapping[str, Control]:
+        """Return what holds on all replicas."""
+        return of_kind(_newest(self._stored, self._pending), kind) if self.is_shared else {}
+
+    def of(self, kind: str) -> dict[str, Control]:
+        """Return the controls of a kind that are set, by name; where both sections set one, the newer."""
+        return _newest(_set(self.shared(kind)), _set(self.local(kind)))
+
+    def set(self, kind: str, name: str, value: str | None, *, by: str = "", reason: str = "") -> str:
+        """Set a control, or remove it, also from the file: here at once, for all replicas when the store takes it.
+
+        Returns why it would be lost if the server ended before that, else "".
+        """
+        if self.file.changed():
+            self._follow_file()
+        key = control_key(kind, name)
+        control = Control(value, self._time_of_act(key), by, reason)
+        with self._notifying("act"):
+            if not self.is_shared or (value is None and key in self._local):
+                self._local = {**self._local, key: control}
+            if self.is_shared:
+                self._pending = {**self._pending, key: control}
+        fault = self._save()
+        if self.is_shared:
+            self._start()
+        return fault
+
+    async def tick(self) -> None:
+        """Follow the file if it changed, store what was set here, and follow what others set."""
+        if self.file.changed():
+            self._follow_file()
+        if self.is_shared:
+            await asyncio.wait({self._start()}, timeout=PATIENCE_S)
+
+    async def close(self) -> None:
+        """Store what was set here, if the store takes it soon."""
+        if self._pending:
+            await self.tick()
+
+    def _time_of_act(self, key: ControlKey) -> float:
+        """Return a time after all that is known of a control."""
+        known = [section[key].at for section in (self._local, self._stored, self._pending) if key in section]
+        return max([self._now(), *(math.nextafter(at, math.inf) for at in known)])
+
+    def _read(self) -> ControlsContent | None:
+        """Return what the file holds, None for a damaged one."""
+        try:
+            content = self.file.read()
+        except ConfigError as error:
+            self.fault = str(error)
+            log.error("controls_file_unusable", error=self.fault)
+            return None
+        self.fault = None
+        return content
+
+    def _follow_file(self) -> None:
+        """Take over what a command or another server of this machine set for it; a damaged file changes nothing."""
+        content = self._read()
+        if content is not None:
+            with self._notifying("file"):
+                self._local = content.local
+
+    def _start(self) -> asyncio.Task[None]:
+        if self._running is None or self._running.done():
+            self._running = asyncio.get_running_loop().create_task(self._exchange())
+        return self._running
+
+    async def _exchange(self) -> None:
+        """Exchange with the store until it has all that was set meanwhile."""
+        while True:
+            sent = dict(self._pending)
+            try:
+                stored = await asyncio.to_thread(self._table.exchange, sent)
+            except Exception as error:  # contained: what was set holds here, and the next tick sends it again
+                if not self._is_failing:
+                    log.error("controls_not_shared", error=str(error))
+                self._is_failing = True
+                return
+            self._is_failing = False
+            self._take(stored, sent)
+            if not self._pending:
+                return
+
+    def _take(self, stored: Section, sent: Mapping[ControlKey, Control]) -> None:
+        is_new = stored != self._stored or bool(sent)
+        for key in [key for key, control in sent.items() if stored.get(key) != control]:
+            log.warning("control_superseded", control=key)  # a later act elsewhere counts
+        with self._notifying("store"):
+            self._stored, self._pending = stored, _newer(self._pending, stored)
+        if is_new:
+            self._save()
+
+    @contextmanager
+    def _notifying(self, origin: Origin) -> Iterator[None]:
+        """Notify the followers whose controls the block changes."""
+        before = {kind: (self.local(kind), self.shared(kind)) for kind in self._followers}
+        yield
+        for kind, sections in before.items():
+            if sections != (self.local(kind), self.shared(kind)):
+                self._followers[kind](origin)
+
+    def _save(self) -> str:
+        """Write the file, with what commands and other servers of this machine wrote to it meanwhile."""
+        with self.file.locked():
+            kept = ControlsContent()
+            with suppress(ConfigError):  # a damaged file is replaced
+                kept = self.file.read()
+            local = lasting(_newest(kept.local, self._local))
+            pending = _newest(_newer(kept.pending, self._stored), self._pending)
+            try:
+                self.file.write(ControlsContent(local, self._stored, pending))
+            except ConfigError as error:
+                log.error("controls_not_saved", error=str(error))
+                return str(error)
+        self.fault = None
+        return ""
+
+
+def _set(controls: Mapping[str, Control]) -> dict[str, Control]:
+    return {name: control for name, control in controls.items() if control.value is not None}
+
+
+def _newer(controls: Mapping[str, Control], than: Mapping[str, Control]) -> dict[str, Control]:
+    return {key: control for key, control in controls.items() if control.beats(than.get(key))}
+
+
+def _newest(one: Mapping[str, Control], other: Mapping[str, Control]) -> dict[str, Control]:
+    """Return the controls of both; of two with one key the newer."""
+    return {**one, **_newer(other, one)}

@@ -1,0 +1,55 @@
+"""The controls file: controls that were set on one machine, and a copy of the store's."""
+
+import time
+from collections.abc import Mapping
+from dataclasses import field, replace
+from pathlib import Path
+
+from pydantic import ConfigDict, TypeAdapter
+from pydantic.dataclasses import dataclass
+
+from prolepsis.control.store.controls import REMOVED_KEPT_S, Control, ControlKey
+from prolepsis.core.files import JsonFile, data_directory
+
+Section = Mapping[ControlKey, Control]
+
+
+@dataclass(frozen=True, slots=True, config=ConfigDict(extra="forbid"))
+class ControlsContent:
+    """The three sections of the file."""
+
+    local: Section = field(default_factory=dict)
+    """Set on this machine, for its servers: by commands, and by servers without a store."""
+    stored: Section = field(default_factory=dict)
+    """A copy of the store's controls."""
+    pending: Section = field(default_factory=dict)
+    """Set by servers of this machine, and not in the store yet."""
+
+
+class ControlsFile(JsonFile[ControlsContent]):
+    """The servers and commands of one user share it; a write is whole or not at all."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        """`path`: None: controls.json in the user's data directory."""
+        path = path or data_directory() / "controls.json"
+        super().__init__(path, TypeAdapter(ControlsContent), absent=ControlsContent(), param="controls_file")
+
+    def set(self, key: ControlKey, control: Control) -> ControlsContent:
+        """Set a control for the servers of this machine, and return all; raises `ConfigError`."""
+        with self.locked():
+            content = self.read()
+            content = replace(content, local=lasting({**content.local, key: control}))
+            self.write(content)
+        return content
+
+
+def of_kind(section: Section, kind: str) -> dict[str, Control]:
+    """Return the controls of one kind by name, removed ones included."""
+    start = f"{kind} "
+    return {key.removeprefix(start): control for key, control in section.items() if key.startswith(start)}
+
+
+def lasting(section: Section) -> Section:
+    """Return a section without removals of long ago."""
+    oldest = time.time() - REMOVED_KEPT_S
+    return {key: control for key, control in section.items() if control.value is not None or control.at > oldest}

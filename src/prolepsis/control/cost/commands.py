@@ -1,0 +1,118 @@
+"""`prolepsis cost`: price books, and what a running server's requests cost."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from prolepsis.control.cost.device_time import DeviceCost
+from prolepsis.control.cost.history import stored_periods, stored_prices
+from prolepsis.control.cost.prices import HOURS_PER_MONTH, InvalidPrices, read_prices
+from prolepsis.control.store.configured import StoreOption, ready_database
+from prolepsis.core.terminal.admin import Verb, add_verbs
+from prolepsis.core.terminal.documents import FINDINGS, print_reply
+from prolepsis.core.terminal.output import (
+    EPILOG,
+    FAILED,
+    AsJson,
+    command_group,
+    print_facts,
+    print_json,
+    print_table,
+    shown_time,
+)
+from prolepsis.core.units import duration, figure
+
+app = command_group("Show what requests cost and what speculation saves; check price books.")
+
+_NEWEST = 50
+_SPENT = (
+    *("name=value", "requests=num_requests", "tokens=num_output_tokens", "device=total_device_s"),
+    *("per token=device_s_per_token", "amount"),
+)
+_DEVICE_TIME = (
+    *("name=value", "prefill=device_s.prefill", "plain=device_s.plain", "verify=device_s.verify"),
+    *("propose=device_s.propose", "host=device_s.host"),
+)
+
+_SHOW = Verb(
+    "show",
+    "GET /admin/cost",
+    "Show device seconds, money if there are prices, savings with their bounds, memory and a monthly forecast.",
+    columns={
+        **{
+            table: columns
+            for path in ("by_route", "by_tenant", "by_rule", "by_proposer")
+            for table, columns in ((path, _SPENT), (f"{path}:device time", _DEVICE_TIME))
+        },
+        "rollouts.groups": (
+            *("rollout", "by", "value", "speculating=num_speculating", "control=num_control", "saved", "randomised"),
+            *("saved by prediction=saved_by_prediction", "per token=device_s_per_token"),
+            "without, by the control=control_device_s_per_token",
+        ),
+        "memory": (
+            *("proposer", "weights=weights:bytes", "K/V=kv:bytes", "index=index:bytes", "total=total:bytes"),
+            "amount_per_hour",
+        ),
+    },
+)
+
+add_verbs(app, [_SHOW])
+
+
+@app.command(epilog=EPILOG)
+def check(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="price book in YAML")], as_json: AsJson = False
+) -> None:
+    """Show every error of a price book, or its prices; exit status 1 if it cannot be used."""
+    try:
+        book = read_prices(file)
+    except InvalidPrices as error:
+        found = {"file": file, "version": None, "findings": [one.plain() for one in error.findings]}
+        print_reply(found, {"findings": FINDINGS}, as_json=as_json)
+        raise typer.Exit(FAILED) from None
+    if as_json:
+        print_json({"file": file, "version": book.full_version, "findings": [], **book.content()})
+        return
+    rows = [
+        [one.name, one.region or "-", one.term, f"{one.per_hour:g}", f"{HOURS_PER_MONTH * one.per_hour:.2f}"]
+        for one in book.prices
+    ]
+    print_table(str(file), ["price", "region", "term", f"{book.currency}/hour", f"{book.currency}/month"], rows)
+    print_facts([("version", book.full_version)])
+
+
+@app.command(epilog=EPILOG)
+def history(store: StoreOption = None, as_json: AsJson = False) -> None:
+    """List the price books that were used, and what the device cost hour by hour, the newest first."""
+    with ready_database(store) as database, database.read() as connection:
+        books, periods = stored_prices(connection, _NEWEST), stored_periods(connection, _NEWEST)
+    if as_json:
+        rows = [{"version": one.version, "taken_at": one.taken_at, **json.loads(one.content)} for one in books]
+        print_json({"books": rows, "periods": [asdict(one) for one in periods]})
+        return
+    shown = [[shown_time(one.taken_at), one.version, _names(json.loads(one.content))] for one in books]
+    print_table("price books", ["from (UTC)", "version", "prices an hour"], shown)
+    columns = ["from (UTC)", "held", "used", "tokens", "paid", "used", "per million: paid", "used"]
+    print_table("device", columns, [_shown(one) for one in periods])
+
+
+def _shown(period: DeviceCost) -> list[str]:
+    amounts = (
+        period.amount_paid,
+        period.amount_used,
+        period.paid_per_million_tokens,
+        period.used_per_million_tokens,
+    )
+    times = [shown_time(period.started_at), duration(period.held_s), duration(period.used_s)]
+    money = ["-" if one is None else f"{figure(one, 4)} {period.currency}" for one in amounts]
+    return [*times, str(period.num_output_tokens), *money]
+
+
+def _names(content: dict[str, Any]) -> str:
+    return ", ".join(
+        f"{one['name']} {one['per_device_hour'] + sum(one['overheads'].values()):g} {content['currency']}"
+        for one in content["prices"]
+    )

@@ -1,0 +1,60 @@
+"""The history of costs in the store: price books, so that past requests keep their prices, and device time."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+
+from sqlalchemy import Connection, delete, insert, select
+from sqlalchemy.exc import IntegrityError
+
+from prolepsis.control.cost.device_time import DeviceCost
+from prolepsis.control.store.tables import cost_periods, price_books
+
+
+@dataclass(frozen=True, slots=True)
+class StoredPrices:
+    """A price book in the history. Numbers count up from 1; a version that comes into use again gets a new one."""
+
+    number: int
+    version: str
+    """Version of the book's content; request records name it."""
+    content: str
+    """JSON."""
+    taken_at: float
+    """Unix time in seconds."""
+
+
+def store_prices(connection: Connection, version: str, content: str) -> StoredPrices:
+    """Store a book that is in use from now on, unless it is the newest already."""
+    while True:
+        newest = next(iter(stored_prices(connection, 1)), None)
+        if newest is not None and newest.version == version:
+            return newest
+        stored = StoredPrices(newest.number + 1 if newest else 1, version, content, time.time())
+        try:
+            with connection.begin_nested():
+                connection.execute(insert(price_books), [asdict(stored)])
+        except IntegrityError:  # another replica was faster
+            continue
+        return stored
+
+
+def stored_prices(connection: Connection, limit: int) -> list[StoredPrices]:
+    """Return the price books, newest first."""
+    query = select(price_books).order_by(price_books.c.number.desc()).limit(limit)
+    return [StoredPrices(**row) for row in connection.execute(query).mappings()]
+
+
+def store_periods(connection: Connection, replica: str, periods: Sequence[DeviceCost]) -> None:
+    """Store periods of a server, each in place of what is there of it: a period grows until it is over."""
+    of = cost_periods.c
+    by_start = {one.started_at: one for one in periods}
+    connection.execute(delete(cost_periods).where(of.replica == replica, of.started_at.in_(by_start)))
+    connection.execute(insert(cost_periods), [{"replica": replica, **asdict(one)} for one in by_start.values()])
+
+
+def stored_periods(connection: Connection, limit: int) -> list[DeviceCost]:
+    """Return the periods of all servers, the one that ended last first."""
+    columns = [cost_periods.c[field.name] for field in fields(DeviceCost)]
+    query = select(*columns).order_by(cost_periods.c.ended_at.desc()).limit(limit)
+    return [DeviceCost(**row) for row in connection.execute(query).mappings()]

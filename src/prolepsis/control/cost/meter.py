@@ -1,0 +1,239 @@
+"""The cost of requests: sums by route, tenant and proposer, and a forecast from their rate."""
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import stdev
+from typing import Literal
+
+from prolepsis.control.cost.prices import HOURS_PER_MONTH, Price
+from prolepsis.control.statistics.arms import Arm
+from prolepsis.core.facts import NO_RULE
+from prolepsis.core.stats import DeviceSeconds
+from prolepsis.core.traffic_sums import TrafficSums, sums_of_device
+
+Dimension = Literal["route", "tenant", "rule", "proposer"]
+DIMENSIONS: tuple[Dimension, ...] = ("route", "tenant", "rule", "proposer")
+NO_PROPOSER = "none"
+"""The proposer of requests without a verified draft."""
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """A stage of a rollout in which chance assigns requests to the canary with one probability."""
+
+    rollout_id: str
+    run: int
+    stage: int
+    share: float
+    """That probability, between 0 and 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestCost:
+    """One request that an engine decoded."""
+
+    route: str
+    tenant: str
+    proposer: str
+    """The source of most accepted tokens; known only afterwards, so no randomisation can use it."""
+    num_output_tokens: int
+    device: DeviceSeconds
+    num_computed_tokens: int = 0
+    """Tokens of the prompt that were computed, so not those from the prefix cache."""
+    rule: str = NO_RULE
+    """Of the policy."""
+    amount: float | None = None
+    """At the prices of the time that it took; None: without prices."""
+    experiment: Experiment | None = None
+    """None: it is not part of a comparison."""
+    arm: Arm = "control"
+
+    def value(self, dimension: Dimension) -> str:
+        return str(getattr(self, dimension))
+
+
+MAX_VALUES = 32
+"""Values of a dimension with sums of their own; later ones are counted as `OTHER`."""
+OTHER = "other"
+
+
+@dataclass(slots=True)
+class UsageTotals:
+    """Sums over requests."""
+
+    num_requests: int = 0
+    num_output_tokens: int = 0
+    device: DeviceSeconds = field(default_factory=DeviceSeconds)
+    amount: float | None = None
+    predicted: TrafficSums = field(default_factory=TrafficSums)
+    """Of requests with a prediction."""
+
+    def add(self, cost: RequestCost) -> None:
+        self.num_requests += 1
+        self.num_output_tokens += cost.num_output_tokens
+        self.device.add(cost.device)
+        if cost.device.predicted_plain:
+            self.predicted.add(sums_of_device(cost.device))
+        if cost.amount is not None:
+            self.amount = (self.amount or 0.0) + cost.amount
+
+    @property
+    def saved_s(self) -> float:
+        """Predicted device seconds of plain decoding less the measured ones; negative if speculation costs more."""
+        return self.predicted.predicted_plain_s - self.predicted.device_s
+
+    @property
+    def amount_per_million_tokens(self) -> float | None:
+        return None if self.amount is None or not self.num_output_tokens else 1e6 * self.amount / self.num_output_tokens
+
+    @property
+    def seconds_per_token(self) -> float | None:
+        """All device seconds over all output tokens."""
+        return self.device.total / self.num_output_tokens if self.num_output_tokens else None
+
+
+class Usage:
+    """Totals since the server started."""
+
+    def __init__(self) -> None:
+        self.total = UsageTotals()
+        self.by: dict[Dimension, dict[str, UsageTotals]] = {dimension: {} for dimension in DIMENSIONS}
+
+    def observe(self, cost: RequestCost) -> None:
+        self.total.add(cost)
+        for dimension in DIMENSIONS:
+            known, value = self.by[dimension], self.known(dimension, cost.value(dimension))
+            known.setdefault(value, UsageTotals()).add(cost)
+
+    def known(self, dimension: Dimension, value: str) -> str:
+        """Return the value under which it is summed: its own, or `OTHER` if there are too many."""
+        values = self.by[dimension]
+        return value if value in values or len(values) < MAX_VALUES else OTHER
+
+
+WINDOW_S = 86400.0
+"""The longest time that a forecast looks back: a day, because load depends on the hour."""
+_EVERY_S = 300.0
+LEAST_SPANS = 12
+"""Spans of `_EVERY_S` before the first forecast, an hour in all; its bounds come from as many parts of the past."""
+_T = 2.201  # Student's t with 11 degrees of freedom at 97.5 %: of the mean of 12 parts
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Totals at one time; `at` in seconds of a monotonic clock."""
+
+    at: float
+    device_s: float
+    saved_s: float
+    num_output_tokens: int
+
+
+Bounds = tuple[float, float]
+"""95 % bounds of what the past says, from how much twelve parts of it differ."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostForecast:
+    """For a month of `HOURS_PER_MONTH` on one device. Amounts are in the price book's currency, null without prices."""
+
+    looks_back_s: float
+    busy: float
+    """Share of the time that is charged to requests."""
+    device_hours: float
+    device_hours_bounds: Bounds
+    num_output_tokens: float
+    num_output_tokens_bounds: Bounds
+    saved_device_hours: float
+    """By the predicted cost of plain decoding; negative if speculation costs more."""
+    saved_device_hours_bounds: Bounds
+    amount_of_use: float | None
+    """For the device hours of requests."""
+    amount_of_use_bounds: Bounds | None
+    amount_of_device: float | None
+    """For the device, reserved all month."""
+    saved_amount: float | None
+    """For the saved device hours, where a device is paid by the time that it is used; else null: one that is reserved
+    costs the same, and has room for more requests."""
+    saved_amount_bounds: Bounds | None
+    assumes: str
+
+
+class RateWindow:
+    """Snapshots of the totals over the last day."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._past: deque[Snapshot] = deque([Snapshot(clock(), 0.0, 0.0, 0)])
+
+    def poll(self, totals: UsageTotals) -> None:
+        """Take a snapshot if it is due; to be called every few seconds."""
+        now = self._moment(totals)
+        if now.at - self._past[-1].at >= _EVERY_S:
+            self._past.append(now)
+        while len(self._past) > 1 and now.at - self._past[1].at >= WINDOW_S:
+            self._past.popleft()
+
+    def forecast(self, totals: UsageTotals, price: Price | None) -> CostForecast | None:
+        """Return the forecast, None in the first hour."""
+        if len(self._past) <= LEAST_SPANS:
+            return None
+        return forecast([*list(self._past)[:-1], self._moment(totals)], price)
+
+    def _moment(self, totals: UsageTotals) -> Snapshot:
+        return Snapshot(self._clock(), totals.device.total, totals.saved_s, totals.num_output_tokens)
+
+
+def forecast(past: Sequence[Snapshot], price: Price | None) -> CostForecast:
+    """Extrapolate the rates of the past to a month; it has `LEAST_SPANS` spans or more."""
+    first, last = past[0], past[-1]
+    elapsed = last.at - first.at
+    used, used_bounds = _month(past, lambda one: one.device_s / 3600.0, least=0.0)
+    saved, saved_bounds = _month(past, lambda one: one.saved_s / 3600.0)
+    tokens, token_bounds = _month(past, lambda one: one.num_output_tokens, least=0.0)
+    per_hour = price.per_hour if price else None
+    billed = per_hour if price is not None and price.is_billed_by_time else None
+    return CostForecast(
+        looks_back_s=elapsed,
+        busy=(last.device_s - first.device_s) / elapsed,
+        device_hours=used,
+        device_hours_bounds=used_bounds,
+        num_output_tokens=tokens,
+        num_output_tokens_bounds=token_bounds,
+        saved_device_hours=saved,
+        saved_device_hours_bounds=saved_bounds,
+        amount_of_use=None if per_hour is None else used * per_hour,
+        amount_of_use_bounds=None if per_hour is None else _times(used_bounds, per_hour),
+        amount_of_device=None if per_hour is None else HOURS_PER_MONTH * per_hour,
+        saved_amount=None if billed is None else saved * billed,
+        saved_amount_bounds=None if billed is None else _times(saved_bounds, billed),
+        assumes=_assumes(elapsed, price),
+    )
+
+
+def _month(
+    past: Sequence[Snapshot], total: Callable[[Snapshot], float], least: float = -math.inf
+) -> tuple[float, Bounds]:
+    """Return what a month has of a growing total, with bounds: the means of parts of the past vary by chance."""
+    seconds, num_spans = HOURS_PER_MONTH * 3600.0, len(past) - 1
+    edges = [past[round(i * num_spans / LEAST_SPANS)] for i in range(LEAST_SPANS + 1)]
+    rates = [(total(b) - total(a)) / (b.at - a.at) for a, b in pairwise(edges)]
+    rate = (total(past[-1]) - total(past[0])) / (past[-1].at - past[0].at)
+    error = _T * stdev(rates) / math.sqrt(LEAST_SPANS)
+    return seconds * rate, (max(least, seconds * (rate - error)), seconds * (rate + error))
+
+
+def _times(bounds: Bounds, factor: float) -> Bounds:
+    return bounds[0] * factor, bounds[1] * factor
+
+
+def _assumes(elapsed: float, price: Price | None) -> str:
+    past = f"the last {elapsed / 3600.0:.1f} h"
+    prices = f"prices stay those of {price.name}" if price else "no prices are known"
+    return (
+        f"requests stay all month as in {past}, without growth or seasons, and bounds know no others; "
+        f"one device, {HOURS_PER_MONTH:g} hours; savings are the model's prediction; {prices}"
+    )

@@ -1,0 +1,488 @@
+"""Costs while serving: requests are counted and compared, the price book is followed, and /admin/cost shows them."""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from typing import Literal
+from uuid import uuid4
+
+import structlog
+from prometheus_client import CollectorRegistry
+
+from prolepsis.control.cost.comparison import ArmComparison, Comparison, Comparisons, Saving
+from prolepsis.control.cost.device_time import DeviceCost, DevicePrice, DeviceTime
+from prolepsis.control.cost.history import store_periods, store_prices
+from prolepsis.control.cost.meter import (
+    DIMENSIONS,
+    NO_PROPOSER,
+    CostForecast,
+    Dimension,
+    Experiment,
+    RateWindow,
+    RequestCost,
+    Usage,
+    UsageTotals,
+)
+from prolepsis.control.cost.prices import Price, PriceFile
+from prolepsis.control.store.database import Database
+from prolepsis.control.web.context import Context
+from prolepsis.control.web.feature import Feature
+from prolepsis.control.web.fields import Reply
+from prolepsis.control.web.routes import READERS, Route, Routes
+from prolepsis.core.audit_event import SERVER, AuditEvent, Emit, discard
+from prolepsis.core.ended import Assignment, RequestAbout, RequestEnded
+from prolepsis.core.facts import NO_RULE
+from prolepsis.core.stats import DeviceSeconds, ProposerMemory, RequestStats
+from prolepsis.core.telemetry.declare import counter, gauge
+from prolepsis.core.telemetry.labels import NO_TENANT
+
+KEPT_EVERY_S = 60.0
+"""The store has the period that is not over yet up to so many seconds ago."""
+COMPARED_FOR_S = 30.0
+"""A comparison is computed at most this often: its bounds take some tenths of a second."""
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class PriceInUse:
+    """The price in use, with its book."""
+
+    price: Price
+    currency: str
+    version: str
+    """Version of the price book."""
+
+    @property
+    def label(self) -> str:
+        """Return its name in request records."""
+        return f"{self.version}/{self.price.name}"
+
+
+class CostFeature(Feature):
+    """Counts every request with engine statistics; without a price file there are no amounts of money."""
+
+    name = "cost"
+    period_s = 1.0
+
+    def __init__(
+        self,
+        registry: CollectorRegistry,
+        database: Database,
+        *,
+        prices: PriceFile | None = None,
+        memory: Callable[[], Sequence[ProposerMemory]] = tuple,
+        emit: Emit = discard,
+        clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        """`clock` is monotonic, `now` Unix time; `memory` returns the memory of the proposers.
+
+        `database` keeps the price books that were used, and what the device cost.
+        """
+        self.usage = Usage()
+        self.routes = cost_routes(self)
+        self._metrics = _Metrics(registry)
+        self._prices = prices
+        self._memory = memory
+        self._database = database
+        self._emit = emit
+        self._clock = clock
+        self._rates = RateWindow(clock)
+        self.device_time = DeviceTime(clock, now)
+        self._replica = uuid4().hex
+        self._saved: DeviceCost | None = None
+        """The last period that is in the store, and is over."""
+        self._kept_at = clock()
+        """When the period that is not over was saved."""
+        self._comparisons = Comparisons()
+        self._compared: tuple[ExperimentReply, ...] = ()
+        self._compared_at = float("-inf")
+        self._kept: str | None = None
+        """Version of the book in the store."""
+        self._shown_at = float("-inf")
+        if prices is not None:
+            self._show(prices, "loaded")
+
+    @property
+    def price(self) -> PriceInUse | None:
+        if self._prices is None:
+            return None
+        book = self._prices.value
+        return PriceInUse(self._prices.price, book.currency, book.full_version)
+
+    @property
+    def billed_per_second(self) -> float | None:
+        """The price of a device second, None where none is billed: without prices, or if it is reserved."""
+        used = self.price
+        return used.price.per_second if used is not None and used.price.is_billed_by_time else None
+
+    @property
+    def memory(self) -> Sequence[ProposerMemory]:
+        return self._memory()
+
+    def on_request_end(self, ended: RequestEnded) -> None:
+        """Count a request that has ended.
+
+        A request that did not finish is counted but not compared; the same holds for prompts that share an assignment.
+        """
+        about = ended.about
+        for prompt in ended.prompts:
+            if prompt.answer in ("complete", "cut") and prompt.stats.device.total:
+                is_compared = prompt.end == "finished" and about.num_prompts == 1 and prompt.stats.num_output_tokens > 0
+                self._observe(about, prompt.stats, is_compared=is_compared)
+
+    def _observe(self, about: RequestAbout, stats: RequestStats, *, is_compared: bool) -> None:
+        assignment = about.assignment if about.is_evidence else None
+        amount = self.device_time.charge(stats.device.total, stats.compute_s or 0.0, stats.num_output_tokens)
+        cost = RequestCost(
+            route=about.route,
+            tenant=about.tenant or NO_TENANT,
+            rule=about.policy_rule or NO_RULE,
+            proposer=_main_proposer(stats),
+            num_output_tokens=stats.num_output_tokens,
+            device=stats.device,
+            num_computed_tokens=max(0, stats.num_prompt_tokens - stats.num_cached_tokens),
+            amount=amount,
+            experiment=_contest(assignment) if is_compared else None,
+            arm="canary" if assignment and assignment.arm == "canary" else "control",
+        )
+        self.usage.observe(cost)
+        self._comparisons.observe(cost)
+        arm = assignment.arm if assignment else "none"
+        self._metrics.request((about.route, cost.tenant, cost.proposer, arm), cost.num_output_tokens, cost.device)
+
+    async def tick(self) -> None:
+        """Follow the price file and take a snapshot of the totals."""
+        self._metrics.memory(self._memory())
+        self._rates.poll(self.usage.total)
+        if self._clock() - self._shown_at >= COMPARED_FOR_S:
+            self._shown_at = self._clock()
+            self._metrics.compared(await asyncio.to_thread(self._savings))
+        self.device_time.poll()
+        await self._keep_periods()
+        if self._prices is not None:
+            self._follow(self._prices)
+            await self._keep(self._prices)
+
+    async def close(self) -> None:
+        """End the period and save it."""
+        self.device_time.close()
+        await self._keep_periods()
+
+    def forecast(self) -> CostForecast | None:
+        """Return the forecast of a month, None in the first hour."""
+        return self._rates.forecast(self.usage.total, self._prices.price if self._prices else None)
+
+    async def experiments(self) -> Sequence["ExperimentReply"]:
+        """Return the newest stage of each rollout, at most `COMPARED_FOR_S` old."""
+        if self._clock() - self._compared_at >= COMPARED_FOR_S:
+            self._compared_at = self._clock()
+            self._compared = await asyncio.to_thread(self._compare)
+        return self._compared
+
+    def _savings(self) -> Mapping[str, Saving]:
+        """Return what each rule's rollout saves in its newest stage, some milliseconds each."""
+        newest = self._comparisons.newest.items()
+        return {rollout_id.rpartition("@")[0]: next(one.compared()).saved for rollout_id, one in newest}
+
+    def _compare(self) -> "tuple[ExperimentReply, ...]":
+        return tuple(_experiment(one) for one in self._comparisons.newest.values())
+
+    def _follow(self, prices: PriceFile) -> None:
+        before = prices.value
+        reload = prices.poll()
+        if reload.refused is not None:
+            self._metrics.refused.inc()
+            log.error("prices_not_reloaded", error=str(reload.refused), in_use=before.full_version)
+        elif reload.changed:
+            self._show(prices, "reloaded", before.content())
+
+    def _show(self, prices: PriceFile, what: str, before: object = None) -> None:
+        book, price = prices.value, prices.price
+        self._metrics.priced(book.currency, price.name, book.full_version, price.per_second)
+        self.device_time.price(DevicePrice(f"{book.full_version}/{price.name}", book.currency, price.per_second))
+        log.info(f"prices_{what}", file=str(prices.path), version=book.full_version, price=price.name)
+        self._emit(
+            AuditEvent(
+                actor=SERVER,
+                action=f"prices.{what}",
+                subject=str(prices.path),
+                before=before,
+                after=book.content(),
+                versions={"prices": book.full_version},
+            )
+        )
+
+    async def _keep_periods(self) -> None:
+        """Save the periods that are over, and now and then the one that is not.
+
+        An unavailable database is retried at the next tick.
+        """
+        closed = self.device_time.closed
+        unsaved = closed[closed.index(self._saved) + 1 :] if self._saved in closed else closed
+        is_due = self._clock() - self._kept_at >= KEPT_EVERY_S
+        if not (unsaved or is_due):
+            return
+        with suppress(Exception):  # contained: the writer reports an unavailable database
+            growing = [self.device_time.current()] if is_due else []
+            await asyncio.to_thread(_put_periods, self._database, self._replica, [*unsaved, *growing])
+            self._saved = unsaved[-1] if unsaved else self._saved
+            self._kept_at = self._clock() if is_due else self._kept_at
+
+    async def _keep(self, prices: PriceFile) -> None:
+        """Save the book in the store once; an unavailable database is retried at the next tick."""
+        book = prices.value
+        if self._kept == book.full_version:
+            return
+        with suppress(Exception):  # contained: the writer reports an unavailable database
+            content = json.dumps(book.content(), sort_keys=True)
+            await asyncio.to_thread(_put, self._database, book.full_version, content)
+            self._kept = book.full_version
+
+
+def feature(context: Context, prices: PriceFile | None) -> CostFeature:
+    """Return the costs of a server's requests."""
+    client, emit = context.client, context.emit
+    return CostFeature(context.registry, context.database, prices=prices, memory=client.proposer_memory, emit=emit)
+
+
+def _put_periods(database: Database, replica: str, periods: Sequence[DeviceCost]) -> None:
+    with database.write() as connection:
+        store_periods(connection, replica, periods)
+
+
+def _put(database: Database, version: str, content: str) -> None:
+    with database.write() as connection:
+        store_prices(connection, version, content)
+
+
+def _contest(assignment: Assignment | None) -> Experiment | None:
+    """Return the experiment; only if the request was assigned by itself, against plain, with two arms possible."""
+    if assignment is None or assignment.unit or not assignment.is_against_plain:
+        return None
+    if not 0.0 < assignment.share < 1.0:
+        return None
+    return Experiment(assignment.rollout_id, assignment.run, assignment.stage, assignment.share)
+
+
+def _main_proposer(stats: RequestStats) -> str:
+    """Return the proposer with the most accepted tokens, or without any, with the most drafted ones."""
+    by_tokens = {(counts.num_accepted, counts.num_draft_tokens): name for name, counts in stats.proposers.items()}
+    return by_tokens[max(by_tokens)] if by_tokens else NO_PROPOSER
+
+
+class _Metrics:
+    """Device seconds and their divisors; ratios and money are left to queries."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        by = ("route", "tenant", "proposer", "arm")
+        text = "Device time of requests that were answered"
+        self._seconds = counter(registry, "request_device_seconds", text, *by, most=160)
+        text = "The same, predicted for plain decoding"
+        self._predicted = counter(registry, "request_predicted_plain_seconds", text, *by, most=160)
+        text_of_tokens = "Output tokens of these requests"
+        self._tokens = counter(registry, "request_output_tokens", text_of_tokens, *by, most=160)
+        text = "Share of device time that a rule's rollout saves against its control, in its newest stage"
+        self._saved = gauge(registry, "rollout_saved", text, "rule", "bound", most=192)
+        text = "The price in use"
+        self._price = gauge(registry, "price_per_device_second", text, "currency", "price", "version")
+        self.refused = counter(registry, "price_book_refused", "Edits of the price book that were refused")
+        text = "Memory of a proposer, without the target's"
+        self._memory = gauge(registry, "proposer_memory_bytes", text, "proposer", "kind")
+
+    def request(self, labels: tuple[str, str, str, str], num_output_tokens: int, device: DeviceSeconds) -> None:
+        """Count a request under its route, tenant, proposer and arm."""
+        self._seconds.labels(*labels).inc(device.total)
+        self._predicted.labels(*labels).inc(device.predicted_plain)
+        self._tokens.labels(*labels).inc(num_output_tokens)
+
+    def compared(self, savings: Mapping[str, Saving]) -> None:
+        """Show the savings of rollouts that are known with their bounds, and no others."""
+        self._saved.clear()
+        for rule, one in savings.items():
+            if one.estimate is None or one.lower is None or one.upper is None:
+                continue
+            for bound, value in (("estimate", one.estimate), ("lower", one.lower), ("upper", one.upper)):
+                self._saved.labels(rule, bound).set(value)
+
+    def priced(self, currency: str, price: str, version: str, per_second: float) -> None:
+        """Show the price in use, and no other."""
+        self._price.clear()
+        self._price.labels(currency, price, version).set(per_second)
+
+    def memory(self, proposers: Iterable[ProposerMemory]) -> None:
+        """Show the memory of proposers; a proposer that was removed keeps its last figure."""
+        for one in proposers:
+            for kind, size in (("weights", one.weights), ("kv", one.kv), ("index", one.index)):
+                self._memory.labels(one.proposer, kind).set(size)
+
+
+class PriceReply(Reply):
+    """The price of one hour of the device, in `currency`."""
+
+    name: str
+    version: str
+    """Version of the price book."""
+    currency: str
+    region: str
+    term: Literal["on_demand", "reserved"]
+    per_device_hour: float
+    overheads: dict[str, float]
+    per_hour: float
+
+
+class UsageReply(Reply):
+    """Totals of requests since the server started; amounts are null without a price book.
+
+    Each request has the prices of the time that it took.
+    """
+
+    value: str
+    num_requests: int
+    num_output_tokens: int
+    device_s: dict[Literal["prefill", "plain", "verify", "propose", "host"], float]
+    total_device_s: float
+    device_s_per_token: float | None
+    amount: float | None
+    amount_per_million_tokens: float | None
+    predicted_plain_s: float
+    saved_s: float
+    """Predicted less total; negative if speculation costs more."""
+    saved: float | None
+    """1 - total / predicted, over requests with a prediction."""
+    saved_bounds: tuple[float, float] | None
+    """Of 95 %, at one look; null with fewer than 20 requests."""
+
+
+class DeviceReply(Reply):
+    """The device, busy and idle; times in seconds, from and to as Unix time. Amounts are null without a price book."""
+
+    started_at: float
+    ended_at: float
+    price: str | None
+    currency: str | None
+    held_s: float
+    used_s: float
+    idle_s: float
+    num_output_tokens: int
+    amount_paid: float | None
+    """For the device while the server ran, idle or not."""
+    amount_used: float | None
+    """For the time that requests used."""
+    amount_idle: float | None
+    paid_per_million_tokens: float | None
+    used_per_million_tokens: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ExperimentReply:
+    """The newest stage of a rollout."""
+
+    rollout: str
+    run: int
+    stage_number: int
+    share: float
+    groups: tuple[ArmComparison, ...]
+
+
+class ProposerMemoryReply(Reply):
+    """Bytes besides the target's; the amount is the memory's share of an hour's price."""
+
+    proposer: str
+    weights: int
+    kv: int
+    index: int
+    total: int
+    amount_per_hour: float | None
+
+
+class CostReply(Reply):
+    price: PriceReply | None
+    """null: no price book; device seconds only."""
+    total: UsageReply
+    device: DeviceReply
+    """Since the server started."""
+    periods: list[DeviceReply]
+    """An hour each, or less where the price changed, the newest first; `prolepsis cost history` has earlier ones."""
+    by_route: list[UsageReply]
+    by_tenant: list[UsageReply]
+    by_rule: list[UsageReply]
+    by_proposer: list[UsageReply]
+    rollouts: list[ExperimentReply]
+    memory: list[ProposerMemoryReply]
+    forecast: CostForecast | None
+    """Forecast of a month; null in the first hour."""
+
+
+def cost_routes(costs: CostFeature) -> Sequence[Route]:
+    """Return the route that shows costs."""
+    routes = Routes()
+
+    @routes.get("/admin/cost", roles=READERS, summary="Costs of requests, savings from speculation, and a forecast")
+    async def cost() -> CostReply:
+        price, device = costs.price, costs.device_time
+        by = {dimension: _by(costs.usage, dimension) for dimension in DIMENSIONS}
+        return CostReply(
+            price=_price(price) if price else None,
+            total=_usage("", costs.usage.total),
+            device=_device(device.total()),
+            periods=[_device(one) for one in (device.current(), *reversed(device.closed))],
+            by_route=by["route"],
+            by_tenant=by["tenant"],
+            by_rule=by["rule"],
+            by_proposer=by["proposer"],
+            rollouts=list(await costs.experiments()),
+            memory=[_memory(one, price) for one in costs.memory],
+            forecast=costs.forecast(),
+        )
+
+    return routes.all
+
+
+def _price(used: PriceInUse) -> PriceReply:
+    price = used.price
+    shown = price.model_dump(include={"name", "region", "term", "per_device_hour", "overheads"})
+    return PriceReply(version=used.version, currency=used.currency, per_hour=price.per_hour, **shown)
+
+
+def _by(usage: Usage, dimension: Dimension) -> list[UsageReply]:
+    """Return the totals of a dimension, the most expensive first."""
+    ordered = sorted(usage.by[dimension].items(), key=lambda item: -item[1].device.total)
+    return [_usage(value, totals) for value, totals in ordered]
+
+
+def _usage(value: str, totals: UsageTotals) -> UsageReply:
+    return UsageReply(
+        value=value,
+        num_requests=totals.num_requests,
+        num_output_tokens=totals.num_output_tokens,
+        device_s=totals.device.by_kind(),
+        total_device_s=totals.device.total,
+        device_s_per_token=totals.seconds_per_token,
+        amount=totals.amount,
+        amount_per_million_tokens=totals.amount_per_million_tokens,
+        predicted_plain_s=totals.device.predicted_plain,
+        saved_s=totals.saved_s,
+        saved=totals.predicted.saved,
+        saved_bounds=totals.predicted.saved_bounds,
+    )
+
+
+def _device(cost: DeviceCost) -> DeviceReply:
+    derived = ("idle_s", "amount_idle", "paid_per_million_tokens", "used_per_million_tokens")
+    return DeviceReply(**asdict(cost), **{name: getattr(cost, name) for name in derived})
+
+
+def _experiment(comparison: Comparison) -> ExperimentReply:
+    experiment = comparison.experiment
+    groups = tuple(comparison.compared())
+    return ExperimentReply(experiment.rollout_id, experiment.run, experiment.stage, experiment.share, groups)
+
+
+def _memory(one: ProposerMemory, used: PriceInUse | None) -> ProposerMemoryReply:
+    amount = used.price.memory_per_hour(one.total) if used else None
+    return ProposerMemoryReply(**asdict(one), total=one.total, amount_per_hour=amount)

@@ -1,0 +1,197 @@
+"""Breakers while serving: the plan leaves out the proposers that they disable, and operators set them."""
+
+import json
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import get_args
+from uuid import uuid4
+
+import structlog
+from prometheus_client import CollectorRegistry
+
+from prolepsis.control.controls.controls import Controls, Origin
+from prolepsis.control.health.breaker import (
+    STATES,
+    Breaker,
+    BreakerEvent,
+    BreakerFigures,
+    Breakers,
+    Key,
+    OperatorState,
+    State,
+    TripReason,
+    Why,
+)
+from prolepsis.control.store.controls import Control
+from prolepsis.core.audit_event import SERVER, AuditEvent, Emit, discard
+from prolepsis.core.plan import DisabledProposer
+from prolepsis.core.stats import TrafficClassCounts
+from prolepsis.core.telemetry.declare import counter, gauge
+
+OVERRIDDEN, OPENED = "breaker", "breaker_opened"
+"""Kinds of controls: breakers that operators set, and breakers that opened by themselves."""
+NEWS_S = 60.0
+"""A breaker that opened on another replica longer ago is left to judge by itself."""
+_QUIET = ("backoff_elapsed", "recovered", "operator", "replaced")
+"""Reasons that are not logged as warnings."""
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BreakerReply(BreakerFigures):
+    """A breaker now, with its figures."""
+
+    state: State
+    reason: Why
+    """Why it is in its state; null where it is closed."""
+    by: str
+    """The operator who set its state; empty: it decides itself."""
+    probed_in_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class BreakersReply:
+    enabled: bool
+    breakers: list[BreakerReply]
+
+
+class BreakerRuntime:
+    """Calls `disable` with the proposers that the engine's plan must leave out. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        breakers: Breakers | None,
+        disable: Callable[[tuple[DisabledProposer, ...]], None],
+        registry: CollectorRegistry,
+        *,
+        controls: Controls,
+        emit: Emit = discard,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`breakers`: None disables them. `controls`: what operators set, and what opened on other replicas."""
+        self.breakers = breakers
+        self._disable = disable
+        self._metrics = _Metrics(registry)
+        self._controls = controls
+        self._emit = emit
+        self._clock = clock
+        self._replica = uuid4().hex
+        self._overrides: dict[Key, OperatorState] = {}
+        """As last applied."""
+        self._opened = controls.shared(OPENED)
+        """As last seen."""
+        if breakers is not None:
+            controls.follow(OVERRIDDEN, partial(self._follow_overrides, breakers))
+            controls.follow(OPENED, partial(self._follow_opened, breakers))
+
+    @property
+    def shown(self) -> BreakersReply:
+        """All breakers, for people."""
+        known = self.breakers.all.values() if self.breakers is not None else ()
+        ordered = sorted(known, key=lambda breaker: (breaker.proposer, breaker.traffic_class))
+        return BreakersReply(self.breakers is not None, [self.shown_one(breaker) for breaker in ordered])
+
+    def shown_one(self, breaker: Breaker) -> BreakerReply:
+        """One breaker, for people."""
+        probed_in_s = max(0.0, breaker.since + breaker.open_s - self._clock()) if breaker.state == "open" else None
+        return BreakerReply(
+            state=breaker.state, reason=breaker.why, by=breaker.by, probed_in_s=probed_in_s, **breaker.figures
+        )
+
+    def observe(self, counts: Iterable[TrafficClassCounts]) -> None:
+        """Process what the engine counted."""
+        if self.breakers is not None:
+            self._report(self.breakers, self.breakers.observe(counts, self._clock()))
+
+    def set(self, key: Key, state: OperatorState, by: str) -> tuple[Breaker, str]:
+        """Set a breaker for an operator; return it, with an error message if the state could not be saved, else ""."""
+        assert self.breakers is not None, "disabled breakers are refused before"
+        self._set(self.breakers, key, state, by)
+        fault = self._controls.set(OVERRIDDEN, " ".join(key), None if state == "closed" else state, by=by)
+        return self.breakers.all[key], fault
+
+    def trip(self, key: Key, reason: TripReason) -> None:
+        """Open a breaker for an outside reason."""
+        if self.breakers is not None:
+            self._report(self.breakers, self.breakers.trip(key, reason, self._clock()))
+
+    def _follow_overrides(self, breakers: Breakers, origin: Origin) -> None:
+        """Apply what operators set, and close the breakers that they released."""
+        controls, now = self._controls.of(OVERRIDDEN), dict[Key, OperatorState]()
+        for name, control in controls.items():
+            found = next((state for state in get_args(OperatorState) if state == control.value), None)
+            if found is None:  # of another version of the software
+                log.error("breaker_override_unusable", name=name)
+            else:
+                now[_key(name)] = found
+        before, self._overrides = self._overrides, now
+        for key in before.keys() - now.keys():
+            self._set(breakers, key, "closed", self._author(" ".join(key)))
+        for key, state in now.items():
+            self._set(breakers, key, state, controls[" ".join(key)].by)
+
+    def _author(self, name: str) -> str:
+        sections = self._controls.local(OVERRIDDEN), self._controls.shared(OVERRIDDEN)
+        removed = [section[name] for section in sections if name in section]
+        return max(removed, key=lambda control: control.at).by if removed else ""
+
+    def _follow_opened(self, breakers: Breakers, origin: Origin) -> None:
+        """Open the breakers that opened on another replica since the last look; each replica probes for itself."""
+        before, self._opened = self._opened, self._controls.shared(OPENED)
+        for name, control in self._opened.items():
+            is_news = before.get(name) != control and control.by != self._replica
+            if is_news and time.time() - control.at < NEWS_S:
+                self._report(breakers, breakers.trip(_key(name), "shared", self._clock(), _tenants(control)))
+
+    def _set(self, breakers: Breakers, key: Key, state: OperatorState, by: str) -> None:
+        self._report(breakers, breakers.set(key, state, self._clock(), by))
+
+    def _report(self, breakers: Breakers, events: Iterable[BreakerEvent]) -> None:
+        for event in events:
+            write = log.info if event.reason in _QUIET else log.warning
+            write("breaker", **asdict(event))
+            self._metrics.changed(event)
+            self._share(event)
+            actor, subject = event.by or SERVER, f"{event.proposer} {event.traffic_class}"
+            self._emit(AuditEvent(actor=actor, action=f"breaker.{event.after}", subject=subject, after=asdict(event)))
+        self._disable(breakers.disabled())
+
+    def _share(self, event: BreakerEvent) -> None:
+        """Tell other replicas of a breaker that opened here by itself."""
+        opened = (event.before, event.after) == ("closed", "open") and event.reason not in ("shared", "operator")
+        if opened and self._controls.is_shared:
+            name, tenants = f"{event.proposer} {event.traffic_class}", json.dumps(sorted(event.tenants))
+            self._controls.set(OPENED, name, tenants, by=self._replica)
+
+
+def _key(name: str) -> Key:
+    proposer, _, traffic_class = name.partition(" ")
+    return proposer, traffic_class
+
+
+def _tenants(control: Control) -> frozenset[str]:
+    """Return for which tenants a breaker opened; none: for all."""
+    with suppress(ValueError):
+        return frozenset(map(str, json.loads(control.value or "[]")))
+    return frozenset()
+
+
+class _Metrics:
+    """A proposer and a traffic class are each one of few, so they may be labels."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        by = ("proposer", "traffic_class")
+        text = "Changes of breakers"
+        self._events = counter(registry, "breaker_events", text, *by, "before", "after", "reason", most=160)
+        self._state = gauge(registry, "breaker_state", "1 for the state that a breaker is in", *by, "state", most=240)
+
+    def changed(self, event: BreakerEvent) -> None:
+        """Count a change and show the new state."""
+        key = (event.proposer, event.traffic_class)
+        self._events.labels(*key, event.before, event.after, event.reason).inc()
+        for state in STATES:
+            self._state.labels(*key, state).set(state == event.after)

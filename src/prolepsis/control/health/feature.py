@@ -1,0 +1,120 @@
+"""Health of proposers while serving: one reading of what the engine counts and of the requests that end, four verdicts.
+
+Of each proposer in each traffic class: `open` (its breaker), `drifted`, `collapsed` (its benefit is gone), `eligible`.
+"""
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
+import structlog
+
+from prolepsis.control.controls.controls import Controls
+from prolepsis.control.controls.effective_plan import EffectivePlan
+from prolepsis.control.health.breaker import Breakers, BreakerSettings
+from prolepsis.control.health.breaker_runtime import BreakerRuntime
+from prolepsis.control.health.drift import DriftStreams
+from prolepsis.control.health.drift_runtime import DriftRuntime
+from prolepsis.control.health.eligibility import Conditions, Eligibility, StartTerms
+from prolepsis.control.health.eligibility_runtime import EligibilityRuntime
+from prolepsis.control.health.learned import Keeper, Learned, LearnedStore
+from prolepsis.control.health.routes import health_routes
+from prolepsis.control.store.database import Database
+from prolepsis.control.store.learned import LearnedTable
+from prolepsis.control.web.context import Context
+from prolepsis.control.web.feature import Feature
+from prolepsis.core.ended import RequestEnded
+from prolepsis.core.engine_client import weights_of
+from prolepsis.core.stats import TrafficClassCounts
+
+log = structlog.get_logger(__name__)
+
+
+class HealthFeature(Feature):
+    """Belongs to one event loop."""
+
+    name = "health"
+    period_s = 0.2
+
+    def __init__(
+        self,
+        counts: Callable[[], Iterable[TrafficClassCounts]],
+        breakers: BreakerRuntime,
+        drift: DriftRuntime,
+        eligibility: EligibilityRuntime,
+        *,
+        proposers: Callable[[], Sequence[str]] = tuple,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`counts`: what the engine counted since its start; `proposers`: of the engine."""
+        self.breakers = breakers
+        self.drift = drift
+        self.eligibility = eligibility
+        self.routes = health_routes(breakers, drift, eligibility, proposers)
+        self._counts = counts
+        self._clock = clock
+
+    async def tick(self) -> None:
+        """Process what the engine counted, and follow the policy; cheap if nothing changed."""
+        counts = tuple(self._counts())
+        _each(lambda: self.breakers.observe(counts), lambda: self.drift.observe(counts), self.eligibility.follow_policy)
+
+    def on_request_end(self, ended: RequestEnded) -> None:
+        """Process what a request's drafts showed."""
+        _each(lambda: self.drift.see(ended), lambda: self.eligibility.eligibility.see(ended))
+
+    def keeper(self, database: Database) -> Keeper:
+        """Return the feature that keeps what is learned in the store."""
+        store = LearnedStore(LearnedTable(database))
+        return Keeper(store, restore=self._restore, learned=self._learned, clock=self._clock)
+
+    def _restore(self, learned: Learned) -> None:
+        if self.drift.streams is not None:
+            self.drift.streams.restore(learned.streams, self._clock())
+            self.drift.benefits.restore(learned.benefits)
+        self.eligibility.eligibility.restore(learned.figures, learned.conditions)
+        self.eligibility.follow_policy(again=True)
+
+    def _learned(self) -> Learned:
+        eligibility = self.eligibility.eligibility
+        streams = self.drift.streams.states() if self.drift.streams is not None else {}
+        return Learned(streams, self.drift.benefits.states(), eligibility.learned(), eligibility.judged)
+
+
+def _each(*verdicts: Callable[[], None]) -> None:
+    for verdict in verdicts:
+        try:
+            verdict()
+        except Exception:  # contained: a verdict that fails silences no other
+            log.exception("verdict_failed")
+
+
+def feature(
+    context: Context,
+    plan: EffectivePlan,
+    controls: Controls,
+    *,
+    price_per_s: Callable[[], float | None],
+    conditions: Callable[[], tuple[str, Conditions]],
+) -> HealthFeature:
+    """Return the feature for an engine; `price_per_s` and `conditions` as `Eligibility` and its runtime take them."""
+    config, client, registry, emit = context.config, context.client, context.registry, context.emit
+    version_of, least = partial(weights_of, client), config.breaker_min_acceptance
+    settings = BreakerSettings(min_acceptance=least, acceptance_to_close=1.5 * least)
+    breakers = Breakers(settings, metrics_only=config.breaker == "metrics_only") if config.breaker != "off" else None
+    breaker = BreakerRuntime(breakers, plan.disable, registry, controls=controls, emit=emit)
+    streams = DriftStreams(version_of) if config.drift == "on" else None
+    on_cliff = partial(breaker.trip, reason="cliff") if config.drift_cliff == "open_breaker" else None
+    eligibility = Eligibility(
+        version_of,
+        has_experts=client.info.num_experts > 0,
+        price_per_s=price_per_s,
+        start=StartTerms(num_drafts=config.start_drafts) if config.start_drafts else None,
+    )
+    return HealthFeature(
+        client.proposer_counts,
+        breaker,
+        DriftRuntime(streams, registry, emit=emit, on_cliff=on_cliff),
+        EligibilityRuntime(eligibility, registry, emit=emit, conditions=conditions),
+        proposers=lambda: client.info.proposers,
+    )

@@ -1,0 +1,258 @@
+"""Checks a policy file or text, and reports every problem at once with line, value and what is allowed."""
+
+import difflib
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from prolepsis.control.policy.conditions import Names, Range
+from prolepsis.control.policy.model import DEFAULT_RULE, Match, Policy, Rule, Terms, control_terms
+from prolepsis.control.policy.rollout_terms import METRICS, AgainstTerms, GuardrailTerms, RolloutTerms
+from prolepsis.core.files import read_text
+from prolepsis.core.validation import Finding
+from prolepsis.core.yaml_document import Document, InvalidFile, located, read_shape
+
+Keys = tuple[int | str, ...]
+_error, _warning = partial(Finding, "error"), partial(Finding, "warning")
+MAX_FLAGS = 8
+"""Feature flags that a policy may ask of every request."""
+_POSSIBLE: dict[str, tuple[float, float]] = {
+    "priority": (-(2**31), 2**31 - 1),
+    "n": (1, 128),
+    "prompt_tokens": (1, float("inf")),
+    "max_tokens": (1, float("inf")),
+    "temperature": (0, 2),
+    "top_p": (0, 1),
+    "top_k": (0, float("inf")),
+    "min_p": (0, 1),
+    "repetition_penalty": (0, 10),
+    "presence_penalty": (-2, 2),
+    "frequency_penalty": (-2, 2),
+}
+"""What requests may ask for, as admission checks it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """Names that exist where the policy is to be used; None: not known, so none is refused."""
+
+    proposers: Collection[str] | None = None
+    loaded: Collection[str] | None = None
+    """Those of the proposers that the engine has loaded."""
+    tier: Collection[str] | None = None
+    roles: Collection[str] | None = None
+    route: Collection[str] | None = None
+    model: Collection[str] | None = None
+    flags: bool | None = None
+    """Feature flags are asked there."""
+    replays: bool = True
+    """Requests are decoded again, so there is something to say of correctness."""
+    bills_time: bool = True
+    """Device time is billed there, so drafts can save money."""
+
+
+NOTHING_KNOWN = Known()
+
+
+def check(policy: Policy, known: Known = NOTHING_KNOWN) -> list[Finding]:
+    """Return what is found, in the order of the file; a policy without errors may be used."""
+    findings = [*_names(policy.rules), *_flags(policy)]
+    for i, rule in enumerate(policy.rules):
+        path: Keys = ("rules", i)
+        findings += _match((*path, "match"), rule.match, known)
+        findings += _terms(path, rule.terms, rule.model_fields_set, known)
+        findings += _unreachable(path, policy.rules[:i], rule)
+    findings += _terms(("default",), policy.default_terms, policy.default.model_fields_set, known)
+    return findings
+
+
+def _names(rules: Sequence[Rule]) -> Iterator[Finding]:
+    seen: dict[str, int] = {}
+    for i, rule in enumerate(rules):
+        path = ("rules", i, "name")
+        if rule.name == DEFAULT_RULE:
+            yield _error(path, f"is {rule.name!r}; allowed: any other, this one is the default's")
+        elif rule.name in seen:
+            yield _error(path, f"is {rule.name!r}, as that of rules[{seen[rule.name]}]; allowed: names that differ")
+        seen.setdefault(rule.name, i)
+
+
+def _flags(policy: Policy) -> Iterator[Finding]:
+    names = policy.flag_names
+    if len(names) > MAX_FLAGS:
+        shown = ", ".join(names)
+        yield _error(("rules",), f"name {len(names)} flags ({shown}); allowed: up to {MAX_FLAGS}, since each is asked")
+
+
+def _match(path: Keys, match: Match, known: Known) -> Iterator[Finding]:
+    if match.flag is not None and known.flags is False:
+        yield _warning(
+            (*path, "flag"),
+            f"names {match.flag}, and without --flags or --flag-provider only `prolepsis flags set` gives it a value",
+        )
+    for name, condition in match.conditions.items():
+        here = (*path, name)
+        if isinstance(condition, Range):
+            yield from _range(here, condition, *_POSSIBLE[name])
+        names = getattr(known, name, None)
+        if isinstance(condition, Names) and names is not None:
+            yield from _unknown(here, condition.root, names)
+
+
+def _range(path: Keys, bounds: Range, lowest: float, highest: float) -> Iterator[Finding]:
+    if bounds.empty:
+        yield _error(path, f"has min {bounds.min:g} above max {bounds.max:g}; no value lies between")
+    elif (bounds.min is not None and bounds.min > highest) or (bounds.max is not None and bounds.max < lowest):
+        possible = f"{lowest:g} or more" if highest == float("inf") else f"{lowest:g} to {highest:g}"
+        yield _error(path, f"is {bounds}, which no request can have; possible: {possible}")
+
+
+def _unknown(path: Keys, given: Sequence[str], known: Collection[str]) -> Iterator[Finding]:
+    for name in given:
+        if not any(one.startswith(name[:-1]) if name.endswith("*") else one == name for one in known):
+            near = difflib.get_close_matches(name, list(known), n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known) or 'none'}"
+            yield _error(path, f"names {name!r}, which is unknown; {hint}")
+
+
+def _terms(path: Keys, terms: Terms, given: Collection[str], known: Known) -> Iterator[Finding]:
+    yield from _proposers((*path, "proposers"), terms, known)
+    against = terms.rollout.against if terms.rollout is not None else None
+    yield from _guardrails((*path, "guardrails"), terms.guardrails, control_drafts=against is not None)
+    if not known.replays and any(guardrail.metric == "correctness" for guardrail in terms.guardrails):
+        message = "has one on correctness, and no requests are replayed: it never decides; replay_sample says how many"
+        yield _warning((*path, "guardrails"), message)
+    if terms.guardrails and terms.rollout is None:
+        yield _error((*path, "guardrails"), "is given without a rollout, which is what guardrails watch")
+    if terms.rollout is not None:
+        yield from _rollout((*path, "rollout"), terms.rollout, terms)
+    if against is not None:
+        yield from _against((*path, "rollout", "against"), against, terms, known)
+    yield from _eligibility(path, terms, known)
+    drafts_in_shadow = terms.mode == "shadow" or terms.rollout is not None or terms.eligible_while is not None
+    if "shadow_percentage" in given and not drafts_in_shadow:
+        where = "in mode shadow, in rollouts and with eligible_while"
+        message = f"is {terms.shadow_percentage:g} with mode {terms.mode}; it counts {where}"
+        yield _warning((*path, "shadow_percentage"), message)
+
+
+def _eligibility(path: Keys, terms: Terms, known: Known) -> Iterator[Finding]:
+    for name in ("eligible_while", "start"):
+        if getattr(terms, name) is not None and terms.mode != "on":
+            yield _warning((*path, name), f"is given with mode {terms.mode}; it counts with mode on")
+    asked = terms.eligible_while
+    if asked is not None and asked.saving_per_million_tokens is not None and not known.bills_time:
+        message = "is not asked for: no device time is billed here, as there is no price, or a reserved one"
+        yield _warning((*path, "eligible_while", "saving_per_million_tokens"), message)
+
+
+def _proposers(path: Keys, terms: Terms, known: Known) -> Iterator[Finding]:
+    if terms.proposers is None:
+        return
+    if known.proposers is not None:
+        yield from _unknown(path, terms.proposers, known.proposers)
+    if not terms.proposers and terms.mode != "off":
+        yield _error(path, f"is empty with mode {terms.mode}; allowed: one or more, or null for all that are loaded")
+    elif known.loaded is not None and terms.mode != "off" and not set(terms.proposers) & set(known.loaded):
+        message = f"is {', '.join(terms.proposers)}, of which none is loaded here; loaded: {', '.join(known.loaded)}"
+        yield _warning(path, message)
+    yield from (_warning(path, f"names {name!r} twice") for name in _twice(terms.proposers))
+
+
+def _guardrails(path: Keys, guardrails: Sequence[GuardrailTerms], *, control_drafts: bool) -> Iterator[Finding]:
+    yield from (
+        _error(path, f"names {name!r} twice; allowed: names that differ")
+        for name in _twice([g.name for g in guardrails])
+    )
+    for i, guardrail in enumerate(guardrails):
+        meaning = METRICS[guardrail.metric]
+        what = f"{guardrail.metric} ({meaning.text})"
+        has_control = meaning.has_control or (control_drafts and meaning.compares_drafts)
+        if guardrail.margin is not None and not has_control:
+            message = f"is given for {what}, which plain requests do not have; allowed: limit"
+            yield _error((*path, i, "margin"), message)
+        for name, given in (("margin", guardrail.margin), ("limit", guardrail.limit)):
+            least = meaning.lowest if name == "limit" else 0.0
+            if given is not None and not least < given < meaning.highest:
+                allowed = f"above {least:g}" + (f", below {meaning.highest:g}" if meaning.is_rate else "")
+                yield _error((*path, i, name), f"is {given:g} for {what}; allowed: {allowed}")
+
+
+def _rollout(path: Keys, rollout: RolloutTerms, terms: Terms) -> Iterator[Finding]:
+    steps, here, most = rollout.step_weights, (*path, "step_weights"), 100.0 - rollout.holdout
+    shown = ", ".join(f"{step:g}" for step in steps)
+    if list(steps) != sorted(set(steps)):
+        yield _error(here, f"is {shown}; allowed: percentages that rise from step to step")
+    elif steps[0] == 0:
+        yield _error(here, f"is {shown}; allowed: percentages above 0")
+    elif steps[-1] > most:
+        kept = f"{rollout.holdout:g} percent {'plain' if rollout.against is None else 'with the control'}"
+        yield _error(here, f"is {shown}; allowed: up to {most:g}, since holdout keeps {kept}")
+    if rollout.min_step_s >= rollout.max_step_s:
+        message = f"is {rollout.min_step_s:g}, and max_step_s {rollout.max_step_s:g}; allowed: less than that"
+        yield _error((*path, "min_step_s"), message)
+    if terms.pinned:
+        yield _error(path, "is given for a rule that is pinned; allowed: one of them, since a rollout changes the mode")
+    if terms.mode != "on":
+        hint = "; shadow_percentage says how many requests draft in shadow" if terms.mode == "shadow" else ""
+        yield _error(path, f"is given with mode {terms.mode}; allowed: with mode on only{hint}")
+    if rollout.gate == "automatic" and all(guardrail.dry_run for guardrail in terms.guardrails):
+        message = "is automatic, and no guardrail is decisive; allowed: manual, or a guardrail without dry_run"
+        yield _error((*path, "gate"), message)
+
+
+def _against(path: Keys, against: AgainstTerms, terms: Terms, known: Known) -> Iterator[Finding]:
+    control = control_terms(terms)
+    if all(getattr(terms, name) == value for name, value in against.changes.items()):
+        yield _error(path, "has the terms of the rule; allowed: terms that differ, which the rule's are compared with")
+    if "proposers" in against.changes:
+        yield from _proposers((*path, "proposers"), control, known)
+
+
+def _unreachable(path: Keys, earlier: Sequence[Rule], rule: Rule) -> Iterator[Finding]:
+    hiding = next((one for one in earlier if one.match.covers(rule.match)), None)
+    if hiding is not None:
+        message = f"of rule {rule.name!r} is never reached: rule {hiding.name!r} above matches all its requests"
+        yield _error((*path, "match"), message)
+
+
+def _twice(names: Sequence[str]) -> list[str]:
+    return [name for name, count in Counter(names).items() if count > 1]
+
+
+class InvalidPolicy(InvalidFile):
+    """A policy that cannot be used."""
+
+    what = "policy"
+    command = "policy check"
+
+
+def read_policy(file: Path) -> tuple[Policy, Document]:
+    """Return the policy of a file and where its parts stand.
+
+    Raises `InvalidPolicy` with everything that is wrong with its shape, `ConfigError` for an unreadable file.
+    """
+    return parse_policy(read_text(file, "policy"), str(file))
+
+
+MOST_VALUES = 10_000
+"""Of a policy: a thousand rules. Clients may send one to be explained, and reading it shares the interpreter."""
+
+
+def parse_policy(text: str, name: str) -> tuple[Policy, Document]:
+    """Return the policy that `text` holds; `name` is what errors call it. Raises `InvalidPolicy`."""
+    return read_shape(text, Policy, InvalidPolicy, name, most=MOST_VALUES)
+
+
+def usable_policy(text: str, name: str, known: Known) -> Policy:
+    """Return the policy that `text` holds; `name` is what errors call it.
+
+    Raises `InvalidPolicy` with all that is wrong with its shape, else with all errors that `check` finds.
+    """
+    policy, document = parse_policy(text, name)
+    errors = [one for one in located(check(policy, known), document) if one.severity == "error"]
+    if errors:
+        raise InvalidPolicy(name, errors)
+    return policy

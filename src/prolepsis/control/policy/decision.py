@@ -1,0 +1,204 @@
+"""The decision on how a request speculates: by its caller, the terms of the policy's rule, a rollout and a flag."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from prolepsis.control.health.eligibility import UNLIMITED, DraftLimits, LimitReason
+from prolepsis.control.policy.model import Emit, Mode, Terms
+from prolepsis.core.ended import Assignment
+from prolepsis.core.facts import FlagDecision, position
+from prolepsis.core.requests import OffReason, SpecMode, SpeculationChoice
+
+Source = Literal["policy", "caller", "shadow_percentage", "eligibility", "start"]
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationRequest:
+    """The caller's request about speculation, which the caller's roles allow."""
+
+    mode: SpecMode = "auto"
+    """auto: as the policy says; on: verify every draft, whether or not it pays."""
+    max_depth: int | None = None
+    proposer: str | None = None
+    emit: Emit | None = None
+    metrics: bool = False
+    """The reply shows figures of the request."""
+
+
+UNSTATED = SpeculationRequest()
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """A request that contradicts the policy: it is refused by name, never ignored."""
+
+    param: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Decision:
+    """How one request speculates, and what decided it."""
+
+    requested: SpeculationRequest
+    choice: SpeculationChoice
+    """For the engine: mode and reason, ceiling, proposers and the run of a rollout."""
+    emit: Emit = "block"
+    sources: Mapping[str, Source] = field(default_factory=dict)
+    """The source of each field; empty without a policy."""
+    rule: str | None = None
+    """The policy's rule that matched; None: there is no policy, and callers decide alone."""
+    class_rule: str | None = None
+    """The rule as a part of the request's traffic class; None: it has none."""
+    policy_version: str | None = None
+    terms: Terms | None = None
+    assignment: Assignment | None = None
+    """If the rule is rolled out."""
+    limits: DraftLimits = UNLIMITED
+    """Limits from earlier drafts of the traffic class."""
+    limited_by: tuple[LimitReason, ...] = ()
+    """Those limits that took effect."""
+    rule_flags: tuple[FlagDecision, ...] = ()
+    """Decisions of the flags that rules name."""
+    flag: FlagDecision | None = None
+    """Decision of the flag for all speculation; None: no flags are configured."""
+
+    @property
+    def flags(self) -> tuple[FlagDecision, ...]:
+        return self.rule_flags if self.flag is None else (*self.rule_flags, self.flag)
+
+    @property
+    def is_evidence(self) -> bool:
+        """Whether the request counts for its rule's rollout: neither caller nor flag narrows what it was assigned.
+
+        Nor does eligibility, in any arm: those of a traffic class count together, or not at all.
+        """
+        requested = self.requested
+        as_assigned = requested.mode == "auto" and requested.max_depth is None and requested.proposer is None
+        return as_assigned and self.limits.verifies and self.choice.off_reason != "flag_off"
+
+    def under_flag(self, flag: FlagDecision) -> "Decision":
+        """Return the decision with that of the flag, which may turn off what caller and policy left on."""
+        if flag.value or not self.choice.enabled:
+            return replace(self, flag=flag)
+        off = replace(self.choice, mode="off", off_reason="flag_off", may_fall_back=False)
+        return replace(self, choice=off, flag=flag)
+
+
+ALONE = Terms(mode="on")
+"""Terms of a server without a policy."""
+
+
+def decide_alone(requested: SpeculationRequest, limits: DraftLimits = UNLIMITED) -> Decision:
+    """Return the decision where there is no policy; `limits` are those of the terms `ALONE`."""
+    decision = decide("", ALONE, requested, limits=limits)
+    return replace(decision, rule=None, terms=None, sources={})
+
+
+def conflict(rule: str, terms: Terms, requested: SpeculationRequest) -> Conflict | None:
+    """Return the first contradiction between a request and the terms of `rule`, None if there is none."""
+    if terms.pinned:
+        modes = ("auto",) if terms.mode == "on" else ("auto", terms.mode)
+        pinned = f"the policy's rule {rule!r} pins it to {terms.mode}"
+        if requested.mode not in modes:
+            return Conflict("speculation.mode", f"speculation.mode is {requested.mode!r}, but {pinned}")
+        if requested.max_depth == 0 and terms.mode != "off":
+            return Conflict("speculation.max_depth", f"speculation.max_depth is 0, which turns it off, but {pinned}")
+        if requested.emit not in (None, terms.emit):
+            pinned = f"the policy's rule {rule!r} pins it to {terms.emit!r}"
+            return Conflict("speculation.emit", f"speculation.emit is {requested.emit!r}, but {pinned}")
+    if requested.proposer is not None and terms.proposers is not None and requested.proposer not in terms.proposers:
+        allowed = ", ".join(terms.proposers) or "none"
+        message = f"speculation.proposer is {requested.proposer!r}; allowed by the policy's rule {rule!r}: {allowed}"
+        return Conflict("speculation.proposer", message)
+    return None
+
+
+def decide(
+    rule: str,
+    terms: Terms,
+    requested: SpeculationRequest,
+    targeting_key: str | None = None,
+    *,
+    assignment: Assignment | None = None,
+    limits: DraftLimits = UNLIMITED,
+) -> Decision:
+    """Return the decision on a request that has no `conflict` with the terms.
+
+    Mode: any caller may ask for `off`, an operator for `on` and `shadow`; `auto` leaves it to the policy, or to the
+    assignment of the rule's rollout. Proposers and ceiling: a caller narrows them and never widens them. Emit: the
+    caller's if one is given. `targeting_key` draws the share that drafts in shadow; without one every request does.
+    `limits` hold for all but requests that an operator asked to be `on`.
+    """
+    given = (
+        terms if assignment is None else terms.model_copy(update={"mode": assignment.mode, "shadow_percentage": 100.0})
+    )
+    forced = requested.mode == "on"
+    mode, source = _mode(rule, given, requested, targeting_key, limits)
+    ceiling, ceiling_source = _ceiling(terms, requested, UNLIMITED if forced or mode != "on" else limits)
+    by_rollout = source in ("policy", "eligibility") and mode != "off"
+    is_canary = assignment is not None and assignment.arm == "canary"
+    return Decision(
+        requested=requested,
+        choice=SpeculationChoice(
+            mode="auto" if mode == "on" and not forced else mode,
+            off_reason=_off_reason(source, assignment) if mode == "off" else "requested_off",
+            num_speculative_tokens=ceiling,
+            proposers=terms.proposers if requested.proposer is None else (requested.proposer,),
+            rollout_run=assignment.rollout_run if assignment is not None and is_canary and by_rollout else "",
+            may_fall_back=source == "eligibility" or (assignment is not None and source == "policy"),
+        ),
+        emit=requested.emit or terms.emit,
+        sources={
+            "mode": source,
+            "proposers": "policy" if requested.proposer is None else "caller",
+            "num_speculative_tokens": ceiling_source,
+            "emit": "policy" if requested.emit is None else "caller",
+        },
+        rule=rule,
+        terms=terms,
+        assignment=assignment,
+        limits=limits,
+        limited_by=limits.reasons if source == "eligibility" or (mode == "on" and ceiling_source == "start") else (),
+    )
+
+
+_OFF_REASONS: Mapping[Source, OffReason] = {
+    "policy": "policy_off",
+    "caller": "requested_off",
+    "shadow_percentage": "policy_off",
+    "eligibility": "not_eligible",
+}
+
+
+def _off_reason(source: Source, assignment: Assignment | None) -> OffReason:
+    is_rolled_back = assignment is not None and assignment.is_rolled_back
+    return "rolled_back" if is_rolled_back and source == "policy" else _OFF_REASONS[source]
+
+
+def _ceiling(terms: Terms, requested: SpeculationRequest, limits: DraftLimits) -> tuple[int | None, Source]:
+    """Return the lowest of the ceilings that are given, None without any; of equal ones the policy's."""
+    given: list[tuple[int | None, Source]] = [
+        (terms.num_speculative_tokens, "policy"),
+        (requested.max_depth, "caller"),
+        (limits.num_speculative_tokens, "start"),
+    ]
+    return min((one for one in given if one[0] is not None), key=lambda one: one[0] or 0, default=(None, "policy"))
+
+
+def _mode(
+    rule: str, terms: Terms, requested: SpeculationRequest, targeting_key: str | None, limits: DraftLimits
+) -> tuple[Mode, Source]:
+    mode = terms.mode if requested.mode == "auto" else requested.mode
+    if requested.max_depth == 0 and mode != "off":
+        return "off", "caller"
+    if requested.mode != "auto":
+        return mode, "caller"
+    is_eligible = terms.mode != "on" or limits.verifies
+    if is_eligible and terms.mode != "shadow":
+        return terms.mode, "policy"
+    is_drawn = targeting_key is None or position(rule, targeting_key) < terms.shadow_percentage
+    if not is_eligible:
+        return "shadow" if is_drawn else "off", "eligibility"
+    return ("shadow", "policy") if is_drawn else ("off", "shadow_percentage")

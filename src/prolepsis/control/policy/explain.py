@@ -1,0 +1,174 @@
+"""Explains policies: the differences between two, and the decision on one request with the rules that led to it."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from prolepsis.control.policy.decision import UNSTATED, Conflict, Decision, SpeculationRequest, conflict, decide
+from prolepsis.control.policy.model import DEFAULT_RULE, Policy, Rule, Terms, mismatch, plain_match, plain_terms
+from prolepsis.core.facts import RequestFacts
+
+_SHOWN_LABELS = ("version", "description")
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One difference; `field` is empty where it is about a whole rule."""
+
+    kind: Literal["added", "removed", "moved", "changed"]
+    rule: str
+    """Its name; empty: the policy itself."""
+    field: str = ""
+    old: object = None
+    new: object = None
+    effective: bool = True
+    """It may change what a request gets; descriptions and versions do not."""
+
+
+def diff(old: Policy, new: Policy) -> list[Change]:
+    """Return the changes, those of the policy itself first, then rules in the new order.
+
+    Terms are compared with presets filled in. Rules are known by name, so a rule renamed is one removed and one added.
+    Positions count from 1; moved are as few rules as explain the new order.
+    """
+    before, after = _by_name(old), _by_name(new)
+    changes = list(_fields("", _labels(old), _labels(new), effective=False))
+    for name, (place, rule) in before.items():
+        if name not in after:
+            changes.append(Change("removed", name, old=_described(place, rule)))
+    moved = _moved([name for name in before if name in after], [name for name in after if name in before])
+    for name, (place, rule) in after.items():
+        if name not in before:
+            changes.append(Change("added", name, new=_described(place, rule)))
+            continue
+        old_place, old_rule = before[name]
+        if name in moved:
+            changes.append(Change("moved", name, "position", old_place, place))
+        changes += _rule(name, old_rule, rule)
+    changes += _fields(DEFAULT_RULE, plain_terms(old.default_terms), plain_terms(new.default_terms))
+    return changes
+
+
+def _by_name(policy: Policy) -> dict[str, tuple[int, Rule]]:
+    return {rule.name: (place, rule) for place, rule in enumerate(policy.rules, 1)}
+
+
+def _labels(policy: Policy) -> dict[str, object]:
+    return {name: getattr(policy, name) for name in _SHOWN_LABELS}
+
+
+def _described(place: int, rule: Rule) -> dict[str, object]:
+    """Return what a rule says beyond the defaults; its mode in any case."""
+    defaults = plain_terms(Terms())
+    terms = {
+        name: value for name, value in plain_terms(rule.terms).items() if name == "mode" or value != defaults.get(name)
+    }
+    return {"position": place, "match": plain_match(rule.match), **terms}
+
+
+def _rule(name: str, old: Rule, new: Rule) -> Iterator[Change]:
+    yield from _fields(name, {"match": plain_match(old.match)}, {"match": plain_match(new.match)})
+    yield from _fields(name, plain_terms(old.terms), plain_terms(new.terms))
+    yield from _fields(name, {"description": old.description}, {"description": new.description}, effective=False)
+
+
+def _fields(
+    rule: str, old: Mapping[str, object], new: Mapping[str, object], *, effective: bool = True
+) -> Iterator[Change]:
+    before, after = dict(_flat("", old)), dict(_flat("", new))
+    for name in [name for name, value in (before | after).items() if value == []]:
+        if any(inner.startswith(f"{name}[") for inner in (*before, *after)):  # its items say what changed
+            before.pop(name, None)
+            after.pop(name, None)
+    for name in [*before, *(name for name in after if name not in before)]:
+        if before.get(name) != after.get(name):
+            yield Change("changed", rule, name, before.get(name), after.get(name), effective)
+
+
+def _flat(prefix: str, value: object) -> Iterator[tuple[str, object]]:
+    """Yield (dotted name, value) of everything inside mappings; lists of plain values stay whole."""
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from _flat(f"{prefix}.{name}" if prefix else str(name), inner)
+    elif isinstance(value, list) and any(isinstance(item, Mapping) for item in value):
+        for i, item in enumerate(value):
+            name = item.get("name", i) if isinstance(item, Mapping) else i
+            yield from _flat(f"{prefix}[{name}]", item)
+    else:
+        yield prefix, value
+
+
+def _moved(old: Sequence[str], new: Sequence[str]) -> set[str]:
+    """Return the names outside a longest common subsequence of two orders of the same names."""
+    places = {name: i for i, name in enumerate(old)}
+    best: list[list[str]] = []
+    for i, name in enumerate(new):
+        before = [best[j] for j in range(i) if places[new[j]] < places[name]]
+        best.append([*_longest(before), name])
+    return set(new) - set(_longest(best))
+
+
+def _longest(lists: Sequence[list[str]]) -> list[str]:
+    lengths = [len(names) for names in lists]
+    return lists[lengths.index(max(lengths))] if lists else []
+
+
+Outcome = Literal["matched", "no_match", "not_reached"]
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """The outcome of one rule."""
+
+    rule: str
+    outcome: Outcome
+    why: str = ""
+    """The first condition that does not hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """How the policy came to its terms, and the decision."""
+
+    policy_version: str
+    tried: tuple[Tried, ...]
+    rule: str
+    """The rule that matched, or the default."""
+    terms: Terms
+    conflict: Conflict | None
+    """The request would be refused, so there is no decision."""
+    decision: Decision | None
+
+
+@dataclass(frozen=True, slots=True)
+class ExplainedRequest:
+    """The decision on one request, as plain values."""
+
+    policy_version: str
+    rules: list[Tried]
+    rule: str
+    terms: dict[str, object]
+    refused: dict[str, str] | None
+    """Parameter and message of the refusal."""
+    in_effect: dict[str, object] | None
+    """None: the request is refused."""
+    facts: dict[str, object]
+    """Facts of the request that rules may use; an unlimited length is null."""
+
+
+def explain(policy: Policy, facts: RequestFacts, requested: SpeculationRequest = UNSTATED) -> Explanation:
+    """Return the decision on a request with these facts, and the rules that led to it."""
+    tried: list[Tried] = []
+    name, terms = DEFAULT_RULE, policy.default_terms
+    for rule in policy.rules:
+        if name != DEFAULT_RULE:
+            tried.append(Tried(rule.name, "not_reached"))
+        elif (failed := mismatch(rule.match, facts)) is not None:
+            tried.append(Tried(rule.name, "no_match", failed))
+        else:
+            tried.append(Tried(rule.name, "matched"))
+            name, terms = rule.name, rule.terms
+    tried.append(Tried(DEFAULT_RULE, "matched" if name == DEFAULT_RULE else "not_reached"))
+    against = conflict(name, terms, requested)
+    decision = None if against else decide(name, terms, requested, facts.targeting_key)
+    return Explanation(policy.full_version, tuple(tried), name, terms, against, decision)

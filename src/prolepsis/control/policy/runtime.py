@@ -1,0 +1,194 @@
+"""The policy in use while serving: it follows its source, and decides how each request speculates."""
+
+import asyncio
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Literal, Protocol
+
+import structlog
+
+from prolepsis.control.health.eligibility import UNLIMITED, Conditions, DraftLimits, EligibilityTerms
+from prolepsis.control.health.eligibility_runtime import EligibilityRuntime
+from prolepsis.control.policy.check import Known, check
+from prolepsis.control.policy.decision import (
+    ALONE,
+    Conflict,
+    Decision,
+    SpeculationRequest,
+    conflict,
+    decide,
+    decide_alone,
+)
+from prolepsis.control.policy.model import DEFAULT_RULE, Policy, Terms, control_terms
+from prolepsis.control.policy.source import PolicySource
+from prolepsis.control.web.feature import Feature
+from prolepsis.core.audit_event import SERVER, AuditEvent, Emit, discard
+from prolepsis.core.ended import Assignment
+from prolepsis.core.facts import MAX_CLASS_RULES, OTHER_RULES, FlagDecision, RequestFacts, traffic_class_of
+
+_NO_POLICY = Policy()
+
+log = structlog.get_logger(__name__)
+
+
+LimitsOf = Callable[[Terms, str], DraftLimits]
+"""Terms and traffic class -> what is left of the terms."""
+
+
+def unlimited(terms: Terms, traffic_class: str) -> DraftLimits:
+    """Return no limits, for decisions that no evidence exists for."""
+    return UNLIMITED
+
+
+class Assigner(Protocol):
+    """The rollouts, as the policy sees them."""
+
+    def adopt(self, policy: Policy) -> None:
+        """Roll out the rules of this policy that ask for it, and no others."""
+
+    def assign(self, rule: str, key: str, sticky: str | None = None) -> Assignment:
+        """Return the assignment of the request with `key`, or of all that share `sticky`; `rule` is rolled out."""
+
+
+class Policies(Feature):
+    """Holds the policy in use; it and its rollouts change in one step of the event loop that they belong to."""
+
+    name = "policy"
+    period_s = 0.8
+
+    def __init__(
+        self,
+        source: PolicySource,
+        loaded: Collection[str],
+        rollouts: Assigner,
+        *,
+        now: Callable[[], datetime] = lambda: datetime.now(UTC),
+        emit: Emit = discard,
+        flags: bool | None = None,
+        replays: bool = True,
+        bills_time: bool = True,
+    ) -> None:
+        """`loaded`: proposers of the engine; `flags`, `replays`: whether flags are asked, requests decoded again.
+
+        `bills_time`: device time is billed.
+
+        `emit` takes events for the audit log. The log of the server warns of rules that wait for something absent.
+        """
+        self.now = now
+        self.source = source
+        self.policy: Policy | None = None
+        self._class_rules: frozenset[str] = frozenset()
+        self.known = Known(loaded=loaded, flags=flags, replays=replays, bills_time=bills_time)
+        """The names and features of this server."""
+        self._rollouts = rollouts
+        self._emit = emit
+        self._lock = asyncio.Lock()
+        if source.fault:
+            log.error("policy_not_loaded", error=source.fault)
+        if source.policy is not None:
+            self._take("loaded")
+
+    @property
+    def version(self) -> str:
+        """Return the version of the policy in use; empty if there is none."""
+        return self.policy.full_version if self.policy else ""
+
+    @property
+    def rule_names(self) -> tuple[str, ...]:
+        """The rules of the policy in use, the default among them; none if there is no policy."""
+        return (*(rule.name for rule in self.policy.rules), DEFAULT_RULE) if self.policy else ()
+
+    @property
+    def conditions(self) -> tuple[str, Conditions]:
+        """Return the version of the policy in use, and what its rules ask of the drafts of traffic classes."""
+        return self.version, _conditions(self.policy)
+
+    @property
+    def flag_names(self) -> tuple[str, ...]:
+        """The flags to be evaluated for a request before its decision."""
+        return self.policy.flag_names if self.policy else ()
+
+    def decide(
+        self,
+        requested: SpeculationRequest,
+        facts: RequestFacts,
+        flags: tuple[FlagDecision, ...] = (),
+        limits_of: LimitsOf = unlimited,
+    ) -> Decision | Conflict:
+        """Return the decision by the first rule that matches; if there is no policy, the caller decides alone.
+
+        `flags`: decisions of the flags that rules name; a flag without one is false. `limits_of` says what earlier
+        drafts leave of a rule's terms.
+        """
+        policy = self.policy
+        if policy is None:
+            return decide_alone(requested, limits_of(ALONE, traffic_class_of(facts)))
+        facts = replace(facts, flag=frozenset(one.key for one in flags if one.value)) if flags else facts
+        rule = policy.rule_for(facts)
+        name, terms = (rule.name, rule.terms) if rule else (DEFAULT_RULE, policy.default_terms)
+        class_rule = None if rule is None else name if name in self._class_rules else OTHER_RULES
+        traffic_class, assignment = traffic_class_of(facts, class_rule), None
+        if terms.rollout is not None:
+            assert facts.targeting_key is not None, "requests that are served have a key"
+            assignment = self._rollouts.assign(name, facts.targeting_key, terms.rollout.sticky_key(facts))
+        limits = limits_of(terms, traffic_class)
+        if assignment is not None and terms.rollout is not None and terms.rollout.against is not None:
+            control = control_terms(terms)
+            of_control = limits_of(control, traffic_class)
+            limits = next((one for one in (limits, of_control) if not one.verifies), limits)  # both arms wait alike
+            terms = terms if assignment.arm == "canary" else control
+        contradiction = conflict(name, terms, requested)
+        if contradiction is not None:
+            return contradiction
+        decision = decide(name, terms, requested, facts.targeting_key, assignment=assignment, limits=limits)
+        return replace(decision, policy_version=policy.full_version, rule_flags=flags, class_rule=class_rule)
+
+    async def tick(self) -> None:
+        """Take over new content of the source; the last good policy stays if that cannot be used."""
+        async with self._lock:
+            seen = await asyncio.to_thread(self.source.poll)
+            if seen.refused is not None:
+                in_use = self.policy.full_version if self.policy else None
+                log.error("policy_not_reloaded", error=str(seen.refused), in_use=in_use)
+            elif seen.changed:
+                self._take("reloaded")
+
+    def _take(self, what: Literal["loaded", "reloaded"]) -> None:
+        policy, source = self.source.policy, self.source.name
+        self._rollouts.adopt(policy or _NO_POLICY)
+        before, self.policy = self.policy, policy
+        self._class_rules = frozenset(rule.name for rule in policy.rules[:MAX_CLASS_RULES]) if policy else frozenset()
+        version, rules = (policy.full_version, len(policy.rules)) if policy else (None, 0)
+        log.info(f"policy_{what}", source=source, version=version, rules=rules)
+        self._emit(
+            AuditEvent(
+                actor=SERVER,
+                action=f"policy.{what}",
+                subject=source,
+                before=before.content() if before else None,
+                after=policy.content() if policy else None,
+                versions={"policy": policy.full_version if policy else ""},
+            )
+        )
+        for finding in check(policy, self.known) if policy else ():
+            log.warning("policy_warning", finding=finding.in_file(source))
+
+
+def _conditions(policy: Policy | None) -> Iterator[tuple[tuple[str, ...] | None, EligibilityTerms | None]]:
+    for _, terms in policy.named_terms() if policy is not None else ():
+        yield terms.proposers, terms.eligible_while
+        if terms.rollout is not None and terms.rollout.against is not None:
+            control = control_terms(terms)
+            yield control.proposers, control.eligible_while
+
+
+def limits_by(eligibility: EligibilityRuntime) -> LimitsOf:
+    """Return the limits of terms that would verify drafts, by what the drafts of their traffic class showed."""
+
+    def limits(terms: Terms, traffic_class: str) -> DraftLimits:
+        if terms.mode != "on":
+            return UNLIMITED
+        return eligibility.limits(traffic_class, terms.proposers, terms.eligible_while, terms.start)
+
+    return limits

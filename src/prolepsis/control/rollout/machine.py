@@ -1,0 +1,283 @@
+"""A rollout as a state machine: its state, events, the pure function that steps it, and the operator's commands."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Literal, Self, TypeVar
+
+from prolepsis.control.rollout.settings import RolloutSettings, Stage
+from prolepsis.control.statistics.guardrail import Guardrail, Outcome
+from prolepsis.control.statistics.judge import Evidence, Verdict, judge, outcome_of
+from prolepsis.core.errors import InvalidParameter
+from prolepsis.core.json_value import JsonValue
+
+Phase = Literal["off", "running", "gate", "held", "on", "rolled_back"]
+ACTIVE: tuple[Phase, ...] = ("running", "gate", "held")
+"""Phases in which requests go to the canary of a stage."""
+JUDGED: tuple[Phase, ...] = (*ACTIVE, "on")
+"""Phases in which harm takes the rollout back."""
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutState(JsonValue):
+    """A value that is stored and shared by replicas. Times are in seconds, of one clock that all replicas share."""
+
+    rollout_id: str
+    policy_version: str
+    """Version of the policy at the last change."""
+    version: int = 0
+    """Rises by one with each change; the store takes a state only over the one before it."""
+    run: int = 0
+    """Number of starts so far."""
+    phase: Phase = "off"
+    stage: int = 0
+    stage_since: float = 0.0
+    """When the stage began, moved on by the time that an operator held it."""
+    held_at: float | None = None
+    """Since when an operator holds it; None if it is held because no verdict came."""
+    resumes_to: Phase = "running"
+    references: Mapping[str, float] = field(default_factory=dict)
+    """Values of the control before the stage, by guardrail: all replicas test against the same number."""
+
+    def has_ended(self, before: Self) -> bool:
+        """Return whether evidence from the time of the state `before` can no longer decide anything."""
+        places = [(one.run, one.stage, one.phase == "on") for one in (before, self)]
+        return self.phase not in JUDGED or places[0] < places[1]
+
+    def changed(self, phase: Phase) -> Self:
+        """Return the next version, in `phase`."""
+        return replace(self, phase=phase, version=self.version + 1)
+
+    def at_stage(self, stage: int, now: float, *, run: int | None = None) -> Self:
+        """Return the state at the beginning of a stage, in the same version."""
+        run = self.run if run is None else run
+        return replace(self, run=run, stage=stage, stage_since=now, held_at=None, references={})
+
+
+def evidence_stage(state: RolloutState, settings: RolloutSettings) -> int:
+    """Return the number of the stage that evidence belongs to; on is the one after the last."""
+    return len(settings.stages) if state.phase == "on" else state.stage
+
+
+def guardrails_of(state: RolloutState, settings: RolloutSettings) -> tuple[Guardrail, ...]:
+    """Return the guardrails of the current stage with their references; on without a holdout, only limits."""
+    references, everything = state.references, state.phase == "on" and settings.holdout == 0.0
+    return tuple(
+        guardrail.referring_to(references[guardrail.name]) if guardrail.name in references else guardrail
+        for guardrail in settings.stages[state.stage].guardrails
+        if not (everything and guardrail.measure.has_control)
+    )
+
+
+def canary_share(state: RolloutState, settings: RolloutSettings) -> float:
+    """Return the share of requests that get the rule's mode; 0 in shadow."""
+    if state.phase == "on":
+        return 1.0 - settings.holdout
+    stage = settings.stages[state.stage]
+    return stage.share if state.phase in ACTIVE and stage.kind == "canary" else 0.0
+
+
+Kind = Literal[
+    "started",
+    "promoted",  # to the next stage
+    "gate_reached",  # passed, and waits for an operator's approval
+    "completed",
+    "rolled_back",
+    "stepped_back",  # from on to the last stage, for harm
+    "held",  # by an operator, or because no verdict came in time or is possible: waits for an operator
+    "resumed",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutEvent(JsonValue):
+    """One change of a rollout."""
+
+    at: float
+    rollout_id: str
+    policy_version: str
+    version: int
+    """Version of the state that the event led to."""
+    kind: Kind
+    stage: str
+    """Name of the stage that it happened in."""
+    reason: str
+    verdict: Verdict | None = None
+    """With the numbers that decided; None for an operator's command."""
+    by: str = ""
+    """The operator whose command it was, as the audit log names them; empty: the server acted by itself."""
+
+
+Transition = tuple[RolloutState, tuple[RolloutEvent, ...]]
+"""The state after a step with its events; the same state and no event if nothing changed."""
+
+
+def change(
+    kind: Kind,
+    before: RolloutState,
+    after: RolloutState,
+    *,
+    stage: str,
+    now: float,
+    reason: str,
+    verdict: Verdict | None = None,
+) -> Transition:
+    """Return `after` with the event of the change, which happened in the stage of `before`."""
+    event = RolloutEvent(now, before.rollout_id, before.policy_version, after.version, kind, stage, reason, verdict)
+    return after, (event,)
+
+
+Result = TypeVar("Result")
+_UNFIT = ("measurement_errors", "uneven_arms")
+"""Reasons that no further evidence will change."""
+
+
+def step(state: RolloutState, evidence: Evidence | None, now: float, settings: RolloutSettings) -> Transition:
+    """Return the state at `now` (seconds) and what happened.
+
+    A fail rolls back at once, from every active phase, held included; from on it may lead back to the last stage. A
+    pass promotes, or waits at a gate, once the stage has lasted its least time. An inconclusive stage lasts up to its
+    longest time. Evidence of another rollout or stage does not count. Without a change the state is returned as it is.
+    """
+    if state.phase not in JUDGED or not _is_due(state, evidence, now, settings):
+        return state, ()
+    stage = settings.stages[state.stage]
+    verdict = verdict_on(state, evidence, settings)
+    if verdict is not None and verdict.outcome == "fail":
+        if state.phase == "on" and settings.on_harm == "last_stage":
+            return _step_back(state, stage, now, ", ".join(verdict.failed), verdict)
+        return _roll_back(state, stage, now, ", ".join(verdict.failed), verdict)
+    return _run(state, verdict, now, settings) if state.phase == "running" else (state, ())
+
+
+def promote(
+    state: RolloutState, now: float, settings: RolloutSettings, reason: str, verdict: Verdict | None = None
+) -> Transition:
+    """Return the state one stage on; after the last stage, on for all but the holdout."""
+    name = settings.stages[state.stage].name
+    if state.stage + 1 == len(settings.stages):
+        after = replace(state.changed("on"), stage_since=now, held_at=None)
+        return change("completed", state, after, stage=name, now=now, reason=reason, verdict=verdict)
+    after = state.changed("running").at_stage(state.stage + 1, now)
+    return change("promoted", state, after, stage=name, now=now, reason=reason, verdict=verdict)
+
+
+def verdict_on(state: RolloutState, evidence: Evidence | None, settings: RolloutSettings) -> Verdict | None:
+    """Return the verdict on the stage with its numbers; None for evidence of another stage."""
+    return _judged(judge, state, evidence, settings)
+
+
+def outcome_on(state: RolloutState, evidence: Evidence, settings: RolloutSettings) -> Outcome:
+    """Return the outcome of the stage without numbers, which take ten times as long."""
+    result = _judged(outcome_of, state, evidence, settings) if state.phase in JUDGED else None
+    return result[0] if result else "inconclusive"
+
+
+def _judged(
+    judge_by: Callable[..., Result], state: RolloutState, evidence: Evidence | None, settings: RolloutSettings
+) -> Result | None:
+    if evidence is None or not evidence.belongs_to(state.rollout_id, state.run, evidence_stage(state, settings)):
+        return None
+    is_on, stage = state.phase == "on", settings.stages[state.stage]
+    share = canary_share(state, settings) if is_on else 1.0 if stage.kind == "shadow" else stage.share
+    return judge_by(
+        guardrails_of(state, settings),
+        evidence,
+        share=share,
+        levels=settings.watch_levels if is_on else settings.levels,
+        consecutive_error_limit=settings.consecutive_error_limit,
+    )
+
+
+def _is_due(state: RolloutState, evidence: Evidence | None, now: float, settings: RolloutSettings) -> bool:
+    """Return whether something changes now: most steps end here, without the slow bounds."""
+    outcome, reason = _judged(outcome_of, state, evidence, settings) or ("inconclusive", "not_enough_evidence")
+    if outcome == "fail":
+        return True
+    stage, lasted = settings.stages[state.stage], now - state.stage_since
+    passed = outcome == "pass" and lasted >= stage.minimum_s
+    unfit = reason in _UNFIT
+    return state.phase == "running" and (passed or unfit or lasted >= stage.maximum_s)
+
+
+def _run(state: RolloutState, verdict: Verdict | None, now: float, settings: RolloutSettings) -> Transition:
+    stage = settings.stages[state.stage]
+    lasted = now - state.stage_since
+    if verdict is not None and verdict.outcome == "pass" and lasted >= stage.minimum_s:
+        return _pass(state, verdict, now, settings)
+    if verdict is not None and verdict.reason in _UNFIT:
+        return _hold(state, stage, now, verdict.reason, verdict)
+    if lasted < stage.maximum_s:
+        return state, ()
+    end = _roll_back if settings.on_inconclusive == "rollback" else _hold
+    return end(state, stage, now, "no verdict in time", verdict)
+
+
+def _pass(state: RolloutState, verdict: Verdict, now: float, settings: RolloutSettings) -> Transition:
+    stage = settings.stages[state.stage]
+    if not stage.manual_gate:
+        return promote(state, now, settings, verdict.reason, verdict)
+    after = state.changed("gate")
+    return change("gate_reached", state, after, stage=stage.name, now=now, reason=verdict.reason, verdict=verdict)
+
+
+def _roll_back(state: RolloutState, stage: Stage, now: float, reason: str, verdict: Verdict | None) -> Transition:
+    after = state.changed("rolled_back")
+    return change("rolled_back", state, after, stage=stage.name, now=now, reason=reason, verdict=verdict)
+
+
+def _step_back(state: RolloutState, stage: Stage, now: float, reason: str, verdict: Verdict) -> Transition:
+    """Return to the last stage, as another run: requests in flight stop drafting, and evidence begins again."""
+    after = state.changed("running").at_stage(state.stage, now, run=state.run + 1)
+    return change("stepped_back", state, after, stage=stage.name, now=now, reason=reason, verdict=verdict)
+
+
+def _hold(state: RolloutState, stage: Stage, now: float, reason: str, verdict: Verdict | None) -> Transition:
+    return change("held", state, state.changed("held"), stage=stage.name, now=now, reason=reason, verdict=verdict)
+
+
+Command = Literal["start", "hold", "resume", "promote", "rollback"]
+_ALLOWED: dict[Command, tuple[Phase, ...]] = {
+    "start": ("off", "rolled_back"),
+    "hold": ("running", "gate"),
+    "resume": ("held",),
+    "promote": ACTIVE,
+    "rollback": (*ACTIVE, "on"),
+}
+
+
+def command(
+    state: RolloutState, what: Command, now: float, settings: RolloutSettings, reason: str, *, by: str = ""
+) -> Transition:
+    """Return the state after a command at `now` (seconds), with its event; `reason` names the operator and the cause.
+
+    `by`: the operator, as the audit log names them; empty: the server itself.
+
+    Holding stops the stage's clock and all promotion; the canary keeps its share, and harm still rolls back. If a stage
+    was held because no verdict came, resuming grants it its longest time again. Promoting asks for no verdict here
+    (`promotion.check`). Starting a rollout that was rolled back begins a new run. Raises `InvalidParameter` if the
+    state's phase excludes the command.
+    """
+    if state.phase not in _ALLOWED[what]:
+        allowed = ", ".join(_ALLOWED[what])
+        raise InvalidParameter(
+            f"{what!r} is for rollouts that are {allowed}; this one is {state.phase}", param="command"
+        )
+    if what == "promote":
+        after, events = promote(state, now, settings, reason)
+    else:
+        kind, after = _after(state, what, now)
+        after, events = change(kind, state, after, stage=settings.stages[after.stage].name, now=now, reason=reason)
+    return after, tuple(replace(event, by=by) for event in events)
+
+
+def _after(state: RolloutState, what: Command, now: float) -> tuple[Kind, RolloutState]:
+    if what == "start":
+        return "started", state.changed("running").at_stage(0, now, run=state.run + 1)
+    if what == "hold":
+        return "held", replace(state.changed("held"), held_at=now, resumes_to=state.phase)
+    if what == "rollback":
+        return "rolled_back", state.changed("rolled_back")
+    if state.held_at is None:
+        return "resumed", replace(state.changed("running"), stage_since=now)
+    moved = state.stage_since + now - state.held_at
+    return "resumed", replace(state.changed(state.resumes_to), stage_since=moved, held_at=None)

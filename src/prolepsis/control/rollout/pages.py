@@ -1,0 +1,85 @@
+"""Rollouts: stages and shares, evidence with its bounds, what a verdict waits for, and an operator's commands."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from prolepsis.control.rollout.machine import Command, Phase
+from prolepsis.control.rollout.other_rules import other_rules
+from prolepsis.control.rollout.routes import RolloutsReply
+from prolepsis.control.rollout.runtime import RolloutHistory, RolloutView
+from prolepsis.control.statistics.guardrail import GuardrailResult
+from prolepsis.control.traffic.feature import TrafficReply
+from prolepsis.control.web.drawing import Interval, interval
+from prolepsis.control.web.page import Act, FeaturePages, Page, PageRoute, Visit
+
+STATUS: Mapping[Phase, tuple[str, str]] = {
+    "off": ("off", "not started"),
+    "running": ("ok", "running"),
+    "gate": ("info", "waits for approval"),
+    "held": ("warn", "held"),
+    "on": ("ok", "on"),
+    "rolled_back": ("bad", "rolled back"),
+}
+BUTTONS: Mapping[Command, tuple[str, str]] = {
+    "start": ("Start", "Its first stage begins: a share of the requests gets the rule's mode."),
+    "hold": ("Hold", "The stage's clock and all promotion stop; the canary keeps its share, and harm still ends it."),
+    "resume": ("Resume", "The stage continues."),
+    "promote": ("Promote", "The next stage begins."),
+    "rollback": ("Roll back", "The canary ends: what is in flight goes on plainly, new requests as the control's."),
+}
+OFFERED: Mapping[Phase, tuple[Command, ...]] = {
+    "off": ("start",),
+    "running": ("promote", "hold", "rollback"),
+    "gate": ("promote", "hold", "rollback"),
+    "held": ("resume", "promote", "rollback"),
+    "on": ("rollback",),
+    "rolled_back": ("start",),
+}
+"""Commands that a phase allows; the rollout itself refuses the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class GuardrailView:
+    """One guardrail with its numbers and their places in a drawing."""
+
+    result: GuardrailResult
+    places: Interval
+
+
+async def _rollouts(visit: Visit) -> Page:
+    reply = await visit.read(RolloutsReply, "/admin/rollouts")
+    return Page("control/rollout/templates/rollouts.html", "Rollouts", {"rollouts": reply.rollouts, "status": STATUS})
+
+
+async def _rollout(visit: Visit) -> Page:
+    one = await visit.read(RolloutHistory, "/admin/rollouts/{rollout_id}", rollout_id=visit.names["rollout_id"])
+    traffic = await visit.section(TrafficReply, "/admin/traffic")
+    values = {
+        "one": one,
+        "others": [*other_rules(traffic.value.rules, one.rule, one.since)] if traffic.value and one.run else [],
+        "status": STATUS,
+        "buttons": BUTTONS,
+        "offered": OFFERED[one.phase],
+        "evidence": evidence(one),
+        "events": one.events[::-1],
+        "may_act": visit.may("POST", "/admin/rollouts/{rollout_id}/{command}"),
+    }
+    return Page("control/rollout/templates/rollout.html", f"Rollout of {one.rule}", values)
+
+
+def evidence(one: RolloutView) -> list[GuardrailView]:
+    """Return the guardrails of the present stage, those that decide first."""
+    results = one.verdict.guardrails if one.verdict else ()
+    ordered = sorted(results, key=lambda result: result.dry_run)
+    return [GuardrailView(r, interval(r.estimate, r.lower, r.upper, r.allowed)) for r in ordered]
+
+
+PAGES = FeaturePages(
+    routes=(
+        PageRoute("/console/rollouts", "Rollouts", _rollouts, in_navigation=True),
+        PageRoute("/console/rollouts/{rollout_id}", "One rollout", _rollout),
+    ),
+    acts={
+        "rollout": Act("POST", "/admin/rollouts/{rollout_id}/{command}", "{command}: done.", ("rollout_id", "command"))
+    },
+)

@@ -1,0 +1,122 @@
+"""Records of requests that have ended: figures and names, no text of prompt or answer."""
+
+import math
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import ClassVar, Self, get_args
+from uuid import uuid4
+
+from sqlalchemy import ColumnElement, Connection, delete, func, insert, or_, select
+
+from prolepsis.control.store import record_chain, retries
+from prolepsis.control.store.database import Database
+from prolepsis.control.store.queue import Kind, QueueItem
+from prolepsis.control.store.tables import NAMES, request_records
+from prolepsis.core.ended import PromptEnded, RequestAbout
+from prolepsis.core.stats import DeviceKind, ProposerCounts
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRecord(QueueItem):
+    """One row of `request_records`."""
+
+    kind: ClassVar[Kind] = "request"
+
+    row: Mapping[str, object]
+
+    @classmethod
+    def write(cls, connection: Connection, items: Sequence[Self]) -> None:
+        add(connection, items)
+
+
+def request_record(about: RequestAbout, prompt: PromptEnded, *, prices_version: str | None = None) -> RequestRecord:
+    """Return the record of a prompt of a request that ends now; `prices_version` names the price in use."""
+    stats, assignment = prompt.stats, about.assignment
+    device = stats.device if prompt.answer != "unreported" else None
+    return RequestRecord(
+        {
+            "record_id": uuid4().hex,
+            "ended_at": time.time(),
+            "request_id": prompt.request.request_id,
+            "traffic_class": prompt.request.traffic_class or None,
+            "rollout_run": assignment.rollout_run if assignment else None,
+            "arm": assignment.arm if assignment else None,
+            "terminal": prompt.end,
+            "error": prompt.error,
+            "proposers": _plain(stats.proposers),
+            "shadow": _plain(stats.shadow),
+            "predicted_plain_s": device.predicted_plain if device else None,
+            "prices_version": prices_version,
+            "http_request_id": about.http_request_id or None,
+            "trace_id": about.trace_id or None,
+            "seed": prompt.request.params.seed,
+            **_named(about, "answer_id tenant key_id tier route model policy_rule policy_version flags"),
+            **_named(stats.mode, "mode reason plan_version"),
+            **_named(stats, "num_prompt_tokens num_cached_tokens num_output_tokens num_steps num_preemptions"),
+            **_named(stats, "num_drafts num_draft_tokens num_accepted queue_s compute_s first_token_s total_s"),
+            **{f"device_{kind}_s": getattr(device, kind, None) for kind in get_args(DeviceKind)},
+        }
+    )
+
+
+def _named(source: object, names: str) -> dict[str, object]:
+    """Return the attributes that have the name of their column."""
+    return {name: getattr(source, name) for name in names.split()}
+
+
+def _plain(counts: Mapping[str, ProposerCounts]) -> dict[str, dict[str, object]]:
+    return {name: asdict(count) for name, count in counts.items()}
+
+
+DELETE_BATCH = 1000
+
+
+def add(connection: Connection, records: Sequence[RequestRecord]) -> None:
+    """Write records; existing ones stay as they are, so a batch with an unknown outcome can be repeated."""
+    ids = [record.row["record_id"] for record in records]
+    known = set(connection.scalars(select(request_records.c.record_id).where(request_records.c.record_id.in_(ids))))
+    rows = [record.row for record in records if record.row["record_id"] not in known]
+    if rows:
+        connection.execute(insert(request_records), rows)
+        record_chain.append_records(connection, rows)
+
+
+def count(connection: Connection, before: float = math.inf) -> int:
+    """Return the number of records that ended before a Unix time."""
+    query = select(func.count()).select_from(request_records)
+    return connection.scalar(query if before == math.inf else query.where(request_records.c.ended_at < before)) or 0
+
+
+def find(connection: Connection, names: Iterable[str], limit: int) -> list[dict[str, object]]:
+    """Return the records that have one of these names, in the order in which they ended."""
+    given = list(names)
+    has_name = or_(*(request_records.c[column].in_(given) for column in NAMES))
+    query = select(request_records).where(has_name).order_by(request_records.c.ended_at).limit(limit)
+    return [dict(row) for row in connection.execute(query).mappings()]
+
+
+def prune(database: Database, before: float) -> int:
+    """Delete the records that ended before a Unix time; returns their number. Raises `StoreUnavailable`."""
+    retries.prune(database, before)
+    return _delete(database, request_records.c.ended_at < before)
+
+
+def forget(database: Database, tenant: str) -> int:
+    """Delete a tenant's records; returns their number. Raises `StoreUnavailable`."""
+    retries.forget(database, tenant)
+    return _delete(database, request_records.c.tenant == tenant)
+
+
+def _delete(database: Database, which: ColumnElement[bool]) -> int:
+    """Delete in short transactions, so that writers need not wait."""
+    some = select(request_records.c.record_id).where(which).limit(DELETE_BATCH)
+    total = 0
+    while True:
+        with database.write() as connection:
+            record_ids = list(connection.scalars(some))
+            record_chain.append_deletion(connection, record_ids)
+            connection.execute(delete(request_records).where(request_records.c.record_id.in_(record_ids)))
+        total += len(record_ids)
+        if len(record_ids) < DELETE_BATCH:
+            return total

@@ -1,0 +1,136 @@
+"""The last requests with figures and rounds, kept in memory, at /admin/recent."""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from prolepsis.control.store.records import request_record
+from prolepsis.control.store.tables import NAMES
+from prolepsis.control.web.body_reader import read_query
+from prolepsis.control.web.context import Context
+from prolepsis.control.web.errors import RequestRefused
+from prolepsis.control.web.feature import Feature
+from prolepsis.control.web.fields import Body
+from prolepsis.control.web.routes import FINDERS, Route, Routes
+from prolepsis.core.ended import Keep, PromptEnded, RequestAbout, RequestEnded
+from prolepsis.core.requests import GenerateRequest
+from prolepsis.core.rounds import Round
+from prolepsis.core.stages import StageSeconds, stages_of
+from prolepsis.core.stats import PlainReason
+
+MAX_RECENT = 512
+"""Each has at most `MAX_ROUNDS` rounds of some 310 bytes: about 10 MB, if every request is that long."""
+MAX_LISTED_ROUNDS = 2_048
+"""In one reply: with those of all requests it would have some 10 MB, so it has about 1 MB at most."""
+Order = Literal["newest", "slowest", "least_accepted"]
+
+
+@dataclass(frozen=True, slots=True)
+class RecentRequest:
+    """One prompt of a request that ended recently; no text."""
+
+    record: dict[str, object]
+    """With the columns of the store's `request_records`."""
+    plain_steps: dict[PlainReason, int]
+    rounds: list[Round]
+    """Its first ones."""
+    stages: StageSeconds
+    """They add up to the time from its arrival until its answer was complete."""
+
+    @property
+    def names(self) -> frozenset[object]:
+        return frozenset(self.record[name] for name in NAMES if self.record[name])
+
+
+@dataclass(frozen=True, slots=True)
+class RecentReply:
+    requests: list[RecentRequest]
+    num_without_rounds: int
+    """So many requests, the last ones here, come without their rounds: a reply has `MAX_LISTED_ROUNDS` at most."""
+
+
+class RecentQuery(Body):
+    """The requests to return."""
+
+    order: Order = "newest"
+    last: Annotated[int, Field(ge=1, le=MAX_RECENT)] = 50
+
+
+class RecentFeature(Feature):
+    """Belongs to one event loop."""
+
+    name = "recent"
+
+    def __init__(self) -> None:
+        self.routes = _routes(self)
+        self.requests: deque[RecentRequest] = deque(maxlen=MAX_RECENT)
+
+    def keeps(self, about: RequestAbout, request: GenerateRequest) -> Keep:
+        """Which request a person will ask about, one that was slow or failed, is known at its end only."""
+        return Keep.ROUNDS
+
+    def on_request_end(self, ended: RequestEnded) -> None:
+        """Keep the figures of a request's prompts."""
+        self.requests.extend(_recent(ended, prompt) for prompt in ended.prompts)
+
+    def ordered(self, order: Order, last: int) -> list[RecentRequest]:
+        """Return so many requests, those that `order` names first."""
+        newest = list(self.requests)[::-1]
+        if order == "slowest":
+            newest.sort(key=lambda one: -_number(one.record["total_s"]))
+        if order == "least_accepted":
+            newest = [one for one in newest if one.record["num_draft_tokens"]]
+            newest.sort(key=_acceptance)
+        return newest[:last]
+
+    def named(self, name: str) -> list[RecentRequest]:
+        """Return the requests that are called so, the oldest first."""
+        return [one for one in self.requests if name in one.names]
+
+
+def bounded(requests: Sequence[RecentRequest]) -> RecentReply:
+    """Return the requests with rounds as long as there is room for them."""
+    totals = accumulate(len(one.rounds) for one in requests)
+    num_whole = sum(total <= MAX_LISTED_ROUNDS for total in totals)
+    bare = [replace(one, rounds=[]) for one in requests[num_whole:]]
+    return RecentReply([*requests[:num_whole], *bare], len(bare))
+
+
+def _recent(ended: RequestEnded, prompt: PromptEnded) -> RecentRequest:
+    record = dict(request_record(ended.about, prompt).row)
+    stages = stages_of(prompt, ended.about.arrived, ended.ended_at)
+    return RecentRequest(record, dict(prompt.stats.plain_steps), list(prompt.stats.rounds), stages)
+
+
+def _acceptance(one: RecentRequest) -> float:
+    return _number(one.record["num_accepted"]) / _number(one.record["num_draft_tokens"])
+
+
+def _number(value: object) -> float:
+    return float(value) if isinstance(value, int | float) else 0.0
+
+
+def _routes(feature: RecentFeature) -> Sequence[Route]:
+    routes = Routes()
+
+    @routes.get("/admin/recent", roles=FINDERS, summary="The last requests: newest, slowest or least accepted first")
+    async def recent(query: Annotated[RecentQuery, read_query(RecentQuery)]) -> RecentReply:
+        return bounded(feature.ordered(query.order, query.last))
+
+    @routes.get("/admin/recent/{name}", roles=FINDERS, summary="A request that ended lately, with its rounds")
+    async def one(name: str) -> RecentReply:
+        found = feature.named(name)
+        if not found:
+            message = f"No request called {name[:128]!r} is among the last {MAX_RECENT}."
+            raise RequestRefused(message, code="request_not_found", param="name", status=404)
+        return bounded(found)
+
+    return routes.all
+
+
+def feature(_: Context) -> Feature:
+    return RecentFeature()

@@ -1,0 +1,39 @@
+"""What the features of a server are built from, made once."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from prometheus_client import CollectorRegistry
+
+from prolepsis.control.store.database import Database
+from prolepsis.control.store.store import Store
+from prolepsis.core.audit_event import Emit
+from prolepsis.core.clock import SteadyClock
+from prolepsis.core.config import ServerConfig
+from prolepsis.core.engine_client import EngineClient
+from prolepsis.core.plan import SpecPlan
+from prolepsis.core.telemetry.metrics import Metrics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """What every feature may use. What one feature needs of another is passed to it beside this."""
+
+    config: ServerConfig
+    client: EngineClient
+    metrics: Metrics
+    store: Store
+    emit: Emit
+    """Takes events for the audit log."""
+    base_plan: SpecPlan = field(default_factory=SpecPlan)
+    """The engine's plan at the lowest level of load shedding, before controls and health change it."""
+    clock: Callable[[], float] = field(default_factory=SteadyClock)
+    """Unix time, for what must not follow a clock that is set."""
+
+    @property
+    def registry(self) -> CollectorRegistry:
+        return self.metrics.registry
+
+    @property
+    def database(self) -> Database:
+        return self.store.database

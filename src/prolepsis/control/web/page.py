@@ -1,0 +1,132 @@
+"""The interface between the console and the pages of features: a page, its visit, and the forms on it."""
+
+import secrets
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, TypeVar
+
+from prolepsis.control.web.admin_routes import AdminRoutes, Section
+from prolepsis.control.web.caller import Caller
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Message about an action for the next page."""
+
+    kind: Literal["done", "failed"]
+    text: str
+
+
+@dataclass(slots=True)
+class Session:
+    """One browser that is signed in. Times are of a monotonic clock."""
+
+    signed_in: bytes
+    """Value that `KeyRing.sign_in` returned; empty for the developer."""
+    opened_at: float
+    used_at: float
+    csrf: str = field(default_factory=lambda: secrets.token_urlsafe(24))
+    """Every form that changes something carries it."""
+    notices: list[Notice] = field(default_factory=list)
+    draft: str | None = None
+    """A policy that was edited and not applied."""
+
+    def tell(self, kind: Literal["done", "failed"], text: str) -> None:
+        self.notices = [*self.notices[-3:], Notice(kind, text)]
+
+    def told(self) -> list[Notice]:
+        """Return the notices, and forget them."""
+        notices, self.notices = self.notices, []
+        return notices
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page for a visit."""
+
+    template: str
+    title: str
+    values: Mapping[str, object] = field(default_factory=dict)
+    live: bool = True
+    """The browser fetches it again every few seconds; not where people write longer texts."""
+
+
+@dataclass(frozen=True, slots=True)
+class GoTo:
+    """The page to load after an act."""
+
+    path: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Visit:
+    """One request for a page, by a caller who is signed in."""
+
+    caller: Caller
+    session: Session
+    admin: AdminRoutes
+    url: str
+    names: Mapping[str, str]
+    """Parts of the path, by name."""
+    query: Mapping[str, str]
+    form: Mapping[str, str]
+    is_update: bool
+    """The browser itself fetches the page again: a person may not have seen what it showed."""
+
+    async def read(self, kind: type[T], path: str, query: Mapping[str, object] | None = None, **names: str) -> T:
+        """Return what an admin route replies; raises as that does."""
+        return await self.admin.read(self.caller, kind, path, query, **names)
+
+    async def section(
+        self, kind: type[T], path: str, query: Mapping[str, object] | None = None, **names: str
+    ) -> Section[T]:
+        """Return what an admin route replies, as a part of the page."""
+        return await self.admin.section(self.caller, kind, path, query, **names)
+
+    async def ask(self, kind: type[T], path: str, body: Mapping[str, object]) -> T:
+        """Return what an admin route replies to a body; raises as that does."""
+        return await self.admin.ask(self.caller, kind, path, body)
+
+    def may(self, method: str, path: str) -> bool:
+        """Return whether the caller's roles include an admin route."""
+        return self.admin.allows(self.caller, method, path)
+
+
+Handler = Callable[[Visit], Awaitable[Page | GoTo]]
+
+
+@dataclass(frozen=True, slots=True)
+class PageRoute:
+    """A page by its address, for every role that reads."""
+
+    path: str
+    name: str
+    handler: Handler
+    in_navigation: bool = False
+    method: Literal["GET", "POST"] = "GET"
+    """POST: a form that changes nothing; what changes something is an act."""
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """One route that a form may call; parts of its path are fields of the form."""
+
+    method: str
+    path: str
+    done: str
+    """Message for the next page; fields of the form, and the `reply`, are in braces."""
+    names: tuple[str, ...] = ()
+    """Fields that are parts of the path."""
+    then: str = ""
+    """The page to go to once it is done; empty: the one that the form names."""
+
+
+@dataclass(frozen=True, slots=True)
+class FeaturePages:
+    """What a feature adds to the console; its templates are in its own folder."""
+
+    routes: Sequence[PageRoute]
+    acts: Mapping[str, Act] = field(default_factory=dict)
+    """By the last part of the form's address."""

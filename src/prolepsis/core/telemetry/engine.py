@@ -1,0 +1,80 @@
+"""Metrics of the engine's steps, and of the tokens of requests that have ended."""
+
+from collections.abc import Mapping
+
+from prometheus_client import CollectorRegistry
+
+from prolepsis.core.stats import RequestStats
+from prolepsis.core.telemetry.declare import TOKEN_BUCKETS, counter, gauge
+from prolepsis.core.telemetry.distribution import Distribution
+
+_STEP_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
+_REQUEST_TOKENS = (1, 4, 16, 64, 256, 512, 1024, 2048, 4096, 8192, 32768, 131072)
+_STAGE_BUCKETS = (0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5)
+
+
+class EngineLoad:
+    """Load, memory and step time."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.ready = gauge(registry, "engine_ready", "1 while the engine takes steps; 0: one is stuck, or it is gone")
+        self.running = gauge(registry, "num_requests_running", "Requests being decoded")
+        self.waiting = gauge(registry, "num_requests_waiting", "Requests in the queue")
+        self.kv_usage = gauge(registry, "kv_cache_usage_perc", "KV pages in use, 0 to 1")
+        text = "Requests that failed because their grammar gave up"
+        self.grammar_failures = counter(registry, "grammar_failures", text)
+        text = "Requests that failed because the model computed no numbers for their next token"
+        self.not_finite_failures = counter(registry, "not_finite_failures", text)
+        text = "Faults in deciding about drafts, learning from steps and counting, which failed no request"
+        self.contained_faults = counter(registry, "contained_faults", text, "kind")
+        self._steps = counter(registry, "steps", "Engine steps")
+        text = "Tokens of the target's pass in a step"
+        self._tokens = Distribution(registry, "step_tokens", text, buckets=_STEP_TOKENS).labels()
+        text = "Duration of engine steps"
+        self._duration = Distribution(registry, "step_duration_seconds", text, buckets=TOKEN_BUCKETS).labels()
+        text, name = "Duration of the stages of engine steps", "step_stage_duration_seconds"
+        stages = Distribution(registry, name, text, "stage", buckets=_STAGE_BUCKETS, most=len(STAGES))
+        self._stages = {stage: stages.labels(stage) for stage in STAGES}
+
+    def step_done(self, seconds: Mapping[str, float], num_tokens: int) -> None:
+        self._steps.inc()
+        self._tokens.add(num_tokens)
+        self._duration.add(sum(seconds.values()))
+        for stage, spent in seconds.items():
+            self._stages[stage].add(spent)
+
+
+STAGES = ("schedule", "propose", "forward", "verify", "commit", "learn")
+
+
+class TokenCounts:
+    """Tokens of requests in the engine, including requests whose clients left."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        text = "Requests of the engine by what speculation did"
+        self._effective = counter(registry, "requests_effective", text, "mode", "reason")
+        self._sums = {
+            counter(registry, name, text): field
+            for name, text, field in (
+                ("prompt_tokens", "Prompt tokens of ended requests", "num_prompt_tokens"),
+                ("generation_tokens", "Tokens generated for ended requests", "num_output_tokens"),
+                ("num_preemptions", "Preemptions of ended requests", "num_preemptions"),
+                ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache", "num_prompt_tokens"),
+                ("prefix_cache_hits", "Prompt tokens found in the prefix cache", "num_cached_tokens"),
+            )
+        }
+        self._device = counter(registry, "device_seconds", "Device time charged to ended requests, by purpose", "kind")
+        text = "Prompt tokens of a request"
+        self._prompt = Distribution(registry, "request_prompt_tokens", text, buckets=_REQUEST_TOKENS)
+        text = "Tokens generated for a request"
+        self._generation = Distribution(registry, "request_generation_tokens", text, buckets=_REQUEST_TOKENS)
+        self.replayed = counter(registry, "replay_tokens", "Tokens decoded for replays")
+
+    def count(self, stats: RequestStats) -> None:
+        self._effective.labels(stats.mode.mode, stats.mode.reason).inc()
+        for sums, name in self._sums.items():
+            sums.inc(getattr(stats, name))
+        self._prompt.labels().add(stats.num_prompt_tokens)
+        self._generation.labels().add(stats.num_output_tokens)
+        for kind, seconds in stats.device.by_kind().items():
+            self._device.labels(kind).inc(seconds)

@@ -1,0 +1,135 @@
+"""Prometheus metrics of one engine and its HTTP side, in a registry of their own: two engines never share a counter.
+
+Names follow what vLLM and llama.cpp have in common, with an underscore in place of their colon. Ratios are left to
+queries: acceptance rate = accepted / draft tokens, acceptance length = 1 + accepted / drafts.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import structlog
+from prometheus_client import ProcessCollector
+from prometheus_client.core import Metric
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+from prolepsis.core.extras import GPU
+from prolepsis.core.figures import FaultCount, Figure, RequestDone, StepDone
+from prolepsis.core.rounds import RemoteRounds
+from prolepsis.core.stats import RequestStats
+from prolepsis.core.telemetry.declare import LabelUse, MetricsRegistry, counter
+from prolepsis.core.telemetry.device import DeviceCollector
+from prolepsis.core.telemetry.engine import EngineLoad, TokenCounts
+from prolepsis.core.telemetry.requests import RequestMetrics
+from prolepsis.core.telemetry.spec_decode import RemoteMetrics, ShadowCounters, SpecDecodeCounters
+from prolepsis.core.telemetry.startup import Build, BuildInfo, Startup
+from prolepsis.core.telemetry.vllm_names import under_vllm_names
+
+log = structlog.get_logger(__name__)
+
+
+class Metrics:
+    """Metrics that an engine reports from its thread and the server from its event loop; any thread may scrape them."""
+
+    def __init__(self, tenants: Sequence[str] = ()) -> None:
+        """`tenants` have series of their own."""
+        self.registry = MetricsRegistry(tenants)
+        self.requests = RequestMetrics(self.registry)
+        self.spec_decode = SpecDecodeCounters(self.registry)
+        self._shadow = ShadowCounters(self.registry)
+        self._tokens = TokenCounts(self.registry)
+        self._engine = EngineLoad(self.registry)
+        self._remote = RemoteMetrics(self.registry)
+        text = "HTTP responses by route and status"
+        self._http = counter(self.registry, "http_requests", text, "route", "status", most=300)
+        self.startup = Startup(self.registry)
+        self._build = Build(self.registry)
+        LabelUse(self.registry)
+        ProcessCollector(registry=self.registry)
+        _show_devices(self.registry)
+
+    def describe(self, build: BuildInfo) -> None:
+        """Say what serves now: the labels of `prolepsis_build_info`."""
+        self._build.show(build)
+
+    def observe(self, figure: Figure) -> None:
+        """Count what an engine reports of its steps, requests and faults."""
+        match figure:
+            case StepDone(seconds, num_tokens):
+                self._engine.step_done(seconds, num_tokens)
+            case RequestDone(stats):
+                self._request_ended(stats)
+            case RemoteRounds():
+                self._remote.count(figure)
+            case FaultCount():
+                self._failed(figure)
+
+    def _request_ended(self, stats: RequestStats) -> None:
+        """Count what the engine did for one request that has ended; a replay is not one."""
+        if stats.mode.reason == "replay":
+            self._tokens.replayed.inc(stats.num_output_tokens)
+            return
+        self._tokens.count(stats)
+        self.spec_decode.count(stats)
+        self._shadow.count(stats.shadow)
+
+    def _failed(self, fault: FaultCount) -> None:
+        match fault.kind:
+            case "proposer":
+                self.spec_decode.failures.labels(fault.name).inc(fault.number)
+            case "contained":
+                self._engine.contained_faults.labels(fault.name).inc(fault.number)
+            case "grammar":
+                self._engine.grammar_failures.inc(fault.number)
+            case "not_finite":
+                self._engine.not_finite_failures.inc(fault.number)
+
+    def set_load(self, num_running: int, num_waiting: int, kv_usage: float, *, ready: bool) -> None:
+        """Set the gauges; `kv_usage`: share of KV pages in use, 0 to 1, `ready`: whether the engine takes steps."""
+        self._engine.ready.set(ready)
+        self._engine.running.set(num_running)
+        self._engine.waiting.set(num_waiting)
+        self._engine.kv_usage.set(kv_usage)
+
+    def http_request_ended(self, route: str, status: int) -> None:
+        """Count one HTTP response; `route` is the route's pattern, never the path as given."""
+        self._http.labels(route, str(status)).inc()
+
+    def exposition(self) -> bytes:
+        """Return everything in Prometheus' text format."""
+        return self.exposition_for("")[0]
+
+    def exposition_for(self, accept: str, *, vllm_model: str | None = None) -> tuple[bytes, str]:
+        """Return everything, and its content type, in the format that a header `Accept` asks for.
+
+        Exemplars are in OpenMetrics only. `vllm_model`: what vLLM has too is there under its names as well, for a model
+        of this name.
+        """
+        families = list(self.registry.collect())
+        if vllm_model is not None:
+            families += under_vllm_names(families, vllm_model)
+        encode, content_type = choose_encoder(accept)
+        return encode(_Collected(families)), content_type
+
+
+@dataclass(frozen=True, slots=True)
+class _Collected(Collector):
+    """Families that were collected already."""
+
+    families: Sequence[Metric]
+
+    def collect(self) -> Iterable[Metric]:
+        return self.families
+
+
+def _show_devices(registry: MetricsRegistry) -> None:
+    """Show this machine's GPUs if what reads them is here; a machine without one has no such series."""
+    if not GPU.is_installed:
+        log.debug("no_devices", reason=f"{GPU.package} is not installed: {GPU.install}")
+        return
+    from prolepsis.core.telemetry.nvidia import NvidiaDevices
+
+    try:
+        DeviceCollector(registry, NvidiaDevices())
+    except OSError as error:
+        log.debug("no_devices", reason=str(error))

@@ -1,0 +1,151 @@
+"""Prints JSON documents: as they are for programs, as lines and tables for people."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from prolepsis.core.terminal.output import print_facts, print_json, print_table, shown_time, warn
+from prolepsis.core.units import duration, figure, size
+
+Columns = Mapping[str, Sequence[str]]
+"""The columns of tables, by the path of the list in the document: each a field, its path, or HEADER=PATH.
+
+A list may have several tables, PATH and PATH:TITLE. Names of fields tell units, as in *_s and *_bytes; FIELD:UNIT
+states one.
+"""
+
+FINDINGS = ("severity", "line", "where=path", "what=message")
+"""Columns of what is wrong with a file."""
+_WARNINGS = ("fault", "not_saved", "warnings")
+"""Fields of replies that say what is wrong; a text, a list of texts or nothing."""
+_TIMES = ("at", "since")
+_PERCENTAGES = ("share", "rate", "holdout")
+_SECONDS = re.compile(r"_s(?=_per|_ago|\.|$)")
+_ESTIMATE = (("value", "estimate"), ("low", "lower"), ("high", "upper"))
+"""Keys of an estimate and of its bounds."""
+_EMPTY = {"tenants": "all"}
+"""What an empty list of these stands for."""
+_GROUPED = 10_000
+"""Whole numbers from here on are written with commas."""
+_NAMES = ("seed", "seq", "entry", "port")
+"""Numbers that name something: they are pasted into the next command."""
+
+
+def print_reply(document: Mapping[str, Any], columns: Columns | None = None, *, as_json: bool) -> None:
+    """Print a document: as JSON, or as lines and tables with its warnings on standard error."""
+    if as_json:
+        print_json(document)
+        return
+    print_document({name: value for name, value in document.items() if name not in _WARNINGS}, columns or {})
+    for name in _WARNINGS:
+        found = document.get(name) or ()
+        for message in [found] if isinstance(found, str) else found:
+            warn(message)
+
+
+def print_document(document: Mapping[str, Any], columns: Columns) -> None:
+    """Print `document`, the tables in the order of its fields."""
+    printed = _Printed(columns)
+    printed.collect(document)
+    if printed.facts:
+        print_facts(printed.facts)
+    for path, rows in printed.tables:
+        names = columns.get(path) or tuple(rows[0])
+        cells = [[_cell(row, name.rpartition("=")[2]) for name in names] for row in rows]
+        title, _, part = path.partition(":")
+        print_table(
+            _label(title) + (f": {part}" if part else ""), [_label(name.partition("=")[0]) for name in names], cells
+        )
+
+
+@dataclass(slots=True)
+class _Printed:
+    """The lines and tables of a document."""
+
+    columns: Columns
+    facts: list[tuple[str, object]] = field(default_factory=list)
+    tables: list[tuple[str, Sequence[Mapping[str, Any]]]] = field(default_factory=list)
+
+    def collect(self, document: Mapping[str, Any], prefix: str = "") -> None:
+        for name, value in document.items():
+            path = f"{prefix}{name}"
+            nested = [inner for inner in self.columns if inner.startswith(f"{path}.") and isinstance(value, list)]
+            if tables := [table for table in self.columns if table.partition(":")[0] == path]:
+                self.tables += [(table, value or ()) for table in tables]
+            elif isinstance(value, list) and value and isinstance(value[0], dict) and not nested:
+                self.tables.append((path, value))
+            elif isinstance(value, dict) and not _is_one_value(value):
+                self.collect(value, f"{path}.")
+            elif not nested:
+                self.facts.append((_label(path), shown(name, value)))
+            for inner in nested:
+                rows = [{**row, **one} for row in value for one in row[inner.removeprefix(f"{path}.")]]
+                self.tables.append((inner, rows))
+
+
+def _is_one_value(value: Mapping[str, Any]) -> bool:
+    """Whether an object fits on one line: an estimate with its bounds, or numbers by name."""
+    return all(one is None or isinstance(one, int | float) for one in value.values())
+
+
+def _label(path: str) -> str:
+    path = _SECONDS.sub("", path).removesuffix("_bytes")
+    return " ".join(part.removeprefix("num_") for part in path.split(".")).replace("_", " ")
+
+
+def _cell(row: Mapping[str, Any], path: str) -> str:
+    path, _, unit = path.partition(":")
+    value: Any = row
+    name = ""
+    for part in path.split("."):
+        name = part if not _SECONDS.search(name) else name
+        value = value.get(part) if isinstance(value, Mapping) else None
+    return shown(f"{name}_{unit}" if unit else name, value)
+
+
+def shown(name: str, value: Any) -> str:
+    """Return the text of a value; the field's name tells times, durations, bytes and shares from other numbers."""
+    match value:
+        case None | "":
+            text = "-"
+        case bool():
+            text = "yes" if value else "no"
+        case int() | float():
+            text = _shown_number(name, value)
+        case list() | tuple():
+            text = ", ".join(shown(name, one) for one in value) or _EMPTY.get(name, "none")
+        case Mapping():
+            text = _shown_mapping(name, value)
+        case _:
+            text = str(value)
+    return text
+
+
+def as_yaml(value: object) -> str:
+    """Return the text of a value as YAML on one line has it: JSON is YAML."""
+    return "-" if value is None else value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def _shown_number(name: str, value: float) -> str:
+    if name in _TIMES or name.endswith("_at"):
+        return shown_time(value)
+    if name.endswith("_bytes"):
+        return size(value)
+    if _SECONDS.search(name):
+        return duration(value)
+    if name in _NAMES:
+        return str(value)
+    if isinstance(value, int):
+        return f"{value:,}" if abs(value) >= _GROUPED else str(value)
+    return f"{figure(100 * value, 4)}%" if name.endswith(_PERCENTAGES) else figure(value, 4)
+
+
+def _shown_mapping(name: str, value: Mapping[str, Any]) -> str:
+    """Return an estimate as 'VALUE (LOW to HIGH)', other numbers each with its name."""
+    estimate, low, high = (value.get(key, value.get(other)) for key, other in _ESTIMATE)
+    if value.keys() & {"value", "estimate"}:
+        return shown(name, estimate) + ("" if low is None else f" ({shown(name, low)} to {shown(name, high)})")
+    unit = name if _SECONDS.search(name) else ""
+    return ", ".join(f"{_label(key)} {shown(unit or key, one)}" for key, one in value.items()) or "none"

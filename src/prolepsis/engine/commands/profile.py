@@ -1,0 +1,65 @@
+"""What a pass of a model costs on this machine, measured for commands, and the forward and self-check behind it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from prolepsis.core.config import EngineConfig
+from prolepsis.core.requests import SamplingDefaults
+from prolepsis.core.terminal.output import note
+
+if TYPE_CHECKING:
+    from prolepsis.engine.drafting.cost import CostCurve
+    from prolepsis.engine.models.files.quality import MeasuredQuality
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """The profile of a model on this machine."""
+
+    model: str
+    forward: str
+    fallback: str | None
+    """Reason why a faster forward for this device does not run, or None."""
+    threads: int
+    exactness: str
+    exactness_reason: str
+    default_sampling: SamplingDefaults
+    """Values for sampling parameters that requests leave out."""
+    file: Path
+    """File of the curve; the engine reads it at its next start."""
+    curve: "CostCurve"
+    quality: "MeasuredQuality | None" = None
+    """Loss of quality through rounding in this model file, if it was measured."""
+
+
+def take_profile(config: EngineConfig, *, fresh: bool) -> Profile:
+    """Load the model, run the self-check, and measure the curve (or read the stored one, unless `fresh`)."""
+    from prolepsis.engine.exactness import decide, passed_file
+    from prolepsis.engine.models.files.quality import measured_quality
+    from prolepsis.engine.models.files.store import resolve
+    from prolepsis.engine.models.load import build_of, load_model
+    from prolepsis.engine.native.processor import default_threads
+    from prolepsis.engine.profile import cost_curve, curve_file
+
+    loaded = load_model(config)
+    rounding = loaded.model.info.computation
+    measured = {one.computation: one for one in measured_quality(resolve(config.model, config.model_dir))}
+    note(f"{loaded.model.info.forward}: checking row invariance, measuring passes")
+    threads = config.threads or default_threads()
+    build = build_of(loaded.model)
+    passed = passed_file(loaded.fingerprint, threads, build)
+    exactness = decide(loaded.model, config.strict, passed, fresh=True)
+    file = curve_file(loaded.fingerprint, threads, build)
+    return Profile(
+        model=loaded.model.info.name,
+        forward=loaded.model.info.forward,
+        fallback=loaded.fallback,
+        threads=threads,
+        exactness=exactness.mode,
+        exactness_reason=exactness.reason,
+        default_sampling=loaded.default_sampling,
+        file=file,
+        curve=cost_curve(loaded.model, file, fresh=fresh),
+        quality=measured.get(rounding),
+    )

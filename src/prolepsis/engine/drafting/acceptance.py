@@ -1,0 +1,228 @@
+"""Estimates how likely each drafted token is accepted, learned online from committed tokens.
+
+A trial is a drafted token whose parent was committed; a hit, that it was committed too. Every draft is scored against
+the tokens that were later committed, whether it was verified, cut or not chosen at all (after HedgeSpec, ICLR 2026): no
+label depends on what the window verified, so nothing is censored. A draft stays pending until a committed token leaves
+it, it is used up, or its sequence ends.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
+
+from prolepsis.core.stats import JudgedDraft
+from prolepsis.engine.drafting.draft import ROOT, Draft
+from prolepsis.engine.drafting.ledger import Ledger, Origin, origin_of
+from prolepsis.engine.drafting.proposer import SequenceView
+
+_HALF_LIFE = 400.0  # trials
+_DECAY = 0.5 ** (1.0 / _HALF_LIFE)
+_PRIOR_TRIALS = 8.0
+_MAX_POSITION = 8  # deeper positions share one estimate
+_CERTAIN = 0.998
+
+
+class _Cell:
+    """Decayed counts of one bucket, over all positions and per position, with the rates they give."""
+
+    __slots__ = ("_rates", "hits", "positions", "prior", "trials")
+
+    def __init__(self, prior: float) -> None:
+        self.prior = prior
+        self.hits = 0.0
+        self.trials = 0.0
+        self.positions = [[0.0, 0.0] for _ in range(_MAX_POSITION + 1)]  # hits, trials
+        self._rates = [-1.0] * (_MAX_POSITION + 1)
+
+    def record(self, position: int, hit: float) -> None:
+        self.hits = self.hits * _DECAY + hit
+        self.trials = self.trials * _DECAY + 1.0
+        here = self.positions[position]
+        here[0] = here[0] * _DECAY + hit
+        here[1] = here[1] * _DECAY + 1.0
+        self._rates = [-1.0] * (_MAX_POSITION + 1)
+
+    @property
+    def overall(self) -> float:
+        return (self.hits + _PRIOR_TRIALS * self.prior) / (self.trials + _PRIOR_TRIALS)
+
+    def rate(self, position: int) -> float:
+        rate = self._rates[position]
+        if rate < 0.0:
+            hits, trials = self.positions[position]
+            rate = self._rates[position] = (hits + _PRIOR_TRIALS * self.overall) / (trials + _PRIOR_TRIALS)
+        return rate
+
+
+class AcceptanceEstimator:
+    """Rates per (proposer, bucket, position), each shrunk to the bucket's, that to a prior.
+
+    The prior of a bucket is the proposer's own estimate if its drafts have one, else its rate over all buckets, else
+    `prior`: optimistic, so that a cold start drafts and learns.
+    """
+
+    def __init__(self, prior: float = 0.6) -> None:
+        self._prior = prior
+        self._pools: defaultdict[str, _Cell] = defaultdict(lambda: _Cell(prior))
+        self._cells: dict[str, dict[int, _Cell]] = {}
+
+    def survival(self, proposer: str, length: int) -> tuple[float, ...]:
+        """Return, for each depth, the chance that the likeliest node there and all above it are accepted.
+
+        This is the expectation before a draft, and so its buckets, are known.
+        """
+        pool = self._pools.get(proposer)
+        rates = (pool.rate(min(depth, _MAX_POSITION)) if pool else self._prior for depth in range(length))
+        return tuple(accumulate(rates, mul))
+
+    def rates(self, draft: Draft) -> list[float]:
+        """Return the chance of each node to be accepted given that its parent was."""
+        cells, parents = self._cells.get(draft.proposer, {}), draft.parents
+        buckets = draft.buckets or (draft.bucket,) * len(parents)
+        depths: list[int] = []
+        rates: list[float] = []
+        for i, parent in enumerate(parents):
+            depth = 0 if parent == ROOT else depths[parent] + 1
+            depths.append(depth)
+            cell = cells.get(buckets[i])
+            rates.append(
+                cell.rate(depth if depth < _MAX_POSITION else _MAX_POSITION) if cell else self._expected(draft, i)
+            )
+        return rates
+
+    def record(self, draft: Draft, node: int, depth: int, *, hit: bool, first: bool = True) -> None:
+        """Count one trial: the parent of `node` (at `depth`, 0 below the root) was committed; `hit`: so was `node`.
+
+        `first`: it is the likeliest child of its parent.
+        """
+        cells = self._cells.setdefault(draft.proposer, {})
+        bucket = draft.bucket_of(node)
+        cell = cells.get(bucket)
+        if cell is None:
+            cell = cells[bucket] = _Cell(self._expected(draft, node))
+        cell.record(min(depth, _MAX_POSITION), hit)
+        if first:
+            self._pools[draft.proposer].record(min(depth, _MAX_POSITION), hit)
+
+    def forget(self, proposer: str) -> None:
+        """Start over with a proposer that was exchanged for another of its name."""
+        self._pools.pop(proposer, None)
+        self._cells.pop(proposer, None)
+
+    def trials(self, proposer: str, bucket: int, position: int) -> tuple[float, float]:
+        """Return the decayed hits and trials of one position."""
+        cell = self._cells.get(proposer, {}).get(bucket)
+        hits, trials = cell.positions[position] if cell else (0.0, 0.0)
+        return hits, trials
+
+    def _expected(self, draft: Draft, node: int) -> float:
+        estimate = draft.conditional(node)
+        return self._pooled(draft.proposer) if estimate is None else estimate
+
+    def _pooled(self, proposer: str) -> float:
+        pool = self._pools.get(proposer)
+        return pool.overall if pool else self._prior
+
+
+def survivals(draft: Draft, rates: Sequence[float]) -> tuple[float, ...]:
+    """Return the survival of each node: its rate, never quite certain, times its parent's."""
+    alive: list[float] = []
+    for parent, rate in zip(draft.parents, rates, strict=True):
+        chance = min(rate, _CERTAIN)
+        alive.append(chance if parent == ROOT else chance * alive[parent])
+    return tuple(alive)
+
+
+_MAX_PENDING = 64  # drafts of one sequence
+FIRST_JUDGED = 4
+"""Judged drafts of a sequence and proposer that are told apart from the others (`Scoreboard.commit`)."""
+
+
+@dataclass(slots=True)
+class _Pending:
+    draft: Draft
+    origin: Origin
+    next_index: int  # of the sequence's token that decides next
+    node: int = ROOT
+    depth: int = 0
+
+
+class Scoreboard:
+    """Drafts of live sequences that are still being judged."""
+
+    def __init__(self, acceptance: AcceptanceEstimator, ledger: Ledger | None = None) -> None:
+        self.acceptance = acceptance
+        self.ledger = ledger or Ledger(())
+        self._pending: dict[str, list[_Pending]] = {}
+        self._first_judged: list[tuple[str, JudgedDraft]] = []  # in this commit
+        self._num_judged: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        """By sequence, by proposer: drafts whose first token was judged, up to `FIRST_JUDGED`."""
+
+    def add(self, sequence: SequenceView, draft: Draft) -> None:
+        """Judge `draft`, made for the sequence as it stands now, by the tokens to come."""
+        pending = self._pending.setdefault(sequence.key, [])
+        pending.append(_Pending(draft, origin_of(sequence), len(sequence.tokens)))
+        del pending[:-_MAX_PENDING]
+
+    def commit(self, sequence: SequenceView) -> Sequence[tuple[str, JudgedDraft]]:
+        """Judge the sequence's pending drafts by the tokens that were committed since.
+
+        Return the drafts among the first of their proposer for the sequence whose first token was judged now.
+        """
+        pending = self._pending.get(sequence.key)
+        if not pending:
+            return ()
+        self._pending[sequence.key] = [entry for entry in pending if self._judge(entry, sequence)]
+        found, self._first_judged = self._first_judged, []
+        return found
+
+    def drop(self, sequence: SequenceView) -> None:
+        """Forget a sequence that ended; undecided drafts stay uncounted."""
+        self._pending.pop(sequence.key, None)
+        self._num_judged.pop(sequence.key, None)
+
+    def forget(self, proposer: str) -> None:
+        """Forget the drafts of a proposer that was exchanged, and how many of them were judged."""
+        for key, pending in self._pending.items():
+            self._pending[key] = [entry for entry in pending if entry.draft.proposer != proposer]
+        for num_judged in self._num_judged.values():
+            num_judged.pop(proposer, None)
+
+    def _judge(self, entry: _Pending, sequence: SequenceView) -> bool:
+        """Advance one draft of the sequence over its tokens; return whether it is still undecided."""
+        parents, tokens = entry.draft.parents, sequence.tokens
+        while entry.next_index < len(tokens):
+            if entry.depth == 0:
+                follower = self._first_trials(entry, sequence, tokens[entry.next_index])
+            else:
+                follower = self._trials(entry, tokens[entry.next_index])
+            if follower is None or follower not in parents:
+                return False
+            entry.node, entry.depth, entry.next_index = follower, entry.depth + 1, entry.next_index + 1
+        return True
+
+    def _first_trials(self, entry: _Pending, sequence: SequenceView, token: int) -> int | None:
+        """Do `_trials` for the first token of a draft, and tell the ledger."""
+        draft, follower = entry.draft, self._trials(entry, token)
+        right = follower is not None
+        self.ledger.judge(draft.proposer, entry.origin, right=right)
+        num_judged = self._num_judged[sequence.key]
+        if num_judged[draft.proposer] < FIRST_JUDGED:
+            num_judged[draft.proposer] += 1
+            self._first_judged.append((draft.proposer, JudgedDraft(right, draft.first_chance)))
+        return follower
+
+    def _trials(self, entry: _Pending, token: int) -> int | None:
+        """Record a trial for each child of the entry's node; return the child that was committed."""
+        draft, parents, at, follower = entry.draft, entry.draft.parents, entry.node, None
+        first = True
+        for node in range(at + 1, len(parents)):
+            if parents[node] == at:
+                hit = draft.tokens[node] == token
+                self.acceptance.record(draft, node, entry.depth, hit=hit, first=first)
+                first = False
+                if hit:
+                    follower = node
+        return follower

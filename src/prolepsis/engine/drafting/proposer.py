@@ -1,0 +1,153 @@
+"""The base class of proposers, their view of a sequence, and the hidden states that they may take."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from prolepsis.core.client_draft import ClientDraft
+from prolepsis.core.requests import SamplingParams
+from prolepsis.core.stats import ProposerMemory
+from prolepsis.engine.drafting.draft import Draft
+
+if TYPE_CHECKING:  # the package itself exports Proposer and imports no torch
+    from torch import Tensor
+
+    from prolepsis.engine.grammar.matcher import Matcher
+
+
+class SequenceView(Protocol):
+    """One sequence of a request as proposers see it; read only."""
+
+    @property
+    def key(self) -> str:
+        """Unique among live sequences: request id and sequence index."""
+
+    @property
+    def tokens(self) -> Sequence[int]:
+        """Prompt and committed output, oldest first. The list only grows while the sequence lives."""
+
+    @property
+    def num_prompt_tokens(self) -> int: ...
+
+    @property
+    def pages(self) -> Sequence[int]:
+        """Numbers of the pages that hold its K/V, for proposers whose own K/V follows them."""
+
+    @property
+    def cache_salt(self) -> str:
+        """Nothing learned under one salt may be proposed under another."""
+
+    @property
+    def tenant(self) -> str:
+        """Whose it is, as far as it is known; no client chooses it."""
+
+    @property
+    def traffic_class(self) -> str:
+        """The class of requests it is counted with (`engine.drafting.ledger`)."""
+
+    @property
+    def prediction(self) -> Sequence[int]:
+        """The caller's predicted output, or empty."""
+
+    @property
+    def client_draft(self) -> ClientDraft | None:
+        """Tokens that its client expects next, if it sent a draft."""
+
+    @property
+    def params(self) -> SamplingParams: ...
+
+    @property
+    def matcher(self) -> "Matcher | None":
+        """The matcher of the sequence's grammar, after `tokens`. Proposers query it and never advance it."""
+
+    @property
+    def noise_key(self) -> int:
+        """64-bit key of the sequence's keyed noise (`engine.sampling.noise`), for proposers that share it."""
+
+
+@dataclass(frozen=True, slots=True)
+class HiddenStates:
+    """The target's hidden states of one sequence in one step, at tokens that stand."""
+
+    sequence: SequenceView
+    start: int
+    """Position of the first of `tokens` in the sequence."""
+    tokens: Sequence[int]
+    """Prompt tokens, the last committed token and accepted draft tokens; `sequence.tokens` lacks the accepted ones."""
+    features: "Tensor"  # [len(tokens), aux_layers * hidden] bfloat16
+
+
+class HiddenStateConsumer(Protocol):
+    """Takes the hidden states that enter the layers `aux_layers`, at every token once its K/V stands."""
+
+    @property
+    def aux_layers(self) -> Sequence[int]: ...
+
+    def take(self, states: Sequence[HiddenStates]) -> None:
+        """Take the hidden states of a step. Called before it is committed, while the sequences still hold their pages.
+
+        Tokens of a sequence come in order. A preempted sequence starts over; tokens found in the prefix index are left
+        out.
+        """
+
+
+class Proposer(ABC):
+    """Guesses tokens. It owns its cache and never changes a sequence; a subclass overrides what it needs.
+
+    A proposer may raise or return nonsense: the engine contains it, counts it and decodes that row plainly.
+    """
+
+    name: str
+    free: bool = False
+    """A draft costs next to nothing: the proposer drafts every step and is judged on every committed token."""
+    one_pass: bool = False
+    """A draft costs the same however deep it is."""
+    shares_target: bool = False
+    """It computes with the target's threads, cache or device, so no pass may run meanwhile: a call that is late is
+    waited for. Calls of other proposers are left to themselves when they are late (`engine.drafting.call_watch`)."""
+    aux_layers: Sequence[int] = ()
+    """Layers of the target whose input the proposer takes (`HiddenStateConsumer`)."""
+
+    @abstractmethod
+    def propose(self, sequences: Sequence[SequenceView], limits: Sequence[int]) -> Sequence[Draft | None]:
+        """Return one draft of at most `limits[i]` nodes for each sequence, or None."""
+
+    def propose_trees(
+        self,
+        sequences: Sequence[SequenceView],
+        depths: Sequence[int],
+        limits: Sequence[int],
+        threshold: float,
+    ) -> Sequence[Draft | None]:
+        """Return drafts of at most `depths[i]` levels and `limits[i]` nodes.
+
+        A level is worth drafting only below a node that survives with more than `threshold`. By default a chain.
+        """
+        return self.propose(sequences, depths)
+
+    def serves(self, sequence: SequenceView) -> bool:
+        """Return whether it can ever draft for the sequence; it is not called for others."""
+        return True
+
+    def commit(self, sequence: SequenceView, num_new: int) -> None:  # noqa: B027  nothing to learn, by default
+        """Learn that the last `num_new` tokens of `sequence.tokens` are committed.
+
+        Called once with the whole prompt when the sequence starts to decode, then after each step that emitted tokens.
+        """
+
+    def forget(self, sequence: SequenceView) -> None:  # noqa: B027  nothing is kept, by default
+        """The sequence ended: free what only it needed. A sequence that was never drafted for may be named too."""
+
+    def close(self) -> None:  # noqa: B027  it ends with its engine, by default
+        """Release what would outlive the engine, such as a connection."""
+
+    def memory(self) -> ProposerMemory:
+        """Return the memory it takes besides the target's; called from any thread."""
+        return ProposerMemory(self.name)
+
+    def take(self, states: Sequence[HiddenStates]) -> None:  # noqa: B027  without aux_layers there is nothing to take
+        """Take the hidden states of a step (`HiddenStateConsumer`)."""
+
+    def miss(self, sequence: SequenceView, start: int, end: int) -> None:  # noqa: B027  see `take`
+        """The tokens `start : end` of a sequence that may not be drafted for stand; their states are not given."""

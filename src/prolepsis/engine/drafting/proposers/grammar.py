@@ -1,0 +1,57 @@
+"""Drafts the tokens that a sequence's grammar forces, and then the tokens that followed the same text before.
+
+A forced token is the only one its mask allows, so it is nearly always accepted; it costs a row of a pass instead of a
+pass. Where the forced run ends, the last tokens of output and run are looked up in the sequence's own text.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate
+from operator import mul
+
+from prolepsis.engine.drafting.candidate import FORCED_RATE
+from prolepsis.engine.drafting.draft import Draft
+from prolepsis.engine.drafting.proposer import Proposer, SequenceView
+from prolepsis.engine.drafting.proposers.prompt_lookup import NgramIndexes, continuation
+
+_SIZES = (5, 4, 3, 2)
+_FORCED_BUCKET = 0  # those behind the run: the length of the match
+_FOUND_PRIOR = 0.4
+
+
+class GrammarProposer(Proposer):
+    """Proposes chains for sequences with a grammar, where it forces a token."""
+
+    name = "grammar"
+    free = True
+
+    def __init__(self) -> None:
+        self._indexes = NgramIndexes(_SIZES)
+
+    def serves(self, sequence: SequenceView) -> bool:
+        """Only sequences with a grammar."""
+        return sequence.matcher is not None
+
+    def propose(self, sequences: Sequence[SequenceView], limits: Sequence[int]) -> list[Draft | None]:
+        return [self._propose(sequence, limit) for sequence, limit in zip(sequences, limits, strict=True)]
+
+    def forget(self, sequence: SequenceView) -> None:
+        self._indexes.forget(sequence)
+
+    def _propose(self, sequence: SequenceView, limit: int) -> Draft | None:
+        forced = sequence.matcher.forced()[:limit] if sequence.matcher is not None else ()
+        if not forced:
+            return None
+        found, size = self._find(sequence, forced, limit - len(forced))
+        tokens = (*forced, *found)
+        rates = [FORCED_RATE] * len(forced) + [_FOUND_PRIOR] * len(found)
+        buckets = (_FORCED_BUCKET,) * len(forced) + (size,) * len(found)
+        parents = tuple(range(-1, len(tokens) - 1))
+        return Draft(tokens, parents, self.name, tuple(accumulate(rates, mul)), _FORCED_BUCKET, buckets)
+
+    def _find(self, sequence: SequenceView, forced: tuple[int, ...], limit: int) -> tuple[list[int], int]:
+        """Return the tokens that followed the end of `forced` earlier, and the length of the match."""
+        index = self._indexes.of(sequence)
+        if limit <= 0:
+            return [], 0
+        start, size = index.find([*sequence.tokens[-_SIZES[0] :], *forced])
+        return (continuation(sequence.tokens, start, limit), size) if size else ([], 0)

@@ -1,0 +1,259 @@
+"""Finds where the last tokens of a sequence occurred before: in itself, or in earlier outputs under its cache salt.
+
+The readable reference of `engine/native/suffix.h`, which serves where a compiler is; the drafts are the same.
+
+Both indexes are hash chains, as LZ77 coders use them, rather than a suffix tree or automaton. For each of a few n-gram
+sizes a head points to the most recent place behind that n-gram and `previous` links each place to the one before it.
+Measured on 8,000 tokens of prompts and answers, in plain Python: adding a token takes 0.8 us and 174 bytes in the local
+index (a suffix automaton: 0.75 us, 464 bytes; an uncompressed counting trie of depth 24: 26 us, 5.6 kB) and 1.3 us and
+60 bytes in the shared one, before it hashed as the compiled one does. The automaton is as fast, but gives one longest
+match where a tree of drafts wants many places, recent ones first, at several lengths, and it cannot drop old outputs;
+in a ring that costs nothing and the bound on memory is exact. What is given up: counts run over the most recent places
+only.
+
+A place is the index of the token that follows the matched n-gram.
+"""
+
+import hashlib
+import os
+from collections.abc import Sequence
+from heapq import heappop, heappush
+from itertools import count
+from typing import NamedTuple
+
+import numpy as np
+
+from prolepsis.engine.drafting.draft import ROOT, Draft, best_first
+from prolepsis.engine.drafting.proposers.prompt_lookup import continuation
+from prolepsis.engine.sampling.noise import mix
+
+MAX_MATCH = 16  # longer matches are not told apart
+SIZES = (4, 2, 1)
+_QUOTA = {4: 6, 2: 5, 1: 5}  # places looked at per n-gram size; more found nothing more
+_ENOUGH = 10  # places after which shorter n-grams are not looked at
+_SEPARATOR = -1
+LEFT_CONTEXT = 8  # prompt tokens kept before an output, so that its first tokens can be matched
+_MASK, _STEP = 2**64 - 1, 0x9E3779B97F4A7C15
+_PROCESS_KEY = os.urandom(16)
+
+
+class SuffixContinuation(NamedTuple):
+    """Continuation after an earlier occurrence of the sequence's last `match` tokens."""
+
+    tokens: list[int]
+    match: int
+    shared: bool
+
+
+class LocalIndex:
+    """Occurrences within one sequence's own prompt and output. Keys are exact, memory is O(tokens)."""
+
+    def __init__(self) -> None:
+        self._num_indexed = 0
+        self._heads: dict[int, dict[int, int]] = {size: {} for size in SIZES}
+        self._previous: dict[int, list[int]] = {size: [] for size in SIZES}  # 0: none
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Index the tokens that are new."""
+        head1, head2, head4 = self._heads[1], self._heads[2], self._heads[4]
+        previous1, previous2, previous4 = self._previous[1], self._previous[2], self._previous[4]
+        start = self._num_indexed
+        w, x, y, z = _last4(tokens, start - 1) if start else (0, 0, 0, 0)
+        for place in range(start, len(tokens)):
+            if place:
+                w, x, y, z = x, y, z, tokens[place - 1] + 1
+            pair = y << 32 | z
+            quad = w << 96 | x << 64 | pair
+            previous1.append(head1.get(z, 0))
+            previous2.append(head2.get(pair, 0))
+            previous4.append(head4.get(quad, 0))
+            head1[z] = head2[pair] = head4[quad] = place
+        self._num_indexed = len(tokens)
+
+    def find(self, tokens: Sequence[int], length: int) -> list[SuffixContinuation]:
+        """Return continuations of up to `length` tokens, longest n-gram first, most recent first within it."""
+        w, x, y, z = _last4(tokens, len(tokens))
+        keys = {1: z, 2: y << 32 | z, 4: w << 96 | x << 64 | y << 32 | z}
+        found: dict[int, int] = {}
+        for size in SIZES:
+            place, previous = self._heads[size].get(keys[size], 0), self._previous[size]
+            quota = _QUOTA[size]
+            while place and quota:
+                if place not in found:
+                    found[place] = _match(tokens, place, size)
+                place, quota = previous[place], quota - 1
+            if len(found) >= _ENOUGH:
+                break
+        return [SuffixContinuation(continuation(tokens, place, length), match, False) for place, match in found.items()]
+
+
+class SharedIndex:
+    """Occurrences in past outputs, one ring of tokens for all cache salts; the oldest outputs are overwritten first.
+
+    Every token carries a keyed hash of its cache salt, part of the n-gram hash and checked at every place found,
+    so nothing of one salt is ever returned for another. Memory: at most `max_bytes`, touched as it fills.
+    """
+
+    _BYTES_PER_TOKEN = 4 + 8 + len(SIZES) * 16
+
+    def __init__(self, max_bytes: int) -> None:
+        self.capacity = max(64, max_bytes // self._BYTES_PER_TOKEN)
+        self._tokens = np.full(self.capacity, _SEPARATOR, np.int32).data
+        self._salts = np.zeros(self.capacity, np.int64).data
+        self._heads = {size: np.zeros(self.capacity, np.int64).data for size in SIZES}
+        self._previous = {size: np.zeros(self.capacity, np.int64).data for size in SIZES}
+        self._end = 0  # absolute count of tokens written; place p lies at p % capacity
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens that can be found now, separators included."""
+        return min(self._end, self.capacity)
+
+    @property
+    def num_bytes(self) -> int:
+        arrays = (self._tokens, self._salts, *self._heads.values(), *self._previous.values())
+        return sum(array.nbytes for array in arrays)
+
+    def add(self, cache_salt: str, prompt: Sequence[int], output: Sequence[int]) -> None:
+        """Keep an output for later sequences under `cache_salt`; of one longer than the ring, its end."""
+        tag = salt_tag(cache_salt)
+        self._write(_SEPARATOR, tag)
+        sequence = [*prompt[-LEFT_CONTEXT:], *output][-(self.capacity - 2) :]
+        for i, token in enumerate(sequence):
+            for size in SIZES:
+                if size <= i:
+                    slot = self._slot(tag, sequence[i - size : i])
+                    self._previous[size][self._end % self.capacity] = self._heads[size][slot]
+                    self._heads[size][slot] = self._end
+                else:
+                    self._previous[size][self._end % self.capacity] = 0
+            self._write(token, tag)
+
+    def find(self, cache_salt: str, tokens: Sequence[int], length: int) -> list[SuffixContinuation]:
+        """Return continuations of up to `length` tokens from outputs under `cache_salt`."""
+        if not self._end:
+            return []
+        tag, context = salt_tag(cache_salt), [*tokens[-MAX_MATCH:]]
+        found: dict[int, int] = {}
+        for size in SIZES:
+            if size <= len(context):
+                self._walk(size, tag, context, found)
+            if len(found) >= _ENOUGH:
+                break
+        return [SuffixContinuation(self._read(place, length), match, True) for place, match in found.items()]
+
+    def _walk(self, size: int, tag: int, context: list[int], found: dict[int, int]) -> None:
+        """Add places behind the last `size` tokens of the context to `found`, with their match lengths."""
+        oldest = max(0, self._end - self.capacity)
+        place = self._heads[size][self._slot(tag, context[-size:])]
+        previous, quota = self._previous[size], _QUOTA[size]
+        while place > oldest and quota:
+            if place not in found and self._salts[place % self.capacity] == tag:
+                match = self._match(place, context, oldest)
+                if match >= size:
+                    found[place] = match
+            place, quota = previous[place % self.capacity], quota - 1
+
+    def _slot(self, tag: int, ngram: Sequence[int]) -> int:
+        """Return where the most recent place behind an n-gram is kept, as the compiled index does."""
+        state = (tag + len(ngram)) & _MASK
+        for token in ngram:
+            state = mix((state + _STEP + token) & _MASK)
+        return state % self.capacity
+
+    def _match(self, place: int, context: list[int], oldest: int) -> int:
+        tokens, capacity, match = self._tokens, self.capacity, 0
+        longest = min(len(context), place - oldest)
+        while match < longest and tokens[(place - 1 - match) % capacity] == context[-1 - match]:
+            match += 1
+        return match
+
+    def _read(self, place: int, length: int) -> list[int]:
+        start, length = place % self.capacity, min(length, self._end - place)
+        tokens = self._tokens[start : start + length].tolist()
+        if len(tokens) < length:
+            tokens += self._tokens[: length - len(tokens)].tolist()
+        return tokens[: tokens.index(_SEPARATOR)] if _SEPARATOR in tokens else tokens
+
+    def _write(self, token: int, tag: int) -> None:
+        slot = self._end % self.capacity
+        self._tokens[slot] = token
+        self._salts[slot] = tag
+        self._end += 1
+
+
+def _last4(tokens: Sequence[int], end: int) -> tuple[int, int, int, int]:
+    """Return the four tokens before `end`, each plus one, 0 where there is none."""
+    w, x, y, z = ([0, 0, 0, 0] + [t + 1 for t in tokens[max(0, end - 4) : end]])[-4:]
+    return w, x, y, z
+
+
+def _match(tokens: Sequence[int], place: int, known: int) -> int:
+    """Return how many tokens before `place` equal the last ones, given that `known` do; at most MAX_MATCH."""
+    match, offset = known, len(tokens) - place
+    longest = min(MAX_MATCH, place)
+    at = place - 1 - match
+    while match < longest and tokens[at] == tokens[at + offset]:
+        match += 1
+        at -= 1
+    return match
+
+
+def salt_tag(cache_salt: str) -> int:
+    """Return a hash of a cache salt, keyed by the process."""
+    digest = hashlib.blake2b(cache_salt.encode("utf-8", "surrogatepass"), key=_PROCESS_KEY, digest_size=8).digest()
+    return int.from_bytes(digest, "little", signed=True)
+
+
+_MATCH_CLASS = (0, 0, 1, 2, 3, 3, 4, 4, 5, 5, 5, 5, 6, 6, 6, 6, 7)  # of a match of 0 to MAX_MATCH tokens
+_MATCH_PRIOR = (0.15, 0.30, 0.45, 0.60, 0.70, 0.80, 0.88, 0.95)  # acceptance where all places agree
+_FLOOR = 0.005  # prior survival below which a node is not drafted
+_SHARED_WEIGHT = 0.5
+
+_Group = list[tuple[SuffixContinuation, float]]  # continuations with their weights
+
+
+def tree(found: Sequence[SuffixContinuation], limit: int, name: str) -> Draft | None:
+    """Return the `limit` likeliest nodes of the trie of continuations, best first."""
+    group = [(c, (_SHARED_WEIGHT if c.shared else 1.0) * float(1 << min(c.match, MAX_MATCH))) for c in found]
+    nodes: list[tuple[int, int, float, int]] = []  # as `best_first` takes them
+    heap: list[tuple[float, int, int, int, int, int, _Group]] = []
+    order = count()
+    parent, depth, alive = ROOT, 0, 1.0
+    while True:
+        for token, share, followers in _split(group, depth):
+            bucket, rate = _confidence(share, followers, depth)
+            if alive * rate >= _FLOOR:
+                heappush(heap, (-alive * rate, next(order), token, parent, bucket, depth + 1, followers))
+        if not heap or len(nodes) == limit:
+            break
+        negative, _, token, parent, bucket, depth, group = heappop(heap)
+        alive = -negative
+        nodes.append((token, parent, alive, bucket))
+        parent = len(nodes) - 1
+    return best_first(nodes, name) if nodes else None
+
+
+def _split(group: _Group, depth: int) -> list[tuple[int, float, _Group]]:
+    """Return each next token with its share of the group's weight and the continuations that continue with it."""
+    by_token: dict[int, _Group] = {}
+    total = 0.0
+    for member in group:
+        tokens = member[0].tokens
+        if depth < len(tokens):
+            by_token.setdefault(tokens[depth], []).append(member)
+            total += member[1]
+    if len(by_token) == 1:
+        return [(token, 1.0, followers) for token, followers in by_token.items()]
+    return [(token, sum(w for _, w in followers) / total, followers) for token, followers in by_token.items()]
+
+
+def _confidence(share: float, followers: _Group, depth: int) -> tuple[int, float]:
+    """Return bucket and prior acceptance of the token that `followers` agree on at `depth`."""
+    longest = max(c.match for c, _ in followers) + depth
+    match_class = _MATCH_CLASS[min(longest, MAX_MATCH)]
+    share_class = 3 if share > 0.95 else 2 if share > 0.6 else 1 if share > 0.25 else 0
+    several = len(followers) > 1
+    shared = followers[0][0].shared  # the sequence's own continuations come first
+    bucket = ((match_class * 4 + share_class) * 2 + several) * 2 + shared
+    return bucket, _MATCH_PRIOR[match_class] * share

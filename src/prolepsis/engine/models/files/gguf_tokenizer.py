@@ -1,0 +1,184 @@
+"""The tokenizer of a GGUF file, built from its vocabulary, merges and rules.
+
+Source of the kinds and of what a file means that does not say: llama.cpp (`src/llama-vocab.cpp`).
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tokenizers import AddedToken, Regex, decoders, normalizers, pre_tokenizers
+from tokenizers import Tokenizer as Backend
+from tokenizers.models import BPE
+from tokenizers.processors import ByteLevel, TemplateProcessing
+from tokenizers.processors import Sequence as SequenceProcessor
+
+from prolepsis.core.errors import ModelLoadError
+from prolepsis.engine.models.files.chat_template import one_template
+from prolepsis.engine.models.files.gguf import CONTROL, USER_DEFINED, GgufFile
+from prolepsis.engine.models.files.sentencepiece import BYTE, SPACE, SentencePieceVocabulary, sentencepiece
+from prolepsis.engine.models.files.text_splits import SPLITS, TextSplit
+from prolepsis.engine.models.files.tokenizer import TokenizerParts
+
+SENTENCEPIECE, BYTE_PAIRS, GEMMA4 = "llama", "gpt2", "gemma4"
+KINDS = (SENTENCEPIECE, BYTE_PAIRS, GEMMA4)
+"""Values of `tokenizer.ggml.model` that are read."""
+_SPECIAL = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
+_OF_SENTENCEPIECE = {"unknown": 0, "bos": 1, "eos": 2}
+"""Ids in files of this kind that do not state them."""
+_NEEDED = ("bos", "eos", "eot", "eom")
+"""Tokens that are written or looked for: a file whose id of one is no token is refused. Others are left out then."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Words:
+    """The vocabulary of a file."""
+
+    file: GgufFile
+    tokens: list[str]
+    kinds: list[int]
+    """As many as tokens, or none where the file has none."""
+    special: Mapping[str, str]
+
+    def of_kind(self, kind: int) -> list[str]:
+        return [token for token, one in zip(self.tokens, self.kinds, strict=False) if one == kind]
+
+    def states(self, name: str, *, default: bool) -> bool:
+        """Return whether the file says `tokenizer.ggml.NAME`."""
+        return bool(self.file.metadata.get(f"tokenizer.ggml.{name}", default))
+
+
+def gguf_parts(file: GgufFile) -> TokenizerParts:
+    """Read the tokenizer of a GGUF file; raises `ModelLoadError` for a kind that cannot be built."""
+    kind = file.text("tokenizer.ggml.model")
+    if kind not in KINDS:
+        raise ModelLoadError(f"{file.path}: its tokenizer is of kind {kind!r}; read are: {', '.join(KINDS)}")
+    words = _words(file, kind)
+    digest = None
+    if kind == SENTENCEPIECE:
+        vocabulary = _vocabulary(words)
+        backend, digest = _sentencepiece(words, vocabulary), vocabulary.digest
+    else:
+        backend = _byte_pairs(words, GEMMA4 if kind == GEMMA4 else file.text("tokenizer.ggml.pre", "default"))
+    return TokenizerParts(backend, one_template(_templates(file)), words.special, file.end_tokens(), digest)
+
+
+def _templates(file: GgufFile) -> dict[str, str]:
+    """Return the templates of a file by name: one without a name, and those under keys that end in theirs."""
+    key = "tokenizer.chat_template"
+    named = {"default": file.text(key)} | {one: file.text(f"{key}.{one}") for one in ("tool_use", "rag")}
+    return {name: text for name, text in named.items() if text}
+
+
+def _words(file: GgufFile, kind: str) -> _Words:
+    tokens = [token or f"[EMPTY_{i}]" for i, token in enumerate(file.strings("tokenizer.ggml.tokens"))]
+    if not tokens:
+        raise ModelLoadError(f"{file.path} holds no vocabulary (tokenizer.ggml.tokens)")
+    if len(set(tokens)) < len(tokens):
+        [(twice, _)] = Counter(tokens).most_common(1)
+        raise ModelLoadError(f"{file.path} has the token {twice!r} twice (tokenizer.ggml.tokens)")
+    kinds = file.integers("tokenizer.ggml.token_type")
+    if len(kinds) not in (0, len(tokens)):
+        raise ModelLoadError(
+            f"{file.path}: tokenizer.ggml.token_type has {len(kinds)} entries for {len(tokens)} tokens"
+        )
+    for name in _NEEDED:
+        token = file.token(name)
+        if token is not None and token >= len(tokens):
+            raise ModelLoadError(f"{file.path}: tokenizer.ggml.{name}_token_id is {token}; it has {len(tokens)} tokens")
+    defaults = _OF_SENTENCEPIECE if kind == SENTENCEPIECE else {}
+    ids = {name: defaults.get(name) if (id_ := file.token(name)) is None else id_ for name in _SPECIAL}
+    special = {_SPECIAL[name]: tokens[i] for name, i in ids.items() if i is not None and i < len(tokens)}
+    return _Words(file, tokens, kinds, special)
+
+
+def _vocabulary(words: _Words) -> SentencePieceVocabulary:
+    tokens, scores = words.tokens, words.file.floats("tokenizer.ggml.scores")
+    if not len(tokens) == len(scores) == len(words.kinds):
+        raise ModelLoadError(
+            f"{words.file.path}: {len(tokens)} tokens, {len(scores)} scores (tokenizer.ggml.scores) and "
+            f"{len(words.kinds)} kinds (tokenizer.ggml.token_type); needed: as many of each"
+        )
+    return SentencePieceVocabulary(tokens, scores, words.kinds)
+
+
+def _sentencepiece(words: _Words, vocabulary: SentencePieceVocabulary) -> Backend:
+    """Build a tokenizer of kind "llama"; a file that does not say otherwise has a BOS and a space before a text."""
+    prefix = words.states("add_space_prefix", default=True)
+    backend = sentencepiece(vocabulary, words.special.get("unk_token"), space_prefix=prefix)
+    if around := _around(words, has_bos=words.states("add_bos_token", default=True)):
+        backend.post_processor = around
+    return backend
+
+
+def _around(words: _Words, *, has_bos: bool) -> TemplateProcessing | None:
+    """Return what puts BOS before a text, and EOS behind it where the file says so."""
+    bos = words.special.get("bos_token") if has_bos else None
+    eos = words.special.get("eos_token") if words.states("add_eos_token", default=False) else None
+    named = [token for token in (bos, eos) if token is not None]
+    if not named:
+        return None
+    one, two = ([part for part in (bos, text, eos) if part] for text in ("$A", "$B"))
+    return TemplateProcessing(one, [*one, *two], [(token, words.tokens.index(token)) for token in dict.fromkeys(named)])
+
+
+def _byte_pairs(words: _Words, name: str) -> Backend:
+    """Build a tokenizer of byte pairs whose texts are split by the rules `name`."""
+    path = words.file.path
+    if name not in SPLITS:
+        raise ModelLoadError(
+            f"{path}: its text is split by rule {name!r} (tokenizer.ggml.pre), which is not known here"
+        )
+    split, vocab = SPLITS[name], {token: i for i, token in enumerate(words.tokens)}
+    fallback = {} if split.is_spelled_in_bytes else _fallback(words)
+    merges = _merges(words.file, vocab)
+    try:
+        backend = Backend(BPE(vocab=vocab, merges=merges, ignore_merges=split.takes_words, **fallback))
+    except Exception as error:  # tokenizers raises bare Exception
+        raise ModelLoadError(f"{path}: its vocabulary and merges do not fit: {error}") from error
+    _spell(backend, split)
+    control, own = words.of_kind(CONTROL), words.of_kind(USER_DEFINED)
+    backend.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in control])
+    backend.add_tokens([AddedToken(token, normalized=False, special=False) for token in own])
+    has_bos = name == GEMMA4 or words.states("add_bos_token", default=split.has_bos)  # early files of Gemma 4 deny it
+    if around := _around(words, has_bos=has_bos):
+        bytes_first = split.is_spelled_in_bytes
+        backend.post_processor = SequenceProcessor([ByteLevel(trim_offsets=False), around]) if bytes_first else around
+    return backend
+
+
+def _fallback(words: _Words) -> dict[str, str | bool | None]:
+    return {
+        "unk_token": words.special.get("unk_token"),
+        "fuse_unk": True,
+        "byte_fallback": BYTE in set(words.kinds),
+    }
+
+
+def _spell(backend: Backend, split: TextSplit) -> None:
+    """Let texts be split by these rules, spelled as the vocabulary is, and spelled back."""
+    parts: list[pre_tokenizers.PreTokenizer] = [
+        pre_tokenizers.Split(Regex(rule), behavior="isolated") for rule in split.rules
+    ]
+    if split.is_spelled_in_bytes:
+        parts.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
+        backend.decoder = decoders.ByteLevel()
+    else:
+        backend.normalizer = normalizers.Replace(" ", SPACE)
+        texts = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+        backend.decoder = decoders.Sequence(texts)
+    if split.is_composed:
+        backend.normalizer = normalizers.NFC()
+    backend.pre_tokenizer = pre_tokenizers.Sequence(parts)
+
+
+def _merges(file: GgufFile, vocab: Mapping[str, int]) -> list[tuple[str, str]]:
+    """Return the pairs of tokens that become one; raises `ModelLoadError` for none, and for one of unknown tokens."""
+    stated = file.strings("tokenizer.ggml.merges")
+    if not stated:
+        raise ModelLoadError(f"{file.path} has no merges (tokenizer.ggml.merges): texts would become single bytes")
+    merges = [(a, b) for a, _, b in (merge.partition(" ") for merge in stated)]
+    for a, b in merges:
+        if not (a in vocab and b in vocab and a + b in vocab):
+            raise ModelLoadError(f"{file.path}: the merge {f'{a} {b}'!r} joins or makes what is no token")
+    return merges

@@ -1,0 +1,65 @@
+"""Counts the bytes of a model's weights: what a pass reads, and what is kept in memory."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from prolepsis.engine.models.files.safetensors_files import header, weight_files
+
+if TYPE_CHECKING:
+    from prolepsis.engine.models.files.source import ModelSource
+
+EMBEDDINGS = ("token_embd.weight", "model.embed_tokens.weight")
+OUTPUTS = ("output.weight", "lm_head.weight")
+BYTES_OF = {"bf16": 2.0, "q8": 34 / 32, "q4": 20 / 32}
+"""Bytes of one weight, by the setting `weights`."""
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredSize:
+    """A tensor in a file."""
+
+    num_bytes: int
+    num_weights: int
+
+
+def bytes_per_pass(path: Path) -> int:
+    """Return the bytes of the weights that a pass of the model at `path` reads, for any number of rows.
+
+    All of them, but of an embedding that is not the output head too only the rows of its tokens, which do not count.
+    Experts of a mixture are counted as if all were read. Raises `ModelLoadError` for files that cannot be read.
+    """
+    tensors = _tensors(path)
+    skipped = EMBEDDINGS if any(name in tensors for name in OUTPUTS) else ()
+    return sum(tensor.num_bytes for name, tensor in tensors.items() if name not in skipped)
+
+
+def least_loaded_bytes(source: "ModelSource", weights: str) -> int:
+    """Return the least memory that the weights of a model take under the setting `weights`.
+
+    A forward that cannot keep quantised weights takes more. Raises `ModelLoadError` for files that cannot be read.
+    """
+    tensors = _tensors(source).values()
+    if weights in BYTES_OF:
+        return math.ceil(BYTES_OF[weights] * sum(tensor.num_weights for tensor in tensors))
+    return sum(min(tensor.num_bytes, 2 * tensor.num_weights) for tensor in tensors)
+
+
+def _tensors(source: "ModelSource") -> dict[str, _StoredSize]:
+    if isinstance(source, Path) and not source.is_file():
+        return _of_folder(source)
+    from prolepsis.engine.models.files.gguf import GgufFile
+
+    file = GgufFile(source) if isinstance(source, Path) else source
+    return {name: _StoredSize(tensor.size, math.prod(tensor.shape)) for name, tensor in file.tensors.items()}
+
+
+def _of_folder(folder: Path) -> dict[str, _StoredSize]:
+    return {name: _stored(entry) for file in weight_files(folder) for name, entry in header(file).items()}
+
+
+def _stored(entry: Mapping[str, Any]) -> _StoredSize:
+    start, end = entry["data_offsets"]
+    return _StoredSize(end - start, math.prod(entry["shape"]))

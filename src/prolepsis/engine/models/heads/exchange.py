@@ -1,0 +1,124 @@
+"""Import and export of draft heads: EAGLE-3 checkpoints in the speculators format, copied whole or not at all."""
+
+import json
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from prolepsis.core.errors import InvalidParameter, ModelLoadError
+from prolepsis.engine.models.files.store import open_store
+from prolepsis.engine.models.files.weights import open_checkpoint
+from prolepsis.engine.models.heads.aliases import HeadAliases
+from prolepsis.engine.models.heads.format import CONFIG, WEIGHTS, load_head, weights_checksum
+from prolepsis.engine.models.heads.levels import LEVELS
+from prolepsis.engine.models.heads.registry import HeadEntry, check_checksum, find_head, head_folder, list_heads, misfit
+from prolepsis.engine.models.load import identity_of
+from prolepsis.engine.models.provenance import KEY
+from prolepsis.engine.models.targets.lean_shape import LeanShape
+
+NAME = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*)(@(?P<version>[1-9]\d*))?")
+
+
+def import_head(folder: Path, name: str, root: Path | None = None) -> HeadEntry:
+    """Check the head in `folder`, copy it to the user's heads as the next version of `name`, or as NAME@VERSION.
+
+    The copy records its checksum. Raises `ModelLoadError` if the folder is not a whole EAGLE-3 head, and
+    `InvalidParameter` for a name that is invalid or taken.
+    """
+    label = _free_label(name, root)
+    if not (folder / CONFIG).is_file():
+        raise ModelLoadError(
+            f"{folder} has no {CONFIG}; allowed: the folder of an EAGLE-3 head in the speculators format"
+        )
+    source = find_head(str(folder.resolve()), root)
+    check_checksum(source)
+    load_head(folder)
+    own = {"version": int(label.partition("@")[2]), "sha256": weights_checksum(folder)}
+    provenance = {"source": str(folder.resolve()), **source.config.provenance, **own}
+    home = head_folder(root) / label
+    copy_head(source, home, {KEY: provenance})
+    return find_head(str(home), root)
+
+
+def fitting_models(entry: HeadEntry, root: Path | None = None) -> list[str]:
+    """Return the names of the installed models that a head can draft for."""
+    store = open_store(root)
+    names: list[str] = []
+    for manifest in store.installed():
+        path = store.path(manifest.name)
+        assert path is not None, "an installed model has a path"
+        try:
+            shape = LeanShape.from_config(open_checkpoint(path).config)
+        except ModelLoadError:  # a head needs a model that the lean forward can run
+            continue
+        identity = identity_of(path) if entry.target_fingerprint else ""
+        if misfit(entry, shape, identity) is None:
+            names.append(manifest.name)
+    return names
+
+
+def export_head(entry: HeadEntry, directory: Path, verifier: str | None = None) -> Path:
+    """Write a head to the new `directory`, whole or not at all, and return it; `verifier` names its target there.
+
+    Raises `ModelLoadError` if the head is damaged, or `directory` exists or cannot be written.
+    """
+    check_checksum(entry)
+    load_head(entry.folder)
+    document = json.loads((entry.folder / CONFIG).read_text())
+    speculators = document.get("speculators_config", {})
+    named = {**speculators.get("verifier", {}), "name_or_path": verifier or entry.config.verifier}
+    copy_head(entry, directory, {"speculators_config": {**speculators, "verifier": named}})
+    return directory
+
+
+def remove_head(name: str, root: Path | None = None) -> HeadEntry:
+    """Delete one of the user's heads and return its entry; raises `InvalidParameter` for a head of the package."""
+    entry = find_head(name, root)
+    if entry.folder.parent.resolve() != head_folder(root).resolve():
+        raise InvalidParameter(
+            f"{entry.label} is in {entry.folder}; allowed: heads in {head_folder(root)}", param="name"
+        )
+    aliases = HeadAliases(head_folder(root)).of(entry.name, entry.version)
+    if aliases:
+        message = f"{entry.label} is {', '.join(aliases)}; allowed: heads without an alias"
+        raise InvalidParameter(message, param="name")
+    shutil.rmtree(entry.folder)
+    return entry
+
+
+def copy_head(source: HeadEntry, home: Path, changes: Mapping[str, Any]) -> None:
+    """Copy configuration, with top-level `changes`, and weights to the new folder `home`, whole or not at all."""
+    if home.exists():
+        raise ModelLoadError(f"{home} already exists; allowed: a new folder")
+    staging = home.with_name(f".{home.name}.partial")
+    shutil.rmtree(staging, ignore_errors=True)
+    try:
+        staging.mkdir(parents=True)
+        document = {**json.loads((source.folder / CONFIG).read_text()), **changes}
+        (staging / CONFIG).write_text(json.dumps(document, indent=2) + "\n")
+        shutil.copyfile(source.folder / WEIGHTS, staging / WEIGHTS)
+        if (source.folder / LEVELS).is_file():
+            (staging / LEVELS).parent.mkdir()
+            shutil.copyfile(source.folder / LEVELS, staging / LEVELS)
+        staging.rename(home)
+    except OSError as error:
+        raise ModelLoadError(f"{home} cannot be written: {error}") from error
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _free_label(name: str, root: Path | None) -> str:
+    """Return NAME@VERSION; without a version in `name`, it is one more than the newest."""
+    match = NAME.fullmatch(name)
+    if match is None or match["name"] in ("auto", "none"):
+        raise InvalidParameter(
+            f"name is {name!r}; allowed: letters, digits, '.', '_' and '-', or NAME@VERSION; not 'auto' or 'none'",
+            param="name",
+        )
+    taken = [entry.version for entry in list_heads(root) if entry.name == match["name"]]
+    version = int(match["version"] or max(taken, default=0) + 1)
+    if version in taken:
+        raise InvalidParameter(f"{match['name']}@{version} is taken; allowed: another version", param="name")
+    return f"{match['name']}@{version}"

@@ -1,0 +1,284 @@
+"""A draft head as a folder: config.json and model.safetensors in the "speculators" format of EAGLE-3.
+
+Legend: d hidden size of target and head, V target vocabulary, D draft vocabulary, h query heads, k key/value heads.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from prolepsis.core.errors import ModelLoadError
+from prolepsis.core.files import replacing, sha256_of
+from prolepsis.engine.models.files.config import llama_shaped
+from prolepsis.engine.models.targets.lean_shape import LeanShape
+
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class HeadConfig:
+    """The computation of a head, and its target.
+
+    Slot s is at position s; its inputs are the embedding of token s and g of token s - 1, and it predicts token s + 1.
+    For a token that the target has processed, g = fc(norm(its hidden states)); in a draft, g is the output of the slot
+    before.
+    """
+
+    shape: LeanShape
+    """Geometry of the one layer (`layers` is 1); `vocab` and `hidden` are the target's."""
+    aux_layers: tuple[int, ...]
+    """The hidden states entering these layers of the target are concatenated to [len(aux_layers) * d]."""
+    draft_vocab: int
+    norm_before_fc: bool = True
+    """Whether a norm is applied to the concatenated hidden states, before fc."""
+    norm_output: bool = True
+    """Whether the state that is fed back has passed the final norm; if not, it is the layer's output."""
+    norm_before_residual: bool = False
+    """Whether the residual is g after its norm; if not, it is g itself."""
+    verifier: str = ""
+    """Name of the target."""
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+    """Its training, with `target_fingerprint` if known (`engine.models.provenance`). Plain JSON values."""
+
+
+def _stored(name: str, *sizes: str) -> dict[str, Any]:
+    """Return what a field of `HeadWeights` is called in the file, and its sizes (`tensor_shapes`)."""
+    return {"name": name, "sizes": sizes}
+
+
+@dataclass(slots=True)
+class HeadWeights:
+    """A head's tensors; projections have no bias. The columns of q, k and v are of the embedding, then of g."""
+
+    fc: Tensor = field(metadata=_stored("fc.weight", "d", "features"))
+    input_norm: Tensor | None = field(metadata=_stored("input_norm.weight", "features"))  # with norm_before_fc only
+    embed_norm: Tensor = field(metadata=_stored("layers.0.input_layernorm.weight", "d"))
+    hidden_norm: Tensor = field(metadata=_stored("layers.0.hidden_norm.weight", "d"))
+    q: Tensor = field(metadata=_stored("layers.0.self_attn.q_proj.weight", "queries", "2d"))
+    k: Tensor = field(metadata=_stored("layers.0.self_attn.k_proj.weight", "keys", "2d"))
+    v: Tensor = field(metadata=_stored("layers.0.self_attn.v_proj.weight", "keys", "2d"))
+    o: Tensor = field(metadata=_stored("layers.0.self_attn.o_proj.weight", "d", "queries"))
+    post_norm: Tensor = field(metadata=_stored("layers.0.post_attention_layernorm.weight", "d"))
+    gate: Tensor = field(metadata=_stored("layers.0.mlp.gate_proj.weight", "intermediate", "d"))
+    up: Tensor = field(metadata=_stored("layers.0.mlp.up_proj.weight", "intermediate", "d"))
+    down: Tensor = field(metadata=_stored("layers.0.mlp.down_proj.weight", "d", "intermediate"))
+    norm: Tensor = field(metadata=_stored("norm.weight", "d"))
+    lm_head: Tensor = field(metadata=_stored("lm_head.weight", "D", "d"))
+    d2t: Tensor = field(metadata=_stored("d2t", "D"))  # int64: target id minus draft id
+    t2d: Tensor = field(metadata=_stored("t2d", "V"))  # bool: tokens that the head can draft
+
+    @property
+    def target_ids(self) -> Tensor:  # [D] int64, rising
+        return torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
+
+
+NAMES: dict[str, str] = {f.name: f.metadata["name"] for f in fields(HeadWeights)}
+"""Field of `HeadWeights` -> tensor in the file."""
+
+
+def tensor_shapes(config: HeadConfig) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each tensor by field; `input_norm` only if the head has one."""
+    shape, d = config.shape, config.shape.hidden
+    sizes = {
+        "d": d,
+        "2d": 2 * d,
+        "features": len(config.aux_layers) * d,
+        "queries": shape.heads * shape.head_dim,
+        "keys": shape.kv_heads * shape.head_dim,
+        "intermediate": shape.intermediate,
+        "D": config.draft_vocab,
+        "V": shape.vocab,
+    }
+    return {
+        f.name: tuple(sizes[size] for size in f.metadata["sizes"])
+        for f in fields(HeadWeights)
+        if f.name != "input_norm" or config.norm_before_fc
+    }
+
+
+def save_head(folder: Path, config: HeadConfig, weights: HeadWeights, rope: Mapping[str, Any]) -> None:
+    """Write a head: weights in bfloat16, `rope` as the parameters of its rotation (`rope_parameters`)."""
+    folder.mkdir(parents=True, exist_ok=True)
+    present = {name: tensor for name in NAMES if (tensor := getattr(weights, name)) is not None}
+    tensors = {
+        NAMES[name]: (value.detach().to(torch.bfloat16) if value.is_floating_point() else value).contiguous().cpu()
+        for name, value in present.items()
+    }
+    with replacing(folder / WEIGHTS, mode=0o644) as part:
+        save_file(tensors, part, {"format": "pt"})
+        (folder / CONFIG).write_text(json.dumps(_document(config, rope), indent=2) + "\n")
+
+
+def load_head(folder: Path) -> tuple[HeadConfig, HeadWeights]:
+    """Read a head; raises `ModelLoadError` for missing or broken files and for other kinds of heads."""
+    config = read_config(folder)
+    file = folder / WEIGHTS
+    found: dict[str, Tensor | None] = dict.fromkeys(f.name for f in fields(HeadWeights))
+    try:
+        with safe_open(str(file), framework="pt") as tensors:
+            present = set(tensors.keys())
+            for name, shape in tensor_shapes(config).items():
+                if NAMES[name] not in present:
+                    if name in ("d2t", "t2d") and config.draft_vocab == config.shape.vocab:
+                        found[name] = _whole_vocabulary(name, config.draft_vocab)
+                        continue
+                    raise ModelLoadError(f"{file} has no tensor {NAMES[name]!r}")
+                found[name] = _checked(file, NAMES[name], tensors.get_tensor(NAMES[name]), shape)
+    except (OSError, SafetensorError) as error:
+        raise ModelLoadError(f"{file} is not a whole safetensors file: {error}") from error
+    weights = HeadWeights(**found)  # type: ignore[arg-type]  # only input_norm may be None
+    _check_vocabulary(file, config, weights)
+    return config, weights
+
+
+def read_config(folder: Path) -> HeadConfig:
+    """Read config.json of a head; raises `ModelLoadError` that names a missing or unsupported entry."""
+    file = folder / CONFIG
+    try:
+        document = json.loads(file.read_text())
+        if document.get("speculators_model_type") != "eagle3":
+            raise ModelLoadError(
+                f"{file}: speculators_model_type is {document.get('speculators_model_type')!r}; allowed: 'eagle3'"
+            )
+        return _config(document)
+    except OSError as error:
+        raise ModelLoadError(f"{file} cannot be read: {error}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelLoadError(f"{file} is not the configuration of an EAGLE-3 head: {error!r}") from error
+
+
+def head_fault(config: HeadConfig, target: LeanShape, target_layers: int) -> str | None:
+    """Return why the head cannot draft for a target of this shape, or None."""
+    if fault := target_fault(target):
+        return fault
+    for name in ("hidden", "vocab"):
+        ours, theirs = getattr(config.shape, name), getattr(target, name)
+        if ours != theirs:
+            return f"its {name} size is {ours}; the target's is {theirs}"
+    if max(config.aux_layers) > target_layers:
+        return f"it reads the hidden states entering layers {config.aux_layers}; the target has {target_layers} layers"
+    return None
+
+
+def target_fault(target: LeanShape) -> str | None:
+    """Return why heads cannot be trained for a target of this shape and draft for it, or None."""
+    if not target.ropes:
+        return "heads share the target's rotation of queries and keys; its layers have none"
+    if target.logit_cap is not None or target.logit_scale != 1.0:
+        return "the target scales or caps its logits; heads have plain logits"
+    return None
+
+
+def weights_checksum(folder: Path) -> str:
+    """Return the SHA-256, in hexadecimal, of the weights of a head or draft model.
+
+    Raises `ModelLoadError` if they cannot be read.
+    """
+    try:
+        return sha256_of(folder / WEIGHTS)
+    except OSError as error:
+        raise ModelLoadError(f"{folder / WEIGHTS} cannot be read: {error}") from error
+
+
+def offsets(target_ids: Tensor, vocab: int) -> tuple[Tensor, Tensor]:
+    """Return d2t [D] int64 and t2d [V] bool of the rising `target_ids` ([D] int64)."""
+    t2d = torch.zeros(vocab, dtype=torch.bool)
+    t2d[target_ids] = True
+    return target_ids - torch.arange(len(target_ids)), t2d
+
+
+def _document(config: HeadConfig, rope: Mapping[str, Any]) -> dict[str, Any]:
+    proposal = {"proposal_type": "greedy", "speculative_tokens": 3}
+    layer = _llama_layer(config.shape, rope)
+    return {
+        "architectures": ["Eagle3Speculator"],
+        "model_type": "speculators",
+        "speculators_model_type": "eagle3",
+        "draft_vocab_size": config.draft_vocab,
+        "target_hidden_size": config.shape.hidden,
+        "eagle_aux_hidden_state_layer_ids": list(config.aux_layers),
+        "norm_before_fc": config.norm_before_fc,
+        "norm_output": config.norm_output,
+        "norm_before_residual": config.norm_before_residual,
+        "fc_norm": False,
+        "tie_word_embeddings": False,
+        "transformer_layer_config": layer,
+        "speculators_config": {
+            "algorithm": "eagle3",
+            "default_proposal_method": "greedy",
+            "proposal_methods": [proposal],
+            "verifier": {"name_or_path": config.verifier, "architectures": layer["architectures"]},
+        },
+        "prolepsis": dict(config.provenance),
+        "dtype": "bfloat16",
+    }
+
+
+def _llama_layer(shape: LeanShape, rope: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the transformers configuration of the head's layer."""
+    return {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "num_hidden_layers": 1,
+        "vocab_size": shape.vocab,
+        "hidden_size": shape.hidden,
+        "intermediate_size": shape.intermediate,
+        "num_attention_heads": shape.heads,
+        "num_key_value_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "hidden_act": "silu",
+        "rms_norm_eps": shape.eps,
+        "max_position_embeddings": shape.max_positions,
+        "rope_parameters": dict(rope),
+    }
+
+
+def _config(document: dict[str, Any]) -> HeadConfig:
+    layer = dict(document["transformer_layer_config"])
+    if layer.get("num_hidden_layers", 1) != 1 or document.get("fc_norm"):
+        raise ModelLoadError("a head with several layers or with fc_norm; allowed: one layer, norm_before_fc or none")
+    shape = LeanShape.from_config(llama_shaped({"model_type": "llama", **layer}))
+    if shape.qkv_bias or shape.query_norm:
+        raise ModelLoadError("a head with biases or norms on its queries; allowed: Llama's layer")
+    aux_layers = document.get("eagle_aux_hidden_state_layer_ids")
+    if not aux_layers:
+        raise ModelLoadError("eagle_aux_hidden_state_layer_ids is missing: it says which layers the head reads")
+    verifier = document.get("speculators_config", {}).get("verifier", {}).get("name_or_path") or ""
+    return HeadConfig(
+        shape=shape,
+        aux_layers=tuple(int(layer) for layer in aux_layers),
+        draft_vocab=int(document["draft_vocab_size"]),
+        norm_before_fc=bool(document.get("norm_before_fc", False)),
+        norm_output=bool(document.get("norm_output", False)),
+        norm_before_residual=bool(document.get("norm_before_residual", False)),
+        verifier=verifier,
+        provenance=document.get("prolepsis") or {},
+    )
+
+
+def _checked(file: Path, name: str, tensor: Tensor, shape: tuple[int, ...]) -> Tensor:
+    if tuple(tensor.shape) != shape:
+        raise ModelLoadError(f"{file}: {name} is {list(tensor.shape)}; its config says {list(shape)}")
+    return tensor
+
+
+def _whole_vocabulary(name: str, size: int) -> Tensor:
+    return torch.zeros(size, dtype=torch.int64) if name == "d2t" else torch.ones(size, dtype=torch.bool)
+
+
+def _check_vocabulary(file: Path, config: HeadConfig, weights: HeadWeights) -> None:
+    ids = weights.target_ids
+    if int(ids.min()) < 0 or int(ids.max()) >= config.shape.vocab:
+        raise ModelLoadError(f"{file}: d2t leads outside the target's {config.shape.vocab} tokens")
+    mask = torch.zeros(config.shape.vocab, dtype=torch.bool)
+    mask[ids] = True
+    if len(set(ids.tolist())) != len(ids) or not torch.equal(mask, weights.t2d.bool()):
+        raise ModelLoadError(f"{file}: d2t and t2d name different tokens")

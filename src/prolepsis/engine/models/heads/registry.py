@@ -1,0 +1,193 @@
+"""Draft heads by name and version: the package's own, and heads that the user trained or imported."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from prolepsis.core.errors import ModelLoadError
+from prolepsis.core.files import cache_directory
+from prolepsis.engine.models.heads.aliases import HeadAliases
+from prolepsis.engine.models.heads.base import DraftHead
+from prolepsis.engine.models.heads.format import (
+    CONFIG,
+    WEIGHTS,
+    HeadConfig,
+    head_fault,
+    load_head,
+    read_config,
+    weights_checksum,
+)
+from prolepsis.engine.models.heads.lean import LeanHead
+from prolepsis.engine.models.heads.levels import load_levels
+from prolepsis.engine.models.heads.native import NativeHead
+from prolepsis.engine.models.load import LoadedModel
+from prolepsis.engine.models.provenance import Provenance, read_provenance
+from prolepsis.engine.models.targets.lean import LeanModel
+from prolepsis.engine.models.targets.lean_shape import LeanShape
+from prolepsis.engine.models.targets.native import NativeModel
+
+log = structlog.get_logger(__name__)
+
+SHIPPED = Path(__file__).parent / "shipped"
+AUTO, NONE = "auto", "none"
+
+
+@dataclass(frozen=True, slots=True)
+class HeadEntry:
+    """An installed head: a folder called NAME or NAME@VERSION."""
+
+    folder: Path
+    config: HeadConfig
+    provenance: Provenance
+
+    @property
+    def name(self) -> str:
+        return self.folder.name.partition("@")[0]
+
+    @property
+    def version(self) -> int:
+        """Version in the name of the folder, else in the provenance, else 1."""
+        named = self.folder.name.partition("@")[2]
+        return int(named) if named.isdecimal() else self.provenance.version or 1
+
+    @property
+    def label(self) -> str:
+        """NAME@VERSION, which identifies this head."""
+        return f"{self.name}@{self.version}"
+
+    @property
+    def target(self) -> str:
+        """Name of the target it was trained for; empty if unknown."""
+        return self.provenance.target or self.config.verifier
+
+    @property
+    def target_fingerprint(self) -> str:
+        """`LoadedModel.identity` of the target it was trained for; empty for heads from elsewhere."""
+        return self.provenance.target_fingerprint
+
+    @property
+    def size(self) -> int:
+        """Bytes of its weights; 0 if the file is missing."""
+        file = self.folder / WEIGHTS
+        return file.stat().st_size if file.is_file() else 0
+
+    @property
+    def shipped(self) -> bool:
+        return self.folder.is_relative_to(SHIPPED)
+
+
+def head_folder(root: Path | None = None) -> Path:
+    """Return the folder of the user's heads, next to the models."""
+    return (root or cache_directory() / "models").parent / "heads"
+
+
+def list_heads(root: Path | None = None) -> list[HeadEntry]:
+    """Return all installed heads by name and version, without damaged ones; the user's replace the package's."""
+    found: dict[tuple[str, int], HeadEntry] = {}
+    for entry in _entries(SHIPPED, head_folder(root)):
+        found[entry.name, entry.version] = entry
+    return [found[key] for key in sorted(found)]
+
+
+def find_head(name: str, root: Path | None = None, *, also: str = "") -> HeadEntry:
+    """Return the head called `name`: NAME@VERSION, NAME@ALIAS, the newest of NAME, or a folder.
+
+    Raises `ModelLoadError` if there is none; it says what is allowed, and what is `also` allowed there.
+    """
+    folder = Path(name)
+    if (folder / CONFIG).is_file():
+        return _entry(folder.resolve())
+    heads = list_heads(root)
+    wanted = HeadAliases(head_folder(root)).resolved(name)
+    matching = [entry for entry in heads if wanted in (entry.name, entry.label)]
+    if not matching:
+        allowed = ", ".join(entry.label for entry in heads) or "no head is installed"
+        raise ModelLoadError(f"there is no draft head {name!r}; allowed: {allowed}, or a folder with {CONFIG}{also}")
+    return matching[-1]
+
+
+def fitting_head(target: LoadedModel, root: Path | None = None) -> HeadEntry | None:
+    """Return the head trained for exactly this target with the best reported acceptance; None if there is none.
+
+    Of each name only the newest version that fits is considered.
+    """
+    newest = {entry.name: entry for entry in list_heads(root) if entry.target_fingerprint == target.identity}
+    return max(newest.values(), key=lambda entry: entry.provenance.chain_of_3 or 0.0, default=None)
+
+
+def open_head(entry: HeadEntry, target: LoadedModel) -> DraftHead:
+    """Load a head for a target. Raises `ModelLoadError` with the difference if it does not fit, or if it is damaged."""
+    model, fault = target.model, misfit_of(entry, target)
+    if fault is not None:
+        raise ModelLoadError(f"draft head {entry.label} does not fit {model.info.name}: {fault}")
+    assert isinstance(model, NativeModel | LeanModel), "heads fit these forwards only"
+    check_checksum(entry)
+    config, weights = load_head(entry.folder)
+    levels = load_levels(entry.folder, config.shape.hidden)
+    if isinstance(model, NativeModel):
+        return NativeHead(entry.label, config, weights, model, levels)
+    return LeanHead(entry.label, config, weights, model, levels)
+
+
+def misfit_of(entry: HeadEntry, target: LoadedModel) -> str | None:
+    """Return why a head cannot draft for a loaded target; None if it can."""
+    model = target.model
+    if not isinstance(model, NativeModel | LeanModel):
+        return f"the forward {model.info.forward} cannot run draft heads; allowed: native, lean"
+    return misfit(entry, model.shape, target.identity)
+
+
+def misfit(entry: HeadEntry, shape: LeanShape, identity: str) -> str | None:
+    """Return the difference between a head's target and one of this `shape` and `identity`; None if there is none.
+
+    A head without a recorded target fits every target of its sizes.
+    """
+    fault = head_fault(entry.config, shape, len(shape.layers))
+    if fault is not None or not entry.target_fingerprint or entry.target_fingerprint == identity:
+        return fault
+    return (
+        f"it was trained for {entry.target or 'a target'} with fingerprint {entry.target_fingerprint}, not "
+        f"{identity or 'an unknown one'} (other weights or another tokenizer)"
+    )
+
+
+def check_checksum(entry: HeadEntry) -> None:
+    """Raise `ModelLoadError` if the weights do not match the recorded checksum."""
+    recorded = entry.provenance.sha256
+    if recorded and (found := weights_checksum(entry.folder)) != recorded:
+        raise ModelLoadError(
+            f"{entry.folder / WEIGHTS} is damaged: its SHA-256 is {found}, not the recorded {recorded}; "
+            "import or train the head again"
+        )
+
+
+def head_for(name: str, target: LoadedModel, root: Path | None = None) -> DraftHead | None:
+    """Return the configured head: "none", "auto" (the fitting one, if any), a name or a folder.
+
+    Raises `ModelLoadError` for a named head that cannot be used; "auto" never raises.
+    """
+    if name == NONE:
+        return None
+    if name != AUTO:
+        return open_head(find_head(name, root, also=f", {AUTO} or {NONE}"), target)
+    entry = fitting_head(target, root)
+    try:
+        return open_head(entry, target) if entry is not None else None
+    except ModelLoadError as error:
+        log.warning("head_unused", head=entry.label if entry else "", reason=str(error))
+        return None
+
+
+def _entries(*roots: Path) -> Iterator[HeadEntry]:
+    for file in (file for root in roots for file in sorted(root.glob(f"[!.]*/{CONFIG}"))):
+        try:
+            yield _entry(file.parent)
+        except ModelLoadError as error:
+            log.warning("head_unreadable", folder=str(file.parent), reason=str(error))
+
+
+def _entry(folder: Path) -> HeadEntry:
+    config = read_config(folder)
+    return HeadEntry(folder, config, read_provenance(config.provenance))

@@ -1,0 +1,219 @@
+"""The native forward: one C++ operator runs a whole pass of a `LeanShape` on the CPU, for any number of rows.
+
+`engine/native/decoder.cpp` sums every row in one fixed order, so a row's logits are bitwise the same alone, in a
+batch, in a prefill chunk, after a prefix-cache hit and on any branch of a tree.
+"""
+
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from prolepsis.core.errors import ModelLoadError
+from prolepsis.core.page_size import PAGE_SIZE
+from prolepsis.engine.models.files.checkpoint import Checkpoint
+from prolepsis.engine.models.files.stored import PACKED, StoredMatrix
+from prolepsis.engine.models.protocol import Batch, KVCache, ModelInfo
+from prolepsis.engine.models.targets.lean_shape import LeanShape, Rope
+from prolepsis.engine.models.targets.lean_weights import LayerParts, end_parts, layer_parts
+from prolepsis.engine.native.decoder import pick_decoder
+from prolepsis.engine.native.processor import default_threads
+
+INVARIANT_BY = "each sum of a row has one order, whatever else is in the pass"
+WIDTH = 32
+"""Hidden, intermediate, head and rotary widths must be multiples of this."""
+
+
+class NativeCache:
+    """KV pages, packed as the attention kernel reads them: [layers, pages, kv_heads, 2 * PAGE_SIZE * d] bf16.
+
+    In memory a page's layers lie side by side, so that the first pages in use touch few huge pages of the machine.
+    """
+
+    def __init__(self, module: ModuleType, layers: int, kv_heads: int, head_dim: int, num_pages: int) -> None:
+        pages: Tensor = module.huge_zeros([num_pages, layers, kv_heads, 2 * PAGE_SIZE * head_dim])
+        self.tensor = pages.transpose(0, 1)
+        self._module = module
+
+    @property
+    def num_pages(self) -> int:
+        return self.tensor.shape[1]
+
+    def copy_page(self, source: int, target: int) -> None:
+        """Copy one page over all layers."""
+        self.tensor[:, target] = self.tensor[:, source]
+
+    def clear_page(self, page: int) -> None:
+        """Fill one page with zeros over all layers."""
+        self.tensor[:, page] = 0
+
+    def move(self, pages: Sequence[int], moves: Sequence[tuple[int, int]]) -> None:
+        """Copy slots within one sequence (`KVCache.move`)."""
+        self._module.move_slots(self.tensor, list(pages), list(moves))
+
+
+class NativeModel:
+    """A target on the native forward. Raises `ModelLoadError` for an unsupported model or machine."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        shape: LeanShape,
+        name: str,
+        threads: int | None = None,
+        *,
+        int8_activations: bool = True,
+    ) -> None:
+        """Load weights as `checkpoint` stores them; rows meet quantised ones in 8 bits or in bf16."""
+        check_widths(shape)
+        self.shape = shape
+        self.module, instructions = pick_decoder()
+        sizes = (shape.hidden, shape.heads, shape.kv_heads, shape.head_dim, shape.intermediate, shape.vocab)
+        scales = (shape.embedding_scale, shape.logit_scale, shape.logit_cap or 0.0)
+        self.decoder = self.module.Decoder(
+            self.module.Shape(*sizes, shape.eps, *scales), threads or default_threads(), int8_activations
+        )
+        for rope in shape.ropes:
+            self.decoder.add_rope(*angles(rope, shape.max_positions))
+        kinds: dict[str, None] = {}
+
+        def read(tensor: str) -> StoredMatrix:
+            found = checkpoint.matrix(tensor)
+            kinds[PACKED[found.kind]] = None
+            return found
+
+        for layer in layer_parts(checkpoint, shape, read):
+            rotated = layer.shape.rope
+            add_layer(self.module, self.decoder, layer, -1 if rotated is None else shape.ropes.index(rotated))
+        ends = end_parts(checkpoint, shape, read)
+        self.decoder.set_ends(part(ends.embedding), ends.head and part(ends.head), ends.final_norm.float())
+        rounding = computation(list(kinds), int8=int8_activations)
+        self._info = ModelInfo(
+            name=name,
+            forward=f"native ({', '.join((instructions.name, *rounding))})",
+            vocab_size=shape.vocab,
+            max_positions=shape.max_positions,
+            num_layers=len(shape.layers),
+            page_bytes=len(shape.layers) * shape.kv_heads * 2 * PAGE_SIZE * shape.head_dim * 2,
+            weight_bytes=self.decoder.weight_bytes(),
+            eos_token_ids=checkpoint.eos_token_ids,
+            token_bytes=shape.token_bytes,
+            computation=", ".join(rounding),
+            invariant_by=INVARIANT_BY,
+        )
+
+    @property
+    def info(self) -> ModelInfo:
+        return self._info
+
+    @property
+    def team(self) -> object:
+        """The threads of its passes (`ThreadedModel`)."""
+        return self.decoder.team
+
+    def make_cache(self, num_pages: int) -> NativeCache:
+        """Allocate zeroed KV pages."""
+        return NativeCache(self.module, len(self.shape.layers), self.shape.kv_heads, self.shape.head_dim, num_pages)
+
+    def forward(self, batch: Batch, cache: KVCache) -> Tensor:  # [L, vocab] float32
+        """Write the K/V of all tokens of `batch` into `cache` and return the logits of `batch.logit_rows`."""
+        return self.forward_features(batch, cache, ())[0]
+
+    def forward_features(self, batch: Batch, cache: KVCache, aux_layers: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Do `forward` and return its logits and the hidden states entering `aux_layers` (`FeatureModel`)."""
+        return self.forward_argmax(batch, cache, aux_layers)[:2]
+
+    def forward_argmax(
+        self, batch: Batch, cache: KVCache, aux_layers: Sequence[int]
+    ) -> tuple[Tensor, Tensor, list[int]]:
+        """Do `forward_features`, and also return the lowest id of each row's largest logit (`ArgmaxModel`)."""
+        features = torch.empty(batch.num_tokens, len(aux_layers) * self.shape.hidden, dtype=torch.bfloat16)
+        logits, argmax = self.decoder.forward(*operands(batch, cache), list(aux_layers), features)
+        return logits, features, argmax
+
+
+def operands(batch: Batch, cache: KVCache) -> tuple[Tensor, ...]:
+    """Return the first arguments of every pass of a decoder: the tensors of batch and cache."""
+    assert isinstance(cache, NativeCache), "the native forward reads its own cache layout only"
+    return (
+        batch.token_ids,
+        batch.positions,
+        batch.parents,
+        batch.starts,
+        batch.cached,
+        batch.pages,
+        batch.logit_rows,
+        cache.tensor,
+    )
+
+
+def computation(kinds: list[str], *, int8: bool) -> list[str]:
+    """Say how weights of these formats are multiplied; nothing for bf16, in which nothing is rounded again."""
+    if set(kinds) == {"bf16"}:
+        return []
+    return [f"{' and '.join(kinds)} weights", f"{'int8' if int8 else 'bf16'} activations"]
+
+
+def part(matrix: StoredMatrix) -> tuple[Tensor, int]:
+    """Return a matrix as the decoder takes it."""
+    return matrix.data, matrix.kind
+
+
+def check_widths(shape: LeanShape) -> None:
+    """Raise `ModelLoadError` for a size that the native forward cannot run."""
+    sizes = {field: getattr(shape, field) for field in ("hidden", "intermediate", "head_dim")}
+    sizes["the rotated part of a head"] = max((2 * len(rope.inv_freq) for rope in shape.ropes), default=0)
+    for name, size in sizes.items():
+        if size % WIDTH:
+            raise ModelLoadError(f"{name} is {size}; allowed: multiples of {WIDTH}")
+
+
+def angles(rope: Rope, num_positions: int) -> tuple[Tensor, Tensor]:
+    """Return cosine and sine [num_positions, r / 2] float32 of a rotation's angles.
+
+    Computed in float64: torch's cosine in float32 differs in last bits from one start of a process to the next, where
+    two threads are the first to use it at once, and from one instruction set to another.
+    """
+    found = torch.arange(num_positions).float()[:, None] * torch.tensor(rope.inv_freq)[None]
+    exact = found.double().numpy()
+    cosine, sine = (torch.from_numpy(function(exact)).float() for function in (np.cos, np.sin))
+    return cosine * rope.scaling, sine * rope.scaling
+
+
+def add_layer(module: Any, decoder: Any, layer: LayerParts[StoredMatrix], rope: int) -> None:
+    """Give a decoder its next layer: matrices as they are stored, the rest in float32.
+
+    `rope` numbers the rotation of its queries and keys among the decoder's; -1 for none.
+    """
+    shape = layer.shape
+    decoder.add_layer(
+        module.LayerShape(
+            rope,
+            shape.window or 0,
+            shape.score_scale,
+            shape.score_cap or 0.0,
+            shape.residual_scale,
+            shape.activation != "silu",
+        ),
+        [part(matrix) for matrix in layer.qkv],
+        part(layer.o),
+        [part(matrix) for matrix in layer.gate_up],
+        part(layer.down),
+        as_float(layer.qkv_bias),
+        module.Norms(
+            as_float(layer.before_attention),
+            as_float(layer.after_attention),
+            as_float(layer.before_feed_forward),
+            as_float(layer.after_feed_forward),
+            as_float(layer.q_norm),
+            as_float(layer.k_norm),
+        ),
+    )
+
+
+def as_float(tensor: Tensor | None) -> Tensor | None:
+    """Return an optional tensor in float32."""
+    return None if tensor is None else tensor.float()

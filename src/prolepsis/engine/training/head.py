@@ -1,0 +1,191 @@
+"""The training of a draft head (EAGLE-3): initial weights, training-time test, loss, export."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from prolepsis.core.errors import ConfigError
+from prolepsis.engine.models.heads.format import HeadWeights, load_head, save_head, weights_checksum
+from prolepsis.engine.models.heads.lean import HeadLayer
+from prolepsis.engine.models.targets.lean_shape import rope_parameters
+from prolepsis.engine.training.acceptance import AcceptedCounts, DraftedPosition, compared, measure
+from prolepsis.engine.training.batches import BatchGradients, DocumentBatch, FlatBatch, TargetEnds, lay_flat, precision
+from prolepsis.engine.training.data import TrainingDocument
+from prolepsis.engine.training.initial_head import initial_weights
+from prolepsis.engine.training.losses import acceptance_loss, feature_distance, fused_soft_cross_entropy
+from prolepsis.engine.training.report import Product
+from prolepsis.engine.training.settings import Dtype, HeadRecipe, LossSettings
+from prolepsis.engine.training.target import Target
+from prolepsis.engine.training.trainer import TrainingProgress, TrainTask
+from prolepsis.engine.training.training import Training
+from prolepsis.engine.training.unroll import unroll
+
+
+class HeadTask(TrainTask):
+    """A head's weights while they are trained."""
+
+    def __init__(
+        self,
+        head: HeadLayer,
+        ends: TargetEnds,
+        objective: LossSettings,
+        *,
+        workers: int = 1,
+        dtype: Dtype = "float32",
+    ) -> None:
+        trained = trained_tensors(head, frozen=() if objective.train_output_head else ("lm_head",))
+        super().__init__(trained, ends, workers, dtype)
+        self._head = head
+        self._objective = objective
+
+    @property
+    def tensors(self) -> Mapping[str, Tensor]:
+        values = {f.name: getattr(self._head.weights, f.name) for f in fields(self._head.weights)}
+        return {name: value for name, value in values.items() if value is not None}
+
+    @property
+    def token_rows(self) -> Tensor:
+        return self._head.weights.lm_head
+
+    def compute(self, progress: TrainingProgress) -> Callable[[Sequence[TrainingDocument]], BatchGradients]:
+        return partial(self._part, self._objective.at(progress.fraction))
+
+    def measure(self, documents: Iterable[TrainingDocument]) -> dict[str, AcceptedCounts]:
+        return measure(documents, lambda document: drafted(self._head, document, self._ends))
+
+    def _part(self, objective: LossSettings, documents: Sequence[TrainingDocument]) -> BatchGradients:
+        batch = lay_flat(documents, self._ends, len(self._head.config.aux_layers))
+        with precision(self._dtype, batch.tokens.device):
+            loss, right, rows = loss_of(self._head, batch, self._ends, objective)
+        gradients = torch.autograd.grad(loss, list(self.trained))
+        return BatchGradients(float(loss.detach()), right, rows, list(gradients))
+
+
+def drafted(head: HeadLayer, document: TrainingDocument, ends: TargetEnds) -> Iterator[DraftedPosition]:
+    """Yield, position by position, which greedy drafts of a head are the document's."""
+    batch = lay_flat([document], ends, len(head.config.aux_layers))
+    for step in unroll(head, batch.flat, len(batch.tokens)):
+        guesses = head.weights.target_ids[(step.out @ head.weights.lm_head.t()).argmax(-1)]
+        yield compared(guesses, batch.tokens, step.slots)
+
+
+def trained_tensors(head: HeadLayer, *, frozen: Sequence[str] = ()) -> list[Tensor]:
+    """Return the tensors that training changes, in the order of the fields of `HeadWeights`."""
+    values = [(f.name, getattr(head.weights, f.name)) for f in fields(head.weights) if f.name not in frozen]
+    return [value for _, value in values if isinstance(value, Tensor) and value.is_floating_point()]
+
+
+def loss_of(
+    head: HeadLayer, batch: DocumentBatch, ends: TargetEnds, objective: LossSettings
+) -> tuple[Tensor, list[int], list[int]]:
+    """Return the loss summed over anchors and steps, and (right guesses, rows) of each step."""
+    with torch.no_grad():
+        target = batch.probabilities(ends)
+        likeliest = target.argmax(-1)
+        counts = batch.covered(head.weights.t2d).float()
+    loss = torch.zeros((), device=target.device)
+    right, rows = [0] * objective.num_steps, [0] * objective.num_steps
+    flat = blurred(batch.flat, objective.noise)
+    for j, step in enumerate(unroll(head, flat, objective.num_steps)):
+        at = batch.row_of[step.slots]
+        weights = counts[step.slots] * objective.step_decay**j
+        part, guesses = _step_loss(objective, step.out, head.weights.lm_head, target[at], weights)
+        loss = loss + part
+        if objective.feature_weight:
+            loss = loss + objective.feature_weight * feature_distance(step.out, batch.states[at], weights)
+        right[j] = int((guesses == likeliest[at]).sum())
+        rows[j] = len(at)
+    return loss, right, rows
+
+
+def _step_loss(
+    objective: LossSettings, out: Tensor, lm_head: Tensor, target: Tensor, weights: Tensor
+) -> tuple[Tensor, Tensor]:
+    if not objective.acceptance_share:
+        return fused_soft_cross_entropy(out, lm_head, target, weights)
+    share, temperature = objective.acceptance_share, objective.temperature
+    return acceptance_loss(out, lm_head, target, weights, share=share, temperature=temperature)
+
+
+def blurred(flat: FlatBatch, noise: float) -> FlatBatch:
+    """Return `flat` with each input multiplied by 1 + noise * N(0, 1)."""
+    if not noise:
+        return flat
+
+    def blur(x: Tensor) -> Tensor:
+        return x * (1.0 + noise * torch.randn_like(x))
+
+    return replace(flat, embeddings=blur(flat.embeddings), features=blur(flat.features))
+
+
+class HeadTraining(Training[HeadRecipe]):
+    """Trains `head`."""
+
+    product = Product(
+        "draft head (EAGLE-3)",
+        "One decoder layer that guesses the target's next tokens from its hidden states. It only changes how fast\n"
+        "the target answers, never what. Format: speculators, EAGLE-3; embeddings are the target's own.",
+    )
+
+    def begin(self) -> HeadTask:
+        """Raises `ModelLoadError` for an unusable `recipe.init`."""
+        recipe, settings = self.recipe, self.recipe.training
+        self.head = self._initial_head() if recipe.init is None else read_head(recipe.init, self.target)
+        ends = self.target.ends_for(self.head.weights.target_ids)
+        return HeadTask(self.head, ends, recipe.objective, workers=settings.workers, dtype=settings.dtype)
+
+    @property
+    def parameters(self) -> int:
+        """Without the embedding, which is the target's."""
+        return sum(tensor.numel() for tensor in trained_tensors(self.head))
+
+    @property
+    def draft_vocab(self) -> int:
+        return self.head.config.draft_vocab
+
+    def hparams(self) -> Mapping[str, object]:
+        objective = self.recipe.objective
+        return {
+            "steps_of_training_time_test": objective.num_steps,
+            "share_of_first_step_alone": objective.warm_up,
+            "noise": objective.noise,
+            "acceptance_share": objective.acceptance_share,
+            "step_decay": objective.step_decay,
+            "output_head_trained": objective.train_output_head,
+            "feature_weight": objective.feature_weight,
+            "aux_layers": list(self.head.config.aux_layers),
+            "init": str(self.recipe.init.name) if self.recipe.init else "linear regression",
+        }
+
+    def export(self, provenance: dict[str, Any]) -> None:
+        folder, head, rope = self.directory.exported, self.head, rope_parameters(self.target.config)
+        save_head(folder, replace(head.config, provenance=provenance), head.weights, rope)
+        with_checksum = {**provenance, "sha256": weights_checksum(folder)}
+        save_head(folder, replace(head.config, provenance=with_checksum), head.weights, rope)
+
+    def _initial_head(self) -> HeadLayer:
+        ids = self.frequent_tokens(self.recipe.draft_vocab)
+        config = self.target.head_config(len(ids))
+        documents = (ref.shard.read(ref.index) for ref in self.dataset.training)
+        ends = self.target.ends_for(ids)
+        return HeadLayer(config, initial_weights(config, ends, documents, ids, self.recipe.training.seed))
+
+
+def read_head(folder: Path, target: Target) -> HeadLayer:
+    """Read a head in float32; raises `ConfigError` if it is not of `target`, `ModelLoadError` for a damaged one."""
+    config, stored = load_head(folder)
+    for name in ("hidden", "vocab", "rope"):
+        if getattr(config.shape, name) != getattr(target.shape, name):
+            raise ConfigError(f"{folder} is a head of another target: its {name} differs", param="init")
+    if config.aux_layers != target.aux_layers:
+        raise ConfigError(
+            f"{folder} reads layers {config.aux_layers}; the data holds layers {target.aux_layers}", param="init"
+        )
+    values = {f.name: getattr(stored, f.name) for f in fields(HeadWeights)}
+    wide = {n: v.float() if v is not None and v.is_floating_point() else v for n, v in values.items()}
+    return HeadLayer(config, HeadWeights(**wide))

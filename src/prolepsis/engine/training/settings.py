@@ -1,0 +1,225 @@
+"""Recipes: what is trained and how. The commands of `prolepsis train` show the fields marked with `Option`.
+
+The module imports no torch, so that the commands start fast.
+"""
+
+import sys
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from typer import Option
+
+from prolepsis.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from prolepsis.engine.drafting.cost import CostCurve
+
+WIDTH_STEP = 32
+"""Widths are multiples of it: the native forward and the native head compute in blocks of this width."""
+HEAD_DIM = 64
+MEASURE_DRAFT_MODEL_EVERY = 200
+"""Steps: a measurement covers the whole vocabulary, and takes as long as ten steps."""
+
+Dtype = Literal["float32", "bfloat16"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Peak learning rates."""
+
+    adamw: Annotated[float, Option("--rate", help="peak learning rate of AdamW", min=0.0)] = 2.5e-4
+    muon: Annotated[
+        float, Option(help="peak learning rate of Muon for matrices; 0: AdamW for all weights", min=0.0)
+    ] = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class TrainSettings:
+    """Settings of the training of a head or a draft model."""
+
+    epochs: Annotated[float, Option(help="passes over the text", min=0.01)] = 4.0
+    max_anchors: int | None = None
+    """Tokens to train on, in place of `epochs`."""
+    anchors_per_step: Annotated[int, Option("--batch", help="tokens in a training step", min=1)] = 768
+    rates: Rates = field(default_factory=Rates)
+    prompt_epochs: int = 1
+    """Epochs that train on prompts too: most of them are the target's own text."""
+    seed: Annotated[int, Option(help="seed of prompts, answers and initial weights")] = 0
+    workers: int = 2
+    dtype: Dtype = "float32"
+    measure_every: int = 60
+    """Fewest steps between two measurements of held-out acceptance (`trainer.MOST_MEASUREMENTS` is the most)."""
+    held_out_documents: int = 48
+    """Most documents in a measurement."""
+
+
+@dataclass(frozen=True, slots=True)
+class LossSettings:
+    """The loss of a head, summed over the steps of the training-time test."""
+
+    num_steps: Annotated[int, Option("--unroll", help="steps of the training-time test", min=1, max=8)] = 3
+    warm_up: float = 0.3
+    """Share of the training with the first step only: alone, it is learned several times faster."""
+    step_decay: float = 0.8
+    """Weight of step j is step_decay ** j."""
+    acceptance_share: Annotated[
+        float, Option(help="share of keyed acceptance in the loss; the rest is cross entropy", min=0.0, max=1.0)
+    ] = 0.0
+    temperature: float = 0.8
+    """Temperature of the acceptance in the loss."""
+    feature_weight: float = 0.0
+    """Weight of the distance to the target's own states, in addition to the cross entropy."""
+    noise: Annotated[float, Option(help="standard deviation of the noise factor on inputs", min=0.0, max=1.0)] = 0.0
+    """The factor applies to each hidden state and embedding; with it a small text can be used for more epochs."""
+    train_output_head: bool = False
+    """False: the output head stays the target's own, since little text would damage it more than improve it."""
+
+    def at(self, progress: float) -> "LossSettings":
+        """Return the objective at `progress` (0 to 1) of the training."""
+        return replace(self, num_steps=1) if progress < self.warm_up else self
+
+
+@dataclass(frozen=True, slots=True)
+class HeadRecipe:
+    """A draft head, and how it is trained."""
+
+    draft_vocab: Annotated[int, Option(help="tokens that the head can draft", min=64)] = 8192
+    init: Path | None = None
+    """Folder of a head that provides the initial weights and the draft vocabulary."""
+    max_tokens: int | None = None
+    """Use at most this much of the data."""
+    objective: LossSettings = field(default_factory=LossSettings)
+    training: TrainSettings = field(default_factory=TrainSettings)
+
+
+@dataclass(frozen=True, slots=True)
+class LevelSettings:
+    """The levels of a head, and how they are trained. Raises `ConfigError` for a width that no head can run."""
+
+    count: Annotated[int, Option("--levels", help="levels after the first pass", min=1, max=4)] = 3
+    width: Annotated[int, Option(help=f"width of a level, a multiple of {WIDTH_STEP}", min=WIDTH_STEP)] = 256
+    max_anchors: Annotated[
+        int, Option("--anchors", help="answer tokens to train on; a smaller text is read again", min=1)
+    ] = 400_000
+    anchors_per_step: int = 512
+    rate: Annotated[float, Option(help="peak learning rate of Muon", min=0.0)] = 6e-3
+    level_decay: float = 0.8
+    """Weight of level i is level_decay ** (i - 1)."""
+    unconditioned_weight: float = 0.3
+    """Weight of a level's prediction before the drafted token is known, in addition to the conditioned one."""
+    num_sampled: int = 1024
+    """Tokens sampled for the loss of a batch, in addition to the likely ones (`losses.SampledSoftmax`)."""
+    seed: Annotated[int, Option(help="seed of the order and of the initial weights")] = 0
+    workers: int = 2
+    dtype: Dtype = "float32"
+    held_out_documents: int = 48
+
+    @property
+    def training(self) -> TrainSettings:
+        """The same for the trainer, which measures at the end only."""
+        return TrainSettings(
+            max_anchors=self.max_anchors,
+            anchors_per_step=self.anchors_per_step,
+            rates=Rates(muon=self.rate),
+            prompt_epochs=0,
+            seed=self.seed,
+            measure_every=sys.maxsize,
+            held_out_documents=self.held_out_documents,
+        )
+
+    def __post_init__(self) -> None:
+        if self.width % WIDTH_STEP:
+            raise ConfigError(f"width is {self.width}; allowed: multiples of {WIDTH_STEP}", param="width")
+
+
+@dataclass(frozen=True, slots=True)
+class DraftModelSize:
+    """Layers and width; the rest follows. Raises `ConfigError` for a width that the native forward cannot run."""
+
+    layers: Annotated[int, Option(help="layers of the model", min=1)] = 4
+    hidden: Annotated[int, Option(help=f"width of the model, a multiple of {WIDTH_STEP}", min=1)] = 256
+
+    def __post_init__(self) -> None:
+        if self.hidden < WIDTH_STEP or self.hidden % WIDTH_STEP:
+            raise ConfigError(f"hidden is {self.hidden}; allowed: multiples of {WIDTH_STEP}", param="hidden")
+        if self.layers < 1:
+            raise ConfigError(f"layers is {self.layers}; allowed: 1 or more", param="layers")
+
+    @property
+    def heads(self) -> int:
+        return self.hidden // self.head_dim
+
+    @property
+    def kv_heads(self) -> int:
+        """Half of the query heads if their number is even: K/V are small, and little is lost."""
+        return self.heads // 2 if self.heads % 2 == 0 else self.heads
+
+    @property
+    def head_dim(self) -> int:
+        return HEAD_DIM if self.hidden % HEAD_DIM == 0 else HEAD_DIM // 2
+
+
+@dataclass(frozen=True, slots=True)
+class DraftModelRecipe:
+    """A draft model, and how it is trained."""
+
+    size: DraftModelSize = field(default_factory=DraftModelSize)
+    loss_vocab: Annotated[int, Option(help="frequent tokens, which are in the loss of every step", min=64)] = 8192
+    loss_sample: Annotated[int, Option(help="other tokens in the loss, sampled in each step", min=1)] = 1024
+    max_tokens: int | None = None
+    """Use at most this much of the data."""
+    training: TrainSettings = field(
+        default_factory=lambda: TrainSettings(
+            anchors_per_step=1024,
+            rates=Rates(adamw=2e-3),
+            prompt_epochs=4,
+            measure_every=MEASURE_DRAFT_MODEL_EVERY,
+        )
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class StatedStepCost:
+    """Costs of speculation in milliseconds at batch 1: the fields of `StatedCost`."""
+
+    plain_ms: float
+    token_ms: float
+    draft_ms: float
+    draft_ms_per_1k: float
+
+    def drafting(self, vocab: int) -> float:
+        """Return the milliseconds of one draft step."""
+        return self.draft_ms + self.draft_ms_per_1k * vocab / 1000
+
+
+_PASS = 8
+"""Tokens of a pass by which the cost of a further token is taken: about as many as are drafted."""
+
+
+@dataclass(frozen=True, slots=True)
+class StatedCost:
+    """Costs of speculation in milliseconds at batch 1, as a user states them; None: the costs of this machine."""
+
+    plain_ms: Annotated[
+        float | None, Option(help="milliseconds of a forward pass over one token; default: measured here", min=0.0)
+    ] = None
+    token_ms: Annotated[
+        float | None, Option(help="milliseconds of each further token in the pass; default: measured here", min=0.0)
+    ] = None
+    draft_ms: Annotated[float, Option(help="milliseconds of a draft step without its output head", min=0.0)] = 0.6
+    draft_ms_per_1k: Annotated[
+        float, Option(help="milliseconds of the output head for each thousand draft tokens", min=0.0)
+    ] = 0.07
+
+    def on(self, curve: "CostCurve | None") -> StatedStepCost:
+        """Return the costs, of a machine whose passes cost what `curve` says."""
+        plain_ms, token_ms = self.plain_ms, self.token_ms
+        if curve is not None:
+            context = curve.contexts[0]
+            one, several = (curve.ms(number, context) for number in (1, _PASS))
+            plain_ms = one if plain_ms is None else plain_ms
+            token_ms = (several - one) / (_PASS - 1) if token_ms is None else token_ms
+        assert plain_ms is not None, "it is stated, or there is a curve"
+        assert token_ms is not None, "it is stated, or there is a curve"
+        return StatedStepCost(plain_ms, token_ms, self.draft_ms, self.draft_ms_per_1k)

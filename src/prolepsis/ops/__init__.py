@@ -1,0 +1,1 @@
+"""What operators look at: console, dashboards and alerts, incidents, traces."""

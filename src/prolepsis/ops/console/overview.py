@@ -1,0 +1,263 @@
+"""The first page: is it healthy, does it pay, what needs a person."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol, get_args
+
+from prolepsis.control.audit.changes import ChangesReply
+from prolepsis.control.controls.kill_switch import KillStatus
+from prolepsis.control.correctness.runtime import CorrectnessReply
+from prolepsis.control.health.breaker_runtime import BreakersReply
+from prolepsis.control.health.drift_runtime import DriftReply, DriftStreamReply
+from prolepsis.control.policy.routes import PolicyReply
+from prolepsis.control.rollout.routes import RolloutsReply
+from prolepsis.control.store.store import Store
+from prolepsis.control.traffic.feature import TrafficReply
+from prolepsis.control.traffic.service import ServiceReply
+from prolepsis.control.traffic.timeline import TimelineSpan
+from prolepsis.control.web.admin_routes import Section
+from prolepsis.control.web.drawing import Chart, Line
+from prolepsis.control.web.page import FeaturePages, Page, PageRoute, Visit
+from prolepsis.core.config import UPSTREAM
+from prolepsis.core.engine_client import Demand, EngineClient, EngineHealth, EngineInfo
+from prolepsis.core.traffic_sums import TrafficSums
+from prolepsis.ops.console.alerts import AlertsReply
+from prolepsis.ops.console.changes import marks, recent_changes
+from prolepsis.ops.console.pages import HOME
+from prolepsis.ops.console.proposers import WHY
+from prolepsis.ops.console.render import age
+from prolepsis.ops.console.runbook import Runbook
+
+Urgency = Literal["bad", "warn", "info"]
+_URGENCIES: tuple[Urgency, ...] = get_args(Urgency)
+_SEVERITIES: Mapping[str, Urgency] = {"page": "bad", "ticket": "warn"}
+_WHERE = (
+    "instance",
+    "region",
+    "model",
+    "tier",
+    "proposer",
+    "traffic_class",
+    "rule",
+    "source",
+    "kind",
+    "reason",
+    "place",
+)
+"""Labels that say where an alert fires."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Something that a person should look at, with the page that shows more."""
+
+    urgency: Urgency
+    text: str
+    path: str
+    alert: str = ""
+    """The alert that fires for it where a monitoring system watches; its runbook says what to do."""
+
+
+class Load(Protocol):
+    """Says what runs and what waits, in front of the engine too."""
+
+    @property
+    def demand(self) -> Demand: ...
+
+    def health(self) -> EngineHealth: ...
+
+
+def overview_pages(
+    client: EngineClient,
+    load: Load,
+    store: Store,
+    runbooks: Mapping[str, Runbook],
+    *,
+    failing: Callable[[], str],
+) -> FeaturePages:
+    """`failing`: why the server is not ready by what requests get, empty if it is; `runbooks`: by alert."""
+
+    async def overview(visit: Visit) -> Page:
+        traffic, changes = await visit.read(TrafficReply, "/admin/traffic"), await recent_changes(visit)
+        own = [
+            *_of_engine(client.health(), client.info),
+            *_of_failing(failing()),
+            *_of_service(traffic.service),
+            *_store_attention(store),
+        ]
+        values = {
+            "health": load.health(),
+            "queue_age_s": load.demand.queue_age_s,
+            "exactness": client.info.exactness,
+            "exactness_reason": client.info.exactness_reason,
+            "recent": recent(traffic.spans),
+            "service": traffic.service,
+            "charts": charts(traffic.spans, changes),
+            "changes": changes,
+            "attention": await _attention(visit, own, runbooks),
+            "alerts": await visit.section(AlertsReply, "/admin/alerts"),
+            "runbooks": runbooks,
+            "correctness": await visit.section(CorrectnessReply, "/admin/correctness"),
+            "policy": await visit.section(PolicyReply, "/admin/policy"),
+        }
+        return Page("overview.html", "Overview", values)
+
+    return FeaturePages((PageRoute(HOME, "Overview", overview, in_navigation=True),))
+
+
+def recent(spans: Sequence[TimelineSpan], num: int = 20) -> TrafficSums:
+    """Return the sums of the last spans, five minutes of them."""
+    total = TrafficSums()
+    for span in spans[-num:]:
+        total.add(span)
+    return total
+
+
+def charts(spans: Sequence[TimelineSpan], changes: Section[ChangesReply], width_s: float = 15.0) -> list[Chart]:
+    """Return what the last hour looked like, without the span that is not over."""
+    over = spans[:-1]
+    at = [span.at for span in over]
+
+    def percent(value: float | None) -> float | None:
+        return None if value is None else 100.0 * value
+
+    rate = Line("tokens", [span.num_output_tokens / width_s for span in over])
+    acceptance = Line("accepted", [percent(span.acceptance_rate) for span in over])
+    saved = Line("saved", [percent(span.saved) for span in over])
+    load = [Line("running", [span.num_running for span in over]), Line("waiting", [span.num_waiting for span in over])]
+    return [
+        Chart(title="Output", unit="tokens/s", at=at, lines=[rate]),
+        Chart(
+            title="Acceptance",
+            unit="% of drafted tokens",
+            at=at,
+            lines=[acceptance],
+            top=100.0,
+            marks=marks(changes, at),
+        ),
+        Chart(title="Device time saved", unit="% against predicted plain decoding", at=at, lines=[saved], top=50.0),
+        Chart(title="Requests in the engine", unit="requests", at=at, lines=load, top=4.0),
+    ]
+
+
+async def _attention(visit: Visit, own: Sequence[Attention], runbooks: Mapping[str, Runbook]) -> list[Attention]:
+    """Return what asks for a person, the most urgent first; parts that the caller may not see are left out.
+
+    `own`: what no route of its own says.
+    """
+    kill = await visit.section(KillStatus, "/admin/kill")
+    breakers = await visit.section(BreakersReply, "/admin/breakers")
+    drift = await visit.section(DriftReply, "/admin/drift")
+    rollouts = await visit.section(RolloutsReply, "/admin/rollouts")
+    policy = await visit.section(PolicyReply, "/admin/policy")
+    correctness = await visit.section(CorrectnessReply, "/admin/correctness")
+    alerts = await visit.section(AlertsReply, "/admin/alerts")
+    found = [
+        *own,
+        *(_of_kill(kill.value) if kill.value else ()),
+        *(_of_correctness(correctness.value) if correctness.value else ()),
+        *(_of_rollouts(rollouts.value) if rollouts.value else ()),
+        *(_of_proposers(breakers.value, drift.value)),
+    ]
+    if policy.value is not None and policy.value.fault:
+        found.append(Attention("warn", f"The policy's source is not in use: {policy.value.fault}", "/console/policy"))
+    firing = list(_of_alerts(alerts.value, runbooks)) if alerts.value else []
+    return sorted(_joined(found, firing), key=lambda one: _URGENCIES.index(one.urgency))
+
+
+def _joined(found: Sequence[Attention], firing: Sequence[Attention]) -> Iterator[Attention]:
+    """Yield what is found here, as urgent as the alert that fires for it, and the alerts for what is not."""
+    urgencies = {one.alert: one.urgency for one in firing if one.alert}
+    for one in found:
+        others = [one.urgency, urgencies.get(one.alert, one.urgency)]
+        yield replace(one, urgency=min(others, key=_URGENCIES.index))
+    known = {one.alert for one in found}
+    yield from (one for one in firing if not one.alert or one.alert not in known)
+
+
+def _of_failing(failing: str) -> Iterator[Attention]:
+    if failing:
+        text = f"The server is not ready, so load balancers send it no requests: {failing}."
+        yield Attention("bad", text, "/console/requests", "RequestsFail")
+
+
+def _of_service(service: ServiceReply) -> Iterator[Attention]:
+    for one in service.missed:
+        tier = f" of tier {one.tier}" if one.tier else ""
+        text = f"{one.num_missed} of {one.num_requests} requests{tier} {one.what} in the last five minutes."
+        yield Attention("bad" if one.burns else "warn", text, "/console/requests", one.alert)
+
+
+def _of_alerts(reply: AlertsReply, runbooks: Mapping[str, Runbook]) -> Iterator[Attention]:
+    if reply.fault:
+        yield Attention("warn", f"It is not known which alerts fire: {reply.fault}.", HOME)
+    for one in reply.alerts:
+        if one.name in runbooks:  # an Alertmanager may serve others too
+            where = ", ".join(f"{name} {value}" for name, value in one.labels.items() if name in _WHERE)
+            text = f"{one.summary}{f' ({where})' if where else ''}. It began {age(one.since)}."
+            yield Attention(_SEVERITIES.get(one.severity, "info"), text, HOME, one.name)
+
+
+def _of_engine(health: EngineHealth, info: EngineInfo) -> Iterator[Attention]:
+    """What readiness says of an engine, also of one that serves without a part, such as a pool of upstream engines."""
+    is_ready = health.alive and health.ready
+    if health.detail or not is_ready:
+        alert = "UpstreamPoolDown" if info.forward.startswith(UPSTREAM) else "" if is_ready else "EngineStuck"
+        state, why = "serves without a part" if is_ready else "is not ready", health.detail or "no reason is known"
+        yield Attention(
+            "warn" if is_ready else "bad", f"The engine {state}: {why.rstrip('.')}.", "/console/replicas", alert
+        )
+
+
+def _of_kill(status: KillStatus) -> Iterator[Attention]:
+    if status.on:
+        by = ", ".join(status.sources)
+        yield Attention("bad", f"Speculation is stopped everywhere, by {by}.", "/console/kill", "KillSwitchOn")
+    elif status.killed:
+        yield Attention("warn", f"Speculation is stopped in: {', '.join(status.killed)}.", "/console/kill")
+    for fault in (status.fault, status.not_saved):
+        if fault:
+            yield Attention("warn", f"Kill switch: {fault}", "/console/kill")
+
+
+def _of_correctness(reply: CorrectnessReply) -> Iterator[Attention]:
+    if wrong := reply.outcomes["structural"]:
+        text = f"{wrong} replayed requests had other tokens than plain decoding gives."
+        yield Attention("bad", text, "/console/quality", "OutputsDiffer")
+
+
+def _of_rollouts(reply: RolloutsReply) -> Iterator[Attention]:
+    for one in reply.rollouts:
+        path = f"/console/rollouts/{one.id}"
+        if one.phase == "gate":
+            yield Attention("info", f"Rollout of {one.rule} passed {one.stage} and waits for approval.", path)
+        elif one.phase == "held":
+            yield Attention("warn", f"Rollout of {one.rule} is held in {one.stage}.", path)
+        elif one.phase == "rolled_back":
+            yield Attention("warn", f"Rollout of {one.rule} was rolled back.", path, "RolloutRolledBack")
+
+
+def _of_proposers(breakers: BreakersReply | None, drift: DriftReply | None) -> Iterator[Attention]:
+    for one in breakers.breakers if breakers else ():
+        if one.state in ("open", "half_open", "forced_open"):
+            text = f"Breaker of {one.proposer} in {one.traffic_class} is {one.state.replace('_', ' ')}"
+            text += f": {WHY[one.reason]}." if one.reason else "."
+            yield Attention("warn", text, "/console/proposers#breakers", "BreakerOpen")
+    for stream in drift.streams if drift else ():
+        if stream.status in ("drifted", "cliff"):
+            yield _of_stream(stream)
+
+
+def _of_stream(stream: DriftStreamReply) -> Attention:
+    where, page = f"{stream.proposer} in {stream.traffic_class}", "/console/quality#drift"
+    if stream.status == "cliff":
+        return Attention("bad", f"Drafts of {where} are hardly ever right.", page, "AcceptanceCliff")
+    return Attention("warn", f"Acceptance of {where} is lower than usual.", page, "AcceptanceDrift")
+
+
+def _store_attention(store: Store) -> Iterator[Attention]:
+    health = store.writer.health()
+    if not health.ok:
+        yield Attention("bad", f"The store cannot be written; {health.num_queued} items wait.", HOME, "StoreDown")
+    if lost := sum(health.dropped.values()):
+        yield Attention("warn", f"{lost} records or audit entries were dropped since the start.", HOME, "RecordsLost")

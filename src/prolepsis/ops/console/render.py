@@ -1,0 +1,109 @@
+"""Templates, and how they show values: counts, shares, times and amounts, each with its unit."""
+
+import math
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from prolepsis.core import units
+
+UNKNOWN = "–"
+"""In place of a value that is not known."""
+THIN = "\u202f"
+"""The space between a number and its unit."""
+
+
+def environment() -> Environment:
+    """Return the console's templates, and those of features by their path in the package.
+
+    What they insert is escaped, and a missing value is an error.
+    """
+    made = Environment(
+        loader=ChoiceLoader([PackageLoader("prolepsis.ops.console"), PackageLoader("prolepsis", "")]),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    shown = (count, share, seconds, age, moment, size, amount, number, plain, words, path)
+    made.filters |= {one.__name__: one for one in shown}
+    return made
+
+
+def count(value: float | None) -> str:
+    """Return a whole number with groups of three."""
+    return UNKNOWN if value is None else f"{value:,.0f}".replace(",", THIN)
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    return UNKNOWN if value is None else f"{value:,.{digits}f}".replace(",", THIN)
+
+
+def share(value: float | None, digits: int = 1) -> str:
+    """Return a share of 1 in percent."""
+    return UNKNOWN if value is None else f"{100 * value:.{digits}f}{THIN}%"
+
+
+def seconds(value: float | None) -> str:
+    """Return a duration in the unit that suits it."""
+    if value is None:
+        return UNKNOWN
+    return units.duration(value).replace(" ", THIN) if abs(value) >= 1e-6 else f"0{THIN}ms"
+
+
+def age(at: float | str | None) -> str:
+    """Return how long ago a time was, given as Unix time or as ISO text."""
+    if at is None:
+        return UNKNOWN
+    began = datetime.fromisoformat(at).timestamp() if isinstance(at, str) else at
+    value, unit = units.in_unit_of_time(max(0.0, round(time.time() - began)))
+    return f"{value:.0f}{THIN}{unit} ago"
+
+
+def moment(at: float | str | None) -> str:
+    """Return a time, given as Unix time or as ISO text, as HTML in UTC, to the second, that breaks after the date."""
+    if at is None:
+        return UNKNOWN
+    read = datetime.fromisoformat(at) if isinstance(at, str) else datetime.fromtimestamp(at, UTC)
+    day, time_of_day = f"{read.astimezone(UTC):%Y-%m-%d %H:%M:%S}".split(" ")
+    return Markup("<time><span>{}</span> <span>{} UTC</span></time>").format(day, time_of_day)
+
+
+def size(value: float | None) -> str:
+    """Return a number of bytes."""
+    return UNKNOWN if value is None else units.size(value).replace(" ", THIN)
+
+
+def amount(value: float | None, currency: str | None) -> str:
+    """Return an amount of money: to three digits that count, below a cent to two, and to cents at least."""
+    if value is None:
+        return UNKNOWN
+    counting = 3 if abs(value) >= 0.01 else 2
+    digits = max(2, counting - 1 - math.floor(math.log10(abs(value)))) if value else 2
+    return f"{number(value, min(digits, 9))}{THIN}{currency or ''}".strip()
+
+
+def plain(value: object) -> str:
+    """Return a value of a policy or of an audit entry as text on one line; what is not given is left out."""
+    if value is None or value == "":
+        return UNKNOWN
+    if isinstance(value, Mapping):
+        return ", ".join(f"{words(str(name))} {plain(one)}" for name, one in value.items() if one is not None)
+    if isinstance(value, list | tuple):
+        return ("; " if any(isinstance(one, Mapping) for one in value) else ", ").join(map(plain, value))
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def words(name: str) -> str:
+    """Return a name such as no_draft as people read it."""
+    return name.replace("_", " ")
+
+
+def path(name: str) -> str:
+    """Return a name such as a traffic class as HTML that may break after each slash."""
+    return Markup('<span class="path">{}</span>').format(Markup("/<wbr>").join(name.split("/")))

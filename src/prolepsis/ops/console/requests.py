@@ -1,0 +1,202 @@
+"""Requests: the last ones, and one of them with its rounds, its time by stage, its cost and its audit entries."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from urllib.parse import quote
+
+from prolepsis.control.audit.entry import SERVED, AuditEntry
+from prolepsis.control.audit.lookup import FoundRequest
+from prolepsis.control.cost.runtime import CostReply, PriceReply
+from prolepsis.control.traffic.recent import MAX_RECENT, RecentReply, RecentRequest
+from prolepsis.control.web.errors import RequestRefused
+from prolepsis.control.web.page import FeaturePages, GoTo, Page, PageRoute, Visit
+from prolepsis.core.rounds import Round
+from prolepsis.core.stages import Stage, StageSeconds
+from prolepsis.core.stats import PlainReason
+
+STAGES: Mapping[Stage, str] = {
+    "receive": "reading the request",
+    "queue": "waiting in the queue",
+    "prefill": "its prompt",
+    "decode": "its decoding",
+    "others": "waiting for the work of others",
+    "client": "client not reading",
+    "server": "completing the answer",
+}
+"""In words."""
+PARTS = {
+    "queue_s": "waiting in the queue",
+    "device_prefill_s": "prompt",
+    "device_plain_s": "decoding",
+    "device_verify_s": "verifying drafts",
+    "device_propose_s": "making drafts",
+    "device_host_s": "scheduling",
+}
+"""Columns of a record with parts of its time, in words: what a store keeps."""
+WHY: Mapping[str, str] = {
+    "no_draft": "no proposer had a draft",
+    "not_worth_it": "verifying the draft would not have paid",
+    "too_costly": "asking proposers would not have paid",
+    "backoff": "the proposers back off after failures",
+    "breaker_open": "breakers disable the proposers of this class",
+    "killed": "the kill switch stops it",
+    "shadow_budget": "the time budget for shadow drafts is used up",
+    "decision_failed": "deciding about drafts failed: see the server's log",
+    "no_capacity": "there was no room for a draft token",
+    "requested_off": "the caller turned it off",
+    "policy_off": "the policy's rule says off, or did not draw the request",
+    "not_eligible": "drafts of its class do not show what the rule requires",
+    "flag_off": "a feature flag turned it off",
+    "plan_off": "the plan's ceiling is 0",
+    "rolled_back": "its rollout was rolled back",
+    "no_decode": "it ended before a step that could have drafted",
+    "overload_shallow": "drafts were shorter, as requests waited in the queue",
+    "overload_plain": "requests waited too long in the queue",
+    "overload_batch_waits": "requests waited too long in the queue; batch work waits",
+    "overload_low_refused": "requests waited too long in the queue; low tiers are refused",
+    "response_cache": "the answer came from the response cache",
+    "replay": "it is a replay",
+    "speculating": "drafts were verified",
+    "compared": "drafts were compared with the plain answer",
+    "not_reported": "the upstream engine does not say what its drafts brought",
+    "plain_only": "upstream engines cannot draft as the request asks",
+    "pool_down": "its upstream pool was down, and the other one served it",
+}
+"""Reasons in words, for requests and for steps."""
+ORDERS = {"newest": "Newest", "slowest": "Slowest", "least_accepted": "Least accepted"}
+MAX_DRAWN = 128
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnRound:
+    """One verified draft: its tokens by fate. Times in seconds, None where they were not kept."""
+
+    proposer: str
+    sample: int
+    num_accepted: int
+    num_rejected: int
+    has_next: bool
+    """The target added a token of its own: recovered after a rejection, else the bonus."""
+    propose_s: float | None = None
+    forward_s: float | None = None
+    verify_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ShownRequest:
+    """One prompt of a request, as its page shows it."""
+
+    record: Mapping[str, object]
+    stages: Sequence[tuple[str, float, float, float]]
+    """Name, seconds, where its part of a bar of 100 begins, and how wide it is."""
+    stages_s: float | None
+    """Their sum: from its arrival until its answer was complete. None: what the store keeps is not all of it."""
+    device_s: float | None
+    amount: float | None
+    rounds: Sequence[DrawnRound]
+    plain_steps: Mapping[PlainReason, int]
+
+
+async def _recent(visit: Visit) -> Page | GoTo:
+    if visit.query.get("name"):
+        return GoTo(f"/console/requests/{quote(visit.query['name'].strip(), safe='')}")
+    order = visit.query.get("order", "newest")
+    query = {"order": order if order in ORDERS else "newest"}
+    values = {
+        "recent": await visit.section(RecentReply, "/admin/recent", query),
+        "orders": ORDERS,
+        "order": query["order"],
+    }
+    return Page("requests.html", "Requests", values)
+
+
+async def _request(visit: Visit) -> Page:
+    name = visit.names["name"]
+    recent = await visit.section(RecentReply, "/admin/recent/{name}", name=name)
+    stored = await visit.section(FoundRequest, "/admin/requests/{name}", name=name)
+    if recent.value is None and stored.value is None:
+        message = "Your key's roles do not include requests." if stored.hidden else stored.problem
+        raise RequestRefused(message, code="request_not_found", status=403 if stored.hidden else 404)
+    entries = await _served_entries(visit, stored.value.audit_entries if stored.value else [])
+    cost = await visit.section(CostReply, "/admin/cost")
+    price = cost.value.price if cost.value else None
+    known = {one.record["request_id"]: one for one in (recent.value.requests if recent.value else [])}
+    records = stored.value.records if stored.value and stored.value.records else [one.record for one in known.values()]
+    values = {
+        "name": name,
+        "shown": [shown(record, known.get(record["request_id"]), entries, price) for record in records],
+        "entries": stored.value.audit_entries if stored.value else [],
+        "price": price,
+        "why": WHY,
+        "most_recent": MAX_RECENT,
+    }
+    return Page("request.html", "Request", values, live=False)
+
+
+async def _served_entries(visit: Visit, numbers: Sequence[int]) -> list[AuditEntry]:
+    """Return the entries that recorded the request itself; none if the caller may not read them."""
+    found = [await visit.section(AuditEntry, "/admin/audit/{entry}", entry=str(number)) for number in numbers[:8]]
+    return [one.value for one in found if one.value is not None and one.value.action == SERVED]
+
+
+def shown(
+    record: Mapping[str, object], recent: RecentRequest | None, entries: Sequence[AuditEntry], price: PriceReply | None
+) -> ShownRequest:
+    """Return a record with what was kept of its rounds, in memory or in the audit log."""
+    parts = _stages(recent.stages) if recent else _parts(record)
+    device = [value for name in PARTS if name != "queue_s" and isinstance(value := record.get(name), float)]
+    device_s = sum(device) if device else None
+    amount = device_s * price.per_hour / 3600.0 if device_s is not None and price else None
+    rounds = [drawn(one) for one in recent.rounds] if recent else []
+    entry = next((one for one in entries if one.details and one.details.subject == record["request_id"]), None)
+    if not rounds and entry is not None:
+        rounds = list(audited_rounds(entry))
+    plain_steps: Mapping[PlainReason, int] = recent.plain_steps if recent else {}
+    total_s = recent.stages.total if recent else None
+    return ShownRequest(record, list(_placed(parts)), total_s, device_s, amount, rounds[:MAX_DRAWN], plain_steps)
+
+
+def _stages(stages: StageSeconds) -> dict[str, float]:
+    return {STAGES[stage]: seconds for stage, seconds in stages.by_stage().items() if seconds > 0.0}
+
+
+def _parts(record: Mapping[str, object]) -> dict[str, float]:
+    return {PARTS[name]: value for name in PARTS if isinstance(value := record.get(name), float) and value > 0.0}
+
+
+def _placed(parts: Mapping[str, float]) -> Iterator[tuple[str, float, float, float]]:
+    total, left = sum(parts.values()), 0.0
+    for name, seconds in parts.items():
+        width = 100.0 * seconds / total
+        yield name, seconds, round(left, 2), round(width, 2)
+        left += width
+
+
+def drawn(one: Round) -> DrawnRound:
+    return DrawnRound(
+        proposer=one.proposer,
+        sample=one.sample,
+        num_accepted=one.num_accepted,
+        num_rejected=one.num_draft_tokens - one.num_accepted,
+        has_next=one.num_emitted > one.num_accepted,
+        propose_s=one.propose_s,
+        forward_s=one.forward_s,
+        verify_s=one.verify_s,
+    )
+
+
+def audited_rounds(entry: AuditEntry) -> Iterator[DrawnRound]:
+    """Yield the rounds of an audited request: sample, proposer, draft tokens and emitted tokens of each."""
+    after = entry.details.after if entry.details else None
+    rounds = after.get("rounds", []) if isinstance(after, dict) else []
+    for sample, proposer, num_drafted, num_emitted, *_ in rounds:
+        num_accepted = min(num_drafted, num_emitted - 1)
+        yield DrawnRound(proposer, sample, num_accepted, num_drafted - num_accepted, has_next=True)
+
+
+PAGES = FeaturePages(
+    (
+        PageRoute("/console/requests", "Requests", _recent, in_navigation=True),
+        PageRoute("/console/requests/{name}", "One request", _request),
+    )
+)

@@ -1,0 +1,143 @@
+"""Puts the console together: its pages, what all of them show, its static files."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from starlette.datastructures import Headers
+from starlette.responses import Response
+
+from prolepsis.control.controls import pages as controls
+from prolepsis.control.controls.kill_switch import KillStatus
+from prolepsis.control.policy import pages as policy
+from prolepsis.control.replicas import pages as replicas
+from prolepsis.control.rollout import pages as rollout
+from prolepsis.control.store.store import Store
+from prolepsis.control.traffic.feature import TrafficReply
+from prolepsis.control.web.admin_routes import AdminRoutes
+from prolepsis.control.web.errors import RequestRefused
+from prolepsis.control.web.page import FeaturePages, Visit
+from prolepsis.control.web.routes import PUBLIC, Route
+from prolepsis.core.audit_event import Emit
+from prolepsis.core.engine_client import EngineClient
+from prolepsis.core.kill_scope import kill_scope
+from prolepsis.ops.console import audit, requests
+from prolepsis.ops.console.acts import declare_acts
+from prolepsis.ops.console.assets import Assets
+from prolepsis.ops.console.dashboards import dashboard_pages
+from prolepsis.ops.console.overview import Load, overview_pages
+from prolepsis.ops.console.pages import HOME, Pages
+from prolepsis.ops.console.proposers import proposer_pages
+from prolepsis.ops.console.quality import quality_pages
+from prolepsis.ops.console.render import environment
+from prolepsis.ops.console.runbook import by_alert, runbooks
+from prolepsis.ops.console.runbook_pages import runbook_pages
+from prolepsis.ops.console.sessions import KeyRing, Sessions
+from prolepsis.ops.console.sign_in import declare_sign_in
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsoleParts:
+    """The parts that the console is made of."""
+
+    client: EngineClient
+    load: Load
+    store: Store
+    keys: KeyRing
+    check_local: Callable[[Headers], None]
+    """Refuses visitors from other machines where no key is asked for."""
+    observe: Callable[[Exception], None]
+    """Sees every refusal, for counters."""
+    emit: Emit
+    grafana_url: str
+    failing: Callable[[], str] = str
+    """Why the server is not ready by what requests get; empty if it is."""
+
+
+def console_routes(admin: Sequence[Route], parts: ConsoleParts) -> Sequence[Route]:
+    """Return the console's routes over the admin routes of the features."""
+    assets, templates, of_features = Assets(), environment(), _listed(parts)
+    shown = [page for one in of_features for page in one.routes]
+    navigation = [(page.path, page.name) for page in shown if page.in_navigation]
+    templates.globals |= {"asset": assets.url, "name_of": parts.keys.name_of}
+    pages = Pages(
+        templates,
+        AdminRoutes(admin),
+        parts.keys,
+        Sessions(),
+        check_local=parts.check_local,
+        observe=parts.observe,
+        frame=lambda visit: frame(visit, parts, navigation),
+    )
+    declare_sign_in(pages, parts.emit)
+    declare_acts(pages, {name: act for one in of_features for name, act in one.acts.items()})
+    for page in shown:
+        pages.declare(page)
+    _declare_assets(pages, assets)
+    return pages.routes.all
+
+
+def _listed(parts: ConsoleParts) -> Sequence[FeaturePages]:
+    """Return the pages in the order of the navigation: those of one feature, and here those of several."""
+    manual = runbooks()
+    alerts = by_alert(manual)
+    return (
+        overview_pages(parts.client, parts.load, parts.store, alerts, failing=parts.failing),
+        rollout.PAGES,
+        policy.PAGES,
+        proposer_pages(parts.client),
+        quality_pages(alerts),
+        requests.PAGES,
+        audit.PAGES,
+        controls.PAGES,
+        replicas.PAGES,
+        dashboard_pages(parts.grafana_url),
+        runbook_pages(manual),
+    )
+
+
+async def frame(visit: Visit, parts: ConsoleParts, navigation: Sequence[tuple[str, str]]) -> Mapping[str, object]:
+    """Return what every page shows around its content."""
+    client = parts.client
+    path = visit.url.partition("?")[0]
+    known = max((one for one, _ in navigation if path == one or path.startswith(f"{one}/")), key=len, default=HOME)
+    return {
+        "info": client.info,
+        "engine_state": _engine_state(client, parts.failing()),
+        "kill": await visit.section(KillStatus, "/admin/kill"),
+        "may_read_entries": visit.may("GET", "/admin/audit/{entry}"),
+        "may_kill": visit.may("PUT", "/admin/kill"),
+        "scopes": await _scopes(visit, client),
+        "keys_required": parts.keys.required,
+        "csrf": visit.session.csrf,
+        "notices": [] if visit.is_update else visit.session.told(),
+        "nav": navigation,
+        "here": known,
+    }
+
+
+def _engine_state(client: EngineClient, failing: str) -> tuple[str, str]:
+    health = client.health()
+    if not health.alive:
+        return "bad", "Engine is dead"
+    if failing:
+        return "bad", f"Requests fail: {failing}"
+    return ("ok", "Serving") if health.ready else ("warn", health.detail or "Not ready")
+
+
+async def _scopes(visit: Visit, client: EngineClient) -> list[str]:
+    """Return scopes of the kill switch to choose from."""
+    traffic = await visit.section(TrafficReply, "/admin/traffic")
+    classes = [one.traffic_class for one in traffic.value.classes] if traffic.value else []
+    return [
+        *(kill_scope("proposer", name) for name in client.info.proposers),
+        *(kill_scope("traffic_class", name) for name in classes),
+    ]
+
+
+def _declare_assets(pages: Pages, assets: Assets) -> None:
+    @pages.routes.get("/console/static/{name}", roles=PUBLIC, summary="Static files", documented=False)
+    async def asset(name: str) -> Response:
+        found = assets.response(name)
+        if found is None:
+            raise RequestRefused(f"There is no file {name[:64]!r}.", code="unknown_url", status=404)
+        return found

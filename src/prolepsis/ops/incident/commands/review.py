@@ -1,0 +1,90 @@
+"""`prolepsis review`: the pack for a weekly review."""
+
+from dataclasses import asdict
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from prolepsis.control.audit import chain
+from prolepsis.control.store.configured import StoreOption, ready_database
+from prolepsis.core.errors import ConfigError
+from prolepsis.core.files import write_whole
+from prolepsis.core.terminal.output import AsJson, note, print_json
+from prolepsis.ops.incident.commands.incident import PrometheusUrl, To
+from prolepsis.ops.incident.period import Period, parse_time
+from prolepsis.ops.incident.prometheus import Prometheus
+from prolepsis.ops.incident.review import Review, budgets
+from prolepsis.ops.incident.review_page import page
+from prolepsis.ops.incident.timeline import timeline
+from prolepsis.ops.incident.week import WeekFigures, figures
+
+_BUDGETS = "slo:period_error_budget_remaining:ratio"
+
+
+def review(
+    *,
+    week: Annotated[bool, typer.Option("--week/--day", help="seven days, or one; compared with those before")] = True,
+    end: To = "now",
+    output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="default: stdout")] = None,
+    prometheus: PrometheusUrl = None,
+    store: StoreOption = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write what a review needs: budgets, savings, acceptance by class, failures, cost, changes, what to look at."""
+    until = parse_time(end, datetime.now(UTC), "to")
+    length = timedelta(days=7 if week else 1)
+    found = _review(Period(until - length, until), Period(until - 2 * length, until - length), prometheus, store)
+    if as_json:
+        print_json(_plain(found))
+    elif output is None:
+        print(page(found), end="")
+    else:
+        try:
+            write_whole(output, page(found).encode())
+        except OSError as error:
+            raise ConfigError(f"output {output} cannot be written: {error.strerror}", param="output") from None
+        note(f"wrote {output}: {len(found.findings)} things to look at")
+
+
+def _review(asked: Period, before: Period, prometheus: str | None, store: str | None) -> Review:
+    with ready_database(store) as database, database.read() as connection:
+        happened = timeline(chain.written(connection, asked.start, asked.end))
+        this, former = figures(connection, asked), figures(connection, before)
+    asking = Prometheus(prometheus) if prometheus else None
+    return Review(
+        period=asked,
+        this=this,
+        before=former,
+        happened=happened,
+        budgets=budgets(asking.values(_BUDGETS, asked.end.timestamp())) if asking else None,
+        alerts=asking.firing(asked) if asking else (),
+    )
+
+
+def _plain(found: Review) -> dict[str, object]:
+    return {
+        "from": found.period.start.isoformat(),
+        "to": found.period.end.isoformat(),
+        "look_at": [asdict(one) for one in found.findings],
+        "budgets": None if found.budgets is None else [asdict(one) for one in found.budgets],
+        "this": _figures(found.this),
+        "before": _figures(found.before),
+        "changes": [asdict(row) for row in found.changes],
+    }
+
+
+def _figures(found: WeekFigures) -> dict[str, object]:
+    return {
+        "classes": {
+            name: {**asdict(one), "acceptance_rate": one.acceptance_rate, "saved": one.saved}
+            for name, one in found.classes.items()
+        },
+        "proposers": [
+            {"traffic_class": key[0], "proposer": key[1], **asdict(one), "acceptance_rate": one.acceptance_rate}
+            for key, one in found.proposers.items()
+        ],
+        "errors": dict(found.errors),
+        "spent": [asdict(one) for one in found.spent],
+    }

@@ -1,0 +1,157 @@
+"""The weekly review: what the figures, budgets and changes say, and what to look at by rules that are stated."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from prolepsis.core.traffic_sums import LEAST_REQUESTS as LEAST_SAVED
+from prolepsis.core.traffic_sums import TrafficSums
+from prolepsis.core.units import figure
+from prolepsis.ops.incident.period import Period
+from prolepsis.ops.incident.prometheus import Firing
+from prolepsis.ops.incident.timeline import Happening, shown_at
+from prolepsis.ops.incident.week import WeekFigures
+
+FELL = 0.1
+"""Acceptance that fell by this share of what it was is looked at."""
+LEAST_DRAFT_TOKENS = 500
+"""Draft tokens in each of two weeks, so that they can be compared."""
+LEAST_REQUESTS = 50
+FAILED = 0.01
+"""A larger share of failed requests is looked at."""
+LOW_BUDGET = 0.25
+_WATCHED = {
+    "breaker.open": "a breaker opened",
+    "rollout.rolled_back": "a rollout was rolled back",
+    "rollout.stepped_back": "a rollout stepped back",
+    "replay.structural": "a replay differs from its request",
+    "drift.cliff": "acceptance fell off a cliff",
+}
+_LISTED = 60
+"""Changes that are listed, the last ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorBudget:
+    """Rest of an objective's error budget; 1: all; below 0: it is overspent."""
+
+    objective: str
+    remaining: float
+
+    @property
+    def left(self) -> str:
+        """The rest in words: of a budget that is overspent, how often it was spent."""
+        if self.remaining >= 0:
+            return share(self.remaining)
+        return f"nothing ({figure(1 - self.remaining)} times spent)"
+
+
+@dataclass(frozen=True, slots=True)
+class ReviewFinding:
+    """One thing to look at."""
+
+    what: str
+    subject: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Review:
+    period: Period
+    this: WeekFigures
+    before: WeekFigures
+    """Figures of the period of the same length before."""
+    happened: Sequence[Happening]
+    budgets: Sequence[ErrorBudget] | None
+    """None: Prometheus was not asked."""
+    alerts: Sequence[Firing] = ()
+
+    @property
+    def changes(self) -> list[Happening]:
+        return [row for row in self.happened if row.kind in ("change", "rollout", "deployment")]
+
+    @property
+    def findings(self) -> list[ReviewFinding]:
+        """Findings to look at, the gravest first."""
+        return [
+            *_watched(self.happened),
+            *_burnt(self.budgets or ()),
+            *_paged(self.alerts),
+            *_failing(self.this),
+            *_losing(self.this),
+            *_worn(self.this, self.before),
+        ]
+
+
+def budgets(values: Iterable[tuple[Mapping[str, str], float]]) -> list[ErrorBudget]:
+    """Return the budgets from the recorded series, the smallest first; objectives without events have none."""
+    found = [
+        ErrorBudget(" ".join(filter(None, (labels.get("sloth_slo", ""), labels.get("tier", "")))), value)
+        for labels, value in values
+        if math.isfinite(value)
+    ]
+    return sorted(found, key=lambda one: one.remaining)
+
+
+def _watched(happened: Iterable[Happening]) -> Iterator[ReviewFinding]:
+    rows = [row for row in happened if row.what in _WATCHED]
+    last = {(row.what, row.subject): row for row in rows}
+    numbers = Counter((row.what, row.subject) for row in rows)
+    for what, meaning in _WATCHED.items():
+        for key, number in numbers.items():
+            if key[0] == what:
+                details = f", {last[key].details}" if last[key].details else ""
+                yield ReviewFinding(meaning, key[1], f"{number} x, last at {shown_at(last[key].at)}{details}")
+
+
+def _burnt(known: Iterable[ErrorBudget]) -> Iterator[ReviewFinding]:
+    for one in known:
+        if one.remaining < LOW_BUDGET:
+            what = "an error budget is overspent" if one.remaining < 0 else "an error budget is nearly spent"
+            yield ReviewFinding(what, one.objective, f"{one.left} left, less than {share(LOW_BUDGET)}")
+
+
+def _paged(alerts: Iterable[Firing]) -> Iterator[ReviewFinding]:
+    numbers = Counter(alert.name for alert in alerts if alert.labels.get("severity") == "page")
+    for name, number in numbers.most_common():
+        yield ReviewFinding("an alert paged", name, f"{number} x")
+
+
+def _failing(this: WeekFigures) -> Iterator[ReviewFinding]:
+    for name, one in this.classes.items():
+        if one.num_requests >= LEAST_REQUESTS and one.num_failed > FAILED * one.num_requests:
+            failed = share(one.num_failed / one.num_requests)
+            yield ReviewFinding("requests fail", name, f"{failed} of {one.num_requests:,}, more than {share(FAILED)}")
+
+
+def _losing(this: WeekFigures) -> Iterator[ReviewFinding]:
+    for name, one in this.classes.items():
+        if one.num_requests >= LEAST_REQUESTS and one.num_draft_tokens and one.saved is not None and one.saved < 0:
+            why = f"device time {share(-one.saved)} above that predicted without drafts, {one.num_requests:,} requests"
+            yield ReviewFinding("drafts cost more than they bring", name, why)
+
+
+def _worn(this: WeekFigures, before: WeekFigures) -> Iterator[ReviewFinding]:
+    for (traffic_class, proposer), now in this.proposers.items():
+        was = before.proposers.get((traffic_class, proposer))
+        if was is None or min(now.num_draft_tokens, was.num_draft_tokens) < LEAST_DRAFT_TOKENS:
+            continue
+        rate, former = now.acceptance_rate or 0.0, was.acceptance_rate or 0.0
+        if rate <= (1 - FELL) * former and former:
+            why = f"{share(former)} -> {share(rate)}, {share(1 - rate / former)} less than before"
+            yield ReviewFinding("acceptance fell", f"{proposer}, {traffic_class}", why)
+
+
+def saved(sums: TrafficSums | None) -> str:
+    """Return what drafts saved of the predicted device time; nothing of few requests."""
+    return share(sums.saved if sums is not None and sums.num_requests >= LEAST_SAVED else None)
+
+
+def share(value: float | None) -> str:
+    return "-" if value is None else f"{figure(100 * value)} %"
+
+
+def changes_shown(review: Review) -> tuple[list[Happening], int]:
+    """Return the changes that are listed, and the number of earlier ones."""
+    return review.changes[-_LISTED:], max(0, len(review.changes) - _LISTED)

@@ -1,0 +1,115 @@
+"""Sources of a snapshot: the admin routes of a running server, and the lines of its log."""
+
+import json
+import os
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from prolepsis.core.errors import ConfigError, InvalidParameter
+from prolepsis.ops.incident.period import Period
+
+_TIMEOUT_S = 10.0
+
+PARTS = {
+    "health.json": ("/health/ready", "whether the engine is ready"),
+    "traffic.json": ("/admin/traffic", "acceptance, savings and modes by traffic class, the last hour"),
+    "alerts.json": ("/admin/alerts", "alerts that fire, by the Alertmanager that the server asks"),
+    "slowest.json": ("/admin/recent?order=slowest&last=50", "the slowest of the last requests, with rounds"),
+    "newest.json": ("/admin/recent?order=newest&last=100", "the last requests"),
+    "kill.json": ("/admin/kill", "the kill switch and its sources"),
+    "flags.json": ("/admin/flags", "flags that operators set"),
+    "breakers.json": ("/admin/breakers", "circuit breakers by proposer and traffic class"),
+    "drift.json": ("/admin/drift", "drift of acceptance"),
+    "heads.json": ("/admin/heads", "draft heads installed and in use"),
+    "rollouts.json": ("/admin/rollouts", "rollouts with verdicts"),
+    "policy.json": ("/admin/policy", "the policy in use"),
+    "correctness.json": ("/admin/correctness", "replayed requests and their mismatches"),
+    "replicas.json": ("/admin/replicas", "servers that share the store, and their engines"),
+    "cost.json": ("/admin/cost", "device seconds, money and savings"),
+}
+"""Files of a snapshot: the path that each comes from, and what it is."""
+
+
+class Server:
+    """A running server; after one request without an answer it is not asked again."""
+
+    def __init__(self, url: str, key: str | None, transport: httpx.BaseTransport | None = None) -> None:
+        self._url = url.rstrip("/")
+        self._headers = {"authorization": f"Bearer {key}"} if key else {}
+        self._transport = transport
+        self._fault = ""
+
+    def document(self, path: str) -> Any:
+        """Return the JSON of a reply; raises as `text` does."""
+        try:
+            return self._reply(path).json()
+        except ValueError as error:
+            raise ConfigError(f"{path} is not JSON: {error}", param="url") from None
+
+    def text(self, path: str) -> str:
+        """Return the text of a reply; raises `ConfigError` without an answer, `InvalidParameter` for a refusal."""
+        return self._reply(path).text
+
+    def _reply(self, path: str) -> httpx.Response:
+        if self._fault:
+            raise ConfigError(self._fault, param="url")
+        try:
+            with httpx.Client(transport=self._transport, timeout=_TIMEOUT_S) as client:
+                reply = client.get(f"{self._url}{path}", headers=self._headers)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            self._fault = f"no server answers at {self._url}: {error or type(error).__name__}"
+            raise ConfigError(self._fault, param="url") from None
+        if reply.is_success or path.startswith("/health"):
+            return reply
+        raise InvalidParameter(f"the server replies with {reply.status_code} to {path}")
+
+
+MOST_READ = 16 << 20
+"""Bytes at the end of a file that are looked at."""
+MOST_KEPT = 512 << 10
+"""Characters at the end of the period that are kept: redaction takes time."""
+_TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d{1,6})?(?:Z|[+-]\d\d:\d\d)?")
+
+
+def lines_of(file: Path, period: Period) -> str:
+    """Return the last lines of a period, from text or JSON lines; raises `ConfigError`.
+
+    A line without a time, as in a traceback, belongs to the line before.
+    """
+    try:
+        with file.open("rb") as log:
+            log.seek(max(0, os.fstat(log.fileno()).st_size - MOST_READ))
+            lines = log.read(MOST_READ).decode("utf-8", "replace").splitlines()
+    except OSError as error:
+        raise ConfigError(f"log {file} cannot be read: {error.strerror}", param="log") from None
+    kept: list[str] = []
+    is_in = False
+    for line in lines:
+        at = _time(line)
+        is_in = is_in if at is None else period.start <= at < period.end
+        if is_in:
+            kept.append(line)
+    text = "\n".join(kept)
+    if len(text) > MOST_KEPT:
+        text = f"(earlier lines of the period are left out)\n{text[-MOST_KEPT:].partition(chr(10))[2]}"
+    return text + "\n" if text else ""
+
+
+def _time(line: str) -> datetime | None:
+    if line.startswith("{"):
+        try:
+            line = str(json.loads(line).get("timestamp", ""))
+        except ValueError:
+            return None
+    found = _TIME.match(line)
+    if found is None:
+        return None
+    try:
+        time = datetime.fromisoformat(found[0])
+    except ValueError:
+        return None
+    return time if time.tzinfo else time.replace(tzinfo=UTC)

@@ -1,0 +1,39 @@
+"""`prolepsis monitoring`: what Prometheus, Alertmanager and Grafana need to watch a server."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from prolepsis.core.terminal.output import EPILOG, command_group, note
+from prolepsis.ops.monitoring.files import RUNBOOK_URL, monitoring_files, write_monitoring
+from prolepsis.ops.monitoring.objectives import parse_objectives, read_objectives
+from prolepsis.ops.monitoring.rules import shipped
+
+app = command_group("Write rules, alerts and dashboards for a monitoring system.")
+
+
+@app.callback()
+def group() -> None:
+    """Keep `write` a command of its own although it is the only one."""
+
+
+@app.command(epilog=EPILOG)
+def write(
+    folder: Annotated[Path, typer.Argument(help="folder that the files are written to")],
+    *,
+    slos: Annotated[
+        Path | None,
+        typer.Option(help="objectives in Sloth's schema; default: the package's own, written too"),
+    ] = None,
+    runbook_url: Annotated[
+        str, typer.Option(help="address of a runbook, for the links of alerts; {name} stands for the name of its page")
+    ] = RUNBOOK_URL,
+) -> None:
+    """Write dashboards for Grafana, and rules and settings for Prometheus and Alertmanager; old files are replaced."""
+    objectives = read_objectives(slos) if slos else parse_objectives(shipped("slos.yaml"), "slos.yaml")
+    files = dict(monitoring_files(objectives, runbook_url))
+    if slos is None:
+        files["slos.yaml"] = shipped("slos.yaml")
+    write_monitoring(folder, files)
+    note(f"{len(files)} files are in {folder}: {', '.join(files)}")

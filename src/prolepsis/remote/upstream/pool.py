@@ -1,0 +1,237 @@
+"""A pool of upstream engines behind one URL: whether it answers, what it serves, and streams of its tokens."""
+
+import asyncio
+import json
+import math
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from itertools import islice
+from typing import Protocol
+
+import httpx
+import structlog
+from prometheus_client.parser import text_string_to_metric_families
+
+from prolepsis.core.errors import InvalidParameter, VocabularyMismatch
+from prolepsis.core.requests import SamplingParams
+from prolepsis.remote.upstream.api import Api, Chunk, UpstreamCall, UpstreamFault, UpstreamMalformed, error_message
+from prolepsis.remote.upstream.meter import SharedTime
+from prolepsis.remote.upstream.metrics import DRAFT_COUNTERS
+from prolepsis.remote.upstream.reading import (
+    METRICS_BYTES,
+    PLAIN_ENCODING,
+    chunks_of,
+    chunks_of_check,
+    start_of,
+    start_of_check,
+)
+from prolepsis.remote.upstream.route import PoolName
+
+CONNECT_S = 5.0
+CHECK_S = 30.0
+"""For a short answer, when a pool is checked."""
+_CHECKED_TEXT = "Once upon a time"
+_CHECKED_TOKENS = 8
+_MOST_CHECKED = 64
+"""Chunks of its answer that are read."""
+_BUSY = (429, 503)
+_CALLERS_FAULT = (400, 413, 422)
+
+log = structlog.get_logger(__name__)
+
+
+class Vocabulary(Protocol):
+    """The model's tokenizer."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
+
+
+class PoolLost(Exception):
+    """The pool does not answer, or broke off."""
+
+
+class PoolFault(PoolLost):
+    """The pool said that it failed at this request: the next one may go well."""
+
+
+class PoolMalformed(PoolFault):
+    """The pool said what its API does not."""
+
+
+class PoolBusy(Exception):
+    """The pool takes no new requests now."""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolFacts:
+    """What a pool serves."""
+
+    model: str
+    """The name that it has there."""
+    max_model_len: int
+
+
+class Pool:
+    """One URL. It is up after a check that passed, until it fails; belongs to one event loop, but for `check`."""
+
+    def __init__(
+        self,
+        name: PoolName,
+        url: str,
+        api: Api,
+        vocabulary: Vocabulary,
+        *,
+        headers: Mapping[str, str],
+        silent_s: float | None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`silent_s`: a stream that says nothing for so many seconds is lost; None: never."""
+        self.name: PoolName = name
+        self.url = url.rstrip("/")
+        self.facts: PoolFacts | None = None
+        """None: it is down."""
+        self.detail = "not checked yet"
+        """Why it is down."""
+        self.time = SharedTime(clock)
+        self._api = api
+        self._vocabulary = vocabulary
+        self._headers = {**headers, **PLAIN_ENCODING}
+        timeout = httpx.Timeout(CONNECT_S, read=silent_s)
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+        self._http = httpx.AsyncClient(headers=self._headers, timeout=timeout, limits=limits)
+
+    @property
+    def is_up(self) -> bool:
+        return self.facts is not None
+
+    def up(self, facts: PoolFacts) -> None:
+        log.info("upstream_up", pool=self.name, url=self.url, model=facts.model)
+        self.facts, self.detail = facts, ""
+
+    def down(self, detail: str) -> None:
+        if self.is_up:
+            log.warning("upstream_down", pool=self.name, url=self.url, detail=detail)
+        self.facts, self.detail = None, detail
+
+    def check(self) -> PoolFacts:
+        """Ask what is served, and for a short answer; blocks, and changes nothing.
+
+        Raises `PoolLost`, and `VocabularyMismatch` if the answer's token ids do not spell its text.
+        """
+        try:
+            with httpx.Client(headers=self._headers, timeout=httpx.Timeout(CHECK_S, connect=CONNECT_S)) as http:
+                with http.stream("GET", f"{self.url}/v1/models") as listed:
+                    body = start_of_check(listed)
+                if listed.status_code != httpx.codes.OK:
+                    raise _refusal(listed.status_code, body)
+                facts = _facts(body)
+                self._check_vocabulary(http, facts)
+        except (httpx.HTTPError, UpstreamFault) as error:
+            raise PoolLost(_told(error)) from error
+        except (InvalidParameter, PoolBusy) as error:
+            raise PoolLost(str(error)) from error
+        return facts
+
+    async def stream(self, ask: UpstreamCall) -> AsyncGenerator[Chunk, None]:
+        """Yield what the pool says; closing it early ends the request there.
+
+        Raises `PoolLost`, `PoolBusy`, and `InvalidParameter` with the words of an engine that refuses the request.
+        """
+        reader, url = self._api.reader(), f"{self.url}{self._api.path}"
+        try:
+            async with self._http.stream("POST", url, json=self._api.body(ask)) as response:
+                if response.status_code != httpx.codes.OK:
+                    raise _refusal(response.status_code, await start_of(response))
+                async with aclosing(chunks_of(response, reader)) as chunks:
+                    async for chunk in chunks:
+                        yield chunk
+        except UpstreamMalformed as error:
+            raise PoolMalformed(str(error)) from error
+        except UpstreamFault as error:
+            raise PoolFault(str(error)) from error
+        except httpx.HTTPError as error:
+            raise PoolLost(_told(error)) from error
+
+    async def is_alive(self) -> bool:
+        """Ask for the pool's health."""
+        try:
+            async with self._http.stream("GET", f"{self.url}/health", timeout=CONNECT_S) as response:
+                return response.is_success
+        except httpx.HTTPError:
+            return False
+
+    async def draft_totals(self) -> dict[str, float]:
+        """Return the totals of `DRAFT_COUNTERS` that the pool's own metrics have; empty without any."""
+        try:
+            async with self._http.stream("GET", f"{self.url}/metrics", timeout=CONNECT_S) as response:
+                text = await start_of(response, METRICS_BYTES) if response.is_success else b""
+            return await asyncio.to_thread(_draft_totals, text)
+        except (httpx.HTTPError, UpstreamFault, ValueError):
+            return {}
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    def _check_vocabulary(self, http: httpx.Client, facts: PoolFacts) -> None:
+        reader = self._api.reader()
+        params = SamplingParams(temperature=0.0, max_tokens=_CHECKED_TOKENS, ignore_eos=True)
+        ask = UpstreamCall(facts.model, tuple(self._vocabulary.encode(_CHECKED_TEXT)), params)
+        with http.stream("POST", f"{self.url}{self._api.path}", json=self._api.body(ask)) as response:
+            if response.status_code != httpx.codes.OK:
+                raise _refusal(response.status_code, start_of_check(response))
+            chunks = list(islice(chunks_of_check(response, reader), _MOST_CHECKED))
+        token_ids = [token for chunk in chunks for token in chunk.token_ids]
+        if not token_ids:
+            raise UpstreamFault("says no token ids: it is of another kind than upstream_api says, or too old")
+        theirs, ours = "".join(chunk.text for chunk in chunks), self._vocabulary.decode(token_ids)
+        if not _agree(theirs, ours):
+            message = f"{self.url} writes {theirs!r} for token ids that are {ours!r} with the model's tokenizer here"
+            raise VocabularyMismatch(message)
+
+
+def _refusal(status: int, body: bytes) -> Exception:
+    """Return what a reply that is no stream says."""
+    try:
+        message = error_message(json.loads(body))
+    except (ValueError, AttributeError, RecursionError):
+        message = body[:200].decode(errors="replace")
+    told = f"answered {status}: {message}"
+    if status in _BUSY:
+        return PoolBusy(told)
+    if status in _CALLERS_FAULT:
+        return InvalidParameter(f"the upstream engine refuses the request: {message}")
+    return PoolLost(told)
+
+
+def _draft_totals(text: bytes) -> dict[str, float]:
+    totals: dict[str, float] = {}
+    for family in text_string_to_metric_families(text.decode(errors="replace")):
+        for sample in family.samples:
+            name = DRAFT_COUNTERS.get(sample.name)
+            if name is not None and math.isfinite(sample.value):
+                totals[name] = totals.get(name, 0.0) + sample.value
+    return totals
+
+
+def _facts(body: bytes) -> PoolFacts:
+    """Return the first model of a list; the field of its context differs between engines."""
+    try:
+        model = json.loads(body)["data"][0]
+        length = model.get("max_model_len") or model["meta"]["n_ctx"]
+        return PoolFacts(str(model["id"]), int(length))
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
+        raise UpstreamMalformed("lists no model with its context at /v1/models") from error
+
+
+def _agree(one: str, other: str) -> bool:
+    """Return whether two texts are one, but for spaces around it and a character at the end that is not whole."""
+    one, other = (text.rstrip("\ufffd").strip() for text in (one, other))
+    return one.startswith(other) or other.startswith(one)
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__} {error}".strip() if isinstance(error, httpx.HTTPError) else str(error)

@@ -1,0 +1,115 @@
+"""The prompts of one HTTP request: admitted together or not at all, charged once, each with its own place."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from prolepsis.control.web.caller import Caller
+from prolepsis.core.ended import Keep
+from prolepsis.core.events import Event, Finished, Terminal, Tokens
+from prolepsis.core.requests import GenerateRequest
+from prolepsis.server.admission.response_cache import CachedAnswer
+
+_EDIT, _BIAS, _GRAMMAR, _LOGPROB, _LIKELIEST, _SHOWN = 0.03, 2e-6, 0.14, 0.1, 0.14, 0.005
+"""In tokens, of 1 ms as in a full batch of the default model on one core: an edited row, each bias, a grammar's mask, a
+log-probability, the search of the likeliest, each one's text."""
+
+
+def processing_per_token(request: GenerateRequest) -> float:
+    """Return what the request's own processing adds to each of its output tokens, in plain tokens."""
+    params = request.params
+    added = 0.0
+    if params.logit_bias or params.has_penalties:
+        added += _EDIT + _BIAS * len(params.logit_bias)
+    if request.grammar is not None:
+        added += _GRAMMAR
+    if params.logprobs is not None:
+        added += _LOGPROB + (_LIKELIEST if params.logprobs else 0.0) + _SHOWN * params.logprobs
+    return added
+
+
+class Progress:
+    """One prompt's request, and what the engine, or the response cache, has shown of its answer so far."""
+
+    def __init__(
+        self,
+        request: GenerateRequest,
+        *,
+        stored: CachedAnswer | None = None,
+        keep: Keep = Keep.FIGURES,
+        cache_key: bytes | None = None,
+    ) -> None:
+        """`cache_key`: the key under which the answer may be stored."""
+        self.request = request
+        self.stored = stored
+        self.keep = keep
+        self.cache_key = cache_key
+        self._processing = processing_per_token(request)
+        self.waited_s = 0.0
+        """Seconds that it waited for admission."""
+        self.num_tokens = 0
+        self.answered = False
+        """The engine took the request and its first event came."""
+        self.kept: list[Tokens] = []
+        self.ended: Terminal | None = None
+        """The last event, once it came."""
+
+    @property
+    def finished(self) -> Finished | None:
+        return self.ended if isinstance(self.ended, Finished) else None
+
+    @property
+    def cost(self) -> int:
+        """Tokens it may take: prompt and longest answers; none if the answer is stored."""
+        request = self.request
+        return 0 if self.stored else len(request.prompt_token_ids) + request.n * request.params.max_tokens
+
+    @property
+    def num_used(self) -> int:
+        """The tokens that count as used: prompt and answer so far; 0 if the request never ran."""
+        return len(self.request.prompt_token_ids) + self.num_tokens if self.answered else 0
+
+    @property
+    def load(self) -> float:
+        """Largest load on the engine, in plain tokens: `cost` and its own processing."""
+        return self.cost + self._processing * self.request.n * self.request.params.max_tokens
+
+    @property
+    def load_used(self) -> float:
+        """Load so far; 0 if the request never ran."""
+        return self.num_used + self._processing * self.num_tokens
+
+    def see(self, event: Event) -> None:
+        """Take in an event; a stored answer uses no tokens."""
+        if not isinstance(event, Tokens):
+            self.ended = event
+        if self.stored is not None:
+            return
+        self.answered = True
+        if isinstance(event, Tokens):
+            self.num_tokens += len(event.token_ids)
+            if self.keep >= Keep.TOKENS:
+                self.kept.append(event)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestGroup:
+    """All prompts of one caller's HTTP request."""
+
+    caller: Caller
+    items: Sequence[Progress]
+    deadline_s: float | None
+    is_client_deadline: bool = False
+    """The client set the deadline, to less than the server allows."""
+
+    @property
+    def cost(self) -> int:
+        return sum(item.cost for item in self.items)
+
+    @property
+    def num_used(self) -> int:
+        return sum(item.num_used for item in self.items)
+
+    @property
+    def to_run(self) -> Sequence[Progress]:
+        """The items whose answers are not stored."""
+        return [item for item in self.items if not item.stored]

@@ -1,0 +1,97 @@
+"""Puts the application together: sign-in, the OpenAI surface, and what the list of features has."""
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+
+from fastapi import FastAPI
+
+from prolepsis.control.web.context import Context
+from prolepsis.control.web.feature import running
+from prolepsis.control.web.intake import Intake, Uploads, body_limit
+from prolepsis.control.web.routes import Application, Route
+from prolepsis.core.config import ServerConfig
+from prolepsis.core.engine_client import EngineClient
+from prolepsis.ops.console.routes import ConsoleParts, console_routes
+from prolepsis.server.auth.middleware import AuthMiddleware, check_local
+from prolepsis.server.connections import check_exposure
+from prolepsis.server.features import services_of
+from prolepsis.server.health import status_routes
+from prolepsis.server.openai.explain import explain_routes
+from prolepsis.server.openai.routes import openai_routes
+from prolepsis.server.services import Models, Services
+from prolepsis.server.sources import Sources
+from prolepsis.server.tokenizer import Tokenizer
+from prolepsis.server.tracing import RequestIdMiddleware, TraceMiddleware
+from prolepsis.server.verify.routes import verify_routes
+
+
+def build(
+    context: Context, tokenizer: Tokenizer, sources: Sources | None = None, *, others: Sequence[Services] = ()
+) -> FastAPI:
+    """Return the application around a running engine; when it shuts down it closes the engine's client.
+
+    It also answers requests for the models of `others`, the `state.services` of other applications of this process
+    (`prolepsis.server.multi_model`). A server drains the application's `state.admission`. Raises `ConfigError` if the
+    address needs keys and there are none, or if two models have the same name.
+    """
+    sources, config, metrics = sources or Sources(), context.config, context.metrics
+    check_exposure(config, sources.keys)
+    intake = _shared_intake(config, context.client, others)
+    services = services_of(context, sources, tokenizer, intake)
+    admission = services.admission
+    models = Models([services, *(replace(one, intake=intake) for one in others)])
+    routes = (
+        *openai_routes(models),
+        *verify_routes(models),
+        *status_routes(models, services),
+        *_feature_routes(context, services),
+    )
+    app = Application(routes, partial(_while_serving, services), admission.metrics.refuse)
+    app.state.admission = admission
+    app.state.features = services.features
+    app.state.intake = intake
+    app.state.services = services
+    app.add_middleware(
+        AuthMiddleware, keys=sources.keys, config=config, metrics=admission.metrics, intake=intake, routes=routes
+    )
+    app.add_middleware(RequestIdMiddleware, metrics=metrics)
+    app.add_middleware(TraceMiddleware, tracing=services.tracing)
+    return app
+
+
+def _feature_routes(context: Context, services: Services) -> Sequence[Route]:
+    """Return the routes of all features, and the console's, which call them."""
+    client, gate, service = context.client, services.admission, services.service_health
+    routes = (
+        *(route for feature in services.features for route in feature.routes),
+        *explain_routes(services.policies, lambda: client.info.default_sampling),
+    )
+    console = ConsoleParts(
+        client=client,
+        load=gate,
+        store=context.store,
+        keys=services.keys,
+        check_local=check_local,
+        observe=gate.metrics.refuse,
+        grafana_url=context.config.grafana_url,
+        failing=lambda: service.detail,
+        emit=context.emit,
+    )
+    return (*routes, *console_routes(routes, console))
+
+
+def _shared_intake(config: ServerConfig, client: EngineClient, others: Sequence[Services]) -> Intake:
+    """Return the intake of all models; a body may be as large as the largest that one of them takes."""
+    limits = [config.max_body_bytes or body_limit(client.info.max_model_len)]
+    limits += [one.intake.uploads.most_bytes for one in others]
+    return Intake(Uploads(max(limits)))
+
+
+@asynccontextmanager
+async def _while_serving(services: Services, _: Application) -> AsyncGenerator[None, None]:
+    """Run the clocks of the features while requests run; close the engine at the end."""
+    async with running(services.features):
+        yield
+    await services.client.close()

@@ -1,0 +1,222 @@
+"""Sign-in before every route: sizes, the key and the role; and a bound on slow clients."""
+
+import asyncio
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import HTTPConnection
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from prolepsis.control.web.errors import RequestRefused, describe_error
+from prolepsis.control.web.intake import Intake
+from prolepsis.control.web.refusals import not_local, too_large, upload_too_slow, wrong_role
+from prolepsis.control.web.routes import OPEN, Roles, Route
+from prolepsis.core.config import ServerConfig
+from prolepsis.server.admission.metrics import AdmissionMetrics
+from prolepsis.server.auth.keys import Keys
+from prolepsis.server.connections import is_loopback
+from prolepsis.server.stream import ClientDisconnected
+
+
+@dataclass(frozen=True, slots=True)
+class PathRules:
+    """The roles of one path, by method; None: no key is needed."""
+
+    path: str
+    """The route's pattern, for logs and counters."""
+    pattern: re.Pattern[str]
+    roles: dict[str, Roles | None] = field(default_factory=dict)
+
+
+class RouteRules:
+    """The roles that each declared route needs. A path that is not declared has no rules and cannot be reached."""
+
+    def __init__(self, routes: Sequence[Route]) -> None:
+        self._by_path: dict[str, PathRules] = {}
+        for route in routes:
+            rules = self._by_path.setdefault(route.path, PathRules(route.path, route.path_regex))
+            rules.roles.update(dict.fromkeys(route.methods or (), route.roles))
+        self._patterns = [rules for path, rules in self._by_path.items() if "{" in path]
+
+    def of(self, path: str) -> PathRules | None:
+        """Return the rules of a path as given; None: there is no such route."""
+        found = self._by_path.get(path)
+        return found or next((rules for rules in self._patterns if rules.pattern.match(path)), None)
+
+
+_HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^:\[\]/@]+))(?::\d{0,5})?")
+
+
+def is_local(headers: Headers) -> bool:
+    """Return whether a request names a loopback host, and no origin or a loopback one."""
+    try:
+        check_local(headers)
+    except RequestRefused:
+        return False
+    return True
+
+
+def check_local(headers: Headers) -> None:
+    """Raise `Refused` (403) unless a request names a loopback host, and no origin or a loopback one."""
+    hosts, origins = headers.getlist("host"), headers.getlist("origin")
+    if len(hosts) != 1 or not _is_local(hosts[0]):
+        raise not_local("Host", ", ".join(hosts))
+    if not all(_is_local_origin(origin) for origin in origins):
+        raise not_local("Origin", ", ".join(origins))
+
+
+def _is_local(host: str) -> bool:
+    match = _HOST.fullmatch(host.strip().lower())
+    return match is not None and is_loopback(match[1] or match[2])
+
+
+def _is_local_origin(origin: str) -> bool:
+    scheme, separator, host = origin.strip().lower().partition("://")
+    return scheme in ("http", "https") and bool(separator) and _is_local(host)
+
+
+REPLY_HEADERS = "reply_headers"
+
+
+def reply_headers(http: HTTPConnection) -> dict[str, str]:
+    """Return the mapping to fill before the reply starts; `AuthMiddleware` sends it."""
+    headers: dict[str, str] = http.scope["state"].setdefault(REPLY_HEADERS, {})
+    return headers
+
+
+MAX_HEADERS = 128
+
+
+class AuthMiddleware:
+    """ASGI middleware. A path that is not declared is answered with 404 here: no such route can be reached.
+
+    Requests continue one per round of the event loop, tenant after tenant; those that are refused share a turn.
+    Sets `scope["state"]["caller"]`, and sends the headers that the gate leaves in `scope["state"]`.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        keys: Keys,
+        config: ServerConfig,
+        metrics: AdmissionMetrics,
+        intake: Intake,
+        routes: Sequence[Route],
+    ) -> None:
+        self._app = app
+        self._keys = keys
+        self._config = config
+        self._metrics = metrics
+        self._round_robin = intake.round_robin
+        self._max_body_bytes = intake.uploads.most_bytes
+        self._rules = RouteRules(routes)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":  # there is no route for it
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        state = scope.setdefault("state", {})
+        try:
+            self._check(scope)
+            await self._round_robin.turn(state["caller"].tenant if "caller" in state else "")
+        except Exception as error:  # the HTTP edge: every failure becomes one reply
+            await self._round_robin.turn("")
+            self._metrics.refuse(error)
+            await describe_error(error).response()(scope, receive, send)
+            return
+        state[REPLY_HEADERS] = {}
+        receiver = _Receiver(receive, self._config.upload_timeout_s)
+        with suppress(ClientDisconnected):  # it took nothing for too long: there is no reader any more
+            await self._app(scope, receiver, _Sender(scope, send, self._config.write_timeout_s))
+
+    def _check(self, scope: Scope) -> None:
+        """Raise `RequestRefused` where the route may not run, or is not there."""
+        headers, method = Headers(scope=scope), scope["method"]
+        self._check_sizes(scope, headers)
+        rule = self._rules.of(scope["path"])
+        if rule is not None:
+            scope["state"]["rule"] = rule.path
+            if method in rule.roles and self._is_open(rule.roles[method], headers):
+                return
+        caller = self._keys.caller(headers.get("authorization"))
+        if not self._keys.required:
+            check_local(headers)
+        what = f"{method} {scope['path'][:200]}"
+        if rule is None:
+            raise RequestRefused(f"No route {what}", code="unknown_url", status=404)
+        if method not in rule.roles:
+            allow, message = {"allow": ", ".join(sorted(rule.roles))}, f"Method not allowed for {what}"
+            raise RequestRefused(message, code="method_not_allowed", status=405, headers=allow)
+        roles = rule.roles[method]
+        if roles and not any(caller.has(role) for role in roles):
+            raise wrong_role(caller.roles, roles)
+        scope["state"]["caller"] = caller
+
+    def _is_open(self, roles: Roles | None, headers: Headers) -> bool:
+        """Return whether a route runs for a caller that is not known.
+
+        Without a key file every local caller is the developer; where a key is given it has to be right.
+        """
+        if roles != OPEN:
+            return roles is None
+        return "authorization" not in headers if self._keys.required else not is_local(headers)
+
+    def _check_sizes(self, scope: Scope, headers: Headers) -> None:
+        raw = scope["headers"]
+        limit = self._config.max_header_bytes
+        size = sum(len(name) + len(value) for name, value in raw) + len(scope["raw_path"]) + len(scope["query_string"])
+        if size > limit or len(raw) > MAX_HEADERS:
+            raise too_large("headers", f"{limit} bytes or {MAX_HEADERS} fields")
+        length = headers.get("content-length", "0")
+        if length.isdigit() and int(length) > self._max_body_bytes:
+            raise too_large("body", f"{self._max_body_bytes} bytes")
+
+
+class _Receiver:
+    """Gives up on an upload that takes too long; once the body is whole it only waits for the client to leave."""
+
+    def __init__(self, receive: Receive, timeout_s: float) -> None:
+        self._receive = receive
+        self._end = asyncio.get_running_loop().time() + timeout_s
+        self._timeout_s = timeout_s
+        self._whole = False
+
+    async def __call__(self) -> Message:
+        if self._whole:
+            return await self._receive()
+        try:
+            async with asyncio.timeout_at(self._end):
+                message = await self._receive()
+        except TimeoutError:
+            raise upload_too_slow(self._timeout_s) from None
+        self._whole = not message.get("more_body", False)
+        return message
+
+
+class _Sender:
+    """Adds the gate's headers, and gives up on a client that takes nothing for too long."""
+
+    def __init__(self, scope: Scope, send: Send, timeout_s: float) -> None:
+        self._scope = scope
+        self._send = send
+        self._timeout_s = timeout_s
+        self._stalled = False
+
+    async def __call__(self, message: Message) -> None:
+        if self._stalled:
+            raise ClientDisconnected
+        if message["type"] == "http.response.start":
+            MutableHeaders(scope=message).update(self._scope["state"].get(REPLY_HEADERS, {}))
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._send(message)
+        except TimeoutError:
+            self._stalled = True
+            raise ClientDisconnected from None

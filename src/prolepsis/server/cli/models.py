@@ -1,0 +1,321 @@
+"""`prolepsis models`: models, draft heads and draft models in the cache directory."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from prolepsis.control.audit.commands.acts import actor, record_act
+from prolepsis.core.audit_event import AuditEvent
+from prolepsis.core.errors import InvalidParameter, ModelLoadError, ModelNotFound, ProlepsisError
+from prolepsis.core.terminal.config import Settings
+from prolepsis.core.terminal.documents import print_reply
+from prolepsis.core.terminal.flags import settings_here
+from prolepsis.core.terminal.output import (
+    EPILOG,
+    AsJson,
+    command_group,
+    note,
+    print_facts,
+    print_json,
+    quiet_logs,
+    stdout,
+)
+from prolepsis.core.units import size
+from prolepsis.engine.commands.downloads import download_bar, downloading, model_store
+
+if TYPE_CHECKING:
+    from prolepsis.engine.models.draft_models import DraftModelEntry
+    from prolepsis.engine.models.files.store import Manifest, ModelStore
+    from prolepsis.engine.models.heads.registry import HeadEntry
+    from prolepsis.server.cli.head_trial import Trial
+
+_COLUMNS = {
+    "models": ("name", "size=size:bytes", "licence", "source"),
+    "known": ("name", "licence", "description"),
+    "drafters": ("kind", "name", "version", "trained for=target", "chain_of_3", "size=size:bytes", "aliases"),
+}
+
+app = command_group("Download, list, export and import models, draft heads and draft models.")
+
+Name = Annotated[str | None, typer.Argument(help="known name, or hub id (OWNER/NAME); default: the configured model")]
+Directory = Annotated[
+    Path | None, typer.Option("--model-dir", help="directory of the models; default: the user's cache directory")
+]
+
+
+@app.command(epilog=EPILOG)
+def pull(name: Name = None, model_dir: Directory = None, as_json: AsJson = False) -> None:
+    """Download a model if it is not here yet, and verify its checksums. An interrupted download continues."""
+    from prolepsis.engine.models.files.store import KNOWN
+
+    settings = settings_here(model_dir=model_dir)
+    store, wanted = model_store(settings), name or settings.engine.model
+    if store.show(wanted) is None and wanted in KNOWN:
+        note(downloading(store, KNOWN[wanted]))
+    with download_bar() as progress:
+        manifest = store.pull(wanted, progress)
+    if as_json:
+        print_json(_described(store, manifest))
+        return
+    here = f"{manifest.name} is in {store.folder(manifest.name)}"
+    stdout().print(f"{here}: {size(manifest.size)}, licence {manifest.licence or 'not stated'}", soft_wrap=True)
+
+
+@app.command(epilog=EPILOG)
+def export(
+    name: Annotated[str, typer.Argument(help="model (known name, folder, GGUF file or hub id) or draft head")],
+    directory: Annotated[Path, typer.Argument(help="folder to write")],
+    verifier: Annotated[
+        str | None,
+        typer.Option(help="for a head: folder or hub id of its target model; default: the hub id"),
+    ] = None,
+    model_dir: Directory = None,
+) -> None:
+    """Write a model as bf16 safetensors, or a draft head in the speculators format, for other software.
+
+    If a known model and its head share a name, NAME is the model and NAME@VERSION the head.
+    """
+    from prolepsis.engine.models.files.export import export_model
+    from prolepsis.engine.models.files.store import KNOWN, resolve
+    from prolepsis.engine.models.heads.exchange import export_head
+    from prolepsis.engine.models.heads.registry import HeadEntry
+
+    quiet_logs()
+    root = settings_here(model_dir=model_dir).engine.model_dir
+    head = None if name in KNOWN else find_drafter(name, root)
+    if isinstance(head, HeadEntry):
+        known = KNOWN.get(head.target)
+        written = export_head(head, directory, verifier or (known.hub.repository if known and known.hub else None))
+    elif verifier is not None:
+        raise InvalidParameter(f"{name} is not a draft head; allowed: --verifier with a head", param="verifier")
+    else:
+        written = export_model(resolve(name, root), directory)
+    stdout().print(f"{name} is in {written}", soft_wrap=True)
+
+
+@app.command("import", epilog=EPILOG)
+def import_(
+    folder: Annotated[Path, typer.Argument(help="folder of an EAGLE-3 head in the speculators format")],
+    name: Annotated[str, typer.Option("--as", help="NAME for its next version, or NAME@VERSION")],
+    *,
+    is_tried: Annotated[
+        bool, typer.Option("--try/--no-try", help="see how many of its drafts are accepted, where it does not say")
+    ] = True,
+    model_dir: Directory = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check a draft head from other software and copy it into the model directory.
+
+    One that does not say how many of its draft tokens are accepted drafts for the first model that it fits, on the
+    shipped prompts.
+    """
+    from prolepsis.engine.models.heads.exchange import fitting_models, import_head
+
+    quiet_logs()
+    root = settings_here(model_dir=model_dir).engine.model_dir
+    entry = import_head(folder, name, root)
+    fits = fitting_models(entry, root)
+    is_unknown = bool(fits) and not entry.provenance.acceptance
+    found = _trial(entry.label, fits[0], model_dir) if is_tried and is_unknown else None
+    if as_json:
+        print_json({**describe_drafter(entry, root), "fits": fits, "trial": found and asdict(found)})
+        return
+    stdout().print(f"{entry.label} is in {entry.folder}", soft_wrap=True)
+    proof = "by fingerprint" if entry.target_fingerprint else "by its sizes; it does not name its target's weights"
+    note(f"fits {', '.join(fits)} ({proof})" if fits else "fits no model that is here")
+    if found is not None:
+        note(found.describe())
+    note(f"serve with it: prolepsis serve --draft-head {entry.label}")
+
+
+def _trial(head: str, model: str, model_dir: Path | None) -> "Trial | None":
+    """Return what the head's drafts come to; None where that cannot be seen: it is imported all the same."""
+    import asyncio
+
+    from prolepsis.server.cli.head_trial import tried
+
+    try:
+        return asyncio.run(tried(settings_here(model=model, draft_head=head, model_dir=model_dir)))
+    except ProlepsisError as error:
+        note(f"not tried with {model}: {error}")
+        return None
+
+
+@app.command(epilog=EPILOG)
+def alias(
+    head: Annotated[str, typer.Argument(help="NAME, NAME@VERSION or NAME@ALIAS; with --remove: NAME")],
+    alias: Annotated[str, typer.Argument(help="such as champion or candidate")],
+    drop: Annotated[bool, typer.Option("--remove", help="the alias stands for no version any more")] = False,
+    model_dir: Directory = None,
+) -> None:
+    """Let an alias stand for a version of a draft head; NAME@ALIAS then works wherever NAME@VERSION does.
+
+    A running server keeps the head that it has; `prolepsis heads swap NAME@ALIAS` loads the one of the alias.
+    """
+    from prolepsis.engine.models.heads.aliases import HeadAliases
+    from prolepsis.engine.models.heads.registry import find_head, head_folder
+
+    quiet_logs()
+    root = settings_here(model_dir=model_dir).engine.model_dir
+    name, version = head.partition("@")[0], None
+    if not drop:
+        entry = find_head(head, root)
+        name, version = entry.name, entry.version
+    before = HeadAliases(head_folder(root)).set(name, alias, version)
+    was, now = (None if one is None else f"{name}@{one}" for one in (before, version))
+    action, subject = "head.alias_removed" if drop else "head.alias_set", f"{name}@{alias}"
+    record_act(AuditEvent(actor=actor(), action=action, subject=subject, before={"head": was}, after={"head": now}))
+    stdout().print(f"{subject} is {now or 'gone'}" + (f"; it was {was}" if was else ""), soft_wrap=True)
+
+
+@app.command(epilog=EPILOG)
+def remove(
+    name: Annotated[str, typer.Argument(help="an imported draft head: NAME (the newest version) or NAME@VERSION")],
+    model_dir: Directory = None,
+) -> None:
+    """Delete an imported draft head."""
+    from prolepsis.engine.models.heads.exchange import remove_head
+
+    quiet_logs()
+    entry = remove_head(name, settings_here(model_dir=model_dir).engine.model_dir)
+    stdout().print(f"{entry.label} was deleted from {entry.folder.parent}", soft_wrap=True)
+
+
+@app.command("list", epilog=EPILOG)
+def list_models(model_dir: Directory = None, as_json: AsJson = False) -> None:
+    """List local models, known names that can be pulled, and draft heads and draft models."""
+    from prolepsis.engine.models.files.store import KNOWN
+
+    quiet_logs()
+    settings = settings_here(model_dir=model_dir)
+    store, entries = model_store(settings), drafters(settings.engine.model_dir)
+    document = {
+        "directory": str(store.root),
+        "models": [_described(store, manifest) for manifest in store.installed()],
+        "known": [{"name": k.name, "description": k.description, "licence": k.licence} for k in KNOWN.values()],
+        "drafters": [describe_drafter(entry, settings.engine.model_dir) for entry in entries],
+    }
+    print_reply(document, _COLUMNS, as_json=as_json)
+    if not as_json:
+        note("known models are downloaded by `models pull`; chain of 3: tokens of a step on held-out text")
+
+
+@app.command(epilog=EPILOG)
+def show(
+    name: Annotated[
+        str | None,
+        typer.Argument(help="installed model, path, draft head or draft model; default: the configured model"),
+    ] = None,
+    model_dir: Directory = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what a model is, or the acceptance of a draft head or draft model.
+
+    Of a model: origin, licence, checksums, context, sampling parameters of requests that leave them out, speed limit.
+
+    Decoding without speculation reads all weights for each token: the limit is what the cores read in a second, which
+    is measured in a third of a second, over the bytes of a pass.
+    """
+    from prolepsis.engine.models.files.quality import measured_quality
+    from prolepsis.server.cli.model_facts import facts_of_installed, facts_of_path, shown
+
+    settings = settings_here(model_dir=model_dir)
+    store = model_store(settings)
+    wanted = name or settings.engine.model
+    manifest = store.show(wanted)
+    if manifest is None and not Path(wanted).exists():
+        quiet_logs()
+        return _show_drafter(wanted, store, settings, as_json=as_json)
+    found = facts_of_path(Path(wanted), settings) if manifest is None else facts_of_installed(store, manifest, settings)
+    measured = measured_quality(Path(str(found["path"])))
+    if as_json:
+        print_json({**found, "quality": [asdict(one) for one in measured]})
+        return
+    facts = shown(found) + [(f"quality with {one.computation}", one.describe()) for one in measured]
+    checksums = {} if manifest is None else manifest.sha256
+    print_facts([*facts, *((f"sha256 {file}", digest) for file, digest in checksums.items())])
+
+
+def _show_drafter(wanted: str, store: "ModelStore", settings: Settings, *, as_json: bool) -> None:
+    entry = find_drafter(wanted, settings.engine.model_dir)
+    if entry is None:
+        names = [entry.name for entry in (*store.installed(), *drafters(settings.engine.model_dir))]
+        here = ", ".join(dict.fromkeys(names)) or "none"
+        raise ModelNotFound(f"model {wanted!r} is not in {store.root}; models here: {here}", param="name")
+    print_reply(describe_drafter(entry, settings.engine.model_dir), as_json=as_json)
+
+
+def _described(store: "ModelStore", manifest: "Manifest") -> dict[str, object]:
+    return {**asdict(manifest), "path": str((store.folder(manifest.name) / manifest.path).resolve())}
+
+
+def drafters(root: Path | None) -> "list[HeadEntry | DraftModelEntry]":
+    """Return all local heads and draft models."""
+    from prolepsis.engine.models.draft_models import list_draft_models
+    from prolepsis.engine.models.heads.registry import list_heads
+
+    return [*list_heads(root), *list_draft_models(root)]
+
+
+def find_drafter(name: str, root: Path | None) -> "HeadEntry | DraftModelEntry | None":
+    """Return the newest head or draft model called `name`, or exactly NAME@VERSION or NAME@ALIAS; None without one."""
+    from prolepsis.engine.models.heads.aliases import HeadAliases
+    from prolepsis.engine.models.heads.registry import head_folder
+
+    name = HeadAliases(head_folder(root)).resolved(name)
+    matching = [entry for entry in drafters(root) if name in (entry.name, f"{entry.name}@{entry.version}")]
+    return matching[-1] if matching else None
+
+
+def describe_drafter(entry: "HeadEntry | DraftModelEntry", root: Path | None) -> dict[str, object]:
+    """Return everything known about a head or draft model, as JSON values."""
+    from prolepsis.engine.models.heads.aliases import HeadAliases
+    from prolepsis.engine.models.heads.registry import head_folder
+
+    provenance = entry.provenance
+    aliases = HeadAliases(head_folder(root)).of(entry.name, entry.version) if _kind(entry) == "head" else ()
+    return {
+        "kind": _kind(entry),
+        "name": entry.name,
+        "version": entry.version,
+        "aliases": list(aliases),
+        "path": str(entry.folder),
+        "from": _origin(entry),
+        "size": entry.size,
+        "target": entry.target or None,
+        "target_fingerprint": provenance.target_fingerprint or None,
+        "tokenizer_fingerprint": provenance.tokenizer_fingerprint or None,
+        "sha256": provenance.sha256 or None,
+        "checksum": _checksum(entry),
+        "chain_of_3": None if provenance.chain_of_3 is None else round(provenance.chain_of_3, 4),
+        "acceptance": {
+            kind: {"hits": counts.hits, "trials": counts.trials, "chain_of_3": round(counts.length(), 4)}
+            for kind, counts in provenance.acceptance.items()
+        },
+        "training": dict(provenance.training),
+    }
+
+
+def _kind(entry: "HeadEntry | DraftModelEntry") -> str:
+    from prolepsis.engine.models.heads.registry import HeadEntry
+
+    return "head" if isinstance(entry, HeadEntry) else "draft-model"
+
+
+def _origin(entry: "HeadEntry | DraftModelEntry") -> str:
+    return "shipped" if getattr(entry, "shipped", False) else entry.provenance.source or "here"
+
+
+def _checksum(entry: "HeadEntry | DraftModelEntry") -> str:
+    from prolepsis.engine.models.heads.format import weights_checksum
+
+    recorded = entry.provenance.sha256
+    if not recorded:
+        return "not recorded"
+    try:
+        found = weights_checksum(entry.folder)
+    except ModelLoadError:
+        found = ""
+    return "matches" if found == recorded else "differs: the file is damaged"

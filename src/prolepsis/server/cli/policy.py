@@ -1,0 +1,257 @@
+"""`prolepsis policy`: check, compare and explain policies without a server, and the versions that a server has."""
+
+import math
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from prolepsis.control.policy.check import InvalidPolicy, read_policy
+from prolepsis.control.policy.check import check as check_policy
+from prolepsis.control.policy.explain import diff as diff_policies
+from prolepsis.control.policy.explain import explain as explain_request
+from prolepsis.control.policy.model import Policy
+from prolepsis.control.rollout.forecast import ASSUMED, Forecast, forecast
+from prolepsis.control.rollout.settings import settings_of
+from prolepsis.control.statistics.planning import Wait
+from prolepsis.core.files import read_text
+from prolepsis.core.terminal.admin import HERE, Key, Url, Verb, add_verbs, ask, parameter
+from prolepsis.core.terminal.documents import FINDINGS, as_yaml, print_reply
+from prolepsis.core.terminal.flags import settings_here
+from prolepsis.core.terminal.output import (
+    EPILOG,
+    FAILED,
+    AsJson,
+    command_group,
+    note,
+    print_json,
+    print_table,
+    stdout,
+    warn,
+)
+from prolepsis.core.units import duration
+from prolepsis.core.validation import Finding
+from prolepsis.core.yaml_document import Document, located
+
+app = command_group("Check, compare, explain, apply and roll back policies: which requests may speculate, and how.")
+
+PolicyPath = Annotated[Path, typer.Argument(metavar="FILE", help="policy in YAML")]
+_COLUMNS = {"findings": FINDINGS, "rollouts": ("rule", "stage", "expected")}
+
+
+@app.command(epilog=EPILOG)
+def check(
+    file: PolicyPath,
+    strict: Annotated[bool, typer.Option("--strict", help="warnings count as errors")] = False,
+    requests_per_s: Annotated[
+        float,
+        typer.Option(min=0.001, help="requests (with assign_by: keys) a second that match a rule, for the forecasts"),
+    ] = 1.0,
+    as_json: AsJson = False,
+) -> None:
+    """Show every error and warning of a policy; exit status 1 if the policy cannot be used.
+
+    For rollouts, show the time that each stage is expected to take.
+    """
+    policy: Policy | None = None
+    try:
+        policy, document = read_policy(file)
+        findings = sorted(_findings(policy, document), key=lambda one: one.line or 0)
+    except InvalidPolicy as error:
+        findings = list(error.findings)
+    has_errors = any(one.severity == "error" for one in findings)
+    shown: dict[str, object] = {"file": file, "version": policy and policy.full_version}
+    shown |= {"findings": [one.plain() for one in findings]} | ({"num_rules": len(policy.rules)} if policy else {})
+    if policy and not has_errors and (expected := _forecasts(policy, requests_per_s)):
+        shown["rollouts"] = expected
+    print_reply(shown, {name: _COLUMNS[name] for name in _COLUMNS if shown.get(name)}, as_json=as_json)
+    if "rollouts" in shown and not as_json:
+        note(f"expected: time to pass in four of five cases, at {requests_per_s:g} requests/s; assumed: {ASSUMED}")
+    if has_errors or (strict and findings):
+        raise typer.Exit(FAILED)
+
+
+@app.command(epilog=EPILOG)
+def diff(
+    old: Annotated[Path, typer.Argument(metavar="OLD", help="policy in YAML")],
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="policy in YAML")],
+    exit_code: Annotated[bool, typer.Option("--exit-code", help="exit with status 1 if anything differs")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show which rules were added, removed, moved or changed, field by field, with presets filled in."""
+    before, after = _usable(old), _usable(new)
+    changes = diff_policies(before, after)
+    if as_json:
+        versions = {"old": before.full_version, "new": after.full_version}
+        print_json({**versions, "changes": [asdict(change) for change in changes]})
+    else:
+        rows = [[one.kind, one.rule, one.field, as_yaml(one.old), as_yaml(one.new)] for one in changes]
+        if rows:
+            print_table(f"{before.full_version} -> {after.full_version}", ["", "rule", "field", "old", "new"], rows)
+        if not any(change.effective for change in changes):
+            stdout().print("no difference takes effect")
+    if exit_code and changes:
+        raise typer.Exit(FAILED)
+
+
+@app.command(epilog=EPILOG)
+def explain(  # noqa: PLR0917  # typer names its options after parameters
+    file: PolicyPath,
+    request: Annotated[Path, typer.Option(help="JSON file with the body of an OpenAI request; - reads standard input")],
+    route: Annotated[str | None, typer.Option(help="path of the endpoint; default: known from the body")] = None,
+    tenant: Annotated[str, typer.Option(help="tenant of the caller")] = "default",
+    tier: Annotated[str, typer.Option(help="tier of the caller")] = "standard",
+    key: Annotated[str, typer.Option(help="public part of the caller's API key")] = "",
+    role: Annotated[list[str] | None, typer.Option(help="role of the caller; may be repeated; default: client")] = None,
+    header: Annotated[list[str] | None, typer.Option(help="'NAME: VALUE'; may be repeated")] = None,
+    at: Annotated[str | None, typer.Option(help="ISO time with its zone; default: now")] = None,
+    prompt_tokens: Annotated[
+        int | None, typer.Option(min=1, help="length of the prompt; default: unknown, except for token ids")
+    ] = None,
+    request_id: Annotated[
+        str | None, typer.Option(help="decides whether a rule for a share of requests applies; default: it does not")
+    ] = None,
+    flags: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="feature flags of the rules, in flagd's format; default: all are false"),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show for a sample request which rule matches, why the others do not, and what takes effect."""
+    from prolepsis.engine.models.files.recommended_sampling import default_sampling
+    from prolepsis.server.cli import policy_explain as sample
+    from prolepsis.server.openai.explain import Origin
+
+    policy = _usable(file)
+    caller = sample.sample_caller(tenant, tier, key, role or ["client"])
+    origin = Origin(caller, route, sample.read_headers(header or ()), sample.read_time(at))
+    asked = sample.read_sample(request, origin, default_sampling(settings_here().engine), prompt_tokens, request_id)
+    decisions = sample.evaluate_flags(flags, policy.flag_names, asked.facts) if flags else ()
+    asked = replace(asked, facts=replace(asked.facts, flag=frozenset(one.key for one in decisions if one.value)))
+    sample.print_explanation(explain_request(policy, asked.facts, asked.requested), asked, decisions, as_json=as_json)
+    if policy.flag_names and not decisions and not as_json:
+        note(f"assumed to be false: {', '.join(policy.flag_names)}; --flags FILE evaluates them")
+
+
+def _replacing(given: dict[str, Any], get: Callable[[str], Any]) -> dict[str, Any]:
+    """Read the file, and expect the version in use now unless another one is named."""
+    if "file" in given:
+        given["text"] = read_text(given.pop("file"), "policy")
+    if given["expect"] is None:
+        given["expect"] = int(get("/admin/policy")["version"] or 0)
+    return given
+
+
+_EXPECT = typer.Option(min=0, metavar="VERSION", help="fail if another version is in use; default: the one in use now")
+_REASON = typer.Option(help="recorded with the version and in the audit log")
+_CHANGE = (
+    parameter("expect", Annotated[int | None, _EXPECT], None),
+    parameter("reason", Annotated[str, _REASON], ""),
+)
+_VERSION = typer.Argument(min=1, metavar="VERSION", help="as `policy history` shows it")
+_NOTE = "all servers on the store use it within a second"
+
+add_verbs(
+    app,
+    [
+        Verb(
+            "apply",
+            "PUT /admin/policy",
+            "Store a policy as a new version; all servers on the store use it within a second.\n\n"
+            "The server checks it first. A policy with an error is refused, and nothing changes.",
+            (parameter("file", PolicyPath), *_CHANGE),
+            prepare=_replacing,
+            note=_NOTE,
+        ),
+        Verb(
+            "rollback",
+            "POST /admin/policy/rollback",
+            "Use the text of an earlier version again, as a new version.",
+            (parameter("to", Annotated[int, _VERSION]), *_CHANGE),
+            prepare=_replacing,
+            note=_NOTE,
+        ),
+        Verb(
+            "eligibility",
+            "GET /admin/eligibility",
+            "Show which traffic classes may verify drafts, and the figures that decide it.",
+            columns={
+                "conditions": ("traffic_class", "proposers", "condition", "min", "until", "value", "eligible"),
+                "figures": ("traffic_class", "proposer", "version", "num_drafts", "acceptance_rate"),
+            },
+        ),
+        Verb(
+            "history",
+            "GET /admin/policy/versions",
+            "List the versions of the policy, the newest first, with author and reason.",
+            columns={"versions": ("version", "time (UTC)=created_at", "author", "reason")},
+        ),
+    ],
+)
+
+
+@app.command(epilog=EPILOG)
+def show(
+    version: Annotated[int | None, typer.Argument(min=1, metavar="VERSION", help="default: the one in use")] = None,
+    url: Url = HERE,
+    key: Key = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print the text of a version; without VERSION, show which policy the server uses and where it comes from."""
+    if version is None:
+        print_reply(ask(url, key, "GET", "/admin/policy"), as_json=as_json)
+        return
+    document = ask(url, key, "GET", f"/admin/policy/versions/{version}")
+    if as_json:
+        print_json(document)
+    else:
+        print(document["text"], end="")
+
+
+def _findings(policy: Policy, document: Document) -> list[Finding]:
+    from prolepsis.server.openai.facts import KNOWN
+
+    return located(check_policy(policy, KNOWN), document)
+
+
+def _usable(file: Path) -> Policy:
+    """Return the policy of a file; its errors become warnings, except errors of shape."""
+    policy, document = read_policy(file)
+    for finding in _findings(policy, document):
+        if finding.severity == "error":
+            warn(finding.in_file(str(file)))
+    return policy
+
+
+def _forecasts(policy: Policy, requests_per_s: float) -> list[dict[str, object]]:
+    """Return how long each stage of each rollout takes, in seconds; null if no verdict is expected."""
+    replay_sample = settings_here().server.replay_sample
+    return [
+        {"rule": name, "stage": stage.stage, **_expected(stage)}
+        for name, terms in policy.named_terms()
+        if terms.rollout is not None
+        for stage in forecast(settings_of(terms), requests_per_s, replay_sample)
+    ]
+
+
+def _expected(stage: Forecast) -> dict[str, object]:
+    if stage.wait is None:
+        return {
+            "least_s": None,
+            "most_s": None,
+            "longest_s": stage.longest_s,
+            "expected": "no guardrail decides: manual only",
+        }
+    times = {"least_s": stage.wait.least_s, "most_s": stage.wait.most_s}
+    finite = {name: None if math.isinf(seconds) else round(seconds, 1) for name, seconds in times.items()}
+    return {**finite, "longest_s": stage.longest_s, "expected": _in_words(stage.wait, stage.longest_s)}
+
+
+def _in_words(wait: Wait, longest_s: float) -> str:
+    longest = f"the longest time of {duration(longest_s)}"
+    if wait.least_s > longest_s:
+        return f"can neither pass nor fail in {longest}; needs {duration(wait.least_s)} or more"
+    expected = f"{duration(wait.least_s)} to {duration(wait.most_s)}"
+    return f"{expected}; ends without a verdict after {longest}" if wait.most_s > longest_s else expected

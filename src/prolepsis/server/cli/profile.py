@@ -1,0 +1,61 @@
+"""`prolepsis profile`: what a pass costs on this machine, and whether speculation is bitwise exact here."""
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from prolepsis.core.config import EngineConfig
+from prolepsis.core.terminal.config import Settings
+from prolepsis.core.terminal.flags import configured
+from prolepsis.core.terminal.output import AsJson, print_facts, print_json, print_table, quiet_logs
+from prolepsis.engine.commands.downloads import ensure_model
+from prolepsis.engine.commands.profile import Profile, take_profile
+
+
+@configured(EngineConfig)
+def profile(
+    settings: Settings,
+    *,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="show the stored cost curve instead of measuring a new one")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure and store what a forward pass costs on this machine; show the forward and the self-check."""
+    quiet_logs()
+    ensure_model(settings)
+    found = take_profile(settings.engine, fresh=not keep)
+    if as_json:
+        print_json(document(found))
+    else:
+        show(found)
+
+
+def document(found: Profile) -> dict[str, object]:
+    """Return the profile as programs read it; `ms[i][j]` is a pass of `tokens[i]` tokens at `contexts[j]`."""
+    facts = {name: getattr(found, name) for name in Profile.__slots__ if name not in ("curve", "quality")}
+    curve = {"tokens": found.curve.tokens, "contexts": found.curve.contexts, "ms": found.curve.profiled}
+    quality = found.quality and asdict(found.quality)
+    return {**facts, "default_sampling": asdict(found.default_sampling), "curve": curve, "quality": quality}
+
+
+def show(found: Profile) -> None:
+    """Print the facts, then the curve: milliseconds, and multiples of the smallest pass."""
+    facts = [("model", found.model), ("forward", found.forward)]
+    if found.fallback:
+        facts.append(("no faster forward because", found.fallback))
+    facts += [("threads", str(found.threads)), ("exactness", found.exactness), ("because", found.exactness_reason)]
+    facts.append(("quality", found.quality.describe() if found.quality else "not measured for this model file"))
+    facts.append(("default sampling", found.default_sampling.describe()))
+    print_facts([*facts, ("cost curve", found.file)])
+    first = found.curve.profiled[0]
+    rows = [
+        [
+            str(count),
+            *(f"{ms:.2f} ({ms / base:.2f}x)" if base else f"{ms:.2f}" for ms, base in zip(line, first, strict=True)),
+        ]
+        for count, line in zip(found.curve.tokens, found.curve.profiled, strict=True)
+    ]
+    contexts = [f"context {context}" for context in found.curve.contexts]
+    print_table("milliseconds a pass", ["tokens", *contexts], rows)

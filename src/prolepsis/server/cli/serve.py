@@ -1,0 +1,125 @@
+"""`prolepsis serve`: the HTTP server around one engine."""
+
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from prolepsis.core.config import EngineConfig, ServerConfig
+from prolepsis.core.errors import ConfigError, EngineDead
+from prolepsis.core.extras import ENGINE
+from prolepsis.core.terminal.config import Settings
+from prolepsis.core.terminal.flags import configured
+from prolepsis.core.terminal.output import NOT_SERVED, print_error
+
+if TYPE_CHECKING:
+    from prolepsis.core.telemetry.metrics import Metrics
+    from prolepsis.engine.kv.memory import MemoryUse
+    from prolepsis.remote.messages import LogSettings
+    from prolepsis.server.ray.autoscaling import Scaling
+    from prolepsis.server.run import StartedEngine
+
+ADDRESS_FIELDS = ("host", "port")
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+
+@configured(EngineConfig, ServerConfig)
+def serve(
+    settings: Settings,
+    log_level: Annotated[LogLevel, typer.Option(help="least severity of log lines")] = "info",
+    log_json: Annotated[bool, typer.Option("--log-json", help="write log lines as JSON")] = False,
+) -> None:
+    """Serve a model over HTTP with OpenAI's API until interrupted."""
+    if settings.engine.engine != "upstream":
+        ENGINE.require(f"engine {settings.engine.engine}", "engine")
+    from prolepsis.core.telemetry.logs import configure_logs
+    from prolepsis.engine.start import loading
+    from prolepsis.remote.messages import LogSettings
+
+    configure_logs(log_level, as_json=log_json)
+    with loading():
+        from prolepsis.server import run
+
+    server = settings.server
+    if settings.engine.engine == "upstream":
+        from prolepsis.remote.upstream.capabilities import server_config
+
+        server = server_config(server, settings.origins)
+
+    try:
+        run.serve(settings.engine, server, partial(_start_engine, settings, LogSettings(log_level, log_json)))
+    except (ConfigError, EngineDead) as error:
+        if isinstance(error, ConfigError) and error.param not in ADDRESS_FIELDS:
+            raise
+        print_error(error)
+        raise typer.Exit(NOT_SERVED) from error
+
+
+def _start_engine(settings: Settings, logs: "LogSettings", config: EngineConfig, metrics: "Metrics") -> "StartedEngine":
+    """Start what computes: upstream engines, replicas, an engine in its own process, or one in this process."""
+    from prolepsis.engine.commands.downloads import ensure_model
+    from prolepsis.server.ray.autoscaling import Scaling
+
+    ensure_model(settings)
+    if config.engine == "upstream":
+        return _upstream(config, metrics)
+    scaling = Scaling.of(settings.server)
+    if scaling.most > 1:
+        return _replicas(config, scaling, metrics, settings.server.ray_address)
+    reserved = _reserved(settings.server)
+    if _has_own_process(settings.server, config):
+        return _own_process(config, metrics, reserved, logs)
+    return _this_process(config, metrics, reserved)
+
+
+def _upstream(config: EngineConfig, metrics: "Metrics") -> "StartedEngine":
+    from prolepsis.remote.upstream.start import start_upstream
+    from prolepsis.server.run import StartedEngine
+
+    upstream = start_upstream(config, metrics.registry, metrics)
+    return StartedEngine(upstream.client, upstream.tokenizer)
+
+
+def _replicas(config: EngineConfig, scaling: "Scaling", metrics: "Metrics", address: str) -> "StartedEngine":
+    from prolepsis.server.ray.start import start_replicas
+    from prolepsis.server.run import StartedEngine
+
+    replicas = start_replicas(config, scaling, metrics, address)
+    return StartedEngine(replicas.client, replicas.tokenizer, follow=replicas.follow)
+
+
+def _own_process(
+    config: EngineConfig, metrics: "Metrics", reserved: list["MemoryUse"], logs: "LogSettings"
+) -> "StartedEngine":
+    from prolepsis.remote.process import EngineSpawn
+    from prolepsis.server.run import StartedEngine
+
+    spawn = EngineSpawn(config, metrics, reserved, logs)
+    spawned = spawn.first()
+    return StartedEngine(spawned.client, spawned.tokenizer, spawned.compile_seconds, spawn.again)
+
+
+def _this_process(config: EngineConfig, metrics: "Metrics", reserved: list["MemoryUse"]) -> "StartedEngine":
+    from prolepsis.engine.native.build import compile_seconds
+    from prolepsis.server.cli.engine import start_configured
+    from prolepsis.server.run import StartedEngine
+
+    engine = start_configured(config, metrics, reserved)
+    return StartedEngine(engine.client, engine.tokenizer, compile_seconds, engine.restart)
+
+
+def _has_own_process(config: ServerConfig, engine: EngineConfig) -> bool:
+    is_on = config.engine_process == "on"
+    if is_on and engine.engine == "vllm":
+        raise ConfigError("engine_process is 'on'; allowed with engine vllm: off", param="engine_process")
+    return is_on
+
+
+def _reserved(config: ServerConfig) -> list["MemoryUse"]:
+    """Return what the server takes of the machine's memory besides the engine."""
+    from prolepsis.engine.kv.memory import MemoryUse
+
+    return [
+        MemoryUse("response cache", config.response_cache_bytes, "response_cache_bytes"),
+        MemoryUse("answers kept for retries", config.idempotency_bytes, "idempotency_bytes"),
+    ]

@@ -1,0 +1,259 @@
+"""Request bodies of chat completions and text completions: messages, tools, formats and parameters."""
+
+from typing import Annotated, Literal, Self, TypeAlias
+
+from pydantic import Field, WithJsonSchema, model_validator
+
+from prolepsis.control.web.fields import (
+    MAX_SAMPLES,
+    Body,
+    Count,
+    LogitBias,
+    MaxTokens,
+    Metadata,
+    Name,
+    Priority,
+    Prompts,
+    Schema,
+    Seed,
+    Stop,
+    Text,
+    Token,
+    TopLogprobs,
+)
+from prolepsis.core.requests import SpecMode
+from prolepsis.core.validation import Number
+
+
+class CalledFunctionBody(Body):
+    name: Name
+    arguments: str
+    """JSON, as the model wrote it."""
+
+
+class ToolCallBody(Body):
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunctionBody
+
+
+class Message(Body):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Text | None = None
+    tool_calls: Annotated[list[ToolCallBody], Field(max_length=128)] | None = None
+    tool_call_id: str | None = None
+    name: str | None = None
+    reasoning_content: str | None = None
+    """Reasoning of an earlier answer; the model sees it if its chat template uses it, as with `name`."""
+
+    @model_validator(mode="after")
+    def _fits_role(self) -> Self:
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError(f"role {self.role!r} takes no field 'tool_calls'; allowed: assistant")
+        if (self.tool_call_id is not None) != (self.role == "tool"):
+            raise ValueError("'tool_call_id' is needed in messages of role 'tool', and only there")
+        if self.content is None and not self.tool_calls:
+            raise ValueError("'content' must be a string or a list of text parts")
+        return self
+
+
+MAX_TOOLS = 128
+MAX_DOCUMENTS = 1024
+MAX_MESSAGES = 2048
+
+
+class FunctionBody(Body):
+    name: Name
+    description: str | None = None
+    parameters: Schema | None = None
+    """JSON schema of the arguments; without one the function takes none."""
+    strict: bool | None = None
+
+
+class ToolBody(Body):
+    type: Literal["function"]
+    function: FunctionBody
+
+
+class ToolName(Body):
+    name: Name
+
+
+class NamedTool(Body):
+    type: Literal["function"]
+    function: ToolName
+
+
+class AllowedTools(Body):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=MAX_TOOLS)]
+
+
+class AllowedChoice(Body):
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+Tools: TypeAlias = Annotated[list[ToolBody], Field(max_length=MAX_TOOLS)]
+ToolWord = Literal["none", "auto", "required"]
+ToolChoice: TypeAlias = ToolWord | NamedTool | AllowedChoice
+
+
+class JsonSchemaBody(Body):
+    name: Name
+    description: str | None = None
+    schema_: Annotated[Schema | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+
+class ResponseFormat(Body):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaBody | None = None
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if (self.json_schema is not None) != (self.type == "json_schema"):
+            raise ValueError(f"type {self.type!r} {'needs' if self.json_schema is None else 'takes no'} 'json_schema'")
+        return self
+
+
+class StructuredOutputs(Body):
+    """Exactly one field says what the answer must be."""
+
+    json_: Annotated[
+        Schema | str | None,
+        Field(alias="json"),
+        WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "string"}, {"type": "null"}]}),
+    ] = None
+    """A JSON schema, or its text."""
+    regex: Annotated[str, Field(min_length=1)] | None = None
+    choice: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=1024)] | None = None
+    grammar: Annotated[str, Field(min_length=1)] | None = None
+    """Lark, in llguidance's dialect."""
+    json_object: Literal[True] | None = None
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        given = [name for name in STRUCTURED_FORMS if getattr(self, STRUCTURED_FORMS[name]) is not None]
+        if len(given) != 1:
+            raise ValueError(f"needs exactly one of {', '.join(STRUCTURED_FORMS)}")
+        return self
+
+
+STRUCTURED_FORMS = {
+    "json": "json_",
+    "regex": "regex",
+    "choice": "choice",
+    "grammar": "grammar",
+    "json_object": "json_object",
+}
+"""Attribute of each form by its name in JSON."""
+
+
+class StreamOptions(Body):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    """Every chunk carries the usage so far."""
+
+
+class SpeculationBody(Body):
+    """Prolepsis' own field: what this request asks of speculation. It never changes the output."""
+
+    mode: SpecMode | None = None
+    """auto: where it pays; off; on: wherever there is a draft; shadow: draft and compare, verify nothing."""
+    max_depth: Count | None = None
+    """Ceiling on drafted tokens a step."""
+    proposer: str | None = None
+    """The only proposer that may draft."""
+    emit: Literal["block", "token"] = "block"
+    """token: each token leaves in its own chunk, evenly paced, so that chunks do not show what was accepted."""
+    metrics: bool = False
+    """Add `metrics` with acceptance figures and the mode in effect to the response."""
+
+
+class Prediction(Body):
+    """OpenAI's predicted output."""
+
+    type: Literal["content"]
+    content: Text
+
+
+class SharedBody(Body):
+    """Fields of every generation endpoint; None means not given."""
+
+    model: str
+    temperature: Number | None = None
+    top_p: Number | None = None
+    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
+    min_p: Number | None = None
+    repetition_penalty: Number | None = None
+    presence_penalty: Number | None = None
+    frequency_penalty: Number | None = None
+    logit_bias: LogitBias | None = None
+    seed: Seed | None = None
+    stop: Stop | None = None
+    stop_token_ids: Annotated[list[Count], Field(max_length=128)] | None = None
+    min_tokens: Count | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    structured_outputs: StructuredOutputs | None = None
+    stream: bool | None = None
+    priority: Priority | None = None
+    request_id: Token | None = None
+    """Becomes part of the response's id."""
+    cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    """Prefixes and drafts are shared only among requests of one tenant with the same salt."""
+    speculation: SpeculationBody | None = None
+    metadata: Metadata | None = None
+    user: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    """These four are accepted for clients that send them; they have no effect on generation."""
+
+
+class GenerationBody(SharedBody):
+    """Fields that chat and text completions share."""
+
+    n: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] | None = None
+    max_tokens: MaxTokens | None = None
+    response_format: ResponseFormat | None = None
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    """Log-probabilities name tokens `token_id:ID`, since several tokens may have one text."""
+
+
+Messages: TypeAlias = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+
+
+class TemplateBody(Body):
+    """What the model's chat template gets beside messages and tools."""
+
+    chat_template_kwargs: dict[str, object] | None = None
+    """Variables for the model's chat template, such as enable_thinking."""
+    documents: Annotated[list[dict[str, object]], Field(max_length=MAX_DOCUMENTS)] | None = None
+    """Texts that the answer is to use, mostly with `title` and `text`; they are the template's variable `documents`."""
+
+    @property
+    def template_variables(self) -> dict[str, object]:
+        documents = {} if self.documents is None else {"documents": self.documents}
+        return {**(self.chat_template_kwargs or {}), **documents}
+
+
+class ChatBody(GenerationBody, TemplateBody):
+    messages: Messages
+    max_completion_tokens: MaxTokens | None = None
+    logprobs: bool | None = None
+    top_logprobs: TopLogprobs | None = None
+    prediction: Prediction | None = None
+    tools: Tools | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
+    parse_special: bool | None = None
+    """What reads like a control token in the conversation becomes one; default: it stays text."""
+
+
+class CompletionBody(GenerationBody):
+    prompt: Prompts
+    logprobs: TopLogprobs | None = None

@@ -1,0 +1,173 @@
+"""The two answer shapes of OpenAI's completions API, streamed and whole: chat and text."""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from prolepsis.engine.models.answer_formats.call_reader import Piece
+from prolepsis.server.deltas import Delta, ShownToken
+from prolepsis.server.openai.chat_reader import ChatReader
+from prolepsis.server.openai.prepared import PreparedRequest
+from prolepsis.server.openai.usage import Json
+
+
+class Format(Protocol):
+    """Format of one endpoint for the samples of one request; it follows each sample from its first delta on."""
+
+    object: str
+    chunk_object: str
+
+    def chunk_choice(self, delta: Delta) -> Json | None:
+        """Return the chunk's choice, or None where there is nothing to show yet."""
+
+    def choice(self, deltas: Sequence[Delta]) -> Json:
+        """Return one sample as a whole, from all its deltas."""
+
+    @property
+    def reasoning(self) -> str:
+        """Reasoning so far, over all samples."""
+
+
+MakeFormat = Callable[[PreparedRequest], Format]
+
+
+class ChatFormat:
+    object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+
+    def __init__(self, prepared: PreparedRequest) -> None:
+        self._prepared = prepared
+        self._answers: dict[int, ChatReader] = {}
+        self._reasoning: list[str] = []
+
+    @property
+    def reasoning(self) -> str:
+        return "".join(self._reasoning)
+
+    def chunk_choice(self, delta: Delta) -> Json | None:
+        answer, pieces = self._take(delta)
+        shown: Json = {"role": "assistant"} if delta.first else {}
+        for kind, name in (("content", "content"), ("reasoning", "reasoning_content")):
+            text = "".join(piece.text for piece in pieces if piece.kind == kind)
+            if text or (delta.first and kind == "content"):
+                shown[name] = text
+        calls = _call_deltas(pieces, answer)
+        if calls:
+            shown["tool_calls"] = calls
+        if not shown and delta.finish_reason is None and not (delta.logprobs or self._prepared.body.return_token_ids):
+            return None
+        return {"index": delta.index, "delta": shown, **_chat_ending([delta], answer, self._prepared)}
+
+    def choice(self, deltas: Sequence[Delta]) -> Json:
+        parts = [self._take(delta) for delta in deltas]
+        answer = parts[-1][0]
+        pieces = [piece for _, some in parts for piece in some]
+        content = _text(pieces, "content")
+        calls = [_whole_call(i, call_id, pieces) for i, call_id in enumerate(answer.call_ids)]
+        message: Json = {"role": "assistant", "content": content if content or not calls else None, "refusal": None}
+        if reasoning := _text(pieces, "reasoning"):
+            message["reasoning_content"] = reasoning
+        if calls:
+            message["tool_calls"] = calls
+        return {"index": deltas[-1].index, "message": message, **_chat_ending(deltas, answer, self._prepared)}
+
+    def _take(self, delta: Delta) -> tuple[ChatReader, Sequence[Piece]]:
+        answer = self._answers.get(delta.index)
+        if answer is None:
+            answer = self._answers[delta.index] = ChatReader(self._prepared)
+        pieces = answer.take(delta)
+        self._reasoning += [piece.text for piece in pieces if piece.kind == "reasoning"]
+        return answer, pieces
+
+
+class CompletionFormat:
+    object = "text_completion"
+    chunk_object = "text_completion"
+    reasoning = ""
+
+    def __init__(self, prepared: PreparedRequest) -> None:
+        self._prepared = prepared
+
+    def chunk_choice(self, delta: Delta) -> Json | None:
+        return self.choice([delta])
+
+    def choice(self, deltas: Sequence[Delta]) -> Json:
+        last = deltas[-1]
+        shown: Json = {"index": last.index, "text": "".join(delta.text for delta in deltas)}
+        logprobs = _completion_logprobs(deltas, as_ids=bool(self._prepared.body.return_tokens_as_token_ids))
+        shown |= {"logprobs": logprobs, "finish_reason": last.finish_reason}
+        return {**shown, "stop_reason": last.stop_reason, **_token_ids(deltas, self._prepared)}
+
+
+def _text(pieces: Sequence[Piece], kind: str) -> str:
+    return "".join(piece.text for piece in pieces if piece.kind == kind)
+
+
+def _call_deltas(pieces: Sequence[Piece], answer: ChatReader) -> list[Json]:
+    """Return one delta a call: id and name where it begins, then arguments only."""
+    deltas: dict[int, Json] = {}
+    for piece in pieces:
+        if piece.kind == "call":
+            function: Json = {"name": piece.text, "arguments": ""}
+            call_id = answer.call_ids[piece.call]
+            deltas[piece.call] = {"index": piece.call, "id": call_id, "type": "function", "function": function}
+        elif piece.kind == "arguments":
+            known = deltas.setdefault(piece.call, {"index": piece.call, "function": {"arguments": ""}})
+            function = known["function"]  # type: ignore[assignment]  # built above
+            function["arguments"] = f"{function['arguments']}{piece.text}"
+    return list(deltas.values())
+
+
+def _whole_call(index: int, call_id: str, pieces: Sequence[Piece]) -> Json:
+    mine = [piece for piece in pieces if piece.kind in ("call", "arguments") and piece.call == index]
+    function = {"name": mine[0].text, "arguments": _text(mine, "arguments")}
+    return {"id": call_id, "type": "function", "function": function}
+
+
+def _chat_ending(deltas: Sequence[Delta], answer: ChatReader, prepared: PreparedRequest) -> Json:
+    last = deltas[-1]
+    logprobs = None
+    if last.logprobs is not None:
+        as_ids = bool(prepared.body.return_tokens_as_token_ids)
+        content = [chat_logprobs(shown, as_ids=as_ids) for delta in deltas for shown in delta.logprobs or ()]
+        logprobs = {"content": content, "refusal": None}
+    ending: Json = {"logprobs": logprobs, "finish_reason": answer.finish_reason(last)}
+    return {**ending, "stop_reason": last.stop_reason, **_token_ids(deltas, prepared)}
+
+
+def _token_ids(deltas: Sequence[Delta], prepared: PreparedRequest) -> Json:
+    if not prepared.body.return_token_ids:
+        return {}
+    return {"token_ids": [token for delta in deltas for token in delta.token_ids]}
+
+
+def chat_logprobs(shown: ShownToken, *, as_ids: bool = False) -> Json:
+    top = [_chat_token(token, as_ids=as_ids) for token in shown.top]
+    return {**_chat_token(shown, as_ids=as_ids), "top_logprobs": top}
+
+
+def _chat_token(token: ShownToken, *, as_ids: bool) -> Json:
+    return {"token": _name(token, as_ids=as_ids), "logprob": token.logprob, "bytes": list(token.raw)}
+
+
+def _name(token: ShownToken, *, as_ids: bool) -> str:
+    return f"token_id:{token.token_id}" if as_ids else token.text
+
+
+def _completion_logprobs(deltas: Sequence[Delta], *, as_ids: bool) -> Json | None:
+    if deltas[-1].logprobs is None:
+        return None
+    all_shown = [shown for delta in deltas for shown in delta.logprobs or ()]
+    return {
+        "tokens": [_name(shown, as_ids=as_ids) for shown in all_shown],
+        "token_logprobs": [shown.logprob for shown in all_shown],
+        "top_logprobs": [_top_by_name(shown, as_ids=as_ids) for shown in all_shown],
+        "text_offset": [shown.offset for shown in all_shown],
+    }
+
+
+def _top_by_name(emitted: ShownToken, *, as_ids: bool) -> dict[str, float]:
+    """The likeliest tokens and the emitted one; of tokens with equal texts the emitted or else the likeliest."""
+    top: dict[str, float] = {}
+    for token in emitted.top:
+        top.setdefault(_name(token, as_ids=as_ids), token.logprob)
+    return {**top, _name(emitted, as_ids=as_ids): emitted.logprob}

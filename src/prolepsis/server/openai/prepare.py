@@ -1,0 +1,222 @@
+"""Turns a checked body into requests for the engine: tokens, sampling parameters, grammar, limits, cache scope."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from uuid import uuid4
+
+from prolepsis.control.policy.decision import Decision, SpeculationRequest
+from prolepsis.control.web.fields import MAX_SAMPLES
+from prolepsis.core.engine_client import EngineInfo
+from prolepsis.core.errors import ContextTooLong, InvalidParameter
+from prolepsis.core.facts import RequestFacts, traffic_class_of
+from prolepsis.core.kill_scope import request_scopes
+from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams
+from prolepsis.engine.models.answer_formats.formats import Thinking
+from prolepsis.server.openai.bodies import ChatBody, CompletionBody, GenerationBody
+from prolepsis.server.openai.constraint import ToolUse, asked_form, constraint, tool_use
+from prolepsis.server.openai.conversation import prompt_tokens, thinking_of
+from prolepsis.server.openai.facts import DEFAULT_COMPLETION_TOKENS, request_facts, sampling_params
+from prolepsis.server.openai.prepared import PreparedRequest, RequestContext
+from prolepsis.server.openai.speculation import check_allowed, requested_speculation
+from prolepsis.server.services import Services
+
+
+async def prepare_chat(
+    body: ChatBody, context: RequestContext, services: Services, *, field: str = "messages"
+) -> PreparedRequest:
+    """Check `body` against the engine and tokenise it; raises `UserError`. `field` is where the messages came from."""
+    speculation = _check_common(body, context, services)
+    if body.top_logprobs is not None and not body.logprobs:
+        raise InvalidParameter("top_logprobs is given; allowed: only where logprobs is true", param="top_logprobs")
+    params = sampling_params(
+        body, services.client.info.default_sampling, (body.top_logprobs or 0) if body.logprobs else None
+    )
+    max_tokens = _chat_max_tokens(body)
+    _check_params(params, max_tokens, services.client.info)
+    turn = partial(services.intake.large_work.run, context.caller.tenant, context.num_bytes)
+    chat = await turn(lambda: _read_chat(body, services))
+    max_tokens = _fitting(len(chat.token_ids), max_tokens, field, params.min_tokens, services.client.info)
+    request = _request(body, chat.token_ids, replace(params, max_tokens=max_tokens), chat.grammar)
+    request = replace(request, prediction_token_ids=chat.predicted)
+    prepared = await _decided(body, [request], context, speculation, services)
+    grammar_field = _grammar_field(body, has_tools=bool(chat.tools.callable))
+    return replace(
+        prepared,
+        thinking=chat.thinking,
+        tools=chat.tools,
+        formats=services.tokenizer.formats,
+        reads_fenced=services.config.fenced_calls,
+        grammar_field=grammar_field,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Chat:
+    """A conversation as prompt, with its tools and the form of its answer."""
+
+    token_ids: tuple[int, ...]
+    tools: ToolUse
+    thinking: Thinking
+    grammar: GrammarSpec | None
+    predicted: tuple[int, ...]
+
+
+def _read_chat(body: ChatBody, services: Services) -> _Chat:
+    """Do all of a chat's preparation that grows with its body."""
+    tokenizer = services.tokenizer
+    tools, form = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls), asked_form(body)
+    token_ids = prompt_tokens(
+        body.messages, tools.shown, tokenizer, body.template_variables, parse_special=bool(body.parse_special)
+    )
+    thinking = thinking_of(token_ids, tokenizer)
+    expected = body.prediction.content if body.prediction else ""
+    predicted = tokenizer.encode(expected, add_special_tokens=False) if expected else []
+    most = services.client.info.max_model_len  # no answer is longer
+    return _Chat(
+        tuple(token_ids), tools, thinking, constraint(form, tools, thinking, tokenizer.formats), tuple(predicted[:most])
+    )
+
+
+async def prepare_completion(body: CompletionBody, context: RequestContext, services: Services) -> PreparedRequest:
+    """Check `body` against the engine and tokenise it; raises `UserError`."""
+    speculation = _check_common(body, context, services)
+    if len(body.prompt) * (body.n or 1) > MAX_SAMPLES:
+        message = f"n is {body.n} for {len(body.prompt)} prompts; allowed: {MAX_SAMPLES} answers a request"
+        raise InvalidParameter(message, param="n")
+    info = services.client.info
+    params = sampling_params(body, info.default_sampling, body.logprobs)
+    _check_params(params, body.max_tokens, info)
+    turn = partial(services.intake.large_work.run, context.caller.tenant, context.num_bytes)
+    requests = await turn(lambda: _read_completion(body, params, services))
+    prepared = await _decided(body, requests, context, speculation, services)
+    return replace(prepared, grammar_field=_grammar_field(body, has_tools=False))
+
+
+def _read_completion(body: CompletionBody, params: SamplingParams, services: Services) -> list[GenerateRequest]:
+    """Do all of a completion's preparation that grows with its body: return what it asks for each prompt."""
+    info, form, requests = services.client.info, constraint(asked_form(body)), list[GenerateRequest]()
+    for text in body.prompt:
+        token_ids = services.tokenizer.encode(text) if isinstance(text, str) else _checked_ids(text, info.vocab_size)
+        max_tokens = _completion_max_tokens(body, len(token_ids), info)
+        max_tokens = _fitting(len(token_ids), max_tokens, "prompt", params.min_tokens, info)
+        requests.append(_request(body, tuple(token_ids), replace(params, max_tokens=max_tokens), form))
+    return requests
+
+
+def _completion_max_tokens(body: CompletionBody, length: int, info: EngineInfo) -> int:
+    if body.max_tokens is not None:
+        return body.max_tokens
+    return max(1, body.min_tokens or 0, min(DEFAULT_COMPLETION_TOKENS, info.max_model_len - length))
+
+
+def _check_common(body: GenerationBody, context: RequestContext, services: Services) -> SpeculationRequest:
+    if body.stream_options is not None and not body.stream:
+        raise InvalidParameter("stream_options is given; allowed: only where stream is true", param="stream_options")
+    speculation = requested_speculation(
+        body.speculation, context.spec_mode, context.caller, services.client.info.proposers
+    )
+    services.admission.check_open(context.caller)
+    return speculation
+
+
+def _chat_max_tokens(body: ChatBody) -> int | None:
+    old, new = body.max_tokens, body.max_completion_tokens
+    if old is not None and new is not None and old != new:
+        message = f"max_tokens is {old} and max_completion_tokens is {new}; allowed: one of them, or equal values"
+        raise InvalidParameter(message, param="max_completion_tokens")
+    return old if new is None else new
+
+
+def _check_params(params: SamplingParams, max_tokens: int | None, info: EngineInfo) -> None:
+    """Check before the prompt is tokenised; an answer of no stated length is checked at its longest."""
+    longest = max(info.max_model_len, params.min_tokens) if max_tokens is None else max_tokens
+    replace(params, max_tokens=longest).validate(info.vocab_size)
+
+
+def _checked_ids(token_ids: list[int], vocab_size: int) -> list[int]:
+    wrong = next((token for token in token_ids if not 0 <= token < vocab_size), None)
+    if wrong is not None:
+        raise InvalidParameter(f"prompt holds token {str(wrong)[:24]}; allowed: 0 to {vocab_size - 1}", param="prompt")
+    return token_ids
+
+
+def _grammar_field(body: GenerationBody, *, has_tools: bool) -> str | None:
+    if body.structured_outputs is not None:
+        return "structured_outputs"
+    if body.response_format is not None and body.response_format.type != "text":
+        return "response_format"
+    return "tools" if has_tools else None
+
+
+def _request(
+    body: GenerationBody, token_ids: tuple[int, ...], params: SamplingParams, grammar: GrammarSpec | None
+) -> GenerateRequest:
+    """Return what the body says of one prompt's request."""
+    return GenerateRequest(
+        request_id="",
+        prompt_token_ids=token_ids,
+        params=params,
+        n=body.n or 1,
+        priority=body.priority or 0,
+        grammar=grammar,
+    )
+
+
+async def _decided(
+    body: GenerationBody,
+    requests: Sequence[GenerateRequest],
+    context: RequestContext,
+    requested: SpeculationRequest,
+    services: Services,
+) -> PreparedRequest:
+    """Give the requests their ids, their scope and the decision on speculation."""
+    prefix, own = "chatcmpl" if isinstance(body, ChatBody) else "cmpl", uuid4().hex
+    longest = max(len(request.prompt_token_ids) for request in requests)
+    now, params = services.policies.now(), requests[0].params
+    facts = request_facts(body, params, context, prompt_tokens=longest, time=now, targeting_key=own)
+    decision = await _decision(requested, facts, services)
+    traffic_class = traffic_class_of(facts, decision.class_rule)
+    decided = tuple(
+        replace(
+            request,
+            request_id=f"{prefix}-{own}" if i == 0 else f"{prefix}-{own}-{i}",
+            cache_salt=scope(context.caller.tenant, body.cache_salt),
+            traffic_class=traffic_class,
+            kill_scopes=request_scopes(facts, traffic_class, decision.rule),
+            speculation=decision.choice,
+            paced=decision.emit == "token",
+        )
+        for i, request in enumerate(requests)
+    )
+    answer_id = f"{prefix}-{body.request_id or own}"
+    return PreparedRequest(body=body, context=context, requests=decided, answer_id=answer_id, speculation=decision)
+
+
+async def _decision(requested: SpeculationRequest, facts: RequestFacts, services: Services) -> Decision:
+    """Return the decision of policy and flags; raises `RequestRefused` (403) if the request contradicts the policy."""
+    policies, flags = services.policies, services.controls.flags
+    names = policies.flag_names
+    evaluated = await flags.named(names, facts) if names else ()
+    decision = check_allowed(policies.decide(requested, facts, evaluated, services.limits_of))
+    flag = await flags.enabled(facts)
+    return decision if flag is None else decision.under_flag(flag)
+
+
+def scope(tenant: str, salt: str | None) -> str:
+    """Return the scope of one tenant's requests with one salt; no two pairs share one."""
+    return f"{len(tenant)}:{tenant}:{salt}" if salt else tenant and f"{len(tenant)}:{tenant}"
+
+
+def _fitting(length: int, max_tokens: int | None, field: str, min_tokens: int, info: EngineInfo) -> int:
+    """Return how many tokens the answer may have; raises where prompt and answer do not fit the context."""
+    if not length:
+        raise InvalidParameter(f"{field} has no tokens; allowed: 1 or more", param=field)
+    answer = max(1, min_tokens) if max_tokens is None else max_tokens
+    if length + answer > info.max_model_len:
+        raise ContextTooLong.of(
+            info.max_model_len,
+            f"{length + answer} tokens: {length} in {field} and {answer} for the answer",
+            param=field,
+        )
+    return info.max_model_len - length if max_tokens is None else answer

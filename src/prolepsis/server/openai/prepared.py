@@ -1,0 +1,102 @@
+"""A generation request that was checked and is ready for the engine, and the HTTP request that it came with."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import get_args
+
+from starlette.requests import Request
+
+from prolepsis.control.policy.decision import Decision
+from prolepsis.control.web.body_reader import BODY_BYTES
+from prolepsis.control.web.caller import Caller, caller_of
+from prolepsis.core.requests import GenerateRequest, SpecMode
+from prolepsis.core.trace_context import TraceContext
+from prolepsis.engine.models.answer_formats.formats import AnswerFormats, Thinking
+from prolepsis.server.openai.bodies import ChatBody, GenerationBody
+from prolepsis.server.openai.constraint import NO_TOOLS, ToolUse
+from prolepsis.server.tracing import ARRIVED, HTTP_REQUEST_ID, TRACE
+
+SPEC_MODE = "x-spec-mode"
+SPEC_MODE_HEADER = {SPEC_MODE: {"enum": list(get_args(SpecMode))}}
+"""Its schema, by its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestContext:
+    """Caller, route and headers of one request."""
+
+    caller: Caller
+    route: str = ""
+    """Path of the endpoint."""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """By name in lower case; the first of equal names."""
+    num_bytes: int = 0
+    """Size of the body."""
+    http_request_id: str = ""
+    trace: TraceContext | None = None
+    arrived: float = 0.0
+    """By `time.monotonic`."""
+
+    @property
+    def spec_mode(self) -> str | None:
+        return self.headers.get(SPEC_MODE)
+
+
+def context_of(request: Request) -> RequestContext:
+    """Read it from a request that sign-in let through."""
+    state = request.scope["state"]
+    return RequestContext(
+        caller_of(request),
+        request.scope["path"],
+        dict(request.headers),
+        state[BODY_BYTES],
+        state.get(HTTP_REQUEST_ID, ""),
+        state.get(TRACE),
+        state.get(ARRIVED, 0.0),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparedRequest:
+    """One request per prompt; choice i * n + j shows sample j of prompt i."""
+
+    body: GenerationBody
+    """The client's body; for /v1/responses the chat that it stands for."""
+    context: RequestContext
+    requests: tuple[GenerateRequest, ...]
+    answer_id: str
+    speculation: Decision
+    thinking: Thinking = Thinking.NONE
+    tools: ToolUse = NO_TOOLS
+    formats: AnswerFormats = AnswerFormats()  # noqa: RUF009  # it is frozen
+    """What the answer is read by."""
+    reads_fenced: bool = False
+    """Fenced JSON that names a function is a call too."""
+    grammar_field: str | None = None
+    """Field of the body that asks for the answer's form."""
+
+    @property
+    def stream(self) -> bool:
+        return bool(self.body.stream)
+
+    @property
+    def deterministic(self) -> bool:
+        """The same request gives the same tokens: greedy, or the caller gave the seed."""
+        return self.requests[0].params.greedy or self.body.seed is not None
+
+    @property
+    def seed(self) -> int:
+        """The caller's, or the one that was drawn; all prompts have it."""
+        return self.requests[0].params.seed
+
+    @property
+    def has_prediction(self) -> bool:
+        return isinstance(self.body, ChatBody) and self.body.prediction is not None
+
+    @property
+    def num_choices(self) -> int:
+        return self.requests[0].n * len(self.requests)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return sum(len(request.prompt_token_ids) for request in self.requests)

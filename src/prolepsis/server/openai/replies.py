@@ -1,0 +1,224 @@
+"""Shapes of the answers to generation requests, for the OpenAPI document; the answers are built elsewhere."""
+
+from typing import Literal
+
+from prolepsis.control.health.eligibility import LimitReason
+from prolepsis.control.web.fields import JsonObject, Reply
+from prolepsis.core.facts import FlagDecision
+
+
+class PromptDetails(Reply):
+    cached_tokens: int
+
+
+class CompletionDetails(Reply):
+    accepted_prediction_tokens: int | None = None
+    rejected_prediction_tokens: int | None = None
+    reasoning_tokens: int | None = None
+
+
+class UsageBody(Reply):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails | None = None
+    completion_tokens_details: CompletionDetails | None = None
+
+
+class SpecDecodeFigures(Reply):
+    """Acceptance, in vLLM's names."""
+
+    mean_acceptance_length: float | None
+    draft_acceptance_rate: float | None
+    acceptance_histogram: list[int]
+    num_spec_steps: int
+    num_accepted_draft_tokens: int
+    num_draft_tokens: int
+    num_spec_tokens: int
+
+
+class Effective(Reply):
+    mode: Literal["on", "off", "shadow"]
+    reason: str
+    plan_version: int
+    policy_rule: str | None = None
+    """The rule that matched, `default` where none did; there where the server has a policy."""
+    policy_version: str | None = None
+    rollout: str | None = None
+    """The rollout of that rule, where it has one."""
+    arm: Literal["canary", "unassigned", "holdout"] | None = None
+    limits: list[LimitReason] | None = None
+    """Limits that earlier drafts put on the terms, if any."""
+    policy_flags: list[FlagDecision] | None = None
+    """Those that rules of the policy ask, there where they do."""
+    flag: FlagDecision | None = None
+    """There where the server asks flags."""
+
+
+class DraftDelivery(Reply):
+    """Draft tokens accepted by verification, delivered to the client, and lost by reason."""
+
+    num_verified_draft_tokens: int
+    num_delivered_draft_tokens: int
+    lost: dict[Literal["ended", "stop_string", "policy", "left"], int]
+
+
+class StagesMs(Reply):
+    """They add up to the time from the request's arrival to the engine's end."""
+
+    receive: float
+    queue: float
+    prefill: float
+    """Its share of passes over its prompt."""
+    decode: float
+    """Its share of the other passes."""
+    others: float
+    """Waiting for the work of others in the engine."""
+
+
+class MetricsReply(Reply):
+    """Times (ms) and acceptance of one answer, and the mode that was in effect."""
+
+    time_to_first_token_ms: float | None
+    generation_time_ms: float | None
+    queue_time_ms: float | None
+    """For admission, and in the engine until a pass has a row of the request."""
+    stages_ms: StagesMs | None
+    """Wall time by stage until the engine had ended; null: several prompts, or a stored answer."""
+    mean_itl_ms: float | None
+    tokens_per_second: float | None
+    speculative_decoding: SpecDecodeFigures
+    shadow_speculative_decoding: SpecDecodeFigures | None = None
+    """Figures of drafts that were only compared."""
+    delivery: DraftDelivery | None
+    """None: the engine does not say which tokens were drafts."""
+    effective: Effective
+
+
+class TokenLogprob(Reply):
+    token: str
+    logprob: float
+    bytes: list[int]
+
+
+class ContentLogprob(TokenLogprob):
+    top_logprobs: list[TokenLogprob]
+
+
+class ChatLogprobs(Reply):
+    content: list[ContentLogprob]
+    refusal: None
+
+
+class CalledFunction(Reply):
+    name: str
+    arguments: str
+
+
+class ToolCall(Reply):
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
+class ChatMessage(Reply):
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    reasoning_content: str | None = None
+    tool_calls: list[ToolCall] | None = None
+
+
+class Choice(Reply):
+    index: int
+    finish_reason: Literal["stop", "length", "tool_calls", "content_filter"]
+    stop_reason: str | int | None
+    token_ids: list[int] | None = None
+
+
+class ChatChoice(Choice):
+    message: ChatMessage
+    logprobs: ChatLogprobs | None
+
+
+class CompletionLogprobs(Reply):
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]]
+    text_offset: list[int]
+
+
+class CompletionChoice(Choice):
+    text: str
+    logprobs: CompletionLogprobs | None
+
+
+class Envelope(Reply):
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+    usage: UsageBody
+    seed: int
+    """Drawn by the server unless the caller gave it; the header `x-seed` has it too."""
+    metrics: MetricsReply | None = None
+    prompt_token_ids: list[int] | None = None
+
+
+class ChatCompletion(Envelope):
+    object: Literal["chat.completion"]
+    choices: list[ChatChoice]
+
+
+class Completion(Envelope):
+    object: Literal["text_completion"]
+    choices: list[CompletionChoice]
+
+
+class InputDetails(Reply):
+    cached_tokens: int
+    cache_write_tokens: int
+
+
+class OutputDetails(Reply):
+    reasoning_tokens: int
+
+
+class ResponseUsage(Reply):
+    input_tokens: int
+    input_tokens_details: InputDetails
+    output_tokens: int
+    output_tokens_details: OutputDetails
+    total_tokens: int
+
+
+class ResponseReply(Reply):
+    """A /v1/responses answer; nothing of it is stored."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: Literal["completed", "incomplete"]
+    model: str
+    output: list[JsonObject]
+    """Items of type message, reasoning and function_call, as OpenAI has them."""
+    error: None
+    incomplete_details: dict[str, str] | None
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, str]
+    parallel_tool_calls: bool
+    previous_response_id: None
+    reasoning: dict[str, None]
+    store: Literal[False]
+    temperature: float
+    text: JsonObject
+    tool_choice: str | JsonObject
+    tools: list[JsonObject]
+    top_logprobs: int
+    top_p: float
+    truncation: Literal["disabled"]
+    usage: ResponseUsage
+    user: str | None
+    seed: int
+    metrics: MetricsReply | None = None

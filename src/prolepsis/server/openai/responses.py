@@ -1,0 +1,135 @@
+"""The answer of /v1/responses: one document, or a stream of typed events. Nothing is stored."""
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import replace
+from functools import partial
+from itertools import count
+
+from prolepsis.control.web.errors import describe_error
+from prolepsis.core.errors import UserError
+from prolepsis.core.stats import RequestStats
+from prolepsis.server.deltas import Delta
+from prolepsis.server.openai.completions import Parts, consumed, num_tokens
+from prolepsis.server.openai.prepare import prepare_chat
+from prolepsis.server.openai.prepared import PreparedRequest, RequestContext
+from prolepsis.server.openai.response_items import ResponseItems
+from prolepsis.server.openai.responses_bodies import ResponsesBody, renamed, to_chat
+from prolepsis.server.openai.usage import Json, metrics
+from prolepsis.server.services import Services
+
+
+async def prepare_response(body: ResponsesBody, context: RequestContext, services: Services) -> PreparedRequest:
+    """Check `body` as the chat it stands for; raises `UserError`."""
+    try:
+        chat = await services.intake.large_work.run(context.caller.tenant, context.num_bytes, partial(to_chat, body))
+        prepared = await prepare_chat(chat, context, services, field="input")
+    except UserError as error:
+        raise renamed(error) from None
+    field = "text.format" if prepared.grammar_field == "response_format" else prepared.grammar_field
+    return replace(prepared, answer_id=prepared.answer_id.replace("chatcmpl-", "resp_", 1), grammar_field=field)
+
+
+class ResponseShape:
+    """The response object of one request, as far as it is known."""
+
+    def __init__(self, body: ResponsesBody, prepared: PreparedRequest, services: Services) -> None:
+        self.items = ResponseItems(prepared)
+        self._prepared = prepared
+        self._services = services
+        params = prepared.requests[0].params
+        self._frame: Json = {
+            "id": prepared.answer_id,
+            "object": "response",
+            "created_at": int(time.time()),
+            "model": body.model,
+            "instructions": body.instructions,
+            "max_output_tokens": body.max_output_tokens,
+            "metadata": body.metadata or {},
+            "parallel_tool_calls": body.parallel_tool_calls is not False,
+            "previous_response_id": None,
+            "reasoning": {"effort": None, "summary": None},
+            "seed": params.seed,
+            "store": False,
+            "temperature": params.temperature,
+            "text": {"format": _shown_format(body)},
+            "tool_choice": _shown_choice(body),
+            "tools": [tool.model_dump() for tool in body.tools or ()],
+            "top_logprobs": body.top_logprobs or 0,
+            "top_p": params.top_p,
+            "truncation": "disabled",
+            "user": body.user,
+        }
+
+    def begun(self) -> Json:
+        return self._shown("in_progress")
+
+    async def ended(self, stats: RequestStats) -> Json:
+        cut = self.items.cut
+        shown = self._shown("incomplete" if cut else "completed")
+        shown["incomplete_details"] = {"reason": cut} if cut else None
+        shown["usage"] = await self._usage(stats)
+        if self._prepared.speculation.requested.metrics:
+            shown["metrics"] = metrics(stats, self._prepared.speculation)
+        return shown
+
+    def failed(self, error: Exception) -> Json:
+        message = str(describe_error(error))
+        return {**self._shown("failed"), "error": {"code": "server_error", "message": message}}
+
+    def _shown(self, status: str) -> Json:
+        state: Json = {"status": status, "error": None, "incomplete_details": None, "usage": None}
+        return {**self._frame, **state, "output": list(self.items.output)}
+
+    async def _usage(self, stats: RequestStats) -> Json:
+        reasoning = self.items.reasoning
+        return {
+            "input_tokens": stats.num_prompt_tokens,
+            "input_tokens_details": {"cached_tokens": stats.num_cached_tokens, "cache_write_tokens": 0},
+            "output_tokens": stats.num_output_tokens,
+            "output_tokens_details": {
+                "reasoning_tokens": await num_tokens(reasoning, self._prepared, self._services) if reasoning else 0
+            },
+            "total_tokens": stats.num_prompt_tokens + stats.num_output_tokens,
+        }
+
+
+async def whole_response(parts: Parts, shape: ResponseShape) -> tuple[Json, RequestStats]:
+    """Return the response object and the request's stats."""
+    stats = await consumed(parts, shape.items.take)
+    return await shape.ended(stats), stats
+
+
+async def response_events(parts: Parts, shape: ResponseShape) -> AsyncGenerator[Json, None]:
+    """Yield the typed events, numbered; a failure after the first is the last event, `response.failed`.
+
+    A failure before the first delta is raised, so that it can have its own status.
+    """
+    number = count()
+    async with aclosing(parts):
+        part = await anext(parts)
+        for kind in ("response.created", "response.in_progress"):
+            yield {"type": kind, "response": shape.begun(), "sequence_number": next(number)}
+        try:
+            while isinstance(part, Delta):
+                for event in shape.items.take(part):
+                    yield {**event, "sequence_number": next(number)}
+                part = await anext(parts)
+            kind = "response.incomplete" if shape.items.cut else "response.completed"
+            yield {"type": kind, "response": await shape.ended(part), "sequence_number": next(number)}
+        except Exception as error:  # the status is out: the stream itself says what failed
+            yield {"type": "response.failed", "response": shape.failed(error), "sequence_number": next(number)}
+
+
+def _shown_format(body: ResponsesBody) -> Json:
+    if body.text is None or body.text.format is None:
+        return {"type": "text"}
+    return body.text.format.model_dump(by_alias=True, exclude_none=True)
+
+
+def _shown_choice(body: ResponsesBody) -> Json | str:
+    choice = body.tool_choice
+    if choice is None:
+        return "auto"
+    return choice if isinstance(choice, str) else choice.model_dump()

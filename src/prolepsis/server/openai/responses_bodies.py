@@ -1,0 +1,235 @@
+"""Request body of /v1/responses: stateless, so that all of the conversation is in `input`."""
+
+from typing import Annotated, Literal, Self, TypeAlias
+
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+
+from prolepsis.control.web.fields import Body, MaxTokens, Name, Schema, Text, TopLogprobs
+from prolepsis.core.errors import InvalidParameter, UserError
+from prolepsis.server.openai.bodies import (
+    MAX_MESSAGES,
+    MAX_TOOLS,
+    AllowedChoice,
+    AllowedTools,
+    CalledFunctionBody,
+    ChatBody,
+    FunctionBody,
+    JsonSchemaBody,
+    Message,
+    NamedTool,
+    ResponseFormat,
+    SharedBody,
+    ToolBody,
+    ToolCallBody,
+    ToolChoice,
+    ToolName,
+    ToolWord,
+)
+
+LOGPROBS = "message.output_text.logprobs"
+
+
+class FunctionToolBody(Body):
+    type: Literal["function"]
+    name: Name
+    description: str | None = None
+    parameters: Schema | None = None
+    strict: bool | None = None
+
+
+class NamedFunction(Body):
+    type: Literal["function"]
+    name: Name
+
+
+class AllowedFunctions(Body):
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedFunction], Field(min_length=1, max_length=MAX_TOOLS)]
+
+
+class TextFormat(Body):
+    type: Literal["text", "json_object", "json_schema"]
+    name: Name | None = None
+    description: str | None = None
+    schema_: Annotated[Schema | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        has_schema = self.schema_ is not None and self.name is not None
+        if self.type == "json_schema" and not has_schema:
+            raise ValueError("type 'json_schema' needs fields 'name' and 'schema'")
+        if self.type != "json_schema" and (self.schema_, self.name, self.strict) != (None, None, None):
+            raise ValueError(f"type {self.type!r} takes no fields 'name', 'schema' or 'strict'")
+        return self
+
+
+class TextConfig(Body):
+    format: TextFormat | None = None
+
+
+class _Item(Body):
+    id: str | None = None
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
+
+
+class InputMessage(_Item):
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Text
+
+
+class InputCall(_Item):
+    """A function call that the model made."""
+
+    type: Literal["function_call"]
+    call_id: str
+    name: Name
+    arguments: str
+
+
+class InputResult(_Item):
+    """Result of a function call."""
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: Text
+
+
+class InputReasoning(_Item):
+    """Reasoning of an earlier answer; the model does not see it."""
+
+    type: Literal["reasoning"]
+    content: Text | None = None
+    summary: Annotated[list[Schema], Field(fail_fast=True)] | None = None
+
+
+_ITEMS = {"function_call": "InputCall", "function_call_output": "InputResult", "reasoning": "InputReasoning"}
+
+
+def _kind_of_item(value: object) -> str:
+    """Return the model of an item by its type; without one it is a message."""
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return _ITEMS.get(kind, "InputMessage") if isinstance(kind, str) else "InputMessage"
+
+
+InputItem: TypeAlias = Annotated[
+    Annotated[InputMessage, Tag("InputMessage")]
+    | Annotated[InputCall, Tag("InputCall")]
+    | Annotated[InputResult, Tag("InputResult")]
+    | Annotated[InputReasoning, Tag("InputReasoning")],
+    Discriminator(_kind_of_item),
+]
+_Items = Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+
+
+def _one_message(value: object) -> object:
+    if not isinstance(value, str | list):
+        raise ValueError("must be a string or a list of items")
+    return [{"role": "user", "content": value}] if isinstance(value, str) else value
+
+
+class ResponsesBody(SharedBody):
+    input: Annotated[_Items, BeforeValidator(_one_message, json_schema_input_type=str | _Items)]
+    instructions: str | None = None
+    max_output_tokens: MaxTokens | None = None
+    tools: Annotated[list[FunctionToolBody], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: ToolWord | NamedFunction | AllowedFunctions | None = None
+    parallel_tool_calls: bool | None = None
+    text: TextConfig | None = None
+    top_logprobs: TopLogprobs | None = None
+    include: Annotated[list[Literal["message.output_text.logprobs"]], Field(fail_fast=True)] | None = None
+    chat_template_kwargs: dict[str, object] | None = None
+    parse_special: bool | None = None
+
+
+_SHARED = frozenset(SharedBody.model_fields)
+_FIELDS = {
+    "messages": "input",
+    "max_completion_tokens": "max_output_tokens",
+    "max_tokens": "max_output_tokens",
+    "logprobs": "include",
+}
+"""Where this endpoint has what chat calls otherwise."""
+
+
+def to_chat(body: ResponsesBody) -> ChatBody:
+    """Return the chat request that means the same; raises `InvalidParameter`."""
+    logprobs = LOGPROBS in (body.include or ())
+    if body.top_logprobs is not None and not logprobs:
+        message = f"top_logprobs is given; allowed: only where include holds {LOGPROBS!r}"
+        raise InvalidParameter(message, param="top_logprobs")
+    shared = {name: getattr(body, name) for name in body.model_fields_set & _SHARED}
+    return ChatBody.model_construct(
+        **shared,
+        messages=_messages(body),
+        max_completion_tokens=body.max_output_tokens,
+        logprobs=logprobs or None,
+        top_logprobs=body.top_logprobs,
+        tools=[_tool(tool.name, tool.description, tool.parameters, tool.strict) for tool in body.tools or ()] or None,
+        tool_choice=_choice(body.tool_choice) if body.tool_choice else None,
+        parallel_tool_calls=body.parallel_tool_calls,
+        response_format=_format(body.text.format) if body.text and body.text.format else None,
+        chat_template_kwargs=body.chat_template_kwargs,
+        parse_special=body.parse_special,
+    )
+
+
+def renamed(error: UserError) -> UserError:
+    """Return `error` with the field it names as this endpoint calls it."""
+    field = error.param or ""
+    if field.startswith("response_format"):
+        error.param = field.replace("response_format.json_schema", "text.format").replace(
+            "response_format", "text.format"
+        )
+    elif field.startswith("messages["):
+        error.param = "input"
+    else:
+        error.param = _FIELDS.get(field, error.param and error.param.replace("].function.", "]."))
+    return error
+
+
+def _messages(body: ResponsesBody) -> list[Message]:
+    messages = [Message(role="system", content=body.instructions)] if body.instructions else []
+    for item in body.input:
+        previous = messages[-1] if messages else None
+        if isinstance(item, InputCall):
+            call = ToolCallBody(id=item.call_id, function=CalledFunctionBody(name=item.name, arguments=item.arguments))
+            if previous is not None and previous.role == "assistant":
+                joined = [*(previous.tool_calls or ()), call]
+                messages[-1] = previous.model_copy(update={"tool_calls": joined})
+            else:
+                messages.append(Message(role="assistant", content="", tool_calls=[call]))
+        elif isinstance(item, InputResult):
+            messages.append(Message(role="tool", content=item.output, tool_call_id=item.call_id))
+        elif isinstance(item, InputMessage):
+            messages.append(Message(role=item.role, content=item.content))
+    if not messages:
+        raise InvalidParameter("input holds no message; allowed: one or more", param="input")
+    return messages
+
+
+def _tool(name: str, description: str | None, parameters: dict[str, object] | None, strict: bool | None) -> ToolBody:
+    function = FunctionBody(name=name, description=description, parameters=parameters, strict=strict)
+    return ToolBody(type="function", function=function)
+
+
+def _choice(choice: ToolWord | NamedFunction | AllowedFunctions) -> ToolChoice:
+    if isinstance(choice, str):
+        return choice
+    if isinstance(choice, NamedFunction):
+        return _named(choice)
+    tools = [_named(tool) for tool in choice.tools]
+    return AllowedChoice(type="allowed_tools", allowed_tools=AllowedTools(mode=choice.mode, tools=tools))
+
+
+def _named(tool: NamedFunction) -> NamedTool:
+    return NamedTool(type="function", function=ToolName(name=tool.name))
+
+
+def _format(form: TextFormat) -> ResponseFormat:
+    schema = None
+    if form.type == "json_schema":
+        schema = JsonSchemaBody.model_validate({"name": form.name, "schema": form.schema_, "strict": form.strict})
+    return ResponseFormat(type=form.type, json_schema=schema)

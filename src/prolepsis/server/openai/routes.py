@@ -1,0 +1,125 @@
+"""POST /v1/chat/completions, /v1/completions and /v1/responses."""
+
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import partial
+from typing import Annotated
+
+from fastapi import Request
+from fastapi.responses import JSONResponse, Response
+
+from prolepsis.control.web.body_reader import read_body
+from prolepsis.control.web.caller import caller_of
+from prolepsis.control.web.errors import RequestRefused
+from prolepsis.control.web.routes import CLIENTS, Route, Routes
+from prolepsis.core.stats import RequestStats
+from prolepsis.server.answer import answer
+from prolepsis.server.idempotency import KEY_HEADER, KEY_SCHEMA
+from prolepsis.server.openai.bodies import ChatBody, CompletionBody, GenerationBody
+from prolepsis.server.openai.completions import completion_chunks, whole_completion
+from prolepsis.server.openai.formats import ChatFormat, CompletionFormat, MakeFormat
+from prolepsis.server.openai.prepare import prepare_chat, prepare_completion
+from prolepsis.server.openai.prepared import SPEC_MODE_HEADER, PreparedRequest, context_of
+from prolepsis.server.openai.replies import ChatCompletion, Completion, ResponseReply
+from prolepsis.server.openai.responses import ResponseShape, prepare_response, response_events, whole_response
+from prolepsis.server.openai.responses_bodies import ResponsesBody
+from prolepsis.server.openai.speculation import decided_by, mode_at_start
+from prolepsis.server.openai.tokenization import tokenization_routes
+from prolepsis.server.openai.usage import Json
+from prolepsis.server.services import Models, Services
+from prolepsis.server.stream import ClientDisconnected, SseStream, until_disconnect
+
+CLIENT_CLOSED_REQUEST = 499
+"""For logs and counters only: the client is gone and reads no status."""
+SEED = "x-seed"
+"""Header of every answer: the seed that it was sampled with."""
+EXACTNESS = "x-exactness"
+"""Header of every answer: normal where drafts and other requests may turn a near-tie, else strict."""
+_HEADERS = {**SPEC_MODE_HEADER, KEY_HEADER: KEY_SCHEMA}
+"""Headers that these routes read, with their schemas."""
+
+
+Serve = Callable[[Request, Services], Awaitable[Response]]
+"""Answers a request with the services of its model."""
+
+
+def openai_routes(models: Models) -> Sequence[Route]:
+    """Return the routes that generate, and those that tokenize."""
+    routes = Routes()
+    generating = partial(routes.post, roles=CLIENTS, errors=(409, 502, 504), streams=True, headers=_HEADERS)
+
+    async def once(request: Request, body: GenerationBody | ResponsesBody, serve: Serve) -> Response:
+        services = models.of(body.model, caller_of(request))
+        return await services.idempotency.once(request, body, lambda request: serve(request, services))
+
+    @generating("/v1/chat/completions", summary="Continue a conversation", reply=ChatCompletion)
+    async def chat_completions(request: Request, body: Annotated[ChatBody, read_body(ChatBody)]) -> Response:
+        async def serve(request: Request, services: Services) -> Response:
+            prepared = await prepare_chat(body, context_of(request), services)
+            return await _completion(request, prepared, services, ChatFormat)
+
+        return await once(request, body, serve)
+
+    @generating("/v1/completions", summary="Continue texts", reply=Completion)
+    async def completions(request: Request, body: Annotated[CompletionBody, read_body(CompletionBody)]) -> Response:
+        async def serve(request: Request, services: Services) -> Response:
+            prepared = await prepare_completion(body, context_of(request), services)
+            return await _completion(request, prepared, services, CompletionFormat)
+
+        return await once(request, body, serve)
+
+    @generating("/v1/responses", summary="Answer without storing anything", reply=ResponseReply)
+    async def responses(request: Request, body: Annotated[ResponsesBody, read_body(ResponsesBody)]) -> Response:
+        return await once(request, body, partial(_response, body))
+
+    @routes.post("/v1/embeddings", roles=CLIENTS, summary="Not served", documented=False)
+    async def embeddings() -> Response:
+        message = "Embeddings are not served here; this server generates text."
+        raise RequestRefused(message, code="not_implemented", status=501)
+
+    return [*routes.all, *tokenization_routes(models)]
+
+
+async def _response(body: ResponsesBody, request: Request, services: Services) -> Response:
+    prepared = await prepare_response(body, context_of(request), services)
+    shape = ResponseShape(body, prepared, services)
+    if prepared.stream:
+        events = response_events(answer(request, prepared, services), shape)
+        return SseStream(events, headers=at_start(prepared, services), named=True)
+    return await _whole(request, prepared, services, whole_response(answer(request, prepared, services), shape))
+
+
+async def _completion(
+    request: Request, prepared: PreparedRequest, services: Services, make_form: MakeFormat
+) -> Response:
+    parts, form = answer(request, prepared, services), make_form(prepared)
+    if prepared.stream:
+        return SseStream(completion_chunks(parts, prepared, services, form), headers=at_start(prepared, services))
+    return await _whole(request, prepared, services, whole_completion(parts, prepared, services, form))
+
+
+async def _whole(
+    request: Request,
+    prepared: PreparedRequest,
+    services: Services,
+    work: Coroutine[object, object, tuple[Json, RequestStats]],
+) -> Response:
+    try:
+        reply, stats = await until_disconnect(request.receive, work)
+    except ClientDisconnected:
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
+    mode = stats.mode
+    effective = f"mode={mode.mode};reason={mode.reason};plan={mode.plan_version}{decided_by(prepared.speculation)}"
+    return JSONResponse(reply, headers=_headers(effective, prepared, services))
+
+
+def at_start(prepared: PreparedRequest, services: Services) -> dict[str, str]:
+    """Return the headers of a stream: what is known before the first step."""
+    return _headers(mode_at_start(prepared.speculation), prepared, services)
+
+
+def _headers(effective: str, prepared: PreparedRequest, services: Services) -> dict[str, str]:
+    return {
+        "x-spec-effective": effective,
+        SEED: str(prepared.seed),
+        EXACTNESS: services.client.info.exactness,
+    }

@@ -1,0 +1,15 @@
+"""`prolepsis delivery`: how many accepted draft tokens of a running server reached clients."""
+
+from prolepsis.core.terminal.admin import Verb, command
+
+delivery = command(
+    Verb(
+        "delivery",
+        "GET /admin/delivery",
+        "Show how many accepted draft tokens were delivered, by proposer and traffic class, and the output policies.",
+        columns={
+            "policies": ("name", "on_fault", "timeout_ms", "max_held"),
+            "delivered": ("proposer", "traffic_class", "accepted=num_verified", "delivered=num_delivered", "lost"),
+        },
+    )
+)

@@ -1,0 +1,192 @@
+"""The account of an HTTP request while it is answered; at the end it becomes a `RequestEnded`."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from prolepsis.control.web.errors import RequestAborted, RequestRefused
+from prolepsis.core.ended import Answer, End, Keep, PromptEnded, RequestAbout, RequestEnded
+from prolepsis.core.errors import ClientDeadlineExceeded, GrammarFailed, ProlepsisError, UserError
+from prolepsis.core.events import Event, Tokens
+from prolepsis.core.requests import GenerateRequest
+from prolepsis.core.stats import RequestStats
+from prolepsis.core.token_intervals import TokenIntervals
+from prolepsis.server.admission.group import Progress
+from prolepsis.server.deltas import Delta
+from prolepsis.server.openai.answer_check import AnswerCheck
+from prolepsis.server.openai.prepared import PreparedRequest
+from prolepsis.server.output.delivery import Delivery
+
+
+def classified(error: BaseException) -> tuple[End, str | None]:
+    """Return how a request ended that `error` ended, and the error's code; the one place that decides this."""
+    if isinstance(error, asyncio.CancelledError | GeneratorExit):
+        return "left", None
+    if isinstance(error, RequestAborted):
+        return "aborted", None
+    code = error.code if isinstance(error, ProlepsisError) else type(error).__name__
+    if isinstance(error, ClientDeadlineExceeded):
+        return "expired", code
+    is_servers = isinstance(error, RequestRefused) and error.status >= 500
+    return ("refused" if isinstance(error, UserError | GrammarFailed) and not is_servers else "failed"), code
+
+
+class PromptAccount:
+    """Account of one prompt's answer so far."""
+
+    def __init__(
+        self, request: GenerateRequest, progress: Progress, check: Callable[[], AnswerCheck | None], *, whole: bool
+    ) -> None:
+        """`whole`: the answer goes out at its end, or not at all. `check` makes what reads a sample, where that has to
+        be whole."""
+        self.progress = progress
+        self.delivery = Delivery(whole=whole)
+        self.intervals = TokenIntervals()
+        self.num_shown_tokens: int | None = None
+        """Output tokens up to the stop of an output policy, if there was one; None: the answer is not complete."""
+        self._request = request
+        self._check = check
+        self._checks: dict[int, AnswerCheck | None] = {}
+        self._finish_reasons: list[str] = []
+        self._began_at = time.monotonic()
+        self._first_token_at: float | None = None
+        self._sent_at = 0.0
+        self._stream_s = 0.0
+        self._end: tuple[End, str | None] = ("finished", None)
+
+    def keep(self, level: Keep) -> GenerateRequest:
+        """Keep as much from here on; return the request that makes the engine say so much."""
+        self.progress.keep = max(self.progress.keep, level)
+        if level == Keep.FIGURES:
+            return self._request
+        return replace(self._request, keeps_rounds=True, tells_drafts=level >= Keep.DRAFTS)
+
+    def see(self, event: Event) -> None:
+        """Take in an event when it arrives."""
+        self.progress.see(event)
+        if isinstance(event, Tokens):
+            if self._first_token_at is None:
+                self._first_token_at = time.monotonic()
+            self.delivery.see(event)
+            self.intervals.see(event.index, len(event.token_ids), time.perf_counter())
+
+    def sending(self, delta: Delta) -> Delta:
+        """Take in what is about to go to the client, and return it with the finish reason that all of us show."""
+        self._sent_at = time.perf_counter()
+        if delta.index not in self._checks:
+            self._checks[delta.index] = self._check()
+        check = self._checks[delta.index]
+        if check is not None:
+            delta = check.take(delta)
+        if delta.finish_reason is not None:
+            self._finish_reasons.append(delta.finish_reason)
+        return delta
+
+    def sent(self, delta: Delta) -> None:
+        """Take in that the client's side has taken `delta`."""
+        self._stream_s += time.perf_counter() - self._sent_at
+        self.delivery.passed(delta)
+
+    def timed(self, stats: RequestStats, arrived: float) -> RequestStats:
+        """Return the figures with the times before the engine; `arrived`: by `time.monotonic`, 0 if unknown."""
+        waited_s = self.progress.waited_s
+        receive_s = max(0.0, self._began_at - waited_s - arrived) if arrived else 0.0
+        return replace(stats, receive_s=receive_s, waited_s=waited_s)
+
+    def fail(self, error: BaseException) -> None:
+        """Take in what ended the answer; a client that leaves after the last token has had all of it."""
+        self.delivery.left()
+        end, code = classified(error)
+        self._end = ("finished" if end == "left" and self.progress.finished else end, code)
+
+    @property
+    def _answer(self) -> Answer:
+        if self.progress.stored is not None:
+            return "cached"
+        if self.progress.finished is not None:
+            return "complete"
+        return "cut" if self.progress.ended is not None else "unreported"
+
+    def ended(self) -> PromptEnded:
+        """Return what the answer came to."""
+        progress, last = self.progress, self.progress.ended
+        filled = self.delivery.filled(last.stats if last is not None else RequestStats())
+        num_prompt_tokens = len(self._request.prompt_token_ids)
+        came = RequestStats(num_prompt_tokens=num_prompt_tokens, num_output_tokens=progress.num_tokens)
+        return PromptEnded(
+            request=self._request,
+            end=self._end[0],
+            error=self._end[1],
+            stats=filled if last is not None else came,
+            num_shown_tokens=self.num_shown_tokens,
+            answer=self._answer,
+            tokens=progress.stored.tokens if progress.stored is not None else tuple(progress.kept),
+            finish_reasons=tuple(self._finish_reasons),
+            delivery=self.delivery.by_proposer(filled),
+            whole_calls=tuple(
+                whole for check in self._checks.values() if check and (whole := check.whole_calls) is not None
+            ),
+            waited_s=progress.waited_s,
+            began_at=self._began_at,
+            first_token_at=self._first_token_at,
+            stream_s=self._stream_s,
+            intervals=self.intervals,
+        )
+
+
+class RequestAccount:
+    """Account of an HTTP request so far, over all of its prompts."""
+
+    def __init__(self, about: RequestAbout, *, whole: bool, check: Callable[[], AnswerCheck | None]) -> None:
+        self.about = about
+        self._check = check
+        self._whole = whole
+        self._prompts: list[PromptAccount] = []
+        self._end: tuple[End, str | None] = ("finished", None)
+
+    def begin(self, request: GenerateRequest, progress: Progress) -> PromptAccount:
+        """Return the account of a prompt that runs now."""
+        self._prompts.append(PromptAccount(request, progress, self._check, whole=self._whole))
+        return self._prompts[-1]
+
+    def fail(self, error: BaseException) -> None:
+        """Take in what ended the request."""
+        self._end = classified(error)
+
+    def ended(self) -> RequestEnded:
+        """Return what the request came to."""
+        end, error = self._end
+        return RequestEnded(
+            about=self.about,
+            end=end,
+            error=error,
+            prompts=tuple(prompt.ended() for prompt in self._prompts),
+            ended_at=time.monotonic(),
+        )
+
+
+def about(prepared: PreparedRequest) -> RequestAbout:
+    """Return the sender of a request, and what decided how it is served."""
+    caller, decision = prepared.context.caller, prepared.speculation
+    audit = decision.terms.audit if decision.terms else None
+    return RequestAbout(
+        answer_id=prepared.answer_id,
+        tenant=caller.tenant,
+        key_id=caller.key_id,
+        tier=caller.tier,
+        route=prepared.context.route,
+        model=prepared.body.model,
+        num_prompts=len(prepared.requests),
+        policy_rule=decision.rule,
+        policy_version=decision.policy_version,
+        assignment=decision.assignment,
+        is_evidence=decision.is_evidence,
+        flags={flag.key: {"variant": flag.variant, "reason": flag.reason} for flag in decision.flags},
+        audit_share=audit.percentage / 100.0 if audit else None,
+        audit_content=audit.content if audit else None,
+        http_request_id=prepared.context.http_request_id,
+        stream=prepared.stream,
+        arrived=prepared.context.arrived,
+        trace=prepared.context.trace,
+    )

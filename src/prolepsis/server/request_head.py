@@ -1,0 +1,95 @@
+"""Request heads that can be read in two ways, or that this server does not serve: no route sees them."""
+
+import re
+from collections import Counter
+from collections.abc import Callable
+
+import h11
+
+from prolepsis.control.web.refusals import Refused, invalid_http, too_large
+
+_ONCE = frozenset(
+    {
+        b"authorization",
+        b"content-encoding",
+        b"content-type",
+        b"idempotency-key",
+        b"x-request-timeout-ms",
+        b"x-spec-mode",
+    }
+)
+"""Headers of one value; h11 itself refuses several hosts, lengths and transfer encodings."""
+_CONTROL = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+"""What RFC 9110 does not allow in a value, and h11 lets pass in part."""
+_VERSIONS = (b"1.0", b"1.1")
+
+
+class StrictConnection(h11.Connection):
+    """The server's side of a connection, with the refusal of a head or body that cannot be served."""
+
+    def __init__(self, max_incomplete_event_size: int | None, has_to_wait: Callable[[], bool]) -> None:
+        """`max_incomplete_event_size`: longest head, in bytes; None: 16 KiB. `has_to_wait`: for its slice of time."""
+        self.is_behind = False
+        """What has come was not all looked at, for lack of time."""
+        self._has_to_wait = has_to_wait
+        self._longest = max_incomplete_event_size or 2**14
+        super().__init__(h11.SERVER, self._longest)
+        self.refusal: Refused | None = None
+
+    def next_event(self) -> h11.Event | type[h11.NEED_DATA] | type[h11.PAUSED]:
+        """Return h11's next event; raises `RemoteProtocolError`, whose cause is then the `refusal`."""
+        self.is_behind = self._has_to_wait()
+        if self.is_behind:
+            return h11.NEED_DATA
+        try:
+            event = super().next_event()
+        except h11.RemoteProtocolError as error:
+            self.refusal = self.refusal or self._malformed(error)
+            raise
+        if isinstance(event, h11.Request):
+            self.refusal = unfit(event)
+            if self.refusal is not None:
+                raise h11.RemoteProtocolError(str(self.refusal))
+        return event
+
+    def _malformed(self, error: h11.RemoteProtocolError) -> Refused:
+        """Return the refusal of what h11 cannot read, without the bytes that it quotes."""
+        if error.error_status_hint == 431:
+            return too_large("headers", f"{self._longest} bytes")
+        what = str(error).partition(": bytearray")[0]
+        return invalid_http(what, status=501 if error.error_status_hint == 501 else 400)
+
+
+def unfit(request: h11.Request) -> Refused | None:
+    """Return why a request is refused by its head alone."""
+    headers = list(request.headers)
+    return _unfit_version(request) or _unfit_fields(headers) or _unfit_body(request, dict(headers))
+
+
+def _unfit_version(request: h11.Request) -> Refused | None:
+    if request.http_version in _VERSIONS:
+        return None
+    given = request.http_version.decode()
+    return invalid_http(f"the version is HTTP/{given}; allowed: HTTP/1.0 and HTTP/1.1", status=505)
+
+
+def _unfit_fields(headers: list[tuple[bytes, bytes]]) -> Refused | None:
+    counts = Counter(name for name, _ in headers)
+    for name, value in headers:
+        if found := _CONTROL.search(value):
+            return invalid_http(f"header {name.decode()} holds the control character 0x{found[0][0]:02x}")
+        if name in _ONCE and counts[name] > 1:
+            return invalid_http(f"header {name.decode()} is given {counts[name]} times; allowed: once")
+    return None
+
+
+def _unfit_body(request: h11.Request, headers: dict[bytes, bytes]) -> Refused | None:
+    if b"transfer-encoding" in headers:
+        if b"content-length" in headers:
+            return invalid_http("the body has both content-length and transfer-encoding; allowed: one of them")
+        if request.http_version == b"1.0":
+            return invalid_http("transfer-encoding is given with HTTP/1.0; allowed: with HTTP/1.1")
+    coding = headers.get(b"content-encoding", b"identity").decode("latin-1")
+    if coding.lower() != "identity":
+        return invalid_http(f"content-encoding is {coding[:32]!r}; allowed: identity, or none", status=415)
+    return None

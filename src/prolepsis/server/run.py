@@ -1,0 +1,261 @@
+"""Serves until it is stopped: takes the port, starts the engine, runs uvicorn, stops without cutting answers short."""
+
+import asyncio
+import errno
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import structlog
+import uvicorn
+from fastapi import FastAPI
+
+from prolepsis.control.audit.log import AuditLog
+from prolepsis.control.audit.retention import text_upkeep
+from prolepsis.control.store.signing import OPTION, usable_keys
+from prolepsis.control.store.store import opened_store
+from prolepsis.control.web.context import Context
+from prolepsis.core.audit_event import SERVER, AuditEvent
+from prolepsis.core.config import EngineConfig, ServerConfig
+from prolepsis.core.engine_client import Demand, EngineClient, EngineInfo
+from prolepsis.core.errors import ConfigError, EngineDead
+from prolepsis.core.files import sha256_of
+from prolepsis.core.network import end_unacknowledged, url_of
+from prolepsis.core.plan import SpecPlan
+from prolepsis.core.telemetry.logs import LibraryLines, configure_logs
+from prolepsis.core.telemetry.metrics import Metrics
+from prolepsis.remote.engines import Engines
+from prolepsis.remote.member import FailoverSettings, Member, StartClient
+from prolepsis.server.admission.controller import AdmissionController
+from prolepsis.server.app import build
+from prolepsis.server.connections import announce, check_tls
+from prolepsis.server.listener import Listener
+from prolepsis.server.protocol import gateway_protocol
+from prolepsis.server.services import Services
+from prolepsis.server.sources import read_sources
+from prolepsis.server.tokenizer import Tokenizer
+
+READINESS_POLL_S = 0.2
+_DRAIN_POLL_S = 0.05
+ABORT_GRACE_S = 2.0
+"""After the stop's own bound: time for aborted requests to tell their clients."""
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class StartedEngine:
+    client: EngineClient
+    tokenizer: Tokenizer
+    compile_seconds: Sequence[float] = ()
+    """Compilation time of each file of native code that was compiled for it."""
+    restart: StartClient | None = None
+    """Starts another engine in its place after it ended."""
+    follow: Callable[[Callable[[], Demand]], None] | None = None
+    """Is given what says the demand, where the number of engines follows it."""
+
+
+StartEngine = Callable[[EngineConfig, Metrics], StartedEngine]
+"""Loads the model and starts the engine; `Metrics` is the observer of its steps and requests."""
+
+
+def serve(engine_config: EngineConfig, server_config: ServerConfig, start_engine: StartEngine) -> None:
+    """Serve until SIGINT or SIGTERM, then let requests in flight end, aborting them after `shutdown_s`.
+
+    Raises `ConfigError` where the address cannot be taken, TLS cannot be set up, what `application` raises, and
+    `EngineDead` after an end for which the engine is the reason: it ended, and no other takes its place.
+    """
+    if not structlog.is_configured():
+        configure_logs()
+    with bind(server_config) as listener:
+        server_config = server_config.model_copy(update={"port": listener.getsockname()[1]})  # where it was 0
+        check_tls(server_config)
+        with application(engine_config, server_config, start_engine) as app:
+            services: Services = app.state.services
+            listener.on_refusal = services.admission.metrics.refuse
+            server = StoppingServer(app, services.client, server_config)
+            announce(server_config, services.keys)
+            with _signals_end_quietly():
+                _run(server, listener, server_config)
+    if server.engine_gone is not None:
+        raise server.engine_gone
+
+
+@contextmanager
+def application(
+    engine_config: EngineConfig, config: ServerConfig, start_engine: StartEngine, others: Sequence[Services] = ()
+) -> Iterator[FastAPI]:
+    """Make the application of a server around the engine that `start_engine` returns; the store closes at the end.
+
+    `others` as for `build`.
+
+    Raises `ConfigError`, before anything is loaded, if the address needs keys and there are none, or if policy, flags,
+    prices, traces, Alertmanager, output policies or store cannot be used. Raises what `start_engine` raises.
+    """
+    sources, metrics = read_sources(config), Metrics(config.metrics_tenants)
+    options, upkeep = {OPTION: usable_keys(config)}, text_upkeep(config)
+    with opened_store(config, metrics.registry, options=options, upkeep=upkeep) as store:
+        began = time.monotonic()
+        engine = _with_failover(start_engine(engine_config, metrics), config, metrics)
+        metrics.startup.loaded(time.monotonic() - began, engine.compile_seconds)
+        context = Context(
+            config=config,
+            client=engine.client,
+            metrics=metrics,
+            store=store,
+            emit=AuditLog(store.writer).record,
+            base_plan=SpecPlan(num_speculative_tokens=engine_config.num_speculative_tokens),
+        )
+        context.emit(_started(engine.client.info, engine_config, config))
+        app = build(context, engine.tokenizer, sources, others=others)
+        if engine.follow is not None:
+            admission: AdmissionController = app.state.admission
+            engine.follow(lambda: admission.demand)
+        yield app
+        context.emit(AuditEvent(actor=SERVER, action="server.stopped"))
+
+
+def _with_failover(engine: StartedEngine, config: ServerConfig, metrics: Metrics) -> StartedEngine:
+    """Return the engine behind a client that restarts it and continues its requests, if that is configured."""
+    if engine.restart is None or not config.engine_restarts:
+        return engine
+    settings = FailoverSettings(max_restarts=config.engine_restarts)
+    members = [Member(engine.client, engine.restart)]
+    return replace(engine, client=Engines(members, metrics.registry, settings))
+
+
+def _started(info: EngineInfo, engine: EngineConfig, server: ServerConfig) -> AuditEvent:
+    """Return the event that says what serves, with which configuration and with which content of the files it names."""
+    files = {name: sha256_of(path) for name, path in server if isinstance(path, Path) and path.is_file()}
+    after = {"engine": engine.model_dump(mode="json"), "server": server.model_dump(mode="json"), "sha256": files}
+    return AuditEvent(actor=SERVER, action="server.started", after=after, versions=info.versions)
+
+
+def _run(server: uvicorn.Server, listener: socket.socket, config: ServerConfig) -> None:
+    try:
+        server.run(sockets=[listener])
+    except OSError as error:  # another process that had bound the same port began to listen first
+        if error.errno != errno.EADDRINUSE:
+            raise
+        raise _cannot_listen(config, error) from None
+
+
+def bind(config: ServerConfig) -> Listener:
+    """Take the address without listening yet; raises `ConfigError` naming it where that fails."""
+    try:
+        family, kind, protocol, _, target = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0]
+    except OSError as error:
+        raise ConfigError(
+            f"host {config.host!r} is not an address of this machine: {error.strerror}", param="host"
+        ) from None
+    listener = Listener(family, kind, protocol, tls=config.tls_certificate is not None)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    end_unacknowledged(listener, config.write_timeout_s)  # what is left of an answer when its route has ended
+    try:
+        listener.bind(target)
+    except OSError as error:
+        listener.close()
+        raise _cannot_listen(config, error) from None
+    return listener
+
+
+def _cannot_listen(config: ServerConfig, error: OSError) -> ConfigError:
+    message = f"cannot listen on {config.host}:{config.port}: {error.strerror}; choose another port"
+    return ConfigError(message, param="port")
+
+
+class StoppingServer(uvicorn.Server):
+    """uvicorn that says what is still being prepared, and whose stop has a bound."""
+
+    def __init__(self, app: FastAPI, client: EngineClient, config: ServerConfig) -> None:
+        settings = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            lifespan="on",
+            http=gateway_protocol(config, app.state.admission.metrics),
+            ws="none",
+            timeout_graceful_shutdown=int(ABORT_GRACE_S) + 1,
+            server_header=False,
+            ssl_certfile=config.tls_certificate,
+            ssl_keyfile=config.tls_key,
+            h11_max_incomplete_event_size=2 * config.max_header_bytes,  # larger ones get no reply that names the limit
+        )
+        super().__init__(settings)
+        LibraryLines.take_over("uvicorn.error", "http_server")
+        self._client = client
+        self._gate: AdmissionController = app.state.admission
+        self._shutdown_s = config.shutdown_s
+        self._background: set[asyncio.Task[None]] = set()
+        self.engine_gone: EngineDead | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        for listener in sockets or []:
+            host, port = listener.getsockname()[:2]
+            log.info("listening", url=url_of(host, port, tls=self.config.ssl is not None))
+        self._start(self._report_readiness())
+        self._start(self._end_without_engine())
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await self._drain()
+        await super().shutdown(sockets)
+        for task in self._background:
+            task.cancel()
+
+    async def _drain(self) -> None:
+        """Refuse what is new, while readiness says so on the open port, until all that waits or runs has ended.
+
+        Requests that have not ended within the bound are aborted, so that every client gets an end.
+        """
+        self._gate.drain()
+        log.info("stopping", requests_in_flight=self._gate.num_inside)
+        end = time.monotonic() + self._shutdown_s
+        while self._gate.num_inside and time.monotonic() < end and not self.force_exit:  # noqa: ASYNC110
+            await asyncio.sleep(_DRAIN_POLL_S)
+        if self._gate.num_inside:
+            log.warning("aborting", requests_in_flight=self._gate.num_inside)
+        self._gate.end_waiting()
+        await self._client.close()
+
+    def _start(self, work: Coroutine[object, object, None]) -> None:
+        self._background.add(asyncio.ensure_future(work))
+
+    async def _report_readiness(self) -> None:
+        said = ""
+        while not (health := self._client.health()).ready:
+            if health.detail != said:
+                said = health.detail
+                log.info("preparing", detail=said)
+            await asyncio.sleep(READINESS_POLL_S)
+        info = self._client.info
+        log.info("ready", model=info.model, default_sampling=info.default_sampling.describe(), detail=health.detail)
+
+    async def _end_without_engine(self) -> None:
+        """Stop once the engine has ended for good: whoever started the server can start another, and sees why."""
+        while (health := self._client.health()).alive:  # noqa: ASYNC110  engines do not report their end
+            await asyncio.sleep(READINESS_POLL_S)
+        if not self.should_exit:
+            log.error("engine_gone", detail=health.detail)
+            self.engine_gone = EngineDead(f"the server stopped, as its engine is gone: {health.detail}")
+            self.should_exit = True
+
+
+@contextmanager
+def _signals_end_quietly() -> Iterator[None]:
+    """uvicorn raises the signal that stopped it once more; a requested stop is not a failure."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    signals = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in signals}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,82 @@
+"""What the HTTP routes of a model share: engine client, tokenizer, and the features that requests pass through."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from prolepsis.control.controls.feature import OperatorControls
+from prolepsis.control.policy.runtime import LimitsOf, Policies
+from prolepsis.control.web.caller import Caller
+from prolepsis.control.web.feature import Feature
+from prolepsis.control.web.intake import Intake
+from prolepsis.control.web.refusals import model_not_allowed
+from prolepsis.core.config import ServerConfig
+from prolepsis.core.engine_client import EngineClient
+from prolepsis.core.errors import ConfigError, ModelNotFound
+from prolepsis.ops.tracing.traces import Traces
+from prolepsis.server.admission.controller import AdmissionController
+from prolepsis.server.auth.keys import Keys
+from prolepsis.server.idempotency import Idempotency
+from prolepsis.server.output.pipeline import OutputPolicies
+from prolepsis.server.recorder import Recorder
+from prolepsis.server.service_health import ServiceHealth
+from prolepsis.server.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    """The services for requests; the features that they need by name, and all of them."""
+
+    config: ServerConfig
+    client: EngineClient
+    tokenizer: Tokenizer
+    keys: Keys
+    intake: Intake
+    admission: AdmissionController
+    idempotency: Idempotency
+    policies: Policies
+    limits_of: LimitsOf
+    controls: OperatorControls
+    output: OutputPolicies
+    recorder: Recorder
+    service_health: ServiceHealth
+    tracing: Traces
+    features: Sequence[Feature]
+    started: int = field(default_factory=lambda: int(time.time()))
+    """Unix time in seconds."""
+
+    @property
+    def model_names(self) -> tuple[str, ...]:
+        return self.config.served_model_names or (self.client.info.model,)
+
+
+class Models:
+    """The models behind one address, by the names that requests may use; each has services of its own."""
+
+    def __init__(self, all: Sequence[Services]) -> None:
+        """Raises `ConfigError` for a name that two models have."""
+        self._by_name: dict[str, Services] = {}
+        for services in all:
+            for name in services.model_names:
+                if name in self._by_name:
+                    message = f"served_model_names: {name!r} is the name of two models; allowed: one name, one model"
+                    raise ConfigError(message, param="served_model_names")
+                self._by_name[name] = services
+
+    def allowed(self, caller: Caller) -> Mapping[str, Services]:
+        """Return the models that the caller's key may use."""
+        return {name: services for name, services in self._by_name.items() if caller.may_use(name)}
+
+    def of(self, name: str | None, caller: Caller) -> Services:
+        """Return the services of a model; None stands for the first one that the caller may use.
+
+        Raises `ModelNotFound` unless it is served, `Refused` (403) where the caller's key may not use it.
+        """
+        if name is None:
+            name = next(iter(self.allowed(caller)), next(iter(self._by_name)))
+        if name not in self._by_name:
+            served = ", ".join(self._by_name)
+            raise ModelNotFound(f"The model {name[:128]!r} does not exist; served here: {served}.", param="model")
+        if not caller.may_use(name):
+            raise model_not_allowed(name, caller.models)
+        return self._by_name[name]

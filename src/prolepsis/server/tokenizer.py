@@ -1,0 +1,43 @@
+"""The interface of a tokenizer for the HTTP side."""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from prolepsis.engine.models.answer_formats.formats import AnswerFormats
+
+
+class Tokenizer(Protocol):
+    """Text to token ids and back. Safe to use from several threads."""
+
+    @property
+    def chat_template(self) -> str | None: ...
+
+    @property
+    def formats(self) -> AnswerFormats:
+        """How the model writes calls and reasoning."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return a token's own bytes, which may be a part of a character; control tokens have those of their name."""
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        variables: Mapping[str, object] | None = None,
+    ) -> list[int]: ...
+
+
+class Verbatim:
+    """A tokenizer's decoder that shows special tokens too."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def decode(self, token_ids: Sequence[int], /, *, skip_special_tokens: bool = False) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=False)

@@ -1,3 +1,0 @@
-from tests.api.admission.conftest import keyed_app
-
-__all__ = ["keyed_app"]

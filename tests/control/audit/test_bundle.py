@@ -1,0 +1,99 @@
+"""Bundles: what is in a redacted one, and that a changed one is refused."""
+
+import json
+
+import httpx
+import pytest
+
+from prolepsis.control.audit import chain
+from prolepsis.control.audit.bundle import Form, bundle_of, read_bundle, to_json
+from prolepsis.control.store.store import Store
+from prolepsis.core.audit_event import AuditEvent
+from prolepsis.core.config import ServerConfig
+from prolepsis.core.errors import ConfigError, InvalidParameter
+from prolepsis.core.telemetry.metrics import Metrics
+from tests.server.application import build
+from tests.server.fakes import ByteTokenizer, FakeEngine
+
+ASKED = {"model": "tiny", "prompt": ["Say hi", "Say ho"], "max_tokens": 40, "seed": 7}
+NAMED = "ticket-of-acme"
+
+
+@pytest.fixture
+async def answer_id(store: Store) -> str:
+    """The answer of a request with two prompts, on record."""
+    config = ServerConfig(audit_sample=1.0, audit_content="tokens")
+    app = build(config, FakeEngine(text="ok"), ByteTokenizer(), Metrics(), store=store)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
+        reply = await http.post("/v1/completions", json=ASKED, headers={"x-request-id": NAMED})
+    assert store.writer.flush(20.0)
+    return str(reply.json()["id"])
+
+
+def made(store: Store, name: str, form: Form) -> bytes:
+    with store.database.read() as connection:
+        return to_json(bundle_of(connection, name, form))
+
+
+@pytest.mark.parametrize("form", ["redacted", "whole"])
+async def test_all_prompts_are_in_it_with_seed_versions_and_tokens(store: Store, answer_id: str, form: Form) -> None:
+    for name in (answer_id, NAMED):
+        bundle = read_bundle(made(store, name, form), "it")
+        assert len(bundle.entries) == len(bundle.records) == 2
+        for entry, record in zip(bundle.entries, bundle.records, strict=True):
+            assert entry.details is not None
+            assert isinstance(entry.details.after, dict)
+            assert entry.details.after["recording"]["params"]["seed"] == record["seed"]
+            assert {"fingerprint", "weights", "tokenizer", "forward", "exactness", "machine"} <= entry.versions.keys()
+
+
+async def test_a_redacted_bundle_does_not_say_whose_request_it_was(store: Store, answer_id: str) -> None:
+    whole, redacted = made(store, answer_id, "whole").decode(), made(store, answer_id, "redacted").decode()
+    for secret in (NAMED, '"tenant": "', '"key_id"', '"http_request_id"', '"prompt_digest"'):
+        assert secret in whole
+    for secret in (
+        NAMED,
+        '"answer_id"',
+        '"key_id"',
+        '"http_request_id"',
+        '"trace_id"',
+        '"prompt_digest"',
+        '"digest_salt"',
+    ):
+        assert secret not in redacted
+    assert all(entry["details"]["tenant"] == "" for entry in json.loads(redacted)["entries"])
+
+
+async def test_the_policy_in_use_is_in_a_whole_bundle(store: Store) -> None:
+    def applied(version: str, content: object) -> AuditEvent:
+        return AuditEvent(
+            actor="ann", action="policy.applied", versions={"policy": version}, after={"content": content}
+        )
+
+    served = AuditEvent(
+        actor="server", action="request.served", versions={"policy": "v2@ab"}, subject="r1", names=("r1",)
+    )
+    with store.database.write() as connection:
+        chain.append(connection, [applied("v2@abc", {"a": 1}), applied("v2@ab", {"a": 2}), served])
+    assert read_bundle(made(store, "r1", "whole"), "it").policies == {"v2@ab": {"a": 2}}
+    assert read_bundle(made(store, "r1", "redacted"), "it").policies == {}
+
+
+@pytest.mark.parametrize("form", ["redacted", "whole"])
+async def test_a_changed_entry_is_refused(store: Store, answer_id: str, form: Form) -> None:
+    document = json.loads(made(store, answer_id, form))
+    document["entries"][0]["versions"]["weights"] = "other"
+    with pytest.raises(ConfigError, match="entry 1 is not as it was written"):
+        read_bundle(json.dumps(document).encode(), "it")
+
+
+async def test_changed_tokens_of_a_whole_bundle_are_refused(store: Store, answer_id: str) -> None:
+    document = json.loads(made(store, answer_id, "whole"))
+    document["entries"][0]["details"]["after"]["recording"]["tokens"] = [[1]]
+    with pytest.raises(ConfigError, match="entry 1 is not as it was written"):
+        read_bundle(json.dumps(document).encode(), "it")
+
+
+def test_an_unknown_request_is_named(store: Store) -> None:
+    with pytest.raises(InvalidParameter, match="no request is known as 'nobody'; allowed: x-request-id"):
+        made(store, "nobody", "redacted")

@@ -1,0 +1,119 @@
+"""A server's own acts are in the audit log of its store."""
+
+import signal
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+
+from prolepsis.control.audit import chain
+from prolepsis.control.audit.entry import AuditEntry
+from prolepsis.control.audit.log import AuditLog
+from prolepsis.control.audit.verify import verify
+from prolepsis.control.policy.runtime import Policies
+from prolepsis.control.policy.source import PolicyFile
+from prolepsis.control.rollout.machine import RolloutEvent
+from prolepsis.control.rollout.runtime import Rollouts, audit_event
+from prolepsis.control.store.database import Database
+from prolepsis.control.store.store import Store, opened_store
+from prolepsis.core.audit_event import AuditEvent
+from prolepsis.core.config import ServerConfig
+from prolepsis.core.errors import ConfigError
+from prolepsis.core.telemetry.metrics import Metrics
+from tests.control.rollout.stores import memory_store
+from tests.control.store.databases import opened, sqlite_setting
+from tests.fake_client import INFO
+from tests.server.application import build
+from tests.server.fakes import ByteTokenizer, FakeEngine
+from tests.server_process import serve_fake, started
+
+
+def entries_of(database: Database) -> list[AuditEntry]:
+    with database.read() as connection:
+        entries = list(chain.entries(connection))
+    assert verify(entries).faults == ()
+    return entries
+
+
+def written_to(store: Store) -> list[AuditEntry]:
+    assert store.writer.flush(20.0)
+    return entries_of(store.database)
+
+
+async def test_changes_of_the_policy_are_recorded_with_before_and_after(tmp_path: Path, store: Store) -> None:
+    file = tmp_path / "policy.yaml"
+    file.write_text("version: 1\ndefault: {mode: off}\n")
+    rollouts = Rollouts(memory_store(), lambda _: None, Metrics().registry, model="tiny")
+    policies = Policies(PolicyFile(file), INFO.proposers, rollouts, emit=AuditLog(store.writer).record)
+    file.write_text("version: 2\ndefault: {mode: on}\n")
+    await policies.tick()
+    loaded, reloaded = written_to(store)
+    assert (loaded.action, reloaded.action) == ("policy.loaded", "policy.reloaded")
+    assert reloaded.versions["policy"].startswith("2@")
+    assert loaded.details is not None
+    assert reloaded.details is not None
+    assert loaded.details.before is None
+    assert reloaded.details.before == loaded.details.after
+    assert isinstance(reloaded.details.after, dict)
+    assert reloaded.details.after["default"]["mode"] == "on"
+    assert (reloaded.details.actor, reloaded.details.subject) == ("server", str(file))
+
+
+async def test_actions_by_hand_are_recorded_with_their_author(tmp_path: Path, store: Store) -> None:
+    config = ServerConfig(controls_file=tmp_path / "controls.json")
+    app = build(config, FakeEngine(), ByteTokenizer(), Metrics(), store=store)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
+        assert (await http.put("/admin/kill", json={"on": True, "reason": "drill"})).status_code == 200
+        breaker = {"proposer": INFO.proposers[0], "traffic_class": "text/none/free/short", "state": "forced_open"}
+        assert (await http.put("/admin/breakers", json=breaker)).status_code == 200, breaker
+    killed, opened_by_hand = written_to(store)
+    assert (killed.action, opened_by_hand.action) == ("kill.on", "breaker.forced_open")
+    assert killed.details is not None
+    assert opened_by_hand.details is not None
+    assert (killed.details.actor, opened_by_hand.details.actor) == ("developer", "developer")
+    assert isinstance(killed.details.before, dict)
+    assert isinstance(killed.details.after, dict)
+    assert (killed.details.before["on"], killed.details.after["on"]) == (False, True)
+    assert killed.details.after["shared"][0]["reason"] == "drill"
+
+
+def test_changes_of_a_rollout_are_recorded_with_their_numbers_and_their_author(store: Store) -> None:
+    by_hand = RolloutEvent(7.0, "code@1", "3@ab", 1, "started", "shadow", "by k1", by="k1")
+    AuditLog(store.writer).record(audit_event(by_hand))
+    AuditLog(store.writer).record(audit_event(replace(by_hand, kind="promoted", by="")))
+    started, promoted = written_to(store)
+    assert (started.action, started.versions) == ("rollout.started", {"policy": "3@ab"})
+    assert started.details is not None
+    assert isinstance(started.details.after, dict)
+    assert (started.details.subject, started.details.after["reason"]) == ("code@1", "by k1")
+    assert promoted.details is not None
+    assert (started.details.actor, promoted.details.actor) == ("k1", "server")
+
+
+def test_a_process_records_its_start_and_its_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROLEPSIS_DATA", str(tmp_path))
+    with started(serve_fake, ServerConfig(shutdown_s=1.0)) as (running, _):
+        running.send_signal(signal.SIGTERM)
+        assert running.wait(20) == 0
+    with closing(opened(sqlite_setting(tmp_path))) as database:
+        first, last = entries_of(database)
+    assert (first.action, last.action) == ("server.started", "server.stopped")
+    assert first.versions["model"] == INFO.model
+    assert first.details is not None
+    assert isinstance(first.details.after, dict)
+    assert first.details.after["server"]["store"] == "auto"
+
+
+def test_none_means_no_store_and_other_texts_are_errors() -> None:
+    with opened_store(ServerConfig(store="none"), Metrics().registry) as store:
+        AuditLog(store.writer).record(AuditEvent(actor="server", action="server.stopped"))
+        assert store.writer.flush(1.0)
+        assert entries_of(store.database) == []
+        assert not store.database.is_kept
+    with (
+        pytest.raises(ConfigError, match="sqlite:///FILE"),
+        opened_store(ServerConfig(store="mysql://somewhere/else"), Metrics().registry),
+    ):
+        pass

@@ -1,0 +1,313 @@
+"""Whatever is changed in the store is found, and erasing on demand is no change."""
+
+from collections.abc import Callable
+from itertools import product
+from pathlib import Path
+
+import pytest
+from sqlalchemy import ColumnElement, Connection, delete, insert, select, update
+
+from prolepsis.control.audit import chain
+from prolepsis.control.audit.log import forget_tenant
+from prolepsis.control.audit.verify import (
+    Anchor,
+    ChainEvidence,
+    RecordsVerified,
+    Verified,
+    parse_anchor,
+    verify,
+    verify_records,
+)
+from prolepsis.control.store import record_chain as links
+from prolepsis.control.store import records
+from prolepsis.control.store.database import Database
+from prolepsis.control.store.signing import OPTION, AuditKeys
+from prolepsis.control.store.tables import audit_entries, audit_head, record_chain, record_head, request_records
+from prolepsis.core.audit_event import AuditEvent
+from prolepsis.core.errors import InvalidParameter
+from tests.control.audit.test_tampering import in_memory
+from tests.control.store.fakes import latest_records, record
+
+OTHER = {
+    "seq": 77,
+    "uid": "0" * 32,
+    "at": "2020-01-01T00:00:00.000000+00:00",
+    "action": "nothing.done",
+    "versions": '{"policy":"other"}',
+    "erases": "[1]",
+    "actor": "somebody else",
+    "tenant": "other",
+    "subject": "other",
+    "before": '{"mode":"on"}',
+    "after": "not even JSON",
+    "salt": "0" * 64,
+    "details_digest": "0" * 64,
+    "previous": "0" * 64,
+    "digest": "0" * 64,
+}
+
+
+@pytest.fixture
+def written(database: Database) -> Database:
+    """Five entries, every second about a tenant."""
+    with database.write() as connection:
+        for i in range(1, 6):
+            act = AuditEvent(
+                actor="ann",
+                action="plan.applied",
+                subject="plan",
+                before={"n": i},
+                after={"n": i + 1},
+                tenant="acme" if i % 2 else "",
+                versions={"policy": str(i)},
+            )
+            chain.append(connection, [act])
+    return database
+
+
+def verified(database: Database, anchor: Anchor | None = None) -> Verified:
+    with database.read() as connection:
+        evidence = ChainEvidence(head=Anchor(*chain.head(connection)), anchors=[] if anchor is None else [anchor])
+        return verify(chain.entries(connection), evidence)
+
+
+def test_a_chain_as_it_was_written_verifies(written: Database) -> None:
+    found = verified(written)
+    assert (found.head.seq, found.num_entries, found.num_erased, found.faults) == (5, 5, 0, ())
+    assert verified(written, anchor=found.head).faults == ()
+
+
+def test_the_test_changes_every_column() -> None:
+    assert set(OTHER) == set(audit_entries.columns.keys())
+
+
+def test_a_change_of_any_field_of_any_entry_is_found(written: Database) -> None:
+    for column, seq in product(OTHER, (1, 2, 5)):
+        here = audit_entries.c.seq == seq
+        values = [OTHER[column]] if column in ("seq", "uid") else [OTHER[column], _nothing(column)]
+        for value in values:
+            with written.write() as connection:
+                before = connection.execute(select(audit_entries).where(here)).mappings().one()
+                if before[column] == value:  # of the first entry, which follows nothing
+                    continue
+                connection.execute(update(audit_entries).where(here).values({column: value}))
+            assert verified(written).faults, (seq, column, value)
+            with written.write() as connection:
+                there = audit_entries.c.seq == (value if column == "seq" else seq)
+                connection.execute(update(audit_entries).where(there).values({column: before[column]}))
+    assert verified(written).faults == ()
+
+
+def _nothing(column: str) -> str | None:
+    return None if audit_entries.columns[column].nullable else ""
+
+
+def test_an_entry_that_is_taken_out_is_found(written: Database) -> None:
+    with written.write() as connection:
+        connection.execute(delete(audit_entries).where(audit_entries.c.seq == 3))
+    assert {fault.seq for fault in verified(written).faults} == {4}
+
+
+def test_an_end_that_is_cut_off_is_found_by_the_head_or_an_anchor(written: Database) -> None:
+    anchor = verified(written).head
+    with written.write() as connection:
+        connection.execute(delete(audit_entries).where(audit_entries.c.seq == 5))
+    assert [fault.seq for fault in verified(written).faults] == [4]
+    with written.write() as connection:
+        last = connection.scalar(select(audit_entries.c.digest).where(audit_entries.c.seq == 4))
+        connection.execute(update(audit_head).values(seq=4, digest=last))
+    assert verified(written).faults == ()
+    assert ["cut off" in fault.what for fault in verified(written, anchor=anchor).faults] == [True]
+
+
+def test_a_chain_that_was_written_again_is_found_by_an_anchor(written: Database) -> None:
+    anchor = verified(written).head
+    with written.write() as connection:
+        connection.execute(delete(audit_entries))
+        connection.execute(update(audit_head).values(seq=0, digest="0" * 64))
+        chain.append(connection, [AuditEvent(actor="eve", action="plan.applied") for _ in range(5)])
+    assert verified(written).faults == ()
+    assert [fault.seq for fault in verified(written, anchor=anchor).faults] == [5]
+
+
+def test_a_tenant_is_forgotten_and_the_chain_verifies(written: Database) -> None:
+    with written.write() as connection:
+        records.add(connection, [record("acme"), record("acme"), record("other")])
+    anchor = verified(written).head
+    forgotten = forget_tenant(written, "acme", "ann")
+    assert (forgotten.num_records, forgotten.entry.erases) == (2, (1, 3, 5))
+    found = verified(written, anchor)
+    assert (found.num_entries, found.num_erased, found.faults) == (6, 3, ())
+    with written.read() as connection:
+        assert [kept.tenant for kept in latest_records(connection, 10)] == ["other"]
+        shown = [entry.plain() for entry in chain.entries(connection)]
+        assert [entry["details"] is None for entry in shown] == [True, False, True, False, True, False]
+        assert "acme" not in str(shown)
+    again = forget_tenant(written, "acme", "ann")
+    assert (again.num_records, again.entry.erases) == (0, ())
+    assert verified(written).faults == ()
+
+
+@pytest.mark.parametrize("erases", ["[[1]]", '[{"a": 1}]', "[true]", "1", "[", "[" * 100_000])
+def test_a_damaged_list_of_erased_entries_is_a_fault_and_no_crash(written: Database, erases: str) -> None:
+    with written.write() as connection:
+        connection.execute(update(audit_entries).where(audit_entries.c.seq == 2).values(erases=erases))
+    assert [(fault.seq, fault.what) for fault in verified(written).faults] == [(2, "has been changed")]
+
+
+def test_erasing_without_an_entry_that_says_so_is_found(written: Database) -> None:
+    details = ("actor", "tenant", "subject", "before", "after", "salt")
+    with written.write() as connection:
+        connection.execute(update(audit_entries).where(audit_entries.c.seq == 2).values(dict.fromkeys(details)))
+    [fault] = verified(written).faults
+    assert fault.seq == 2
+    assert "erased" in fault.what
+
+
+def test_the_tenant_without_a_name_is_not_forgotten(written: Database) -> None:
+    with pytest.raises(InvalidParameter):
+        forget_tenant(written, "", "ann")
+    assert verified(written).num_erased == 0
+
+
+def test_an_anchor_is_read_as_it_is_printed() -> None:
+    anchor = Anchor(5, "ab" * 32)
+    assert parse_anchor(str(anchor)) == anchor
+    for text in ("", "5", "5:ab", "x:" + "ab" * 32):
+        with pytest.raises(InvalidParameter, match="NUMBER:DIGEST"):
+            parse_anchor(text)
+
+
+class Kept:
+    """Records with anchors, and what verification says of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.keys = AuditKeys(folder / "audit-key.pem")
+        self.database: Database = in_memory(self.keys)
+        self.anchors: list[Anchor] = []
+
+    def add(self, *tenants: str) -> None:
+        with self.database.write() as connection:
+            records.add(connection, [record(tenant) for tenant in tenants])
+            self.anchors.append(Anchor(*links.head(connection)))
+
+    def verified(self) -> RecordsVerified:
+        with self.database.read() as connection:
+            return verify_records(connection, self.anchors, self.keys.public)
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Kept:
+    made = Kept(tmp_path)
+    for _ in range(3):
+        made.add("acme", "other")
+    found = made.verified()
+    assert (found.num_records, found.anchored, found.faults) == (6, 6, ())
+    return made
+
+
+def test_deletions_are_on_record(kept: Kept) -> None:
+    assert records.forget(kept.database, "acme") == 3
+    found = kept.verified()
+    assert (found.num_records, found.num_deleted, found.faults) == (3, 3, ())
+    kept.add("acme")
+    assert records.prune(kept.database, 1e12) == 4
+    found = kept.verified()
+    assert (found.num_records, found.num_deleted, found.faults) == (0, 7, ())
+    with kept.database.read() as connection:
+        assert set(connection.scalars(select(record_chain.c.record_id))) == {None}, "no id that a guess needs"
+
+
+def test_a_column_that_a_later_version_adds_changes_no_digest() -> None:
+    row = record("acme").row
+    assert links.content_digest({**row, "added": None}) == links.content_digest(row)
+    assert links.content_digest({**row, "tenant": None}) != links.content_digest(row)
+
+
+def unsigned(connection: Connection) -> Connection:
+    return connection.execution_options(**{OPTION: None})
+
+
+def some(connection: Connection, seq: int = 3) -> str:
+    return str(connection.scalar(select(record_chain.c.record_id).where(record_chain.c.seq == seq)))
+
+
+def change_a_record(connection: Connection) -> None:
+    connection.execute(update(request_records).values(num_output_tokens=1).where(_is(some(connection))))
+
+
+def change_a_record_and_its_link(connection: Connection) -> None:
+    change_a_record(connection)
+    row = connection.execute(select(request_records).where(_is(some(connection)))).mappings().one()
+    link = record_chain.c.seq == 3
+    connection.execute(update(record_chain).where(link).values(content_digest=links.content_digest(dict(row))))
+
+
+def delete_a_record(connection: Connection) -> None:
+    connection.execute(delete(request_records).where(_is(some(connection))))
+
+
+def delete_a_record_and_its_link(connection: Connection) -> None:
+    delete_a_record(connection)
+    connection.execute(delete(record_chain).where(record_chain.c.seq == 3))
+
+
+def delete_with_a_forged_reason(connection: Connection) -> None:
+    record_id = some(connection)
+    links.append_deletion(unsigned(connection), [record_id])
+    connection.execute(delete(request_records).where(_is(record_id)))
+
+
+def add_a_record_without_a_link(connection: Connection) -> None:
+    connection.execute(insert(request_records), [record("eve").row])
+
+
+def add_a_record_with_a_link(connection: Connection) -> None:
+    records.add(unsigned(connection), [record("eve")])
+
+
+def damage_what_a_link_deletes(connection: Connection) -> None:
+    connection.execute(update(record_chain).where(record_chain.c.seq == 3).values(deletes="{"))
+
+
+def cut_the_end(connection: Connection) -> None:
+    for seq in (5, 6):
+        connection.execute(delete(request_records).where(_is(some(connection, seq))))
+    connection.execute(delete(record_chain).where(record_chain.c.seq > 4))
+    connection.execute(update(record_head).values(seq=4, digest=links.digest_at(connection, 4)))
+
+
+def delete_everything(connection: Connection) -> None:
+    for table in (request_records, record_chain):
+        connection.execute(delete(table))
+    connection.execute(update(record_head).values(seq=0, digest=links.START, signature=None))
+
+
+def _is(record_id: str) -> ColumnElement[bool]:
+    return request_records.c.record_id == record_id
+
+
+ATTACKS: list[Callable[[Connection], None]] = [
+    change_a_record,
+    change_a_record_and_its_link,
+    delete_a_record,
+    delete_a_record_and_its_link,
+    delete_with_a_forged_reason,
+    add_a_record_without_a_link,
+    add_a_record_with_a_link,
+    damage_what_a_link_deletes,
+    cut_the_end,
+    delete_everything,
+]
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+@pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.__name__)
+def test_an_attack_is_seen(kept: Kept, attack: Callable[[Connection], None], goes_on: bool) -> None:
+    with kept.database.write() as connection:
+        attack(connection)
+    if goes_on:
+        anchors = list(kept.anchors)
+        kept.add(*["acme"] * 9)
+        kept.anchors = anchors
+    assert kept.verified().faults

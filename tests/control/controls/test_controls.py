@@ -1,0 +1,252 @@
+"""What one server sets, all follow: through the file on one machine, through the store on all."""
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from threading import Thread
+
+import pytest
+from sqlalchemy.exc import IntegrityError
+from structlog.testing import capture_logs
+
+from prolepsis.control.controls.controls import Controls, Origin
+from prolepsis.control.controls.file import ControlsContent, ControlsFile
+from prolepsis.control.controls.kill_switch import KILL
+from prolepsis.control.store.controls import Control, ControlKey, ControlTable, control_key
+from prolepsis.control.store.database import Database
+from prolepsis.core.errors import StoreUnavailable
+from prolepsis.core.kill_scope import EVERYTHING
+from tests.control.rollout.stores import memory_database
+from tests.waiting import ended
+
+
+class Table(ControlTable):
+    """A store that may be down."""
+
+    is_shared = True
+
+    def __init__(self, database: Database) -> None:
+        super().__init__(database)
+        self.is_down = False
+
+    def exchange(self, changes: Mapping[ControlKey, Control]) -> dict[ControlKey, Control]:
+        if self.is_down:
+            raise StoreUnavailable("down")
+        return super().exchange(changes)
+
+
+@pytest.fixture
+def table() -> Table:
+    return Table(memory_database())
+
+
+def server(table: ControlTable | None, folder: Path, name: str = "a", *, now: float | None = None) -> Controls:
+    """Return the controls of a server with a file of that name; `now` stops its clock."""
+    clock = time.time if now is None else lambda: now
+    table = table or ControlTable(memory_database())
+    return Controls(ControlsFile(folder / f"{name}.json"), table, now=clock)
+
+
+def values(controls: Controls, kind: str = KILL) -> dict[str, str | None]:
+    return {name: control.value for name, control in controls.of(kind).items()}
+
+
+async def settle(*controls: Controls) -> None:
+    for _ in range(2):
+        await asyncio.gather(*(one.tick() for one in controls))
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+async def test_all_servers_follow_a_change(table: Table, tmp_path: Path, is_shared: bool) -> None:
+    ours = server(table if is_shared else None, tmp_path)
+    theirs = server(table if is_shared else None, tmp_path, "b" if is_shared else "a")
+    seen: list[tuple[Origin, dict[str, str | None]]] = []
+    theirs.follow(KILL, lambda origin: seen.append((origin, values(theirs))))
+    ours.set(KILL, "tenant:bank", "1", by="kim", reason="drill")
+    assert values(ours) == {"tenant:bank": "1"}
+    await settle(ours, theirs)
+    ours.set("breaker", "x", "2")
+    await settle(ours, theirs)
+    found = theirs.of(KILL)["tenant:bank"]
+    assert (found.by, found.reason) == ("kim", "drill")
+    theirs.set(KILL, "tenant:bank", None)
+    await settle(theirs, ours)
+    origin: Origin = "store" if is_shared else "file"
+    assert seen == [("start", {}), (origin, {"tenant:bank": "1"}), ("act", {})]
+    assert (values(ours), values(ours, "breaker")) == ({}, {"x": "2"})
+
+
+async def test_while_the_store_is_away_it_holds_here_and_over_a_restart(table: Table, tmp_path: Path) -> None:
+    ours, theirs = server(table, tmp_path, "a"), server(table, tmp_path, "b")
+    theirs.set(KILL, "rule:old", "0")
+    await settle(theirs, ours)
+    table.is_down = True
+    ours.set(KILL, "tenant:bank", "1")
+    ours.set(KILL, "rule:old", None)
+    await settle(ours, theirs)
+    again = server(table, tmp_path, "a")
+    await settle(again)
+    assert values(again) == {"tenant:bank": "1"}
+    assert values(theirs) == {"rule:old": "0"}
+    table.is_down = False
+    await settle(again, theirs)
+    assert values(again) == values(theirs) == {"tenant:bank": "1"}
+    assert ControlsFile(tmp_path / "a.json").read().pending == {}
+
+
+@pytest.mark.parametrize(("old", "new"), [("stop", None), (None, "stop"), ("stop", "other")])
+async def test_a_change_that_waited_for_the_store_does_not_undo_later_changes(
+    table: Table, tmp_path: Path, old: str | None, new: str | None
+) -> None:
+    ours, theirs = server(table, tmp_path, "a", now=100.0), server(table, tmp_path, "b", now=200.0)
+    theirs.set(KILL, "tenant:bank", "first")
+    table.is_down = True
+    ours.set(KILL, "tenant:bank", old)
+    await settle(ours)
+    table.is_down = False
+    theirs.set(KILL, "tenant:bank", new)
+    await settle(theirs)
+    with capture_logs() as logs:
+        await settle(ours, theirs)
+    assert values(ours) == values(theirs) == ({} if new is None else {"tenant:bank": new})
+    assert [(entry["event"], entry["control"]) for entry in logs] == [("control_superseded", "kill tenant:bank")]
+
+
+async def test_an_act_follows_all_that_its_server_knows_even_by_a_slow_clock(table: Table, tmp_path: Path) -> None:
+    ours, theirs = server(table, tmp_path, "a", now=100.0), server(table, tmp_path, "b", now=200.0)
+    theirs.set(KILL, "tenant:bank", "stop")
+    await settle(theirs, ours)
+    ours.set(KILL, "tenant:bank", None)
+    await settle(ours, theirs)
+    assert values(ours) == values(theirs) == {}
+
+
+async def test_an_old_stop_in_the_copy_ends_when_the_store_is_read(table: Table, tmp_path: Path) -> None:
+    ours, theirs = server(table, tmp_path, "a", now=100.0), server(table, tmp_path, "b", now=200.0)
+    table.is_down = True
+    ours.set(KILL, EVERYTHING, "stop")
+    await settle(ours)
+    table.is_down = False
+    theirs.set(KILL, EVERYTHING, None)
+    await settle(theirs)
+    again = server(table, tmp_path, "a", now=300.0)
+    assert values(again) == {EVERYTHING: "stop"}, "without the store it is the newest that is known"
+    await settle(again)
+    assert values(again) == {}
+
+
+async def test_replicas_that_set_the_same_at_once_try_again(table: Table, tmp_path: Path) -> None:
+    class Clashing(Table):
+        num_clashes = 1
+
+        def exchange(self, changes: Mapping[ControlKey, Control]) -> dict[ControlKey, Control]:
+            if changes and self.num_clashes:
+                self.num_clashes -= 1
+                raise IntegrityError("INSERT", None, Exception("duplicate key"))
+            return super().exchange(changes)
+
+    ours, theirs = server(Clashing(table._database), tmp_path, "a"), server(table, tmp_path, "b")
+    with capture_logs() as logs:
+        ours.set(KILL, "tenant:bank", "1")
+        await settle(ours)
+    assert [entry["event"] for entry in logs] == ["controls_not_shared"]
+    await settle(ours, theirs)
+    assert values(theirs) == {"tenant:bank": "1"}
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"local": {"kill everything": {"value": 1}}}', '{"kill": {}}', "\x00"])
+@pytest.mark.parametrize("is_shared", [False, True])
+async def test_a_file_that_is_damaged_at_the_start_stops_everything_until_an_operator_releases_it(
+    table: Table, tmp_path: Path, text: str, is_shared: bool
+) -> None:
+    (tmp_path / "a.json").write_text(text)
+    controls = server(table if is_shared else None, tmp_path)
+    assert "is damaged" in (controls.fault or "")
+    await settle(controls)
+    [stopped] = server(table if is_shared else None, tmp_path).of(KILL).values()
+    assert "is damaged" in stopped.reason, "after a restart too"
+    assert controls.set(KILL, EVERYTHING, None) == ""
+    await settle(controls)
+    assert controls.fault is None
+    assert values(controls) == values(server(None, tmp_path)) == {}
+
+
+async def test_a_file_that_is_damaged_later_changes_nothing_and_is_replaced_by_the_next_act(tmp_path: Path) -> None:
+    controls = server(None, tmp_path)
+    controls.set(KILL, "tenant:bank", "1")
+    (tmp_path / "a.json").write_text("{")
+    await controls.tick()
+    assert "is damaged" in (controls.fault or "")
+    controls.set(KILL, "tenant:shop", "1")
+    assert controls.fault is None
+    assert values(server(None, tmp_path)) == {"tenant:bank": "1", "tenant:shop": "1"}
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+async def test_a_file_that_cannot_be_written_is_reported(table: Table, tmp_path: Path, is_shared: bool) -> None:
+    controls = server(table if is_shared else None, tmp_path / "a.json", "b")
+    (tmp_path / "a.json").write_text("")
+    assert "cannot be written" in controls.set(KILL, "tenant:bank", "1")
+    assert values(controls)["tenant:bank"] == "1"
+    await settle(controls)
+
+
+def test_it_is_kept_with_the_users_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PROLEPSIS_DATA", "/srv/prolepsis")
+    assert ControlsFile().path == Path("/srv/prolepsis/controls.json")
+
+
+class Raced(ControlsFile):
+    """A file that another server changes, if it can, just before this one writes."""
+
+    def __init__(self, path: Path, race: Callable[[], object]) -> None:
+        super().__init__(path)
+        self.other = Thread(target=race, daemon=True)
+
+    def write(self, value: ControlsContent) -> None:
+        self.other.start()
+        self.other.join(0.2)  # it ends unless it waits for us
+        super().write(value)
+
+
+async def test_servers_of_one_file_that_act_at_once_keep_both_acts(tmp_path: Path) -> None:
+    theirs = server(None, tmp_path)
+    raced = Raced(tmp_path / "a.json", lambda: theirs.set(KILL, "tenant:bank", "1"))
+    ours = Controls(raced, ControlTable(memory_database()))
+    ours.set(KILL, "tenant:shop", "1")
+    ended(raced.other)
+    for one in (ours, theirs):
+        await one.tick()
+        assert values(one) == {"tenant:bank": "1", "tenant:shop": "1"}
+
+
+async def test_servers_of_a_store_with_one_file_keep_what_each_waits_to_store(table: Table, tmp_path: Path) -> None:
+    ours, theirs = server(table, tmp_path), server(table, tmp_path)
+    table.is_down = True
+    ours.set(KILL, "tenant:bank", "1")
+    theirs.set(KILL, "tenant:shop", "1")
+    await settle(ours, theirs)
+    again = server(table, tmp_path)
+    assert values(again) == {"tenant:bank": "1", "tenant:shop": "1"}
+    table.is_down = False
+    await settle(ours)
+    assert list(ControlsFile(tmp_path / "a.json").read().pending) == ["kill tenant:shop"]
+    await settle(theirs, ours, again)
+    assert values(ours) == values(again) == {"tenant:bank": "1", "tenant:shop": "1"}
+    assert ControlsFile(tmp_path / "a.json").read().pending == {}
+
+
+async def test_what_a_command_sets_on_a_machine_holds_there_until_it_is_removed_there(
+    table: Table, tmp_path: Path
+) -> None:
+    ours, theirs = server(table, tmp_path, "a"), server(table, tmp_path, "b")
+    ControlsFile(tmp_path / "a.json").set(control_key(KILL, EVERYTHING), Control("stop", 1.0))
+    await settle(ours, theirs)
+    assert (values(ours), values(theirs)) == ({EVERYTHING: "stop"}, {})
+    theirs.set(KILL, EVERYTHING, None)
+    await settle(theirs, ours)
+    assert values(ours) == {EVERYTHING: "stop"}
+    ours.set(KILL, EVERYTHING, None)
+    await settle(ours)
+    assert values(ours) == values(server(table, tmp_path, "a")) == {}

@@ -1,0 +1,174 @@
+"""The kill switch follows its controls: on one machine, on all replicas, and with a flag beside them."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry
+from structlog.testing import capture_logs
+
+from prolepsis.control.audit.summary import changed_fields, reason_of
+from prolepsis.control.controls.controls import Controls
+from prolepsis.control.controls.file import ControlsFile
+from prolepsis.control.controls.kill_switch import KILL, MAX_SCOPES, NOT_UNDERSTOOD, act, kill_status
+from prolepsis.control.controls.kill_switch_runtime import KillSwitch
+from prolepsis.control.store.controls import Control, control_key
+from prolepsis.core.audit_event import AuditEvent
+from prolepsis.core.errors import InvalidParameter
+from prolepsis.core.kill_scope import EVERYTHING
+from tests.control.controls.test_controls import Table, server, settle
+from tests.control.rollout.stores import memory_database
+
+NOW = datetime(2026, 11, 21, 10, tzinfo=UTC)
+
+
+class Stops:
+    """The kill switch of one server, what it stopped, and its audit events."""
+
+    def __init__(self, controls: Controls) -> None:
+        self.controls = controls
+        self.killed: list[frozenset[str]] = []
+        self.events: list[AuditEvent] = []
+        self.switch = KillSwitch(controls, self.killed.append, CollectorRegistry(), emit=self.events.append)
+
+    def turn(self, scope: str = EVERYTHING, *, on: bool = True, by: str = "kim", reason: str = "drill") -> None:
+        self.switch.turn(on=on, by=by, reason=reason, scope=scope)
+
+    @property
+    def sources(self) -> list[str]:
+        return list(self.switch.status.sources)
+
+
+@pytest.fixture
+def table() -> Table:
+    return Table(memory_database())
+
+
+@pytest.fixture
+def pair(table: Table, tmp_path: Path) -> tuple[Stops, Stops]:
+    return Stops(server(table, tmp_path, "a")), Stops(server(table, tmp_path, "b"))
+
+
+def command(file: Path, scope: str, *, on: bool, by: str = "ann", reason: str = "") -> None:
+    """Turn a scope as the command does where no server runs."""
+    known = kill_status(server(None, file.parent, file.stem).local(KILL), {})
+    control = act(known, scope, on=on, by=by, reason=reason, at=datetime.now(UTC))
+    ControlsFile(file).set(control_key(KILL, scope), control)
+
+
+def test_scopes_are_turned_one_by_one_and_the_last_release_is_known(tmp_path: Path) -> None:
+    stops = Stops(server(None, tmp_path))
+    stops.turn("tenant:bank")
+    stops.turn("rule:fast")
+    assert not stops.switch.status.on
+    assert stops.killed[-1] == {"tenant:bank", "rule:fast"}
+    stops.turn()
+    stops.turn("tenant:bank", on=False, by="bob", reason="over")
+    assert stops.killed[-1] == {EVERYTHING, "rule:fast"}
+    released = stops.switch.status.released
+    assert released is not None
+    assert (released.scope, released.by, released.reason) == ("tenant:bank", "bob", "over")
+    stops.turn("tenant:bank")
+    stops.turn(on=False)
+    assert stops.killed[-1] == {"tenant:bank", "rule:fast"}
+
+
+def test_there_is_a_limit_of_scopes_besides_everything(tmp_path: Path) -> None:
+    stopped = {f"tenant:{number}": Control(NOW.isoformat(), 1.0) for number in range(MAX_SCOPES)}
+    known = kill_status(stopped, {})
+    with pytest.raises(InvalidParameter, match=f"{MAX_SCOPES} scopes are stopped already"):
+        act(known, "tenant:more", on=True, by="", reason="", at=NOW)
+    for scope in (EVERYTHING, "tenant:7"):
+        assert act(known, scope, on=True, by="", reason="", at=NOW).value is not None
+
+
+def test_a_stop_that_is_not_understood_stops_everything() -> None:
+    status = kill_status({}, {"team:x": Control("of a later version", 1.0)})
+    assert (status.killed, status.sources, status.shared[0].reason) == ((EVERYTHING,), ("store",), NOT_UNDERSTOOD)
+
+
+async def test_a_stop_reaches_all_replicas_and_any_of_them_lifts_it(pair: tuple[Stops, Stops]) -> None:
+    one, other = pair
+    one.turn("tenant:bank")
+    assert one.killed == [{"tenant:bank"}]
+    await settle(one.controls, other.controls)
+    assert other.killed == [{"tenant:bank"}]
+    assert [(entry.scope, entry.by) for entry in other.switch.status.shared] == [("tenant:bank", "kim")]
+    other.turn("tenant:bank", on=False)
+    await settle(other.controls, one.controls)
+    assert one.killed[-1] == other.killed[-1] == frozenset()
+
+
+@pytest.mark.parametrize("scope", [EVERYTHING, "tenant:bank"])
+async def test_a_release_is_on_record_with_its_reason_and_its_author(pair: tuple[Stops, Stops], scope: str) -> None:
+    stops, _ = pair
+    stops.turn(scope, reason="odd drafts")
+    since = stops.switch.status.shared[0].at
+    stops.turn(scope, by="bob", reason="another drill")
+    [stopped] = stops.switch.status.shared
+    assert (stopped.by, stopped.reason, stopped.at) == ("kim", "odd drafts", since), "the first reason stays"
+    with capture_logs() as logs:
+        stops.turn(scope, on=False, by="ann", reason="over")
+    [line] = [line for line in logs if line["event"] == "kill_switch"]
+    assert (line["on"], line["scope"], line["by"], line["reason"]) == (False, scope, "ann", "over")
+    reasons = [reason_of(event.before, event.after) for event in stops.events]
+    assert reasons == ["odd drafts", "another drill", "over"]
+    released = stops.events[-1]
+    assert (released.action, released.actor) == ("kill.off", "ann")
+    assert "reason over" in changed_fields(released.before, released.after)
+    stops.turn(scope, reason="")
+    assert stops.switch.status.released is None
+    stops.turn(scope, by="bob", reason="odd drafts")
+    assert stops.switch.status.shared[0].by == "bob", "the first one had no reason"
+    await settle(stops.controls)
+
+
+async def test_what_a_command_turns_is_logged_and_recorded_with_its_author(table: Table, tmp_path: Path) -> None:
+    file = tmp_path / "a.json"
+    command(file, "tenant:bank", on=True, reason="odd drafts")
+    stops = Stops(server(table, tmp_path))
+    assert [(event.action, event.actor) for event in stops.events] == [("kill.on", "ann")]
+    command(file, "tenant:bank", on=False, by="bob", reason="over")
+    with capture_logs() as logs:
+        await stops.controls.tick()
+    [line] = [line for line in logs if line["event"] == "kill_switch"]
+    assert (line["on"], line["by"], line["reason"]) == (False, "bob", "over")
+    last = stops.events[-1]
+    assert (last.action, last.actor, last.subject, reason_of(last.before, last.after)) == (
+        *("kill.off", "bob"),
+        *(str(file), "over"),
+    )
+    for number in range(2):
+        command(file, EVERYTHING, on=True)
+        command(file, "rule:fast", on=True, by="eve", reason=f"drill {number}")
+        await stops.controls.tick()
+        assert (stops.events[-1].action, stops.events[-1].actor) == ("kill.on", "eve"), "also where nothing changes"
+    command(file, "rule:fast", on=False, by="eve")
+    await stops.controls.tick()
+    assert stops.events[-1].action == "kill.off", "though everything is stopped"
+    file.unlink()
+    await stops.controls.tick()
+    assert stops.killed[-1] == frozenset()
+
+
+async def test_any_source_stops(pair: tuple[Stops, Stops], tmp_path: Path) -> None:
+    one, other = pair
+    command(tmp_path / "a.json", EVERYTHING, on=True)
+    await one.controls.tick()
+    other.turn()
+    await settle(other.controls, one.controls)
+    assert one.sources == ["operator", "store"]
+    other.turn(on=False)
+    await settle(other.controls, one.controls)
+    assert (one.sources, other.sources) == (["operator"], [])
+    one.turn(on=False)
+    assert one.sources == [], "where it is turned off, the file is too"
+    assert kill_status(server(None, tmp_path, "a").local(KILL), {}).killed == ()
+
+
+async def test_a_release_that_cannot_be_saved_is_reported(table: Table, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text("")
+    stops = Stops(server(table, tmp_path / "a.json", "b"))
+    stops.turn(on=False)
+    assert "cannot be written" in (stops.switch.status.not_saved or "")
+    await settle(stops.controls)

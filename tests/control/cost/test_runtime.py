@@ -1,0 +1,260 @@
+"""What requests cost while serving: sums, money by the price book, comparisons by the arms of a rollout."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import httpx
+import pytest
+from msgspec import structs
+from prometheus_client import CollectorRegistry
+from pydantic import TypeAdapter
+
+from prolepsis.control.audit import chain
+from prolepsis.control.cost.history import stored_periods, stored_prices
+from prolepsis.control.cost.prices import PriceFile
+from prolepsis.control.cost.runtime import CostFeature, CostReply, ExperimentReply
+from prolepsis.control.store.migrate import migrated_in_memory
+from prolepsis.control.store.store import Store
+from prolepsis.core.config import ServerConfig
+from prolepsis.core.errors import StoreUnavailable
+from prolepsis.core.events import Event, Terminal
+from prolepsis.core.requests import GenerateRequest
+from prolepsis.core.stats import DeviceSeconds, ProposerMemory
+from prolepsis.core.telemetry.metrics import Metrics
+from tests.clock import Clock
+from tests.control.store.fakes import latest_records
+from tests.server.application import build
+from tests.server.fakes import ByteTokenizer, FakeEngine
+
+BOOK = """
+version: "1"
+currency: EUR
+prices: [{name: a, per_device_hour: 3.0, overheads: {power: 0.6}, memory_gib: 10}]
+"""
+POLICY = """
+default:
+  mode: on
+  rollout: {step_weights: [50], holdout: 50, gate: automatic}
+  guardrails: [{name: cost, metric: cost_per_token, margin: 0.1}]
+"""
+BODY = {"model": "tiny", "prompt": "Hi", "max_tokens": 4}
+PLAIN_S, SPECULATING_S = 0.08, 0.05
+
+
+class Charging(FakeEngine):
+    """A request takes 80 ms of the device, 50 where it may speculate."""
+
+    async def generate(self, request: GenerateRequest) -> AsyncGenerator[Event, None]:
+        async for event in super().generate(request):
+            if isinstance(event, Terminal):
+                on = request.speculation.enabled
+                device = DeviceSeconds(plain=SPECULATING_S - 0.01 if on else PLAIN_S, verify=0.01 if on else 0.0)
+                stats = replace(event.stats, device=replace(device, predicted_plain=PLAIN_S))
+                if not on:
+                    stats.proposers = {}
+                event = structs.replace(event, stats=stats)  # noqa: PLW2901
+            yield event
+
+    def proposer_memory(self) -> Sequence[ProposerMemory]:
+        return [ProposerMemory("draft_head", weights=2**30, kv=2**29), ProposerMemory("suffix", index=2**20)]
+
+
+def served(folder: Path, metrics: Metrics | None = None, *, book: str = "", policy: str = "", **parts: Any) -> Any:
+    engine, metrics = Charging(), metrics or Metrics()
+    if book:
+        (folder / "prices.yaml").write_text(book)
+        parts["prices"] = PriceFile(folder / "prices.yaml")
+    if policy:
+        (folder / "policy.yaml").write_text(policy)
+        parts["policy"] = folder / "policy.yaml"
+    return build(ServerConfig(), engine, ByteTokenizer(), metrics, **parts)
+
+
+def client(app: Any) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost")
+
+
+async def test_without_prices_there_are_device_seconds_and_no_money(tmp_path: Path) -> None:
+    async with client(served(tmp_path)) as http:
+        for _ in range(3):
+            assert (await http.post("/v1/completions", json=BODY)).status_code == 200
+        found = CostReply.model_validate((await http.get("/admin/cost")).json())
+    assert found.price is None
+    assert found.forecast is None
+    assert (found.total.num_requests, found.total.num_output_tokens) == (3, 12)
+    assert found.total.total_device_s == pytest.approx(3 * SPECULATING_S)
+    assert found.total.device_s["verify"] == pytest.approx(0.03)
+    assert (found.total.amount, found.total.amount_per_million_tokens) == (None, None)
+    assert found.total.saved_s == pytest.approx(3 * (PLAIN_S - SPECULATING_S))
+    assert [(one.value, one.num_requests) for one in found.by_route] == [("/v1/completions", 3)]
+    assert [one.value for one in (*found.by_tenant, *found.by_proposer)] == ["default", "suffix"]
+    assert found.rollouts == []
+    assert [(one.proposer, one.total, one.amount_per_hour) for one in found.memory] == [
+        ("draft_head", 3 * 2**29, None),
+        ("suffix", 2**20, None),
+    ]
+
+
+async def test_prices_turn_seconds_and_memory_into_money(tmp_path: Path) -> None:
+    metrics = Metrics()
+    async with client(served(tmp_path, metrics, book=BOOK)) as http:
+        await http.post("/v1/completions", json=BODY)
+        found = CostReply.model_validate((await http.get("/admin/cost")).json())
+    assert found.price is not None
+    assert found.price.currency == "EUR"
+    assert found.price.per_hour == pytest.approx(3.6)
+    assert found.total.amount == pytest.approx(SPECULATING_S * 0.001)
+    assert found.total.amount_per_million_tokens == pytest.approx(SPECULATING_S / 4 * 1000)
+    assert found.memory[0].amount_per_hour == pytest.approx(3.6 * 0.15)
+    text = metrics.exposition().decode()
+    assert 'prolepsis_price_per_device_second{currency="EUR",price="a",version="1@' in text
+    labels = 'arm="none",proposer="suffix",route="/v1/completions",tenant="default"'
+    assert f"prolepsis_request_device_seconds_total{{{labels}}} 0.05" in text
+    assert f"prolepsis_request_output_tokens_total{{{labels}}} 4.0" in text
+
+
+async def test_arms_of_a_rollout_are_compared(tmp_path: Path) -> None:
+    app = served(tmp_path, policy=POLICY)
+    async with client(app) as http:
+        await http.get("/admin/rollouts")
+        [rollout] = (await http.get("/admin/rollouts")).json()["rollouts"]
+        await http.post(f"/admin/rollouts/{rollout['id']}/start", json={})
+        for _ in range(300):
+            assert (await http.post("/v1/completions", json=BODY)).status_code == 200
+        found = CostReply.model_validate((await http.get("/admin/cost")).json())
+        again = (await http.get("/admin/cost")).json()["rollouts"]
+    [compared] = found.rollouts
+    assert again == [TypeAdapter(ExperimentReply).dump_python(compared, mode="json")]
+    assert (compared.rollout, compared.share) == (rollout["id"], 0.5)
+    every = compared.groups[0]
+    assert every.device_s_per_token == pytest.approx(SPECULATING_S / 4)
+    assert every.control_device_s_per_token == pytest.approx(PLAIN_S / 4)
+    saved = 1 - SPECULATING_S / PLAIN_S
+    for saving in (every.saved, every.saved_by_prediction):
+        assert saving.estimate == pytest.approx(saved, abs=0.01)
+        assert saving.lower is not None
+        assert 0.0 < saving.lower < saved
+    assert {(one.by, one.value, one.randomised) for one in compared.groups[1:]} == {
+        ("route", "/v1/completions", True),
+        ("tenant", "default", True),
+        ("rule", "default", True),
+        ("proposer", "suffix", False),
+    }
+
+
+async def test_prompts_that_share_a_draw_cost_and_are_not_compared(tmp_path: Path) -> None:
+    app = served(tmp_path, policy=POLICY)
+    async with client(app) as http:
+        [rollout] = (await http.get("/admin/rollouts")).json()["rollouts"]
+        await http.post(f"/admin/rollouts/{rollout['id']}/start", json={})
+        assert (await http.post("/v1/completions", json={**BODY, "prompt": ["a", "b"]})).status_code == 200
+        found = CostReply.model_validate((await http.get("/admin/cost")).json())
+    assert (found.total.num_requests, found.rollouts) == (2, [])
+
+
+async def test_an_edited_book_counts_and_a_broken_one_does_not(tmp_path: Path) -> None:
+    metrics = Metrics()
+    path = tmp_path / "prices.yaml"
+    path.write_text(BOOK)
+    costs = CostFeature(metrics.registry, migrated_in_memory(), prices=PriceFile(path))
+    path.write_text("currency: nothing")
+    await costs.tick()
+    assert costs.price is not None
+    assert costs.price.price.per_device_hour == 3.0
+    path.write_text(BOOK.replace("3.0", "5.0"))
+    await costs.tick()
+    assert costs.price.price.per_device_hour == 5.0
+    text = metrics.exposition().decode()
+    assert "prolepsis_price_book_refused_total 1.0" in text
+    assert text.count("prolepsis_price_per_device_second{") == 1
+
+
+async def test_an_edited_book_changes_no_amount_of_the_past(tmp_path: Path) -> None:
+    app = served(tmp_path, book=BOOK)
+    async with app.router.lifespan_context(app), client(app) as http:
+        await http.post("/v1/completions", json=BODY)
+        before = CostReply.model_validate((await http.get("/admin/cost")).json())
+        (tmp_path / "prices.yaml").write_text(BOOK.replace("3.0", "6.6"))
+        for _ in range(200):
+            after = CostReply.model_validate((await http.get("/admin/cost")).json())
+            if len(after.periods) == 2:
+                break
+            await asyncio.sleep(0.05)
+    assert after.price is not None
+    assert after.price.per_hour == pytest.approx(7.2)
+    assert before.total.amount == after.total.amount == pytest.approx(SPECULATING_S * 0.001)
+    assert after.device.amount_used == pytest.approx(after.total.amount)
+    assert [one.num_output_tokens for one in after.periods] == [0, 4]
+    assert after.device.used_per_million_tokens == pytest.approx(SPECULATING_S / 4 * 1000)
+
+
+async def test_books_that_were_used_and_device_seconds_are_on_record(tmp_path: Path, store: Store) -> None:
+    app = served(tmp_path, book=BOOK, store=store)
+    async with app.router.lifespan_context(app), client(app) as http:
+        await http.post("/v1/completions", json=BODY)
+        for _ in range(100):
+            with store.database.read() as connection:
+                books = stored_prices(connection, 10)
+            if books:
+                break
+            await asyncio.sleep(0.05)
+    assert store.writer.flush(20.0)
+    with store.database.read() as connection:
+        [record] = latest_records(connection, 10)
+        actions = [entry.action for entry in chain.entries(connection)]
+        [period] = stored_periods(connection, 10)
+    assert (period.price, period.num_output_tokens) == (f"{books[0].version}/a", 4)
+    assert (period.amount_used, period.used_s) == pytest.approx((SPECULATING_S * 0.001, SPECULATING_S))
+    assert (record.device_verify_s, record.predicted_plain_s) == (0.01, PLAIN_S)
+    assert record.prices_version == f"{books[0].version}/a"
+    assert "prices.loaded" in actions
+
+
+async def test_the_history_fills_while_the_server_runs(store: Store) -> None:
+    """An operator who asked in the first hour got an empty table."""
+    clock, now = Clock(0.0), Clock(10_000.0)
+    costs = CostFeature(CollectorRegistry(), store.database, clock=clock, now=now)
+
+    async def after(seconds: float) -> dict[float, float]:
+        clock.now, now.now = clock.now + seconds, now.now + seconds
+        await costs.tick()
+        with store.database.read() as connection:
+            return {one.started_at: one.held_s for one in stored_periods(connection, 10)}
+
+    assert await after(30.0) == {}
+    assert await after(30.0) == {10_000.0: 60.0}
+    assert await after(30.0) == {10_000.0: 60.0}
+    assert await after(60.0) == {10_000.0: 150.0}
+    assert await after(3600.0) == {10_000.0: 3750.0, 13_750.0: 0.0}
+    await costs.close()
+
+
+async def test_a_clock_that_is_set_back_loses_no_period(store: Store) -> None:
+    times = Clock(10_000.0)
+    costs = CostFeature(CollectorRegistry(), store.database, now=times)
+    for change_s in (10.0, -5_000.0, 10.0):
+        times.now += change_s
+        costs.device_time.close()
+        await costs.tick()
+    with store.database.read() as connection:
+        assert len(stored_periods(connection, 10)) == 3
+
+
+async def test_a_lost_database_is_retried_without_blocking_requests(tmp_path: Path, store: Store) -> None:
+    class Gone:
+        asked = 0
+
+        def write(self) -> None:
+            self.asked += 1
+            raise StoreUnavailable("gone")
+
+    path, gone = tmp_path / "prices.yaml", Gone()
+    path.write_text(BOOK)
+    costs = CostFeature(Metrics().registry, cast(Any, gone), prices=PriceFile(path))
+    await costs.tick()
+    await costs.tick()
+    assert gone.asked == 2
+    assert costs.price is not None

@@ -1,0 +1,196 @@
+"""Traffic classes become eligible by what their drafts show, and stay so until it falls below the lower threshold."""
+
+import random
+from collections.abc import Mapping
+
+import pytest
+
+from prolepsis.control.health.eligibility import DraftLimits, Eligibility, EligibilityTerms, StartTerms, Threshold
+from prolepsis.control.policy.check import InvalidPolicy
+from prolepsis.core.stats import DeviceSeconds, ProposerCounts, RequestStats
+from tests.control.policy.policies import policy
+
+CHAT, CODE = "chat-completions/standard/free/short", "completions/standard/free/short"
+TERMS = EligibilityTerms(acceptance_rate=Threshold(min=0.7, until=0.6))
+
+
+def ended(rate: float, num_drafts: int = 16, *, proposer: str = "suffix", shadow: bool = False) -> RequestStats:
+    """Return a request whose drafts had ten tokens each."""
+    counts = ProposerCounts(num_drafts, 10 * num_drafts, round(10 * num_drafts * rate))
+    stats = RequestStats(num_output_tokens=20 * num_drafts, device=DeviceSeconds(plain=8.0, predicted_plain=10.0))
+    (stats.shadow if shadow else stats.proposers)[proposer] = counts
+    return stats
+
+
+class Judge:
+    """An `Eligibility` with versions and a price that are set by hand."""
+
+    def __init__(self, *, has_experts: bool = False, start: StartTerms | None = None) -> None:
+        self.versions: Mapping[str, str] = {}
+        self.price_per_s: float | None = None
+        self.eligibility = Eligibility(
+            lambda name: self.versions.get(name, "1"),
+            has_experts=has_experts,
+            price_per_s=lambda: self.price_per_s,
+            start=start,
+        )
+
+    def see(self, rate: float, number: int = 1, *, of: str = CHAT, **given: object) -> "Judge":
+        for _ in range(number):
+            self.eligibility.add(of, ended(rate, **given))  # type: ignore[arg-type]
+        return self
+
+    def limits(
+        self,
+        terms: EligibilityTerms | None = TERMS,
+        *,
+        of: str = CHAT,
+        proposers: tuple[str, ...] | None = None,
+        start: StartTerms | None = None,
+    ) -> DraftLimits:
+        return self.eligibility.limits(of, proposers, terms, start)[0]
+
+
+@pytest.mark.parametrize("shadow", [True, False])
+def test_a_class_is_eligible_from_min_on_until_it_is_below_until(shadow: bool) -> None:
+    judge = Judge()
+    assert judge.limits() == DraftLimits(("unmeasured",), verifies=False)
+    assert judge.see(0.9, 3, shadow=shadow).limits() == DraftLimits(("unmeasured",), verifies=False), (
+        "48 drafts are few"
+    )
+    assert judge.see(0.9, shadow=shadow).limits() == DraftLimits()
+    assert judge.limits(of=CODE) == DraftLimits(("unmeasured",), verifies=False), "each class by its own drafts"
+    assert judge.see(0.65, 200, shadow=shadow).limits() == DraftLimits(), "between the two it stays"
+    assert judge.see(0.5, 200, shadow=shadow).limits() == DraftLimits(("low_acceptance",), verifies=False)
+    assert judge.see(0.65, 200, shadow=shadow).limits() == DraftLimits(("low_acceptance",), verifies=False)
+    assert judge.see(0.75, 200, shadow=shadow).limits() == DraftLimits()
+
+
+def test_each_change_is_reported_once() -> None:
+    judge = Judge().see(0.9, 4)
+    _, [gained] = judge.eligibility.limits(CHAT, None, TERMS, None)
+    assert (gained.eligible, gained.condition, gained.value) == (True, "acceptance_rate", 0.9)
+    assert judge.eligibility.limits(CHAT, None, TERMS, None)[1] == []
+    judge.see(0.0, 40)
+    _, [lost] = judge.eligibility.limits(CHAT, None, TERMS, None)
+    assert (lost.eligible, lost.min, lost.until) == (False, 0.7, 0.6)
+
+
+def test_figures_belong_to_weights_and_proposers() -> None:
+    judge = Judge().see(0.9, 8, proposer="draft_head").see(0.2, 8, proposer="suffix")
+    head = ("draft_head",)
+    assert judge.limits(proposers=head).verifies
+    assert judge.limits(proposers=("suffix",)).reasons == ("low_acceptance",)
+    judge.versions = {"draft_head": "2"}
+    assert judge.limits(proposers=head).reasons == ("unmeasured",), "what the old head showed says nothing of this one"
+    assert judge.see(0.65, 8, proposer="draft_head").limits(proposers=head).reasons == ("low_acceptance",)
+
+
+def test_drafts_have_to_save_money_where_device_time_is_billed() -> None:
+    terms = EligibilityTerms(saving_per_million_tokens=Threshold(min=2.0, until=1.0))
+    judge = Judge().see(0.5, 8)
+    assert judge.limits(terms) == DraftLimits(), "no device time is billed"
+    judge.price_per_s = 0.001  # saved: 2 of 10 seconds for 320 tokens, so 6250 s per million
+    assert judge.limits(terms).verifies
+    judge.price_per_s = 0.0002
+    assert judge.limits(terms).verifies, "1.25 is above `until`"
+    judge.price_per_s = 0.0001
+    assert judge.limits(terms) == DraftLimits(("no_saving",), verifies=False)
+    judge.price_per_s = 0.0002
+    assert not judge.limits(terms).verifies
+
+
+def test_in_shadow_the_saving_is_what_drafts_would_save() -> None:
+    terms = EligibilityTerms(saving_per_million_tokens=Threshold(min=0.0))
+    judge = Judge()
+    judge.price_per_s = 1.0
+    stats = ended(0.5, 64, shadow=True)  # 320 tokens accepted
+    stats.shadow["suffix"].drafting, stats.shadow["suffix"].verifying = 100.0, 219.0
+    judge.eligibility.add(CHAT, stats)
+    assert judge.limits(terms).verifies
+    stats.shadow["suffix"].verifying = 221.0
+    worse = Judge()
+    worse.price_per_s = 1.0
+    worse.eligibility.add(CHAT, stats)
+    assert worse.limits(terms).reasons == ("no_saving",)
+
+
+def test_a_mixture_of_experts_is_measured_first() -> None:
+    judge = Judge(has_experts=True)
+    assert judge.limits(None) == DraftLimits(("unmeasured_experts",), verifies=False)
+    assert judge.limits(TERMS).reasons == ("unmeasured",)
+    assert judge.see(0.55, 8, shadow=True).limits(None) == DraftLimits()
+    assert judge.limits(TERMS).reasons == ("low_acceptance",)
+    assert judge.see(0.1, 40).limits(None) == DraftLimits(("low_acceptance",), verifies=False)
+    assert Judge().limits(None) == DraftLimits()
+
+
+def test_drafts_are_short_until_enough_were_seen() -> None:
+    judge = Judge(start=StartTerms(num_drafts=40))
+    assert judge.limits(None) == DraftLimits(("conservative_start",), num_speculative_tokens=4)
+    own = StartTerms(num_speculative_tokens=2, num_drafts=20)
+    assert judge.limits(None, start=own).num_speculative_tokens == 2
+    judge.see(0.1, 2, shadow=True)
+    assert judge.limits(None, start=own) == DraftLimits()
+    assert judge.limits(None).num_speculative_tokens == 4
+    assert judge.see(0.1).limits(None) == DraftLimits()
+    assert judge.limits(TERMS) == DraftLimits(("unmeasured",), verifies=False), "what is not verified needs no ceiling"
+
+
+@pytest.mark.parametrize(("rate", "most"), [(0.3, 0), (0.55, 0), (0.65, 5), (0.75, 1), (0.9, 1)])
+def test_a_steady_class_does_not_flap(rate: float, most: int) -> None:
+    """Requests differ: each has a rate of its own, uniform within 0.2 of the class's, and 5 to 40 drafts."""
+    for seed in range(20):
+        draw, judge, changes = random.Random(seed), Judge(), 0
+        for _ in range(1000):
+            own, num_drafts = min(1.0, max(0.0, rate + draw.uniform(-0.2, 0.2))), draw.randint(5, 40)
+            judge.see(own, num_drafts=num_drafts)
+            changes += len(judge.eligibility.limits(CHAT, None, TERMS, None)[1])
+        assert changes <= most
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{acceptance_rate: {min: 0.6, until: 0.7}}", "until of at most min, which is 0.6"),
+        ("{acceptance_rate: {min: 70, until: 60}}", "an acceptance_rate of 0 to 1"),
+        ("{}", "acceptance_rate, saving_per_million_tokens, or both"),
+        ("{acceptance: {min: 1}}", "did you mean 'acceptance_rate'"),
+    ],
+)
+def test_terms_that_mean_nothing_are_refused(text: str, said: str) -> None:
+    with pytest.raises(InvalidPolicy, match=said):
+        policy(f"default: {{mode: on, eligible_while: {text}}}")
+
+
+def test_only_given_terms_are_part_of_the_content() -> None:
+    plain = policy("default: {mode: on}")
+    assert "eligible_while" not in str(plain.content())
+    held = policy(
+        "default: {mode: on, eligible_while: {acceptance_rate: {min: 0.7, until: 0.6}}, start: {num_drafts: 9}}"
+    )
+    assert held.digest != plain.digest
+    assert "'until': 0.6" in str(held.content())
+
+
+def test_hysteresis_goes_on_after_a_restart_and_other_weights_do_not() -> None:
+    judge = Judge().see(0.9, 4)
+    assert judge.limits() == DraftLimits()
+    assert judge.see(0.65, 200).limits() == DraftLimits(), "between the two thresholds"
+    learned = judge.eligibility
+    again, other = Judge(), Judge()
+    again.eligibility.restore(learned.learned(), learned.judged)
+    assert again.limits() == DraftLimits()
+    other.versions = {"suffix": "2"}
+    other.eligibility.restore(learned.learned(), learned.judged)
+    assert (other.limits(), other.eligibility.figures) == (DraftLimits(("unmeasured",), verifies=False), {})
+    other.versions = {}
+    assert other.limits() == DraftLimits(("low_acceptance",), verifies=False), (
+        "the figures are there again with the weights"
+    )
+
+
+def test_own_figures_are_not_replaced_by_fewer() -> None:
+    judge, earlier = Judge().see(0.9, 4), Judge().see(0.1, 2)
+    judge.eligibility.restore(earlier.eligibility.learned(), ())
+    assert judge.limits() == DraftLimits()

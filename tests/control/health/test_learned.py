@@ -1,0 +1,134 @@
+"""What health learned, in a database: it outlives the server, and each replica reads what another learned."""
+
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+from sqlalchemy import update
+from structlog.testing import capture_logs
+
+from prolepsis.control.health.benefit import Benefits
+from prolepsis.control.health.drift import DriftStreams
+from prolepsis.control.health.eligibility import DraftFigures, Judged
+from prolepsis.control.health.learned import KEEP_EVERY_S, Keeper, Learned, LearnedStore
+from prolepsis.control.store.database import Database
+from prolepsis.control.store.learned import LearnedTable
+from prolepsis.control.store.tables import learned as table
+from prolepsis.core.errors import StoreUnavailable
+from prolepsis.core.stats import JudgedDraft, TrafficClassCounts
+from tests.control.health.ended import TRAFFIC_CLASS, ended
+from tests.control.store.databases import opened
+
+KEY = ("draft_head", TRAFFIC_CLASS)
+FIGURES = {(*KEY, "head@1"): DraftFigures(64, 600.0, 400.0, 1.5, 900.0)}
+HELD = Judged(
+    traffic_class=TRAFFIC_CLASS,
+    proposers=("draft_head",),
+    condition="acceptance_rate",
+    min=0.7,
+    until=0.6,
+    value=0.66,
+    eligible=True,
+    versions={"draft_head": "head@1"},
+)
+
+
+@pytest.fixture
+def database(setting: str) -> Iterator[Database]:
+    with closing(opened(setting)) as made:
+        yield made
+
+
+def store_in(database: Database) -> LearnedStore:
+    return LearnedStore(LearnedTable(database))
+
+
+def streams_of(*versions: str) -> DriftStreams:
+    """Return streams that judged a draft of each version, the last one last."""
+    in_use = [""]
+    streams = DriftStreams(lambda _: in_use[0])
+    for in_use[0] in versions:
+        streams.judge(KEY, [JudgedDraft(True, 0.9)], 0.0)
+    return streams
+
+
+def everything() -> Learned:
+    streams, benefits = DriftStreams(lambda _: "head@1"), Benefits()
+    streams.observe([TrafficClassCounts(*KEY)], 0.0)
+    for _ in range(300):
+        streams.judge(KEY, [JudgedDraft(True, 0.9)], 0.0)
+        benefits.see(ended({"draft_head": 5}), 0.0)
+    return Learned(streams.states(), benefits.states(), FIGURES, [HELD])
+
+
+def test_one_server_reads_what_another_learned(database: Database) -> None:
+    learned = everything()
+    store_in(database).write(learned)
+    assert store_in(database).read() == learned
+
+
+def test_the_version_that_was_used_last_is_read_last(database: Database) -> None:
+    store = store_in(database)
+    for versions in (("b@1",), ("b@1", "c@1"), ("b@1", "c@1", "a@1")):
+        store.write(Learned(streams_of(*versions).states()))
+    assert [version for _, version in store_in(database).read().streams][-1] == "a@1"
+
+
+def test_conditions_that_are_gone_and_what_is_out_of_use_are_dropped(database: Database) -> None:
+    store = store_in(database)
+    store.write(everything())
+    store.write(Learned(figures=FIGURES))
+    assert store_in(database).read().conditions == []
+    with database.write() as connection:
+        connection.execute(update(table).values(kept_at=1.0))
+    store.write(Learned(streams_of("head@2").states()))
+    assert store_in(database).read() == Learned(streams_of("head@2").states(), conditions=[])
+
+
+def test_a_row_of_another_format_is_learned_again(database: Database) -> None:
+    store_in(database).write(everything())
+    with database.write() as connection:
+        connection.execute(update(table).values(state='{"older": true}'))
+    assert store_in(database).read() == Learned(conditions=[])
+
+
+class Away(LearnedStore):
+    """A store that may be away."""
+
+    def __init__(self) -> None:
+        self.is_away = True
+        self.kept = Learned()
+
+    def read(self) -> Learned:
+        self._reach()
+        return self.kept
+
+    def write(self, learned: Learned) -> None:
+        self._reach()
+        self.kept = learned
+
+    def _reach(self) -> None:
+        if self.is_away:
+            raise StoreUnavailable("store: away")
+
+
+async def test_a_store_that_is_away_at_the_start_is_logged_once_and_so_is_its_return() -> None:
+    store, restored, now, newest = Away(), list[Learned](), [0.0], Learned(figures=FIGURES)
+    keeper = Keeper(store, restore=restored.append, learned=lambda: newest, clock=lambda: now[0])
+    with capture_logs() as lines:
+        for _ in range(3):
+            await keeper.tick()
+        await keeper.close()
+        assert [line["event"] for line in lines] == ["store_failed"]
+        assert (restored, store.kept) == ([], Learned()), "what was not read is not overwritten"
+        store.is_away = False
+        await keeper.tick()
+        await keeper.tick()
+    assert [(line["event"], line["feature"]) for line in lines] == [
+        ("store_failed", "learned"),
+        ("store_is_back", "learned"),
+    ]
+    assert (restored, store.kept) == ([Learned()], Learned())
+    now[0] = KEEP_EVERY_S
+    await keeper.tick()
+    assert store.kept == newest

@@ -1,0 +1,183 @@
+"""What is found in policies whose shape is right."""
+
+import pytest
+
+from prolepsis.control.policy.check import MAX_FLAGS, Known, check
+from tests.control.policy.policies import policy
+
+KNOWN = Known(
+    proposers=("suffix", "draft_head"),
+    loaded=("suffix",),
+    tier=("premium", "batch"),
+    roles=("client", "operator"),
+    route=("/v1/completions",),
+    model=("tiny",),
+    bills_time=False,
+)
+
+
+def test_a_guardrail_on_an_unmeasured_metric_is_reported() -> None:
+    rolled_out = policy("default: {mode: on, rollout: {}, guardrails: [{name: g, metric: correctness, limit: 0.9}]}")
+    [one] = check(rolled_out, Known(replays=False))
+    assert (one.severity, one.where) == ("warning", "default.guardrails")
+    assert "no requests are replayed" in one.message
+    assert check(rolled_out) == []
+
+
+def found(rule: str) -> list[str]:
+    findings = check(policy(f"rules: [{{name: a, match: {{}}, {rule}}}]"), KNOWN)
+    return [f"{one.severity} {one.where.removeprefix('rules[0].')} {one.message}" for one in findings]
+
+
+@pytest.mark.parametrize(
+    ("rule", "beginning"),
+    [
+        ("proposers: [sufix]", "error proposers names 'sufix', which is unknown; did you mean 'suffix'?"),
+        ("proposers: [], mode: on", "error proposers is empty with mode on"),
+        ("proposers: [draft_head], mode: on", "warning proposers is draft_head, of which none is loaded here"),
+        ("proposers: [suffix, suffix], mode: on", "warning proposers names 'suffix' twice"),
+        ("shadow_percentage: 5", "warning shadow_percentage is 5 with mode off"),
+        ("start: {}", "warning start is given with mode off"),
+        (
+            "mode: shadow, eligible_while: {acceptance_rate: {min: 0.5}}",
+            "warning eligible_while is given with mode shadow",
+        ),
+        (
+            "mode: on, eligible_while: {saving_per_million_tokens: {min: 1}}",
+            "warning eligible_while.saving_per_million_tokens is not asked for: no device time is billed here",
+        ),
+        ("mode: on, rollout: {step_weights: [5, 1, 50]}", "error rollout.step_weights is 5, 1, 50; allowed"),
+        ("mode: on, rollout: {step_weights: [5, 5, 50]}", "error rollout.step_weights is 5, 5, 50; allowed"),
+        ("mode: on, rollout: {step_weights: [0, 50]}", "error rollout.step_weights is 0, 50; allowed"),
+        ("mode: on, rollout: {step_weights: [1, 100]}", "error rollout.step_weights is 1, 100; allowed: up to 95"),
+        ("mode: on, rollout: {min_step_s: 9, max_step_s: 9}", "error rollout.min_step_s is 9, and max_step_s 9"),
+        ("mode: on, pinned: true, rollout: {}", "error rollout is given for a rule that is pinned"),
+        ("mode: shadow, rollout: {}", "error rollout is given with mode shadow"),
+        ("mode: on, rollout: {gate: automatic}", "error rollout.gate is automatic, and"),
+        (
+            "mode: on, guardrails: [{name: g, metric: error_rate, margin: 0.01}]",
+            "error guardrails is given without a rollout",
+        ),
+        (
+            "mode: on, rollout: {}, guardrails: [{name: g, metric: acceptance_rate, limit: 70}]",
+            "error guardrails[0].limit is 70 for acceptance_rate (accepted / drafted tokens); allowed: above 0, below",
+        ),
+        (
+            "mode: on, rollout: {}, guardrails: [{name: g, metric: acceptance_length, limit: 1.0}]",
+            "error guardrails[0].limit is 1 for acceptance_length (output tokens / passes of the target); allowed: ",
+        ),
+        (
+            "mode: on, rollout: {}, guardrails: [{name: g, metric: acceptance_rate, margin: 0.1}]",
+            "error guardrails[0].margin is given for acceptance_rate (accepted / drafted tokens), which plain requests",
+        ),
+        (
+            "mode: on, rollout: {}, guardrails: [{name: g, metric: error_rate, limit: 0.1}, "
+            "{name: g, metric: latency_p95_ms, margin: 0.1}]",
+            "error guardrails names 'g' twice",
+        ),
+    ],
+)
+def test_terms(rule: str, beginning: str) -> None:
+    [one] = found(rule)
+    assert one.startswith(beginning)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        "mode: on, proposers: [draft_head, suffix]",
+        "proposers: []",
+        "mode: shadow, shadow_percentage: 5",
+        "mode: on, rollout: {}",
+        "mode: on, rollout: {step_weights: 80, holdout: 20}",
+        "mode: on, shadow_percentage: 10, rollout: {gate: automatic}, "
+        "guardrails: [{name: g, metric: acceptance_rate, limit: 0.3}, {name: l, metric: latency_p95_ms, limit: 3000}]",
+        "mode: off, pinned: true",
+    ],
+)
+def test_terms_that_are_right(rule: str) -> None:
+    assert found(rule) == []
+
+
+@pytest.mark.parametrize(
+    ("match", "message"),
+    [
+        ("tier: premum", "names 'premum', which is unknown; did you mean 'premium'?"),
+        ("roles: [client, root]", "names 'root', which is unknown; known: client, operator"),
+        ("route: /v2/*", "names '/v2/*', which is unknown"),
+        ("model: tiny-2", "names 'tiny-2', which is unknown; did you mean 'tiny'?"),
+        ("prompt_tokens: {min: 9, max: 1}", "has min 9 above max 1; no value lies between"),
+        ("temperature: {min: 3}", "is 3 or more, which no request can have; possible: 0 to 2"),
+        ("max_tokens: 0", "is 0, which no request can have; possible: 1 or more"),
+    ],
+)
+def test_conditions_that_never_hold(match: str, message: str) -> None:
+    [one] = check(policy(f"rules: [{{name: a, match: {{{match}}}}}]"), KNOWN)
+    assert (one.severity, one.where) == ("error", f"rules[0].match.{match.partition(':')[0]}")
+    assert one.message.startswith(message)
+
+
+def test_names_that_are_not_known_are_not_judged() -> None:
+    assert check(policy("rules: [{name: a, match: {tier: any, model: [x], tenant: t}, proposers: [p]}]")) == []
+
+
+def test_names_of_rules_differ_and_none_is_the_defaults() -> None:
+    rules = "rules: [{name: a, match: {n: 1}}, {name: default, match: {n: 2}}, {name: a, match: {n: 3}}]"
+    assert [(one.where, one.severity) for one in check(policy(rules))] == [
+        ("rules[1].name", "error"),
+        ("rules[2].name", "error"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "unreachable"),
+    [
+        ("", "tenant: a", True),
+        ("tenant: a*", "tenant: [ab, ac], tools: true", True),
+        ("prompt_tokens: {max: 100}", "prompt_tokens: {min: 5, max: 50}", True),
+        ("roles: [client, operator]", "roles: client", True),
+        ("tenant: a", "", False),
+        ("tenant: a, tools: true", "tenant: a", False),
+        ("tenant: a", "tenant: a*", False),
+        ("prompt_tokens: {max: 100}", "prompt_tokens: {min: 5}", False),
+        ("tools: true", "tools: false", False),
+        ("time: {hours: 08:00-18:00}", "time: {hours: 09:00-10:00, time_zone: Europe/Berlin}", False),
+        ("time: {hours: 07:00-18:00}", "time: {hours: 09:00-10:00, time_zone: Europe/Berlin}", True),
+        ("time: [{days: mon}, {days: tue}]", "time: {days: mon-tue}", True),
+        ("time: [{hours: 08:00-10:00}, {hours: 12:00-14:00}]", "time: {hours: 08:00-14:00}", False),
+        ("time: {hours: 08:00-08:05}", "time: {hours: 08:00-08:07}", False),
+        ("headers: {x-a: {present: true}}", "headers: {x-a: {prefix: b}, x-c: d}", True),
+        ("headers: {x-a: {prefix: b}}", "headers: {x-a: {present: true}}", False),
+        ("headers: {x-a: {present: false}}", "headers: {x-a: {present: false}}", True),
+        ("headers: {x-a: b}", "headers: {x-c: d}", False),
+        ("structured_output: any", "structured_output: [json_schema, regex]", True),
+        ("structured_output: json_schema", "structured_output: any", False),
+        ("tool_choice: [auto, required]", "tool_choice: auto", True),
+        ("language: de", "language: [de-AT, de-CH]", True),
+        ("language: de-AT", "language: de", False),
+        ("flag: [a, b]", "flag: a", True),
+        ("flag: a", "flag: [a, b]", False),
+        ("prompt_tokens: {min: 5}", "prompt_tokens: {min: 5}", True),
+    ],
+)
+def test_rules_that_an_earlier_one_hides(first: str, second: str, unreachable: bool) -> None:
+    text = f"rules: [{{name: a, match: {{{first}}}}}, {{name: x, match: {{n: 7}}}}, {{name: b, match: {{{second}}}}}]"
+    findings = check(policy(text))
+    hidden = [one for one in findings if one.where == "rules[2].match"]
+    assert bool(hidden) == unreachable
+    assert all("rule 'a' above" in one.message for one in hidden)
+
+
+def test_flags_that_rules_ask() -> None:
+    asked = "rules: [{name: a, match: {flag: new-drafts}}]"
+    assert policy(asked).flag_names == ("new-drafts",)
+    assert check(policy(asked)) == check(policy(asked), Known(flags=True)) == []
+    [one] = check(policy(asked), Known(flags=False))
+    assert (one.severity, one.where) == ("warning", "rules[0].match.flag")
+    assert one.message.startswith("names new-drafts, and without --flags or --flag-provider only `prolepsis flags set`")
+    names = ", ".join(f"f{i}" for i in range(MAX_FLAGS))
+    assert check(policy(f"rules: [{{name: a, match: {{flag: [{names}]}}}}]")) == []
+    two = f"rules: [{{name: a, match: {{flag: [{names}]}}}}, {{name: b, match: {{flag: [f0, more]}}}}]"
+    [one] = check(policy(two))
+    assert one.severity == "error"
+    assert "allowed: up to 8" in one.message

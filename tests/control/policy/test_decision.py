@@ -1,0 +1,134 @@
+"""Who wins where: policy or caller."""
+
+import pytest
+
+from prolepsis.control.policy.decision import UNSTATED, SpeculationRequest, conflict, decide
+from prolepsis.control.policy.model import Mode, Terms
+from prolepsis.core.ended import Assignment
+from prolepsis.core.requests import OffReason, SpecMode
+
+
+@pytest.mark.parametrize(
+    ("given", "requested", "mode", "source"),
+    [
+        ("off", "auto", "off", "policy"),
+        ("shadow", "auto", "shadow", "policy"),
+        ("on", "auto", "auto", "policy"),
+        ("on", "off", "off", "caller"),
+        ("shadow", "off", "off", "caller"),
+        ("off", "on", "on", "caller"),
+        ("on", "on", "on", "caller"),
+        ("on", "shadow", "shadow", "caller"),
+    ],
+)
+def test_the_mode(given: Mode, requested: SpecMode, mode: SpecMode, source: str) -> None:
+    decision = decide("r", Terms(mode=given), SpeculationRequest(mode=requested))
+    assert (decision.choice.mode, decision.sources["mode"]) == (mode, source)
+
+
+@pytest.mark.parametrize(
+    ("ceiling", "depth", "num"), [(8, 4, 4), (8, 16, 8), (None, 4, 4), (8, None, 8), (None, None, None)]
+)
+def test_the_ceiling_holds_for_every_caller(ceiling: int | None, depth: int | None, num: int | None) -> None:
+    decision = decide("r", Terms(mode="on", num_speculative_tokens=ceiling), SpeculationRequest(max_depth=depth))
+    assert decision.choice.num_speculative_tokens == num
+
+
+def test_depth_0_turns_it_off() -> None:
+    for requested in (SpeculationRequest(max_depth=0), SpeculationRequest("on", max_depth=0)):
+        decision = decide("r", Terms(mode="on"), requested)
+        assert (decision.choice.mode, decision.choice.off_reason) == ("off", "requested_off")
+        assert decision.sources["mode"] == "caller"
+
+
+@pytest.mark.parametrize(
+    ("is_rolled_back", "requested", "reason"),
+    [
+        (False, UNSTATED, "policy_off"),
+        (True, UNSTATED, "rolled_back"),
+        (True, SpeculationRequest("off"), "requested_off"),
+        (True, SpeculationRequest(max_depth=0), "rolled_back"),
+    ],
+)
+def test_a_request_that_comes_after_a_rollback_has_a_reason_of_its_own(
+    is_rolled_back: bool, requested: SpeculationRequest, reason: OffReason
+) -> None:
+    assignment = Assignment("r@1", 1, 1, "unassigned", "off", is_rolled_back=is_rolled_back)
+    choice = decide("r", Terms(mode="on"), requested, assignment=assignment).choice
+    assert (choice.mode, choice.off_reason) == ("off", reason)
+
+
+@pytest.mark.parametrize(
+    ("arm", "requested", "may"),
+    [("control", UNSTATED, True), ("control", SpeculationRequest("off"), False), (None, UNSTATED, False)],
+)
+def test_only_what_a_rollout_compares_may_be_served_by_what_speculates(
+    arm: str | None, requested: SpeculationRequest, may: bool
+) -> None:
+    assignment = Assignment("r@1", 1, 1, "unassigned", "off") if arm else None
+    choice = decide("r", Terms(mode="on" if arm else "off"), requested, assignment=assignment).choice
+    assert (choice.mode, choice.may_fall_back) == ("off", may)
+
+
+def test_proposers_are_narrowed_never_widened() -> None:
+    terms = Terms(mode="on", proposers=("suffix", "grammar"))
+    assert decide("r", terms, SpeculationRequest(proposer="suffix")).choice.proposers == ("suffix",)
+    assert decide("r", terms, UNSTATED).choice.proposers == ("suffix", "grammar")
+    against = conflict("r", terms, SpeculationRequest(proposer="draft_head"))
+    assert against is not None
+    assert (against.param, "'r': suffix, grammar" in against.message) == ("speculation.proposer", True)
+    assert conflict("r", Terms(mode="on"), SpeculationRequest(proposer="draft_head")) is None
+
+
+def test_emit_is_the_callers_where_one_is_given() -> None:
+    assert decide("r", Terms(mode="on", emit="token"), UNSTATED).emit == "token"
+    assert decide("r", Terms(mode="on", emit="token"), SpeculationRequest(emit="block")).emit == "block"
+    assert decide("r", Terms(mode="on"), SpeculationRequest(emit="token")).emit == "token"
+
+
+@pytest.mark.parametrize(
+    ("mode", "requested", "param"),
+    [
+        ("off", SpeculationRequest("on"), "speculation.mode"),
+        ("off", SpeculationRequest("shadow"), "speculation.mode"),
+        ("on", SpeculationRequest("off"), "speculation.mode"),
+        ("on", SpeculationRequest("on"), "speculation.mode"),  # it would force what does not pay
+        ("on", SpeculationRequest(max_depth=0), "speculation.max_depth"),
+        ("shadow", SpeculationRequest(max_depth=0), "speculation.max_depth"),
+        ("off", SpeculationRequest(emit="token"), "speculation.emit"),
+        ("off", SpeculationRequest("off"), None),
+        ("off", SpeculationRequest(max_depth=0), None),
+        ("shadow", SpeculationRequest("shadow"), None),
+        ("on", SpeculationRequest("auto", max_depth=2), None),
+        ("off", SpeculationRequest(emit="block"), None),
+    ],
+)
+def test_a_pinned_rule_is_refused_not_overridden(mode: Mode, requested: SpeculationRequest, param: str | None) -> None:
+    against = conflict("r", Terms(mode=mode, pinned=True), requested)
+    assert (against.param if against else None) == param
+    assert conflict("r", Terms(mode=mode), requested) is None
+
+
+def test_a_share_drafts_in_shadow_and_a_larger_one_holds_it() -> None:
+    keys = [f"request-{i}" for i in range(4000)]
+
+    def drawn(percentage: float, rule: str = "r") -> set[str]:
+        terms = Terms(mode="shadow", shadow_percentage=percentage)
+        return {key for key in keys if decide(rule, terms, UNSTATED, key).choice.mode == "shadow"}
+
+    assert drawn(0) == set()
+    assert len(drawn(100)) == len(keys)
+    ten, thirty = drawn(10), drawn(30)
+    assert 400 - 80 < len(ten) < 400 + 80  # four standard deviations: 4 sqrt(4000 * 0.1 * 0.9) = 76
+    assert ten < thirty
+    assert len(ten & drawn(10, "another")) < 100  # drawn apart: 40 expected
+    assert (
+        decide("r", Terms(mode="shadow", shadow_percentage=0), UNSTATED).choice.mode == "shadow"
+    )  # no key, nothing drawn
+    decision = decide("r", Terms(mode="shadow", shadow_percentage=0), UNSTATED, "k")
+    assert (decision.choice.mode, decision.choice.off_reason) == ("off", "policy_off")
+    assert decision.sources["mode"] == "shadow_percentage"
+    assert (
+        decide("r", Terms(mode="shadow", shadow_percentage=0), SpeculationRequest("shadow"), "k").choice.mode
+        == "shadow"
+    )

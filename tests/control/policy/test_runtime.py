@@ -1,0 +1,273 @@
+"""Policies while serving: terms reach the engine, replies say which rule, edits are taken without a restart."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from prolepsis.control.policy.runtime import Policies
+from prolepsis.control.policy.source import PolicyFile
+from prolepsis.control.web.caller import ROLES
+from prolepsis.core.config import EngineConfig, ServerConfig
+from prolepsis.core.errors import ConfigError
+from prolepsis.core.facts import MAX_CLASS_RULES, OTHER_RULES
+from prolepsis.core.requests import GenerateRequest, SpeculationChoice
+from prolepsis.core.telemetry.metrics import Metrics
+from prolepsis.server.auth.key_file import KeyFile, new_key
+from prolepsis.server.auth.keys import Keys
+from prolepsis.server.openai.replies import MetricsReply
+from prolepsis.server.run import StartedEngine, serve
+from tests.server.application import build, feature_of
+from tests.server.fakes import ByteTokenizer, FakeEngine
+
+CHAT: dict[str, Any] = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
+POLICY = """
+version: 1
+rules:
+  - {name: audit, match: {tenant: bank}, pinned: true}
+  - {name: night, match: {headers: {x-job: night}, time: {hours: 22:00-06:00}}, use: batch}
+  - {name: long, match: {prompt_tokens: {min: 100}}, mode: on, num_speculative_tokens: 2}
+  - {name: json, match: {structured_output: any}, mode: shadow, proposers: [suffix], emit: token}
+  - {name: old, match: {route: /v1/completions}, mode: on, proposers: [prediction]}
+"""
+
+
+@dataclass
+class PolicyApp:
+    """An application with a policy file, and a clock that is set by hand."""
+
+    folder: Path
+    engine: FakeEngine = field(default_factory=FakeEngine)
+    time: datetime = datetime(2026, 11, 20, 12, 0, tzinfo=UTC)
+
+    def write(self, text: str) -> None:
+        (self.folder / "policy.yaml").write_text(text)
+
+    def open(self, tenant: str = "acme", roles: tuple[str, ...] = ("client",), budget: str = "") -> httpx.AsyncClient:
+        file = KeyFile(self.folder / "keys.json")
+        record, key = new_key(tenant, roles=roles, budget=budget)
+        file.add(record)
+        held = PolicyFile(self.folder / "policy.yaml")
+        metrics = Metrics()
+        app = build(
+            ServerConfig(start_drafts=0),
+            self.engine,
+            ByteTokenizer(),
+            metrics,
+            keys=Keys(file),
+            policy=held,
+        )
+        self.policies = feature_of(app, Policies)
+        self.policies.now = lambda: self.time
+        headers = {"authorization": f"Bearer {key}"}
+        return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost", headers=headers)
+
+    @property
+    def last(self) -> GenerateRequest:
+        return self.engine.requests[-1]
+
+
+@pytest.fixture
+def policy_app(tmp_path: Path) -> PolicyApp:
+    made = PolicyApp(tmp_path)
+    made.write(POLICY)
+    return made
+
+
+async def ask(http: httpx.AsyncClient, route: str = "/v1/chat/completions", **body: Any) -> httpx.Response:
+    shape = CHAT if route == "/v1/chat/completions" else {"model": "tiny"}
+    return await http.post(route, json=shape | body)
+
+
+async def test_where_no_rule_matches_the_default_counts_and_says_so(policy_app: PolicyApp) -> None:
+    reply = await ask(policy_app.open(), speculation={"metrics": True})
+    assert reply.status_code == 200, reply.text
+    assert policy_app.last.speculation == SpeculationChoice("off", "policy_off")
+    effective = reply.json()["metrics"]["effective"]
+    assert effective["policy_rule"] == "default"
+    assert effective["policy_version"].startswith("1@")
+    MetricsReply.model_validate(reply.json()["metrics"])
+    assert reply.headers["x-spec-effective"].endswith(f";rule=default;policy={effective['policy_version']}")
+
+
+async def test_terms_reach_the_engine(policy_app: PolicyApp) -> None:
+    http = policy_app.open()
+    await ask(http, "/v1/completions", prompt="Hi")
+    assert policy_app.last.speculation == SpeculationChoice(proposers=("prediction",))
+    await ask(http, response_format={"type": "json_object"})
+    assert policy_app.last.speculation == SpeculationChoice("shadow", proposers=("suffix",))
+    await ask(http, messages=[{"role": "user", "content": "x" * 100}])
+    assert policy_app.last.speculation == SpeculationChoice(num_speculative_tokens=2)
+    await ask(http, "/v1/completions", prompt=["short", "y" * 100])  # the longest counts, for all of them
+    assert [request.speculation.num_speculative_tokens for request in policy_app.engine.requests[-2:]] == [2, 2]
+    await ask(http, "/v1/responses", input="z" * 100)
+    assert policy_app.last.speculation.num_speculative_tokens == 2
+
+
+async def test_time_and_headers_count(policy_app: PolicyApp) -> None:
+    http = policy_app.open()
+    http.headers["X-Job"] = "night"
+    for time, enabled in (("22:00", True), ("05:59", True), ("06:00", False), ("21:59", False)):
+        policy_app.time = datetime.fromisoformat(f"2026-11-20T{time}+00:00")
+        await ask(http)
+        assert policy_app.last.speculation.enabled == enabled
+
+
+async def test_rules_by_tenant_and_header_are_traffic_classes_of_their_own(policy_app: PolicyApp) -> None:
+    bank, others = policy_app.open("bank"), policy_app.open()
+    await ask(bank)
+    assert policy_app.last.traffic_class == "chat-completions/standard/free/short/audit"
+    assert "traffic_class:chat-completions/standard/free/short" in policy_app.last.kill_scopes
+    await ask(others)
+    assert policy_app.last.traffic_class == "chat-completions/standard/free/short"
+    policy_app.time = datetime.fromisoformat("2026-11-20T23:00+00:00")
+    await others.post("/v1/chat/completions", json=CHAT, headers={"x-job": "night"})
+    assert policy_app.last.traffic_class == "chat-completions/standard/free/short/night"
+
+
+async def test_the_rules_that_are_classes_are_bounded(policy_app: PolicyApp) -> None:
+    rules = "".join(f"  - {{name: r{i}, match: {{tenant: t{i}}}, mode: on}}\n" for i in range(MAX_CLASS_RULES + 4))
+    policy_app.write(f"version: 2\nrules:\n{rules}")
+    for tenant, rule in (("t0", "r0"), (f"t{MAX_CLASS_RULES - 1}", f"r{MAX_CLASS_RULES - 1}"), ("t19", OTHER_RULES)):
+        await ask(policy_app.open(tenant))
+        assert policy_app.last.traffic_class == f"chat-completions/standard/free/short/{rule}"
+
+
+async def test_emit_of_the_rule_unless_the_caller_says_otherwise(policy_app: PolicyApp) -> None:
+    http = policy_app.open()
+
+    async def num_chunks(**speculation: str) -> int:
+        body: dict[str, Any] = {"response_format": {"type": "json_object"}, "stream": True, "speculation": speculation}
+        text = (await ask(http, **body)).text
+        return sum('"content"' in line for line in text.splitlines())
+
+    by_rule, by_block = await num_chunks(), await num_chunks(emit="block")
+    assert by_rule > by_block
+
+
+DECLARED = """
+rules:
+  - {name: urgent, match: {priority: {max: -1}}, mode: on, num_speculative_tokens: 1}
+  - {name: forced-call, match: {tool_choice: [required, named]}, mode: on, num_speculative_tokens: 2}
+  - {name: legal, match: {domain: legal}, mode: on, num_speculative_tokens: 3}
+  - {name: cheap, match: {budget: cheap}, mode: on, num_speculative_tokens: 5}
+"""
+TOOL = {"type": "function", "function": {"name": "f"}}
+
+
+async def test_facts_declared_by_requests_and_keys_count(policy_app: PolicyApp) -> None:
+    policy_app.write(DECLARED)
+    http = policy_app.open()
+    by_key = policy_app.open(budget="cheap")
+
+    async def ceiling(http: httpx.AsyncClient, **body: Any) -> int | None:
+        assert (await ask(http, **body)).status_code == 200
+        return policy_app.last.speculation.num_speculative_tokens
+
+    assert await ceiling(http, priority=-1) == 1
+    assert await ceiling(http, tools=[TOOL], tool_choice="required") == 2
+    assert await ceiling(http, tools=[TOOL], tool_choice={"type": "function", "function": {"name": "f"}}) == 2
+    assert await ceiling(http, tools=[TOOL]) is None
+    assert await ceiling(http, metadata={"domain": "legal"}) == 3
+    assert await ceiling(http, metadata={"budget": "cheap"}) == 5
+    assert await ceiling(by_key, metadata={"budget": "large"}) == 5, "a request does not change its key's class"
+    assert await ceiling(http, priority=1, tools=[TOOL], tool_choice="none", metadata={"domain": "chat"}) is None
+
+
+async def test_a_stream_says_the_rule_in_its_header_and_last_chunk(policy_app: PolicyApp) -> None:
+    reply = await ask(policy_app.open(), stream=True, speculation={"metrics": True})
+    assert reply.headers["x-spec-effective"].startswith("mode=off;reason=policy_off;rule=default;policy=1@")
+    chunks = [line.removeprefix("data: ") for line in reply.text.splitlines() if line.startswith("data: {")]
+    assert json.loads(chunks[-1])["metrics"]["effective"]["policy_rule"] == "default"
+
+
+@pytest.mark.parametrize(
+    ("speculation", "choice"),
+    [
+        ({"mode": "off"}, SpeculationChoice("off", num_speculative_tokens=2)),
+        ({"mode": "on"}, SpeculationChoice("on", num_speculative_tokens=2)),
+        ({"max_depth": 1}, SpeculationChoice(num_speculative_tokens=1)),
+        ({"max_depth": 9}, SpeculationChoice(num_speculative_tokens=2)),
+        ({"proposer": "suffix"}, SpeculationChoice(num_speculative_tokens=2, proposers=("suffix",))),
+    ],
+)
+async def test_an_operators_wish_within_the_rule(
+    policy_app: PolicyApp, speculation: Any, choice: SpeculationChoice
+) -> None:
+    http = policy_app.open(roles=("client", "operator"))
+    await ask(http, messages=[{"role": "user", "content": "x" * 100}], speculation=speculation)
+    assert policy_app.last.speculation == choice
+
+
+@pytest.mark.parametrize("route", ["/v1/chat/completions", "/v1/responses"])
+async def test_a_pinned_rule_refuses_what_contradicts_it(policy_app: PolicyApp, route: str) -> None:
+    http = policy_app.open("bank", roles=ROLES)
+    body: dict[str, Any] = {"input": "Hi"} if route == "/v1/responses" else {}
+    refused = await ask(http, route, **body, speculation={"mode": "on"})
+    error = refused.json()["error"]
+    assert (refused.status_code, error["code"], error["param"]) == (403, "policy_conflict", "speculation.mode")
+    assert "'audit' pins it to off" in error["message"]
+    assert policy_app.engine.requests == []
+    assert (await ask(http, route, **body, speculation={"mode": "off"})).status_code == 200
+
+
+async def test_a_wish_that_needs_a_role_still_needs_it(policy_app: PolicyApp) -> None:
+    refused = await ask(policy_app.open(), speculation={"mode": "on"})
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "insufficient_permissions")
+
+
+async def test_an_edit_is_taken_without_a_restart_and_a_bad_one_is_not(policy_app: PolicyApp) -> None:
+    http = policy_app.open()
+
+    async def rule_and_mode() -> tuple[str, bool]:
+        reply = await ask(http, speculation={"metrics": True})
+        return reply.json()["metrics"]["effective"]["policy_version"].split("@")[0], policy_app.last.speculation.enabled
+
+    assert await rule_and_mode() == ("1", False)
+    policy_app.write("version: 2\ndefault: {mode: on}\n")
+    assert await rule_and_mode() == ("1", False)  # not looked at yet
+    await policy_app.policies.tick()
+    assert await rule_and_mode() == ("2", True)
+    for bad in ("mode: maybe", "mode: off, rollout: {}"):
+        policy_app.write(f"version: 3\ndefault: {{{bad}}}\n")
+        await policy_app.policies.tick()
+        assert await rule_and_mode() == ("2", True)
+    policy_app.write("version: 4\ndefault: {mode: off}\n")
+    await policy_app.policies.tick()
+    assert await rule_and_mode() == ("4", False)
+
+
+async def test_no_rule_sees_secrets(policy_app: PolicyApp) -> None:
+    policy_app.write("rules: [{name: spy, match: {headers: {Authorization: {present: true}}}, mode: on}]")
+    await ask(policy_app.open())
+    assert not policy_app.last.speculation.enabled
+
+
+@contextmanager
+def not_started() -> Iterator[Any]:
+    def start(config: EngineConfig, metrics: Metrics) -> StartedEngine:
+        raise AssertionError("the model was loaded for a policy that cannot be used")
+
+    yield start
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("rulez: 1", "did you mean 'rules'"),
+        ("default: {mode: on, proposers: [sufix]}", "did you mean 'suffix'"),
+        ("default: {mode: shadow, rollout: {}}", "given with mode shadow"),
+        ("default: {guardrails: [{name: g, metric: error_rate, margin: 0.1}]}", "given without a rollout"),
+    ],
+)
+def test_a_policy_that_cannot_be_used_stops_the_start(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "policy.yaml").write_text(text)
+    with not_started() as start, pytest.raises(ConfigError, match=said) as caught:
+        serve(EngineConfig(), ServerConfig(port=0, policy=tmp_path / "policy.yaml"), start)
+    assert caught.value.param == "policy"

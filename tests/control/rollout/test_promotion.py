@@ -1,0 +1,49 @@
+"""What an operator is told who promotes a stage that has not passed."""
+
+from dataclasses import replace
+
+import pytest
+
+from prolepsis.control.rollout.promotion import check
+from prolepsis.control.rollout.settings import RolloutSettings, stages
+from prolepsis.control.statistics.guardrail import Guardrail
+from prolepsis.control.statistics.judge import StageEvidence
+from prolepsis.control.statistics.quantiles import QuantileRatio
+from prolepsis.core.errors import InvalidParameter
+from tests.control.rollout.rollout import SETTINGS, counts, running_in
+
+SLOW = Guardrail(name="slow", metric="latency_ms", measure=QuantileRatio(level=0.99, margin=0.1))
+
+
+def test_a_stage_that_passed_or_waits_at_a_gate_may_be_promoted() -> None:
+    check(running_in(1), counts(1, 0.0), SETTINGS)
+    check(replace(running_in(1), phase="gate"), counts(1, 0.0, num_canary=1), SETTINGS)
+
+
+@pytest.mark.parametrize(
+    ("evidence", "missing"),
+    [
+        (counts(1, 0.0, num_canary=5), "errors has 5 of 20 requests of the canary."),
+        (counts(1, 0.0, num_canary=25), "errors is not shown to be within its bound: 0 seen, 0.05 allowed"),
+        (counts(1, 0.5), "errors shows harm: 0.5 seen, 0.05 allowed"),
+        (counts(1, 0.0, errors=9), "measuring failed"),
+        (replace(counts(1, 0.0), num_control=50), "the arms do not have the stated shares"),
+        (counts(2, 0.0), "no guardrail decides"),
+    ],
+)
+def test_each_guardrail_says_what_it_lacks(evidence: StageEvidence, missing: str) -> None:
+    with pytest.raises(InvalidParameter, match=missing) as refused:
+        check(running_in(1), evidence, SETTINGS)
+    assert refused.value.param == "force"
+
+
+def test_a_quantile_waits_for_the_control() -> None:
+    settings = RolloutSettings(stages=stages((replace(SLOW, minimum_samples=0),), shares=(0.5,)))
+    with pytest.raises(InvalidParameter, match="slow waits for earlier figures of the control"):
+        check(running_in(0), StageEvidence("r1", 0, run=1), settings)
+
+
+def test_without_a_deciding_guardrail_only_force_promotes() -> None:
+    settings = RolloutSettings(stages=stages((replace(SLOW, dry_run=True),), shares=(0.5,)))
+    with pytest.raises(InvalidParameter, match="no guardrail decides"):
+        check(running_in(0), StageEvidence("r1", 0, run=1), settings)

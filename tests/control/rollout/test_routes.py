@@ -1,0 +1,121 @@
+"""/admin/rollouts: who may do what, what is said, and what the document promises."""
+
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from prolepsis.control.rollout.routes import RolloutsReply
+from prolepsis.control.rollout.runtime import RolloutHistory, RolloutView, audit_event
+from prolepsis.core.config import ServerConfig
+from prolepsis.core.telemetry.metrics import Metrics
+from prolepsis.server.auth.key_file import KeyFile, new_key
+from prolepsis.server.auth.keys import Keys
+from tests.server.application import build
+from tests.server.documents import read
+from tests.server.fakes import ByteTokenizer, FakeEngine
+
+POLICY = """
+default:
+  mode: on
+  rollout: {step_weights: [50]}
+  guardrails: [{name: errors, metric: error_rate, margin: 0.1}]
+"""
+
+
+@pytest.fixture
+def connect(tmp_path: Path) -> Any:
+    """Return a function from roles to a client of one server."""
+    policy = tmp_path / "policy.yaml"
+    policy.write_text(POLICY)
+    engine, file = FakeEngine(), KeyFile(tmp_path / "keys.json")
+    apps: list[FastAPI] = []
+
+    def client(*roles: str) -> httpx.AsyncClient:
+        record, key = new_key("acme", roles=roles)
+        file.add(record)
+        if not apps:
+            keys = Keys(file, clock=count().__next__)  # it looks at the file each time
+            apps.append(build(ServerConfig(), engine, ByteTokenizer(), Metrics(), keys=keys, policy=policy))
+        [app] = apps
+        headers = {"authorization": f"Bearer {key}", "x-key": record.id}
+        return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost", headers=headers)
+
+    return client
+
+
+@pytest.mark.parametrize(
+    ("role", "reads", "acts"),
+    [("client", 403, 403), ("viewer", 200, 403), ("auditor", 200, 403), ("operator", 200, 200), ("admin", 200, 200)],
+)
+async def test_roles(connect: Any, role: str, reads: int, acts: int) -> None:
+    http = connect(role)
+    assert (await http.get("/admin/rollouts")).status_code == reads
+    name = (await connect("viewer").get("/admin/rollouts")).json()["rollouts"][0]["id"]
+    assert (await http.get(f"/admin/rollouts/{name}")).status_code == reads
+    assert (await http.post(f"/admin/rollouts/{name}/start", json={})).status_code == acts
+
+
+async def test_a_change_is_on_record_with_who_and_why(connect: Any) -> None:
+    http = connect("operator", "client")
+    listed = read(RolloutsReply, (await http.get("/admin/rollouts")).json())
+    [one] = listed.rollouts
+    assert (one.rule, one.phase, one.verdict) == ("default", "off", None)
+    started = await http.post(f"/admin/rollouts/{one.id}/start", json={"reason": "ticket 7"})
+    assert read(RolloutView, started.json()).phase == "running"
+    for _ in range(5):
+        await http.post("/v1/completions", json={"model": "tiny", "prompt": "Hi"})
+    shown = read(RolloutHistory, (await http.get(f"/admin/rollouts/{one.id}")).json())
+    [event] = shown.events
+    assert (event.kind, event.reason) == ("started", f"by {http.headers['x-key']}: ticket 7")
+    assert (event.by, audit_event(event).actor) == (http.headers["x-key"], http.headers["x-key"])
+    assert event.policy_version == shown.policy_version
+    assert shown.verdict is not None
+    assert (shown.num_canary + shown.num_control, shown.verdict.outcome) == (5, "inconclusive")
+    [guardrail] = shown.verdict.guardrails
+    assert guardrail.num_canary + guardrail.num_control == 5
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "code"),
+    [
+        ("/promote", {}, 409, "rollout_conflict"),
+        ("/destroy", {}, 404, "unknown_command"),
+        ("/start", {"reason": "x" * 501}, 400, None),
+        ("/start", {"why": "so"}, 400, None),
+        ("/start", {"force": True}, 400, "invalid_value"),
+    ],
+)
+async def test_what_cannot_be_done_is_refused(
+    connect: Any, path: str, body: Any, status: int, code: str | None
+) -> None:
+    http = connect("operator")
+    name = (await http.get("/admin/rollouts")).json()["rollouts"][0]["id"]
+    reply = await http.post(f"/admin/rollouts/{name}{path}", json=body)
+    assert reply.status_code == status, reply.text
+    assert code is None or reply.json()["error"]["code"] == code
+
+
+async def test_promoting_without_evidence_says_what_is_missing_and_takes_force(connect: Any) -> None:
+    http = connect("operator", "client")
+    name = (await http.get("/admin/rollouts")).json()["rollouts"][0]["id"]
+    await http.post(f"/admin/rollouts/{name}/start", json={})
+    refused = await http.post(f"/admin/rollouts/{name}/promote", json={"reason": "it will do"})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (409, "force")
+    message = refused.json()["error"]["message"]
+    assert "errors has 0 of 20 requests of the canary and 0 of 20 requests of the control" in message
+    forced = await http.post(f"/admin/rollouts/{name}/promote", json={"reason": "it will do", "force": True})
+    assert read(RolloutView, forced.json()).phase == "on"
+    [*_, event] = read(RolloutHistory, (await http.get(f"/admin/rollouts/{name}")).json()).events
+    assert event.reason == f"by {http.headers['x-key']}, by force: it will do"
+    assert event.by == http.headers["x-key"]
+
+
+async def test_without_a_policy_there_are_none() -> None:
+    app = build(ServerConfig(), FakeEngine(), ByteTokenizer(), Metrics())
+    http = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost")
+    assert (await http.get("/admin/rollouts")).json() == {"rollouts": []}
+    assert (await http.post("/admin/rollouts/code@1/start", json={})).status_code == 404

@@ -1,0 +1,73 @@
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.requests import Request
+
+from prolepsis.control.web.body_reader import BodyReader, QueryReader, size_of
+from prolepsis.control.web.errors import RequestRefused
+from prolepsis.control.web.fields import Body
+
+
+class Asked(Body):
+    limit: int = 10
+
+
+def request(query: bytes) -> Request:
+    return Request({"type": "http", "headers": [], "query_string": query})
+
+
+async def test_a_query_is_read_by_its_types() -> None:
+    assert await QueryReader(Asked)(request(b"limit=3")) == Asked(limit=3)
+
+
+async def test_a_parameter_given_twice_is_refused() -> None:
+    with pytest.raises(RequestRefused, match="'limit' 2 times") as refused:
+        await QueryReader(Asked)(request(b"limit=3&limit=4"))
+    assert (refused.value.status, refused.value.param) == (400, "limit")
+
+
+DOCUMENTS = st.recursive(
+    st.none() | st.integers() | st.text(alphabet='":[{}],\\ \nü', max_size=6),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.text(alphabet='":[{\\a', max_size=4), inner, max_size=4)
+    ),
+    max_leaves=12,
+)
+
+
+def members_of(value: object) -> int:
+    if isinstance(value, dict):
+        return 1 + len(value) + sum(map(members_of, value.values()))
+    return 1 + sum(map(members_of, value)) if isinstance(value, list) else 0
+
+
+def commas_of(value: object) -> int:
+    inner = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
+    return max(0, len(inner) - 1) + sum(map(commas_of, inner))
+
+
+@given(DOCUMENTS, st.booleans())
+def test_what_takes_time_to_read_is_counted_and_nothing_in_texts(document: object, compact: bool) -> None:
+    written = json.dumps(document, ensure_ascii=False, separators=(",", ":") if compact else (" , ", " : "))
+    assert size_of(written.encode()) == (members_of(document), commas_of(document))
+
+
+def test_what_is_no_json_has_some_size() -> None:
+    for raw in (b"", b'"', b"\\", b'{"a', b"\xff:[" * 3):
+        assert min(size_of(raw)) >= 0
+
+
+@pytest.mark.parametrize(
+    ("body", "what"),
+    [
+        (b'{"limit": [' + b"[], " * 2000 + b"no JSON", "2003 fields, lists and objects; allowed: 2000"),
+        (b'{"limit": [' + b"1," * 4001 + b"no JSON", "4001 commas between values; allowed: 4000"),
+    ],
+)
+def test_a_large_body_of_too_many_members_is_refused_before_it_is_read(body: bytes, what: str) -> None:
+    with pytest.raises(RequestRefused, match=f"has {what}") as refused:
+        BodyReader(Asked).parse(body, 2000)
+    assert (refused.value.status, refused.value.code) == (400, "too_many_fields")
+    assert BodyReader(Asked).parse(b'{"limit": 3' + b" " * 5000 + b"}", 2) == Asked(limit=3)

@@ -1,0 +1,84 @@
+import random
+
+from prolepsis.engine.drafting.proposers.prediction import MOST_AT_ONCE, START_BUCKET, PredictionProposer
+from tests.engine.drafting.sequences import FakeSequence, accepted
+
+TEXT = tuple(random.Random(0).sample(range(1000), 200))
+
+
+def _draft(proposer: PredictionProposer, sequence: FakeSequence, limit: int = 4) -> tuple[int, ...]:
+    draft = proposer.propose([sequence], [limit])[0]
+    return draft.tokens if draft else ()
+
+
+def test_right_from_the_start_of_the_output() -> None:
+    sequence = FakeSequence([1, 2], num_prompt_tokens=2, prediction=TEXT)
+    draft = PredictionProposer().propose([sequence], [4])[0]
+    assert draft is not None
+    assert (draft.tokens, draft.bucket) == (TEXT[:4], START_BUCKET)
+
+
+def test_no_draft_without_a_prediction_or_beyond_its_end() -> None:
+    assert PredictionProposer().propose([FakeSequence([1, 2])], [4]) == [None]
+    ended = FakeSequence(list(TEXT), prediction=TEXT)
+    assert PredictionProposer().propose([ended], [4]) == [None]
+
+
+def test_follows_what_is_committed_in_steps() -> None:
+    proposer, sequence = PredictionProposer(), FakeSequence([], prediction=TEXT)
+    for num_tokens in (1, 4, 2, 7):
+        sequence.tokens += TEXT[len(sequence.tokens) : len(sequence.tokens) + num_tokens]
+        assert _draft(proposer, sequence) == TEXT[len(sequence.tokens) : len(sequence.tokens) + 4]
+
+
+def test_goes_on_behind_a_substituted_token() -> None:
+    proposer, sequence = PredictionProposer(), FakeSequence([*TEXT[:10], 5000], prediction=TEXT)
+    assert _draft(proposer, sequence) == TEXT[11:15]
+
+
+def test_finds_its_place_after_an_insertion_and_after_a_deletion() -> None:
+    proposer, sequence = PredictionProposer(), FakeSequence([*TEXT[:10], 5000, 5001, 5002, 5003], prediction=TEXT)
+    _draft(proposer, sequence)
+    sequence.tokens += TEXT[10:12]
+    assert _draft(proposer, sequence) == TEXT[12:16]
+    sequence.tokens += TEXT[60:62]  # the output leaves 48 tokens out
+    assert _draft(proposer, sequence) == TEXT[62:66]
+
+
+def test_repeated_text_resumes_at_the_occurrence_ahead() -> None:
+    text = (1, 2, 3, 10, 1, 2, 3, 20, 1, 2, 3, 30)
+    sequence = FakeSequence([1, 2, 3, 10, 99, 1, 2, 3], prediction=text)
+    assert _draft(PredictionProposer(), sequence, 1) == (20,)
+
+
+def test_bad_predictions_of_one_tenant_do_not_make_those_of_another_seem_bad() -> None:
+    drafts = [
+        PredictionProposer().propose([FakeSequence([1], num_prompt_tokens=1, prediction=TEXT, tenant=tenant)], [4])[0]
+        for tenant in ("one", "other")
+    ]
+    assert len({draft.bucket for draft in drafts if draft}) == 2
+
+
+def test_a_long_prediction_is_indexed_over_several_steps() -> None:
+    text = tuple(range(1, 3 * MOST_AT_ONCE + 1))
+    proposer, sequence = PredictionProposer(), FakeSequence([], prediction=text)
+    found = []
+    for _ in range(4):
+        sequence.tokens += [5_000_000, *text[-6:-2]]  # it goes on near the end
+        found.append(_draft(proposer, sequence))
+    assert text[-2:] not in found[:2], "that part has not been looked at"
+    assert found[2:] == [text[-2:]] * 2
+
+
+def test_edits_cost_few_extra_passes() -> None:
+    rng, output = random.Random(1), []
+    for token in TEXT:
+        kind = rng.random()
+        output += [] if kind < 0.03 else [token, 7000 + token] if kind < 0.06 else [token]
+    proposer, sequence, passes = PredictionProposer(), FakeSequence([], prediction=TEXT), 0
+    while len(sequence.tokens) < len(output):
+        draft = proposer.propose([sequence], [8])[0]
+        truth = output[len(sequence.tokens) :]
+        sequence.tokens += truth[: 1 + (len(accepted(draft, truth)) if draft else 0)]
+        passes += 1
+    assert passes < len(output) / 3

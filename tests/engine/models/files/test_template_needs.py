@@ -1,0 +1,120 @@
+"""What a template takes is found by rendering, and messages are brought into its form; nothing given gets lost."""
+
+from typing import Any
+
+import pytest
+
+from prolepsis.core.given_text import GivenText, given
+from prolepsis.engine.models.files.chat_template import ChatTemplate, Message
+from prolepsis.engine.models.files.template_needs import FittingTemplate, TemplateNeeds, fitted, needs_of
+from tests.engine.models.families import HERMES, NEEDS_PUBLISHED, TEMPLATES, template_of
+
+ALTERNATING = (
+    "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('roles must alternate') }}{% endif %}({{ m.role }}: {{ m.content }}){% endfor %}"
+)
+SILENT = "{% for m in messages if m.role != 'system' %}({{ m.role }}: {{ m.content }}){% endfor %}"
+PARTS = "{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endfor %}"
+JOINED = (
+    "{% for m in messages %}{% if m.tool_calls %}{% for c in m.tool_calls %}"
+    "[{{ c.function.name + ' ' + c.function.arguments }}]{% endfor %}{% else %}({{ m.content }}){% endif %}{% endfor %}"
+)
+NULL = (
+    "{% for m in messages %}{% if m.content is none %}{% for c in m.tool_calls %}"
+    "[{{ c.function.name }} {{ c.function.arguments | tojson }}]{% endfor %}{% else %}({{ m.content }}){% endif %}"
+    "{% endfor %}"
+)
+DESCRIBED = (
+    "{% for tool in tools or [] %}{{ tool.function.name + ': ' + tool.function.description }}{% endfor %}"
+    "{% for m in messages %}({{ m.role }}: {{ m.content }}){% endfor %}"
+)
+SYSTEM, USER, ANSWER = (
+    {"role": role, "content": text} for role, text in (("system", "S"), ("user", "U"), ("assistant", "A"))
+)
+
+
+def call(content: str = "", arguments: object = None) -> Message:
+    function = {"name": "f", "arguments": {"town": "Žilina"} if arguments is None else arguments}
+    return {"role": "assistant", "content": content, "tool_calls": [{"id": "abcdefghi", "function": function}]}
+
+
+def rendered(source: str, messages: list[Message]) -> str:
+    template = ChatTemplate(source, {})
+    return template.render(fitted(messages, needs_of(template)))
+
+
+@pytest.mark.parametrize(
+    ("source", "needs"),
+    [
+        (TEMPLATES["chatml"], TemplateNeeds()),
+        (HERMES, TemplateNeeds()),
+        (ALTERNATING, TemplateNeeds(no_system=True)),
+        (SILENT, TemplateNeeds(no_system=True)),
+        (PARTS, TemplateNeeds(parts=True)),
+        (JOINED, TemplateNeeds(text_arguments=True)),
+        (NULL, TemplateNeeds(null_content=True)),
+        (DESCRIBED, TemplateNeeds(descriptions=True)),
+        ("nothing of it", TemplateNeeds()),
+    ],
+)
+def test_needs_are_found(source: str, needs: TemplateNeeds) -> None:
+    assert needs_of(ChatTemplate(source, {})) == needs
+
+
+def test_a_function_without_a_description_is_shown() -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    assert FittingTemplate(ChatTemplate(DESCRIBED, {})).render([USER], tools=[tool]) == "f: (user: U)"
+
+
+@pytest.mark.parametrize(
+    ("messages", "text"),
+    [
+        ([SYSTEM, USER], "(user: S\n\nU)"),
+        ([SYSTEM, SYSTEM, USER, ANSWER], "(user: S\n\nS\n\nU)(assistant: A)"),
+        ([SYSTEM, ANSWER], "(user: S)(assistant: A)"),
+        ([USER, SYSTEM, ANSWER], "(user: U\n\nS)(assistant: A)"),
+        ([SYSTEM], "(user: S)"),
+        ([USER, ANSWER], "(user: U)(assistant: A)"),
+    ],
+)
+@pytest.mark.parametrize("source", [ALTERNATING, SILENT])
+def test_a_system_message_goes_to_the_user_where_there_is_no_such_role(
+    source: str, messages: list[Message], text: str
+) -> None:
+    assert rendered(source, messages) == text
+
+
+def test_calls_are_shown_in_the_form_that_the_template_takes() -> None:
+    assert rendered(JOINED, [USER, call()]) == '(U)[f {"town": "Žilina"}]'
+    assert rendered(JOINED, [USER, call(arguments='{"a')]) == '(U)[f {"a]'
+    assert rendered(NULL, [USER, call("First.")]) == '(U)(First.)[f {"town": "Žilina"}]'
+    assert rendered(PARTS, [USER]) == "U"
+
+
+def test_what_was_given_stays_marked() -> None:
+    messages: list[Any] = [{**one, "content": given(one["content"])} for one in (SYSTEM, USER)]
+    messages.append({**call(), "tool_calls": given(call()["tool_calls"])})
+    text = rendered(JOINED, messages)
+    assert isinstance(text, GivenText)
+    assert not text.holds_given(0, 1)
+    assert text.holds_given(text.index("town"), text.index("town") + 1)
+    folded = rendered(SILENT, messages[:2])
+    assert isinstance(folded, GivenText)
+    assert folded.spans == ((7, 8), (10, 11))
+
+
+@NEEDS_PUBLISHED
+@pytest.mark.parametrize(
+    ("name", "needs"),
+    [
+        ("google-gemma-2-2b-it", TemplateNeeds(no_system=True)),
+        ("meetkai-functionary-medium-v3.2", TemplateNeeds(text_arguments=True)),
+        ("deepseek-ai-DeepSeek-R1-Distill-Llama-8B", TemplateNeeds(text_arguments=True, null_content=True)),
+        ("Qwen-Qwen2.5-7B-Instruct", TemplateNeeds()),
+        ("mistralai-Mistral-Nemo-Instruct-2407", TemplateNeeds()),
+        ("meta-llama-Llama-3.1-8B-Instruct", TemplateNeeds()),
+        ("HuggingFaceTB-SmolLM3-3B", TemplateNeeds()),
+    ],
+)
+def test_needs_of_published_templates(name: str, needs: TemplateNeeds) -> None:
+    assert needs_of(ChatTemplate(template_of(name), {"bos_token": "<s>", "eos_token": "</s>"})) == needs

@@ -1,0 +1,234 @@
+"""The registry of draft heads: versions, fingerprints, checksums, import and export."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import cast
+
+import pytest
+import torch
+from structlog.testing import capture_logs
+
+from prolepsis.core.errors import InvalidParameter, ModelLoadError
+from prolepsis.engine.models.draft_models import list_draft_models, warn_of_other_target
+from prolepsis.engine.models.files.tokenizer import ModelTokenizer
+from prolepsis.engine.models.files.weights import open_checkpoint
+from prolepsis.engine.models.heads.aliases import HeadAliases
+from prolepsis.engine.models.heads.exchange import export_head, import_head, remove_head
+from prolepsis.engine.models.heads.format import CONFIG, WEIGHTS, load_head, read_config
+from prolepsis.engine.models.heads.levels import LEVELS, save_levels
+from prolepsis.engine.models.heads.registry import (
+    HeadEntry,
+    find_head,
+    fitting_head,
+    head_folder,
+    head_for,
+    list_heads,
+    open_head,
+)
+from prolepsis.engine.models.load import LoadedModel
+from prolepsis.engine.models.targets.lean import LeanModel
+from prolepsis.engine.models.targets.lean_shape import LeanShape
+from tests.engine.models.random_heads import random_levels, record_checksum, save_random_head
+from tests.engine.models.tiny import save_tiny
+from tests.fakes import Letters, TableModel
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
+    folder = tmp_path_factory.mktemp("target")
+    save_tiny(folder, "llama", {})
+    checkpoint = open_checkpoint(folder, torch.float32)
+    model = LeanModel(checkpoint, LeanShape.from_config(checkpoint.config), "tiny", torch.device("cpu"))
+    return LoadedModel(model, cast(ModelTokenizer, Letters()), "tiny", "tiny-identity")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A folder of models without any head but those of the package."""
+    return tmp_path / "models"
+
+
+def own(root: Path) -> list[HeadEntry]:
+    """Return the user's heads."""
+    return [entry for entry in list_heads(root) if not entry.shipped]
+
+
+def shape_of(target: LoadedModel) -> LeanShape:
+    assert isinstance(target.model, LeanModel)
+    return target.model.shape
+
+
+def put(root: Path, fitting: LoadedModel, label: str, **said: object) -> Path:
+    return save_random_head(head_folder(root) / label, shape_of(fitting), said)
+
+
+def test_a_name_is_its_newest_version_and_a_label_exactly_one(root: Path, target: LoadedModel) -> None:
+    put(root, target, "a", version=2)
+    put(root, target, "a@10")
+    put(root, target, "a@9", version=77)  # the folder's name counts
+    put(root, target, "b")
+    assert [entry.label for entry in own(root)] == ["a@2", "a@9", "a@10", "b@1"]
+    assert find_head("a", root).version == 10
+    assert find_head("a@2", root).folder.name == "a"
+    with pytest.raises(ModelLoadError, match=r"no draft head 'a@3'; allowed: a@2, a@9, a@10, b@1, .*or a folder"):
+        find_head("a@3", root)
+
+
+def test_the_users_head_comes_before_a_shipped_one_of_its_label(root: Path, target: LoadedModel) -> None:
+    shipped = list_heads(root)[0]
+    assert shipped.shipped
+    put(root, target, shipped.label)
+    (entry,) = (entry for entry in list_heads(root) if entry.label == shipped.label)
+    assert not entry.shipped
+
+
+def test_auto_takes_the_best_measured_head_of_exactly_this_target(root: Path, target: LoadedModel) -> None:
+    fits = {"target_fingerprint": target.identity}
+    report = {"all": {"hits": [5], "trials": [10]}}
+    put(root, target, "plain", **fits)
+    put(root, target, "measured@1", **fits, acceptance={"all": {"hits": [9], "trials": [10]}})
+    put(root, target, "measured@2", **fits, acceptance=report)
+    put(root, target, "other", target_fingerprint="other", acceptance={"all": {"hits": [9], "trials": [9]}})
+    entry = fitting_head(target, root)
+    assert entry is not None
+    assert entry.label == "measured@2"
+    head = head_for("auto", target, root)
+    assert head is not None
+    assert head.info.name == "measured@2"
+    assert head_for("none", target, root) is None
+
+
+def test_a_misfit_names_the_difference(root: Path, target: LoadedModel) -> None:
+    put(root, target, "other", target="big", target_fingerprint="00ff")
+    with pytest.raises(ModelLoadError, match="other@1 does not fit tiny: it was trained for big with fingerprint 00ff"):
+        open_head(find_head("other", root), target)
+    save_random_head(head_folder(root) / "wide", replace(shape_of(target), hidden=128))
+    with pytest.raises(ModelLoadError, match="its hidden size is 128; the target's is 64"):
+        open_head(find_head("wide", root), target)
+    table = LoadedModel(TableModel(), cast(ModelTokenizer, Letters()), "fp")
+    with pytest.raises(ModelLoadError, match="the forward table cannot run draft heads"):
+        open_head(find_head("other", root), table)
+
+
+def test_a_damaged_head_is_refused_and_auto_does_without(root: Path, target: LoadedModel) -> None:
+    folder = put(root, target, "a", target_fingerprint=target.identity)
+    record_checksum(folder)
+    assert head_for("a", target, root) is not None
+    weights = bytearray((folder / WEIGHTS).read_bytes())
+    weights[-1] ^= 1
+    (folder / WEIGHTS).write_bytes(weights)
+    with pytest.raises(ModelLoadError, match=r"is damaged: its SHA-256 is \w{64}, not the recorded \w{64}"):
+        head_for("a", target, root)
+    assert head_for("auto", target, root) is None
+
+
+def test_unreadable_heads_are_left_out(root: Path, target: LoadedModel) -> None:
+    put(root, target, "bad", version="new")
+    (head_folder(root) / "bad-json").mkdir()
+    (head_folder(root) / "bad-json" / CONFIG).write_text("{")
+    put(root, target, ".staged.partial")
+    assert own(root) == []
+
+
+def test_import_copies_a_head_as_the_next_version_and_records_its_checksum(
+    root: Path, tmp_path: Path, target: LoadedModel
+) -> None:
+    source = save_random_head(tmp_path / "from", shape_of(target))
+    assert [import_head(source, "mine", root).label for _ in range(2)] == ["mine@1", "mine@2"]
+    entry = import_head(source, "mine@7", root)
+    assert (entry.label, entry.target, entry.provenance.source) == ("mine@7", "tiny", str(source))
+    assert len(entry.provenance.sha256) == 64
+    assert (entry.folder / WEIGHTS).read_bytes() == (source / WEIGHTS).read_bytes()
+    with pytest.raises(InvalidParameter, match="mine@7 is taken"):
+        import_head(source, "mine@7", root)
+    for name in ("auto", "a/b", "", "a@0", ".a"):
+        with pytest.raises(InvalidParameter, match="name is"):
+            import_head(source, name, root)
+
+
+def test_levels_go_with_their_head_and_are_loaded_with_it(root: Path, tmp_path: Path, target: LoadedModel) -> None:
+    source = save_random_head(tmp_path / "from", shape_of(target))
+    save_levels(source, random_levels(shape_of(target).hidden, count=2), {})
+    entry = import_head(source, "mine", root)
+    assert open_head(entry, target).info.levels == 2
+    assert (export_head(entry, tmp_path / "out") / LEVELS).read_bytes() == (source / LEVELS).read_bytes()
+    (entry.folder / LEVELS).unlink()
+    assert open_head(entry, target).info.levels == 0
+
+
+def test_an_incomplete_head_is_not_imported(root: Path, tmp_path: Path, target: LoadedModel) -> None:
+    with pytest.raises(ModelLoadError, match=r"has no config\.json"):
+        import_head(tmp_path, "a", root)
+    source = save_random_head(tmp_path / "from", shape_of(target))
+    config = json.loads((source / CONFIG).read_text())
+    (source / CONFIG).write_text(json.dumps(config | {"speculators_model_type": "eagle"}))
+    with pytest.raises(ModelLoadError, match="speculators_model_type is 'eagle'; allowed: 'eagle3'"):
+        import_head(source, "a", root)
+    (source / CONFIG).write_text(json.dumps(config))
+    (source / WEIGHTS).write_bytes((source / WEIGHTS).read_bytes()[:-100])
+    with pytest.raises(ModelLoadError, match="not a whole safetensors file"):
+        import_head(source, "a", root)
+    assert not head_folder(root).exists()
+
+
+def test_an_exported_head_names_its_target(root: Path, tmp_path: Path, target: LoadedModel) -> None:
+    entry = import_head(save_random_head(tmp_path / "from", shape_of(target)), "a", root)
+    out = export_head(entry, tmp_path / "out" / "head", verifier="owner/tiny")
+    config, weights = load_head(out)
+    assert config == replace(read_config(entry.folder), verifier="owner/tiny")
+    assert torch.equal(weights.q, load_head(entry.folder)[1].q)
+    assert sorted(file.name for file in out.iterdir()) == [CONFIG, WEIGHTS]
+    with pytest.raises(ModelLoadError, match="already exists"):
+        export_head(entry, out)
+
+
+def test_only_the_users_heads_are_removed(root: Path, tmp_path: Path, target: LoadedModel) -> None:
+    source = save_random_head(tmp_path / "from", shape_of(target))
+    shipped = list_heads(root)
+    import_head(source, "a", root)
+    assert remove_head("a", root).label == "a@1"
+    with pytest.raises(InvalidParameter, match=f"{shipped[-1].label} is in"):
+        remove_head(shipped[-1].name, root)
+    with pytest.raises(InvalidParameter, match="from@1 is in"):
+        remove_head(str(source), root)
+    assert list_heads(root) == shipped
+
+
+def test_draft_models_are_model_folders_that_say_so(root: Path, target: LoadedModel) -> None:
+    for name, document in {
+        "other": {"prolepsis": {"target": "big", "target_fingerprint": "00ff"}},
+        "ours": {"prolepsis": {"target": "tiny", "target_fingerprint": target.identity, "version": 2}},
+        "unknown": {},
+        "bad": {"prolepsis": []},
+    }.items():
+        (root / name).mkdir(parents=True)
+        (root / name / CONFIG).write_text(json.dumps(document))
+    entries = list_draft_models(root)
+    assert [(e.name, e.version, e.provenance.target) for e in entries] == [("other", 1, "big"), ("ours", 2, "tiny")]
+    with capture_logs() as lines:
+        for name in ("ours", "unknown", "other"):
+            warn_of_other_target(str(root / name), target, root)
+    assert [line["draft_model"] for line in lines] == [str(root / "other")]
+
+
+def test_an_alias_stands_for_a_version_and_moves(target: LoadedModel, root: Path) -> None:
+    assert isinstance(target.model, LeanModel)
+    for version in (1, 2):
+        save_random_head(head_folder(root) / f"mine@{version}", target.model.shape, {})
+    aliases = HeadAliases(head_folder(root))
+    assert aliases.set("mine", "champion", 1) is None
+    assert find_head("mine@champion", root).label == "mine@1"
+    assert find_head("mine", root).label == "mine@2"
+    assert aliases.set("mine", "champion", 2) == 1
+    assert (find_head("mine@champion", root).label, aliases.of("mine", 2)) == ("mine@2", ("champion",))
+    with pytest.raises(InvalidParameter, match="mine@2 is champion"):
+        remove_head("mine@2", root)
+    assert aliases.set("mine", "champion", None) == 2
+    with pytest.raises(ModelLoadError, match="'mine@champion'"):
+        find_head("mine@champion", root)
+    with pytest.raises(InvalidParameter, match="no alias 'champion'; it has: none"):
+        aliases.set("mine", "champion", None)
+    for word in ("7", "Champion", "", "a b", "x" * 33):
+        with pytest.raises(InvalidParameter, match="allowed: up to 32 lower-case letters"):
+            aliases.set("mine", word, 1)

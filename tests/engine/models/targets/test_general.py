@@ -1,0 +1,71 @@
+"""What the transformers forward refuses, with a reason, instead of serving it wrongly."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig
+
+from prolepsis.core.errors import ModelLoadError
+from prolepsis.engine.models.files.checkpoint import Checkpoint
+from prolepsis.engine.models.files.safetensors_files import WEIGHTS
+from prolepsis.engine.models.files.weights import open_checkpoint
+from prolepsis.engine.models.targets.general import GeneralModel, general_fault
+from tests.engine.models.files.gguf_files import write_gguf
+from tests.engine.models.tiny import one, reference, run, save_tiny
+
+CPU = torch.device("cpu")
+
+
+def configured(kind: str, **fields: object) -> Checkpoint:
+    return Checkpoint(AutoConfig.for_model(kind, **fields), {}, Path("somewhere"))
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "reason"),
+    [
+        (configured("t5"), "encoder-decoder"),
+        (configured("qwen3_next"), "linear_attention"),
+        (configured("llama", rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}), "dynamic"),
+    ],
+)
+def test_models_that_cannot_be_exact_are_refused(checkpoint: Checkpoint, reason: str) -> None:
+    assert reason in (general_fault(checkpoint) or "")
+    with pytest.raises(ModelLoadError, match=reason):
+        GeneralModel(checkpoint, "tiny", CPU, torch.float32)
+
+
+def test_missing_weights_are_an_error_not_random_numbers(tmp_path: Path) -> None:
+    save_tiny(tmp_path, "mixtral", {"num_local_experts": 4})
+    tensors = load_file(tmp_path / WEIGHTS)
+    tensors.pop("model.layers.1.self_attn.q_proj.weight")
+    save_file(tensors, tmp_path / WEIGHTS, metadata={"format": "pt"})
+    with pytest.raises(ModelLoadError, match="lacks or misshapes 1 tensors"):
+        GeneralModel(open_checkpoint(tmp_path), "tiny", CPU, torch.float32)
+
+
+def test_an_architecture_outside_the_attention_interface_is_refused(tmp_path: Path) -> None:
+    save_tiny(tmp_path, "bloom", {"vocab_size": 64, "hidden_size": 32, "n_layer": 2, "n_head": 4})
+    with pytest.raises(ModelLoadError):
+        GeneralModel(open_checkpoint(tmp_path), "tiny", CPU, torch.float32)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_gguf_file_runs_through_its_class(tmp_path: Path, tied: bool) -> None:
+    model = save_tiny(tmp_path / "model", "llama", {"tie_word_embeddings": tied})
+    write_gguf(tmp_path / "m.gguf", model, "llama")
+    target = GeneralModel(open_checkpoint(tmp_path / "m.gguf", torch.float32), "tiny", CPU, torch.float32)
+    tokens = list(range(5, 25))
+    found = run(target, target.make_cache(1), one(tokens, 0, [0]))
+    torch.testing.assert_close(found, reference(model, tokens), rtol=1e-4, atol=1e-4)
+
+
+def test_a_failed_step_leaves_no_step_behind(tmp_path: Path) -> None:
+    save_tiny(tmp_path, "qwen3", {})
+    target = GeneralModel(open_checkpoint(tmp_path, torch.float32), "tiny", CPU, torch.float32)
+    cache = target.make_cache(1)
+    expected = run(target, cache, one([5, 6], 0, [0]))
+    with pytest.raises(IndexError):
+        run(target, cache, one([5, 600], 0, [0]))
+    torch.testing.assert_close(run(target, cache, one([5, 6], 0, [0])), expected)

@@ -1,0 +1,139 @@
+"""From data to an exported head with report, end to end, on a tiny target."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from prolepsis.core.errors import ConfigError
+from prolepsis.engine.models.heads.format import head_fault, load_head
+from prolepsis.engine.models.heads.levels import load_levels
+from prolepsis.engine.models.heads.registry import find_head
+from prolepsis.engine.training.batches import lay_flat
+from prolepsis.engine.training.data import DataManifest, ShardWriter
+from prolepsis.engine.training.estimate import predict, prediction_check, small_run
+from prolepsis.engine.training.head import HeadTraining, loss_of
+from prolepsis.engine.training.levels import LevelRun
+from prolepsis.engine.training.run_directory import RunDirectory
+from prolepsis.engine.training.settings import HeadRecipe, LevelSettings, LossSettings, StatedStepCost, TrainSettings
+from prolepsis.engine.training.target import Target, open_target
+from tests.engine.models.random_heads import levels_report
+from tests.engine.training.documents import random_document, tiny_ends, tiny_head
+from tests.engine.training.targets import save_target
+
+SETTINGS = TrainSettings(epochs=2.0, anchors_per_step=60, workers=1, measure_every=1000)  # measured at the end only
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Target:
+    return open_target(str(save_target(tmp_path_factory.mktemp("target"))))
+
+
+def _with_data(root: Path, target: Target) -> RunDirectory:
+    directory = RunDirectory(root)
+    directory.create(resume=False)
+    hidden, vocab = target.shape.hidden, target.shape.vocab
+    manifest = DataManifest(target.name, target.identity, target.recorded_layers, hidden, vocab)
+    writer = ShardWriter(directory.data, manifest, tokens_per_shard=500)
+    for number in range(0, 45):
+        features = torch.randn(20, 4 * hidden, generator=torch.Generator().manual_seed(number)).bfloat16()
+        writer.add(replace(random_document(20, 5, number=number), features=features))
+    writer.flush()
+    return directory
+
+
+@pytest.fixture
+def directory(target: Target, tmp_path: Path) -> RunDirectory:
+    return _with_data(tmp_path / "out", target)
+
+
+@pytest.fixture(scope="module")
+def trained(target: Target, tmp_path_factory: pytest.TempPathFactory) -> HeadTraining:
+    directory = _with_data(tmp_path_factory.mktemp("root") / "out", target)
+    training = HeadTraining(directory, target, HeadRecipe(draft_vocab=96, training=SETTINGS))
+    assert list(training.steps())[-1].measured is not None
+    return training
+
+
+def test_a_training_leaves_a_head_that_serves_and_a_report(trained: HeadTraining, target: Target) -> None:
+    directory = trained.directory
+    config, weights = load_head(directory.exported)
+    assert config.draft_vocab == 96
+    assert head_fault(config, target.shape, len(target.shape.layers)) is None
+    torch.testing.assert_close(weights.fc, trained.head.weights.fc.detach().bfloat16())
+    entry = find_head(str(directory.exported))
+    assert entry.target_fingerprint == target.identity
+    assert entry.provenance.acceptance["all"].trials[0] > 0
+    assert "Held-out acceptance" in directory.report.read_text()
+    assert "Draft head" in (directory.exported / "README.md").read_text()
+    result = json.loads(directory.result.read_text())
+    assert result["history"][-1]["step"] == trained.trainer.num_steps
+    assert result["data"]["documents"] == 45
+
+
+def test_training_goes_on_from_its_checkpoint_and_from_a_given_head(directory: RunDirectory, target: Target) -> None:
+    recipe = HeadRecipe(draft_vocab=96, training=replace(SETTINGS, measure_every=4))
+    training = HeadTraining(directory, target, recipe)
+    for done in training.steps():
+        if done.measured is not None:
+            break
+    resumed = HeadTraining(directory, target, recipe)
+    assert next(resumed.steps()).step == done.step + 1
+    directory.checkpoint.unlink()
+    given = HeadTraining(directory, target, HeadRecipe(init=directory.exported, training=SETTINGS))
+    _, stored = load_head(directory.exported)
+    torch.testing.assert_close(given.head.weights.q.detach(), stored.q.float())
+
+
+def test_the_loss_mixes_acceptance_with_cross_entropy_at_every_step() -> None:
+    head = tiny_head()
+    ends = tiny_ends(head)
+    batch = lay_flat([random_document(9, 3)], ends, 3)
+    entropy, mixed, missed = (
+        loss_of(head, batch, ends, LossSettings(num_steps=2, acceptance_share=share))[0] for share in (0.0, 0.5, 1.0)
+    )
+    torch.testing.assert_close(mixed, (entropy + missed) / 2)
+    anchors = 7 + 0.8 * 6
+    assert 0.0 < missed <= anchors < entropy
+
+
+def test_data_of_another_target_are_refused(directory: RunDirectory, target: Target, tmp_path: Path) -> None:
+    manifest = json.loads((directory.data / "manifest.json").read_text())
+    (directory.data / "manifest.json").write_text(json.dumps({**manifest, "fingerprint": "other"}))
+    with pytest.raises(ConfigError, match="not of"):
+        HeadTraining(directory, target, HeadRecipe(training=SETTINGS))
+
+
+def test_a_folder_in_use_is_only_resumed_when_asked(directory: RunDirectory) -> None:
+    with pytest.raises(ConfigError, match="--resume"):
+        directory.create(resume=False)
+    directory.create(resume=True)
+
+
+def test_small_runs_predict_larger_ones(directory: RunDirectory, target: Target) -> None:
+    runs = []
+    for size in (300, 600):
+        small, recipe = small_run(directory, size, 2.0)
+        recipe = HeadRecipe(draft_vocab=96, max_tokens=recipe.max_tokens, training=SETTINGS)
+        list(HeadTraining(small, target, recipe).steps())
+        runs.append(small.read_result())
+    assert runs[0]["data"]["tokens"] < runs[1]["data"]["tokens"]
+    [prediction] = predict(runs, [10_000], StatedStepCost(17.0, 0.3, 0.6, 0.1))
+    assert len(prediction.rates) == 4
+    assert 1.0 <= prediction.length <= 4.0
+    assert prediction_check(runs, runs[1])["tokens"] == runs[1]["data"]["tokens"]
+
+
+def test_a_trained_head_gets_levels_that_are_loaded_with_it(trained: HeadTraining, target: Target) -> None:
+    directory = trained.directory
+    settings = LevelSettings(count=2, width=32, max_anchors=240, anchors_per_step=60, workers=1)
+    run = LevelRun(directory.exported, directory.data, target, settings)
+    assert [done.step for done in run.steps()] == [1, 2, 3, 4]
+    found = load_levels(directory.exported, target.shape.hidden)
+    assert found is not None
+    torch.testing.assert_close(found.out, run.task.levels.weights.out.detach().bfloat16())
+    report = levels_report(directory.exported)
+    assert report["settings"]["count"] == 2
+    assert report["acceptance"]["all"]["trials"][0] > 0

@@ -1,0 +1,59 @@
+"""`prolepsis review` on a store."""
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from prolepsis.control.audit import chain
+from prolepsis.control.store import records
+from prolepsis.control.store.store import Store
+from prolepsis.core.audit_event import SERVER, AuditEvent
+from prolepsis.core.config import DAY_S
+from prolepsis.server.cli.main import app
+from tests.control.store.fakes import record
+
+OPENED = AuditEvent(actor=SERVER, action="breaker.open", subject="suffix chat", after={"reason": "cliff"})
+
+
+def proposed(num_accepted: int) -> dict[str, object]:
+    return {"suffix": {"num_draft_tokens": 600, "num_accepted": num_accepted}}
+
+
+@pytest.fixture(autouse=True)
+def two_weeks(store: Store, sqlite: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What commands have on record here; acceptance fell from one week to the other."""
+    monkeypatch.setenv("PROLEPSIS_STORE", sqlite)
+    monkeypatch.chdir(tmp_path)
+    now = time.time()
+    written = [
+        record(ended_at=now - 60, traffic_class="chat", proposers=proposed(300)),
+        record(ended_at=now - 8 * DAY_S, traffic_class="chat", proposers=proposed(500)),
+    ]
+    with store.database.write() as connection:
+        records.add(connection, written)
+        chain.append(connection, [OPENED])
+
+
+def review(*words: str) -> Result:
+    result = CliRunner().invoke(app, ["review", *words])
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def test_a_week_is_compared_with_the_week_before(tmp_path: Path) -> None:
+    shown = review("--week").stdout
+    assert "| acceptance fell | suffix, chat | 83.3 % -> 50 %, 40 % less than before |" in shown
+    assert "| a breaker opened | suffix chat | 1 x, last at" in shown
+    assert "Prometheus was not asked" in shown
+    review("-o", "review.md")
+    assert (tmp_path / "review.md").read_text().startswith("# Review of")
+
+
+def test_a_program_gets_the_figures() -> None:
+    document = json.loads(review("--json").stdout)
+    assert [one["what"] for one in document["look_at"]] == ["a breaker opened", "acceptance fell"]
+    assert document["before"]["proposers"][0]["num_accepted"] == 500
+    assert [one["what"] for one in json.loads(review("--day", "--json").stdout)["look_at"]] == ["a breaker opened"]

@@ -1,0 +1,112 @@
+"""What a review looks at: each rule with a period that it names, and one that it does not."""
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from math import nan
+
+import pytest
+
+from prolepsis.core.traffic_sums import Drafted
+from prolepsis.ops.incident.period import Period
+from prolepsis.ops.incident.prometheus import Firing
+from prolepsis.ops.incident.review import ErrorBudget, Review, budgets
+from prolepsis.ops.incident.review_page import page
+from prolepsis.ops.incident.timeline import Happening, Kind
+from prolepsis.ops.incident.week import Traffic, WeekFigures
+
+END = datetime(2026, 11, 22, tzinfo=UTC)
+GOOD = Traffic(
+    num_requests=100,
+    num_failed=1,
+    num_output_tokens=5000,
+    num_draft_tokens=1000,
+    num_accepted=800,
+    device_s=50.0,
+    predicted_plain_s=100.0,
+)
+FIGURES = WeekFigures({"chat": GOOD}, {("chat", "suffix"): Drafted(1000, 800)}, {"overloaded": 1})
+QUIET = Review(
+    period=Period(END - timedelta(days=7), END), this=FIGURES, before=FIGURES, happened=(), budgets=None, alerts=()
+)
+
+
+def chat(traffic: Traffic) -> WeekFigures:
+    return replace(FIGURES, classes={"chat": traffic})
+
+
+def drafted(accepted: int, of: int = 1000) -> WeekFigures:
+    return replace(FIGURES, proposers={("chat", "suffix"): Drafted(of, accepted)})
+
+
+def happened(kind: Kind, what: str) -> tuple[Happening, ...]:
+    return (Happening(END.timestamp() - 60, kind, what, "server", "suffix chat", "reason cliff"),)
+
+
+@pytest.mark.parametrize(
+    ("review", "found"),
+    [
+        (replace(QUIET, this=drafted(720)), ("acceptance fell", "suffix, chat")),
+        (replace(QUIET, this=chat(replace(GOOD, device_s=101.0))), ("drafts cost more than they bring", "chat")),
+        (replace(QUIET, this=chat(replace(GOOD, num_failed=2))), ("requests fail", "chat")),
+        (replace(QUIET, happened=happened("event", "breaker.open")), ("a breaker opened", "suffix chat")),
+        (
+            replace(QUIET, happened=happened("rollout", "rollout.rolled_back")),
+            ("a rollout was rolled back", "suffix chat"),
+        ),
+        (
+            replace(QUIET, happened=happened("event", "replay.structural")),
+            ("a replay differs from its request", "suffix chat"),
+        ),
+        (replace(QUIET, budgets=[ErrorBudget("latency", 0.2)]), ("an error budget is nearly spent", "latency")),
+        (replace(QUIET, budgets=[ErrorBudget("latency", -0.2)]), ("an error budget is overspent", "latency")),
+        (
+            replace(QUIET, alerts=[Firing({"alertname": "Fell", "severity": "page"}, 0.0, None)]),
+            ("an alert paged", "Fell"),
+        ),
+    ],
+    ids=lambda one: one[0] if isinstance(one, tuple) else "",
+)
+def test_each_rule_names_what_it_finds(review: Review, found: tuple[str, str]) -> None:
+    assert [(one.what, one.subject) for one in review.findings] == [found]
+    assert f"| {found[0]} | {found[1]} |" in page(review)
+
+
+@pytest.mark.parametrize(
+    "review",
+    [
+        QUIET,
+        replace(QUIET, this=drafted(721)),
+        replace(QUIET, this=drafted(0, of=499)),
+        replace(QUIET, this=chat(replace(GOOD, num_requests=49, device_s=200.0))),
+        replace(QUIET, this=chat(replace(GOOD, num_draft_tokens=0, num_accepted=0, device_s=101.0))),
+        replace(QUIET, budgets=[ErrorBudget("latency", 0.25)]),
+        replace(QUIET, alerts=[Firing({"alertname": "Fell", "severity": "ticket"}, 0.0, None)]),
+        replace(QUIET, happened=happened("event", "breaker.closed")),
+        replace(QUIET, this=WeekFigures(), before=WeekFigures()),
+    ],
+)
+def test_weak_evidence_is_not_reported(review: Review) -> None:
+    assert review.findings == []
+    assert "Nothing, by these rules" in page(review)
+
+
+def test_the_least_budget_comes_first_and_one_without_events_is_left_out() -> None:
+    values = [({"sloth_slo": "latency", "tier": "free"}, 0.5), ({"sloth_slo": "correctness"}, nan), ({}, -0.1)]
+    assert budgets(values) == [ErrorBudget("", -0.1), ErrorBudget("latency free", 0.5)]
+
+
+@pytest.mark.parametrize(
+    ("remaining", "left"),
+    [(0.5, "50 %"), (0.0, "0 %"), (-0.2, "nothing (1.2 times spent)"), (-37.7, "nothing (38.7 times spent)")],
+)
+def test_what_is_left_of_a_budget_is_told_in_words(remaining: float, left: str) -> None:
+    """It was "-3.77e+03 % left"."""
+    assert f"| latency | {left} |" in page(replace(QUIET, budgets=[ErrorBudget("latency", remaining)]))
+
+
+def test_the_page_compares_two_periods() -> None:
+    shown = page(replace(QUIET, this=drafted(700), budgets=[ErrorBudget("latency", 0.5)]))
+    assert "| latency | 50 % |" in shown
+    assert "|  | suffix |  | 1,000 | 70 % | 80 % |  |" in shown
+    assert "| overloaded | 1 | 1 |" in shown
+    assert "| requests | 100 | 100 |" in shown

@@ -1,0 +1,49 @@
+from pathlib import Path
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from prolepsis.core.config import ServerConfig
+from prolepsis.core.engine_client import EngineClient
+from prolepsis.core.telemetry.metrics import Metrics
+from prolepsis.server.auth.key_file import KeyFile, new_key
+from prolepsis.server.auth.keys import Keys
+from tests.server.application import build
+from tests.server.conftest import steady
+from tests.server.fakes import ByteTokenizer
+
+
+class KeyedApp:
+    """A key file, and applications that use it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file = KeyFile(folder / "keys.json")
+        self.metrics = Metrics()
+        self.app: FastAPI
+
+    def key(self, *roles: str, tenant: str = "acme", tier: str = "standard", models: tuple[str, ...] = ()) -> str:
+        record, key = new_key(tenant, roles=roles or ("client",), tier=tier, models=models)
+        self.file.add(record)
+        return key
+
+    def open(
+        self, engine: EngineClient, config: ServerConfig | None = None, tokenizer: ByteTokenizer | None = None
+    ) -> httpx.AsyncClient:
+        """Return a client of a new application; keys must have been made before."""
+        self.metrics = Metrics()
+        settings, keys = steady(config or ServerConfig()), Keys(self.file)
+        self.app = build(settings, engine, tokenizer or ByteTokenizer(), self.metrics, keys=keys)
+        return httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://localhost")
+
+    def refused(self, reason: str) -> float:
+        return self.metrics.registry.get_sample_value("prolepsis_admission_refused_total", {"reason": reason}) or 0
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"}
+
+
+@pytest.fixture
+def keyed_app(tmp_path: Path) -> KeyedApp:
+    return KeyedApp(tmp_path)

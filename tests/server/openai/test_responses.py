@@ -1,0 +1,209 @@
+"""POST /v1/responses through the official client: typed events, items, and every stream equal to its twin."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import openai
+import pytest
+from pydantic import BaseModel
+
+from prolepsis.core.errors import EngineError
+from tests.fake_client import INFO
+from tests.server.conftest import Served, served
+from tests.server.fakes import ByteTokenizer, FakeEngine
+
+TOOL: Any = {
+    "type": "function",
+    "name": "weather",
+    "description": "Tells the weather",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+    "strict": False,
+}
+CALL = '<tool_call>\n{"name": "weather", "arguments": {"city": "Köln"}}\n</tool_call>'
+NO_SCHEMA = {"type": "json_schema", "name": "a"}
+ROOMY = replace(INFO, max_model_len=4096)
+
+THINKS = "roles, text and <think></think>"
+
+
+class City(BaseModel):
+    name: str
+
+
+def plain(item: Any) -> Any:
+    """Return an item without what differs from request to request."""
+    return {name: value for name, value in item.to_dict().items() if name not in ("id", "call_id")}
+
+
+@pytest.mark.parametrize("asked", [{"effort": "none"}, {"effort": "none", "summary": None}, {"effort": None}, {}])
+def test_no_reasoning_may_be_asked_for_as_in_chat(shared: Served, asked: dict[str, str | None]) -> None:
+    create: Any = shared.openai().responses.create
+    assert create(model="tiny", input="Hi", reasoning=asked).status == "completed"
+
+
+@pytest.mark.parametrize("step", [1, 4, 500])
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        ("Grüße, world! 👋 done", {}),
+        ("Grüße, world! 👋 done", {"max_output_tokens": 9}),
+        ("Grüße", {"include": ["message.output_text.logprobs"], "top_logprobs": 2}),
+        (f"<think>hm</think>Let me look.\n{CALL}\n{CALL}", {"tools": [TOOL]}),
+        (CALL, {"tools": [TOOL], "parallel_tool_calls": False}),
+        ("", {}),
+    ],
+)
+def test_the_stream_tells_what_its_twin_shows(step: int, text: str, options: dict[str, Any]) -> None:
+    with served(FakeEngine(text=text, step=step, info=ROOMY), tokenizer=ByteTokenizer(THINKS)) as running:
+        create: Any = running.openai().responses.create
+        whole = create(model="tiny", input="Hi", **options)
+        events = list(create(model="tiny", input="Hi", stream=True, **options))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert [event.type for event in events[:2]] == ["response.created", "response.in_progress"]
+    last = events[-1]
+    assert last.type == f"response.{whole.status}"
+    assert [plain(item) for item in last.response.output] == [plain(item) for item in whole.output]
+    assert last.response.usage == whole.usage
+    assert last.response.incomplete_details == whole.incomplete_details
+    for index, item in enumerate(last.response.output):
+        mine = [event for event in events if getattr(event, "output_index", None) == index]
+        assert mine[0].type == "response.output_item.added"
+        assert mine[-1].type == "response.output_item.done"
+        assert mine[-1].item == item
+        told = "".join(event.delta for event in mine if event.type.endswith(".delta"))
+        assert told == (item.arguments if item.type == "function_call" else item.content[0].text)
+        done = next(event for event in mine if event.type.endswith((".text.done", "_text.done", "arguments.done")))
+        assert (done.arguments if item.type == "function_call" else done.text) == told
+        logprobs = [
+            token for event in mine for token in getattr(event, "logprobs", None) or [] if "delta" in event.type
+        ]
+        if item.type == "message":
+            assert [token.token for token in logprobs] == [token.token for token in item.content[0].logprobs or []]
+
+
+def test_items_of_an_answer_with_thought_text_and_calls() -> None:
+    text = f"<think>hm</think>Let me look.\n{CALL}"
+    with served(FakeEngine(text=text, info=ROOMY), tokenizer=ByteTokenizer(THINKS)) as running:
+        reply = running.openai().responses.create(model="tiny", input="Hi", tools=[TOOL])
+    assert [item.type for item in reply.output] == ["reasoning", "message", "function_call"]
+    assert reply.output_text == "Let me look."
+    call: Any = reply.output[-1]
+    assert (call.name, json.loads(call.arguments)) == ("weather", {"city": "Köln"})
+    assert reply.usage is not None
+    assert reply.usage.output_tokens_details.reasoning_tokens == 2
+    assert reply.usage.input_tokens_details.cached_tokens == 2
+    assert reply.status == "completed"
+    assert reply.id.startswith("resp_")
+
+
+def test_a_conversation_with_calls_goes_back_in() -> None:
+    tokenizer = ByteTokenizer("{{ tools }}" + THINKS)
+    with served(FakeEngine(text=CALL, info=ROOMY), tokenizer=tokenizer) as running:
+        client: Any = running.openai()
+        question = {"role": "user", "content": [{"type": "input_text", "text": "Köln?"}]}
+        first = client.responses.create(model="tiny", input=[question], tools=[TOOL], instructions="Be brief.")
+        call = first.output[0]
+        result = {"type": "function_call_output", "call_id": call.call_id, "output": "sun"}
+        client.responses.create(
+            model="tiny",
+            input=[question, *first.output, result],
+            tools=[TOOL],
+            tool_choice={"type": "function", "name": "weather"},
+        )
+    assert [message["role"] for message in tokenizer.messages] == ["user", "assistant", "tool"]
+    calls: Any = tokenizer.messages[1]["tool_calls"]
+    assert calls[0]["function"] == {"name": "weather", "arguments": {"city": "Köln"}}
+    assert tokenizer.messages[2]["tool_call_id"] == call.call_id
+    assert tokenizer.tools is not None
+    assert "open[lazy]" not in str(running.engine.requests[-1].grammar)
+
+
+def test_instructions_and_output_texts_are_messages() -> None:
+    tokenizer = ByteTokenizer()
+    with served(FakeEngine(), tokenizer=tokenizer) as running:
+        client: Any = running.openai()
+        first = client.responses.create(model="tiny", input="Hi", instructions="Be brief.")
+        client.responses.create(model="tiny", input=[{"role": "user", "content": "Hi"}, *first.output])
+    assert tokenizer.messages == [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": running.engine.text},
+    ]
+
+
+def test_the_clients_parser_understands_structured_answers() -> None:
+    with served(FakeEngine(text='{"name": "Köln"}')) as running:
+        reply = running.openai().responses.parse(model="tiny", input="Hi", text_format=City)
+        grammar = running.engine.requests[-1].grammar
+    assert reply.output_parsed == City(name="Köln")
+    assert grammar is not None
+    assert grammar.kind == "json_schema"
+
+
+def test_a_failure_in_the_middle_is_reported_as_an_event() -> None:
+    with served(FakeEngine(fail_after=2, error=EngineError("a step failed"))) as running:
+        events = list(running.openai().responses.create(model="tiny", input="Hi", stream=True))
+    last: Any = events[-1]
+    assert last.type == "response.failed"
+    assert last.response.error.message == "a step failed"
+
+
+def test_the_response_repeats_the_parameters_of_the_body(shared: Served) -> None:
+    reply: Any = shared.openai().responses.create(
+        model="tiny",
+        input="Hi",
+        metadata={"a": "b"},
+        temperature=0.5,
+        user="u",
+        extra_body={"speculation": {"metrics": True}},
+    )
+    assert (reply.metadata, reply.temperature, reply.user, reply.to_dict()["store"]) == ({"a": "b"}, 0.5, "u", False)
+    assert reply.to_dict()["metrics"]["effective"]["mode"] == "on"
+
+
+@pytest.mark.parametrize(
+    ("options", "param"),
+    [
+        ({"store": True}, "store"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"background": True}, "background"),
+        ({"conversation": "c"}, "conversation"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"reasoning": {"effort": "high"}}, "reasoning"),
+        ({"max_output_tokens": 100000}, "input"),
+        ({"extra_body": {"max_output_tokens": 0}}, "max_output_tokens"),
+        ({"input": []}, "input"),
+        ({"input": [{"type": "reasoning", "summary": []}]}, "input"),
+        ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"tools": [{**TOOL, "strict": True}]}, "tools[0].parameters"),
+        ({"text": {"format": NO_SCHEMA}}, "text.format"),
+        ({"text": {"format": {**NO_SCHEMA, "schema": {}, "strict": True}}}, "text.format.schema"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"extra_body": {"n": 2}}, "n"),
+    ],
+)  # fmt: skip
+def test_refusals_name_the_field(shared: Served, options: dict[str, Any], param: str) -> None:
+    create: Any = shared.openai().responses.create
+    with pytest.raises(openai.BadRequestError) as refused:
+        create(**{"model": "tiny", "input": "Hi", **options})
+    assert refused.value.param == param
+
+
+def test_an_exhausted_context_is_said_in_openais_words(shared: Served) -> None:
+    with pytest.raises(openai.BadRequestError, match=r"This model's maximum context length is \d+ tokens") as refused:
+        shared.openai().responses.create(model="tiny", input="Hi", max_output_tokens=100000)
+    assert refused.value.code == "context_length_exceeded"
+
+
+@pytest.mark.parametrize("text", ["Grüße", f"So. {CALL}", '{"name": "Köln"}'])
+def test_the_clients_stream_helper_puts_the_answer_together(text: str) -> None:
+    with served(FakeEngine(text=text, step=2, info=ROOMY)) as running:
+        with running.openai().responses.stream(model="tiny", input="Hi", tools=[TOOL]) as stream:
+            kinds = {event.type for event in stream}
+            final = stream.get_final_response()
+        whole = running.openai().responses.create(model="tiny", input="Hi", tools=[TOOL])
+    assert "response.completed" in kinds
+    assert final.output_text == whole.output_text
+    assert [item.type for item in final.output] == [item.type for item in whole.output]

@@ -1,3 +1,0 @@
-from tests.console.conftest import browse, few_logs, open_scene
-
-__all__ = ["browse", "few_logs", "open_scene"]
