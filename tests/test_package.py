@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import prolepsis
+import prolepsis.engine
 from tests.engine.models.tiny import BASE
 from tests.paths import ROOT
 
@@ -67,6 +68,13 @@ def test_every_public_name_can_be_had() -> None:
         assert getattr(value, "__name__", name) == name
 
 
+def test_the_engine_has_ten_public_names() -> None:
+    assert len(prolepsis.engine.__all__) == 10
+    for name in prolepsis.engine.__all__:
+        value = getattr(prolepsis.engine, name)
+        assert getattr(value, "__name__", name) == name
+
+
 def test_an_unknown_name_is_an_attribute_error_that_says_what_there_is() -> None:
     with pytest.raises(AttributeError, match="no attribute 'Engin'; it has: Draft"):
         _ = prolepsis.Engin
@@ -74,7 +82,7 @@ def test_an_unknown_name_is_an_attribute_error_that_says_what_there_is() -> None
 
 @pytest.mark.parametrize("names", [[], sorted(PUBLIC)])
 def test_import_needs_no_torch(names: list[str]) -> None:
-    program = f"import prolepsis, sys\n[getattr(prolepsis, n) for n in {names!r}]\nprint('torch' in sys.modules)"
+    program = f"import prolepsis.engine, sys\n[getattr(prolepsis, n) for n in {names!r}]\nprint('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "False\n"
 

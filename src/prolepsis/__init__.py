@@ -4,8 +4,9 @@ The names below are the public surface of the package; each is imported when it 
 package itself stays quick and needs no torch.
 """
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from prolepsis.core.exports import lazily
 
 if TYPE_CHECKING:
     from prolepsis.core.config import EngineConfig as EngineConfig
@@ -47,15 +48,4 @@ __all__ = [
     "SpeculationChoice",
     "__version__",
 ]
-
-
-def __getattr__(name: str) -> object:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'prolepsis' has no attribute {name!r}; it has: {', '.join(__all__)}")
-    value: object = getattr(import_module(_HOMES[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazily(__name__, _HOMES)

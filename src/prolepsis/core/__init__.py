@@ -1,0 +1,1 @@
+"""What all rooms share: requests, events, messages, the plan, errors, settings, metrics."""

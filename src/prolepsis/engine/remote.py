@@ -1,4 +1,4 @@
-"""Puts together both ends of remote proposing: an engine's proposer, and what a propose server drafts with."""
+"""Makes the proposer that asks a propose server."""
 
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.errors import ConfigError

@@ -1,1 +1,1 @@
-"""Other processes: the codec of all messages, the handshake of all connections, and what is built on them."""
+"""Engines elsewhere: hosts and links of our own, servers of others, and clients and proposers in other processes."""
