@@ -181,7 +181,11 @@ async def _predicting(run: Run, body: Mapping[str, object]) -> Mapping[str, obje
     words = answer["choices"][0]["message"]["content"].split(" ")
     words[2::3] = ["indeed"] * len(words[2::3])
     prediction = {"type": "content", "content": " ".join(words)}
-    return {**body, "prediction": prediction, "speculation": {"mode": "on", "proposer": "prediction", "max_depth": 1}}
+    return {
+        **body,
+        "prediction": prediction,
+        "speculation": {"mode": "always", "proposer": "prediction", "max_depth": 1},
+    }
 
 
 async def begin_fault(run: Run) -> None:

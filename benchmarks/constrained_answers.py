@@ -27,7 +27,7 @@ from benchmarks.structured_schemas import BY_PROMPT, Schema, generated
 from prolepsis.server.cli.bench.ask import in_flight
 from prolepsis.server.cli.bench.provenance import provenance
 
-WAYS = ("off", "auto", "on", "off-stream", "auto-stream", "on-stream")
+WAYS = ("off", "auto", "always", "off-stream", "auto-stream", "always-stream")
 NUM_GENERATED = 50
 WAIT_S = 3600
 KINDS = ("required", "named", "parallel", "schema")

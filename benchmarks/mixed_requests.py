@@ -24,7 +24,7 @@ from benchmarks.stream_gaps import signed
 from prolepsis.server.cli.bench.provenance import provenance
 
 WATCHED = ("prolepsis_engine_restarts_total", "prolepsis_contained_faults_total", "prolepsis_requests_failing")
-MODES = ("", "", "auto", "on")
+MODES = ("", "", "auto", "always")
 """Empty: none is named, as by most clients."""
 Body = dict[str, Any]
 

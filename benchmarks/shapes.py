@@ -122,7 +122,7 @@ async def _answer(
     client: EngineClient, name: str, params: SamplingParams, num_tokens: int, prediction: tuple[int, ...]
 ) -> TimedAnswer:
     params = replace(params, max_tokens=num_tokens, ignore_eos=True)
-    choice = SpeculationChoice("on" if prediction else "off")
+    choice = SpeculationChoice("always" if prediction else "off")
     request = GenerateRequest(
         f"{name} {bool(prediction)}",
         tuple(range(2, 2 + 3 * PAGE_SIZE)),

@@ -134,7 +134,7 @@ def test_a_damaged_traffic_class_shows_in_its_own_counts_only() -> None:
 
 
 def test_forced_and_shadow_drafts_count_for_acceptance_and_not_for_costs() -> None:
-    for choice in (SpeculationChoice("on"), SpeculationChoice("shadow"), SpeculationChoice()):
+    for choice in (SpeculationChoice("always"), SpeculationChoice("shadow"), SpeculationChoice()):
         engine = build(EngineSetup(proposers=[Named("first")]))
         run(engine, sliced("a", "chat", choice))
         [counts] = engine.speculation.proposers.ledger.counts()

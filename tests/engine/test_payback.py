@@ -120,10 +120,10 @@ def test_a_step_is_observed_with_the_gain_of_its_drafts() -> None:
 def test_requests_that_draft_at_any_price_or_not_at_all_are_not_asked_about() -> None:
     payback = Told()
     engine, _ = _engine(payback)
-    for choice in (SpeculationChoice("on"), SpeculationChoice("off")):
+    for choice in (SpeculationChoice("always"), SpeculationChoice("off")):
         submit(engine, replace(request(choice.mode, PROMPT), speculation=choice))
     ended = terminals(drain(engine))
-    assert ended["on"].stats.num_drafts > 0
+    assert ended["always"].stats.num_drafts > 0
     assert not payback.begun
     assert not payback.steps
 

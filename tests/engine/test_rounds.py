@@ -30,7 +30,7 @@ def renamed(draft: Draft | None) -> Draft | None:
 
 def asked(num_tokens: int, *, keeps: bool = True) -> GenerateRequest:
     params = SamplingParams(temperature=0.0, max_tokens=num_tokens, ignore_eos=True)
-    choice = SpeculationChoice("on", num_speculative_tokens=6)
+    choice = SpeculationChoice("always", num_speculative_tokens=6)
     return replace(request("a", PROMPT, params), speculation=choice, keeps_rounds=keeps)
 
 

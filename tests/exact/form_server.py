@@ -17,10 +17,10 @@ from prolepsis.engine.thread import ThreadEngineClient
 from tests.server.application import build
 
 Body = dict[str, Any]
-Mode = Literal["off", "auto", "on"]
+Mode = Literal["off", "auto", "always"]
 VARIANTS: tuple[tuple[Mode, bool], ...] = (
     *(("off", False), ("off", True), ("auto", False), ("auto", True)),
-    *(("on", False), ("on", True)),
+    *(("always", False), ("always", True)),
 )
 """Mode, and whether the answer is streamed."""
 

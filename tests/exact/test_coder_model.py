@@ -68,7 +68,7 @@ def drafted_by(proposer: str, source: GenerateRequest, plain: Sequence[int]) -> 
         request_id=f"{source.request_id} {proposer}",
         cache_salt=proposer,
         prediction_token_ids=predicted,
-        speculation=SpeculationChoice("on", proposers=None if proposer == ALL else (proposer,)),
+        speculation=SpeculationChoice("always", proposers=None if proposer == ALL else (proposer,)),
     )
 
 
@@ -153,7 +153,7 @@ def test_a_question_about_15000_tokens_is_answered_the_same_with_drafts(coder: L
         client = ThreadEngineClient(assemble(config, coder))
         try:
             source = GenerateRequest("plain", prompt, KINDS["greedy"], speculation=SpeculationChoice("off"))
-            drafted = replace(source, request_id="on", speculation=SpeculationChoice("on"))
+            drafted = replace(source, request_id="on", speculation=SpeculationChoice("always"))
             return await ask(client, source), await ask(client, drafted)
         finally:
             await client.close()

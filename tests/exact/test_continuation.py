@@ -39,7 +39,7 @@ def test_every_cut_with_every_proposer(name: str, proposer: str | None) -> None:
     check_cuts(engine, source, answer, cuts, SpecPlan(fixed_depth=3))
 
 
-@pytest.mark.parametrize("mode", ["auto", "on", "shadow"])
+@pytest.mark.parametrize("mode", ["auto", "always", "shadow"])
 def test_every_mode_of_speculation(mode: SpecMode) -> None:
     proposers: list[Proposer] = [SuffixProposer(), PromptLookupProposer(min_match=1)]
     for name in PARAMS:

@@ -179,7 +179,7 @@ async def test_controls_reach_replicas_that_start_later(handle: TurnsHandle) -> 
         later = replica()
         handle.replicas.append(later)
         await connected(client, 3)
-        choice = SpeculationChoice(mode="on", rollout_run="run-1")
+        choice = SpeculationChoice(mode="always", rollout_run="run-1")
         handle.num_streams = 2
         events = [event async for event in client.generate(replace(request("a", [1]), speculation=choice))]
         assert stats_of(events).mode.reason == "rolled_back"

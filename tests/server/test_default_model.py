@@ -43,7 +43,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "choice": {"structured_outputs": {"choice": ["sun", "rain"]}},
 }
 PLAIN = {"speculation": {"mode": "off"}}
-STREAM = {"speculation": {"mode": "on"}, "stream": True}
+STREAM = {"speculation": {"mode": "always"}, "stream": True}
 
 
 def message_of(chunks: list[dict[str, Any]]) -> dict[str, Any]:

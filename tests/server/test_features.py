@@ -32,7 +32,7 @@ class LongAnswers:
 from dataclasses import dataclass
 
 from prolepsis.core.ended import RequestEnded
-from prolepsis.long_answers.model import LongAnswers
+from prolepsis.control.long_answers.model import LongAnswers
 from prolepsis.core.telemetry.declare import counter
 from prolepsis.control.web.context import Context
 from prolepsis.control.web.feature import Feature
@@ -97,19 +97,19 @@ def package(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_a_feature_is_one_folder_and_one_entry_of_the_list(package: Path) -> None:
-    (package / "long_answers").mkdir()
+    (package / "control" / "long_answers").mkdir()
     for name, text in FEATURE.items():
-        (package / "long_answers" / name).write_text(text)
-    listed = package / "api" / "features.py"
+        (package / "control" / "long_answers" / name).write_text(text)
+    listed = package / "server" / "features.py"
     before = listed.read_text()
-    imported, entry = "from prolepsis.long_answers import feature as long_answers", "    long_answers.feature,"
+    imported, entry = "from prolepsis.control.long_answers import feature as long_answers", "    long_answers.feature,"
     after = before.replace("\n\nFEATURES", f"\n{imported}\n\nFEATURES", 1)
     listed.write_text(after.replace("    heads.feature,\n", f"    heads.feature,\n{entry}\n", 1))
     reply, metric, is_documented = served(package.parent)
     assert reply == {"num_long": 1, "region": "north", "is_kept": False}
     assert metric == ["prolepsis_long_answers_total 1.0"]
     assert is_documented
-    assert changed(package) == {"long_answers", "server/features.py"}
+    assert changed(package) == {"control/long_answers", "server/features.py"}
     new = [line[2:] for line in ndiff(before.splitlines(), listed.read_text().splitlines()) if line[0] in "+-"]
     assert new == [imported, entry]
 
@@ -130,7 +130,7 @@ def changed(package: Path) -> set[str]:
     """Return the folders that are new in a copy, and the files that differ."""
     ours, theirs = _contents(PACKAGE), _contents(package)
     assert not ours.keys() - theirs.keys()
-    new = {path.parts[0] if path not in ours else str(path) for path in theirs if ours.get(path) != theirs[path]}
+    new = {str(path.parent) if path not in ours else str(path) for path in theirs if ours.get(path) != theirs[path]}
     return new
 
 

@@ -153,10 +153,12 @@ class EventSequence:
 
     def _submit(self) -> None:
         draw, name = self.random, f"r{len(self.sources)}"
-        choice = SpeculationChoice("auto" if self.is_calm else draw.choice(["auto", "auto", "on", "off", "shadow"]))
+        choice = SpeculationChoice("auto" if self.is_calm else draw.choice(["auto", "auto", "always", "off", "shadow"]))
         if not self.is_calm and draw.random() < 0.5:
             assignment = self.assignments[name] = self.server.rollouts.assign(RULE, f"{draw.random()}")
-            choice = SpeculationChoice(assignment.mode, rollout_run=assignment.rollout_run)
+            choice = SpeculationChoice(
+                "auto" if assignment.mode == "on" else assignment.mode, rollout_run=assignment.rollout_run
+            )
         params = SamplingParams(
             temperature=draw.choice([0.0, 1.0]), seed=draw.randint(0, 99), max_tokens=draw.choice([1, 5, 12, 40])
         )

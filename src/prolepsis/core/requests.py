@@ -163,7 +163,7 @@ _RANGES: tuple[tuple[str, str, Callable[[float], bool]], ...] = (
 )
 
 
-SpecMode = Literal["auto", "off", "on", "shadow"]
+SpecMode = Literal["auto", "off", "always", "shadow"]
 OffReason = Literal["requested_off", "policy_off", "rolled_back", "not_eligible", "flag_off"]
 
 
@@ -176,8 +176,8 @@ class SpeculationChoice:
     """Speculation that caller and policy allow; the plan and the measured cost decide what takes effect."""
 
     mode: SpecMode = "auto"
-    """off: plain decoding. auto: verify the drafts that pay by the cost curve. on: verify every draft. shadow: decode
-    plainly, and make drafts only to compare them with the tokens that are emitted."""
+    """off: plain decoding. auto: verify the drafts that pay by the cost curve. always: verify every draft. shadow:
+    decode plainly, and make drafts only to compare them with the tokens that are emitted."""
     off_reason: OffReason = "requested_off"
     """In mode off, the reason: the caller, the policy, a rollback, earlier drafts, or a feature flag turned speculation
     off."""

@@ -229,7 +229,7 @@ class Decisions:
 
     def _request(self, sequence: SequenceState, choice: SpeculationChoice, plan: SpecPlan, room: int) -> DraftRequest:
         allowed = self._allowed(sequence, plan)
-        limit, is_forced = self._limit(sequence, choice, plan, room), choice.mode == "on"
+        limit, is_forced = self._limit(sequence, choice, plan, room), choice.mode == "always"
         return DraftRequest(sequence, limit, allowed, is_forced, (choice.proposers or ()) if is_forced else ())
 
     def _limit(self, sequence: SequenceState, choice: SpeculationChoice, plan: SpecPlan, room: int) -> int:

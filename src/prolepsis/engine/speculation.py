@@ -193,7 +193,7 @@ class Speculation:
         sequence = row.sequence
         if row.draft is not None:
             path = row.draft.follow(sequence.tokens[row.start + row.num_tokens :])
-            is_weighed = sequence.request.source.speculation.mode != "on"
+            is_weighed = sequence.request.source.speculation.mode != "always"
             self.proposers.observe(row.draft, path, origin_of(sequence) if is_weighed else None)
         self._commit(sequence)
 

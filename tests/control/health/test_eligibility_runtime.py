@@ -123,8 +123,8 @@ async def test_low_acceptance_stays_in_shadow_or_plain_as_the_share_says(tmp_pat
     app = EligibilityApp(tmp_path, RULE.format(0.6, ", shadow_percentage: 0"))
     assert await app.modes(2) == ["off", "off"]
     assert app.engine.requests[-1].speculation.off_reason == "not_eligible"
-    await app.ask(mode="on")
-    assert app.engine.requests[-1].speculation.mode == "on", "an operator may"
+    await app.ask(mode="always")
+    assert app.engine.requests[-1].speculation.mode == "always", "an operator may"
     assert "limit=" not in (await app.ask(mode="off")).headers["x-spec-effective"]
 
 
@@ -133,7 +133,7 @@ async def test_a_fresh_server_drafts_little_at_first_with_and_without_a_policy(t
         app = EligibilityApp(tmp_path, policy, config=ServerConfig())
         assert ";limit=conservative_start" in (await app.ask()).headers["x-spec-effective"]
         await app.ask(max_depth=2)
-        await app.ask(mode="on", max_depth=9)
+        await app.ask(mode="always", max_depth=9)
         await app.ask(mode="shadow")
         await app.modes(NEEDED)
         ceilings = [request.speculation.num_speculative_tokens for request in app.engine.requests]

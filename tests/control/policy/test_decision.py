@@ -16,8 +16,8 @@ from prolepsis.core.requests import OffReason, SpecMode
         ("on", "auto", "auto", "policy"),
         ("on", "off", "off", "caller"),
         ("shadow", "off", "off", "caller"),
-        ("off", "on", "on", "caller"),
-        ("on", "on", "on", "caller"),
+        ("off", "always", "always", "caller"),
+        ("on", "always", "always", "caller"),
         ("on", "shadow", "shadow", "caller"),
     ],
 )
@@ -35,7 +35,7 @@ def test_the_ceiling_holds_for_every_caller(ceiling: int | None, depth: int | No
 
 
 def test_depth_0_turns_it_off() -> None:
-    for requested in (SpeculationRequest(max_depth=0), SpeculationRequest("on", max_depth=0)):
+    for requested in (SpeculationRequest(max_depth=0), SpeculationRequest("always", max_depth=0)):
         decision = decide("r", Terms(mode="on"), requested)
         assert (decision.choice.mode, decision.choice.off_reason) == ("off", "requested_off")
         assert decision.sources["mode"] == "caller"
@@ -89,10 +89,10 @@ def test_emit_is_the_callers_where_one_is_given() -> None:
 @pytest.mark.parametrize(
     ("mode", "requested", "param"),
     [
-        ("off", SpeculationRequest("on"), "speculation.mode"),
+        ("off", SpeculationRequest("always"), "speculation.mode"),
         ("off", SpeculationRequest("shadow"), "speculation.mode"),
         ("on", SpeculationRequest("off"), "speculation.mode"),
-        ("on", SpeculationRequest("on"), "speculation.mode"),  # it would force what does not pay
+        ("on", SpeculationRequest("always"), "speculation.mode"),  # it would force what does not pay
         ("on", SpeculationRequest(max_depth=0), "speculation.max_depth"),
         ("shadow", SpeculationRequest(max_depth=0), "speculation.max_depth"),
         ("off", SpeculationRequest(emit="token"), "speculation.emit"),

@@ -29,16 +29,16 @@ def test_each_rule_says_why() -> None:
 
 
 def test_the_default_counts_where_none_matches() -> None:
-    explanation = explain(policy(TEXT), RequestFacts(), SpeculationRequest("on"))
+    explanation = explain(policy(TEXT), RequestFacts(), SpeculationRequest("always"))
     assert [tried.outcome for tried in explanation.tried] == ["no_match", "no_match", "no_match", "matched"]
     assert explanation.rule == "default"
     assert explanation.decision is not None
-    assert (explanation.decision.choice.mode, explanation.decision.sources["mode"]) == ("on", "caller")
+    assert (explanation.decision.choice.mode, explanation.decision.sources["mode"]) == ("always", "caller")
 
 
 def test_a_request_against_a_pinned_rule_leaves_no_decision() -> None:
     facts = RequestFacts(tenant="bank", route="/v1/responses")
-    explanation = explain(policy(TEXT), facts, SpeculationRequest("on"))
+    explanation = explain(policy(TEXT), facts, SpeculationRequest("always"))
     assert explanation.decision is None
     assert explanation.conflict is not None
     assert explanation.conflict.param == "speculation.mode"

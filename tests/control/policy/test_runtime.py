@@ -191,7 +191,7 @@ async def test_a_stream_says_the_rule_in_its_header_and_last_chunk(policy_app: P
     ("speculation", "choice"),
     [
         ({"mode": "off"}, SpeculationChoice("off", num_speculative_tokens=2)),
-        ({"mode": "on"}, SpeculationChoice("on", num_speculative_tokens=2)),
+        ({"mode": "always"}, SpeculationChoice("always", num_speculative_tokens=2)),
         ({"max_depth": 1}, SpeculationChoice(num_speculative_tokens=1)),
         ({"max_depth": 9}, SpeculationChoice(num_speculative_tokens=2)),
         ({"proposer": "suffix"}, SpeculationChoice(num_speculative_tokens=2, proposers=("suffix",))),
@@ -209,7 +209,7 @@ async def test_an_operators_wish_within_the_rule(
 async def test_a_pinned_rule_refuses_what_contradicts_it(policy_app: PolicyApp, route: str) -> None:
     http = policy_app.open("bank", roles=ROLES)
     body: dict[str, Any] = {"input": "Hi"} if route == "/v1/responses" else {}
-    refused = await ask(http, route, **body, speculation={"mode": "on"})
+    refused = await ask(http, route, **body, speculation={"mode": "always"})
     error = refused.json()["error"]
     assert (refused.status_code, error["code"], error["param"]) == (403, "policy_conflict", "speculation.mode")
     assert "'audit' pins it to off" in error["message"]
@@ -218,7 +218,7 @@ async def test_a_pinned_rule_refuses_what_contradicts_it(policy_app: PolicyApp, 
 
 
 async def test_a_wish_that_needs_a_role_still_needs_it(policy_app: PolicyApp) -> None:
-    refused = await ask(policy_app.open(), speculation={"mode": "on"})
+    refused = await ask(policy_app.open(), speculation={"mode": "always"})
     assert (refused.status_code, refused.json()["error"]["code"]) == (403, "insufficient_permissions")
 
 

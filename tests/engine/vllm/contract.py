@@ -23,7 +23,7 @@ from tests.server.application import build
 
 PROMPT = tuple([10, 11, 12, 13, 14, 15] * 8)
 GREEDY = SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True)
-ON, OFF = SpeculationChoice("on"), SpeculationChoice("off")
+ON, OFF = SpeculationChoice("always"), SpeculationChoice("off")
 Answer = tuple[list[list[int]], Terminal]
 
 

@@ -18,7 +18,7 @@ from tests.engine.vllm.table_plane import TablePlane, build, config
 from tests.fakes import EOS, VOCAB, EngineSetup, drain, outputs, request, run, submit, terminals
 
 REPEATED = [3, 4, 5, 6, 7, 8, 9, 10] * 4
-ON = SpeculationChoice("on")
+ON = SpeculationChoice("always")
 LONG = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
 
 
@@ -87,7 +87,7 @@ def test_a_request_in_shadow_drafts_and_verifies_nothing() -> None:
 
 def test_depth_and_proposer_are_those_of_the_request() -> None:
     plane = TablePlane()
-    choice = SpeculationChoice("on", num_speculative_tokens=2, proposers=("prompt_lookup",))
+    choice = SpeculationChoice("always", num_speculative_tokens=2, proposers=("prompt_lookup",))
     stats = terminals(run(build(plane), replace(request("a", REPEATED, LONG), speculation=choice)))["a"].stats
     assert set(stats.proposers) == {"prompt_lookup"}
     assert {len(draft) for _, draft in plane.verified} <= {1, 2}

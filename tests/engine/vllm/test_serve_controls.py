@@ -14,8 +14,8 @@ from tests.engine.vllm.other_python import needs_vllm, serving
 pytestmark = [needs_vllm, pytest.mark.timeout(400)]  # the first one waits for vLLM
 PROMPT = [10, 11, 12, 13, 14, 15] * 8
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 40, "ignore_eos": True}
-ON: dict[str, Any] = {"speculation": {"mode": "on", "metrics": True}}
-SHALLOW: dict[str, Any] = {"speculation": {"mode": "on", "max_depth": 1, "metrics": True}}
+ON: dict[str, Any] = {"speculation": {"mode": "always", "metrics": True}}
+SHALLOW: dict[str, Any] = {"speculation": {"mode": "always", "max_depth": 1, "metrics": True}}
 """Two tokens a pass at most, so that a stream lasts."""
 LONG: dict[str, Any] = {"max_tokens": 900}
 TRAFFIC_CLASS = "completions/standard/free/short"

@@ -140,7 +140,9 @@ async def test_a_pasted_request_is_explained(open_scene: Scene, browse: Browse) 
     page = await http.post("/console/policy/explain", data=fields)
     assert "Mode on" in page.text
     assert "by rule chat" in page.text
-    page = await http.post("/console/policy/explain", data={**fields, "tenant": "bank", "headers": "X-Spec-Mode: on"})
+    page = await http.post(
+        "/console/policy/explain", data={**fields, "tenant": "bank", "headers": "X-Spec-Mode: always"}
+    )
     assert "Refused" in page.text
     page = await http.post("/console/policy/explain", data={**fields, "request": "{"})
     assert "The request is not valid JSON" in page.text

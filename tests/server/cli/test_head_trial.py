@@ -13,7 +13,7 @@ PROMPTS = [EncodedPrompt("a", "chat", (1, 2)), EncodedPrompt("b", "code", (3,))]
 
 
 def drafted(request: GenerateRequest) -> Iterable[Event]:
-    assert (request.speculation.mode, request.speculation.proposers) == ("on", (PROPOSER,))
+    assert (request.speculation.mode, request.speculation.proposers) == ("always", (PROPOSER,))
     assert (request.params.temperature, request.params.max_tokens) == (0.0, MAX_TOKENS)
     counts = {PROPOSER: ProposerCounts(10, 30, 12), "suffix": ProposerCounts(1, 1, 1)}
     yield Finished(request.request_id, RequestStats(num_output_tokens=22, proposers=counts))

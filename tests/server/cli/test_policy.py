@@ -143,7 +143,7 @@ def test_explain_says_why_and_what() -> None:
 
 
 def test_explain_says_what_would_be_refused() -> None:
-    asking = CHAT | {"speculation": {"mode": "on"}}
+    asking = CHAT | {"speculation": {"mode": "always"}}
     needs_role = explained(body=asking)
     assert "role operator" in str(needs_role["refused"])
     assert needs_role["in_effect"] is None

@@ -44,11 +44,11 @@ def test_a_client_may_turn_speculation_off(mode: SpecMode | None) -> None:
 @pytest.mark.parametrize(
     ("body", "header", "param"),
     [
-        (SpeculationBody(mode="on"), None, "speculation.mode"),
+        (SpeculationBody(mode="always"), None, "speculation.mode"),
         (SpeculationBody(mode="shadow"), None, "speculation.mode"),
         (SpeculationBody(max_depth=0), None, "speculation.max_depth"),
         (SpeculationBody(proposer="suffix"), None, "speculation.proposer"),
-        (None, "on", "x-spec-mode"),
+        (None, "always", "x-spec-mode"),
     ],
 )
 def test_forcing_needs_a_role(body: SpeculationBody | None, header: str | None, param: str) -> None:
@@ -65,13 +65,13 @@ async def test_the_mode_may_come_as_a_header(client: Connect) -> None:
     http = client(engine)
     for headers, body, status in (
         ({"x-spec-mode": "off"}, {}, 200),
-        ({"x-spec-mode": "on"}, {"speculation": {"mode": "on"}}, 200),
+        ({"x-spec-mode": "always"}, {"speculation": {"mode": "always"}}, 200),
         ({"x-spec-mode": "fast"}, {}, 400),
-        ({"x-spec-mode": "on"}, {"speculation": {"mode": "off"}}, 400),
+        ({"x-spec-mode": "always"}, {"speculation": {"mode": "off"}}, 400),
     ):
         response = await http.post("/v1/chat/completions", json={**CHAT, **body}, headers=headers)
         assert response.status_code == status, response.text
-    assert [r.speculation.mode for r in engine.requests] == ["off", "on"]
+    assert [r.speculation.mode for r in engine.requests] == ["off", "always"]
 
 
 async def test_shadow_is_asked_of_the_engine_and_its_figures_are_apart(client: Connect) -> None:

@@ -129,5 +129,5 @@ def _tolerance(baseline: float) -> float:
 def _counts(prompt: PromptEnded) -> bool:
     """Return whether the prompt's answer was free to speculate."""
     is_answered = prompt.answer in ("complete", "cut")
-    may = prompt.request.speculation.mode in ("auto", "on")
+    may = prompt.request.speculation.mode in ("auto", "always")
     return is_answered and may and prompt.stats.mode.reason not in _STOPPED

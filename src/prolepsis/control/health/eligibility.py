@@ -206,7 +206,7 @@ class Eligibility:
     def see(self, ended: RequestEnded) -> None:
         """Process a request that has ended, unless an operator had its drafts verified at any cost."""
         for prompt in ended.prompts:
-            if prompt.answer in ("complete", "cut") and prompt.request.speculation.mode != "on":
+            if prompt.answer in ("complete", "cut") and prompt.request.speculation.mode != "always":
                 self.add(prompt.request.traffic_class, prompt.stats)
 
     def add(self, traffic_class: str, stats: RequestStats) -> None:

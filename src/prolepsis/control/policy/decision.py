@@ -79,7 +79,7 @@ class Decision:
         return as_assigned and self.limits.verifies and self.choice.off_reason != "flag_off"
 
     def under_flag(self, flag: FlagDecision) -> "Decision":
-        """Return the decision with that of the flag, which may turn off what caller and policy left on."""
+        """Apply the flag's decision, which may turn off what caller and policy left on."""
         if flag.value or not self.choice.enabled:
             return replace(self, flag=flag)
         off = replace(self.choice, mode="off", off_reason="flag_off", may_fall_back=False)
@@ -126,23 +126,22 @@ def decide(
 ) -> Decision:
     """Return the decision on a request that has no `conflict` with the terms.
 
-    Mode: any caller may ask for `off`, an operator for `on` and `shadow`; `auto` leaves it to the policy, or to the
+    Mode: any caller may ask for `off`, an operator for `always` and `shadow`; `auto` leaves it to the policy, or to the
     assignment of the rule's rollout. Proposers and ceiling: a caller narrows them and never widens them. Emit: the
     caller's if one is given. `targeting_key` draws the share that drafts in shadow; without one every request does.
-    `limits` hold for all but requests that an operator asked to be `on`.
+    `limits` hold for all but requests that an operator asked to `always` draft.
     """
     given = (
         terms if assignment is None else terms.model_copy(update={"mode": assignment.mode, "shadow_percentage": 100.0})
     )
-    forced = requested.mode == "on"
     mode, source = _mode(rule, given, requested, targeting_key, limits)
-    ceiling, ceiling_source = _ceiling(terms, requested, UNLIMITED if forced or mode != "on" else limits)
+    ceiling, ceiling_source = _ceiling(terms, requested, limits if mode == "on" else UNLIMITED)
     by_rollout = source in ("policy", "eligibility") and mode != "off"
     is_canary = assignment is not None and assignment.arm == "canary"
     return Decision(
         requested=requested,
         choice=SpeculationChoice(
-            mode="auto" if mode == "on" and not forced else mode,
+            mode="auto" if mode == "on" else mode,
             off_reason=_off_reason(source, assignment) if mode == "off" else "requested_off",
             num_speculative_tokens=ceiling,
             proposers=terms.proposers if requested.proposer is None else (requested.proposer,),
@@ -189,7 +188,7 @@ def _ceiling(terms: Terms, requested: SpeculationRequest, limits: DraftLimits) -
 
 def _mode(
     rule: str, terms: Terms, requested: SpeculationRequest, targeting_key: str | None, limits: DraftLimits
-) -> tuple[Mode, Source]:
+) -> tuple[Mode | SpecMode, Source]:
     mode = terms.mode if requested.mode == "auto" else requested.mode
     if requested.max_depth == 0 and mode != "off":
         return "off", "caller"

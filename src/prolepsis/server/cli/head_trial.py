@@ -54,7 +54,7 @@ async def trial(client: EngineClient, prompts: Sequence[EncodedPrompt], model: s
             prompt_token_ids=prompt.token_ids,
             params=SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS),
             cache_salt="trial",
-            speculation=SpeculationChoice("on", proposers=(PROPOSER,)),
+            speculation=SpeculationChoice("always", proposers=(PROPOSER,)),
         )
         answer = await ask(client, request)
         total.add(answer.stats.proposers.get(PROPOSER, ProposerCounts()))

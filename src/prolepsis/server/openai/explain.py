@@ -137,8 +137,8 @@ def effect_of(explanation: Explanation) -> dict[str, Any] | None:
         return None
     choice = decision.choice
     return {
-        "mode": "on" if choice.mode == "auto" else choice.mode,
-        "forced": choice.mode == "on",
+        "mode": "on" if choice.mode in ("auto", "always") else choice.mode,
+        "forced": choice.mode == "always",
         "proposers": choice.proposers,
         "num_speculative_tokens": choice.num_speculative_tokens,
         "emit": decision.emit,

@@ -10,7 +10,7 @@ from prolepsis.core.requests import SpecMode
 from prolepsis.server.openai.bodies import SpeculationBody
 from prolepsis.server.openai.prepared import SPEC_MODE
 
-_FOR_OPERATORS = ("on", "shadow")
+_FOR_OPERATORS = ("always", "shadow")
 _DEFAULT = SpeculationBody()
 
 
