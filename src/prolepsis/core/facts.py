@@ -114,7 +114,7 @@ def traffic_class_of(facts: RequestFacts, rule: str | None = None) -> str:
     """Return the traffic class of a request: ROUTE/TIER/FORM/CONTEXT, such as chat-completions/standard/free/short.
 
     FORM is `free` or `structured` (tools count as structured), CONTEXT is `short` up to 512 prompt tokens, `medium` up
-    to 4096, else `long`. `rule`, of the policy, follows as a fifth part if one matched: rules tell apart what tenants,
+    to 4096, else `long`. `rule`, of the policy, follows as a fifth part if one matched: rules separate what tenants,
     headers and flags do. There are few classes on purpose: each has evidence of its own to gather.
     """
     route = facts.route.removeprefix("/v1/").strip("/").replace("/", "-") or "none"

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple
 from prolepsis.core.tagged import Tagged
 
 MAX_ROUNDS = 64
-"""Rounds of a request that are kept; of the later ones its sums tell."""
+"""Rounds of a request that are kept; later ones are in its sums only."""
 
 RoundOutcome = Literal["accepted", "partly_accepted", "rejected"]
 

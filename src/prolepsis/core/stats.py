@@ -278,7 +278,7 @@ class RequestStats:
     rounds: list[Round] = field(default_factory=list)
     """Its first ones, if they are kept."""
     judged: dict[str, list[JudgedDraft]] = field(default_factory=dict)
-    """The first judged drafts of its samples, by proposer: a few, as later ones tell about the request."""
+    """The first judged drafts of its samples, by proposer: a few, as later ones depend on the request."""
     heads: dict[str, str | None] = field(default_factory=dict)
     """NAME@VERSION of the draft heads in use when it began, by proposer; None: exchanged while it ran."""
     plain_steps: dict[PlainReason, int] = field(default_factory=dict)

@@ -38,7 +38,7 @@ def first_span(trace_id: str, *, sampled: bool) -> TraceContext:
 
 
 def parse_traceparent(value: str) -> TraceContext | None:
-    """Read a `traceparent` header; None for one that the standard tells to ignore.
+    """Read a `traceparent` header; None for one that the standard says to ignore.
 
     Of versions after 00 the known beginning is read; version ff and ids of zeros only are invalid.
     """

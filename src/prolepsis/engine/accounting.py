@@ -78,7 +78,7 @@ def charge(rows: Sequence[Row], timing: StepTiming, cost: CostCurve) -> None:
 
 
 def _charge_drafting(rows: Sequence[Row], timing: StepTiming) -> None:
-    """Share the time of making drafts between the rows that proposers were asked for, that of learning between all."""
+    """Share the time of drafting between the rows that proposers were asked for, and of learning between all."""
     asked: list[DeviceSeconds] = []
     learning: list[DeviceSeconds] = []
     for row in rows:
@@ -111,7 +111,7 @@ def _share(payers: Sequence[DeviceSeconds], seconds: float) -> None:
 
 
 def count_scheduled(request: Request, now: float) -> None:
-    """A pass has a row of the request: until now it may have waited for those of others, also while it ran."""
+    """A pass has a row of the request: until now it may have waited for rows of others, also while it ran."""
     request.begun = True
     if request.queued_since is not None:
         request.stats.queue_s += now - request.queued_since

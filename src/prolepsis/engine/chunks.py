@@ -2,7 +2,7 @@
 
 What a prompt token takes is learned from the passes that computed some: the time of the pass, less what its decoding
 rows take by the cost curve, as passes without prompts correct it. A token takes longer the more context it reads, so
-contexts are told apart by powers of two. Of the last passes the median counts: others use the machine too.
+contexts are grouped by powers of two. Of the last passes the median counts: others use the machine too.
 """
 
 import math

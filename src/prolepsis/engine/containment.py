@@ -15,7 +15,7 @@ log = structlog.get_logger(__name__)
 
 ContainedPart = Literal[
     "decisions",  # which drafts to make and to verify: the step decodes plainly
-    "learning",  # what a step tells about drafts and their cost
+    "learning",  # what a step shows about drafts and their cost
     "figures",  # counts and charges of requests, rounds, metrics
 ]
 PARTS: tuple[ContainedPart, ...] = get_args(ContainedPart)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from prolepsis.core.events import Event, Tokens
 
 INTERVAL_S = 0.010
-"""Longest time for which tokens wait for those of the steps that follow; longer steps are handed over one by one."""
+"""Longest time for which tokens wait for tokens of later steps; longer steps are handed over one by one."""
 
 
 class Handover:

@@ -99,7 +99,7 @@ class HiddenStateRouter:
                 log.exception("features_not_taken", consumer=type(route.consumer).__name__)
 
     def forget(self, sequences: Sequence[SequenceState]) -> None:
-        """Tell proposers which sequences ended, also those that they never drafted for."""
+        """Notify proposers of sequences that ended, also of any that they never drafted for."""
         for route in self._routes:
             if route.proposer is not None:
                 for sequence in sequences:

@@ -380,7 +380,7 @@ class Scheduler:
 
     def _overtake(self, sequence: SequenceState) -> None:
         """Count the start of a sequence before the oldest that waits and is lower by one only, which does not wait for
-        ever: else it would where those of better priority that go on coming fill the pages. Spare samples may."""
+        ever: else it would while a stream of better priority fills the pages. Spare samples may."""
         priority, arrival, serial, index = sequence.rank
         place = bisect_left(self.waiting, (priority + 1,), key=_by_rank)
         older = next((one for one in islice(self.waiting, place, None) if not one.is_spare), None)

@@ -134,7 +134,7 @@ class Speculation:
             self.payback.start_over()
 
     def forget(self, sequences: Sequence[SequenceState]) -> None:
-        """Tell the proposers which sequences ended, with the tokens they do not know yet; nothing of replays."""
+        """Notify proposers of sequences that ended, with the tokens they do not know yet; not of replays."""
         for sequence in sequences:
             self.decisions.forget(sequence)
             num_new, known = 0, self._num_committed.pop(sequence.key, None)

@@ -158,7 +158,7 @@ class Members:
         raise NotContinued(f"the engines left are of another exact group: {reasons}", reason="other_group")
 
     def _comes_back(self, present: Sequence[Member]) -> bool:
-        """Return whether an engine may come that is worth a wait: those of a directory may be of any group."""
+        """Return whether an engine worth waiting for may come: engines of a directory may be of any group."""
         if self._directory is not None:
             return not present
         return any(member.start is not None for member in self.all if member not in present)

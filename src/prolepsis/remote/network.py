@@ -1,7 +1,7 @@
 """Connections over TCP, on which front ends find hosts that others have started.
 
 Both sides prove that they know the host's secret before a message is read or sent. The host makes it when it starts;
-whoever says where the host is says the secret, too. What follows is encrypted where a TLS context is given.
+the address comes together with the secret. What follows is encrypted where a TLS context is given.
 """
 
 import asyncio

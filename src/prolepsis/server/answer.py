@@ -158,7 +158,7 @@ class _Answering:
         )
 
     def _events(self, request: GenerateRequest, prompt: PromptAccount) -> AsyncIterator[Event]:
-        """Return the engine's events, or those of the stored answer; what is paced is observed when it arrives."""
+        """Return the engine's events, or the stored answer's; paced events are observed when they arrive."""
         stored, services = prompt.progress.stored, self.services
         if stored is not None:
             events: AsyncIterator[Event] = _stored(stored, request.request_id)

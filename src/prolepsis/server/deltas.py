@@ -26,7 +26,7 @@ class ShownToken:
 
     token_id: int
     raw: bytes
-    """Its own bytes, which may be a part of a character; those of an answer's tokens make up its text."""
+    """Its own bytes, which may be a part of a character; the bytes of an answer's tokens make up its text."""
     logprob: float
     top: "tuple[ShownToken, ...]" = ()
     """The likeliest tokens in its place; for emitted tokens only."""

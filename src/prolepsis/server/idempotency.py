@@ -163,7 +163,7 @@ class Idempotency(Feature):
         self._bytes = gauge(registry, "idempotent_answer_bytes", "Estimated size of the answers")
 
     async def once(self, request: Request, body: Body, attend: Attend) -> Response:
-        """Return the response of `attend`, or with a key that was seen before that of the first attempt.
+        """Return the response of `attend`, or the first attempt's response to a key that was seen before.
 
         Raises `InvalidParameter` for a key that is not allowed, `RequestRefused` where the key was given with another
         request, the first attempt still runs, there is no room or the answer outgrew it, and the error of the first

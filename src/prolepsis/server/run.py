@@ -43,7 +43,7 @@ from prolepsis.server.tokenizer import Tokenizer
 READINESS_POLL_S = 0.2
 _DRAIN_POLL_S = 0.05
 ABORT_GRACE_S = 2.0
-"""After the stop's own bound: time for aborted requests to tell their clients."""
+"""After the stop's own bound: time for aborted requests to reach their clients."""
 
 log = structlog.get_logger(__name__)
 
@@ -237,7 +237,7 @@ class StoppingServer(uvicorn.Server):
         log.info("ready", model=info.model, default_sampling=info.default_sampling.describe(), detail=health.detail)
 
     async def _end_without_engine(self) -> None:
-        """Stop once the engine has ended for good: whoever started the server can start another, and sees why."""
+        """Stop once the engine has ended for good: its supervisor can start another, and sees why."""
         while (health := self._client.health()).alive:  # noqa: ASYNC110  engines do not report their end
             await asyncio.sleep(READINESS_POLL_S)
         if not self.should_exit:

@@ -51,7 +51,7 @@ class FailedShare:
             self._ends.popleft()
         number = len(self._ends)
         if self.detail:
-            number = min(number, LEAST_REQUESTS)  # the last ones tell whether it is over
+            number = min(number, LEAST_REQUESTS)  # the last ones show whether it is over
         if number >= LEAST_REQUESTS:
             last = list(self._ends)[-number:]
             self.detail = _detail(last) if _share(last) > SHARE else ""

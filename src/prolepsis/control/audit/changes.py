@@ -17,7 +17,7 @@ from prolepsis.core.audit_event import SERVER
 WINDOW_S = 86_400.0
 MAX_CHANGES = 200
 AREAS = frozenset({"flags", "head", "kill", "policy", "prices", "rollout", "server"})
-"""What actions of these areas change can make drafts better or worse, or requests slower or dearer."""
+"""Actions of these areas can make drafts better or worse, or requests slower or more expensive."""
 _BY_PEOPLE = frozenset({"breaker", "drift"})
 """Areas in which the server acts by itself too, which is an effect and no cause."""
 _NO_CHANGE = frozenset({"flags.loaded", "policy.loaded", "prices.loaded"})

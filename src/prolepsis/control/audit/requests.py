@@ -199,7 +199,7 @@ def _details(served: _AuditedAnswer, content: AuditContent, decode: Decode, info
 
 
 def _continued(stats: RequestStats) -> dict[str, object]:
-    """Return the mark of an answer that several engines gave, and why its tokens may not be those of one."""
+    """Return the mark of an answer from several engines, and why it may differ from that of one engine."""
     if not stats.continued:
         return {}
     return {"continued": [asdict(one) for one in stats.continued], "not_exact": list(stats.not_exact)}

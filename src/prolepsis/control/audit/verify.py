@@ -172,7 +172,7 @@ class RecordsVerified:
 def verify_records(
     connection: Connection, anchors: Sequence[Anchor] = (), keys: PublicKeys | None = None
 ) -> RecordsVerified:
-    """Check every link and every record; the numbers of faults are those of links."""
+    """Check every link and every record; faults are numbered by link."""
     faults: list[Fault] = []
     missing: set[int] = set()
     last, num_records, num_deleted, anchored = Anchor(0, START_OF_CHAIN), 0, 0, 0

@@ -1,6 +1,6 @@
 """What speculation saves: against random control requests, and against the prediction.
 
-`saved` is the share of device seconds: 1 - those of the speculating requests / those of the same requests without
+`saved` is the share of device seconds: 1 - seconds of the speculating requests / seconds of the same requests without
 speculation. All seconds count alike, so a long answer weighs more than a short one.
 
 The cost of speculation on control requests (proposers learn from them if no other request pays for it) is left out:
@@ -88,7 +88,7 @@ class _ArmTotals:
         self.usage = UsageTotals()
         self.num_prompt_tokens = 0
         self.seconds = self.predicted_seconds = 0.0
-        """All, and those of requests with a prediction."""
+        """All requests, and the requests with a prediction."""
 
     def add(self, cost: RequestCost) -> None:
         self.usage.add(cost)

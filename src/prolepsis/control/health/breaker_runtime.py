@@ -161,7 +161,7 @@ class BreakerRuntime:
         self._disable(breakers.disabled())
 
     def _share(self, event: BreakerEvent) -> None:
-        """Tell other replicas of a breaker that opened here by itself."""
+        """Share a breaker that opened here by itself with other replicas."""
         opened = (event.before, event.after) == ("closed", "open") and event.reason not in ("shared", "operator")
         if opened and self._controls.is_shared:
             name, tenants = f"{event.proposer} {event.traffic_class}", json.dumps(sorted(event.tenants))

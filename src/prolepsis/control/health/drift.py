@@ -179,7 +179,7 @@ class DriftStream:
 
     @property
     def acceptance(self) -> float | None:
-        """The baseline, the one before while it is learned; None before there is enough to tell a cliff from."""
+        """The baseline, the one before while it is learned; None before there is enough to recognise a cliff."""
         return self._before_fall if self._compares_with_before else self._acceptance.mean
 
     @property
@@ -187,7 +187,7 @@ class DriftStream:
         return self._acceptance.baseline is None and self._before_fall is not None
 
     def follow(self, level: float | None) -> None:
-        """Tell a cliff from the level of the version before, until this one has a baseline."""
+        """Recognise a cliff by the level of the previous version until this one has a baseline."""
         if self._before_fall is None:
             self._before_fall = level
 
@@ -224,7 +224,7 @@ class DriftStream:
         return alarms
 
     def _see_acceptance(self, score: float, now: float) -> list[DriftAlarm]:
-        """A fall to nearly nothing is a cliff: the baseline stays, to tell its end by."""
+        """A fall to nearly nothing is a cliff: the baseline stays, so that its end is seen."""
         watch, before, compares = self._acceptance, self.acceptance, self._compares_with_before
         change, begun = watch.see(score), watch.mean_after(self._settings.cliff_requests)
         if compares and before is not None and begun is not None and self._is_cliff(before, begun):

@@ -122,7 +122,7 @@ class Judged(JsonValue):
 
     traffic_class: str
     proposers: tuple[str, ...] | None
-    """Those of the rules that ask for it; None: all that are loaded."""
+    """Proposers of the rules that ask for it; None: all that are loaded."""
     condition: str
     min: float
     until: float

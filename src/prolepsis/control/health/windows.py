@@ -1,4 +1,4 @@
-"""The recent counts of a proposer's drafts, on which a breaker decides: older ones fade, and tenants are told apart."""
+"""The recent counts of a proposer's drafts, on which a breaker decides: older ones fade, and tenants are kept apart."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
@@ -70,7 +70,7 @@ _SUMS = tuple(one.name for one in fields(Window))
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """The window of all drafts, and the parts of it by tenant, of those that are told apart."""
+    """The window of all drafts, and its parts by tenant, for the tenants that are kept apart."""
 
     whole: Window = field(default_factory=Window)
     parts: Mapping[str, Window] = field(default_factory=dict)
@@ -83,7 +83,7 @@ class Windows:
         parts: dict[str, Window] = {}
         for part in after.tenants:
             was, window = seen.get(part.tenant, TenantCounts(part.tenant)), self.parts.get(part.tenant, Window())
-            if fell(was, part):  # it was not told apart for a while
+            if fell(was, part):  # it was not kept apart for a while
                 was, window = part, Window()
             parts[part.tenant] = window.add(was, part, by_judged, by_rounds)
         return type(self)(self.whole.add(before, after, by_judged, by_rounds), parts)

@@ -40,7 +40,7 @@ class Known:
 
     proposers: Collection[str] | None = None
     loaded: Collection[str] | None = None
-    """Those of the proposers that the engine has loaded."""
+    """Proposers that the engine has loaded."""
     tier: Collection[str] | None = None
     roles: Collection[str] | None = None
     route: Collection[str] | None = None
@@ -75,7 +75,7 @@ def _names(rules: Sequence[Rule]) -> Iterator[Finding]:
         if rule.name == DEFAULT_RULE:
             yield _error(path, f"is {rule.name!r}; allowed: any other, this one is the default's")
         elif rule.name in seen:
-            yield _error(path, f"is {rule.name!r}, as that of rules[{seen[rule.name]}]; allowed: names that differ")
+            yield _error(path, f"is {rule.name!r}, as is rules[{seen[rule.name]}]; allowed: names that differ")
         seen.setdefault(rule.name, i)
 
 

@@ -1,6 +1,6 @@
 """Words that announce a name of a person, in a dozen languages.
 
-The patterns are matched backwards from the word that they announce: a few characters tell that none of them stands
+The patterns are matched backwards from the word that they announce: a few characters show that none of them stands
 there, where a search for their beginnings looks at all characters before the word.
 """
 

@@ -25,7 +25,7 @@ def feature(context: Context) -> Rollouts:
         client.send,
         context.registry,
         model=client.info.model,
-        tell=lambda event: context.emit(audit_event(event)),
+        notify=lambda event: context.emit(audit_event(event)),
         weights_of=partial(weights_of, client),
         has_head=lambda proposer: bool(client.info.heads.get(proposer)),
         clock=context.clock,
@@ -35,7 +35,7 @@ def feature(context: Context) -> Rollouts:
 
 
 def silences(context: Context, rollouts: Rollouts, replicas: ReplicaRegistry) -> Feature:
-    """Return what tells Alertmanager of the rollouts' stages, if there is one."""
+    """Return the feature that sends Alertmanager the stages of rollouts, if there is one."""
     config = context.config
     if config.alertmanager == OFF:
         return Feature()

@@ -107,12 +107,12 @@ class Rollouts(Feature):
         registry: CollectorRegistry,
         *,
         model: str,
-        tell: Callable[[RolloutEvent], None] | None = None,
+        notify: Callable[[RolloutEvent], None] | None = None,
         weights_of: Callable[[str], str] = lambda proposer: "",
         has_head: Callable[[str], bool] = lambda proposer: True,
         clock: Callable[[], float] | None = None,
     ) -> None:
-        """`tell` is called with every change made here; `weights_of` names the weights of a proposer, and
+        """`notify` is called with every change made here; `weights_of` names the weights of a proposer, and
         `has_head` says whether a draft head is in its slot.
 
         If the store cannot be read now, rollouts are off, so requests are plain, until it can.
@@ -120,7 +120,7 @@ class Rollouts(Feature):
         self._send = send
         self._metrics = RolloutMetrics(registry)
         self._model = model
-        self._tell = tell
+        self._notify = notify
         self._listeners: list[Callable[[LiveRollout, RolloutEvent], None]] = []
         self._weights_of = weights_of
         self._has_head = has_head
@@ -366,8 +366,8 @@ class Rollouts(Feature):
         live.take(self._ours(after))
         for event in events:
             self._metrics.changed(live.target.rule, event.kind)
-            if self._tell is not None:
-                self._tell(event)
+            if self._notify is not None:
+                self._notify(event)
             for listener in self._listeners:
                 listener(live, event)
             write = log.warning if event.kind in ("rolled_back", "stepped_back") else log.info

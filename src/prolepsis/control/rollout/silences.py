@@ -108,17 +108,17 @@ class Silences(Feature):
             self._results.labels(result)
 
     def on_change(self, rollout: LiveRollout, event: RolloutEvent) -> None:
-        """Note a change that was made here; the next tick tells Alertmanager."""
+        """Note a change that was made here; the next tick sends it to Alertmanager."""
         self._due[event.rollout_id] = _Due(rollout, event)
 
     async def tick(self) -> None:
-        """Tell Alertmanager what is due; what fails is tried again at the next ticks."""
+        """Send Alertmanager what is due; failures are retried at the next ticks."""
         for rollout_id, due in list(self._due.items()):
-            if due.is_over or await self._told(due):
+            if due.is_over or await self._sent(due):
                 self._drop(rollout_id, due)
 
     async def close(self) -> None:
-        """Tell what is due, within the time of one call: a stop does not wait for an Alertmanager that hangs."""
+        """Send what is due, within the time of one call: a stop does not wait for an Alertmanager that hangs."""
         with suppress(TimeoutError):
             async with asyncio.timeout(TIMEOUT_S):
                 await self.tick()
@@ -127,8 +127,8 @@ class Silences(Feature):
         if self._due.get(rollout_id) is due:  # no other change came meanwhile
             del self._due[rollout_id]
 
-    async def _told(self, due: _Due) -> bool:
-        """Tell of a change; return whether that is done or given up."""
+    async def _sent(self, due: _Due) -> bool:
+        """Send a change; return whether it arrived or was given up."""
         try:
             author = author_of(await asyncio.to_thread(self._deployment), due.event.rollout_id)
             async with httpx.AsyncClient(

@@ -72,7 +72,7 @@ class Units:
     ) -> None:
         """Process a finished request, unless its unit is counted; `again_s`: after that time it counts again.
 
-        While `MAX_OPEN` keys wait, requests of further ones are lost, whatever they showed: that favours no arm.
+        While `MAX_OPEN` keys wait, requests of further keys are lost, regardless of outcome: that favours no arm.
         """
         assert assignment.unit, "the request was assigned by a key"
         key = UnitKey(assignment.rollout_id, assignment.run, assignment.stage, assignment.unit, late)

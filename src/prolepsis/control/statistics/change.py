@@ -1,7 +1,7 @@
 """Detects a change of the mean of a series of scores: an e-detector against a baseline learned from its first scores.
 
 Scores are in [0, 1], one a request. A bet is a likelihood ratio: of the baseline's scores, tilted exponentially to a
-mean that is worse, over the same tilted to the edge of what is tolerated. So it takes from each score what that tells;
+mean that is worse, over the same tilted to the edge of what is tolerated. So it takes the evidence of each score;
 bets on means alone have to hold for any scores, and take less. A bet on each of some sizes begins every eighth score,
 and the sum of their wealths is compared with `ALARM` (Shin, Ramdas and Rinaldo, arXiv 2203.03532, as in `window`).
 

@@ -72,7 +72,7 @@ class RuleReply:
     predicted_plain_s: float
     saved: float | None
     saved_bounds: tuple[float, float] | None
-    """As those of a traffic class."""
+    """As of a traffic class."""
     minutes: list[TimelineSpan]
     """The last hour."""
 

@@ -31,7 +31,7 @@ from prolepsis.core.errors import (
 CLIENT_CLOSED_REQUEST = 499
 """For logs and counters only: the client is gone and reads no status."""
 _RETRY_AFTER_S = 5
-"""Told with every 503 that names no better time."""
+"""Stated in every 503 without a better estimate."""
 
 _TEXT = {"type": "string"}
 ERROR_SCHEMA = {

@@ -94,7 +94,7 @@ class _TenantQueue:
 
 
 NICENESS = 10
-"""Added to that of threads whose work gives way, on Linux."""
+"""Added to the niceness of threads whose work gives way, on Linux."""
 
 
 def _give_way() -> None:

@@ -33,10 +33,10 @@ class Session:
     draft: str | None = None
     """A policy that was edited and not applied."""
 
-    def tell(self, kind: Literal["done", "failed"], text: str) -> None:
+    def notify(self, kind: Literal["done", "failed"], text: str) -> None:
         self.notices = [*self.notices[-3:], Notice(kind, text)]
 
-    def told(self) -> list[Notice]:
+    def take_notices(self) -> list[Notice]:
         """Return the notices, and forget them."""
         notices, self.notices = self.notices, []
         return notices

@@ -12,7 +12,7 @@ from prolepsis.core.units import duration, figure, size
 Columns = Mapping[str, Sequence[str]]
 """The columns of tables, by the path of the list in the document: each a field, its path, or HEADER=PATH.
 
-A list may have several tables, PATH and PATH:TITLE. Names of fields tell units, as in *_s and *_bytes; FIELD:UNIT
+A list may have several tables, PATH and PATH:TITLE. Names of fields state units, as in *_s and *_bytes; FIELD:UNIT
 states one.
 """
 
@@ -106,7 +106,7 @@ def _cell(row: Mapping[str, Any], path: str) -> str:
 
 
 def shown(name: str, value: Any) -> str:
-    """Return the text of a value; the field's name tells times, durations, bytes and shares from other numbers."""
+    """Return the text of a value; the field's name shows whether it is a time, duration, number of bytes or share."""
     match value:
         case None | "":
             text = "-"

@@ -137,7 +137,7 @@ def survivals(draft: Draft, rates: Sequence[float]) -> tuple[float, ...]:
 
 _MAX_PENDING = 64  # drafts of one sequence
 FIRST_JUDGED = 4
-"""Judged drafts of a sequence and proposer that are told apart from the others (`Scoreboard.commit`)."""
+"""Judged drafts of a sequence and proposer that are counted apart (`Scoreboard.commit`)."""
 
 
 @dataclass(slots=True)
@@ -204,7 +204,7 @@ class Scoreboard:
         return True
 
     def _first_trials(self, entry: _Pending, sequence: SequenceView, token: int) -> int | None:
-        """Do `_trials` for the first token of a draft, and tell the ledger."""
+        """Do `_trials` for the first token of a draft, and count them in the ledger."""
         draft, follower = entry.draft, self._trials(entry, token)
         right = follower is not None
         self.ledger.judge(draft.proposer, entry.origin, right=right)

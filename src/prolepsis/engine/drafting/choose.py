@@ -113,7 +113,7 @@ class ProposerSet:
         return {drafter.name: drafter.proposer.seconds for drafter in self._drafters}
 
     def lose(self, call: WatchedCall) -> None:
-        """Do without the proposer of an overdue call until it comes back; tell the others what it kept them from."""
+        """Do without the proposer of an overdue call until it comes back; give the others what they missed."""
         for drafter in self._drafters:
             if drafter.proposer is call.proposer:
                 drafter.proposer.lose(call)
@@ -201,12 +201,12 @@ class ProposerSet:
         return [(name, draft) for name, draft in self._board.commit(sequence) if name != MERGED]
 
     def commit(self, sequence: SequenceView, num_new: int) -> None:
-        """Tell every proposer that the last `num_new` tokens are committed."""
+        """Notify every proposer that the last `num_new` tokens are committed."""
         self._will_commit(sequence, num_new)
         self._tell_rest()
 
     def forget(self, sequence: SequenceView, num_new: int = 0) -> None:
-        """Tell every proposer that the sequence ended, and before it of its last `num_new` tokens."""
+        """Notify every proposer of the last `num_new` tokens of a sequence, and of its end."""
         self._board.drop(sequence)
         self._kept.pop(sequence.key, None)
         if num_new:

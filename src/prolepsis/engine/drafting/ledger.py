@@ -19,7 +19,7 @@ from prolepsis.engine.drafting.proposer import SequenceView
 
 _MOST = 1024  # pairs of proposer and traffic class; others are not counted
 MOST_TENANTS = 8
-"""Tenants of such a pair that are told apart: those that drafted last. One with most of the drafts is among them."""
+"""Tenants of such a pair that are kept apart: the last that drafted, among them any with most of the drafts."""
 
 
 @dataclass(slots=True)

@@ -18,7 +18,7 @@ from prolepsis.engine.drafting.worth import load_band
 
 _DECAY = 0.97  # of a sequence's evidence, per step
 _TRIAL, _LEAST_STEPS = 8, 4  # steps of a trial; before a sequence is judged
-_NEW = 32  # first steps of a sequence, which tell what to expect of the next ones
+_NEW = 32  # first steps of a sequence, which show what to expect of the next ones
 _NEW_DECAY = 0.995
 _NEW_WEIGHT = 64.0  # steps that it counts for at most: as many as sequences are alike
 _NEW_LOSS, _NEW_GAIN = -1.0, 4.0  # tokens that it counts for at most
@@ -43,7 +43,7 @@ class Expectation:
         self._steps = self._net = self._squares = self._products = 0.0
 
     def add(self, net: float, before: float) -> None:
-        """`before`: that of the same sequence's step before."""
+        """`before`: the value of the sequence's previous step."""
         self._steps = _NEW_DECAY * self._steps + 1.0
         self._net = _NEW_DECAY * self._net + net
         self._squares = _NEW_DECAY * self._squares + net * net
@@ -104,7 +104,7 @@ class Pauses:
         self._step = 0
 
     def begin(self, keys: Sequence[str], num_sequences: int) -> list[str]:
-        """Begin a step of `num_sequences` sequences; return those of `keys` that draft."""
+        """Begin a step of `num_sequences` sequences; return the keys that draft."""
         self._step += 1
         band = self._band = load_band(num_sequences)
         histories, active = self._histories, []

@@ -156,7 +156,7 @@ def _way(step: SequenceStep, logits: Tensor, sampler: Sampler) -> _Way:
 def _verify_greedy(
     steps: Sequence[SequenceStep], logits: Tensor, sampler: Sampler, argmax: Sequence[int] | None
 ) -> list[VerifyResult]:
-    """Without a given `argmax` that of all rows is asked for in one call: cheaper than level by level."""
+    """Without a given `argmax`, one call computes it for all rows: cheaper than level by level."""
     targets = _argmax(logits, steps, sampler) if argmax is None else argmax
     walks = _walks(steps, sampler)
     for step, walk in zip(steps, walks, strict=True):

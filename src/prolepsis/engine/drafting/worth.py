@@ -1,6 +1,6 @@
 """What steps with drafts are worth: how much they differ from what was predicted, by load.
 
-Steps without drafts tell what a plain step takes, over its prediction. What a step with drafts takes beyond that, less
+Steps without drafts show what a plain step takes, over its prediction. What a step with drafts takes beyond that, less
 what making the drafts took, is the cost of verifying them, wherever it arises. Both are learned, so the predictions may
 be off: the step is right. Loads are compared each for itself, as what a row costs depends on how many there are.
 
@@ -47,7 +47,7 @@ class StepCost:
 
     @property
     def is_sound(self) -> bool:
-        """Whether it can be compared: it emitted tokens, and took time besides that of making drafts."""
+        """Whether it can be compared: it emitted tokens, and took time besides drafting."""
         times = (self.ms, self.plain_ms, self.drafting_ms, self.verifying_ms)
         is_measured = all(math.isfinite(ms) and ms >= 0.0 for ms in times)
         return is_measured and self.ms > self.drafting_ms and self.plain_ms > 0.0 and self.num_tokens > 0
@@ -92,7 +92,7 @@ class StepComparison:
         return self._explore.grant("doubt" if load.is_in_doubt else "reference", num_sequences * load.gain)
 
     def observe(self, step: StepCost, *, is_idle: bool = False) -> None:
-        """Learn from a step; one that is not sound, as where its requests failed, tells nothing.
+        """Learn from a step; one that is not sound, as where its requests failed, shows nothing.
 
         `is_idle`: sequences might have drafted, and no draft was worth verifying. What verifying costs fades then: a
         cost that is too high would stay so, as nothing else corrects it.
@@ -133,11 +133,11 @@ class _Load:
         """Of the last step without its drafts, as measured."""
         self._excess = self._predicted = 0.0  # in plain steps: measured less predicted, and predicted
         self._num_drafted = 0.0  # draft tokens
-        self._tokens = self._time = 0.0  # of steps with drafts, in those of plain steps
+        self._tokens = self._time = 0.0  # of steps with drafts, in units of plain steps
         self.num_waited = 0
         """Steps since the last one without drafts."""
         self.is_in_doubt = True
-        """The last plain steps were few, or may no longer tell what one takes."""
+        """The last plain steps were few, or may no longer show the cost of one."""
 
     @property
     def plain_ratio(self) -> float:

@@ -102,7 +102,7 @@ def load_model(config: EngineConfig, name: str | None = None) -> LoadedModel:
 def check_ids(checkpoint: Checkpoint, tokenizer: ModelTokenizer) -> None:
     """Raise `ModelLoadError` for tokens that have no row in the model's matrices: they could not be read or written.
 
-    Added tokens without a row, as a padding token of a fine-tune that nobody trained, are left: a text that holds one
+    Added tokens without a row, as an untrained padding token of a fine-tune, are left: a text that holds one
     is refused when it comes. Rows without a token are common, since their number is rounded up.
     """
     rows = checkpoint.config.vocab_size

@@ -15,7 +15,7 @@ class ComputedRow:
     start: int
     """Tokens of the sequence that were computed before: in earlier passes, or found in the prefix cache."""
     num_tokens: int
-    """Its tokens in the pass, without those of its draft."""
+    """Its tokens in the pass, without its draft."""
     num_draft_tokens: int = 0
     """Draft tokens that had room in the pass."""
     samples_next: bool = True

@@ -79,7 +79,7 @@ class ServedSequence:
     def of(cls, key: str, state: RequestState, serial: int) -> "ServedSequence":
         """Return the view of a request; a word that is not known counts as not given.
 
-        `serial` tells requests without a salt apart: their ids may come again.
+        `serial` keeps requests without a salt apart: their ids may come again.
         """
         given: Mapping[str, Any] = state.sampling_params.extra_args or {}
         prompt = state.prompt_token_ids or []
@@ -288,7 +288,7 @@ class ServedRequests:
         self._proposers.commit(sequence, num_new)
 
     def _forget(self) -> None:
-        """Tell the proposers of requests that are gone, and keep what they counted."""
+        """Notify the proposers of requests that are gone, and keep their counts."""
         alive = self._requests()
         for key in [key for key in self._sequences if key not in alive]:
             sequence = self._sequences.pop(key)

@@ -26,11 +26,11 @@ def declare_acts(pages: Pages, acts: Mapping[str, Act]) -> None:
             reply = await visit.admin.act(visit.caller, act.method, act.path, form, **names)
         except Exception as error:  # contained: the page that the form is on says what is wrong
             pages.observe(error)
-            visit.session.tell("failed", f"Nothing was changed. {describe_error(error)}")
+            visit.session.notify("failed", f"Nothing was changed. {describe_error(error)}")
             if "text" in form:
                 visit.session.draft = form["text"]
         else:
-            visit.session.tell("done", _told(act, visit.form, reply))
+            visit.session.notify("done", _outcome(act, visit.form, reply))
             if "text" in form:
                 visit.session.draft = None
             return GoTo(act.then or local_page(form.get("next")))
@@ -46,6 +46,6 @@ def _check_reason(visit: Visit, act: Act, form: dict[str, str]) -> None:
         raise RequestRefused("Type a reason: it is recorded in the audit log.", code="missing_reason", param="reason")
 
 
-def _told(act: Act, form: Mapping[str, str], reply: object) -> str:
+def _outcome(act: Act, form: Mapping[str, str], reply: object) -> str:
     on_words = "speculation is stopped" if form.get("on") == "true" else "released"
     return act.done.format_map(defaultdict(str, {**form, "reply": reply, "on_words": on_words}))

@@ -109,7 +109,7 @@ async def frame(visit: Visit, parts: ConsoleParts, navigation: Sequence[tuple[st
         "scopes": await _scopes(visit, client),
         "keys_required": parts.keys.required,
         "csrf": visit.session.csrf,
-        "notices": [] if visit.is_update else visit.session.told(),
+        "notices": [] if visit.is_update else visit.session.take_notices(),
         "nav": navigation,
         "here": known,
     }

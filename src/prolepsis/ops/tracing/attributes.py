@@ -35,7 +35,7 @@ def hashed_tenant(tenant: str) -> str:
 
 
 def of_request(ended: RequestEnded, kept: Kept) -> Attributes:
-    """Return the attributes of an HTTP request, with those of its prompt if it has one only."""
+    """Return the attributes of an HTTP request, and of its prompt if it has only one."""
     about, prompts, assignment = ended.about, ended.prompts, ended.about.assignment
     found: Found = {
         names.OPERATION: OPERATIONS.get(about.route, "chat"),

@@ -37,7 +37,7 @@ class UpstreamMetrics:
         self._answers.labels(pool, outcome).inc()
 
     def drafted(self, totals: dict[str, float]) -> None:
-        """Take in the totals of the pool; lower ones are those of a pool that began again."""
+        """Take in the totals of the pool; lower ones mean that the pool restarted."""
         for name, total in totals.items():
             before = self._read.get(name)
             if before is not None:

@@ -131,7 +131,7 @@ class Pool:
                 facts = _facts(body)
                 self._check_vocabulary(http, facts)
         except (httpx.HTTPError, UpstreamFault) as error:
-            raise PoolLost(_told(error)) from error
+            raise PoolLost(_reason_of(error)) from error
         except (InvalidParameter, PoolBusy) as error:
             raise PoolLost(str(error)) from error
         return facts
@@ -154,7 +154,7 @@ class Pool:
         except UpstreamFault as error:
             raise PoolFault(str(error)) from error
         except httpx.HTTPError as error:
-            raise PoolLost(_told(error)) from error
+            raise PoolLost(_reason_of(error)) from error
 
     async def is_alive(self) -> bool:
         """Ask for the pool's health."""
@@ -199,12 +199,12 @@ def _refusal(status: int, body: bytes) -> Exception:
         message = error_message(json.loads(body))
     except (ValueError, AttributeError, RecursionError):
         message = body[:200].decode(errors="replace")
-    told = f"answered {status}: {message}"
+    reason = f"answered {status}: {message}"
     if status in _BUSY:
-        return PoolBusy(told)
+        return PoolBusy(reason)
     if status in _CALLERS_FAULT:
         return InvalidParameter(f"the upstream engine refuses the request: {message}")
-    return PoolLost(told)
+    return PoolLost(reason)
 
 
 def _draft_totals(text: bytes) -> dict[str, float]:
@@ -233,5 +233,5 @@ def _agree(one: str, other: str) -> bool:
     return one.startswith(other) or other.startswith(one)
 
 
-def _told(error: Exception) -> str:
+def _reason_of(error: Exception) -> str:
     return f"{type(error).__name__} {error}".strip() if isinstance(error, httpx.HTTPError) else str(error)

@@ -42,7 +42,7 @@ def route_of(request: GenerateRequest, plan: SpecPlan, api: UpstreamApi, num_dra
 
 
 def _is_pinned(choice: SpeculationChoice) -> bool:
-    """Return whether no draft of it may be verified, whatever is there.
+    """Return whether no draft of it may be verified in any case.
 
     The control of a rollout, and a traffic class that is not eligible yet, may be served by what speculates: the one
     loses evidence, the other may draft one day. Shadow is for them, or it is a rule's mode.

@@ -17,7 +17,7 @@ class UpstreamSample:
     """Finds the end as our own engine does, so that stops, lengths and their reasons mean the same (a
     `GrowingSequence`).
 
-    The engine is told of the same stops, so that it ends too and says its figures, but what is found here counts.
+    The engine gets the same stops, so that it ends and reports figures, but what is found here counts.
     """
 
     def __init__(

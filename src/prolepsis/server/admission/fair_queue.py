@@ -123,7 +123,7 @@ class FairQueue:
             flow.virtual_time = max(flow.virtual_time - back, min(flow.virtual_time, self._now))
 
     def oldest(self, without: Collection[str] = ()) -> float | None:
-        """Return since when the longest-waiting request waits, without those of some tiers."""
+        """Return since when the longest-waiting request waits, without some tiers."""
         return min(self.oldest_of_tenants(without).values(), default=None)
 
     def oldest_of_tenants(self, without: Collection[str] = ()) -> dict[str, float]:

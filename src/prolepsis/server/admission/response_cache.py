@@ -18,7 +18,7 @@ _BYTES_OF_ANSWER, _BYTES_OF_TOKEN, _BYTES_OF_LOGPROB = 1000, 40, 120
 
 @dataclass(frozen=True, slots=True)
 class CachedAnswer:
-    """All events of a finished request; the request id in them is that of who asked first."""
+    """All events of a finished request; the request id in them belongs to the first request."""
 
     tokens: tuple[Tokens, ...]
     stats: RequestStats

@@ -1,4 +1,4 @@
-"""The output items of a /v1/responses answer as it grows, and the typed events that tell of them."""
+"""The output items of a /v1/responses answer as it grows, and their typed events."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -72,7 +72,7 @@ def summed(parts: Sequence[RequestStats]) -> RequestStats:
 
 
 def _continued(stats: RequestStats) -> Json:
-    """Losses of engines, and whether the tokens are those of an undisturbed answer."""
+    """Losses of engines, and whether the tokens equal an undisturbed answer."""
     if not stats.continued:
         return {}
     times = [{"loss": one.loss, "pause_ms": _ms(one.pause_s)} for one in stats.continued]

@@ -50,8 +50,8 @@ class Delivery:
         """
         if not stats.proposers and not self.emitted:
             return stats
-        told = {name: ProposerCounts(num_accepted=number) for name, number in self.emitted.items()}
-        counts = {name: count for name, count in {**told, **stats.proposers}.items() if name != UPSTREAM}
+        emitted = {name: ProposerCounts(num_accepted=number) for name, number in self.emitted.items()}
+        counts = {name: count for name, count in {**emitted, **stats.proposers}.items() if name != UPSTREAM}
         lost: Tally[LossReason] = Tally()
         for (_, reason), number in self.lost.items():
             lost[reason] += number

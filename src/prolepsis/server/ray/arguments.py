@@ -56,7 +56,7 @@ class ServeArguments(BaseModel):
     drain_s: float = Field(default=DRAIN_S, ge=0)
     """Seconds in which the requests of a replica may end before it does."""
     release: str = ""
-    """Any text; another one starts all replicas anew, one after the other."""
+    """Any text; another text restarts all replicas, one after the other."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

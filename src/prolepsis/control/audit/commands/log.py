@@ -101,7 +101,7 @@ class RemoteLog:
 
 @contextmanager
 def opened_log(store: str | None, url: str | None, key: str | None) -> Iterator[Log]:
-    """Open the log of the server at `url`, without one that of the store."""
+    """Open the log of the server at `url`, or of the store without one."""
     if url is not None:
         yield RemoteLog(url, key)
         return

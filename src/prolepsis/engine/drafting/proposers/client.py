@@ -29,7 +29,7 @@ class ClientProposer(Proposer):
 
 
 def scope_of(sequence: SequenceView) -> int:
-    """Return a number of its tenant for buckets: bad drafts of one client make those of few others seem bad."""
+    """Return a number of its tenant for buckets: bad drafts of one client make few others seem bad."""
     return crc32(sequence.tenant.encode()) % _NUM_SCOPES
 
 

@@ -225,7 +225,7 @@ class HeadSlots:
             self._forks[source] = self._forks[target] = replace(state, waiting=waiting)
 
     def _goes_on(self, state: HeadState, new: HiddenStates) -> bool:
-        """Whether a state is that of the tokens before: not of one preempted, forked, or without states for a while."""
+        """Whether a state belongs to the tokens before it: not after preemption, a fork, or a time without states."""
         start, pages = new.start, new.sequence.pages
         if state.seen != start or (start > 0 and pages[(start - 1) // PAGE_SIZE] != state.last_page):
             return False

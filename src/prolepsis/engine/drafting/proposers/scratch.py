@@ -31,7 +31,7 @@ class Scratch:
     def begin(self, place: int, pages: Sequence[int], num_slots: int) -> list[int]:
         """Return the pages to draft in behind the first `num_slots` slots of `pages`: its full ones, then scratch.
 
-        `place` tells the sequences of a call apart, 0 to `max_sequences` - 1.
+        `place` numbers the sequences of a call, 0 to `max_sequences` - 1.
         """
         full, rest = divmod(num_slots, PAGE_SIZE)
         scratch = self._pages[place]

@@ -42,7 +42,7 @@ class SuffixProposer(Proposer):
         ]
 
     def memory(self) -> ProposerMemory:
-        """Return the shared index as large as it may get; those of live sequences are small and go with them."""
+        """Return the shared index as large as it may get; indexes of live sequences are small and end with them."""
         return ProposerMemory(self.name, index=self.shared.num_bytes)
 
     def forget(self, sequence: SequenceView) -> None:

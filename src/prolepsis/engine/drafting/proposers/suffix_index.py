@@ -27,7 +27,7 @@ from prolepsis.engine.drafting.draft import ROOT, Draft, best_first
 from prolepsis.engine.drafting.proposers.prompt_lookup import continuation
 from prolepsis.engine.sampling.noise import mix
 
-MAX_MATCH = 16  # longer matches are not told apart
+MAX_MATCH = 16  # longer matches count as equal
 SIZES = (4, 2, 1)
 _QUOTA = {4: 6, 2: 5, 1: 5}  # places looked at per n-gram size; more found nothing more
 _ENOUGH = 10  # places after which shorter n-grams are not looked at

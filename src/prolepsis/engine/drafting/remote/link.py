@@ -1,4 +1,4 @@
-"""The engine's end of a connection to a propose server. Nothing here waits in the engine's thread, unless told to.
+"""The engine's end of a connection to a propose server. Nothing here waits in the engine's thread unless asked to.
 
 Connecting and the handshake run in a thread that ends with them. From then on the engine's own thread writes to and
 reads from the socket, which never blocks: the kernel holds what is on its way.

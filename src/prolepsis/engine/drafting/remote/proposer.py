@@ -135,7 +135,7 @@ class RemoteProposer(Proposer):
         return drafts
 
     def forget(self, sequence: SequenceView) -> None:
-        """Tell the server the last tokens, from which it may learn, and the end."""
+        """Send the server the last tokens, from which it may learn, and the end."""
         known = self._sequences.pop(sequence.key, None)
         if known is None or self._connection is None:
             return

@@ -83,10 +83,10 @@ _TOOLS = [
 
 
 def _found(template: Template) -> AnswerFormats:
-    told, written = _rendered(template, []), _written(template, 1)
-    shows_tools = told is not None and _CALLS[0].name in told
+    shown, written = _rendered(template, []), _written(template, 1)
+    shows_tools = shown is not None and _CALLS[0].name in shown
     found = AnswerFormats(
-        HERMES, _reasoning(template, told), shows_tools=shows_tools, shows_results=_shows_results(template)
+        HERMES, _reasoning(template, shown), shows_tools=shows_tools, shows_results=_shows_results(template)
     )
     answer = written.rpartition(_QUESTION)[2] if written is not None else ""
     row = next((row for row in ROWS if row.write(_CALLS[:1]) in answer), None)

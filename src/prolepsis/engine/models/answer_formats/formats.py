@@ -17,7 +17,7 @@ class AnswerFormats:
     reasoning: ReasoningFormat | None = None
     """None: answers are text from their start on."""
     shows_tools: bool = False
-    """The template tells the model of its tools; otherwise a system message does."""
+    """The template lists the tools; otherwise a system message does."""
     shows_calls: bool = False
     """It writes the calls of a conversation; otherwise they are put into the messages' text."""
     shows_results: bool = False

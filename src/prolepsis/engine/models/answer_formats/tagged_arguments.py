@@ -31,7 +31,7 @@ _CDATA, _CDATA_END, _MARKUP = "<![CDATA[", "]]>", re.compile("[<>&\n]")
 
 @dataclass(frozen=True, slots=True)
 class TaggedArguments:
-    """Texts stand as they are, all else as JSON. Without a sign for texts, the schema tells what a value is."""
+    """Texts stand as they are, all else as JSON. Without a sign for texts, the schema decides."""
 
     parameter: str
     """One argument with its places."""

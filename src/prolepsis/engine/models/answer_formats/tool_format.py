@@ -89,7 +89,7 @@ class ToolFormat:
     ids: Literal["any", "nine", "numbered"] = "any"
     """Ids in a conversation: as the client gives them, nine letters and digits, or `functions.NAME:NUMBER`."""
     hints: tuple[str, ...] = ()
-    """Texts in a chat template that tell of the form, where the template writes no calls."""
+    """Texts in a chat template that identify the form, where the template writes no calls."""
 
     @property
     def head(self) -> str:

@@ -1,6 +1,6 @@
 """Tokens that end an answer by what they are called, whatever a model's files state.
 
-Files often state one end only, that of a document or that of a turn, and a model writes the other as well: a filled
+Files often state one end only, of a document or of a turn, and a model writes the other as well: a filled
 hole ends like a document, and what follows a file in a repository is another file.
 Source of the names: llama.cpp (`src/llama-vocab.cpp`).
 """

@@ -105,7 +105,7 @@ class Architecture:
     norm_offset: float = 0.0
     """Value that the converter added to the weights of norms."""
     optional: frozenset[str] = frozenset()
-    """Those of `_OPTIONAL` that it may have."""
+    """Keys of `_OPTIONAL` that it may have."""
     numbers: frozenset[str] = frozenset()
     """Keys beyond Llama's that `fields` reads."""
     frequencies: frozenset[str] = _FREQUENCIES
