@@ -33,7 +33,7 @@ class GatewayProtocol(H11Protocol):
     `linger_s` of its answer, however steadily bytes trickle in. While a route reads a body the guard has its own clock.
     """
 
-    door: ClassVar[ServerConfig]
+    settings: ClassVar[ServerConfig]
     reading: ClassVar[Reading]
     """The time that requests on their way in may take, over all connections."""
     max_connections: ClassVar[int]
@@ -179,7 +179,7 @@ class GatewayProtocol(H11Protocol):
         if self._surplus:
             return self.linger_s
         if self.conn.their_state is h11.IDLE:
-            return self.door.header_timeout_s
+            return self.settings.header_timeout_s
         if self.conn.their_state is h11.SEND_BODY and self.cycle.response_complete:
             return self.linger_s
         return None
@@ -192,7 +192,7 @@ class GatewayProtocol(H11Protocol):
     def _give_up(self) -> None:
         has_begun = self.conn.their_state is h11.IDLE and self.conn.trailing_data[0]
         if has_begun:
-            self._refuse(headers_too_slow(self.door.header_timeout_s))
+            self._refuse(headers_too_slow(self.settings.header_timeout_s))
         else:
             self.transport.close()
 
@@ -226,7 +226,7 @@ def gateway_protocol(config: ServerConfig, admission_metrics: AdmissionMetrics) 
     """Return the protocol of one server; uvicorn makes one of it for every connection."""
 
     class Configured(GatewayProtocol):
-        door = config
+        settings = config
         silent: ClassVar[OrderedDict[GatewayProtocol, None]] = OrderedDict()
         reading = Reading()
         max_connections = connection_limit(config)

@@ -51,7 +51,7 @@ class ReplicaFacts:
     """Version of the software."""
     state: State
     engines: tuple[EngineMember, ...] = ()
-    """Behind this front door, where they are in other processes."""
+    """Behind this front end, where they are in other processes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

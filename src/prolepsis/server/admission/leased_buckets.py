@@ -1,9 +1,9 @@
-"""Rate limits over several front doors: each leases a part of what is left in the store, and serves from that.
+"""Rate limits over several front ends: each leases a part of what is left in the store, and serves from that.
 
-A front door never waits for the store. Where it has no lease yet, it lends itself its share (the limit divided by the
-number of front doors) of what the store had left. When the store is lost, the lease continues, and refills at the share
+A front end never waits for the store. Where it has no lease yet, it lends itself its share (the limit divided by the
+number of front ends) of what the store had left. When the store is lost, the lease continues, and refills at the share
 of the limit. So callers of one limit get, within any time, at most what one server would let through, one minute's
-allowance more, and one request at each front door.
+allowance more, and one request at each front end.
 """
 
 import asyncio
@@ -27,10 +27,10 @@ log = structlog.get_logger(__name__)
 
 
 class LeasedBucket:
-    """The part of one allowance that a front door holds. Times in seconds of one clock."""
+    """The part of one allowance that a front end holds. Times in seconds of one clock."""
 
     def __init__(self, per_minute: int, share: float, now: float, *, run_out: Callable[[], None]) -> None:
-        """`share`: how much of `per_minute` is this front door's. `run_out` is called when little is left."""
+        """`share`: how much of `per_minute` is this front end's. `run_out` is called when little is left."""
         self.per_minute = per_minute
         self.share = share
         self._run_out = run_out
@@ -114,7 +114,7 @@ class LeasedBucket:
         self._lent, self._held, self._is_leased, self._lost_at = here - self._held, here, True, now
 
     def _here(self, now: float) -> float:
-        """Return what may be taken here: the lease, or without one this front door's share of what the store had."""
+        """Return what may be taken here: the lease, or without one this front end's share of what the store had."""
         self._refill(now)
         return self._held + (0.0 if self._is_leased else max(0.0, min(self.share, self._store.level(now))))
 
@@ -128,7 +128,7 @@ class LeasedBucket:
 
 
 class LeasedBuckets(Feature):
-    """Makes the buckets of one front door and exchanges their leases. Belongs to one event loop."""
+    """Makes the buckets of one front end and exchanges their leases. Belongs to one event loop."""
 
     name = "leased_buckets"
     period_s = EXCHANGE_S
@@ -139,7 +139,7 @@ class LeasedBuckets(Feature):
         num_sharing: Callable[[], int],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`num_sharing`: front doors that share the limits, this one included. `clock`: that of the rate limits."""
+        """`num_sharing`: front ends that share the limits, this one included. `clock`: that of the rate limits."""
         self._table = table
         self._num_sharing = num_sharing
         self._clock = clock
@@ -169,7 +169,7 @@ class LeasedBuckets(Feature):
         await self._exchange()
 
     async def close(self) -> None:
-        """Return what is leased, so that the other front doors have it."""
+        """Return what is leased, so that the other front ends have it."""
         if self._exchanging is not None:
             await asyncio.wait({self._exchanging}, timeout=EXCHANGE_S)
         if not self._is_lost:
