@@ -17,6 +17,7 @@ from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.engine.build import assemble
+from prolepsis.engine.drafting.explore import Explore, Kind
 from prolepsis.engine.models.files.tokenizer import ModelTokenizer
 from prolepsis.engine.models.files.weights import open_checkpoint
 from prolepsis.engine.models.heads.base import Candidates, HeadInfo
@@ -54,7 +55,18 @@ def target(threads: int = 1) -> LoadedModel:
 def at_any_price(engine: Engine) -> Engine:
     """Let an engine draft although a pass of a tiny model takes less time than drafts for it."""
     engine.speculation.payback = None
+    engine.speculation.proposers.explore = explore = Generous()
+    for drafter in engine.speculation.proposers._drafters:
+        if drafter._effort is not None:
+            drafter._effort._explore = explore
     return engine
+
+
+class Generous(Explore):
+    """Lets a costly proposer draft at each step, however long a busy machine made its first calls."""
+
+    def grant(self, kind: Kind, cost: float) -> bool:
+        return True
 
 
 def serve(engine: Engine, *sources: GenerateRequest, plan: SpecPlan | None = None) -> list[Event]:
