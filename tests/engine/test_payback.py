@@ -8,7 +8,7 @@ import pytest
 from prolepsis.core.kill_scope import kill_scope
 from prolepsis.core.messages import ApplyPlan
 from prolepsis.core.plan import DisabledProposer, SpecPlan
-from prolepsis.core.requests import SpeculationChoice
+from prolepsis.core.requests import SpecMode, SpeculationChoice
 from prolepsis.engine.decide import SAMPLED_DRAFTS
 from prolepsis.engine.drafting.draft import Draft, chain
 from prolepsis.engine.drafting.payback import Payback
@@ -126,6 +126,17 @@ def test_requests_that_draft_at_any_price_or_not_at_all_are_not_asked_about() ->
     assert ended["always"].stats.num_drafts > 0
     assert not payback.begun
     assert not payback.steps
+
+
+@pytest.mark.parametrize("mode", ["auto", "shadow", "always"])
+def test_every_step_that_decodes_earns_for_what_is_not_expected_to_pay(mode: SpecMode) -> None:
+    """With shadow alone, the first stage of a rollout, a costly proposer was soon never asked again."""
+    engine, _ = _engine(Payback())
+    explore = engine.speculation.proposers.explore
+    explore.charge("retry", 1.01)
+    assert not explore.grant("retry", 1.0)
+    run(engine, replace(request("a", PROMPT), speculation=SpeculationChoice(mode)))
+    assert explore.grant("retry", 1.0)
 
 
 def test_a_fixed_depth_is_kept_at_any_price() -> None:

@@ -92,6 +92,8 @@ class Simulation:
     def _step(self) -> None:
         keys, number = [each.key for each in self._sequences], len(self._sequences)
         payback, machine = self._payback, self.machine
+        if payback:
+            payback.explore.earn(number)
         awake = payback.begin(keys, number) if payback else frozenset(keys)
         load = StepLoad(number, 0, 1000, payback.correction(number) if payback and awake else AS_PREDICTED)
         survivals = tuple(_chain(each.chance) if each.key in awake else () for each in self._sequences)

@@ -98,6 +98,7 @@ class Decisions:
         if not self.drafts(plan):
             return [_PLAIN] * len(rows)
         choices = [self._choice(row.sequence, plan) for row in rows]
+        self._proposers.explore.earn(sum(row.decodes for row in rows))  # also where all drafts are only compared
         self._pause(rows, choices, plan)
         return [self._verdict(row, choice, plan, room) for row, choice in zip(rows, choices, strict=True)]
 

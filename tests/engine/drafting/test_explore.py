@@ -6,7 +6,7 @@ from prolepsis.engine.drafting.explore import SHARES, Explore, Kind
 
 
 @pytest.mark.parametrize("kind", SHARES)
-@pytest.mark.parametrize(("number", "cost"), [(1, 0.3), (16, 5.0)])
+@pytest.mark.parametrize(("number", "cost"), [(1, 0.3), (16, 5.0), (64, 200.0)])
 def test_each_kind_loses_its_share_of_the_tokens(kind: Kind, number: int, cost: float) -> None:
     explore, lost = Explore(), 0.0
     for _ in range(20_000):

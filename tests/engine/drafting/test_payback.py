@@ -180,6 +180,7 @@ def test_no_events_stop_decisions(events: list[tuple[int, int, int, tuple[float,
     payback = Payback()
     for number, nodes, emitted, (ms, plain_ms, drafting_ms, verifying_ms), ends in events:
         keys = [str(i) for i in range(number)]
+        payback.explore.earn(number)
         active = payback.begin(keys, number)
         found = payback.correction(number)
         assert all(0.0 <= one < math.inf for one in (found.plain, found.verifying, found.token_ms))

@@ -35,9 +35,10 @@ class Explore:
         """Return whether something of this kind may be done, and charge what it is expected to cost."""
         if cost > 0.0 >= self._credit[kind]:
             return False
-        self.charge(kind, max(0.0, cost))
+        self._credit[kind] -= max(0.0, cost)
         return True
 
     def charge(self, kind: Kind, cost: float) -> None:
-        """Something of this kind cost so much more than was charged; below 0: less."""
-        self._credit[kind] = min(_MOST, max(-_MOST_OWED, self._credit[kind] - cost))
+        """Something of this kind cost so much more than was granted; below 0: less. Surprises owe little."""
+        before = self._credit[kind]
+        self._credit[kind] = min(_MOST, max(min(before, -_MOST_OWED), before - cost))

@@ -39,7 +39,6 @@ class Payback:
 
         `only_decodes`: else the step is not observed, so nothing is left out to compare it with.
         """
-        self.explore.earn(num_sequences)
         active = self._pauses.begin(keys, num_sequences)
         self._num_paused_steps = 0 if active else self._num_paused_steps + 1
         if not active or (only_decodes and self._comparison.wants_reference(num_sequences)):

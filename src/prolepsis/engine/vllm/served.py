@@ -227,6 +227,7 @@ class ServedRequests:
                 self._commit(sequence)
         asked = [self._draft_request(*pair) for pair in zip(sequences, is_decoding, strict=True)]
         may_draft = [one.sequence.key for one in asked if one.limit and self._mode(one) == "on"]
+        self._proposers.explore.earn(len(keys))
         active = self._payback.begin(may_draft, len(keys)) if may_draft else frozenset()
         context = sum(len(sequence.tokens) for sequence in sequences)
         number = len(keys)
