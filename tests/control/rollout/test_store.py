@@ -1,5 +1,6 @@
 """Rollouts in a database: replicas share states and evidence, and continue where it is gone."""
 
+import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -10,7 +11,9 @@ import pytest
 
 from prolepsis.control.rollout.machine import step
 from prolepsis.control.rollout.store import RolloutStore
+from prolepsis.control.rollout.units import MAX_COUNTED, UnitKey
 from prolepsis.control.store.database import Database
+from prolepsis.control.store.migrate import migrated_in_memory
 from prolepsis.core.errors import StoreUnavailable
 from tests.control.rollout.rollout import NEW, SETTINGS, by_hand, counts
 from tests.control.rollout.test_runtime import Server
@@ -197,3 +200,15 @@ async def test_a_database_that_is_gone_in_mid_rollout_keeps_nothing_from_being_r
         assert (await again.rollouts.view(rollout_id)).phase == "rolled_back"
         await server.close()
         await again.close()
+
+
+def test_units_in_memory_are_bounded_and_the_oldest_go() -> None:
+    """Without a store a stage that never ends would count units until the memory is full."""
+    with closing(migrated_in_memory()) as database:
+        store = RolloutStore(database)
+        for number in range(3):
+            keys = [UnitKey("r1", 1, 0, f"{number} {i}", late=False) for i in range(MAX_COUNTED // 2)]
+            assert store.claim(keys, -math.inf, float(number)) == frozenset(keys)
+        assert store.claim(keys[:9], -math.inf, 3.0) == frozenset()
+        forgotten = [UnitKey("r1", 1, 0, f"0 {i}", late=False) for i in range(9)]
+        assert store.claim(forgotten, -math.inf, 4.0) == frozenset(forgotten)

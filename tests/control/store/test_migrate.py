@@ -3,6 +3,8 @@
 import stat
 import subprocess
 import sys
+from contextlib import closing
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import text
 
 from prolepsis.control.store import migrations
-from prolepsis.control.store.migrate import NEWEST, revision, upgrade
+from prolepsis.control.store.migrate import NEWEST, migrated_in_memory, revision, upgrade
 from prolepsis.control.store.tables import metadata, request_records
 from prolepsis.core.errors import ConfigError
 from tests.control.store.databases import opened
@@ -54,6 +56,14 @@ def test_the_newest_revision_is_that_of_the_last_migration() -> None:
     config = Config()
     config.set_main_option("script_location", str(Path(migrations.__path__[0])))
     assert ScriptDirectory.from_config(config).get_current_head() == NEWEST
+
+
+def test_a_changed_schema_has_a_revision_of_its_own() -> None:
+    """Else a store of the schema before would be opened and fail at each use. Change both together."""
+    with closing(migrated_in_memory()) as database, database.read() as connection:
+        made = connection.execute(text("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY name")).scalars()
+        digest = sha256("\n".join(made).encode()).hexdigest()[:16]
+    assert (NEWEST, digest) == ("0002", "5f42aa36f71bca61")
 
 
 def test_a_database_of_this_version_is_opened_without_alembic(setting: str) -> None:

@@ -18,7 +18,7 @@ class SpeculationRequest:
     """The caller's request about speculation, which the caller's roles allow."""
 
     mode: SpecMode = "auto"
-    """auto: as the policy says; on: verify every draft, whether or not it pays."""
+    """auto: as the policy says; always: verify every draft, whether or not it pays."""
     max_depth: int | None = None
     proposer: str | None = None
     emit: Emit | None = None

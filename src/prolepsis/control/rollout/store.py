@@ -7,11 +7,11 @@ from typing import Annotated
 from uuid import uuid4
 
 from pydantic import Field, TypeAdapter
-from sqlalchemy import Connection, delete, insert, select, update
+from sqlalchemy import Connection, delete, func, insert, select, update
 from sqlalchemy.exc import IntegrityError
 
 from prolepsis.control.rollout.machine import RolloutEvent, RolloutState
-from prolepsis.control.rollout.units import UnitKey
+from prolepsis.control.rollout.units import MAX_COUNTED, UnitKey
 from prolepsis.control.statistics.judge import StageEvidence
 from prolepsis.control.statistics.window import MINUTE_S, WINDOW_MINUTES, WindowEvidence
 from prolepsis.control.store.database import Database
@@ -107,6 +107,8 @@ class RolloutStore:
             fresh = [key for key in keys if (key.unit, key.late) not in counted]
             if fresh:
                 connection.execute(insert(rollout_units), [{**key._asdict(), "counted_at": now} for key in fresh])
+            if not self._database.is_kept:  # it is memory, and long stages count many units
+                _forget_oldest(connection, MAX_COUNTED)
         return frozenset(fresh)
 
     def other_evidence(self) -> Sequence[StageEvidence | WindowEvidence]:
@@ -125,6 +127,14 @@ _evidence = rollout_evidence.c
 _EVIDENCE: TypeAdapter[StageEvidence | WindowEvidence] = TypeAdapter(
     Annotated[WindowEvidence | StageEvidence, Field(union_mode="left_to_right")]  # only the first has spans
 )
+
+
+def _forget_oldest(connection: Connection, most: int) -> None:
+    """Leave at most `most` units; a forgotten one may count again."""
+    of = rollout_units.c
+    if (connection.scalar(select(func.count()).select_from(rollout_units)) or 0) > most:
+        oldest = select(of.counted_at).order_by(of.counted_at.desc()).offset(most).limit(1).scalar_subquery()
+        connection.execute(delete(rollout_units).where(of.counted_at <= oldest))
 
 
 def _load(connection: Connection, rollout_id: str) -> RolloutState | None:

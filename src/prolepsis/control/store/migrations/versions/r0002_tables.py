@@ -1,11 +1,11 @@
-"""All tables."""
+"""All tables. 0001 was the schema of builds before the first release, and is refused."""
 
 from typing import Any
 
 import sqlalchemy as sa
 from alembic import op
 
-revision = "0001"
+revision = "0002"
 down_revision = None
 branch_labels = None
 depends_on = None
