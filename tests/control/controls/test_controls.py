@@ -77,6 +77,26 @@ async def test_all_servers_follow_a_change(table: Table, tmp_path: Path, is_shar
     assert (values(ours), values(ours, "breaker")) == ({}, {"x": "2"})
 
 
+async def test_a_follower_that_fails_is_notified_again_until_it_succeeds(tmp_path: Path) -> None:
+    controls, seen = server(None, tmp_path), list[Origin]()
+    faults = [False, True, True, False]
+
+    def failing(origin: Origin) -> None:
+        if faults.pop(0):
+            raise RuntimeError("odd")
+        seen.append(origin)
+
+    controls.follow(KILL, failing)
+    controls.follow("breaker", seen.append)
+    ControlsFile(tmp_path / "a.json").set(control_key(KILL, "tenant:bank"), Control("1", 1.0))
+    ControlsFile(tmp_path / "a.json").set(control_key("breaker", "x"), Control("1", 1.0))
+    with capture_logs() as logs:
+        for _ in range(4):
+            await controls.tick()
+    assert seen == ["start", "start", "file", "file"], "each once"
+    assert [(entry["event"], entry["exc_info"]) for entry in logs] == [("controls_not_followed", True)]
+
+
 async def test_while_the_store_is_away_it_holds_here_and_over_a_restart(table: Table, tmp_path: Path) -> None:
     ours, theirs = server(table, tmp_path, "a"), server(table, tmp_path, "b")
     theirs.set(KILL, "rule:old", "0")

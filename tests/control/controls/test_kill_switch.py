@@ -1,5 +1,6 @@
 """The kill switch follows its controls: on one machine, on all replicas, and with a flag beside them."""
 
+import math
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from structlog.testing import capture_logs
 
 from prolepsis.control.audit.summary import changed_fields, reason_of
 from prolepsis.control.controls.controls import Controls
+from prolepsis.control.controls.effective_plan import EffectivePlan
 from prolepsis.control.controls.file import ControlsFile
 from prolepsis.control.controls.kill_switch import KILL, MAX_SCOPES, NOT_UNDERSTOOD, act, kill_status
 from prolepsis.control.controls.kill_switch_runtime import KillSwitch
@@ -16,9 +18,11 @@ from prolepsis.control.store.controls import Control, control_key
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.kill_scope import EVERYTHING
+from prolepsis.core.plan import SpecPlan
 from tests.control.controls.test_controls import Table, server, settle
 from tests.control.rollout.stores import memory_database
 
+BASE = SpecPlan(version=3, num_speculative_tokens=8)
 NOW = datetime(2026, 11, 21, 10, tzinfo=UTC)
 
 
@@ -56,6 +60,10 @@ def command(file: Path, scope: str, *, on: bool, by: str = "ann", reason: str = 
     ControlsFile(file).set(control_key(KILL, scope), control)
 
 
+def stopped_by(switch: KillSwitch) -> set[str]:
+    return {*switch.status.killed}
+
+
 def test_scopes_are_turned_one_by_one_and_the_last_release_is_known(tmp_path: Path) -> None:
     stops = Stops(server(None, tmp_path))
     stops.turn("tenant:bank")
@@ -85,6 +93,29 @@ def test_there_is_a_limit_of_scopes_besides_everything(tmp_path: Path) -> None:
 def test_a_stop_that_is_not_understood_stops_everything() -> None:
     status = kill_status({}, {"team:x": Control("of a later version", 1.0)})
     assert (status.killed, status.sources, status.shared[0].reason) == ((EVERYTHING,), ("store",), NOT_UNDERSTOOD)
+
+
+@pytest.mark.parametrize("at", [1e20, 1e300, math.inf, math.nan, -1e12])
+@pytest.mark.parametrize("value", ["", "1"])
+def test_a_stop_at_a_time_that_no_calendar_has_stops_everything(at: float, value: str) -> None:
+    assert kill_status({"tenant:bank": Control(value, at)}, {}).killed == (EVERYTHING,)
+    assert kill_status({"tenant:bank": Control(None, at)}, {}).released is None
+    assert kill_status({"tenant:bank": Control(NOW.isoformat(), at)}, {}).killed == ("tenant:bank",)
+
+
+async def test_a_stop_that_the_engine_did_not_take_is_sent_again(tmp_path: Path) -> None:
+    controls, faults, killed = server(None, tmp_path), [OSError("gone")], list[frozenset[str]]()
+
+    def kill(scopes: frozenset[str]) -> None:
+        if faults:
+            raise faults.pop()
+        killed.append(scopes)
+
+    switch = KillSwitch(controls, EffectivePlan(BASE, lambda plan: kill(plan.killed)).kill, CollectorRegistry())
+    switch.turn(on=True, by="kim", reason="drill", scope="tenant:bank")
+    assert stopped_by(switch) == set(), "it says what holds"
+    await controls.tick()
+    assert killed == [stopped_by(switch)] == [{"tenant:bank"}]
 
 
 async def test_a_stop_reaches_all_replicas_and_any_of_them_lifts_it(pair: tuple[Stops, Stops]) -> None:

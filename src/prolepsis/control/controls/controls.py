@@ -47,6 +47,8 @@ class Controls(Feature):
         self._table = table
         self._now = now
         self._followers: dict[str, Callable[[Origin], None]] = {}
+        self._overdue: dict[str, Origin] = {}
+        """Kinds whose follower failed at their last change."""
         self._running: asyncio.Task[None] | None = None
         self._is_failing = False
         content = self._read() or ControlsContent()
@@ -92,6 +94,8 @@ class Controls(Feature):
 
     async def tick(self) -> None:
         """Follow the file if it changed, store what was set here, and follow what others set."""
+        for kind, origin in [*self._overdue.items()]:
+            self._notify(kind, origin)
         if self.file.changed():
             self._follow_file()
         if self.is_shared:
@@ -162,7 +166,18 @@ class Controls(Feature):
         yield
         for kind, sections in before.items():
             if sections != (self.local(kind), self.shared(kind)):
-                self._followers[kind](origin)
+                self._notify(kind, origin)
+
+    def _notify(self, kind: str, origin: Origin) -> None:
+        """Notify the follower of a kind; after a failure each tick does it again, until it succeeds."""
+        try:
+            self._followers[kind](origin)
+        except Exception:  # contained: the others are notified, and the change is kept
+            if kind not in self._overdue:
+                log.exception("controls_not_followed", kind=kind)
+            self._overdue[kind] = origin
+        else:
+            self._overdue.pop(kind, None)
 
     def _save(self) -> str:
         """Write the file, with what commands and other servers of this machine wrote to it meanwhile."""

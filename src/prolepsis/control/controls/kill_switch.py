@@ -15,13 +15,13 @@ from prolepsis.core.kill_scope import EVERYTHING, SCOPE
 KILL = "kill"
 """Kind of the kill switch's controls; their names are scopes."""
 Source = Literal["operator", "store", "flag"]
-KILL = "kill"
-"""Kind of the kill switch's controls; their names are scopes."""
 MAX_REASON = 1024
 Reason = Annotated[str, Field(max_length=MAX_REASON)]
 MAX_SCOPES = 256
 """Scopes that are stopped one by one, besides everything."""
 NOT_UNDERSTOOD = "a stop that this version does not understand"
+_UNKNOWN = datetime.fromtimestamp(0, UTC)
+"""The time of a stop whose own time is not understood."""
 
 
 class KilledScope(BaseModel):
@@ -125,20 +125,28 @@ def _stopped(controls: Mapping[str, Control]) -> Iterator[KilledScope]:
             try:
                 entries.append(_entry(name, control))
             except ValidationError:
-                entries.append(KilledScope(scope=EVERYTHING, reason=NOT_UNDERSTOOD, at=_moment(control.at)))
+                entries.append(KilledScope(scope=EVERYTHING, reason=NOT_UNDERSTOOD, at=_moment(control.at) or _UNKNOWN))
     yield from sorted(entries, key=lambda entry: entry.at)
 
 
 def _entry(name: str, control: Control) -> KilledScope:
-    """Return the entry of a control, whose value is the time since which its scope is stopped."""
+    """Return the entry of a control, whose value is the time since which its scope is stopped.
+
+    Raises `ValidationError` for one that is not understood.
+    """
     at = _moment(control.at)
     with suppress(ValueError):
         at = datetime.fromisoformat(control.value or "")
-    return KilledScope(scope=name, by=control.by, reason=control.reason[:MAX_REASON], at=at)
+    entry = {"scope": name, "by": control.by, "reason": control.reason[:MAX_REASON], "at": at}
+    return KilledScope.model_validate(entry)
 
 
-def _moment(at: float) -> datetime:
-    return datetime.fromtimestamp(at, UTC)
+def _moment(at: float) -> datetime | None:
+    """Return a time in seconds as a date; None where the calendar has none."""
+    try:
+        return datetime.fromtimestamp(at, UTC)
+    except (ValueError, OverflowError, OSError):
+        return None
 
 
 def shown_reason(text: str) -> str:

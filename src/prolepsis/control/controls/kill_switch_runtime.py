@@ -107,13 +107,14 @@ class KillSwitch(Feature):
         self._emit(AuditEvent(actor=actor, action=action, subject=subject, before=was, after=after))
 
     def _become(self, status: KillStatus, origin: Origin | Literal["flag"]) -> None:
-        before, self.status = self.status, status
-        for source in get_args(Source):
-            self._killed.labels(source).set(source in status.sources)
-        self._scopes.set(len({*status.killed} - {EVERYTHING}))
+        before = self.status
         stopped, freed = ({*status.killed} - {*before.killed}), ({*before.killed} - {*status.killed})
         if stopped or freed:
             self._kill(frozenset(status.killed))
+        self.status = status  # not before: where `_kill` fails, the next call tries again
+        for source in get_args(Source):
+            self._killed.labels(source).set(source in status.sources)
+        self._scopes.set(len({*status.killed} - {EVERYTHING}))
         for scope in sorted(stopped | freed):
             self._log(scope, on=scope in stopped, by_flag=origin == FLAG)
 

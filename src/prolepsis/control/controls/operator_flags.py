@@ -135,6 +135,6 @@ def _usable(key: str, control: Control) -> _Usable | None:
         definition = json.loads(control.value or "")
         entry = SetFlag(key, definition, control.by, control.reason, datetime.fromtimestamp(control.at, UTC))
         return _Usable(entry, _checked(key, definition, control.by))
-    except (ValueError, ConfigError) as error:
+    except (ValueError, OverflowError, OSError, ConfigError) as error:
         log.error("operator_flag_unusable", flag=key, error=type(error).__name__)
         return None
