@@ -4,13 +4,13 @@ import asyncio
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 
 import pytest
 from sqlalchemy.exc import IntegrityError
 from structlog.testing import capture_logs
 
-from prolepsis.control.controls.controls import Controls, Origin
+from prolepsis.control.controls.controls import PATIENCE_S, TICKS_PER_EXCHANGE, Controls, Origin
 from prolepsis.control.controls.file import ControlsContent, ControlsFile
 from prolepsis.control.controls.kill_switch import KILL
 from prolepsis.control.store.controls import Control, ControlKey, ControlTable, control_key
@@ -29,8 +29,13 @@ class Table(ControlTable):
     def __init__(self, database: Database) -> None:
         super().__init__(database)
         self.is_down = False
+        self.num_exchanges = 0
+        self.waits_for: Event | None = None
 
     def exchange(self, changes: Mapping[ControlKey, Control]) -> dict[ControlKey, Control]:
+        self.num_exchanges += 1
+        if self.waits_for is not None:
+            self.waits_for.wait(30)
         if self.is_down:
             raise StoreUnavailable("down")
         return super().exchange(changes)
@@ -55,6 +60,7 @@ def values(controls: Controls, kind: str = KILL) -> dict[str, str | None]:
 async def settle(*controls: Controls) -> None:
     for _ in range(2):
         await asyncio.gather(*(one.tick() for one in controls))
+        await asyncio.gather(*(one.share() for one in controls))
 
 
 @pytest.mark.parametrize("is_shared", [False, True])
@@ -131,6 +137,36 @@ async def test_a_change_that_waited_for_the_store_does_not_undo_later_changes(
         await settle(ours, theirs)
     assert values(ours) == values(theirs) == ({} if new is None else {"tenant:bank": new})
     assert [(entry["event"], entry["control"]) for entry in logs] == [("control_superseded", "kill tenant:bank")]
+
+
+async def test_a_store_that_hangs_delays_no_stop_of_the_file(table: Table, tmp_path: Path) -> None:
+    released, controls = Event(), server(table, tmp_path)
+    await controls.tick()
+    table.waits_for = released
+    try:
+        for number in range(2 * TICKS_PER_EXCHANGE):
+            ControlsFile(tmp_path / "a.json").set(control_key(KILL, f"tenant:{number}"), Control("1", 1.0))
+            began = time.monotonic()
+            await controls.tick()
+            assert f"tenant:{number}" in values(controls)
+            assert time.monotonic() - began < PATIENCE_S
+    finally:
+        released.set()
+    await controls.share()
+
+
+async def test_the_store_is_read_at_the_start_and_every_fourth_tick(table: Table, tmp_path: Path) -> None:
+    ours, theirs = server(table, tmp_path, "a"), server(table, tmp_path, "b")
+    theirs.set(KILL, "tenant:bank", "1")
+    await theirs.share()
+    await ours.tick()
+    assert values(ours) == {"tenant:bank": "1"}, "before it serves"
+    num_read = table.num_exchanges
+    for _ in range(2 * TICKS_PER_EXCHANGE):
+        await ours.tick()
+        if ours._running is not None:
+            await ours._running
+    assert table.num_exchanges - num_read == 2
 
 
 async def test_an_act_follows_all_that_its_server_knows_even_by_a_slow_clock(table: Table, tmp_path: Path) -> None:

@@ -69,6 +69,8 @@ async def server(
             for feature in app.state.features:
                 if feature.name in ("controls", "flags"):
                     await feature.tick()
+                if isinstance(feature, Controls):
+                    await feature.share()
 
     def killed() -> bool:
         [switch] = [feature for feature in app.state.features if feature.name == "kill_switch"]

@@ -23,7 +23,9 @@ from prolepsis.core.errors import ConfigError
 from prolepsis.core.kill_scope import EVERYTHING
 
 PATIENCE_S = 1.0
-"""How long a tick waits for the store; a slower exchange continues after it."""
+"""How long the start and the end wait for the store; a slower exchange continues after it."""
+TICKS_PER_EXCHANGE = 4
+"""The file is looked at in every tick."""
 Origin = Literal["start", "act", "file", "store"]
 """Where a change came from."""
 
@@ -34,13 +36,13 @@ class Controls(Feature):
     """Belongs to one event loop; the store is read and written in threads."""
 
     name = "controls"
+    period_s = 0.2
     ticks_before_serving = True
 
     def __init__(self, file: ControlsFile, table: ControlTable, *, now: Callable[[], float] = time.time) -> None:
         """A damaged file may have held a stop, so it stops everything."""
         self.is_shared = table.is_shared
         """Whether other machines follow."""
-        self.period_s = 0.8 if self.is_shared else 0.2
         self.fault: str | None = None
         """Reason why the file cannot be used; its last good content then holds."""
         self.file = file
@@ -51,6 +53,7 @@ class Controls(Feature):
         """Kinds whose follower failed at their last change."""
         self._running: asyncio.Task[None] | None = None
         self._is_failing = False
+        self._num_ticks = 0
         content = self._read() or ControlsContent()
         self._local, self._stored, self._pending = content.local, content.stored, content.pending
         if self.fault is not None:
@@ -93,18 +96,27 @@ class Controls(Feature):
         return fault
 
     async def tick(self) -> None:
-        """Follow the file if it changed, store what was set here, and follow what others set."""
+        """Follow the file if it changed; exchange with the store where that is due, and wait only before serving."""
         for kind, origin in [*self._overdue.items()]:
             self._notify(kind, origin)
         if self.file.changed():
             self._follow_file()
+        is_due, is_first = self._num_ticks % TICKS_PER_EXCHANGE == 0, self._num_ticks == 0
+        self._num_ticks += 1
+        if is_first:
+            await self.share()
+        elif is_due and self.is_shared:
+            self._start()
+
+    async def share(self) -> None:
+        """Store what was set here, and follow what others set; waits for it, but not long."""
         if self.is_shared:
             await asyncio.wait({self._start()}, timeout=PATIENCE_S)
 
     async def close(self) -> None:
         """Store what was set here, if the store takes it soon."""
         if self._pending:
-            await self.tick()
+            await self.share()
 
     def _time_of_act(self, key: ControlKey) -> float:
         """Return a time after all that is known of a control."""
