@@ -48,6 +48,10 @@ def test_scopes_that_something_can_belong_to(scope: str) -> None:
         ("traffic_class:chat/standard/free/short\n", "everything"),
         ("tenant:bank\n", "everything"),
         ("everything\n", "everything"),
+        ("tenant:ba\x00nk", "a name without control characters"),
+        ("rule:\x1b[2J", "a name without control characters"),
+        ("rule:\x85", "a name without control characters"),
+        ("tenant:\udc80", "a name without control characters"),
     ],
 )
 def test_others_are_refused_with_what_is_allowed(scope: str, allowed: str) -> None:

@@ -16,6 +16,8 @@ Kind = Literal["route", "rule", "tenant", "traffic_class", "proposer"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 SCOPE = rf"^({EVERYTHING}|({'|'.join(KINDS)}):.+)$"
 """What scopes look like."""
+_CONTROL = r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]"
+"""Characters that no database has to take."""
 
 
 def kill_scope(kind: Kind, name: str) -> str:
@@ -40,6 +42,8 @@ def check_scope(scope: str) -> None:
     allowed = ""
     if not re.fullmatch(SCOPE, scope):
         allowed = f"{EVERYTHING}, or {', '.join(f'{kind}:NAME' for kind in KINDS)}"
+    elif re.search(_CONTROL, name):
+        allowed = "a name without control characters"
     elif kind == "proposer" and name not in PROPOSER_NAMES:
         allowed = f"for a proposer: {', '.join(PROPOSER_NAMES)}"
     elif kind == "traffic_class" and not re.fullmatch(TRAFFIC_CLASS, name):

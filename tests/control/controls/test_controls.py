@@ -7,7 +7,6 @@ from pathlib import Path
 from threading import Event, Thread
 
 import pytest
-from sqlalchemy.exc import IntegrityError
 from structlog.testing import capture_logs
 
 from prolepsis.control.controls.controls import PATIENCE_S, TICKS_PER_EXCHANGE, Controls, Origin
@@ -29,16 +28,22 @@ class Table(ControlTable):
     def __init__(self, database: Database) -> None:
         super().__init__(database)
         self.is_down = False
+        self.is_read_only = False
         self.num_exchanges = 0
         self.waits_for: Event | None = None
 
-    def exchange(self, changes: Mapping[ControlKey, Control]) -> dict[ControlKey, Control]:
+    def put(self, changes: Mapping[ControlKey, Control]) -> dict[ControlKey, str]:
+        if self.is_read_only:
+            raise StoreUnavailable("read-only")
+        return super().put(changes) if not self.is_down else {}
+
+    def read(self) -> dict[ControlKey, Control]:
         self.num_exchanges += 1
         if self.waits_for is not None:
             self.waits_for.wait(30)
         if self.is_down:
             raise StoreUnavailable("down")
-        return super().exchange(changes)
+        return super().read()
 
 
 @pytest.fixture
@@ -178,6 +183,45 @@ async def test_an_act_follows_all_that_its_server_knows_even_by_a_slow_clock(tab
     assert values(ours) == values(theirs) == {}
 
 
+async def test_an_act_that_the_store_refuses_holds_here_and_blocks_no_other(tmp_path: Path) -> None:
+    class Refusing(Table):
+        def _refusal(self, changes: Mapping[ControlKey, Control]) -> str:
+            return "DataError" if "kill rule:odd" in changes else super()._refusal(changes)
+
+    table = Refusing(memory_database())
+    ours, theirs = server(table, tmp_path, "a"), server(table, tmp_path, "b")
+    table.is_down = True
+    ours.set(KILL, "tenant:bank", "1")
+    ours.set(KILL, "rule:odd", "1")
+    await settle(ours)
+    table.is_down = False
+    theirs.set(KILL, "tenant:shop", "1")
+    with capture_logs() as logs:
+        await settle(theirs, ours)
+        await settle(theirs, ours)
+    assert [(entry["event"], entry["control"]) for entry in logs] == [("control_refused", "kill rule:odd")]
+    assert values(ours) == {"tenant:bank": "1", "tenant:shop": "1", "rule:odd": "1"}
+    assert values(theirs) == {"tenant:bank": "1", "tenant:shop": "1"}
+    ours.set(KILL, "rule:odd", None)
+    await settle(ours)
+    assert values(ours) == values(theirs)
+
+
+async def test_a_store_that_cannot_be_written_is_read(table: Table, tmp_path: Path) -> None:
+    ours, theirs = server(table, tmp_path, "a"), server(table, tmp_path, "b")
+    theirs.set(KILL, "tenant:shop", "1")
+    await settle(theirs)
+    table.is_read_only = True
+    with capture_logs() as logs:
+        ours.set(KILL, "tenant:bank", "1")
+        await settle(ours)
+    assert values(ours) == {"tenant:bank": "1", "tenant:shop": "1"}
+    assert [(entry["event"], entry["error"]) for entry in logs] == [("controls_not_shared", "read-only")]
+    table.is_read_only = False
+    await settle(ours, theirs)
+    assert values(theirs) == {"tenant:bank": "1", "tenant:shop": "1"}
+
+
 async def test_an_old_stop_in_the_copy_ends_when_the_store_is_read(table: Table, tmp_path: Path) -> None:
     ours, theirs = server(table, tmp_path, "a", now=100.0), server(table, tmp_path, "b", now=200.0)
     table.is_down = True
@@ -196,18 +240,16 @@ async def test_replicas_that_set_the_same_at_once_try_again(table: Table, tmp_pa
     class Clashing(Table):
         num_clashes = 1
 
-        def exchange(self, changes: Mapping[ControlKey, Control]) -> dict[ControlKey, Control]:
-            if changes and self.num_clashes:
-                self.num_clashes -= 1
-                raise IntegrityError("INSERT", None, Exception("duplicate key"))
-            return super().exchange(changes)
+        def _refusal(self, changes: Mapping[ControlKey, Control]) -> str:
+            self.num_clashes -= 1
+            return "IntegrityError" if self.num_clashes >= 0 else super()._refusal(changes)
 
     ours, theirs = server(Clashing(table._database), tmp_path, "a"), server(table, tmp_path, "b")
     with capture_logs() as logs:
         ours.set(KILL, "tenant:bank", "1")
         await settle(ours)
-    assert [entry["event"] for entry in logs] == ["controls_not_shared"]
-    await settle(ours, theirs)
+    assert logs == []
+    await settle(theirs)
     assert values(theirs) == {"tenant:bank": "1"}
 
 

@@ -46,6 +46,19 @@ def test_replicas_that_set_a_new_control_at_once_keep_the_newest(postgresql: str
         assert ControlTable(ours).exchange({})[KEY] == Control("on", 3.0)
 
 
+def test_one_act_that_the_database_refuses_blocks_no_other(database: Database) -> None:
+    table, acts = ControlTable(database), {KEY: Control("on", 1.0), "kill rule:odd": Control("on", 1.0, "\udc80")}
+    assert list(table.put(acts)) == ["kill rule:odd"]
+    assert list(table.read()) == [KEY]
+
+
+def test_text_that_postgresql_does_not_take_is_refused(postgresql: str) -> None:
+    with closing(opened(postgresql)) as database:
+        acts = {KEY: Control("on", 1.0), "kill rule:odd": Control("on", 1.0, reason="a\x00b")}
+        assert ControlTable(database).put(acts) == {"kill rule:odd": "DataError"}
+        assert list(ControlTable(database).read()) == [KEY]
+
+
 def test_controls_removed_long_ago_are_deleted(database: Database) -> None:
     table, now = ControlTable(database), time.time()
     for name, at in (("old", now - 91 * 86400.0), ("new", now)):

@@ -49,6 +49,8 @@ class Controls(Feature):
         self._table = table
         self._now = now
         self._followers: dict[str, Callable[[Origin], None]] = {}
+        self._refused: Section = {}
+        """Acts that the store refused."""
         self._overdue: dict[str, Origin] = {}
         """Kinds whose follower failed at their last change."""
         self._running: asyncio.Task[None] | None = None
@@ -147,27 +149,46 @@ class Controls(Feature):
         return self._running
 
     async def _exchange(self) -> None:
-        """Exchange with the store until it has all that was set meanwhile."""
-        while True:
+        """Exchange with the store until it has all that was set meanwhile; it is read also if it cannot be written."""
+        fault: Exception | None = None
+        while fault is None:
             sent = dict(self._pending)
             try:
-                stored = await asyncio.to_thread(self._table.exchange, sent)
-            except Exception as error:  # contained: what was set holds here, and the next tick sends it again
-                if not self._is_failing:
-                    log.error("controls_not_shared", error=str(error))
-                self._is_failing = True
-                return
-            self._is_failing = False
-            self._take(stored, sent)
+                try:
+                    self._keep_here(await asyncio.to_thread(self._table.put, sent), sent)
+                except Exception as error:  # contained: what others set counts all the same
+                    fault = error
+                self._take(await asyncio.to_thread(self._table.read), {} if fault else sent)
+            except Exception as error:  # contained: what was set holds here, and a later tick sends it again
+                fault = error
             if not self._pending:
-                return
+                break
+        if fault is not None and not self._is_failing:
+            log.error("controls_not_shared", error=str(fault))
+        self._is_failing = fault is not None
+
+    def _keep_here(self, refused: Mapping[ControlKey, str], sent: Mapping[ControlKey, Control]) -> None:
+        """Let acts that the store refuses hold on this machine only."""
+        for key, error in refused.items():
+            log.error("control_refused", control=key, error=error)
+        acts = {key: sent[key] for key in refused}
+        self._refused = {**self._refused, **acts}
+        with self._notifying("store"):
+            self._local, self._pending = _newest(self._local, acts), self._waiting(self._pending)
+
+    def _waiting(self, pending: Section) -> dict[ControlKey, Control]:
+        """Return the acts among `pending` that the store lacks and did not refuse."""
+        newer = _newer(pending, self._stored)
+        return {key: control for key, control in newer.items() if control != self._refused.get(key)}
 
     def _take(self, stored: Section, sent: Mapping[ControlKey, Control]) -> None:
         is_new = stored != self._stored or bool(sent)
-        for key in [key for key, control in sent.items() if stored.get(key) != control]:
-            log.warning("control_superseded", control=key)  # a later act elsewhere counts
+        for key, control in sent.items():
+            if stored.get(key) != control != self._refused.get(key):
+                log.warning("control_superseded", control=key)  # a later act elsewhere counts
         with self._notifying("store"):
-            self._stored, self._pending = stored, _newer(self._pending, stored)
+            self._stored = stored
+            self._pending = self._waiting(self._pending)
         if is_new:
             self._save()
 
@@ -198,7 +219,7 @@ class Controls(Feature):
             with suppress(ConfigError):  # a damaged file is replaced
                 kept = self.file.read()
             local = lasting(_newest(kept.local, self._local))
-            pending = _newest(_newer(kept.pending, self._stored), self._pending)
+            pending = _newest(self._waiting(kept.pending), self._pending)
             try:
                 self.file.write(ControlsContent(local, self._stored, pending))
             except ConfigError as error:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from operator import itemgetter
 
 from sqlalchemy import Connection, and_, delete, select, tuple_
+from sqlalchemy.exc import DataError, IntegrityError
 
 from prolepsis.control.store.database import Database, insert_or_update
 from prolepsis.control.store.tables import controls
@@ -50,10 +51,31 @@ class ControlTable:
         return self._database.name
 
     def exchange(self, changes: Mapping[ControlKey, Control]) -> dict[ControlKey, Control]:
-        """Set the controls of `changes` that are newer than those in the store, in one transaction; return all."""
-        if changes:
+        """Set controls as `put` does, and return all."""
+        self.put(changes)
+        return self.read()
+
+    def put(self, changes: Mapping[ControlKey, Control]) -> dict[ControlKey, str]:
+        """Set those that are newer than those in the store; return those that the database refuses, with its error.
+
+        All are written in one transaction, or each in its own where one is refused.
+        """
+        if not changes or not self._refusal(changes):
+            return {}
+        found = {key: self._refusal({key: control}) for key, control in changes.items()}
+        return {key: error for key, error in found.items() if error}
+
+    def _refusal(self, changes: Mapping[ControlKey, Control]) -> str:
+        """Write the changes; return the kind of the error where their content is the reason of a failure, else ""."""
+        try:
             with self._database.write() as connection:
                 _put(connection, changes)
+        except (DataError, IntegrityError, UnicodeError) as error:
+            return type(error).__name__
+        return ""
+
+    def read(self) -> dict[ControlKey, Control]:
+        """Return all controls, removed ones included."""
         with self._database.read() as connection:
             rows = connection.execute(select(controls)).all()
         return {
