@@ -14,7 +14,7 @@ from prolepsis.control.controls.file import ControlsContent, ControlsFile
 from prolepsis.control.controls.kill_switch import KILL
 from prolepsis.control.store.controls import Control, ControlKey, ControlTable, control_key
 from prolepsis.control.store.database import Database
-from prolepsis.core.errors import StoreUnavailable
+from prolepsis.core.errors import ConfigError, StoreUnavailable
 from prolepsis.core.kill_scope import EVERYTHING
 from tests.control.rollout.stores import memory_database
 from tests.waiting import ended
@@ -290,9 +290,58 @@ async def test_a_file_that_cannot_be_written_is_reported(table: Table, tmp_path:
     await settle(controls)
 
 
+async def test_an_act_that_could_not_be_saved_holds_while_others_change_the_file(tmp_path: Path) -> None:
+    file = Full(tmp_path / "a.json")
+    controls = Controls(file, ControlTable(memory_database()), now=lambda: 50.0)
+    assert controls.set(KILL, "tenant:bank", "1") == controls.not_saved == "no space"
+    ControlsFile(file.path).set(control_key(KILL, "tenant:shop"), Control("1", 1.0))
+    with capture_logs() as logs:
+        await controls.tick()
+        await controls.tick()
+    assert (values(controls), logs) == ({"tenant:bank": "1", "tenant:shop": "1"}, [])
+    file.is_full = False
+    await controls.tick()
+    assert controls.not_saved is None
+    assert values(server(None, tmp_path)) == values(controls)
+
+
+async def test_an_act_is_saved_as_soon_as_the_store_has_it(table: Table, tmp_path: Path) -> None:
+    controls = Controls(Full(tmp_path / "a.json"), table)
+    table.is_down = True
+    controls.set(KILL, "tenant:bank", "1")
+    await settle(controls)
+    assert controls.not_saved == "no space"
+    table.is_down = False
+    await settle(controls)
+    assert controls.not_saved is None
+
+
+async def test_a_later_act_in_the_file_counts_more_than_one_that_could_not_be_saved(tmp_path: Path) -> None:
+    file = Full(tmp_path / "a.json")
+    controls = Controls(file, ControlTable(memory_database()))
+    controls.set(KILL, "tenant:bank", "1")
+    ControlsFile(file.path).set(control_key(KILL, "tenant:bank"), Control(None, time.time() + 10.0))
+    await controls.tick()
+    assert values(controls) == {}
+    file.is_full = False
+    await controls.tick()
+    assert values(server(None, tmp_path)) == {}
+
+
 def test_it_is_kept_with_the_users_data(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PROLEPSIS_DATA", "/srv/prolepsis")
     assert ControlsFile().path == Path("/srv/prolepsis/controls.json")
+
+
+class Full(ControlsFile):
+    """A file on a disk that may be full."""
+
+    is_full = True
+
+    def write(self, value: ControlsContent) -> None:
+        if self.is_full:
+            raise ConfigError("no space", param="controls_file")
+        super().write(value)
 
 
 class Raced(ControlsFile):

@@ -201,5 +201,5 @@ async def test_a_release_that_cannot_be_saved_is_reported(table: Table, tmp_path
     (tmp_path / "a.json").write_text("")
     stops = Stops(server(table, tmp_path / "a.json", "b"))
     stops.turn(on=False)
-    assert "cannot be written" in (stops.switch.status.not_saved or "")
+    assert "cannot be written" in (stops.switch.shown.not_saved or "")
     await settle(stops.controls)

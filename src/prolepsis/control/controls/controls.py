@@ -51,6 +51,9 @@ class Controls(Feature):
         self._followers: dict[str, Callable[[Origin], None]] = {}
         self._refused: Section = {}
         """Acts that the store refused."""
+        self._unsaved: Section = {}
+        """Acts for this machine that the file lacks."""
+        self._save_fault = ""
         self._overdue: dict[str, Origin] = {}
         """Kinds whose follower failed at their last change."""
         self._running: asyncio.Task[None] | None = None
@@ -60,6 +63,11 @@ class Controls(Feature):
         self._local, self._stored, self._pending = content.local, content.stored, content.pending
         if self.fault is not None:
             self._local = {control_key(KILL, EVERYTHING): Control("", self._now(), reason=self.fault)}
+
+    @property
+    def not_saved(self) -> str | None:
+        """Reason why an act would be lost if the server ended now; it is in the file, or in the store, without one."""
+        return self._save_fault or None if self._unsaved or self._pending else None
 
     def follow(self, kind: str, follower: Callable[[Origin], None]) -> None:
         """Call `follower` now, and whenever controls of a kind have changed."""
@@ -90,6 +98,7 @@ class Controls(Feature):
         with self._notifying("act"):
             if not self.is_shared or (value is None and key in self._local):
                 self._local = {**self._local, key: control}
+                self._unsaved = {**self._unsaved, key: control}
             if self.is_shared:
                 self._pending = {**self._pending, key: control}
         fault = self._save()
@@ -103,6 +112,8 @@ class Controls(Feature):
             self._notify(kind, origin)
         if self.file.changed():
             self._follow_file()
+        if self.not_saved:
+            self._save()
         is_due, is_first = self._num_ticks % TICKS_PER_EXCHANGE == 0, self._num_ticks == 0
         self._num_ticks += 1
         if is_first:
@@ -141,7 +152,7 @@ class Controls(Feature):
         content = self._read()
         if content is not None:
             with self._notifying("file"):
-                self._local = content.local
+                self._local = _newest(content.local, self._unsaved)
 
     def _start(self) -> asyncio.Task[None]:
         if self._running is None or self._running.done():
@@ -174,7 +185,8 @@ class Controls(Feature):
         acts = {key: sent[key] for key in refused}
         self._refused = {**self._refused, **acts}
         with self._notifying("store"):
-            self._local, self._pending = _newest(self._local, acts), self._waiting(self._pending)
+            self._local, self._unsaved = _newest(self._local, acts), _newest(self._unsaved, acts)
+            self._pending = self._waiting(self._pending)
 
     def _waiting(self, pending: Section) -> dict[ControlKey, Control]:
         """Return the acts among `pending` that the store lacks and did not refuse."""
@@ -223,9 +235,11 @@ class Controls(Feature):
             try:
                 self.file.write(ControlsContent(local, self._stored, pending))
             except ConfigError as error:
-                log.error("controls_not_saved", error=str(error))
-                return str(error)
-        self.fault = None
+                if str(error) != self._save_fault:
+                    log.error("controls_not_saved", error=str(error))
+                self._save_fault = str(error)
+                return self._save_fault
+        self._save_fault, self._unsaved, self.fault = "", {}, None
         return ""
 
 

@@ -49,7 +49,7 @@ class KillStatus(BaseModel):
     fault: str | None = None
     """Reason why the file cannot be used. The switch then stays as it was; if that is not known, it is on."""
     not_saved: str | None = None
-    """Reason why the operator's last act will be lost when the server ends."""
+    """Reason why an operator's act will be lost when the server ends; it tries again to save it."""
     released: KilledScope | None = None
     """The last scope that an operator released, if it is not stopped again."""
     warnings: Mapping[str, str] = Field(default_factory=dict)

@@ -59,18 +59,19 @@ class KillSwitch(Feature):
         """The status, with warnings of scopes that nothing here has now."""
         found = {scope: self._known.warning(scope) for scope in self.status.killed}
         warnings = {scope: text for scope, text in found.items() if text}
-        return self.status.model_copy(update={"warnings": warnings, "fault": self._controls.fault})
+        return self.status.model_copy(
+            update={"warnings": warnings, "fault": self._controls.fault, "not_saved": self._controls.not_saved}
+        )
 
     def turn(self, *, on: bool, by: str, reason: str, scope: str = EVERYTHING) -> None:
-        """Stop or release a scope at once; the status says if that could not be saved.
+        """Stop or release a scope at once; `shown` says if that could not be saved.
 
         A scope that is stopped already keeps its first reason; the audit log has this one. Raises `InvalidParameter` if
         too many scopes are stopped.
         """
         before = self.status
         control = act(before, scope, on=on, by=by, reason=reason, at=datetime.now(UTC))
-        fault = self._controls.set(KILL, scope, control.value, by=control.by, reason=control.reason)
-        self.status = self.status.model_copy(update={"not_saved": fault or None})
+        self._controls.set(KILL, scope, control.value, by=control.by, reason=control.reason)
         self._record(before, on=on, actor=by, subject="" if scope == EVERYTHING else scope, reason=reason)
 
     def trip(self, by: str, reason: str) -> None:
