@@ -15,7 +15,7 @@ from typing import Literal
 
 import structlog
 
-from prolepsis.control.controls.file import ControlsContent, ControlsFile, Section, lasting, of_kind
+from prolepsis.control.controls.file import ControlsContent, ControlsFile, Section, lasting, newer, newest, of_kind
 from prolepsis.control.controls.kill_switch import KILL
 from prolepsis.control.store.controls import Control, ControlKey, ControlTable, control_key
 from prolepsis.control.web.feature import Feature
@@ -80,11 +80,11 @@ class Controls(Feature):
 
     def shared(self, kind: str) -> Mapping[str, Control]:
         """Return what holds on all replicas."""
-        return of_kind(_newest(self._stored, self._pending), kind) if self.is_shared else {}
+        return of_kind(newest(self._stored, self._pending), kind) if self.is_shared else {}
 
     def of(self, kind: str) -> dict[str, Control]:
         """Return the controls of a kind that are set, by name; where both sections set one, the newer."""
-        return _newest(_set(self.shared(kind)), _set(self.local(kind)))
+        return newest(_set(self.shared(kind)), _set(self.local(kind)))
 
     def set(self, kind: str, name: str, value: str | None, *, by: str = "", reason: str = "") -> str:
         """Set a control, or remove it, also from the file: here at once, for all replicas when the store takes it.
@@ -152,7 +152,7 @@ class Controls(Feature):
         content = self._read()
         if content is not None:
             with self._notifying("file"):
-                self._local = _newest(content.local, self._unsaved)
+                self._local = newest(content.local, self._unsaved)
 
     def _start(self) -> asyncio.Task[None]:
         if self._running is None or self._running.done():
@@ -185,13 +185,13 @@ class Controls(Feature):
         acts = {key: sent[key] for key in refused}
         self._refused = {**self._refused, **acts}
         with self._notifying("store"):
-            self._local, self._unsaved = _newest(self._local, acts), _newest(self._unsaved, acts)
+            self._local, self._unsaved = newest(self._local, acts), newest(self._unsaved, acts)
             self._pending = self._waiting(self._pending)
 
     def _waiting(self, pending: Section) -> dict[ControlKey, Control]:
         """Return the acts among `pending` that the store lacks and did not refuse."""
-        newer = _newer(pending, self._stored)
-        return {key: control for key, control in newer.items() if control != self._refused.get(key)}
+        acts = newer(pending, self._stored)
+        return {key: control for key, control in acts.items() if control != self._refused.get(key)}
 
     def _take(self, stored: Section, sent: Mapping[ControlKey, Control]) -> None:
         is_new = stored != self._stored or bool(sent)
@@ -230,8 +230,8 @@ class Controls(Feature):
             kept = ControlsContent()
             with suppress(ConfigError):  # a damaged file is replaced
                 kept = self.file.read()
-            local = lasting(_newest(kept.local, self._local))
-            pending = _newest(self._waiting(kept.pending), self._pending)
+            local = lasting(newest(kept.local, self._local))
+            pending = newest(self._waiting(kept.pending), self._pending)
             try:
                 self.file.write(ControlsContent(local, self._stored, pending))
             except ConfigError as error:
@@ -245,12 +245,3 @@ class Controls(Feature):
 
 def _set(controls: Mapping[str, Control]) -> dict[str, Control]:
     return {name: control for name, control in controls.items() if control.value is not None}
-
-
-def _newer(controls: Mapping[str, Control], than: Mapping[str, Control]) -> dict[str, Control]:
-    return {key: control for key, control in controls.items() if control.beats(than.get(key))}
-
-
-def _newest(one: Mapping[str, Control], other: Mapping[str, Control]) -> dict[str, Control]:
-    """Return the controls of both; of two with one key the newer."""
-    return {**one, **_newer(other, one)}

@@ -25,6 +25,11 @@ class ControlsContent:
     pending: Section = field(default_factory=dict)
     """Set by servers of this machine, and not in the store yet."""
 
+    @property
+    def shared(self) -> Section:
+        """What holds on all replicas, as far as servers of this machine know."""
+        return newest(self.stored, self.pending)
+
 
 class ControlsFile(JsonFile[ControlsContent]):
     """The servers and commands of one user share it; a write is whole or not at all."""
@@ -53,3 +58,13 @@ def lasting(section: Section) -> Section:
     """Return a section without removals of long ago."""
     oldest = time.time() - REMOVED_KEPT_S
     return {key: control for key, control in section.items() if control.value is not None or control.at > oldest}
+
+
+def newer(section: Section, than: Section) -> dict[ControlKey, Control]:
+    """Return the controls of a section that are newer than those of another, which may lack them."""
+    return {key: control for key, control in section.items() if control.beats(than.get(key))}
+
+
+def newest(one: Section, other: Section) -> dict[ControlKey, Control]:
+    """Return the controls of both; of two with one key the newer."""
+    return {**one, **newer(other, one)}

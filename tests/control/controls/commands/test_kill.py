@@ -172,6 +172,23 @@ def test_scopes_stopped_for_all_replicas_are_shown(home: Path) -> None:
     assert shown[1].endswith("by developer: drill")
 
 
+def test_what_the_store_stops_is_shown_without_a_server(home: Path) -> None:
+    configure_logs("error")
+    store, file = open_store(migrated_setting(home), CollectorRegistry()), home / "its.json"
+    assert store is not None
+    with closing(store), served(FakeEngine(), ServerConfig(controls_file=file), store=store) as running:
+        kill("on", "--url", running.url, "--reason", "drill")
+    shown = kill("status", "--controls-file", str(file)).stdout.splitlines()
+    assert shown[0] == "on"
+    assert shown[1].startswith("on for everything on all replicas, since 20")
+    off = kill("off", "--controls-file", str(file))
+    assert off.stdout.startswith("on, since 20")
+    assert "still stopped on all replicas" in off.stderr.replace("\n", " ")
+    assert "--url" in off.stderr
+    other = kill("off", "--controls-file", str(file), "--scope", "rule:x")
+    assert "still stopped on all replicas" not in other.stderr.replace("\n", " ")
+
+
 def test_who_turned_the_file_off_is_not_named_where_the_store_stops_and_releases(home: Path) -> None:
     configure_logs("error")
     store, file = open_store(migrated_setting(home), CollectorRegistry()), home / "its.json"

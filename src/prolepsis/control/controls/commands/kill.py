@@ -55,6 +55,8 @@ def _add_turn(name: str, text: str, *, on: bool) -> None:
         _show_turned(_status(document), scope, shown_reason(reason), on=on)
         if not isinstance(where, str):
             note(f"wrote {where.path}; servers that use this file follow within a second")
+            if not on and "store" in _status(document).stopped_by(scope):
+                warn("still stopped on all replicas; `prolepsis kill off --url URL` lifts that too")
             if on and scope.startswith(_OF_SERVERS):
                 warn(f"no server was asked whether it has {scope}; `prolepsis kill status --url URL` asks one")
 
@@ -90,7 +92,11 @@ def status(controls_file: File = None, url: Url = None, key: Key = None, as_json
 
 def _in_file(file: ControlsFile, content: ControlsContent) -> dict[str, Any]:
     """Return what the file says, in the form in which a server replies."""
-    return {"file": str(file.path), **kill_status(of_kind(content.local, KILL), {}).model_dump(mode="json")}
+    return {"file": str(file.path), **_kill_status(content).model_dump(mode="json")}
+
+
+def _kill_status(content: ControlsContent) -> KillStatus:
+    return kill_status(of_kind(content.local, KILL), of_kind(content.shared, KILL))
 
 
 def _status(document: dict[str, Any]) -> KillStatus:
@@ -99,8 +105,7 @@ def _status(document: dict[str, Any]) -> KillStatus:
 
 def _turn_file(file: ControlsFile, scope: str, *, on: bool, reason: str) -> dict[str, Any]:
     """Stop or release a scope for the servers of this machine; return what the file then says."""
-    known = kill_status(of_kind(file.read().local, KILL), {})
-    control = act(known, scope, on=on, by=user(), reason=reason, at=datetime.now(UTC))
+    control = act(_kill_status(file.read()), scope, on=on, by=user(), reason=reason, at=datetime.now(UTC))
     document = _in_file(file, file.set(control_key(KILL, scope), control))
     after = {"on": on, "scope": scope, "reason": reason}
     record_act(AuditEvent(actor=actor(), action=f"kill.{'on' if on else 'off'}", subject=str(file.path), after=after))
