@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from prolepsis.control.controls.controls import PATIENCE_S, TICKS_PER_EXCHANGE, Controls, Origin
-from prolepsis.control.controls.file import ControlsContent, ControlsFile
+from prolepsis.control.controls.file import ControlsContent, ControlsFile, Section
 from prolepsis.control.controls.kill_switch import KILL
 from prolepsis.control.store.controls import Control, ControlKey, ControlTable, control_key
 from prolepsis.control.store.database import Database
@@ -46,6 +46,12 @@ class Table(ControlTable):
         return super().read()
 
 
+class Named(Table):
+    """Another store."""
+
+    name = "other"
+
+
 @pytest.fixture
 def table() -> Table:
     return Table(memory_database())
@@ -60,6 +66,10 @@ def server(table: ControlTable | None, folder: Path, name: str = "a", *, now: fl
 
 def values(controls: Controls, kind: str = KILL) -> dict[str, str | None]:
     return {name: control.value for name, control in controls.of(kind).items()}
+
+
+def waiting(folder: Path, table: ControlTable) -> Section:
+    return ControlsFile(folder / "a.json").read().of_store(table.name).pending
 
 
 async def settle(*controls: Controls) -> None:
@@ -123,7 +133,7 @@ async def test_while_the_store_is_away_it_holds_here_and_over_a_restart(table: T
     table.is_down = False
     await settle(again, theirs)
     assert values(again) == values(theirs) == {"tenant:bank": "1"}
-    assert ControlsFile(tmp_path / "a.json").read().pending == {}
+    assert waiting(tmp_path, table) == {}
 
 
 @pytest.mark.parametrize(("old", "new"), [("stop", None), (None, "stop"), ("stop", "other")])
@@ -378,10 +388,46 @@ async def test_servers_of_a_store_with_one_file_keep_what_each_waits_to_store(ta
     assert values(again) == {"tenant:bank": "1", "tenant:shop": "1"}
     table.is_down = False
     await settle(ours)
-    assert list(ControlsFile(tmp_path / "a.json").read().pending) == ["kill tenant:shop"]
     await settle(theirs, ours, again)
     assert values(ours) == values(again) == {"tenant:bank": "1", "tenant:shop": "1"}
-    assert ControlsFile(tmp_path / "a.json").read().pending == {}
+    assert waiting(tmp_path, table) == {}
+
+
+async def test_servers_of_other_stores_leave_what_a_store_says_alone(table: Table, tmp_path: Path) -> None:
+    other = Named(memory_database())
+    ours, theirs, alone = server(table, tmp_path), server(other, tmp_path), server(None, tmp_path)
+    theirs.set(KILL, "tenant:bank", "1")
+    await settle(theirs)
+    other.is_down = table.is_down = True
+    theirs.set(KILL, "rule:fast", "1")
+    ours.set(KILL, "tenant:shop", "1")
+    alone.set("breaker", "x", "1")
+    table.is_down = False
+    await settle(ours, alone, theirs)
+    assert values(ours) == values(server(table, tmp_path)) == {"tenant:shop": "1"}
+    assert values(theirs) == values(server(other, tmp_path)) == {"tenant:bank": "1", "rule:fast": "1"}
+    assert values(alone) == values(server(None, tmp_path)) == {}
+    assert list(table.read()) == ["kill tenant:shop"]
+
+
+async def test_a_server_takes_over_what_another_waits_to_store(table: Table, tmp_path: Path) -> None:
+    ours, theirs = server(table, tmp_path), server(table, tmp_path)
+    await settle(ours, theirs)
+    table.is_down = True
+    theirs.set(KILL, "tenant:bank", "1")
+    await theirs.share()
+    await ours.tick()
+    assert values(ours) == {"tenant:bank": "1"}
+    ours.set(KILL, "tenant:bank", None)
+    await theirs.tick()
+    assert values(theirs) == {}, "the newest counts"
+    theirs.set(KILL, "tenant:bank", "2")
+    await ours.tick()
+    table.is_down = False
+    await ours.share()
+    assert table.read()["kill tenant:bank"].value == "2", "also where the other has ended"
+    await settle(theirs, ours)
+    assert waiting(tmp_path, table) == {}
 
 
 async def test_what_a_command_sets_on_a_machine_holds_there_until_it_is_removed_there(

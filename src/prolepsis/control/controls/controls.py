@@ -15,7 +15,16 @@ from typing import Literal
 
 import structlog
 
-from prolepsis.control.controls.file import ControlsContent, ControlsFile, Section, lasting, newer, newest, of_kind
+from prolepsis.control.controls.file import (
+    ControlsContent,
+    ControlsFile,
+    Section,
+    StoreCopy,
+    lasting,
+    newer,
+    newest,
+    of_kind,
+)
 from prolepsis.control.controls.kill_switch import KILL
 from prolepsis.control.store.controls import Control, ControlKey, ControlTable, control_key
 from prolepsis.control.web.feature import Feature
@@ -60,7 +69,8 @@ class Controls(Feature):
         self._is_failing = False
         self._num_ticks = 0
         content = self._read() or ControlsContent()
-        self._local, self._stored, self._pending = content.local, content.stored, content.pending
+        copy = content.of_store(table.name) if self.is_shared else StoreCopy()
+        self._local, self._stored, self._pending = content.local, copy.stored, copy.pending
         if self.fault is not None:
             self._local = {control_key(KILL, EVERYTHING): Control("", self._now(), reason=self.fault)}
 
@@ -148,11 +158,17 @@ class Controls(Feature):
         return content
 
     def _follow_file(self) -> None:
-        """Take over what a command or another server of this machine set for it; a damaged file changes nothing."""
+        """Take over what commands and other servers of this machine set for it; a damaged file changes nothing.
+
+        What another server of the store waits to store holds here too: it may end before the store is back.
+        """
         content = self._read()
         if content is not None:
             with self._notifying("file"):
                 self._local = newest(content.local, self._unsaved)
+                if self.is_shared:
+                    waiting = content.of_store(self._table.name).pending
+                    self._pending = self._waiting(newest(self._pending, waiting))
 
     def _start(self) -> asyncio.Task[None]:
         if self._running is None or self._running.done():
@@ -231,9 +247,12 @@ class Controls(Feature):
             with suppress(ConfigError):  # a damaged file is replaced
                 kept = self.file.read()
             local = lasting(newest(kept.local, self._local))
-            pending = newest(self._waiting(kept.pending), self._pending)
+            stores = dict(kept.stores)
+            if self.is_shared:
+                waiting = self._waiting(kept.of_store(self._table.name).pending)
+                stores[self._table.name] = StoreCopy(self._stored, newest(waiting, self._pending))
             try:
-                self.file.write(ControlsContent(local, self._stored, pending))
+                self.file.write(ControlsContent(local, stores))
             except ConfigError as error:
                 if str(error) != self._save_fault:
                     log.error("controls_not_saved", error=str(error))

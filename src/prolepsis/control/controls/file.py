@@ -15,20 +15,31 @@ Section = Mapping[ControlKey, Control]
 
 
 @dataclass(frozen=True, slots=True, config=ConfigDict(extra="forbid"))
-class ControlsContent:
-    """The three sections of the file."""
+class StoreCopy:
+    """What servers of this machine know of one store."""
 
-    local: Section = field(default_factory=dict)
-    """Set on this machine, for its servers: by commands, and by servers without a store."""
     stored: Section = field(default_factory=dict)
-    """A copy of the store's controls."""
+    """A copy of its controls."""
     pending: Section = field(default_factory=dict)
     """Set by servers of this machine, and not in the store yet."""
 
     @property
-    def shared(self) -> Section:
-        """What holds on all replicas, as far as servers of this machine know."""
+    def newest(self) -> Section:
+        """What holds on all its replicas, as far as it is known here."""
         return newest(self.stored, self.pending)
+
+
+@dataclass(frozen=True, slots=True, config=ConfigDict(extra="forbid"))
+class ControlsContent:
+    """The sections of the file."""
+
+    local: Section = field(default_factory=dict)
+    """Set on this machine, for its servers: by commands, and by servers without a store."""
+    stores: Mapping[str, StoreCopy] = field(default_factory=dict)
+    """By the name of the store: servers of several may use the file, and each follows its own."""
+
+    def of_store(self, name: str) -> StoreCopy:
+        return self.stores.get(name) or StoreCopy()
 
 
 class ControlsFile(JsonFile[ControlsContent]):

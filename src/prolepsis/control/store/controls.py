@@ -47,8 +47,9 @@ class ControlTable:
 
     @property
     def name(self) -> str:
-        """The database, for people."""
-        return self._database.name
+        """The database, without its password."""
+        file = self._database.file
+        return self._database.name if file is None else str(file.resolve())
 
     def exchange(self, changes: Mapping[ControlKey, Control]) -> dict[ControlKey, Control]:
         """Set controls as `put` does, and return all."""

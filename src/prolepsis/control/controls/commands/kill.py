@@ -9,7 +9,7 @@ import typer
 from prolepsis.control.audit.commands.acts import actor, record_act, user
 from prolepsis.control.controls.file import ControlsContent, ControlsFile, of_kind
 from prolepsis.control.controls.kill_switch import KILL, KilledScope, KillStatus, act, kill_status, shown_reason
-from prolepsis.control.store.controls import control_key
+from prolepsis.control.store.controls import Control, control_key
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.kill_scope import EVERYTHING, KINDS, check_scope
@@ -96,7 +96,11 @@ def _in_file(file: ControlsFile, content: ControlsContent) -> dict[str, Any]:
 
 
 def _kill_status(content: ControlsContent) -> KillStatus:
-    return kill_status(of_kind(content.local, KILL), of_kind(content.shared, KILL))
+    """Return what is stopped on this machine, and on the replicas of any store that its servers use."""
+    shared: dict[str, Control] = {}
+    for copy in content.stores.values():
+        shared |= {name: control for name, control in of_kind(copy.newest, KILL).items() if control.value is not None}
+    return kill_status(of_kind(content.local, KILL), shared)
 
 
 def _status(document: dict[str, Any]) -> KillStatus:
