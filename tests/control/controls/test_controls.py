@@ -278,6 +278,7 @@ async def test_a_file_that_is_damaged_at_the_start_stops_everything_until_an_ope
     await settle(controls)
     assert controls.fault is None
     assert values(controls) == values(server(None, tmp_path)) == {}
+    assert (tmp_path / "a.json.damaged").read_text() == text
 
 
 async def test_a_file_that_is_damaged_later_changes_nothing_and_is_replaced_by_the_next_act(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Literal
 
 import structlog
@@ -243,9 +243,11 @@ class Controls(Feature):
     def _save(self) -> str:
         """Write the file, with what commands and other servers of this machine wrote to it meanwhile."""
         with self.file.locked():
-            kept = ControlsContent()
-            with suppress(ConfigError):  # a damaged file is replaced
+            try:
                 kept = self.file.read()
+            except ConfigError:
+                self.file.keep_damaged()
+                kept = ControlsContent()
             local = lasting(newest(kept.local, self._local))
             stores = dict(kept.stores)
             if self.is_shared:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import field, replace
 from pathlib import Path
 
@@ -9,7 +10,8 @@ from pydantic import ConfigDict, TypeAdapter
 from pydantic.dataclasses import dataclass
 
 from prolepsis.control.store.controls import REMOVED_KEPT_S, Control, ControlKey
-from prolepsis.core.files import JsonFile, data_directory
+from prolepsis.core.errors import ConfigError
+from prolepsis.core.files import JsonFile, data_directory, write_whole
 
 Section = Mapping[ControlKey, Control]
 
@@ -49,6 +51,27 @@ class ControlsFile(JsonFile[ControlsContent]):
         """`path`: None: controls.json in the user's data directory."""
         path = path or data_directory() / "controls.json"
         super().__init__(path, TypeAdapter(ControlsContent), absent=ControlsContent(), param="controls_file")
+
+    @property
+    def damaged(self) -> Path:
+        """Where a damaged file is kept when it is replaced."""
+        return self.path.with_name(f"{self.path.name}.damaged")
+
+    def keep_damaged(self) -> None:
+        """Copy the file before it is replaced; a stop does not fail where that is not possible."""
+        with suppress(OSError):
+            if self.path.is_file():
+                write_whole(self.damaged, self.path.read_bytes())
+
+    def replace_damaged(self, content: ControlsContent) -> ControlsContent:
+        """Return what the file says; one that cannot be used is kept and replaced. Raises `ConfigError`."""
+        with self.locked():
+            try:
+                return self.read()
+            except ConfigError:
+                self.keep_damaged()
+                self.write(content)
+                return content
 
     def set(self, key: ControlKey, control: Control) -> ControlsContent:
         """Set a control for the servers of this machine, and return all; raises `ConfigError`."""

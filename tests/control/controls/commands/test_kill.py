@@ -172,6 +172,22 @@ def test_scopes_stopped_for_all_replicas_are_shown(home: Path) -> None:
     assert shown[1].endswith("by developer: drill")
 
 
+@pytest.mark.parametrize("scope", ["everything", "tenant:bank"])
+def test_a_stop_replaces_a_damaged_file_by_one_that_stops_everything(home: Path, scope: str) -> None:
+    file = home / "controls.json"
+    file.write_text("{")
+    refused = kill("off", "--scope", scope)
+    assert (refused.exit_code, "is damaged" in refused.stderr.replace("\n", " ")) == (2, True)
+    assert file.read_text() == "{"
+    done = kill("on", "--scope", scope, "--reason", "drill")
+    assert (done.exit_code, ": drill\n" in done.stdout) == (0, True)
+    assert "everything is stopped until" in done.stderr.replace("\n", " ")
+    assert in_file(file).killed == tuple(sorted({"everything", scope}))
+    assert (home / "controls.json.damaged").read_text() == "{"
+    assert kill("off").exit_code == 0
+    assert in_file(file).killed == tuple({scope} - {"everything"})
+
+
 def test_what_the_store_stops_is_shown_without_a_server(home: Path) -> None:
     configure_logs("error")
     store, file = open_store(migrated_setting(home), CollectorRegistry()), home / "its.json"

@@ -109,11 +109,24 @@ def _status(document: dict[str, Any]) -> KillStatus:
 
 def _turn_file(file: ControlsFile, scope: str, *, on: bool, reason: str) -> dict[str, Any]:
     """Stop or release a scope for the servers of this machine; return what the file then says."""
-    control = act(_kill_status(file.read()), scope, on=on, by=user(), reason=reason, at=datetime.now(UTC))
+    known = _kill_status(_content(file, scope) if on else file.read())
+    control = act(known, scope, on=on, by=user(), reason=reason, at=datetime.now(UTC))
     document = _in_file(file, file.set(control_key(KILL, scope), control))
     after = {"on": on, "scope": scope, "reason": reason}
     record_act(AuditEvent(actor=actor(), action=f"kill.{'on' if on else 'off'}", subject=str(file.path), after=after))
     return document
+
+
+def _content(file: ControlsFile, scope: str) -> ControlsContent:
+    """Return what the file says. To stop a scope, a damaged file is replaced: it may have held a stop of anything."""
+    try:
+        return file.read()
+    except ConfigError as error:
+        reason = "" if scope == EVERYTHING else str(error)  # the operator gives the reason for everything
+        stop = Control("", datetime.now(UTC).timestamp(), reason=reason)
+        content = file.replace_damaged(ControlsContent({control_key(KILL, EVERYTHING): stop}))
+        warn(f"{error}; it is kept as {file.damaged}, and everything is stopped until `prolepsis kill off`")
+        return content
 
 
 def _show_turned(status: KillStatus, scope: str, reason: str, *, on: bool) -> None:
