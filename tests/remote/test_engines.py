@@ -324,6 +324,16 @@ async def test_a_stream_that_another_engine_refuses_ends() -> None:
 
 
 @virtual_time
+async def test_an_engine_that_has_not_ended_the_request_yet_is_asked_again() -> None:
+    in_use = InvalidParameter("request_id 'r' is in use; allowed: a new one", param="request_id")
+    client = over(Speaker(2, "dead"), Speaker(0, in_use), Speaker(), max_losses=2)
+    stats = check_whole(await collect(client, ask()), ask())
+    assert [(one.loss, one.num_tokens) for one in stats.continued] == [("engine_dead", 2)]
+    assert client.health().num_running == 2, "it has not lost the engine that refuses"
+    await client.close()
+
+
+@virtual_time
 async def test_a_refusal_comes_before_the_first_event() -> None:
     client = over(Speaker(0, ContextTooLong("too long")), Speaker())
     with pytest.raises(ContextTooLong):

@@ -28,6 +28,7 @@ from prolepsis.engine.sampling.noise import noise_key
 from prolepsis.engine.thread import ThreadEngineClient
 from prolepsis.remote.host import MOST_FIGURES, KeptFigures
 from prolepsis.server.ray.autoscaling import IN_FLIGHT, QUEUE_AGE_S, WAITING
+from prolepsis.server.ray.hosts import RayHosts
 from tests.fake_client import FakeEngineClient
 from tests.fakes import outputs, reference, request
 from tests.remote.replicas import TurnsHandle, connected, front_end, replica, replica_of, until
@@ -236,6 +237,34 @@ async def test_no_front_end_undoes_what_another_one_stops() -> None:
         assert engine.plans[-1] == SpecPlan(version=2), "a front end that is gone stops nothing any more"
     await until(lambda: not one.host.num_front_ends)
     assert len(engine.plans) == 4, "without any front end the last plan stays"
+    await handle.close()
+
+
+async def test_a_front_end_that_connects_again_ends_its_connection_before() -> None:
+    """Its host has not noticed that the way to it was lost."""
+    one = replica_of(engine := FakeEngineClient(lambda source: []))
+    handle = TurnsHandle([one])
+    starts = [(await RayHosts(handle).engines())[one.name] for _ in range(2)]
+    first, other = [await start() for start in starts]
+    held = [asyncio.ensure_future(collect(client, "a")) for client in (first, other)]
+    await until(lambda: len(engine.requests) == 2)
+    first.send(ApplyPlan(PANIC_PLAN))
+    await until(lambda: engine.plans == [PANIC_PLAN])
+    again = await starts[0]()
+    assert one.host.num_front_ends == 2
+    assert one.host.num_requests == 1
+    assert len(engine.aborted) == 1
+    [lost] = await held[0]
+    assert isinstance(lost, Failed)
+    assert not first.health().alive
+    continued = asyncio.ensure_future(collect(again, "a"))
+    await until(lambda: one.host.num_requests == 2)
+    for client in (other, again):
+        client.send(Abort("a"))
+    for events in await asyncio.gather(held[1], continued):
+        assert [(type(event), event.request_id) for event in events] == [(Aborted, "a")]
+    for client in (first, other, again):
+        await client.close()
     await handle.close()
 
 

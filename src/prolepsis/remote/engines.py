@@ -234,6 +234,9 @@ class Engines:
         except UserError as error:
             if not stream.losses:
                 raise
+            if isinstance(error, InvalidParameter) and error.param == "request_id":  # not ended there so far
+                await asyncio.sleep(self._settings.backoff_s)
+                return self._after(stream, "engine_dead", None, str(error))
             return self._not_continued(stream, NotContinued(f"not taken up: {error}", reason="refused"))
         except EngineError as error:
             if not stream.losses:

@@ -8,8 +8,10 @@ from collections.abc import Callable, Coroutine
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import partial
+from itertools import count
 
 import structlog
+from msgspec import structs
 
 from prolepsis.core.config import HeadProposerName
 from prolepsis.core.engine_client import Demand, EngineClient
@@ -85,6 +87,7 @@ class Host:
         self._plans: dict[_Connection, SpecPlan] = {}
         """The most recent one is the last."""
         self._reporting: asyncio.Task[None] | None = None
+        self._numbers = count()
         self._changed = asyncio.Event()
 
     @property
@@ -104,11 +107,15 @@ class Host:
         waiting = sum(demand.num_waiting for demand in demands)
         return Demand(max((demand.queue_age_s for demand in demands), default=0.0), waiting)
 
-    async def serve(self, channel: Channel[ToFrontEnd, ToHost]) -> None:
-        """Serve a front end until it closes its connection or is gone."""
+    async def serve(self, channel: Channel[ToFrontEnd, ToHost], front_end: bytes = b"") -> None:
+        """Serve a front end until it closes its connection or is gone.
+
+        `front_end`: its id, whose earlier connection is ended first. Empty: it connects once.
+        """
         if self._reporting is None:
             self._reporting = asyncio.create_task(self._keep_reporting())
-        connection = _Connection(self, channel)
+        await self._end_earlier(front_end)
+        connection = _Connection(self, channel, front_end, next(self._numbers))
         self._connections[connection] = None
         self.report()
         try:
@@ -160,6 +167,14 @@ class Host:
     def wake(self) -> None:
         self._changed.set()
 
+    async def _end_earlier(self, front_end: bytes) -> None:
+        """End the connections, with their requests, that a front end has lost and this host has not."""
+        earlier = [one for one in self._connections if front_end and one.front_end == front_end]
+        for connection in earlier:
+            connection.abort()
+        while any(connection in self._connections for connection in earlier):
+            await self._change()
+
     async def _change(self) -> None:
         """Wait until a request or a connection has ended."""
         self._changed.clear()
@@ -175,18 +190,21 @@ class Host:
 
 
 class _Connection:
-    """One front end's connection."""
+    """One front end's connection. The engine knows its requests by ids of its own: front ends may use the same ones."""
 
-    def __init__(self, host: Host, channel: Channel[ToFrontEnd, ToHost]) -> None:
+    def __init__(self, host: Host, channel: Channel[ToFrontEnd, ToHost], front_end: bytes, number: int) -> None:
+        self.front_end = front_end
         self.work: dict[int, asyncio.Task[None]] = {}
         """Requests and questions without an answer so far, by number."""
         self.demand, self.demanded_at = Demand(0.0, 0), -math.inf
         self.send = channel.send
+        self.abort = channel.abort
         self._channel = channel
+        self._prefix = f"{number}/"
         self._host = host
         self._client = host.client
         self._request_ids: dict[int, str] = {}
-        """Likewise, of requests."""
+        """The engine's ids of requests, likewise."""
 
     async def run(self) -> None:
         """Do what the front end asks until it closes or is gone."""
@@ -201,6 +219,7 @@ class _Connection:
             log.exception("front_end_misunderstood")
         finally:
             await self.close()
+            await self._ended()
 
     async def close(self) -> None:
         for task in self.work.values():
@@ -210,7 +229,7 @@ class _Connection:
     def _take(self, message: ToHost) -> None:
         match message:
             case Generate(number, request):
-                self._request_ids[number] = request.request_id
+                self._request_ids[number] = self._prefix + request.request_id
                 self._begin(number, self._generate(number, request))
             case Leave(number):
                 if (task := self.work.get(number)) is not None:
@@ -223,8 +242,11 @@ class _Connection:
                 self.demand, self.demanded_at = demand, self._host.clock()
             case ApplyPlan(plan):
                 self._host.apply(self, plan)
-            case Abort() | OfferDraft() | StopRun():  # after the first turn of a request that came just before
-                asyncio.get_running_loop().call_soon(self._client.send, message)
+            case Abort(request_id) | OfferDraft(request_id):  # after the first turn of a request that came just before
+                known = structs.replace(message, request_id=self._prefix + request_id)
+                asyncio.get_running_loop().call_soon(self._client.send, known)
+            case StopRun():
+                self._client.send(message)
             case _:
                 raise AssertionError(f"{type(message).__name__} is not a message to a host")
 
@@ -244,11 +266,12 @@ class _Connection:
             self.send(Rejected(number, portable(error)))
 
     async def _generate(self, number: int, request: GenerateRequest) -> None:
-        async with aclosing(self._client.generate(request)) as events:  # type: ignore[type-var]
+        known = replace(request, request_id=self._request_ids[number])
+        async with aclosing(self._client.generate(known)) as events:  # type: ignore[type-var]
             async for event in events:
                 if isinstance(event, Terminal):
                     self._host.send_figures()
-                self.send(Streamed(number, event))
+                self.send(Streamed(number, structs.replace(event, request_id=request.request_id)))
 
     async def _list_heads(self, number: int) -> None:
         self.send(Heads(number, tuple(await self._client.heads())))
@@ -262,6 +285,10 @@ class _Connection:
         """Have the engine end the requests, with its figures."""
         for request_id in self._request_ids.values():
             self._client.send(Abort(request_id, "shutdown"))
+        await self._ended()
+
+    async def _ended(self) -> None:
+        """Wait for the requests and questions to end."""
         if self.work:
             await asyncio.wait(self.work.values(), timeout=_END_S)
 

@@ -46,18 +46,19 @@ async def connect(
     address: Address,
     observer: EngineObserver | None = None,
     *,
+    front_end: bytes = b"",
     tls: ssl.SSLContext | None = None,
     demand: Callable[[], Demand] | None = None,
 ) -> HostLink:
     """Return a client of a host; raises `OSError`, `EOFError` or `ProtocolError` if there is no way to it.
 
-    Raises `EngineDead` if its engine has ended.
+    `front_end`: id of this side, whose earlier connection the host ends. Raises `EngineDead` if its engine has ended.
     """
     async with asyncio.timeout(CONNECT_S):
         reader, writer = await asyncio.open_connection(address.machine, address.port, ssl=tls)
         try:
             end_unacknowledged(writer.get_extra_info("socket"), _UNACKNOWLEDGED_S)
-            await shake_hands(reader, writer, connecting(SharedKey(address.secret), PROTOCOL))
+            await shake_hands(reader, writer, connecting(SharedKey(address.secret), PROTOCOL, front_end))
             channel = front_end_channel((reader, writer))
             return await HostLink.to(channel, observer, demand=demand, lost_after_s=LOST_AFTER_S)
         except BaseException:
@@ -93,12 +94,13 @@ class HostListener:
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         end_unacknowledged(writer.get_extra_info("socket"), _UNACKNOWLEDGED_S)
+        steps = listening(SharedKey(self._address.secret), PROTOCOL, lambda _: b"")
         try:
-            await shake_hands(reader, writer, listening(SharedKey(self._address.secret), PROTOCOL, lambda _: b""))
+            front_end = await shake_hands(reader, writer, steps)
         except (OSError, EOFError, ProtocolError):  # contained: it is no front end of this host
             writer.close()
             return
         except BaseException:
             writer.transport.abort()
             raise
-        await self._host.serve(host_channel((reader, writer)))
+        await self._host.serve(host_channel((reader, writer)), front_end)

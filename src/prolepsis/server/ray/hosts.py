@@ -4,6 +4,7 @@ import os
 import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
+from secrets import token_bytes
 from typing import Protocol
 
 from prolepsis.core.engine_client import Demand, EngineClient
@@ -12,6 +13,7 @@ from prolepsis.remote.member import StartClient
 from prolepsis.remote.network import Address, connect
 
 _LIST_TIMEOUT_S = 2.0
+_ID_BYTES = 16
 
 
 class Handle(Protocol):
@@ -35,6 +37,7 @@ class RayHosts:
         self._observer = observer
         self._end = end
         self._demand: Callable[[], Demand] | None = None
+        self._front_end = token_bytes(_ID_BYTES)
 
     def follow(self, demand: Callable[[], Demand]) -> None:
         """Report to the replicas what waits for them, so that their number can follow it."""
@@ -49,7 +52,8 @@ class RayHosts:
             await self._end()
 
     async def _connect(self, address: Address) -> EngineClient:
-        return await connect(address, self._observer, demand=self._demand, tls=tls(ssl.Purpose.SERVER_AUTH))
+        own = tls(ssl.Purpose.SERVER_AUTH)
+        return await connect(address, self._observer, front_end=self._front_end, demand=self._demand, tls=own)
 
 
 def tls(purpose: ssl.Purpose) -> ssl.SSLContext | None:
