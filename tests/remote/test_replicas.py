@@ -8,7 +8,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from prolepsis.core.config import DRAFT_HEAD, HeadProposerName
-from prolepsis.core.engine_client import Demand, EngineClient, HeadSwapped
+from prolepsis.core.engine_client import Demand, EngineClient, EngineHealth, HeadSwapped
 from prolepsis.core.errors import (
     ContextTooLong,
     DeadlineExceeded,
@@ -18,18 +18,20 @@ from prolepsis.core.errors import (
     NotContinued,
 )
 from prolepsis.core.events import Aborted, Event, Failed, Finished
-from prolepsis.core.figures import StepDone
+from prolepsis.core.figures import FaultCount, StepDone
 from prolepsis.core.messages import Abort, ApplyPlan, StopRun
 from prolepsis.core.plan import PANIC_PLAN, SpecPlan
 from prolepsis.core.requests import SamplingParams, SpeculationChoice
-from prolepsis.core.stats import RequestStats
+from prolepsis.core.stats import RequestStats, TrafficClassCounts
 from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.engine.sampling.noise import noise_key
 from prolepsis.engine.thread import ThreadEngineClient
 from prolepsis.remote.host import MOST_FIGURES, KeptFigures
+from prolepsis.remote.network import connect
 from prolepsis.server.ray.autoscaling import IN_FLIGHT, QUEUE_AGE_S, WAITING
 from prolepsis.server.ray.hosts import RayHosts
-from tests.fake_client import FakeEngineClient
+from prolepsis.server.ray.replica import EngineReplica
+from tests.fake_client import FakeEngineClient, answer
 from tests.fakes import outputs, reference, request
 from tests.remote.replicas import TurnsHandle, connected, front_end, replica, replica_of, until
 
@@ -266,6 +268,63 @@ async def test_a_front_end_that_connects_again_ends_its_connection_before() -> N
     for client in (first, other, again):
         await client.close()
     await handle.close()
+
+
+class Faulty(FakeEngineClient):
+    """Its counts, or its health, cannot be read while they are `broken`."""
+
+    def __init__(self) -> None:
+        super().__init__(answer([[1]]))
+        self.broken = ""
+
+    def proposer_counts(self) -> Sequence[TrafficClassCounts]:
+        if self.broken == "counts":
+            raise RuntimeError("dictionary changed size during iteration")
+        return self.counts
+
+    def health(self) -> EngineHealth:
+        if self.broken == "health":
+            raise RuntimeError("no health")
+        return self.reported
+
+
+async def test_a_fault_while_reporting_costs_that_part_for_that_time() -> None:
+    one = replica_of(engine := Faulty())
+    link = await connect(await one.address())
+    with capture_logs() as logs:
+        engine.broken = "health"
+        await until(lambda: any(entry["event"] == "fault_contained" for entry in logs))
+    engine.broken = "counts"
+    engine.reported = EngineHealth(alive=True, ready=True, detail="loaded")
+    await until(lambda: link.health().detail == "loaded")
+    assert isinstance((await collect(link, "a"))[-1], Finished)
+    engine.broken = ""
+    engine.counts = [TrafficClassCounts("suffix", "chat")]
+    await until(lambda: bool(link.proposer_counts()))
+    await link.close()
+    await one.close()
+
+
+async def test_a_front_end_that_gets_no_status_is_forgotten_when_it_leaves() -> None:
+    one = replica_of(engine := Faulty())
+    engine.broken = "health"
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.1):
+            await connect(await one.address())
+    await until(lambda: not one.host.num_front_ends)
+    await one.close()
+
+
+async def test_a_figure_that_cannot_travel_costs_no_request_its_end() -> None:
+    metrics, figures = Metrics(), KeptFigures()
+    one = EngineReplica(FakeEngineClient(answer([[1]])), figures)
+    link = await connect(await one.address(), metrics)
+    for figure in (FaultCount("contained", "half a character: \ud800"), StepDone({}, 1)):
+        figures.observe(figure)
+    assert isinstance((await collect(link, "a"))[-1], Finished)
+    assert "prolepsis_steps_total 1.0" in metrics.exposition().decode(), "the figures after it arrive"
+    await link.close()
+    await one.close()
 
 
 async def test_figures_add_up_and_each_is_counted_once(handle: TurnsHandle) -> None:

@@ -21,6 +21,8 @@ from prolepsis.core.figures import Figure
 from prolepsis.core.messages import Abort, ApplyPlan, OfferDraft, StopRun
 from prolepsis.core.plan import SpecPlan, strictest
 from prolepsis.core.requests import GenerateRequest
+from prolepsis.core.stats import ProposerMemory, TrafficClassCounts
+from prolepsis.engine.containment import Containment
 from prolepsis.remote.channel import Channel
 from prolepsis.remote.messages import (
     Close,
@@ -87,6 +89,10 @@ class Host:
         self._plans: dict[_Connection, SpecPlan] = {}
         """The most recent one is the last."""
         self._reporting: asyncio.Task[None] | None = None
+        self._contained = Containment()
+        """Faults of reporting: a front end that hears nothing would take the host for lost."""
+        self._counts: tuple[TrafficClassCounts, ...] = ()
+        self._memory: tuple[ProposerMemory, ...] = ()
         self._numbers = count()
         self._changed = asyncio.Event()
 
@@ -117,8 +123,8 @@ class Host:
         await self._end_earlier(front_end)
         connection = _Connection(self, channel, front_end, next(self._numbers))
         self._connections[connection] = None
-        self.report()
         try:
+            self.report()
             await connection.run()
         finally:
             del self._connections[connection]
@@ -132,19 +138,21 @@ class Host:
         self._apply_plans()
 
     def report(self) -> None:
-        """Send a status to each front end, and figures to one."""
-        status, number = Status.of(self.client), self.num_requests
-        for connection in self._connections:
-            elsewhere = number - len(connection.work)
-            health = replace(status.health, is_leaving=self.is_leaving, num_elsewhere=elsewhere)
-            connection.send(Status(health, status.info, status.counts, status.memory))
+        """Send a status to each front end, and figures to one; what cannot be read or sent is left out."""
+        with self._contained.of("figures"):
+            self._counts = tuple(self.client.proposer_counts())
+        with self._contained.of("figures"):
+            self._memory = tuple(self.client.proposer_memory())
+        with self._contained.of("figures"):
+            self._send_status()
         self.send_figures()
 
     def send_figures(self) -> None:
         connection = next(iter(self._connections), None)
         if connection is not None:
             for figure in self._figures.take():
-                connection.send(figure)
+                with self._contained.of("figures"):
+                    connection.send(figure)
 
     async def leave(self) -> None:
         """Have front ends choose others, and return when no request is left and all connections have ended."""
@@ -166,6 +174,13 @@ class Host:
 
     def wake(self) -> None:
         self._changed.set()
+
+    def _send_status(self) -> None:
+        health, info, number = self.client.health(), self.client.info, self.num_requests
+        for connection in self._connections:
+            elsewhere = number - len(connection.work)
+            own = replace(health, is_leaving=self.is_leaving, num_elsewhere=elsewhere)
+            connection.send(Status(own, info, self._counts, self._memory))
 
     async def _end_earlier(self, front_end: bytes) -> None:
         """End the connections, with their requests, that a front end has lost and this host has not."""
