@@ -118,6 +118,31 @@ async def test_a_deadline_holds_though_the_process_hangs() -> None:
         assert isinstance(last.error, DeadlineExceeded)
 
 
+async def test_a_closing_that_is_cancelled_kills_the_process_and_ends() -> None:
+    async with silent() as client:
+        closing = [asyncio.create_task(client.close()) for _ in range(2)]
+        await asyncio.sleep(0)
+        assert isinstance(client.process, FakeProcess)
+        assert not client.process.killed
+        closing[0].cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await closing[0]
+        assert client.process.killed
+        await closing[1]
+        assert client.process.ended.is_set()
+
+
+async def test_a_second_closing_waits_for_the_first() -> None:
+    async with silent() as client:
+        first, second = (asyncio.create_task(client.close()) for _ in range(2))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert not second.done()
+        assert client.process is not None
+        client.process.kill()
+        await asyncio.gather(first, second)
+
+
 async def test_a_silent_process_is_not_ready() -> None:
     async with silent(tick_s=0.001) as client:
         assert client.health().ready

@@ -102,7 +102,8 @@ class HostLink:
         self._num_silent = 0
         """Ticks since the last message. Ticks, not seconds: while this process stands still there are none."""
         self._dead: EngineDead | None = None
-        self._closing = False
+        self._closing: asyncio.Task[None] | None = None
+        """Shared by all who close it; a caller that leaves does not end it."""
 
     @classmethod
     async def to(
@@ -170,8 +171,9 @@ class HostLink:
         """Return the last known state of the engine, or that its host has ended or is silent."""
         with suppress(RuntimeError):  # no event loop runs yet
             self.attach()
-        if self._closing or self._dead is not None:
-            return EngineHealth(alive=False, ready=False, detail="closed" if self._closing else str(self._dead))
+        if self._closing is not None or self._dead is not None:
+            detail = str(self._dead) if self._closing is None else "closed"
+            return EngineHealth(alive=False, ready=False, detail=detail)
         silent_s = self._num_silent * self._tick_s
         if silent_s >= _SILENT_S:
             detail = f"the engine's host has been silent for {silent_s:g} s"
@@ -185,10 +187,18 @@ class HostLink:
         return self._status.memory
 
     async def close(self) -> None:
-        if self._closing:
-            return
-        self.attach()
-        self._closing = True
+        """Have the host end; its process is killed where this is cancelled."""
+        if self._closing is None:
+            self.attach()
+            self._closing = asyncio.get_running_loop().create_task(self._close())
+        try:
+            await asyncio.shield(self._closing)
+        except asyncio.CancelledError:
+            if self.process is not None and not self._closing.done():
+                self.process.kill()
+            raise
+
+    async def _close(self) -> None:
         reading, watching = self._tasks
         self._channel.send(Close())
         try:
@@ -264,7 +274,7 @@ class HostLink:
             del self._questions[question.number]
 
     def _check_alive(self) -> None:
-        if self._closing:
+        if self._closing is not None:
             raise EngineDead("the engine is closed")
         if self._dead is not None:
             raise self._dead
@@ -297,11 +307,11 @@ class HostLink:
     def _end(self, error: EngineDead) -> None:
         """End the requests of a host that is gone."""
         self._dead = error
-        if not self._closing:
+        if self._closing is None:
             log.error("engine_host_lost", detail=str(error))
         now = time.monotonic()
         for stream in self._streams.values():
-            stream.abort("shutdown", now) if self._closing else stream.fail(error, now)
+            stream.fail(error, now) if self._closing is None else stream.abort("shutdown", now)
         self._streams.clear()
         for question in self._questions.values():
             if not question.done():
