@@ -1,6 +1,7 @@
 """The engine behind a socket is the engine in its thread: the same events, errors and ends."""
 
 import asyncio
+import socket
 from dataclasses import replace
 
 import pytest
@@ -15,6 +16,7 @@ from prolepsis.core.telemetry.metrics import Metrics
 from tests.fake_client import FakeEngineClient
 from tests.fakes import request
 from tests.remote.hosted import FakeProcess, hosted, silent
+from tests.remote.replicas import until
 from tests.remote.test_clients import ENDLESS, collect, small
 
 
@@ -141,6 +143,24 @@ async def test_a_second_closing_waits_for_the_first() -> None:
         assert client.process is not None
         client.process.kill()
         await asyncio.gather(first, second)
+
+
+async def test_a_process_that_outlives_its_connection_is_lost_and_killed() -> None:
+    async with silent(tick_s=0.1) as client:
+        asked = asyncio.create_task(collect(client, request("a", [1])))
+        await asyncio.sleep(0)
+        assert isinstance(client.process, FakeProcess)
+        assert client.process.connection is not None
+        client.process.connection.shutdown(socket.SHUT_RDWR)
+        await until(lambda: not client.health().alive)
+        assert not client.process.killed
+        with pytest.raises(EngineDead, match="the connection to the engine's host ended"):
+            await collect(client, request("b", [1]))
+        [last] = await asked
+        assert isinstance(last, Failed)
+        assert isinstance(last.error, EngineDead)
+        assert "outlived its connection" in str(last.error)
+        assert client.process.killed
 
 
 async def test_a_silent_process_is_not_ready() -> None:

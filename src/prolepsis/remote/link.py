@@ -46,6 +46,8 @@ TICK_S = 0.5
 """Seconds between two looks whether a host is silent."""
 _SILENT_S = 3.0
 """Seconds without a message after which the engine is not ready."""
+_EXIT_TICKS = 2
+"""For a process to exit whose connection has ended; then it is killed."""
 _CLOSE_S = 10.0
 """Longest wait for a host to end its requests, and itself where it is this process's own."""
 
@@ -222,7 +224,8 @@ class HostLink:
         except Exception:  # contained: without a reader, requests would wait for ever
             log.exception("host_misunderstood")
             self._give_up()
-        self._end(EngineDead(await self._how_it_ended()))
+        self._dead = EngineDead("the connection to the engine's host ended")
+        self._end(EngineDead(await self._exit_of(self.process)) if self.process is not None else self._dead)
         await self._channel.close()
 
     async def _watch(self) -> None:
@@ -297,10 +300,16 @@ class HostLink:
         else:
             self._channel.abort()
 
-    async def _how_it_ended(self) -> str:
-        if self.process is None:
-            return "the connection to the engine's host ended"
-        code = await asyncio.get_running_loop().run_in_executor(None, self.process.wait)
+    async def _exit_of(self, process: HostProcess) -> str:
+        """Return how the process ended; `close` limits the time that it has where it closes it."""
+        exiting = asyncio.get_running_loop().run_in_executor(None, process.wait)
+        limit_s = _EXIT_TICKS * self._tick_s if self._closing is None else None
+        await asyncio.wait([exiting], timeout=limit_s)
+        if not exiting.done():
+            process.kill()
+            await exiting
+            return "the engine's process outlived its connection and was killed"
+        code = exiting.result()
         how = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with status {code}"
         return f"the engine's process ended {how}"
 
