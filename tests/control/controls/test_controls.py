@@ -217,6 +217,19 @@ async def test_an_act_that_the_store_refuses_holds_here_and_blocks_no_other(tmp_
     assert values(ours) == values(theirs)
 
 
+async def test_an_act_that_the_store_refuses_is_saved_though_the_store_goes_away(tmp_path: Path) -> None:
+    class Going(Table):
+        def put(self, changes: Mapping[ControlKey, Control]) -> dict[ControlKey, str]:
+            self.is_down = True
+            return dict.fromkeys(changes, "DataError")
+
+    controls = server(Going(memory_database()), tmp_path)
+    controls.set(KILL, "rule:odd", "1")
+    await controls.share()
+    assert "kill rule:odd" in ControlsFile(tmp_path / "a.json").read().local
+    assert waiting(tmp_path, controls._table) == {}
+
+
 async def test_a_store_that_cannot_be_written_is_read(table: Table, tmp_path: Path) -> None:
     ours, theirs = server(table, tmp_path, "a"), server(table, tmp_path, "b")
     theirs.set(KILL, "tenant:shop", "1")
@@ -263,7 +276,13 @@ async def test_replicas_that_set_the_same_at_once_try_again(table: Table, tmp_pa
     assert values(theirs) == {"tenant:bank": "1"}
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"local": {"kill everything": {"value": 1}}}', '{"kill": {}}', "\x00"])
+ENDLESS = '{"local": {"kill rule:x": {"value": null, "at": 1e999}}}'
+"""No later act would count more."""
+
+
+@pytest.mark.parametrize(
+    "text", [ENDLESS, "{", "[]", '{"local": {"kill everything": {"value": 1}}}', '{"kill": {}}', "\x00"]
+)
 @pytest.mark.parametrize("is_shared", [False, True])
 async def test_a_file_that_is_damaged_at_the_start_stops_everything_until_an_operator_releases_it(
     table: Table, tmp_path: Path, text: str, is_shared: bool

@@ -203,6 +203,8 @@ class Controls(Feature):
         with self._notifying("store"):
             self._local, self._unsaved = newest(self._local, acts), newest(self._unsaved, acts)
             self._pending = self._waiting(self._pending)
+        if acts:
+            self._save()
 
     def _waiting(self, pending: Section) -> dict[ControlKey, Control]:
         """Return the acts among `pending` that the store lacks and did not refuse."""

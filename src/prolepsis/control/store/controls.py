@@ -4,7 +4,9 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import itemgetter
+from typing import Annotated
 
+from pydantic import Field
 from sqlalchemy import Connection, and_, delete, select, tuple_
 from sqlalchemy.exc import DataError, IntegrityError
 
@@ -25,7 +27,7 @@ class Control:
 
     value: str | None
     """None: it was removed."""
-    at: float
+    at: Annotated[float, Field(allow_inf_nan=False)]
     """Time of the act in seconds of Unix time, by the clock of the replica where it happened."""
     by: str = ""
     reason: str = ""
