@@ -166,6 +166,19 @@ def test_an_error_of_a_class_of_its_own_arrives_as_the_nearest_of_ours() -> None
     assert type(returned(Special("x"))) is GrammarFailed
 
 
+class Bare(UserError):
+    """Sets none of the fields of its class."""
+
+    def __init__(self, message: str) -> None:
+        Exception.__init__(self, message)
+
+
+def test_an_error_without_the_fields_of_its_class_arrives() -> None:
+    error = returned(Bare("bare"))
+    assert isinstance(error, UserError)
+    assert (type(error), str(error), error.param) == (UserError, "bare", None)
+
+
 def test_an_error_of_another_kind_than_declared_is_refused() -> None:
     class Dead(Tagged, frozen=True):
         error: EngineDead

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from prolepsis.core.errors import DeadlineExceeded, EngineDead, InvalidParameter, ModelError
+from prolepsis.core.errors import DeadlineExceeded, EngineDead, EngineError, InvalidParameter, ModelError, UserError
 from prolepsis.core.events import Aborted, Failed, Finished
 from prolepsis.core.figures import Figure
 from prolepsis.core.messages import ApplyPlan, StopRun
@@ -111,6 +111,20 @@ async def test_a_request_that_cannot_travel_is_refused_and_costs_no_other() -> N
         with pytest.raises(InvalidParameter, match="cannot be sent"):
             await collect(client, replace(request("b", [1]), cache_salt="half a character: \ud800"))
         assert isinstance((await other)[-1], Finished)
+
+
+class OddField(UserError):
+    """Has a field that cannot travel."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.param = object()  # type: ignore[assignment]
+
+
+async def test_an_error_that_cannot_travel_is_raised_in_words() -> None:
+    async with hosted(lambda _: FakeEngineClient(lambda source: [OddField("too odd")])) as client:
+        with pytest.raises(EngineError, match="OddField: too odd"):
+            await collect(client, request("a", [1]))
 
 
 async def test_a_deadline_holds_though_the_process_hangs() -> None:

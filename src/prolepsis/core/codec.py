@@ -128,9 +128,9 @@ def _to_plain(value: object) -> object:
     """Return what stands for a value that MessagePack does not have."""
     if isinstance(value, ProlepsisError):
         form = next(_ERRORS[kind] for kind in type(value).__mro__ if kind in _ERRORS)  # of others: the nearest of ours
-        _, *names = form.__struct_fields__
+        _, *given = msgspec.structs.fields(form)
         text = str(value).encode(errors="replace").decode()
-        return form(text, *(getattr(value, name) for name in names))
+        return form(text, *(getattr(value, one.name, one.default) for one in given))
     if isinstance(value, BaseModel):
         return value.model_dump(mode="json")
     raise TypeError(f"a {type(value).__name__} does not travel")

@@ -278,7 +278,11 @@ class _Connection:
         try:
             await work
         except Exception as error:  # the front end raises it where the question was asked
-            self.send(Rejected(number, portable(error)))
+            try:
+                self.send(Rejected(number, portable(error)))
+            except Exception:  # contained: it waits for an answer, which words always are
+                log.exception("error_not_sent")
+                self.send(Rejected(number, EngineError(f"{type(error).__name__}: {error}")))
 
     async def _generate(self, number: int, request: GenerateRequest) -> None:
         known = replace(request, request_id=self._request_ids[number])
