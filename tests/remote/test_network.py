@@ -19,7 +19,7 @@ from prolepsis.core.handshake import SharedKey, listening, shake_hands
 from prolepsis.remote.channel import front_end_channel, host_channel
 from prolepsis.remote.link import HostLink
 from prolepsis.remote.messages import PROTOCOL, Status
-from prolepsis.remote.network import Address, connect
+from prolepsis.remote.network import MOST_STRANGERS, Address, connect
 from prolepsis.server.ray.hosts import tls
 from tests.fake_client import INFO, FakeEngineClient
 from tests.fakes import request
@@ -35,6 +35,23 @@ async def test_a_host_reads_nothing_of_those_who_do_not_know_its_secret() -> Non
         await connect(replace(address, secret=SECRET))
     assert one.host.num_front_ends == 0
     assert address.secret.hex() not in repr(address)
+    await one.close()
+
+
+async def test_the_oldest_connection_in_the_handshake_goes_for_a_new_one() -> None:
+    one = replica()
+    address = await one.address()
+    waiting = [await asyncio.open_connection(address.machine, address.port) for _ in range(MOST_STRANGERS + 2)]
+    async with asyncio.timeout(2.0):
+        for reader, _ in waiting[:2]:
+            with suppress(ConnectionError):
+                assert await reader.read() == b""
+    link = await connect(address)
+    assert link.health().alive
+    assert not any(reader.at_eof() for reader, _ in waiting[3:])
+    for _, writer in waiting:
+        writer.close()
+    await link.close()
     await one.close()
 
 

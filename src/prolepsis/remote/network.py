@@ -13,7 +13,7 @@ from secrets import token_bytes
 from prolepsis.core.codec import ProtocolError
 from prolepsis.core.engine_client import Demand
 from prolepsis.core.figures import EngineObserver
-from prolepsis.core.handshake import SharedKey, connecting, listening, shake_hands
+from prolepsis.core.handshake import HANDSHAKE_S, SharedKey, connecting, listening, shake_hands
 from prolepsis.core.network import end_unacknowledged
 from prolepsis.remote.channel import front_end_channel, host_channel
 from prolepsis.remote.host import Host
@@ -26,6 +26,8 @@ LOST_AFTER_S = 5.0
 """A host that says nothing for so long is lost."""
 _UNACKNOWLEDGED_S = 10.0
 """A connection ends if its other side has not acknowledged data for so long."""
+MOST_STRANGERS = 64
+"""Connections at once in the handshake; beyond, the oldest is closed for a new one."""
 _SECRET_BYTES = 32
 
 Tls = Callable[[ssl.Purpose], ssl.SSLContext | None]
@@ -76,13 +78,18 @@ class HostListener:
         self._tls = tls
         self._starting = asyncio.Lock()
         self._server: asyncio.Server | None = None
+        self._strangers: dict[asyncio.StreamWriter, None] = {}
+        """Connections in the handshake, the oldest first."""
 
     async def address(self) -> Address:
         """Return where it listens, and begin to."""
         async with self._starting:
             if self._server is None:
                 context = self._tls(ssl.Purpose.CLIENT_AUTH)
-                self._server = await asyncio.start_server(self._accept, self._address.machine, 0, ssl=context)
+                tls_s = None if context is None else HANDSHAKE_S
+                self._server = await asyncio.start_server(
+                    self._accept, self._address.machine, 0, ssl=context, ssl_handshake_timeout=tls_s
+                )
                 port = self._server.sockets[0].getsockname()[1]
                 self._address = Address(self._address.name, self._address.machine, port, self._address.secret)
             return self._address
@@ -94,6 +101,11 @@ class HostListener:
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         end_unacknowledged(writer.get_extra_info("socket"), _UNACKNOWLEDGED_S)
+        if len(self._strangers) >= MOST_STRANGERS:
+            oldest = next(iter(self._strangers))
+            del self._strangers[oldest]
+            oldest.transport.abort()
+        self._strangers[writer] = None
         steps = listening(SharedKey(self._address.secret), PROTOCOL, lambda _: b"")
         try:
             front_end = await shake_hands(reader, writer, steps)
@@ -103,4 +115,6 @@ class HostListener:
         except BaseException:
             writer.transport.abort()
             raise
+        finally:
+            self._strangers.pop(writer, None)
         await self._host.serve(host_channel((reader, writer)), front_end)
