@@ -30,6 +30,14 @@ def test_front_ends_that_are_several_share_a_store() -> None:
     assert model.scaling.least > 1, "one replica would leave none while it is replaced"
 
 
+def test_the_workers_have_the_cpus_of_all_engines() -> None:
+    [model] = ARGUMENTS.served
+    assert CLUSTER["enableInTreeAutoscaling"] is False
+    groups = CLUSTER["workerGroupSpecs"]
+    places = sum(g["replicas"] * (int(g["rayStartParams"]["num-cpus"]) // (model.engine.threads or 1)) for g in groups)
+    assert model.scaling.most <= places
+
+
 def test_rays_version_is_the_one_that_is_pinned() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     [pinned] = [one.partition("==")[2].removesuffix("*") for one in extras["ray"] if one.startswith("ray[serve]==")]

@@ -13,7 +13,7 @@ from prolepsis.core.messages import ApplyPlan, StopRun
 from prolepsis.core.plan import PANIC_PLAN
 from prolepsis.core.stats import RequestStats
 from prolepsis.core.telemetry.metrics import Metrics
-from tests.fake_client import FakeEngineClient
+from tests.fake_client import FakeEngineClient, answer
 from tests.fakes import request
 from tests.remote.hosted import FakeProcess, hosted, silent
 from tests.remote.replicas import until
@@ -175,6 +175,29 @@ async def test_a_process_that_outlives_its_connection_is_lost_and_killed() -> No
         assert isinstance(last.error, EngineDead)
         assert "outlived its connection" in str(last.error)
         assert client.process.killed
+
+
+async def test_what_was_sent_right_before_closing_arrives() -> None:
+    engine = FakeEngineClient(lambda source: [])
+    async with hosted(lambda _: engine) as client:
+        client.attach()
+        await asyncio.sleep(0.05)
+        client.send(StopRun("run-1"))
+        await client.close()
+    assert engine.stopped == ["run-1"]
+
+
+async def test_a_deadline_after_the_end_is_none() -> None:
+    """The reader is slow: the terminal event waits for it."""
+    async with hosted(lambda _: FakeEngineClient(answer([[1], [2]]))) as client:
+        stream = client.generate(replace(request("a", [1]), deadline_s=0.01))
+        await anext(stream)
+        faults: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
+        await asyncio.sleep(0.15)
+        *_, last = [event async for event in stream]
+        assert isinstance(last, Finished)
+        assert faults == []
 
 
 async def test_a_silent_process_is_not_ready() -> None:

@@ -405,6 +405,22 @@ async def test_a_replica_that_leaves_ends_what_it_has_and_gets_nothing_more(hand
     await left.close()
 
 
+async def test_a_replica_that_leaves_takes_no_connections() -> None:
+    one = replica_of(FakeEngineClient(lambda source: []))
+    link = await connect(address := await one.address())
+    held = asyncio.create_task(collect(link, "a"))
+    await until(lambda: one.host.num_requests == 1)
+    leaving = asyncio.create_task(one.leave())
+    await until(lambda: link.health().is_leaving)
+    with pytest.raises(ConnectionRefusedError):
+        await connect(address)
+    link.send(Abort("a"))
+    await held
+    await leaving
+    await link.close()
+    await one.close()
+
+
 async def test_requests_wait_while_no_replica_is_there(handle: TurnsHandle) -> None:
     async with front_end(handle) as client:
         for number in range(2):

@@ -4,7 +4,7 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import partial
@@ -226,9 +226,12 @@ class _Connection:
         try:
             await self._channel.open()
             with suppress(EOFError):
-                while Close() not in (batch := await self._channel.receive()):
+                batch: Sequence[ToHost] = ()
+                while Close() not in batch:
+                    batch = await self._channel.receive()
                     for message in batch:
                         self._take(message)
+                await asyncio.sleep(0)  # the first turn of a request that came just before
                 await self._end_requests()
         except Exception:  # contained: a message that cannot be read ends this connection, not the others
             log.exception("front_end_misunderstood")
@@ -262,6 +265,8 @@ class _Connection:
                 asyncio.get_running_loop().call_soon(self._client.send, known)
             case StopRun():
                 self._client.send(message)
+            case Close():
+                pass
             case _:
                 raise AssertionError(f"{type(message).__name__} is not a message to a host")
 

@@ -288,10 +288,10 @@ class HostLink:
             self._channel.send(Leave(number))
 
     def _expire(self, number: int, error: DeadlineExceeded) -> None:
-        """End a request here: its host hangs."""
-        stream = self._streams[number]
-        self._leave(number)
-        stream.fail(error, time.monotonic())
+        """End a request here: its host hangs. One whose terminal event waits for its reader has ended."""
+        if (stream := self._streams.get(number)) is not None:
+            self._leave(number)
+            stream.fail(error, time.monotonic())
 
     def _give_up(self) -> None:
         """End the connection at once, and the process if it is this one's own."""

@@ -2,7 +2,7 @@
 
 front end                       host
 Start                       -->                                (to a host that the front end has started itself)
-                            <--   Started | StartFailed
+                            <--   EngineStarted | StartFailed
                             <--   Status                       (first, and then several times a second)
 Generate                    -->
                             <--   Streamed (each event) | Rejected
@@ -11,7 +11,7 @@ Abort, OfferDraft,
 ApplyPlan, StopRun          -->                                (`core.messages.Control`)
 ListHeads, LoadHead         -->
                             <--   Heads, HeadLoaded | Rejected
-Waiting                     -->                                (several times a second)
+WaitingLoad                 -->                                (several times a second)
                             <--   StepDone, RequestDone, ...   (`core.figures.Figure`: each to one front end)
 Close                       -->                                (end the requests, and then the connection)
 """

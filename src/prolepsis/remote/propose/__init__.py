@@ -1,1 +1,1 @@
-"""Drafts from another process: the messages, the engine's end with its proposer, and the server's end."""
+"""The server's end of drafts from another process; the engine's, and the messages: `engine.drafting.remote`."""

@@ -37,8 +37,8 @@ class EngineReplica:
 
     async def leave(self) -> None:
         """Let the requests end that are there, and take no new ones."""
-        await self.host.leave()
         self._listener.close()
+        await self.host.leave()
 
     async def end_connections(self) -> None:
         """End all connections, and take no new ones."""
