@@ -13,13 +13,17 @@ from pathlib import Path
 
 import httpx
 import pytest
+import structlog
 
 from prolepsis.core.engine_client import EngineClient
+from prolepsis.core.errors import ModelLoadError
 from prolepsis.core.events import Event, Finished
 from prolepsis.core.extras import RAY
 from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams
+from prolepsis.core.telemetry.logs import hide_private
 from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.engine.start import start_engine
+from prolepsis.remote.messages import LogSettings
 from prolepsis.server.ray.autoscaling import Scaling
 from prolepsis.server.ray.start import StartedReplicas, start_replicas
 from tests.commands import free_port
@@ -90,6 +94,20 @@ async def test_a_killed_replica_changes_no_output(folder: Path, replicas: Starte
     killed = random.Random(0).choice(replica_processes())
     assert await answers(replicas.client, "disturbed", killed) == expected
     assert await answers(replicas.client, "after") == expected
+
+
+def test_the_logs_of_a_replica_hide_prompts_from_its_first_line(tmp_path: Path) -> None:
+    from prolepsis.server.ray.serve import ServedReplica
+
+    (tmp_path / "config.json").write_text("{}")
+    try:
+        with pytest.raises(ModelLoadError):
+            ServedReplica(config_of(tmp_path), LogSettings("warning", as_json=True))
+        processors = structlog.get_config()["processors"]
+    finally:
+        structlog.reset_defaults()
+    assert hide_private in processors
+    assert any(isinstance(one, structlog.processors.JSONRenderer) for one in processors)
 
 
 async def test_the_number_of_replicas_follows_the_load(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,7 +65,7 @@ def _start_engine(settings: Settings, logs: "LogSettings", config: EngineConfig,
         return _upstream(config, metrics)
     scaling = Scaling.of(settings.server)
     if scaling.most > 1:
-        return _replicas(config, scaling, metrics, settings.server.ray_address)
+        return _replicas(config, scaling, metrics, settings.server.ray_address, logs)
     reserved = _reserved(settings.server)
     if _has_own_process(settings.server, config):
         return _own_process(config, metrics, reserved, logs)
@@ -80,11 +80,13 @@ def _upstream(config: EngineConfig, metrics: "Metrics") -> "StartedEngine":
     return StartedEngine(upstream.client, upstream.tokenizer)
 
 
-def _replicas(config: EngineConfig, scaling: "Scaling", metrics: "Metrics", address: str) -> "StartedEngine":
+def _replicas(
+    config: EngineConfig, scaling: "Scaling", metrics: "Metrics", address: str, logs: "LogSettings"
+) -> "StartedEngine":
     from prolepsis.server.ray.start import start_replicas
     from prolepsis.server.run import StartedEngine
 
-    replicas = start_replicas(config, scaling, metrics, address)
+    replicas = start_replicas(config, scaling, metrics, address, logs)
     return StartedEngine(replicas.client, replicas.tokenizer, follow=replicas.follow)
 
 

@@ -15,11 +15,13 @@ from ray.serve.schema import LoggingConfig
 
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.engine_client import EngineInfo
+from prolepsis.core.telemetry.logs import configure_logs
 from prolepsis.engine.kv.memory import share_for
 from prolepsis.engine.models.files.tokenizer import ModelTokenizer
 from prolepsis.engine.native.processor import default_threads
 from prolepsis.engine.start import start_engine
 from prolepsis.remote.host import KeptFigures
+from prolepsis.remote.messages import LogSettings
 from prolepsis.server.ray.arguments import DRAIN_S
 from prolepsis.server.ray.autoscaling import POLICY, Scaling
 from prolepsis.server.ray.cluster import LOOPBACK, Cluster
@@ -36,7 +38,8 @@ _LOOK_BACK_S = 15.0
 class ServedReplica(EngineReplica):
     """An `EngineReplica` in a process of Ray Serve."""
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, logs: LogSettings) -> None:
+        configure_logs(logs.level, as_json=logs.as_json)  # first: without it, lines would show prompts
         figures = KeptFigures()
         engine = start_engine(config, figures)
         machine = ray.util.get_node_ip_address()
@@ -100,11 +103,12 @@ def engine_deployment(
     name: str = "engine",
     num_cpus: int = 0,
     drain_s: float = DRAIN_S,
+    logs: LogSettings | None = None,
 ) -> serve.Application:
     """Return engines as replicas that claim so many CPUs of the cluster each, and a GPU if they compute on one."""
     resources = {"num_cpus": num_cpus, "num_gpus": int(config.device == "cuda")}
     deployment = replicas_of(ServedReplica, scaling, name=name, resources=resources, drain_s=drain_s)
-    return deployment.bind(config)
+    return deployment.bind(config, logs or LogSettings())
 
 
 def replicas_of(
@@ -163,15 +167,15 @@ def sharing_machine(config: EngineConfig, num_replicas: int) -> EngineConfig:
     return config.model_copy(update={"threads": threads, "kv_memory": share_for(config.kv_memory, num_replicas)})
 
 
-def start_on(cluster: Cluster, config: EngineConfig, scaling: Scaling) -> LocalReplicas:
+def start_on(cluster: Cluster, config: EngineConfig, scaling: Scaling, logs: LogSettings) -> LocalReplicas:
     """Start replicas, which share the cores of this machine where Ray is the server's own; return once all are ready.
 
     Raises `ConnectionError` without the cluster, and `ValueError` for what is no address.
     """
     if cluster.is_own:
-        replicas = engine_deployment(sharing_machine(config, scaling.most), scaling)
+        replicas = engine_deployment(sharing_machine(config, scaling.most), scaling, logs=logs)
     else:
-        replicas = engine_deployment(config, scaling, num_cpus=config.threads or 0)
+        replicas = engine_deployment(config, scaling, num_cpus=config.threads or 0, logs=logs)
     handle = started(replicas, cluster)
     info, tokenizer = (getattr(handle.handle, name).remote().result(timeout_s=60.0) for name in ("info", "tokenizer"))
     return LocalReplicas(handle, info, tokenizer)

@@ -14,6 +14,7 @@ from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.engine.models.files.tokenizer import ModelTokenizer
 from prolepsis.remote.engines import Engines
 from prolepsis.remote.member import FailoverSettings
+from prolepsis.remote.messages import LogSettings
 from prolepsis.server.ray.autoscaling import Scaling
 from prolepsis.server.ray.cluster import Cluster, prepare, started_aside
 from prolepsis.server.ray.hosts import RayHosts
@@ -32,7 +33,11 @@ class StartedReplicas:
 
 
 def start_replicas(
-    config: EngineConfig, scaling: Scaling, metrics: Metrics, address: str = OWN_CLUSTER
+    config: EngineConfig,
+    scaling: Scaling,
+    metrics: Metrics,
+    address: str = OWN_CLUSTER,
+    logs: LogSettings | None = None,
 ) -> StartedReplicas:
     """Start engines, which end with the client, on a Ray of this server alone or on the cluster at `address`.
 
@@ -46,8 +51,9 @@ def start_replicas(
     from prolepsis.server.ray.serve import start_on, stop_on
 
     end = partial(stop_on, cluster)
+    start = partial(start_on, cluster, config, scaling, logs or LogSettings())
     try:
-        local = started_aside(partial(start_on, cluster, config, scaling), nothing if cluster.is_own else end)
+        local = started_aside(start, nothing if cluster.is_own else end)
     except (ConnectionError, ValueError) as error:
         raise ConfigError(f"ray_address is {address!r}: {error}", param="ray_address") from error
     hosts = RayHosts(local.handle, metrics, end=partial(_in_thread, end))
