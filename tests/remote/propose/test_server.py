@@ -1,13 +1,15 @@
 """Engines and a propose server over loopback: handshake, limits, rounds of several engines, tenants apart."""
 
+import asyncio
 import socket
-from collections.abc import Sequence
-from contextlib import ExitStack, closing
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 
 import pytest
 
 from prolepsis.core.codec import HEADER_BYTES, FrameReader
-from prolepsis.core.handshake import MOST_BYTES, SharedKey, connecting, refusal
+from prolepsis.core.handshake import MOST_BYTES, SharedKey, connecting, refusal, shake_hands_now
 from prolepsis.core.requests import SamplingParams
 from prolepsis.engine.drafting.draft import Draft, chain
 from prolepsis.engine.drafting.proposer import Proposer, SequenceView
@@ -24,9 +26,10 @@ from prolepsis.engine.drafting.remote.messages import (
     ProposeLimits,
 )
 from prolepsis.engine.drafting.remote.proposer import scope_of
-from prolepsis.remote.propose.server import ProposeServer, ServedModel, ServerLimits
+from prolepsis.remote.propose.server import ProposeServer, ServedModel, ServerLimits, _Engine
 from tests.engine.drafting.sequences import VOCAB, FakeSequence
 from tests.remote.propose.servers import KEY, VOCABULARY, RawEngine, address, proposer_at, rude, serving
+from tests.virtual_time import virtual_time
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=50)
 WAIT_S = 10.0
@@ -196,6 +199,88 @@ def test_silent_strangers_take_no_places_of_engines() -> None:
         third.setblocking(False)
         with pytest.raises(BlockingIOError):
             third.recv(1)
+
+
+class Held(Echo):
+    """Works until `release`."""
+
+    def __init__(self) -> None:
+        super().__init__(free=False)
+        self.begun, self.release = threading.Event(), threading.Event()
+
+    def propose(self, sequences: Sequence[SequenceView], limits: Sequence[int]) -> list[Draft | None]:
+        self.begun.set()
+        assert self.release.wait(WAIT_S)
+        return super().propose(sequences, limits)
+
+
+def _frames(*messages: FromEngine) -> bytes:
+    return b"".join(map(FROM_ENGINE.encode, messages))
+
+
+@contextmanager
+def busy() -> Iterator[socket.socket]:
+    """Yield the connection of an engine whose server's proposer works."""
+    proposer = Held()
+    with serving(server_of(proposer)) as port, socket.create_connection(("127.0.0.1", port)) as connection:
+        shake_hands_now(connection, connecting(KEY, PROTOCOL, VOCABULARY))
+        opened = Open(1, b"s" * 16, 1, 0.0, 1.0, 0, 0)
+        connection.sendall(_frames(opened, Extend(1, (1,)), DraftCall(1, ((1, 4),))))
+        assert proposer.begun.wait(WAIT_S)
+        try:
+            yield connection
+        finally:
+            proposer.release.set()
+
+
+def test_what_waits_for_the_proposer_has_a_bound_in_bytes() -> None:
+    def sequence(number: int) -> bytes:
+        opened = Open(number, b"s" * 16, 1, 0.0, 1.0, 0, 0)
+        return _frames(opened, Extend(number, (70_000,) * 1_000_000), Forget(number))
+
+    with busy() as connection:
+        connection.settimeout(2.0)
+        with pytest.raises(TimeoutError):
+            connection.sendall(b"".join(map(sequence, range(2, 12))))
+
+
+def test_too_many_tokens_are_refused_as_they_arrive() -> None:
+    with busy() as connection:
+        tokens = FROM_ENGINE.encode(Extend(1, (1,) * (1 << 20)))
+        connection.settimeout(WAIT_S / 2)
+        connection.sendall(tokens + tokens)
+        assert connection.recv(1) == b""
+
+
+class StuckTransport(asyncio.Transport):
+    """Its other side reads nothing, so that it does not close."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        super().__init__({"socket": connection})
+        self.is_aborted = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None: ...
+
+    def close(self) -> None: ...
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+
+@virtual_time
+async def test_an_engine_that_is_gone_or_given_up_holds_no_connection() -> None:
+    with socket.socket() as connection:
+        transport = StuckTransport(connection)
+        engine = _Engine(server_of(Echo()))
+        engine.connection_made(transport)
+        assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+        engine.leave("no reason")
+        assert not transport.is_aborted
+        await asyncio.sleep(10.0)
+        assert transport.is_aborted
+        engine.connection_lost(None)
 
 
 def test_a_server_with_another_key_gets_no_tokens() -> None:

@@ -5,6 +5,7 @@ wanted for are one call. Of several rounds of one engine only the last is drafte
 """
 
 import asyncio
+import socket
 import ssl
 from collections import deque
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ import structlog
 from prolepsis.core.codec import FrameReader, ProtocolError
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.handshake import HANDSHAKE_S, MOST_BYTES, SharedKey, Steps, listening, refusal
+from prolepsis.core.network import end_unacknowledged
 from prolepsis.core.requests import SamplingParams
 from prolepsis.engine.drafting.containment import ContainedProposer
 from prolepsis.engine.drafting.draft import Draft
@@ -45,9 +47,14 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 _MOST_WAITING = 4096
-"""Messages of one engine that wait for the proposer; beyond, nothing more is read of it."""
+_MOST_WAITING_BYTES = 16 << 20
+"""Messages of one engine that wait for the proposer, and their bytes; beyond, nothing more is read of it."""
 _MOST_UNSENT = 16 << 20
 """Bytes of answers that an engine does not read: beyond, it is given up."""
+_UNACKNOWLEDGED_S = 10.0
+"""A connection ends if its engine has not acknowledged data for so long."""
+_LEAVE_S = 5.0
+"""Longest wait for an engine that is given up to read what was sent."""
 _OTHER_VOCABULARY = "the engine's tokenizer has other tokens or ids than this server's model"
 
 
@@ -166,14 +173,20 @@ class _Engine(asyncio.Protocol):
         self._handshake: Steps | None = listening(server.key, PROTOCOL, self._terms)
         next(self._handshake)
         self._waiting: deque[FromEngine] = deque()
+        self._waiting_bytes = 0
         self._sequences: dict[int, _Served] = {}
-        self._num_tokens = 0
+        self._num_tokens: dict[int, int] = {}
+        """Tokens of each sequence, those that wait included."""
+        self._total_tokens = 0
         self._last_opened = 0
         self._round = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
+        connection = transport.get_extra_info("socket")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        end_unacknowledged(connection, _UNACKNOWLEDGED_S)
         self._timer = asyncio.get_running_loop().call_later(HANDSHAKE_S, self.leave, "no handshake in time")
         strangers = self._server.strangers
         if len(strangers) >= self._server.limits.most_strangers:
@@ -194,14 +207,14 @@ class _Engine(asyncio.Protocol):
         try:
             for body in self._reader.feed(data):
                 if self._handshake is None:
-                    self._waiting.append(FROM_ENGINE.decode(body))
+                    self._arrive(FROM_ENGINE.decode(body), len(body))
                 else:
                     self._shake_hands(self._handshake, body)
         except (ProtocolError, PermissionError) as error:
             self.leave(str(error))
         if self._waiting:
             self._server.arrived.set()
-        if len(self._waiting) > _MOST_WAITING:
+        if len(self._waiting) > _MOST_WAITING or self._waiting_bytes > _MOST_WAITING_BYTES:
             self._transport.pause_reading()
 
     def abort(self) -> None:
@@ -215,6 +228,8 @@ class _Engine(asyncio.Protocol):
             self._transport.write(refusal(reason))
         self._server.strangers.pop(self, None)
         self._transport.close()
+        self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(_LEAVE_S, self.abort)
 
     def take_in(self) -> list[tuple[_Served, int]] | None:
         """Process all messages that wait, between two calls of the proposer.
@@ -222,6 +237,7 @@ class _Engine(asyncio.Protocol):
         Return the sequences to draft for, each with the most nodes of its draft; None if nothing was asked for.
         """
         wishes: dict[int, int] | None = None
+        self._waiting_bytes = 0
         try:
             while self._waiting:
                 message = self._waiting.popleft()
@@ -272,6 +288,20 @@ class _Engine(asyncio.Protocol):
             raise ProtocolError(f"{limits.most_engines} engines are connected already")
         return TERMS.encode_body(limits.terms)
 
+    def _arrive(self, message: FromEngine, num_bytes: int) -> None:
+        """Have a message wait for the proposer; raises `ProtocolError` for more tokens than the engine may have."""
+        most = self._server.limits.terms.most_tokens
+        match message:
+            case Extend(number, tokens):
+                self._num_tokens[number] = self._num_tokens.get(number, 0) + len(tokens)
+                self._total_tokens += len(tokens)
+            case Forget(number):
+                self._total_tokens -= self._num_tokens.pop(number, 0)
+        if self._total_tokens > most:
+            raise ProtocolError(f"more than {most} tokens")
+        self._waiting.append(message)
+        self._waiting_bytes += num_bytes
+
     def _change(self, message: FromEngine) -> None:
         match message:
             case Open():
@@ -281,7 +311,6 @@ class _Engine(asyncio.Protocol):
             case Forget():
                 sequence = self._found(message.number)
                 del self._sequences[message.number]
-                self._num_tokens -= len(sequence.tokens)
                 self._server.proposer.forget(sequence)
 
     def _open(self, message: Open) -> None:
@@ -306,10 +335,6 @@ class _Engine(asyncio.Protocol):
         )
 
     def _extend(self, sequence: _Served, tokens: Sequence[int]) -> None:
-        most = self._server.limits.terms.most_tokens
-        self._num_tokens += len(tokens)
-        if self._num_tokens > most:
-            raise ProtocolError(f"more than {most} tokens")
         sequence.tokens += tokens
         sequence.is_unfit |= max(tokens, default=0) >= self._server.model.vocab_size
 
