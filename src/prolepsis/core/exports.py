@@ -1,5 +1,6 @@
 """Public names of a package, each imported when it is first used."""
 
+import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
 
@@ -14,6 +15,7 @@ def lazily(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], obje
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}; it has: {', '.join(sorted(homes))}")
         value: object = getattr(import_module(homes[name]), name)
+        setattr(sys.modules[package], name, value)  # it is looked up once
         return value
 
     return get, lambda: sorted(homes)

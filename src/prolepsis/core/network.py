@@ -75,7 +75,7 @@ def client_tls(authorities: Path, param: str) -> ssl.SSLContext:
         raise ConfigError(f"TLS cannot be set up from {authorities}: {error}", param=param) from None
 
 
-def end_unacknowledged(connection: socket.socket, after_s: float) -> None:
+def end_unacknowledged(connection: socket.socket, after_s: float = 10.0) -> None:
     """Have the kernel end a TCP connection whose other side has not acknowledged data for `after_s` seconds.
 
     On Linux; elsewhere the limits of the system hold. Connections inherit it from their listener.

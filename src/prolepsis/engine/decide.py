@@ -98,7 +98,6 @@ class Decisions:
         if not self.drafts(plan):
             return [_PLAIN] * len(rows)
         choices = [self._choice(row.sequence, plan) for row in rows]
-        self._proposers.explore.earn(sum(row.decodes for row in rows))  # also where all drafts are only compared
         self._pause(rows, choices, plan)
         return [self._verdict(row, choice, plan, room) for row, choice in zip(rows, choices, strict=True)]
 
@@ -191,6 +190,7 @@ class Decisions:
     def _pause(self, rows: Sequence[Row], choices: Sequence[SpeculationChoice], plan: SpecPlan) -> None:
         """Find the sequences whose drafts do not pay now."""
         decoding = [(row.sequence.key, choice.mode) for row, choice in zip(rows, choices, strict=True) if row.decodes]
+        self._proposers.explore.earn(len(decoding))  # also where all drafts are only compared
         keys = [key for key, mode in decoding if mode == "auto"]
         if self.payback is None or plan.fixed_depth is not None or not keys:
             return

@@ -24,8 +24,6 @@ CONNECT_S = 5.0
 """How long a connection, its handshake and the first status may take."""
 LOST_AFTER_S = 5.0
 """A host that says nothing for so long is lost."""
-_UNACKNOWLEDGED_S = 10.0
-"""A connection ends if its other side has not acknowledged data for so long."""
 MOST_STRANGERS = 64
 """Connections at once in the handshake; beyond, the oldest is closed for a new one."""
 _SECRET_BYTES = 32
@@ -59,7 +57,7 @@ async def connect(
     async with asyncio.timeout(CONNECT_S):
         reader, writer = await asyncio.open_connection(address.machine, address.port, ssl=tls)
         try:
-            end_unacknowledged(writer.get_extra_info("socket"), _UNACKNOWLEDGED_S)
+            end_unacknowledged(writer.get_extra_info("socket"))
             await shake_hands(reader, writer, connecting(SharedKey(address.secret), PROTOCOL, front_end))
             channel = front_end_channel((reader, writer))
             return await HostLink.to(channel, observer, demand=demand, lost_after_s=LOST_AFTER_S)
@@ -100,7 +98,7 @@ class HostListener:
             self._server.close()
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        end_unacknowledged(writer.get_extra_info("socket"), _UNACKNOWLEDGED_S)
+        end_unacknowledged(writer.get_extra_info("socket"))
         if len(self._strangers) >= MOST_STRANGERS:
             oldest = next(iter(self._strangers))
             del self._strangers[oldest]

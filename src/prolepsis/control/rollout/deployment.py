@@ -13,7 +13,7 @@ _KEY = control_key("deployment", "id")
 
 def deployment_id(table: ControlTable) -> str:
     """Return the name of the deployment in its store, made by the first server that asks; raises `StoreUnavailable`."""
-    found = table.exchange({}).get(_KEY)
+    found = table.read().get(_KEY)
     if found is None:
         first_wins = -time.time()  # of two that make one at once, the earlier has the larger number
         found = table.exchange({_KEY: Control(uuid4().hex[:12], first_wins)})[_KEY]

@@ -51,8 +51,6 @@ _MOST_WAITING_BYTES = 16 << 20
 """Messages of one engine that wait for the proposer, and their bytes; beyond, nothing more is read of it."""
 _MOST_UNSENT = 16 << 20
 """Bytes of answers that an engine does not read: beyond, it is given up."""
-_UNACKNOWLEDGED_S = 10.0
-"""A connection ends if its engine has not acknowledged data for so long."""
 _LEAVE_S = 5.0
 """Longest wait for an engine that is given up to read what was sent."""
 _OTHER_VOCABULARY = "the engine's tokenizer has other tokens or ids than this server's model"
@@ -186,7 +184,7 @@ class _Engine(asyncio.Protocol):
         self._transport = transport
         connection = transport.get_extra_info("socket")
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        end_unacknowledged(connection, _UNACKNOWLEDGED_S)
+        end_unacknowledged(connection)
         self._timer = asyncio.get_running_loop().call_later(HANDSHAKE_S, self.leave, "no handshake in time")
         strangers = self._server.strangers
         if len(strangers) >= self._server.limits.most_strangers:
