@@ -1,4 +1,4 @@
-"""Errors by which a system says that it gives this process no more memory, as one error of ours."""
+"""Errors by which a system refuses this process memory, as one error of ours."""
 
 import errno
 from collections.abc import Iterator

@@ -82,7 +82,7 @@ def _put(connection: Connection, buckets: Mapping[AllowanceKey, TokenBucket]) ->
 
 
 def _forget_full(connection: Connection, now: float) -> None:
-    """Delete rows that say no more than a missing one would, except rows that another replica holds."""
+    """Delete rows that say the same as a missing one, except rows that another replica holds."""
     of = allowances.c
     is_full = of.level + (now - of.filled_at) * of.per_minute / PERIOD_S >= of.per_minute
     full = select(of.kind, of.owner).where(is_full, of.filled_at < now - PERIOD_S).with_for_update(skip_locked=True)

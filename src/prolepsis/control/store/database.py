@@ -185,7 +185,7 @@ def _sqlite(file: Path) -> Engine:
 
 
 def _use_write_ahead_log(connection: sqlite3.Connection) -> None:
-    """Wait for others who switch the same new file: of two, SQLite refuses one at once, whatever its `timeout`."""
+    """Wait for others who switch the same new file: of two, SQLite refuses one at once, with any `timeout`."""
     end = time.monotonic() + LOCK_WAIT_S
     while True:
         try:

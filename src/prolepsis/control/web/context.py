@@ -17,7 +17,7 @@ from prolepsis.core.telemetry.metrics import Metrics
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """What every feature may use. What one feature needs of another is passed to it beside this."""
+    """What every feature may use. What one feature needs of another is a further argument."""
 
     config: ServerConfig
     client: EngineClient

@@ -1,4 +1,4 @@
-"""The runbooks beside this module: each rendered, with the alerts that lead to it."""
+"""The runbooks in the folder next to this module: each rendered, with the alerts that lead to it."""
 
 import re
 from collections.abc import Iterator, Mapping

@@ -104,7 +104,7 @@ class Redactor:
         return self._shown({name: self._without_own_id(name, value) for name, value in fields.items()})
 
     def _without_own_id(self, name: str, value: object) -> object:
-        """Ids that may be a client's have a mark in logs, which are read beside logs of other servers."""
+        """Ids that may be a client's have a mark in logs, which are read together with logs of other servers."""
         found = _NAMED_BY_CLIENTS.fullmatch(f"{name}={value}") if isinstance(value, str) else None
         return _without_id(found).partition("=")[2] if found else value
 

@@ -228,7 +228,7 @@ Messages: TypeAlias = Annotated[list[Message], Field(min_length=1, max_length=MA
 
 
 class TemplateBody(Body):
-    """What the model's chat template gets beside messages and tools."""
+    """What the model's chat template gets besides messages and tools."""
 
     chat_template_kwargs: dict[str, object] | None = None
     """Variables for the model's chat template, such as enable_thinking."""

@@ -111,7 +111,7 @@ def _shows_results(template: Template) -> bool:
 
 
 def _with_several(row: ToolFormat, template: Template) -> ToolFormat:
-    """Return the form with what the template writes between two calls, or of one call where it takes no more."""
+    """Return the form with what the template writes between two calls, or of one call where it takes only one."""
     written = (_written(template, 2) or "").rpartition(_QUESTION)[2]
     if not _reads(row, written, 2):
         return replace(row, parallel=False)

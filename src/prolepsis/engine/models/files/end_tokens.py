@@ -1,4 +1,4 @@
-"""Tokens that end an answer by what they are called, whatever a model's files state.
+"""Tokens that end an answer by their names, also where a model's files state others.
 
 Files often state one end only, of a document or of a turn, and a model writes the other as well: a filled
 hole ends like a document, and what follows a file in a repository is another file.

@@ -84,7 +84,7 @@ class GgufContainer:
         from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
         block, block_bytes = GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
-        if not all(shape):  # beside a dimension of 0 any other would fit into the file
+        if not all(shape):  # with a dimension of 0 any other would fit into the file
             raise ValueError(f"tensor {name!r} has the shape {list(shape)}; allowed: dimensions of 1 and more")
         if not shape or shape[-1] % block:
             raise ValueError(f"tensor {name!r} of shape {list(shape)} is not made of blocks of {block}")

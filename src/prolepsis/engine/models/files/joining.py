@@ -16,7 +16,7 @@ _BROKEN = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError)
 
 
 class Joining:
-    """A file that grows, and beside it a note of its whole parts: what lies behind them is cut off later."""
+    """A file that grows, and a note next to it of its whole parts: what lies behind them is cut off later."""
 
     def __init__(self, path: Path) -> None:
         """Take up what an earlier process has joined at `path`, or begin."""

@@ -15,7 +15,7 @@ class TextSplit:
     rules: tuple[str, ...]
     """Regular expressions, as Oniguruma reads them."""
     takes_words: bool = False
-    """Whether a part that is a token is taken whole, whatever the merges."""
+    """Whether a part that is a token is taken whole, without regard to merges."""
     has_bos: bool = False
     """Whether a text begins with BOS if the file does not say."""
     is_composed: bool = False
