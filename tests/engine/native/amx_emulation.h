@@ -50,13 +50,14 @@ inline void multiply(int c, int a, int b) {
     }
 }
 
-// Signed bytes of a times those of b.
+// Signed bytes of a times bytes of b.
+template <class Byte>
 inline void multiply_bytes(int c, int a, int b) {
   for (int m = 0; m < tiles[c].rows; m++)
     for (int n = 0; n < tiles[c].bytes / 4; n++) {
       int32_t sum;
       std::memcpy(&sum, tiles[c].data[m] + 4 * n, 4);
-      for (int k = 0; k < tiles[a].bytes; k++) sum += int8_t(tiles[a].data[m][k]) * int8_t(tiles[b].data[k / 4][4 * n + k % 4]);
+      for (int k = 0; k < tiles[a].bytes; k++) sum += int8_t(tiles[a].data[m][k]) * Byte(tiles[b].data[k / 4][4 * n + k % 4]);
       std::memcpy(tiles[c].data[m] + 4 * n, &sum, 4);
     }
 }
@@ -69,4 +70,5 @@ inline void multiply_bytes(int c, int a, int b) {
 #define _tile_loadd(t, from, stride) emulation::load(t, from, stride)
 #define _tile_stored(t, to, stride) emulation::store(t, to, stride)
 #define _tile_dpbf16ps(c, a, b) emulation::multiply(c, a, b)
-#define _tile_dpbssd(c, a, b) emulation::multiply_bytes(c, a, b)
+#define _tile_dpbssd(c, a, b) emulation::multiply_bytes<int8_t>(c, a, b)
+#define _tile_dpbsud(c, a, b) emulation::multiply_bytes<uint8_t>(c, a, b)

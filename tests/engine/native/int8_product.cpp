@@ -10,7 +10,7 @@ namespace {
 
 using namespace stored;
 
-constexpr int K = 512, G = K / kGroup, M = 50;
+constexpr int K = 512, G = K / kGroup, M = 70;
 
 float wide(bf16 value) {
   const uint32_t bits = uint32_t(value) << 16;
@@ -33,18 +33,62 @@ void complain(const char* what, int format, int row, int column, float found, fl
 
 struct Plain {  // of one group of one column
   float scales[2], minimum = 0;
+  int own[2], own_minimum;  // of a nested format: as integers, by which `shared` are multiplied
+  float shared, shared_minimum;
   int values[kGroup];  // without the offset
 
   template <class L>
-  Plain(L, const Group& group) {
+  Plain(L, const Group& group) : own_minimum(group.minimum_scale), shared(half(group.scale)), shared_minimum(half(group.minimum)) {
     for (int i = 0; i < 2; i++) {
-      const int own = L::kMinimum ? group.scales[0] : static_cast<int8_t>(group.scales[i % L::kScales]);
-      scales[i] = half(group.scale) * (L::kNested ? own : 1);
+      own[i] = L::kMinimum ? group.scales[0] : static_cast<int8_t>(group.scales[i % L::kScales]);
+      scales[i] = shared * (L::kNested ? own[i] : 1);
     }
-    if (L::kMinimum) minimum = L::kNested ? 0 - half(group.minimum) * group.minimum_scale : half(group.minimum);
+    if (L::kMinimum) minimum = L::kNested ? 0 - shared_minimum * own_minimum : shared_minimum;
     for (int k = 0; k < kGroup; k++) values[k] = group.codes[k] - L::kOffset;
   }
 };
+
+// `count` values of a row in 8 bits; returns their scale.
+float in_bytes(const bf16* x, int count, int* values) {
+  float highest = 0;
+  for (int k = 0; k < count; k++) highest = std::max(highest, std::fabs(wide(x[k])));
+  for (int k = 0; k < count; k++) values[k] = highest > 0 ? int(std::nearbyint(wide(x[k]) * (127 / highest))) : 0;
+  return highest / 127;
+}
+
+// A row times a column [G] in groups of 32: float32 adds group by group.
+template <class L>
+float by_groups(const bf16* x, const Plain* column) {
+  float total = 0;
+  for (int g = 0; g < G; g++) {
+    int values[kGroup], sum = 0, all = 0;
+    const float scale = in_bytes(x + g * kGroup, kGroup, values);
+    for (int k = 0; k < kGroup; k++) sum += values[k] * column[g].values[k], all += values[k];
+    total = std::fma(float(sum) * scale, column[g].scales[0], total);
+    if (L::kMinimum) total = std::fma(column[g].minimum, scale * all, total);
+  }
+  return total;
+}
+
+// The same in supers of 256, whose own scales are integers: float32 adds super by super.
+template <class L>
+float by_supers(const bf16* x, const Plain* column) {
+  constexpr int kSuper = kSuperGroups * kGroup;
+  float total = 0;
+  for (int s = 0; s < G / kSuperGroups; s++, column += kSuperGroups) {
+    int values[kSuper], sum = 0, lower = 0;
+    const float scale = in_bytes(x + s * kSuper, kSuper, values);
+    for (int k = 0; k < kSuper; k++) {
+      const Plain& p = column[k / kGroup];
+      sum += values[k] * p.values[k % kGroup] * p.own[k % kGroup / 16];
+      lower += values[k] * p.own_minimum;
+    }
+    float whole = float(sum) * column->shared;
+    if (L::kMinimum) whole = std::fma(-float(lower), column->shared_minimum, whole);
+    total = std::fma(whole, scale, total);
+  }
+  return total;
+}
 
 template <class L>
 void check(Format format, const std::vector<bf16>& x) {
@@ -73,39 +117,32 @@ void check(Format format, const std::vector<bf16>& x) {
   std::vector<float> expected(M * kTask);
   for (int m = 0; m < M; m++)
     for (int n = 0; n < kTask; n++) {
-      float total = 0;
-      for (int g = 0; g < G; g++) {
-        const Plain& p = plain[n * G + g];
-        float highest = 0;
-        for (int k = 0; k < kGroup; k++) highest = std::max(highest, std::fabs(wide(x[m * K + g * kGroup + k])));
-        int sums[2] = {}, all = 0;
-        for (int k = 0; k < kGroup; k++) {
-          const int value = highest > 0 ? int(std::nearbyint(wide(x[m * K + g * kGroup + k]) * (127 / highest))) : 0;
-          sums[k * L::kScales / kGroup] += value * p.values[k];
-          all += value;
-        }
-        const float scale = highest / 127;
-        for (int i = 0; i < L::kScales; i++) total = std::fma(float(sums[i]) * scale, p.scales[i], total);
-        if (L::kMinimum) total = std::fma(p.minimum, scale * all, total);
-      }
-      expected[m * kTask + n] = total;
+      float (*const product)(const bf16*, const Plain*) = L::kNested ? by_supers<L> : by_groups<L>;
+      expected[m * kTask + n] = product(x.data() + m * K, plain.data() + n * G);
     }
   alignas(64) float c[32 * kTask];
   for (int rows = 1; rows <= M; rows++) {
-    const Sweeps sweeps{rows, G};
-    std::vector<RowGroup> quantised(G * rows);
-    for (int m = 0; m < rows; m++) {
-      const auto [at, stride] = sweeps.place(m);
-      quantise(x.data() + m * K, K, stride, quantised.data() + at);
-    }
     int seen = 0;
-    task_product(format, quantised.data(), sweeps, packed.data(), packed.size(), c, [&](int64_t first, int count, const float* sums) {
+    const auto compare = [&](int64_t first, int count, const float* sums) {
       for (int r = 0; r < count; r++)
         for (int n = 0; n < kTask; n++, seen++) {
           const float right = expected[(first + r) * kTask + n];
           if (sums[r * kTask + n] != right) complain("a product", int(format), int(first + r), n, sums[r * kTask + n], right);
         }
-    });
+    };
+    if constexpr (L::kNested) {
+      std::vector<RowSuper> quantised(G / kSuperGroups * rows + kMostTileRows);
+      for (int m = 0; m < rows; m++) quantise(x.data() + m * K, K, rows, quantised.data() + m);
+      task_product(format, quantised.data(), rows, G, packed.data(), packed.size(), compare);
+    } else {
+      const Sweeps sweeps{rows, G};
+      std::vector<RowGroup> quantised(G * rows);
+      for (int m = 0; m < rows; m++) {
+        const auto [at, stride] = sweeps.place(m);
+        quantise(x.data() + m * K, K, stride, quantised.data() + at);
+      }
+      task_product(format, quantised.data(), sweeps, packed.data(), packed.size(), c, compare);
+    }
     if (seen != rows * kTask) complain("the number of results", int(format), rows, 0, seen, rows * kTask);
   }
 }

@@ -52,7 +52,7 @@ inline void configure(int rows) {
   load_config(config);
 }
 
-// Sets tile 0 up for int32 sums of up to 16 rows, 4 for rows and 6 for weights of `depth` bytes along K.
+// Sets tiles 0-3 up for int32 sums of up to 16 rows, 4 for rows and 5-7 for weights of `depth` bytes along K.
 inline void configure_bytes(int rows, int depth) {
   const int key = -1000 * depth - rows;
   if (configured == key) return;
@@ -60,10 +60,9 @@ inline void configure_bytes(int rows, int depth) {
   allowed();
   alignas(64) TileConfig config = {};
   config.palette = 1;
-  config.bytes[0] = config.bytes[6] = 64;
-  config.bytes[4] = depth;
-  config.rows[0] = config.rows[4] = rows;
-  config.rows[6] = depth / 4;
+  for (int t = 0; t < 8; t++) config.bytes[t] = t == 4 ? depth : 64;
+  for (int t = 0; t < 5; t++) config.rows[t] = rows;
+  for (int t = 5; t < 8; t++) config.rows[t] = depth / 4;
   load_config(config);
 }
 

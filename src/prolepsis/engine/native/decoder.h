@@ -65,13 +65,18 @@ struct alignas(64) Counter {
   std::atomic<int> next{0};
 };
 
+struct Rows {  // in 8 bits, as the formats of weights take them; null where products take bf16
+  stored::RowGroup* groups = nullptr;
+  stored::RowSuper* supers = nullptr;
+};
+
 struct Input {  // of a linear
-  const bf16* x;            // [M, K]
-  stored::RowGroup* rows;  // the same in 8 bits; null where products take bf16
+  const bf16* x;  // [M, K]
+  Rows rows;      // the same in 8 bits
 };
 
 struct Buffers {  // of one pass
-  Tensor hidden, added, x, qkv, attention, activation, fused, raised, rows;
+  Tensor hidden, added, x, qkv, attention, activation, fused, raised, groups, supers;
 };
 
 class Decoder {
@@ -296,7 +301,7 @@ class Decoder {
     const float* given = nullptr;  // of a draft head: states of drafted tokens
     float* states = nullptr;       // of a draft head: where its own go
     float *ahead = nullptr, *entered = nullptr;  // of a draft head that looks ahead: where states of its levels go, and what meets a token
-    stored::RowGroup *rows = nullptr, *rows_after = nullptr;  // in 8 bits: input of the linear at work, and of the next one
+    Rows rows = {}, rows_after = {};  // input of the linear at work, and of the next one
     float *hidden = nullptr, *qkv = nullptr, *logits = nullptr;
     float* added = nullptr;  // what a sublayer adds to the hidden state, before its norm
     bf16 *x = nullptr, *fused = nullptr, *queries = nullptr, *attention = nullptr, *activation = nullptr;
@@ -324,9 +329,13 @@ class Decoder {
       if (model.int8_ && model.is_stored_) {
         const int64_t before = std::max({fused ? model.fusion_->fc.depth : 0, (model.fusion_ ? 2 : 1) * s.hidden, s.heads * s.head_dim});
         const int64_t groups = std::max(before * T, s.hidden * num_logits()) / stored::kGroup, after = s.intermediate * T / stored::kGroup;
-        buffers.rows = at::empty({(groups + after) * (int64_t)sizeof(stored::RowGroup)}, at::kByte);
-        rows = reinterpret_cast<stored::RowGroup*>(buffers.rows.data_ptr());
-        rows_after = rows + groups;
+        buffers.groups = at::empty({(groups + after) * (int64_t)sizeof(stored::RowGroup)}, at::kByte);
+        rows.groups = reinterpret_cast<stored::RowGroup*>(buffers.groups.data_ptr());
+        rows_after.groups = rows.groups + groups;
+        const int64_t supers = groups / stored::kSuperGroups + 1, all = supers + after / stored::kSuperGroups + 1 + stored::kMostTileRows;
+        buffers.supers = at::empty({all * (int64_t)sizeof(stored::RowSuper)}, at::kByte);
+        rows.supers = reinterpret_cast<stored::RowSuper*>(buffers.supers.data_ptr());
+        rows_after.supers = rows.supers + supers;
       }
       hidden = buffers.hidden.data_ptr<float>();
       qkv = buffers.qkv.data_ptr<float>();
@@ -335,7 +344,7 @@ class Decoder {
       attention = queries + T * s.heads * s.head_dim;
       activation = bits(buffers.activation);
       logits = out.data_ptr<float>();
-      counters = std::vector<Counter>((12 * model.layers_.size() + 8 + (ahead ? model.levels_->count + 3 : 0)) * model.team_->size());
+      counters = std::vector<Counter>((14 * model.layers_.size() + 8 + (ahead ? model.levels_->count + 3 : 0)) * model.team_->size());
     }
 
     // Calls task(0 .. count-1), each on one thread, and waits for all of them. Each thread works through a range of its own,
@@ -371,8 +380,10 @@ class Decoder {
         for (int64_t i = begin + unit * together; i < begin + (unit + 1) * together; i++) {
           const Matrix::Task& task = weights.tasks[i];
           const auto done = [&](int64_t first, int count, const float* sums) { epilogue(first, count, i, sums); };
-          if (input.rows && task.format != Format::kBf16)
-            stored::task_product(task.format, input.rows, sweeps, task.data, task.bytes, c, done);
+          if (input.rows.groups && stored::is_nested(task.format))
+            stored::task_product(task.format, input.rows.supers, M, K / stored::kGroup, task.data, task.bytes, done);
+          else if (input.rows.groups && task.format != Format::kBf16)
+            stored::task_product(task.format, input.rows.groups, sweeps, task.data, task.bytes, c, done);
           else
             task_product(input.x, K, M, expanded(task, K), K, c, done);
         }
@@ -380,13 +391,25 @@ class Decoder {
       });
     }
 
-    // Brings columns [first, first + count) of row t of `input` [M, K] to 8 bits, where products take them so.
+    // Brings columns [first, first + count) of row t of `input` [M, K] to 8 bits in groups, where products take them so.
     void quantise(const Input& input, int64_t M, int64_t K, int64_t t, int64_t first, int64_t count) {
-      if (!input.rows) return;
+      if (!input.rows.groups) return;
       const auto [at, stride] = stored::Sweeps{M, K / stored::kGroup}.place(t);
-      stored::quantise(input.x + t * K + first, count, stride, input.rows + at + first / stored::kGroup * stride);
+      stored::quantise(input.x + t * K + first, count, stride, input.rows.groups + at + first / stored::kGroup * stride);
     }
-    void quantise(const Input& input, int64_t M, int64_t K, int64_t t) { quantise(input, M, K, t, 0, K); }
+
+    // Brings all of row t of `input` [M, K] to 8 bits in the ways that `next` takes.
+    void quantise(const Input& input, int64_t M, const Matrix& next, int64_t t) {
+      const int64_t K = next.depth;
+      if (next.takes_groups) quantise(input, M, K, t, 0, K);
+      if (next.takes_supers && input.rows.supers) stored::quantise(input.x + t * K, K, M, input.rows.supers + t);
+    }
+
+    // Brings the rows of `input` to 8 bits in supers, which parts of a row cannot be, where `next` takes them so.
+    void quantise_supers(int& phase, const Input& input, const Matrix& next) {
+      if (!next.takes_supers || !input.rows.supers) return;
+      share(phase, T, [&](int64_t t) { stored::quantise(input.x + t * next.depth, next.depth, T, input.rows.supers + t); }, &next);
+    }
 
     // The weights of a task in bf16: the task's own, or expanded into memory of this thread.
     const bf16* expanded(const Matrix::Task& task, int64_t K) {
@@ -407,7 +430,7 @@ class Decoder {
           rms_norm(hidden + t * s.hidden, weight->data_ptr<float>(), s.eps, s.hidden, x + t * s.hidden);
         else
           store_hidden(t, x + t * s.hidden);
-        quantise({x, rows}, T, s.hidden, t);
+        quantise({x, rows}, T, next, t);
       };
       share(phase, T, task, &next);
     }
@@ -469,7 +492,7 @@ class Decoder {
       const Input input{norm ? fused : features, rows};
       share(phase, T, [&](int64_t t) {
         if (norm) rms_norm(features + t * depth, norm, model.shape_.eps, depth, fused + t * depth);
-        quantise(input, T, depth, t);
+        quantise(input, T, fusion.fc, t);
       });
       linear(phase, input, T, fusion.fc, [&](int64_t first, int rows, int64_t task, const float* c) {
         for (int r = 0; r < rows; r++) std::copy_n(c + r * kTask, kTask, hidden + (first + r) * width + task * kTask);
@@ -487,7 +510,7 @@ class Decoder {
         rms_norm(g, fusion.state_norm.data_ptr<float>(), s.eps, s.hidden, to + s.hidden);
         if (fusion.norm_before_residual)
           for (int64_t k = 0; k < s.hidden; k += 16) lanes::store(g + k, lanes::load(to + s.hidden + k));
-        quantise({x, rows}, T, 2 * s.hidden, t);
+        quantise({x, rows}, T, next, t);
       };
       share(phase, T, task, &next);
     }
@@ -547,18 +570,19 @@ class Decoder {
         model.attention_[Team::me].run(tile, sequences[tile.sequence], positions, queries, s.heads, h, pages + h * layout.size(), page_stride,
                                        layer.shape.scoring, attention);
         for (int r = tile.first, group = s.heads / s.kv_heads; r < tile.first + tile.rows; r++)
-          quantise({attention, rows}, T, s.heads * s.head_dim, tile.tokens[r / group], (h * group + r % group) * s.head_dim, s.head_dim);
+          if (layer.o.takes_groups)
+            quantise({attention, rows}, T, s.heads * s.head_dim, tile.tokens[r / group], (h * group + r % group) * s.head_dim, s.head_dim);
       };
       share(phase, tiles.order.size(), task, &layer.o);
     }
 
     // Leaves the rows of tokens without logits out of the rest of the last layer: what they are for, its keys and values, is written.
-    void narrow(int& phase) {
+    void narrow(int& phase, const Matrix& next) {
       const int64_t width = model.shape_.hidden, heads = model.shape_.heads * model.shape_.head_dim;
       share(phase, L, [&](int64_t i) {
         std::copy_n(hidden + logit_rows[i] * width, width, qkv + i * width);
         std::copy_n(attention + logit_rows[i] * heads, heads, queries + i * heads);
-        quantise({queries, rows}, L, heads, i);
+        quantise({queries, rows}, L, next, i);
       });
       if (Team::me == 0) {
         for (int64_t i = 0; i < L; i++) narrowed_rows.push_back(i);
@@ -572,7 +596,7 @@ class Decoder {
 
     void feed_forward(int& phase, const Layer& layer) {
       const Shape& s = model.shape_;
-      const Input input{activation, rows ? rows_after : nullptr};
+      const Input input{activation, rows_after};
       constexpr int64_t kPair = 2;  // tasks: they make a group of 32 activations
       linear(
           phase, {x, rows}, T, layer.gate_up,
@@ -584,8 +608,10 @@ class Decoder {
           },
           0, kPair,
           [&](int64_t pair) {
-            for (int64_t t = 0; t < T; t++) quantise(input, T, s.intermediate, t, pair * stored::kGroup, stored::kGroup);
+            for (int64_t t = 0; layer.down.takes_groups && t < T; t++)
+              quantise(input, T, s.intermediate, t, pair * stored::kGroup, stored::kGroup);
           });
+      quantise_supers(phase, input, layer.down);
       add_to_hidden(phase, input, layer.down, layer.shape.residual_scale, layer.norms.after_feed_forward);
     }
 
@@ -593,14 +619,14 @@ class Decoder {
     void look_ahead(int& phase, const Levels& levels) {
       const int64_t width = model.shape_.hidden, inner = levels.width, rows = levels.count * L;
       bf16* raised = bits(buffers.raised);
-      linear(phase, {x, nullptr}, L, levels.enter, [&](int64_t first, int count, int64_t task, const float* c) {
+      linear(phase, {x, {}}, L, levels.enter, [&](int64_t first, int count, int64_t task, const float* c) {
         const int64_t level = task * kTask / inner, column = task * kTask % inner;
         for (int r = 0; r < count; r++)
           for (int h = 0; h < kTask; h += 16)
             lanes::store_bf16(raised + (level * L + first + r) * inner + column + h, silu(lanes::load(c + r * kTask + h)));
       });
       for (int64_t level = 0; level < levels.count; level++)
-        linear(phase, {raised + level * L * inner, nullptr}, L, levels.leave[level], [&](int64_t first, int count, int64_t task, const float* c) {
+        linear(phase, {raised + level * L * inner, {}}, L, levels.leave[level], [&](int64_t first, int count, int64_t task, const float* c) {
           for (int r = 0; r < count; r++)
             for (int h = 0; h < kTask; h += 16) {
               const Lanes before = lanes::load(hidden + logit_rows[first + r] * width + task * kTask + h);
@@ -609,9 +635,9 @@ class Decoder {
         });
       share(phase, rows, [&](int64_t i) {
         rms_norm(ahead + i * width, model.norm_.data_ptr<float>(), model.shape_.eps, width, x + (L + i) * width);
-        quantise({x, this->rows}, L + rows, width, L + i);
+        quantise({x, this->rows}, L + rows, model.head_, L + i);
       });
-      linear(phase, {x + L * width, nullptr}, rows, levels.state, [&](int64_t first, int count, int64_t task, const float* c) {
+      linear(phase, {x + L * width, {}}, rows, levels.state, [&](int64_t first, int count, int64_t task, const float* c) {
         for (int r = 0; r < count; r++) std::copy_n(c + r * kTask, kTask, entered + (first + r) * inner + task * kTask);
       });
     }
@@ -630,7 +656,7 @@ class Decoder {
       share(phase, L, [&](int64_t i) {
         const float* state = hidden + logit_rows[i] * s.hidden;
         rms_norm(state, model.norm_.data_ptr<float>(), s.eps, s.hidden, x + i * s.hidden);
-        quantise({x, rows}, num_logits(), s.hidden, i);
+        quantise({x, rows}, num_logits(), model.head_, i);
         if (!states) return;
         for (int64_t k = 0; k < s.hidden; k += 16)
           lanes::store(states + i * s.hidden + k,
@@ -679,7 +705,10 @@ class Decoder {
         share(phase, T, [&](int64_t t) { place(layer, t, pages, with_queries); });
         if (!with_queries) break;  // a pass for keys and values only
         attend(phase, layer, narrow_here ? wanted_tiles : tiles, pages);
-        if (narrow_here) narrow(phase);
+        if (narrow_here)
+          narrow(phase, layer.o);
+        else
+          quantise_supers(phase, {attention, rows}, layer.o);
         add_to_hidden(phase, {attention, rows}, layer.o, layer.shape.residual_scale, layer.norms.after_attention);
         normalise(phase, layer.norms.before_feed_forward, layer.gate_up);
         feed_forward(phase, layer);

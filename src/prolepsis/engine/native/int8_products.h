@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <utility>
+#include <vector>
 
 #include "stored.h"
 
@@ -18,6 +19,15 @@ struct RowGroup {
   int32_t offset, halves[2];  // -8 * the sum of the values, of all and of each half: makes signed weights of unsigned ones
 };
 
+// 256 of a row, for the formats called K: these share a header, and their own scales are integers. So the sum over all of them is an
+// exact integer too, which needs one scale of the row.
+constexpr int kSuperGroups = 8;
+struct alignas(64) RowSuper {
+  int8_t values[kSuperGroups * kGroup];
+  int16_t sums[kSuperGroups], halves[2 * kSuperGroups];  // of the values of a group, and of 16
+  float scale;
+};
+
 constexpr int kSweepRows = 6;  // 12 registers of integer sums: of two blocks, or of one on AVX2
 #if defined(PROLEPSIS_AMX)
 constexpr bool kTiles = true;
@@ -25,6 +35,7 @@ constexpr bool kTiles = true;
 constexpr bool kTiles = false;
 #endif
 constexpr int kMostWithoutTiles = 24;  // more rows are faster on tiles: each sum must leave a tile to be scaled
+constexpr int kMostNestedWithoutTiles = 6;  // of formats whose sums stay in tiles eight times as long (nested_tiles.h)
 constexpr int kMostTileRows = 16;
 
 constexpr int64_t sweeps_of(int64_t rows, int most) { return (rows + most - 1) / most; }
@@ -92,6 +103,25 @@ inline void quantise(const bf16* x, int64_t K, int64_t stride, RowGroup* to) {
   }
 }
 
+// The same in supers of 256; K a multiple of 256.
+inline void quantise(const bf16* x, int64_t K, int64_t stride, RowSuper* to) {
+  for (int64_t k = 0; k < K; k += kSuperGroups * kGroup, to += stride) {
+    float highest = 0;
+    for (int g = 0; g < kSuperGroups; g++) highest = std::max(highest, highest_magnitude(x + k + g * kGroup));
+    const Lanes factor = lanes::all(highest > 0 ? 127 / highest : 0);
+    to->scale = highest / 127;
+    for (int g = 0; g < kSuperGroups; g++) {
+      const bf16* from = x + k + g * kGroup;
+      const __m256i values = lanes::as_int8(lanes::mul(lanes::load(from), factor), lanes::mul(lanes::load(from + 16), factor));
+      _mm256_store_si256(reinterpret_cast<__m256i*>(to->values + g * kGroup), values);
+      const auto [first, second] = sums_of(values);
+      to->halves[2 * g] = first;
+      to->halves[2 * g + 1] = second;
+      to->sums[g] = first + second;
+    }
+  }
+}
+
 // What one of several sweeps over a task fetches into L2 meanwhile, so that memory is at work during all of them: a share of the next
 // task. By groups that is every `sweeps`-th one, from group `sweep` on.
 struct Ahead {
@@ -109,6 +139,18 @@ Product product_of(Format format, int rows);  // rows: 1 to kSweepRows
 // The same on tiles (int8_tiles.h), for blocks that are spread before; rows: kFewestTileRows to kMostTileRows.
 Product tile_product_of(Format format, int rows);
 const uint8_t* spread(Format format, const uint8_t* blocks, int64_t G);  // in memory of this thread, until its next call
+
+// c[r][0:32] += x[s][r] * two blocks of weights in a nested format, for M rows. Fetches what it reads of `next`, the next task.
+void nested_product(Format format, const RowSuper* x, int64_t M, const uint8_t* blocks, int64_t G, const uint8_t* next, float* c);
+
+// Calls epilogue(0, M, c) with c[M][32] of `x` times two blocks of weights in a nested format, `bytes` in all.
+template <class Epilogue>
+void task_product(Format format, const RowSuper* x, int64_t M, int64_t G, const uint8_t* blocks, int64_t bytes, const Epilogue& epilogue) {
+  static thread_local std::vector<float> memory;
+  memory.assign(M * kTask, 0);
+  nested_product(format, x, M, blocks, G, blocks + bytes, memory.data());
+  epilogue(0, M, memory.data());
+}
 
 // Calls epilogue(first_row, rows, c) with c[rows][32] for every sweep of `x` times two blocks of weights, `bytes` in all.
 template <class Epilogue>

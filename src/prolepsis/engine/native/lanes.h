@@ -114,6 +114,29 @@ inline Bytes join(Bytes a, Bytes b) { return _mm512_or_si512(a, b); }
 inline Bytes minus(Bytes v, int by) { return _mm512_sub_epi8(v, _mm512_set1_epi8(by)); }  // of each byte
 template <int By>
 inline Bytes shift_left(Bytes v) { return _mm512_slli_epi16(v, By); }  // of bytes that keep all their bits
+
+// The same register as sixteen int32, or as a pair of int16 for each of them.
+inline Bytes zero_bytes() { return _mm512_setzero_si512(); }
+inline Bytes all_int32(int32_t v) { return _mm512_set1_epi32(v); }
+template <bool Signed>
+inline Bytes widen_bytes(const uint8_t* source) {  // 16 bytes to int32
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(source));
+  return Signed ? _mm512_cvtepi8_epi32(bytes) : _mm512_cvtepu8_epi32(bytes);
+}
+inline Bytes pairs(Bytes first, Bytes second) { return _mm512_mask_blend_epi16(0xaaaaaaaa, first, _mm512_slli_epi32(second, 16)); }
+inline Bytes add_int32(Bytes a, Bytes b) { return _mm512_add_epi32(a, b); }
+inline Bytes sub_int32(Bytes a, Bytes b) { return _mm512_sub_epi32(a, b); }
+inline Bytes mul_int32(Bytes a, Bytes b) { return _mm512_mullo_epi32(a, b); }
+template <int By>
+inline Bytes shift_int32(Bytes v) { return _mm512_slli_epi32(v, By); }  // to the left
+inline Bytes add_int16(Bytes a, Bytes b) { return _mm512_add_epi16(a, b); }
+inline Bytes sub_int16(Bytes a, Bytes b) { return _mm512_sub_epi16(a, b); }
+inline Bytes mul_int16(Bytes a, Bytes b) { return _mm512_mullo_epi16(a, b); }
+inline Bytes byte_products(Bytes a, Bytes b) { return _mm512_maddubs_epi16(a, b); }  // of unsigned a and signed b, added in pairs
+inline Bytes low_bytes(Bytes even, Bytes odd) { return _mm512_mask_blend_epi8(0xaaaaaaaaaaaaaaaa, even, _mm512_slli_epi16(odd, 8)); }  // of int16
+inline Bytes high_bytes(Bytes even, Bytes odd) { return _mm512_mask_blend_epi8(0xaaaaaaaaaaaaaaaa, _mm512_srli_epi16(even, 8), odd); }
+inline Bytes add_pair_products(Bytes sum, Bytes a, Bytes b) { return _mm512_dpwssd_epi32(sum, a, b); }
+inline Lanes int32_as_float(Bytes v) { return _mm512_cvtepi32_ps(v); }
 inline Lanes byte_of(Bytes v, int i) {
   return _mm512_cvtepi32_ps(_mm512_and_si512(_mm512_srli_epi32(v, 8 * i), _mm512_set1_epi32(255)));
 }
@@ -270,6 +293,42 @@ inline Bytes minus(Bytes v, int by) {  // of each byte
 inline Bytes join(Bytes a, Bytes b) { return {_mm256_or_si256(a.low, b.low), _mm256_or_si256(a.high, b.high)}; }
 template <int By>
 inline Bytes shift_left(Bytes v) { return {_mm256_slli_epi16(v.low, By), _mm256_slli_epi16(v.high, By)}; }  // of bytes that keep all their bits
+
+// The same register as sixteen int32, or as a pair of int16 for each of them.
+inline Bytes zero_bytes() { return {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+inline Bytes all_int32(int32_t v) { return {_mm256_set1_epi32(v), _mm256_set1_epi32(v)}; }
+template <bool Signed>
+inline Bytes widen_bytes(const uint8_t* source) {  // 16 bytes to int32
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(source));
+  const auto widen = [](__m128i eight) { return Signed ? _mm256_cvtepi8_epi32(eight) : _mm256_cvtepu8_epi32(eight); };
+  return {widen(bytes), widen(_mm_srli_si128(bytes, 8))};
+}
+template <class Operation>
+inline Bytes by_halves(Bytes a, Bytes b, const Operation& operation) { return {operation(a.low, b.low), operation(a.high, b.high)}; }
+inline Bytes pairs(Bytes first, Bytes second) {
+  return by_halves(first, second, [](__m256i a, __m256i b) { return _mm256_blend_epi16(a, _mm256_slli_epi32(b, 16), 0xaa); });
+}
+inline Bytes add_int32(Bytes a, Bytes b) { return {_mm256_add_epi32(a.low, b.low), _mm256_add_epi32(a.high, b.high)}; }
+inline Bytes sub_int32(Bytes a, Bytes b) { return {_mm256_sub_epi32(a.low, b.low), _mm256_sub_epi32(a.high, b.high)}; }
+inline Bytes mul_int32(Bytes a, Bytes b) { return {_mm256_mullo_epi32(a.low, b.low), _mm256_mullo_epi32(a.high, b.high)}; }
+template <int By>
+inline Bytes shift_int32(Bytes v) { return {_mm256_slli_epi32(v.low, By), _mm256_slli_epi32(v.high, By)}; }  // to the left
+inline Bytes add_int16(Bytes a, Bytes b) { return {_mm256_add_epi16(a.low, b.low), _mm256_add_epi16(a.high, b.high)}; }
+inline Bytes sub_int16(Bytes a, Bytes b) { return {_mm256_sub_epi16(a.low, b.low), _mm256_sub_epi16(a.high, b.high)}; }
+inline Bytes mul_int16(Bytes a, Bytes b) { return {_mm256_mullo_epi16(a.low, b.low), _mm256_mullo_epi16(a.high, b.high)}; }
+inline Bytes byte_products(Bytes a, Bytes b) {  // of unsigned a and signed b, added in pairs
+  return {_mm256_maddubs_epi16(a.low, b.low), _mm256_maddubs_epi16(a.high, b.high)};
+}
+inline Bytes low_bytes(Bytes even, Bytes odd) {  // of int16
+  return by_halves(even, odd, [](__m256i a, __m256i b) { return _mm256_blendv_epi8(a, _mm256_slli_epi16(b, 8), _mm256_set1_epi16(-256)); });
+}
+inline Bytes high_bytes(Bytes even, Bytes odd) {
+  return by_halves(even, odd, [](__m256i a, __m256i b) { return _mm256_blendv_epi8(_mm256_srli_epi16(a, 8), b, _mm256_set1_epi16(-256)); });
+}
+inline Bytes add_pair_products(Bytes sum, Bytes a, Bytes b) {
+  return add_int32(sum, {_mm256_madd_epi16(a.low, b.low), _mm256_madd_epi16(a.high, b.high)});
+}
+inline Lanes int32_as_float(Bytes v) { return {_mm256_cvtepi32_ps(v.low), _mm256_cvtepi32_ps(v.high)}; }
 inline __m256 byte_of(__m256i v, int i) { return _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_srli_epi32(v, 8 * i), _mm256_set1_epi32(255))); }
 inline Lanes byte_of(Bytes v, int i) { return {byte_of(v.low, i), byte_of(v.high, i)}; }
 

@@ -44,20 +44,29 @@ using Q4_K = Layout<4, 0, true, 1, true>;
 using Q5_K = Layout<5, 0, true, 1, true>;
 using Q6_K = Layout<6, 32, false, 2, true>;
 
-// Calls visit(layout) with the layout of `format`, which is not bf16.
+inline bool is_nested(Format format) { return format == Format::kQ4_K || format == Format::kQ5_K || format == Format::kQ6_K; }
+
+// Calls visit(layout) with the layout of `format`: of any one that is nested, of any other than bf16, of either.
 template <class Visit>
-auto with_layout(Format format, const Visit& visit) {
+auto with_nested(Format format, const Visit& visit) {
+  switch (format) {
+    case Format::kQ4_K: return visit(Q4_K{});
+    case Format::kQ5_K: return visit(Q5_K{});
+    default: return visit(Q6_K{});
+  }
+}
+template <class Visit>
+auto with_plain(Format format, const Visit& visit) {
   switch (format) {
     case Format::kQ4_0: return visit(Q4_0{});
     case Format::kQ4_1: return visit(Q4_1{});
     case Format::kQ5_0: return visit(Q5_0{});
     case Format::kQ5_1: return visit(Q5_1{});
-    case Format::kQ4_K: return visit(Q4_K{});
-    case Format::kQ5_K: return visit(Q5_K{});
-    case Format::kQ6_K: return visit(Q6_K{});
     default: return visit(Q8_0{});
   }
 }
+template <class Visit>
+auto with_layout(Format format, const Visit& visit) { return is_nested(format) ? with_nested(format, visit) : with_plain(format, visit); }
 
 // One group of one column, as read from a file.
 struct Group {

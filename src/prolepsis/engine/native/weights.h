@@ -60,9 +60,10 @@ struct Matrix {
   std::vector<Task> tasks;
   int64_t depth = 0;  // K
   Tensor memory;      // keeps what the tasks point to
+  bool takes_groups = false, takes_supers = false;  // which rows in 8 bits its formats take
 
   // The first `columns` columns, a multiple of 32.
-  Matrix first(int64_t columns) const { return {{tasks.begin(), tasks.begin() + columns / kTask}, depth, memory}; }
+  Matrix first(int64_t columns) const { return {{tasks.begin(), tasks.begin() + columns / kTask}, depth, memory, takes_groups, takes_supers}; }
 
   // Writes column n, a row of the unpacked matrix, to `to` [K].
   void unpack(int64_t n, bf16* to) const {
@@ -101,6 +102,8 @@ class Arena {
       TORCH_CHECK(left.first.is_contiguous() && right.first.is_contiguous(), "parts are contiguous");
       const int64_t bytes = 2 * block_bytes(format_of(left), matrix.depth);
       matrix.tasks.push_back({nullptr, format_of(left), bytes});
+      matrix.takes_supers |= stored::is_nested(format_of(left));
+      matrix.takes_groups |= format_of(left) != Format::kBf16 && !stored::is_nested(format_of(left));
       size += bytes;
     }
     uint8_t* memory = take(size);

@@ -23,6 +23,8 @@ from prolepsis.engine.native.decoder import pick_decoder
 from prolepsis.engine.native.processor import default_threads
 
 INVARIANT_BY = "each sum of a row has one order, whatever else is in the pass"
+SUPERS = ("q4_k", "q5_k", "q6_k")
+"""Formats whose rows have one scale for 256 values, as their integer scales allow; with others it is one for 32."""
 WIDTH = 32
 """Hidden, intermediate, head and rotary widths must be multiples of this."""
 
@@ -154,7 +156,9 @@ def computation(kinds: list[str], *, int8: bool) -> list[str]:
     """Say how weights of these formats are multiplied; nothing for bf16, in which nothing is rounded again."""
     if set(kinds) == {"bf16"}:
         return []
-    return [f"{' and '.join(kinds)} weights", f"{'int8' if int8 else 'bf16'} activations"]
+    widths = sorted({256 if kind in SUPERS else 32 for kind in kinds if kind != "bf16"})
+    rounded = "int8 activations" if widths == [32] else f"int8 activations by {' and '.join(map(str, widths))}"
+    return [f"{' and '.join(kinds)} weights", rounded if int8 else "bf16 activations"]
 
 
 def part(matrix: StoredMatrix) -> tuple[Tensor, int]:

@@ -1,0 +1,169 @@
+// Products with the formats called K. A weight is d * scale * code - dmin * minimum, and scale and minimum are integers of 6 or 8 bits,
+// so over the 256 weights that share d and dmin the sums of scale * code * value (I) and of minimum * value (J) are exact in int32. Float32
+// adds the supers along K, in one order on every instruction set and for any number of rows:
+//
+//   total += (I * d - J * dmin) * scale of the row
+//
+// Q6_K has signed codes, stored with an offset of 32: there J sums scale * value, and I - 32 * J takes the place of I.
+#pragma once
+#include "dots.h"
+#include "int8_products.h"
+#include "products.h"
+
+namespace stored {
+
+// What joins the sums of a super with the rest, for 16 columns.
+template <class L>
+struct Ends {
+  static constexpr int kPairs = L::kMinimum ? kSuperGroups / 2 : kSuperGroups;
+  Bytes minima[kPairs];  // as pairs of int16: of two groups, or of the halves of one
+  Lanes scale, minimum;  // d, dmin
+
+  // J of a row.
+  Bytes lower(const RowSuper& x) const {
+    const auto* sums = reinterpret_cast<const int32_t*>(L::kMinimum ? x.sums : x.halves);
+    Bytes total = lanes::zero_bytes();
+#pragma GCC unroll 8
+    for (int j = 0; j < kPairs; j++) total = lanes::add_pair_products(total, minima[j], lanes::all_int32(sums[j]));
+    return total;
+  }
+
+  // total + (whole * d - J * dmin) * the row's scale.
+  Lanes added(Lanes total, Bytes whole, const RowSuper& x) const {
+    Lanes sum = lanes::mul(lanes::int32_as_float(whole), scale);
+    if constexpr (L::kMinimum) sum = lanes::fnma(lanes::int32_as_float(lower(x)), minimum, sum);
+    return lanes::fma(sum, lanes::all(x.scale), total);
+  }
+};
+
+// Super s of a block, as it is stored.
+template <class L>
+struct StoredSuper {
+  const uint8_t *codes, *header;
+
+  StoredSuper(const uint8_t* block, int64_t s, int64_t G)
+      : codes(block + s * kSuperGroups * L::kCodeBytes), header(block + G * L::kCodeBytes + s * L::kSuperBytes) {}
+
+  const uint8_t* own(int g) const { return header + L::kHeader + g * L::kScaleBytes; }
+  Bytes quad(int g, int k) const { return quad_of<L>(codes + g * L::kCodeBytes, k); }
+  Bytes scale(int g, int i) const { return lanes::widen_bytes<!L::kMinimum>(own(g) + i * kBlock); }
+  Bytes factor(int g, int i) const { return factor_of(scale(g, i)); }
+
+  Ends<L> ends() const {
+    Ends<L> found;
+    for (int j = 0; j < found.kPairs; j++)
+      found.minima[j] = L::kMinimum ? lanes::pairs(lanes::widen_bytes<false>(own(2 * j) + kBlock), lanes::widen_bytes<false>(own(2 * j + 1) + kBlock))
+                                    : lanes::pairs(scale(j, 0), scale(j, L::kScales - 1));
+    found.scale = lanes::load_half(header);
+    found.minimum = L::kMinimum ? lanes::load_half(header + 2 * kBlock) : lanes::zero();
+    return found;
+  }
+
+  // Fetches group g with its part of the header.
+  void fetch_group(int g) const {
+    constexpr int kPart = L::kSuperBytes / kSuperGroups;
+    fetch(codes + g * L::kCodeBytes, L::kCodeBytes);
+    fetch(header + g * kPart, kPart);
+  }
+};
+
+// The same with a byte for each code, for several sweeps over it.
+template <class L>
+struct SpreadSuper {
+  uint8_t codes[kSuperGroups][kQuads][64];
+  Bytes factors[kSuperGroups][L::kScales];
+  Ends<L> rest;
+
+  Bytes quad(int g, int k) const { return lanes::load_bytes(codes[g][k]); }
+  Bytes factor(int g, int i) const { return factors[g][i]; }
+  const Ends<L>& ends() const { return rest; }
+
+  void spread(const StoredSuper<L>& from, const StoredSuper<L>& next) {
+    for (int g = 0; g < kSuperGroups; g++) {
+      next.fetch_group(g);
+#pragma GCC unroll 8
+      for (int k = 0; k < kQuads; k++) lanes::store_bytes(codes[g][k], from.quad(g, k));
+      for (int i = 0; i < L::kScales; i++) factors[g][i] = from.factor(g, i);
+    }
+    rest = from.ends();
+  }
+};
+
+// whole[b][r] = I of x[r] and a super of each of kTogether blocks. Fetches `next` where it is given.
+template <class L, int R, class Super>
+inline void multiply_super(const RowSuper* x, const Super* const (&supers)[kTogether], const StoredSuper<L>* next, Bytes (&whole)[kTogether][R]) {
+  constexpr int kEach = kQuads / L::kScales;
+  for (auto& block : whole)
+    for (auto& sum : block) sum = lanes::zero_bytes();
+  for (int g = 0; g < kSuperGroups; g++) {
+    for (int b = 0; next && b < kTogether; b++) next[b].fetch_group(g);
+#pragma GCC unroll 2
+    for (int i = 0; i < L::kScales; i++) {
+      Sums sums[kTogether][R];
+      Bytes factors[kTogether];
+      for (int b = 0; b < kTogether; b++) {
+        factors[b] = supers[b]->factor(g, i);
+        for (int r = 0; r < R; r++) sums[b][r] = sums_from<L>(0);
+      }
+#pragma GCC unroll 8
+      for (int k = i * kEach; k < (i + 1) * kEach; k++) {
+        Bytes quads[kTogether];
+        for (int b = 0; b < kTogether; b++) quads[b] = supers[b]->quad(g, k);
+        for (int r = 0; r < R; r++)
+          for (int b = 0; b < kTogether; b++)
+            add_dot<L>(sums[b][r], quads[b], reinterpret_cast<const int32_t*>(x[r].values)[g * kQuads + k], k, factors[b]);
+      }
+      for (int b = 0; b < kTogether; b++)
+        for (int r = 0; r < R; r++) whole[b][r] = joined(whole[b][r], sums[b][r], factors[b]);
+    }
+  }
+}
+
+// c[r][0:32] += x[r] * a super of two blocks.
+template <class L, int R, class Super>
+void add_super(const RowSuper* x, const Super* supers, const StoredSuper<L>* next, float* c) {
+  for (int first = 0; first < 2; first += kTogether) {
+    const Super* together[kTogether];
+    for (int b = 0; b < kTogether; b++) together[b] = supers + first + b;
+    Bytes whole[kTogether][R];
+    multiply_super<L, R>(x, together, next ? next + first : nullptr, whole);
+    for (int b = 0; b < kTogether; b++) {
+      const Ends<L>& ends = together[b]->ends();
+      for (int r = 0; r < R; r++) {
+        float* to = c + r * kTask + (first + b) * kBlock;
+        if constexpr (!L::kMinimum) whole[b][r] = lanes::sub_int32(whole[b][r], lanes::shift_int32<5>(ends.lower(x[r])));
+        lanes::store(to, ends.added(lanes::load(to), whole[b][r], x[r]));
+      }
+    }
+  }
+}
+
+template <class L, class Super>
+using AddSuper = void (*)(const RowSuper*, const Super*, const StoredSuper<L>*, float*);
+template <class L, class Super, int... R>
+constexpr auto supers_table(std::integer_sequence<int, R...>) {
+  return std::array<AddSuper<L, Super>, sizeof...(R)>{add_super<L, R + 1, Super>...};
+}
+template <class L, class Super>
+constexpr auto kAddSuper = supers_table<L, Super>(std::make_integer_sequence<int, kSweepRows>{});
+
+// As `nested_product`, without tiles.
+template <class L>
+void multiply_nested(const RowSuper* x, int64_t M, const uint8_t* blocks, int64_t G, const uint8_t* next, float* c) {
+  static thread_local SpreadSuper<L> spread[2];
+  const int64_t second = L::block_bytes(G), count = sweeps_of(M, kSweepRows);
+  for (int64_t s = 0; s < G / kSuperGroups; s++, x += M) {
+    const StoredSuper<L> stored[2] = {{blocks, s, G}, {blocks + second, s, G}}, ahead[2] = {{next, s, G}, {next + second, s, G}};
+    if (count == 1) {
+      kAddSuper<L, StoredSuper<L>>[M - 1](x, stored, ahead, c);
+      continue;
+    }
+    for (int b = 0; b < 2; b++) spread[b].spread(stored[b], ahead[b]);
+    for (int64_t sweep = 0, first = 0, end; sweep < count; sweep++, first = end) {
+      end = M * (sweep + 1) / count;
+      kAddSuper<L, SpreadSuper<L>>[end - first - 1](x + first, spread, nullptr, c + first * kTask);
+    }
+  }
+}
+
+}  // namespace stored
