@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, fields
 from functools import cache
+from typing import Any
 
 import pytest
 import torch
@@ -19,10 +20,12 @@ from tests.engine.models.kernels import NEEDS_KERNELS
 from tests.engine.models.random_heads import random_head
 from tests.engine.models.tiny import FAMILIES, close, rounded
 
-FLAGS: dict[str, dict[str, bool]] = {
+FLAGS: dict[str, dict[str, Any]] = {
     "default": {},
     "foreign": {"norm_before_fc": False, "norm_output": False},
     "norm-before-residual": {"norm_before_residual": True},
+    "groups-of-three": {"sizes": {"heads": 9, "kv_heads": 3, "intermediate": 32}},
+    "one-group": {"sizes": {"heads": 5, "kv_heads": 1}},
     "two-rotations": {},  # of the target, whose embeddings are scaled and whose norms are offset too
 }
 FORWARDS = ["lean", *(pytest.param(name, marks=NEEDS_KERNELS) for name in ("native", "native-8-bit"))]

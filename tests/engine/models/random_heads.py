@@ -25,9 +25,15 @@ from prolepsis.engine.models.targets.lean_shape import LeanShape
 DRAFT_VOCAB = 64
 
 
-def random_head(target: LeanShape, seed: int = 3, **flags: Any) -> tuple[HeadConfig, HeadWeights]:
-    """Return a random head for `target` on layers 0, 1 and 2; its draft tokens are spread over the vocabulary."""
-    shape = replace(target.llama_layer(), intermediate=96)
+def random_head(
+    target: LeanShape, seed: int = 3, sizes: Mapping[str, Any] | None = None, **flags: Any
+) -> tuple[HeadConfig, HeadWeights]:
+    """Return a random head for `target` on layers 0, 1 and 2; its draft tokens are spread over the vocabulary.
+
+    `sizes`: of its layer, where they are not the target's.
+    """
+    changes: dict[str, Any] = {"intermediate": 96, **(sizes or {})}
+    shape = replace(target.llama_layer(), **changes)
     config = HeadConfig(shape=shape, aux_layers=(0, 1, 2), draft_vocab=DRAFT_VOCAB, **flags)
     generator = torch.Generator().manual_seed(seed)
     tensors: dict[str, Tensor | None] = {"input_norm": None}

@@ -6,7 +6,13 @@ import torch
 
 from prolepsis.engine.training.data import DataManifest, ShardWriter, TrainingDocument
 from prolepsis.engine.training.run_directory import MODEL, RunDirectory
-from prolepsis.engine.training.settings import DraftModelRecipe, DraftModelSize, Rates, TrainSettings
+from prolepsis.engine.training.settings import (
+    DraftModelRecipe,
+    DraftModelSize,
+    LossVocabularySize,
+    Rates,
+    TrainSettings,
+)
 from prolepsis.engine.training.target import Target
 
 FIRST, LETTERS = 10, 60
@@ -60,5 +66,5 @@ def tiny_recipe(
         measure_every=measure_every,
     )
     return DraftModelRecipe(
-        DraftModelSize(layers=1, hidden=32), loss_vocab=frequent, loss_sample=sampled, training=settings
+        DraftModelSize(layers=1, hidden=32), LossVocabularySize(frequent, sampled), training=settings
     )

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,12 +15,22 @@ from prolepsis.engine.models.heads.registry import find_head
 from prolepsis.engine.training.batches import lay_flat
 from prolepsis.engine.training.data import DataManifest, ShardWriter
 from prolepsis.engine.training.estimate import predict, prediction_check, small_run
-from prolepsis.engine.training.head import HeadTraining, loss_of
+from prolepsis.engine.training.head import HeadTask, HeadTraining, LossRows, loss_of
 from prolepsis.engine.training.levels import LevelRun
+from prolepsis.engine.training.losses import LossVocabulary
 from prolepsis.engine.training.run_directory import RunDirectory
-from prolepsis.engine.training.settings import HeadRecipe, LevelSettings, LossSettings, StatedStepCost, TrainSettings
+from prolepsis.engine.training.settings import (
+    HeadRecipe,
+    HeadSize,
+    LevelSettings,
+    LossSettings,
+    LossVocabularySize,
+    StatedStepCost,
+    TrainSettings,
+)
 from prolepsis.engine.training.target import Target, open_target
-from tests.engine.models.random_heads import levels_report
+from prolepsis.engine.training.trainer import TrainingProgress
+from tests.engine.models.random_heads import DRAFT_VOCAB, levels_report
 from tests.engine.training.documents import random_document, tiny_ends, tiny_head
 from tests.engine.training.targets import save_target
 
@@ -92,11 +103,51 @@ def test_the_loss_mixes_acceptance_with_cross_entropy_at_every_step() -> None:
     ends = tiny_ends(head)
     batch = lay_flat([random_document(9, 3)], ends, 3)
     entropy, mixed, missed = (
-        loss_of(head, batch, ends, LossSettings(num_steps=2, acceptance_share=share))[0] for share in (0.0, 0.5, 1.0)
+        loss_of(head, batch, LossRows.of(head, ends), LossSettings(num_steps=2, acceptance_share=share))[0]
+        for share in (0.0, 0.5, 1.0)
     )
     torch.testing.assert_close(mixed, (entropy + missed) / 2)
     anchors = 7 + 0.8 * 6
     assert 0.0 < missed <= anchors < entropy
+
+
+def _gradients(num_sampled: int, step: int = 0, **changes: Any) -> list[torch.Tensor]:
+    """Return the gradients of a task whose loss always has the first 40 of 64 draft ids."""
+    head = tiny_head()
+    vocabulary = LossVocabulary.of(torch.arange(40), DRAFT_VOCAB, num_sampled=num_sampled) if num_sampled else None
+    task = HeadTask(head, tiny_ends(head), LossSettings(num_steps=2, **changes), vocabulary=vocabulary)
+    return task.gradients([random_document(9, 3)], TrainingProgress(step, 0.5)).gradients
+
+
+def test_a_sample_of_all_other_tokens_gives_the_gradients_of_the_whole_vocabulary() -> None:
+    for whole, found in zip(_gradients(0), _gradients(DRAFT_VOCAB - 40), strict=True):
+        torch.testing.assert_close(found, whole)
+
+
+def test_each_step_has_a_sample_of_its_own() -> None:
+    first, again, second = _gradients(8), _gradients(8), _gradients(8, step=1)
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not any(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_a_head_has_the_sizes_and_the_layers_that_are_asked_for(directory: RunDirectory, target: Target) -> None:
+    size = HeadSize(heads=6, kv_heads=2, intermediate=64, taps=2)
+    recipe = HeadRecipe(draft_vocab=96, size=size, loss_size=LossVocabularySize(64, 16), training=SETTINGS)
+    training = HeadTraining(directory, target, recipe)
+    list(training.steps())
+    config, weights = load_head(directory.exported)
+    assert (config.shape.heads, config.shape.kv_heads, config.shape.intermediate) == (6, 2, 64)
+    assert config.shape.head_dim == target.shape.head_dim
+    assert config.aux_layers == target.aux_layers[1:]
+    assert weights.o.shape == (target.shape.hidden, 6 * target.shape.head_dim)
+    assert training.hparams()["tokens_in_every_loss"] == 64
+    with pytest.raises(ConfigError, match="sizes are given"):
+        HeadTraining(directory, target, replace(recipe, init=directory.exported))
+
+
+def test_query_heads_share_the_other_heads_evenly(target: Target) -> None:
+    with pytest.raises(ConfigError, match="heads is 5; allowed: multiples of the 2"):
+        target.head_config(64, HeadSize(heads=5, kv_heads=2))
 
 
 def test_data_of_another_target_are_refused(directory: RunDirectory, target: Target, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from prolepsis.engine.training.settings import (
     DraftModelRecipe,
     DraftModelSize,
     HeadRecipe,
+    HeadSize,
     LevelSettings,
     Rates,
     StatedCost,
@@ -46,3 +47,5 @@ def test_widths_are_those_of_the_native_forward() -> None:
     assert WIDTH_STEP == WIDTH
     with pytest.raises(ConfigError, match="width is 40; allowed: multiples of 32"):
         LevelSettings(width=40)
+    with pytest.raises(ConfigError, match="intermediate is 100; allowed: multiples of 32"):
+        HeadSize(intermediate=100)

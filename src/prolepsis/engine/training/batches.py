@@ -57,9 +57,13 @@ class DocumentBatch:
     row_of: Tensor  # [N] int64
     tokens: Tensor  # [N] int64
 
-    def probabilities(self, ends: TargetEnds) -> Tensor:  # [S, D]
-        """Return the target's distribution over the draft vocabulary."""
-        return torch.softmax(F.linear(self.states, ends.head).float(), dim=-1)
+    def probabilities(self, head: Tensor, offsets: Tensor | None = None) -> Tensor:  # [S, D]
+        """Return the target's distribution over the tokens of `head` [D, d], rows of its output head.
+
+        `offsets` ([D]) are added to its logits.
+        """
+        logits = F.linear(self.states, head).float()
+        return torch.softmax(logits if offsets is None else logits.add_(offsets), dim=-1)
 
     def covered(self, t2d: Tensor) -> Tensor:  # [N] bool
         """Return for each slot whether the token after it can be drafted; True after a document's last slot."""
@@ -70,7 +74,7 @@ class DocumentBatch:
 
 
 def lay_flat(documents: Sequence[TrainingDocument], ends: TargetEnds, num_layers: int) -> DocumentBatch:
-    """Lay `documents` one after another; features hold `num_layers` hidden states and then the last layer's output.
+    """Lay `documents` one after another; features end with `num_layers` hidden states and the last layer's output.
 
     The first slot that predicts a response token is the last one of the prompt.
     """
@@ -86,8 +90,9 @@ def lay_flat(documents: Sequence[TrainingDocument], ends: TargetEnds, num_layers
     slots = torch.cat([torch.arange(span.first, span.end) for span in spans])
     row_of = torch.zeros(len(tokens), dtype=torch.int64)
     row_of[slots] = torch.arange(len(slots))
-    states = rms_norm(features[slots, num_layers * hidden :].float(), ends.final_norm, ends.eps)
-    flat = FlatBatch(ends.embedding[tokens], features[:, : num_layers * hidden].float(), tuple(spans))
+    states = rms_norm(features[slots, -hidden:].float(), ends.final_norm, ends.eps)
+    read = features[:, -(num_layers + 1) * hidden : -hidden].float()
+    flat = FlatBatch(ends.embedding[tokens], read, tuple(spans))
     return DocumentBatch(flat, states, row_of, tokens)
 
 
@@ -125,7 +130,7 @@ class GradientWorkers:
         futures = [self._pool.submit(compute, part) for part in spread(documents, self._num_workers)]
         results = [future.result() for future in futures]
         total = results[0]
-        total.loss, total.gradients = total.loss / num_anchors, [g / num_anchors for g in total.gradients]
+        total.loss, total.gradients = total.loss / num_anchors, [g.div_(num_anchors) for g in total.gradients]
         for result in results[1:]:
             total.loss += result.loss / num_anchors
             total.right = [a + b for a, b in zip(total.right, result.right, strict=True)]

@@ -177,8 +177,8 @@ class DraftModelTraining(Training[DraftModelRecipe]):
         """Raises `ConfigError` if the model is wider than the target."""
         recipe, settings, vocab = self.recipe, self.recipe.training, self.target.shape.vocab
         self.model = initial_model(self.target, recipe.size, self.counts, settings.seed)
-        frequent = self.frequent_tokens(recipe.loss_vocab)
-        vocabulary = LossVocabulary.of(frequent, vocab, num_sampled=recipe.loss_sample, seed=settings.seed)
+        frequent = self.frequent_tokens(recipe.loss_size.loss_vocab)
+        vocabulary = LossVocabulary.of(frequent, vocab, num_sampled=recipe.loss_size.loss_sample, seed=settings.seed)
         ends = self.target.ends_for(torch.arange(vocab))
         return DraftModelTask(self.model, ends, vocabulary, workers=settings.workers, dtype=settings.dtype)
 
@@ -193,8 +193,8 @@ class DraftModelTraining(Training[DraftModelRecipe]):
     def hparams(self) -> Mapping[str, object]:
         return {
             **asdict(self.recipe.size),
-            "tokens_in_every_loss": self.recipe.loss_vocab,
-            "tokens_sampled_for_a_loss": self.recipe.loss_sample,
+            "tokens_in_every_loss": self.recipe.loss_size.loss_vocab,
+            "tokens_sampled_for_a_loss": self.recipe.loss_size.loss_sample,
         }
 
     def export(self, provenance: dict[str, Any]) -> None:

@@ -1,7 +1,7 @@
 """The training of a draft head (EAGLE-3): initial weights, training-time test, loss, export."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,46 @@ from prolepsis.engine.training.acceptance import AcceptedCounts, DraftedPosition
 from prolepsis.engine.training.batches import BatchGradients, DocumentBatch, FlatBatch, TargetEnds, lay_flat, precision
 from prolepsis.engine.training.data import TrainingDocument
 from prolepsis.engine.training.initial_head import initial_weights
-from prolepsis.engine.training.losses import acceptance_loss, feature_distance, fused_soft_cross_entropy
+from prolepsis.engine.training.losses import (
+    LossVocabulary,
+    acceptance_loss,
+    feature_distance,
+    fused_soft_cross_entropy,
+)
 from prolepsis.engine.training.report import Product
-from prolepsis.engine.training.settings import Dtype, HeadRecipe, LossSettings
+from prolepsis.engine.training.settings import Dtype, HeadRecipe, HeadSize, LossSettings
 from prolepsis.engine.training.target import Target
 from prolepsis.engine.training.trainer import TrainingProgress, TrainTask
 from prolepsis.engine.training.training import Training
 from prolepsis.engine.training.unroll import unroll
+
+
+@dataclass(frozen=True, slots=True)
+class LossRows:
+    """The S tokens in the loss of a step, by their rows of the output heads."""
+
+    target: Tensor  # [S, d]
+    head: Tensor  # [S, d]
+    offsets: Tensor | None = None  # [S], added to the logits of both
+
+    @classmethod
+    def of(cls, head: HeadLayer, ends: TargetEnds, dtype: torch.dtype = torch.float32) -> "LossRows":
+        """Return the rows of the whole draft vocabulary, in `dtype` those that training does not change."""
+        target, own = ends.head.to(dtype), head.weights.lm_head
+        if own.requires_grad:
+            return cls(target, own)
+        return cls(target, target if torch.equal(own, ends.head) else own.to(dtype))
+
+    def at(self, ids: Tensor) -> "LossRows":
+        """Return the rows of some draft ids ([n] int64)."""
+        target = self.target.index_select(0, ids)
+        return LossRows(target, target if self.head is self.target else self.head.index_select(0, ids))
+
+    def joined(self, sample: "LossRows", offsets: Tensor) -> "LossRows":
+        """Return these rows, and behind them those of a sample."""
+        target = torch.cat([self.target, sample.target])
+        own = target if self.head is self.target else torch.cat([self.head, sample.head])
+        return LossRows(target, own, offsets)
 
 
 class HeadTask(TrainTask):
@@ -35,13 +68,18 @@ class HeadTask(TrainTask):
         ends: TargetEnds,
         objective: LossSettings,
         *,
+        vocabulary: LossVocabulary | None = None,
         workers: int = 1,
         dtype: Dtype = "float32",
     ) -> None:
+        """`vocabulary`: the draft ids in the loss, where it does not cover all of them."""
         trained = trained_tensors(head, frozen=() if objective.train_output_head else ("lm_head",))
         super().__init__(trained, ends, workers, dtype)
         self._head = head
         self._objective = objective
+        self._vocabulary = vocabulary
+        self._rows = LossRows.of(head, ends, getattr(torch, dtype))
+        self._frequent = self._rows if vocabulary is None else self._rows.at(vocabulary.frequent)
 
     @property
     def tensors(self) -> Mapping[str, Tensor]:
@@ -53,15 +91,19 @@ class HeadTask(TrainTask):
         return self._head.weights.lm_head
 
     def compute(self, progress: TrainingProgress) -> Callable[[Sequence[TrainingDocument]], BatchGradients]:
-        return partial(self._part, self._objective.at(progress.fraction))
+        rows = self._frequent
+        if self._vocabulary is not None:
+            step = self._vocabulary.at(progress.step)
+            rows = rows.joined(self._rows.at(step.ids[len(rows.target) :]), step.offsets)
+        return partial(self._part, self._objective.at(progress.fraction), rows)
 
     def measure(self, documents: Iterable[TrainingDocument]) -> dict[str, AcceptedCounts]:
         return measure(documents, lambda document: drafted(self._head, document, self._ends))
 
-    def _part(self, objective: LossSettings, documents: Sequence[TrainingDocument]) -> BatchGradients:
+    def _part(self, objective: LossSettings, of: LossRows, documents: Sequence[TrainingDocument]) -> BatchGradients:
         batch = lay_flat(documents, self._ends, len(self._head.config.aux_layers))
         with precision(self._dtype, batch.tokens.device):
-            loss, right, rows = loss_of(self._head, batch, self._ends, objective)
+            loss, right, rows = loss_of(self._head, batch, of, objective)
         gradients = torch.autograd.grad(loss, list(self.trained))
         return BatchGradients(float(loss.detach()), right, rows, list(gradients))
 
@@ -81,11 +123,11 @@ def trained_tensors(head: HeadLayer, *, frozen: Sequence[str] = ()) -> list[Tens
 
 
 def loss_of(
-    head: HeadLayer, batch: DocumentBatch, ends: TargetEnds, objective: LossSettings
+    head: HeadLayer, batch: DocumentBatch, of: LossRows, objective: LossSettings
 ) -> tuple[Tensor, list[int], list[int]]:
     """Return the loss summed over anchors and steps, and (right guesses, rows) of each step."""
     with torch.no_grad():
-        target = batch.probabilities(ends)
+        target = batch.probabilities(of.target, of.offsets)
         likeliest = target.argmax(-1)
         counts = batch.covered(head.weights.t2d).float()
     loss = torch.zeros((), device=target.device)
@@ -94,7 +136,7 @@ def loss_of(
     for j, step in enumerate(unroll(head, flat, objective.num_steps)):
         at = batch.row_of[step.slots]
         weights = counts[step.slots] * objective.step_decay**j
-        part, guesses = _step_loss(objective, step.out, head.weights.lm_head, target[at], weights)
+        part, guesses = _step_loss(objective, step.out, of, target[at], weights)
         loss = loss + part
         if objective.feature_weight:
             loss = loss + objective.feature_weight * feature_distance(step.out, batch.states[at], weights)
@@ -104,12 +146,12 @@ def loss_of(
 
 
 def _step_loss(
-    objective: LossSettings, out: Tensor, lm_head: Tensor, target: Tensor, weights: Tensor
+    objective: LossSettings, out: Tensor, of: LossRows, target: Tensor, weights: Tensor
 ) -> tuple[Tensor, Tensor]:
     if not objective.acceptance_share:
-        return fused_soft_cross_entropy(out, lm_head, target, weights)
+        return fused_soft_cross_entropy(out, of.head, target, weights, of.offsets)
     share, temperature = objective.acceptance_share, objective.temperature
-    return acceptance_loss(out, lm_head, target, weights, share=share, temperature=temperature)
+    return acceptance_loss(out, of.head, target, weights, share=share, temperature=temperature)
 
 
 def blurred(flat: FlatBatch, noise: float) -> FlatBatch:
@@ -133,11 +175,20 @@ class HeadTraining(Training[HeadRecipe]):
     )
 
     def begin(self) -> HeadTask:
-        """Raises `ModelLoadError` for an unusable `recipe.init`."""
+        """Raises `ModelLoadError` for an unusable `recipe.init`, `ConfigError` for sizes next to it."""
         recipe, settings = self.recipe, self.recipe.training
+        if recipe.init is not None and recipe.size != HeadSize():
+            raise ConfigError(f"sizes are given, but the head has those of {recipe.init}", param="init")
         self.head = self._initial_head() if recipe.init is None else read_head(recipe.init, self.target)
         ends = self.target.ends_for(self.head.weights.target_ids)
-        return HeadTask(self.head, ends, recipe.objective, workers=settings.workers, dtype=settings.dtype)
+        return HeadTask(
+            self.head,
+            ends,
+            recipe.objective,
+            vocabulary=self._loss_vocabulary(),
+            workers=settings.workers,
+            dtype=settings.dtype,
+        )
 
     @property
     def parameters(self) -> int:
@@ -149,7 +200,7 @@ class HeadTraining(Training[HeadRecipe]):
         return self.head.config.draft_vocab
 
     def hparams(self) -> Mapping[str, object]:
-        objective = self.recipe.objective
+        objective, vocabulary = self.recipe.objective, self._loss_vocabulary()
         return {
             "steps_of_training_time_test": objective.num_steps,
             "share_of_first_step_alone": objective.warm_up,
@@ -158,6 +209,9 @@ class HeadTraining(Training[HeadRecipe]):
             "step_decay": objective.step_decay,
             "output_head_trained": objective.train_output_head,
             "feature_weight": objective.feature_weight,
+            "tokens_in_every_loss": self.draft_vocab if vocabulary is None else len(vocabulary.frequent),
+            "tokens_sampled_for_a_loss": 0 if vocabulary is None else vocabulary.num_sampled,
+            **{name: getattr(self.head.config.shape, name) for name in ("heads", "kv_heads", "intermediate")},
             "aux_layers": list(self.head.config.aux_layers),
             "init": str(self.recipe.init.name) if self.recipe.init else "linear regression",
         }
@@ -168,9 +222,18 @@ class HeadTraining(Training[HeadRecipe]):
         with_checksum = {**provenance, "sha256": weights_checksum(folder)}
         save_head(folder, replace(head.config, provenance=with_checksum), head.weights, rope)
 
+    def _loss_vocabulary(self) -> LossVocabulary | None:
+        """Return the draft ids in the loss; None for all of them: other losses than cross entropy have no sample."""
+        objective, size = self.recipe.objective, self.recipe.loss_size
+        if objective.acceptance_share or objective.train_output_head or self.draft_vocab <= size.loss_vocab:
+            return None
+        frequent = self.counts[self.head.weights.target_ids].topk(size.loss_vocab).indices
+        seed = self.recipe.training.seed
+        return LossVocabulary.of(frequent, self.draft_vocab, num_sampled=size.loss_sample, seed=seed)
+
     def _initial_head(self) -> HeadLayer:
         ids = self.frequent_tokens(self.recipe.draft_vocab)
-        config = self.target.head_config(len(ids))
+        config = self.target.head_config(len(ids), self.recipe.size)
         documents = (ref.shard.read(ref.index) for ref in self.dataset.training)
         ends = self.target.ends_for(ids)
         return HeadLayer(config, initial_weights(config, ends, documents, ids, self.recipe.training.seed))

@@ -90,11 +90,9 @@ def regression_rows(documents: Iterable[TrainingDocument], ends: TargetEnds, num
     for document in documents:
         features, tokens = document.features[:MAX_LENGTH].float(), document.tokens[:MAX_LENGTH].long()
         first = min(max(1, document.response_start - 1), len(tokens))
-        last = features[first:, num_layers * hidden :]
-        unit = rms_norm(last, torch.ones(hidden), ends.eps)
-        parts.append(
-            RegressionRows(features[first - 1 : -1, : num_layers * hidden], ends.embedding[tokens[first:]], unit)
-        )
+        unit = rms_norm(features[first:, -hidden:], torch.ones(hidden), ends.eps)
+        read = features[first - 1 : -1, -(num_layers + 1) * hidden : -hidden]
+        parts.append(RegressionRows(read, ends.embedding[tokens[first:]], unit))
         total += len(unit)
         if total >= ROWS:
             break

@@ -68,7 +68,7 @@ def level_loss(
     """Return the loss summed over anchors and levels."""
     with torch.no_grad():
         [first] = unroll(head, batch.flat, 1)
-        softmax = SampledSoftmax.of(batch.probabilities(ends), head.weights.lm_head, settings.num_sampled)
+        softmax = SampledSoftmax.of(batch.probabilities(ends.head), head.weights.lm_head, settings.num_sampled)
         t2d = head.weights.t2d
         counts = (batch.covered(t2d) & t2d[batch.tokens]).float()
     end_of = torch.cat([torch.full((p.end - p.first,), p.end) for p in batch.flat.spans])

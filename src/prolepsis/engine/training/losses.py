@@ -45,16 +45,17 @@ class _SoftCrossEntropy(torch.autograd.Function):
     def forward(  # noqa: PLR0917  autograd passes all by position
         ctx: Any, out: Tensor, lm_head: Tensor, target: Tensor, weights: Tensor, offsets: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        logits = torch.mm(out, lm_head.t().to(out.dtype)).float()
+        rows = out.to(lm_head.dtype)
+        logits = torch.mm(rows, lm_head.t()).float()
         guesses = logits.argmax(-1)
         if offsets is not None:
             logits = logits.add_(offsets)
         agreement = torch.linalg.vecdot(target, logits)
         total = torch.logsumexp(logits, dim=-1)
         loss = ((total - agreement) * weights).sum()
-        slope = logits.sub_(total[:, None]).exp_().sub_(target).mul_(weights[:, None]).to(out.dtype)
-        grad_head = torch.mm(slope.t(), out).to(lm_head.dtype) if ctx.needs_input_grad[1] else None
-        ctx.save_for_backward(torch.mm(slope, lm_head.to(out.dtype)), grad_head)
+        slope = logits.sub_(total[:, None]).exp_().sub_(target).mul_(weights[:, None]).to(lm_head.dtype)
+        grad_head = torch.mm(slope.t(), rows).to(lm_head.dtype) if ctx.needs_input_grad[1] else None
+        ctx.save_for_backward(torch.mm(slope, lm_head).to(out.dtype), grad_head)
         ctx.mark_non_differentiable(guesses)
         return loss, guesses
 

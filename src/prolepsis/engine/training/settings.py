@@ -81,12 +81,43 @@ class LossSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadSize:
+    """Sizes of a head's layer, None for the target's. Its width and the size of its heads are always the target's.
+
+    Raises `ConfigError` for a width that no head can run.
+    """
+
+    heads: Annotated[int | None, Option(help="query heads; default: the target's", min=1)] = None
+    kv_heads: Annotated[int | None, Option(help="key/value heads; default: the target's", min=1)] = None
+    intermediate: Annotated[
+        int | None, Option(help=f"width of the MLP, a multiple of {WIDTH_STEP}; default: the target's", min=WIDTH_STEP)
+    ] = None
+    taps: Annotated[int, Option(help="layers of the target that the head reads, the last of three", min=1, max=3)] = 3
+
+    def __post_init__(self) -> None:
+        if self.intermediate is not None and self.intermediate % WIDTH_STEP:
+            raise ConfigError(
+                f"intermediate is {self.intermediate}; allowed: multiples of {WIDTH_STEP}", param="intermediate"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class LossVocabularySize:
+    """The tokens in the loss of a step. The sampled ones stand for all others."""
+
+    loss_vocab: Annotated[int, Option(help="frequent tokens, which are in the loss of every step", min=64)] = 8192
+    loss_sample: Annotated[int, Option(help="other tokens in the loss, sampled in each step", min=1)] = 1024
+
+
+@dataclass(frozen=True, slots=True)
 class HeadRecipe:
     """A draft head, and how it is trained."""
 
     draft_vocab: Annotated[int, Option(help="tokens that the head can draft", min=64)] = 8192
+    size: HeadSize = field(default_factory=HeadSize)
+    loss_size: LossVocabularySize = field(default_factory=LossVocabularySize)
     init: Path | None = None
-    """Folder of a head that provides the initial weights and the draft vocabulary."""
+    """Folder of a head that provides sizes, initial weights and the draft vocabulary."""
     max_tokens: int | None = None
     """Use at most this much of the data."""
     objective: LossSettings = field(default_factory=LossSettings)
@@ -165,8 +196,7 @@ class DraftModelRecipe:
     """A draft model, and how it is trained."""
 
     size: DraftModelSize = field(default_factory=DraftModelSize)
-    loss_vocab: Annotated[int, Option(help="frequent tokens, which are in the loss of every step", min=64)] = 8192
-    loss_sample: Annotated[int, Option(help="other tokens in the loss, sampled in each step", min=1)] = 1024
+    loss_size: LossVocabularySize = field(default_factory=LossVocabularySize)
     max_tokens: int | None = None
     """Use at most this much of the data."""
     training: TrainSettings = field(

@@ -1,13 +1,13 @@
 """The target as training needs it: tokenizer, geometry, the weights at both ends, and a draft vocabulary."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from prolepsis.core.errors import ModelLoadError
+from prolepsis.core.errors import ConfigError, ModelLoadError
 from prolepsis.engine.models.files.checkpoint import Config
 from prolepsis.engine.models.files.store import resolve
 from prolepsis.engine.models.files.tokenizer import ModelTokenizer
@@ -19,6 +19,7 @@ from prolepsis.engine.models.targets.lean_shape import LeanShape
 from prolepsis.engine.models.targets.lean_weights import EndParts, lean_ends
 from prolepsis.engine.training.batches import TargetEnds
 from prolepsis.engine.training.prompts import turn_prefix
+from prolepsis.engine.training.settings import HeadSize
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +62,19 @@ class Target:
         }
         return sorted({*self.eos_token_ids, *self.tokenizer.special_token_ids, *short})
 
-    def head_config(self, draft_vocab: int) -> HeadConfig:
-        """Return the configuration of a head over `draft_vocab` tokens."""
+    def head_config(self, draft_vocab: int, size: HeadSize | None = None) -> HeadConfig:
+        """Return the configuration of a head over `draft_vocab` tokens.
+
+        Raises `ConfigError` for query heads that do not share key/value heads evenly.
+        """
+        size, shape = size or HeadSize(), self.shape.llama_layer()
+        heads, kv_heads = size.heads or shape.heads, size.kv_heads or shape.kv_heads
+        if heads % kv_heads:
+            raise ConfigError(f"heads is {heads}; allowed: multiples of the {kv_heads} key/value heads", param="heads")
+        wide = size.intermediate or shape.intermediate
         return HeadConfig(
-            shape=self.shape.llama_layer(),
-            aux_layers=self.aux_layers,
+            shape=replace(shape, heads=heads, kv_heads=kv_heads, intermediate=wide),
+            aux_layers=self.aux_layers[-size.taps :],
             draft_vocab=draft_vocab,
             verifier=self.name,
         )
