@@ -8,7 +8,7 @@ Legend: N tokens and D documents of a shard, F = aux_layers * hidden.
 import json
 import random
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -18,11 +18,12 @@ from torch import Tensor
 
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.files import replacing
+from prolepsis.engine.drafting.proposers.head import PROMPT_TOKENS
 
 MANIFEST = "manifest.json"
 HELD_OUT_EVERY = 40
 """One document in this many is never trained on."""
-MAX_LENGTH = 512
+MAX_LENGTH = 1024
 """Tokens of a document that are used for training."""
 
 
@@ -37,6 +38,21 @@ class TrainingDocument:
     tokens: Tensor  # [n] int32
     response_start: int
     features: Tensor  # [n, aux_layers * hidden] bfloat16
+    earlier: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int32))
+    """Tokens of the prompt before these, [e] int32: a head reads the states of its last tokens only."""
+
+    def trimmed(self) -> "TrainingDocument":
+        """Return the document without the states of tokens that are too far before the response for a head."""
+        early = self.response_start - PROMPT_TOKENS
+        if early <= 0:
+            return self
+        return replace(
+            self,
+            earlier=torch.cat([self.earlier, self.tokens[:early]]),
+            tokens=self.tokens[early:],
+            response_start=PROMPT_TOKENS,
+            features=self.features[early:].clone(),
+        )
 
     @property
     def num_anchors(self) -> int:
@@ -95,12 +111,14 @@ class ShardWriter:
         self._num_tokens = 0
         self._next = 1 + max((int(file.stem.split("-")[2]) for file in folder.glob(self._pattern("*"))), default=-1)
 
-    def add(self, document: TrainingDocument) -> None:
-        """Add `document`; writes a shard once there is enough for one."""
-        self._documents.append(document)
-        self._num_tokens += len(document.tokens)
+    def add(self, document: TrainingDocument) -> int:
+        """Add `document`, trimmed, and return its tokens; writes a shard once there is enough for one."""
+        kept = document.trimmed()
+        self._documents.append(kept)
+        self._num_tokens += len(kept.tokens)
         if self._num_tokens >= self._tokens_per_shard:
             self.flush()
+        return len(kept.tokens)
 
     def flush(self) -> None:
         """Write the remaining documents as a shard."""
@@ -120,6 +138,7 @@ class ShardWriter:
 def pack(documents: Sequence[TrainingDocument]) -> dict[str, Tensor]:
     """Return the tensors of a shard."""
     lengths = torch.tensor([0, *(len(d.tokens) for d in documents)])
+    earlier = torch.tensor([0, *(len(d.earlier) for d in documents)])
     return {
         "tokens": torch.cat([d.tokens for d in documents]),  # [N] int32
         "features": torch.cat([d.features for d in documents]),  # [N, F] bfloat16
@@ -127,6 +146,8 @@ def pack(documents: Sequence[TrainingDocument]) -> dict[str, Tensor]:
         "responses": torch.tensor([d.response_start for d in documents]),  # [D] int64
         "numbers": torch.tensor([d.number for d in documents]),  # [D] int64
         "greedy": torch.tensor([d.greedy for d in documents]),  # [D] bool
+        "earlier": torch.cat([d.earlier for d in documents]),  # [E] int32
+        "earlier_starts": earlier.cumsum(0),  # [D + 1] int64
     }
 
 
@@ -145,6 +166,8 @@ class Shard:
                 self.responses: list[int] = tensors.get_tensor("responses").tolist()
                 self.numbers: list[int] = tensors.get_tensor("numbers").tolist()
                 self.greedy: list[bool] = tensors.get_tensor("greedy").tolist()
+                has_earlier = "earlier" in tensors.keys()  # noqa: SIM118  no mapping; older shards hold whole prompts
+                self._earlier: list[int] = tensors.get_tensor("earlier_starts").tolist() if has_earlier else []
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"{file} is not a whole shard of training data: {error}", param="out") from error
 
@@ -161,8 +184,10 @@ class Shard:
         with safe_open(str(self.file), framework="pt") as tensors:
             tokens = tensors.get_slice("tokens")[first:last]
             features = tensors.get_slice("features")[first:last]
+            before = self._earlier[index : index + 2]
+            earlier = tensors.get_slice("earlier")[before[0] : before[1]] if before else tokens[:0]
         start, number = self.responses[index], self.numbers[index]
-        return TrainingDocument(number, self.kinds[index], self.greedy[index], tokens, start, features)
+        return TrainingDocument(number, self.kinds[index], self.greedy[index], tokens, start, features, earlier)
 
     def response(self, index: int) -> Tensor:
         """Read the response tokens of document `index`, [n] int32, without features."""

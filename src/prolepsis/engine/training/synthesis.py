@@ -6,7 +6,7 @@ under the chat template if the model has one, whose hidden states are recorded.
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -71,25 +71,38 @@ class DataRequest:
 
 def generate(config: EngineConfig, request: DataRequest, progress: Callable[[int], None]) -> None:
     """Write shards until the folder holds `request.tokens`, existing ones included; `progress` receives that sum."""
-    done = {number for shard in shards_of(request.folder) for number in shard.numbers}
-    total = sum(shard.num_tokens for shard in shards_of(request.folder))
-    progress(total)
-    if total >= request.tokens:
+    if sum(shard.num_tokens for shard in shards_of(request.folder)) >= request.tokens:
+        progress(request.tokens)
         return
     engine_config = plain(config, request.limits.context)
     loaded = load_model(engine_config)
     recorder = FeatureRecorder(request.aux_layers)
     engine = assemble(engine_config, loaded, consumers=[recorder])
-    writer = ShardWriter(request.folder, manifest_of(loaded, request), tokens_per_shard=request.tokens_per_shard)
     words = words_of(loaded.tokenizer, loaded.model.info.vocab_size)
     planner = PromptPlanner(request.seed, request.prompts, words)
     synthesis = Synthesiser(engine, loaded.tokenizer, recorder, planner, request.limits)
-    for document in synthesis.documents(number for number in itertools.count() if number not in done):
-        writer.add(document)
-        total += len(document.tokens)
-        progress(total)
+    numbers = missing_numbers(request.folder, itertools.count())
+    write_shards(request, manifest_of(loaded, request), synthesis.documents(numbers), progress)
+
+
+def missing_numbers(folder: Path, numbers: Iterable[int]) -> Iterator[int]:
+    """Yield those of `numbers` whose documents the shards in `folder` lack."""
+    done = {number for shard in shards_of(folder) for number in shard.numbers}
+    return (number for number in numbers if number not in done)
+
+
+def write_shards(
+    request: DataRequest, manifest: DataManifest, documents: Iterable[TrainingDocument], progress: Callable[[int], None]
+) -> None:
+    """Write `documents` until the folder holds `request.tokens`, existing ones included."""
+    writer = ShardWriter(request.folder, manifest, tokens_per_shard=request.tokens_per_shard)
+    total = sum(shard.num_tokens for shard in shards_of(request.folder))
+    progress(total)
+    for document in documents:
         if total >= request.tokens:
             break
+        total += writer.add(document)
+        progress(total)
     writer.flush()
 
 

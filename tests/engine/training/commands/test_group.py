@@ -9,8 +9,10 @@ from typer.testing import CliRunner
 
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.engine.models.draft_models import list_draft_models
+from prolepsis.engine.models.heads.format import read_config
 from prolepsis.engine.training.commands.training import WITH_RESUME, count, resumable
 from prolepsis.engine.training.target import open_target
+from prolepsis.engine.training.text import read_texts
 from prolepsis.server.cli.main import app
 from tests.engine.training.language import language_run
 from tests.engine.training.targets import save_target
@@ -27,7 +29,7 @@ def test_invalid_counts(text: str) -> None:
         count(text)
 
 
-FLAGS = ("--target", "--tokens", "--out", "--prompts", "--resume")
+FLAGS = ("--target", "--tokens", "--out", "--prompts", "--text", "--resume")
 
 
 @pytest.mark.parametrize(
@@ -61,6 +63,25 @@ def test_a_draft_model_from_text_to_export(tmp_path: Path) -> None:
     (entry,) = list_draft_models(place.root)
     assert (entry.folder, entry.target) == (place.exported, str(folder))
     assert json.loads(place.result.read_text())["product"]["name"] == "draft model"
+
+
+def test_a_head_from_recorded_text_and_the_text_again(tmp_path: Path) -> None:
+    folder = save_target(tmp_path / "target")
+    random = torch.Generator().manual_seed(1)
+    lines = [torch.randint(3, 259, (24,), generator=random).tolist() for _ in range(60)]
+    file, out = tmp_path / "text.jsonl", tmp_path / "out"
+    file.write_text("".join(json.dumps({"prompt": ids[:8], "answer": ids[8:]}) + "\n" for ids in lines))
+    arguments = ["train", "head", "--target", str(folder), "--out", str(out), "--text", str(file), "--levels", "0"]
+    small = ["--heads", "6", "--kv-heads", "2", "--intermediate", "32", "--batch", "100", "--epochs", "1"]
+    threads = torch.get_num_threads()
+    shown = CliRunner().invoke(app, [*arguments, *small, "--draft-vocab", "96", "--threads", "1"])
+    torch.set_num_threads(threads)
+    assert shown.exit_code == 0, shown.output
+    assert read_config(out / "head").shape.heads == 6
+    again = tmp_path / "again.jsonl.xz"
+    shown = CliRunner().invoke(app, ["train", "text", str(again), "--out", str(out)])
+    assert shown.exit_code == 0, shown.output
+    assert {tuple(text.tokens) for text in read_texts(again, 259, ())} == {tuple(ids) for ids in lines}
 
 
 def test_a_width_that_no_forward_takes_is_status_2(tmp_path: Path) -> None:

@@ -108,6 +108,19 @@ def train_levels(
     _train_levels(settings.engine, folder, directory.data, recipe, threads)
 
 
+@app.command("text", epilog=EPILOG)
+def save_text(
+    file: Annotated[Path, typer.Argument(help="new file, JSON lines for --text; .gz and .xz are compressed")],
+    *,
+    out: Annotated[Path, typer.Option(help="directory of a training, with the data")],
+) -> None:
+    """Write the text of a training to a file, without hidden states: its prompts and the target's answers."""
+    from prolepsis.engine.training.text import write_texts
+
+    directory = RunDirectory(out)
+    print_facts([("documents", str(write_texts(file, directory.data))), ("text", file)])
+
+
 @app.command(epilog=EPILOG)
 @with_settings(Text(), DraftModelRecipe())
 def draft_model(

@@ -29,6 +29,10 @@ class Text:
 
     tokens: Annotated[str, Option(help="amount of text to generate and train on, e.g. 500k or 10M")] = "10M"
     prompts: Annotated[Path | None, Option(help="your own prompts, used first: JSON lines with 'prompt'")] = None
+    text: Annotated[
+        Path | None,
+        Option(help="text of the target, in place of new: JSON lines with 'prompt' and 'answer' as token ids"),
+    ] = None
     concurrency: Annotated[int, Option(help="texts generated at once", min=1)] = 48
 
 
@@ -62,10 +66,11 @@ def training_dtype() -> Dtype:
 
 
 def generate_text(config: EngineConfig, directory: "RunDirectory", text: Text, seed: int = 0) -> None:
-    """Let the target write until the directory holds `text.tokens`."""
+    """Let the target write, or read what it wrote, until the directory holds `text.tokens`."""
     from prolepsis.engine.training.prompts import read_prompts
     from prolepsis.engine.training.synthesis import DataRequest, SynthesisLimits, generate
     from prolepsis.engine.training.target import open_target
+    from prolepsis.engine.training.text import record
 
     tokens = count(text.tokens)
     request = DataRequest(
@@ -77,8 +82,15 @@ def generate_text(config: EngineConfig, directory: "RunDirectory", text: Text, s
         limits=SynthesisLimits(concurrency=text.concurrency),
     )
     with progress_bar() as bar:
-        task = bar.add_task("generating", total=tokens, status="")
-        generate(config, request, lambda done: bar.update(task, completed=min(done, tokens)))
+        task = bar.add_task("reading" if text.text else "generating", total=tokens, status="")
+
+        def progress(done: int) -> None:
+            bar.update(task, completed=min(done, tokens))
+
+        if text.text is None:
+            generate(config, request, progress)
+        else:
+            record(config, request, text.text, progress)
 
 
 def target_of(config: EngineConfig) -> "Target":
