@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,11 @@ import pytest
 import torch
 
 from prolepsis.core.errors import ConfigError
-from prolepsis.engine.models.heads.format import head_fault, load_head
+from prolepsis.engine.models.files.stored import Q8_0, quantise
+from prolepsis.engine.models.heads.format import HeadStorage, head_fault, load_head
 from prolepsis.engine.models.heads.levels import load_levels
 from prolepsis.engine.models.heads.registry import find_head
+from prolepsis.engine.models.targets.lean_weights import output_rows
 from prolepsis.engine.training.batches import lay_flat
 from prolepsis.engine.training.data import DataManifest, ShardWriter
 from prolepsis.engine.training.estimate import predict, prediction_check, small_run
@@ -70,10 +73,13 @@ def trained(target: Target, tmp_path_factory: pytest.TempPathFactory) -> HeadTra
 
 def test_a_training_leaves_a_head_that_serves_and_a_report(trained: HeadTraining, target: Target) -> None:
     directory = trained.directory
-    config, weights = load_head(directory.exported)
+    config, weights = load_head(directory.exported, partial(output_rows, target.ends))
     assert config.draft_vocab == 96
     assert head_fault(config, target.shape, len(target.shape.layers)) is None
-    torch.testing.assert_close(weights.fc, trained.head.weights.fc.detach().bfloat16())
+    assert config.storage == HeadStorage("q8_0", "target")
+    trained_fc = trained.head.weights.fc.detach()
+    torch.testing.assert_close(weights.fc, quantise(trained_fc, Q8_0).values())
+    torch.testing.assert_close(weights.lm_head.float(), trained.head.weights.lm_head)
     entry = find_head(str(directory.exported))
     assert entry.target_fingerprint == target.identity
     assert entry.provenance.acceptance["all"].trials[0] > 0
@@ -94,7 +100,7 @@ def test_training_goes_on_from_its_checkpoint_and_from_a_given_head(directory: R
     assert next(resumed.steps()).step == done.step + 1
     directory.checkpoint.unlink()
     given = HeadTraining(directory, target, HeadRecipe(init=directory.exported, training=SETTINGS))
-    _, stored = load_head(directory.exported)
+    _, stored = load_head(directory.exported, partial(output_rows, target.ends))
     torch.testing.assert_close(given.head.weights.q.detach(), stored.q.float())
 
 
@@ -135,12 +141,15 @@ def test_a_head_has_the_sizes_and_the_layers_that_are_asked_for(directory: RunDi
     recipe = HeadRecipe(draft_vocab=96, size=size, loss_size=LossVocabularySize(64, 16), training=SETTINGS)
     training = HeadTraining(directory, target, recipe)
     list(training.steps())
-    config, weights = load_head(directory.exported)
+    config, weights = load_head(directory.exported, partial(output_rows, target.ends))
     assert (config.shape.heads, config.shape.kv_heads, config.shape.intermediate) == (6, 2, 64)
     assert config.shape.head_dim == target.shape.head_dim
     assert config.aux_layers == target.aux_layers[1:]
     assert weights.o.shape == (target.shape.hidden, 6 * target.shape.head_dim)
     assert training.hparams()["tokens_in_every_loss"] == 64
+    levels = LevelSettings(count=1, width=32, max_anchors=60, anchors_per_step=60, workers=1)
+    list(LevelRun(directory.exported, directory.data, target, levels).steps())
+    assert load_levels(directory.exported, target.shape.hidden) is not None
     with pytest.raises(ConfigError, match="sizes are given"):
         HeadTraining(directory, target, replace(recipe, init=directory.exported))
 
@@ -184,7 +193,7 @@ def test_a_trained_head_gets_levels_that_are_loaded_with_it(trained: HeadTrainin
     assert [done.step for done in run.steps()] == [1, 2, 3, 4]
     found = load_levels(directory.exported, target.shape.hidden)
     assert found is not None
-    torch.testing.assert_close(found.out, run.task.levels.weights.out.detach().bfloat16())
+    torch.testing.assert_close(found.out, quantise(run.task.levels.weights.out.detach(), Q8_0).values())
     report = levels_report(directory.exported)
     assert report["settings"]["count"] == 2
     assert report["acceptance"]["all"]["trials"][0] > 0

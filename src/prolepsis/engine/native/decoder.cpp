@@ -80,6 +80,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       .def("make_exit", &Decoder::make_exit)
       .def("set_fusion", &Decoder::set_fusion)
       .def("set_output", &Decoder::set_output)
+      .def("take_output", &Decoder::take_output)
+      .def("output_rows", &Decoder::output_rows)
       .def("set_levels", &Decoder::set_levels)
       .def("look_ahead", &Decoder::look_ahead, Release())
       .def("follow", &Decoder::follow, Release())

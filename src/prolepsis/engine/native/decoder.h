@@ -126,6 +126,21 @@ class Decoder {
     norm_ = norm;
   }
 
+  // Takes some rows of the target's output, as they are packed there, for a draft head's.
+  void take_output(const Decoder& target, Tensor ids, Tensor norm) {
+    is_stored_ |= target.head_.tasks[0].format != Format::kBf16;
+    head_ = arena_.gather(target.head_, target.checked(ids), ids.size(0));
+    norm_ = norm;
+  }
+
+  // Some rows of the output [ids, hidden] in bf16.
+  Tensor output_rows(Tensor ids) const {
+    const int64_t* rows = checked(ids);
+    Tensor found = at::empty({ids.size(0), shape_.hidden}, at::kBFloat16);
+    for (int64_t i = 0; i < ids.size(0); i++) head_.unpack(rows[i], bits(found) + i * shape_.hidden);
+    return found;
+  }
+
   // Gives a draft head its levels: enter [n, width, hidden], leave [n, hidden, width], state and token [width, hidden], out [hidden,
   // width] and the output head [vocab, hidden], all bf16; `target_ids` [vocab] are its tokens.
   void set_levels(Tensor enter, Tensor leave, Tensor state, Tensor token, Tensor out, Tensor head, Tensor target_ids) {
@@ -246,6 +261,14 @@ class Decoder {
     TORCH_CHECK(shape.hidden % 32 == 0 && shape.intermediate % 32 == 0 && shape.head_dim % 32 == 0 && shape.heads % shape.kv_heads == 0,
                 "the native forward takes widths that are multiples of 32");
     for (int i = 0; i < team_->size(); i++) attention_.emplace_back(shape.head_dim, shape.heads / shape.kv_heads);
+  }
+
+  // Token ids [n] int64 that the output has.
+  const int64_t* checked(const Tensor& ids) const {
+    TORCH_CHECK(ids.scalar_type() == at::kLong && ids.is_contiguous() && ids.numel() && at::min(ids).item<int64_t>() >= 0 &&
+                    at::max(ids).item<int64_t>() < shape_.vocab,
+                "ids are int64 tokens below ", shape_.vocab);
+    return ids.data_ptr<int64_t>();
   }
 
   Matrix pack(const std::vector<Part>& parts, bool interleaved = false) {

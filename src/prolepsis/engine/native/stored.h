@@ -195,6 +195,20 @@ void write_group(const Group& group, int64_t g, int64_t G, int column, uint8_t* 
   if (L::kMinimum) scales[kBlock + column] = group.minimum_scale;
 }
 
+// Copies column `a` of a block to column `b` of another. Each line of a block holds equally many bytes of every column.
+template <class L>
+void copy_column(const uint8_t* from, int a, uint8_t* to, int b, int64_t G) {
+  const auto copy = [&](int64_t at, int64_t lines, int width) {
+    for (int64_t i = 0; i < lines; i++, at += kBlock * width) std::memcpy(to + at + b * width, from + at + a * width, width);
+  };
+  copy(0, G * kQuads * L::kBits / 8, 4);
+  for (int64_t g = 0; g < G; g += L::kSuper) {
+    const int64_t at = G * L::kCodeBytes + g / L::kSuper * L::kSuperBytes;
+    copy(at, 1 + L::kMinimum, 2);
+    if (L::kNested) copy(at + L::kHeader, L::kSuper * (L::kScales + L::kMinimum), 1);
+  }
+}
+
 // Scales and minimum of the columns of one group.
 template <class L>
 struct Scales {

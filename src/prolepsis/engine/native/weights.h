@@ -121,6 +121,30 @@ class Arena {
     return matrix;
   }
 
+  // Some columns of another matrix, as they are packed there.
+  Matrix gather(const Matrix& from, const int64_t* columns, int64_t count) {
+    const Matrix::Task& first = from.tasks[0];
+    const int64_t tasks = (count + kTask - 1) / kTask, G = from.depth / stored::kGroup, half = first.bytes / 2;
+    Matrix matrix{{}, from.depth, {}};
+    uint8_t* memory = take(tasks * first.bytes);
+    matrix.memory = mappings_.back();
+    for (int64_t i = 0; i < tasks; i++) matrix.tasks.push_back({memory + i * first.bytes, first.format, first.bytes});
+    at::parallel_for(0, count, kTask, [&](int64_t begin, int64_t end) {
+      for (int64_t n = begin; n < end; n++) {
+        const int64_t column = columns[n];
+        const uint8_t* block = from.tasks[column / kTask].data + column % kTask / kBlock * half;
+        uint8_t* to = memory + n / kTask * first.bytes + n % kTask / kBlock * half;
+        if (first.format == Format::kBf16)
+          for (int64_t k = 0; k < from.depth / 2; k++) std::memcpy(to + (k * kBlock + n % kBlock) * 4, block + (k * kBlock + column % kBlock) * 4, 4);
+        else
+          stored::with_layout(first.format, [&](auto layout) {
+            stored::copy_column<decltype(layout)>(block, column % kBlock, to, n % kBlock, G);
+          });
+      }
+    });
+    return matrix;
+  }
+
   int64_t bytes() const { return used_; }
 
  private:

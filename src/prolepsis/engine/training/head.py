@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from prolepsis.core.errors import ConfigError
-from prolepsis.engine.models.heads.format import HeadWeights, load_head, save_head, weights_checksum
+from prolepsis.engine.models.heads.format import HeadStorage, HeadWeights, load_head, save_with_checksum
 from prolepsis.engine.models.heads.lean import HeadLayer
 from prolepsis.engine.models.targets.lean_shape import rope_parameters
+from prolepsis.engine.models.targets.lean_weights import output_rows
 from prolepsis.engine.training.acceptance import AcceptedCounts, DraftedPosition, compared, measure
 from prolepsis.engine.training.batches import BatchGradients, DocumentBatch, FlatBatch, TargetEnds, lay_flat, precision
 from prolepsis.engine.training.data import TrainingDocument
@@ -217,10 +218,13 @@ class HeadTraining(Training[HeadRecipe]):
         }
 
     def export(self, provenance: dict[str, Any]) -> None:
-        folder, head, rope = self.directory.exported, self.head, rope_parameters(self.target.config)
-        save_head(folder, replace(head.config, provenance=provenance), head.weights, rope)
-        with_checksum = {**provenance, "sha256": weights_checksum(folder)}
-        save_head(folder, replace(head.config, provenance=with_checksum), head.weights, rope)
+        own = self.recipe.weights == "bf16" or not torch.equal(self.head.weights.lm_head, self._target_rows())
+        storage = HeadStorage(self.recipe.weights, "own" if own else "target")
+        config = replace(self.head.config, storage=storage, provenance=provenance)
+        save_with_checksum(self.directory.exported, config, self.head.weights, rope_parameters(self.target.config))
+
+    def _target_rows(self) -> Tensor:
+        return output_rows(self.target.ends, self.head.weights.target_ids).float()
 
     def _loss_vocabulary(self) -> LossVocabulary | None:
         """Return the draft ids in the loss; None for all of them: other losses than cross entropy have no sample."""
@@ -241,11 +245,11 @@ class HeadTraining(Training[HeadRecipe]):
 
 def read_head(folder: Path, target: Target) -> HeadLayer:
     """Read a head in float32; raises `ConfigError` if it is not of `target`, `ModelLoadError` for a damaged one."""
-    config, stored = load_head(folder)
+    config, stored = load_head(folder, partial(output_rows, target.ends))
     for name in ("hidden", "vocab", "rope"):
         if getattr(config.shape, name) != getattr(target.shape, name):
             raise ConfigError(f"{folder} is a head of another target: its {name} differs", param="init")
-    if config.aux_layers != target.aux_layers:
+    if config.aux_layers != target.aux_layers[-len(config.aux_layers) :]:
         raise ConfigError(
             f"{folder} reads layers {config.aux_layers}; the data holds layers {target.aux_layers}", param="init"
         )

@@ -22,6 +22,8 @@ MEASURE_DRAFT_MODEL_EVERY = 200
 """Steps: a measurement covers the whole vocabulary, and takes as long as ten steps."""
 
 Dtype = Literal["float32", "bfloat16"]
+WeightFormat = Literal["bf16", "q8_0"]
+"""Forms in which a head is stored (`engine.models.heads.format.HeadStorage`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,9 @@ class HeadRecipe:
     draft_vocab: Annotated[int, Option(help="tokens that the head can draft", min=64)] = 8192
     size: HeadSize = field(default_factory=HeadSize)
     loss_size: LossVocabularySize = field(default_factory=LossVocabularySize)
+    weights: Annotated[
+        WeightFormat, Option(help="of the exported head: q8_0 without the target's output rows, or bf16 with them")
+    ] = "q8_0"
     init: Path | None = None
     """Folder of a head that provides sizes, initial weights and the draft vocabulary."""
     max_tokens: int | None = None

@@ -16,7 +16,7 @@ from prolepsis.engine.models.files.weights import open_checkpoint
 from prolepsis.engine.models.heads.format import HeadConfig, target_fault
 from prolepsis.engine.models.load import identity_of
 from prolepsis.engine.models.targets.lean_shape import LeanShape
-from prolepsis.engine.models.targets.lean_weights import EndParts, lean_ends
+from prolepsis.engine.models.targets.lean_weights import EndParts, lean_ends, output_rows
 from prolepsis.engine.training.batches import TargetEnds
 from prolepsis.engine.training.prompts import turn_prefix
 from prolepsis.engine.training.settings import HeadSize
@@ -81,10 +81,8 @@ class Target:
 
     def ends_for(self, target_ids: Tensor) -> TargetEnds:
         """Return the frozen weights in float32, with the rows `target_ids` of the output head."""
-        head = self.ends.embedding if self.ends.head is None else self.ends.head
-        return TargetEnds(
-            self.ends.embedding.float(), self.ends.final_norm.float(), head[target_ids].float(), self.shape.eps
-        )
+        head = output_rows(self.ends, target_ids).float()
+        return TargetEnds(self.ends.embedding.float(), self.ends.final_norm.float(), head, self.shape.eps)
 
 
 def open_target(name: str, model_dir: Path | None = None) -> Target:

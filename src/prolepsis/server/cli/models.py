@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -67,10 +67,18 @@ def pull(name: Name = None, model_dir: Directory = None, as_json: AsJson = False
 def export(
     name: Annotated[str, typer.Argument(help="model (known name, folder, GGUF file or hub id) or draft head")],
     directory: Annotated[Path, typer.Argument(help="folder to write")],
+    *,
     verifier: Annotated[
         str | None,
         typer.Option(help="for a head: folder or hub id of its target model; default: the hub id"),
     ] = None,
+    target: Annotated[
+        str | None, typer.Option(help="for a head: its target here, whose output rows it may need; default: as it says")
+    ] = None,
+    weights: Annotated[
+        Literal["bf16", "q8_0"],
+        typer.Option(help="for a head: bf16 for other software, q8_0 without the target's output rows for Prolepsis"),
+    ] = "bf16",
     model_dir: Directory = None,
 ) -> None:
     """Write a model as bf16 safetensors, or a draft head in the speculators format, for other software.
@@ -79,7 +87,7 @@ def export(
     """
     from prolepsis.engine.models.files.export import export_model
     from prolepsis.engine.models.files.store import KNOWN, resolve
-    from prolepsis.engine.models.heads.exchange import export_head
+    from prolepsis.engine.models.heads.exchange import export_head, rows_of
     from prolepsis.engine.models.heads.registry import HeadEntry
 
     quiet_logs()
@@ -87,7 +95,11 @@ def export(
     head = None if name in KNOWN else find_drafter(name, root)
     if isinstance(head, HeadEntry):
         known = KNOWN.get(head.target)
-        written = export_head(head, directory, verifier or (known.hub.repository if known and known.hub else None))
+        storage = head.config.storage
+        needs_target = storage.weights != weights and (weights == "q8_0" or storage.output_head == "target")
+        rows = rows_of(resolve(target or head.target, root)) if needs_target else None
+        repository = known.hub.repository if known and known.hub else None
+        written = export_head(head, directory, verifier or repository, weights=weights, rows=rows)
     elif verifier is not None:
         raise InvalidParameter(f"{name} is not a draft head; allowed: --verifier with a head", param="verifier")
     else:

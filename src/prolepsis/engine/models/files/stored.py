@@ -86,6 +86,14 @@ class StoredMatrix:
         block, block_bytes = _block(self.kind)
         return rows, width // block_bytes * block
 
+    def values(self) -> Tensor:  # [N, K] float32
+        """Return its values."""
+        if self.kind == BF16:
+            return self.data.float()
+        from gguf.quants import dequantize
+
+        return torch.from_numpy(dequantize(self.data.numpy(), _type(self.kind)))
+
     def __getitem__(self, rows: slice) -> "StoredMatrix":
         """Return some of its rows."""
         return StoredMatrix(self.data[rows], self.kind)

@@ -3,20 +3,36 @@
 import json
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from prolepsis.core.errors import InvalidParameter, ModelLoadError
 from prolepsis.engine.models.files.store import open_store
 from prolepsis.engine.models.files.weights import open_checkpoint
 from prolepsis.engine.models.heads.aliases import HeadAliases
-from prolepsis.engine.models.heads.format import CONFIG, WEIGHTS, load_head, weights_checksum
-from prolepsis.engine.models.heads.levels import LEVELS
+from prolepsis.engine.models.heads.format import (
+    CONFIG,
+    WEIGHTS,
+    HeadStorage,
+    OutputRows,
+    WeightFormat,
+    load_head,
+    save_with_checksum,
+    weights_checksum,
+)
+from prolepsis.engine.models.heads.levels import LEVELS, load_levels, read_report, save_levels
 from prolepsis.engine.models.heads.registry import HeadEntry, check_checksum, find_head, head_folder, list_heads, misfit
 from prolepsis.engine.models.load import identity_of
 from prolepsis.engine.models.provenance import KEY
 from prolepsis.engine.models.targets.lean_shape import LeanShape
+from prolepsis.engine.models.targets.lean_weights import lean_ends, output_rows
 
 NAME = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*)(@(?P<version>[1-9]\d*))?")
 
@@ -34,7 +50,7 @@ def import_head(folder: Path, name: str, root: Path | None = None) -> HeadEntry:
         )
     source = find_head(str(folder.resolve()), root)
     check_checksum(source)
-    load_head(folder)
+    load_head(folder, _unread)
     own = {"version": int(label.partition("@")[2]), "sha256": weights_checksum(folder)}
     provenance = {"source": str(folder.resolve()), **source.config.provenance, **own}
     home = head_folder(root) / label
@@ -59,18 +75,48 @@ def fitting_models(entry: HeadEntry, root: Path | None = None) -> list[str]:
     return names
 
 
-def export_head(entry: HeadEntry, directory: Path, verifier: str | None = None) -> Path:
+def export_head(
+    entry: HeadEntry,
+    directory: Path,
+    verifier: str | None = None,
+    *,
+    weights: WeightFormat = "bf16",
+    rows: OutputRows | None = None,
+) -> Path:
     """Write a head to the new `directory`, whole or not at all, and return it; `verifier` names its target there.
 
-    Raises `ModelLoadError` if the head is damaged, or `directory` exists or cannot be written.
+    In q8_0 an output head that is that of the target, whose `rows` are given, is left out. Raises `ModelLoadError` if
+    the head is damaged, `directory` exists or cannot be written, or rows are needed and not given.
     """
     check_checksum(entry)
-    load_head(entry.folder)
     document = json.loads((entry.folder / CONFIG).read_text())
-    speculators = document.get("speculators_config", {})
-    named = {**speculators.get("verifier", {}), "name_or_path": verifier or entry.config.verifier}
-    copy_head(entry, directory, {"speculators_config": {**speculators, "verifier": named}})
+    speculators, name = document.get("speculators_config", {}), verifier or entry.config.verifier
+    if entry.config.storage.weights == weights:
+        load_head(entry.folder, _unread)
+        named = {**speculators.get("verifier", {}), "name_or_path": name}
+        copy_head(entry, directory, {"speculators_config": {**speculators, "verifier": named}})
+        return directory
+    config, loaded = load_head(entry.folder, rows)
+    levels = load_levels(entry.folder, config.shape.hidden)
+    is_target = weights == "q8_0" and rows is not None and torch.equal(loaded.lm_head, rows(loaded.target_ids))
+    storage = HeadStorage(weights, "target" if is_target else "own")
+    changed = replace(config, storage=storage, verifier=name)
+    with _staged(directory) as staging:
+        save_with_checksum(staging, changed, loaded, document["transformer_layer_config"]["rope_parameters"])
+        if levels is not None:
+            save_levels(staging, levels, read_report(entry.folder))
     return directory
+
+
+def rows_of(path: Path) -> OutputRows:
+    """Return what reads rows of the output head of the model at `path`."""
+    checkpoint = open_checkpoint(path)
+    return partial(output_rows, lean_ends(checkpoint, LeanShape.from_config(checkpoint.config)))
+
+
+def _unread(ids: Tensor) -> Tensor:
+    """Stand for a target's rows where a head is only looked over."""
+    return torch.empty(len(ids), 0)
 
 
 def remove_head(name: str, root: Path | None = None) -> HeadEntry:
@@ -90,18 +136,25 @@ def remove_head(name: str, root: Path | None = None) -> HeadEntry:
 
 def copy_head(source: HeadEntry, home: Path, changes: Mapping[str, Any]) -> None:
     """Copy configuration, with top-level `changes`, and weights to the new folder `home`, whole or not at all."""
-    if home.exists():
-        raise ModelLoadError(f"{home} already exists; allowed: a new folder")
-    staging = home.with_name(f".{home.name}.partial")
-    shutil.rmtree(staging, ignore_errors=True)
-    try:
-        staging.mkdir(parents=True)
+    with _staged(home) as staging:
         document = {**json.loads((source.folder / CONFIG).read_text()), **changes}
         (staging / CONFIG).write_text(json.dumps(document, indent=2) + "\n")
         shutil.copyfile(source.folder / WEIGHTS, staging / WEIGHTS)
         if (source.folder / LEVELS).is_file():
             (staging / LEVELS).parent.mkdir()
             shutil.copyfile(source.folder / LEVELS, staging / LEVELS)
+
+
+@contextmanager
+def _staged(home: Path) -> Iterator[Path]:
+    """Yield a folder to fill, which becomes the new folder `home` when the block ends; raises `ModelLoadError`."""
+    if home.exists():
+        raise ModelLoadError(f"{home} already exists; allowed: a new folder")
+    staging = home.with_name(f".{home.name}.partial")
+    shutil.rmtree(staging, ignore_errors=True)
+    try:
+        staging.mkdir(parents=True)
+        yield staging
         staging.rename(home)
     except OSError as error:
         raise ModelLoadError(f"{home} cannot be written: {error}") from error

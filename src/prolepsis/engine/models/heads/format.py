@@ -4,10 +4,10 @@ Legend: d hidden size of target and head, V target vocabulary, D draft vocabular
 """
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -17,10 +17,28 @@ from torch import Tensor
 from prolepsis.core.errors import ModelLoadError
 from prolepsis.core.files import replacing, sha256_of
 from prolepsis.engine.models.files.config import llama_shaped
+from prolepsis.engine.models.files.stored import Q8_0, StoredMatrix, quantise
 from prolepsis.engine.models.targets.lean_shape import LeanShape
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
+STORAGE = "prolepsis_storage"
+"""Entry of the configuration of a head that only Prolepsis reads (`HeadStorage`)."""
+WeightFormat = Literal["bf16", "q8_0"]
+Q8_0_BYTES = 34
+"""Bytes of 32 weights in 8 bits."""
+OutputRows = Callable[[Tensor], Tensor]
+"""Returns rows [n, d] of a target's output head by token ids [n] int64."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadStorage:
+    """The form of a head's weights in its file."""
+
+    weights: WeightFormat = "bf16"
+    """q8_0: matrices as rows of ggml's 8 bits, as the native forward keeps them."""
+    output_head: Literal["own", "target"] = "own"
+    """target: not stored; it is the rows of the target's output head."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +63,7 @@ class HeadConfig:
     """Whether the residual is g after its norm; if not, it is g itself."""
     verifier: str = ""
     """Name of the target."""
+    storage: HeadStorage = field(default_factory=HeadStorage)
     provenance: Mapping[str, Any] = field(default_factory=dict)
     """Its training, with `target_fingerprint` if known (`engine.models.provenance`). Plain JSON values."""
 
@@ -105,20 +124,49 @@ def tensor_shapes(config: HeadConfig) -> dict[str, tuple[int, ...]]:
 
 
 def save_head(folder: Path, config: HeadConfig, weights: HeadWeights, rope: Mapping[str, Any]) -> None:
-    """Write a head: weights in bfloat16, `rope` as the parameters of its rotation (`rope_parameters`)."""
+    """Write a head as `config.storage` says, `rope` as the parameters of its rotation (`rope_parameters`)."""
     folder.mkdir(parents=True, exist_ok=True)
     present = {name: tensor for name in NAMES if (tensor := getattr(weights, name)) is not None}
-    tensors = {
-        NAMES[name]: (value.detach().to(torch.bfloat16) if value.is_floating_point() else value).contiguous().cpu()
-        for name, value in present.items()
-    }
+    if config.storage.output_head == "target":
+        present.pop("lm_head")
+    if config.storage != HeadStorage():
+        present.pop("t2d")  # follows from d2t
+    tensors = {NAMES[name]: to_file(value, config.storage.weights) for name, value in present.items()}
     with replacing(folder / WEIGHTS, mode=0o644) as part:
         save_file(tensors, part, {"format": "pt"})
         (folder / CONFIG).write_text(json.dumps(_document(config, rope), indent=2) + "\n")
 
 
-def load_head(folder: Path) -> tuple[HeadConfig, HeadWeights]:
-    """Read a head; raises `ModelLoadError` for missing or broken files and for other kinds of heads."""
+def save_with_checksum(folder: Path, config: HeadConfig, weights: HeadWeights, rope: Mapping[str, Any]) -> None:
+    """Write a head, and the checksum of its weights into its provenance."""
+    save_head(folder, config, weights, rope)
+    provenance = {**config.provenance, "sha256": weights_checksum(folder)}
+    document = _document(replace(config, provenance=provenance), rope)
+    (folder / CONFIG).write_text(json.dumps(document, indent=2) + "\n")
+
+
+def to_file(tensor: Tensor, weights: WeightFormat) -> Tensor:
+    """Return a tensor as a file of `weights` holds it: matrices in 8 bits where their rows have whole groups."""
+    given = tensor.detach().cpu()
+    if weights == "q8_0" and given.ndim > 1:
+        stored = quantise(given.flatten(0, -2), Q8_0).data
+        return stored.view(*given.shape[:-1], stored.shape[-1])
+    return (given.to(torch.bfloat16) if given.is_floating_point() else given).contiguous()
+
+
+def from_file(tensor: Tensor) -> Tensor:
+    """Return a tensor of a file, in float32 if it is stored in 8 bits."""
+    if tensor.dtype != torch.uint8 or tensor.ndim < 2 or tensor.shape[-1] % Q8_0_BYTES:
+        return tensor
+    values = StoredMatrix(tensor.flatten(0, -2), Q8_0).values()
+    return values.view(*tensor.shape[:-1], values.shape[-1])
+
+
+def load_head(folder: Path, rows: OutputRows | None = None) -> tuple[HeadConfig, HeadWeights]:
+    """Read a head, with `rows` of its target for a head without an output head of its own.
+
+    Raises `ModelLoadError` for missing or broken files, for other kinds of heads, and for rows that are not given.
+    """
     config = read_config(folder)
     file = folder / WEIGHTS
     found: dict[str, Tensor | None] = dict.fromkeys(f.name for f in fields(HeadWeights))
@@ -126,16 +174,23 @@ def load_head(folder: Path) -> tuple[HeadConfig, HeadWeights]:
         with safe_open(str(file), framework="pt") as tensors:
             present = set(tensors.keys())
             for name, shape in tensor_shapes(config).items():
-                if NAMES[name] not in present:
-                    if name in ("d2t", "t2d") and config.draft_vocab == config.shape.vocab:
-                        found[name] = _whole_vocabulary(name, config.draft_vocab)
-                        continue
+                if NAMES[name] in present:
+                    found[name] = _checked(file, NAMES[name], from_file(tensors.get_tensor(NAMES[name])), shape)
+                elif name in ("d2t", "t2d") and config.draft_vocab == config.shape.vocab:
+                    found[name] = _whole_vocabulary(name, config.draft_vocab)
+                elif name not in ("t2d", "lm_head") or config.storage == HeadStorage():
                     raise ModelLoadError(f"{file} has no tensor {NAMES[name]!r}")
-                found[name] = _checked(file, NAMES[name], tensors.get_tensor(NAMES[name]), shape)
     except (OSError, SafetensorError) as error:
         raise ModelLoadError(f"{file} is not a whole safetensors file: {error}") from error
     weights = HeadWeights(**found)  # type: ignore[arg-type]  # only input_norm may be None
+    if found["t2d"] is None:
+        weights.t2d = torch.zeros(config.shape.vocab, dtype=torch.bool)
+        weights.t2d[weights.target_ids.clamp(0, config.shape.vocab - 1)] = True
     _check_vocabulary(file, config, weights)
+    if found["lm_head"] is None:
+        if rows is None:
+            raise ModelLoadError(f"{file} has no output head: it is that of the target, which is not given")
+        weights.lm_head = rows(weights.target_ids)
     return config, weights
 
 
@@ -219,6 +274,7 @@ def _document(config: HeadConfig, rope: Mapping[str, Any]) -> dict[str, Any]:
         },
         "prolepsis": dict(config.provenance),
         "dtype": "bfloat16",
+        **({} if config.storage == HeadStorage() else {STORAGE: asdict(config.storage)}),
     }
 
 
@@ -260,6 +316,7 @@ def _config(document: dict[str, Any]) -> HeadConfig:
         norm_output=bool(document.get("norm_output", False)),
         norm_before_residual=bool(document.get("norm_before_residual", False)),
         verifier=verifier,
+        storage=HeadStorage(**document.get(STORAGE, {})),
         provenance=document.get("prolepsis") or {},
     )
 

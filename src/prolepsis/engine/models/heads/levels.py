@@ -29,7 +29,7 @@ from torch import Tensor
 
 from prolepsis.core.errors import ModelLoadError
 from prolepsis.core.files import replacing
-from prolepsis.engine.models.heads.format import weights_checksum
+from prolepsis.engine.models.heads.format import from_file, read_config, to_file, weights_checksum
 from prolepsis.engine.models.targets.lean import rms_norm
 
 log = structlog.get_logger(__name__)
@@ -67,12 +67,20 @@ class LevelWeights:
 
 
 def save_levels(folder: Path, weights: LevelWeights, report: Mapping[str, Any]) -> None:
-    """Write the levels of the head in `folder`, in bfloat16, with a `report` on their training (plain JSON values)."""
+    """Write the levels of the head in `folder` in its format, with a `report` on their training (plain JSON values)."""
     file = folder / LEVELS
     file.parent.mkdir(exist_ok=True)
-    tensors = {name: tensor.contiguous() for name, tensor in weights.to(torch.bfloat16).tensors().items()}
+    kind = read_config(folder).storage.weights
+    tensors = {name: to_file(tensor, kind) for name, tensor in weights.tensors().items()}
     with replacing(file, mode=0o644) as part:
         save_file(tensors, part, {_HEAD: weights_checksum(folder), _REPORT: json.dumps(dict(report))})
+
+
+def read_report(folder: Path) -> dict[str, Any]:
+    """Return the report of the levels of the head in `folder`."""
+    with safe_open(str(folder / LEVELS), framework="pt") as found:
+        report: dict[str, Any] = json.loads(found.metadata()[_REPORT])
+    return report
 
 
 def load_levels(folder: Path, hidden: int) -> LevelWeights | None:
@@ -86,7 +94,7 @@ def load_levels(folder: Path, hidden: int) -> LevelWeights | None:
     try:
         with safe_open(str(file), framework="pt") as found:
             trained_for = (found.metadata() or {}).get(_HEAD)
-            weights = LevelWeights(**{f.name: found.get_tensor(f.name) for f in fields(LevelWeights)})
+            weights = LevelWeights(**{f.name: from_file(found.get_tensor(f.name)) for f in fields(LevelWeights)})
     except (OSError, SafetensorError) as error:
         raise ModelLoadError(f"{file} does not hold the levels of a draft head: {error}") from error
     n, w = (weights.enter.shape[0], weights.enter.shape[1]) if weights.enter.ndim == 3 else (0, 0)

@@ -60,7 +60,10 @@ class NativeHead:
         )
         rope = target.shape.ropes.index(target.shape.rope)
         add_layer(self._module, self._decoder, _layer(shape, weights, kind), rope)
-        self._decoder.set_output(part(quantise(weights.lm_head, kind)), weights.norm.float())
+        if config.storage.output_head == "target":
+            self._decoder.take_output(target.decoder, weights.target_ids, weights.norm.float())
+        else:
+            self._decoder.set_output(part(quantise(weights.lm_head, kind)), weights.norm.float())
         if levels is not None:
             bf16 = levels.to(torch.bfloat16)
             shared = (bf16.enter, bf16.leave, bf16.state, bf16.token, bf16.out)

@@ -124,7 +124,7 @@ def open_head(entry: HeadEntry, target: LoadedModel) -> DraftHead:
         raise ModelLoadError(f"draft head {entry.label} does not fit {model.info.name}: {fault}")
     assert isinstance(model, NativeModel | LeanModel), "heads fit these forwards only"
     check_checksum(entry)
-    config, weights = load_head(entry.folder)
+    config, weights = load_head(entry.folder, model.output_rows)
     levels = load_levels(entry.folder, config.shape.hidden)
     if isinstance(model, NativeModel):
         return NativeHead(entry.label, config, weights, model, levels)

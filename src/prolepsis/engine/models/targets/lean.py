@@ -15,7 +15,7 @@ from torch import Tensor
 from prolepsis.engine.models.files.checkpoint import Checkpoint
 from prolepsis.engine.models.protocol import Batch, KVCache, ModelInfo
 from prolepsis.engine.models.targets.lean_shape import LayerShape, LeanShape, Rope
-from prolepsis.engine.models.targets.lean_weights import EndParts, LeanLayer, lean_ends, lean_layers
+from prolepsis.engine.models.targets.lean_weights import EndParts, LeanLayer, lean_ends, lean_layers, output_rows
 from prolepsis.engine.models.targets.paged_attention import (
     LayerKV,
     PlainCache,
@@ -88,6 +88,10 @@ class LeanModel:
             mixed = paged_attention(q, cache, i, plan, scoring(layer.shape))
             entering.append(after_attention(x, mixed, layer, self.shape))
         return entering
+
+    def output_rows(self, ids: Tensor) -> Tensor:  # [n, hidden]
+        """Return rows of the output head, `ids` [n] int64."""
+        return output_rows(self.ends, ids)
 
     def embed(self, token_ids: Tensor) -> Tensor:  # [T, hidden]
         """Return what enters the first layer."""

@@ -222,6 +222,12 @@ def _ends(reader: WeightReader[M], shape: LeanShape) -> EndParts[M]:
     )
 
 
+def output_rows(ends: EndParts[Tensor], ids: Tensor) -> Tensor:  # [n, hidden]
+    """Return rows of the output head, `ids` [n] int64."""
+    rows = ends.embedding if ends.head is None else ends.head
+    return rows[ids.to(rows.device)]
+
+
 def lean_ends(checkpoint: Checkpoint, shape: LeanShape) -> EndParts[Tensor]:
     """Return the weights outside the layers as tensors; raises `ModelLoadError` as `layer_parts` does."""
     return end_parts(checkpoint, shape, checkpoint.tensor)

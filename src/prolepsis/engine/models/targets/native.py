@@ -116,6 +116,11 @@ class NativeModel:
         """The threads of its passes (`ThreadedModel`)."""
         return self.decoder.team
 
+    def output_rows(self, ids: Tensor) -> Tensor:  # [n, hidden] bfloat16
+        """Return rows of the output head, `ids` [n] int64."""
+        rows: Tensor = self.decoder.output_rows(ids)
+        return rows
+
     def make_cache(self, num_pages: int) -> NativeCache:
         """Allocate zeroed KV pages."""
         return NativeCache(self.module, len(self.shape.layers), self.shape.kv_heads, self.shape.head_dim, num_pages)
