@@ -11,10 +11,13 @@ from torch import Tensor
 from prolepsis.engine.models.files.checkpoint import Checkpoint
 from prolepsis.engine.models.files.stored import BF16, PACKED, StoredMatrix
 from prolepsis.engine.models.files.weights import open_checkpoint
+from prolepsis.engine.models.heads.format import HeadConfig, HeadStorage
+from prolepsis.engine.models.heads.native import NativeHead
 from prolepsis.engine.models.protocol import SequenceInput, pack
 from prolepsis.engine.models.targets.lean_shape import LeanShape
 from prolepsis.engine.models.targets.native import NativeModel
 from tests.engine.models.kernels import NEEDS_KERNELS
+from tests.engine.models.random_heads import random_head
 from tests.engine.models.random_matrices import random_matrix
 from tests.engine.models.tiny import save_tiny
 
@@ -87,3 +90,27 @@ def test_the_forwards_name_says_how_rows_are_rounded(tmp_path: Path) -> None:
     assert name(q8_0, q8_0).endswith("q8_0 weights, int8 activations)")
     assert name(q4_k, q6_k).endswith("q4_k and q6_k weights, int8 activations by 256)")
     assert name(q4_k, q8_0).endswith("q4_k and q8_0 weights, int8 activations by 32 and 256)")
+
+
+@pytest.mark.parametrize("kind", PACKED, ids=PACKED.values())
+def test_a_head_reads_rows_of_its_targets_output_as_they_are(tmp_path: Path, kind: int) -> None:
+    save_tiny(tmp_path, "llama", WIDE).save_pretrained(tmp_path)
+    stored, expanded = in_kind(tmp_path, kind if kind != BF16 else KINDS[0], other=KINDS[0])
+    checkpoint = expanded if kind == BF16 else stored
+    shape = LeanShape.from_config(checkpoint.config)
+    target = NativeModel(checkpoint, shape, "m", threads=2)
+    own, weights = random_head(shape)
+    weights.lm_head = target.output_rows(weights.target_ids)
+    name = "model.embed_tokens.weight" if shape.tied else "lm_head.weight"
+    assert torch.equal(weights.lm_head, expanded.tensor(name)[weights.target_ids])
+    shared = replace(own, storage=HeadStorage("q8_0", "target"))
+    features = torch.randn(20, 3 * shape.hidden, generator=torch.Generator().manual_seed(1)).bfloat16()
+    batch = pack([SequenceInput(CONTEXT[:20], 0, [0, 1], keep_last=20)])
+
+    def head_logits(config: HeadConfig, *, eight_bit: bool) -> Tensor:
+        head = NativeHead("head", config, weights, target, eight_bit=eight_bit)
+        return head.logits(batch, head.make_cache(2), features, None)[0]
+
+    expected = head_logits(own, eight_bit=False)
+    assert torch.equal(head_logits(shared, eight_bit=False), expected), "in bf16 the bits of expanded rows"
+    assert (head_logits(shared, eight_bit=True) - expected).std() < 0.1 * expected.std()

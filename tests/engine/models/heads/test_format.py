@@ -12,7 +12,20 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from prolepsis.core.errors import ModelLoadError
-from prolepsis.engine.models.heads.format import CONFIG, WEIGHTS, head_fault, load_head, weights_checksum
+from prolepsis.engine.models.files.stored import Q8_0, quantise
+from prolepsis.engine.models.heads.format import (
+    CONFIG,
+    NAMES,
+    STORAGE,
+    WEIGHTS,
+    HeadConfig,
+    HeadStorage,
+    HeadWeights,
+    head_fault,
+    load_head,
+    save_head,
+    weights_checksum,
+)
 from tests.engine.models.random_heads import save_random_head
 from tests.engine.training.documents import SHAPE
 
@@ -88,3 +101,39 @@ def test_a_head_of_another_target_is_named(folder: Path) -> None:
     assert "hidden size is 32" in str(head_fault(config, replace(SHAPE, hidden=64), 4))
     assert "vocab size" in str(head_fault(config, replace(SHAPE, vocab=99), 4))
     assert "the target has 1 layers" in str(head_fault(config, SHAPE, 1))
+
+
+def _compact(folder: Path, config: HeadConfig, weights: HeadWeights, storage: HeadStorage) -> Path:
+    save_head(folder, replace(config, storage=storage), weights, {"rope_type": "default", "rope_theta": 10000.0})
+    return folder
+
+
+def test_a_head_in_8_bits_is_the_one_that_the_native_forward_would_make(folder: Path, tmp_path: Path) -> None:
+    config, weights = load_head(folder)
+    compact = _compact(tmp_path / "compact", config, weights, HeadStorage("q8_0"))
+    found, loaded = load_head(compact)
+    assert found.storage == HeadStorage("q8_0", "own")
+    stored = load_file(compact / WEIGHTS)
+    for name in ("fc", "q", "gate", "down", "lm_head"):
+        bytes_of_rows = quantise(getattr(weights, name), Q8_0).data
+        assert torch.equal(stored[NAMES[name]], bytes_of_rows)
+        assert torch.equal(quantise(getattr(loaded, name), Q8_0).data, bytes_of_rows), "nothing is lost a second time"
+    assert torch.equal(loaded.norm, weights.norm)
+    assert torch.equal(loaded.t2d, weights.t2d)
+
+
+def test_an_output_head_of_the_target_is_not_stored(folder: Path, tmp_path: Path) -> None:
+    config, weights = load_head(folder)
+    compact = _compact(tmp_path / "compact", config, weights, HeadStorage("q8_0", "target"))
+    assert NAMES["lm_head"] not in load_file(compact / WEIGHTS)
+    _, loaded = load_head(compact, lambda ids: ids[:, None].float())
+    assert torch.equal(loaded.lm_head[:, 0], weights.target_ids.float())
+    with pytest.raises(ModelLoadError, match="no output head: it is that of the target"):
+        load_head(compact)
+
+
+@pytest.mark.parametrize("storage", [{"weights": "q3"}, {"output_head": "none"}, {"more": 1}, 7])
+def test_an_unknown_storage_is_refused(folder: Path, storage: object) -> None:
+    _edit(folder, lambda d: d.update({STORAGE: storage}))
+    with pytest.raises(ModelLoadError, match="not the configuration"):
+        load_head(folder)

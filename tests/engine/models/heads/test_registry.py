@@ -15,7 +15,7 @@ from prolepsis.engine.models.files.tokenizer import ModelTokenizer
 from prolepsis.engine.models.files.weights import open_checkpoint
 from prolepsis.engine.models.heads.aliases import HeadAliases
 from prolepsis.engine.models.heads.exchange import export_head, import_head, remove_head
-from prolepsis.engine.models.heads.format import CONFIG, WEIGHTS, load_head, read_config
+from prolepsis.engine.models.heads.format import CONFIG, WEIGHTS, HeadStorage, load_head, read_config, save_head
 from prolepsis.engine.models.heads.levels import LEVELS, save_levels
 from prolepsis.engine.models.heads.registry import (
     HeadEntry,
@@ -29,7 +29,13 @@ from prolepsis.engine.models.heads.registry import (
 from prolepsis.engine.models.load import LoadedModel
 from prolepsis.engine.models.targets.lean import LeanModel
 from prolepsis.engine.models.targets.lean_shape import LeanShape
-from tests.engine.models.random_heads import random_levels, record_checksum, save_random_head
+from tests.engine.models.random_heads import (
+    levels_report,
+    random_head,
+    random_levels,
+    record_checksum,
+    save_random_head,
+)
 from tests.engine.models.tiny import save_tiny
 from tests.fakes import Letters, TableModel
 
@@ -181,6 +187,37 @@ def test_an_exported_head_names_its_target(root: Path, tmp_path: Path, target: L
     assert sorted(file.name for file in out.iterdir()) == [CONFIG, WEIGHTS]
     with pytest.raises(ModelLoadError, match="already exists"):
         export_head(entry, out)
+
+
+def test_a_head_becomes_compact_and_whole_again(root: Path, tmp_path: Path, target: LoadedModel) -> None:
+    model = target.model
+    assert isinstance(model, LeanModel)
+    config, weights = random_head(model.shape)
+    weights.lm_head = model.output_rows(weights.target_ids).bfloat16()
+    save_head(tmp_path / "from", config, weights, {"rope_type": "default", "rope_theta": 10000.0})
+    save_levels(tmp_path / "from", random_levels(model.shape.hidden), {"said": 1})
+    entry = find_head(str(tmp_path / "from"))
+
+    def rows(ids: torch.Tensor) -> torch.Tensor:
+        return model.output_rows(ids).bfloat16()
+
+    compact = find_head(str(export_head(entry, tmp_path / "compact", weights="q8_0", rows=rows)))
+    assert compact.config.storage == HeadStorage("q8_0", "target")
+    assert compact.size < 0.6 * entry.size
+    assert (compact.folder / LEVELS).stat().st_size < 0.6 * (entry.folder / LEVELS).stat().st_size
+    assert open_head(compact, target).info.levels == 3
+    assert import_head(compact.folder, "mine", root).config.storage == compact.config.storage
+    with pytest.raises(ModelLoadError, match="is that of the target, which is not given"):
+        export_head(compact, tmp_path / "none")
+    whole = export_head(compact, tmp_path / "whole", rows=rows)
+    config, again = load_head(whole)
+    assert config.storage == HeadStorage()
+    assert torch.equal(again.lm_head, weights.lm_head)
+    torch.testing.assert_close(again.fc.float(), weights.fc.float(), rtol=0.02, atol=0.005)
+    assert levels_report(whole) == {"said": 1}
+    other = find_head(str(save_random_head(tmp_path / "other", model.shape)))
+    kept = export_head(other, tmp_path / "kept", weights="q8_0", rows=rows)
+    assert find_head(str(kept)).config.storage == HeadStorage("q8_0", "own"), "its output head is not the target's"
 
 
 def test_only_the_users_heads_are_removed(root: Path, tmp_path: Path, target: LoadedModel) -> None:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -39,6 +39,10 @@ class HeadStorage:
     """q8_0: matrices as rows of ggml's 8 bits, as the native forward keeps them."""
     output_head: Literal["own", "target"] = "own"
     """target: not stored; it is the rows of the target's output head."""
+
+    def __post_init__(self) -> None:
+        if self.weights not in get_args(WeightFormat) or self.output_head not in {"own", "target"}:
+            raise ValueError(f"unknown storage of a head: {self.weights}, {self.output_head}")
 
 
 @dataclass(frozen=True, slots=True)
