@@ -20,7 +20,7 @@ from prolepsis.engine.models.files.quality import MeasuredQuality
 from prolepsis.engine.models.files.store import KNOWN, MANIFEST, Manifest, ModelStore
 from prolepsis.engine.models.files.weights import open_checkpoint
 from prolepsis.engine.models.heads.format import load_head
-from prolepsis.engine.models.heads.registry import list_heads
+from prolepsis.engine.models.heads.registry import head_folder, list_heads
 from prolepsis.engine.models.load import identity_of
 from prolepsis.engine.models.targets.lean_shape import LeanShape
 from prolepsis.server.cli.main import app
@@ -28,6 +28,7 @@ from tests.engine.models.files.gguf_files import write_gguf
 from tests.engine.models.files.web import Web, serve
 from tests.engine.models.random_heads import save_random_head
 from tests.engine.models.tiny import save_tiny
+from tests.engine.training.targets import save_target
 
 TINY = Manifest("owner/tiny", "hub:owner/tiny@abc", "tiny.gguf", 3_000_000, {"tiny.gguf": "00ff"}, "mit", "2026-01-01")
 
@@ -129,6 +130,17 @@ def test_pull_of_a_model_that_is_here_fetches_nothing(root: Path) -> None:
     result = run(root, "pull", "owner/tiny", "--json")
     assert result.exit_code == 0, result.stderr
     assert json.loads(result.stdout)["source"] == TINY.source
+
+
+def test_pull_names_the_head_that_drafts_for_the_model(root: Path) -> None:
+    folder = ModelStore(root).folder("owner/whole")
+    save_target(folder)
+    (folder / MANIFEST).write_text(json.dumps(asdict(replace(TINY, name="owner/whole", path="."))))
+    assert json.loads(run(root, "pull", "owner/whole", "--json").stdout)["draft_head"] is None
+    shape = LeanShape.from_config(open_checkpoint(folder).config)
+    save_random_head(head_folder(root) / "mine@3", shape, {"target_fingerprint": identity_of(folder)})
+    assert json.loads(run(root, "pull", "owner/whole", "--json").stdout)["draft_head"] == "mine@3"
+    assert "draft head mine@3 drafts for it" in run(root, "pull", "owner/whole").stderr
 
 
 def test_pull_of_a_name_that_means_nothing_is_status_3(root: Path) -> None:

@@ -47,7 +47,10 @@ Directory = Annotated[
 
 @app.command(epilog=EPILOG)
 def pull(name: Name = None, model_dir: Directory = None, as_json: AsJson = False) -> None:
-    """Download a model if it is not here yet, and verify its checksums. An interrupted download continues."""
+    """Download a model if it is not here yet, and verify its checksums. An interrupted download continues.
+
+    A draft head that drafts for it by default is named, of an installed package too.
+    """
     from prolepsis.engine.models.files.store import KNOWN
 
     settings = settings_here(model_dir=model_dir)
@@ -56,11 +59,28 @@ def pull(name: Name = None, model_dir: Directory = None, as_json: AsJson = False
         note(downloading(store, KNOWN[wanted]))
     with download_bar() as progress:
         manifest = store.pull(wanted, progress)
+    head = _default_head(store, manifest)
     if as_json:
-        print_json(_described(store, manifest))
+        print_json({**_described(store, manifest), "draft_head": head})
         return
     here = f"{manifest.name} is in {store.folder(manifest.name)}"
     stdout().print(f"{here}: {size(manifest.size)}, licence {manifest.licence or 'not stated'}", soft_wrap=True)
+    if head is not None:
+        note(f"draft head {head} drafts for it")
+
+
+def _default_head(store: "ModelStore", manifest: "Manifest") -> str | None:
+    """Return the label of the head that drafts for a model unless another is configured; None where none can run."""
+    path = store.path(manifest.name)
+    assert path is not None, "a pulled model has a path"
+    try:
+        from prolepsis.engine.models.heads.registry import fitting_entry
+        from prolepsis.engine.models.load import identity_of
+
+        entry = fitting_entry(identity_of(path), store.root)
+    except (ImportError, ModelLoadError):  # without the engine, and for files that it cannot read
+        return None
+    return entry.label if entry is not None else None
 
 
 @app.command(epilog=EPILOG)

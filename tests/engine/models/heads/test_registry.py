@@ -20,7 +20,7 @@ from prolepsis.engine.models.heads.levels import LEVELS, save_levels
 from prolepsis.engine.models.heads.registry import (
     HeadEntry,
     find_head,
-    fitting_head,
+    fitting_entry,
     head_folder,
     head_for,
     list_heads,
@@ -96,7 +96,7 @@ def test_auto_takes_the_best_measured_head_of_exactly_this_target(root: Path, ta
     put(root, target, "measured@1", **fits, acceptance={"all": {"hits": [9], "trials": [10]}})
     put(root, target, "measured@2", **fits, acceptance=report)
     put(root, target, "other", target_fingerprint="other", acceptance={"all": {"hits": [9], "trials": [9]}})
-    entry = fitting_head(target, root)
+    entry = fitting_entry(target.identity, root)
     assert entry is not None
     assert entry.label == "measured@2"
     head = head_for("auto", target, root)

@@ -1,7 +1,8 @@
-"""Draft heads by name and version: the package's own, and heads that the user trained or imported."""
+"""Draft heads by name and version: those of packages, and heads that the user trained or imported."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import structlog
@@ -31,6 +32,8 @@ from prolepsis.engine.models.targets.native import NativeModel
 log = structlog.get_logger(__name__)
 
 SHIPPED = Path(__file__).parent / "shipped"
+NAMESPACE = "prolepsis_heads"
+"""Package of the distributions that hold a head each: prolepsis_heads/NAME is its folder."""
 AUTO, NONE = "auto", "none"
 
 
@@ -75,7 +78,7 @@ class HeadEntry:
 
     @property
     def shipped(self) -> bool:
-        return self.folder.is_relative_to(SHIPPED)
+        return any(self.folder.is_relative_to(home) for home in shipped_folders())
 
 
 def head_folder(root: Path | None = None) -> Path:
@@ -83,10 +86,18 @@ def head_folder(root: Path | None = None) -> Path:
     return (root or cache_directory() / "models").parent / "heads"
 
 
+def shipped_folders() -> list[Path]:
+    """Return the folders of heads that come with packages: this one, those beside it in a checkout, installed ones."""
+    checkout = sorted((SHIPPED.parents[5] / "heads").glob(f"*/{NAMESPACE}"))
+    found = find_spec(NAMESPACE)
+    installed = found.submodule_search_locations if found is not None else None
+    return [SHIPPED, *checkout, *(Path(place) for place in installed or ())]
+
+
 def list_heads(root: Path | None = None) -> list[HeadEntry]:
-    """Return all installed heads by name and version, without damaged ones; the user's replace the package's."""
+    """Return all installed heads by name and version, without damaged ones; the user's replace those of packages."""
     found: dict[tuple[str, int], HeadEntry] = {}
-    for entry in _entries(SHIPPED, head_folder(root)):
+    for entry in _entries(*shipped_folders(), head_folder(root)):
         found[entry.name, entry.version] = entry
     return [found[key] for key in sorted(found)]
 
@@ -108,12 +119,12 @@ def find_head(name: str, root: Path | None = None, *, also: str = "") -> HeadEnt
     return matching[-1]
 
 
-def fitting_head(target: LoadedModel, root: Path | None = None) -> HeadEntry | None:
-    """Return the head trained for exactly this target with the best reported acceptance; None if there is none.
+def fitting_entry(identity: str, root: Path | None = None) -> HeadEntry | None:
+    """Return the head trained for exactly the target of this `identity` with the best reported acceptance, or None.
 
     Of each name only the newest version that fits is considered.
     """
-    newest = {entry.name: entry for entry in list_heads(root) if entry.target_fingerprint == target.identity}
+    newest = {entry.name: entry for entry in list_heads(root) if entry.target_fingerprint == identity}
     return max(newest.values(), key=lambda entry: entry.provenance.chain_of_3 or 0.0, default=None)
 
 
@@ -172,7 +183,7 @@ def head_for(name: str, target: LoadedModel, root: Path | None = None) -> DraftH
         return None
     if name != AUTO:
         return open_head(find_head(name, root, also=f", {AUTO} or {NONE}"), target)
-    entry = fitting_head(target, root)
+    entry = fitting_entry(target.identity, root)
     try:
         return open_head(entry, target) if entry is not None else None
     except ModelLoadError as error:
