@@ -74,6 +74,16 @@ def test_text_survives_the_way_through_shards(config: EngineConfig, tmp_path: Pa
     assert sum(len(shard) for shard in shards_of(tmp_path / "data")) == len(LENGTHS), "nothing is recorded twice"
 
 
+def test_reading_ends_with_the_amount_that_is_wanted(config: EngineConfig, tmp_path: Path) -> None:
+    lines = [{"prompt": _ids(5, i), "answer": _ids(15, 9 + i)} for i in range(4)]
+    file, request = _file(tmp_path / "in", *lines), DataRequest(tmp_path / "data", 40, AUX_LAYERS)
+    totals: list[int] = []
+    record(config, request, file, totals.append)
+    assert totals == [0, 20, 40]
+    record(config, request, file, totals.append)
+    assert totals == [0, 20, 40, 40]
+
+
 def test_a_long_prompt_keeps_the_hidden_states_of_its_end(config: EngineConfig, tmp_path: Path) -> None:
     prompt, answer = _ids(PROMPT_TOKENS + 50, 1), _ids(20, 2)
     line = {"prompt": prompt, "answer": answer, "number": 7}

@@ -98,11 +98,11 @@ def write_shards(
     writer = ShardWriter(request.folder, manifest, tokens_per_shard=request.tokens_per_shard)
     total = sum(shard.num_tokens for shard in shards_of(request.folder))
     progress(total)
-    for document in documents:
-        if total >= request.tokens:
-            break
+    for document in documents if total < request.tokens else ():
         total += writer.add(document)
         progress(total)
+        if total >= request.tokens:
+            break
     writer.flush()
 
 
