@@ -84,6 +84,13 @@ def test_reading_ends_with_the_amount_that_is_wanted(config: EngineConfig, tmp_p
     assert totals == [0, 20, 40, 40]
 
 
+def test_a_text_that_is_longer_than_the_model_reads_is_refused(config: EngineConfig, tmp_path: Path) -> None:
+    positions = load_model(config).model.info.max_positions
+    file = _file(tmp_path / "in", {"prompt": _ids(5, 1), "answer": _ids(positions - 4, 2)})
+    with pytest.raises(ConfigError, match=f"has a text of {positions + 1} tokens; allowed for .*: {positions}"):
+        record(config, DataRequest(tmp_path / "data", 10**6, AUX_LAYERS), file, lambda _: None)
+
+
 def test_a_long_prompt_keeps_the_hidden_states_of_its_end(config: EngineConfig, tmp_path: Path) -> None:
     prompt, answer = _ids(PROMPT_TOKENS + 50, 1), _ids(20, 2)
     line = {"prompt": prompt, "answer": answer, "number": 7}

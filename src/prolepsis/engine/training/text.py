@@ -83,13 +83,18 @@ def write_texts(file: Path, folder: Path) -> int:
 def record(config: EngineConfig, request: DataRequest, file: Path, progress: Callable[[int], None]) -> None:
     """Write shards of the texts in `file` until the folder holds `request.tokens`; nothing is generated.
 
-    `progress` receives the tokens in the folder. Texts that the folder has are left out.
+    `progress` receives the tokens in the folder. Texts that the folder has are left out. Raises `ConfigError` for a
+    file that cannot be read or has a text longer than the model reads.
     """
     loaded = load_model(config)
     model = loaded.model
     if not isinstance(model, FeatureModel):
         raise ModelLoadError(f"the forward {model.info.forward} has no hidden states; allowed: native, lean")
-    texts = read_texts(file, model.info.vocab_size, model.info.eos_token_ids)
+    texts, positions = read_texts(file, model.info.vocab_size, model.info.eos_token_ids), model.info.max_positions
+    if (longest := max((len(text.tokens) for text in texts), default=0)) > positions:
+        raise ConfigError(
+            f"{file} has a text of {longest} tokens; allowed for {model.info.name}: {positions}", param="text"
+        )
     by_number = {text.number: text for text in texts}
     missing = missing_numbers(request.folder, by_number)
     documents = recorded(model, request.aux_layers, [by_number[number] for number in missing])
