@@ -216,6 +216,10 @@ def test_a_head_becomes_compact_and_whole_again(root: Path, tmp_path: Path, targ
     torch.testing.assert_close(again.fc.float(), weights.fc.float(), rtol=0.02, atol=0.005)
     assert levels_report(whole) == {"said": 1}
     other = find_head(str(save_random_head(tmp_path / "other", model.shape)))
+    document = json.loads((other.folder / CONFIG).read_text())
+    layer = document["transformer_layer_config"]
+    layer["rope_theta"] = layer.pop("rope_parameters")["rope_theta"]  # as older libraries write it
+    (other.folder / CONFIG).write_text(json.dumps(document))
     kept = export_head(other, tmp_path / "kept", weights="q8_0", rows=rows)
     assert find_head(str(kept)).config.storage == HeadStorage("q8_0", "own"), "its output head is not the target's"
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from prolepsis.core.errors import InvalidParameter, ModelLoadError
+from prolepsis.engine.models.files.config import llama_shaped
 from prolepsis.engine.models.files.store import open_store
 from prolepsis.engine.models.files.weights import open_checkpoint
 from prolepsis.engine.models.heads.aliases import HeadAliases
@@ -31,7 +32,7 @@ from prolepsis.engine.models.heads.levels import LEVELS, load_levels, read_repor
 from prolepsis.engine.models.heads.registry import HeadEntry, check_checksum, find_head, head_folder, list_heads, misfit
 from prolepsis.engine.models.load import identity_of
 from prolepsis.engine.models.provenance import KEY
-from prolepsis.engine.models.targets.lean_shape import LeanShape
+from prolepsis.engine.models.targets.lean_shape import LeanShape, rope_parameters
 from prolepsis.engine.models.targets.lean_weights import lean_ends, output_rows
 
 NAME = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*)(@(?P<version>[1-9]\d*))?")
@@ -101,8 +102,9 @@ def export_head(
     is_target = weights == "q8_0" and rows is not None and torch.equal(loaded.lm_head, rows(loaded.target_ids))
     storage = HeadStorage(weights, "target" if is_target else "own")
     changed = replace(config, storage=storage, verifier=name)
+    rope = rope_parameters(llama_shaped({"model_type": "llama", **document["transformer_layer_config"]}))
     with _staged(directory) as staging:
-        save_with_checksum(staging, changed, loaded, document["transformer_layer_config"]["rope_parameters"])
+        save_with_checksum(staging, changed, loaded, rope)
         if levels is not None:
             save_levels(staging, levels, read_report(entry.folder))
     return directory
