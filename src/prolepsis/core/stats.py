@@ -1,6 +1,6 @@
 """Counts and times of requests and proposers: device time, drafts, acceptance, and the mode in effect."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import groupby
 from typing import Literal, get_args
@@ -165,6 +165,37 @@ EffectiveReason = Literal[
     "plain_only",  # it asks for what upstream engines cannot do with drafts, such as a lower ceiling
     "pool_down",  # the upstream engines that it was for are gone, and the others served it
 ]
+
+IN_WORDS: Mapping[PlainReason | EffectiveReason, str] = {
+    "no_draft": "no proposer had a draft",
+    "not_worth_it": "verifying the draft would not have paid",
+    "too_costly": "asking proposers would not have paid",
+    "backoff": "the proposers back off after failures",
+    "breaker_open": "breakers disable the proposers of this class",
+    "killed": "the kill switch stops it",
+    "shadow_budget": "the time budget for shadow drafts is used up",
+    "decision_failed": "deciding about drafts failed: see the server's log",
+    "no_capacity": "there was no room for a draft token",
+    "requested_off": "the caller turned it off",
+    "policy_off": "the policy's rule says off, or did not draw the request",
+    "not_eligible": "drafts of its class do not show what the rule requires",
+    "flag_off": "a feature flag turned it off",
+    "plan_off": "the plan's ceiling is 0",
+    "rolled_back": "its rollout was rolled back",
+    "no_decode": "it ended before a step that could have drafted",
+    "overload_shallow": "drafts were shorter, as requests waited in the queue",
+    "overload_plain": "requests waited too long in the queue",
+    "overload_batch_waits": "requests waited too long in the queue; batch work waits",
+    "overload_low_refused": "requests waited too long in the queue; low tiers are refused",
+    "response_cache": "the answer came from the response cache",
+    "replay": "it is a replay",
+    "speculating": "drafts were verified",
+    "compared": "drafts were compared with the plain answer",
+    "not_reported": "the upstream engine does not say what its drafts brought",
+    "plain_only": "upstream engines cannot draft as the request asks",
+    "pool_down": "its upstream pool was down, and the other one served it",
+}
+"""Reasons in words, for requests and for steps."""
 
 LossReason = Literal[
     "ended",  # accepted in the step that ended the sample, beyond its end: stop string, grammar, length

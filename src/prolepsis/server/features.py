@@ -49,7 +49,8 @@ def services_of(context: Context, sources: Sources, tokenizer: Tokenizer, intake
     replicas = registry.feature(context, is_draining=lambda: gate.draining)
     buckets = admission.buckets(context, replicas)
     gate = admission.feature(context, plan, buckets)
-    rollouts, costs = rollout.feature(context), cost.feature(context, sources.prices)
+    rollouts = rollout.feature(context)
+    costs = cost.feature(context, sources.prices, lambda: operator_controls.kill_switch.status.killed)
     policies = policy.feature(
         context,
         rollouts,

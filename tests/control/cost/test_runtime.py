@@ -126,6 +126,7 @@ async def test_arms_of_a_rollout_are_compared(tmp_path: Path) -> None:
             assert (await http.post("/v1/completions", json=BODY)).status_code == 200
         found = CostReply.model_validate((await http.get("/admin/cost")).json())
         again = (await http.get("/admin/cost")).json()["rollouts"]
+        [line] = (await http.get("/admin/speculation")).json()["routes"]
     [compared] = found.rollouts
     assert again == [TypeAdapter(ExperimentReply).dump_python(compared, mode="json")]
     assert (compared.rollout, compared.share) == (rollout["id"], 0.5)
@@ -143,6 +144,25 @@ async def test_arms_of_a_rollout_are_compared(tmp_path: Path) -> None:
         ("rule", "default", True),
         ("proposer", "suffix", False),
     }
+
+    [by_route] = [one for one in compared.groups if one.by == "route"]
+    assert by_route.saved.upper is not None
+    low, high = 1 / (1 - (by_route.saved.lower or 0.0)), 1 / (1 - by_route.saved.upper)
+    assert line["sentence"] == (
+        f"speculation here: 1.60x ({low:.2f} to {high:.2f}), {by_route.num_control:,} control requests"
+    )
+    assert (line["rollout"], line["off"]) == (rollout["id"], None)
+
+
+async def test_without_a_rollout_the_sentence_says_what_is_missing_and_a_stop_is_seen_at_once(tmp_path: Path) -> None:
+    async with client(served(tmp_path)) as http:
+        assert (await http.get("/admin/speculation")).json() == {"routes": []}
+        await http.post("/v1/completions", json=BODY)
+        [before] = (await http.get("/admin/speculation")).json()["routes"]
+        await http.put("/admin/kill", json={"on": True, "reason": "test"})
+        [after] = (await http.get("/admin/speculation")).json()["routes"]
+    assert before["sentence"].startswith("speculation here: not measured")
+    assert after["sentence"] == "speculation here: off, the kill switch stops it"
 
 
 async def test_prompts_that_share_a_draw_cost_and_are_not_compared(tmp_path: Path) -> None:

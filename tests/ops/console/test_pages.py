@@ -71,8 +71,11 @@ async def test_the_overview_says_what_needs_a_person(open_scene: Scene, browse: 
     page = (await http.get("/console")).text
     assert "Nothing." in page
     assert "63.6\u202f%" in page
+    assert "speculation here: not measured, as no rollout keeps control requests" in page
     await press(http, "kill", on="true", scope="everything", reason="test")
-    assert "Speculation is stopped everywhere" in (await http.get("/console")).text
+    page = (await http.get("/console")).text
+    assert "Speculation is stopped everywhere" in page
+    assert "<dt>/v1/chat/completions</dt><dd>speculation here: off, the kill switch stops it" in page
 
 
 async def test_dashboards_are_linked_where_grafana_is_known_and_named_elsewhere(

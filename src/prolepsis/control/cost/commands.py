@@ -11,7 +11,7 @@ from prolepsis.control.cost.device_time import DeviceCost
 from prolepsis.control.cost.history import stored_periods, stored_prices
 from prolepsis.control.cost.prices import HOURS_PER_MONTH, InvalidPrices, read_prices
 from prolepsis.control.store.configured import StoreOption, ready_database
-from prolepsis.core.terminal.admin import Verb, add_verbs
+from prolepsis.core.terminal.admin import Verb, add_verbs, command
 from prolepsis.core.terminal.documents import FINDINGS, print_reply
 from prolepsis.core.terminal.output import (
     EPILOG,
@@ -60,6 +60,15 @@ _SHOW = Verb(
 )
 
 add_verbs(app, [_SHOW])
+
+status = command(
+    Verb(
+        "status",
+        "GET /admin/speculation",
+        "Say for each route what speculation brings, or why it is off or not known.",
+        columns={"routes": ("route", "rollout", "sentence")},
+    )
+)
 
 
 @app.command(epilog=EPILOG)

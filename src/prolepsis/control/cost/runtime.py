@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Literal
@@ -27,6 +27,7 @@ from prolepsis.control.cost.meter import (
     UsageTotals,
 )
 from prolepsis.control.cost.prices import Price, PriceFile
+from prolepsis.control.cost.speedup import LatestModes, RouteSpeedup, speedups
 from prolepsis.control.store.database import Database
 from prolepsis.control.web.context import Context
 from prolepsis.control.web.feature import Feature
@@ -75,11 +76,13 @@ class CostFeature(Feature):
         *,
         prices: PriceFile | None = None,
         memory: Callable[[], Sequence[ProposerMemory]] = tuple,
+        killed: Callable[[], Collection[str]] = tuple,
         emit: Emit = discard,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """`clock` is monotonic, `now` Unix time; `memory` returns the memory of the proposers.
+        """`clock` is monotonic, `now` Unix time; `memory` returns the memory of the proposers, `killed` the
+        scopes that the kill switch stops.
 
         `database` keeps the price books that were used, and what the device cost.
         """
@@ -88,6 +91,8 @@ class CostFeature(Feature):
         self._metrics = _Metrics(registry)
         self._prices = prices
         self._memory = memory
+        self._killed = killed
+        self._modes = LatestModes()
         self._database = database
         self._emit = emit
         self._clock = clock
@@ -151,6 +156,8 @@ class CostFeature(Feature):
             arm="canary" if assignment and assignment.arm == "canary" else "control",
         )
         self.usage.observe(cost)
+        is_control = assignment is not None and assignment.share > 0.0 and assignment.arm != "canary"
+        self._modes.observe(self.usage.known("route", cost.route), stats.mode, is_control=is_control)
         self._comparisons.observe(cost)
         arm = assignment.arm if assignment else "none"
         self._metrics.request((about.route, cost.tenant, cost.proposer, arm), cost.num_output_tokens, cost.device)
@@ -183,6 +190,11 @@ class CostFeature(Feature):
             self._compared_at = self._clock()
             self._compared = await asyncio.to_thread(self._compare)
         return self._compared
+
+    async def speedups(self) -> Sequence[RouteSpeedup]:
+        """Return what speculation brings on each route that had requests."""
+        compared = {one.rollout: one.groups for one in await self.experiments()}
+        return tuple(speedups(self._modes, compared, self._killed()))
 
     def _savings(self) -> Mapping[str, Saving]:
         """Return what each rule's rollout saves in its newest stage, some milliseconds each."""
@@ -244,10 +256,11 @@ class CostFeature(Feature):
             self._kept = book.full_version
 
 
-def feature(context: Context, prices: PriceFile | None) -> CostFeature:
-    """Return the costs of a server's requests."""
-    client, emit = context.client, context.emit
-    return CostFeature(context.registry, context.database, prices=prices, memory=client.proposer_memory, emit=emit)
+def feature(context: Context, prices: PriceFile | None, killed: Callable[[], Collection[str]]) -> CostFeature:
+    """Return the costs of a server's requests; `killed`: the scopes that the kill switch stops."""
+    client, emit, database = context.client, context.emit, context.database
+    memory = client.proposer_memory
+    return CostFeature(context.registry, database, prices=prices, memory=memory, killed=killed, emit=emit)
 
 
 def _put_periods(database: Database, replica: str, periods: Sequence[DeviceCost]) -> None:
@@ -418,9 +431,18 @@ class CostReply(Reply):
     """Forecast of a month; null in the first hour."""
 
 
+class SpeculationReply(Reply):
+    routes: list[RouteSpeedup]
+    """The routes that had requests since the server started."""
+
+
 def cost_routes(costs: CostFeature) -> Sequence[Route]:
-    """Return the route that shows costs."""
+    """Return the routes that show costs, and what speculation brings."""
     routes = Routes()
+
+    @routes.get("/admin/speculation", roles=READERS, summary="What speculation brings on each route, in one sentence")
+    async def speculation() -> SpeculationReply:
+        return SpeculationReply(routes=list(await costs.speedups()))
 
     @routes.get("/admin/cost", roles=READERS, summary="Costs of requests, savings from speculation, and a forecast")
     async def cost() -> CostReply:

@@ -7,6 +7,7 @@ from typing import Literal, Protocol, get_args
 from prolepsis.control.audit.changes import ChangesReply
 from prolepsis.control.controls.kill_switch import KillStatus
 from prolepsis.control.correctness.runtime import CorrectnessReply
+from prolepsis.control.cost.runtime import SpeculationReply
 from prolepsis.control.health.breaker_runtime import BreakersReply
 from prolepsis.control.health.drift_runtime import DriftReply, DriftStreamReply
 from prolepsis.control.policy.routes import PolicyReply
@@ -92,6 +93,7 @@ def overview_pages(
             "exactness_reason": client.info.exactness_reason,
             "recent": recent(traffic.spans),
             "service": traffic.service,
+            "speculation": await visit.section(SpeculationReply, "/admin/speculation"),
             "charts": charts(traffic.spans, changes),
             "changes": changes,
             "attention": await _attention(visit, own, runbooks),

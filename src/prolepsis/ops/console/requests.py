@@ -12,7 +12,7 @@ from prolepsis.control.web.errors import RequestRefused
 from prolepsis.control.web.page import FeaturePages, GoTo, Page, PageRoute, Visit
 from prolepsis.core.rounds import Round
 from prolepsis.core.stages import Stage, StageSeconds
-from prolepsis.core.stats import PlainReason
+from prolepsis.core.stats import IN_WORDS, PlainReason
 
 STAGES: Mapping[Stage, str] = {
     "receive": "reading the request",
@@ -33,36 +33,6 @@ PARTS = {
     "device_host_s": "scheduling",
 }
 """Columns of a record with parts of its time, in words: what a store keeps."""
-WHY: Mapping[str, str] = {
-    "no_draft": "no proposer had a draft",
-    "not_worth_it": "verifying the draft would not have paid",
-    "too_costly": "asking proposers would not have paid",
-    "backoff": "the proposers back off after failures",
-    "breaker_open": "breakers disable the proposers of this class",
-    "killed": "the kill switch stops it",
-    "shadow_budget": "the time budget for shadow drafts is used up",
-    "decision_failed": "deciding about drafts failed: see the server's log",
-    "no_capacity": "there was no room for a draft token",
-    "requested_off": "the caller turned it off",
-    "policy_off": "the policy's rule says off, or did not draw the request",
-    "not_eligible": "drafts of its class do not show what the rule requires",
-    "flag_off": "a feature flag turned it off",
-    "plan_off": "the plan's ceiling is 0",
-    "rolled_back": "its rollout was rolled back",
-    "no_decode": "it ended before a step that could have drafted",
-    "overload_shallow": "drafts were shorter, as requests waited in the queue",
-    "overload_plain": "requests waited too long in the queue",
-    "overload_batch_waits": "requests waited too long in the queue; batch work waits",
-    "overload_low_refused": "requests waited too long in the queue; low tiers are refused",
-    "response_cache": "the answer came from the response cache",
-    "replay": "it is a replay",
-    "speculating": "drafts were verified",
-    "compared": "drafts were compared with the plain answer",
-    "not_reported": "the upstream engine does not say what its drafts brought",
-    "plain_only": "upstream engines cannot draft as the request asks",
-    "pool_down": "its upstream pool was down, and the other one served it",
-}
-"""Reasons in words, for requests and for steps."""
 ORDERS = {"newest": "Newest", "slowest": "Slowest", "least_accepted": "Least accepted"}
 MAX_DRAWN = 128
 
@@ -127,7 +97,7 @@ async def _request(visit: Visit) -> Page:
         "shown": [shown(record, known.get(record["request_id"]), entries, price) for record in records],
         "entries": stored.value.audit_entries if stored.value else [],
         "price": price,
-        "why": WHY,
+        "why": IN_WORDS,
         "most_recent": MAX_RECENT,
     }
     return Page("request.html", "Request", values, live=False)
