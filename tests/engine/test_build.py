@@ -47,6 +47,7 @@ def test_assembled_engine_serves_and_says_what_it_is() -> None:
     engine = assemble(EngineConfig(kv_memory="4KiB", max_model_len=128), loaded())
     assert engine.info.exactness == "strict"
     assert engine.info.proposers == ("grammar", "suffix", "prediction", "client")
+    assert engine.info.paying_loads.startswith("drafts can"), "the passes were measured"
     assert (engine.info.max_model_len, engine.info.fingerprint) == (128, "fp_table")
     source = request("a", [1, 2, 3], SamplingParams(temperature=0.0, max_tokens=50, ignore_eos=True, stop=("zz",)))
     assert outputs(run(engine, source))["a", 0] == reference(source, noise_key(0, 0))
@@ -57,6 +58,7 @@ def test_ceiling_of_zero_loads_no_proposer_and_measures_nothing(tmp_path: Path) 
     curve_file("fp_table", default_threads(), "").unlink()
     engine = assemble(EngineConfig(kv_memory="4KiB", num_speculative_tokens=0, strict="off"), loaded())
     assert engine.info.proposers == ()
+    assert not engine.info.paying_loads
     assert not list(tmp_path.glob("profiles/*"))
     (mode,) = [e.stats.mode for e in run(engine, request("a", [1, 2])) if hasattr(e, "stats")]
     assert mode.reason == "plan_off"

@@ -38,6 +38,8 @@ class EngineInfo:
     """As in `ExactGroup`, and so are the next two."""
     tokenizer: str = ""
     machine: str = ""
+    paying_loads: str = ""
+    """At which loads drafts can pay here, by the measured cost of passes, in a sentence; empty: not measured."""
 
     @property
     def exact_group(self) -> ExactGroup:

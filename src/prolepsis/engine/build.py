@@ -26,6 +26,7 @@ from prolepsis.engine.drafting.call_watch import CallWatch
 from prolepsis.engine.drafting.choose import ProposerSet
 from prolepsis.engine.drafting.cost import flat_cost
 from prolepsis.engine.drafting.payback import Payback
+from prolepsis.engine.drafting.paying_loads import paying_loads
 from prolepsis.engine.drafting.proposer import HiddenStateConsumer, Proposer
 from prolepsis.engine.drafting.proposers.client import ClientProposer
 from prolepsis.engine.drafting.proposers.draft_model import DraftModelProposer
@@ -336,4 +337,5 @@ def _described(
         weights=target.weights[:16],
         tokenizer=target.tokenizer.fingerprint[:16],
         machine=machine_of(target.model),
+        paying_loads=paying_loads(proposers.cost).describe() if proposers.names else "",
     )

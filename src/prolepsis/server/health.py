@@ -52,6 +52,8 @@ class Ready(Readiness):
     exactness_reason: str
     proposers: Sequence[str]
     draft_head: str | None
+    paying_loads: str
+    """At which loads drafts can pay here, by the measured cost of passes; empty: not measured."""
     num_running: int
     num_waiting: int
     kv_usage: float = Field(ge=0, le=1)
@@ -130,6 +132,7 @@ def _readiness(services: Services) -> Ready:
         exactness_reason=info.exactness_reason,
         proposers=info.proposers,
         draft_head=info.draft_head,
+        paying_loads=info.paying_loads,
         num_running=health.num_running,
         num_waiting=health.num_waiting,
         kv_usage=health.kv_usage,

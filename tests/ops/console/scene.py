@@ -77,6 +77,7 @@ INFO = EngineInfo(
     exactness_reason="each row is summed in one order",
     proposers=("suffix", "prompt_lookup", "draft_head"),
     draft_head="mine@2",
+    paying_loads="drafts cannot pay on this model here beyond 24 at once",
 )
 _FITS = InstalledHead(
     name="mine", version=2, aliases=("champion",), target="tiny", misfit=None, size=10_400_000, chain_of_3=2.24

@@ -71,6 +71,7 @@ async def test_the_overview_says_what_needs_a_person(open_scene: Scene, browse: 
     page = (await http.get("/console")).text
     assert "Nothing." in page
     assert "63.6\u202f%" in page
+    assert "<dd>drafts cannot pay on this model here beyond 24 at once</dd>" in page
     assert "speculation here: not measured, as no rollout keeps control requests" in page
     await press(http, "kill", on="true", scope="everything", reason="test")
     page = (await http.get("/console")).text

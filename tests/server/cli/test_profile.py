@@ -30,6 +30,7 @@ def test_document_is_json_with_one_time_for_each_point(capsys: pytest.CaptureFix
     read = json.loads(capsys.readouterr().out)
     assert read["curve"] == {"tokens": [1, 8], "contexts": [64, 512], "ms": [[8.0, 10.0], [10.0, 11.0]]}
     assert (read["default_sampling"]["temperature"], read["default_sampling"]["source"]) == (0.2, "catalogue")
+    assert read["paying_loads"]["most"] == [4, 4]
     assert (read["exactness"], read["fallback"], read["file"]) == ("strict", None, "curve.json")
 
 
@@ -44,6 +45,7 @@ def test_show_gives_times_and_ratios(capsys: pytest.CaptureFixture[str]) -> None
         "10.00 (1.25x)",
         "11.00 (1.10x)",
         "temperature 0.2",
+        "drafts can pay at all measured sizes: 4 at once, 512 tokens of context",
     ):
         assert part in text
 

@@ -10,6 +10,7 @@ from prolepsis.core.terminal.output import note
 
 if TYPE_CHECKING:
     from prolepsis.engine.drafting.cost import CostCurve
+    from prolepsis.engine.drafting.paying_loads import PayingLoads
     from prolepsis.engine.models.files.quality import MeasuredQuality
 
 
@@ -31,6 +32,13 @@ class Profile:
     curve: "CostCurve"
     quality: "MeasuredQuality | None" = None
     """Loss of quality through rounding in this model file, if it was measured."""
+
+    @property
+    def loads(self) -> "PayingLoads":
+        """At which loads drafts can pay."""
+        from prolepsis.engine.drafting.paying_loads import paying_loads
+
+        return paying_loads(self.curve)
 
 
 def take_profile(config: EngineConfig, *, fresh: bool) -> Profile:

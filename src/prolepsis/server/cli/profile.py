@@ -37,7 +37,9 @@ def document(found: Profile) -> dict[str, object]:
     facts = {name: getattr(found, name) for name in Profile.__slots__ if name not in ("curve", "quality")}
     curve = {"tokens": found.curve.tokens, "contexts": found.curve.contexts, "ms": found.curve.profiled}
     quality = found.quality and asdict(found.quality)
-    return {**facts, "default_sampling": asdict(found.default_sampling), "curve": curve, "quality": quality}
+    loads = {**asdict(found.loads), "sentence": found.loads.describe()}
+    sampling = asdict(found.default_sampling)
+    return {**facts, "default_sampling": sampling, "curve": curve, "paying_loads": loads, "quality": quality}
 
 
 def show(found: Profile) -> None:
@@ -48,6 +50,7 @@ def show(found: Profile) -> None:
     facts += [("threads", str(found.threads)), ("exactness", found.exactness), ("because", found.exactness_reason)]
     facts.append(("quality", found.quality.describe() if found.quality else "not measured for this model file"))
     facts.append(("default sampling", found.default_sampling.describe()))
+    facts.append(("by the cost of passes", found.loads.describe()))
     print_facts([*facts, ("cost curve", found.file)])
     first = found.curve.profiled[0]
     rows = [
