@@ -8,8 +8,10 @@ from prolepsis.core.engine_client import EngineInfo
 from prolepsis.core.terminal.output import print_table, warn
 from prolepsis.server.cli.bench.arms import PLAIN
 from prolepsis.server.cli.bench.measure import Run
+from prolepsis.server.cli.bench.provenance import hardware
+from prolepsis.server.cli.bench.quote import quote
 from prolepsis.server.cli.bench.report import ALL, Figures, Setting, document, outputs
-from prolepsis.server.cli.bench.tables import print_report, ranged
+from prolepsis.server.cli.bench.tables import print_report, print_sentence, ranged
 
 FAIRNESS = (
     " Peers empty their caches at the same points, and their processes are stopped while others run. `against` is our"
@@ -34,6 +36,7 @@ def peers_document(
             report["outputs"][name] = _outputs(figures, name)
     against = {str(level): _against(figures, setting.arms, level) for level in figures.levels}
     disturbed = max((peer.max_cpu_share for peer in peers), default=None)
+    report["sentence"] = quote(figures, setting, info, hardware())
     return report | {"against": against, "peers_failed": failed, "peers_disturbed": disturbed}
 
 
@@ -47,6 +50,7 @@ def print_peers_report(report: Mapping[str, Any]) -> None:
             print_table(f"our speed over each peer's, {level} at a time", ["peer", *of_level], rows)
     for name, reason in report["peers_failed"].items():
         warn(f"{name} could not be measured: {reason}")
+    print_sentence(report)
 
 
 def base_of(name: str, names: Sequence[str]) -> str | None:

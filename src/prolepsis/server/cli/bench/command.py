@@ -21,9 +21,10 @@ from prolepsis.engine.timings import Timings
 from prolepsis.server.cli.bench.arms import ArmSetup, EngineArm, parse_arms
 from prolepsis.server.cli.bench.measure import Contender, Notify, Run, Schedule, measure
 from prolepsis.server.cli.bench.prompts import DEFAULT_PROMPTS, Prompt, encode_prompts, load_prompts
-from prolepsis.server.cli.bench.provenance import provenance
-from prolepsis.server.cli.bench.report import Setting, document
-from prolepsis.server.cli.bench.tables import print_report
+from prolepsis.server.cli.bench.provenance import hardware, provenance
+from prolepsis.server.cli.bench.quote import quote
+from prolepsis.server.cli.bench.report import Figures, Setting, document
+from prolepsis.server.cli.bench.tables import print_report, print_sentence
 
 READY_S = 1800.0
 """Longest wait for an engine that is not ready yet."""
@@ -78,6 +79,7 @@ def bench(
     if as_json is not None:
         as_json.write_text(json.dumps(report, indent=1) + "\n")
     print_report(report)
+    print_sentence(report)
 
 
 async def _run(job: BenchJob, settings: Settings) -> dict[str, object]:
@@ -92,7 +94,8 @@ async def run_bench(
 ) -> dict[str, object]:
     """Measure `job` on a running engine and return the report; raises the error of a request that fails."""
     setting, runs = await measure_arms(job, client, tokenizer, times, notify)
-    return document(setting, runs, client.info, provenance({"first_prompt": job.params.seed}, {}))
+    report = document(setting, runs, client.info, provenance({"first_prompt": job.params.seed}, {}))
+    return {**report, "sentence": quote(Figures(runs), setting, client.info, hardware())}
 
 
 async def measure_arms(  # noqa: PLR0917  # the engine with its tokenizer and times, and what to measure on it

@@ -1,4 +1,7 @@
-"""Prompts of a measurement: JSON lines with `id`, `category` and `prompt` (a user's message)."""
+"""Prompts of a measurement: JSON lines with `id`, `category` and `prompt` (a user's message).
+
+`"synthetic": true` says that a prompt was made by rule or at random; figures of such text are not to be quoted.
+"""
 
 import json
 from collections.abc import Sequence
@@ -21,6 +24,8 @@ class Prompt:
     id: str
     category: str
     text: str
+    is_synthetic: bool = False
+    """Made by rule or at random, not written for a reader."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +35,7 @@ class EncodedPrompt:
     id: str
     category: str
     token_ids: tuple[int, ...]
+    is_synthetic: bool = False
 
 
 def load_prompts(path: Path | None, categories: Sequence[str] = ()) -> tuple[Prompt, ...]:
@@ -46,7 +52,9 @@ def load_prompts(path: Path | None, categories: Sequence[str] = ()) -> tuple[Pro
 
 def encode_prompts(prompts: Sequence[Prompt], tokenizer: ChatTokenizer) -> tuple[EncodedPrompt, ...]:
     """Apply the model's chat template to each prompt as one user message."""
-    return tuple(EncodedPrompt(p.id, p.category, tuple(encode_message(p.text, tokenizer))) for p in prompts)
+    return tuple(
+        EncodedPrompt(p.id, p.category, tuple(encode_message(p.text, tokenizer)), p.is_synthetic) for p in prompts
+    )
 
 
 def _prompt(line: str, where: str) -> Prompt:
@@ -63,7 +71,9 @@ def _prompt(line: str, where: str) -> Prompt:
         raise ConfigError(
             f"{where} has the category 'all', which is reserved for all prompts together", param="prompts"
         )
-    return Prompt(record["id"], record["category"], record["prompt"])
+    if not isinstance(is_synthetic := record.get("synthetic", False), bool):
+        raise ConfigError(f"{where} has {is_synthetic!r} under 'synthetic'; allowed: true, false", param="prompts")
+    return Prompt(record["id"], record["category"], record["prompt"], is_synthetic)
 
 
 def _check_unique(prompts: Sequence[Prompt], name: str) -> None:

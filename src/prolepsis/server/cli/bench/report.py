@@ -41,7 +41,7 @@ class Figures:
         """Return the figures of one contender at concurrency 1 over the prompts of `category`."""
         outcomes = [o for run in self._of(name, 1) for o in self._within(run, category)]
         return {
-            "tokens_per_s": self._rates(name, 1, category),
+            "tokens_per_s": self.rates(name, 1, category),
             "speedup": self.ratio(name, PLAIN, 1, category),
             "acceptance_length": self._acceptance(name, category),
             "ttft_ms": _times(outcomes, lambda o: o.first_token_s),
@@ -56,7 +56,7 @@ class Figures:
         latencies = [[1e3 * o.seconds for o in run.outcomes] for run in runs]
         outcomes = [o for run in runs for o in run.outcomes]
         return {
-            "throughput": self._rates(name, concurrency, ALL),
+            "throughput": self.rates(name, concurrency, ALL),
             "speedup": self.ratio(name, PLAIN, concurrency, ALL),
             "p50_ms": spread(p for of_run in latencies if (p := percentile(of_run, 0.5)) is not None),
             "p95_ms": spread(p for of_run in latencies if (p := percentile(of_run, 0.95)) is not None),
@@ -96,7 +96,8 @@ class Figures:
     def _of(self, name: str, concurrency: int) -> list[Run]:
         return [run for run in self.runs if run.contender == name and run.concurrency == concurrency]
 
-    def _rates(self, name: str, concurrency: int, category: str) -> Figure:
+    def rates(self, name: str, concurrency: int, category: str) -> Figure:
+        """Return output tokens per second of each repeat."""
         values = [self._rate(run, category) for run in self._of(name, concurrency)]
         return {**spread(values), "repeats": values}
 

@@ -33,6 +33,11 @@ def print_report(report: Mapping[str, Any]) -> None:
     stdout().print(f"[dim]Rates and ratios: median and range over {repeats} repeats.[/]", soft_wrap=True)
 
 
+def print_sentence(report: Mapping[str, Any]) -> None:
+    """Print the sentence at the end of a measurement (`quote`)."""
+    stdout().print(report["sentence"], markup=False, highlight=False, soft_wrap=True)
+
+
 def _categories(report: Mapping[str, Any]) -> list[str]:
     first: Mapping[str, Any] = next(iter(report["arms"].values()), {})
     return [*(c for c in first if c != "all"), *(c for c in first if c == "all")]
