@@ -1,13 +1,30 @@
 """A curve is measured once, kept, and measured again where what was kept cannot be read."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from torch import Tensor
 
 from prolepsis.engine.drafting.cost import PROFILE_TOKENS
-from prolepsis.engine.profile import cost_curve
+from prolepsis.engine.models.protocol import Batch, KVCache
+from prolepsis.engine.profile import cost_curve, measure
 from tests.fakes import TableModel
+
+
+class TokensSeen(TableModel):
+    """Keeps the tokens of each pass, and computes nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.info = replace(self.info, vocab_size=1000, max_positions=1000)
+        self.seen: list[list[int]] = []
+
+    def forward(self, batch: Batch, cache: KVCache) -> Tensor:
+        self.seen.append(batch.token_ids.tolist())
+        return torch.zeros(0)
 
 
 def kept(file: Path, ms: float) -> None:
@@ -45,6 +62,15 @@ def test_so_is_one_that_was_disturbed_at_one_end(tmp_path: Path, number: int) ->
     curve["ms"][number] = [1e6, 1e6]
     file.write_text(json.dumps(curve))
     assert cost_curve(TableModel(), file).profiled[number][0] < 1e5
+
+
+def test_a_pass_is_measured_with_different_tokens() -> None:
+    """All tokens of a measured pass were one: in a mixture of experts they took the experts of a single token."""
+    model = TokensSeen()
+    measure(model, repeats=1, counts=(1, 8, 64))
+    assert {len(set(tokens)) for tokens in model.seen} == {1, 8, 64}
+    assert {len(tokens) for tokens in model.seen} == {1, 8, 64}
+    assert all(0 <= token < model.info.vocab_size for tokens in model.seen for token in tokens)
 
 
 def test_fresh_measures_again(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import structlog
@@ -24,7 +25,7 @@ _LONG_MS = 100.0
 
 def curve_file(fingerprint: str, threads: int, build: str) -> Path:
     """Return the file with the cost curve of a model on this machine with this build of its forward."""
-    return machine_file("profiles", fingerprint, threads, build, str(SEQUENCE))
+    return machine_file("profiles", fingerprint, threads, build, str(SEQUENCE), "different tokens")
 
 
 def cost_curve(model: TargetModel, file: Path, *, fresh: bool = False) -> CostCurve:
@@ -62,7 +63,7 @@ def _is_disturbed(kept: CostCurve, model: TargetModel) -> bool:
 
 def _timer(model: TargetModel, points: Sequence[tuple[int, int]]) -> Callable[[int, int], float]:
     """Return a function that computes a pass of one of the points, tokens and context, and returns its milliseconds."""
-    passes = {point: pack(_sequences(*point)) for point in points}
+    passes = {point: pack(_sequences(*point, model.info.vocab_size)) for point in points}
     cache = model.make_cache(1 + max(int(batch.pages.max()) for batch in passes.values()))
 
     @torch.no_grad()
@@ -74,15 +75,20 @@ def _timer(model: TargetModel, points: Sequence[tuple[int, int]]) -> Callable[[i
     return milliseconds
 
 
-def _sequences(tokens: int, context: int) -> list[SequenceInput]:
-    """Return sequences of about `SEQUENCE` cached tokens, `context` in all, which share `tokens` new ones."""
+def _sequences(tokens: int, context: int, vocab_size: int) -> list[SequenceInput]:
+    """Return sequences of about `SEQUENCE` cached tokens, `context` in all, which share `tokens` new ones.
+
+    The new ones are spread over the vocabulary: equal ones would take the same experts of a mixture.
+    """
     number = max(1, min(tokens, context // SEQUENCE))
     cached = context // number
-    counts = [tokens * (i + 1) // number - tokens * i // number for i in range(number)]
+    edges = [tokens * i // number for i in range(number + 1)]
+    counts = [end - begin for begin, end in pairwise(edges)]
+    new = [1 + i * (vocab_size - 1) // tokens for i in range(tokens)]
     pages = -(-(cached + max(counts)) // PAGE_SIZE)
     return [
-        SequenceInput([1] * count, cached, list(range(i * pages, (i + 1) * pages)), keep_last=count)
-        for i, count in enumerate(counts)
+        SequenceInput(new[begin:end], cached, list(range(i * pages, (i + 1) * pages)), keep_last=end - begin)
+        for i, (begin, end) in enumerate(pairwise(edges))
     ]
 
 

@@ -20,9 +20,7 @@ def quote(figures: Figures, setting: Setting, info: EngineInfo, hardware: Mappin
     where = f"{info.model} on {hardware['cores']} cores of {hardware['processor']}, {at_once}, {sampling}"
     num_prompts, different = figures.differing(name, PLAIN, level)
     loops = f", {len(figures.looping)} of them looping and left out of the speed" if figures.looping else ""
-    prompts = (
-        f"{num_prompts} prompts of {Path(setting.prompts_file).name}{loops}; up to {params.max_tokens} tokens each"
-    )
+    prompts = f"{num_prompts} prompts of {Path(setting.prompts_file).name}{loops}, to {params.max_tokens} tokens each"
     result = _result(figures, name, level, NOT_LOOPING if figures.looping else ALL)
     equal = f"{num_prompts - len(different)} of {num_prompts} answers as plain"
     return f"{where}: {result}, {equal} ({prompts}; median and range of {setting.schedule.repeats} repeats)."
