@@ -1,9 +1,10 @@
 """Measures arms of one engine side by side with other engines on the same prompts and weights.
 
 Usage: python -m benchmarks.peers --peers vllm,transformers --python vllm=PYTHON,transformers=PYTHON
-       [--model openvino=FOLDER,llamacpp=FILE] [--prompts FILE] [--arms plain,auto] [--concurrency 1,4]
-       [--repeats 3] [--json OUT]
+       [--target coder|twin-0.5b|twin-1b|twin-3b] [--model openvino=FOLDER,llamacpp=FILE]
+       [--prompts FILE] [--arms plain,auto] [--concurrency 1,4] [--repeats 3] [--json OUT]
 
+`--target` names a yardstick (benchmarks.yardsticks); llama.cpp then runs the same file unless `--model` says otherwise.
 The engine is configured by PROLEPSIS_* variables and ./prolepsis.yaml, as for `prolepsis bench`. Decoding is greedy.
 """
 
@@ -13,11 +14,13 @@ import json
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.process import LOOP, VARIANTS, Peer, PeerLimits, PeerProcess, PeerSpec, find_peers, parse_peers
 from benchmarks.peers.report import peers_document, print_peers_report
+from benchmarks.yardsticks import NAMES, file_of
 from prolepsis.core.engine_client import EngineClient
 from prolepsis.core.errors import ProlepsisError
 from prolepsis.core.files import cache_directory
@@ -85,6 +88,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", required=True, help=f"{', '.join(VARIANTS)} or KIND:VARIANT, comma-separated")
     parser.add_argument("--python", default="", help="KIND=PATH,...: the Python that has the peer's packages")
+    parser.add_argument("--target", choices=NAMES, help="the model that is measured; default: the engine's setting")
     parser.add_argument("--model", default="", help="KIND=PATH,...: the model folder that the peer loads")
     parser.add_argument("--prompts", type=Path)
     parser.add_argument("--categories", default="")
@@ -102,9 +106,13 @@ def main() -> None:
 
 
 def _report(args: argparse.Namespace) -> dict[str, Any]:
-    settings = settings_here()
+    settings, models = settings_here(), _paths(args.model)
+    if args.target is not None:
+        file = file_of(args.target)
+        settings = replace(settings, engine=settings.engine.model_copy(update={"model": str(file)}))
+        models.setdefault("llamacpp", file)
     check_folder(args.json)
-    specs = find_peers(parse_peers(args.peers), _paths(args.python), _paths(args.model), lambda: _exported(settings))
+    specs = find_peers(parse_peers(args.peers), _paths(args.python), models, lambda: _exported(settings))
     job = BenchJob(
         prompts_file=str(args.prompts or DEFAULT_PROMPTS),
         prompts=load_prompts(args.prompts, listed(args.categories)),
