@@ -1,7 +1,7 @@
 """From data to an exported head with report, end to end, on a tiny target."""
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -147,6 +147,8 @@ def test_a_head_has_the_sizes_and_the_layers_that_are_asked_for(directory: RunDi
     assert config.aux_layers == target.aux_layers[1:]
     assert weights.o.shape == (target.shape.hidden, 6 * target.shape.head_dim)
     assert training.hparams()["tokens_in_every_loss"] == 64
+    own = (getattr(weights, f.name) for f in fields(weights) if f.name not in {"lm_head", "d2t", "t2d"})
+    assert training.parameters == sum(tensor.numel() for tensor in own if tensor is not None)
     levels = LevelSettings(count=1, width=32, max_anchors=60, anchors_per_step=60, workers=1)
     list(LevelRun(directory.exported, directory.data, target, levels).steps())
     assert load_levels(directory.exported, target.shape.hidden) is not None

@@ -193,8 +193,9 @@ class HeadTraining(Training[HeadRecipe]):
 
     @property
     def parameters(self) -> int:
-        """Without the embedding, which is the target's."""
-        return sum(tensor.numel() for tensor in trained_tensors(self.head))
+        """Without embedding and output head, where these are the target's."""
+        frozen = () if self.recipe.objective.train_output_head else ("lm_head",)
+        return sum(tensor.numel() for tensor in trained_tensors(self.head, frozen=frozen))
 
     @property
     def draft_vocab(self) -> int:
