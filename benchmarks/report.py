@@ -1,10 +1,11 @@
-"""The table that opens docs/benchmarks.md, from the records in benchmarks/results.
+"""The tables that open docs/benchmarks.md, one for each model, from the records in benchmarks/results.
 
 Usage: python -m benchmarks.report [--write]
        python -m benchmarks.report --add OUT.json --machine "AMD EPYC Zen 5" [--write]
 
 A record is what `prolepsis bench --json` or `python -m benchmarks.peers --json` wrote, cut to its provenance, settings,
-rates and ratios, with the machine's name. For each machine and question the newest record counts; `--add` replaces it.
+rates and ratios, with the machine's name. For each model, machine and question the newest record counts; `--add`
+replaces it. One that names no model is of the default model.
 """
 
 import argparse
@@ -15,6 +16,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from benchmarks.yardsticks import label
+from prolepsis.core.config import DEFAULT_MODEL
 from prolepsis.server.cli.bench.tables import ranged
 
 RESULTS = Path(__file__).parent / "results"
@@ -41,7 +44,7 @@ def main() -> None:
         parser.error("--add and --machine belong together")
     if given.add is not None:
         add(json.loads(given.add.read_text()), given.machine, RESULTS)
-    table = table_of(read(RESULTS))
+    table = tables_of(read(RESULTS))
     if given.write:
         PAGE.write_text(with_table(PAGE.read_text(), table))
     print(table)
@@ -67,7 +70,9 @@ def add(document: Record, machine: str, folder: Path) -> Path:
             for arm, of_arm in document["outputs"].items()
         },
     }
-    file = folder / f"{re.sub('[^a-z0-9]+', '-', machine.lower())}-{question(record)}.json"
+    model = model_of(record)
+    names = [machine, *([model] if model != DEFAULT_MODEL else []), question(record)]
+    file = folder / f"{re.sub('[^a-z0-9]+', '-', '-'.join(names).lower())}.json"
     file.write_text(json.dumps(record, indent=1) + "\n")
     return file
 
@@ -92,8 +97,22 @@ def question(record: Record) -> str:
     return SAMPLED if record["settings"]["temperature"] else GREEDY
 
 
+def model_of(record: Record) -> str:
+    """Return the model that a record is of."""
+    return str(record["settings"].get("engine", {}).get("model", DEFAULT_MODEL))
+
+
+def tables_of(records: Sequence[Record]) -> str:
+    """Return a table in Markdown for each model, below its name where there are several. The default one is last."""
+    models = sorted({model_of(record) for record in records}, key=lambda model: (model == DEFAULT_MODEL, model))
+    tables = {model: table_of(record for record in records if model_of(record) == model) for model in models}
+    if len(tables) == 1:
+        return next(iter(tables.values()))
+    return "\n\n".join(f"**{label(model)}**\n\n{table}" for model, table in tables.items())
+
+
 def table_of(records: Iterable[Record]) -> str:
-    """Return the table in Markdown."""
+    """Return the table of one model in Markdown."""
     newest: dict[str, dict[str, Record]] = {}
     for record in sorted(records, key=lambda record: str(record["provenance"]["time"])):
         newest.setdefault(record["machine"], {})[question(record)] = record

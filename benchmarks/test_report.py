@@ -5,7 +5,20 @@ from typing import Any
 
 import pytest
 
-from benchmarks.report import GREEDY, PAGE, PEERS, RESULTS, SAMPLED, add, question, read, table_of, with_table
+from benchmarks.report import (
+    GREEDY,
+    PAGE,
+    PEERS,
+    RESULTS,
+    SAMPLED,
+    add,
+    question,
+    read,
+    table_of,
+    tables_of,
+    with_table,
+)
+from prolepsis.core.config import DEFAULT_MODEL
 
 OLD, NEW = "2026-11-25", "2026-11-26T10:00:00+00:00"
 
@@ -61,6 +74,24 @@ def test_the_newest_record_of_a_machine_counts() -> None:
     assert "70 (69-71)" not in table_of(records)
 
 
+def test_each_model_has_a_table_and_a_twin_is_called_what_it_is(tmp_path: Path) -> None:
+    for model in ("smollm2-135m-twin-1b", "qwen2.5-coder-1.5b-instruct", DEFAULT_MODEL):
+        found = document(NEW, {"plain": 80.0, "auto": 90.0})
+        file = add(found | {"settings": found["settings"] | {"engine": {"model": model}}}, "Zen 9", tmp_path)
+        name = "" if model == DEFAULT_MODEL else f"-{model.replace('.', '-')}"
+        assert file.name == f"zen-9{name}-greedy.json"
+    records = read(tmp_path)
+    headings = [line for line in tables_of(records).splitlines() if line.startswith("**")]
+    assert headings == [
+        "**qwen2.5-coder-1.5b-instruct**",
+        "**answers of SmolLM2-135M at the cost of a 1-billion model**",
+        f"**{DEFAULT_MODEL}**",
+    ]
+    assert tables_of(records).count("| Zen 9 | 1 |") == 3
+    [default] = [record for record in records if record["settings"]["engine"]["model"] == DEFAULT_MODEL]
+    assert tables_of([default]) == table_of([default]), "a single model needs no name"
+
+
 def test_the_page_has_the_table_of_the_records() -> None:
     page = PAGE.read_text()
-    assert with_table(page, table_of(read(RESULTS))) == page, "python -m benchmarks.report --write"
+    assert with_table(page, tables_of(read(RESULTS))) == page, "python -m benchmarks.report --write"
