@@ -36,7 +36,7 @@ def hanging_proposer(begun: Path) -> None:
                 threading.Event().wait()
             return [None] * len(sequences)
 
-    build.FREE_PROPOSERS[PLACE] = lambda _: Hanging()
+    build.FREE_PROPOSERS[PLACE] = lambda *_: Hanging()
 
 
 def hanging_head(begun: Path) -> None:

@@ -140,7 +140,7 @@ class Load:
 
 async def measure(seconds_of_call: float | None, loaded: LoadedModel, given: argparse.Namespace) -> Arm:
     """Return the figures of one arm."""
-    FREE_PROPOSERS[BAD] = lambda _: Bad(seconds_of_call)
+    FREE_PROPOSERS[BAD] = lambda *_: Bad(seconds_of_call)
     config = EngineConfig(max_model_len=8192, kv_memory="512MiB", propose_limit_ms=given.limit_ms, draft_head="none")
     client = ThreadEngineClient(assemble(config, loaded))
     plan = EffectivePlan(SpecPlan(), lambda plan: client.send(ApplyPlan(plan)))

@@ -29,6 +29,7 @@ from prolepsis.engine.drafting.payback import Payback
 from prolepsis.engine.drafting.paying_loads import paying_loads
 from prolepsis.engine.drafting.proposer import HiddenStateConsumer, Proposer
 from prolepsis.engine.drafting.proposers.client import ClientProposer
+from prolepsis.engine.drafting.proposers.copies import TextCodec
 from prolepsis.engine.drafting.proposers.draft_model import DraftModelProposer
 from prolepsis.engine.drafting.proposers.early_exit import SCRATCH_PAGES, EarlyExitProposer
 from prolepsis.engine.drafting.proposers.grammar import GrammarProposer
@@ -63,14 +64,14 @@ from prolepsis.engine.verification import Verification
 
 log = structlog.get_logger(__name__)
 
-FREE_PROPOSERS: dict[str, Callable[[EngineConfig], Proposer]] = {
-    "grammar": lambda _: GrammarProposer(),
-    "suffix": lambda config: SuffixProposer(parse_bytes(config.suffix_memory, name="suffix_memory")),
-    "prompt_lookup": lambda _: PromptLookupProposer(),
-    "prediction": lambda _: PredictionProposer(),
-    "client": lambda _: ClientProposer(),
+FREE_PROPOSERS: dict[str, Callable[[EngineConfig, TextCodec | None], Proposer]] = {
+    "grammar": lambda *_: GrammarProposer(),
+    "suffix": lambda config, codec: SuffixProposer(parse_bytes(config.suffix_memory, name="suffix_memory"), codec),
+    "prompt_lookup": lambda *_: PromptLookupProposer(),
+    "prediction": lambda *_: PredictionProposer(),
+    "client": lambda *_: ClientProposer(),
 }
-"""Proposers that need nothing but the configuration."""
+"""Proposers that need nothing but the configuration and the target's tokenizer, if it is known."""
 
 DRAFT_MODEL = "draft_model"
 EARLY_EXIT = EarlyExitProposer.name
@@ -308,7 +309,7 @@ def _proposers(
     proposers: list[Proposer] = []
     for name in proposer_names(config):
         if name in FREE_PROPOSERS:
-            proposers.append(FREE_PROPOSERS[name](config))
+            proposers.append(FREE_PROPOSERS[name](config, target.tokenizer))
         elif name == DRAFT_MODEL:
             assert draft is not None, "the draft model is loaded with its proposer"
             proposers.append(DraftModelProposer(draft.model, draft.tokenizer, target.tokenizer, num_pages=num_pages))

@@ -24,11 +24,11 @@ class Watched(SharedIndex):
 
     def __init__(self) -> None:
         super().__init__(1 << 20)
-        self.found: dict[str, int] = {}
+        self.found: dict[int, int] = {}
 
-    def find(self, scope: str, tokens: Sequence[int], length: int) -> list[SuffixContinuation]:
-        found = super().find(scope, tokens, length)
-        self.found[scope] = self.found.get(scope, 0) + len(found)
+    def find(self, tag: int, tokens: Sequence[int], length: int) -> list[SuffixContinuation]:
+        found = super().find(tag, tokens, length)
+        self.found[tag] = self.found.get(tag, 0) + len(found)
         return found
 
 

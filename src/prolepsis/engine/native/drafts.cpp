@@ -7,8 +7,13 @@
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   namespace py = pybind11;
-  using suffix::LocalIndex, suffix::SharedIndex;
-  py::class_<LocalIndex>(m, "LocalIndex").def(py::init<>()).def("__len__", &LocalIndex::num_tokens);
+  using suffix::SequenceIndex, suffix::SharedIndex;
+  py::class_<SequenceIndex>(m, "SequenceIndex")
+      .def(py::init<bool>(), py::arg("searches_own") = true)
+      .def("__len__", &SequenceIndex::num_tokens)
+      .def("give", &SequenceIndex::give)
+      .def("follow_given", &SequenceIndex::follow_given)
+      .def_property_readonly("goes_on", &SequenceIndex::goes_on);
   py::class_<SharedIndex>(m, "SharedIndex")
       .def(py::init<int64_t>())
       .def("add", &SharedIndex::add)

@@ -8,12 +8,14 @@
 #include <cstdint>
 #include <cstdlib>
 #include <memory>
+#include <optional>
 #include <queue>
 #include <tuple>
 #include <unordered_map>
 #include <vector>
 
 #include "draft_nodes.h"
+#include "followed.h"
 #include "noise.h"
 
 namespace suffix {
@@ -21,48 +23,46 @@ namespace suffix {
 namespace py = pybind11;
 using drafts::as_draft, drafts::kRoot, drafts::Node;
 
-constexpr int64_t kMaxMatch = 16, kEnough = 10, kSeparator = -1;
+constexpr int64_t kMaxMatch = 48, kEnough = 10, kSeparator = -1, kCopied = 8;
 constexpr int kSizes = 3;
 constexpr int64_t kSize[kSizes] = {4, 2, 1}, kQuota[kSizes] = {6, 5, 5};
-constexpr int64_t kMatchClass[kMaxMatch + 1] = {0, 0, 1, 2, 3, 3, 4, 4, 5, 5, 5, 5, 6, 6, 6, 6, 7};
-constexpr double kMatchPrior[] = {0.15, 0.30, 0.45, 0.60, 0.70, 0.80, 0.88, 0.95};
-constexpr double kFloor = 0.005, kSharedWeight = 0.5;
+// Of a match of 0 to kMaxMatch tokens.
+constexpr int64_t kMatchClass[kMaxMatch + 1] = {0, 0, 1, 2, 3, 3, 4, 4, 5, 5, 5, 5, 6, 6, 6, 6, 7, 7, 7, 7, 7, 7, 7, 7, 8,
+                                                8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 8, 9};
+constexpr double kMatchPrior[] = {0.15, 0.30, 0.45, 0.60, 0.70, 0.80, 0.88, 0.95, 0.97, 0.985};
+constexpr double kFloor = 0.005;
+enum Kind : int64_t { kFollowed, kOwn, kGiven, kShared, kKinds };
+constexpr double kWeight[kKinds] = {1.0, 1.0, 0.5, 0.5};
+constexpr int64_t kConfirms[kKinds] = {2, 1, 1, 1};
 
-// A place where the last `match` tokens of the sequence occurred before. What followed are `length` tokens from `first` on; past
-// the end of the sequence's own tokens they repeat.
+// A place where the last `match` tokens of the sequence occurred before, or are taken for so many. What followed are `length`
+// tokens from `first` on; past the end of the sequence's own tokens they repeat.
 struct Continuation {
-  int64_t first, length, match;
-  bool shared;
+  int64_t first, length, match, kind;
+  bool is_own;
 };
 
-// Places found for one sequence, each once.
-class Found {
- public:
-  bool has(int64_t place, bool shared) const {
-    return std::any_of(places_.begin(), places_.end(), [&](const Continuation& c) { return c.first == place && c.shared == shared; });
-  }
-  void add(const Continuation& found) { places_.push_back(found); }
-  const std::vector<Continuation>& places() const { return places_; }
+// Places found in one text and their matches, each once.
+using Places = std::vector<std::pair<int64_t, int64_t>>;
 
- private:
-  std::vector<Continuation> places_;
-};
+inline Places::const_iterator find_place(const Places& places, int64_t place) {
+  return std::find_if(places.begin(), places.end(), [&](const auto& found) { return found.first == place; });
+}
 
 struct Hash {
   size_t operator()(unsigned __int128 key) const { return noise::mix(static_cast<uint64_t>(key) + noise::mix(static_cast<uint64_t>(key >> 64))); }
 };
 
-// Occurrences within one sequence's own prompt and output.
-class LocalIndex {
+// Occurrences within one text.
+class TextIndex {
  public:
   int64_t num_tokens() const { return tokens_.size(); }
-  int32_t token(int64_t place) const { return tokens_[place]; }
+  const Tokens& tokens() const { return tokens_; }
 
-  // Takes in the tokens that are new.
-  void extend(const std::vector<int32_t>& tokens) {
+  void extend(const Tokens& tokens) {
     for (const int32_t token : tokens) {
       for (int i = 0; i < kSizes; i++) {
-        int64_t& last = heads_[i][key(kSize[i])];
+        int64_t& last = heads_[i][key(tokens_, kSize[i])];
         previous_[i].push_back(last);
         last = num_tokens();
       }
@@ -70,42 +70,107 @@ class LocalIndex {
     }
   }
 
-  // Adds places behind the last tokens, longest n-gram first, most recent first within it.
-  void find(int64_t length, Found& found) const {
-    int64_t number = 0;
-    for (int i = 0; i < kSizes && number < kEnough; i++) {
-      const auto head = heads_[i].find(key(kSize[i]));
+  // Places behind the last tokens of `context`, longest n-gram first, most recent first within it.
+  Places find(const Tokens& context) const {
+    Places found;
+    for (int i = 0; i < kSizes && found.size() < kEnough; i++) {
+      const auto head = heads_[i].find(key(context, kSize[i]));
       int64_t place = head == heads_[i].end() ? 0 : head->second;
-      for (int64_t quota = kQuota[i]; place && quota; place = previous_[i][place], quota--) {
-        if (found.has(place, false)) continue;
-        found.add({place, length, match(place, kSize[i]), false});
-        number++;
-      }
+      for (int64_t quota = kQuota[i]; place && quota; place = previous_[i][place], quota--)
+        if (find_place(found, place) == found.end()) found.push_back({place, match(place, context, kSize[i])});
     }
+    return found;
   }
 
-  // The last tokens, at most `size`.
-  std::vector<int32_t> last(int64_t size) const { return {tokens_.end() - std::min(size, num_tokens()), tokens_.end()}; }
+  // Tokens from the place to the next separator, at most `length`.
+  int64_t followers(int64_t place, int64_t length) const {
+    int64_t number = 0;
+    while (number < length && place + number < num_tokens() && tokens_[place + number] != kSeparator) number++;
+    return number;
+  }
 
  private:
   // The last `size` tokens, each plus one, 0 where there is none.
-  unsigned __int128 key(int64_t size) const {
+  static unsigned __int128 key(const Tokens& tokens, int64_t size) {
     unsigned __int128 packed = 0;
-    for (int64_t i = num_tokens() - size; i < num_tokens(); i++) packed = packed << 32 | (i < 0 ? 0u : static_cast<uint32_t>(tokens_[i]) + 1u);
+    const int64_t end = tokens.size();
+    for (int64_t i = end - size; i < end; i++) packed = packed << 32 | (i < 0 ? 0u : static_cast<uint32_t>(tokens[i]) + 1u);
     return packed;
   }
 
-  // How many tokens before `place` equal the last ones, given that `known` do.
-  int64_t match(int64_t place, int64_t known) const {
-    const int64_t longest = std::min(kMaxMatch, place), end = num_tokens();
+  // How many tokens before `place` equal the last of `context`, given that `known` do.
+  int64_t match(int64_t place, const Tokens& context, int64_t known) const {
+    const int64_t size = context.size(), longest = std::min({kMaxMatch, place, size});
     int64_t match = known;
-    while (match < longest && tokens_[place - 1 - match] == tokens_[end - 1 - match]) match++;
+    while (match < longest && tokens_[place - 1 - match] == context[size - 1 - match]) match++;
     return match;
   }
 
-  std::vector<int32_t> tokens_;
+  Tokens tokens_;
   std::unordered_map<unsigned __int128, int64_t, Hash> heads_[kSizes];
   std::vector<int64_t> previous_[kSizes];  // 0: none
+};
+
+// A sequence's own tokens, a text given with it, and the place that it follows in one of them.
+class SequenceIndex {
+ public:
+  explicit SequenceIndex(bool searches_own) : searches_own_(searches_own) {}
+
+  int64_t num_tokens() const { return own_.num_tokens(); }
+  bool goes_on() const { return place_ && place_->goes_on(); }
+  void give(const Tokens& tokens) { given_.extend(tokens); }
+  void follow_given() { place_.emplace(0, 0, false); }
+
+  // Takes in the tokens that are new.
+  void extend(const Tokens& tokens) {
+    const int64_t known = num_tokens();
+    own_.extend(tokens);
+    if (place_) place_->follow(followed(), own_.tokens(), known);
+  }
+
+  // Continuations, those of the place that is followed first.
+  std::vector<Continuation> find(int64_t length) {
+    Places own = searches_own_ ? own_.find(own_.tokens()) : Places(), given = given_.find(own_.tokens());
+    if (!goes_on()) choose(own, given);
+    std::vector<Continuation> found;
+    const auto add = [&](int64_t place, int64_t match, Kind kind, bool is_own) {
+      const int64_t followers = !is_own ? given_.followers(place, length) : place < num_tokens() ? length : 0;
+      found.push_back({place, followers, match, kind, is_own});
+    };
+    if (place_) {
+      Places& places = place_->is_own() ? own : given;
+      for (const auto& [place, match] : place_->guesses(followed(), own_.tokens())) {
+        const auto seen = find_place(places, place);
+        add(place, seen == places.end() ? match : std::max(match, seen->second), kFollowed, place_->is_own());
+        if (seen != places.end()) places.erase(seen);
+      }
+    }
+    for (const auto& [place, match] : own) add(place, match, kOwn, true);
+    for (const auto& [place, match] : given) add(place, match, kGiven, false);
+    return found;
+  }
+
+  int32_t token(const Continuation& c, int64_t depth) const {
+    return c.is_own ? own_.tokens()[c.first + depth % (num_tokens() - c.first)] : given_.tokens()[c.first + depth];
+  }
+
+  // The last tokens, at most `size`.
+  Tokens last(int64_t size) const { return {own_.tokens().end() - std::min(size, num_tokens()), own_.tokens().end()}; }
+
+ private:
+  const Tokens& followed() const { return place_->is_own() ? own_.tokens() : given_.tokens(); }
+
+  // Follows the place with the longest match if that is long enough: what is there is being copied.
+  void choose(const Places& own, const Places& given) {
+    int64_t longest = kCopied - 1;
+    for (const Places* places : {&own, &given})
+      for (const auto& [place, match] : *places)
+        if (match > longest) longest = match, place_.emplace(place, match, places == &own);
+  }
+
+  TextIndex own_, given_;
+  std::optional<FollowedPlace> place_;
+  bool searches_own_;
 };
 
 // Zeros that take memory as they are written.
@@ -129,7 +194,7 @@ class SharedIndex {
   int32_t token(int64_t place) const { return tokens_[place % capacity_]; }
 
   // Keeps the tokens of an output for later sequences of the tag; of one longer than the ring, its end.
-  void add(int64_t tag, const std::vector<int32_t>& tokens) {
+  void add(int64_t tag, const Tokens& tokens) {
     write(kSeparator, tag);
     const int64_t first = std::max<int64_t>(0, static_cast<int64_t>(tokens.size()) - (capacity_ - 2));
     for (int64_t i = first; i < static_cast<int64_t>(tokens.size()); i++) {
@@ -145,12 +210,13 @@ class SharedIndex {
     }
   }
 
-  // Adds places behind the last tokens of `context` in outputs of the tag.
-  void find(int64_t tag, const std::vector<int32_t>& context, int64_t length, Found& found) const {
+  // Adds continuations behind the last tokens of `context` in outputs of the tag.
+  void find(int64_t tag, const Tokens& context, int64_t length, std::vector<Continuation>& found) const {
     if (end_ == 0) return;
-    const size_t before = found.places().size();
-    for (int i = 0; i < kSizes && found.places().size() - before < kEnough; i++)
-      if (kSize[i] <= static_cast<int64_t>(context.size())) walk(i, tag, context, length, found);
+    Places places;
+    for (int i = 0; i < kSizes && places.size() < kEnough; i++)
+      if (kSize[i] <= static_cast<int64_t>(context.size())) walk(i, tag, context, places);
+    for (const auto& [place, match] : places) found.push_back({place, followers(place, length), match, kShared, false});
   }
 
  private:
@@ -162,17 +228,17 @@ class SharedIndex {
     return hash % static_cast<uint64_t>(capacity_);
   }
 
-  void walk(int i, int64_t tag, const std::vector<int32_t>& context, int64_t length, Found& found) const {
+  void walk(int i, int64_t tag, const Tokens& context, Places& found) const {
     const int64_t oldest = std::max<int64_t>(0, end_ - capacity_);
     int64_t place = heads_[i][slot(tag, &context[context.size() - kSize[i]], kSize[i])];
     for (int64_t quota = kQuota[i]; place > oldest && quota; place = previous_[i][place % capacity_], quota--) {
-      if (tags_[place % capacity_] != tag || found.has(place, true)) continue;
+      if (tags_[place % capacity_] != tag || find_place(found, place) != found.end()) continue;
       const int64_t known = match(place, context, oldest);
-      if (known >= kSize[i]) found.add({place, followers(place, length), known, true});
+      if (known >= kSize[i]) found.push_back({place, known});
     }
   }
 
-  int64_t match(int64_t place, const std::vector<int32_t>& context, int64_t oldest) const {
+  int64_t match(int64_t place, const Tokens& context, int64_t oldest) const {
     const int64_t size = context.size(), longest = std::min({kMaxMatch, size, place - oldest});
     int64_t match = 0;
     while (match < longest && token(place - 1 - match) == context[size - 1 - match]) match++;
@@ -204,8 +270,8 @@ class SharedIndex {
 // The likeliest nodes of the trie of continuations, best first.
 class Tree {
  public:
-  Tree(const LocalIndex& local, const SharedIndex& shared, const Found& found) : local_(local), shared_(shared), found_(found.places()) {
-    for (const Continuation& c : found_) weights_.push_back((c.shared ? kSharedWeight : 1.0) * static_cast<double>(int64_t{1} << c.match));
+  Tree(const SequenceIndex& local, const SharedIndex* shared, const std::vector<Continuation>& found) : local_(local), shared_(shared), found_(found) {
+    for (const Continuation& c : found_) weights_.push_back(kWeight[c.kind] * static_cast<double>(int64_t{1} << std::min(c.match, kMaxMatch)));
   }
 
   std::vector<Node> grow(int64_t limit) {
@@ -255,21 +321,21 @@ class Tree {
   }
 
   int64_t token_at(const Continuation& c, int64_t depth) const {
-    return c.shared ? shared_.token(c.first + depth) : local_.token(c.first + depth % (local_.num_tokens() - c.first));
+    return c.kind == kShared ? shared_->token(c.first + depth) : local_.token(c, depth);
   }
 
   // Bucket and prior acceptance of the token that the followers agree on.
   std::pair<int64_t, double> confidence(double share, const Group& followers, int64_t depth) const {
     int64_t longest = 0;
-    for (const size_t i : followers) longest = std::max(longest, found_[i].match);
-    const int64_t match_class = kMatchClass[std::min(longest + depth, kMaxMatch)];
+    for (const size_t i : followers) longest = std::max(longest, found_[i].match + depth * kConfirms[found_[i].kind]);
+    const int64_t match_class = kMatchClass[std::min(longest, kMaxMatch)];
     const int64_t share_class = share > 0.95 ? 3 : share > 0.6 ? 2 : share > 0.25 ? 1 : 0;
-    const int64_t bucket = ((match_class * 4 + share_class) * 2 + (followers.size() > 1)) * 2 + found_[followers[0]].shared;
+    const int64_t bucket = ((match_class * 4 + share_class) * 2 + (followers.size() > 1)) * kKinds + found_[followers[0]].kind;
     return {bucket, kMatchPrior[match_class] * share};
   }
 
-  const LocalIndex& local_;
-  const SharedIndex& shared_;
+  const SequenceIndex& local_;
+  const SharedIndex* shared_;
   const std::vector<Continuation>& found_;
   std::vector<double> weights_;
   std::priority_queue<Expected> heap_;
@@ -277,16 +343,15 @@ class Tree {
 };
 
 // A sequence's part of a call: its index, the tokens that are new in it, the tag of its cache salt, and the most nodes.
-using Request = std::tuple<LocalIndex*, std::vector<int32_t>, int64_t, int64_t>;
+using Request = std::tuple<SequenceIndex*, Tokens, int64_t, int64_t>;
 
-// The draft of each sequence (`as_draft`), or None.
-inline py::list propose(const SharedIndex& shared, const std::vector<Request>& requests) {
+// The draft of each sequence (`as_draft`), or None; without a shared index from what belongs to the sequence alone.
+inline py::list propose(const SharedIndex* shared, const std::vector<Request>& requests) {
   py::list drafts;
   for (const auto& [local, tokens, tag, limit] : requests) {
     local->extend(tokens);
-    Found found;
-    local->find(limit, found);
-    shared.find(tag, local->last(kMaxMatch), limit, found);
+    std::vector<Continuation> found = local->find(limit);
+    if (shared != nullptr) shared->find(tag, local->last(kMaxMatch), limit, found);
     const std::vector<Node> nodes = Tree(*local, shared, found).grow(limit);
     if (nodes.empty())
       drafts.append(py::none());

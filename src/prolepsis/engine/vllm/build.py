@@ -84,7 +84,7 @@ def assemble(
 def _proposers(config: EngineConfig, vocab_size: int) -> ProposerSet:
     names = config.proposers if config.num_speculative_tokens else ()
     return ProposerSet(
-        [ChainProposer(FREE_PROPOSERS[name](config)) for name in names],
+        [ChainProposer(FREE_PROPOSERS[name](config, None)) for name in names],
         DraftWindow(flat_cost(), token_overhead_ms=0.01),
         AcceptanceEstimator(),
         vocab_size,

@@ -25,7 +25,7 @@ def served_model(config: EngineConfig, name: ServedProposer) -> ServedModel:
     tokenizer = load_tokenizer(resolve(config.model, config.model_dir))
     vocabulary = vocabulary_digest(tokenizer)
     if name != DRAFT_MODEL:
-        return ServedModel(FREE_PROPOSERS[name](config), vocabulary, tokenizer.vocab_size)
+        return ServedModel(FREE_PROPOSERS[name](config, tokenizer), vocabulary, tokenizer.vocab_size)
     if config.draft_model is None:
         raise ConfigError(f"proposer is {name!r}, but draft_model is not set", param="draft_model")
     draft = load_model(config, config.draft_model)

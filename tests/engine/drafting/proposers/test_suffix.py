@@ -3,7 +3,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prolepsis.engine.drafting.kernel import draft_kernel
+from prolepsis.engine.drafting.proposers import suffix_index
 from prolepsis.engine.drafting.proposers.suffix import SuffixProposer
+from prolepsis.engine.drafting.proposers.suffix_index import SEPARATOR
 from tests.engine.drafting.sequences import VOCAB, FakeSequence
 
 WAYS = pytest.mark.parametrize("native", [True, False], ids=["native", "reference"])
@@ -70,6 +72,17 @@ def test_past_outputs_serve_their_own_scope_only(native: bool) -> None:
 
 
 @WAYS
+def test_the_prompts_last_tokens_match_the_first_of_an_output(native: bool) -> None:
+    proposer = suffix(native)
+    proposer.forget(FakeSequence([*range(40), 7, 8, 9, 1, 2, 3], num_prompt_tokens=43, key="past"))
+    ends, others = FakeSequence([60, 8, 9], key="ends"), FakeSequence([60, 10, 11], key="others")
+    drafts = proposer.propose([ends, others], [3, 3])
+    assert drafts[0] is not None
+    assert drafts[0].tokens == (1, 2, 3)
+    assert drafts[1] is None, "only the prompt's end is kept"
+
+
+@WAYS
 def test_forgetting_frees_the_sequences_own_index(native: bool) -> None:
     proposer = suffix(native)
     sequence = FakeSequence([1, 2, 1, 2], num_prompt_tokens=2)
@@ -99,6 +112,9 @@ def test_scopes_stay_apart_when_the_ring_overflows(native: bool) -> None:
         assert draft.tokens == (5 + scope % 90,) if draft is not None else scope < 115, "the ring holds the last 85"
 
 
+TOKENS = st.lists(st.integers(0, 4), max_size=60)
+
+
 @settings(max_examples=300)
 @given(
     st.lists(st.tuples(st.sampled_from("ab"), st.lists(st.integers(0, 3), min_size=1, max_size=80)), max_size=6),
@@ -121,3 +137,40 @@ def test_native_drafts_are_those_of_the_reference(
         sequences = [FakeSequence(text[:size], key=scope, cache_salt=scope) for scope in "ab"]
         native, reference = (proposer.propose(sequences, [limit, limit]) for proposer in proposers)
         assert native == reference
+
+
+@settings(max_examples=300)
+@given(st.booleans(), st.booleans(), TOKENS, TOKENS, st.data())
+def test_native_places_are_followed_as_the_reference_follows_them(
+    searches_own: bool, follows: bool, text: list[int], given_text: list[int], data: st.DataObject
+) -> None:
+    """The sequence is an edited copy of its own tokens and of a text given in two parts."""
+    kernel = draft_kernel()
+    if kernel is None:
+        pytest.skip("no compiled suffix index on this machine")
+    changed = data.draw(st.lists(st.one_of(st.sampled_from([*text, *given_text, 9]), st.just(-1)), max_size=4))
+    tokens = [
+        *text,
+        *given_text[:25],
+        *(token for token in changed if token >= 0),
+        *given_text[25 + len(changed) :],
+        *text,
+    ]
+    indexes = [module.SequenceIndex(searches_own) for module in (kernel, suffix_index)]
+    for index in indexes:
+        index.give(given_text[:40])
+        if follows:
+            index.follow_given()
+    known = 0
+    while known < len(tokens):
+        new, limit = tokens[known : known + data.draw(st.integers(1, 9))], data.draw(st.integers(1, 24))
+        native, reference = (
+            module.propose(None, [(index, new, 0, limit)])
+            for module, index in zip((kernel, suffix_index), indexes, strict=True)
+        )
+        assert native == reference
+        assert indexes[0].goes_on == indexes[1].goes_on
+        if known < 40 <= known + len(new):
+            for index in indexes:
+                index.give([SEPARATOR, *given_text[40:]])
+        known += len(new)

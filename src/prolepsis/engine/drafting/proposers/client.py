@@ -1,45 +1,45 @@
 """The draft that a sequence's client sent while it is answered: its part after the output so far.
 
-A draft arrives at any time and is never waited for. The output may have gone on meanwhile: what it has confirmed of the
-draft is skipped, and one that it has left, or passed, drafts nothing.
+A draft arrives at any time and is never waited for. The output may have gone on meanwhile, and may leave the draft: it
+is followed as an edited text is (`followed`). One that the output has not come to drafts nothing.
 """
 
 from collections.abc import Sequence
-from zlib import crc32
 
-from prolepsis.engine.drafting.draft import Draft, chain
+from prolepsis.core.client_draft import ClientDraft
+from prolepsis.engine.drafting.draft import Draft
 from prolepsis.engine.drafting.proposer import Proposer, SequenceView
-
-_MOST_CONFIRMED = 8  # more confirmed tokens share a bucket
-_NUM_SCOPES = 32  # groups of tenants
+from prolepsis.engine.drafting.proposers.expected_text import ExpectedText, kernel_for, propose
 
 
 class ClientProposer(Proposer):
-    """Proposes a chain. The bucket is the number of its tokens that the output has confirmed, apart by tenant."""
+    """Proposes trees of where the draft may go on."""
 
     name = "client"
     free = True
+
+    def __init__(self, *, native: bool = True) -> None:
+        self._kernel = kernel_for(native=native)
+        self._texts: dict[str, tuple[ClientDraft, ExpectedText]] = {}
 
     def serves(self, sequence: SequenceView) -> bool:
         """Only sequences whose client has sent a draft."""
         return sequence.client_draft is not None
 
     def propose(self, sequences: Sequence[SequenceView], limits: Sequence[int]) -> list[Draft | None]:
-        return [_propose(sequence, limit) for sequence, limit in zip(sequences, limits, strict=True)]
+        return propose(self._kernel, self.name, [self._text(sequence) for sequence in sequences], sequences, limits)
 
+    def forget(self, sequence: SequenceView) -> None:
+        self._texts.pop(sequence.key, None)
 
-def scope_of(sequence: SequenceView) -> int:
-    """Return a number of its tenant for buckets: bad drafts of one client make few others seem bad."""
-    return crc32(sequence.tenant.encode()) % _NUM_SCOPES
-
-
-def _propose(sequence: SequenceView, limit: int) -> Draft | None:
-    draft = sequence.client_draft
-    if draft is None:
-        return None
-    tokens = draft.next_tokens(sequence.tokens, sequence.num_prompt_tokens)
-    if not tokens:
-        return None
-    num_confirmed = min(len(draft.token_ids) - len(tokens), _MOST_CONFIRMED)
-    bucket = (_MOST_CONFIRMED + 1) * scope_of(sequence) + num_confirmed
-    return chain(tokens[:limit], ClientProposer.name, bucket=bucket)
+    def _text(self, sequence: SequenceView) -> ExpectedText | None:
+        draft = sequence.client_draft
+        if draft is None or len(sequence.tokens) < sequence.num_prompt_tokens + draft.position:
+            return None
+        known = self._texts.get(sequence.key)
+        if known is not None and known[0] is draft:
+            return known[1]
+        text = ExpectedText(self._kernel, sequence.num_prompt_tokens + draft.position)
+        text.give(draft.token_ids)
+        self._texts[sequence.key] = draft, text
+        return text

@@ -1,6 +1,7 @@
-"""Finds where the last tokens of a sequence occurred before: in itself, or in earlier outputs under its cache salt.
+"""Finds where the last tokens of a sequence occurred before: in itself, in a text given with it, or in earlier outputs.
 
 The readable reference of `engine/native/suffix.h`, which serves where a compiler is; the drafts are the same.
+Earlier outputs are those under the sequence's cache salt. A text that the sequence copies is followed (`followed`).
 
 Both indexes are hash chains, as LZ77 coders use them, rather than a suffix tree or automaton. For each of a few n-gram
 sizes a head points to the most recent place behind that n-gram and `previous` links each place to the one before it.
@@ -24,17 +25,24 @@ from typing import NamedTuple
 import numpy as np
 
 from prolepsis.engine.drafting.draft import ROOT, Draft, best_first
+from prolepsis.engine.drafting.proposers.followed import FollowedPlace
 from prolepsis.engine.drafting.proposers.prompt_lookup import continuation
 from prolepsis.engine.sampling.noise import mix
 
-MAX_MATCH = 16  # longer matches count as equal
+MAX_MATCH = 48  # longer matches count as equal
 SIZES = (4, 2, 1)
 _QUOTA = {4: 6, 2: 5, 1: 5}  # places looked at per n-gram size; more found nothing more
 _ENOUGH = 10  # places after which shorter n-grams are not looked at
-_SEPARATOR = -1
+SEPARATOR = -1
+_COPIED = 8  # equal tokens that show that a text is being copied
 LEFT_CONTEXT = 8  # prompt tokens kept before an output, so that its first tokens can be matched
 _MASK, _STEP = 2**64 - 1, 0x9E3779B97F4A7C15
 _PROCESS_KEY = os.urandom(16)
+
+
+FOLLOWED, OWN, GIVEN, SHARED = range(4)
+_WEIGHT = (1.0, 1.0, 0.5, 0.5)
+_CONFIRMS = (2, 1, 1, 1)  # equal tokens that an accepted one counts for: it confirms where a followed text goes on
 
 
 class SuffixContinuation(NamedTuple):
@@ -42,37 +50,36 @@ class SuffixContinuation(NamedTuple):
 
     tokens: list[int]
     match: int
-    shared: bool
+    kind: int
+    """Whether the place is followed, or where it was found."""
 
 
-class LocalIndex:
-    """Occurrences within one sequence's own prompt and output. Keys are exact, memory is O(tokens)."""
+class TextIndex:
+    """Occurrences within one text. Keys are exact, memory is O(tokens)."""
 
     def __init__(self) -> None:
-        self._num_indexed = 0
+        self.tokens: list[int] = []
         self._heads: dict[int, dict[int, int]] = {size: {} for size in SIZES}
         self._previous: dict[int, list[int]] = {size: [] for size in SIZES}  # 0: none
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Index the tokens that are new."""
+        """Add tokens to the text."""
         head1, head2, head4 = self._heads[1], self._heads[2], self._heads[4]
         previous1, previous2, previous4 = self._previous[1], self._previous[2], self._previous[4]
-        start = self._num_indexed
-        w, x, y, z = _last4(tokens, start - 1) if start else (0, 0, 0, 0)
-        for place in range(start, len(tokens)):
-            if place:
-                w, x, y, z = x, y, z, tokens[place - 1] + 1
+        w, x, y, z = _last4(self.tokens)
+        for place, token in enumerate(tokens, len(self.tokens)):
             pair = y << 32 | z
             quad = w << 96 | x << 64 | pair
             previous1.append(head1.get(z, 0))
             previous2.append(head2.get(pair, 0))
             previous4.append(head4.get(quad, 0))
             head1[z] = head2[pair] = head4[quad] = place
-        self._num_indexed = len(tokens)
+            w, x, y, z = x, y, z, token + 1
+        self.tokens += tokens
 
-    def find(self, tokens: Sequence[int], length: int) -> list[SuffixContinuation]:
-        """Return continuations of up to `length` tokens, longest n-gram first, most recent first within it."""
-        w, x, y, z = _last4(tokens, len(tokens))
+    def find(self, context: Sequence[int]) -> dict[int, int]:
+        """Return places behind the last tokens of `context` with their matches: longest n-gram, latest place first."""
+        w, x, y, z = _last4(context)
         keys = {1: z, 2: y << 32 | z, 4: w << 96 | x << 64 | y << 32 | z}
         found: dict[int, int] = {}
         for size in SIZES:
@@ -80,11 +87,86 @@ class LocalIndex:
             quota = _QUOTA[size]
             while place and quota:
                 if place not in found:
-                    found[place] = _match(tokens, place, size)
+                    found[place] = _match(self.tokens, place, context, size)
                 place, quota = previous[place], quota - 1
             if len(found) >= _ENOUGH:
                 break
-        return [SuffixContinuation(continuation(tokens, place, length), match, False) for place, match in found.items()]
+        return found
+
+
+class SequenceIndex:
+    """A sequence's own tokens, a text given with it, and the place that it follows in one of them.
+
+    `searches_own`: drafts come from its own tokens too.
+    """
+
+    def __init__(self, searches_own: bool = True) -> None:
+        self._own = TextIndex()
+        self._given = TextIndex()
+        self._place: FollowedPlace | None = None
+        self._searches_own = searches_own
+
+    def __len__(self) -> int:
+        return len(self._own.tokens)
+
+    @property
+    def context(self) -> Sequence[int]:
+        """Its tokens."""
+        return self._own.tokens
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether it follows a place, and did with its last token."""
+        return self._place is not None and self._place.goes_on
+
+    def give(self, tokens: Sequence[int]) -> None:
+        """Add tokens to the text; a separator ends what was given before."""
+        self._given.extend(tokens)
+
+    def follow_given(self) -> None:
+        """Expect the sequence to go on as the text begins."""
+        self._place = FollowedPlace(self._given.tokens, 0, 0, is_own=False)
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Add the tokens that are new."""
+        known = len(self)
+        self._own.extend(tokens)
+        if self._place is not None:
+            self._place.follow(self._own.tokens, known)
+
+    def find(self, length: int) -> list[SuffixContinuation]:
+        """Return continuations of up to `length` tokens, those of the place that is followed first."""
+        tokens = self._own.tokens
+        own = self._own.find(tokens) if self._searches_own else {}
+        given = self._given.find(tokens)
+        if not self.goes_on:
+            self._choose(own, given)
+        found: list[SuffixContinuation] = []
+        guesses = self._place.guesses(tokens) if self._place is not None else {}
+        is_own = self._place is not None and self._place.is_own
+        for place, match in guesses.items():
+            seen = (own if is_own else given).pop(place, 0)
+            found.append(SuffixContinuation(self._read(place, length, is_own), max(match, seen), FOLLOWED))
+        found += [SuffixContinuation(self._read(place, length, True), match, OWN) for place, match in own.items()]
+        found += [SuffixContinuation(self._read(place, length, False), match, GIVEN) for place, match in given.items()]
+        return found
+
+    def _choose(self, own: dict[int, int], given: dict[int, int]) -> None:
+        """Follow the place with the longest match if that is long enough: what is there is being copied."""
+        best, longest, is_own = 0, _COPIED - 1, True
+        for places in (own, given):
+            for place, match in places.items():
+                if match > longest:
+                    best, longest, is_own = place, match, places is own
+        if best:
+            text = self._own if is_own else self._given
+            self._place = FollowedPlace(text.tokens, best, longest, is_own=is_own)
+
+    def _read(self, place: int, length: int, is_own: bool) -> list[int]:
+        """Return what follows a place: past the end of the sequence's own tokens they repeat."""
+        if is_own:
+            return continuation(self._own.tokens, place, length) if place < len(self) else []
+        return _until_separator(self._given.tokens[place : place + length])
 
 
 class SharedIndex:
@@ -98,7 +180,7 @@ class SharedIndex:
 
     def __init__(self, max_bytes: int) -> None:
         self.capacity = max(64, max_bytes // self._BYTES_PER_TOKEN)
-        self._tokens = np.full(self.capacity, _SEPARATOR, np.int32).data
+        self._tokens = np.full(self.capacity, SEPARATOR, np.int32).data
         self._salts = np.zeros(self.capacity, np.int64).data
         self._heads = {size: np.zeros(self.capacity, np.int64).data for size in SIZES}
         self._previous = {size: np.zeros(self.capacity, np.int64).data for size in SIZES}
@@ -114,11 +196,10 @@ class SharedIndex:
         arrays = (self._tokens, self._salts, *self._heads.values(), *self._previous.values())
         return sum(array.nbytes for array in arrays)
 
-    def add(self, cache_salt: str, prompt: Sequence[int], output: Sequence[int]) -> None:
-        """Keep an output for later sequences under `cache_salt`; of one longer than the ring, its end."""
-        tag = salt_tag(cache_salt)
-        self._write(_SEPARATOR, tag)
-        sequence = [*prompt[-LEFT_CONTEXT:], *output][-(self.capacity - 2) :]
+    def add(self, tag: int, tokens: Sequence[int]) -> None:
+        """Keep the tokens of an output for later sequences of the tag; of one longer than the ring, its end."""
+        self._write(SEPARATOR, tag)
+        sequence = tokens[-(self.capacity - 2) :]
         for i, token in enumerate(sequence):
             for size in SIZES:
                 if size <= i:
@@ -129,18 +210,18 @@ class SharedIndex:
                     self._previous[size][self._end % self.capacity] = 0
             self._write(token, tag)
 
-    def find(self, cache_salt: str, tokens: Sequence[int], length: int) -> list[SuffixContinuation]:
-        """Return continuations of up to `length` tokens from outputs under `cache_salt`."""
+    def find(self, tag: int, tokens: Sequence[int], length: int) -> list[SuffixContinuation]:
+        """Return continuations of up to `length` tokens from outputs of the tag."""
         if not self._end:
             return []
-        tag, context = salt_tag(cache_salt), [*tokens[-MAX_MATCH:]]
+        context = [*tokens[-MAX_MATCH:]]
         found: dict[int, int] = {}
         for size in SIZES:
             if size <= len(context):
                 self._walk(size, tag, context, found)
             if len(found) >= _ENOUGH:
                 break
-        return [SuffixContinuation(self._read(place, length), match, True) for place, match in found.items()]
+        return [SuffixContinuation(self._read(place, length), match, SHARED) for place, match in found.items()]
 
     def _walk(self, size: int, tag: int, context: list[int], found: dict[int, int]) -> None:
         """Add places behind the last `size` tokens of the context to `found`, with their match lengths."""
@@ -173,7 +254,7 @@ class SharedIndex:
         tokens = self._tokens[start : start + length].tolist()
         if len(tokens) < length:
             tokens += self._tokens[: length - len(tokens)].tolist()
-        return tokens[: tokens.index(_SEPARATOR)] if _SEPARATOR in tokens else tokens
+        return _until_separator(tokens)
 
     def _write(self, token: int, tag: int) -> None:
         slot = self._end % self.capacity
@@ -182,20 +263,21 @@ class SharedIndex:
         self._end += 1
 
 
-def _last4(tokens: Sequence[int], end: int) -> tuple[int, int, int, int]:
-    """Return the four tokens before `end`, each plus one, 0 where there is none."""
-    w, x, y, z = ([0, 0, 0, 0] + [t + 1 for t in tokens[max(0, end - 4) : end]])[-4:]
+def _until_separator(tokens: list[int]) -> list[int]:
+    return tokens[: tokens.index(SEPARATOR)] if SEPARATOR in tokens else tokens
+
+
+def _last4(tokens: Sequence[int]) -> tuple[int, int, int, int]:
+    """Return the last four tokens, each plus one, 0 where there is none."""
+    w, x, y, z = ([0, 0, 0, 0] + [t + 1 for t in tokens[-4:]])[-4:]
     return w, x, y, z
 
 
-def _match(tokens: Sequence[int], place: int, known: int) -> int:
-    """Return how many tokens before `place` equal the last ones, given that `known` do; at most MAX_MATCH."""
-    match, offset = known, len(tokens) - place
-    longest = min(MAX_MATCH, place)
-    at = place - 1 - match
-    while match < longest and tokens[at] == tokens[at + offset]:
+def _match(text: Sequence[int], place: int, context: Sequence[int], known: int) -> int:
+    """Return how many tokens before `place` equal the context's last, given that `known` do; at most MAX_MATCH."""
+    match, longest = known, min(MAX_MATCH, place, len(context))
+    while match < longest and text[place - 1 - match] == context[-1 - match]:
         match += 1
-        at -= 1
     return match
 
 
@@ -205,17 +287,48 @@ def salt_tag(cache_salt: str) -> int:
     return int.from_bytes(digest, "little", signed=True)
 
 
-_MATCH_CLASS = (0, 0, 1, 2, 3, 3, 4, 4, 5, 5, 5, 5, 6, 6, 6, 6, 7)  # of a match of 0 to MAX_MATCH tokens
-_MATCH_PRIOR = (0.15, 0.30, 0.45, 0.60, 0.70, 0.80, 0.88, 0.95)  # acceptance where all places agree
+_MATCH_CLASS = (
+    0,
+    0,
+    1,
+    2,
+    3,
+    3,
+    4,
+    4,
+    *[5] * 4,
+    *[6] * 4,
+    *[7] * 8,
+    *[8] * 24,
+    9,
+)  # of a match of 0 to MAX_MATCH tokens
+_MATCH_PRIOR = (0.15, 0.30, 0.45, 0.60, 0.70, 0.80, 0.88, 0.95, 0.97, 0.985)  # acceptance where all places agree
+NUM_BUCKETS = len(_MATCH_PRIOR) * 4 * 2 * len(_WEIGHT)
 _FLOOR = 0.005  # prior survival below which a node is not drafted
-_SHARED_WEIGHT = 0.5
 
+Request = tuple[SequenceIndex, Sequence[int], int, int]
+"""Its index, the tokens that are new in it, the tag of its cache salt, and the most nodes."""
+Nodes = tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...], tuple[int, ...]]
+"""Tokens, parents, survivals and buckets of a draft."""
 _Group = list[tuple[SuffixContinuation, float]]  # continuations with their weights
 
 
-def tree(found: Sequence[SuffixContinuation], limit: int, name: str) -> Draft | None:
+def propose(shared: SharedIndex | None, requests: Sequence[Request]) -> list[Nodes | None]:
+    """Return the draft of each sequence, or None."""
+    drafts: list[Nodes | None] = []
+    for index, tokens, tag, limit in requests:
+        index.extend(tokens)
+        found = index.find(limit)
+        if shared is not None:
+            found += shared.find(tag, index.context, limit)
+        draft = _tree(found, limit) if found else None
+        drafts.append((draft.tokens, draft.parents, draft.survival, draft.buckets) if draft else None)
+    return drafts
+
+
+def _tree(found: Sequence[SuffixContinuation], limit: int) -> Draft | None:
     """Return the `limit` likeliest nodes of the trie of continuations, best first."""
-    group = [(c, (_SHARED_WEIGHT if c.shared else 1.0) * float(1 << min(c.match, MAX_MATCH))) for c in found]
+    group = [(c, _WEIGHT[c.kind] * float(1 << min(c.match, MAX_MATCH))) for c in found]
     nodes: list[tuple[int, int, float, int]] = []  # as `best_first` takes them
     heap: list[tuple[float, int, int, int, int, int, _Group]] = []
     order = count()
@@ -231,7 +344,7 @@ def tree(found: Sequence[SuffixContinuation], limit: int, name: str) -> Draft | 
         alive = -negative
         nodes.append((token, parent, alive, bucket))
         parent = len(nodes) - 1
-    return best_first(nodes, name) if nodes else None
+    return best_first(nodes, "suffix") if nodes else None
 
 
 def _split(group: _Group, depth: int) -> list[tuple[int, float, _Group]]:
@@ -250,10 +363,10 @@ def _split(group: _Group, depth: int) -> list[tuple[int, float, _Group]]:
 
 def _confidence(share: float, followers: _Group, depth: int) -> tuple[int, float]:
     """Return bucket and prior acceptance of the token that `followers` agree on at `depth`."""
-    longest = max(c.match for c, _ in followers) + depth
+    longest = max(c.match + depth * _CONFIRMS[c.kind] for c, _ in followers)
     match_class = _MATCH_CLASS[min(longest, MAX_MATCH)]
     share_class = 3 if share > 0.95 else 2 if share > 0.6 else 1 if share > 0.25 else 0
     several = len(followers) > 1
-    shared = followers[0][0].shared  # the sequence's own continuations come first
-    bucket = ((match_class * 4 + share_class) * 2 + several) * 2 + shared
+    kind = followers[0][0].kind  # the place that is followed comes first
+    bucket = ((match_class * 4 + share_class) * 2 + several) * len(_WEIGHT) + kind
     return bucket, _MATCH_PRIOR[match_class] * share
