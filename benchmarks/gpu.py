@@ -283,7 +283,7 @@ def passes(model: TargetModel, device: torch.device, rate: float) -> dict[str, o
 def drafts(loaded: LoadedModel, acceptance: float, counts: Sequence[int]) -> dict[str, object]:
     """Serve plain and with drafts of a stated acceptance, in turns; only the oracle drafts."""
     oracle = Oracle(acceptance)
-    kept, FREE_PROPOSERS["suffix"] = FREE_PROPOSERS["suffix"], lambda _: oracle
+    kept, FREE_PROPOSERS["suffix"] = FREE_PROPOSERS["suffix"], lambda *_: oracle
     try:
         pages = max(counts) * -(-(PROMPT + ANSWER + 64) // PAGE_SIZE)
         memory = pages * loaded.model.info.page_bytes
