@@ -10,7 +10,7 @@ namespace {
 
 using namespace stored;
 
-constexpr int K = 512, G = K / kGroup, M = 70;
+constexpr int K = 1280, G = K / kGroup, M = 70;
 
 float wide(bf16 value) {
   const uint32_t bits = uint32_t(value) << 16;
@@ -133,7 +133,7 @@ void check(Format format, const std::vector<bf16>& x) {
     if constexpr (L::kNested) {
       std::vector<RowSuper> quantised(G / kSuperGroups * rows + kMostTileRows);
       for (int m = 0; m < rows; m++) quantise(x.data() + m * K, K, rows, quantised.data() + m);
-      task_product(format, quantised.data(), rows, G, packed.data(), packed.size(), compare);
+      task_product(format, quantised.data(), rows, G, packed.data(), compare);
     } else {
       const Sweeps sweeps{rows, G};
       std::vector<RowGroup> quantised(G * rows);

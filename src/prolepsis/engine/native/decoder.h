@@ -404,7 +404,7 @@ class Decoder {
           const Matrix::Task& task = weights.tasks[i];
           const auto done = [&](int64_t first, int count, const float* sums) { epilogue(first, count, i, sums); };
           if (input.rows.groups && stored::is_nested(task.format))
-            stored::task_product(task.format, input.rows.supers, M, K / stored::kGroup, task.data, task.bytes, done);
+            stored::task_product(task.format, input.rows.supers, M, K / stored::kGroup, task.data, done);
           else if (input.rows.groups && task.format != Format::kBf16)
             stored::task_product(task.format, input.rows.groups, sweeps, task.data, task.bytes, c, done);
           else

@@ -96,13 +96,13 @@ Product product_of(Format format, int rows) {
   });
 }
 
-void nested_product(Format format, const RowSuper* x, int64_t M, const uint8_t* blocks, int64_t G, const uint8_t* next, float* c) {
+void nested_product(Format format, const RowSuper* x, int64_t M, const uint8_t* blocks, int64_t G, float* c) {
   with_nested(format, [&](auto layout) {
     using L = decltype(layout);
 #if defined(PROLEPSIS_AMX)
-    if (M > kMostNestedWithoutTiles) return multiply_nested_on_tiles<L>(x, M, blocks, G, next, c);
+    if (M > kMostNestedWithoutTiles) return multiply_nested_on_tiles<L>(x, M, blocks, G, c);
 #endif
-    multiply_nested<L>(x, M, blocks, G, next, c);
+    multiply_nested<L>(x, M, blocks, G, c);
   });
 }
 

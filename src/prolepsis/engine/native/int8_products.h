@@ -140,15 +140,15 @@ Product product_of(Format format, int rows);  // rows: 1 to kSweepRows
 Product tile_product_of(Format format, int rows);
 const uint8_t* spread(Format format, const uint8_t* blocks, int64_t G);  // in memory of this thread, until its next call
 
-// c[r][0:32] += x[s][r] * two blocks of weights in a nested format, for M rows. Fetches what it reads of `next`, the next task.
-void nested_product(Format format, const RowSuper* x, int64_t M, const uint8_t* blocks, int64_t G, const uint8_t* next, float* c);
+// c[r][0:32] += x[s][r] * two blocks of weights in a nested format, for M rows. Fetches the next task, which lies behind.
+void nested_product(Format format, const RowSuper* x, int64_t M, const uint8_t* blocks, int64_t G, float* c);
 
-// Calls epilogue(0, M, c) with c[M][32] of `x` times two blocks of weights in a nested format, `bytes` in all.
+// Calls epilogue(0, M, c) with c[M][32] of `x` times two blocks of weights in a nested format.
 template <class Epilogue>
-void task_product(Format format, const RowSuper* x, int64_t M, int64_t G, const uint8_t* blocks, int64_t bytes, const Epilogue& epilogue) {
+void task_product(Format format, const RowSuper* x, int64_t M, int64_t G, const uint8_t* blocks, const Epilogue& epilogue) {
   static thread_local std::vector<float> memory;
   memory.assign(M * kTask, 0);
-  nested_product(format, x, M, blocks, G, blocks + bytes, memory.data());
+  nested_product(format, x, M, blocks, G, memory.data());
   epilogue(0, M, memory.data());
 }
 

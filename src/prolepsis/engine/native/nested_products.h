@@ -149,9 +149,10 @@ constexpr auto kAddSuper = supers_table<L, Super>(std::make_integer_sequence<int
 
 // As `nested_product`, without tiles.
 template <class L>
-void multiply_nested(const RowSuper* x, int64_t M, const uint8_t* blocks, int64_t G, const uint8_t* next, float* c) {
+void multiply_nested(const RowSuper* x, int64_t M, const uint8_t* blocks, int64_t G, float* c) {
   static thread_local SpreadSuper<L> spread[2];
   const int64_t second = L::block_bytes(G), count = sweeps_of(M, kSweepRows);
+  const uint8_t* next = blocks + 2 * second;
   for (int64_t s = 0; s < G / kSuperGroups; s++, x += M) {
     const StoredSuper<L> stored[2] = {{blocks, s, G}, {blocks + second, s, G}}, ahead[2] = {{next, s, G}, {next + second, s, G}};
     if (count == 1) {

@@ -8,14 +8,28 @@ namespace stored {
 
 constexpr int kSteps = kSuperGroups / 2;  // of 64 along K, which a tile holds
 
+// Fetches a task into L2, a little with each of `calls` calls, so that memory is at work all the time.
+class Stream {
+ public:
+  Stream(const uint8_t* task, int64_t bytes, int64_t calls) : next_(task), due_(task), each_((bytes + calls - 1) / calls) {}
+
+  void fetch_some() {
+    for (due_ += each_; next_ < due_; next_ += 64) _mm_prefetch(reinterpret_cast<const char*>(next_), _MM_HINT_T1);
+  }
+
+ private:
+  const uint8_t *next_, *due_;
+  const int64_t each_;
+};
+
 template <class L>
 struct alignas(64) Planes {
   uint8_t codes[2][kSuperGroups][kQuads][64];  // high, low
   Ends<L> ends;
 
-  void spread(const StoredSuper<L>& from, const StoredSuper<L>& next) {
+  void spread(const StoredSuper<L>& from, Stream& ahead) {
     for (int g = 0; g < kSuperGroups; g++) {
-      next.fetch_group(g);
+      ahead.fetch_some();
       if constexpr (L::kMinimum)
         spread_group(from, g);
       else
@@ -58,7 +72,8 @@ using TileSums = int32_t[2][2][kMostTileRows][kBlock];  // of a block and a plan
 
 // Makes the sums of the rows that tiles are set up for and a super of two blocks.
 template <class L>
-inline void multiply_planes(const RowSuper* x, const Planes<L>* planes, TileSums& sums) {
+inline void multiply_planes(const RowSuper* x, const Planes<L>* planes, TileSums& sums, Stream& ahead) {
+  asm volatile("" : : : "memory");  // the compiler does not know that tiles read what was spread
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
@@ -79,6 +94,7 @@ inline void multiply_planes(const RowSuper* x, const Planes<L>* planes, TileSums
       _tile_dpbssd(2, 4, 7);
     _tile_loadd(5, planes[1].codes[1][2 * step], 64);
     _tile_dpbsud(3, 4, 5);
+    for (int i = 0; i < 4; i++) ahead.fetch_some();
   }
   _tile_stored(0, sums[0][0], 64);
   _tile_stored(1, sums[0][1], 64);
@@ -88,13 +104,14 @@ inline void multiply_planes(const RowSuper* x, const Planes<L>* planes, TileSums
 
 // c[r][0:32] += what the sums of `rows` rows make.
 template <class L>
-inline void add_sums(const RowSuper* x, int rows, const Planes<L>* planes, const TileSums& sums, float* c) {
+inline void add_sums(const RowSuper* x, int rows, const Planes<L>* planes, const TileSums& sums, float* c, Stream& ahead) {
   for (int b = 0; b < 2; b++) {
     const Ends<L> ends = planes[b].ends;
     for (int r = 0; r < rows; r++) {
       const auto of_plane = [&](int plane) { return lanes::load_bytes(reinterpret_cast<const uint8_t*>(sums[b][plane][r])); };
       const Bytes whole = lanes::add_int32(lanes::shift_int32<L::kMinimum ? 3 : 8>(of_plane(0)), of_plane(1));
       float* to = c + r * kTask + b * kBlock;
+      ahead.fetch_some();
       lanes::store(to, ends.added(lanes::load(to), whole, x[r]));
     }
   }
@@ -102,17 +119,18 @@ inline void add_sums(const RowSuper* x, int rows, const Planes<L>* planes, const
 
 // As `nested_product`. Rows that are short of the last sweep's are read past the end, where x has room, and dropped.
 template <class L>
-void multiply_nested_on_tiles(const RowSuper* x, int64_t M, const uint8_t* blocks, int64_t G, const uint8_t* next, float* c) {
+void multiply_nested_on_tiles(const RowSuper* x, int64_t M, const uint8_t* blocks, int64_t G, float* c) {
   static thread_local Planes<L> planes[2];
   alignas(64) TileSums sums;
-  const int64_t second = L::block_bytes(G), each = (M - 1) / sweeps_of(M, kMostTileRows) + 1;
+  const int64_t second = L::block_bytes(G), sweeps = sweeps_of(M, kMostTileRows), each = (M - 1) / sweeps + 1, supers = G / kSuperGroups;
+  Stream ahead(blocks + 2 * second, 2 * second, supers * (2 * kSuperGroups + 4 * kSteps * sweeps + 2 * M));
   amx::configure_bytes(each, 64);
-  for (int64_t s = 0; s < G / kSuperGroups; s++, x += M) {
-    planes[0].spread({blocks, s, G}, {next, s, G});
-    planes[1].spread({blocks + second, s, G}, {next + second, s, G});
+  for (int64_t s = 0; s < supers; s++, x += M) {
+    planes[0].spread({blocks, s, G}, ahead);
+    planes[1].spread({blocks + second, s, G}, ahead);
     for (int64_t first = 0; first < M; first += each) {
-      multiply_planes(x + first, planes, sums);
-      add_sums(x + first, std::min(each, M - first), planes, sums, c + first * kTask);
+      multiply_planes(x + first, planes, sums, ahead);
+      add_sums(x + first, std::min(each, M - first), planes, sums, c + first * kTask, ahead);
     }
   }
 }
