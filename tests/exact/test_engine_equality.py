@@ -76,6 +76,16 @@ def oracle(kind: str, *, free: bool = True) -> Scripted:
     return Scripted(script, free=free)
 
 
+class AlwaysJson:
+    """A tokenizer by which every answer seems to be in JSON, so that the prompt is copied in that form."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return [ord(character) % VOCAB for character in text]
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        return '"' + "".join(map(chr, token_ids)) + "\\n"
+
+
 PROPOSERS: dict[str, Callable[[], Proposer]] = {
     "right": lambda: oracle("right"),
     "wrong": lambda: oracle("wrong"),
@@ -83,6 +93,7 @@ PROPOSERS: dict[str, Callable[[], Proposer]] = {
     "nonsense": lambda: Scripted(lambda sequence, limit: chain((VOCAB + 1,) * limit, "scripted")),
     "prompt_lookup": lambda: PromptLookupProposer(min_match=1),
     "suffix": SuffixProposer,
+    "copies": lambda: SuffixProposer(1 << 16, AlwaysJson()),
     "prediction": PredictionProposer,
 }
 

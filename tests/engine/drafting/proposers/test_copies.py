@@ -106,4 +106,4 @@ def test_a_long_prompt_is_copied_a_piece_a_step_from_the_line_on_that_the_answer
     pieces = 1
     while copies.due():
         pieces += 1
-    assert 20 < pieces < 60
+    assert 40 < pieces < 120

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
-_PIECE = 2048  # characters made in one step
+_PIECE = 1024  # characters made in one step
 _LONGEST = 1 << 16  # characters of a prompt that are copied in each form
 _MOST_FORMS = 6
 _TAIL = 64  # tokens of the answer that are looked at
