@@ -1,3 +1,5 @@
+import itertools
+import random
 from collections.abc import Sequence
 
 import pytest
@@ -294,6 +296,43 @@ def test_merged_drafts_never_change_the_text_and_stay_within_limits(truth: list[
         assert draft is None or draft.fault(VOCAB, 16) is None
     assert sequence.tokens == truth
     assert sum(proposers.failures.values()) == 0
+
+
+def test_a_costly_proposer_is_asked_at_once_after_a_miss_and_not_inside_a_long_copy() -> None:
+    """A file of 90 tokens is copied with 12 new ones after each 30; the costly proposer knows 2 tokens each time."""
+    ticks, asked = itertools.count(), set[tuple[str, int]]()
+
+    def script(sequence: SequenceView, limit: int) -> Draft | None:
+        done = len(sequence.tokens) - sequence.num_prompt_tokens
+        asked.add((sequence.key, done))
+        return chain((*answer[done : done + 2], 999)[:limit], "slow")
+
+    window = DraftWindow(flat_cost(10.0, 0.1))
+    proposers = ProposerSet(
+        [SuffixProposer(1 << 16), Scripted(script, "slow", free=False)],
+        window,
+        AcceptanceEstimator(),
+        1000,
+        clock=lambda: next(ticks) / 400.0,  # each call takes 2.5 ms
+    )
+    steps = list[tuple[str, int]]()
+    for i in range(12):
+        draw = random.Random(i)
+        source = draw.sample(range(900), 90)
+        parts = [[*source[first : first + 30], *draw.sample(range(900, 1000), 12)] for first in (0, 30, 60)]
+        answer = [token for part in parts for token in part]
+        sequence = FakeSequence([*source], 90, f"r{i}", cache_salt=f"r{i}")
+        while (done := len(sequence.tokens) - 90) < len(answer):
+            steps.append((sequence.key, done))
+            _step(proposers, sequence, answer[done:])
+        proposers.forget(sequence)
+    later = [step for step in steps if int(step[0][1:]) >= 6]
+    missed = {step for step in later if step[1] % 42 > 30}
+    copying = {step for step in later if 16 <= step[1] % 42 < 26}
+    assert missed
+    assert missed <= asked
+    assert copying
+    assert not copying & asked
 
 
 class Costly(Proposer):
