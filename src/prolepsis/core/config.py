@@ -140,7 +140,7 @@ class EngineConfig(BaseModel):
         "step uses or drops the draft",
     )
     num_speculative_tokens: int = Field(
-        default=16, ge=0, description="most draft tokens of a step; 0 turns speculation off"
+        default=24, ge=0, description="most draft tokens of a step; 0 turns speculation off"
     )
     propose_limit_ms: float = Field(
         default=150.0,

@@ -36,7 +36,7 @@ class SpecPlan:
     """The proposers that may draft, and their limits; `num_speculative_tokens` 0 is plain decoding everywhere."""
 
     version: int = 0
-    num_speculative_tokens: int = 16
+    num_speculative_tokens: int = 24
     proposers: tuple[str, ...] | None = None
     """None: every proposer the engine has."""
     fixed_depth: int | None = None

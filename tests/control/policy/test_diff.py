@@ -43,7 +43,7 @@ def test_changed_field_by_field_with_presets_filled_in() -> None:
         Change("changed", "a", "match.tenant", ["a"], None),
         Change("changed", "a", "match.prompt_tokens.max", 9.0, 8.0),
         Change("changed", "a", "match.tools", None, True),
-        Change("changed", "a", "num_speculative_tokens", 8, 16),
+        Change("changed", "a", "num_speculative_tokens", 8, 24),
         Change("changed", "a", "guardrails[rate].name", None, "rate"),
         Change("changed", "a", "guardrails[rate].metric", None, "acceptance_rate"),
         Change("changed", "a", "guardrails[rate].limit", None, 0.7),

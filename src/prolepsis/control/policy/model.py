@@ -165,15 +165,15 @@ class GivenTerms(Terms):
 
 _FREE = ("client", "grammar", "prediction", "prompt_lookup", "suffix")
 
-_FROM_TEXT = Terms(mode="on", proposers=_FREE, num_speculative_tokens=16)
+_FROM_TEXT = Terms(mode="on", proposers=_FREE, num_speculative_tokens=24)
 """Answers that repeat their prompt: what is copied is long, and finding it costs nothing."""
 
 PRESETS: dict[PresetName, Terms] = {
     "chat": Terms(mode="on", num_speculative_tokens=8),
-    "code": Terms(mode="on", num_speculative_tokens=16),
+    "code": Terms(mode="on", num_speculative_tokens=24),
     "summarise": _FROM_TEXT,
     "retrieval": _FROM_TEXT,
-    "tools": Terms(mode="on", num_speculative_tokens=16),
+    "tools": Terms(mode="on", num_speculative_tokens=24),
     "batch": Terms(mode="on", proposers=_FREE, num_speculative_tokens=4),
 }
 

@@ -26,7 +26,7 @@ class Arm:
     plan: SpecPlan
 
 
-def parse_arms(text: str, proposers: Sequence[str], num_speculative_tokens: int = 16) -> tuple[Arm, ...]:
+def parse_arms(text: str, proposers: Sequence[str], num_speculative_tokens: int = 24) -> tuple[Arm, ...]:
     """Return the arms of a comma-separated list; `plain` comes first whether named or not, as the base of speedups.
 
     `plain` is no speculation, `auto` the engine's own decision over all its proposers, a proposer's name that proposer

@@ -39,7 +39,7 @@ class BenchJob:
     arms: str
     schedule: Schedule
     params: SamplingParams
-    num_speculative_tokens: int = 16
+    num_speculative_tokens: int = 24
     """Ceiling on drafted tokens of every arm but those with a greater fixed depth."""
 
 
