@@ -114,3 +114,24 @@ def test_a_head_reads_rows_of_its_targets_output_as_they_are(tmp_path: Path, kin
     expected = head_logits(own, eight_bit=False)
     assert torch.equal(head_logits(shared, eight_bit=False), expected), "in bf16 the bits of expanded rows"
     assert (head_logits(shared, eight_bit=True) - expected).std() < 0.1 * expected.std()
+
+
+def test_logits_that_are_held_stay_and_the_memory_of_others_is_used_again(tmp_path: Path) -> None:
+    save_tiny(tmp_path, "llama", WIDE).save_pretrained(tmp_path)
+    checkpoint = open_checkpoint(tmp_path)
+    target = NativeModel(checkpoint, LeanShape.from_config(checkpoint.config), "m", threads=1)
+    cache = target.make_cache(1)
+
+    def forward(token: int) -> Tensor:
+        return target.forward(pack([SequenceInput([token], 0, [0], keep_last=1)]), cache)
+
+    held = forward(3)
+    copy, address = held.clone(), held.data_ptr()
+    row = forward(4)[0]
+    assert torch.equal(held, copy)
+    assert row.data_ptr() != address
+    address = row.data_ptr()
+    assert forward(5).data_ptr() != address, "a view holds the memory"
+    del held, row
+    again = forward(6).data_ptr()
+    assert forward(7).data_ptr() == again

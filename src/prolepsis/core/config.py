@@ -72,7 +72,8 @@ class EngineConfig(BaseModel):
     activations: Literal["auto", "int8", "bf16"] = Field(
         default="auto",
         description="format of the inputs that quantised weights are multiplied with; bf16: results are bit for bit "
-        "those of expanded weights; int8: each block of 32 inputs is rounded to 8 bits, the fastest; auto: int8",
+        "those of expanded weights; int8: each block of 32 inputs (256 for Q4_K, Q5_K, Q6_K) is rounded to 8 bits, the "
+        "fastest; auto: int8",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="device that the model runs on")
     threads: int | None = Field(default=None, ge=1, description="CPU threads of a forward pass; default: all cores")

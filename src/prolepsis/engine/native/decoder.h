@@ -297,8 +297,16 @@ class Decoder {
     return pass;
   }
 
+  // Returns memory for logits [rows, vocab]: that of the last pass where nobody holds it any more, as fresh pages of 32 rows of a large
+  // vocabulary take milliseconds.
+  Tensor make_logits(int64_t rows) {
+    const int64_t size = rows * shape_.vocab;
+    if (!logits_.defined() || logits_.storage().use_count() > 1 || logits_.numel() < size) logits_ = at::empty({size}, at::kFloat);
+    return logits_.narrow(0, 0, size).view({rows, shape_.vocab});
+  }
+
   Tensor finish(Pass& pass) {
-    Tensor logits = at::empty({pass.num_logits(), shape_.vocab}, at::kFloat);
+    Tensor logits = make_logits(pass.num_logits());
     pass.prepare(logits);
     team_->run([&] { pass.run(); });
     return logits;
@@ -754,7 +762,7 @@ class Decoder {
   std::vector<Rope> ropes_;
   std::vector<Layer> layers_;
   Matrix embedding_, head_;
-  Tensor norm_;
+  Tensor norm_, logits_;
   std::optional<Fusion> fusion_;
   std::optional<Levels> levels_;
 };

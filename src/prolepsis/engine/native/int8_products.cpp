@@ -15,11 +15,9 @@ namespace stored {
 
 namespace {
 
-// The integer at which the sum over scale `i` of a group starts.
+// The integer at which the sum over a group starts.
 template <class L>
-inline int32_t start_of(const RowGroup& x, int i) {
-  return L::kMinimum ? 0 : (L::kScales == 1 ? x.offset : x.halves[i]) * (L::kOffset / 8);
-}
+inline int32_t start_of(const RowGroup& x) { return L::kMinimum ? 0 : x.offset * (L::kOffset / 8); }
 
 // Fetches codes and scales of group g of a block.
 template <class L>
@@ -32,28 +30,23 @@ inline void fetch_group(const uint8_t* block, int64_t g, int64_t G) {
 // totals[b][r] += x[r] * group g of block b.
 template <class L, int R>
 inline void add_group(const RowGroup* x, const uint8_t* blocks, int64_t g, int64_t G, Lanes (&totals)[kTogether][R]) {
-  constexpr int kEach = kQuads / L::kScales;
   const Bytes ones = lanes::all_int32(0x10001);
   const uint8_t* codes[kTogether];
   for (int b = 0; b < kTogether; b++) codes[b] = blocks + b * L::block_bytes(G) + g * L::kCodeBytes;
   const auto scales = [&](int b) { return Scales<L>(blocks + b * L::block_bytes(G) + G * L::kCodeBytes, g); };
-#pragma GCC unroll 2
-  for (int i = 0; i < L::kScales; i++) {
-    Sums sums[kTogether][R];
-    for (auto& block : sums)
-      for (int r = 0; r < R; r++) block[r] = sums_from<L>(start_of<L>(x[r], i));
+  Sums sums[kTogether][R];
+  for (auto& block : sums)
+    for (int r = 0; r < R; r++) block[r] = sums_from<L>(start_of<L>(x[r]));
 #pragma GCC unroll 8
-    for (int k = i * kEach; k < (i + 1) * kEach; k++) {
-      Bytes quads[kTogether];
-      for (int b = 0; b < kTogether; b++) quads[b] = quad_of<L>(codes[b], k);
-      for (int r = 0; r < R; r++)
-        for (int b = 0; b < kTogether; b++)
-          add_dot<L>(sums[b][r], quads[b], reinterpret_cast<const int*>(x[r].values)[k], k, ones);
-    }
-    for (int b = 0; b < kTogether; b++) {
-      const Lanes scale = scales(b).scale[i];
-      for (int r = 0; r < R; r++) totals[b][r] = added(totals[b][r], as_float(sums[b][r]), x[r], scale);
-    }
+  for (int k = 0; k < kQuads; k++) {
+    Bytes quads[kTogether];
+    for (int b = 0; b < kTogether; b++) quads[b] = quad_of<L>(codes[b], k);
+    for (int r = 0; r < R; r++)
+      for (int b = 0; b < kTogether; b++) add_dot<L>(sums[b][r], quads[b], reinterpret_cast<const int*>(x[r].values)[k], k, ones);
+  }
+  for (int b = 0; b < kTogether; b++) {
+    const Lanes scale = scales(b).scale[0];
+    for (int r = 0; r < R; r++) totals[b][r] = added(totals[b][r], as_float(sums[b][r]), x[r], scale);
   }
   if constexpr (L::kMinimum)
     for (int b = 0; b < kTogether; b++) {

@@ -1,6 +1,6 @@
 // Products of rows in 8 bits with stored weights (stored.h). A row is brought to 8 bits in groups of 32 with a scale each; the sum over
 // a group is an exact integer, and float32 adds the groups along K, always in the same order: a row has the same bits on every
-// instruction set, for any number of other rows.
+// instruction set, for any number of other rows. The formats called K do the same with supers of 256 (nested_products.h).
 //
 // Legend: M rows, R rows of one sweep, G groups of 32 along K.
 #pragma once
@@ -13,10 +13,10 @@
 
 namespace stored {
 
-struct RowGroup {
+struct alignas(16) RowGroup {
   int8_t values[kGroup];
-  float scale, sum;           // sum: scale * that of the values, for formats with a minimum
-  int32_t offset, halves[2];  // -8 * the sum of the values, of all and of each half: makes signed weights of unsigned ones
+  float scale, sum;  // sum: scale * that of the values, for formats with a minimum
+  int32_t offset;     // -8 * the sum of the values: makes signed weights of unsigned ones
 };
 
 // 256 of a row, for the formats called K: these share a header, and their own scales are integers. So the sum over all of them is an
@@ -98,8 +98,6 @@ inline void quantise(const bf16* x, int64_t K, int64_t stride, RowGroup* to) {
     to->scale = highest / 127;
     to->sum = to->scale * (first + second);
     to->offset = -8 * (first + second);
-    to->halves[0] = -8 * first;
-    to->halves[1] = -8 * second;
   }
 }
 

@@ -1,5 +1,5 @@
 // Products of many rows in 8 bits on AMX tiles. The weights of a task are spread once for all sweeps: signed codes of a byte, scales in
-// float32. A tile sums over the codes of one scale; the sums leave it to be added in float32, in the order of int8_products.h.
+// float32. A tile sums over the codes of a group; the sums leave it to be added in float32, in the order of int8_products.h.
 #pragma once
 #include <array>
 #include <utility>
@@ -10,15 +10,14 @@
 
 namespace stored::tiles {
 
-template <int Scales, bool Minimum>
+template <bool Minimum>
 struct alignas(64) Spread {  // a group of 16 columns
-  static constexpr int kScales = Scales;
   static constexpr bool kMinimum = Minimum;
   uint8_t codes[kQuads][64];
-  float factors[Scales + Minimum][kBlock];  // the scales, then the minimum
+  float factors[1 + Minimum][kBlock];  // the scale, then the minimum
 };
 template <class L>
-using SpreadOf = Spread<L::kScales, L::kMinimum>;
+using SpreadOf = Spread<L::kMinimum>;
 
 // Spreads the two blocks of a task into memory of this thread.
 template <class L>
@@ -30,30 +29,27 @@ const uint8_t* spread(const uint8_t* blocks, int64_t G) {
     for (int64_t g = 0; g < G; g++, to++) {
       for (int k = 0; k < kQuads; k++) lanes::store_bytes(to->codes[k], lanes::minus(quad_of<L>(blocks + g * L::kCodeBytes, k), L::kOffset));
       const Scales<L> scales(blocks + G * L::kCodeBytes, g);
-      for (int i = 0; i < L::kScales; i++) lanes::store(to->factors[i], scales.scale[i]);
-      if (L::kMinimum) lanes::store(to->factors[L::kScales], scales.minimum);
+      lanes::store(to->factors[0], scales.scale[0]);
+      if (L::kMinimum) lanes::store(to->factors[1], scales.minimum);
     }
   return reinterpret_cast<const uint8_t*>(memory.data());
 }
 
-// Makes sums[i][r][0:16] of R rows of a group and the codes of each scale i.
+// Makes sums[r][0:16] of R rows of a group and its codes.
 template <int R, class Group>
-inline void sum_up(const RowGroup* x, const Group& group, int32_t (*sums)[R][kBlock]) {
-  constexpr int kEach = kQuads / Group::kScales;
-  for (int i = 0; i < Group::kScales; i++) {
-    _tile_zero(0);
-    _tile_loadd(4, x->values + 4 * kEach * i, sizeof(RowGroup));
-    _tile_loadd(6, group.codes[kEach * i], 64);
-    _tile_dpbssd(0, 4, 6);
-    _tile_stored(0, sums[i], 64);
-  }
+inline void sum_up(const RowGroup* x, const Group& group, int32_t (&sums)[R][kBlock]) {
+  _tile_zero(0);
+  _tile_loadd(4, x->values, sizeof(RowGroup));
+  _tile_loadd(6, group.codes, 64);
+  _tile_dpbssd(0, 4, 6);
+  _tile_stored(0, sums, 64);
 }
 
 // c[r][0:32] = x[r] * two spread blocks.
 template <int R, class Group>
 void product(const RowGroup* rows, const uint8_t* blocks, int64_t G, float* c, Ahead ahead) {
-  amx::configure_bytes(R, 4 * kQuads / Group::kScales);
-  alignas(64) int32_t sums[Group::kScales][R][kBlock];
+  amx::configure_bytes(R, kGroup);
+  alignas(64) int32_t sums[R][kBlock];
   const auto* group = reinterpret_cast<const Group*>(blocks);
   const uint8_t *next = ahead.begin(), *end = ahead.end();
   const int64_t each = (end - next) / (2 * G) / 64 * 64 + 64;
@@ -64,14 +60,11 @@ void product(const RowGroup* rows, const uint8_t* blocks, int64_t G, float* c, A
       const RowGroup* x = rows + g * R;
       if (next < end) fetch(next, each), next += each;
       sum_up<R>(x, *group, sums);
-#pragma GCC unroll 2
-      for (int i = 0; i < Group::kScales; i++) {
-        const Lanes scale = lanes::load(group->factors[i]);
+      const Lanes scale = lanes::load(group->factors[0]);
 #pragma GCC unroll 16
-        for (int r = 0; r < R; r++) totals[r] = added(totals[r], lanes::load_int32(sums[i][r]), x[r], scale);
-      }
+      for (int r = 0; r < R; r++) totals[r] = added(totals[r], lanes::load_int32(sums[r]), x[r], scale);
       if constexpr (Group::kMinimum) {
-        const Lanes minimum = lanes::load(group->factors[Group::kScales]);
+        const Lanes minimum = lanes::load(group->factors[1]);
 #pragma GCC unroll 16
         for (int r = 0; r < R; r++) totals[r] = added(totals[r], x[r], minimum);
       }
