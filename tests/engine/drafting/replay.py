@@ -41,6 +41,16 @@ def rename(source: str, draw: random.Random) -> str:
     return source
 
 
+_VALUES = ("None", "True", "False", "0", "1", "2", "str", "int", "len", "in", "not", "if")
+
+
+def values(source: str, draw: random.Random) -> str:
+    """Put other values and keywords, a token each, for a quarter of those that are there."""
+    return re.sub(
+        rf"\b({'|'.join(_VALUES)})\b", lambda found: draw.choice(_VALUES) if draw.random() < 0.25 else found[0], source
+    )
+
+
 def insert(source: str, draw: random.Random) -> str:
     """Put new lines behind every tenth line or so."""
     lines, words = source.splitlines(), re.findall(r"\b[a-z]{4,}\b", source)
@@ -99,6 +109,7 @@ def tool_call(source: str, draw: random.Random) -> str:
 
 KINDS: dict[str, tuple[str, Callable[[str, random.Random], str]]] = {
     "rename": ("Rename three names.", rename),
+    "values": ("Correct the values.", values),
     "insert": ("Add checks.", insert),
     "delete": ("Leave out what is not needed.", delete),
     "reindent": ("Put this into a class.", reindent),
