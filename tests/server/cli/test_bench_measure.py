@@ -83,7 +83,7 @@ async def test_an_arm_applies_its_plan_and_has_a_fresh_scope_each_round() -> Non
     quick = await suffix.run(PROMPTS, 2)
     await suffix.begin("r1")
     await suffix.run(PROMPTS[:1], 1)
-    assert [plan.num_speculative_tokens for plan in client.plans] == [0, 16, 16]
+    assert [plan.num_speculative_tokens for plan in client.plans] == [0, 24, 24]
     assert [request.cache_salt for request in client.requests] == [
         *("bench plain r0", "bench suffix r0", "bench suffix r0", "bench suffix r1"),
     ]
