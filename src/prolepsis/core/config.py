@@ -15,11 +15,12 @@ DRAFT_HEAD: Literal["draft_head"] = "draft_head"
 CANDIDATE_HEAD: Literal["candidate_head"] = "candidate_head"
 """A second draft head, loaded while serving. It drafts only where it is named, by a rule or by an operator."""
 HeadProposerName = Literal["draft_head", "candidate_head"]
+CLIENT = "client"
 UPSTREAM = "upstream"
 """The name under which the drafts of an upstream engine count; it is never loaded."""
 UpstreamApi = Literal["vllm", "sglang", "llama.cpp"]
 PROPOSER_NAMES = (
-    *("grammar", "suffix", "prompt_lookup", "prediction", "client", "draft_model"),
+    *("grammar", "suffix", "prompt_lookup", "prediction", CLIENT, "draft_model"),
     *(DRAFT_HEAD, CANDIDATE_HEAD, "early_exit", "remote", UPSTREAM),
 )
 """All proposers; `EngineConfig.proposers` names the loaded ones."""
@@ -72,8 +73,7 @@ class EngineConfig(BaseModel):
     activations: Literal["auto", "int8", "bf16"] = Field(
         default="auto",
         description="format of the inputs that quantised weights are multiplied with; bf16: results are bit for bit "
-        "those of expanded weights; int8: each block of 32 inputs (256 for Q4_K, Q5_K, Q6_K) is rounded to 8 bits, the "
-        "fastest; auto: int8",
+        "those of expanded weights; int8, the fastest: blocks of 32 (K formats: 256) are rounded to 8 bits; auto: int8",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(default="auto", description="device that the model runs on")
     threads: int | None = Field(default=None, ge=1, description="CPU threads of a forward pass; default: all cores")

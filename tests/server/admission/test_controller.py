@@ -487,7 +487,7 @@ async def test_load_is_shed_from_the_first_level_to_the_last_and_back() -> None:
         bare.clock.now += 1
     assert seen == [0, 1, 2, 2, 3, 3, 3, 3, 4]
     assert [(plan.num_speculative_tokens, plan.reason) for plan in bare.engine.plans] == [
-        (4, "overload_shallow"),
+        (6, "overload_shallow"),
         (0, "overload_plain"),
         (0, "overload_batch_waits"),
         (0, "overload_low_refused"),

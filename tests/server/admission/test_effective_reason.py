@@ -45,7 +45,7 @@ def test_each_rung_is_the_reason_of_the_mode_in_effect(level: int, mode: str, re
     stats = terminals(run(engine, request("r", [5, 6, 7] * 6, PARAMS)))["r"].stats
     assert stats.mode == EffectiveMode(mode, reason, 3)  # type: ignore[arg-type]
     depth = max((len(counts.per_position) for counts in stats.proposers.values()), default=0)
-    assert depth <= (8, 4, 0, 0, 0)[level]
+    assert depth <= (8, 6, 0, 0, 0)[level]
 
 
 def test_the_reason_requested_off_holds_under_load_too() -> None:

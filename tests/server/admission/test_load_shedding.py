@@ -86,7 +86,7 @@ def test_rungs_are_monotone_in_age(observed: list[tuple[float, float]], data: st
     assert all(low <= high for low, high in zip(levels(observed), levels(older), strict=True))
 
 
-@pytest.mark.parametrize(("level", "depth"), [(CALM, 16), (SHALLOW, 4), (PLAIN, 0), (BATCH_WAITS, 0), (LOW_REFUSED, 0)])
+@pytest.mark.parametrize(("level", "depth"), [(CALM, 24), (SHALLOW, 6), (PLAIN, 0), (BATCH_WAITS, 0), (LOW_REFUSED, 0)])
 def test_each_rung_has_its_plan(level: int, depth: int) -> None:
     plan = plan_at(level, SpecPlan(proposers=("suffix",)), version=7)
     assert (plan.version, plan.num_speculative_tokens, plan.proposers) == (7, depth, ("suffix",))
@@ -96,4 +96,4 @@ def test_each_rung_has_its_plan(level: int, depth: int) -> None:
 def test_shedding_never_turns_speculation_on() -> None:
     assert plan_at(SHALLOW, SpecPlan(num_speculative_tokens=0), 1).num_speculative_tokens == 0
     assert plan_at(SHALLOW, SpecPlan(num_speculative_tokens=1), 1).num_speculative_tokens == 1
-    assert plan_at(SHALLOW, SpecPlan(fixed_depth=8), 1).fixed_depth == 4
+    assert plan_at(SHALLOW, SpecPlan(fixed_depth=8), 1).fixed_depth == 6

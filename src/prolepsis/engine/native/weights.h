@@ -62,6 +62,12 @@ struct Matrix {
   Tensor memory;      // keeps what the tasks point to
   bool takes_groups = false, takes_supers = false;  // which rows in 8 bits its formats take
 
+  void add(const Task& task) {
+    tasks.push_back(task);
+    takes_supers |= stored::is_nested(task.format);
+    takes_groups |= task.format != Format::kBf16 && !stored::is_nested(task.format);
+  }
+
   // The first `columns` columns, a multiple of 32.
   Matrix first(int64_t columns) const { return {{tasks.begin(), tasks.begin() + columns / kTask}, depth, memory, takes_groups, takes_supers}; }
 
@@ -101,9 +107,7 @@ class Arena {
                   "a packed matrix has one depth, a multiple of 32, and one format for two interleaved parts");
       TORCH_CHECK(left.first.is_contiguous() && right.first.is_contiguous(), "parts are contiguous");
       const int64_t bytes = 2 * block_bytes(format_of(left), matrix.depth);
-      matrix.tasks.push_back({nullptr, format_of(left), bytes});
-      matrix.takes_supers |= stored::is_nested(format_of(left));
-      matrix.takes_groups |= format_of(left) != Format::kBf16 && !stored::is_nested(format_of(left));
+      matrix.add({nullptr, format_of(left), bytes});
       size += bytes;
     }
     uint8_t* memory = take(size);
@@ -128,7 +132,7 @@ class Arena {
     Matrix matrix{{}, from.depth, {}};
     uint8_t* memory = take(tasks * first.bytes);
     matrix.memory = mappings_.back();
-    for (int64_t i = 0; i < tasks; i++) matrix.tasks.push_back({memory + i * first.bytes, first.format, first.bytes});
+    for (int64_t i = 0; i < tasks; i++) matrix.add({memory + i * first.bytes, first.format, first.bytes});
     at::parallel_for(0, count, kTask, [&](int64_t begin, int64_t end) {
       for (int64_t n = begin; n < end; n++) {
         const int64_t column = columns[n];

@@ -7,8 +7,8 @@ from dataclasses import asdict
 from msgspec import UNSET, to_builtins
 
 from prolepsis.core.client_draft import MAX_CLIENT_DRAFT_TOKENS
+from prolepsis.core.config import CLIENT
 from prolepsis.core.stats import ProposerCounts, RequestStats
-from prolepsis.engine.drafting.proposers.client import ClientProposer
 from prolepsis.remote.edge.events import Corrected, Done, DraftCounts, Drafting, Emitted, Started
 from prolepsis.server.answer import Parts
 from prolepsis.server.deltas import Delta
@@ -73,7 +73,7 @@ def _tokens(stream: VerifyStream, delta: Delta) -> Emitted:
 
 
 def _done(prepared: PreparedRequest, stream: VerifyStream, last: Delta | None, stats: RequestStats) -> Done:
-    counts = stats.proposers.get(ClientProposer.name, ProposerCounts())
+    counts = stats.proposers.get(CLIENT, ProposerCounts())
     return Done(
         finish_reason=last.finish_reason if last else None,
         stop_reason=last.stop_reason if last else None,

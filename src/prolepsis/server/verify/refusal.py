@@ -2,10 +2,10 @@
 
 from typing import Literal, TypeVar
 
+from prolepsis.core.config import CLIENT
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.kill_scope import EVERYTHING, kill_scope
 from prolepsis.core.requests import GenerateRequest, OffReason
-from prolepsis.engine.drafting.proposers.client import ClientProposer
 from prolepsis.server.openai.bodies import ChatBody, CompletionBody
 from prolepsis.server.services import Services
 
@@ -45,7 +45,7 @@ def check_supported(body: B) -> B:
 
 def refusal_of(request: GenerateRequest, services: Services) -> Refusal | None:
     """Return why drafts for a request are not taken now; None: they are."""
-    choice, name = request.speculation, ClientProposer.name
+    choice, name = request.speculation, CLIENT
     scopes = {EVERYTHING, kill_scope("proposer", name), *request.kill_scopes}
     if not choice.enabled:
         return choice.off_reason

@@ -7,6 +7,7 @@ is followed as an edited text is (`followed`). One that the output has not come 
 from collections.abc import Sequence
 
 from prolepsis.core.client_draft import ClientDraft
+from prolepsis.core.config import CLIENT
 from prolepsis.engine.drafting.draft import Draft
 from prolepsis.engine.drafting.proposer import Proposer, SequenceView
 from prolepsis.engine.drafting.proposers.expected_text import ExpectedText, kernel_for, propose
@@ -15,7 +16,7 @@ from prolepsis.engine.drafting.proposers.expected_text import ExpectedText, kern
 class ClientProposer(Proposer):
     """Proposes trees of where the draft may go on."""
 
-    name = "client"
+    name = CLIENT
     free = True
 
     def __init__(self, *, native: bool = True) -> None:
