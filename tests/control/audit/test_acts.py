@@ -362,7 +362,7 @@ ASKING = {
 }
 """Commands that ask a server."""
 READING = {
-    *("generate", "bench", "exact", "profile", "keys list", "kill status", "policy check", "policy diff"),
+    *("generate", "bench", "exact", "profile", "status", "keys list", "kill status", "policy check", "policy diff"),
     *(
         "policy explain",
         "audit verify",

@@ -70,7 +70,7 @@ def served(folder: Path, metrics: Metrics | None = None, *, book: str = "", poli
     if policy:
         (folder / "policy.yaml").write_text(policy)
         parts["policy"] = folder / "policy.yaml"
-    return build(ServerConfig(), engine, ByteTokenizer(), metrics, **parts)
+    return build(ServerConfig(controls_file=folder / "controls.json"), engine, ByteTokenizer(), metrics, **parts)
 
 
 def client(app: Any) -> httpx.AsyncClient:
