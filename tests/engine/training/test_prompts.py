@@ -8,6 +8,7 @@ import pytest
 
 from prolepsis.core.errors import ConfigError
 from prolepsis.engine.training.prompts import (
+    OwnPrompt,
     PromptPlanner,
     Words,
     prompt_tables,
@@ -46,8 +47,9 @@ def test_openers_that_end_a_turn_are_not_continued() -> None:
 
 
 def test_own_prompts_come_first() -> None:
-    planner = PromptPlanner(0, ["one", "two"])
-    assert [(planner.plan(n).kind, planner.plan(n).opener) for n in range(2)] == [("given", "one"), ("given", "two")]
+    planner = PromptPlanner(0, [OwnPrompt("one"), OwnPrompt("two", "edit", "Be brief.")])
+    plans = [planner.plan(n) for n in range(2)]
+    assert [(p.kind, p.system, p.opener) for p in plans] == [("given", None, "one"), ("edit", "Be brief.", "two")]
     assert planner.plan(2).kind != "given"
 
 
@@ -63,8 +65,12 @@ def test_a_broken_line_of_a_prompts_file_is_named(tmp_path: Path) -> None:
     file.write_text('{"prompt": "one"}\n\n{"text": "two"}\n')
     with pytest.raises(ConfigError, match="line 3"):
         read_prompts(file)
-    file.write_text('{"prompt": "one"}\n\n{"prompt": "two\u2028three"}\n', encoding="utf-8")
-    assert read_prompts(file) == ["one", "two\u2028three"]
+    file.write_text('["one"]\n')
+    with pytest.raises(ConfigError, match="line 1"):
+        read_prompts(file)
+    lines = '{"prompt": "one"}\n\n{"prompt": "two\u2028three", "kind": "edit", "system": "Be brief."}\n'
+    file.write_text(lines, encoding="utf-8")
+    assert read_prompts(file) == [OwnPrompt("one"), OwnPrompt("two\u2028three", "edit", "Be brief.")]
     with pytest.raises(ConfigError, match="cannot be read"):
         read_prompts(tmp_path / "missing")
 

@@ -10,12 +10,13 @@ from prolepsis.engine.models.load import load_model
 from prolepsis.engine.models.protocol import SequenceInput, pack
 from prolepsis.engine.models.targets.lean import LeanModel
 from prolepsis.engine.training.data import TrainingDocument, read_manifest, shards_of
+from prolepsis.engine.training.prompts import OwnPrompt
 from prolepsis.engine.training.synthesis import DataRequest, SynthesisLimits, generate, loop_end, plain
 from prolepsis.engine.training.target import open_target
 from tests.engine.training.targets import config_of, save_target
 
 AUX_LAYERS = (2, 2, 1, 4)
-LIMITS = SynthesisLimits(concurrency=4, turn_tokens=12, answer_tokens=24, prompt_tokens=200, context=400)
+LIMITS = SynthesisLimits(concurrency=4, turn_tokens=12, answer_tokens=24, prompt_tokens=200)
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +25,9 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> EngineConfig:
 
 
 def _request(folder: Path, tokens: int, prompts: tuple[str, ...] = ()) -> DataRequest:
-    return DataRequest(folder, tokens, AUX_LAYERS, prompts, limits=LIMITS, tokens_per_shard=400)
+    return DataRequest(
+        folder, tokens, AUX_LAYERS, [OwnPrompt(one) for one in prompts], limits=LIMITS, tokens_per_shard=400
+    )
 
 
 def _documents(folder: Path) -> list[TrainingDocument]:

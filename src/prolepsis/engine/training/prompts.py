@@ -130,10 +130,19 @@ class PlannedPrompt:
     """Sampling temperature of the answer; 0 for most."""
 
 
+@dataclass(frozen=True, slots=True)
+class OwnPrompt:
+    """A user turn that the user supplies."""
+
+    text: str
+    kind: str = OWN
+    system: str | None = None
+
+
 class PromptPlanner:
     """Plans prompts: a number always gives the same plan, except for the passages, which the target writes."""
 
-    def __init__(self, seed: int, own: Sequence[str] = (), words: Words | None = None) -> None:
+    def __init__(self, seed: int, own: Sequence[OwnPrompt] = (), words: Words | None = None) -> None:
         """`own` are the user's prompts; `words` fill slots in addition to the tables."""
         self._seed = seed
         self._own = own
@@ -147,7 +156,8 @@ class PromptPlanner:
         temperature = 0.0 if rng.random() < GREEDY_SHARE else round(rng.uniform(0.7, 1.0), 2)
         system = rng.choice(self._tables.system_prompts) if rng.random() < SYSTEM_SHARE else None
         if number < len(self._own):
-            return PlannedPrompt(number, OWN, None, self._own[number], False, temperature)
+            own = self._own[number]
+            return PlannedPrompt(number, own.kind, own.system, own.text, False, temperature)
         kinds = self._tables.kinds
         kind = rng.choices(kinds, [kind.weight for kind in kinds])[0]
         opener = rng.choice(kind.openers)
@@ -208,16 +218,20 @@ def whole_turn(tokenizer: ModelTokenizer, system: str | None, user: str) -> list
     return encode_message(user, tokenizer, system=None if tokenizer.chat_template is None else system)
 
 
-def read_prompts(file: Path) -> list[str]:
-    """Read the user's prompts: on each line a JSON object with `prompt`.
+def read_prompts(file: Path) -> list[OwnPrompt]:
+    """Read the user's prompts: on each line a JSON object with `prompt`, and `kind` and `system` if it has them.
 
     Raises `ConfigError` that names the first invalid line.
     """
     prompts = []
     for number, line in numbered_lines(read_text(file, "prompts", most_bytes=2**32)):
         try:
-            prompts.append(str(json.loads(line)["prompt"]))
-        except (ValueError, KeyError, TypeError) as error:
+            given = json.loads(line)
+            system = given.get("system")
+            prompts.append(
+                OwnPrompt(str(given["prompt"]), str(given.get("kind", OWN)), None if system is None else str(system))
+            )
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(
                 f"{file}, line {number}: not a JSON object with 'prompt': {error!r}", param="prompts"
             ) from error

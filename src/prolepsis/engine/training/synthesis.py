@@ -24,6 +24,7 @@ from prolepsis.engine.models.load import LoadedModel, load_model
 from prolepsis.engine.step import Engine
 from prolepsis.engine.training.data import DataManifest, ShardWriter, TrainingDocument, shards_of
 from prolepsis.engine.training.prompts import (
+    OwnPrompt,
     PlannedPrompt,
     PromptPlanner,
     turn_prefix,
@@ -50,8 +51,11 @@ class SynthesisLimits:
     turn_tokens: int = 80
     answer_tokens: int = 256
     prompt_tokens: int = 1024
-    context: int = 1280
-    """Longest prompt and answer together."""
+
+    @property
+    def context(self) -> int:
+        """Longest prompt and answer together."""
+        return self.prompt_tokens + self.answer_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +66,7 @@ class DataRequest:
     tokens: int
     """Prompt and response tokens with features, over all shards of the folder."""
     aux_layers: tuple[int, ...]
-    prompts: Sequence[str] = ()
+    prompts: Sequence[OwnPrompt] = ()
     """The user's own prompts; they come first."""
     seed: int = 0
     limits: SynthesisLimits = field(default_factory=SynthesisLimits)

@@ -28,12 +28,16 @@ class Text:
     """The text to train on."""
 
     tokens: Annotated[str, Option(help="amount of text to generate and train on, e.g. 500k or 10M")] = "10M"
-    prompts: Annotated[Path | None, Option(help="your own prompts, used first: JSON lines with 'prompt'")] = None
+    prompts: Annotated[
+        Path | None,
+        Option(help="your own prompts, used first: JSON lines with 'prompt', and 'kind' and 'system' if you want"),
+    ] = None
     text: Annotated[
         Path | None,
         Option(help="text of the target, in place of new: JSON lines with 'prompt' and 'answer' as token ids"),
     ] = None
     concurrency: Annotated[int, Option(help="texts generated at once", min=1)] = 48
+    answer_tokens: Annotated[int, Option(help="longest answer that is generated, in tokens", min=16)] = 256
 
 
 @contextmanager
@@ -79,7 +83,7 @@ def generate_text(config: EngineConfig, directory: "RunDirectory", text: Text, s
         aux_layers=open_target(config.model, config.model_dir).recorded_layers,
         prompts=read_prompts(text.prompts) if text.prompts else (),
         seed=seed,
-        limits=SynthesisLimits(concurrency=text.concurrency),
+        limits=SynthesisLimits(concurrency=text.concurrency, answer_tokens=text.answer_tokens),
     )
     with progress_bar() as bar:
         task = bar.add_task("reading" if text.text else "generating", total=tokens, status="")
