@@ -88,8 +88,11 @@ def test_heads_of_a_checkout_are_found_beside_the_package() -> None:
 
 def test_each_distribution_holds_data_only() -> None:
     for project in (ROOT / "heads").iterdir():
-        about = tomllib.loads((project / "pyproject.toml").read_text())["project"]
+        settings = tomllib.loads((project / "pyproject.toml").read_text())
+        about, wheel = settings["project"], settings["tool"]["hatch"]["build"]["targets"]["wheel"]
         assert about["dependencies"] == []
         assert about["name"].startswith("prolepsis-head-")
-        assert not list(project.rglob("*.py"))
-        assert sum(file.stat().st_size for file in project.rglob("*") if file.is_file()) < 25e6
+        assert wheel["only-include"] == [NAMESPACE]
+        files = [file for file in (project / NAMESPACE).rglob("*") if file.is_file()]
+        assert not [file for file in files if file.suffix == ".py"]
+        assert sum(file.stat().st_size for file in files) < 25e6
