@@ -287,21 +287,8 @@ def salt_tag(cache_salt: str) -> int:
     return int.from_bytes(digest, "little", signed=True)
 
 
-_MATCH_CLASS = (
-    0,
-    0,
-    1,
-    2,
-    3,
-    3,
-    4,
-    4,
-    *[5] * 4,
-    *[6] * 4,
-    *[7] * 8,
-    *[8] * 24,
-    9,
-)  # of a match of 0 to MAX_MATCH tokens
+# Of a match of 0 to MAX_MATCH tokens.
+_MATCH_CLASS = (0, 0, 1, 2, 3, 3, 4, 4, *[5] * 4, *[6] * 4, *[7] * 8, *[8] * 24, 9)
 _MATCH_PRIOR = (0.15, 0.30, 0.45, 0.60, 0.70, 0.80, 0.88, 0.95, 0.97, 0.985)  # acceptance where all places agree
 NUM_BUCKETS = len(_MATCH_PRIOR) * 4 * 2 * len(_WEIGHT)
 _FLOOR = 0.005  # prior survival below which a node is not drafted
