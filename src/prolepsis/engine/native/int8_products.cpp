@@ -19,14 +19,6 @@ namespace {
 template <class L>
 inline int32_t start_of(const RowGroup& x) { return L::kMinimum ? 0 : x.offset * (L::kOffset / 8); }
 
-// Fetches codes and scales of group g of a block.
-template <class L>
-inline void fetch_group(const uint8_t* block, int64_t g, int64_t G) {
-  constexpr int kScaleBytes = L::kSuperBytes / L::kSuper;  // with the group's part of a header
-  fetch(block + g * L::kCodeBytes, L::kCodeBytes);
-  fetch(block + G * L::kCodeBytes + g * kScaleBytes, kScaleBytes);
-}
-
 // totals[b][r] += x[r] * group g of block b.
 template <class L, int R>
 inline void add_group(const RowGroup* x, const uint8_t* blocks, int64_t g, int64_t G, Lanes (&totals)[kTogether][R]) {
@@ -57,16 +49,13 @@ inline void add_group(const RowGroup* x, const uint8_t* blocks, int64_t g, int64
 
 // c[r][0:32] = x[r] * two blocks.
 template <class L, int R>
-void sweep_product(const RowGroup* rows, const uint8_t* blocks, int64_t G, float* c, Ahead ahead) {
-  for (int first = 0; first < 2; first += kTogether, blocks += L::block_bytes(G), ahead.task += L::block_bytes(G)) {
+void sweep_product(const RowGroup* rows, const uint8_t* blocks, int64_t G, float* c, Stream& ahead) {
+  for (int first = 0; first < 2; first += kTogether, blocks += L::block_bytes(G)) {
     Lanes totals[kTogether][R];
     for (auto& block : totals)
       for (auto& total : block) total = lanes::zero();
-    for (int64_t g = 0, next = ahead.sweep; g < G; g++) {
-      if (g == next) {
-        for (int b = 0; b < kTogether; b++) fetch_group<L>(ahead.task + b * L::block_bytes(G), g, G);
-        next += ahead.sweeps;
-      }
+    for (int64_t g = 0; g < G; g++) {
+      ahead.fetch_some();
       add_group<L>(rows + g * R, blocks, g, G, totals);
     }
     for (int b = 0; b < kTogether; b++)

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "dots.h"
 #include "stored.h"
 
 namespace stored {
@@ -120,18 +121,22 @@ inline void quantise(const bf16* x, int64_t K, int64_t stride, RowSuper* to) {
   }
 }
 
-// What one of several sweeps over a task fetches into L2 meanwhile, so that memory is at work during all of them: a share of the next
-// task. By groups that is every `sweeps`-th one, from group `sweep` on.
-struct Ahead {
-  const uint8_t* task;
-  int64_t size, sweep, sweeps;
+// Fetches the next task into L2, a little with each of `calls` calls, so that memory is at work all the time.
+class Stream {
+ public:
+  Stream(const uint8_t* task, int64_t bytes, int64_t calls) : next_(task), due_(task), each_((bytes + calls - 1) / calls) {}
 
-  const uint8_t* begin() const { return task + size * sweep / sweeps; }
-  const uint8_t* end() const { return task + size * (sweep + 1) / sweeps; }
+  void fetch_some() {
+    for (due_ += each_; next_ < due_; next_ += 64) _mm_prefetch(reinterpret_cast<const char*>(next_), _MM_HINT_T1);
+  }
+
+ private:
+  const uint8_t *next_, *due_;
+  const int64_t each_;
 };
 
 // c[r][0:32] = x[r] * two blocks of weights of G groups.
-using Product = void (*)(const RowGroup* x, const uint8_t* blocks, int64_t G, float* c, Ahead ahead);
+using Product = void (*)(const RowGroup* x, const uint8_t* blocks, int64_t G, float* c, Stream& ahead);
 Product product_of(Format format, int rows);  // rows: 1 to kSweepRows
 
 // The same on tiles (int8_tiles.h), for blocks that are spread before; rows: kFewestTileRows to kMostTileRows.
@@ -158,9 +163,10 @@ void task_product(Format format, const RowGroup* x, const Sweeps& sweeps, const 
   auto product_of_rows = product_of;
   if constexpr (kTiles)
     if (sweeps.on_tiles) weights = spread(format, blocks, sweeps.G), product_of_rows = tile_product_of;
+  Stream ahead(blocks + bytes, bytes, sweeps.count * sweeps.G * (sweeps.on_tiles ? 2 : 2 / kTogether));
   for (int64_t sweep = 0, first = 0, end; sweep < sweeps.count; sweep++, first = end) {
     end = sweeps.first(sweep + 1);
-    product_of_rows(format, end - first)(x + first * sweeps.G, weights, sweeps.G, c, {blocks + bytes, bytes, sweep, sweeps.count});
+    product_of_rows(format, end - first)(x + first * sweeps.G, weights, sweeps.G, c, ahead);
     epilogue(first, end - first, c);
   }
 }

@@ -47,18 +47,16 @@ inline void sum_up(const RowGroup* x, const Group& group, int32_t (&sums)[R][kBl
 
 // c[r][0:32] = x[r] * two spread blocks.
 template <int R, class Group>
-void product(const RowGroup* rows, const uint8_t* blocks, int64_t G, float* c, Ahead ahead) {
+void product(const RowGroup* rows, const uint8_t* blocks, int64_t G, float* c, Stream& ahead) {
   amx::configure_bytes(R, kGroup);
   alignas(64) int32_t sums[R][kBlock];
   const auto* group = reinterpret_cast<const Group*>(blocks);
-  const uint8_t *next = ahead.begin(), *end = ahead.end();
-  const int64_t each = (end - next) / (2 * G) / 64 * 64 + 64;
   for (int b = 0; b < 2; b++) {
     Lanes totals[R];
     for (auto& total : totals) total = lanes::zero();
     for (int64_t g = 0; g < G; g++, group++) {
       const RowGroup* x = rows + g * R;
-      if (next < end) fetch(next, each), next += each;
+      ahead.fetch_some();
       sum_up<R>(x, *group, sums);
       const Lanes scale = lanes::load(group->factors[0]);
 #pragma GCC unroll 16

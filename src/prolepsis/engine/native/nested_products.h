@@ -58,31 +58,31 @@ struct StoredSuper {
     found.minimum = L::kMinimum ? lanes::load_half(header + 2 * kBlock) : lanes::zero();
     return found;
   }
-
-  // Fetches group g with its part of the header.
-  void fetch_group(int g) const {
-    constexpr int kPart = L::kSuperBytes / kSuperGroups;
-    fetch(codes + g * L::kCodeBytes, L::kCodeBytes);
-    fetch(header + g * kPart, kPart);
-  }
 };
 
-// The same with a byte for each code, for several sweeps over it.
+// The same for several sweeps over it: with all that is not a code worked out, and with a byte for each code where bits lie apart.
 template <class L>
 struct SpreadSuper {
-  uint8_t codes[kSuperGroups][kQuads][64];
+  static constexpr bool kSpreads = L::kBits > 4;
+  uint8_t codes[kSuperGroups][kQuads][kSpreads ? 64 : 1];
+  const uint8_t* stored;
   Bytes factors[kSuperGroups][L::kScales];
   Ends<L> rest;
 
-  Bytes quad(int g, int k) const { return lanes::load_bytes(codes[g][k]); }
+  Bytes quad(int g, int k) const {
+    if constexpr (kSpreads) return lanes::load_bytes(codes[g][k]);
+    return quad_of<L>(stored + g * L::kCodeBytes, k);
+  }
   Bytes factor(int g, int i) const { return factors[g][i]; }
   const Ends<L>& ends() const { return rest; }
 
-  void spread(const StoredSuper<L>& from, const StoredSuper<L>& next) {
+  void spread(const StoredSuper<L>& from, Stream& ahead) {
+    stored = from.codes;
     for (int g = 0; g < kSuperGroups; g++) {
-      next.fetch_group(g);
+      ahead.fetch_some();
+      if constexpr (kSpreads)
 #pragma GCC unroll 8
-      for (int k = 0; k < kQuads; k++) lanes::store_bytes(codes[g][k], from.quad(g, k));
+        for (int k = 0; k < kQuads; k++) lanes::store_bytes(codes[g][k], from.quad(g, k));
       for (int i = 0; i < L::kScales; i++) factors[g][i] = from.factor(g, i);
     }
     rest = from.ends();
@@ -91,12 +91,12 @@ struct SpreadSuper {
 
 // whole[b][r] = I of x[r] and a super of each of kTogether blocks. Fetches `next` where it is given.
 template <class L, int R, class Super>
-inline void multiply_super(const RowSuper* x, const Super* const (&supers)[kTogether], const StoredSuper<L>* next, Bytes (&whole)[kTogether][R]) {
+inline void multiply_super(const RowSuper* x, const Super* const (&supers)[kTogether], Stream& ahead, Bytes (&whole)[kTogether][R]) {
   constexpr int kEach = kQuads / L::kScales;
   for (auto& block : whole)
     for (auto& sum : block) sum = lanes::zero_bytes();
   for (int g = 0; g < kSuperGroups; g++) {
-    for (int b = 0; next && b < kTogether; b++) next[b].fetch_group(g);
+    ahead.fetch_some();
 #pragma GCC unroll 2
     for (int i = 0; i < L::kScales; i++) {
       Sums sums[kTogether][R];
@@ -121,12 +121,12 @@ inline void multiply_super(const RowSuper* x, const Super* const (&supers)[kToge
 
 // c[r][0:32] += x[r] * a super of two blocks.
 template <class L, int R, class Super>
-void add_super(const RowSuper* x, const Super* supers, const StoredSuper<L>* next, float* c) {
+void add_super(const RowSuper* x, const Super* supers, Stream& ahead, float* c) {
   for (int first = 0; first < 2; first += kTogether) {
     const Super* together[kTogether];
     for (int b = 0; b < kTogether; b++) together[b] = supers + first + b;
     Bytes whole[kTogether][R];
-    multiply_super<L, R>(x, together, next ? next + first : nullptr, whole);
+    multiply_super<L, R>(x, together, ahead, whole);
     for (int b = 0; b < kTogether; b++) {
       const Ends<L>& ends = together[b]->ends();
       for (int r = 0; r < R; r++) {
@@ -139,7 +139,7 @@ void add_super(const RowSuper* x, const Super* supers, const StoredSuper<L>* nex
 }
 
 template <class L, class Super>
-using AddSuper = void (*)(const RowSuper*, const Super*, const StoredSuper<L>*, float*);
+using AddSuper = void (*)(const RowSuper*, const Super*, Stream&, float*);
 template <class L, class Super, int... R>
 constexpr auto supers_table(std::integer_sequence<int, R...>) {
   return std::array<AddSuper<L, Super>, sizeof...(R)>{add_super<L, R + 1, Super>...};
@@ -151,18 +151,19 @@ constexpr auto kAddSuper = supers_table<L, Super>(std::make_integer_sequence<int
 template <class L>
 void multiply_nested(const RowSuper* x, int64_t M, const uint8_t* blocks, int64_t G, float* c) {
   static thread_local SpreadSuper<L> spread[2];
-  const int64_t second = L::block_bytes(G), count = sweeps_of(M, kSweepRows);
-  const uint8_t* next = blocks + 2 * second;
-  for (int64_t s = 0; s < G / kSuperGroups; s++, x += M) {
-    const StoredSuper<L> stored[2] = {{blocks, s, G}, {blocks + second, s, G}}, ahead[2] = {{next, s, G}, {next + second, s, G}};
+  const int64_t second = L::block_bytes(G), count = sweeps_of(M, kSweepRows), supers = G / kSuperGroups;
+  const int64_t sweep_calls = kSuperGroups * (2 / kTogether);
+  Stream ahead(blocks + 2 * second, 2 * second, supers * (count == 1 ? sweep_calls : 2 * kSuperGroups + count * sweep_calls));
+  for (int64_t s = 0; s < supers; s++, x += M) {
+    const StoredSuper<L> stored[2] = {{blocks, s, G}, {blocks + second, s, G}};
     if (count == 1) {
       kAddSuper<L, StoredSuper<L>>[M - 1](x, stored, ahead, c);
       continue;
     }
-    for (int b = 0; b < 2; b++) spread[b].spread(stored[b], ahead[b]);
+    for (int b = 0; b < 2; b++) spread[b].spread(stored[b], ahead);
     for (int64_t sweep = 0, first = 0, end; sweep < count; sweep++, first = end) {
       end = M * (sweep + 1) / count;
-      kAddSuper<L, SpreadSuper<L>>[end - first - 1](x + first, spread, nullptr, c + first * kTask);
+      kAddSuper<L, SpreadSuper<L>>[end - first - 1](x + first, spread, ahead, c + first * kTask);
     }
   }
 }

@@ -8,20 +8,6 @@ namespace stored {
 
 constexpr int kSteps = kSuperGroups / 2;  // of 64 along K, which a tile holds
 
-// Fetches a task into L2, a little with each of `calls` calls, so that memory is at work all the time.
-class Stream {
- public:
-  Stream(const uint8_t* task, int64_t bytes, int64_t calls) : next_(task), due_(task), each_((bytes + calls - 1) / calls) {}
-
-  void fetch_some() {
-    for (due_ += each_; next_ < due_; next_ += 64) _mm_prefetch(reinterpret_cast<const char*>(next_), _MM_HINT_T1);
-  }
-
- private:
-  const uint8_t *next_, *due_;
-  const int64_t each_;
-};
-
 template <class L>
 struct alignas(64) Planes {
   uint8_t codes[2][kSuperGroups][kQuads][64];  // high, low
