@@ -28,8 +28,8 @@ from tests.server.application import build
 from tests.server.conftest import Served, served
 from tests.server.fakes import ByteTokenizer, FakeEngine
 
-NOT_DESCRIBED = {"POST /v1/embeddings", "GET /openapi.json"}
-"""Not served, and the document itself."""
+NOT_DESCRIBED = {"POST /v1/embeddings", "GET /openapi.json", "GET /", "GET /docs"}
+"""Not served, the document itself, and what leads to the console."""
 APP = build(ServerConfig(), FakeEngine(), ByteTokenizer(), Metrics())
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 

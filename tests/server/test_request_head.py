@@ -34,7 +34,7 @@ REFUSED = {
     "a_signed_length": (post(b"content-length: +5"), 400, "Content-Length"),
     "two_hosts": (post(LENGTH, b"host: other"), 400, "Host"),
     "no_host": (b"GET /v1/models HTTP/1.1\r\n\r\n", 400, "Host"),
-    "gzip": (post(LENGTH, b"content-encoding: gzip"), 415, "'gzip'; allowed: identity"),
+    "brotli": (post(LENGTH, b"content-encoding: br"), 415, "'br'; allowed: identity, gzip"),
     "two_codings": (post(LENGTH, b"content-encoding: identity, br"), 415, "content-encoding"),
     "unknown_transfer_encoding": (post(b"transfer-encoding: gzip, chunked", body=CHUNKED), 501, "chunked"),
     "http_2": (post(LENGTH, version=b"2.0"), 505, "HTTP/2.0; allowed: HTTP/1.0 and HTTP/1.1"),
@@ -82,5 +82,5 @@ def test_refusals_are_counted(shared: Served) -> None:
         return shared.metrics.registry.get_sample_value(name, labels) or 0
 
     before = count()
-    answered(shared, REFUSED["gzip"][0])
+    answered(shared, REFUSED["brotli"][0])
     assert count() == before + 1

@@ -402,6 +402,11 @@ class ServerConfig(BaseModel):
         ge=1024,
         description="largest request body; default: 256 KiB and 16 bytes for each token of the model's context",
     )
+    allow_origin: tuple[str, ...] = Field(
+        default=(),
+        description="origins of web pages whose scripts may call the server, e.g. https://chat.example.org; *: all, "
+        "where keys are asked for",
+    )
     max_header_bytes: int = Field(
         default=32 * 2**10, ge=1024, le=2**20, description="largest total size of the request headers"
     )

@@ -1,6 +1,6 @@
 """Puts the application together: sign-in, the OpenAI surface, and what the list of features has."""
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
@@ -14,7 +14,8 @@ from prolepsis.control.web.routes import Application, Route
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.engine_client import EngineClient
 from prolepsis.ops.console.routes import ConsoleParts, console_routes
-from prolepsis.server.auth.middleware import AuthMiddleware, check_local
+from prolepsis.server.auth.middleware import AuthMiddleware, RouteRules, check_local
+from prolepsis.server.browsers import MethodsMiddleware, OtherOriginsMiddleware, check_origins
 from prolepsis.server.connections import check_exposure
 from prolepsis.server.features import services_of
 from prolepsis.server.health import status_routes
@@ -38,6 +39,7 @@ def build(
     """
     sources, config, metrics = sources or Sources(), context.config, context.metrics
     check_exposure(config, sources.keys)
+    check_origins(config.allow_origin, keys_required=sources.keys.required)
     intake = _shared_intake(config, context.client, others)
     services = services_of(context, sources, tokenizer, intake)
     admission = services.admission
@@ -46,22 +48,28 @@ def build(
         *openai_routes(models),
         *verify_routes(models),
         *status_routes(models, services),
-        *_feature_routes(context, services),
+        *_feature_routes(context, services, lambda: app.openapi()),  # noqa: PLW0108  it is made below
     )
+    rules = RouteRules(routes)
     app = Application(routes, partial(_while_serving, services), admission.metrics.refuse)
     app.state.admission = admission
     app.state.features = services.features
     app.state.intake = intake
     app.state.services = services
     app.add_middleware(
-        AuthMiddleware, keys=sources.keys, config=config, metrics=admission.metrics, intake=intake, routes=routes
+        AuthMiddleware, keys=sources.keys, config=config, metrics=admission.metrics, intake=intake, rules=rules
     )
+    app.add_middleware(MethodsMiddleware, rules=rules)
     app.add_middleware(RequestIdMiddleware, metrics=metrics)
     app.add_middleware(TraceMiddleware, tracing=services.tracing)
+    if config.allow_origin:
+        app.add_middleware(OtherOriginsMiddleware, origins=config.allow_origin)
     return app
 
 
-def _feature_routes(context: Context, services: Services) -> Sequence[Route]:
+def _feature_routes(
+    context: Context, services: Services, document: Callable[[], Mapping[str, object]]
+) -> Sequence[Route]:
     """Return the routes of all features, and the console's, which call them."""
     client, gate, service = context.client, services.admission, services.service_health
     routes = (
@@ -76,6 +84,7 @@ def _feature_routes(context: Context, services: Services) -> Sequence[Route]:
         check_local=check_local,
         observe=gate.metrics.refuse,
         grafana_url=context.config.grafana_url,
+        document=document,
         failing=lambda: service.detail,
         emit=context.emit,
     )

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from fastapi import Request
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import JSONResponse, PlainTextResponse, RedirectResponse, Response
 from pydantic import Field
 
 from prolepsis import __version__
@@ -61,6 +61,11 @@ class Ready(Readiness):
     killed_by: Sequence[Literal["operator", "store", "flag"]]
 
 
+class Load(Reply):
+    server_load: int
+    """As vLLM names it."""
+
+
 class Version(Reply):
     version: str
 
@@ -83,6 +88,7 @@ def status_routes(all_models: Models, services: Services) -> Sequence[Route]:
         response.status_code = 200 if health.alive else 503
         return Live(live=health.alive, detail=health.detail)
 
+    @routes.get("/ping", roles=OPEN, summary="Whether the engine is ready", may_fail=True)
     @routes.get("/health", roles=OPEN, summary="Whether the engine is ready", may_fail=True)
     @routes.get("/health/ready", roles=OPEN, summary="Whether the engine is ready", may_fail=True)
     async def ready(response: Response, caller: Known) -> Ready | Readiness:
@@ -95,6 +101,21 @@ def status_routes(all_models: Models, services: Services) -> Sequence[Route]:
         health = await services.service_health.deep_check.result()
         response.status_code = 200 if health.healthy else 503
         return health
+
+    @routes.get("/load", roles=ANY_ROLE, summary="Requests that run or wait")
+    async def load() -> Load:
+        health = services.client.health()
+        return Load(server_load=health.num_running + health.num_waiting)
+
+    @routes.get("/", roles=PUBLIC, summary="The console, for a browser", documented=False)
+    async def root(request: Request) -> Response:
+        if "text/html" in request.headers.get("accept", ""):
+            return RedirectResponse("/console")
+        return PlainTextResponse("Prolepsis is running")
+
+    @routes.get("/docs", roles=PUBLIC, summary="The API in the console", documented=False)
+    async def docs() -> Response:
+        return RedirectResponse("/console/api")
 
     @routes.get("/version", roles=ANY_ROLE, summary="Version of the server")
     async def version() -> Version:

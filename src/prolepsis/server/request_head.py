@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import h11
 
-from prolepsis.control.web.refusals import Refused, invalid_http, too_large
+from prolepsis.control.web.refusals import BODY_CODINGS, Refused, invalid_http, too_large
 
 _ONCE = frozenset(
     {
@@ -90,6 +90,7 @@ def _unfit_body(request: h11.Request, headers: dict[bytes, bytes]) -> Refused | 
         if request.http_version == b"1.0":
             return invalid_http("transfer-encoding is given with HTTP/1.0; allowed: with HTTP/1.1")
     coding = headers.get(b"content-encoding", b"identity").decode("latin-1")
-    if coding.lower() != "identity":
-        return invalid_http(f"content-encoding is {coding[:32]!r}; allowed: identity, or none", status=415)
+    if coding.lower() not in BODY_CODINGS:
+        allowed = ", ".join(BODY_CODINGS)
+        return invalid_http(f"content-encoding is {coding[:32]!r}; allowed: {allowed}, or none", status=415)
     return None

@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 import time
+import zlib
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +19,7 @@ from typing import Generic, TypeVar
 from anyio import CapacityLimiter, to_thread
 from starlette.requests import Request
 
+from prolepsis.control.web.errors import RequestRefused
 from prolepsis.control.web.refusals import too_large, too_many_uploads
 
 Value = TypeVar("Value")
@@ -52,9 +54,10 @@ class Uploads:
     async def read(self, request: Request, tenant: str) -> AsyncIterator[bytes]:
         """Read the body and hold it until it is parsed; raises `Refused` beyond the bounds."""
         chunks: list[bytes] = []
-        size = 0
+        size, decoded = 0, _decoder(request, self.most_bytes)
         try:
-            async for chunk in request.stream():
+            async for part in request.stream():
+                chunk = decoded(part)
                 size += len(chunk)
                 self._hold(tenant, len(chunk))
                 if size > self.most_bytes:
@@ -76,6 +79,24 @@ class Uploads:
         limit = BODIES_OF_TENANT * self.most_bytes
         if self._bytes_of.get(tenant, 0) > limit:
             raise too_many_uploads(limit)
+
+
+def _decoder(request: Request, most_bytes: int) -> Callable[[bytes], bytes]:
+    """Return what reads the parts of a body; of a compressed one it gives at most a little more than `most_bytes`."""
+    if request.headers.get("content-encoding", "identity").lower() == "identity":
+        return lambda part: part
+    stream = zlib.decompressobj(wbits=16 + zlib.MAX_WBITS)
+
+    def decoded(part: bytes) -> bytes:
+        try:
+            found = stream.decompress(part, most_bytes + 1)
+        except zlib.error as error:
+            raise RequestRefused(f"The request body is not valid gzip: {error}.", code="invalid_gzip") from None
+        if not part and not stream.eof:  # the server's sign of the end
+            raise RequestRefused("The request body ends inside its gzip stream.", code="invalid_gzip")
+        return found
+
+    return decoded
 
 
 INLINE_BYTES = 4096

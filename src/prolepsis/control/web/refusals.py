@@ -6,6 +6,9 @@ from typing import Literal
 from prolepsis.control.web.caller import Role
 from prolepsis.control.web.errors import RequestRefused
 
+BODY_CODINGS = ("identity", "gzip")
+"""Codings of a request's body that are read."""
+
 Reason = Literal[
     "not_authenticated",
     "not_local",
@@ -100,7 +103,7 @@ def no_descriptor_left() -> Refused:
 
 
 def invalid_http(what: str, *, status: int = 400) -> Refused:
-    headers = {"accept-encoding": "identity"} if status == 415 else None
+    headers = {"accept-encoding": ", ".join(BODY_CODINGS)} if status == 415 else None
     message = f"This request cannot be served: {what}."
     return Refused("invalid_http", message, code="invalid_http", status=status, headers=headers)
 

@@ -1,5 +1,6 @@
 """Declares each HTTP route once: path, roles, body, reply and errors. Sign-in and the OpenAPI document read this."""
 
+import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, TypeVar, get_args
@@ -125,6 +126,7 @@ class Routes:
                     "parameters": [_parameter(name, "header", schema) for name, schema in (headers or {}).items()],
                 },
                 "include_in_schema": documented,
+                "operation_id": "_".join((method.lower(), *re.findall("[A-Za-z0-9]+", path))),
             }
             self.all.append(Route(path, endpoint, roles, options))
             return endpoint

@@ -22,6 +22,7 @@ from prolepsis.core.engine_client import EngineClient
 from prolepsis.core.kill_scope import kill_scope
 from prolepsis.ops.console import audit, requests
 from prolepsis.ops.console.acts import declare_acts
+from prolepsis.ops.console.api import api_pages
 from prolepsis.ops.console.assets import Assets
 from prolepsis.ops.console.dashboards import dashboard_pages
 from prolepsis.ops.console.overview import Load, overview_pages
@@ -49,6 +50,8 @@ class ConsoleParts:
     """Sees every refusal, for counters."""
     emit: Emit
     grafana_url: str
+    document: Callable[[], Mapping[str, object]]
+    """Makes the OpenAPI document."""
     failing: Callable[[], str] = str
     """Why the server is not ready by what requests get; empty if it is."""
 
@@ -92,6 +95,7 @@ def _listed(parts: ConsoleParts) -> Sequence[FeaturePages]:
         replicas.PAGES,
         dashboard_pages(parts.grafana_url),
         runbook_pages(manual),
+        api_pages(parts.document),
     )
 
 

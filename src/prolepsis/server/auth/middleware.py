@@ -59,12 +59,12 @@ def is_local(headers: Headers) -> bool:
     return True
 
 
-def check_local(headers: Headers) -> None:
-    """Raise `Refused` (403) unless a request names a loopback host, and no origin or a loopback one."""
+def check_local(headers: Headers, allowed: Sequence[str] = ()) -> None:
+    """Raise `Refused` (403) unless a request names a loopback host, and no origin, a loopback or an `allowed` one."""
     hosts, origins = headers.getlist("host"), headers.getlist("origin")
     if len(hosts) != 1 or not _is_local(hosts[0]):
         raise not_local("Host", ", ".join(hosts))
-    if not all(_is_local_origin(origin) for origin in origins):
+    if not all(origin in allowed or _is_local_origin(origin) for origin in origins):
         raise not_local("Origin", ", ".join(origins))
 
 
@@ -76,6 +76,11 @@ def _is_local(host: str) -> bool:
 def _is_local_origin(origin: str) -> bool:
     scheme, separator, host = origin.strip().lower().partition("://")
     return scheme in ("http", "https") and bool(separator) and _is_local(host)
+
+
+def _is_for_clients(rule: PathRules) -> bool:
+    """Return whether a path is one that generates or lists models: other origins get no further without a key."""
+    return all(roles is not None and "client" in roles for roles in rule.roles.values())
 
 
 REPLY_HEADERS = "reply_headers"
@@ -105,7 +110,7 @@ class AuthMiddleware:
         config: ServerConfig,
         metrics: AdmissionMetrics,
         intake: Intake,
-        routes: Sequence[Route],
+        rules: RouteRules,
     ) -> None:
         self._app = app
         self._keys = keys
@@ -113,7 +118,7 @@ class AuthMiddleware:
         self._metrics = metrics
         self._round_robin = intake.round_robin
         self._max_body_bytes = intake.uploads.most_bytes
-        self._rules = RouteRules(routes)
+        self._rules = rules
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -147,7 +152,7 @@ class AuthMiddleware:
                 return
         caller = self._keys.caller(headers.get("authorization"))
         if not self._keys.required:
-            check_local(headers)
+            check_local(headers, self._config.allow_origin if rule is not None and _is_for_clients(rule) else ())
         what = f"{method} {scope['path'][:200]}"
         if rule is None:
             raise RequestRefused(f"No route {what}", code="unknown_url", status=404)
