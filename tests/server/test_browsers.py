@@ -106,6 +106,13 @@ async def test_a_browser_finds_the_console_and_a_probe_an_answer() -> None:
         assert "max_completion_tokens" in api.text
 
 
+async def test_the_playground_has_the_models() -> None:
+    async with http(ServerConfig(served_model_names=("one", "two"))) as client:
+        page = await client.get("/console/playground")
+    assert page.status_code == 200
+    assert "<option>one</option><option>two</option>" in page.text
+
+
 class TestCompressedBodies:
     async def answer(self, raw: bytes, config: ServerConfig | None = None) -> httpx.Response:
         async with http(config) as client:

@@ -48,7 +48,7 @@ def build(
         *openai_routes(models),
         *verify_routes(models),
         *status_routes(models, services),
-        *_feature_routes(context, services, lambda: app.openapi()),  # noqa: PLW0108  it is made below
+        *_feature_routes(context, services, models.names, lambda: app.openapi()),  # noqa: PLW0108  it is made below
     )
     rules = RouteRules(routes)
     app = Application(routes, partial(_while_serving, services), admission.metrics.refuse)
@@ -68,7 +68,7 @@ def build(
 
 
 def _feature_routes(
-    context: Context, services: Services, document: Callable[[], Mapping[str, object]]
+    context: Context, services: Services, names: Sequence[str], document: Callable[[], Mapping[str, object]]
 ) -> Sequence[Route]:
     """Return the routes of all features, and the console's, which call them."""
     client, gate, service = context.client, services.admission, services.service_health
@@ -84,6 +84,7 @@ def _feature_routes(
         check_local=check_local,
         observe=gate.metrics.refuse,
         grafana_url=context.config.grafana_url,
+        models=names,
         document=document,
         failing=lambda: service.detail,
         emit=context.emit,

@@ -63,6 +63,10 @@ class Models:
                     raise ConfigError(message, param="served_model_names")
                 self._by_name[name] = services
 
+    @property
+    def names(self) -> Sequence[str]:
+        return list(self._by_name)
+
     def allowed(self, caller: Caller) -> Mapping[str, Services]:
         """Return the models that the caller's key may use."""
         return {name: services for name, services in self._by_name.items() if caller.may_use(name)}

@@ -42,6 +42,8 @@ SITE_PAGES = (
     "/replicas",
     "/dashboards",
     "/runbooks/acceptance-cliff",
+    "/playground",
+    "/api",
 )
 
 

@@ -27,6 +27,7 @@ from prolepsis.ops.console.assets import Assets
 from prolepsis.ops.console.dashboards import dashboard_pages
 from prolepsis.ops.console.overview import Load, overview_pages
 from prolepsis.ops.console.pages import HOME, Pages
+from prolepsis.ops.console.playground import playground_pages
 from prolepsis.ops.console.proposers import proposer_pages
 from prolepsis.ops.console.quality import quality_pages
 from prolepsis.ops.console.render import environment
@@ -50,6 +51,8 @@ class ConsoleParts:
     """Sees every refusal, for counters."""
     emit: Emit
     grafana_url: str
+    models: Sequence[str]
+    """Names of the models that are served."""
     document: Callable[[], Mapping[str, object]]
     """Makes the OpenAPI document."""
     failing: Callable[[], str] = str
@@ -95,6 +98,7 @@ def _listed(parts: ConsoleParts) -> Sequence[FeaturePages]:
         replicas.PAGES,
         dashboard_pages(parts.grafana_url),
         runbook_pages(manual),
+        playground_pages(parts.models, parts.keys),
         api_pages(parts.document),
     )
 

@@ -169,6 +169,8 @@ class SpeculationBody(Body):
     """token: each token leaves in its own chunk, evenly paced, so that chunks do not show what was accepted."""
     metrics: bool = False
     """Add `metrics` with acceptance figures and the mode in effect to the response."""
+    origins: bool = False
+    """Add `origins` to chat and text completions: the answer in pieces, each with the proposer that had drafted it."""
 
 
 class Prediction(Body):

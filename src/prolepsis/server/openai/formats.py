@@ -1,6 +1,8 @@
 """The two answer shapes of OpenAI's completions API, streamed and whole: chat and text."""
 
 from collections.abc import Callable, Sequence
+from itertools import groupby
+from operator import itemgetter
 from typing import Protocol
 
 from prolepsis.engine.models.answer_formats.call_reader import Piece
@@ -53,9 +55,14 @@ class ChatFormat:
         calls = _call_deltas(pieces, answer)
         if calls:
             shown["tool_calls"] = calls
-        if not shown and delta.finish_reason is None and not (delta.logprobs or self._prepared.body.return_token_ids):
+        if not shown and delta.finish_reason is None and not (delta.logprobs or self._shows_tokens):
             return None
         return {"index": delta.index, "delta": shown, **_chat_ending([delta], answer, self._prepared)}
+
+    @property
+    def _shows_tokens(self) -> bool:
+        body = self._prepared.body
+        return bool(body.return_token_ids or (body.speculation and body.speculation.origins))
 
     def choice(self, deltas: Sequence[Delta]) -> Json:
         parts = [self._take(delta) for delta in deltas]
@@ -95,7 +102,7 @@ class CompletionFormat:
         shown: Json = {"index": last.index, "text": "".join(delta.text for delta in deltas)}
         logprobs = _completion_logprobs(deltas, as_ids=bool(self._prepared.body.return_tokens_as_token_ids))
         shown |= {"logprobs": logprobs, "finish_reason": last.finish_reason}
-        return {**shown, "stop_reason": last.stop_reason, **_token_ids(deltas, self._prepared)}
+        return {**shown, "stop_reason": last.stop_reason, **_tokens(deltas, self._prepared)}
 
 
 def _text(pieces: Sequence[Piece], kind: str) -> str:
@@ -131,7 +138,23 @@ def _chat_ending(deltas: Sequence[Delta], answer: ChatReader, prepared: Prepared
         content = [chat_logprobs(shown, as_ids=as_ids) for delta in deltas for shown in delta.logprobs or ()]
         logprobs = {"content": content, "refusal": None}
     ending: Json = {"logprobs": logprobs, "finish_reason": answer.finish_reason(last)}
-    return {**ending, "stop_reason": last.stop_reason, **_token_ids(deltas, prepared)}
+    return {**ending, "stop_reason": last.stop_reason, **_tokens(deltas, prepared)}
+
+
+def _tokens(deltas: Sequence[Delta], prepared: PreparedRequest) -> Json:
+    """Return what is shown of single tokens, where it is asked for."""
+    return {**_token_ids(deltas, prepared), **_origins(deltas, prepared)}
+
+
+def _origins(deltas: Sequence[Delta], prepared: PreparedRequest) -> Json:
+    """Return the text as it was generated, marks of calls included, in pieces of one origin; none: the target's own."""
+    speculation = prepared.body.speculation
+    if speculation is None or not speculation.origins:
+        return {}
+    tokens = [(one.by, one.text) for delta in deltas for one in delta.tokens] or [("", d.text) for d in deltas]
+    runs = groupby(tokens, key=itemgetter(0))
+    pieces = ((by, "".join(text for _, text in run)) for by, run in runs)
+    return {"origins": [{"text": text, "drafted_by": by or None} for by, text in pieces if text]}
 
 
 def _token_ids(deltas: Sequence[Delta], prepared: PreparedRequest) -> Json:

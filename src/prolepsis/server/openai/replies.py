@@ -129,11 +129,19 @@ class ChatMessage(Reply):
     tool_calls: list[ToolCall] | None = None
 
 
+class Origin(Reply):
+    """A piece of an answer, and whose draft it was; null: the target's own."""
+
+    text: str
+    drafted_by: str | None
+
+
 class Choice(Reply):
     index: int
     finish_reason: Literal["stop", "length", "tool_calls", "content_filter"]
     stop_reason: str | int | None
     token_ids: list[int] | None = None
+    origins: list[Origin] | None = None
 
 
 class ChatChoice(Choice):

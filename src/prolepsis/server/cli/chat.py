@@ -1,0 +1,179 @@
+"""`prolepsis chat`: talks with a running server; what was drafted and accepted has the colour of its proposer."""
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import httpx
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from prolepsis.core.errors import InvalidParameter
+from prolepsis.core.terminal.admin import HERE, Key, NoServer, Url, ask
+from prolepsis.core.terminal.output import note, print_error, stdout
+
+COLOURS = ("green", "cyan", "magenta", "yellow", "blue", "bright_red")
+"""Of proposers, in the order in which they first draft."""
+COMMANDS = "/plain: without speculation, /draft: with it, /new: a new conversation, /quit"
+_TIMEOUT = httpx.Timeout(10.0, read=600.0)
+
+
+@dataclass(slots=True)
+class Piece:
+    """Text of one origin; `by` is empty for the target's own."""
+
+    text: str
+    by: str
+
+
+@dataclass(slots=True)
+class Conversation:
+    """A conversation with one model of a server."""
+
+    url: str
+    key: str | None
+    model: str
+    max_tokens: int | None
+    temperature: float | None
+    messages: list[dict[str, str]] = field(default_factory=list)
+    drafts: bool = True
+    usage: dict[str, Any] = field(default_factory=dict)
+    """Usage of the last answer."""
+
+    def say(self, text: str) -> Iterator[Piece]:
+        """Yield the answer as it comes; raises `InvalidParameter` with the server's error, `NoServer` without one."""
+        self.messages.append({"role": "user", "content": text})
+        answer: list[str] = []
+        try:
+            for chunk in self._chunks():
+                self.usage = chunk.get("usage") or self.usage
+                for choice in chunk["choices"]:
+                    answer.append(choice["delta"].get("content") or "")
+                    yield from (Piece(one["text"], one["drafted_by"] or "") for one in choice.get("origins", ()))
+        except BaseException:
+            self.messages.pop()  # a question without an answer is no part of the conversation
+            raise
+        self.messages.append({"role": "assistant", "content": "".join(answer)})
+
+    def _chunks(self) -> Iterator[dict[str, Any]]:
+        body = {
+            "model": self.model,
+            "messages": self.messages,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "max_tokens": self.max_tokens,
+            "temperature": self.temperature,
+            "speculation": {"mode": "auto" if self.drafts else "off", "origins": True},
+        }
+        given = {name: value for name, value in body.items() if value is not None}
+        headers = {"authorization": f"Bearer {self.key}"} if self.key else {}
+        address = f"{self.url.rstrip('/')}/v1/chat/completions"
+        try:
+            with httpx.stream("POST", address, json=given, headers=headers, timeout=_TIMEOUT) as reply:
+                if reply.status_code != 200:
+                    raise InvalidParameter(_message(reply.read()))
+                for line in reply.iter_lines():
+                    data = line.removeprefix("data: ")
+                    if data not in (line, "[DONE]"):
+                        chunk: dict[str, Any] = json.loads(data)
+                        if "error" in chunk:
+                            raise InvalidParameter(_message(data.encode()))
+                        yield chunk
+        except httpx.HTTPError as error:
+            raise NoServer(f"no server answers at {self.url}: {error}", param="url") from None
+
+
+def _message(raw: bytes) -> str:
+    try:
+        return str(json.loads(raw)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return raw[:500].decode(errors="replace")
+
+
+@dataclass(slots=True)
+class Colours:
+    """The colour of each proposer."""
+
+    of: dict[str, str] = field(default_factory=dict)
+
+    def text(self, piece: Piece) -> Text:
+        return Text(piece.text, style=self._style(piece.by))
+
+    def legend(self) -> Text:
+        return Text.assemble(*((f"{by} ", colour) for by, colour in self.of.items()))
+
+    def _style(self, by: str) -> str:
+        return self.of.setdefault(by, COLOURS[len(self.of) % len(COLOURS)]) if by else ""
+
+
+def chat(
+    question: Annotated[str | None, typer.Argument(help="one question; without it you are asked for several")] = None,
+    *,
+    url: Url = HERE,
+    key: Key = None,
+    model: Annotated[str | None, typer.Option(help="model; default: the first that the server has")] = None,
+    system: Annotated[str | None, typer.Option(help="system message")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="most tokens of an answer")] = None,
+    temperature: Annotated[float | None, typer.Option(help="default: the model's own")] = None,
+) -> None:
+    """Talk with the model of a running server, and see which proposer drafted what."""
+    name = model or ask(url, key, "GET", "/v1/models")["data"][0]["id"]
+    conversation = Conversation(url, key, name, max_tokens, temperature)
+    if system:
+        conversation.messages.append({"role": "system", "content": system})
+    colours, out = Colours(), stdout()
+    if question is not None:
+        _answer(conversation, question, colours, out)
+        return
+    note(f"{name} at {url}; {COMMANDS}")
+    while (said := _asked(out)) is not None:
+        if not _obeyed(said, conversation):
+            try:
+                _answer(conversation, said, colours, out)
+            except (InvalidParameter, NoServer) as error:  # the conversation goes on
+                print_error(error)
+            except KeyboardInterrupt:
+                out.print()
+                note("stopped")
+
+
+def _asked(out: Console) -> str | None:
+    """Return what the user says, None at the end."""
+    while True:
+        try:
+            said = out.input("[bold]> [/]").strip()
+        except (EOFError, KeyboardInterrupt):
+            return None
+        if said:
+            return None if said in ("/quit", "/exit") else said
+
+
+def _obeyed(said: str, conversation: Conversation) -> bool:
+    """Return whether `said` was a command."""
+    if said in ("/plain", "/draft"):
+        conversation.drafts = said == "/draft"
+    elif said == "/new":
+        conversation.messages = [one for one in conversation.messages if one["role"] == "system"]
+    elif said.startswith("/") and " " not in said:
+        note(COMMANDS)
+    else:
+        return False
+    return True
+
+
+def _answer(conversation: Conversation, said: str, colours: Colours, out: Console) -> None:
+    began, drafted, first = time.perf_counter(), 0, None
+    for piece in conversation.say(said):
+        first = first or time.perf_counter()
+        drafted += len(piece.text) if piece.by else 0
+        out.print(colours.text(piece), end="", soft_wrap=True)
+    out.print()
+    tokens, ended = conversation.usage.get("completion_tokens", 0), time.perf_counter()
+    share = drafted / max(1, len(conversation.messages[-1]["content"]))
+    waited = (first or ended) - began
+    figures = f"{tokens} tokens, {tokens / (ended - began):.1f}/s, first after {waited:.2f} s, {share:.0%} drafted by "
+    if out.is_terminal:
+        out.print(Text.assemble((figures, "dim"), colours.legend() if drafted else ("nobody", "dim")))
