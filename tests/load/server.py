@@ -34,6 +34,7 @@ class LetterTokenizer:
     """Token i is the i-th letter, 0 ends a text; what is no letter becomes one."""
 
     formats = AnswerFormats()
+    fill_marks = None
     chat_template = "contents, one after the other"
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:

@@ -17,6 +17,8 @@ END = 256
 class ByteTokenizer:
     """One token a byte; 256 ends a text. `chat_template` only says what the template would know of."""
 
+    fill_marks: tuple[int, int, int] | None = None
+
     def __init__(self, chat_template: str | None = "roles and text") -> None:
         self.chat_template = chat_template
         knows = "tools" in (chat_template or "")

@@ -16,6 +16,10 @@ class Tokenizer(Protocol):
     def formats(self) -> AnswerFormats:
         """How the model writes calls and reasoning."""
 
+    @property
+    def fill_marks(self) -> tuple[int, int, int] | None:
+        """Tokens before a text, before what follows it, and before the middle; None: the model fills no middle."""
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...

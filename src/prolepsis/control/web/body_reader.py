@@ -55,7 +55,6 @@ NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
     "store": (False,),
     "stream_options": ({}, {"include_obfuscation": False}),
     "structural_tag": (),
-    "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
     "truncation": ("disabled",),

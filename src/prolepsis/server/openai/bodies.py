@@ -258,4 +258,6 @@ class ChatBody(GenerationBody, TemplateBody):
 
 class CompletionBody(GenerationBody):
     prompt: Prompts
+    suffix: str | None = None
+    """What follows the text: the model fills the middle, if it has learnt to."""
     logprobs: TopLogprobs | None = None

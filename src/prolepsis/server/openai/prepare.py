@@ -17,6 +17,7 @@ from prolepsis.server.openai.bodies import ChatBody, CompletionBody, GenerationB
 from prolepsis.server.openai.constraint import ToolUse, asked_form, constraint, tool_use
 from prolepsis.server.openai.conversation import prompt_tokens, thinking_of
 from prolepsis.server.openai.facts import DEFAULT_COMPLETION_TOKENS, request_facts, sampling_params
+from prolepsis.server.openai.fill import fill_prompt, fill_stop
 from prolepsis.server.openai.prepared import PreparedRequest, RequestContext
 from prolepsis.server.openai.speculation import check_allowed, requested_speculation
 from prolepsis.server.services import Services
@@ -96,8 +97,12 @@ async def prepare_completion(body: CompletionBody, context: RequestContext, serv
 def _read_completion(body: CompletionBody, params: SamplingParams, services: Services) -> list[GenerateRequest]:
     """Do all of a completion's preparation that grows with its body: return what it asks for each prompt."""
     info, form, requests = services.client.info, constraint(asked_form(body)), list[GenerateRequest]()
+    if body.suffix:
+        params = replace(params, stop=params.stop or fill_stop(body.suffix))
     for text in body.prompt:
         token_ids = services.tokenizer.encode(text) if isinstance(text, str) else _checked_ids(text, info.vocab_size)
+        if body.suffix:
+            token_ids = fill_prompt(text, body.suffix, services.tokenizer)
         max_tokens = _completion_max_tokens(body, len(token_ids), info)
         max_tokens = _fitting(len(token_ids), max_tokens, "prompt", params.min_tokens, info)
         requests.append(_request(body, tuple(token_ids), replace(params, max_tokens=max_tokens), form))

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from prolepsis.core.errors import ModelLoadError
 from prolepsis.engine.models.files.checkpoint import Checkpoint, Config, unread_tensors
 from prolepsis.engine.models.files.end_tokens import named_ends
+from prolepsis.engine.models.files.fill_marks import FillMarks
 from prolepsis.engine.models.files.gguf_config import ARCHITECTURES, gguf_config, refuse_unread, transformers_name
 from prolepsis.engine.models.files.gguf_container import GgufTensor, Value
 from prolepsis.engine.models.files.gguf_parts import open_parts
@@ -100,6 +101,11 @@ class GgufFile:
                 added[kind][token] = i
         named = named_ends(added[CONTROL], added[USER_DEFINED])
         return tuple(dict.fromkeys([*(end for end in stated if end is not None), *named]))
+
+    def fill_marks(self) -> FillMarks | None:
+        """Return the marks for filling the middle of a text, None unless the file states all of them."""
+        before, after, middle = (self.token(name) for name in ("fim_pre", "fim_suf", "fim_mid"))
+        return None if before is None or after is None or middle is None else (before, after, middle)
 
     def raw(self, name: str) -> NDArray[np.uint8]:
         """Return the bytes of tensor `name`, read-only, where they lie in their file."""

@@ -60,7 +60,14 @@ def gguf_parts(file: GgufFile) -> TokenizerParts:
         backend, digest = _sentencepiece(words, vocabulary), vocabulary.digest
     else:
         backend = _byte_pairs(words, GEMMA4 if kind == GEMMA4 else file.text("tokenizer.ggml.pre", "default"))
-    return TokenizerParts(backend, one_template(_templates(file)), words.special, file.end_tokens(), digest)
+    return TokenizerParts(
+        backend,
+        one_template(_templates(file)),
+        words.special,
+        file.end_tokens(),
+        digest,
+        fill_marks=file.fill_marks(),
+    )
 
 
 def _templates(file: GgufFile) -> dict[str, str]:

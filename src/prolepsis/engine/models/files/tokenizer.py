@@ -16,6 +16,7 @@ from prolepsis.engine.models.answer_formats.reasoning import REASONING_FORMATS
 from prolepsis.engine.models.answer_formats.table import TOOL_FORMATS
 from prolepsis.engine.models.files.chat_template import ChatTemplate, Message
 from prolepsis.engine.models.files.control_tokens import HELD_CHARACTERS, ControlTokens
+from prolepsis.engine.models.files.fill_marks import FillMarks, named_marks
 from prolepsis.engine.models.files.template_needs import FittingTemplate
 from prolepsis.engine.models.files.token_bytes import TokenBytes
 
@@ -35,6 +36,8 @@ class TokenizerParts:
     """Tokens that the model calls special and that are text here, as answers are read by them."""
     formats: AnswerFormats = AnswerFormats()  # noqa: RUF009  # it is frozen
     """How the model writes calls and reasoning."""
+    fill_marks: FillMarks | None = None
+    """As a file states them; None: those of the vocabulary by their names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,7 @@ class TokenizerState:
     """Name of the form of reasoning."""
     shows: tuple[bool, bool, bool]
     """`shows_tools`, `shows_calls` and `shows_results` of the formats."""
+    fill_marks: FillMarks | None
 
 
 def template_of(parts: TokenizerParts) -> FittingTemplate | None:
@@ -98,6 +102,7 @@ class ModelTokenizer:
                 state.digest,
                 state.as_text,
                 AnswerFormats(tools, reasoning, *state.shows),
+                state.fill_marks,
             )
         )
 
@@ -115,6 +120,7 @@ class ModelTokenizer:
             (tools.name, tools.parallel, tools.between) if tools is not None else None,
             reasoning.name if reasoning is not None else None,
             (formats.shows_tools, formats.shows_calls, formats.shows_results),
+            parts.fill_marks,
         )
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -166,6 +172,11 @@ class ModelTokenizer:
     @property
     def chat_template(self) -> str | None:
         return self._template.source if self._template else None
+
+    @cached_property
+    def fill_marks(self) -> FillMarks | None:
+        """The marks for filling the middle of a text, None if the model has none."""
+        return self._parts.fill_marks or named_marks(self.vocab)
 
     @cached_property
     def vocab(self) -> dict[str, int]:

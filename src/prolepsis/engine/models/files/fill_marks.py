@@ -1,0 +1,25 @@
+"""The tokens by which a model fills the middle of a text: before what precedes it, before what follows, and at the end.
+
+Source of the names: llama.cpp (`src/llama-vocab.cpp`) and the models' own cards.
+"""
+
+from collections.abc import Mapping
+
+FillMarks = tuple[int, int, int]
+"""Ids of the marks: MARK before MARK after MARK, then the model writes the middle."""
+_OF_FAMILIES = (
+    ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),  # Qwen, Gemma
+    ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),  # StarCoder
+    ("<fim-prefix>", "<fim-suffix>", "<fim-middle>"),  # Granite, SantaCoder
+    ("<|code_prefix|>", "<|code_suffix|>", "<|code_middle|>"),  # GLM
+    ("<\uff5cfim\u2581begin\uff5c>", "<\uff5cfim\u2581hole\uff5c>", "<\uff5cfim\u2581end\uff5c>"),  # DeepSeek
+    ("\u2581<PRE>", "\u2581<SUF>", "\u2581<MID>"),  # Code Llama
+)
+
+
+def named_marks(vocab: Mapping[str, int]) -> FillMarks | None:
+    """Return the marks that a vocabulary has by the names of a family, None if it has none."""
+    for before, after, middle in _OF_FAMILIES:
+        if before in vocab and after in vocab and middle in vocab:
+            return vocab[before], vocab[after], vocab[middle]
+    return None

@@ -1,0 +1,68 @@
+"""Fill in the middle: `suffix` of /v1/completions."""
+
+from dataclasses import replace
+
+import pytest
+
+from prolepsis.core.errors import InvalidParameter
+from prolepsis.server.openai.fill import fill_prompt, fill_stop
+from tests.fake_client import INFO
+from tests.server.conftest import served
+from tests.server.fakes import ByteTokenizer, FakeEngine
+
+BEFORE, AFTER = "def f(x):\n    y = ", "\n    return y\n"
+MARKS = (253, 254, 255)
+
+
+class Filling(ByteTokenizer):
+    fill_marks = MARKS
+
+
+def test_the_prompt_is_what_the_model_has_learnt() -> None:
+    expected = [253, *BEFORE.encode(), 254, *AFTER.encode(), 255]
+    assert fill_prompt(BEFORE, AFTER, Filling()) == expected
+
+
+def test_a_model_with_bos_begins_with_it() -> None:
+    class WithBos(Filling):
+        def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+            return [*([250] if add_special_tokens else []), *text.encode()]
+
+    assert fill_prompt("a", "b", WithBos()) == [250, 253, *b"a", 254, *b"b", 255]
+
+
+@pytest.mark.parametrize(
+    ("after", "stop"),
+    [
+        ("\n    return y\n", ("\n    return y\n",)),
+        ("\n\n    return y", ("\n    return y",)),
+        (")\n    return y", ()),
+        ("\n}\n", ()),
+        ("", ()),
+    ],
+)
+def test_the_middle_ends_before_it_repeats_what_follows(after: str, stop: tuple[str, ...]) -> None:
+    assert fill_stop(after) == stop
+
+
+def test_over_http() -> None:
+    engine = FakeEngine("x + 1\n    return y\n", info=replace(INFO, vocab_size=300))
+    with served(engine, tokenizer=Filling()) as server:
+        completions = server.openai().completions
+        choice = completions.create(model="tiny", prompt=BEFORE, suffix=AFTER, max_tokens=64).choices[0]
+        assert (choice.text, choice.finish_reason) == ("x + 1", "stop")
+        assert list(engine.requests[0].prompt_token_ids) == fill_prompt(BEFORE, AFTER, Filling())
+        own = completions.create(model="tiny", prompt=BEFORE, suffix=AFTER, max_tokens=64, stop=["+"]).choices[0]
+        assert own.text == "x ", "the caller's own stop strings count alone"
+        streamed = completions.create(model="tiny", prompt=BEFORE, suffix=AFTER, max_tokens=64, stream=True)
+        assert "".join(chunk.choices[0].text for chunk in streamed) == "x + 1"
+        plain = completions.create(model="tiny", prompt=BEFORE, suffix="", max_tokens=64).choices[0]
+        assert plain.text == engine.text, "an empty suffix is none"
+
+
+def test_a_model_without_marks_and_a_prompt_of_tokens_are_refused() -> None:
+    with pytest.raises(InvalidParameter, match="no marks to fill a middle by") as refused:
+        fill_prompt(BEFORE, AFTER, ByteTokenizer())
+    assert refused.value.param == "suffix"
+    with pytest.raises(InvalidParameter, match="prompt of tokens"):
+        fill_prompt([1, 2], AFTER, Filling())
