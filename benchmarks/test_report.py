@@ -65,6 +65,25 @@ def test_a_record_keeps_what_the_table_reads_and_replaces_the_older_one(tmp_path
     assert cells[5:] == ["", "", "17 of 18", "[peers, 26 Nov](../benchmarks/results/zen-9-peers.json)"]
 
 
+def test_kinds_of_prompts_have_a_table_of_their_own(tmp_path: Path) -> None:
+    found = document(NEW, {"plain": 80.0, "auto": 90.0, "llamacpp:ngram": 30.0})
+    rates = {"plain": 20.0, "auto": 60.0, "llamacpp:ngram": 7.0}
+    arms = {
+        arm: {
+            kind: {"tokens_per_s": figure(rate), "speedup": figure(3.0), "acceptance_length": figure(4.0), "ttft_ms": 1}
+            for kind in ("all", "chat", "edits", "not looping")
+        }
+        for arm, rate in rates.items()
+    }
+    add(found | {"arms": arms}, "Zen 9", tmp_path)
+    rows = [line for line in tables_of(read(tmp_path)).splitlines() if line.startswith("| Zen 9 |")]
+    assert [row.split(" | ")[1] for row in rows] == ["1", "chat", "edits"]
+    cells = [cell.strip() for cell in rows[-1].split("|")[3:-1]]
+    assert cells == [
+        *("20 (19-21)", "60 (59-61)", "7 (6-8) llama.cpp, ngram", "3.00x (2.00-4.00)", "4.00 (3.00-5.00)", ""),
+    ]
+
+
 def test_the_newest_record_of_a_machine_counts() -> None:
     records = [
         {"machine": "Zen 9", "file": file, **document(time, {"plain": 80.0, "auto": auto})}
