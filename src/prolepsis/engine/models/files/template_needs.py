@@ -63,6 +63,11 @@ class FittingTemplate:
             fitted(messages, self._needs), add_generation_prompt=add_generation_prompt, tools=tools, variables=variables
         )
 
+    def shows_role(self, role: str) -> bool:
+        """Say whether messages of a role are shown."""
+        asked = [{"role": "user", "content": _ASKED}, {"role": role, "content": _VALUE}]
+        return _shows(self._template, fitted(asked, self._needs), _ASKED, _VALUE)
+
 
 def needs_of(template: ChatTemplate) -> TemplateNeeds:
     """Return what `template` takes; what it can show in no form counts as no need."""
