@@ -129,10 +129,11 @@ def parse_body(raw: bytes, kind: type[B], ignored: Ignored | None = None) -> B:
         raise RequestRefused(f"The request body is not valid JSON: {reason[:200]}.", code="invalid_json") from None
     if not isinstance(value, dict):
         raise RequestRefused("The request body must be a JSON object.", code="invalid_type")
+    served = _served(value, kind, (), ignored if issubclass(kind, ClientBody) else None)
     try:
-        return kind.model_validate(_served(value, kind, (), ignored if issubclass(kind, ClientBody) else None))
+        return kind.model_validate(served)
     except ValidationError as error:
-        raise _refusal(error, kind, value) from None
+        raise _refusal(error, kind, served) from None
 
 
 @dataclass(frozen=True, slots=True)

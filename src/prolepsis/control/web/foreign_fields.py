@@ -1,4 +1,4 @@
-"""What is known of fields that other servers of the OpenAI API have and an endpoint here lacks: one line a field.
+"""What is known of fields that other servers of the OpenAI API have and an endpoint here lacks.
 
 A field that stands neither here nor in a body changes nothing: it is dropped and named.
 """
@@ -13,10 +13,10 @@ _MOST_CHARACTERS = 64
 
 @dataclass(frozen=True, slots=True)
 class ForeignField:
-    """A field, and the values of it that ask for nothing; null is always one of them."""
+    """A field, and the values of it that ask for nothing, besides null, an empty text and an empty list."""
 
     asks_nothing: tuple[object, ...] = ()
-    changes_answer: bool = True
+    changes_answer: bool = False
     """Another value is refused; otherwise it is dropped and named."""
     instead: tuple[str, ...] = ()
     """Fields that mean the same: the first one that stands at the field's place is the one to use."""
@@ -25,147 +25,85 @@ class ForeignField:
         if isinstance(value, dict):
             value = {name: one for name, one in value.items() if one is not None}
         same_kind = (one for one in self.asks_nothing if isinstance(one, bool) == isinstance(value, bool))
-        return value is None or any(value == one for one in same_kind)
+        return value in (None, "", []) or any(value == one for one in same_kind)
 
 
-def _asks(*neutral: object, use: str = "") -> ForeignField:
-    return ForeignField(neutral, instead=tuple(use.split()))
+_Rows = tuple[tuple[tuple[object, ...], str], ...]
+"""Values that ask for nothing, and the fields of which that holds."""
 
-
-def _hint(*neutral: object, use: str = "") -> ForeignField:
-    return ForeignField(neutral, changes_answer=False, instead=tuple(use.split()))
-
-
-_LENGTH, _FORM, _TEXTS = "max_tokens max_output_tokens", "structured_outputs", "messages input prompt"
-
-OPENAI: Mapping[str, ForeignField] = {
-    "add_generation_prompt": _asks(True),
-    "annotations": _hint([]),
-    "audio": _asks(),
-    "background": _asks(False),
-    "best_of": _asks(1),
-    "context_management": _asks([]),
-    "conversation": _asks(),
-    "documents": _asks([]),
-    "echo": _asks(False),
-    "function_call": _asks("none", "auto", use="tool_calls tool_choice"),
-    "functions": _asks([], use="tools"),
-    "include": _hint([]),
-    "input": _asks(use=_TEXTS),
-    "instructions": _asks("", use="messages"),
-    "logprobs": _asks(False, use="include"),
-    "max_completion_tokens": _asks(-1, use=_LENGTH),
-    "max_output_tokens": _asks(-1, use=_LENGTH),
-    "max_tokens": _asks(-1, use=_LENGTH),
-    "messages": _asks(use=_TEXTS),
-    "modalities": _asks(["text"]),
-    "moderation": _asks(),
-    "n": _asks(1),
-    "parallel_tool_calls": _hint(True, False),
-    "prediction": _asks(),
-    "previous_response_id": _asks(),
-    "prompt": _asks(use=_TEXTS),
-    "prompt_cache_options": _hint({}),
-    "prompt_cache_retention": _hint("in_memory"),
-    "reasoning": _hint({}, {"effort": "none"}, {"effort": "none", "summary": "auto"}, use="reasoning_content"),
-    "reasoning_effort": _hint("none", use="chat_template_kwargs"),
-    "refusal": _asks(""),
-    "response_format": _asks({"type": "text"}, use="text"),
-    "store": _hint(False),
-    "suffix": _asks(""),
-    "text": _asks({}, {"format": {"type": "text"}}, use="response_format"),
-    "tool_choice": _asks("none", "auto"),
-    "tools": _asks([]),
-    "top_logprobs": _asks(0, use="logprobs"),
-    "truncation": _asks("disabled"),
-    "verbosity": _hint("medium"),
-    "web_search_options": _asks(),
+# fmt: off
+_REFUSED: _Rows = (
+    ((), "allowed_token_ids audio bad_words chat_template context_management conversation custom_logit_processor "
+         "documents ebnf enable_thinking format functions grammar guided_choice guided_grammar guided_json "
+         "guided_regex guided_whitespace_pattern image_data images input input_embeds instructions logits_processors "
+         "lora lora_path messages moderation penalty_prompt prediction previous_response_id prompt prompt_embeds "
+         "prompt_logprobs refusal regex samplers session_params stop_regex stop_sequences structural_tag suffix "
+         "system think tools web_search_options"),
+    ((False,), "add_special_tokens background continue_final_message early_stopping echo logprobs no_stop_trim "
+               "post_sampling_probs return_hidden_states return_routed_experts return_token_ids return_tokens "
+               "return_tokens_as_token_ids use_beam_search"),
+    ((True,), "add_generation_prompt include_reasoning parse_special separate_reasoning spaces_between_special_tokens"),
+    ((0,), "dry_multiplier dynatemp_range min_keep mirostat n_indent n_probs top_a top_logprobs xtc_probability"),
+    ((1,), "best_of length_penalty n repeat_penalty tfs_z typical_p"),
+    ((-1,), "max_completion_tokens max_new_tokens max_output_tokens max_tokens n_predict num_predict reasoning_budget "
+            "thinking_token_budget truncate_prompt_tokens"),
+    ((-1, 0), "t_max_predict_ms top_n_sigma"),
+    (({},), "chat_template_kwargs json_schema options vllm_xargs"),
+    (({}, {"format": {"type": "text"}}), "text"),
+    (({"type": "text"},), "response_format"),
+    ((["text"],), "modalities"),
+    (("none", "auto"), "function_call tool_choice"),
+    (("auto", "deepseek"), "reasoning_format"),
+    (("disabled",), "truncation"),
+)
+_DROPPED: _Rows = (
+    ((), "annotations include response_fields"),
+    ((False,), "return_progress store timings_per_token"),
+    ((True,), "cache_prompt stream_reasoning"),
+    ((True, False), "parallel_tool_calls"),
+    ((0, -1), "id_slot n_keep"),
+    ((64, -1), "repeat_last_n"),
+    (({},), "prompt_cache_options"),
+    (({}, {"effort": "none"}, {"effort": "none", "summary": "auto"}), "reasoning"),
+    (({"type": "disabled"},), "thinking"),
+    (("in_memory",), "prompt_cache_retention"),
+    (("medium",), "verbosity"),
+    (("none",), "reasoning_effort"),
+)
+_INSTEAD: Mapping[str, str] = {
+    "chat_template_kwargs": "enable_thinking reasoning_budget reasoning_effort think",
+    "include": "logprobs",
+    "include_stop_str_in_output": "no_stop_trim",
+    "input messages prompt": "input instructions messages prompt system",
+    "logit_bias structured_outputs": "allowed_token_ids bad_words",
+    "logprobs": "top_logprobs",
+    "max_tokens max_output_tokens": "max_completion_tokens max_new_tokens max_output_tokens max_tokens n_predict "
+                                    "num_predict",
+    "reasoning_content chat_template_kwargs": "reasoning thinking",
+    "repetition_penalty": "repeat_penalty",
+    "response_format text": "format json_schema response_format text",
+    "return_token_ids": "return_tokens",
+    "stop": "stop_sequences",
+    "structured_outputs": "ebnf grammar guided_choice guided_grammar guided_json guided_regex regex structural_tag",
+    "tool_calls tool_choice": "function_call",
+    "tools": "functions",
+    "top_logprobs logprobs": "n_probs",
 }
-VLLM_AND_SGLANG: Mapping[str, ForeignField] = {
-    "add_special_tokens": _asks(False),
-    "allowed_token_ids": _asks([], use=f"logit_bias {_FORM}"),
-    "bad_words": _asks([], use="logit_bias"),
-    "chat_template": _asks(""),
-    "chat_template_kwargs": _asks({}),
-    "continue_final_message": _asks(False),
-    "custom_logit_processor": _asks(),
-    "early_stopping": _asks(False),
-    "ebnf": _asks(use=_FORM),
-    "enable_thinking": _asks(use="chat_template_kwargs"),
-    "guided_choice": _asks(use=_FORM),
-    "guided_grammar": _asks(use=_FORM),
-    "guided_json": _asks(use=_FORM),
-    "guided_regex": _asks(use=_FORM),
-    "guided_whitespace_pattern": _asks(),
-    "include_reasoning": _asks(True),
-    "input_embeds": _asks(),
-    "length_penalty": _asks(1),
-    "logits_processors": _asks([]),
-    "lora_path": _asks(),
-    "max_new_tokens": _asks(-1, use=_LENGTH),
-    "no_stop_trim": _asks(False, use="include_stop_str_in_output"),
-    "parse_special": _asks(True),
-    "prompt_embeds": _asks(),
-    "prompt_logprobs": _asks(),
-    "regex": _asks(use=_FORM),
-    "return_hidden_states": _asks(False),
-    "return_routed_experts": _asks(False),
-    "return_token_ids": _asks(False),
-    "return_tokens_as_token_ids": _asks(False),
-    "separate_reasoning": _asks(True),
-    "session_params": _asks(),
-    "spaces_between_special_tokens": _asks(True),
-    "stop_regex": _asks([]),
-    "stream_reasoning": _hint(True),
-    "structural_tag": _asks(use=_FORM),
-    "thinking_token_budget": _asks(-1),
-    "truncate_prompt_tokens": _asks(-1),
-    "use_beam_search": _asks(False),
-    "vllm_xargs": _asks({}),
-}
-LLAMA_CPP_AND_OTHERS: Mapping[str, ForeignField] = {
-    "cache_prompt": _hint(True),
-    "dry_multiplier": _asks(0),
-    "dynatemp_range": _asks(0),
-    "format": _asks("", use="response_format"),
-    "grammar": _asks("", use=_FORM),
-    "id_slot": _hint(-1),
-    "image_data": _asks([]),
-    "images": _asks([]),
-    "json_schema": _asks({}, use="response_format"),
-    "lora": _asks([]),
-    "min_keep": _asks(0),
-    "mirostat": _asks(0),
-    "n_indent": _asks(0),
-    "n_keep": _hint(0, -1),
-    "n_predict": _asks(-1, use=_LENGTH),
-    "n_probs": _asks(0, use="top_logprobs logprobs"),
-    "num_predict": _asks(-1, use=_LENGTH),
-    "options": _asks({}),
-    "penalty_prompt": _asks(""),
-    "post_sampling_probs": _asks(False),
-    "reasoning_budget": _asks(-1, use="chat_template_kwargs"),
-    "reasoning_format": _asks("auto", "deepseek"),
-    "repeat_last_n": _hint(64, -1),
-    "repeat_penalty": _asks(1, use="repetition_penalty"),
-    "response_fields": _hint([]),
-    "return_progress": _hint(False),
-    "return_tokens": _asks(False, use="return_token_ids"),
-    "samplers": _asks([]),
-    "stop_sequences": _asks([], use="stop"),
-    "system": _asks("", use=_TEXTS),
-    "t_max_predict_ms": _asks(0, -1),
-    "tfs_z": _asks(1),
-    "think": _asks(use="chat_template_kwargs"),
-    "thinking": _hint({"type": "disabled"}, use="reasoning_content chat_template_kwargs"),
-    "timings_per_token": _hint(False),
-    "top_a": _asks(0),
-    "top_n_sigma": _asks(-1, 0),
-    "typical_p": _asks(1),
-    "xtc_probability": _asks(0),
-}
-FOREIGN_FIELDS: Mapping[str, ForeignField] = {**OPENAI, **VLLM_AND_SGLANG, **LLAMA_CPP_AND_OTHERS}
-UNKNOWN = ForeignField(changes_answer=False)
+# fmt: on
+
+
+def _table() -> Mapping[str, ForeignField]:
+    instead = {name: tuple(fields.split()) for fields, names in _INSTEAD.items() for name in names.split()}
+    return {
+        name: ForeignField(values, changes_answer, instead.get(name, ()))
+        for changes_answer, rows in ((True, _REFUSED), (False, _DROPPED))
+        for values, names in rows
+        for name in names.split()
+    }
+
+
+FOREIGN_FIELDS: Mapping[str, ForeignField] = _table()
+UNKNOWN = ForeignField()
 
 
 def replacement(name: str, known: Iterable[str]) -> str | None:

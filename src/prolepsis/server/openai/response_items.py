@@ -1,6 +1,6 @@
 """The output items of a /v1/responses answer as it grows, and their typed events."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from uuid import uuid4
 
@@ -11,10 +11,12 @@ from prolepsis.server.deltas import Delta
 from prolepsis.server.openai.chat_reader import ChatReader
 from prolepsis.server.openai.formats import chat_logprobs
 from prolepsis.server.openai.prepared import PreparedRequest
+from prolepsis.server.openai.responses_bodies import NamedCall
 from prolepsis.server.openai.usage import Json
 
 _ITEM_OF = {"content": "message", "reasoning": "reasoning", "call": "function_call", "arguments": "function_call"}
 CUSTOM = "custom_tool_call"
+NO_CALL = NamedCall("")
 _PREFIXES = {"message": "msg", "reasoning": "rs", CUSTOM: "ctc"}
 
 
@@ -25,7 +27,7 @@ class _OpenItem:
     kind: str
     item_id: str
     index: int
-    name: str = ""
+    called: NamedCall = NO_CALL
     call_id: str = ""
     text: str = ""
     logprobs: list[Json] = field(default_factory=list)
@@ -38,9 +40,9 @@ class _OpenItem:
             return {**item, "role": "assistant", "content": parts}
         if self.kind == "reasoning":
             return {**item, "summary": [], "content": parts}
-        if self.kind == CUSTOM:
-            return {**item, "call_id": self.call_id, "name": self.name, "input": self.input}
-        return {**item, "call_id": self.call_id, "name": self.name, "arguments": self.text}
+        space: Json = {"namespace": self.called.namespace} if self.called.namespace else {}
+        what: Json = {"input": self.input} if self.kind == CUSTOM else {"arguments": self.text}
+        return {**item, "call_id": self.call_id, "name": self.called.name, **space, **what}
 
     def part(self) -> Json:
         if self.kind == "reasoning":
@@ -66,13 +68,12 @@ class _OpenItem:
 class ResponseItems:
     """Turns one sample's deltas into items; `output` holds those that are complete."""
 
-    def __init__(self, prepared: PreparedRequest, custom: Collection[str] = ()) -> None:
-        """`custom`: the names of custom tools."""
+    def __init__(self, prepared: PreparedRequest, tools: Iterable[NamedCall]) -> None:
         self.output: list[Json] = []
         self.cut: str | None = None
         """What cut the answer, as `incomplete_details` say it; None: it is whole, or goes on."""
         self.reasoning = ""
-        self._custom = custom
+        self._named = {named.function: named for named in tools}
         self._answer = ChatReader(prepared)
         self._open: _OpenItem | None = None
         self._logprobs: list[Json] = []
@@ -93,7 +94,7 @@ class ResponseItems:
     def _piece(self, piece: Piece) -> list[Json]:
         kind = _ITEM_OF[piece.kind]
         events: list[Json] = []
-        if piece.kind == "call" and piece.text in self._custom:
+        if piece.kind == "call" and self._called(piece).is_custom:
             kind = CUSTOM
         elif piece.kind == "arguments" and self._open is not None:
             kind = self._open.kind
@@ -101,10 +102,13 @@ class ResponseItems:
             events = [*self._end("completed"), *self._begin(kind, piece)]
         return events if piece.kind == "call" else [*events, *self._grow(piece.text)]
 
+    def _called(self, piece: Piece) -> NamedCall:
+        return self._named.get(piece.text) or NamedCall(piece.text)
+
     def _begin(self, kind: str, piece: Piece | None = None) -> list[Json]:
         opened = self._open = _OpenItem(kind, f"{_PREFIXES.get(kind, 'fc')}_{uuid4().hex}", len(self.output))
         if piece is not None and piece.kind == "call":
-            opened.name, opened.call_id = piece.text, self._answer.call_ids[piece.call]
+            opened.called, opened.call_id = self._called(piece), self._answer.call_ids[piece.call]
         added: Json = {"output_index": opened.index, "item": opened.shown("in_progress")}
         events: list[Json] = [{"type": "response.output_item.added", **added}]
         if kind in ("message", "reasoning"):
@@ -157,7 +161,7 @@ def _done_events(opened: _OpenItem) -> Sequence[Json]:
         grown: Json = {"type": f"{kind}.delta", **opened.place, "delta": text}
         return [*([grown] if text else []), {"type": f"{kind}.done", **opened.place, "input": text}]
     if opened.kind == "function_call":
-        done: Json = {**opened.place, "name": opened.name, "arguments": opened.text}
+        done: Json = {**opened.place, "name": opened.called.name, "arguments": opened.text}
         return [{"type": "response.function_call_arguments.done", **done}]
     place: Json = {**opened.place, "content_index": 0}
     whole: Json = {"type": "response.reasoning_text.done", **place, "text": opened.text}

@@ -17,8 +17,6 @@ from prolepsis.server.openai.prepare import chat_tokens, prepare_chat
 from prolepsis.server.openai.prepared import PreparedRequest, RequestContext
 from prolepsis.server.openai.response_items import ResponseItems
 from prolepsis.server.openai.responses_bodies import (
-    CustomToolBody,
-    FunctionToolBody,
     ResponsesBody,
     renamed,
     to_chat,
@@ -53,7 +51,7 @@ class ResponseShape:
     """The response object of one request, as far as it is known."""
 
     def __init__(self, body: ResponsesBody, prepared: PreparedRequest, services: Services) -> None:
-        self.items = ResponseItems(prepared, {tool.name for tool in body.tools or () if tool.type == "custom"})
+        self.items = ResponseItems(prepared, [named for named, _ in body.callable])
         self.is_padded = bool(body.stream_options and body.stream_options.include_obfuscation)
         self._prepared = prepared
         self._services = services
@@ -74,7 +72,7 @@ class ResponseShape:
             "temperature": params.temperature,
             "text": {"format": _shown_format(body)},
             "tool_choice": _shown_choice(body),
-            "tools": [_shown_tool(tool) for tool in body.tools or ()],
+            "tools": [tool.model_dump(exclude_none=tool.type != "function") for tool in body.tools or ()],
             "top_logprobs": body.top_logprobs or 0,
             "top_p": params.top_p,
             "truncation": "disabled",
@@ -141,10 +139,6 @@ async def response_events(parts: Parts, shape: ResponseShape) -> AsyncGenerator[
             yield {"type": kind, "response": await shape.ended(part), "sequence_number": next(number)}
         except Exception as error:  # the status is out: the stream itself says what failed
             yield {"type": "response.failed", "response": shape.failed(error), "sequence_number": next(number)}
-
-
-def _shown_tool(tool: FunctionToolBody | CustomToolBody) -> Json:
-    return tool.model_dump(exclude_none=tool.type == "custom")
 
 
 def _shown_format(body: ResponsesBody) -> Json:

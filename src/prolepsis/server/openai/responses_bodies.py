@@ -1,6 +1,7 @@
 """Request body of /v1/responses: stateless, so that all of the conversation is in `input`."""
 
 import json
+from dataclasses import dataclass
 from typing import Annotated, Literal, Self, TypeAlias
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
@@ -30,7 +31,7 @@ LOGPROBS = "message.output_text.logprobs"
 
 
 _INCLUDED = Served((LOGPROBS,))
-TOOL_TYPES = Served(("function", "custom"))
+TOOL_TYPES = Served(("function", "custom", "namespace"))
 """Others, such as web_search, run at OpenAI."""
 
 
@@ -68,6 +69,29 @@ class CustomToolBody(Body):
         form = {"pattern": f"^(?:{self.format.definition})$"} if self.format and is_regex else {}
         text = {"type": "string", **form}
         return {"type": "object", "properties": {"input": text}, "required": ["input"], "additionalProperties": False}
+
+
+class NamespaceBody(Body):
+    """Tools whose calls name the namespace too, as Codex groups those of an MCP server."""
+
+    type: Literal["namespace"]
+    name: FunctionName
+    description: str | None = None
+    tools: Annotated[list[FunctionToolBody | CustomToolBody], Field(max_length=MAX_TOOLS), TOOL_TYPES]
+
+
+@dataclass(frozen=True, slots=True)
+class NamedCall:
+    """What a call of a function of the chat is called here."""
+
+    name: str
+    namespace: str | None = None
+    is_custom: bool = False
+
+    @property
+    def function(self) -> str:
+        """The function's name in the chat."""
+        return f"{self.namespace}.{self.name}" if self.namespace else self.name
 
 
 class NamedFunction(Body):
@@ -120,6 +144,7 @@ class InputCall(_Item):
     type: Literal["function_call"]
     call_id: str
     name: FunctionName
+    namespace: str | None = None
     arguments: str
 
 
@@ -129,6 +154,7 @@ class InputCustomCall(_Item):
     type: Literal["custom_tool_call"]
     call_id: str
     name: FunctionName
+    namespace: str | None = None
     input: str
 
     @property
@@ -185,12 +211,15 @@ def _one_message(value: object) -> object:
     return [{"role": "user", "content": value or ""}] if isinstance(value, str) or not value else value
 
 
+AnyTool: TypeAlias = FunctionToolBody | CustomToolBody | NamespaceBody
+
+
 class ResponsesBody(SharedBody):
     input: Annotated[_Items, BeforeValidator(_one_message, json_schema_input_type=str | _Items)]
     instructions: Text | None = None
     max_output_tokens: MaxTokens | None = None
     store: Literal[False] | None = None
-    tools: Annotated[list[FunctionToolBody | CustomToolBody], Field(max_length=MAX_TOOLS), TOOL_TYPES] | None = None
+    tools: Annotated[list[AnyTool], Field(max_length=MAX_TOOLS), TOOL_TYPES] | None = None
     tool_choice: ToolWord | NamedFunction | AllowedFunctions | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
@@ -198,6 +227,14 @@ class ResponsesBody(SharedBody):
     include: Annotated[list[Literal["message.output_text.logprobs"]], Field(fail_fast=True), _INCLUDED] | None = None
     chat_template_kwargs: dict[str, object] | None = None
     parse_special: bool | None = None
+
+    @property
+    def callable(self) -> list[tuple[NamedCall, FunctionToolBody | CustomToolBody]]:
+        """Tools that may be called, each with what its calls are called."""
+        groups = [
+            (one.name, one.tools) if isinstance(one, NamespaceBody) else (None, [one]) for one in self.tools or ()
+        ]
+        return [(NamedCall(tool.name, space, tool.type == "custom"), tool) for space, some in groups for tool in some]
 
 
 _SHARED = frozenset(SharedBody.model_fields)
@@ -223,7 +260,7 @@ def to_chat(body: ResponsesBody) -> ChatBody:
         max_completion_tokens=body.max_output_tokens,
         logprobs=logprobs or None,
         top_logprobs=body.top_logprobs,
-        tools=[_tool(tool) for tool in body.tools or ()] or None,
+        tools=[_tool(named.function, tool) for named, tool in body.callable] or None,
         tool_choice=_choice(body.tool_choice) if body.tool_choice else None,
         parallel_tool_calls=body.parallel_tool_calls,
         response_format=_format(body.text.format) if body.text and body.text.format else None,
@@ -251,7 +288,8 @@ def _messages(body: ResponsesBody) -> list[Message]:
     for item in body.input:
         previous = messages[-1] if messages else None
         if isinstance(item, InputCall | InputCustomCall):
-            call = ToolCallBody(id=item.call_id, function=CalledFunctionBody(name=item.name, arguments=item.arguments))
+            name = NamedCall(item.name, item.namespace).function
+            call = ToolCallBody(id=item.call_id, function=CalledFunctionBody(name=name, arguments=item.arguments))
             if previous is not None and previous.role == "assistant":
                 joined = [*(previous.tool_calls or ()), call]
                 messages[-1] = previous.model_copy(update={"tool_calls": joined})
@@ -266,10 +304,10 @@ def _messages(body: ResponsesBody) -> list[Message]:
     return messages
 
 
-def _tool(tool: FunctionToolBody | CustomToolBody) -> ToolBody:
+def _tool(name: str, tool: FunctionToolBody | CustomToolBody) -> ToolBody:
     described = tool.described or None if isinstance(tool, CustomToolBody) else tool.description
     strict = isinstance(tool, CustomToolBody) or tool.strict
-    function = FunctionBody(name=tool.name, description=described, parameters=tool.parameters, strict=strict)
+    function = FunctionBody(name=name, description=described, parameters=tool.parameters, strict=strict)
     return ToolBody(type="function", function=function)
 
 
