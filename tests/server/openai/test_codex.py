@@ -233,10 +233,31 @@ def test_the_prompt_of_a_custom_tool_shows_its_form() -> None:
     assert shown[0]["function"]["description"] == "Edits files.\n\nThe input has this form:\n[a-z]+"
 
 
-def test_equal_names_of_tools_are_refused() -> None:
+@pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"tools": [SHELL, SHELL]}, "tools"),
+        ({"tools": [{**MCP, "name": "x" * 65}]}, "tools[0].name"),
+        ({"tools": [{**MCP, "tools": [{**SHELL, "name": "a b"}]}]}, "tools[0].tools[0].name"),
+        ({"tools": [PATCH | {"format": {"type": "grammar", "syntax": "gbnf"}}]}, "tools[0].format.syntax"),
+        ({"input": [{"type": "function_call", "call_id": "1", "name": "f", "arguments": "", "namespace": "a b"}]},
+         "input[0].namespace"),
+        ({"input": [{"type": "custom_tool_call", "call_id": "1", "name": "f"}]}, "input[0].input"),
+        ({"input": [{"type": "item_reference", "id": "1"}]}, "input[0].type"),
+    ],
+)  # fmt: skip
+def test_refusals_name_the_field(changes: Json, param: str) -> None:
     with running_with("ok") as running:
-        reply = httpx.post(f"{running.url}/v1/responses", json={**REQUEST, "tools": [SHELL, SHELL]})
-    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "tools")
+        reply = httpx.post(f"{running.url}/v1/responses", json={**REQUEST, **changes})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
+
+
+def test_a_grammar_that_is_not_enforced_is_named() -> None:
+    with running_with("ok") as running:
+        warned = asked(running).headers[WARNING]
+        quiet = asked(running, tools=[{**PATCH, "format": {"type": "text"}}]).headers[WARNING]
+    assert "tools[].format: the model reads the grammar, and may leave it" in warned
+    assert "tools[].format" not in quiet
 
 
 def test_tokens_of_an_input_are_counted() -> None:

@@ -137,7 +137,9 @@ TopLogprobs: TypeAlias = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS), _WHOLE
 Token: TypeAlias = Annotated[str, Field(pattern=r"^[\x21-\x7e]{1,128}$")]
 """A short printable name."""
 Name: TypeAlias = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
-FunctionName: TypeAlias = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_./-]{1,128}$")]
+FunctionName: TypeAlias = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_./-]{1,64}$")]
+QualifiedName: TypeAlias = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_./-]{1,64}(\.[a-zA-Z0-9_./-]{1,64})?$")]
+"""A function's name, behind that of its namespace where it has one."""
 Schema: TypeAlias = dict[str, object]
 Metadata: TypeAlias = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)

@@ -8,7 +8,6 @@ from prolepsis.control.web.fields import (
     Body,
     ClientBody,
     Count,
-    FunctionName,
     LogitBias,
     MaxTokens,
     Metadata,
@@ -16,6 +15,7 @@ from prolepsis.control.web.fields import (
     NoEffect,
     Priority,
     Prompts,
+    QualifiedName,
     Samples,
     Schema,
     Seed,
@@ -30,7 +30,7 @@ from prolepsis.core.validation import Number
 
 
 class CalledFunctionBody(Body):
-    name: FunctionName
+    name: QualifiedName
     arguments: str
     """JSON, as the model wrote it."""
 
@@ -71,7 +71,7 @@ MAX_MESSAGES = 2048
 
 
 class FunctionBody(Body):
-    name: FunctionName
+    name: QualifiedName
     description: str | None = None
     parameters: Schema | None = None
     """JSON schema of the arguments; without one the function takes none."""
@@ -84,7 +84,7 @@ class ToolBody(Body):
 
 
 class ToolName(Body):
-    name: FunctionName
+    name: QualifiedName
 
 
 class NamedTool(Body):

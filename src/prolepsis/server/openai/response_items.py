@@ -17,6 +17,7 @@ from prolepsis.server.openai.usage import Json
 _ITEM_OF = {"content": "message", "reasoning": "reasoning", "call": "function_call", "arguments": "function_call"}
 CUSTOM = "custom_tool_call"
 NO_CALL = NamedCall("")
+_CALLS = ("function_call", CUSTOM)
 _PREFIXES = {"message": "msg", "reasoning": "rs", CUSTOM: "ctc"}
 
 
@@ -52,13 +53,11 @@ class _OpenItem:
     @property
     def input(self) -> str:
         """The text for a custom tool, as far as the arguments of its function have it."""
-        if not self.text:
-            return ""
         try:
-            value = from_json(self.text.encode(), partial_mode="trailing-strings")
-        except ValueError:
-            return ""
-        return str(value.get("input", "")) if isinstance(value, dict) else ""
+            value = from_json(self.text.encode() or b"{}", partial_mode="trailing-strings")
+        except ValueError:  # it is no call of the form that the function has
+            return self.text
+        return str(value.get("input", "")) if isinstance(value, dict) else self.text
 
     @property
     def place(self) -> Json:
@@ -111,7 +110,7 @@ class ResponseItems:
             opened.called, opened.call_id = self._called(piece), self._answer.call_ids[piece.call]
         added: Json = {"output_index": opened.index, "item": opened.shown("in_progress")}
         events: list[Json] = [{"type": "response.output_item.added", **added}]
-        if kind in ("message", "reasoning"):
+        if kind not in _CALLS:
             part = {**opened.place, "content_index": 0, "part": opened.part()}
             events.append({"type": "response.content_part.added", **part})
         return events
@@ -136,10 +135,7 @@ class ResponseItems:
         opened, self._open = self._open, None
         if opened is None:
             return []
-        if opened.kind in (
-            "function_call",
-            CUSTOM,
-        ):  # others may be whole although the answer is not, and the other way around
+        if opened.kind in _CALLS:  # others may be whole although the answer is not, and the other way around
             status = "completed" if is_json_object(opened.text) else "incomplete"
         item = opened.shown(status)
         self.output.append(item)

@@ -16,11 +16,7 @@ from prolepsis.server.openai.constraint import tool_use
 from prolepsis.server.openai.prepare import chat_tokens, prepare_chat
 from prolepsis.server.openai.prepared import PreparedRequest, RequestContext
 from prolepsis.server.openai.response_items import ResponseItems
-from prolepsis.server.openai.responses_bodies import (
-    ResponsesBody,
-    renamed,
-    to_chat,
-)
+from prolepsis.server.openai.responses_bodies import ResponsesBody, renamed, to_chat
 from prolepsis.server.openai.usage import Json, metrics
 from prolepsis.server.services import Services
 from prolepsis.server.stream import padded
@@ -29,6 +25,8 @@ from prolepsis.server.tokenizer import Tokenizer
 
 async def prepare_response(body: ResponsesBody, context: RequestContext, services: Services) -> PreparedRequest:
     """Check `body` as the chat it stands for; raises `UserError`."""
+    if not all(tool.is_enforced for _, tool in body.callable):
+        context.warn("tools[].format: the model reads the grammar, and may leave it")
     try:
         chat = await services.intake.large_work.run(context.caller.tenant, context.num_bytes, partial(to_chat, body))
         prepared = await prepare_chat(chat, context, services, field="input")

@@ -2,11 +2,21 @@
 
 import json
 from dataclasses import dataclass
-from typing import Annotated, Literal, Self, TypeAlias
+from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from prolepsis.control.web.fields import Body, FunctionName, MaxTokens, Name, Schema, Served, Text, TopLogprobs
+from prolepsis.control.web.fields import (
+    Body,
+    FunctionName,
+    MaxTokens,
+    Name,
+    NoEffect,
+    Schema,
+    Served,
+    Text,
+    TopLogprobs,
+)
 from prolepsis.core.errors import InvalidParameter, UserError
 from prolepsis.server.openai.bodies import (
     MAX_MESSAGES,
@@ -42,6 +52,14 @@ class FunctionToolBody(Body):
     parameters: Schema | None = None
     strict: bool | None = None
 
+    is_enforced: ClassVar = True
+
+    @property
+    def function(self) -> FunctionBody:
+        return FunctionBody(
+            name=self.name, description=self.description, parameters=self.parameters, strict=self.strict
+        )
+
 
 class CustomFormat(Body):
     type: Literal["text", "grammar"]
@@ -58,17 +76,46 @@ class CustomToolBody(Body):
     format: CustomFormat | None = None
 
     @property
-    def described(self) -> str:
-        form = self.format.definition if self.format else None
-        return "\n\n".join(filter(None, (self.description, form and f"The input has this form:\n{form}")))
+    def form(self) -> str:
+        return (self.format.definition if self.format else None) or ""
 
     @property
-    def parameters(self) -> dict[str, object]:
-        """A regex holds for what the model writes; a lark grammar is only described to it."""
-        is_regex = self.format is not None and self.format.syntax == "regex"
-        form = {"pattern": f"^(?:{self.format.definition})$"} if self.format and is_regex else {}
-        text = {"type": "string", **form}
-        return {"type": "object", "properties": {"input": text}, "required": ["input"], "additionalProperties": False}
+    def is_enforced(self) -> bool:
+        """A regex holds for what the model writes; it may leave a grammar, which it only reads."""
+        return not self.form or (self.format is not None and self.format.syntax == "regex")
+
+    @property
+    def function(self) -> FunctionBody:
+        text = {"type": "string", **({"pattern": f"^(?:{self.form})$"} if self.form and self.is_enforced else {})}
+        described = filter(None, (self.description, self.form and f"The input has this form:\n{self.form}"))
+        return FunctionBody(
+            name=self.name,
+            description="\n\n".join(described) or None,
+            parameters={
+                "type": "object",
+                "properties": {"input": text},
+                "required": ["input"],
+                "additionalProperties": False,
+            },
+            strict=True,
+        )
+
+
+def _by_type(default: str, **kinds: str) -> Discriminator:
+    """Return what tells the models of a union apart; an object of no type, or an unknown one, is of the default."""
+
+    def kind_of(value: object) -> str:
+        kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+        return kinds.get(kind, default) if isinstance(kind, str) else default
+
+    return Discriminator(kind_of)
+
+
+CallableTool: TypeAlias = FunctionToolBody | CustomToolBody
+_Callable = Annotated[
+    Annotated[FunctionToolBody, Tag("FunctionToolBody")] | Annotated[CustomToolBody, Tag("CustomToolBody")],
+    _by_type("FunctionToolBody", custom="CustomToolBody"),
+]
 
 
 class NamespaceBody(Body):
@@ -76,8 +123,8 @@ class NamespaceBody(Body):
 
     type: Literal["namespace"]
     name: FunctionName
-    description: str | None = None
-    tools: Annotated[list[FunctionToolBody | CustomToolBody], Field(max_length=MAX_TOOLS), TOOL_TYPES]
+    description: Annotated[str | None, NoEffect()] = None
+    tools: Annotated[list[_Callable], Field(max_length=MAX_TOOLS), TOOL_TYPES]
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +191,7 @@ class InputCall(_Item):
     type: Literal["function_call"]
     call_id: str
     name: FunctionName
-    namespace: str | None = None
+    namespace: FunctionName | None = None
     arguments: str
 
 
@@ -154,7 +201,7 @@ class InputCustomCall(_Item):
     type: Literal["custom_tool_call"]
     call_id: str
     name: FunctionName
-    namespace: str | None = None
+    namespace: FunctionName | None = None
     input: str
 
     @property
@@ -179,28 +226,20 @@ class InputReasoning(_Item):
     summary: Annotated[list[Schema], Field(fail_fast=True)] | None = None
 
 
-_ITEMS = {
-    "function_call": "InputCall",
-    "custom_tool_call": "InputCustomCall",
-    "function_call_output": "InputResult",
-    "custom_tool_call_output": "InputResult",
-    "reasoning": "InputReasoning",
-}
-
-
-def _kind_of_item(value: object) -> str:
-    """Return the model of an item by its type; without one it is a message."""
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return _ITEMS.get(kind, "InputMessage") if isinstance(kind, str) else "InputMessage"
-
-
 InputItem: TypeAlias = Annotated[
     Annotated[InputMessage, Tag("InputMessage")]
     | Annotated[InputCall, Tag("InputCall")]
     | Annotated[InputCustomCall, Tag("InputCustomCall")]
     | Annotated[InputResult, Tag("InputResult")]
     | Annotated[InputReasoning, Tag("InputReasoning")],
-    Discriminator(_kind_of_item),
+    _by_type(
+        "InputMessage",
+        function_call="InputCall",
+        custom_tool_call="InputCustomCall",
+        function_call_output="InputResult",
+        custom_tool_call_output="InputResult",
+        reasoning="InputReasoning",
+    ),
 ]
 _Items = Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 
@@ -211,7 +250,12 @@ def _one_message(value: object) -> object:
     return [{"role": "user", "content": value or ""}] if isinstance(value, str) or not value else value
 
 
-AnyTool: TypeAlias = FunctionToolBody | CustomToolBody | NamespaceBody
+_Tool = Annotated[
+    Annotated[FunctionToolBody, Tag("FunctionToolBody")]
+    | Annotated[CustomToolBody, Tag("CustomToolBody")]
+    | Annotated[NamespaceBody, Tag("NamespaceBody")],
+    _by_type("FunctionToolBody", custom="CustomToolBody", namespace="NamespaceBody"),
+]
 
 
 class ResponsesBody(SharedBody):
@@ -219,7 +263,7 @@ class ResponsesBody(SharedBody):
     instructions: Text | None = None
     max_output_tokens: MaxTokens | None = None
     store: Literal[False] | None = None
-    tools: Annotated[list[AnyTool], Field(max_length=MAX_TOOLS), TOOL_TYPES] | None = None
+    tools: Annotated[list[_Tool], Field(max_length=MAX_TOOLS), TOOL_TYPES] | None = None
     tool_choice: ToolWord | NamedFunction | AllowedFunctions | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
@@ -229,7 +273,7 @@ class ResponsesBody(SharedBody):
     parse_special: bool | None = None
 
     @property
-    def callable(self) -> list[tuple[NamedCall, FunctionToolBody | CustomToolBody]]:
+    def callable(self) -> list[tuple[NamedCall, CallableTool]]:
         """Tools that may be called, each with what its calls are called."""
         groups = [
             (one.name, one.tools) if isinstance(one, NamespaceBody) else (None, [one]) for one in self.tools or ()
@@ -260,7 +304,7 @@ def to_chat(body: ResponsesBody) -> ChatBody:
         max_completion_tokens=body.max_output_tokens,
         logprobs=logprobs or None,
         top_logprobs=body.top_logprobs,
-        tools=[_tool(named.function, tool) for named, tool in body.callable] or None,
+        tools=[_tool(named, tool) for named, tool in body.callable] or None,
         tool_choice=_choice(body.tool_choice) if body.tool_choice else None,
         parallel_tool_calls=body.parallel_tool_calls,
         response_format=_format(body.text.format) if body.text and body.text.format else None,
@@ -304,11 +348,8 @@ def _messages(body: ResponsesBody) -> list[Message]:
     return messages
 
 
-def _tool(name: str, tool: FunctionToolBody | CustomToolBody) -> ToolBody:
-    described = tool.described or None if isinstance(tool, CustomToolBody) else tool.description
-    strict = isinstance(tool, CustomToolBody) or tool.strict
-    function = FunctionBody(name=name, description=described, parameters=tool.parameters, strict=strict)
-    return ToolBody(type="function", function=function)
+def _tool(named: NamedCall, tool: CallableTool) -> ToolBody:
+    return ToolBody(type="function", function=tool.function.model_copy(update={"name": named.function}))
 
 
 def _choice(choice: ToolWord | NamedFunction | AllowedFunctions) -> ToolChoice:
