@@ -178,7 +178,8 @@ def _served(value: dict[str, object], kind: type[Body], path: Path, ignored: Ign
         elif item is not None or not field.is_optional:
             if ignored is not None and not field.has_effect:
                 ignored.add(place)
-            kept[name] = _served_inside(item, field, place, ignored)
+            if isinstance(item, list) or _is_served(item, field, place, ignored):
+                kept[name] = _served_inside(item, field, place, ignored)
     return kept
 
 
@@ -187,7 +188,7 @@ def _served_inside(item: object, field: _Field, path: Path, ignored: Ignored | N
         return [
             _served_inside(part, field, (*path, i), ignored)
             for i, part in enumerate(item)
-            if ignored is None or field.served is None or _is_served(part, field.served, path, ignored)
+            if _is_served(part, field, path, ignored)
         ]
     if not isinstance(item, dict) or not field.bodies:
         return item
@@ -195,9 +196,9 @@ def _served_inside(item: object, field: _Field, path: Path, ignored: Ignored | N
     return _served(item, next(kinds, field.bodies[0]), path, ignored)
 
 
-def _is_served(part: object, served: frozenset[str], path: Path, ignored: Ignored) -> bool:
-    name = part.get("type") if isinstance(part, dict) else part
-    if not isinstance(name, str) or name in served:
+def _is_served(item: object, field: _Field, path: Path, ignored: Ignored | None) -> bool:
+    name = item.get("type") if isinstance(item, dict) else item
+    if ignored is None or field.served is None or not isinstance(name, str) or name in field.served:
         return True
     ignored.add((*path, f"[{name}]"))
     return False
