@@ -251,6 +251,7 @@ def test_the_prompt_of_a_custom_tool_shows_its_form() -> None:
     [
         ({"tools": [SHELL, SHELL]}, "tools"),
         ({"tools": [{**MCP, "name": "x" * 65}]}, "tools[0].name"),
+        ({"tools": [{**MCP, "tools": [{**SHELL, "name": f"t{i}"} for i in range(128)]}, SHELL]}, "tools"),
         ({"tools": [{**MCP, "tools": [{**SHELL, "name": "a b"}]}]}, "tools[0].tools[0].name"),
         ({"tools": [PATCH | {"format": {"type": "grammar", "syntax": "gbnf"}}]}, "tools[0].format.syntax"),
         ({"input": [{"type": "function_call", "call_id": "1", "name": "f", "arguments": "", "namespace": "a b"}]},
