@@ -1,51 +1,38 @@
 """Request body of /v1/responses: stateless, so that all of the conversation is in `input`."""
 
+import json
 from typing import Annotated, Literal, Self, TypeAlias
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import BeforeValidator, Field, Tag, model_validator
 
-from prolepsis.control.web.fields import Body, MaxTokens, Name, Schema, Text, TopLogprobs
+from prolepsis.control.web.fields import Body, FunctionName, MaxTokens, Name, Schema, Served, Text, TopLogprobs
 from prolepsis.core.errors import InvalidParameter, UserError
 from prolepsis.server.openai.bodies import (
     MAX_MESSAGES,
     MAX_TOOLS,
-    AllowedChoice,
-    AllowedTools,
     CalledFunctionBody,
     ChatBody,
-    FunctionBody,
-    JsonSchemaBody,
     Message,
-    NamedTool,
     ResponseFormat,
     SharedBody,
-    ToolBody,
     ToolCallBody,
-    ToolChoice,
-    ToolName,
     ToolWord,
+)
+from prolepsis.server.openai.response_tools import (
+    TOOL_TYPES,
+    AllowedFunctions,
+    CallableTool,
+    NamedCall,
+    NamedFunction,
+    ResponseTool,
+    by_type,
+    callable_tools,
+    chat_choice,
+    chat_tool,
 )
 
 LOGPROBS = "message.output_text.logprobs"
-
-
-class FunctionToolBody(Body):
-    type: Literal["function"]
-    name: Name
-    description: str | None = None
-    parameters: Schema | None = None
-    strict: bool | None = None
-
-
-class NamedFunction(Body):
-    type: Literal["function"]
-    name: Name
-
-
-class AllowedFunctions(Body):
-    type: Literal["allowed_tools"]
-    mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedFunction], Field(min_length=1, max_length=MAX_TOOLS)]
+_INCLUDED = Served((LOGPROBS,))
 
 
 class TextFormat(Body):
@@ -60,7 +47,8 @@ class TextFormat(Body):
         has_schema = self.schema_ is not None and self.name is not None
         if self.type == "json_schema" and not has_schema:
             raise ValueError("type 'json_schema' needs fields 'name' and 'schema'")
-        if self.type != "json_schema" and (self.schema_, self.name, self.strict) != (None, None, None):
+        schema = None if self.type == "json_object" else self.schema_
+        if self.type != "json_schema" and (schema, self.name, self.strict) != (None, None, None):
             raise ValueError(f"type {self.type!r} takes no fields 'name', 'schema' or 'strict'")
         return self
 
@@ -85,14 +73,29 @@ class InputCall(_Item):
 
     type: Literal["function_call"]
     call_id: str
-    name: Name
+    name: FunctionName
+    namespace: FunctionName | None = None
     arguments: str
 
 
-class InputResult(_Item):
-    """Result of a function call."""
+class InputCustomCall(_Item):
+    """A call of a custom tool that the model made."""
 
-    type: Literal["function_call_output"]
+    type: Literal["custom_tool_call"]
+    call_id: str
+    name: FunctionName
+    namespace: FunctionName | None = None
+    input: str
+
+    @property
+    def arguments(self) -> str:
+        return json.dumps({"input": self.input}, ensure_ascii=False)
+
+
+class InputResult(_Item):
+    """Result of a call."""
+
+    type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
     output: Text
 
@@ -102,24 +105,24 @@ class InputReasoning(_Item):
 
     type: Literal["reasoning"]
     content: Text | None = None
+    encrypted_content: str | None = None
     summary: Annotated[list[Schema], Field(fail_fast=True)] | None = None
-
-
-_ITEMS = {"function_call": "InputCall", "function_call_output": "InputResult", "reasoning": "InputReasoning"}
-
-
-def _kind_of_item(value: object) -> str:
-    """Return the model of an item by its type; without one it is a message."""
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return _ITEMS.get(kind, "InputMessage") if isinstance(kind, str) else "InputMessage"
 
 
 InputItem: TypeAlias = Annotated[
     Annotated[InputMessage, Tag("InputMessage")]
     | Annotated[InputCall, Tag("InputCall")]
+    | Annotated[InputCustomCall, Tag("InputCustomCall")]
     | Annotated[InputResult, Tag("InputResult")]
     | Annotated[InputReasoning, Tag("InputReasoning")],
-    Discriminator(_kind_of_item),
+    by_type(
+        "InputMessage",
+        function_call="InputCall",
+        custom_tool_call="InputCustomCall",
+        function_call_output="InputResult",
+        custom_tool_call_output="InputResult",
+        reasoning="InputReasoning",
+    ),
 ]
 _Items = Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 
@@ -127,21 +130,27 @@ _Items = Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES,
 def _one_message(value: object) -> object:
     if not isinstance(value, str | list):
         raise ValueError("must be a string or a list of items")
-    return [{"role": "user", "content": value}] if isinstance(value, str) else value
+    return [{"role": "user", "content": value or ""}] if isinstance(value, str) or not value else value
 
 
 class ResponsesBody(SharedBody):
     input: Annotated[_Items, BeforeValidator(_one_message, json_schema_input_type=str | _Items)]
-    instructions: str | None = None
+    instructions: Text | None = None
     max_output_tokens: MaxTokens | None = None
-    tools: Annotated[list[FunctionToolBody], Field(max_length=MAX_TOOLS)] | None = None
+    store: Literal[False] | None = None
+    tools: Annotated[list[ResponseTool], Field(max_length=MAX_TOOLS), TOOL_TYPES] | None = None
     tool_choice: ToolWord | NamedFunction | AllowedFunctions | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     top_logprobs: TopLogprobs | None = None
-    include: Annotated[list[Literal["message.output_text.logprobs"]], Field(fail_fast=True)] | None = None
+    include: Annotated[list[Literal["message.output_text.logprobs"]], Field(fail_fast=True), _INCLUDED] | None = None
     chat_template_kwargs: dict[str, object] | None = None
     parse_special: bool | None = None
+
+    @property
+    def callable(self) -> list[tuple[NamedCall, CallableTool]]:
+        """Tools that may be called, each with what its calls are called."""
+        return callable_tools(self.tools or ())
 
 
 _SHARED = frozenset(SharedBody.model_fields)
@@ -167,8 +176,8 @@ def to_chat(body: ResponsesBody) -> ChatBody:
         max_completion_tokens=body.max_output_tokens,
         logprobs=logprobs or None,
         top_logprobs=body.top_logprobs,
-        tools=[_tool(tool.name, tool.description, tool.parameters, tool.strict) for tool in body.tools or ()] or None,
-        tool_choice=_choice(body.tool_choice) if body.tool_choice else None,
+        tools=[chat_tool(named, tool) for named, tool in body.callable] or None,
+        tool_choice=chat_choice(body.tool_choice) if body.tool_choice else None,
         parallel_tool_calls=body.parallel_tool_calls,
         response_format=_format(body.text.format) if body.text and body.text.format else None,
         chat_template_kwargs=body.chat_template_kwargs,
@@ -194,8 +203,9 @@ def _messages(body: ResponsesBody) -> list[Message]:
     messages = [Message(role="system", content=body.instructions)] if body.instructions else []
     for item in body.input:
         previous = messages[-1] if messages else None
-        if isinstance(item, InputCall):
-            call = ToolCallBody(id=item.call_id, function=CalledFunctionBody(name=item.name, arguments=item.arguments))
+        if isinstance(item, InputCall | InputCustomCall):
+            name = NamedCall(item.name, item.namespace).function
+            call = ToolCallBody(id=item.call_id, function=CalledFunctionBody(name=name, arguments=item.arguments))
             if previous is not None and previous.role == "assistant":
                 joined = [*(previous.tool_calls or ()), call]
                 messages[-1] = previous.model_copy(update={"tool_calls": joined})
@@ -210,26 +220,7 @@ def _messages(body: ResponsesBody) -> list[Message]:
     return messages
 
 
-def _tool(name: str, description: str | None, parameters: dict[str, object] | None, strict: bool | None) -> ToolBody:
-    function = FunctionBody(name=name, description=description, parameters=parameters, strict=strict)
-    return ToolBody(type="function", function=function)
-
-
-def _choice(choice: ToolWord | NamedFunction | AllowedFunctions) -> ToolChoice:
-    if isinstance(choice, str):
-        return choice
-    if isinstance(choice, NamedFunction):
-        return _named(choice)
-    tools = [_named(tool) for tool in choice.tools]
-    return AllowedChoice(type="allowed_tools", allowed_tools=AllowedTools(mode=choice.mode, tools=tools))
-
-
-def _named(tool: NamedFunction) -> NamedTool:
-    return NamedTool(type="function", function=ToolName(name=tool.name))
-
-
 def _format(form: TextFormat) -> ResponseFormat:
-    schema = None
-    if form.type == "json_schema":
-        schema = JsonSchemaBody.model_validate({"name": form.name, "schema": form.schema_, "strict": form.strict})
-    return ResponseFormat(type=form.type, json_schema=schema)
+    shown = form.model_dump(by_alias=True, exclude_none=True, exclude={"type", "description"})
+    shown = {"json_schema": shown} if form.type == "json_schema" else shown
+    return ResponseFormat.model_validate({"type": form.type, **shown})
