@@ -190,7 +190,7 @@ async def test_chat_refusals(
         ({"prompt": ["a", "b"], "n": 65}, "invalid_value", "n", ["65", "128"]),
         ({"prompt": ["a", ""]}, "invalid_value", "prompt", ["no tokens"]),
         ({"echo": True}, "unsupported_parameter", "echo", ["false"]),
-        ({"suffix": "x"}, "unsupported_parameter", "suffix", []),
+        ({"suffix": "x"}, "invalid_value", "suffix", ["no marks to fill a middle by"]),
         ({"prompt": [1, "b"]}, "invalid_value", "prompt", ["token ids"]),
         ({"prompt": [True]}, "invalid_value", "prompt", []),
         ({"prompt": [257]}, "invalid_value", "prompt", ["257", "256"]),

@@ -199,7 +199,7 @@ async def test_a_strict_server_refuses_it_by_name(
         (CHAT, said({"role": "assistant", "content": "a", "refusal": "no"}), "messages[0].refusal", "not supported"),
         (TEXT, {"best_of": 3}, "best_of", "allowed: 1 or null"),
         (TEXT, {"top_logprobs": 3}, "top_logprobs", "use 'logprobs'"),
-        (TEXT, {"suffix": "x"}, "suffix", "not supported"),
+        (TEXT, {"suffix": "x"}, "suffix", "no marks"),
         (RESPONSES, {"store": True}, "store", "allowed: false"),
         (RESPONSES, {"background": True}, "background", "allowed: false"),
         (RESPONSES, {"previous_response_id": "r"}, "previous_response_id", "not supported"),
