@@ -77,6 +77,10 @@ def status_routes(all_models: Models, services: Services) -> Sequence[Route]:
     async def model(name: str, caller: SignedIn) -> Model:
         return _model(name, all_models.of(name, caller))
 
+    @routes.head("/", roles=PUBLIC, summary="Whether a server answers", documented=False)
+    async def knock() -> Response:
+        return Response()
+
     @routes.get("/health/live", roles=PUBLIC, summary="Whether the process lives", may_fail=True)
     async def live(response: Response) -> Live:
         health = services.client.health()

@@ -29,7 +29,7 @@ from prolepsis.core.config import ServerConfig
 from prolepsis.server.admission.metrics import AdmissionMetrics
 from prolepsis.server.auth.keys import Keys
 from prolepsis.server.auth.middleware import AuthMiddleware
-from prolepsis.server.stream import ClientDisconnected, Json, SseStream
+from prolepsis.server.stream import AnswerStream, ClientDisconnected, Json
 from tests.paths import ROOT
 from tests.server.admission.conftest import KeyedApp, bearer
 from tests.server.fakes import FakeEngine
@@ -57,6 +57,19 @@ EXPECTED: dict[str, Roles | None] = {
     "POST /v1/verify/chat/completions": CLIENTS,
     "POST /v1/verify/completions": CLIENTS,
     "POST /v1/verify/{stream_id}/drafts": CLIENTS,
+    "HEAD /": None,
+    "POST /v1/messages": CLIENTS,
+    "POST /v1/messages/count_tokens": CLIENTS,
+    "GET /v1/messages/{rest:path}": CLIENTS,
+    "POST /v1/messages/{rest:path}": CLIENTS,
+    "POST /api/chat": CLIENTS,
+    "POST /api/generate": CLIENTS,
+    "GET /api/tags": ANY_ROLE,
+    "GET /api/ps": ANY_ROLE,
+    "POST /api/show": ANY_ROLE,
+    "GET /api/version": ANY_ROLE,
+    "GET /api/{rest:path}": CLIENTS,
+    "POST /api/{rest:path}": CLIENTS,
     "POST /tokenize": CLIENTS,
     "POST /detokenize": CLIENTS,
     "GET /admin/rollouts": READERS,
@@ -132,7 +145,7 @@ def test_the_documentation_names_every_route_with_its_roles() -> None:
 
 def test_only_liveness_and_readiness_are_open(keyed_app: KeyedApp) -> None:
     found = {route for route, roles in routes_of(keyed_app).items() if not roles}
-    assert found == {"GET /health/live", "GET /health", "GET /health/ready"}
+    assert found == {"HEAD /", "GET /health/live", "GET /health", "GET /health/ready"}
 
 
 async def test_without_a_key_only_liveness_and_readiness_answer(keyed_app: KeyedApp) -> None:
@@ -345,7 +358,7 @@ async def test_a_client_that_takes_nothing_is_not_a_failure() -> None:
             await asyncio.Event().wait()
 
     with capture_logs() as logs:
-        for app in (route, SseStream(events())):
+        for app in (route, AnswerStream(events())):
             await guard(app, ServerConfig(write_timeout_s=0.02))(scope("/v1/models"), never, stalled)
     assert logs == []
 
@@ -370,6 +383,6 @@ async def test_a_reader_that_stalls_later_in_a_stream_is_not_a_failure() -> None
             await asyncio.Event().wait()
 
     with capture_logs() as logs:
-        app = guard(SseStream(events()), ServerConfig(write_timeout_s=0.02))
+        app = guard(AnswerStream(events()), ServerConfig(write_timeout_s=0.02))
         await app(scope("/v1/models"), never, stalls)
     assert (logs, len(sent), ended) == ([], 4, True)

@@ -1,0 +1,222 @@
+"""Bodies of Anthropic's Messages API, and the chat that one stands for."""
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal, Self, TypeAlias
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from prolepsis.control.web.fields import Count, MaxTokens, Schema, Seed, Stop
+from prolepsis.core.errors import InvalidParameter
+from prolepsis.core.validation import Number
+from prolepsis.server.dialects.dialect import ForeignBody, ForeignRequest, call, form_of, tool
+from prolepsis.server.openai.bodies import MAX_MESSAGES, MAX_TOOLS, ChatBody, Message, NamedTool, ToolChoice, ToolName
+
+_BETWEEN = "\n\n"
+"""Between two texts of one turn."""
+_BILLING = "x-anthropic-billing-header:"
+"""Begins a system text of Claude Code that differs in each request and is not meant for the model."""
+_NEEDS = {
+    "text": ("text",),
+    "thinking": ("thinking",),
+    "redacted_thinking": (),
+    "tool_use": ("id", "name", "input"),
+    "tool_result": ("tool_use_id",),
+}
+_BLOCKS_OF = {
+    "user": ("text", "tool_result"),
+    "assistant": ("text", "thinking", "redacted_thinking", "tool_use"),
+    "system": ("text",),
+}
+
+
+class Block(ForeignBody):
+    """A part of a turn; which fields it has depends on its type."""
+
+    type: Literal["text", "thinking", "redacted_thinking", "tool_use", "tool_result"]
+    text: str | None = None
+    thinking: str | None = None
+    id: str | None = None
+    name: str | None = None
+    input: Schema | None = None
+    tool_use_id: str | None = None
+    content: "Content | None" = None
+    is_error: bool | None = None
+    signature: object = None
+    data: object = None
+    cache_control: object = None
+    """These three are taken: nothing has to be proved, redacted thinking is not seen, and every prefix is cached."""
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        missing = next((name for name in _NEEDS[self.type] if getattr(self, name) is None), None)
+        if missing is not None:
+            raise ValueError(f"a block of type {self.type!r} needs field {missing!r}")
+        if any(block.type != "text" for block in self.content or ()):
+            raise ValueError("'content' of a result holds blocks of type 'text'")
+        return self
+
+
+def _one_block(value: object) -> object:
+    return [{"type": "text", "text": value}] if isinstance(value, str) else value
+
+
+_Blocks = Annotated[list[Block], Field(fail_fast=True)]
+Content: TypeAlias = Annotated[_Blocks, BeforeValidator(_one_block, json_schema_input_type=str | _Blocks)]
+
+
+class MessagesTurn(ForeignBody):
+    role: Literal["user", "assistant", "system"]
+    content: Content
+
+    @model_validator(mode="after")
+    def _fits_role(self) -> Self:
+        wrong = next((block.type for block in self.content if block.type not in _BLOCKS_OF[self.role]), None)
+        if wrong is not None:
+            raise ValueError(f"role {self.role!r} has blocks of type {', '.join(_BLOCKS_OF[self.role])}, not {wrong!r}")
+        return self
+
+
+class MessagesTool(ForeignBody):
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,128}$")]
+    type: str | None = None
+    description: str | None = None
+    input_schema: Schema | None = None
+    strict: bool | None = None
+    cache_control: object = None
+
+    @property
+    def is_served(self) -> bool:
+        """Anthropic's own tools have a type in place of a schema, and are left out."""
+        return self.input_schema is not None
+
+    @model_validator(mode="after")
+    def _complete(self) -> Self:
+        if self.type in (None, "custom") and not self.is_served:
+            raise ValueError("a tool needs field 'input_schema'")
+        return self
+
+
+class MessagesToolChoice(ForeignBody):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str = ""
+    disable_parallel_tool_use: bool | None = None
+
+
+class ThinkingConfig(ForeignBody):
+    type: Literal["enabled", "adaptive", "between_tools", "disabled"]
+
+
+class OutputFormat(ForeignBody):
+    type: Literal["json_schema"]
+    schema_: Annotated[Schema, Field(alias="schema")]
+
+
+class OutputConfig(ForeignBody):
+    format: OutputFormat | None = None
+
+
+class CountTokensBody(ForeignRequest):
+    messages: Annotated[list[MessagesTurn], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+    system: Content | None = None
+    tools: Annotated[list[MessagesTool], Field(max_length=MAX_TOOLS)] | None = None
+    tool_choice: MessagesToolChoice | None = None
+    thinking: ThinkingConfig | None = None
+    output_config: OutputConfig | None = None
+
+    def left_out(self) -> Iterator[str]:
+        yield from (f"tool {one.name} ({one.type})" for one in self.tools or () if not one.is_served)
+        yield from super().left_out()
+
+
+class MessagesBody(CountTokensBody):
+    max_tokens: MaxTokens
+    stop_sequences: Stop | None = None
+    stream: bool | None = None
+    temperature: Number | None = None
+    top_k: Count | None = None
+    top_p: Number | None = None
+    metadata: dict[str, object] | None = None
+    seed: Seed | None = None
+    """Our own field."""
+
+
+def to_chat(body: CountTokensBody) -> ChatBody:
+    """Return the chat that means the same; raises `InvalidParameter`."""
+    if body.messages[-1].role == "assistant":
+        message = "messages end with role 'assistant', and an answer begins a new turn here; allowed: 'user'"
+        raise InvalidParameter(message, param="messages")
+    choice, form = body.tool_choice, body.output_config and body.output_config.format
+    served = [one for one in body.tools or () if one.is_served]
+    return ChatBody.model_construct(
+        model=body.model,
+        messages=list(_joined(_messages(body))),
+        tools=[tool(one.name, one.description, one.input_schema, strict=one.strict) for one in served] or None,
+        tool_choice=_choice(choice) if choice else None,
+        parallel_tool_calls=not choice.disable_parallel_tool_use if choice else None,
+        response_format=form_of(form.schema_) if form else None,
+        chat_template_kwargs={"enable_thinking": body.thinking.type != "disabled"} if body.thinking else None,
+        **(_sampling(body) if isinstance(body, MessagesBody) else {}),
+    )
+
+
+def _sampling(body: MessagesBody) -> dict[str, Any]:
+    return {
+        "max_completion_tokens": body.max_tokens,
+        "stop": body.stop_sequences,
+        "metadata": {name: value for name, value in (body.metadata or {}).items() if isinstance(value, str)},
+        **{name: getattr(body, name) for name in ("stream", "temperature", "top_k", "top_p", "seed")},
+    }
+
+
+def _messages(body: CountTokensBody) -> Iterator[Message]:
+    """Yield a message a block; system texts of later turns stand in the user's turn, where templates take them."""
+    for block in body.system or ():
+        if not (block.text or "").startswith(_BILLING):
+            yield Message(role="system", content=block.text)
+    is_begun = False
+    for turn in body.messages:
+        is_begun |= turn.role != "system"
+        for block in turn.content:
+            if turn.role == "system" and is_begun:
+                yield Message(role="user", content=f"<system-reminder>\n{block.text}\n</system-reminder>")
+            else:
+                yield from _message(turn.role, block)
+
+
+def _message(role: Literal["user", "assistant", "system"], block: Block) -> Iterator[Message]:
+    if block.type == "text":
+        yield Message(role=role, content=block.text)
+    elif block.type == "thinking":
+        yield Message(role=role, content="", reasoning_content=block.thinking)
+    elif block.type == "tool_use":
+        yield Message(role=role, content="", tool_calls=[call(block.id or "", block.name or "", block.input or {})])
+    elif block.type == "tool_result":
+        text = _BETWEEN.join(one.text or "" for one in block.content or ())
+        text = f"Error: {text}" if block.is_error else text
+        yield Message(role="tool", content=text, tool_call_id=block.tool_use_id)
+
+
+def _joined(messages: Iterator[Message]) -> Iterator[Message]:
+    """Join neighbours of one role, as templates take one message a turn."""
+    last = next(messages, None)
+    if last is None:
+        raise InvalidParameter("messages have no content; allowed: one block or more", param="messages")
+    for message in messages:
+        if message.role != last.role or message.role == "tool":
+            yield last
+            last = message
+            continue
+        thoughts = [text for text in (last.reasoning_content, message.reasoning_content) if text]
+        more = {
+            "content": _BETWEEN.join(text for text in (last.content, message.content) if text),
+            "reasoning_content": _BETWEEN.join(thoughts) or None,
+            "tool_calls": [*(last.tool_calls or ()), *(message.tool_calls or ())] or None,
+        }
+        last = last.model_copy(update=more)
+    yield last
+
+
+def _choice(choice: MessagesToolChoice) -> ToolChoice:
+    if choice.type == "tool":
+        return NamedTool(type="function", function=ToolName.model_construct(name=choice.name))
+    return "required" if choice.type == "any" else choice.type
