@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from prolepsis.control.web.fields import Count, MaxTokens, Schema, Seed, Stop
 from prolepsis.core.errors import InvalidParameter
@@ -15,6 +15,8 @@ _BETWEEN = "\n\n"
 """Between two texts of one turn."""
 _BILLING = "x-anthropic-billing-header:"
 """Begins a system text of Claude Code that differs in each request and is not meant for the model."""
+_REMINDER = "<system-reminder>"
+"""Begins a text that clients put among the user's, or behind a result, and that is not the user's."""
 _NEEDS = {
     "text": ("text",),
     "thinking": ("thinking",),
@@ -39,7 +41,7 @@ class Block(ForeignBody):
     name: str | None = None
     input: Schema | None = None
     tool_use_id: str | None = None
-    content: "Content | None" = None
+    content: "Texts | None" = None
     is_error: bool | None = None
     signature: object = None
     data: object = None
@@ -51,8 +53,6 @@ class Block(ForeignBody):
         missing = next((name for name in _NEEDS[self.type] if getattr(self, name) is None), None)
         if missing is not None:
             raise ValueError(f"a block of type {self.type!r} needs field {missing!r}")
-        if any(block.type != "text" for block in self.content or ()):
-            raise ValueError("'content' of a result holds blocks of type 'text'")
         return self
 
 
@@ -60,8 +60,16 @@ def _one_block(value: object) -> object:
     return [{"type": "text", "text": value}] if isinstance(value, str) else value
 
 
+def _texts_only(blocks: list[Block]) -> list[Block]:
+    wrong = next((block.type for block in blocks if block.type != "text"), None)
+    if wrong is not None:
+        raise ValueError(f"blocks of type {wrong!r} are not served here; allowed: text")
+    return blocks
+
+
 _Blocks = Annotated[list[Block], Field(fail_fast=True)]
 Content: TypeAlias = Annotated[_Blocks, BeforeValidator(_one_block, json_schema_input_type=str | _Blocks)]
+Texts: TypeAlias = Annotated[Content, AfterValidator(_texts_only)]
 
 
 class MessagesTurn(ForeignBody):
@@ -117,7 +125,7 @@ class OutputConfig(ForeignBody):
 
 class CountTokensBody(ForeignRequest):
     messages: Annotated[list[MessagesTurn], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
-    system: Content | None = None
+    system: Texts | None = None
     tools: Annotated[list[MessagesTool], Field(max_length=MAX_TOOLS)] | None = None
     tool_choice: MessagesToolChoice | None = None
     thinking: ThinkingConfig | None = None
@@ -169,7 +177,7 @@ def _sampling(body: MessagesBody) -> dict[str, Any]:
 
 
 def _messages(body: CountTokensBody) -> Iterator[Message]:
-    """Yield a message a block; system texts of later turns stand in the user's turn, where templates take them."""
+    """Yield a message a block; system texts of later turns stay at their place, as reminders: templates refuse them."""
     for block in body.system or ():
         if not (block.text or "").startswith(_BILLING):
             yield Message(role="system", content=block.text)
@@ -178,7 +186,7 @@ def _messages(body: CountTokensBody) -> Iterator[Message]:
         is_begun |= turn.role != "system"
         for block in turn.content:
             if turn.role == "system" and is_begun:
-                yield Message(role="user", content=f"<system-reminder>\n{block.text}\n</system-reminder>")
+                yield Message(role="user", content=f"{_REMINDER}\n{block.text}\n</system-reminder>")
             else:
                 yield from _message(turn.role, block)
 
@@ -197,23 +205,27 @@ def _message(role: Literal["user", "assistant", "system"], block: Block) -> Iter
 
 
 def _joined(messages: Iterator[Message]) -> Iterator[Message]:
-    """Join neighbours of one role, as templates take one message a turn."""
-    last = next(messages, None)
-    if last is None:
-        raise InvalidParameter("messages have no content; allowed: one block or more", param="messages")
+    """Join neighbours of one role, and reminders with the result before them, as templates take one message a turn."""
+    group = list[Message]()
     for message in messages:
-        if message.role != last.role or message.role == "tool":
-            yield last
-            last = message
-            continue
-        thoughts = [text for text in (last.reasoning_content, message.reasoning_content) if text]
-        more = {
-            "content": _BETWEEN.join(text for text in (last.content, message.content) if text),
-            "reasoning_content": _BETWEEN.join(thoughts) or None,
-            "tool_calls": [*(last.tool_calls or ()), *(message.tool_calls or ())] or None,
-        }
-        last = last.model_copy(update=more)
-    yield last
+        is_reminder = message.role == "user" and (message.content or "").startswith(_REMINDER)
+        if group and not (is_reminder if group[0].role == "tool" else message.role == group[0].role):
+            yield _one(group)
+            group = []
+        group.append(message)
+    if not group:
+        raise InvalidParameter("messages have no content; allowed: one block or more", param="messages")
+    yield _one(group)
+
+
+def _one(group: list[Message]) -> Message:
+    thoughts = [one.reasoning_content for one in group if one.reasoning_content]
+    joined = {
+        "content": _BETWEEN.join(one.content for one in group if one.content),
+        "reasoning_content": _BETWEEN.join(thoughts) or None,
+        "tool_calls": [call for one in group for call in one.tool_calls or ()] or None,
+    }
+    return group[0].model_copy(update=joined)
 
 
 def _choice(choice: MessagesToolChoice) -> ToolChoice:

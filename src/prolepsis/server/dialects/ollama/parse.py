@@ -1,9 +1,9 @@
 """Bodies of Ollama's API, and the chat or the completion that one stands for."""
 
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, model_validator
 
 from prolepsis.control.web.fields import Schema, Seed, Stop, TopLogprobs
 from prolepsis.core.validation import Number
@@ -65,6 +65,12 @@ class OllamaMessage(ForeignBody):
     tool_name: str | None = None
     tool_call_id: str | None = None
     images: NotServed = None
+
+    @model_validator(mode="after")
+    def _fits_role(self) -> Self:
+        if self.tool_calls and self.role != "assistant":
+            raise ValueError(f"role {self.role!r} takes no field 'tool_calls'; allowed: assistant")
+        return self
 
 
 class OllamaShowBody(ForeignRequest):
