@@ -6,6 +6,7 @@ from typing import Any
 
 import httpx
 import pytest
+from jiter import from_json
 
 from prolepsis.core.errors import EngineError
 from tests.fake_client import INFO
@@ -50,7 +51,9 @@ def put_together(events: list[dict[str, Any]]) -> dict[str, Any]:
                     case "input_json_delta":
                         arguments[event["index"]] = arguments.get(event["index"], "") + event["delta"]["partial_json"]
             case "content_block_stop" if event["index"] in arguments:
-                message["content"][event["index"]]["input"] = json.loads(arguments[event["index"]])
+                message["content"][event["index"]]["input"] = from_json(
+                    arguments[event["index"]].encode(), partial_mode=True
+                )
             case "message_delta":
                 message |= {**event["delta"], "usage": event["usage"]}
     return message
