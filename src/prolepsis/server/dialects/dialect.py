@@ -85,15 +85,15 @@ async def answered(request: Request, body: B, models: Models, endpoint: Endpoint
 
 
 async def _answered(body: B, services: Services, endpoint: Endpoint[B], request: Request) -> Response:
-    context = context_of(request)
+    context = replace(context_of(request), clamps=True)
     turn = partial(services.intake.large_work.run, context.caller.tenant, context.num_bytes)
     parsed, left_out = await turn(lambda: (endpoint.parse(body), list(dict.fromkeys(body.left_out()))))
     if left_out:
         reply_headers(request)["warning"] = _warning(left_out)
     if isinstance(parsed, bodies.ChatBody):
-        prepared = await prepare_chat(parsed, context, services, clamps=True)
+        prepared = await prepare_chat(parsed, context, services)
     else:
-        prepared = await prepare_completion(parsed, context, services, clamps=True)
+        prepared = await prepare_completion(parsed, context, services)
     prepared = replace(prepared, answer_id=endpoint.prefix + prepared.answer_id.partition("-")[2])
     parts, rendering = answer(request, prepared, services), endpoint.render(body, prepared)
     if prepared.stream:

@@ -23,12 +23,9 @@ from prolepsis.server.services import Services
 
 
 async def prepare_chat(
-    body: ChatBody, context: RequestContext, services: Services, *, field: str = "messages", clamps: bool = False
+    body: ChatBody, context: RequestContext, services: Services, *, field: str = "messages"
 ) -> PreparedRequest:
-    """Check `body` against the engine and tokenise it; raises `UserError`. `field` is where the messages came from.
-
-    `clamps`: `max_tokens` past the room of the context means that room.
-    """
+    """Check `body` against the engine and tokenise it; raises `UserError`. `field` is where the messages came from."""
     speculation = _check_common(body, context, services)
     if body.top_logprobs is not None and not body.logprobs:
         raise InvalidParameter("top_logprobs is given; allowed: only where logprobs is true", param="top_logprobs")
@@ -39,9 +36,8 @@ async def prepare_chat(
     _check_params(params, max_tokens, services.client.info)
     turn = partial(services.intake.large_work.run, context.caller.tenant, context.num_bytes)
     chat = await turn(lambda: _read_chat(body, services))
-    max_tokens = _fitting(
-        len(chat.token_ids), max_tokens, field, params.min_tokens, services.client.info, clamps=clamps
-    )
+    length, info = len(chat.token_ids), services.client.info
+    max_tokens = _fitting(length, _clamped(max_tokens, length, context, info), field, params.min_tokens, info)
     request = _request(body, chat.token_ids, replace(params, max_tokens=max_tokens), chat.grammar)
     request = replace(request, prediction_token_ids=chat.predicted)
     prepared = await _decided(body, [request], context, speculation, services)
@@ -83,10 +79,8 @@ def _read_chat(body: ChatBody, services: Services) -> _Chat:
     )
 
 
-async def prepare_completion(
-    body: CompletionBody, context: RequestContext, services: Services, *, clamps: bool = False
-) -> PreparedRequest:
-    """Check `body` against the engine and tokenise it, as `prepare_chat` does; raises `UserError`."""
+async def prepare_completion(body: CompletionBody, context: RequestContext, services: Services) -> PreparedRequest:
+    """Check `body` against the engine and tokenise it; raises `UserError`."""
     speculation = _check_common(body, context, services)
     if len(body.prompt) * (body.n or 1) > MAX_SAMPLES:
         message = f"n is {body.n} for {len(body.prompt)} prompts; allowed: {MAX_SAMPLES} answers a request"
@@ -95,20 +89,20 @@ async def prepare_completion(
     params = sampling_params(body, info.default_sampling, body.logprobs)
     _check_params(params, body.max_tokens, info)
     turn = partial(services.intake.large_work.run, context.caller.tenant, context.num_bytes)
-    requests = await turn(lambda: _read_completion(body, params, services, clamps=clamps))
+    requests = await turn(lambda: _read_completion(body, params, context, services))
     prepared = await _decided(body, requests, context, speculation, services)
     return replace(prepared, grammar_field=_grammar_field(body, has_tools=False))
 
 
 def _read_completion(
-    body: CompletionBody, params: SamplingParams, services: Services, *, clamps: bool
+    body: CompletionBody, params: SamplingParams, context: RequestContext, services: Services
 ) -> list[GenerateRequest]:
     """Do all of a completion's preparation that grows with its body: return what it asks for each prompt."""
     info, form, requests = services.client.info, constraint(asked_form(body)), list[GenerateRequest]()
     for text in body.prompt:
         token_ids = services.tokenizer.encode(text) if isinstance(text, str) else _checked_ids(text, info.vocab_size)
-        max_tokens = _completion_max_tokens(body, len(token_ids), info)
-        max_tokens = _fitting(len(token_ids), max_tokens, "prompt", params.min_tokens, info, clamps=clamps)
+        max_tokens = _clamped(_completion_max_tokens(body, len(token_ids), info), len(token_ids), context, info)
+        max_tokens = _fitting(len(token_ids), max_tokens, "prompt", params.min_tokens, info)
         requests.append(_request(body, tuple(token_ids), replace(params, max_tokens=max_tokens), form))
     return requests
 
@@ -217,18 +211,21 @@ def scope(tenant: str, salt: str | None) -> str:
     return f"{len(tenant)}:{tenant}:{salt}" if salt else tenant and f"{len(tenant)}:{tenant}"
 
 
-def _fitting(
-    length: int, max_tokens: int | None, field: str, min_tokens: int, info: EngineInfo, *, clamps: bool
-) -> int:
+def _clamped(max_tokens: int | None, length: int, context: RequestContext, info: EngineInfo) -> int | None:
+    """Return `max_tokens`, or the room behind a prompt of this length where there is less and that is allowed."""
+    room = info.max_model_len - length
+    return room if context.clamps and max_tokens is not None and max_tokens > room >= 1 else max_tokens
+
+
+def _fitting(length: int, max_tokens: int | None, field: str, min_tokens: int, info: EngineInfo) -> int:
     """Return how many tokens the answer may have; raises where prompt and answer do not fit the context."""
     if not length:
         raise InvalidParameter(f"{field} has no tokens; allowed: 1 or more", param=field)
-    answer = max(1, min_tokens) if max_tokens is None or clamps else max_tokens
+    answer = max(1, min_tokens) if max_tokens is None else max_tokens
     if length + answer > info.max_model_len:
         raise ContextTooLong.of(
             info.max_model_len,
             f"{length + answer} tokens: {length} in {field} and {answer} for the answer",
             param=field,
         )
-    room = info.max_model_len - length
-    return room if max_tokens is None else min(max_tokens, room)
+    return info.max_model_len - length if max_tokens is None else answer

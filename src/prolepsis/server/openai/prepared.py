@@ -36,6 +36,8 @@ class RequestContext:
     trace: TraceContext | None = None
     arrived: float = 0.0
     """By `time.monotonic`."""
+    clamps: bool = False
+    """`max_tokens` past the room of the context means that room."""
 
     @property
     def spec_mode(self) -> str | None:
