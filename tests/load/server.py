@@ -45,11 +45,15 @@ class LetterTokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         return self.decode([token_id], skip_special_tokens=False).encode()
 
+    def shows_role(self, role: str) -> bool:
+        return False
+
     def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, object]],
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         tools: Sequence[Mapping[str, object]] | None = None,
         variables: Mapping[str, object] | None = None,
     ) -> list[int]:

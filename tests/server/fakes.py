@@ -41,18 +41,23 @@ class ByteTokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         return bytes([token_id]) if token_id < END else b"<end>"
 
+    def shows_role(self, role: str) -> bool:
+        return role in (self.chat_template or "")
+
     def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, object]],
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         tools: Sequence[Mapping[str, object]] | None = None,
         variables: Mapping[str, object] | None = None,
     ) -> list[int]:
         self.messages, self.tools, self.variables = messages, tools, variables
         if any("refuse me" in str(message["content"]) for message in messages):
             raise InvalidParameter("the template refuses messages", param="messages")
-        return self.encode("".join(f"{m['role']}:{m['content']}\n" for m in messages))
+        text = "".join(f"{m['role']}:{m['content']}\n" for m in messages)
+        return self.encode(text[:-1] if continue_final_message else text)
 
 
 class FakeEngine(FakeEngineClient):

@@ -41,6 +41,11 @@ FORMS: dict[str, dict[str, Any]] = {
         "response_format": {"type": "json_schema", "json_schema": {"name": "plan", "schema": SCHEMA, "strict": True}}
     },
     "choice": {"structured_outputs": {"choice": ["sun", "rain"]}},
+    "prefill": {
+        "messages": [*ASKED["messages"], {"role": "assistant", "content": "In Ulm it will be"}],
+        "continue_final_message": True,
+        "max_tokens": 40,
+    },
 }
 PLAIN = {"speculation": {"mode": "off"}}
 STREAM = {"speculation": {"mode": "always"}, "stream": True}

@@ -402,6 +402,14 @@ class ServerConfig(BaseModel):
         ge=1024,
         description="largest request body; default: 256 KiB and 16 bytes for each token of the model's context",
     )
+    strict_parameters: bool = Field(
+        default=False,
+        description="refuse fields that are unknown or change nothing, which otherwise the header `warning` names",
+    )
+    clamp_max_tokens: bool = Field(
+        default=False,
+        description="shorten max_tokens to what the context has room for, with a warning; default: refuse it",
+    )
     max_header_bytes: int = Field(
         default=32 * 2**10, ge=1024, le=2**20, description="largest total size of the request headers"
     )

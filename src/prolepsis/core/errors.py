@@ -67,8 +67,9 @@ class ContextTooLong(UserError):
 
     @classmethod
     def of(cls, max_model_len: int, given: str, *, param: str) -> Self:
-        """Say it in OpenAI's words, by which clients know it."""
-        return cls(f"This model's maximum context length is {max_model_len} tokens; given: {given}.", param=param)
+        """Say it in OpenAI's words, by which clients know it; some see no more of an error than its message."""
+        message = f"This model's maximum context length is {max_model_len} tokens; given: {given} ({cls.code})."
+        return cls(message, param=param)
 
 
 class OtherExactGroup(UserError):

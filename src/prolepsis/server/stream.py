@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
@@ -76,6 +77,13 @@ class Merged(Generic[T]):
 Json = Mapping[str, object]
 
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
+_PADDED_TO = 128
+
+
+def padded(event: Json) -> dict[str, object]:
+    """Return the event with an `obfuscation` that makes its size a multiple of 128 bytes."""
+    missing = -len(_encode({**event, "obfuscation": ""}).encode()) % _PADDED_TO
+    return {**event, "obfuscation": secrets.token_hex(_PADDED_TO)[:missing]}
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,11 +23,15 @@ class Tokenizer(Protocol):
     def token_bytes(self, token_id: int) -> bytes:
         """Return a token's own bytes, which may be a part of a character; control tokens have those of their name."""
 
+    def shows_role(self, role: str) -> bool:
+        """Say whether the chat template shows messages of a role."""
+
     def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, object]],
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         tools: Sequence[Mapping[str, object]] | None = None,
         variables: Mapping[str, object] | None = None,
     ) -> list[int]: ...

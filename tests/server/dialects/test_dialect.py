@@ -79,7 +79,7 @@ async def test_a_key_may_come_as_x_api_key(path: str, keyed_app: KeyedApp) -> No
 def test_a_retry_gets_the_finished_answer(path: str) -> None:
     with served(FakeEngine()) as running:
         first, second = (post(running, path, {"idempotency-key": "one"}) for _ in range(2))
-        other = post(running, path, {"idempotency-key": "one"}, model="tiny", unknown=1)
+        other = post(running, path, {"idempotency-key": "one"}, stream=True)
     assert second.headers["idempotency-replayed"] == "true"
     assert first.content == second.content
     assert len(running.engine.requests) == 1
@@ -103,7 +103,7 @@ def test_what_is_not_served_is_named_in_a_warning(path: str) -> None:
         many = post(running, path, **unknown)
         none = post(running, path)
     assert few.headers["warning"] == '299 - "without effect: zuf?llig?"'
-    assert many.headers["warning"].endswith('f14, f15 and 4 more"')
+    assert many.headers["warning"].endswith('and 4 more"')
     assert "warning" not in none.headers
 
 

@@ -1,8 +1,10 @@
 """Reads bodies and queries of requests into checked values; the one error of a bad one names the field."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar, get_args, get_origin
 
 from fastapi import Depends
 from jiter import from_json
@@ -11,65 +13,14 @@ from starlette.requests import Request
 
 from prolepsis.control.web.caller import caller_of
 from prolepsis.control.web.errors import RequestRefused
-from prolepsis.control.web.fields import Body
+from prolepsis.control.web.fields import Body, ClientBody, Holds, NoEffect, Served
+from prolepsis.control.web.foreign_fields import FOREIGN_FIELDS, UNKNOWN, Ignored, replacement
 from prolepsis.control.web.intake import INLINE_BYTES, Intake
+from prolepsis.control.web.reply_headers import warn
 from prolepsis.core.validation import Path, first_problem, shown_path, shown_value, suggestion
 
 BODY_BYTES = "body_bytes"
 """Where the size of a request's body stands in its scope's state."""
-
-NEUTRAL_VALUES: dict[str, tuple[object, ...]] = {
-    "access_programs": (),
-    "annotations": ([],),
-    "audio": (),
-    "background": (False,),
-    "best_of": (1,),
-    "context_management": ([],),
-    "conversation": (),
-    "echo": (False,),
-    "encrypted_content": (),
-    "function_call": ("none",),
-    "functions": ([],),
-    "image": (),
-    "include_obfuscation": (False,),
-    "logprobs": (False,),
-    "max_completion_tokens": (),
-    "max_tokens": (),
-    "max_tool_calls": (),
-    "modalities": (["text"],),
-    "moderation": (),
-    "n": (1,),
-    "namespace": (),
-    "parallel_tool_calls": (True, False),
-    "phase": (),
-    "prediction": (),
-    "previous_response_id": (),
-    "prompt": (),
-    "prompt_cache_options": ({},),
-    "prompt_cache_retention": ("in_memory",),
-    "reasoning": ({}, {"effort": "none"}, {"effort": "none", "summary": "auto"}),
-    "reasoning_effort": ("none",),
-    "refusal": (),
-    "response_format": ({"type": "text"},),
-    "service_tier": ("auto", "default"),
-    "store": (False,),
-    "stream_options": ({}, {"include_obfuscation": False}),
-    "structural_tag": (),
-    "suffix": ("",),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
-    "truncation": ("disabled",),
-    "verbosity": ("medium",),
-    "web_search_options": (),
-}
-"""Fields of the OpenAI API and its usual extensions that an endpoint may lack, with the values that ask for nothing.
-
-Such a value, or null, is accepted as if the field were absent; any other value is refused by name.
-"""
-
-
-_MANY_FIELDS = 128
-"""More than any body has."""
 
 B = TypeVar("B", bound=Body)
 
@@ -94,12 +45,16 @@ class BodyReader(Reader):
         async with intake.uploads.read(request, tenant) as raw:
             request.scope["state"][BODY_BYTES] = len(raw)
             await intake.round_robin.turn(tenant)
-            parse = partial(self.parse, raw, intake.uploads.most_members)
-            return await intake.large_work.run(tenant, len(raw), parse, gives_way=False)
+            ignored = None if intake.strict_parameters else Ignored()
+            parse = partial(self.parse, raw, intake.uploads.most_members, ignored)
+            body = await intake.large_work.run(tenant, len(raw), parse, gives_way=False)
+            if ignored:
+                warn(request, str(ignored))
+            return body
 
-    def parse(self, raw: bytes, most_members: int) -> Body:
+    def parse(self, raw: bytes, most_members: int, ignored: Ignored | None) -> Body:
         """Parse a body with at most this many fields, lists and objects, and twice as many commas; raises
-        `RequestRefused`.
+        `RequestRefused`. `ignored` gets the fields that are dropped; None: they are refused.
         """
         if len(raw) > INLINE_BYTES:
             members, commas = size_of(raw)
@@ -110,7 +65,7 @@ class BodyReader(Reader):
                 if given > allowed:
                     message = f"The request body has {given} {what}; allowed: {allowed}."
                     raise RequestRefused(message, code="too_many_fields")
-        return parse_body(raw, self.kind)
+        return parse_body(raw, self.kind, ignored)
 
 
 class QueryReader(Reader):
@@ -156,8 +111,12 @@ def size_of(raw: bytes) -> tuple[int, int]:
     return sum(map(without_texts.count, (b":", b"[", b"{"))), without_texts.count(b",")
 
 
-def parse_body(raw: bytes, kind: type[B]) -> B:
-    """Parse UTF-8 JSON into `kind`; raises `RequestRefused`."""
+def parse_body(raw: bytes, kind: type[B], ignored: Ignored | None = None) -> B:
+    """Parse UTF-8 JSON into `kind`; raises `RequestRefused`.
+
+    `ignored` gets the fields of a `ClientBody` that are dropped although they ask for something; they are refused
+    where it is None, and in any other body.
+    """
     try:
         raw.decode()
     except UnicodeDecodeError as error:
@@ -170,61 +129,101 @@ def parse_body(raw: bytes, kind: type[B]) -> B:
         raise RequestRefused(f"The request body is not valid JSON: {reason[:200]}.", code="invalid_json") from None
     if not isinstance(value, dict):
         raise RequestRefused("The request body must be a JSON object.", code="invalid_type")
+    served = _served(value, kind, (), ignored if issubclass(kind, ClientBody) else None)
     try:
-        return kind.model_validate(_without_neutral(value, kind, ()))
+        return kind.model_validate(served)
     except ValidationError as error:
-        raise _refusal(error, kind, value) from None
+        raise _refusal(error, kind, served) from None
+
+
+@dataclass(frozen=True, slots=True)
+class _Field:
+    """What the annotation of a body's field says."""
+
+    bodies: tuple[type[Body], ...]
+    """Models of the objects that it holds, alone or in a list."""
+    served: frozenset[str] | None
+    is_optional: bool
+    has_effect: bool
 
 
 @cache
-def nested_bodies(kind: type[Body]) -> dict[str, type[Body]]:
-    """Return the model behind each field of `kind` that holds an object, or a list of objects."""
+def _fields(kind: type[Body]) -> Mapping[str, _Field]:
     found = {}
     for name, info in kind.model_fields.items():
-        inner = _body_in(info.annotation)
-        if inner is not None:
-            found[info.alias or name] = inner
+        leaves = [leaf for part in (info.annotation, *info.metadata) for leaf in _leaves(part)]
+        bodies = tuple(leaf for leaf in leaves if isinstance(leaf, type) and issubclass(leaf, Body))
+        served = next((frozenset(leaf.names) for leaf in leaves if isinstance(leaf, Served)), None)
+        has_effect = not any(isinstance(leaf, NoEffect) for leaf in leaves)
+        found[info.alias or name] = _Field(bodies, served, not info.is_required(), has_effect)
     return found
 
 
-def _body_in(annotation: object) -> type[Body] | None:
-    if isinstance(annotation, type) and issubclass(annotation, Body):
-        return annotation
-    return next((body for part in get_args(annotation) if (body := _body_in(part)) is not None), None)
+def _leaves(annotation: object) -> Iterator[object]:
+    """Yield the types and marks of which an annotation consists; keys of a mapping are no fields."""
+    if isinstance(annotation, Holds):
+        yield annotation.body
+    if get_origin(annotation) is not dict:
+        parts = get_args(annotation)
+        yield from (leaf for part in parts for leaf in _leaves(part)) if parts else (annotation,)
 
 
-@cache
-def _names(kind: type[Body]) -> frozenset[str]:
-    return frozenset(info.alias or name for name, info in kind.model_fields.items())
-
-
-def _without_neutral(value: dict[str, object], kind: type[Body], path: Path) -> dict[str, object]:
-    """Drop fields that are not served but ask for nothing, here and in the nested objects.
-
-    Of an object with very many fields the first unknown one is refused here, as pydantic would describe them all.
-    """
+def _served(value: dict[str, object], kind: type[Body], path: Path, ignored: Ignored | None) -> dict[str, object]:
+    """Drop what is not served and cannot change the answer, here and in nested objects; raises `RequestRefused`."""
     kept: dict[str, object] = {}
-    names, nested = _names(kind), nested_bodies(kind)
-    if len(value) > _MANY_FIELDS:
-        unknown = next(name for name in value if name not in names)
-        raise _unknown_field(unknown, shown_path((*path, unknown)), sorted(names))
+    fields = _fields(kind)
     for name, item in value.items():
-        if name not in names and name in NEUTRAL_VALUES and _neutral(item, NEUTRAL_VALUES[name]):
-            continue
-        kept[name] = _nested_without_neutral(item, nested[name], (*path, name)) if name in nested else item
+        field, place = fields.get(name), (*path, name)
+        if field is None:
+            _drop(name, item, place, fields, ignored)
+        elif item is not None or not field.is_optional:
+            if ignored is not None and not field.has_effect:
+                ignored.add(_place(place))
+            kept[name] = _served_inside(item, field, place, ignored)
     return kept
 
 
-def _nested_without_neutral(item: object, kind: type[Body], path: Path) -> object:
-    if isinstance(item, list):
-        return [_nested_without_neutral(part, kind, (*path, i)) for i, part in enumerate(item)]
-    return _without_neutral(item, kind, path) if isinstance(item, dict) else item
+def _served_inside(item: object, field: _Field, path: Path, ignored: Ignored | None) -> object:
+    if isinstance(item, list) and (field.bodies or field.served):
+        return [
+            _served_inside(part, field, (*path, i), ignored)
+            for i, part in enumerate(item)
+            if ignored is None or field.served is None or _is_served(part, field.served, path, ignored)
+        ]
+    if not isinstance(item, dict) or not field.bodies:
+        return item
+    kinds = (kind for kind in field.bodies if item.get("type") in _types(kind))
+    return _served(item, next(kinds, field.bodies[0]), path, ignored)
 
 
-def _neutral(item: object, allowed: Sequence[object]) -> bool:
-    if isinstance(item, dict):
-        item = {name: value for name, value in item.items() if value is not None}
-    return item is None or any(type(item) is type(value) and item == value for value in allowed)
+def _is_served(part: object, served: frozenset[str], path: Path, ignored: Ignored) -> bool:
+    name = part.get("type") if isinstance(part, dict) else part
+    if not isinstance(name, str) or name in served:
+        return True
+    ignored.add(f"{_place(path)}[{name[:64]}]")
+    return False
+
+
+@cache
+def _types(kind: type[Body]) -> tuple[object, ...]:
+    """Return the types by which a model is known among others."""
+    field = kind.model_fields.get("type")
+    return get_args(field.annotation) if field is not None else ()
+
+
+def _place(path: Path) -> str:
+    """Return a path without positions: a field that a thousand messages have is named once."""
+    return re.sub(r"\[\d+\]", "[]", shown_path(path))
+
+
+def _drop(name: str, item: object, path: Path, known: Iterable[str], ignored: Ignored | None) -> None:
+    """Drop a field that its place lacks; raises `RequestRefused` where it asks for something that cannot be dropped."""
+    foreign = FOREIGN_FIELDS.get(name, UNKNOWN)
+    if foreign.is_neutral(item) and (foreign is not UNKNOWN or ignored is not None):
+        return
+    if foreign.changes_answer or ignored is None:
+        raise _unknown_field(name, shown_path(path), sorted(known))
+    ignored.add(_place(path), name, known)
 
 
 def _refusal(error: ValidationError, kind: type[Body], document: object) -> RequestRefused:
@@ -240,10 +239,11 @@ def _refusal(error: ValidationError, kind: type[Body], document: object) -> Requ
 
 
 def _unknown_field(name: str, param: str, names: Sequence[str]) -> RequestRefused:
-    if name not in NEUTRAL_VALUES:
+    if name not in FOREIGN_FIELDS:
         hint = suggestion(name, names, most_names=len(names))
         return RequestRefused(f"Unknown parameter: '{param}'; {hint}", code="unknown_parameter", param=param)
-    asks_nothing = ", ".join(map(shown_value, NEUTRAL_VALUES[name]))
-    allowed = f"; allowed: {asks_nothing} or null" if asks_nothing else ""
-    message = f"Unsupported parameter: '{param}' is not supported by this server{allowed}."
+    neutral, use = FOREIGN_FIELDS[name].asks_nothing, replacement(name, names)
+    allowed = f"; allowed: {', '.join(map(shown_value, neutral))} or null" if neutral else ""
+    other = f"; use '{use}'" if use else ""
+    message = f"Unsupported parameter: '{param}' is not supported by this server{allowed}{other}."
     return RequestRefused(message, code="unsupported_parameter", param=param)

@@ -1,6 +1,7 @@
 """Types of body fields: what JSON may hold, how it is shown in the OpenAPI document, how it is read."""
 
-from typing import Annotated, TypeAlias
+from dataclasses import dataclass
+from typing import Annotated, Literal, TypeAlias, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
 
@@ -9,12 +10,46 @@ from prolepsis.core.validation import Number, Part
 
 MAX_SAMPLES = 128
 MAX_PROMPTS = 64
-_TEXT_PARTS = ("text", "input_text", "output_text", "reasoning_text")
-_PART_FIELDS = {"type", "text", "annotations", "logprobs"}
 
 
 class Body(Part):
     """A strict JSON object: a field that is not declared is refused, never ignored."""
+
+
+class ClientBody(Body):
+    """A body that programs made for other servers send too: what cannot change the answer is dropped and named."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """In the annotation of a list: the texts, or types of objects, that are served; others are dropped and named."""
+
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Holds:
+    """In the annotation of a value that is made of objects: their model."""
+
+    body: type[Body]
+
+
+@dataclass(frozen=True, slots=True)
+class NoEffect:
+    """In the annotation of a field of a `ClientBody`: it is accepted, and named as one that changes nothing."""
+
+
+_PartType = Literal["text", "input_text", "output_text", "reasoning_text", "summary_text", "refusal"]
+
+
+class TextPart(Body):
+    """An item of a content list."""
+
+    type: _PartType
+    text: str | None = None
+    refusal: str | None = None
+    annotations: object = None
+    logprobs: object = None
 
 
 class Reply(BaseModel):
@@ -27,17 +62,30 @@ JsonObject: TypeAlias = dict[str, object]
 
 
 def _join_parts(content: object) -> object:
-    """Join the text parts of a content list; anything else is left to the string check."""
+    """Join the parts of a content list; anything else is left to the string check."""
     if not isinstance(content, list):
         return content
-    texts = []
-    for part in content:
-        if not isinstance(part, dict) or part.get("type") not in _TEXT_PARTS or not isinstance(part.get("text"), str):
-            raise ValueError('content parts must be {"type": "text", "text": string}')
-        if unknown := sorted(part.keys() - _PART_FIELDS):
-            raise ValueError(f"unknown field {unknown[0][:64]!r} in a content part; allowed: type, text")
-        texts.append(part["text"])
-    return "".join(texts)
+    texts = [_text_of(part) for part in content]
+    if None in texts:
+        raise ValueError('content parts must be {"type": "text", "text": string}')
+    return "".join(text for text in texts if text is not None)
+
+
+def _text_of(part: object) -> str | None:
+    """Return the text of a part, which may be a plain text too; None: it holds none."""
+    if isinstance(part, dict):
+        kind = part.get("type")
+        part = part.get("refusal" if kind == "refusal" else "text") if kind in get_args(_PartType) else None
+    return part if isinstance(part, str) else None
+
+
+def _whole(value: object) -> object:
+    """Read 8.0 as the whole number that it is."""
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < 2**53 else value
+
+
+def _none_for_minus_one(value: object) -> object:
+    return None if value == -1 else value
 
 
 def _list_of_one(value: object) -> object:
@@ -60,9 +108,9 @@ def _are_tokens(value: object) -> bool:
 
 
 def _token_keys(value: object) -> object:
-    """JSON keys are strings: read them as token ids."""
+    """JSON keys are strings: read them as token ids. An empty list is what llama.cpp calls no bias."""
     if not isinstance(value, dict):
-        return value
+        return {} if value == [] else value
     if len(value) > MAX_LOGIT_BIASES:
         raise ValueError(f"has {len(value)} tokens; allowed: at most {MAX_LOGIT_BIASES}")
     wrong = next((key for key in value if not (key.isascii() and key.isdigit() and len(key) <= 10)), None)
@@ -74,28 +122,35 @@ def _token_keys(value: object) -> object:
 _STRING = {"type": "string"}
 _STOP_STRING = {**_STRING, "minLength": 1, "maxLength": MAX_STOP_CHARACTERS}
 _TOKENS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
-_PART = {
-    "type": "object",
-    "properties": {"type": {"enum": list(_TEXT_PARTS)}, "text": _STRING, "annotations": {}, "logprobs": {}},
-    "required": ["type", "text"],
-    "additionalProperties": False,
-}
+_WHOLE = BeforeValidator(_whole)
 
-Count: TypeAlias = Annotated[int, Field(ge=0, le=2**31 - 1)]
-MaxTokens: TypeAlias = Annotated[int, Field(ge=1, le=2**31 - 1)]
-Seed: TypeAlias = Annotated[int, Field(ge=-(2**63), le=2**63 - 1)]
-Priority: TypeAlias = Annotated[int, Field(ge=-(2**31), le=2**31 - 1)]
-TopLogprobs: TypeAlias = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)]
+Count: TypeAlias = Annotated[int, Field(ge=0, le=2**31 - 1), _WHOLE]
+MaxTokens: TypeAlias = Annotated[
+    Annotated[int, Field(ge=1, le=2**31 - 1), _WHOLE] | None, BeforeValidator(_none_for_minus_one)
+]
+"""-1 is no limit of its own, as None is."""
+Samples: TypeAlias = Annotated[int, Field(ge=1, le=MAX_SAMPLES), _WHOLE]
+Seed: TypeAlias = Annotated[int, Field(ge=-(2**63), le=2**63 - 1), _WHOLE]
+Priority: TypeAlias = Annotated[int, Field(ge=-(2**31), le=2**31 - 1), _WHOLE]
+TopK: TypeAlias = Annotated[int, Field(ge=-1, le=2**31 - 1), _WHOLE]
+TopLogprobs: TypeAlias = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS), _WHOLE]
 Token: TypeAlias = Annotated[str, Field(pattern=r"^[\x21-\x7e]{1,128}$")]
 """A short printable name."""
 Name: TypeAlias = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+FunctionName: TypeAlias = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_./-]{1,64}$")]
+QualifiedName: TypeAlias = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_./-]{1,64}(\.[a-zA-Z0-9_./-]{1,64})?$")]
+"""A function's name, behind that of its namespace where it has one."""
 Schema: TypeAlias = dict[str, object]
 Metadata: TypeAlias = Annotated[
     dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]], Field(max_length=16)
 ]
 Text: TypeAlias = Annotated[
-    str, BeforeValidator(_join_parts), WithJsonSchema({"anyOf": [_STRING, {"type": "array", "items": _PART}]})
+    str,
+    Holds(TextPart),
+    BeforeValidator(_join_parts),
+    WithJsonSchema({"anyOf": [_STRING, {"type": "array", "items": TextPart.model_json_schema()}]}),
 ]
+"""A text, or a list of text parts."""
 Stop: TypeAlias = Annotated[
     list[Annotated[str, Field(max_length=MAX_STOP_CHARACTERS)]],
     Field(max_length=MAX_STOP_STRINGS),

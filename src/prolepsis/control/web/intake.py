@@ -294,5 +294,7 @@ class Intake:
     """The bounds that all routes of one application share."""
 
     uploads: Uploads
+    strict_parameters: bool = False
+    """Fields of clients' bodies that change nothing are refused."""
     round_robin: RoundRobin = field(default_factory=RoundRobin)
     large_work: LargeWork = field(default_factory=LargeWork)

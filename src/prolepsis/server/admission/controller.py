@@ -14,6 +14,7 @@ from prolepsis.control.web.caller import Caller, caller_of
 from prolepsis.control.web.errors import RequestAborted
 from prolepsis.control.web.feature import Feature
 from prolepsis.control.web.refusals import Refused
+from prolepsis.control.web.reply_headers import reply_headers
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.ended import Keep
 from prolepsis.core.engine_client import Demand, EngineClient, EngineHealth
@@ -28,7 +29,6 @@ from prolepsis.server.admission.load_shedding import PATIENT, TIERS, LoadShedder
 from prolepsis.server.admission.metrics import AdmissionMetrics
 from prolepsis.server.admission.rate_limits import FindBucket, Limits, RateLimits
 from prolepsis.server.admission.response_cache import ResponseCache, cache_key
-from prolepsis.server.auth.middleware import reply_headers
 
 DEFAULT_IN_ENGINE = 64
 TIMEOUT_HEADER = "x-request-timeout-ms"
@@ -43,6 +43,13 @@ _LONGEST_WAIT_TOLD_S = 60.0
 def was_charged(http: HTTPConnection) -> bool:
     """Return whether tokens were charged for a request that has ended."""
     return bool(http.scope["state"].get(_CHARGED))
+
+
+def become_economy(http: HTTPConnection) -> None:
+    """Move a request to the tier economy, unless its key's tier has no larger share."""
+    caller = caller_of(http)
+    if TIERS[caller.tier].weight > TIERS["economy"].weight:
+        http.scope["state"]["caller"] = replace(caller, tier="economy")
 
 
 class AdmissionController(Feature):

@@ -7,12 +7,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import HTTPConnection
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from prolepsis.control.web.errors import ERROR_SHAPE, OPENAI_ERRORS, ErrorShape, RequestRefused, error_response
 from prolepsis.control.web.intake import Intake
 from prolepsis.control.web.refusals import not_local, too_large, upload_too_slow, wrong_role
+from prolepsis.control.web.reply_headers import REPLY_HEADERS
 from prolepsis.control.web.routes import OPEN, Roles, Route
 from prolepsis.core.config import ServerConfig
 from prolepsis.server.admission.metrics import AdmissionMetrics
@@ -77,15 +77,6 @@ def _is_local(host: str) -> bool:
 def _is_local_origin(origin: str) -> bool:
     scheme, separator, host = origin.strip().lower().partition("://")
     return scheme in ("http", "https") and bool(separator) and _is_local(host)
-
-
-REPLY_HEADERS = "reply_headers"
-
-
-def reply_headers(http: HTTPConnection) -> dict[str, str]:
-    """Return the mapping to fill before the reply starts; `AuthMiddleware` sends it."""
-    headers: dict[str, str] = http.scope["state"].setdefault(REPLY_HEADERS, {})
-    return headers
 
 
 MAX_HEADERS = 128

@@ -6,8 +6,7 @@ errors and its routes, of which those that generate end in `answered`. No other 
 """
 
 import json
-import re
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,15 +14,13 @@ from typing import Generic, Protocol, TypeVar
 
 from fastapi import Request
 from fastapi.responses import Response
-from pydantic import ConfigDict
 
 from prolepsis.control.web.caller import caller_of
 from prolepsis.control.web.errors import RequestRefused
-from prolepsis.control.web.fields import Body, Schema
+from prolepsis.control.web.fields import ClientBody, Schema
 from prolepsis.control.web.routes import CLIENTS, Routes
 from prolepsis.core.stats import RequestStats
 from prolepsis.server.answer import Parts, answer
-from prolepsis.server.auth.middleware import reply_headers
 from prolepsis.server.deltas import Delta
 from prolepsis.server.openai import bodies
 from prolepsis.server.openai.completions import consumed
@@ -34,21 +31,9 @@ from prolepsis.server.openai.usage import Json
 from prolepsis.server.services import Models, Services
 from prolepsis.server.stream import AnswerStream, Framing
 
-_MOST_NAMES = 16
 
-
-class ForeignBody(Body):
-    """A JSON object of another API: a field that is not served is taken, and named in the reply's `warning`."""
-
-    model_config = ConfigDict(extra="allow")
-
-
-class ForeignRequest(ForeignBody):
+class ForeignRequest(ClientBody):
     model: str
-
-    def left_out(self) -> Iterator[str]:
-        """Yield what is not served: fields that are not null; items of a list share one name."""
-        yield from _unknown_fields(self, "")
 
 
 B = TypeVar("B", bound=ForeignRequest)
@@ -87,9 +72,7 @@ async def answered(request: Request, body: B, models: Models, endpoint: Endpoint
 async def _answered(body: B, services: Services, endpoint: Endpoint[B], request: Request) -> Response:
     context = replace(context_of(request), clamps=True)
     turn = partial(services.intake.large_work.run, context.caller.tenant, context.num_bytes)
-    parsed, left_out = await turn(lambda: (endpoint.parse(body), list(dict.fromkeys(body.left_out()))))
-    if left_out:
-        reply_headers(request)["warning"] = _warning(left_out)
+    parsed = await turn(partial(endpoint.parse, body))
     if isinstance(parsed, bodies.ChatBody):
         prepared = await prepare_chat(parsed, context, services)
     else:
@@ -111,23 +94,6 @@ async def _events(parts: Parts, rendering: Rendering) -> AsyncGenerator[Json, No
 async def _whole(parts: Parts, rendering: Rendering) -> tuple[Json, RequestStats]:
     stats = await consumed(parts, rendering.take)
     return rendering.whole(stats), stats
-
-
-def _unknown_fields(value: object, path: str) -> Iterator[str]:
-    if isinstance(value, list):
-        for item in value:
-            yield from _unknown_fields(item, f"{path}[]")
-    elif isinstance(value, ForeignBody):
-        before = f"{path}." if path else ""
-        yield from (before + name for name, given in (value.model_extra or {}).items() if given is not None)
-        for name in type(value).model_fields:
-            yield from _unknown_fields(getattr(value, name), before + name)
-
-
-def _warning(names: Sequence[str]) -> str:
-    shown = [re.sub(r"[^\w.\[\]() -]", "?", name, flags=re.ASCII)[:64] for name in names[:_MOST_NAMES]]
-    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return f'299 - "without effect: {", ".join(shown)}{more}"'
 
 
 def refuse_others(routes: Routes, path: str) -> None:

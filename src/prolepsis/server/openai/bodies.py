@@ -5,20 +5,24 @@ from typing import Annotated, Literal, Self, TypeAlias
 from pydantic import Field, WithJsonSchema, model_validator
 
 from prolepsis.control.web.fields import (
-    MAX_SAMPLES,
     Body,
+    ClientBody,
     Count,
     LogitBias,
     MaxTokens,
     Metadata,
     Name,
+    NoEffect,
     Priority,
     Prompts,
+    QualifiedName,
+    Samples,
     Schema,
     Seed,
     Stop,
     Text,
     Token,
+    TopK,
     TopLogprobs,
 )
 from prolepsis.core.requests import SpecMode
@@ -26,7 +30,7 @@ from prolepsis.core.validation import Number
 
 
 class CalledFunctionBody(Body):
-    name: Name
+    name: QualifiedName
     arguments: str
     """JSON, as the model wrote it."""
 
@@ -37,13 +41,17 @@ class ToolCallBody(Body):
     function: CalledFunctionBody
 
 
+ROLES = ("system", "developer", "user", "assistant", "tool")
+"""Roles that every chat template is given; others need one that shows them."""
+
+
 class Message(Body):
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: Name
     content: Text | None = None
     tool_calls: Annotated[list[ToolCallBody], Field(max_length=128)] | None = None
     tool_call_id: str | None = None
     name: str | None = None
-    reasoning_content: str | None = None
+    reasoning_content: Text | None = None
     """Reasoning of an earlier answer; the model sees it if its chat template uses it, as with `name`."""
 
     @model_validator(mode="after")
@@ -63,7 +71,7 @@ MAX_MESSAGES = 2048
 
 
 class FunctionBody(Body):
-    name: Name
+    name: QualifiedName
     description: str | None = None
     parameters: Schema | None = None
     """JSON schema of the arguments; without one the function takes none."""
@@ -76,7 +84,7 @@ class ToolBody(Body):
 
 
 class ToolName(Body):
-    name: Name
+    name: QualifiedName
 
 
 class NamedTool(Body):
@@ -109,9 +117,13 @@ class JsonSchemaBody(Body):
 class ResponseFormat(Body):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaBody | None = None
+    schema_: Annotated[Schema | None, Field(alias="schema")] = None
+    """Of a json_object, as llama.cpp has it."""
 
     @model_validator(mode="after")
     def _complete(self) -> Self:
+        if self.schema_ is not None and self.type != "json_object":
+            raise ValueError(f"type {self.type!r} takes no 'schema'")
         if (self.json_schema is not None) != (self.type == "json_schema"):
             raise ValueError(f"type {self.type!r} {'needs' if self.json_schema is None else 'takes no'} 'json_schema'")
         return self
@@ -154,6 +166,8 @@ class StreamOptions(Body):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
     """Every chunk carries the usage so far."""
+    include_obfuscation: bool | None = None
+    """Chunks are padded, so that their sizes do not show what they hold."""
 
 
 class SpeculationBody(Body):
@@ -178,13 +192,13 @@ class Prediction(Body):
     content: Text
 
 
-class SharedBody(Body):
+class SharedBody(ClientBody):
     """Fields of every generation endpoint; None means not given."""
 
     model: str
     temperature: Number | None = None
     top_p: Number | None = None
-    top_k: Annotated[int, Field(ge=-1, le=2**31 - 1)] | None = None
+    top_k: TopK | None = None
     min_p: Number | None = None
     repetition_penalty: Number | None = None
     presence_penalty: Number | None = None
@@ -205,20 +219,22 @@ class SharedBody(Body):
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     """Prefixes and drafts are shared only among requests of one tenant with the same salt."""
     speculation: SpeculationBody | None = None
+    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
+    """flex: the request is of the tier economy, unless its key's tier has no larger share."""
+    stream_options: StreamOptions | None = None
     metadata: Metadata | None = None
-    user: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
-    """These four are accepted for clients that send them; they have no effect on generation."""
+    """Rules of a policy may read it."""
+    user: Annotated[str | None, NoEffect()] = None
+    safety_identifier: Annotated[str | None, NoEffect()] = None
+    prompt_cache_key: Annotated[str | None, NoEffect()] = None
 
 
 class GenerationBody(SharedBody):
     """Fields that chat and text completions share."""
 
-    n: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] | None = None
+    n: Samples | None = None
     max_tokens: MaxTokens | None = None
     response_format: ResponseFormat | None = None
-    stream_options: StreamOptions | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     """Log-probabilities name tokens `token_id:ID`, since several tokens may have one text."""
@@ -227,13 +243,23 @@ class GenerationBody(SharedBody):
 Messages: TypeAlias = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 
 
-class TemplateBody(Body):
+class TemplateBody(ClientBody):
     """What the model's chat template gets besides messages and tools."""
 
     chat_template_kwargs: dict[str, object] | None = None
     """Variables for the model's chat template, such as enable_thinking."""
     documents: Annotated[list[dict[str, object]], Field(max_length=MAX_DOCUMENTS)] | None = None
     """Texts that the answer is to use, mostly with `title` and `text`; they are the template's variable `documents`."""
+    add_generation_prompt: bool | None = None
+    """false: the prompt ends behind the last message; default: at the begin of the answer."""
+    continue_final_message: bool | None = None
+    """The prompt ends inside of the last message, which the answer continues."""
+
+    @model_validator(mode="after")
+    def _one_end(self) -> Self:
+        if self.continue_final_message and self.add_generation_prompt:
+            raise ValueError("'continue_final_message' and 'add_generation_prompt' are true; allowed: one of them")
+        return self
 
     @property
     def template_variables(self) -> dict[str, object]:
@@ -256,4 +282,6 @@ class ChatBody(GenerationBody, TemplateBody):
 
 class CompletionBody(GenerationBody):
     prompt: Prompts
+    add_special_tokens: bool | None = None
+    """Default: true, the model's tokens around a text, such as BOS."""
     logprobs: TopLogprobs | None = None

@@ -11,6 +11,7 @@ from prolepsis.server.openai.formats import Format
 from prolepsis.server.openai.prepared import PreparedRequest
 from prolepsis.server.openai.usage import Json, metrics, usage
 from prolepsis.server.services import Services
+from prolepsis.server.stream import padded
 
 Parts = AsyncGenerator[Delta | RequestStats, None]
 
@@ -55,7 +56,8 @@ async def completion_chunks(
                 if shows_running:
                     ending = {"usage": running.after(part)}
                 if choice is not None:
-                    yield {**envelope, "choices": [choice], **opening, **ending}
+                    chunk = {**envelope, "choices": [choice], **opening, **ending}
+                    yield padded(chunk) if options and options.include_obfuscation else chunk
                     opening = {}
             elif shows_usage or prepared.speculation.requested.metrics:
                 accounts = await _accounts(prepared, services, part, form)

@@ -192,7 +192,7 @@ def constraint(
 
 def _of_response_format(wanted: ResponseFormat) -> GrammarSpec | None:
     if wanted.type == "json_object":
-        return _json(_ANY_OBJECT)
+        return _json(_ANY_OBJECT if wanted.schema_ is None else wanted.schema_)
     if wanted.json_schema is None:
         return None
     param = "response_format.json_schema.schema"

@@ -15,7 +15,7 @@ from prolepsis.engine.models.answer_formats.formats import AnswerFormats, Thinki
 from prolepsis.engine.models.answer_formats.json_arguments import JsonArguments
 from prolepsis.engine.models.answer_formats.table import HERMES
 from prolepsis.engine.models.answer_formats.tool_format import Call, ToolFormat
-from prolepsis.server.openai.bodies import FunctionBody, Message, ToolCallBody
+from prolepsis.server.openai.bodies import ROLES, FunctionBody, Message, ToolCallBody
 from prolepsis.server.tokenizer import Tokenizer
 
 MAX_DEPTH = 200
@@ -38,11 +38,13 @@ _TAIL = 8
 """Tokens at the prompt's end that can hold an opening mark."""
 
 
-def thinking_of(prompt: list[int], tokenizer: Tokenizer) -> Thinking:
-    """Return what to expect of the answer to `prompt`."""
+def thinking_of(prompt: list[int], tokenizer: Tokenizer, begun: str = "") -> Thinking:
+    """Return what to expect of the answer to `prompt`, which continues `begun`."""
     reasoning = tokenizer.formats.reasoning
     if reasoning is None:
         return Thinking.NONE
+    if begun.strip():
+        return Thinking.OPENED if begun.rfind(reasoning.start) > begun.rfind(reasoning.end) else Thinking.NONE
     tail = tokenizer.decode(prompt[-_TAIL:], skip_special_tokens=False).rstrip()
     if tail.endswith(reasoning.start):
         return Thinking.OPENED
@@ -59,13 +61,19 @@ def prompt_tokens(
     variables: Mapping[str, object] | None = None,
     *,
     add_generation_prompt: bool = True,
+    continue_final_message: bool = False,
     parse_special: bool = False,
 ) -> list[int]:
     """Return the prompt of a conversation; raises `InvalidParameter` where the template refuses it.
 
-    `parse_special`: what reads like a control token becomes one, also where the client gave it.
+    `continue_final_message`: it ends inside of the last message. `parse_special`: what reads like a control token
+    becomes one, also where the client gave it.
     """
     formats = tokenizer.formats
+    _check_roles(messages, tokenizer)
+    if continue_final_message and (messages[-1].tool_calls or messages[-1].role == "tool"):
+        message = "continue_final_message is true, and the last message is a call or its result; allowed: a text"
+        raise InvalidParameter(message, param="continue_final_message")
     shown = _messages(messages, formats)
     if tools and not formats.shows_tools:
         shown = _with_explanation(shown, tools, formats.tools or HERMES)
@@ -73,8 +81,20 @@ def prompt_tokens(
     values = [shown, described, given(variables)]
     shown, described, variables = plain(values) if parse_special else values
     return tokenizer.apply_chat_template(
-        shown, add_generation_prompt=add_generation_prompt, tools=described, variables=variables
+        shown,
+        add_generation_prompt=add_generation_prompt,
+        continue_final_message=continue_final_message,
+        tools=described,
+        variables=variables,
     )
+
+
+def _check_roles(messages: Sequence[Message], tokenizer: Tokenizer) -> None:
+    for role in sorted({message.role for message in messages}.difference(ROLES)):
+        if not tokenizer.shows_role(role):
+            number = next(i for i, message in enumerate(messages) if message.role == role)
+            message = f"role {role!r} is not one that the model's chat template shows; allowed: {', '.join(ROLES)}"
+            raise InvalidParameter(message, param=f"messages[{number}].role")
 
 
 def _role(message: Message) -> str:

@@ -19,6 +19,7 @@ from prolepsis.control.web.body_reader import parse_body, read_body
 from prolepsis.control.web.caller import Caller, Role, SignedIn
 from prolepsis.control.web.errors import RequestRefused
 from prolepsis.control.web.fields import Body
+from prolepsis.control.web.foreign_fields import Ignored
 from prolepsis.control.web.intake import LargeWork
 from prolepsis.control.web.routes import READERS, Route, Routes
 from prolepsis.core.config import PROPOSER_NAMES
@@ -88,8 +89,8 @@ def _body(raw: bytes, route: str | None) -> tuple[str, GenerationBody]:
     if route not in GENERATION_ROUTES:
         raise InvalidParameter(f"route is {route!r}; allowed: {', '.join(GENERATION_ROUTES)}", param="route")
     if route == "/v1/responses":
-        return route, to_chat(parse_body(raw, ResponsesBody))
-    return route, parse_body(raw, CompletionBody if route == "/v1/completions" else ChatBody)
+        return route, to_chat(parse_body(raw, ResponsesBody, Ignored()))
+    return route, parse_body(raw, CompletionBody if route == "/v1/completions" else ChatBody, Ignored())
 
 
 def _route_of(raw: bytes) -> str:

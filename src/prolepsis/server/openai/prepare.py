@@ -20,6 +20,7 @@ from prolepsis.server.openai.facts import DEFAULT_COMPLETION_TOKENS, request_fac
 from prolepsis.server.openai.prepared import PreparedRequest, RequestContext
 from prolepsis.server.openai.speculation import check_allowed, requested_speculation
 from prolepsis.server.services import Services
+from prolepsis.server.tokenizer import Tokenizer
 
 
 async def prepare_chat(
@@ -27,7 +28,7 @@ async def prepare_chat(
 ) -> PreparedRequest:
     """Check `body` against the engine and tokenise it; raises `UserError`. `field` is where the messages came from."""
     speculation = _check_common(body, context, services)
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise InvalidParameter("top_logprobs is given; allowed: only where logprobs is true", param="top_logprobs")
     params = sampling_params(
         body, services.client.info.default_sampling, (body.top_logprobs or 0) if body.logprobs else None
@@ -36,8 +37,9 @@ async def prepare_chat(
     _check_params(params, max_tokens, services.client.info)
     turn = partial(services.intake.large_work.run, context.caller.tenant, context.num_bytes)
     chat = await turn(lambda: _read_chat(body, services))
-    length, info = len(chat.token_ids), services.client.info
-    max_tokens = _fitting(length, _clamped(max_tokens, length, context, info), field, params.min_tokens, info)
+    length = len(chat.token_ids)
+    max_tokens = _clamped(max_tokens, length, params, context, services)
+    max_tokens = _fitting(length, max_tokens, field, params.min_tokens, services.client.info)
     request = _request(body, chat.token_ids, replace(params, max_tokens=max_tokens), chat.grammar)
     request = replace(request, prediction_token_ids=chat.predicted)
     prepared = await _decided(body, [request], context, speculation, services)
@@ -67,15 +69,27 @@ def _read_chat(body: ChatBody, services: Services) -> _Chat:
     """Do all of a chat's preparation that grows with its body."""
     tokenizer = services.tokenizer
     tools, form = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls), asked_form(body)
-    token_ids = prompt_tokens(
-        body.messages, tools.shown, tokenizer, body.template_variables, parse_special=bool(body.parse_special)
-    )
-    thinking = thinking_of(token_ids, tokenizer)
+    token_ids = chat_tokens(body, tools, tokenizer)
+    begun = (body.messages[-1].content or "") if body.continue_final_message else ""
+    thinking = thinking_of(token_ids, tokenizer, begun)
     expected = body.prediction.content if body.prediction else ""
     predicted = tokenizer.encode(expected, add_special_tokens=False) if expected else []
     most = services.client.info.max_model_len  # no answer is longer
     return _Chat(
         tuple(token_ids), tools, thinking, constraint(form, tools, thinking, tokenizer.formats), tuple(predicted[:most])
+    )
+
+
+def chat_tokens(body: ChatBody, tools: ToolUse, tokenizer: Tokenizer) -> list[int]:
+    """Return the prompt of a chat; raises `InvalidParameter` where the template refuses it."""
+    return prompt_tokens(
+        body.messages,
+        tools.shown,
+        tokenizer,
+        body.template_variables,
+        add_generation_prompt=body.add_generation_prompt is not False,
+        continue_final_message=bool(body.continue_final_message),
+        parse_special=bool(body.parse_special),
     )
 
 
@@ -100,11 +114,17 @@ def _read_completion(
     """Do all of a completion's preparation that grows with its body: return what it asks for each prompt."""
     info, form, requests = services.client.info, constraint(asked_form(body)), list[GenerateRequest]()
     for text in body.prompt:
-        token_ids = services.tokenizer.encode(text) if isinstance(text, str) else _checked_ids(text, info.vocab_size)
-        max_tokens = _clamped(_completion_max_tokens(body, len(token_ids), info), len(token_ids), context, info)
-        max_tokens = _fitting(len(token_ids), max_tokens, "prompt", params.min_tokens, info)
+        token_ids = _text_tokens(text, body, services.tokenizer, info)
+        asked = _clamped(_completion_max_tokens(body, len(token_ids), info), len(token_ids), params, context, services)
+        max_tokens = _fitting(len(token_ids), asked, "prompt", params.min_tokens, info)
         requests.append(_request(body, tuple(token_ids), replace(params, max_tokens=max_tokens), form))
     return requests
+
+
+def _text_tokens(text: str | list[int], body: CompletionBody, tokenizer: Tokenizer, info: EngineInfo) -> list[int]:
+    if isinstance(text, str):
+        return tokenizer.encode(text, add_special_tokens=body.add_special_tokens is not False)
+    return _checked_ids(text, info.vocab_size)
 
 
 def _completion_max_tokens(body: CompletionBody, length: int, info: EngineInfo) -> int:
@@ -211,10 +231,16 @@ def scope(tenant: str, salt: str | None) -> str:
     return f"{len(tenant)}:{tenant}:{salt}" if salt else tenant and f"{len(tenant)}:{tenant}"
 
 
-def _clamped(max_tokens: int | None, length: int, context: RequestContext, info: EngineInfo) -> int | None:
-    """Return `max_tokens`, or the room behind a prompt of this length where there is less and that is allowed."""
-    room = info.max_model_len - length
-    return room if context.clamps and max_tokens is not None and max_tokens > room >= 1 else max_tokens
+def _clamped(
+    max_tokens: int | None, length: int, params: SamplingParams, context: RequestContext, services: Services
+) -> int | None:
+    """Return `max_tokens`, shortened to the room behind a prompt of this length where that is allowed."""
+    room = services.client.info.max_model_len - length
+    is_over = max_tokens is not None and max_tokens > room >= max(1, params.min_tokens)
+    if not is_over or not (context.clamps or services.config.clamp_max_tokens):
+        return max_tokens
+    context.warn(f"max_tokens is {max_tokens}, and the context has less room: the answer may fill it")
+    return room
 
 
 def _fitting(length: int, max_tokens: int | None, field: str, min_tokens: int, info: EngineInfo) -> int:

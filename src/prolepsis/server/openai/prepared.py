@@ -1,7 +1,8 @@
 """A generation request that was checked and is ready for the engine, and the HTTP request that it came with."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import get_args
 
 from starlette.requests import Request
@@ -9,6 +10,7 @@ from starlette.requests import Request
 from prolepsis.control.policy.decision import Decision
 from prolepsis.control.web.body_reader import BODY_BYTES
 from prolepsis.control.web.caller import Caller, caller_of
+from prolepsis.control.web.reply_headers import warn
 from prolepsis.core.requests import GenerateRequest, SpecMode
 from prolepsis.core.trace_context import TraceContext
 from prolepsis.engine.models.answer_formats.formats import AnswerFormats, Thinking
@@ -36,6 +38,8 @@ class RequestContext:
     trace: TraceContext | None = None
     arrived: float = 0.0
     """By `time.monotonic`."""
+    warn: Callable[[str], None] = lambda text: None
+    """Says what is not done as the client asked."""
     clamps: bool = False
     """`max_tokens` past the room of the context means that room."""
 
@@ -55,6 +59,7 @@ def context_of(request: Request) -> RequestContext:
         state.get(HTTP_REQUEST_ID, ""),
         state.get(TRACE),
         state.get(ARRIVED, 0.0),
+        partial(warn, request),
     )
 
 

@@ -222,3 +222,8 @@ class ResponseReply(Reply):
     user: str | None
     seed: int
     metrics: MetricsReply | None = None
+
+
+class InputTokens(Reply):
+    object: Literal["response.input_tokens"] = "response.input_tokens"
+    input_tokens: int

@@ -1,17 +1,24 @@
 """The output items of a /v1/responses answer as it grows, and their typed events."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from uuid import uuid4
+
+from jiter import from_json
 
 from prolepsis.engine.models.answer_formats.call_reader import Piece, is_json_object
 from prolepsis.server.deltas import Delta
 from prolepsis.server.openai.chat_reader import ChatReader
 from prolepsis.server.openai.formats import chat_logprobs
 from prolepsis.server.openai.prepared import PreparedRequest
+from prolepsis.server.openai.responses_bodies import NamedCall
 from prolepsis.server.openai.usage import Json
 
 _ITEM_OF = {"content": "message", "reasoning": "reasoning", "call": "function_call", "arguments": "function_call"}
+CUSTOM = "custom_tool_call"
+NO_CALL = NamedCall("")
+_CALLS = ("function_call", CUSTOM)
+_PREFIXES = {"message": "msg", "reasoning": "rs", CUSTOM: "ctc"}
 
 
 @dataclass(slots=True)
@@ -21,7 +28,7 @@ class _OpenItem:
     kind: str
     item_id: str
     index: int
-    name: str = ""
+    called: NamedCall = NO_CALL
     call_id: str = ""
     text: str = ""
     logprobs: list[Json] = field(default_factory=list)
@@ -34,12 +41,23 @@ class _OpenItem:
             return {**item, "role": "assistant", "content": parts}
         if self.kind == "reasoning":
             return {**item, "summary": [], "content": parts}
-        return {**item, "call_id": self.call_id, "name": self.name, "arguments": self.text}
+        space: Json = {"namespace": self.called.namespace} if self.called.namespace else {}
+        what: Json = {"input": self.input} if self.kind == CUSTOM else {"arguments": self.text}
+        return {**item, "call_id": self.call_id, "name": self.called.name, **space, **what}
 
     def part(self) -> Json:
         if self.kind == "reasoning":
             return {"type": "reasoning_text", "text": self.text}
         return {"type": "output_text", "text": self.text, "annotations": [], "logprobs": self.logprobs}
+
+    @property
+    def input(self) -> str:
+        """The text for a custom tool, as far as the arguments of its function have it."""
+        try:
+            value = from_json(self.text.encode() or b"{}", partial_mode="trailing-strings")
+        except ValueError:  # it is no call of the form that the function has
+            return self.text
+        return str(value.get("input", "")) if isinstance(value, dict) else self.text
 
     @property
     def place(self) -> Json:
@@ -49,11 +67,12 @@ class _OpenItem:
 class ResponseItems:
     """Turns one sample's deltas into items; `output` holds those that are complete."""
 
-    def __init__(self, prepared: PreparedRequest) -> None:
+    def __init__(self, prepared: PreparedRequest, tools: Iterable[NamedCall]) -> None:
         self.output: list[Json] = []
         self.cut: str | None = None
         """What cut the answer, as `incomplete_details` say it; None: it is whole, or goes on."""
         self.reasoning = ""
+        self._named = {named.function: named for named in tools}
         self._answer = ChatReader(prepared)
         self._open: _OpenItem | None = None
         self._logprobs: list[Json] = []
@@ -74,41 +93,49 @@ class ResponseItems:
     def _piece(self, piece: Piece) -> list[Json]:
         kind = _ITEM_OF[piece.kind]
         events: list[Json] = []
+        if piece.kind == "call" and self._called(piece).is_custom:
+            kind = CUSTOM
+        elif piece.kind == "arguments" and self._open is not None:
+            kind = self._open.kind
         if self._open is None or self._open.kind != kind or piece.kind == "call":
             events = [*self._end("completed"), *self._begin(kind, piece)]
-        return events if piece.kind == "call" else [*events, self._grow(piece.text)]
+        return events if piece.kind == "call" else [*events, *self._grow(piece.text)]
+
+    def _called(self, piece: Piece) -> NamedCall:
+        return self._named.get(piece.text) or NamedCall(piece.text)
 
     def _begin(self, kind: str, piece: Piece | None = None) -> list[Json]:
-        prefix = {"message": "msg", "reasoning": "rs"}.get(kind, "fc")
-        opened = self._open = _OpenItem(kind, f"{prefix}_{uuid4().hex}", len(self.output))
-        if kind == "function_call" and piece is not None:
-            opened.name, opened.call_id = piece.text, self._answer.call_ids[piece.call]
+        opened = self._open = _OpenItem(kind, f"{_PREFIXES.get(kind, 'fc')}_{uuid4().hex}", len(self.output))
+        if piece is not None and piece.kind == "call":
+            opened.called, opened.call_id = self._called(piece), self._answer.call_ids[piece.call]
         added: Json = {"output_index": opened.index, "item": opened.shown("in_progress")}
         events: list[Json] = [{"type": "response.output_item.added", **added}]
-        if kind != "function_call":
+        if kind not in _CALLS:
             part = {**opened.place, "content_index": 0, "part": opened.part()}
             events.append({"type": "response.content_part.added", **part})
         return events
 
-    def _grow(self, text: str) -> Json:
+    def _grow(self, text: str) -> list[Json]:
         opened = self._open
         assert opened is not None, "an item is begun before it grows"
         opened.text += text
+        if opened.kind == CUSTOM:  # its text is complete when the arguments are
+            return []
         if opened.kind == "function_call":
-            return {"type": "response.function_call_arguments.delta", **opened.place, "delta": text}
+            return [{"type": "response.function_call_arguments.delta", **opened.place, "delta": text}]
         event: Json = {**opened.place, "content_index": 0, "delta": text}
         if opened.kind == "reasoning":
             self.reasoning += text
-            return {"type": "response.reasoning_text.delta", **event}
+            return [{"type": "response.reasoning_text.delta", **event}]
         logprobs, self._logprobs = self._logprobs, []
         opened.logprobs = [*opened.logprobs, *logprobs]
-        return {"type": "response.output_text.delta", **event, "logprobs": logprobs}
+        return [{"type": "response.output_text.delta", **event, "logprobs": logprobs}]
 
     def _end(self, status: str) -> list[Json]:
         opened, self._open = self._open, None
         if opened is None:
             return []
-        if opened.kind == "function_call":  # others may be whole although the answer is not, and the other way around
+        if opened.kind in _CALLS:  # others may be whole although the answer is not, and the other way around
             status = "completed" if is_json_object(opened.text) else "incomplete"
         item = opened.shown(status)
         self.output.append(item)
@@ -125,8 +152,12 @@ def _cut(last: Delta) -> str | None:
 
 
 def _done_events(opened: _OpenItem) -> Sequence[Json]:
+    if opened.kind == CUSTOM:
+        kind, text = "response.custom_tool_call_input", opened.input
+        grown: Json = {"type": f"{kind}.delta", **opened.place, "delta": text}
+        return [*([grown] if text else []), {"type": f"{kind}.done", **opened.place, "input": text}]
     if opened.kind == "function_call":
-        done: Json = {**opened.place, "name": opened.name, "arguments": opened.text}
+        done: Json = {**opened.place, "name": opened.called.name, "arguments": opened.text}
         return [{"type": "response.function_call_arguments.done", **done}]
     place: Json = {**opened.place, "content_index": 0}
     whole: Json = {"type": "response.reasoning_text.done", **place, "text": opened.text}

@@ -12,16 +12,21 @@ from prolepsis.core.errors import UserError
 from prolepsis.core.stats import RequestStats
 from prolepsis.server.deltas import Delta
 from prolepsis.server.openai.completions import Parts, consumed, num_tokens
-from prolepsis.server.openai.prepare import prepare_chat
+from prolepsis.server.openai.constraint import tool_use
+from prolepsis.server.openai.prepare import chat_tokens, prepare_chat
 from prolepsis.server.openai.prepared import PreparedRequest, RequestContext
 from prolepsis.server.openai.response_items import ResponseItems
 from prolepsis.server.openai.responses_bodies import ResponsesBody, renamed, to_chat
 from prolepsis.server.openai.usage import Json, metrics
 from prolepsis.server.services import Services
+from prolepsis.server.stream import padded
+from prolepsis.server.tokenizer import Tokenizer
 
 
 async def prepare_response(body: ResponsesBody, context: RequestContext, services: Services) -> PreparedRequest:
     """Check `body` as the chat it stands for; raises `UserError`."""
+    if not all(tool.is_enforced for _, tool in body.callable):
+        context.warn("tools[].format: the model reads the grammar, and may leave it")
     try:
         chat = await services.intake.large_work.run(context.caller.tenant, context.num_bytes, partial(to_chat, body))
         prepared = await prepare_chat(chat, context, services, field="input")
@@ -31,11 +36,21 @@ async def prepare_response(body: ResponsesBody, context: RequestContext, service
     return replace(prepared, answer_id=prepared.answer_id.replace("chatcmpl-", "resp_", 1), grammar_field=field)
 
 
+def num_input_tokens(body: ResponsesBody, tokenizer: Tokenizer) -> int:
+    """Return how many tokens the prompt of `body` has; raises `UserError`."""
+    try:
+        chat = to_chat(body)
+        return len(chat_tokens(chat, tool_use(chat.tools, chat.tool_choice, chat.parallel_tool_calls), tokenizer))
+    except UserError as error:
+        raise renamed(error) from None
+
+
 class ResponseShape:
     """The response object of one request, as far as it is known."""
 
     def __init__(self, body: ResponsesBody, prepared: PreparedRequest, services: Services) -> None:
-        self.items = ResponseItems(prepared)
+        self.items = ResponseItems(prepared, [named for named, _ in body.callable])
+        self.is_padded = bool(body.stream_options and body.stream_options.include_obfuscation)
         self._prepared = prepared
         self._services = services
         params = prepared.requests[0].params
@@ -55,7 +70,7 @@ class ResponseShape:
             "temperature": params.temperature,
             "text": {"format": _shown_format(body)},
             "tool_choice": _shown_choice(body),
-            "tools": [tool.model_dump() for tool in body.tools or ()],
+            "tools": [tool.model_dump(exclude_none=tool.type != "function") for tool in body.tools or ()],
             "top_logprobs": body.top_logprobs or 0,
             "top_p": params.top_p,
             "truncation": "disabled",
@@ -114,7 +129,9 @@ async def response_events(parts: Parts, shape: ResponseShape) -> AsyncGenerator[
         try:
             while isinstance(part, Delta):
                 for event in shape.items.take(part):
-                    yield {**event, "sequence_number": next(number)}
+                    numbered: Json = {**event, "sequence_number": next(number)}
+                    is_delta = str(event["type"]).endswith(".delta")
+                    yield padded(numbered) if shape.is_padded and is_delta else numbered
                 part = await anext(parts)
             kind = "response.incomplete" if shape.items.cut else "response.completed"
             yield {"type": kind, "response": await shape.ended(part), "sequence_number": next(number)}

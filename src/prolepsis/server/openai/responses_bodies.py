@@ -1,10 +1,22 @@
 """Request body of /v1/responses: stateless, so that all of the conversation is in `input`."""
 
-from typing import Annotated, Literal, Self, TypeAlias
+import json
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from prolepsis.control.web.fields import Body, MaxTokens, Name, Schema, Text, TopLogprobs
+from prolepsis.control.web.fields import (
+    Body,
+    FunctionName,
+    MaxTokens,
+    Name,
+    NoEffect,
+    Schema,
+    Served,
+    Text,
+    TopLogprobs,
+)
 from prolepsis.core.errors import InvalidParameter, UserError
 from prolepsis.server.openai.bodies import (
     MAX_MESSAGES,
@@ -14,7 +26,6 @@ from prolepsis.server.openai.bodies import (
     CalledFunctionBody,
     ChatBody,
     FunctionBody,
-    JsonSchemaBody,
     Message,
     NamedTool,
     ResponseFormat,
@@ -29,23 +40,116 @@ from prolepsis.server.openai.bodies import (
 LOGPROBS = "message.output_text.logprobs"
 
 
+_INCLUDED = Served((LOGPROBS,))
+TOOL_TYPES = Served(("function", "custom", "namespace"))
+"""Others, such as web_search, run at OpenAI."""
+
+
 class FunctionToolBody(Body):
     type: Literal["function"]
-    name: Name
+    name: FunctionName
     description: str | None = None
     parameters: Schema | None = None
     strict: bool | None = None
 
+    is_enforced: ClassVar = True
+
+    @property
+    def function(self) -> FunctionBody:
+        return FunctionBody(
+            name=self.name, description=self.description, parameters=self.parameters, strict=self.strict
+        )
+
+
+class CustomFormat(Body):
+    type: Literal["text", "grammar"]
+    syntax: Literal["lark", "regex"] | None = None
+    definition: str | None = None
+
+
+class CustomToolBody(Body):
+    """A tool that takes a text; the model calls a function with one argument."""
+
+    type: Literal["custom"]
+    name: FunctionName
+    description: str | None = None
+    format: CustomFormat | None = None
+
+    @property
+    def form(self) -> str:
+        return (self.format.definition if self.format else None) or ""
+
+    @property
+    def is_enforced(self) -> bool:
+        """A regex holds for what the model writes; it may leave a grammar, which it only reads."""
+        return not self.form or (self.format is not None and self.format.syntax == "regex")
+
+    @property
+    def function(self) -> FunctionBody:
+        text = {"type": "string", **({"pattern": f"^(?:{self.form})$"} if self.form and self.is_enforced else {})}
+        described = filter(None, (self.description, self.form and f"The input has this form:\n{self.form}"))
+        return FunctionBody(
+            name=self.name,
+            description="\n\n".join(described) or None,
+            parameters={
+                "type": "object",
+                "properties": {"input": text},
+                "required": ["input"],
+                "additionalProperties": False,
+            },
+            strict=True,
+        )
+
+
+def _by_type(default: str, **kinds: str) -> Discriminator:
+    """Return what tells the models of a union apart; an object of no type, or an unknown one, is of the default."""
+
+    def kind_of(value: object) -> str:
+        kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+        return kinds.get(kind, default) if isinstance(kind, str) else default
+
+    return Discriminator(kind_of)
+
+
+CallableTool: TypeAlias = FunctionToolBody | CustomToolBody
+_Callable = Annotated[
+    Annotated[FunctionToolBody, Tag("FunctionToolBody")] | Annotated[CustomToolBody, Tag("CustomToolBody")],
+    _by_type("FunctionToolBody", custom="CustomToolBody"),
+]
+
+
+class NamespaceBody(Body):
+    """Tools whose calls name the namespace too, as Codex groups those of an MCP server."""
+
+    type: Literal["namespace"]
+    name: FunctionName
+    description: Annotated[str | None, NoEffect()] = None
+    tools: Annotated[list[_Callable], Field(max_length=MAX_TOOLS), TOOL_TYPES]
+
+
+@dataclass(frozen=True, slots=True)
+class NamedCall:
+    """What a call of a function of the chat is called here."""
+
+    name: str
+    namespace: str | None = None
+    is_custom: bool = False
+
+    @property
+    def function(self) -> str:
+        """The function's name in the chat."""
+        return f"{self.namespace}.{self.name}" if self.namespace else self.name
+
 
 class NamedFunction(Body):
-    type: Literal["function"]
-    name: Name
+    type: Literal["function", "custom"]
+    name: FunctionName
 
 
 class AllowedFunctions(Body):
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedFunction], Field(min_length=1, max_length=MAX_TOOLS)]
+    tools: Annotated[list[NamedFunction], Field(min_length=1, max_length=MAX_TOOLS), TOOL_TYPES]
 
 
 class TextFormat(Body):
@@ -60,7 +164,8 @@ class TextFormat(Body):
         has_schema = self.schema_ is not None and self.name is not None
         if self.type == "json_schema" and not has_schema:
             raise ValueError("type 'json_schema' needs fields 'name' and 'schema'")
-        if self.type != "json_schema" and (self.schema_, self.name, self.strict) != (None, None, None):
+        schema = None if self.type == "json_object" else self.schema_
+        if self.type != "json_schema" and (schema, self.name, self.strict) != (None, None, None):
             raise ValueError(f"type {self.type!r} takes no fields 'name', 'schema' or 'strict'")
         return self
 
@@ -85,14 +190,29 @@ class InputCall(_Item):
 
     type: Literal["function_call"]
     call_id: str
-    name: Name
+    name: FunctionName
+    namespace: FunctionName | None = None
     arguments: str
 
 
-class InputResult(_Item):
-    """Result of a function call."""
+class InputCustomCall(_Item):
+    """A call of a custom tool that the model made."""
 
-    type: Literal["function_call_output"]
+    type: Literal["custom_tool_call"]
+    call_id: str
+    name: FunctionName
+    namespace: FunctionName | None = None
+    input: str
+
+    @property
+    def arguments(self) -> str:
+        return json.dumps({"input": self.input}, ensure_ascii=False)
+
+
+class InputResult(_Item):
+    """Result of a call."""
+
+    type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
     output: Text
 
@@ -102,24 +222,24 @@ class InputReasoning(_Item):
 
     type: Literal["reasoning"]
     content: Text | None = None
+    encrypted_content: str | None = None
     summary: Annotated[list[Schema], Field(fail_fast=True)] | None = None
-
-
-_ITEMS = {"function_call": "InputCall", "function_call_output": "InputResult", "reasoning": "InputReasoning"}
-
-
-def _kind_of_item(value: object) -> str:
-    """Return the model of an item by its type; without one it is a message."""
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return _ITEMS.get(kind, "InputMessage") if isinstance(kind, str) else "InputMessage"
 
 
 InputItem: TypeAlias = Annotated[
     Annotated[InputMessage, Tag("InputMessage")]
     | Annotated[InputCall, Tag("InputCall")]
+    | Annotated[InputCustomCall, Tag("InputCustomCall")]
     | Annotated[InputResult, Tag("InputResult")]
     | Annotated[InputReasoning, Tag("InputReasoning")],
-    Discriminator(_kind_of_item),
+    _by_type(
+        "InputMessage",
+        function_call="InputCall",
+        custom_tool_call="InputCustomCall",
+        function_call_output="InputResult",
+        custom_tool_call_output="InputResult",
+        reasoning="InputReasoning",
+    ),
 ]
 _Items = Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
 
@@ -127,21 +247,38 @@ _Items = Annotated[list[InputItem], Field(min_length=1, max_length=MAX_MESSAGES,
 def _one_message(value: object) -> object:
     if not isinstance(value, str | list):
         raise ValueError("must be a string or a list of items")
-    return [{"role": "user", "content": value}] if isinstance(value, str) else value
+    return [{"role": "user", "content": value or ""}] if isinstance(value, str) or not value else value
+
+
+_Tool = Annotated[
+    Annotated[FunctionToolBody, Tag("FunctionToolBody")]
+    | Annotated[CustomToolBody, Tag("CustomToolBody")]
+    | Annotated[NamespaceBody, Tag("NamespaceBody")],
+    _by_type("FunctionToolBody", custom="CustomToolBody", namespace="NamespaceBody"),
+]
 
 
 class ResponsesBody(SharedBody):
     input: Annotated[_Items, BeforeValidator(_one_message, json_schema_input_type=str | _Items)]
-    instructions: str | None = None
+    instructions: Text | None = None
     max_output_tokens: MaxTokens | None = None
-    tools: Annotated[list[FunctionToolBody], Field(max_length=MAX_TOOLS)] | None = None
+    store: Literal[False] | None = None
+    tools: Annotated[list[_Tool], Field(max_length=MAX_TOOLS), TOOL_TYPES] | None = None
     tool_choice: ToolWord | NamedFunction | AllowedFunctions | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
     top_logprobs: TopLogprobs | None = None
-    include: Annotated[list[Literal["message.output_text.logprobs"]], Field(fail_fast=True)] | None = None
+    include: Annotated[list[Literal["message.output_text.logprobs"]], Field(fail_fast=True), _INCLUDED] | None = None
     chat_template_kwargs: dict[str, object] | None = None
     parse_special: bool | None = None
+
+    @property
+    def callable(self) -> list[tuple[NamedCall, CallableTool]]:
+        """Tools that may be called, each with what its calls are called."""
+        groups = [
+            (one.name, one.tools) if isinstance(one, NamespaceBody) else (None, [one]) for one in self.tools or ()
+        ]
+        return [(NamedCall(tool.name, space, tool.type == "custom"), tool) for space, some in groups for tool in some]
 
 
 _SHARED = frozenset(SharedBody.model_fields)
@@ -167,7 +304,7 @@ def to_chat(body: ResponsesBody) -> ChatBody:
         max_completion_tokens=body.max_output_tokens,
         logprobs=logprobs or None,
         top_logprobs=body.top_logprobs,
-        tools=[_tool(tool.name, tool.description, tool.parameters, tool.strict) for tool in body.tools or ()] or None,
+        tools=[_tool(named, tool) for named, tool in body.callable] or None,
         tool_choice=_choice(body.tool_choice) if body.tool_choice else None,
         parallel_tool_calls=body.parallel_tool_calls,
         response_format=_format(body.text.format) if body.text and body.text.format else None,
@@ -194,8 +331,9 @@ def _messages(body: ResponsesBody) -> list[Message]:
     messages = [Message(role="system", content=body.instructions)] if body.instructions else []
     for item in body.input:
         previous = messages[-1] if messages else None
-        if isinstance(item, InputCall):
-            call = ToolCallBody(id=item.call_id, function=CalledFunctionBody(name=item.name, arguments=item.arguments))
+        if isinstance(item, InputCall | InputCustomCall):
+            name = NamedCall(item.name, item.namespace).function
+            call = ToolCallBody(id=item.call_id, function=CalledFunctionBody(name=name, arguments=item.arguments))
             if previous is not None and previous.role == "assistant":
                 joined = [*(previous.tool_calls or ()), call]
                 messages[-1] = previous.model_copy(update={"tool_calls": joined})
@@ -210,9 +348,8 @@ def _messages(body: ResponsesBody) -> list[Message]:
     return messages
 
 
-def _tool(name: str, description: str | None, parameters: dict[str, object] | None, strict: bool | None) -> ToolBody:
-    function = FunctionBody(name=name, description=description, parameters=parameters, strict=strict)
-    return ToolBody(type="function", function=function)
+def _tool(named: NamedCall, tool: CallableTool) -> ToolBody:
+    return ToolBody(type="function", function=tool.function.model_copy(update={"name": named.function}))
 
 
 def _choice(choice: ToolWord | NamedFunction | AllowedFunctions) -> ToolChoice:
@@ -229,7 +366,6 @@ def _named(tool: NamedFunction) -> NamedTool:
 
 
 def _format(form: TextFormat) -> ResponseFormat:
-    schema = None
-    if form.type == "json_schema":
-        schema = JsonSchemaBody.model_validate({"name": form.name, "schema": form.schema_, "strict": form.strict})
-    return ResponseFormat(type=form.type, json_schema=schema)
+    shown = form.model_dump(by_alias=True, exclude_none=True, exclude={"type", "description"})
+    shown = {"json_schema": shown} if form.type == "json_schema" else shown
+    return ResponseFormat.model_validate({"type": form.type, **shown})

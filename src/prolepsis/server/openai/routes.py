@@ -12,6 +12,7 @@ from prolepsis.control.web.caller import caller_of
 from prolepsis.control.web.errors import RequestRefused
 from prolepsis.control.web.routes import CLIENTS, Route, Routes
 from prolepsis.core.stats import RequestStats
+from prolepsis.server.admission.controller import become_economy
 from prolepsis.server.answer import answer
 from prolepsis.server.idempotency import KEY_HEADER, KEY_SCHEMA
 from prolepsis.server.openai.bodies import ChatBody, CompletionBody, GenerationBody
@@ -19,8 +20,14 @@ from prolepsis.server.openai.completions import completion_chunks, whole_complet
 from prolepsis.server.openai.formats import ChatFormat, CompletionFormat, MakeFormat
 from prolepsis.server.openai.prepare import prepare_chat, prepare_completion
 from prolepsis.server.openai.prepared import SPEC_MODE_HEADER, PreparedRequest, context_of
-from prolepsis.server.openai.replies import ChatCompletion, Completion, ResponseReply
-from prolepsis.server.openai.responses import ResponseShape, prepare_response, response_events, whole_response
+from prolepsis.server.openai.replies import ChatCompletion, Completion, InputTokens, ResponseReply
+from prolepsis.server.openai.responses import (
+    ResponseShape,
+    num_input_tokens,
+    prepare_response,
+    response_events,
+    whole_response,
+)
 from prolepsis.server.openai.responses_bodies import ResponsesBody
 from prolepsis.server.openai.speculation import decided_by, mode_at_start
 from prolepsis.server.openai.tokenization import tokenization_routes
@@ -51,6 +58,8 @@ def openai_routes(models: Models) -> Sequence[Route]:
 
     async def once(request: Request, body: GenerationBody | ResponsesBody, serve: Serve) -> Response:
         services = models.of(body.model, caller_of(request))
+        if body.service_tier == "flex":
+            become_economy(request)
         return await services.idempotency.once(request, body, lambda request: serve(request, services))
 
     @generating("/v1/chat/completions", summary="Continue a conversation", reply=ChatCompletion)
@@ -72,6 +81,13 @@ def openai_routes(models: Models) -> Sequence[Route]:
     @generating("/v1/responses", summary="Answer without storing anything", reply=ResponseReply)
     async def responses(request: Request, body: Annotated[ResponsesBody, read_body(ResponsesBody)]) -> Response:
         return await once(request, body, partial(_response, body))
+
+    @routes.post("/v1/responses/input_tokens", roles=CLIENTS, summary="Count tokens of an input", reply=InputTokens)
+    async def input_tokens(request: Request, body: Annotated[ResponsesBody, read_body(ResponsesBody)]) -> InputTokens:
+        services, tenant = models.of(body.model, caller_of(request)), caller_of(request).tenant
+        services.admission.admit_small(request)
+        count = partial(num_input_tokens, body, services.tokenizer)
+        return InputTokens(input_tokens=await services.intake.large_work.off_loop(tenant, count))
 
     @routes.post("/v1/embeddings", roles=CLIENTS, summary="Not served", documented=False)
     async def embeddings() -> Response:

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from prolepsis.control.web.body_reader import read_body
 from prolepsis.control.web.caller import caller_of
-from prolepsis.control.web.fields import Body, Count, Reply
+from prolepsis.control.web.fields import ClientBody, Count, Reply
 from prolepsis.control.web.routes import CLIENTS, Route, Routes
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.given_text import given
@@ -28,7 +28,6 @@ class TokenizeBody(TemplateBody):
     messages: Messages | None = None
     add_special_tokens: bool | None = None
     """Default: true for a text, false for a conversation, whose template has them."""
-    add_generation_prompt: bool = True
     return_token_strs: bool = False
     tools: Tools | None = None
     parse_special: bool | None = None
@@ -41,7 +40,7 @@ class TokenizeBody(TemplateBody):
         return self
 
 
-class DetokenizeBody(Body):
+class DetokenizeBody(ClientBody):
     model: str | None = None
     tokens: Annotated[list[Count], Field(max_length=2**20, fail_fast=True)]
 
@@ -105,7 +104,8 @@ def _tokenized(body: TokenizeBody, services: Services) -> Json:
             [tool.function for tool in body.tools or ()],
             services.tokenizer,
             body.template_variables,
-            add_generation_prompt=body.add_generation_prompt,
+            add_generation_prompt=body.add_generation_prompt is not False,
+            continue_final_message=bool(body.continue_final_message),
             parse_special=bool(body.parse_special),
         )
     texts = None

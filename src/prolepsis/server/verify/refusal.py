@@ -35,6 +35,7 @@ def check_supported(body: B) -> B:
         "logprobs": "is given; allowed: none here" if asks_logprobs else "",
         "tools": "is given; allowed: none here" if isinstance(body, ChatBody) and body.tools else "",
         "stream": "is false; allowed: true, as the answer is always a stream" if body.stream is False else "",
+        "service_tier": "is 'flex'; allowed: auto, default here" if body.service_tier == "flex" else "",
         "stream_options": "is given; allowed: none here" if body.stream_options is not None else "",
     }
     for name, fault in unsupported.items():

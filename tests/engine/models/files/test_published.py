@@ -12,6 +12,7 @@ from prolepsis.engine.models.files.chat_template import ChatTemplate
 from prolepsis.engine.models.files.tokenizer import ModelTokenizer
 from prolepsis.engine.models.files.tokenizer_files import load_tokenizer
 from tests.engine.models.families import FOLDER, NEEDS_PUBLISHED, published
+from tests.engine.models.files.byte_level import byte_level
 
 pytestmark = NEEDS_PUBLISHED
 
@@ -88,3 +89,20 @@ def test_a_template_renders_as_in_transformers(file: Path, conversation: str) ->
             template.render(given(messages), tools=given(tools))
     else:
         assert template.render(given(messages), tools=given(tools)) == expected
+
+
+@pytest.mark.parametrize("file", TEMPLATES, ids=lambda file: file.stem)
+def test_a_last_message_that_is_continued_ends_the_prompt(file: Path) -> None:
+    """Templates that need tools refuse the conversation, continued or not."""
+    begun = "Sure, here \n"
+    tokenizer, messages = byte_level(read(file)), [USER, {"role": "assistant", "content": given(begun)}]
+    try:
+        whole = tokenizer.apply_chat_template(messages, add_generation_prompt=False)
+    except InvalidParameter:
+        with pytest.raises(InvalidParameter):
+            tokenizer.apply_chat_template(messages, continue_final_message=True)
+        return
+    prompt = tokenizer.apply_chat_template(messages, continue_final_message=True)
+    text = tokenizer.decode(prompt, skip_special_tokens=False)
+    assert text.endswith(begun)
+    assert tokenizer.decode(whole, skip_special_tokens=False).startswith(text.rstrip())

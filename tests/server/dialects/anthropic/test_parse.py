@@ -7,6 +7,7 @@ import pytest
 
 from prolepsis.control.web.body_reader import parse_body
 from prolepsis.control.web.errors import RequestRefused
+from prolepsis.control.web.foreign_fields import Ignored
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.server.dialects.anthropic.parse import MessagesBody, to_chat
 from prolepsis.server.openai.bodies import ChatBody
@@ -16,9 +17,9 @@ HI: list[dict[str, Any]] = [{"role": "user", "content": "Hi"}]
 TOOL = {"name": "weather", "description": "Tells it", "input_schema": {"type": "object"}}
 
 
-def read(**fields: object) -> MessagesBody:
+def read(ignored: Ignored | None = None, /, **fields: object) -> MessagesBody:
     body = {"model": "tiny", "max_tokens": 9, "messages": HI, **fields}
-    return parse_body(json.dumps(body).encode(), MessagesBody)
+    return parse_body(json.dumps(body).encode(), MessagesBody, Ignored() if ignored is None else ignored)
 
 
 def chat(**fields: object) -> ChatBody:
@@ -105,9 +106,10 @@ def test_tool_choices(choice: object, expected: object, parallel: bool) -> None:
 
 
 def test_tools_that_the_server_would_run_are_left_out_and_named() -> None:
-    body = read(tools=[TOOL, {"type": "web_search_20250305", "name": "web_search", "max_uses": 2}])
+    ignored = Ignored()
+    body = read(ignored, tools=[TOOL, {"type": "web_search_20250305", "name": "web_search", "max_uses": 2}])
     assert [tool.function.name for tool in to_chat(body).tools or ()] == ["weather"]
-    assert list(body.left_out()) == ["tool web_search (web_search_20250305)", "tools[].max_uses"]
+    assert str(ignored) == "without effect: tools[web_search_20250305]"
 
 
 def test_sampling_and_the_form_of_the_answer() -> None:
@@ -147,9 +149,9 @@ def test_thinking_is_a_variable_of_the_template(thinking: object, expected: obje
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "given: 'image'"),
         ({"messages": [{"role": "user", "content": [{"type": "tool_use", "id": "a"}]}]}, "needs field 'name'"),
         ({"messages": [{"role": "user", "content": [{"type": "thinking", "thinking": ""}]}]}, "role 'user' has blocks"),
-        ({"system": [{"type": "redacted_thinking"}]}, "'redacted_thinking' are not served here; allowed: text"),
+        ({"system": [{"type": "redacted_thinking"}]}, "'system[0].type'"),
         ({"messages": [{"role": "tool", "content": "a"}]}, "allowed: user, assistant, system"),
-        ({"tools": [{"name": "a"}]}, "a tool needs field 'input_schema'"),
+        ({"tools": [{"name": "a"}]}, "'tools[0].input_schema'"),
         ({"tools": [{"name": "a b", "input_schema": {}}]}, "'tools[0].name'"),
         ({"max_tokens": 0}, "'max_tokens'"),
     ],
@@ -160,14 +162,19 @@ def test_what_is_not_served_is_refused_by_name(fields: dict[str, object], said: 
     assert said in str(caught.value)
 
 
-@pytest.mark.parametrize("messages", [[*HI, {"role": "assistant", "content": "I"}], [{"role": "user", "content": []}]])
-def test_a_conversation_that_no_answer_follows_is_refused(messages: object) -> None:
-    with pytest.raises(InvalidParameter, match="messages"):
-        chat(messages=messages)
+def test_a_conversation_without_content_is_refused() -> None:
+    with pytest.raises(InvalidParameter, match="messages have no content"):
+        chat(messages=[{"role": "user", "content": []}])
+
+
+def test_an_answer_goes_on_where_the_last_turn_is_the_assistants() -> None:
+    assert chat(messages=[*HI, {"role": "assistant", "content": "I"}]).continue_final_message
+    assert not chat().continue_final_message
 
 
 def test_bodies_of_claude_code() -> None:
-    first, second = (MessagesBody.model_validate(turn) for turn in (first_turn(), second_turn()))
+    ignored = Ignored()
+    first, second = (read(ignored, **turn) for turn in (first_turn(), second_turn()))
     made = to_chat(first)
     assert [message.role for message in made.messages] == ["system", "user"]
     assert made.messages[0].content is not None
@@ -176,12 +183,8 @@ def test_bodies_of_claude_code() -> None:
     more = to_chat(second).messages
     assert more[:2] == made.messages, "the second turn begins with the first"
     assert [message.role for message in more[2:]] == ["assistant", "tool", "tool"]
-    named = set(first.left_out())
-    assert named == {
-        "tool web_search (web_search_20250305)",
-        "tools[].eager_input_streaming",
-        "tools[].max_uses",
-        "thinking.budget_tokens",
+    named = "tools[web_search_20250305], tools[].eager_input_streaming, thinking.budget_tokens, context_management"
+    assert set(str(ignored).removeprefix("without effect: ").split(", ")) == {
+        *named.split(", "),
         "output_config.effort",
-        "context_management",
     }

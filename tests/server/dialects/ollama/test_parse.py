@@ -7,14 +7,16 @@ import pytest
 
 from prolepsis.control.web.body_reader import parse_body
 from prolepsis.control.web.errors import RequestRefused
+from prolepsis.control.web.foreign_fields import Ignored
 from prolepsis.server.dialects.ollama.parse import OllamaChatBody, OllamaGenerateBody, parse_chat, parse_generate
 from prolepsis.server.openai.bodies import ChatBody, CompletionBody
 
 HI: list[dict[str, Any]] = [{"role": "user", "content": "Hi"}]
 
 
-def read(**fields: object) -> OllamaChatBody:
-    return parse_body(json.dumps({"model": "tiny", "messages": HI, **fields}).encode(), OllamaChatBody)
+def read(ignored: Ignored | None = None, /, **fields: object) -> OllamaChatBody:
+    body = {"model": "tiny", "messages": HI, **fields}
+    return parse_body(json.dumps(body).encode(), OllamaChatBody, Ignored() if ignored is None else ignored)
 
 
 def chat(**fields: object) -> ChatBody:
@@ -51,17 +53,19 @@ def test_options_are_sampling_parameters() -> None:
         "mirostat": 0,
         "num_ctx": 4096,
     }
-    body = read(options=options)
+    ignored = Ignored()
+    body = read(ignored, options=options)
     made = parse_chat(body)
     assert (made.max_tokens, made.temperature, made.top_k, made.top_p, made.min_p) == (9, 0.5, 3, 0.25, 0.125)
     assert (made.repetition_penalty, made.presence_penalty, made.frequency_penalty) == (1.5, 0.75, 0.5)
     assert (made.seed, made.stop) == (7, ["END"])
-    assert list(body.left_out()) == ["options.num_ctx"]
+    assert str(ignored) == "without effect: options.num_ctx"
 
 
 @pytest.mark.parametrize("limit", [None, 0, -1, -2])
 def test_without_a_limit_an_answer_may_fill_the_context(limit: int | None) -> None:
-    assert chat(options={"num_predict": limit, "seed": -1}).max_tokens == 2**31 - 1
+    assert chat(options={"num_predict": limit, "seed": -1}).max_tokens is None
+    assert generate(options={"num_predict": limit}, raw=True).max_tokens == 2**31 - 1
     assert chat(options={"seed": -1}).seed is None
 
 
@@ -121,9 +125,9 @@ def test_a_prompt_is_a_question_or_raw_text() -> None:
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"messages": [{**HI[0], "images": ["aa"]}]}, "'messages[0].images': is not served"),
+        ({"messages": [{**HI[0], "images": ["aa"]}]}, "'messages[0].images' is not supported"),
         ({"messages": [{**HI[0], "tool_calls": [{"function": {"name": "a"}}]}]}, "takes no field 'tool_calls'"),
-        ({"options": {"mirostat": 2}}, "'options.mirostat': allowed: 0"),
+        ({"options": {"mirostat": 2}}, "'options.mirostat' is not supported"),
         ({"options": {"typical_p": 0.5}}, "'options.typical_p'"),
         ({"think": "much"}, "'think'"),
         ({"format": "xml"}, "'format'"),
@@ -138,6 +142,6 @@ def test_what_would_change_the_answer_is_refused_by_name(fields: dict[str, objec
 @pytest.mark.parametrize("field", ["suffix", "template", "context", "images"])
 def test_what_a_prompt_may_not_have(field: str) -> None:
     asked = {"model": "tiny", "prompt": "Hi"}
-    with pytest.raises(RequestRefused, match="is not served"):
-        parse_body(json.dumps({**asked, field: "x"}).encode(), OllamaGenerateBody)
+    with pytest.raises(RequestRefused, match="is not s"):
+        parse_body(json.dumps({**asked, field: "x"}).encode(), OllamaGenerateBody, Ignored())
     assert parse_body(json.dumps({**asked, field: None}).encode(), OllamaGenerateBody).prompt == "Hi"

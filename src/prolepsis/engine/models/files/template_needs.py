@@ -8,13 +8,16 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby, takewhile
+from operator import itemgetter
 from typing import Any
 
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.given_text import joined, made_of
 from prolepsis.engine.models.files.chat_template import ChatTemplate, Message
 
-_ASKED, _SYSTEM, _NAME, _KEY, _VALUE = "asked-7f3", "system-7f3", "name_7f3", "key_7f3", "value-7f3"
+_ASKED, _SYSTEM, _OTHER = "asked-7f3", "system-7f3", "other-7f3"
+_NAME, _KEY, _VALUE = "name_7f3", "key_7f3", "value-7f3"
 _PARAMETERS = {"type": "object", "properties": {_KEY: {"type": "string", "description": "a text"}}}
 _TOOL = {"type": "function", "function": {"name": _NAME, "description": "a function", "parameters": _PARAMETERS}}
 
@@ -27,6 +30,10 @@ class TemplateNeeds:
 
     no_system: bool = False
     """It refuses system messages, or leaves them out."""
+    one_system: bool = False
+    """It refuses a second system message, or leaves one out."""
+    alternates: bool = False
+    """It refuses two messages of the user in a row, or leaves one out."""
     parts: bool = False
     """It takes contents only as lists of parts."""
     text_arguments: bool = False
@@ -63,17 +70,26 @@ class FittingTemplate:
             fitted(messages, self._needs), add_generation_prompt=add_generation_prompt, tools=tools, variables=variables
         )
 
+    def shows_role(self, role: str) -> bool:
+        """Say whether messages of a role are shown."""
+        asked = [{"role": "user", "content": _ASKED}, {"role": role, "content": _VALUE}]
+        return _shows(self._template, fitted(asked, self._needs), _ASKED, _VALUE)
+
 
 def needs_of(template: ChatTemplate) -> TemplateNeeds:
     """Return what `template` takes; what it can show in no form counts as no need."""
     user: Message = {"role": "user", "content": _ASKED}
     parts = not _shows(template, [user], _ASKED) and _shows(template, [_in_parts(user)], _ASKED)
     system: Message = {"role": "system", "content": _SYSTEM}
-    asked, system = (_in_parts(one) if parts else one for one in (user, system))
+    other: Message = {"role": "user", "content": _OTHER}
+    asked, system, other = (_in_parts(one) if parts else one for one in (user, system, other))
+    takes_user, takes_system = _shows(template, [asked], _ASKED), _shows(template, [system, asked], _SYSTEM, _ASKED)
     forms: list[tuple[bool, str | None]] = [(False, ""), (False, None), (True, ""), (True, None)]
     as_text, content = next((one for one in forms if _shows_call(template, asked, one[1], as_text=one[0])), forms[0])
     return TemplateNeeds(
-        no_system=_shows(template, [asked], _ASKED) and not _shows(template, [system, asked], _SYSTEM, _ASKED),
+        no_system=takes_user and not takes_system,
+        one_system=takes_system and not _shows(template, [system, {**other, "role": "system"}, asked], _SYSTEM, _OTHER),
+        alternates=takes_user and not _shows(template, [asked, other], _ASKED, _OTHER),
         parts=parts,
         text_arguments=as_text,
         null_content=content is None,
@@ -84,11 +100,18 @@ def needs_of(template: ChatTemplate) -> TemplateNeeds:
 def fitted(messages: Sequence[Message], needs: TemplateNeeds) -> list[Message]:
     """Return messages in the form that a template with these needs takes.
 
-    What stands in system messages then begins the user's message that follows, or ends the one before, or is one.
+    What stands in system messages then begins the user's message that follows, or ends the one before, or is one; where
+    one of them may come first, it has what stands in those at the beginning.
     """
     found = [each for one in messages for each in (_with_calls(one, needs) if one.get("tool_calls") else [one])]
     if needs.no_system:
         found = _without_system(found)
+    elif needs.one_system:
+        first = list(takewhile(lambda one: one["role"] == "system", found))
+        found = [*_joined(first), *_without_system(found[len(first) :])]
+    if needs.alternates:
+        groups = [(role, list(group)) for role, group in groupby(found, key=itemgetter("role"))]
+        found = [one for role, group in groups for one in (_joined(group) if role == "user" else group)]
     return [_in_parts(one) for one in found] if needs.parts else found
 
 
@@ -163,6 +186,13 @@ def _without_system(messages: Sequence[Message]) -> list[Message]:
             waiting = []
     _add_to_user(found, waiting)
     return found
+
+
+def _joined(messages: Sequence[Message]) -> list[Message]:
+    """Return messages of one role as one."""
+    if len(messages) < 2:
+        return list(messages)
+    return [{**messages[0], "content": joined([one["content"] for one in messages], "\n\n")}]
 
 
 def _add_to_user(messages: list[Message], texts: Sequence[object]) -> None:

@@ -10,7 +10,7 @@ from typing import Self
 from tokenizers import Tokenizer as Backend
 
 from prolepsis.core.errors import InvalidParameter
-from prolepsis.core.given_text import GivenText
+from prolepsis.core.given_text import GivenText, joined
 from prolepsis.engine.models.answer_formats.formats import AnswerFormats
 from prolepsis.engine.models.answer_formats.reasoning import REASONING_FORMATS
 from prolepsis.engine.models.answer_formats.table import TOOL_FORMATS
@@ -18,6 +18,9 @@ from prolepsis.engine.models.files.chat_template import ChatTemplate, Message
 from prolepsis.engine.models.files.control_tokens import HELD_CHARACTERS, ControlTokens
 from prolepsis.engine.models.files.template_needs import FittingTemplate
 from prolepsis.engine.models.files.token_bytes import TokenBytes
+
+_HERE = "continue-7f3"
+"""Stands where a message is to be continued while its template is rendered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,15 +143,21 @@ class ModelTokenizer:
         """Return a token's bytes, which may be part of a character; control tokens have the bytes of their name."""
         return self._bytes.of(token_id)
 
+    def shows_role(self, role: str) -> bool:
+        """Say whether the chat template shows messages of a role."""
+        return self._template is not None and self._template.shows_role(role)
+
     def apply_chat_template(
         self,
         messages: Sequence[Message],
         *,
         add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
         tools: Sequence[Mapping[str, object]] | None = None,
         variables: Mapping[str, object] | None = None,
     ) -> list[int]:
-        """Return the prompt of `messages`, ready for the answer unless `add_generation_prompt` is False.
+        """Return the prompt of `messages`, ready for the answer unless `add_generation_prompt` is False; with
+        `continue_final_message` it ends inside of the last message.
 
         Messages are brought into the form that the template takes. `GivenText` in messages, tools and variables never
         becomes control tokens. Raises `InvalidParameter` if the
@@ -158,10 +167,17 @@ class ModelTokenizer:
             raise InvalidParameter(
                 "the model has no chat template; allowed: plain text, through completions", param="messages"
             )
+        if continue_final_message:
+            add_generation_prompt = False
+            messages = [*messages[:-1], {**messages[-1], "content": joined((messages[-1]["content"], _HERE))}]
         text = self._template.render(
             messages, add_generation_prompt=add_generation_prompt, tools=tools, variables=variables
         )
-        return self.encode(text, add_special_tokens=False)
+        end = text.rfind(_HERE) if continue_final_message else len(text)
+        if end < 0:
+            message = "the model's chat template does not show the last message; allowed: one of the assistant"
+            raise InvalidParameter(message, param="messages")
+        return self.encode(text[:end], add_special_tokens=False)
 
     @property
     def chat_template(self) -> str | None:

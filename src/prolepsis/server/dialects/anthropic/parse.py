@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from prolepsis.control.web.fields import Count, MaxTokens, Schema, Seed, Stop
+from prolepsis.control.web.fields import ClientBody, Count, NoEffect, Schema, Seed, Served, Stop
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.validation import Number
-from prolepsis.server.dialects.dialect import ForeignBody, ForeignRequest, call, form_of, tool
+from prolepsis.server.dialects.dialect import ForeignRequest, call, form_of, tool
 from prolepsis.server.openai.bodies import MAX_MESSAGES, MAX_TOOLS, ChatBody, Message, NamedTool, ToolChoice, ToolName
 
 _BETWEEN = "\n\n"
@@ -31,7 +31,22 @@ _BLOCKS_OF = {
 }
 
 
-class Block(ForeignBody):
+def _one_block(value: object) -> object:
+    return [{"type": "text", "text": value}] if isinstance(value, str) else value
+
+
+class MessagesText(ClientBody):
+    type: Literal["text"]
+    text: str
+    cache_control: object = None
+    """Taken: every prefix is cached."""
+
+
+_Texts = Annotated[list[MessagesText], Field(fail_fast=True)]
+Texts: TypeAlias = Annotated[_Texts, BeforeValidator(_one_block, json_schema_input_type=str | _Texts)]
+
+
+class Block(ClientBody):
     """A part of a turn; which fields it has depends on its type."""
 
     type: Literal["text", "thinking", "redacted_thinking", "tool_use", "tool_result"]
@@ -41,7 +56,7 @@ class Block(ForeignBody):
     name: str | None = None
     input: Schema | None = None
     tool_use_id: str | None = None
-    content: "Texts | None" = None
+    content: Texts | None = None
     is_error: bool | None = None
     signature: object = None
     data: object = None
@@ -56,25 +71,12 @@ class Block(ForeignBody):
         return self
 
 
-def _one_block(value: object) -> object:
-    return [{"type": "text", "text": value}] if isinstance(value, str) else value
-
-
-def _texts_only(blocks: list[Block]) -> list[Block]:
-    wrong = next((block.type for block in blocks if block.type != "text"), None)
-    if wrong is not None:
-        raise ValueError(f"blocks of type {wrong!r} are not served here; allowed: text")
-    return blocks
-
-
 _Blocks = Annotated[list[Block], Field(fail_fast=True)]
-Content: TypeAlias = Annotated[_Blocks, BeforeValidator(_one_block, json_schema_input_type=str | _Blocks)]
-Texts: TypeAlias = Annotated[Content, AfterValidator(_texts_only)]
 
 
-class MessagesTurn(ForeignBody):
+class MessagesTurn(ClientBody):
     role: Literal["user", "assistant", "system"]
-    content: Content
+    content: Annotated[_Blocks, BeforeValidator(_one_block, json_schema_input_type=str | _Blocks)]
 
     @model_validator(mode="after")
     def _fits_role(self) -> Self:
@@ -84,60 +86,50 @@ class MessagesTurn(ForeignBody):
         return self
 
 
-class MessagesTool(ForeignBody):
+class MessagesTool(ClientBody):
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,128}$")]
-    type: str | None = None
+    type: Literal["custom"] | None = None
     description: str | None = None
-    input_schema: Schema | None = None
+    input_schema: Schema
     strict: bool | None = None
     cache_control: object = None
 
-    @property
-    def is_served(self) -> bool:
-        """Anthropic's own tools have a type in place of a schema, and are left out."""
-        return self.input_schema is not None
 
-    @model_validator(mode="after")
-    def _complete(self) -> Self:
-        if self.type in (None, "custom") and not self.is_served:
-            raise ValueError("a tool needs field 'input_schema'")
-        return self
+Tools: TypeAlias = Annotated[list[MessagesTool], Field(max_length=MAX_TOOLS), Served(("custom",))]
+"""Anthropic's own tools, which have no schema, are left out and named."""
 
 
-class MessagesToolChoice(ForeignBody):
+class MessagesToolChoice(ClientBody):
     type: Literal["auto", "any", "tool", "none"]
     name: str = ""
     disable_parallel_tool_use: bool | None = None
 
 
-class ThinkingConfig(ForeignBody):
+class ThinkingConfig(ClientBody):
     type: Literal["enabled", "adaptive", "between_tools", "disabled"]
 
 
-class OutputFormat(ForeignBody):
+class OutputFormat(ClientBody):
     type: Literal["json_schema"]
     schema_: Annotated[Schema, Field(alias="schema")]
 
 
-class OutputConfig(ForeignBody):
+class OutputConfig(ClientBody):
     format: OutputFormat | None = None
 
 
 class CountTokensBody(ForeignRequest):
     messages: Annotated[list[MessagesTurn], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     system: Texts | None = None
-    tools: Annotated[list[MessagesTool], Field(max_length=MAX_TOOLS)] | None = None
+    tools: Tools | None = None
     tool_choice: MessagesToolChoice | None = None
     thinking: ThinkingConfig | None = None
     output_config: OutputConfig | None = None
-
-    def left_out(self) -> Iterator[str]:
-        yield from (f"tool {one.name} ({one.type})" for one in self.tools or () if not one.is_served)
-        yield from super().left_out()
+    context_management: Annotated[object, NoEffect()] = None
 
 
 class MessagesBody(CountTokensBody):
-    max_tokens: MaxTokens
+    max_tokens: Annotated[int, Field(ge=1, le=2**31 - 1)]
     stop_sequences: Stop | None = None
     stream: bool | None = None
     temperature: Number | None = None
@@ -150,18 +142,16 @@ class MessagesBody(CountTokensBody):
 
 def to_chat(body: CountTokensBody) -> ChatBody:
     """Return the chat that means the same; raises `InvalidParameter`."""
-    if body.messages[-1].role == "assistant":
-        message = "messages end with role 'assistant', and an answer begins a new turn here; allowed: 'user'"
-        raise InvalidParameter(message, param="messages")
     choice, form = body.tool_choice, body.output_config and body.output_config.format
-    served = [one for one in body.tools or () if one.is_served]
+    tools = [tool(one.name, one.description, one.input_schema, strict=one.strict) for one in body.tools or ()]
     return ChatBody.model_construct(
         model=body.model,
         messages=list(_joined(_messages(body))),
-        tools=[tool(one.name, one.description, one.input_schema, strict=one.strict) for one in served] or None,
+        tools=tools or None,
         tool_choice=_choice(choice) if choice else None,
         parallel_tool_calls=not choice.disable_parallel_tool_use if choice else None,
         response_format=form_of(form.schema_) if form else None,
+        continue_final_message=body.messages[-1].role == "assistant",
         chat_template_kwargs={"enable_thinking": body.thinking.type != "disabled"} if body.thinking else None,
         **(_sampling(body) if isinstance(body, MessagesBody) else {}),
     )
@@ -178,9 +168,9 @@ def _sampling(body: MessagesBody) -> dict[str, Any]:
 
 def _messages(body: CountTokensBody) -> Iterator[Message]:
     """Yield a message a block; system texts of later turns stay at their place, as reminders: templates refuse them."""
-    for block in body.system or ():
-        if not (block.text or "").startswith(_BILLING):
-            yield Message(role="system", content=block.text)
+    for text in body.system or ():
+        if not text.text.startswith(_BILLING):
+            yield Message(role="system", content=text.text)
     is_begun = False
     for turn in body.messages:
         is_begun |= turn.role != "system"
@@ -199,7 +189,7 @@ def _message(role: Literal["user", "assistant", "system"], block: Block) -> Iter
     elif block.type == "tool_use":
         yield Message(role=role, content="", tool_calls=[call(block.id or "", block.name or "", block.input or {})])
     elif block.type == "tool_result":
-        text = _BETWEEN.join(one.text or "" for one in block.content or ())
+        text = _BETWEEN.join(one.text for one in block.content or ())
         text = f"Error: {text}" if block.is_error else text
         yield Message(role="tool", content=text, tool_call_id=block.tool_use_id)
 

@@ -15,8 +15,8 @@ from prolepsis.server.dialects.anthropic.parse import CountTokensBody, MessagesB
 from prolepsis.server.dialects.anthropic.render import MessageRendering
 from prolepsis.server.dialects.dialect import Endpoint, answered, refuse_others
 from prolepsis.server.openai.constraint import tool_use
-from prolepsis.server.openai.conversation import prompt_tokens
 from prolepsis.server.openai.facts import MESSAGES_ROUTE
+from prolepsis.server.openai.prepare import chat_tokens
 from prolepsis.server.openai.routes import HEADERS
 from prolepsis.server.openai.usage import Json
 from prolepsis.server.services import Models, Services
@@ -97,6 +97,5 @@ def messages_routes(models: Models) -> Sequence[Route]:
 
 def _counted(body: CountTokensBody, services: Services) -> TokensCounted:
     chat = to_chat(body)
-    shown = tool_use(chat.tools, chat.tool_choice, chat.parallel_tool_calls).shown
-    tokens = prompt_tokens(chat.messages, shown, services.tokenizer, chat.template_variables)
-    return TokensCounted(input_tokens=len(tokens))
+    tools = tool_use(chat.tools, chat.tool_choice, chat.parallel_tool_calls)
+    return TokensCounted(input_tokens=len(chat_tokens(chat, tools, services.tokenizer)))

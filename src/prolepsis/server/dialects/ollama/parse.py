@@ -5,9 +5,9 @@ from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import AfterValidator, Field, model_validator
 
-from prolepsis.control.web.fields import Schema, Seed, Stop, TopLogprobs
+from prolepsis.control.web.fields import ClientBody, Schema, Seed, Stop, TopLogprobs
 from prolepsis.core.validation import Number
-from prolepsis.server.dialects.dialect import ForeignBody, ForeignRequest, call, form_of, tool
+from prolepsis.server.dialects.dialect import ForeignRequest, call, form_of, tool
 from prolepsis.server.openai.bodies import MAX_MESSAGES, MAX_TOOLS, ChatBody, CompletionBody, Message, ResponseFormat
 
 _UNBOUNDED = 2**31 - 1
@@ -21,11 +21,9 @@ def _not_served(value: object) -> object:
 
 
 NotServed: TypeAlias = Annotated[object, AfterValidator(_not_served)]
-Off: TypeAlias = Annotated[float | None, Field(ge=1, le=1)]
-"""A sampler that is not served, where it does nothing."""
 
 
-class OllamaOptions(ForeignBody):
+class OllamaOptions(ClientBody):
     num_predict: int | None = None
     temperature: Number | None = None
     top_k: int | None = None
@@ -36,12 +34,9 @@ class OllamaOptions(ForeignBody):
     frequency_penalty: Number | None = None
     seed: Seed | None = None
     stop: Stop | None = None
-    typical_p: Off = None
-    tfs_z: Off = None
-    mirostat: Literal[0] | None = None
 
 
-class OllamaFunction(ForeignBody):
+class OllamaFunction(ClientBody):
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
     description: str | None = None
     parameters: Schema | None = None
@@ -49,7 +44,7 @@ class OllamaFunction(ForeignBody):
     """Of a call."""
 
 
-class OllamaTool(ForeignBody):
+class OllamaTool(ClientBody):
     """A tool, or a call of one."""
 
     type: Literal["function"] = "function"
@@ -57,14 +52,13 @@ class OllamaTool(ForeignBody):
     function: OllamaFunction
 
 
-class OllamaMessage(ForeignBody):
+class OllamaMessage(ClientBody):
     role: Literal["system", "user", "assistant", "tool"]
     content: str = ""
     thinking: str | None = None
     tool_calls: list[OllamaTool] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
-    images: NotServed = None
 
     @model_validator(mode="after")
     def _fits_role(self) -> Self:
@@ -98,10 +92,8 @@ class OllamaGenerateBody(OllamaBody):
     prompt: str = ""
     system: str | None = None
     raw: bool | None = None
-    suffix: NotServed = None
     template: NotServed = None
     context: NotServed = None
-    images: NotServed = None
 
 
 def parse_chat(body: OllamaChatBody) -> ChatBody:
@@ -139,7 +131,7 @@ def _shared(body: OllamaBody) -> dict[str, Any]:
     return {
         "model": body.model,
         "stream": body.stream is not False,
-        "max_tokens": limit if limit > 0 else _UNBOUNDED,
+        "max_tokens": limit if limit > 0 else _UNBOUNDED if isinstance(body, OllamaGenerateBody) and body.raw else None,
         "seed": None if options.seed == -1 else options.seed,
         "repetition_penalty": options.repeat_penalty,
         "response_format": form_of(form) if isinstance(form, dict) else form and ResponseFormat(type="json_object"),

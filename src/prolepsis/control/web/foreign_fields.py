@@ -1,0 +1,139 @@
+"""What is known of fields that other servers of the OpenAI API have and an endpoint here lacks.
+
+A field that stands neither here nor in a body changes nothing: it is dropped and named.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+
+_MOST_NAMED = 16
+_MOST_CHARACTERS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class ForeignField:
+    """A field, and the values of it that ask for nothing, besides null, an empty text and an empty list."""
+
+    asks_nothing: tuple[object, ...] = ()
+    changes_answer: bool = False
+    """Another value is refused; otherwise it is dropped and named."""
+    instead: tuple[str, ...] = ()
+    """Fields that mean the same: the first one that stands at the field's place is the one to use."""
+
+    def is_neutral(self, value: object) -> bool:
+        if isinstance(value, dict):
+            value = {name: one for name, one in value.items() if one is not None}
+        same_kind = (one for one in self.asks_nothing if isinstance(one, bool) == isinstance(value, bool))
+        return value in (None, "", []) or any(value == one for one in same_kind)
+
+
+_Rows = tuple[tuple[tuple[object, ...], str], ...]
+"""Values that ask for nothing, and the fields of which that holds."""
+
+# fmt: off
+_REFUSED: _Rows = (
+    ((), "allowed_token_ids audio bad_words chat_template context_management conversation custom_logit_processor "
+         "documents ebnf enable_thinking format functions grammar guided_choice guided_grammar guided_json "
+         "guided_regex guided_whitespace_pattern image_data images input input_embeds instructions logits_processors "
+         "lora lora_path messages moderation penalty_prompt prediction previous_response_id prompt prompt_embeds "
+         "prompt_logprobs refusal regex samplers session_params stop_regex stop_sequences structural_tag suffix "
+         "system think tools web_search_options"),
+    ((False,), "add_special_tokens background continue_final_message early_stopping echo logprobs no_stop_trim "
+               "post_sampling_probs return_hidden_states return_routed_experts return_token_ids return_tokens "
+               "return_tokens_as_token_ids use_beam_search"),
+    ((True,), "add_generation_prompt include_reasoning parse_special separate_reasoning spaces_between_special_tokens"),
+    ((0,), "dry_multiplier dynatemp_range min_keep mirostat n_indent n_probs top_a top_logprobs xtc_probability"),
+    ((1,), "best_of length_penalty n repeat_penalty tfs_z typical_p"),
+    ((-1,), "max_completion_tokens max_new_tokens max_output_tokens max_tokens n_predict num_predict reasoning_budget "
+            "thinking_token_budget truncate_prompt_tokens"),
+    ((-1, 0), "t_max_predict_ms top_n_sigma"),
+    (({},), "chat_template_kwargs json_schema options vllm_xargs"),
+    (({}, {"format": {"type": "text"}}), "text"),
+    (({"type": "text"},), "response_format"),
+    ((["text"],), "modalities"),
+    (("none", "auto"), "function_call tool_choice"),
+    (("auto", "deepseek"), "reasoning_format"),
+    (("disabled",), "truncation"),
+)
+_DROPPED: _Rows = (
+    ((), "annotations include response_fields"),
+    ((False,), "return_progress store timings_per_token"),
+    ((True,), "cache_prompt stream_reasoning"),
+    ((True, False), "parallel_tool_calls"),
+    ((0, -1), "id_slot n_keep"),
+    ((64, -1), "repeat_last_n"),
+    (({},), "prompt_cache_options"),
+    (({}, {"effort": "none"}, {"effort": "none", "summary": "auto"}), "reasoning"),
+    (({"type": "disabled"},), "thinking"),
+    (("in_memory",), "prompt_cache_retention"),
+    (("medium",), "verbosity"),
+    (("none",), "reasoning_effort"),
+)
+_INSTEAD: Mapping[str, str] = {
+    "chat_template_kwargs": "enable_thinking reasoning_budget reasoning_effort think",
+    "include": "logprobs",
+    "include_stop_str_in_output": "no_stop_trim",
+    "input messages prompt": "input instructions messages prompt system",
+    "logit_bias structured_outputs": "allowed_token_ids bad_words",
+    "logprobs": "top_logprobs",
+    "max_tokens max_output_tokens": "max_completion_tokens max_new_tokens max_output_tokens max_tokens n_predict "
+                                    "num_predict",
+    "reasoning_content chat_template_kwargs": "reasoning thinking",
+    "repetition_penalty": "repeat_penalty",
+    "response_format text": "format json_schema response_format text",
+    "return_token_ids": "return_tokens",
+    "stop": "stop_sequences",
+    "structured_outputs": "ebnf grammar guided_choice guided_grammar guided_json guided_regex regex structural_tag",
+    "tool_calls tool_choice": "function_call",
+    "tools": "functions",
+    "top_logprobs logprobs": "n_probs",
+}
+# fmt: on
+
+
+def _table() -> Mapping[str, ForeignField]:
+    instead = {name: tuple(fields.split()) for fields, names in _INSTEAD.items() for name in names.split()}
+    return {
+        name: ForeignField(values, changes_answer, instead.get(name, ()))
+        for changes_answer, rows in ((True, _REFUSED), (False, _DROPPED))
+        for values, names in rows
+        for name in names.split()
+    }
+
+
+FOREIGN_FIELDS: Mapping[str, ForeignField] = _table()
+UNKNOWN = ForeignField()
+
+
+def replacement(name: str, known: Iterable[str]) -> str | None:
+    """Return the field of `known` that means the same as a foreign one, or that an unknown name misspells."""
+    if name in FOREIGN_FIELDS:
+        fields = set(known)
+        return next((one for one in FOREIGN_FIELDS[name].instead if one in fields), None)
+    return next(iter(get_close_matches(name[:_MOST_CHARACTERS], list(known), n=1, cutoff=0.7)), None)
+
+
+class Ignored:
+    """The fields of one body that are dropped although they ask for something."""
+
+    def __init__(self) -> None:
+        self._named: dict[str, str] = {}
+        self._num_others = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._named)
+
+    def add(self, place: str, name: str = "", known: Iterable[str] = ()) -> None:
+        """Note a field at a place without positions in lists; `known` are the fields that it could have meant."""
+        if place in self._named:
+            return
+        if len(self._named) == _MOST_NAMED:
+            self._num_others += 1
+            return
+        use = replacement(name, known) if name else None
+        self._named[place] = f"{place[-3 * _MOST_CHARACTERS :]}{f' (use {use})' if use else ''}"
+
+    def __str__(self) -> str:
+        more = f" and {self._num_others} more" if self._num_others else ""
+        return f"without effect: {', '.join(self._named.values())}{more}"
