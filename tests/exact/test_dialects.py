@@ -19,7 +19,6 @@ from tests.server.dialects.anthropic.test_render import events_of, put_together
 from tests.server.dialects.claude_code import first_turn, second_turn
 from tests.server.dialects.ollama.test_render import lines, read
 
-CONFIG = {"max_model_len": 8192, "strict": "off", "kv_memory": "128MiB"}
 LENGTH, SEED = 96, 11
 SCHEMA = {"type": "object", "properties": {"city": {"enum": ["Köln", "Ulm"]}}, "required": ["city"]}
 MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hello world hello world hello"}]
@@ -94,7 +93,7 @@ async def answers(http: httpx.AsyncClient, chat: dict[str, Any]) -> list[Answer]
 
 
 async def with_model(path: Path, work: Callable[[httpx.AsyncClient], Any]) -> Any:
-    config = EngineConfig(model=str(path), **CONFIG)
+    config = EngineConfig(model=str(path), max_model_len=8192, strict="off", kv_memory="128MiB")
     loaded = load_model(config)
     client = ThreadEngineClient(assemble(config, loaded))
     app = build(ServerConfig(served_model_names=("tiny",)), client, loaded.tokenizer, Metrics())

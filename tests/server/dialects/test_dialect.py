@@ -1,6 +1,7 @@
 """All dialects take the path of all requests: keys, limits, policies, retries, warnings; errors have their shape."""
 
 import asyncio
+from collections.abc import Mapping
 from typing import Any
 
 import httpx
@@ -41,8 +42,9 @@ def check_error(path: str, reply: httpx.Response, status: int) -> str:
     return str(error["message"])
 
 
-def post(running: Served, path: str, headers: dict[str, str] | None = None, **fields: object) -> httpx.Response:
-    return httpx.post(running.url + path, json={**BODIES[path], **fields}, headers=headers, timeout=60)
+def post(running: Served, path: str, more: Mapping[str, object] | None = None, **headers: str) -> httpx.Response:
+    given = {name.replace("_", "-"): value for name, value in headers.items()}
+    return httpx.post(running.url + path, json={**BODIES[path], **(more or {})}, headers=given, timeout=60)
 
 
 @every
@@ -78,8 +80,8 @@ async def test_a_key_may_come_as_x_api_key(path: str, keyed_app: KeyedApp) -> No
 @every
 def test_a_retry_gets_the_finished_answer(path: str) -> None:
     with served(FakeEngine()) as running:
-        first, second = (post(running, path, {"idempotency-key": "one"}) for _ in range(2))
-        other = post(running, path, {"idempotency-key": "one"}, stream=True)
+        first, second = (post(running, path, idempotency_key="one") for _ in range(2))
+        other = post(running, path, {"stream": True}, idempotency_key="one")
     assert second.headers["idempotency-replayed"] == "true"
     assert first.content == second.content
     assert len(running.engine.requests) == 1
@@ -89,7 +91,7 @@ def test_a_retry_gets_the_finished_answer(path: str) -> None:
 @every
 def test_the_mode_of_speculation_is_asked_for_by_header(path: str) -> None:
     with served(FakeEngine()) as running:
-        reply = post(running, path, {"x-spec-mode": "off"})
+        reply = post(running, path, x_spec_mode="off")
     assert running.engine.requests[0].speculation.mode == "off"
     assert reply.headers["x-exactness"] == "strict"
     assert reply.headers["x-seed"] == str(running.engine.requests[0].params.seed)
@@ -99,8 +101,8 @@ def test_the_mode_of_speculation_is_asked_for_by_header(path: str) -> None:
 def test_what_is_not_served_is_named_in_a_warning(path: str) -> None:
     unknown = {f"f{i}": i for i in range(20)}
     with served(FakeEngine()) as running:
-        few = post(running, path, **{"zufällig\n": 1, "nothing": None})
-        many = post(running, path, **unknown)
+        few = post(running, path, {"zufällig\n": 1, "nothing": None})
+        many = post(running, path, unknown)
         none = post(running, path)
     assert few.headers["warning"] == '299 - "without effect: zuf?llig?"'
     assert many.headers["warning"].endswith('and 4 more"')
@@ -121,7 +123,7 @@ async def test_a_client_that_leaves_ends_its_request(path: str) -> None:
 @every
 def test_answers_are_json_or_a_stream_of_the_dialect(path: str) -> None:
     with served(FakeEngine()) as running:
-        whole, stream = post(running, path), post(running, path, stream=True)
+        whole, stream = post(running, path), post(running, path, {"stream": True})
     kind = "text/event-stream; charset=utf-8" if path == "/v1/messages" else "application/x-ndjson"
     assert whole.headers["content-type"] == "application/json"
     assert stream.headers["content-type"] == kind

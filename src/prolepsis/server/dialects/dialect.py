@@ -77,7 +77,7 @@ async def _answered(body: B, services: Services, endpoint: Endpoint[B], request:
         prepared = await prepare_chat(parsed, context, services)
     else:
         prepared = await prepare_completion(parsed, context, services)
-    prepared = replace(prepared, answer_id=endpoint.prefix + prepared.answer_id.partition("-")[2])
+    prepared = replace(prepared, answer_id=prepared.answer_id.replace("chatcmpl-", endpoint.prefix, 1))
     parts, rendering = answer(request, prepared, services), endpoint.render(body, prepared)
     if prepared.stream:
         return AnswerStream(_events(parts, rendering), endpoint.framing, headers=at_start(prepared, services))

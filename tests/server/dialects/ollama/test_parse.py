@@ -109,7 +109,9 @@ def test_results_belong_to_calls_by_name_and_order() -> None:
 
 def test_a_tool_is_one_of_openai() -> None:
     function = {"name": "a.b", "description": "d", "parameters": {"type": "object"}}
-    [tool] = chat(tools=[{"type": "function", "function": function}]).tools or ()
+    tools = chat(tools=[{"type": "function", "function": function}]).tools
+    assert tools is not None
+    [tool] = tools
     assert tool.function.model_dump(exclude_none=True) == function
 
 
