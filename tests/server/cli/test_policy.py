@@ -180,7 +180,7 @@ def test_explain_asks_the_flags_that_rules_name(here: Path) -> None:
         (("--tier", "gold"), CHAT, "premium, standard, economy, batch"),
         (("--role", "root"), CHAT, "client, viewer, operator"),
         (("--route", "/v2"), CHAT, "/v1/completions"),
-        ((), CHAT | {"temprature": 1}, "did you mean 'temperature'"),
+        ((), CHAT | {"n_predict": 1}, "use 'max_tokens'"),
         ((), {"model": "m", "messages": [], "speculation": {"proposer": "magic"}}, "messages"),
         ((), 3, "must be a JSON object"),
     ],

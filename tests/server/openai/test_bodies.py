@@ -114,7 +114,7 @@ async def test_broken_bodies(http: httpx.AsyncClient, route: str, raw: bytes, co
         ({"request_id": "a b"}, "invalid_value", "request_id", []),
         ({"cache_salt": ""}, "invalid_value", "cache_salt", []),
         ({"metadata": {"a": 1}}, "invalid_type", "metadata.a", []),
-        ({"service_tier": "gold"}, "invalid_value", "service_tier", ["auto", "flex"]),
+        ({"service_tier": 3}, "invalid_value", "service_tier", ["auto", "flex"]),
         ({"best_of": 2}, "unsupported_parameter", "best_of", []),
         ({"modalities": ["audio"]}, "unsupported_parameter", "modalities", []),
         ({"web_search_options": {}}, "unsupported_parameter", "web_search_options", []),

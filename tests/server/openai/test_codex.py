@@ -168,6 +168,17 @@ def test_the_stream_and_the_whole_answer_agree(running: Served) -> None:
     assert streamed["tools"] == whole["tools"] == REQUEST["tools"][:3]
 
 
+def test_the_clients_stream_helper_puts_its_answers_together(running: Served) -> None:
+    options = {name: value for name, value in REQUEST.items() if name not in ("stream", "client_metadata")}
+    with running.openai().responses.stream(**options) as stream:
+        kinds = {event.type for event in stream}
+        final = stream.get_final_response()
+    whole = asked(running, stream=False).json()
+    shown: list[Any] = [(item.type, getattr(item, "input", None)) for item in final.output]
+    assert shown == [(item["type"], item.get("input")) for item in whole["output"]]
+    assert "response.completed" in kinds
+
+
 @pytest.mark.parametrize("step", [1, 5, 4000])
 def test_kinds_of_calls(step: int) -> None:
     with running_with(ANSWERS["all"], step) as running:
@@ -225,11 +236,13 @@ def test_the_prompt_of_a_custom_tool_shows_its_form() -> None:
         asked(running)
         regex = {**PATCH, "format": {"type": "grammar", "syntax": "regex", "definition": "[a-z]+"}}
         asked(running, tools=[regex], tool_choice={"type": "custom", "name": "apply_patch"})
-        grammar = running.engine.requests[-1].grammar
+        asked(running, tools=[regex], tool_choice="required")
+        [grammar, same] = [request.grammar for request in running.engine.requests[-2:]]
     shown: Any = tokenizer.tools
     assert shown is not None
     assert grammar is not None
     assert "^(?:[a-z]+)$" in grammar.source
+    assert same is not None
     assert shown[0]["function"]["description"] == "Edits files.\n\nThe input has this form:\n[a-z]+"
 
 
@@ -238,6 +251,7 @@ def test_the_prompt_of_a_custom_tool_shows_its_form() -> None:
     [
         ({"tools": [SHELL, SHELL]}, "tools"),
         ({"tools": [{**MCP, "name": "x" * 65}]}, "tools[0].name"),
+        ({"tools": [{**MCP, "tools": [{**SHELL, "name": f"t{i}"} for i in range(128)]}, SHELL]}, "tools"),
         ({"tools": [{**MCP, "tools": [{**SHELL, "name": "a b"}]}]}, "tools[0].tools[0].name"),
         ({"tools": [PATCH | {"format": {"type": "grammar", "syntax": "gbnf"}}]}, "tools[0].format.syntax"),
         ({"input": [{"type": "function_call", "call_id": "1", "name": "f", "arguments": "", "namespace": "a b"}]},

@@ -154,6 +154,7 @@ def test_where_drafts_are_not_taken_the_answer_says_so(given: dict[str, Any], re
         ("completions", {"logprobs": 2}, "logprobs"),
         ("completions", {"stream": False}, "stream"),
         ("completions", {"stream": True, "stream_options": {"include_usage": True}}, "stream_options"),
+        ("completions", {"service_tier": "flex"}, "service_tier"),
         ("chat/completions", {"logprobs": True}, "logprobs"),
         ("chat/completions", {"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
     ],

@@ -1,6 +1,5 @@
 """Reads bodies and queries of requests into checked values; the one error of a bad one names the field."""
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -52,7 +51,7 @@ class BodyReader(Reader):
                 warn(request, str(ignored))
             return body
 
-    def parse(self, raw: bytes, most_members: int, ignored: Ignored | None) -> Body:
+    def parse(self, raw: bytes, most_members: int, ignored: Ignored | None = None) -> Body:
         """Parse a body with at most this many fields, lists and objects, and twice as many commas; raises
         `RequestRefused`. `ignored` gets the fields that are dropped; None: they are refused.
         """
@@ -178,8 +177,9 @@ def _served(value: dict[str, object], kind: type[Body], path: Path, ignored: Ign
             _drop(name, item, place, fields, ignored)
         elif item is not None or not field.is_optional:
             if ignored is not None and not field.has_effect:
-                ignored.add(_place(place))
-            kept[name] = _served_inside(item, field, place, ignored)
+                ignored.add(place)
+            if isinstance(item, list) or _is_served(item, field, place, ignored):
+                kept[name] = _served_inside(item, field, place, ignored)
     return kept
 
 
@@ -188,7 +188,7 @@ def _served_inside(item: object, field: _Field, path: Path, ignored: Ignored | N
         return [
             _served_inside(part, field, (*path, i), ignored)
             for i, part in enumerate(item)
-            if ignored is None or field.served is None or _is_served(part, field.served, path, ignored)
+            if _is_served(part, field, path, ignored)
         ]
     if not isinstance(item, dict) or not field.bodies:
         return item
@@ -196,11 +196,11 @@ def _served_inside(item: object, field: _Field, path: Path, ignored: Ignored | N
     return _served(item, next(kinds, field.bodies[0]), path, ignored)
 
 
-def _is_served(part: object, served: frozenset[str], path: Path, ignored: Ignored) -> bool:
-    name = part.get("type") if isinstance(part, dict) else part
-    if not isinstance(name, str) or name in served:
+def _is_served(item: object, field: _Field, path: Path, ignored: Ignored | None) -> bool:
+    name = item.get("type") if isinstance(item, dict) else item
+    if ignored is None or field.served is None or not isinstance(name, str) or name in field.served:
         return True
-    ignored.add(f"{_place(path)}[{name[:64]}]")
+    ignored.add((*path, f"[{name}]"))
     return False
 
 
@@ -211,11 +211,6 @@ def _types(kind: type[Body]) -> tuple[object, ...]:
     return get_args(field.annotation) if field is not None else ()
 
 
-def _place(path: Path) -> str:
-    """Return a path without positions: a field that a thousand messages have is named once."""
-    return re.sub(r"\[\d+\]", "[]", shown_path(path))
-
-
 def _drop(name: str, item: object, path: Path, known: Iterable[str], ignored: Ignored | None) -> None:
     """Drop a field that its place lacks; raises `RequestRefused` where it asks for something that cannot be dropped."""
     foreign = FOREIGN_FIELDS.get(name, UNKNOWN)
@@ -223,7 +218,7 @@ def _drop(name: str, item: object, path: Path, known: Iterable[str], ignored: Ig
         return
     if foreign.changes_answer or ignored is None:
         raise _unknown_field(name, shown_path(path), sorted(known))
-    ignored.add(_place(path), name, known)
+    ignored.add(path, known)
 
 
 def _refusal(error: ValidationError, kind: type[Body], document: object) -> RequestRefused:

@@ -22,7 +22,7 @@ class ClientBody(Body):
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """In the annotation of a list: the texts, or types of objects, that are served; others are dropped and named."""
+    """In an annotation: texts, or types of objects, that are served; others are dropped and named, also in a list."""
 
     names: tuple[str, ...]
 

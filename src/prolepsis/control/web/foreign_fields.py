@@ -6,6 +6,9 @@ A field that stands neither here nor in a body changes nothing: it is dropped an
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
+from itertools import islice
+
+from prolepsis.core.validation import Path
 
 _MOST_NAMED = 16
 _MOST_CHARACTERS = 64
@@ -118,22 +121,22 @@ class Ignored:
     """The fields of one body that are dropped although they ask for something."""
 
     def __init__(self) -> None:
-        self._named: dict[str, str] = {}
-        self._num_others = 0
+        self._known_at: dict[tuple[str, ...], Iterable[str]] = {}
 
     def __bool__(self) -> bool:
-        return bool(self._named)
+        return bool(self._known_at)
 
-    def add(self, place: str, name: str = "", known: Iterable[str] = ()) -> None:
-        """Note a field at a place without positions in lists; `known` are the fields that it could have meant."""
-        if place in self._named:
-            return
-        if len(self._named) == _MOST_NAMED:
-            self._num_others += 1
-            return
-        use = replacement(name, known) if name else None
-        self._named[place] = f"{place[-3 * _MOST_CHARACTERS :]}{f' (use {use})' if use else ''}"
+    def add(self, path: Path, known: Iterable[str] = ()) -> None:
+        """Note the field at `path`, once for all positions in a list; `known`: the fields that it could have meant."""
+        self._known_at.setdefault(tuple("[]" if isinstance(part, int) else part for part in path), known)
 
     def __str__(self) -> str:
-        more = f" and {self._num_others} more" if self._num_others else ""
-        return f"without effect: {', '.join(self._named.values())}{more}"
+        named = [_shown(*item) for item in islice(self._known_at.items(), _MOST_NAMED)]
+        more = len(self._known_at) - len(named)
+        return f"without effect: {', '.join(named)}{f' and {more} more' if more else ''}"
+
+
+def _shown(path: tuple[str, ...], known: Iterable[str]) -> str:
+    use = replacement(path[-1], known)
+    place = ".".join(part[:_MOST_CHARACTERS] for part in path).replace(".[", "[")
+    return f"{place} (use {use})" if use else place

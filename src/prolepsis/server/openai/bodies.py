@@ -19,6 +19,7 @@ from prolepsis.control.web.fields import (
     Samples,
     Schema,
     Seed,
+    Served,
     Stop,
     Text,
     Token,
@@ -219,7 +220,7 @@ class SharedBody(ClientBody):
     cache_salt: Annotated[str, Field(min_length=1, max_length=256)] | None = None
     """Prefixes and drafts are shared only among requests of one tenant with the same salt."""
     speculation: SpeculationBody | None = None
-    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
+    service_tier: Annotated[Literal["auto", "default", "flex"], Served(("auto", "default", "flex"))] | None = None
     """flex: the request is of the tier economy, unless its key's tier has no larger share."""
     stream_options: StreamOptions | None = None
     metadata: Metadata | None = None

@@ -11,7 +11,7 @@ from prolepsis.server.deltas import Delta
 from prolepsis.server.openai.chat_reader import ChatReader
 from prolepsis.server.openai.formats import chat_logprobs
 from prolepsis.server.openai.prepared import PreparedRequest
-from prolepsis.server.openai.responses_bodies import NamedCall
+from prolepsis.server.openai.response_tools import NamedCall
 from prolepsis.server.openai.usage import Json
 
 _ITEM_OF = {"content": "message", "reasoning": "reasoning", "call": "function_call", "arguments": "function_call"}

@@ -1,155 +1,38 @@
 """Request body of /v1/responses: stateless, so that all of the conversation is in `input`."""
 
 import json
-from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, Self, TypeAlias
+from typing import Annotated, Literal, Self, TypeAlias
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import BeforeValidator, Field, Tag, model_validator
 
-from prolepsis.control.web.fields import (
-    Body,
-    FunctionName,
-    MaxTokens,
-    Name,
-    NoEffect,
-    Schema,
-    Served,
-    Text,
-    TopLogprobs,
-)
+from prolepsis.control.web.fields import Body, FunctionName, MaxTokens, Name, Schema, Served, Text, TopLogprobs
 from prolepsis.core.errors import InvalidParameter, UserError
 from prolepsis.server.openai.bodies import (
     MAX_MESSAGES,
     MAX_TOOLS,
-    AllowedChoice,
-    AllowedTools,
     CalledFunctionBody,
     ChatBody,
-    FunctionBody,
     Message,
-    NamedTool,
     ResponseFormat,
     SharedBody,
-    ToolBody,
     ToolCallBody,
-    ToolChoice,
-    ToolName,
     ToolWord,
+)
+from prolepsis.server.openai.response_tools import (
+    TOOL_TYPES,
+    AllowedFunctions,
+    CallableTool,
+    NamedCall,
+    NamedFunction,
+    ResponseTool,
+    by_type,
+    callable_tools,
+    chat_choice,
+    chat_tool,
 )
 
 LOGPROBS = "message.output_text.logprobs"
-
-
 _INCLUDED = Served((LOGPROBS,))
-TOOL_TYPES = Served(("function", "custom", "namespace"))
-"""Others, such as web_search, run at OpenAI."""
-
-
-class FunctionToolBody(Body):
-    type: Literal["function"]
-    name: FunctionName
-    description: str | None = None
-    parameters: Schema | None = None
-    strict: bool | None = None
-
-    is_enforced: ClassVar = True
-
-    @property
-    def function(self) -> FunctionBody:
-        return FunctionBody(
-            name=self.name, description=self.description, parameters=self.parameters, strict=self.strict
-        )
-
-
-class CustomFormat(Body):
-    type: Literal["text", "grammar"]
-    syntax: Literal["lark", "regex"] | None = None
-    definition: str | None = None
-
-
-class CustomToolBody(Body):
-    """A tool that takes a text; the model calls a function with one argument."""
-
-    type: Literal["custom"]
-    name: FunctionName
-    description: str | None = None
-    format: CustomFormat | None = None
-
-    @property
-    def form(self) -> str:
-        return (self.format.definition if self.format else None) or ""
-
-    @property
-    def is_enforced(self) -> bool:
-        """A regex holds for what the model writes; it may leave a grammar, which it only reads."""
-        return not self.form or (self.format is not None and self.format.syntax == "regex")
-
-    @property
-    def function(self) -> FunctionBody:
-        text = {"type": "string", **({"pattern": f"^(?:{self.form})$"} if self.form and self.is_enforced else {})}
-        described = filter(None, (self.description, self.form and f"The input has this form:\n{self.form}"))
-        return FunctionBody(
-            name=self.name,
-            description="\n\n".join(described) or None,
-            parameters={
-                "type": "object",
-                "properties": {"input": text},
-                "required": ["input"],
-                "additionalProperties": False,
-            },
-            strict=True,
-        )
-
-
-def _by_type(default: str, **kinds: str) -> Discriminator:
-    """Return what tells the models of a union apart; an object of no type, or an unknown one, is of the default."""
-
-    def kind_of(value: object) -> str:
-        kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-        return kinds.get(kind, default) if isinstance(kind, str) else default
-
-    return Discriminator(kind_of)
-
-
-CallableTool: TypeAlias = FunctionToolBody | CustomToolBody
-_Callable = Annotated[
-    Annotated[FunctionToolBody, Tag("FunctionToolBody")] | Annotated[CustomToolBody, Tag("CustomToolBody")],
-    _by_type("FunctionToolBody", custom="CustomToolBody"),
-]
-
-
-class NamespaceBody(Body):
-    """Tools whose calls name the namespace too, as Codex groups those of an MCP server."""
-
-    type: Literal["namespace"]
-    name: FunctionName
-    description: Annotated[str | None, NoEffect()] = None
-    tools: Annotated[list[_Callable], Field(max_length=MAX_TOOLS), TOOL_TYPES]
-
-
-@dataclass(frozen=True, slots=True)
-class NamedCall:
-    """What a call of a function of the chat is called here."""
-
-    name: str
-    namespace: str | None = None
-    is_custom: bool = False
-
-    @property
-    def function(self) -> str:
-        """The function's name in the chat."""
-        return f"{self.namespace}.{self.name}" if self.namespace else self.name
-
-
-class NamedFunction(Body):
-    type: Literal["function", "custom"]
-    name: FunctionName
-
-
-class AllowedFunctions(Body):
-    type: Literal["allowed_tools"]
-    mode: Literal["auto", "required"]
-    tools: Annotated[list[NamedFunction], Field(min_length=1, max_length=MAX_TOOLS), TOOL_TYPES]
 
 
 class TextFormat(Body):
@@ -232,7 +115,7 @@ InputItem: TypeAlias = Annotated[
     | Annotated[InputCustomCall, Tag("InputCustomCall")]
     | Annotated[InputResult, Tag("InputResult")]
     | Annotated[InputReasoning, Tag("InputReasoning")],
-    _by_type(
+    by_type(
         "InputMessage",
         function_call="InputCall",
         custom_tool_call="InputCustomCall",
@@ -250,20 +133,12 @@ def _one_message(value: object) -> object:
     return [{"role": "user", "content": value or ""}] if isinstance(value, str) or not value else value
 
 
-_Tool = Annotated[
-    Annotated[FunctionToolBody, Tag("FunctionToolBody")]
-    | Annotated[CustomToolBody, Tag("CustomToolBody")]
-    | Annotated[NamespaceBody, Tag("NamespaceBody")],
-    _by_type("FunctionToolBody", custom="CustomToolBody", namespace="NamespaceBody"),
-]
-
-
 class ResponsesBody(SharedBody):
     input: Annotated[_Items, BeforeValidator(_one_message, json_schema_input_type=str | _Items)]
     instructions: Text | None = None
     max_output_tokens: MaxTokens | None = None
     store: Literal[False] | None = None
-    tools: Annotated[list[_Tool], Field(max_length=MAX_TOOLS), TOOL_TYPES] | None = None
+    tools: Annotated[list[ResponseTool], Field(max_length=MAX_TOOLS), TOOL_TYPES] | None = None
     tool_choice: ToolWord | NamedFunction | AllowedFunctions | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None
@@ -275,10 +150,7 @@ class ResponsesBody(SharedBody):
     @property
     def callable(self) -> list[tuple[NamedCall, CallableTool]]:
         """Tools that may be called, each with what its calls are called."""
-        groups = [
-            (one.name, one.tools) if isinstance(one, NamespaceBody) else (None, [one]) for one in self.tools or ()
-        ]
-        return [(NamedCall(tool.name, space, tool.type == "custom"), tool) for space, some in groups for tool in some]
+        return callable_tools(self.tools or ())
 
 
 _SHARED = frozenset(SharedBody.model_fields)
@@ -304,8 +176,8 @@ def to_chat(body: ResponsesBody) -> ChatBody:
         max_completion_tokens=body.max_output_tokens,
         logprobs=logprobs or None,
         top_logprobs=body.top_logprobs,
-        tools=[_tool(named, tool) for named, tool in body.callable] or None,
-        tool_choice=_choice(body.tool_choice) if body.tool_choice else None,
+        tools=[chat_tool(named, tool) for named, tool in body.callable] or None,
+        tool_choice=chat_choice(body.tool_choice) if body.tool_choice else None,
         parallel_tool_calls=body.parallel_tool_calls,
         response_format=_format(body.text.format) if body.text and body.text.format else None,
         chat_template_kwargs=body.chat_template_kwargs,
@@ -346,23 +218,6 @@ def _messages(body: ResponsesBody) -> list[Message]:
     if not messages:
         raise InvalidParameter("input holds no message; allowed: one or more", param="input")
     return messages
-
-
-def _tool(named: NamedCall, tool: CallableTool) -> ToolBody:
-    return ToolBody(type="function", function=tool.function.model_copy(update={"name": named.function}))
-
-
-def _choice(choice: ToolWord | NamedFunction | AllowedFunctions) -> ToolChoice:
-    if isinstance(choice, str):
-        return choice
-    if isinstance(choice, NamedFunction):
-        return _named(choice)
-    tools = [_named(tool) for tool in choice.tools]
-    return AllowedChoice(type="allowed_tools", allowed_tools=AllowedTools(mode=choice.mode, tools=tools))
-
-
-def _named(tool: NamedFunction) -> NamedTool:
-    return NamedTool(type="function", function=ToolName(name=tool.name))
 
 
 def _format(form: TextFormat) -> ResponseFormat:
