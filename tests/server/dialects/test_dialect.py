@@ -2,12 +2,18 @@
 
 import asyncio
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 import httpx
 import pytest
 
+from prolepsis.control.web.caller import DEVELOPER
 from prolepsis.core.config import ServerConfig
+from prolepsis.core.requests import SamplingDefaults
+from prolepsis.server.dialects.anthropic.parse import MessagesBody, to_chat
+from prolepsis.server.openai.facts import request_facts, sampling_params
+from prolepsis.server.openai.prepared import RequestContext
 from tests.server.admission.conftest import KeyedApp, bearer
 from tests.server.conftest import Served, served
 from tests.server.fakes import FakeEngine
@@ -75,6 +81,14 @@ async def test_a_key_may_come_as_x_api_key(path: str, keyed_app: KeyedApp) -> No
         check_error(path, await http.post(path, json=BODIES[path], headers={"x-api-key": "wrong"}), 401)
         both = {**bearer(key), "x-api-key": "wrong"}
         assert (await http.post(path, json=BODIES[path], headers=both)).status_code == 200
+
+
+def test_no_rule_of_a_policy_sees_the_key() -> None:
+    context = RequestContext(DEVELOPER, "/v1/messages", {"x-api-key": "secret", "user-agent": "a"})
+    body = to_chat(MessagesBody.model_validate(BODIES["/v1/messages"]))
+    params = sampling_params(body, SamplingDefaults())
+    facts = request_facts(body, params, context, prompt_tokens=1, time=datetime(2026, 11, 27, tzinfo=UTC))
+    assert facts.headers == {"user-agent": "a"}
 
 
 @every
