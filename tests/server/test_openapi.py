@@ -22,13 +22,18 @@ from prolepsis.control.web.fields import Reply
 from prolepsis.control.web.routes import Route
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.telemetry.metrics import Metrics
+from prolepsis.server.dialects.anthropic.routes import MessagesReply
+from prolepsis.server.dialects.ollama.routes import OllamaReply
 from prolepsis.server.openai import replies
 from prolepsis.server.openai.facts import VERIFY_ROUTES
 from tests.server.application import build
 from tests.server.conftest import Served, served
 from tests.server.fakes import ByteTokenizer, FakeEngine
 
-NOT_DESCRIBED = {"POST /v1/embeddings", "GET /openapi.json", "GET /", "GET /docs"}
+FOREIGN = ("/v1/messages/{rest}", "/api/{rest}")
+NOT_DESCRIBED = {"POST /v1/embeddings", "GET /openapi.json", "GET /", "GET /docs"} | {
+    f"{method} {path}" for method in ("GET", "POST") for path in FOREIGN
+}
 """Not served, the document itself, and what leads to the console."""
 APP = build(ServerConfig(), FakeEngine(), ByteTokenizer(), Metrics())
 CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
@@ -143,6 +148,9 @@ TOOL = {"type": "function", "function": {"name": "f"}}
             {"model": "tiny", "input": "Hi", "speculation": {"metrics": True}},
             replies.ResponseReply,
         ),
+        ("ok", "/v1/messages", {"model": "tiny", "max_tokens": 9, "messages": FULL["messages"]}, MessagesReply),
+        ("ok", "/api/chat", {"model": "tiny", "messages": FULL["messages"], "stream": False}, OllamaReply),
+        ("ok", "/api/generate", {"model": "tiny", "prompt": "Hi", "stream": False, "logprobs": True}, OllamaReply),
     ],
 )
 def test_full_replies_have_the_described_shape(text: str, route: str, body: dict[str, Any], reply: type[Reply]) -> None:

@@ -25,6 +25,7 @@ def answered(shared: Served, sent: bytes) -> bytes:
 
 REFUSED = {
     "two_keys": (post(LENGTH, b"authorization: Bearer a", b"Authorization: Bearer b"), 400, "authorization"),
+    "two_keys_as_x_api_key": (post(LENGTH, b"x-api-key: a", b"X-Api-Key: b"), 400, "x-api-key"),
     "the_same_key_twice": (post(LENGTH, b"authorization: Bearer a", b"authorization: Bearer a"), 400, "2 times"),
     "two_modes": (post(LENGTH, b"x-spec-mode: off", b"x-spec-mode: always"), 400, "x-spec-mode"),
     "length_and_chunks": (post(LENGTH, b"transfer-encoding: chunked", body=CHUNKED), 400, "both"),

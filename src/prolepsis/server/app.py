@@ -1,4 +1,4 @@
-"""Puts the application together: sign-in, the OpenAI surface, and what the list of features has."""
+"""Puts the application together: sign-in, the OpenAI surface, dialects, and what the list of features has."""
 
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -17,6 +17,8 @@ from prolepsis.ops.console.routes import ConsoleParts, console_routes
 from prolepsis.server.auth.middleware import AuthMiddleware, RouteRules, check_local
 from prolepsis.server.browsers import MethodsMiddleware, OtherOriginsMiddleware, check_origins
 from prolepsis.server.connections import check_exposure
+from prolepsis.server.dialects.anthropic.routes import messages_routes
+from prolepsis.server.dialects.ollama.routes import ollama_routes
 from prolepsis.server.features import services_of
 from prolepsis.server.health import status_routes
 from prolepsis.server.openai.explain import explain_routes
@@ -46,6 +48,8 @@ def build(
     models = Models([services, *(replace(one, intake=intake) for one in others)])
     routes = (
         *openai_routes(models),
+        *messages_routes(models),
+        *ollama_routes(models),
         *verify_routes(models),
         *status_routes(models, services),
         *_feature_routes(context, services, models.names, lambda: app.openapi()),  # noqa: PLW0108  it is made below

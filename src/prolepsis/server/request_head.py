@@ -14,6 +14,7 @@ _ONCE = frozenset(
         b"content-encoding",
         b"content-type",
         b"idempotency-key",
+        b"x-api-key",
         b"x-request-timeout-ms",
         b"x-spec-mode",
     }

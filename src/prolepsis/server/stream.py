@@ -1,16 +1,17 @@
-"""Streams of an answer: several read as one, ended when the client leaves, and sent as server-sent events."""
+"""Streams of an answer: several read as one, ended when the client leaves, and sent as events."""
 
 import asyncio
 import json
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing, suppress
+from dataclasses import dataclass
 from typing import Generic, Protocol, Self, TypeVar, runtime_checkable
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from prolepsis.control.web.errors import describe_error
+from prolepsis.control.web.errors import describe_error, error_response, shape_of
 
 T = TypeVar("T")
 
@@ -75,7 +76,6 @@ class Merged(Generic[T]):
 
 Json = Mapping[str, object]
 
-_HEADERS = {"content-type": "text/event-stream; charset=utf-8", "cache-control": "no-cache", "x-accel-buffering": "no"}
 _encode = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode
 _PADDED_TO = 128
 
@@ -86,35 +86,59 @@ def padded(event: Json) -> dict[str, object]:
     return {**event, "obfuscation": secrets.token_hex(_PADDED_TO)[:missing]}
 
 
-class SseStream(Response):
+@dataclass(frozen=True, slots=True)
+class Framing:
+    """How events are written on the wire."""
+
+    content_type: str
+    frame: Callable[[Json], str]
+    nothing: bytes
+    """What readers skip, between two events."""
+    end: bytes = b""
+    """After the last event, unless it is a failure."""
+
+
+_SSE_TYPE = "text/event-stream; charset=utf-8"
+SSE = Framing(_SSE_TYPE, lambda event: f"data: {_encode(event)}\n\n", b":\n\n", b"data: [DONE]\n\n")
+NAMED_SSE = Framing(
+    _SSE_TYPE, lambda event: f"event: {event.get('type', 'error')}\ndata: {_encode(event)}\n\n", b":\n\n"
+)
+"""Each event's `type` is its name, as at /v1/responses."""
+NDJSON = Framing("application/x-ndjson", lambda event: f"{_encode(event)}\n", b" ")
+
+
+class AnswerStream(Response):
     """Sends `events` as they come and closes them when the client leaves.
 
     The status line waits for the first event, so a failure before it is answered with its own status; a later failure
-    is sent as a last event with an `error`, without `[DONE]`. A client that stops sending gets a comment, so that the
-    connection finds out whether it is gone. `named` events carry their `type` as the event's name, and their stream
-    ends without `[DONE]`, as that of /v1/responses does.
+    is sent as a last event, in the shape of the route's errors. A client that stops sending gets nothing that it has to
+    read, so that the connection finds out whether it is gone.
     """
 
     def __init__(
-        self, events: AsyncGenerator[Json, None], *, headers: Mapping[str, str] | None = None, named: bool = False
+        self,
+        events: AsyncGenerator[Json, None],
+        framing: Framing = SSE,
+        *,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
-        super().__init__(headers={**_HEADERS, **(headers or {})})
+        own = {"content-type": framing.content_type, "cache-control": "no-cache", "x-accel-buffering": "no"}
+        super().__init__(headers={**own, **(headers or {})})
         del self.headers["content-length"]
         self._events = events
-        self._named = named
+        self._framing = framing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with suppress(ClientDisconnected):
-            await until_disconnect(
-                receive, self._write(scope, receive, send), on_half_close=lambda: send(_part(b":\n\n"))
-            )
+            nothing = _part(self._framing.nothing)
+            await until_disconnect(receive, self._write(scope, receive, send), on_half_close=lambda: send(nothing))
 
     async def _write(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self._events) as events:
             try:
                 first = await anext(events)
             except Exception as error:  # the HTTP edge: every failure becomes one reply
-                await describe_error(error).response()(scope, receive, send)
+                await error_response(error, scope)(scope, receive, send)
                 return
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             await send(_part(self._event(first)))
@@ -124,13 +148,12 @@ class SseStream(Response):
             except ClientDisconnected:  # it stopped reading, so an error event has no reader
                 raise
             except Exception as error:  # the status is out: the stream itself says what failed
-                await send(_part(self._event(describe_error(error).body), more=False))
+                await send(_part(self._event(shape_of(scope).body(describe_error(error))), more=False))
             else:
-                await send(_part(b"" if self._named else b"data: [DONE]\n\n", more=False))
+                await send(_part(self._framing.end, more=False))
 
     def _event(self, value: Json) -> bytes:
-        name = f"event: {value.get('type', 'error')}\n" if self._named else ""
-        return f"{name}data: {_encode(value)}\n\n".encode()
+        return self._framing.frame(value).encode()
 
 
 def _part(data: bytes, *, more: bool = True) -> dict[str, object]:

@@ -9,7 +9,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from structlog.contextvars import bound_contextvars
 
-from prolepsis.control.web.errors import describe_error
+from prolepsis.control.web.errors import error_response
 from prolepsis.core.telemetry.logs import FewLines
 from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.core.trace_context import HEADER, TraceContext, parse_traceparent
@@ -61,7 +61,7 @@ class RequestIdMiddleware:
         except Exception as error:  # the HTTP edge: an error that escaped a route becomes one reply
             if status != _NOT_SENT:
                 raise
-            await describe_error(error).response()(scope, receive, send_with_id)
+            await error_response(error, scope)(scope, receive, send_with_id)
         finally:
             self._account(scope, request_id, status, time.perf_counter() - started)
 

@@ -1,7 +1,8 @@
-"""Every failure in OpenAI's shape: {"error": {"message", "type", "param", "code"}}; codes are strings."""
+"""Every failure in OpenAI's shape, {"error": {"message", "type", "param", "code"}}, or in that of its route."""
 
 import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from http import HTTPStatus
 
 import structlog
@@ -9,6 +10,7 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.types import Scope
 
 from prolepsis.core.errors import (
     ContextTooLong,
@@ -83,11 +85,12 @@ class RequestRefused(UserError):
     def body(self) -> dict[str, object]:
         return {"error": {"message": str(self), "type": self.kind, "param": self.param, "code": self.code}}
 
-    def response(self) -> JSONResponse:
+    def response(self, shape: "ErrorShape | None" = None) -> JSONResponse:
+        """Return the reply, in OpenAI's shape or another."""
         headers = {"x-should-retry": "false"} if self.status in (500, 504) else {}
         if self.status == 503:
             headers["retry-after"] = str(_RETRY_AFTER_S)
-        return JSONResponse(self.body, self.status, headers={**headers, **self.headers})
+        return JSONResponse((shape or OPENAI_ERRORS).body(self), self.status, headers={**headers, **self.headers})
 
     def last_reply(self) -> bytes:
         """Return the whole reply as HTTP/1.1, after which the connection ends."""
@@ -96,6 +99,32 @@ class RequestRefused(UserError):
         lines = [f"HTTP/1.1 {reply.status_code} {HTTPStatus(reply.status_code).phrase}".encode()]
         lines += [name + b": " + value for name, value in reply.raw_headers]
         return b"\r\n".join(lines) + b"\r\n\r\n" + bytes(reply.body)
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorShape:
+    """The form in which an API writes its errors."""
+
+    name: str
+    """Name of the schema in the OpenAPI document."""
+    schema: Mapping[str, object]
+    body: Callable[[RequestRefused], Mapping[str, object]]
+
+
+OPENAI_ERRORS = ErrorShape("Error", ERROR_SCHEMA, lambda refused: refused.body)
+ERROR_SHAPE = "error_shape"
+"""Where the shape of a request's route stands in its scope's state; there is none where no route is known."""
+
+
+def shape_of(scope: Scope) -> ErrorShape:
+    """Return the shape in which a request's errors go out."""
+    shape: ErrorShape = scope.get("state", {}).get(ERROR_SHAPE, OPENAI_ERRORS)
+    return shape
+
+
+def error_response(error: Exception, scope: Scope) -> JSONResponse:
+    """Return the reply to a request that failed."""
+    return describe_error(error).response(shape_of(scope))
 
 
 class RequestAborted(EngineError):
@@ -148,11 +177,11 @@ def _frames(error: BaseException) -> list[str]:
 
 
 def install_error_handlers(app: FastAPI, observe: Callable[[Exception], None]) -> None:
-    """Answer every exception of every route in OpenAI's shape; `observe` sees each."""
+    """Answer every exception of every route in the route's shape; `observe` sees each."""
 
     async def answer(request: Request, error: Exception) -> JSONResponse:
         observe(error)
-        return describe_error(error).response()
+        return error_response(error, request.scope)
 
     for kind in (ProlepsisError, HTTPException, Exception):
         app.add_exception_handler(kind, answer)

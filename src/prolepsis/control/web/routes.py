@@ -17,7 +17,7 @@ from starlette.types import StatelessLifespan
 from prolepsis import __version__
 from prolepsis.control.web.body_reader import BodyReader, Reader
 from prolepsis.control.web.caller import ROLES, Role
-from prolepsis.control.web.errors import ERROR_SCHEMA, install_error_handlers
+from prolepsis.control.web.errors import OPENAI_ERRORS, ErrorShape, install_error_handlers
 
 Roles = frozenset[Role]
 """Any of these roles may use a route; `admin` has every role."""
@@ -56,12 +56,14 @@ _STATUSES = {
 _ALWAYS = (400, 401, 403, 404, 405, 408, 413, 415, 429, 431, 500, 501, 503, 505)
 """Statuses that every route may reply with."""
 _REF = "#/components/schemas/"
+EventType = Literal["text/event-stream", "application/x-ndjson"]
 _EVENT = {
     "type": "object",
     "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
     "required": ["data"],
 }
 """One server-sent event; `data` is the JSON of a chunk, or [DONE]."""
+_STREAMS: Mapping[EventType, Mapping[str, Any]] = {"text/event-stream": _EVENT, "application/x-ndjson": {}}
 _TEXT = {"text/plain": {"schema": {"type": "string"}}}
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Awaitable[object]])
@@ -70,10 +72,18 @@ Endpoint = TypeVar("Endpoint", bound=Callable[..., Awaitable[object]])
 class Route(APIRoute):
     """A route that has its roles with it."""
 
-    def __init__(self, path: str, endpoint: Callable[..., Any], roles: Roles | None, options: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        path: str,
+        endpoint: Callable[..., Any],
+        roles: Roles | None,
+        options: dict[str, Any],
+        errors: ErrorShape = OPENAI_ERRORS,
+    ) -> None:
         """`options`: what FastAPI's own route takes."""
         super().__init__(path, endpoint, **options)
         self.roles = roles
+        self.error_shape = errors
         calls: list[object] = [one.call for one in self.dependant.dependencies]
         readers = [call for call in calls if isinstance(call, Reader)]
         self.bodies = [reader.kind for reader in readers if isinstance(reader, BodyReader)]
@@ -84,8 +94,9 @@ class Route(APIRoute):
 class Routes:
     """The routes of one feature, in the order in which they are matched."""
 
-    def __init__(self) -> None:
+    def __init__(self, errors: ErrorShape = OPENAI_ERRORS) -> None:
         self.all: list[Route] = []
+        self._errors = errors
         self.get = partial(self._declare, "GET")
         self.put = partial(self._declare, "PUT")
         self.post = partial(self._declare, "POST")
@@ -100,7 +111,7 @@ class Routes:
         reply: Any = None,
         errors: Sequence[int] = (),
         may_fail: bool = False,
-        streams: bool = False,
+        streams: EventType | None = None,
         headers: Mapping[str, Any] | None = None,
         documented: bool = True,
     ) -> Callable[[Endpoint], Endpoint]:
@@ -108,8 +119,8 @@ class Routes:
 
         `reply`: the model of the reply, for an endpoint that makes its own `Response`; default: what the endpoint is
         annotated to return. `str` stands for plain text. `errors`: statuses besides those of every route. `may_fail`:
-        a 503 may have the shape of the reply. `streams`: the reply may be server-sent events. `headers`: those that the
-        endpoint reads, with their schemas.
+        a 503 may have the shape of the reply. `streams`: type of the stream that the reply may be. `headers`: those
+        that the endpoint reads, with their schemas.
         """
 
         def declare(endpoint: Endpoint) -> Endpoint:
@@ -120,7 +131,7 @@ class Routes:
                 "response_description": "Done",
                 "response_model": None if reply is str else Default(None) if reply is None else reply,
                 "response_class": PlainTextResponse if reply is str else Default(JSONResponse),
-                "responses": _responses(shape, errors, may_fail=may_fail, streams=streams),
+                "responses": _responses(shape, errors, self._errors, may_fail=may_fail, streams=streams),
                 "openapi_extra": {
                     "security": _security(roles),
                     "parameters": [_parameter(name, "header", schema) for name, schema in (headers or {}).items()],
@@ -128,7 +139,7 @@ class Routes:
                 "include_in_schema": documented,
                 "operation_id": "_".join((method.lower(), *re.findall("[A-Za-z0-9]+", path))),
             }
-            self.all.append(Route(path, endpoint, roles, options))
+            self.all.append(Route(path, endpoint, roles, options, self._errors))
             return endpoint
 
         return declare
@@ -144,17 +155,20 @@ def _parameter(name: str, place: str, schema: Any) -> dict[str, Any]:
     return {"name": name, "in": place, "required": False, "schema": schema}
 
 
-def _responses(reply: Any, errors: Sequence[int], *, may_fail: bool, streams: bool) -> dict[int | str, Any]:
-    error = {"application/json": {"schema": {"$ref": f"{_REF}Error"}}}
+def _responses(
+    reply: Any, errors: Sequence[int], shape: ErrorShape, *, may_fail: bool, streams: EventType | None
+) -> dict[int | str, Any]:
+    error = {"application/json": {"schema": {"$ref": f"{_REF}{shape.name}"}}}
     responses: dict[int | str, Any] = {
         status: {"description": _STATUSES[status], "content": error} for status in (*_ALWAYS, *errors)
     }
     responses[400]["content"] = {**error, **_TEXT}  # plain text is the answer to a request that is not HTTP
     if may_fail:
-        either = [{"$ref": _REF + kind.__name__} for kind in get_args(reply) or (reply,)] + [{"$ref": f"{_REF}Error"}]
+        either = [{"$ref": _REF + kind.__name__} for kind in get_args(reply) or (reply,)]
+        either.append({"$ref": f"{_REF}{shape.name}"})
         responses[503]["content"] = {"application/json": {"schema": {"anyOf": either}}}
-    if streams:
-        responses[200] = {"content": {"text/event-stream": {"schema": _EVENT}}}
+    if streams is not None:
+        responses[200] = {"content": {streams: {"schema": _STREAMS[streams]}}}
     return responses
 
 
@@ -197,7 +211,8 @@ def _document(routes: Sequence[BaseRoute]) -> dict[str, Any]:
         ref_template=_REF + "{model}",
     )
     schemas = document.setdefault("components", {}).setdefault("schemas", {})
-    schemas |= {**definitions.get("$defs", {}), "Error": ERROR_SCHEMA}
+    shapes = {route.error_shape.name: route.error_shape.schema for route in routes if isinstance(route, Route)}
+    schemas |= {**definitions.get("$defs", {}), **shapes}
     for unused in ("HTTPValidationError", "ValidationError"):
         schemas.pop(unused, None)
     document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}

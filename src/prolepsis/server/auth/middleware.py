@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from prolepsis.control.web.errors import RequestRefused, describe_error
+from prolepsis.control.web.errors import ERROR_SHAPE, OPENAI_ERRORS, ErrorShape, RequestRefused, error_response
 from prolepsis.control.web.intake import Intake
 from prolepsis.control.web.refusals import not_local, too_large, upload_too_slow, wrong_role
 from prolepsis.control.web.reply_headers import REPLY_HEADERS
@@ -23,11 +23,12 @@ from prolepsis.server.stream import ClientDisconnected
 
 @dataclass(frozen=True, slots=True)
 class PathRules:
-    """The roles of one path, by method; None: no key is needed."""
+    """The roles of one path, by method; None: no key is needed. What it refuses has the shape of its errors."""
 
     path: str
     """The route's pattern, for logs and counters."""
     pattern: re.Pattern[str]
+    errors: ErrorShape = OPENAI_ERRORS
     roles: dict[str, Roles | None] = field(default_factory=dict)
 
 
@@ -37,7 +38,7 @@ class RouteRules:
     def __init__(self, routes: Sequence[Route]) -> None:
         self._by_path: dict[str, PathRules] = {}
         for route in routes:
-            rules = self._by_path.setdefault(route.path, PathRules(route.path, route.path_regex))
+            rules = self._by_path.setdefault(route.path, PathRules(route.path, route.path_regex, route.error_shape))
             rules.roles.update(dict.fromkeys(route.methods or (), route.roles))
         self._patterns = [rules for path, rules in self._by_path.items() if "{" in path]
 
@@ -125,7 +126,7 @@ class AuthMiddleware:
         except Exception as error:  # the HTTP edge: every failure becomes one reply
             await self._round_robin.turn("")
             self._metrics.refuse(error)
-            await describe_error(error).response()(scope, receive, send)
+            await error_response(error, scope)(scope, receive, send)
             return
         state[REPLY_HEADERS] = {}
         receiver = _Receiver(receive, self._config.upload_timeout_s)
@@ -135,13 +136,13 @@ class AuthMiddleware:
     def _check(self, scope: Scope) -> None:
         """Raise `RequestRefused` where the route may not run, or is not there."""
         headers, method = Headers(scope=scope), scope["method"]
-        self._check_sizes(scope, headers)
         rule = self._rules.of(scope["path"])
         if rule is not None:
-            scope["state"]["rule"] = rule.path
-            if method in rule.roles and self._is_open(rule.roles[method], headers):
-                return
-        caller = self._keys.caller(headers.get("authorization"))
+            scope["state"]["rule"], scope["state"][ERROR_SHAPE] = rule.path, rule.errors
+        self._check_sizes(scope, headers)
+        if rule is not None and method in rule.roles and self._is_open(rule.roles[method], headers):
+            return
+        caller = self._keys.caller(_given_key(headers))
         if not self._keys.required:
             check_local(headers, self._config.allow_origin if rule is not None and _is_for_clients(rule) else ())
         what = f"{method} {scope['path'][:200]}"
@@ -162,7 +163,7 @@ class AuthMiddleware:
         """
         if roles != OPEN:
             return roles is None
-        return "authorization" not in headers if self._keys.required else not is_local(headers)
+        return _given_key(headers) is None if self._keys.required else not is_local(headers)
 
     def _check_sizes(self, scope: Scope, headers: Headers) -> None:
         raw = scope["headers"]
@@ -173,6 +174,12 @@ class AuthMiddleware:
         length = headers.get("content-length", "0")
         if length.isdigit() and int(length) > self._max_body_bytes:
             raise too_large("body", f"{self._max_body_bytes} bytes")
+
+
+def _given_key(headers: Headers) -> str | None:
+    """Return the key as `Authorization` has it; clients of Anthropic's API send it as `x-api-key`."""
+    key = headers.get("x-api-key")
+    return headers.get("authorization", key and f"Bearer {key}")
 
 
 class _Receiver:

@@ -28,9 +28,13 @@ _SEED_BITS = 53
 GENERATION_ROUTES = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
 VERIFY_ROUTES = ("/v1/verify/chat/completions", "/v1/verify/completions")
 """The same for clients that draft (`server.verify`)."""
-KNOWN = Known(proposers=PROPOSER_NAMES, tier=tuple(TIERS), roles=ROLES, route=(*GENERATION_ROUTES, *VERIFY_ROUTES))
+MESSAGES_ROUTE = "/v1/messages"
+OLLAMA_ROUTES = ("/api/chat", "/api/generate")
+"""Routes of other APIs (`server.dialects`)."""
+_ROUTES = (*GENERATION_ROUTES, *VERIFY_ROUTES, MESSAGES_ROUTE, *OLLAMA_ROUTES)
+KNOWN = Known(proposers=PROPOSER_NAMES, tier=tuple(TIERS), roles=ROLES, route=_ROUTES)
 """Names that a policy may use on every server."""
-_SECRET_HEADERS = ("authorization", "cookie", "proxy-authorization")
+_SECRET_HEADERS = ("authorization", "cookie", "proxy-authorization", "x-api-key")
 """No rule may depend on what they hold."""
 
 

@@ -240,10 +240,10 @@ def scope(tenant: str, salt: str | None) -> str:
 def _clamped(
     max_tokens: int | None, length: int, params: SamplingParams, context: RequestContext, services: Services
 ) -> int | None:
-    """Return `max_tokens`, shortened to the room behind a prompt of this length where the setting says so."""
+    """Return `max_tokens`, shortened to the room behind a prompt of this length where that is allowed."""
     room = services.client.info.max_model_len - length
     is_over = max_tokens is not None and max_tokens > room >= max(1, params.min_tokens)
-    if not is_over or not services.config.clamp_max_tokens:
+    if not is_over or not (context.clamps or services.config.clamp_max_tokens):
         return max_tokens
     context.warn(f"max_tokens is {max_tokens}, and the context has less room: the answer may fill it")
     return room

@@ -40,6 +40,8 @@ class RequestContext:
     """By `time.monotonic`."""
     warn: Callable[[str], None] = lambda text: None
     """Says what is not done as the client asked."""
+    clamps: bool = False
+    """`max_tokens` past the room of the context means that room."""
 
     @property
     def spec_mode(self) -> str | None:

@@ -33,7 +33,7 @@ from prolepsis.server.openai.speculation import decided_by, mode_at_start
 from prolepsis.server.openai.tokenization import tokenization_routes
 from prolepsis.server.openai.usage import Json
 from prolepsis.server.services import Models, Services
-from prolepsis.server.stream import ClientDisconnected, SseStream, until_disconnect
+from prolepsis.server.stream import NAMED_SSE, AnswerStream, ClientDisconnected, until_disconnect
 
 CLIENT_CLOSED_REQUEST = 499
 """For logs and counters only: the client is gone and reads no status."""
@@ -41,8 +41,8 @@ SEED = "x-seed"
 """Header of every answer: the seed that it was sampled with."""
 EXACTNESS = "x-exactness"
 """Header of every answer: normal where drafts and other requests may turn a near-tie, else strict."""
-_HEADERS = {**SPEC_MODE_HEADER, KEY_HEADER: KEY_SCHEMA}
-"""Headers that these routes read, with their schemas."""
+HEADERS = {**SPEC_MODE_HEADER, KEY_HEADER: KEY_SCHEMA}
+"""Headers that routes which generate read, with their schemas."""
 
 
 Serve = Callable[[Request, Services], Awaitable[Response]]
@@ -52,7 +52,9 @@ Serve = Callable[[Request, Services], Awaitable[Response]]
 def openai_routes(models: Models) -> Sequence[Route]:
     """Return the routes that generate, and those that tokenize."""
     routes = Routes()
-    generating = partial(routes.post, roles=CLIENTS, errors=(409, 502, 504), streams=True, headers=_HEADERS)
+    generating = partial(
+        routes.post, roles=CLIENTS, errors=(409, 502, 504), streams="text/event-stream", headers=HEADERS
+    )
 
     async def once(request: Request, body: GenerationBody | ResponsesBody, serve: Serve) -> Response:
         services = models.of(body.model, caller_of(request))
@@ -100,8 +102,8 @@ async def _response(body: ResponsesBody, request: Request, services: Services) -
     shape = ResponseShape(body, prepared, services)
     if prepared.stream:
         events = response_events(answer(request, prepared, services), shape)
-        return SseStream(events, headers=at_start(prepared, services), named=True)
-    return await _whole(request, prepared, services, whole_response(answer(request, prepared, services), shape))
+        return AnswerStream(events, NAMED_SSE, headers=at_start(prepared, services))
+    return await whole_reply(request, prepared, services, whole_response(answer(request, prepared, services), shape))
 
 
 async def _completion(
@@ -109,16 +111,17 @@ async def _completion(
 ) -> Response:
     parts, form = answer(request, prepared, services), make_form(prepared)
     if prepared.stream:
-        return SseStream(completion_chunks(parts, prepared, services, form), headers=at_start(prepared, services))
-    return await _whole(request, prepared, services, whole_completion(parts, prepared, services, form))
+        return AnswerStream(completion_chunks(parts, prepared, services, form), headers=at_start(prepared, services))
+    return await whole_reply(request, prepared, services, whole_completion(parts, prepared, services, form))
 
 
-async def _whole(
+async def whole_reply(
     request: Request,
     prepared: PreparedRequest,
     services: Services,
     work: Coroutine[object, object, tuple[Json, RequestStats]],
 ) -> Response:
+    """Return the reply that `work` makes, with what is known of the answer in its headers."""
     try:
         reply, stats = await until_disconnect(request.receive, work)
     except ClientDisconnected:

@@ -24,7 +24,7 @@ from prolepsis.server.openai.prepare import prepare_chat, prepare_completion
 from prolepsis.server.openai.prepared import SPEC_MODE_HEADER, PreparedRequest, context_of
 from prolepsis.server.openai.routes import at_start
 from prolepsis.server.services import Models, Services
-from prolepsis.server.stream import SseStream
+from prolepsis.server.stream import NAMED_SSE, AnswerStream
 from prolepsis.server.verify.events import verify_events
 from prolepsis.server.verify.refusal import Refusal, check_supported, refusal_of
 from prolepsis.server.verify.streams import VerifyStream, VerifyStreams
@@ -48,7 +48,9 @@ def verify_routes(models: Models) -> Sequence[Route]:
     """Return the routes of answers whose clients draft."""
     routes, streams = Routes(), VerifyStreams()
     chat_path, completion_path = VERIFY_ROUTES
-    generating = partial(routes.post, roles=CLIENTS, errors=(409, 502, 504), streams=True, headers=SPEC_MODE_HEADER)
+    generating = partial(
+        routes.post, roles=CLIENTS, errors=(409, 502, 504), streams="text/event-stream", headers=SPEC_MODE_HEADER
+    )
 
     def answered(request: Request, prepared: PreparedRequest, services: Services) -> Response:
         generated = prepared.requests[0]
@@ -56,7 +58,7 @@ def verify_routes(models: Models) -> Sequence[Route]:
         stream = VerifyStream(generated, caller_of(request), services.client, refusal)
         parts = answer(request, prepared, services, tells_start=True)
         events = verify_events(prepared, parts, stream, streams, services)
-        return SseStream(events, headers=at_start(prepared, services), named=True)
+        return AnswerStream(events, NAMED_SSE, headers=at_start(prepared, services))
 
     @generating(chat_path, summary="Continue a conversation, and verify its client's drafts")
     async def chat(request: Request, body: Annotated[ChatBody, read_body(ChatBody)]) -> Response:

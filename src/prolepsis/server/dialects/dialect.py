@@ -1,0 +1,125 @@
+"""The shape of a dialect: an API of others, served as chats and completions.
+
+A dialect is a folder of three files. `parse.py` has its bodies, and turns one into the body of a chat or a completion;
+`render.py` turns the deltas of an answer into a reply or into events; both are pure. `routes.py` has the shape of its
+errors and its routes, of which those that generate end in `answered`. No other code knows a dialect.
+"""
+
+import json
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Generic, Protocol, TypeVar
+
+from fastapi import Request
+from fastapi.responses import Response
+
+from prolepsis.control.web.caller import caller_of
+from prolepsis.control.web.errors import RequestRefused
+from prolepsis.control.web.fields import ClientBody, Schema
+from prolepsis.control.web.routes import CLIENTS, Routes
+from prolepsis.core.stats import RequestStats
+from prolepsis.server.answer import Parts, answer
+from prolepsis.server.deltas import Delta
+from prolepsis.server.openai import bodies
+from prolepsis.server.openai.completions import consumed
+from prolepsis.server.openai.prepare import prepare_chat, prepare_completion
+from prolepsis.server.openai.prepared import PreparedRequest, context_of
+from prolepsis.server.openai.routes import at_start, whole_reply
+from prolepsis.server.openai.usage import Json
+from prolepsis.server.services import Models, Services
+from prolepsis.server.stream import AnswerStream, Framing
+
+
+class ForeignRequest(ClientBody):
+    model: str
+
+
+B = TypeVar("B", bound=ForeignRequest)
+
+
+class Rendering(Protocol):
+    """The answer to one request as its dialect shows it."""
+
+    def take(self, delta: Delta) -> Sequence[Json]:
+        """Return the events of a delta."""
+
+    def last(self, stats: RequestStats) -> Sequence[Json]:
+        """Return the events after the last delta."""
+
+    def whole(self, stats: RequestStats) -> Json:
+        """Return the reply, after the last delta."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint(Generic[B]):
+    """One way to ask for an answer."""
+
+    parse: Callable[[B], bodies.ChatBody | bodies.CompletionBody]
+    render: Callable[[B, PreparedRequest], Rendering]
+    framing: Framing
+    prefix: str = "chatcmpl-"
+    """Of the answers' ids."""
+
+
+async def answered(request: Request, body: B, models: Models, endpoint: Endpoint[B]) -> Response:
+    """Return the answer to a request, by the path of all requests."""
+    services = models.of(body.model, caller_of(request))
+    return await services.idempotency.once(request, body, partial(_answered, body, services, endpoint))
+
+
+async def _answered(body: B, services: Services, endpoint: Endpoint[B], request: Request) -> Response:
+    context = replace(context_of(request), clamps=True)
+    turn = partial(services.intake.large_work.run, context.caller.tenant, context.num_bytes)
+    parsed = await turn(partial(endpoint.parse, body))
+    if isinstance(parsed, bodies.ChatBody):
+        prepared = await prepare_chat(parsed, context, services)
+    else:
+        prepared = await prepare_completion(parsed, context, services)
+    prepared = replace(prepared, answer_id=prepared.answer_id.replace("chatcmpl-", endpoint.prefix, 1))
+    parts, rendering = answer(request, prepared, services), endpoint.render(body, prepared)
+    if prepared.stream:
+        return AnswerStream(_events(parts, rendering), endpoint.framing, headers=at_start(prepared, services))
+    return await whole_reply(request, prepared, services, _whole(parts, rendering))
+
+
+async def _events(parts: Parts, rendering: Rendering) -> AsyncGenerator[Json, None]:
+    async with aclosing(parts):
+        async for part in parts:
+            for event in rendering.take(part) if isinstance(part, Delta) else rendering.last(part):
+                yield event
+
+
+async def _whole(parts: Parts, rendering: Rendering) -> tuple[Json, RequestStats]:
+    stats = await consumed(parts, rendering.take)
+    return rendering.whole(stats), stats
+
+
+def refuse_others(routes: Routes, path: str) -> None:
+    """Answer what lies below a path and is not served, in the shape of the dialect's errors."""
+
+    @routes.get(f"{path}/{{rest:path}}", roles=CLIENTS, summary="Not served", documented=False)
+    @routes.post(f"{path}/{{rest:path}}", roles=CLIENTS, summary="Not served", documented=False)
+    async def not_served(request: Request) -> Response:
+        what = f"{request.method} {request.scope['path'][:200]}"
+        raise RequestRefused(f"No route {what}", code="unknown_url", status=404)
+
+
+def tool(name: str, description: str | None, schema: Schema | None, *, strict: bool | None = None) -> bodies.ToolBody:
+    """Return a tool; other APIs have other rules for names."""
+    function = bodies.FunctionBody.model_construct(name=name, description=description, parameters=schema, strict=strict)
+    return bodies.ToolBody(type="function", function=function)
+
+
+def call(call_id: str, name: str, arguments: Schema) -> bodies.ToolCallBody:
+    """Return a call of an earlier answer."""
+    written = json.dumps(arguments, ensure_ascii=False)
+    function = bodies.CalledFunctionBody.model_construct(name=name, arguments=written)
+    return bodies.ToolCallBody(id=call_id, function=function)
+
+
+def form_of(schema: Schema) -> bodies.ResponseFormat:
+    """Return the form of an answer by its schema."""
+    named = bodies.JsonSchemaBody.model_construct(name="answer", schema_=schema)
+    return bodies.ResponseFormat(type="json_schema", json_schema=named)

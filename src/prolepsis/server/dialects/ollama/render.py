@@ -1,0 +1,110 @@
+"""An answer as Ollama's: a line a delta, and a last one with its counts and times."""
+
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+
+from jiter import from_json
+
+from prolepsis.core.stats import RequestStats
+from prolepsis.server.deltas import Delta
+from prolepsis.server.dialects.ollama.parse import OllamaBody
+from prolepsis.server.openai.chat_reader import ChatReader
+from prolepsis.server.openai.formats import chat_logprobs
+from prolepsis.server.openai.prepared import PreparedRequest
+from prolepsis.server.openai.usage import Json
+
+
+class _OllamaRendering:
+    """Turns the deltas of one answer into lines."""
+
+    def __init__(self, body: OllamaBody, prepared: PreparedRequest, place: Callable[[Json], Json]) -> None:
+        """`place` puts text, thinking and calls where the endpoint has them."""
+        self._model = body.model
+        self._place = place
+        self._reader = ChatReader(prepared)
+        self._calls: list[dict[str, str]] = []
+        """`id`, `name` and `arguments`; they go out whole, at the end."""
+        self._texts = {"content": "", "reasoning": ""}
+        self._logprobs: list[Json] | None = None
+        self._reason: str | None = None
+
+    def take(self, delta: Delta) -> Sequence[Json]:
+        """Return a line, or none where there is nothing to show yet."""
+        shown = {"content": "", "reasoning": ""}
+        for piece in self._reader.take(delta):
+            if piece.kind == "call":
+                call_id = self._reader.call_ids[piece.call]
+                self._calls.append({"id": call_id, "name": piece.text, "arguments": ""})
+            elif piece.kind == "arguments":
+                self._calls[piece.call]["arguments"] += piece.text
+            else:
+                shown[piece.kind] += piece.text
+                self._texts[piece.kind] += piece.text
+        logprobs = None if delta.logprobs is None else [chat_logprobs(one) for one in delta.logprobs]
+        if logprobs is not None:
+            self._logprobs = [*(self._logprobs or ()), *logprobs]
+        calls = self._whole_calls() if delta.finish_reason is not None else []
+        self._reason = delta.finish_reason
+        if not (calls or logprobs or any(shown.values())):
+            return []
+        return [{**self._line(shown, calls, logprobs), "done": False}]
+
+    def last(self, stats: RequestStats) -> Sequence[Json]:
+        return [{**self._line({"content": "", "reasoning": ""}, [], None), **self._end(stats)}]
+
+    def whole(self, stats: RequestStats) -> Json:
+        return {**self._line(self._texts, self._whole_calls(), self._logprobs), **self._end(stats)}
+
+    def _whole_calls(self) -> list[Json]:
+        """Return the calls; arguments that were cut are closed where they were."""
+        shown = list[Json]()
+        for index, call in enumerate(self._calls):
+            arguments = from_json((call["arguments"] or "{}").encode(), partial_mode="on")
+            shown.append({"id": call["id"], "function": {"index": index, "name": call["name"], "arguments": arguments}})
+        return shown
+
+    def _line(self, texts: dict[str, str], calls: list[Json], logprobs: list[Json] | None) -> Json:
+        shown: Json = {"content": texts["content"]}
+        if texts["reasoning"]:
+            shown["thinking"] = texts["reasoning"]
+        if calls:
+            shown["tool_calls"] = calls
+        more: Json = {} if logprobs is None else {"logprobs": logprobs}
+        return {"model": self._model, "created_at": now(), **self._place(shown), **more}
+
+    def _end(self, stats: RequestStats) -> Json:
+        first = stats.first_token_s or stats.queue_s
+        return {
+            "done": True,
+            "done_reason": self._reason,
+            "total_duration": _ns(stats.waited_s + stats.total_s),
+            "load_duration": 0,
+            "prompt_eval_count": stats.num_prompt_tokens,
+            "prompt_eval_duration": _ns(first - stats.queue_s),
+            "eval_count": stats.num_output_tokens,
+            "eval_duration": _ns(stats.total_s - first),
+        }
+
+
+class OllamaChatRendering(_OllamaRendering):
+    def __init__(self, body: OllamaBody, prepared: PreparedRequest) -> None:
+        super().__init__(body, prepared, lambda shown: {"message": {"role": "assistant", **shown}})
+
+
+class OllamaGenerateRendering(_OllamaRendering):
+    def __init__(self, body: OllamaBody, prepared: PreparedRequest) -> None:
+        super().__init__(body, prepared, lambda shown: {"response": shown.pop("content"), **shown})
+
+
+def loaded(body: OllamaBody, shown: Json) -> Json:
+    """Return the reply to a request without a question, which only loads the model or lets it go."""
+    reason = "unload" if body.keep_alive in (0, "0", "0s") else "load"
+    return {"model": body.model, "created_at": now(), **shown, "done": True, "done_reason": reason}
+
+
+def now() -> str:
+    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
+
+
+def _ns(seconds: float) -> int:
+    return round(seconds * 1e9)

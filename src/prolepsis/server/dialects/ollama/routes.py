@@ -1,0 +1,137 @@
+"""Ollama's API: answers, and what its clients ask about models."""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from functools import partial
+from hashlib import sha256
+from typing import Annotated
+
+from fastapi import Request
+from fastapi.responses import JSONResponse, Response
+
+from prolepsis.control.web.body_reader import read_body
+from prolepsis.control.web.caller import SignedIn, caller_of
+from prolepsis.control.web.errors import ErrorShape
+from prolepsis.control.web.fields import JsonObject, Reply
+from prolepsis.control.web.routes import ANY_ROLE, CLIENTS, Route, Routes
+from prolepsis.server.dialects.dialect import Endpoint, answered, refuse_others
+from prolepsis.server.dialects.ollama.parse import (
+    OllamaChatBody,
+    OllamaGenerateBody,
+    OllamaShowBody,
+    parse_chat,
+    parse_generate,
+)
+from prolepsis.server.dialects.ollama.render import OllamaChatRendering, OllamaGenerateRendering, loaded
+from prolepsis.server.openai.facts import OLLAMA_ROUTES
+from prolepsis.server.openai.routes import HEADERS
+from prolepsis.server.services import Models, Services
+from prolepsis.server.stream import NDJSON
+
+VERSION = "0.34.0"
+"""The version of Ollama whose API this is: clients compare it with the one that they need."""
+ERRORS = ErrorShape(
+    "OllamaError",
+    {"type": "object", "properties": {"error": {"type": "string"}}, "required": ["error"]},
+    lambda refused: {"error": str(refused)},
+)
+_NEVER = "9999-12-31T23:59:59Z"
+
+
+class OllamaReply(Reply):
+    """The last line of a stream has the counts and times (ns) too."""
+
+    model: str
+    created_at: str
+    message: JsonObject | None = None
+    """At /api/chat."""
+    response: str | None = None
+    """At /api/generate."""
+    thinking: str | None = None
+    logprobs: list[JsonObject] | None = None
+    done: bool
+    done_reason: str
+    total_duration: int | None = None
+    load_duration: int | None = None
+    prompt_eval_count: int | None = None
+    prompt_eval_duration: int | None = None
+    eval_count: int | None = None
+    eval_duration: int | None = None
+
+
+CHAT = Endpoint(parse_chat, OllamaChatRendering, NDJSON)
+GENERATE = Endpoint(parse_generate, OllamaGenerateRendering, NDJSON)
+
+
+def ollama_routes(models: Models) -> Sequence[Route]:
+    routes = Routes(ERRORS)
+    chat_path, generate_path = OLLAMA_ROUTES
+    generating = partial(
+        routes.post, roles=CLIENTS, errors=(409, 502, 504), streams="application/x-ndjson", headers=HEADERS
+    )
+
+    @generating(chat_path, summary="Continue a conversation, in Ollama's shape", reply=OllamaReply)
+    async def chat(request: Request, body: Annotated[OllamaChatBody, read_body(OllamaChatBody)]) -> Response:
+        if body.messages:
+            return await answered(request, body, models, CHAT)
+        models.of(body.model, caller_of(request))
+        return JSONResponse(loaded(body, {"message": {"role": "assistant", "content": ""}}))
+
+    @generating(generate_path, summary="Answer or continue a text, in Ollama's shape", reply=OllamaReply)
+    async def generate(
+        request: Request, body: Annotated[OllamaGenerateBody, read_body(OllamaGenerateBody)]
+    ) -> Response:
+        if body.prompt:
+            return await answered(request, body, models, GENERATE)
+        models.of(body.model, caller_of(request))
+        return JSONResponse(loaded(body, {"response": ""}))
+
+    @routes.get("/api/tags", roles=ANY_ROLE, summary="Served models, in Ollama's shape")
+    @routes.get("/api/ps", roles=ANY_ROLE, summary="Models in memory, in Ollama's shape")
+    async def listed(caller: SignedIn) -> JsonObject:
+        return {"models": [_listed(name, services) for name, services in models.allowed(caller).items()]}
+
+    @routes.post("/api/show", roles=ANY_ROLE, summary="One model, in Ollama's shape")
+    async def show(body: Annotated[OllamaShowBody, read_body(OllamaShowBody)], caller: SignedIn) -> JsonObject:
+        return _shown(models.of(body.model, caller))
+
+    @routes.get("/api/version", roles=ANY_ROLE, summary="Version of Ollama's API")
+    async def version() -> JsonObject:
+        return {"version": VERSION}
+
+    refuse_others(routes, "/api")
+    return routes.all
+
+
+def _listed(name: str, services: Services) -> JsonObject:
+    info = services.client.info
+    return {
+        "name": name,
+        "model": name,
+        "size": 0,
+        "size_vram": 0,
+        "digest": sha256(info.fingerprint.encode()).hexdigest(),
+        "context_length": info.max_model_len,
+        "expires_at": _NEVER,
+        **_details(services),
+    }
+
+
+def _shown(services: Services) -> JsonObject:
+    info, formats = services.client.info, services.tokenizer.formats
+    known = {"tools": formats.tools is not None, "thinking": formats.reasoning is not None}
+    return {
+        "modelfile": f"FROM {info.model}\n",
+        "parameters": "",
+        "template": services.tokenizer.chat_template or "",
+        "model_info": {"general.architecture": info.forward, f"{info.forward}.context_length": info.max_model_len},
+        "capabilities": ["completion", *(name for name, is_known in known.items() if is_known)],
+        **_details(services),
+    }
+
+
+def _details(services: Services) -> JsonObject:
+    family = services.client.info.forward
+    sizes = {"parent_model": "", "format": "", "parameter_size": "", "quantization_level": ""}
+    since = datetime.fromtimestamp(services.started, UTC).isoformat().replace("+00:00", "Z")
+    return {"modified_at": since, "details": {**sizes, "family": family, "families": [family]}}
