@@ -7,7 +7,7 @@ from contextlib import aclosing, suppress
 from typing import Generic, Protocol, Self, TypeVar, runtime_checkable
 
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from prolepsis.control.web.errors import describe_error
 
@@ -131,6 +131,12 @@ def _part(data: bytes, *, more: bool = True) -> dict[str, object]:
 
 class ClientDisconnected(Exception):
     """The client is gone."""
+
+
+async def never() -> Message:
+    """Stand for a client that sends nothing more and never leaves."""
+    await asyncio.get_running_loop().create_future()
+    raise AssertionError("the future has no result")
 
 
 async def _nothing() -> None:

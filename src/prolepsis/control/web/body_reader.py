@@ -78,6 +78,8 @@ class Reader:
     """A dependency of a route that reads something of the request; `openapi` is what it adds to the document."""
 
     openapi: dict[str, Any]
+    most_bytes: int | None = None
+    """Largest body, where it is not that of all routes."""
 
 
 class BodyReader(Reader):

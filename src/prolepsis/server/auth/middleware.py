@@ -21,7 +21,7 @@ from prolepsis.server.connections import is_loopback
 from prolepsis.server.stream import ClientDisconnected
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PathRules:
     """The roles of one path, by method; None: no key is needed."""
 
@@ -29,6 +29,8 @@ class PathRules:
     """The route's pattern, for logs and counters."""
     pattern: re.Pattern[str]
     roles: dict[str, Roles | None] = field(default_factory=dict)
+    most_bytes: int = 0
+    """Largest body, where a route of the path takes a larger one than all others."""
 
 
 class RouteRules:
@@ -39,6 +41,7 @@ class RouteRules:
         for route in routes:
             rules = self._by_path.setdefault(route.path, PathRules(route.path, route.path_regex))
             rules.roles.update(dict.fromkeys(route.methods or (), route.roles))
+            rules.most_bytes = max(rules.most_bytes, route.most_bytes or 0)
         self._patterns = [rules for path, rules in self._by_path.items() if "{" in path]
 
     def of(self, path: str) -> PathRules | None:
@@ -139,8 +142,8 @@ class AuthMiddleware:
     def _check(self, scope: Scope) -> None:
         """Raise `RequestRefused` where the route may not run, or is not there."""
         headers, method = Headers(scope=scope), scope["method"]
-        self._check_sizes(scope, headers)
         rule = self._rules.of(scope["path"])
+        self._check_sizes(scope, headers, max(self._max_body_bytes, rule.most_bytes if rule else 0))
         if rule is not None:
             scope["state"]["rule"] = rule.path
             if method in rule.roles and self._is_open(rule.roles[method], headers):
@@ -168,15 +171,15 @@ class AuthMiddleware:
             return roles is None
         return "authorization" not in headers if self._keys.required else not is_local(headers)
 
-    def _check_sizes(self, scope: Scope, headers: Headers) -> None:
+    def _check_sizes(self, scope: Scope, headers: Headers, most_bytes: int) -> None:
         raw = scope["headers"]
         limit = self._config.max_header_bytes
         size = sum(len(name) + len(value) for name, value in raw) + len(scope["raw_path"]) + len(scope["query_string"])
         if size > limit or len(raw) > MAX_HEADERS:
             raise too_large("headers", f"{limit} bytes or {MAX_HEADERS} fields")
         length = headers.get("content-length", "0")
-        if length.isdigit() and int(length) > self._max_body_bytes:
-            raise too_large("body", f"{self._max_body_bytes} bytes")
+        if length.isdigit() and int(length) > most_bytes:
+            raise too_large("body", f"{most_bytes} bytes")
 
 
 class _Receiver:
