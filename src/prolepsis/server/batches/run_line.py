@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from uuid import uuid4
 
@@ -14,6 +15,7 @@ from prolepsis.control.web.body_reader import BODY_BYTES, BodyReader
 from prolepsis.control.web.caller import Caller
 from prolepsis.control.web.errors import RequestRefused, describe_error
 from prolepsis.control.web.refusals import too_large
+from prolepsis.server.admission.load_shedding import BACKGROUND_TIER
 from prolepsis.server.batches.lines import LineBody
 from prolepsis.server.openai.routes import GENERATING
 from prolepsis.server.services import Models, Services
@@ -30,6 +32,11 @@ class NotNow(Exception):
     def __init__(self, wait_s: float) -> None:
         super().__init__()
         self.wait_s = wait_s
+
+
+def background(caller: Caller) -> Caller:
+    """Return a caller as its lines run: in the tier behind all others."""
+    return replace(caller, tier=BACKGROUND_TIER)
 
 
 async def run_line(line: LineBody, caller: Caller, models: Models) -> LineResult:

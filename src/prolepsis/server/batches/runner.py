@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections import Counter
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 
 import structlog
@@ -19,10 +19,9 @@ from prolepsis.control.web.feature import Feature, contained_tick
 from prolepsis.core.audit_event import SERVER, AuditEvent
 from prolepsis.core.config import DAY_S
 from prolepsis.core.telemetry.declare import counter, gauge
-from prolepsis.server.admission.load_shedding import BACKGROUND_TIER
 from prolepsis.server.auth.keys import Keys
 from prolepsis.server.batches.lines import LineReader, parse_line
-from prolepsis.server.batches.run_line import NotNow, not_run, run_line
+from prolepsis.server.batches.run_line import NotNow, background, not_run, run_line
 from prolepsis.server.services import Models
 
 WINDOW_S = DAY_S
@@ -30,11 +29,6 @@ _PAUSE_S = 1.0
 _NO_ROOM_S = 0.05
 _HOUR_S = 3600.0
 log = structlog.get_logger(__name__)
-
-
-def background(caller: Caller) -> Caller:
-    """Return a caller as its lines run: in the tier behind all others, and without an operator's rights."""
-    return replace(caller, tier=BACKGROUND_TIER, roles=caller.roles - {"operator", "admin"})
 
 
 class BatchRunner(Feature):
