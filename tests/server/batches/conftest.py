@@ -2,8 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from pathlib import Path
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import openai
@@ -14,7 +13,6 @@ from prometheus_client import CollectorRegistry
 from prolepsis.control.store.store import Store, open_store
 from prolepsis.core.config import ServerConfig
 from prolepsis.server.auth.keys import Keys
-from tests.control.store.databases import migrated_setting
 from tests.server.conftest import Served, served
 from tests.server.fakes import FakeEngine
 from tests.waiting import wait_for
@@ -59,14 +57,15 @@ Serve = Callable[..., Served]
 
 
 @pytest.fixture
-def setting(tmp_path: Path) -> str:
-    """The `store` setting of a database with the schema."""
-    return migrated_setting(tmp_path)
+def serve(sqlite: str) -> Iterator[Serve]:
+    """Start servers that share a store."""
+    with serving(sqlite) as start:
+        yield start
 
 
-@pytest.fixture
-def serve(setting: str) -> Iterator[Serve]:
-    """Start servers that share the store."""
+@contextmanager
+def serving(setting: str) -> Iterator[Serve]:
+    """Give what starts servers of one store, until the block ends."""
     with ExitStack() as stack:
 
         def start(engine: FakeEngine | None = None, keys: Keys | None = None, **changes: Any) -> Served:
