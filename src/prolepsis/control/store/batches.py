@@ -15,7 +15,7 @@ from prolepsis.control.store.tables import batch_lines, batches, files
 from prolepsis.control.store.tenant_files import RUNNING, TenantFile, add_file
 
 Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
-LEASE_S = 15.0
+LEASE_S = 6.0
 """A line whose server has not renewed its lease for so long is run by another one."""
 USAGE = ("input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens")
 _CHUNK = 1000
