@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from threading import Barrier
 
 from sqlalchemy import Connection
 
-from prolepsis.control.store.batches import LEASE_S, BatchLine, BatchTable, LineResult, StoredBatch
+from prolepsis.control.store.batches import LEASE_S, BatchLine, BatchTable, LineResult, StoredBatch, forget_tenant
 from prolepsis.control.store.database import Database
-from prolepsis.control.store.tenant_files import FileTable, TenantFile
+from prolepsis.control.store.tenant_files import PART_BYTES, FileTable, TenantFile
 
 Connect = Callable[[], Database]
 DONE = LineResult("completed", '{"said":"Grüße"}', (5, 1, 3, 0))
@@ -34,6 +35,12 @@ def batch(name: str = "batch_a", tenant: str = "acme", created_at: float = 10.0)
         status="validating",
         created_at=created_at,
         expires_at=1e12,
+    )
+
+
+def file(name: str, tenant: str = "acme") -> TenantFile:
+    return TenantFile(
+        file_id=name, tenant=tenant, purpose="batch", filename="", num_bytes=3, created_at=10.0, expires_at=1e12
     )
 
 
@@ -73,7 +80,7 @@ def test_servers_that_claim_at_once_get_different_lines(connect: Connect) -> Non
         barrier.wait()
         found = list[int]()
         while claimed := table.claim("batch_a", 7):
-            assert table.settle([(line, DONE) for line in claimed]) == len(claimed)
+            assert table.settle([(line, DONE) for line in claimed]) == ["completed"] * len(claimed)
             found += [line.number for line in claimed]
         return found
 
@@ -95,9 +102,9 @@ def test_a_line_of_a_lost_server_runs_again_and_is_settled_once(connect: Connect
     clock.now += 2
     [second] = other.claim("batch_a", 1)
     lost.renew([first])
-    assert lost.settle([(first, DONE)]) == 0
-    assert other.settle([(second, LOST)]) == 1
-    assert other.settle([(second, DONE)]) == 0
+    assert lost.settle([(first, DONE)]) == []
+    assert other.settle([(second, LOST)]) == ["failed"]
+    assert other.settle([(second, DONE)]) == []
     assert other.counts("batch_a")["request_counts"] == {"total": 1, "completed": 0, "failed": 1}
 
 
@@ -154,7 +161,7 @@ def test_what_did_not_run_is_written_off(connect: Connect) -> None:
     assert held.custom_id not in seen
     other.write_off("batch_a", late, running=True)
     assert seen[-1] == held.custom_id
-    assert table.settle([(held, DONE)]) == 0
+    assert table.settle([(held, DONE)]) == []
     assert table.finish("batch_a", "expired", "in_progress", 100.0)
 
 
@@ -200,12 +207,37 @@ def test_ended_batches_and_files_are_forgotten(database: Database) -> None:
 
 def test_an_upload_that_broke_off_is_forgotten(database: Database) -> None:
     files = FileTable(database)
-    upload = TenantFile(
-        file_id="file-a", tenant="acme", purpose="batch", filename="", num_bytes=None, created_at=10.0, expires_at=1e12
-    )
+    upload = replace(file("file-a"), num_bytes=None)
     files.put(upload)
     files.put_part("file-a", 0, b"abc")
     assert files.newest("acme", purpose=None, after=None, most=9, ascending=True) == []
     assert files.due() == [upload]
     files.remove(upload)
     assert files.bytes_of("file-a", 0, 3) == b""
+
+
+def test_a_piece_of_a_file_may_lie_in_several_parts(database: Database) -> None:
+    files, parts = FileTable(database), [bytes([i]) * PART_BYTES for i in range(2)] + [b"end"]
+    for number, part in enumerate(parts):
+        files.put_part("file-a", number, part)
+    whole = b"".join(parts)
+    for start, length in ((0, 1), (PART_BYTES - 2, 4), (PART_BYTES, PART_BYTES), (5, 2 * PART_BYTES), (9, 9 * 2**20)):
+        assert files.bytes_of("file-a", start, length) == whole[start : start + length]
+    assert files.bytes_of("file-a", len(whole), 5) == b""
+
+
+def test_a_tenant_is_forgotten_with_all_it_has(database: Database) -> None:
+    table, files = BatchTable(database), FileTable(database)
+    begun(table, 2)
+    [line, _] = table.claim("batch_a", 2)
+    table.add(batch("batch_b", "other"))
+    files.put_part("file-a", 0, b"abc")
+    files.put(file("file-a"))
+    files.put(file("file-b", "other"))
+    forget_tenant(database, "acme")
+    assert table.settle([(line, DONE)]) == []
+    assert table.counts("batch_a")["request_counts"] == {"total": 0, "completed": 0, "failed": 0}
+    assert files.bytes_of("file-a", 0, 3) == b""
+    assert (table.get("acme", "batch_a"), files.get("acme", "file-a")) == (None, None)
+    assert table.get("other", "batch_b") is not None
+    assert files.get("other", "file-b") is not None

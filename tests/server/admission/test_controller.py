@@ -639,10 +639,10 @@ async def test_a_place_granted_to_one_that_just_left_goes_on_to_the_next() -> No
 async def test_background_work_gives_its_places_to_all_others() -> None:
     bare, leave, now = Bare(ServerConfig()), asyncio.Event(), asyncio.Event()
     await bare.set_places(3)
-    assert bare.gate.background_room == 2, "one place stays free for replays"
+    assert bare.gate.background_room(0) == 2, "one place stays free for replays"
     lines = await started(*(bare.stay(bare.caller("a", "background"), leave) for _ in range(4)))
     assert bare.started == [("a", BACKGROUND)] * 3
-    assert bare.gate.background_room == 0
+    assert bare.gate.background_room(0) == 0
     tasks = await started(*(bare.stay(bare.caller("a"), now) for _ in range(4)))
     assert bare.started[3:] == [("a", 1)] * 3, "as many as there are places, before a line that came first"
     assert bare.gate.num_waiting == 2
@@ -656,9 +656,9 @@ async def test_background_work_gives_its_places_to_all_others() -> None:
 async def test_background_work_leaves_half_of_configured_places_free() -> None:
     bare, leave = Bare(ServerConfig(max_in_engine=6)), asyncio.Event()
     tasks = await started(*(bare.stay(bare.caller("a", "background"), leave) for _ in range(2)))
-    assert bare.gate.background_room == 1
+    assert bare.gate.background_room(0) == 1
     tasks += await started(bare.stay(bare.caller("a", "background"), leave))
-    assert bare.gate.background_room == 0
+    assert bare.gate.background_room(0) == 0
     tasks += await started(*(bare.stay(bare.caller("b"), leave) for _ in range(4)))
     assert bare.gate.num_waiting == 1, "configured places are never exceeded"
     leave.set()

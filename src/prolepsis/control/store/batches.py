@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass, replace
 from typing import Literal
 from uuid import uuid4
 
-from sqlalchemy import Connection, RowMapping, delete, func, insert, select, tuple_, update
+from sqlalchemy import ColumnElement, Connection, RowMapping, Select, delete, func, insert, select, update
 
 from prolepsis.control.store.database import Database, database_time
-from prolepsis.control.store.tables import batch_lines, batches, files
-from prolepsis.control.store.tenant_files import RUNNING, TenantFile, add_file
+from prolepsis.control.store.tables import batch_lines, batches, file_parts, files
+from prolepsis.control.store.tenant_files import RUNNING, TenantFile, add_file, page_of
 
 Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
 LEASE_S = 6.0
@@ -79,23 +79,19 @@ class BatchTable:
             connection.execute(insert(batches).values(values))
 
     def get(self, tenant: str, batch_id: str) -> StoredBatch | None:
-        of = batches.c
-        with self._database.read() as connection:
-            row = connection.execute(select(batches).where(of.batch_id == batch_id, of.tenant == tenant)).first()
-        return None if row is None else _batch(row._mapping)
+        found = self._rows(select(batches).where(batches.c.batch_id == batch_id, batches.c.tenant == tenant))
+        return found[0] if found else None
 
-    def newest(self, tenant: str, *, after: StoredBatch | None, most: int) -> list[StoredBatch]:
+    def newest(self, tenant: str, *, after: str | None, most: int) -> list[StoredBatch]:
         """Return batches of a tenant, the newest first."""
-        of, query = batches.c, select(batches).where(batches.c.tenant == tenant)
-        if after is not None:
-            query = query.where(tuple_(of.created_at, of.batch_id) < (after.created_at, after.batch_id))
-        query = query.order_by(of.created_at.desc(), of.batch_id.desc()).limit(most)
-        with self._database.read() as connection:
-            return [_batch(row) for row in connection.execute(query).mappings()]
+        query = select(batches).where(batches.c.tenant == tenant)
+        return self._rows(page_of(query, batches, batches.c.batch_id, after, most))
 
     def running(self) -> list[StoredBatch]:
         """Return all batches that have not ended, the oldest first."""
-        query = select(batches).where(batches.c.status.in_(RUNNING)).order_by(batches.c.created_at)
+        return self._rows(select(batches).where(batches.c.status.in_(RUNNING)).order_by(batches.c.created_at))
+
+    def _rows(self, query: Select[*tuple[object, ...]]) -> list[StoredBatch]:
         with self._database.read() as connection:
             return [_batch(row) for row in connection.execute(query).mappings()]
 
@@ -154,21 +150,26 @@ class BatchTable:
     def renew(self, lines: Sequence[BatchLine], *, for_s: float = LEASE_S) -> None:
         """Hold the leases on lines for longer; for 0 seconds: give them back."""
         of = batch_lines.c
+        if not lines:
+            return
         with self._database.write() as connection:
             until = self._now(connection) + for_s
             for line in sorted(lines, key=lambda one: (one.batch_id, one.number)):  # in one order for all replicas
                 held = (of.batch_id == line.batch_id) & (of.number == line.number) & (of.lease == line.lease)
                 connection.execute(update(batch_lines).where(held, of.state == "open").values(leased_until=until))
 
-    def settle(self, results: Sequence[tuple[BatchLine, LineResult]]) -> int:
-        """Keep the results of lines whose lease still holds; they are on disk when this returns, each line's once."""
-        of, number = batch_lines.c, 0
+    def settle(self, results: Sequence[tuple[BatchLine, LineResult]]) -> list[str]:
+        """Keep the results of lines whose lease still holds; they are on disk when this returns, each line's once.
+
+        Returns the states of those that were kept.
+        """
+        of, kept = batch_lines.c, list[str]()
         with self._database.write() as connection:
             for line, result in sorted(results, key=lambda one: (one[0].batch_id, one[0].number)):
                 is_open = (of.batch_id == line.batch_id) & (of.number == line.number) & (of.state == "open")
                 settle = update(batch_lines).where(is_open, of.lease == line.lease).values(result.row)
-                number += connection.execute(settle).rowcount
-        return number
+                kept += [result.state] * connection.execute(settle).rowcount
+        return kept
 
     def write_off(self, batch_id: str, result_of: Callable[[str], LineResult], *, running: bool) -> None:
         """Settle lines that did not run, with what `result_of` says of their custom id; `running`: those too that some
@@ -194,9 +195,12 @@ class BatchTable:
     def finish(self, batch_id: str, status: Status, expected: Status, retention_s: float) -> bool:
         """End a batch all of whose lines are settled, with its files; returns whether this call did."""
         of = batch_lines.c
+        is_open = select(of.number).where(of.batch_id == batch_id, of.state == "open").limit(1)
+        with self._database.read() as connection:  # most calls end here, and no writer waits
+            if connection.execute(is_open).first() is not None:
+                return False
         with self._database.write() as connection:
             held = _held(connection, batch_id)
-            is_open = select(of.number).where(of.batch_id == batch_id, of.state == "open").limit(1)
             if held is None or held.status != expected or connection.execute(is_open).first() is not None:
                 return False
             after = {"finalizing_at": _seconds(), f"{status}_at": _seconds(), **_counts(connection, batch_id)}
@@ -209,17 +213,27 @@ class BatchTable:
             _update(connection, held, status, after)
         return True
 
-    def forget(self, tenant: str | None = None, before: float = math.inf) -> None:
-        """Delete ended batches made before a Unix time that have no file left; with a tenant, all of its batches."""
+    def forget(self, before: float) -> None:
+        """Delete ended batches made before a Unix time that have no file left."""
         of = batches.c
         has_file = select(files.c.file_id).where(files.c.batch_id == of.batch_id).exists()
-        is_due = (of.created_at < before, of.status.not_in(RUNNING), ~has_file)
-        query = select(of.batch_id)
-        query = query.where(*is_due) if tenant is None else query.where(of.tenant == tenant)
         with self._database.write() as connection:
-            ids = list(connection.scalars(query))
-            connection.execute(delete(batch_lines).where(batch_lines.c.batch_id.in_(ids)))
-            connection.execute(delete(batches).where(of.batch_id.in_(ids)))
+            _delete(connection, (of.created_at < before) & of.status.not_in(RUNNING) & ~has_file)
+
+
+def forget_tenant(database: Database, tenant: str) -> None:
+    """Delete all files and batches of a tenant, those that run too; raises `StoreUnavailable`."""
+    with database.write() as connection:
+        of_tenant = select(files.c.file_id).where(files.c.tenant == tenant)
+        connection.execute(delete(file_parts).where(file_parts.c.file_id.in_(of_tenant)))
+        connection.execute(delete(files).where(files.c.tenant == tenant))
+        _delete(connection, batches.c.tenant == tenant)
+
+
+def _delete(connection: Connection, which: ColumnElement[bool]) -> None:
+    ids = select(batches.c.batch_id).where(which)
+    connection.execute(delete(batch_lines).where(batch_lines.c.batch_id.in_(ids)))
+    connection.execute(delete(batches).where(which))
 
 
 def _held(connection: Connection, batch_id: str) -> StoredBatch | None:

@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 
-from sqlalchemy import ColumnElement, Connection, delete, func, insert, or_, select, tuple_
+from sqlalchemy import ColumnElement, Connection, LargeBinary, Row, Select, Table, delete, func, insert, select, tuple_
 
 from prolepsis.control.store.database import Database
 from prolepsis.control.store.tables import batch_lines, batches, file_parts, files
@@ -50,33 +50,29 @@ class FileTable:
 
     def get(self, tenant: str, file_id: str) -> TenantFile | None:
         """Return a file that has arrived and has not expired."""
-        of = files.c
-        query = select(files).where(of.file_id == file_id, of.tenant == tenant, *_is_there())
-        with self._database.read() as connection:
-            row = connection.execute(query).first()
-        return None if row is None else TenantFile(**row._mapping)
+        found = self._rows(_there(tenant).where(files.c.file_id == file_id))
+        return found[0] if found else None
 
     def newest(
-        self, tenant: str, *, purpose: str | None, after: TenantFile | None, most: int, ascending: bool
+        self, tenant: str, *, purpose: str | None, after: str | None, most: int, ascending: bool = False
     ) -> list[TenantFile]:
         """Return files by their time, the newest first unless `ascending`."""
-        of, query = files.c, select(files).where(files.c.tenant == tenant, *_is_there())
-        if purpose is not None:
-            query = query.where(of.purpose == purpose)
-        place = tuple_(of.created_at, of.file_id)
-        if after is not None:
-            last = (after.created_at, after.file_id)
-            query = query.where(place > last if ascending else place < last)
-        order = [column.asc() if ascending else column.desc() for column in (of.created_at, of.file_id)]
-        with self._database.read() as connection:
-            rows = connection.execute(query.order_by(*order).limit(most)).mappings()
-            return [TenantFile(**row) for row in rows]
+        query = _there(tenant) if purpose is None else _there(tenant).where(files.c.purpose == purpose)
+        return self._rows(page_of(query, files, files.c.file_id, after, most, ascending=ascending))
 
     def held_bytes(self, tenant: str) -> int:
         """Return the size of all files of a tenant."""
+        return sum(file.num_bytes or 0 for file in self._rows(_there(tenant)))
+
+    def due(self) -> list[TenantFile]:
+        """Return the files that have expired, and those whose upload has broken off."""
+        of, now = files.c, time.time()
+        is_broken = of.num_bytes.is_(None) & (of.created_at < now - _UPLOAD_S)
+        return self._rows(select(files).where((of.expires_at <= now) | is_broken))
+
+    def _rows(self, query: Select[*tuple[object, ...]]) -> list[TenantFile]:
         with self._database.read() as connection:
-            query = select(func.sum(files.c.num_bytes)).where(files.c.tenant == tenant, *_is_there())
-            return int(connection.scalar(query) or 0)
+            return [TenantFile(**row) for row in connection.execute(query).mappings()]
 
     def user_of(self, file_id: str) -> str | None:
         """Return a batch that still needs a file."""
@@ -88,12 +84,17 @@ class FileTable:
 
     def bytes_of(self, file_id: str, start: int, length: int) -> bytes:
         """Return a piece of an uploaded file."""
-        first, of = start // PART_BYTES, file_parts.c
-        last = (start + length - 1) // PART_BYTES
-        query = select(of.content).where(of.file_id == file_id, of.number.between(first, last)).order_by(of.number)
+        of, pieces = file_parts.c, list[bytes]()
         with self._database.read() as connection:
-            whole = b"".join(connection.scalars(query))
-        return whole[start - first * PART_BYTES :][:length]
+            while length > 0:
+                number, at = divmod(start, PART_BYTES)
+                piece = func.substr(of.content, at + 1, min(length, PART_BYTES - at), type_=LargeBinary)
+                found = connection.scalar(select(piece).where(of.file_id == file_id, of.number == number))
+                pieces.append(found or b"")
+                start, length = start + len(pieces[-1]), length - len(pieces[-1])
+                if not found:
+                    break
+        return b"".join(pieces)
 
     def pages(self, file: TenantFile) -> Iterator[bytes]:
         """Yield the content in pieces of bounded size; each one waits for the database."""
@@ -101,15 +102,14 @@ class FileTable:
             for start in range(0, file.num_bytes or 0, PART_BYTES):
                 yield self.bytes_of(file.file_id, start, PART_BYTES)
             return
-        of, last = batch_lines.c, 0
+        of, rows = batch_lines.c, list[Row[tuple[int, str]]]()
+        query = select(of.number, of.result).where(of.batch_id == file.batch_id, of.state == file.line_state)
+        query = query.order_by(of.number).limit(_LINES_OF_PAGE)
         while True:
-            is_next = (of.batch_id == file.batch_id) & (of.state == file.line_state) & (of.number > last)
-            query = select(of.number, of.result).where(is_next)
             with self._database.read() as connection:
-                rows = connection.execute(query.order_by(of.number).limit(_LINES_OF_PAGE)).all()
+                rows = list(connection.execute(query.where(of.number > (rows[-1].number if rows else 0))))
             if not rows:
                 return
-            last = rows[-1].number
             yield "".join(f"{row.result}\n" for row in rows).encode()
 
     def remove(self, file: TenantFile) -> None:
@@ -118,22 +118,31 @@ class FileTable:
             connection.execute(delete(file_parts).where(file_parts.c.file_id == file.file_id))
             connection.execute(delete(files).where(files.c.file_id == file.file_id))
             if file.batch_id is not None:
-                of = batch_lines.c
-                is_its = (of.batch_id == file.batch_id) & (of.state == file.line_state)
-                connection.execute(delete(batch_lines).where(is_its))
-
-    def due(self) -> list[TenantFile]:
-        """Return the files that have expired, and those whose upload has broken off."""
-        of, now = files.c, time.time()
-        is_broken = of.num_bytes.is_(None) & (of.created_at < now - _UPLOAD_S)
-        with self._database.read() as connection:
-            rows = connection.execute(select(files).where(or_(of.expires_at <= now, is_broken))).mappings()
-            return [TenantFile(**row) for row in rows]
+                is_of_batch = batch_lines.c.batch_id == file.batch_id
+                connection.execute(delete(batch_lines).where(is_of_batch, batch_lines.c.state == file.line_state))
 
 
 def add_file(connection: Connection, file: TenantFile) -> None:
     connection.execute(insert(files).values(asdict(file)))
 
 
-def _is_there() -> tuple[ColumnElement[bool], ...]:
-    return files.c.num_bytes.is_not(None), files.c.expires_at > time.time()
+def page_of(
+    query: Select[*tuple[object, ...]],
+    table: Table,
+    name: ColumnElement[str],
+    after: str | None,
+    most: int,
+    *,
+    ascending: bool = False,
+) -> Select[*tuple[object, ...]]:
+    """Return the query of the next page of a list by time, from behind the row that is called `after`."""
+    place = (table.c.created_at, name)
+    if after is not None:
+        last = select(*place).where(name == after).scalar_subquery()
+        query = query.where(tuple_(*place) > last if ascending else tuple_(*place) < last)
+    return query.order_by(*(column.asc() if ascending else column.desc() for column in place)).limit(most)
+
+
+def _there(tenant: str) -> Select[*tuple[object, ...]]:
+    of = files.c
+    return select(files).where(of.tenant == tenant, of.num_bytes.is_not(None), of.expires_at > time.time())

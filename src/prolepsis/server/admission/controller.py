@@ -198,14 +198,16 @@ class AdmissionController(Feature):
         most = self._places - 1 if most_running is None else min(most_running, self._places - 1)
         return self._num_samples <= most and not self._queue and self.overload.level == 0 and not self.draining
 
-    @property
-    def background_room(self) -> int:
-        """Samples of background work that may start now. A place stays free for replays, and for others half of a
-        configured number."""
+    def background_room(self, num_in_flight: int) -> int:
+        """Return how many requests of background work may start now beside those in flight, which may not be here yet.
+
+        A place stays free for replays, and for others half of a configured number.
+        """
         if self._queue or self.overload.level or self.draining:
             return 0
         most = max(1, self._places // 2 if self._config.max_in_engine else self._places - 1)
-        return max(0, min(self._places - self._num_samples, most - self._taken_background))
+        num_coming = max(0, num_in_flight - self._taken_background)
+        return max(0, min(self._places - self._num_samples, most - self._taken_background) - num_coming)
 
     @property
     def num_places(self) -> int:

@@ -10,6 +10,7 @@ from prolepsis.control.store.batches import StoredBatch
 from prolepsis.control.store.tenant_files import TenantFile
 from prolepsis.control.web.fields import Body, JsonObject, Metadata, Reply
 from prolepsis.server.batches.lines import LineFault
+from prolepsis.server.openai.facts import GenerationRoute
 
 Seconds = Annotated[int, Field(ge=3600, le=2592000)]
 Limit = Annotated[int, Field(ge=1, le=100)]
@@ -22,7 +23,7 @@ class ExpiresAfter(Body):
 
 class BatchBody(Body):
     input_file_id: str
-    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/responses"]
+    endpoint: GenerationRoute
     completion_window: Literal["24h"]
     metadata: Metadata | None = None
     output_expires_after: ExpiresAfter | None = None

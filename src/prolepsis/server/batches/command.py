@@ -68,9 +68,9 @@ class BatchFile:
     def read(cls, file: Path) -> "BatchFile":
         """Read a file; prints the faults of its lines and exits where it has any. An empty one has no lines."""
         from prolepsis.server.batches.lines import LineReader
-        from prolepsis.server.openai.routes import GENERATING
+        from prolepsis.server.openai.facts import GENERATION_ROUTES
 
-        reader, lines = LineReader("", tuple(GENERATING)), list[BatchLine]()
+        reader, lines = LineReader("", GENERATION_ROUTES), list[BatchLine]()
         try:
             with file.open("rb") as opened:
                 while piece := opened.read(2**20):

@@ -164,8 +164,9 @@ def _file_routes(context: Context, runner: BatchRunner, models: Models) -> Seque
 
     @routes.get("/v1/files", roles=CLIENTS, summary="List files")
     async def listed(caller: SignedIn, query: _FilesQuery) -> PageReply[FileReply]:
-        after = await found(caller.tenant, query.after, "after") if query.after else None
-        more = partial(files.newest, caller.tenant, purpose=query.purpose, after=after, most=query.limit + 1)
+        if query.after:
+            await found(caller.tenant, query.after, "after")
+        more = partial(files.newest, caller.tenant, purpose=query.purpose, after=query.after, most=query.limit + 1)
         rows = await asyncio.to_thread(more, ascending=query.order == "asc")
         return page([shown_file(row) for row in rows], query.limit)
 
@@ -226,15 +227,16 @@ def _batch_routes(context: Context, runner: BatchRunner, models: Models) -> Sequ
         )
         await asyncio.to_thread(table.add, batch)
         context.emit(_event(caller, "batch.created", batch.batch_id))
-        runner.wake.set()
+        runner.look()
         return shown_batch(batch, {})
 
     @routes.get("/v1/batches", roles=CLIENTS, summary="List batches, the newest first")
     async def listed(
         caller: SignedIn, query: Annotated[BatchesQuery, read_query(BatchesQuery)]
     ) -> PageReply[BatchReply]:
-        after = await found(caller.tenant, query.after, "after") if query.after else None
-        rows = await asyncio.to_thread(partial(table.newest, caller.tenant, after=after, most=query.limit + 1))
+        if query.after:
+            await found(caller.tenant, query.after, "after")
+        rows = await asyncio.to_thread(partial(table.newest, caller.tenant, after=query.after, most=query.limit + 1))
         return page([await reply(row) for row in rows], query.limit)
 
     @routes.get("/v1/batches/{batch_id}", roles=CLIENTS, summary="Show a batch")
@@ -247,7 +249,7 @@ def _batch_routes(context: Context, runner: BatchRunner, models: Models) -> Sequ
         stop = partial(table.change, batch_id, "cancelling", ["validating", "in_progress"])
         if await asyncio.to_thread(partial(stop, cancelling_at=int(time.time()))):
             context.emit(_event(caller, "batch.cancelled", batch_id))
-            runner.wake.set()
+            runner.look()
         elif batch.status not in ("cancelling", "cancelled"):
             message = f"The batch is {batch.status}; allowed: to cancel one that has not ended"
             raise RequestRefused(message, code="batch_ended", status=409)
