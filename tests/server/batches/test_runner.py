@@ -34,14 +34,14 @@ def test_an_interactive_request_comes_before_the_lines_that_wait(serve: Serve) -
     engine = FakeEngine(delay_s=0.02)
     server = serve(engine, max_in_engine=2)
     client = server.openai()
-    batch = made(client, jsonl(*(chat_line(f"{i}") for i in range(30))))
+    batch = made(client, jsonl(*(chat_line(f"{i}") for i in range(12))))
     wait_for(lambda: engine.requests)
     num_before = len(engine.requests)
     client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "now"}])
     late = [request.priority for request in engine.requests[num_before:]]
     assert 0 in late[:2] or 1 in late[:2]
     assert ended(client, batch).status == "completed"
-    assert [request.priority for request in engine.requests].count(BACKGROUND) == 30
+    assert [request.priority for request in engine.requests].count(BACKGROUND) == 12
     assert {request.traffic_class for request in engine.requests} == {
         "chat-completions/background/free/short",
         "chat-completions/standard/free/short",

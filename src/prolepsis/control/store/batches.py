@@ -91,6 +91,10 @@ class BatchTable:
         """Return all batches that have not ended, the oldest first."""
         return self._rows(select(batches).where(batches.c.status.in_(RUNNING)).order_by(batches.c.created_at))
 
+    def num_running(self, tenant: str) -> int:
+        """Return how many batches of a tenant have not ended."""
+        return sum(batch.tenant == tenant for batch in self.running())
+
     def _rows(self, query: Select[*tuple[object, ...]]) -> list[StoredBatch]:
         with self._database.read() as connection:
             return [_batch(row) for row in connection.execute(query).mappings()]

@@ -39,6 +39,8 @@ from prolepsis.server.batches.multipart import PartHead, boundary_of, read_parts
 from prolepsis.server.batches.runner import WINDOW_S, BatchRunner
 from prolepsis.server.services import Models
 
+MOST_RUNNING = 100
+"""Batches of a tenant that have not ended."""
 _FilesQuery = Annotated[FilesQuery, read_query(FilesQuery)]
 _BatchesQuery = Annotated[BatchesQuery, read_query(BatchesQuery)]
 _FORM_BYTES = 2**16
@@ -210,6 +212,11 @@ def _batch_routes(context: Context, runner: BatchRunner, models: Models) -> Sequ
         if await asyncio.to_thread(runner.files.get, caller.tenant, body.input_file_id) is None:
             _not_found(f"No such File object: {body.input_file_id[:64]}", "input_file_id")
         await _check_model(runner, body.input_file_id, caller, models)
+        if await asyncio.to_thread(table.num_running, caller.tenant) >= MOST_RUNNING:
+            message = (
+                f"{MOST_RUNNING} batches of this tenant have not ended; allowed: to wait for one, or to cancel it."
+            )
+            raise RequestRefused(message, code="too_many_batches", status=429, headers={"retry-after": "60"})
         after = body.output_expires_after
         batch = StoredBatch(
             batch_id=f"batch_{uuid4().hex}",
