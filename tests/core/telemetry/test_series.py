@@ -86,14 +86,13 @@ _RULES = [f"rule-{number}" for number in range(50)]
 _PROPOSERS = ["grammar", "suffix", "prompt_lookup", "prediction", "draft_head"]
 
 
-def test_twenty_routes_four_tiers_batches_fifty_rules_and_five_proposers_keep_their_names() -> None:
+def test_twenty_routes_four_tiers_fifty_rules_and_five_proposers_keep_their_names() -> None:
     metrics = Metrics()
     arms: list[tuple[AssignedArm, Mode]] = [("canary", "on"), ("holdout", "off"), ("unassigned", "off")]
     left = replace(prompt(), answer="cut", end="left")
     for route, tier in product(_ROUTES[:5], _TIERS):  # takes no place of those that finish
         metrics.requests.ended(replace(_ended(route, tier, _RULES[0], "canary", "on"), prompts=(left,)))
-    of_batches = [(route, "background") for route in _ROUTES[:3]]
-    for (route, tier), (arm, mode) in product([*product(_ROUTES, _TIERS), *of_batches], arms):
+    for (route, tier), (arm, mode) in product(product(_ROUTES, _TIERS), arms):
         metrics.requests.ended(_ended(route, tier, _RULES[0], arm, mode))
     for rule, (arm, mode) in product(_RULES, arms):
         metrics.requests.ended(_ended(_ROUTES[0], _TIERS[0], rule, arm, mode))
@@ -101,7 +100,7 @@ def test_twenty_routes_four_tiers_batches_fifty_rules_and_five_proposers_keep_th
         metrics.observe(RequestDone(_drafted(proposer, f"completions/standard/{form}/{context}")))
     shown = {value for family in metrics.registry.collect() for one in family.samples for value in one.labels.values()}
     assert OTHER not in shown
-    assert {*_ROUTES, *_TIERS, "background", *_RULES, *_PROPOSERS} <= shown
+    assert {*_ROUTES, *_TIERS, *_RULES, *_PROPOSERS} <= shown
     assert sum(len(family.samples) for family in metrics.registry.collect()) < BUDGET
 
 

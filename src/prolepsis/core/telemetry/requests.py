@@ -21,8 +21,8 @@ NONE = "none"
 
 _MAX_TOKENS = (1, 4, 16, 64, 256, 512, 1024, 2048, 4096, 8192, 32768, 131072)
 _BY_ROUTE = ("route", "tier", "arm", "mode", "outcome")
-_MOST_BY_ROUTE = 249
-"""20 routes and 4 tiers, and 3 routes of batches in theirs, each with three arms or modes."""
+_MOST_BY_ROUTE = 240
+"""20 routes and 4 tiers, each with three arms or modes."""
 _BY_RULE = ("rule", "arm", "mode", "outcome")
 _MOST_BY_RULE = 150
 """50 rules, each with three."""
