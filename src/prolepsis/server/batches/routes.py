@@ -160,7 +160,7 @@ def _file_routes(context: Context, runner: BatchRunner, models: Models) -> Seque
         file = await asyncio.to_thread(files.get, tenant, file_id)
         return file or _not_found(f"No such File object: {file_id[:64]}", param)
 
-    @routes.post("/v1/files", roles=CLIENTS, summary="Upload a file of requests", reply=FileReply)
+    @routes.post("/v1/files", roles=CLIENTS, summary="Upload a file of requests", errors=(409,))
     async def create(file: upload) -> FileReply:
         return shown_file(file)
 

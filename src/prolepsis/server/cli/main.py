@@ -22,7 +22,7 @@ PANELS: dict[str, dict[str, tuple[str, str]]] = {
     "Serve and generate": {
         "serve": ("server.cli.serve:serve", "Serve a model over HTTP with OpenAI's API."),
         "generate": ("server.cli.generate:generate", "Print the continuation of a prompt while it is generated."),
-        "batch": ("server.batches.command:app", "Run a file of requests without a server."),
+        "batch": ("server.cli.batch:app", "Run a file of requests without a server."),
         "propose-server": ("server.cli.propose_server:propose_server", "Draft for engines in other processes."),
     },
     "Check and measure": {

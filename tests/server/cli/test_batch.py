@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from prolepsis.core.telemetry.metrics import Metrics
-from prolepsis.server.batches.command import BatchFile, results_of, run_lines
+from prolepsis.server.cli.batch import BatchFile, results_of, run_lines
 from prolepsis.server.cli.main import app
 from tests.server.application import build
 from tests.server.batches.conftest import chat_line, jsonl
