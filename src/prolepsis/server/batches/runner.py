@@ -18,6 +18,7 @@ from prolepsis.control.web.errors import RequestRefused
 from prolepsis.control.web.feature import Feature, contained_tick
 from prolepsis.core.audit_event import SERVER, AuditEvent
 from prolepsis.core.config import DAY_S
+from prolepsis.core.errors import StoreUnavailable
 from prolepsis.core.telemetry.declare import counter, gauge
 from prolepsis.server.auth.keys import Keys
 from prolepsis.server.batches.lines import LineFault, LineReader, parse_line
@@ -78,7 +79,12 @@ class BatchRunner(Feature):
                     await self._wake.wait()
 
     async def tick(self) -> None:
-        """Do what is due: results to keep, leases to renew, batches to begin and to end, lines to run."""
+        """Do what is due. Without the store, whose writer reports it, results wait here and no line starts."""
+        with suppress(StoreUnavailable):
+            await self._do_due()
+
+    async def _do_due(self) -> None:
+        """Keep results, renew leases, begin and end batches, start lines."""
         await self._settle()
         now = time.monotonic()
         if any(services.admission.draining for services in self._models.by_name.values()):

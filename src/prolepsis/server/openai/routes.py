@@ -96,7 +96,7 @@ GENERATING: Mapping[str, tuple[type[Body], Callable[[Any, Request, Services], Aw
     "/v1/completions": (CompletionBody, _text),
     "/v1/responses": (ResponsesBody, _response),
 }
-"""The body of each route that generates, and what answers it; a route of a batch's lines runs by the same."""
+"""The body of each route that generates, and what answers it; the lines of batches are answered by the same."""
 
 
 async def _completion(
