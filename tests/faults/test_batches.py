@@ -68,11 +68,7 @@ def test_each_line_runs_once_whatever_is_killed(tmp_path: Path, sqlite: str) -> 
         has_run(url, batch, 2)
         process.send_signal(signal.SIGKILL)
     with started(serve_tiny, config, folder) as (process, url):
-        before = shown(url, batch)["request_counts"]["completed"]
-        assert 2 <= before < 16
-        has_run(url, batch, before + 2)
-        process.send_signal(signal.SIGKILL)
-    with started(serve_tiny, config, folder) as (process, url):
+        assert 2 <= shown(url, batch)["request_counts"]["completed"] < 16
         found = answers(url, batch)
         assert [one["custom_id"] for one in found] == [f"{number}" for number in range(16)]
         for one, asked in zip(found[::5], lines[::5], strict=True):

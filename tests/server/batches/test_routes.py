@@ -1,13 +1,17 @@
 """/v1/files and /v1/batches through OpenAI's client: shapes, states, faults by line, pages, tenants."""
 
+from contextlib import closing
 from pathlib import Path
 
 import httpx
 import openai
 import pytest
 
+from prolepsis.control.store.batches import BatchTable, StoredBatch
 from prolepsis.server.auth.key_file import KeyFile, new_key
 from prolepsis.server.auth.keys import Keys
+from prolepsis.server.batches.routes import MOST_RUNNING
+from tests.control.store.databases import opened
 from tests.server.batches.conftest import Serve, chat_line, ended, jsonl, made, results
 from tests.server.conftest import Served, served
 from tests.server.fakes import FakeEngine
@@ -144,6 +148,30 @@ def test_a_file_and_a_tenant_have_a_bound(serve: Serve) -> None:
     assert len(client.files.list().data) == 1
 
 
+def test_a_tenant_has_so_many_batches_that_run(serve: Serve, sqlite: str) -> None:
+    client = serve().openai()
+    file = client.files.create(file=("a", jsonl(chat_line("a"))), purpose="batch")
+    with closing(opened(sqlite)) as database:
+        table = BatchTable(database)
+        for number in range(MOST_RUNNING):
+            table.add(
+                StoredBatch(
+                    batch_id=f"batch_{number}",
+                    tenant="",
+                    key_id="",
+                    model="",
+                    input_file_id=file.id,
+                    document={"endpoint": "/v1/completions", "completion_window": "24h"},
+                    status="validating",
+                    created_at=0.0,
+                    expires_at=1e12,
+                )
+            )
+            table.take_reading(f"batch_{number}")  # by another server, so far
+    with pytest.raises(openai.RateLimitError, match="100 batches"):
+        client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
+
+
 def test_a_model_that_is_not_served_is_refused_at_once(serve: Serve) -> None:
     client = serve().openai()
     with pytest.raises(openai.NotFoundError, match="other"):
@@ -203,7 +231,8 @@ def test_without_a_store_no_file_is_taken() -> None:
     ("form", "what"),
     [
         (b"", "ends before"),
-        (b'--b\r\nContent-Disposition: form-data; name="else"\r\n\r\nx\r\n--b--', "'else'; allowed: file, purpose"),
+        (b'--b\r\nContent-Disposition: form-data; name="else"\r\n\r\nx\r\n--b--', "'else'"),
+        (b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nx\r\n' * 2 + b"--b--", "'purpose' again"),
         (b"--b\r\nContent-Disposition: form-data\r\n\r\nx\r\n--b--", "no name"),
         (b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--b--', "'file'"),
     ],

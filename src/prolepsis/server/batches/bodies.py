@@ -21,6 +21,14 @@ class ExpiresAfter(Body):
     seconds: Seconds
 
 
+class UploadForm(Body):
+    """The fields of a form besides its file."""
+
+    purpose: Literal["batch"]
+    anchor: Annotated[Literal["created_at"] | None, Field(alias="expires_after[anchor]")] = None
+    seconds: Annotated[Seconds | None, Field(alias="expires_after[seconds]")] = None
+
+
 class BatchBody(Body):
     input_file_id: str
     endpoint: GenerationRoute

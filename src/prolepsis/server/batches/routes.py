@@ -1,7 +1,6 @@
 """/v1/files and /v1/batches, as OpenAI's client uses them."""
 
 import asyncio
-import re
 import time
 from collections.abc import Sequence
 from contextlib import aclosing
@@ -15,7 +14,7 @@ from fastapi.responses import Response, StreamingResponse
 
 from prolepsis.control.store.batches import StoredBatch
 from prolepsis.control.store.tenant_files import PART_BYTES, RUNNING, TenantFile
-from prolepsis.control.web.body_reader import Reader, read_body, read_query
+from prolepsis.control.web.body_reader import Reader, parse_texts, read_body, read_query
 from prolepsis.control.web.caller import Caller, SignedIn, caller_of
 from prolepsis.control.web.context import Context
 from prolepsis.control.web.errors import RequestRefused
@@ -30,6 +29,7 @@ from prolepsis.server.batches.bodies import (
     FileReply,
     FilesQuery,
     PageReply,
+    UploadForm,
     page,
     shown_batch,
     shown_file,
@@ -46,14 +46,7 @@ _BatchesQuery = Annotated[BatchesQuery, read_query(BatchesQuery)]
 _FORM_BYTES = 2**16
 """Room of a form besides its file."""
 _MOST_FIELD_BYTES = 512
-_SECONDS = "expires_after[seconds]"
-_FORM = {
-    "file": {"type": "string", "format": "binary"},
-    "purpose": {"enum": ["batch"]},
-    "expires_after[anchor]": {"enum": ["created_at"]},
-    _SECONDS: {"type": "integer", "minimum": 3600, "maximum": 2592000},
-}
-"""The fields of a form, as JSON schemas."""
+_MOST_FIELDS = 8
 
 
 class UploadReader(Reader):
@@ -62,7 +55,9 @@ class UploadReader(Reader):
     most_bytes = MOST_BYTES + _FORM_BYTES
 
     def __init__(self, context: Context, runner: BatchRunner, models: Models) -> None:
-        form = {"type": "object", "properties": _FORM, "required": ["file", "purpose"]}
+        form = UploadForm.model_json_schema()
+        file = {"file": {"type": "string", "format": "binary"}}
+        form = {"type": "object", "properties": {**file, **form["properties"]}, "required": ["file", "purpose"]}
         content = {"multipart/form-data": {"schema": form}}
         self.openapi = {"requestBody": {"required": True, "content": content}}
         self._is_kept = context.database.is_kept
@@ -98,13 +93,21 @@ class UploadReader(Reader):
 
     async def _read(self, request: Request, file: TenantFile, room: int) -> TenantFile:
         fields, name, size, number, part = dict[str, bytes](), "", 0, 0, bytearray()
+        has_file = False
         boundary = boundary_of(request.headers.get("content-type", ""))
         async with aclosing(read_parts(request.stream(), boundary)) as pieces:
             async for piece in pieces:
                 if isinstance(piece, PartHead):
-                    name = _checked_field(piece.name, fields)
-                    fields[name] = b""
-                    file = replace(file, filename=piece.filename or "") if name == "file" else file
+                    name = piece.name
+                    if name in fields or (name == "file" and has_file) or len(fields) > _MOST_FIELDS:
+                        message = (
+                            f"The form has {name[:64]!r} again, or more than {_MOST_FIELDS} fields; allowed: each once."
+                        )
+                        raise RequestRefused(message, code="invalid_form", param=name[:64])
+                    if name == "file":
+                        file, has_file = replace(file, filename=piece.filename or ""), True
+                    else:
+                        fields[name] = b""
                 elif name != "file":
                     fields[name] = (fields[name] + piece)[:_MOST_FIELD_BYTES]
                 else:
@@ -119,32 +122,12 @@ class UploadReader(Reader):
                         number += 1
         if part:
             await asyncio.to_thread(self._files.put_part, file.file_id, number, bytes(part))
-        return _checked_form(replace(file, num_bytes=size), fields)
-
-
-def _checked_field(name: str, fields: dict[str, bytes]) -> str:
-    if name not in _FORM or name in fields:
-        given = f"the form has the field {name[:64]!r}{' twice' if name in fields else ''}"
-        raise RequestRefused(f"{given}; allowed: {', '.join(_FORM)}", code="unknown_parameter", param=name[:64])
-    return name
-
-
-def _checked_form(file: TenantFile, fields: dict[str, bytes]) -> TenantFile:
-    for name in ("file", "purpose"):
-        if name not in fields:
-            message = f"Missing required parameter: '{name}'."
-            raise RequestRefused(message, code="missing_required_parameter", param=name)
-    purpose = fields["purpose"].decode(errors="replace")
-    if purpose != "batch":
-        message = f"purpose is {purpose[:64]!r}; allowed: batch"
-        raise RequestRefused(message, code="invalid_value", param="purpose")
-    if _SECONDS not in fields:
-        return file
-    seconds = fields[_SECONDS].decode(errors="replace")
-    if not re.fullmatch(r"[0-9]{4,7}", seconds) or not 3600 <= int(seconds) <= 2592000:
-        message = f"{_SECONDS} is {seconds[:32]!r}; allowed: 3600 to 2592000"
-        raise RequestRefused(message, code="invalid_value", param=_SECONDS)
-    return replace(file, expires_at=min(file.expires_at, file.created_at + int(seconds)))
+        form = parse_texts({name: value.decode(errors="replace") for name, value in fields.items()}, UploadForm)
+        if not has_file:
+            message = "Missing required parameter: 'file'."
+            raise RequestRefused(message, code="missing_required_parameter", param="file")
+        expires_at = min(file.expires_at, file.created_at + (form.seconds or self._retention_s))
+        return replace(file, num_bytes=size, expires_at=expires_at)
 
 
 def batch_routes(context: Context, runner: BatchRunner, models: Models) -> Sequence[Route]:
