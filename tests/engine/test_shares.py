@@ -6,7 +6,7 @@ import pytest
 
 from prolepsis.core.events import Event, Finished
 from prolepsis.core.kill_scope import kill_scope
-from prolepsis.core.requests import GenerateRequest, SamplingParams
+from prolepsis.core.requests import BACKGROUND, GenerateRequest, SamplingParams
 from prolepsis.engine.sampling.noise import noise_key
 from prolepsis.engine.shares import share_of
 from prolepsis.engine.step import Engine
@@ -102,3 +102,33 @@ def test_its_samples_take_up_its_share_one_after_the_other() -> None:
         events += engine.step()
     assert "large" in terminals(events)
     check_outputs(events + drain(engine), source)
+
+
+def background(name: str) -> GenerateRequest:
+    return of("a", request(name, [1, 2], LARGE, priority=BACKGROUND))
+
+
+def test_background_work_gives_its_part_of_a_pass_to_any_other() -> None:
+    """Of the same tenant too; it takes part in a few passes, and goes on with the same tokens."""
+    engine, lines = opened(), [background(f"line {i}") for i in range(PLACES)]
+    submit(engine, *lines)
+    events = engine.step() + engine.step()
+    assert sum(rows_of(engine, one.request_id) for one in lines) == PLACES
+    stream = of("a", request("stream", [4, 5], replace(LARGE, max_tokens=64), priority=1))
+    submit(engine, stream)
+    seen = []
+    while "stream" not in terminals(events):
+        events += engine.step()
+        seen.append(sum(rows_of(engine, one.request_id) for one in lines))
+    assert len(seen) <= 67, "it never waited"
+    assert seen.count(0) >= len(seen) - 5
+    assert 3 <= sum(number > 0 for number in seen) <= 5
+    check_outputs(events + drain(engine), *lines, stream)
+
+
+def test_background_work_alone_has_all_passes() -> None:
+    engine, line = opened(), background("line")
+    submit(engine, line)
+    events = [event for _ in range(LARGE.max_tokens + 1) for event in engine.step()]
+    assert "line" in terminals(events)
+    check_outputs(events, line)

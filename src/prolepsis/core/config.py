@@ -466,6 +466,14 @@ class ServerConfig(BaseModel):
     idempotency_bytes: int = Field(
         default=64 * 2**20, ge=0, description="memory of the answers to requests with an Idempotency-Key"
     )
+    batch_retention_days: float = Field(
+        default=30.0,
+        gt=0,
+        description="days until files of batches and their results are deleted; a client may ask for fewer",
+    )
+    batch_file_bytes: int = Field(
+        default=4 * 2**30, ge=0, description="most bytes of the files of one tenant; 0: no files are taken"
+    )
     shutdown_s: float = Field(
         default=10.0,
         ge=0,

@@ -167,6 +167,8 @@ SpecMode = Literal["auto", "off", "always", "shadow"]
 OffReason = Literal["requested_off", "policy_off", "rolled_back", "not_eligible", "flag_off"]
 
 
+BACKGROUND = 5
+"""The priority from which a request gets what better ones leave: it has to give its place and its part of a pass."""
 UNCOUNTED_CLASS = "health"
 """The traffic class of requests of the server itself: no proposer is counted or judged by them."""
 

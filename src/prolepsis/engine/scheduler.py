@@ -121,6 +121,7 @@ class Scheduler:
         self._ended: list[SequenceState] = []
         self._deadlines: dict[str, float] = {}
         self._serial = 0
+        self._num_steps = 0
 
     def validate(self, source: GenerateRequest) -> None:
         """Raise `UserError` for a request that cannot be served, naming what was given and what is allowed.
@@ -213,7 +214,8 @@ class Scheduler:
     def schedule(self, now: float) -> list[Row]:
         """Return the rows of the next step, without drafts: decoding sequences first, then prompts in turns."""
         self._expire(now)
-        step = _Step(self.limits.max_step_tokens, Small(self.requests.values()), now)
+        self._num_steps += 1
+        step = _Step(self.limits.max_step_tokens, Small(self.requests.values(), self._num_steps), now)
         for sequence in sorted(self.running, key=lambda s: s.num_pending > 1):
             may_run = sequence.running and not step.small.holds(sequence)
             if may_run and self._make_room(sequence, step, now) and sequence.num_pending == 1:

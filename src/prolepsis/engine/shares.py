@@ -5,15 +5,21 @@ free, rank `SPARE` lower than the request, so that anything gets a place from th
 when a sample of the request ends. While a request of another tenant is there that has a better rank and keeps within
 its share, no spare sample starts or takes part in a pass: the pass would take several times as long for it. Those that
 run wait with their pages.
+
+A request of the priority `BACKGROUND` or above waits likewise while any better one is there, except in every
+`_TURN`th pass, so that it goes on beside a steady load.
 """
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from prolepsis.core.requests import BACKGROUND
+
 if TYPE_CHECKING:
     from prolepsis.engine.request import Request, SequenceState
 
 _PART = 8
+_TURN = 16
 SPARE = 2
 """Added to the priority of spare samples; what is lower by one only is displaced once, spare samples always."""
 
@@ -34,10 +40,12 @@ def mark_spare(request: "Request", num_places: int) -> None:
 
 
 class Small:
-    """The requests that keep within their share, as far as large ones have to wait for them."""
+    """The requests that keep within their share, as far as large ones and background work have to wait for them."""
 
-    def __init__(self, requests: Iterable["Request"]) -> None:
+    def __init__(self, requests: Iterable["Request"], number: int = 0) -> None:
+        """`number`: that of the pass."""
         live = list(requests)
+        self._holds_background = number % _TURN != 0 and any(one.source.priority < BACKGROUND for one in live)
         self._there: set[tuple[str, int]] = set()
         if any(request.is_large for request in live):
             self._there = {
@@ -45,7 +53,9 @@ class Small:
             }
 
     def holds(self, sequence: "SequenceState") -> bool:
-        """Return whether a sequence is a spare sample that waits for another tenant's request."""
+        """Return whether a sequence is background work, or a spare sample, that waits for other requests."""
+        if self._holds_background and sequence.request.source.priority >= BACKGROUND:
+            return True
         return sequence.is_spare and any(
             tenant != sequence.tenant and priority < sequence.rank[0] for tenant, priority in self._there
         )

@@ -15,6 +15,8 @@ from prolepsis.core.config import ServerConfig
 from prolepsis.core.engine_client import EngineClient
 from prolepsis.ops.console.routes import ConsoleParts, console_routes
 from prolepsis.server.auth.middleware import AuthMiddleware, RouteRules, check_local
+from prolepsis.server.batches.routes import batch_routes
+from prolepsis.server.batches.runner import BatchRunner
 from prolepsis.server.browsers import MethodsMiddleware, OtherOriginsMiddleware, check_origins
 from prolepsis.server.connections import check_exposure
 from prolepsis.server.dialects.anthropic.routes import messages_routes
@@ -46,16 +48,18 @@ def build(
     services = services_of(context, sources, tokenizer, intake)
     admission = services.admission
     models = Models([services, *(replace(one, intake=intake) for one in others)])
+    runner = BatchRunner(context, models, sources.keys)
     routes = (
         *openai_routes(models),
         *messages_routes(models),
         *ollama_routes(models),
         *verify_routes(models),
+        *batch_routes(context, runner, models),
         *status_routes(models, services),
         *_feature_routes(context, services, models.names, lambda: app.openapi()),  # noqa: PLW0108  it is made below
     )
     rules = RouteRules(routes)
-    app = Application(routes, partial(_while_serving, services), admission.metrics.refuse)
+    app = Application(routes, partial(_while_serving, services, runner), admission.metrics.refuse)
     app.state.admission = admission
     app.state.features = services.features
     app.state.intake = intake
@@ -104,8 +108,8 @@ def _shared_intake(config: ServerConfig, client: EngineClient, others: Sequence[
 
 
 @asynccontextmanager
-async def _while_serving(services: Services, _: Application) -> AsyncGenerator[None, None]:
+async def _while_serving(services: Services, runner: BatchRunner, _: Application) -> AsyncGenerator[None, None]:
     """Run the clocks of the features while requests run; close the engine at the end."""
-    async with running(services.features):
+    async with running((*services.features, runner)):
         yield
     await services.client.close()

@@ -1,6 +1,5 @@
 """Requests with an `Idempotency-Key`: a retry gets the first attempt's answer, and 409 while that attempt runs."""
 
-import asyncio
 import math
 import re
 import time
@@ -26,7 +25,7 @@ from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.telemetry.declare import counter, gauge
 from prolepsis.server.admission.controller import was_charged
 from prolepsis.server.openai.prepared import SPEC_MODE
-from prolepsis.server.stream import ClientDisconnected
+from prolepsis.server.stream import ClientDisconnected, never
 from prolepsis.server.tracing import ANSWER_ID, HTTP_REQUEST_ID, TRACE
 
 KEY_HEADER = "idempotency-key"
@@ -184,7 +183,7 @@ class Idempotency(Feature):
         state = request.scope["state"]
         answer = RecordedReply(tenant=tenant, key=key, fingerprint=fingerprint, began=now, state=state)
         self.answers.add(answer)
-        return await self._attempt(answer, Request(request.scope, _never), attend)
+        return await self._attempt(answer, Request(request.scope, never), attend)
 
     async def tick(self) -> None:
         """Forget what has expired."""
@@ -264,7 +263,7 @@ class _Kept(Response):
                 await send(message)
 
         try:
-            await self._response(scope, _never, take_and_send)
+            await self._response(scope, never, take_and_send)
         finally:
             self._ended()
 
@@ -298,8 +297,3 @@ def _not_kept(max_bytes: int) -> RequestRefused:
         status=409,
         headers={"x-should-retry": "false"},
     )
-
-
-async def _never() -> Message:
-    await asyncio.get_running_loop().create_future()
-    raise AssertionError("the future has no result")

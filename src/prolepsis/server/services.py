@@ -55,13 +55,13 @@ class Models:
 
     def __init__(self, all: Sequence[Services]) -> None:
         """Raises `ConfigError` for a name that two models have."""
-        self._by_name: dict[str, Services] = {}
+        self.by_name: dict[str, Services] = {}
         for services in all:
             for name in services.model_names:
-                if name in self._by_name:
+                if name in self.by_name:
                     message = f"served_model_names: {name!r} is the name of two models; allowed: one name, one model"
                     raise ConfigError(message, param="served_model_names")
-                self._by_name[name] = services
+                self.by_name[name] = services
 
     @property
     def names(self) -> Sequence[str]:
@@ -69,7 +69,7 @@ class Models:
 
     def allowed(self, caller: Caller) -> Mapping[str, Services]:
         """Return the models that the caller's key may use."""
-        return {name: services for name, services in self._by_name.items() if caller.may_use(name)}
+        return {name: services for name, services in self.by_name.items() if caller.may_use(name)}
 
     def of(self, name: str | None, caller: Caller) -> Services:
         """Return the services of a model; None stands for the first one that the caller may use.
@@ -77,10 +77,10 @@ class Models:
         Raises `ModelNotFound` unless it is served, `Refused` (403) where the caller's key may not use it.
         """
         if name is None:
-            name = next(iter(self.allowed(caller)), next(iter(self._by_name)))
-        if name not in self._by_name:
-            served = ", ".join(self._by_name)
+            name = next(iter(self.allowed(caller)), next(iter(self.by_name)))
+        if name not in self.by_name:
+            served = ", ".join(self.by_name)
             raise ModelNotFound(f"The model {name[:128]!r} does not exist; served here: {served}.", param="model")
         if not caller.may_use(name):
             raise model_not_allowed(name, caller.models)
-        return self._by_name[name]
+        return self.by_name[name]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, Self, TypeVar, runtime_checkable
 
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from prolepsis.control.web.errors import describe_error, error_response, shape_of
 
@@ -162,6 +162,12 @@ def _part(data: bytes, *, more: bool = True) -> dict[str, object]:
 
 class ClientDisconnected(Exception):
     """The client is gone."""
+
+
+async def never() -> Message:
+    """Stand for a client that sends nothing more and never leaves."""
+    await asyncio.get_running_loop().create_future()
+    raise AssertionError("the future has no result")
 
 
 async def _nothing() -> None:

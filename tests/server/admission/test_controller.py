@@ -19,7 +19,7 @@ from prolepsis.core.errors import DeadlineExceeded
 from prolepsis.core.events import Event, Tokens
 from prolepsis.core.messages import Abort
 from prolepsis.core.plan import SpecPlan
-from prolepsis.core.requests import GenerateRequest, SamplingParams
+from prolepsis.core.requests import BACKGROUND, GenerateRequest, SamplingParams
 from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.server.admission.controller import TIMEOUT_HEADER, AdmissionController
 from prolepsis.server.admission.metrics import AdmissionMetrics
@@ -634,3 +634,38 @@ async def test_a_place_granted_to_one_that_just_left_goes_on_to_the_next() -> No
     second.set()
     await asyncio.gather(*tasks, return_exceptions=True)
     assert (bare.gate._taken, bare.gate.num_inside, bare.gate.num_waiting) == (0, 0, 0)
+
+
+async def test_background_work_gives_its_places_to_all_others() -> None:
+    bare, leave, now = Bare(ServerConfig()), asyncio.Event(), asyncio.Event()
+    await bare.set_places(3)
+    assert bare.gate.background_room(0) == 2, "one place stays free for replays"
+    lines = await started(*(bare.stay(bare.caller("a", "background"), leave) for _ in range(4)))
+    assert bare.started == [("a", BACKGROUND)] * 3
+    assert bare.gate.background_room(0) == 0
+    tasks = await started(*(bare.stay(bare.caller("a"), now) for _ in range(4)))
+    assert bare.started[3:] == [("a", 1)] * 3, "as many as there are places, before a line that came first"
+    assert bare.gate.num_waiting == 2
+    now.set()
+    await asyncio.gather(*tasks)
+    leave.set()
+    await asyncio.gather(*lines)
+    assert (bare.gate._taken, bare.gate._taken_background) == (0, 0)
+
+
+async def test_background_work_leaves_half_of_configured_places_free() -> None:
+    bare, leave = Bare(ServerConfig(max_in_engine=6)), asyncio.Event()
+    tasks = await started(*(bare.stay(bare.caller("a", "background"), leave) for _ in range(2)))
+    assert bare.gate.background_room(0) == 1
+    tasks += await started(bare.stay(bare.caller("a", "background"), leave))
+    assert bare.gate.background_room(0) == 0
+    tasks += await started(*(bare.stay(bare.caller("b"), leave) for _ in range(4)))
+    assert bare.gate.num_waiting == 1, "configured places are never exceeded"
+    leave.set()
+    await asyncio.gather(*tasks)
+
+
+async def test_background_work_has_the_time_of_its_batch() -> None:
+    bare = Bare(ServerConfig(request_timeout_s=5))
+    async with bare.inside(bare.caller("a", "background")) as line, bare.inside(bare.caller("a")) as other:
+        assert (line.deadline_s, other.deadline_s) == (None, 5)

@@ -5,7 +5,20 @@ Times are seconds of Unix time, except for audit entries, whose time is hashed a
 
 from typing import Any
 
-from sqlalchemy import JSON, BigInteger, Boolean, Column, Double, Index, Integer, MetaData, String, Table, Text
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Column,
+    Double,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+)
 
 metadata = MetaData()
 
@@ -254,3 +267,57 @@ allowances = Table(
     *_columns(Double, "per_minute level filled_at"),
 )
 """What is left of rate limits, beyond what replicas have leased of it; an owner without a row has all of it."""
+
+files = Table(
+    "files",
+    metadata,
+    Column("file_id", String(64), primary_key=True),
+    *_columns(Text, "tenant purpose filename"),
+    Column("num_bytes", BigInteger),
+    *_columns(Double, "created_at expires_at"),
+    Column("batch_id", String(64)),
+    Column("line_state", String(16)),
+    Index("ix_files_tenant", "tenant"),
+)
+"""Files of tenants. `num_bytes` is null until a file has arrived.
+
+With a `batch_id` the content is the results of those lines of that batch that are in `line_state`."""
+
+file_parts = Table(
+    "file_parts",
+    metadata,
+    Column("file_id", String(64), primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    Column("content", LargeBinary, nullable=False),
+)
+"""Parts of one size, but for the last of a file."""
+
+batches = Table(
+    "batches",
+    metadata,
+    Column("batch_id", String(64), primary_key=True),
+    *_columns(Text, "tenant key_id model input_file_id document"),
+    Column("status", String(16), nullable=False),
+    *_columns(Double, "created_at expires_at leased_until"),
+    Index("ix_batches_tenant", "tenant"),
+    Index("ix_batches_status", "status"),
+)
+"""`document`: what clients see of it besides, as JSON. `leased_until`: a server reads its file until then."""
+
+batch_lines = Table(
+    "batch_lines",
+    metadata,
+    Column("batch_id", String(64), primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    *_columns(Text, "custom_id prefix lease"),
+    Column("start", BigInteger, nullable=False),
+    *_columns(Integer, "length result_bytes input_tokens cached_tokens output_tokens reasoning_tokens"),
+    Column("state", String(16), nullable=False),
+    Column("leased_until", Double, nullable=False),
+    Column("result", Text),
+    Index("ix_batch_lines_next", "batch_id", "state", "prefix", "number"),
+)
+"""Lines of a batch's file, where they are in it, and their results. `state`: open, completed or failed.
+
+`prefix` sorts lines that begin alike next to each other. `lease`: of the server that runs it until `leased_until`.
+"""

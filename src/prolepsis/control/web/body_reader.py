@@ -28,6 +28,8 @@ class Reader:
     """A dependency of a route that reads something of the request; `openapi` is what it adds to the document."""
 
     openapi: dict[str, Any]
+    most_bytes: int | None = None
+    """Largest body, where it is not that of all routes."""
 
 
 class BodyReader(Reader):
@@ -83,10 +85,7 @@ class QueryReader(Reader):
             name = next(name for name in query if given.count(name) > 1)
             message = f"The query has '{name[:64]}' {given.count(name)} times; allowed: once."
             raise RequestRefused(message, code="invalid_value", param=name[:64])
-        try:
-            return self.kind.model_validate(query, strict=False)
-        except ValidationError as error:
-            raise _refusal(error, self.kind, query) from None
+        return parse_texts(query, self.kind)
 
 
 def read_body(kind: type[Body]) -> Any:
@@ -97,6 +96,14 @@ def read_body(kind: type[Body]) -> Any:
 def read_query(kind: type[Body]) -> Any:
     """Return the annotation of a route's parameter that is the request's query."""
     return Depends(QueryReader(kind))
+
+
+def parse_texts(values: Mapping[str, str], kind: type[B]) -> B:
+    """Parse the values of a query or a form into `kind`; raises `RequestRefused`."""
+    try:
+        return kind.model_validate(values, strict=False)
+    except ValidationError as error:
+        raise _refusal(error, kind, values) from None
 
 
 def size_of(raw: bytes) -> tuple[int, int]:

@@ -84,11 +84,14 @@ class Route(APIRoute):
         super().__init__(path, endpoint, **options)
         self.roles = roles
         self.error_shape = errors
+        self.most_bytes: int | None = None
+        """Largest body, where it is not that of all routes."""
         calls: list[object] = [one.call for one in self.dependant.dependencies]
         readers = [call for call in calls if isinstance(call, Reader)]
         self.bodies = [reader.kind for reader in readers if isinstance(reader, BodyReader)]
         for reader in readers:
             self.openapi_extra = {**(self.openapi_extra or {}), **reader.openapi}
+            self.most_bytes = reader.most_bytes or self.most_bytes
 
 
 class Routes:
@@ -100,10 +103,11 @@ class Routes:
         self.get = partial(self._declare, "GET")
         self.put = partial(self._declare, "PUT")
         self.post = partial(self._declare, "POST")
+        self.delete = partial(self._declare, "DELETE")
 
     def _declare(
         self,
-        method: Literal["GET", "PUT", "POST"],
+        method: Literal["GET", "PUT", "POST", "DELETE"],
         path: str,
         *,
         summary: str,

@@ -29,7 +29,7 @@ class Label:
 LABELS: Mapping[str, Label] = {
     # what a request is
     "route": Label(160, is_open=True),
-    "tier": Label(4),
+    "tier": Label(5),
     "tenant": Label(0, is_open=True),  # named by `metrics_tenants`
     "rule": Label(64, is_open=True),
     "traffic_class": Label(48, is_open=True),

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 
@@ -21,11 +21,11 @@ from prolepsis.core.engine_client import Demand, EngineClient, EngineHealth
 from prolepsis.core.errors import ClientDeadlineExceeded, DeadlineExceeded, InvalidParameter
 from prolepsis.core.messages import ApplyPlan
 from prolepsis.core.plan import SpecPlan
-from prolepsis.core.requests import GenerateRequest
+from prolepsis.core.requests import BACKGROUND, GenerateRequest
 from prolepsis.engine.shares import share_of
 from prolepsis.server.admission.fair_queue import FairQueue, Waiting
 from prolepsis.server.admission.group import Progress, RequestGroup
-from prolepsis.server.admission.load_shedding import PATIENT, TIERS, LoadShedder, ShedSettings
+from prolepsis.server.admission.load_shedding import BACKGROUND_TIER, PATIENT, TIERS, LoadShedder, ShedSettings
 from prolepsis.server.admission.metrics import AdmissionMetrics
 from prolepsis.server.admission.rate_limits import FindBucket, Limits, RateLimits
 from prolepsis.server.admission.response_cache import ResponseCache, cache_key
@@ -36,6 +36,7 @@ CACHE_HEADER = "x-response-cache"
 FIRST, FURTHER, BATCH = 0, 1, 3
 """Priorities in the engine: of a tenant's first request there, of its further ones, of batch work. A request with more
 samples than its share of the places (`engine.shares`) counts as further ones: else it could keep other tenants out."""
+_PATIENT_PRIORITY: Mapping[str, int] = {"batch": BATCH, BACKGROUND_TIER: BACKGROUND}
 _CHARGED = "charged"
 _LONGEST_WAIT_TOLD_S = 60.0
 
@@ -89,6 +90,8 @@ class AdmissionController(Feature):
         """Places by tenant."""
         self._taken_first = 0
         """Places of requests that were their tenants' first."""
+        self._taken_background = 0
+        """Places of background work, which any other request takes over."""
         self._queue = FairQueue()
         self._admitted: dict[str, Waiting] = {}
         """The requests that hold places, by id."""
@@ -202,6 +205,21 @@ class AdmissionController(Feature):
         most = self._places - 1 if most_running is None else min(most_running, self._places - 1)
         return self._num_samples <= most and not self._queue and self.overload.level == 0 and not self.draining
 
+    def background_room(self, num_in_flight: int) -> int:
+        """Return how many requests of background work may start now beside those in flight, which may not be here yet.
+
+        A place stays free for replays, and for others half of a configured number.
+        """
+        if self._queue or self.overload.level or self.draining:
+            return 0
+        most = max(1, self._places // 2 if self._config.max_in_engine else self._places - 1)
+        num_coming = max(0, num_in_flight - self._taken_background)
+        return max(0, min(self._places - self._num_samples, most - self._taken_background) - num_coming)
+
+    @property
+    def num_places(self) -> int:
+        return self._places
+
     @property
     def num_waiting(self) -> int:
         return len(self._queue)
@@ -252,10 +270,10 @@ class AdmissionController(Feature):
 
     def _num_at_once(self, caller: Caller, samples: int) -> int:
         """Return how many requests of so many samples are next in turn for a free place."""
-        num_free = self._places - self._taken
-        if self.overload.holds(caller.tenant, caller.tier):
+        num_free = self._places - self._taken_against(caller.tier)
+        if self._holds(caller.tenant, caller.tier):
             return 0
-        if num_free <= 0 or self._queue.peek(self.overload.holds) is not None:
+        if num_free <= 0 or self._queue.peek(self._holds) is not None:
             has_none = not self._queue.num_of_tenant(caller.tenant)  # else this one waits behind its own
             return int(has_none and self._displaces(caller.tenant, caller.tier, samples))
         return max(1, num_free // min(samples, share_of(self._places)))
@@ -284,7 +302,8 @@ class AdmissionController(Feature):
 
     def _limits(self, http: HTTPConnection, request: GenerateRequest) -> Sequence[float | None]:
         """Return the seconds the request may take by configuration, by what it says itself, and by its header."""
-        limits = [self._config.request_timeout_s, request.deadline_s]
+        is_background = caller_of(http).tier == BACKGROUND_TIER  # it has the time of its batch
+        limits = [None if is_background else self._config.request_timeout_s, request.deadline_s]
         given = http.headers.get(TIMEOUT_HEADER)
         if given is not None:
             if not (given.isascii() and given.isdigit() and 0 < len(given) <= 9 and int(given)):
@@ -377,17 +396,29 @@ class AdmissionController(Feature):
         tenant is ahead from then on. Nothing else overtakes. One free place is enough, so what is large waits for no
         more than others do.
         """
-        heads = self._queue.next_of_each(self.overload.holds)
+        heads = self._queue.next_of_each(self._holds)
         if heads and self._fits(heads[0]):
             return heads[0]
         return next((head for head in heads if self._displaces(head.tenant, head.tier, head.size)), None)
 
     def _fits(self, head: Waiting) -> bool:
-        return self._taken < self._places or self._displaces(head.tenant, head.tier, head.size)
+        is_free = self._taken_against(head.tier) < self._places
+        return is_free or self._displaces(head.tenant, head.tier, head.size)
+
+    def _taken_against(self, tier: str) -> int:
+        """Return the places that a request of this tier finds taken; in the engine, background work gives way."""
+        gives_way = tier != BACKGROUND_TIER and not self._config.max_in_engine
+        return self._taken - (self._taken_background if gives_way else 0)
+
+    def _holds(self, tenant: str, tier: str) -> bool:
+        """Return whether requests stay in the queue: by load, and background work also while others wait."""
+        if tier == BACKGROUND_TIER and len(self._queue) > self._queue.num_of_tier(BACKGROUND_TIER):
+            return True
+        return self.overload.holds(tenant, tier)
 
     def _is_first(self, tenant: str, tier: str, size: int) -> bool:
         is_small = size <= share_of(self._places)
-        return is_small and not self._taken_by[tenant] and tier != "batch"
+        return is_small and not self._taken_by[tenant] and tier not in PATIENT
 
     def _displaces(self, tenant: str, tier: str, size: int) -> bool:
         """Return whether it goes to a full engine, which lets another tenant's further requests wait for it instead.
@@ -406,7 +437,7 @@ class AdmissionController(Feature):
         size = min(request.size, share_of(self._places))
         displaces = self._displaces(request.tenant, request.tier, request.size)
         request.is_first = self._is_first(request.tenant, request.tier, request.size)
-        self._take(request, size if displaces else min(size, max(1, self._places - self._taken)))
+        self._take(request, size if displaces else min(size, max(1, self._places - self._taken_against(request.tier))))
 
     def _leave(self, request: Waiting) -> None:
         self._num_samples -= request.size
@@ -419,6 +450,8 @@ class AdmissionController(Feature):
         self._taken_by[request.tenant] += num_places
         if request.is_first:
             self._taken_first += num_places
+        if request.tier == BACKGROUND_TIER:
+            self._taken_background += num_places
         if not self._taken_by[request.tenant]:
             del self._taken_by[request.tenant]
 
@@ -431,6 +464,6 @@ def _as_admitted(group: RequestGroup, progress: Progress, place: Waiting) -> Gen
     """
     request, deadline_s = progress.request, group.deadline_s
     left_s = None if deadline_s is None else max(0.001, deadline_s - progress.waited_s)
-    of_tier = BATCH if place.tier == "batch" else FIRST if place.is_first else FURTHER
-    is_asked = request.priority and group.caller.has("operator")
+    of_tier = _PATIENT_PRIORITY.get(place.tier, FIRST if place.is_first else FURTHER)
+    is_asked = request.priority and group.caller.has("operator") and place.tier != BACKGROUND_TIER
     return replace(request, deadline_s=left_s, priority=request.priority if is_asked else of_tier)

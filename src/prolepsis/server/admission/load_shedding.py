@@ -70,7 +70,7 @@ REASONS: Sequence[str] = ("", "overload_shallow", "overload_plain", "overload_ba
 """The reason of each level's plan, which requests report with their mode in effect."""
 
 
-TierName = Literal["premium", "standard", "economy", "batch"]
+TierName = Literal["premium", "standard", "economy", "batch", "background"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,8 +89,11 @@ TIERS: dict[str, Tier] = {
     "standard": Tier("standard", 2.0),
     "economy": Tier("economy", 1.0, refused_from=LOW_REFUSED),
     "batch": Tier("batch", 1.0, waits_from=BATCH_WAITS, refused_from=LOW_REFUSED),
+    "background": Tier("background", 1.0, waits_from=SHALLOW, refused_from=LOW_REFUSED),
 }
 DEFAULT_TIER: TierName = "standard"
+BACKGROUND_TIER: TierName = "background"
+"""Of the lines of batches: they get what all others leave, have limits of their own, and wait where anything waits."""
 
 
 PATIENT = frozenset(name for name, tier in TIERS.items() if tier.waits_from is not None)

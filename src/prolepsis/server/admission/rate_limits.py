@@ -8,7 +8,7 @@ from prolepsis.control.web.caller import Caller
 from prolepsis.control.web.refusals import rate_limited
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.token_bucket import TokenBucket
-from prolepsis.server.admission.load_shedding import TIERS
+from prolepsis.server.admission.load_shedding import BACKGROUND_TIER, TIERS
 
 Kind = Literal["requests", "tokens"]
 KINDS: tuple[Kind, Kind] = ("requests", "tokens")
@@ -47,6 +47,7 @@ class Limits:
 
     Names: `key` each key, `tier:NAME` each key of that tier, `key:ID` that key, `tenant` all keys of each tenant
     together, `tenant:NAME` those of that tenant. The most particular one counts; key and tenant both must allow.
+    Background work of a tenant has `tier:background` alone, and takes nothing of its other limits.
     """
 
     requests: Mapping[str, int]
@@ -74,6 +75,10 @@ class Limits:
     def applying(self, kind: Kind, caller: Caller) -> Iterator[tuple[str, int]]:
         """Yield (whose bucket, allowance) for the limits that hold for a caller."""
         allowed = self.of(kind)
+        if caller.tier == BACKGROUND_TIER:
+            if (of_tier := f"tier:{BACKGROUND_TIER}") in allowed:
+                yield f"{BACKGROUND_TIER}:{caller.tenant}", allowed[of_tier]
+            return
         for owner, names in (
             (f"key:{caller.key_id}", (f"key:{caller.key_id}", f"tier:{caller.tier}", "key")),
             (f"tenant:{caller.tenant}", (f"tenant:{caller.tenant}", "tenant")),

@@ -30,7 +30,7 @@ app = command_group("Create, list and revoke API keys.")
 KeysFile = Annotated[
     Path | None, typer.Option("--keys-file", help="default: keys.json in the user's configuration directory")
 ]
-TierOption = Literal["premium", "standard", "economy", "batch"]
+TierOption = Literal["premium", "standard", "economy", "batch", "background"]
 _UNITS = {"m": timedelta(minutes=1), "h": timedelta(hours=1), "d": timedelta(days=1)}
 
 

@@ -21,7 +21,7 @@ from prolepsis.server.connections import is_loopback
 from prolepsis.server.stream import ClientDisconnected
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class PathRules:
     """The roles of one path, by method; None: no key is needed. What it refuses has the shape of its errors."""
 
@@ -30,6 +30,8 @@ class PathRules:
     pattern: re.Pattern[str]
     errors: ErrorShape = OPENAI_ERRORS
     roles: dict[str, Roles | None] = field(default_factory=dict)
+    most_bytes: int = 0
+    """Largest body, where a route of the path takes a larger one than all others."""
 
 
 class RouteRules:
@@ -40,6 +42,7 @@ class RouteRules:
         for route in routes:
             rules = self._by_path.setdefault(route.path, PathRules(route.path, route.path_regex, route.error_shape))
             rules.roles.update(dict.fromkeys(route.methods or (), route.roles))
+            rules.most_bytes = max(rules.most_bytes, route.most_bytes or 0)
         self._patterns = [rules for path, rules in self._by_path.items() if "{" in path]
 
     def of(self, path: str) -> PathRules | None:
@@ -137,6 +140,7 @@ class AuthMiddleware:
         """Raise `RequestRefused` where the route may not run, or is not there."""
         headers, method = Headers(scope=scope), scope["method"]
         rule = self._rules.of(scope["path"])
+        self._check_sizes(scope, headers, max(self._max_body_bytes, rule.most_bytes if rule else 0))
         if rule is not None:
             scope["state"]["rule"], scope["state"][ERROR_SHAPE] = rule.path, rule.errors
         self._check_sizes(scope, headers)
@@ -165,15 +169,15 @@ class AuthMiddleware:
             return roles is None
         return _given_key(headers) is None if self._keys.required else not is_local(headers)
 
-    def _check_sizes(self, scope: Scope, headers: Headers) -> None:
+    def _check_sizes(self, scope: Scope, headers: Headers, most_bytes: int) -> None:
         raw = scope["headers"]
         limit = self._config.max_header_bytes
         size = sum(len(name) + len(value) for name, value in raw) + len(scope["raw_path"]) + len(scope["query_string"])
         if size > limit or len(raw) > MAX_HEADERS:
             raise too_large("headers", f"{limit} bytes or {MAX_HEADERS} fields")
         length = headers.get("content-length", "0")
-        if length.isdigit() and int(length) > self._max_body_bytes:
-            raise too_large("body", f"{self._max_body_bytes} bytes")
+        if length.isdigit() and int(length) > most_bytes:
+            raise too_large("body", f"{most_bytes} bytes")
 
 
 def _given_key(headers: Headers) -> str | None:

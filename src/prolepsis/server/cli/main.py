@@ -23,6 +23,7 @@ PANELS: dict[str, dict[str, tuple[str, str]]] = {
         "serve": ("server.cli.serve:serve", "Serve a model over HTTP with OpenAI's API."),
         "generate": ("server.cli.generate:generate", "Print the continuation of a prompt while it is generated."),
         "chat": ("server.cli.chat:chat", "Talk with a running server, and see which proposer drafted what."),
+        "batch": ("server.cli.batch:app", "Run a file of requests without a server."),
         "propose-server": ("server.cli.propose_server:propose_server", "Draft for engines in other processes."),
     },
     "Check and measure": {

@@ -3,6 +3,7 @@
 import math
 import secrets
 from datetime import datetime
+from typing import Literal, get_args
 
 from prolepsis.control.policy.check import Known
 from prolepsis.control.policy.conditions import ToolChoiceKind
@@ -25,7 +26,8 @@ DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default of `max_tokens` for completions; a chat answer may fill the context."""
 _SEED_BITS = 53
 """Size of a drawn seed: every JSON reader keeps numbers of this size exactly."""
-GENERATION_ROUTES = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+GenerationRoute = Literal["/v1/chat/completions", "/v1/completions", "/v1/responses"]
+GENERATION_ROUTES: tuple[GenerationRoute, ...] = get_args(GenerationRoute)
 VERIFY_ROUTES = ("/v1/verify/chat/completions", "/v1/verify/completions")
 """The same for clients that draft (`server.verify`)."""
 MESSAGES_ROUTE = "/v1/messages"

@@ -1,8 +1,8 @@
 """POST /v1/chat/completions, /v1/completions and /v1/responses."""
 
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
@@ -10,6 +10,7 @@ from fastapi.responses import JSONResponse, Response
 from prolepsis.control.web.body_reader import read_body
 from prolepsis.control.web.caller import caller_of
 from prolepsis.control.web.errors import RequestRefused
+from prolepsis.control.web.fields import Body
 from prolepsis.control.web.routes import CLIENTS, Route, Routes
 from prolepsis.core.stats import RequestStats
 from prolepsis.server.admission.controller import become_economy
@@ -64,19 +65,11 @@ def openai_routes(models: Models) -> Sequence[Route]:
 
     @generating("/v1/chat/completions", summary="Continue a conversation", reply=ChatCompletion)
     async def chat_completions(request: Request, body: Annotated[ChatBody, read_body(ChatBody)]) -> Response:
-        async def serve(request: Request, services: Services) -> Response:
-            prepared = await prepare_chat(body, context_of(request), services)
-            return await _completion(request, prepared, services, ChatFormat)
-
-        return await once(request, body, serve)
+        return await once(request, body, partial(_chat, body))
 
     @generating("/v1/completions", summary="Continue texts", reply=Completion)
     async def completions(request: Request, body: Annotated[CompletionBody, read_body(CompletionBody)]) -> Response:
-        async def serve(request: Request, services: Services) -> Response:
-            prepared = await prepare_completion(body, context_of(request), services)
-            return await _completion(request, prepared, services, CompletionFormat)
-
-        return await once(request, body, serve)
+        return await once(request, body, partial(_text, body))
 
     @generating("/v1/responses", summary="Answer without storing anything", reply=ResponseReply)
     async def responses(request: Request, body: Annotated[ResponsesBody, read_body(ResponsesBody)]) -> Response:
@@ -97,6 +90,16 @@ def openai_routes(models: Models) -> Sequence[Route]:
     return [*routes.all, *tokenization_routes(models)]
 
 
+async def _chat(body: ChatBody, request: Request, services: Services) -> Response:
+    prepared = await prepare_chat(body, context_of(request), services)
+    return await _completion(request, prepared, services, ChatFormat)
+
+
+async def _text(body: CompletionBody, request: Request, services: Services) -> Response:
+    prepared = await prepare_completion(body, context_of(request), services)
+    return await _completion(request, prepared, services, CompletionFormat)
+
+
 async def _response(body: ResponsesBody, request: Request, services: Services) -> Response:
     prepared = await prepare_response(body, context_of(request), services)
     shape = ResponseShape(body, prepared, services)
@@ -104,6 +107,14 @@ async def _response(body: ResponsesBody, request: Request, services: Services) -
         events = response_events(answer(request, prepared, services), shape)
         return AnswerStream(events, NAMED_SSE, headers=at_start(prepared, services))
     return await whole_reply(request, prepared, services, whole_response(answer(request, prepared, services), shape))
+
+
+GENERATING: Mapping[str, tuple[type[Body], Callable[[Any, Request, Services], Awaitable[Response]]]] = {
+    "/v1/chat/completions": (ChatBody, _chat),
+    "/v1/completions": (CompletionBody, _text),
+    "/v1/responses": (ResponsesBody, _response),
+}
+"""The body of each route that generates, and what answers it; the lines of batches are answered by the same."""
 
 
 async def _completion(

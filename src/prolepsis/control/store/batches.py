@@ -1,0 +1,300 @@
+"""Batches in the store: their states, and their lines, which servers lease, run and settle once each."""
+
+import json
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Literal
+from uuid import uuid4
+
+from sqlalchemy import ColumnElement, Connection, RowMapping, Select, delete, func, insert, select, update
+
+from prolepsis.control.store.database import Database, database_time
+from prolepsis.control.store.tables import batch_lines, batches, file_parts, files
+from prolepsis.control.store.tenant_files import RUNNING, TenantFile, add_file, page_of
+
+Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
+LEASE_S = 6.0
+"""A line whose server has not renewed its lease for so long is run by another one."""
+USAGE = ("input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens")
+_CHUNK = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredBatch:
+    batch_id: str
+    tenant: str
+    key_id: str
+    """Key that made it; its lines run as the key's."""
+    model: str
+    """Empty until its file has been read."""
+    input_file_id: str
+    document: Mapping[str, object]
+    """What else clients see of it."""
+    status: Status
+    created_at: float
+    expires_at: float
+    """Unix time after which lines that did not run are given up."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchLine:
+    """One line, as it stands in the batch's file."""
+
+    batch_id: str
+    number: int
+    custom_id: str
+    prefix: str
+    start: int
+    length: int
+    lease: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LineResult:
+    state: Literal["completed", "failed"]
+    text: str
+    """Line of the output file, or of the file of errors."""
+    usage: Sequence[int] = (0, 0, 0, 0)
+    """As `USAGE` names them."""
+
+    @property
+    def row(self) -> dict[str, object]:
+        size = len(self.text.encode()) + 1
+        usage = dict(zip(USAGE, self.usage, strict=True))
+        return {"state": self.state, "result": self.text, "result_bytes": size, **usage}
+
+
+class BatchTable:
+    """Each call waits for the database and may raise `StoreUnavailable`; none belongs on an event loop."""
+
+    def __init__(self, database: Database, *, now: Callable[[Connection], float] = database_time) -> None:
+        self._database = database
+        self._now = now
+
+    def add(self, batch: StoredBatch) -> None:
+        values = {**_columns(batch), "leased_until": 0.0}
+        with self._database.write() as connection:
+            connection.execute(insert(batches).values(values))
+
+    def get(self, tenant: str, batch_id: str) -> StoredBatch | None:
+        found = self._rows(select(batches).where(batches.c.batch_id == batch_id, batches.c.tenant == tenant))
+        return found[0] if found else None
+
+    def newest(self, tenant: str, *, after: str | None, most: int) -> list[StoredBatch]:
+        """Return batches of a tenant, the newest first."""
+        query = select(batches).where(batches.c.tenant == tenant)
+        return self._rows(page_of(query, batches, batches.c.batch_id, after, most))
+
+    def running(self) -> list[StoredBatch]:
+        """Return all batches that have not ended, the oldest first."""
+        return self._rows(select(batches).where(batches.c.status.in_(RUNNING)).order_by(batches.c.created_at))
+
+    def num_running(self, tenant: str) -> int:
+        """Return how many batches of a tenant have not ended."""
+        return sum(batch.tenant == tenant for batch in self.running())
+
+    def _rows(self, query: Select[*tuple[object, ...]]) -> list[StoredBatch]:
+        with self._database.read() as connection:
+            return [_batch(row) for row in connection.execute(query).mappings()]
+
+    def change(self, batch_id: str, status: Status, expected: Sequence[Status], **document: object) -> bool:
+        """Move a batch on if it is in one of the expected states; returns whether it was."""
+        with self._database.write() as connection:
+            held = _held(connection, batch_id)
+            if held is None or held.status not in expected:
+                return False
+            _update(connection, held, status, document)
+        return True
+
+    def take_reading(self, batch_id: str) -> bool:
+        """Return whether the caller reads the batch's file now, for `LEASE_S`; lines of an earlier attempt are gone."""
+        of = batches.c
+        with self._database.write() as connection:
+            now = self._now(connection)
+            take = update(batches).where(of.batch_id == batch_id, of.status == "validating", of.leased_until <= now)
+            if connection.execute(take.values(leased_until=now + LEASE_S)).rowcount == 0:
+                return False
+            connection.execute(delete(batch_lines).where(batch_lines.c.batch_id == batch_id))
+        return True
+
+    def add_lines(self, batch_id: str, lines: Sequence[BatchLine]) -> None:
+        """Keep lines that were read, and the lease on reading."""
+        unrun = {"state": "open", "leased_until": 0.0, "result_bytes": 0, **dict.fromkeys(USAGE, 0)}
+        rows = [{**asdict(line), **unrun} for line in lines]
+        with self._database.write() as connection:
+            leased = update(batches).where(batches.c.batch_id == batch_id)
+            connection.execute(leased.values(leased_until=self._now(connection) + LEASE_S))
+            if rows:
+                connection.execute(insert(batch_lines), rows)
+
+    def begin(self, batch_id: str, model: str) -> None:
+        """Let the lines of a batch run whose file has been read."""
+        with self._database.write() as connection:
+            held = _held(connection, batch_id)
+            if held is not None and held.status == "validating":
+                _update(connection, replace(held, model=model), "in_progress", {"in_progress_at": _seconds()})
+
+    def claim(self, batch_id: str, most: int) -> list[BatchLine]:
+        """Lease the next lines that nobody runs, in the order of their prefixes; replicas get different ones."""
+        of, lease = batch_lines.c, uuid4().hex
+        fields = (of.batch_id, of.number, of.custom_id, of.prefix, of.start, of.length)
+        with self._database.write() as connection:
+            now = self._now(connection)
+            is_next = (of.batch_id == batch_id) & (of.state == "open") & (of.leased_until <= now)
+            query = select(*fields).where(is_next).order_by(of.prefix, of.number).limit(most)
+            rows = connection.execute(query.with_for_update(skip_locked=True)).mappings().all()
+            if not rows:
+                return []
+            taken = (of.batch_id == batch_id) & of.number.in_([row["number"] for row in rows])
+            connection.execute(update(batch_lines).where(taken).values(lease=lease, leased_until=now + LEASE_S))
+        return [BatchLine(**row, lease=lease) for row in rows]
+
+    def renew(self, lines: Sequence[BatchLine], *, for_s: float = LEASE_S) -> None:
+        """Hold the leases on lines for longer; for 0 seconds: give them back."""
+        of = batch_lines.c
+        if not lines:
+            return
+        with self._database.write() as connection:
+            until = self._now(connection) + for_s
+            for line in sorted(lines, key=lambda one: (one.batch_id, one.number)):  # in one order for all replicas
+                held = (of.batch_id == line.batch_id) & (of.number == line.number) & (of.lease == line.lease)
+                connection.execute(update(batch_lines).where(held, of.state == "open").values(leased_until=until))
+
+    def settle(self, results: Sequence[tuple[BatchLine, LineResult]]) -> list[str]:
+        """Keep the results of lines whose lease still holds; they are on disk when this returns, each line's once.
+
+        Returns the states of those that were kept.
+        """
+        of, kept = batch_lines.c, list[str]()
+        with self._database.write() as connection:
+            for line, result in sorted(results, key=lambda one: (one[0].batch_id, one[0].number)):
+                is_open = (of.batch_id == line.batch_id) & (of.number == line.number) & (of.state == "open")
+                settle = update(batch_lines).where(is_open, of.lease == line.lease).values(result.row)
+                kept += [result.state] * connection.execute(settle).rowcount
+        return kept
+
+    def write_off(self, batch_id: str, result_of: Callable[[str], LineResult], *, running: bool) -> None:
+        """Settle lines that did not run, with what `result_of` says of their custom id; `running`: those too that some
+        server runs now, which then settles nothing."""
+        of = batch_lines.c
+        while True:
+            with self._database.write() as connection:
+                until = math.inf if running else self._now(connection)
+                is_left = (of.batch_id == batch_id) & (of.state == "open") & (of.leased_until <= until)
+                query = select(of.number, of.custom_id).where(is_left).order_by(of.number).limit(_CHUNK)
+                rows = connection.execute(query.with_for_update()).all()
+                for row in rows:
+                    at = (of.batch_id == batch_id) & (of.number == row.number)
+                    connection.execute(update(batch_lines).where(at).values(result_of(row.custom_id).row))
+            if len(rows) < _CHUNK:
+                return
+
+    def counts(self, batch_id: str) -> Mapping[str, object]:
+        """Return `request_counts` and `usage` of a batch as its lines stand now."""
+        with self._database.read() as connection:
+            return _counts(connection, batch_id)
+
+    def finish(self, batch_id: str, status: Status, expected: Status, retention_s: float) -> bool:
+        """End a batch all of whose lines are settled, with its files; returns whether this call did."""
+        of = batch_lines.c
+        is_open = select(of.number).where(of.batch_id == batch_id, of.state == "open").limit(1)
+        with self._database.read() as connection:  # most calls end here, and no writer waits
+            if connection.execute(is_open).first() is not None:
+                return False
+        with self._database.write() as connection:
+            held = _held(connection, batch_id)
+            if held is None or held.status != expected or connection.execute(is_open).first() is not None:
+                return False
+            after = {"finalizing_at": _seconds(), f"{status}_at": _seconds(), **_counts(connection, batch_id)}
+            for name, state in (("output_file_id", "completed"), ("error_file_id", "failed")):
+                size = select(func.sum(of.result_bytes)).where(of.batch_id == batch_id, of.state == state)
+                if num_bytes := connection.scalar(size):
+                    file = _results(held, state, int(num_bytes), retention_s)
+                    add_file(connection, file)
+                    after[name] = file.file_id
+            _update(connection, held, status, after)
+        return True
+
+    def forget(self, before: float) -> None:
+        """Delete ended batches made before a Unix time that have no file left."""
+        of = batches.c
+        has_file = select(files.c.file_id).where(files.c.batch_id == of.batch_id).exists()
+        with self._database.write() as connection:
+            _delete(connection, (of.created_at < before) & of.status.not_in(RUNNING) & ~has_file)
+
+
+def forget_tenant(database: Database, tenant: str) -> None:
+    """Delete all files and batches of a tenant, those that run too; raises `StoreUnavailable`."""
+    with database.write() as connection:
+        of_tenant = select(files.c.file_id).where(files.c.tenant == tenant)
+        connection.execute(delete(file_parts).where(file_parts.c.file_id.in_(of_tenant)))
+        connection.execute(delete(files).where(files.c.tenant == tenant))
+        _delete(connection, batches.c.tenant == tenant)
+
+
+def _delete(connection: Connection, which: ColumnElement[bool]) -> None:
+    ids = select(batches.c.batch_id).where(which)
+    connection.execute(delete(batch_lines).where(batch_lines.c.batch_id.in_(ids)))
+    connection.execute(delete(batches).where(which))
+
+
+def _held(connection: Connection, batch_id: str) -> StoredBatch | None:
+    """Return a batch, locked until the transaction ends."""
+    query = select(batches).where(batches.c.batch_id == batch_id).with_for_update()
+    row = connection.execute(query).first()
+    return None if row is None else _batch(row._mapping)
+
+
+def _update(connection: Connection, held: StoredBatch, status: Status, document: Mapping[str, object]) -> None:
+    values = _columns(replace(held, status=status, document={**held.document, **document}))
+    connection.execute(update(batches).where(batches.c.batch_id == held.batch_id).values(values))
+
+
+def _columns(batch: StoredBatch) -> dict[str, object]:
+    return {**asdict(batch), "document": json.dumps(batch.document)}
+
+
+def _batch(row: RowMapping) -> StoredBatch:
+    fields = {name: value for name, value in row.items() if name != "leased_until"}
+    return StoredBatch(**{**fields, "document": json.loads(row["document"])})
+
+
+def _counts(connection: Connection, batch_id: str) -> Mapping[str, object]:
+    of = batch_lines.c
+    sums = [func.sum(of[name]) for name in USAGE]
+    query = select(of.state, func.count(), *sums).where(of.batch_id == batch_id).group_by(of.state)
+    rows = {row[0]: [int(value) for value in row[1:]] for row in connection.execute(query)}
+    completed, failed = (rows[state][0] if state in rows else 0 for state in ("completed", "failed"))
+    given, cached, answered, reasoned = (sum(row[i] for row in rows.values()) for i in range(1, 5))
+    return {
+        "request_counts": {"total": sum(row[0] for row in rows.values()), "completed": completed, "failed": failed},
+        "usage": {
+            "input_tokens": given,
+            "input_tokens_details": {"cached_tokens": cached},
+            "output_tokens": answered,
+            "output_tokens_details": {"reasoning_tokens": reasoned},
+            "total_tokens": given + answered,
+        },
+    }
+
+
+def _results(batch: StoredBatch, state: str, num_bytes: int, retention_s: float) -> TenantFile:
+    kind, now = ("output" if state == "completed" else "error"), time.time()
+    kept_s = batch.document.get("output_expires_s") or retention_s
+    return TenantFile(
+        file_id=f"file-{uuid4().hex[:24]}",
+        tenant=batch.tenant,
+        purpose="batch_output",
+        filename=f"{batch.batch_id}_{kind}.jsonl",
+        num_bytes=num_bytes,
+        created_at=now,
+        expires_at=now + float(str(kept_s)),
+        batch_id=batch.batch_id,
+        line_state=state,
+    )
+
+
+def _seconds() -> int:
+    return int(time.time())

@@ -1,0 +1,148 @@
+"""Files that tenants keep in the store: uploaded ones in parts, and those whose content is a batch's results."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+from sqlalchemy import ColumnElement, Connection, LargeBinary, Row, Select, Table, delete, func, insert, select, tuple_
+
+from prolepsis.control.store.database import Database
+from prolepsis.control.store.tables import batch_lines, batches, file_parts, files
+
+PART_BYTES = 2**20
+RUNNING = ("validating", "in_progress", "cancelling")
+"""States of batches that have not ended, and need their file; `finalizing` lasts for a transaction."""
+_LINES_OF_PAGE = 200
+_UPLOAD_S = 3600.0
+"""An upload that has not ended after so long never will."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TenantFile:
+    """One row of `files`."""
+
+    file_id: str
+    tenant: str
+    purpose: str
+    filename: str
+    num_bytes: int | None
+    created_at: float
+    expires_at: float
+    batch_id: str | None = None
+    line_state: str | None = None
+
+
+class FileTable:
+    """Each call waits for the database and may raise `StoreUnavailable`; none belongs on an event loop."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def put(self, file: TenantFile) -> None:
+        """Keep a file, in place of an earlier row of it."""
+        with self._database.write() as connection:
+            connection.execute(delete(files).where(files.c.file_id == file.file_id))
+            add_file(connection, file)
+
+    def put_part(self, file_id: str, number: int, content: bytes) -> None:
+        with self._database.write() as connection:
+            connection.execute(insert(file_parts).values(file_id=file_id, number=number, content=content))
+
+    def get(self, tenant: str, file_id: str) -> TenantFile | None:
+        """Return a file that has arrived and has not expired."""
+        found = self._rows(_there(tenant).where(files.c.file_id == file_id))
+        return found[0] if found else None
+
+    def newest(
+        self, tenant: str, *, purpose: str | None, after: str | None, most: int, ascending: bool = False
+    ) -> list[TenantFile]:
+        """Return files by their time, the newest first unless `ascending`."""
+        query = _there(tenant) if purpose is None else _there(tenant).where(files.c.purpose == purpose)
+        return self._rows(page_of(query, files, files.c.file_id, after, most, ascending=ascending))
+
+    def held_bytes(self, tenant: str) -> int:
+        """Return the size of all files of a tenant."""
+        return sum(file.num_bytes or 0 for file in self._rows(_there(tenant)))
+
+    def due(self) -> list[TenantFile]:
+        """Return the files that have expired, and those whose upload has broken off."""
+        of, now = files.c, time.time()
+        is_broken = of.num_bytes.is_(None) & (of.created_at < now - _UPLOAD_S)
+        return self._rows(select(files).where((of.expires_at <= now) | is_broken))
+
+    def _rows(self, query: Select[*tuple[object, ...]]) -> list[TenantFile]:
+        with self._database.read() as connection:
+            return [TenantFile(**row) for row in connection.execute(query).mappings()]
+
+    def user_of(self, file_id: str) -> str | None:
+        """Return a batch that still needs a file."""
+        of = batches.c
+        query = select(of.batch_id).where(of.input_file_id == file_id, of.status.in_(RUNNING)).limit(1)
+        with self._database.read() as connection:
+            found: str | None = connection.scalar(query)
+        return found
+
+    def bytes_of(self, file_id: str, start: int, length: int) -> bytes:
+        """Return a piece of an uploaded file."""
+        of, pieces = file_parts.c, list[bytes]()
+        with self._database.read() as connection:
+            while length > 0:
+                number, at = divmod(start, PART_BYTES)
+                piece = func.substr(of.content, at + 1, min(length, PART_BYTES - at), type_=LargeBinary)
+                found = connection.scalar(select(piece).where(of.file_id == file_id, of.number == number))
+                pieces.append(found or b"")
+                start, length = start + len(pieces[-1]), length - len(pieces[-1])
+                if not found:
+                    break
+        return b"".join(pieces)
+
+    def pages(self, file: TenantFile) -> Iterator[bytes]:
+        """Yield the content in pieces of bounded size; each one waits for the database."""
+        if file.batch_id is None:
+            for start in range(0, file.num_bytes or 0, PART_BYTES):
+                yield self.bytes_of(file.file_id, start, PART_BYTES)
+            return
+        of, rows = batch_lines.c, list[Row[tuple[int, str]]]()
+        query = select(of.number, of.result).where(of.batch_id == file.batch_id, of.state == file.line_state)
+        query = query.order_by(of.number).limit(_LINES_OF_PAGE)
+        while True:
+            with self._database.read() as connection:
+                rows = list(connection.execute(query.where(of.number > (rows[-1].number if rows else 0))))
+            if not rows:
+                return
+            yield "".join(f"{row.result}\n" for row in rows).encode()
+
+    def remove(self, file: TenantFile) -> None:
+        """Delete a file with its content."""
+        with self._database.write() as connection:
+            connection.execute(delete(file_parts).where(file_parts.c.file_id == file.file_id))
+            connection.execute(delete(files).where(files.c.file_id == file.file_id))
+            if file.batch_id is not None:
+                is_of_batch = batch_lines.c.batch_id == file.batch_id
+                connection.execute(delete(batch_lines).where(is_of_batch, batch_lines.c.state == file.line_state))
+
+
+def add_file(connection: Connection, file: TenantFile) -> None:
+    connection.execute(insert(files).values(asdict(file)))
+
+
+def page_of(
+    query: Select[*tuple[object, ...]],
+    table: Table,
+    name: ColumnElement[str],
+    after: str | None,
+    most: int,
+    *,
+    ascending: bool = False,
+) -> Select[*tuple[object, ...]]:
+    """Return the query of the next page of a list by time, from behind the row that is called `after`."""
+    place = (table.c.created_at, name)
+    if after is not None:
+        last = select(*place).where(name == after).scalar_subquery()
+        query = query.where(tuple_(*place) > last if ascending else tuple_(*place) < last)
+    return query.order_by(*(column.asc() if ascending else column.desc() for column in place)).limit(most)
+
+
+def _there(tenant: str) -> Select[*tuple[object, ...]]:
+    of = files.c
+    return select(files).where(of.tenant == tenant, of.num_bytes.is_not(None), of.expires_at > time.time())

@@ -1,0 +1,150 @@
+"""Bodies, queries and replies of the routes for files and batches, in OpenAI's shapes."""
+
+from collections.abc import Mapping
+from typing import Annotated, Generic, Literal, TypeVar
+
+from pydantic import Field
+
+from prolepsis.control.store.batches import Status as BatchStatus
+from prolepsis.control.store.batches import StoredBatch
+from prolepsis.control.store.tenant_files import TenantFile
+from prolepsis.control.web.fields import Body, JsonObject, Metadata, Reply
+from prolepsis.server.batches.lines import LineFault
+from prolepsis.server.openai.facts import GenerationRoute
+
+Seconds = Annotated[int, Field(ge=3600, le=2592000)]
+Limit = Annotated[int, Field(ge=1, le=100)]
+
+
+class ExpiresAfter(Body):
+    anchor: Literal["created_at"]
+    seconds: Seconds
+
+
+class UploadForm(Body):
+    """The fields of a form besides its file."""
+
+    purpose: Literal["batch"]
+    anchor: Annotated[Literal["created_at"] | None, Field(alias="expires_after[anchor]")] = None
+    seconds: Annotated[Seconds | None, Field(alias="expires_after[seconds]")] = None
+
+
+class BatchBody(Body):
+    input_file_id: str
+    endpoint: GenerationRoute
+    completion_window: Literal["24h"]
+    metadata: Metadata | None = None
+    output_expires_after: ExpiresAfter | None = None
+
+
+class BatchesQuery(Body):
+    after: str | None = None
+    limit: Limit = 20
+
+
+class FilesQuery(Body):
+    after: str | None = None
+    limit: Annotated[int, Field(ge=1, le=10_000)] = 10_000
+    order: Literal["asc", "desc"] = "desc"
+    purpose: str | None = None
+
+
+class FileReply(Reply):
+    id: str
+    object: Literal["file"] = "file"
+    bytes: int
+    created_at: int
+    expires_at: int
+    filename: str
+    purpose: str
+    status: Literal["processed"] = "processed"
+
+
+class FileDeletedReply(Reply):
+    id: str
+    object: Literal["file"] = "file"
+    deleted: bool = True
+
+
+class LineFaultsReply(Reply):
+    object: Literal["list"] = "list"
+    data: list[LineFault]
+
+
+class LineCounts(Reply):
+    total: int = 0
+    completed: int = 0
+    failed: int = 0
+
+
+class BatchReply(Reply):
+    id: str
+    object: Literal["batch"] = "batch"
+    endpoint: str
+    model: str | None
+    errors: LineFaultsReply | None = None
+    input_file_id: str
+    completion_window: str
+    status: BatchStatus
+    output_file_id: str | None = None
+    error_file_id: str | None = None
+    created_at: int
+    in_progress_at: int | None = None
+    expires_at: int
+    finalizing_at: int | None = None
+    completed_at: int | None = None
+    failed_at: int | None = None
+    expired_at: int | None = None
+    cancelling_at: int | None = None
+    cancelled_at: int | None = None
+    request_counts: LineCounts = LineCounts()
+    usage: JsonObject | None = None
+    metadata: Metadata | None = None
+
+
+Item = TypeVar("Item", FileReply, BatchReply)
+
+
+class PageReply(Reply, Generic[Item]):
+    """A page of a list."""
+
+    object: Literal["list"] = "list"
+    data: list[Item]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+def page(found: list[Item], limit: int) -> PageReply[Item]:
+    """Return the first `limit` of what was found, of which one more says that there are more."""
+    data = found[:limit]
+    first, last = (data[0].id, data[-1].id) if data else (None, None)
+    return PageReply(data=data, first_id=first, last_id=last, has_more=len(found) > limit)
+
+
+def shown_file(file: TenantFile) -> FileReply:
+    return FileReply(
+        id=file.file_id,
+        bytes=file.num_bytes or 0,
+        created_at=int(file.created_at),
+        expires_at=int(file.expires_at),
+        filename=file.filename,
+        purpose=file.purpose,
+    )
+
+
+def shown_batch(batch: StoredBatch, counts: Mapping[str, object]) -> BatchReply:
+    """Return a batch as clients see it; `counts`: of one that runs, as its lines stand now."""
+    shown = {name: value for name, value in batch.document.items() if name in BatchReply.model_fields}
+    return BatchReply.model_validate(
+        {
+            **shown,
+            **counts,
+            "id": batch.batch_id,
+            "model": batch.model or None,
+            "input_file_id": batch.input_file_id,
+            "status": batch.status,
+            "created_at": int(batch.created_at),
+            "expires_at": int(batch.expires_at),
+        }
+    )

@@ -1,0 +1,152 @@
+"""Reads the lines of a batch's file: where each stands and what it asks for, or why the file is refused."""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from prolepsis.control.store.batches import BatchLine
+from prolepsis.control.web.body_reader import parse_body
+from prolepsis.control.web.errors import RequestRefused
+from prolepsis.control.web.fields import Body, JsonObject
+
+MOST_LINES = 50_000
+MOST_BYTES = 200 * 2**20
+"""Largest file."""
+_MOST_LINE_BYTES = 2**24
+"""A longer line is not read; a body may be as large as that of a request."""
+_MOST_FAULTS = 100
+_PROMPT = ("tools", "instructions", "messages", "prompt", "input")
+"""Fields of a body in the order in which a prompt has them."""
+_FIRST_PIECE = 64  # characters; each next piece is twice as long
+
+
+class LineBody(Body):
+    """One line of a batch's file."""
+
+    custom_id: Annotated[str, Field(min_length=1, max_length=512)]
+    method: Literal["POST"]
+    url: str
+    body: JsonObject
+
+
+@dataclass(frozen=True, slots=True)
+class LineFault:
+    """OpenAI's error of a line."""
+
+    code: str
+    message: str
+    line: int | None = None
+    param: str | None = None
+
+
+class LineReader:
+    """Takes a file piece by piece; its lines may then run unless there are `faults`."""
+
+    def __init__(self, batch_id: str, endpoints: Sequence[str]) -> None:
+        self.faults: list[LineFault] = []
+        self.model = ""
+        """That of all lines."""
+        self.num_lines = 0
+        """Lines that ask for something."""
+        self._batch_id = batch_id
+        self._endpoints = endpoints
+        self._custom_ids = set[str]()
+        self._number = 0
+        self._start = 0
+        self._rest = b""
+        self._is_over = False
+        """What follows is not read: the file is refused already."""
+
+    def take(self, piece: bytes) -> list[BatchLine]:
+        """Return the lines that end in a piece of the file."""
+        *lines, self._rest = (self._rest + piece).split(b"\n")
+        found = [line for raw in lines for line in self._read(raw, 1)]
+        if len(self._rest) > _MOST_LINE_BYTES:
+            message = f"The line has more than {_MOST_LINE_BYTES} bytes; allowed: fewer."
+            self.faults.append(LineFault("line_too_large", message, self._number + 1))
+            self._rest, self._is_over = b"", True
+        return found
+
+    def end(self) -> list[BatchLine]:
+        """Return the last line, if the file does not end with a line break."""
+        lines, self._rest = list(self._read(self._rest, 0)), b""
+        if not self.num_lines and not self.faults:
+            self.faults.append(LineFault("empty_file", "The file has no lines; allowed: 1 to 50000."))
+        return lines
+
+    def _read(self, raw: bytes, num_breaks: int) -> Iterator[BatchLine]:
+        start = self._start
+        self._number += 1
+        self._start += len(raw) + num_breaks
+        if not raw.strip() or self._is_over or len(self.faults) >= _MOST_FAULTS:
+            return
+        self.num_lines += 1
+        try:
+            line = parse_line(raw)
+            self._check(line)
+        except RequestRefused as error:
+            self.faults.append(LineFault(error.code, str(error), self._number, error.param))
+            return
+        prefix = prefix_of(line.body)
+        yield BatchLine(
+            batch_id=self._batch_id,
+            number=self._number,
+            custom_id=line.custom_id,
+            prefix=prefix,
+            start=start,
+            length=len(raw),
+        )
+
+    def _check(self, line: LineBody) -> None:
+        """Raise `RequestRefused` for what no line may be, or not beside those before."""
+        if self.num_lines > MOST_LINES:
+            self._is_over = True
+            raise _refused("too_many_lines", f"The file has more than {MOST_LINES} lines; allowed: {MOST_LINES}.")
+        if line.url not in self._endpoints:
+            message = f"url is {line.url[:128]!r}; allowed: {', '.join(self._endpoints)}"
+            raise _refused("invalid_url", message, "url")
+        if line.custom_id in self._custom_ids:
+            message = f"custom_id {line.custom_id[:64]!r} stands in an earlier line; allowed: each once"
+            raise _refused("duplicate_custom_id", message, "custom_id")
+        self._custom_ids.add(line.custom_id)
+        model = line.body.get("model")
+        if not isinstance(model, str) or not model:
+            raise _refused("missing_required_parameter", "body.model is missing; allowed: a model's name", "body.model")
+        self.model = self.model or model
+        if model != self.model:
+            message = f"body.model is {model[:128]!r}; allowed: {self.model[:128]!r}, the model of the lines before"
+            raise _refused("mismatched_model", message, "body.model")
+        if line.body.get("stream"):
+            raise _refused("invalid_value", "body.stream is true; allowed in batches: false", "body.stream")
+
+
+def parse_line(raw: bytes) -> LineBody:
+    """Parse one line; raises `RequestRefused`."""
+    try:
+        return parse_body(raw.removeprefix(b"\xef\xbb\xbf"), LineBody)
+    except RequestRefused as error:
+        code = "invalid_json_line" if error.code == "invalid_json" else error.code
+        message = str(error).replace("The request body", "The line", 1)
+        raise _refused(code, message, error.param) from None
+
+
+def prefix_of(body: Mapping[str, object]) -> str:
+    """Return what sorts prompts so that those that begin alike follow each other: the prefix cache then has them.
+
+    It has a digest of each first piece of the prompt, of lengths that double.
+    """
+    text = json.dumps([body.get(name) for name in _PROMPT]).encode()
+    digest, digests, start, end = blake2b(digest_size=4), "", 0, _FIRST_PIECE
+    while end <= len(text):
+        digest.update(text[start:end])
+        digests += digest.hexdigest()
+        start, end = end, 2 * end
+    return digests
+
+
+def _refused(code: str, message: str, param: str | None = None) -> RequestRefused:
+    return RequestRefused(message, code=code, param=param)

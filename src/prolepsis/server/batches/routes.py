@@ -1,0 +1,267 @@
+"""/v1/files and /v1/batches, as OpenAI's client uses them."""
+
+import asyncio
+import time
+from collections.abc import Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from functools import partial
+from typing import Annotated, NoReturn
+from uuid import uuid4
+
+from fastapi import Depends, Request
+from fastapi.responses import Response, StreamingResponse
+
+from prolepsis.control.store.batches import StoredBatch
+from prolepsis.control.store.tenant_files import PART_BYTES, RUNNING, TenantFile
+from prolepsis.control.web.body_reader import Reader, parse_texts, read_body, read_query
+from prolepsis.control.web.caller import Caller, SignedIn, caller_of
+from prolepsis.control.web.context import Context
+from prolepsis.control.web.errors import RequestRefused
+from prolepsis.control.web.refusals import too_large
+from prolepsis.control.web.routes import CLIENTS, Route, Routes
+from prolepsis.core.audit_event import AuditEvent
+from prolepsis.server.batches.bodies import (
+    BatchBody,
+    BatchesQuery,
+    BatchReply,
+    FileDeletedReply,
+    FileReply,
+    FilesQuery,
+    PageReply,
+    UploadForm,
+    page,
+    shown_batch,
+    shown_file,
+)
+from prolepsis.server.batches.lines import MOST_BYTES, parse_line
+from prolepsis.server.batches.multipart import PartHead, boundary_of, read_parts
+from prolepsis.server.batches.runner import WINDOW_S, BatchRunner
+from prolepsis.server.services import Models
+
+MOST_RUNNING = 100
+"""Batches of a tenant that have not ended."""
+_FilesQuery = Annotated[FilesQuery, read_query(FilesQuery)]
+_BatchesQuery = Annotated[BatchesQuery, read_query(BatchesQuery)]
+_FORM_BYTES = 2**16
+"""Room of a form besides its file."""
+_MOST_FIELD_BYTES = 512
+_MOST_FIELDS = 8
+
+
+class UploadReader(Reader):
+    """Reads a form with a file into the store, piece by piece; the file appears when it is whole."""
+
+    most_bytes = MOST_BYTES + _FORM_BYTES
+
+    def __init__(self, context: Context, runner: BatchRunner, models: Models) -> None:
+        form = UploadForm.model_json_schema()
+        file = {"file": {"type": "string", "format": "binary"}}
+        form = {"type": "object", "properties": {**file, **form["properties"]}, "required": ["file", "purpose"]}
+        content = {"multipart/form-data": {"schema": form}}
+        self.openapi = {"requestBody": {"required": True, "content": content}}
+        self._is_kept = context.database.is_kept
+        self._most_of_tenant = context.config.batch_file_bytes
+        self._files = runner.files
+        self._retention_s = runner.retention_s
+        self._models = models
+
+    async def __call__(self, request: Request) -> TenantFile:
+        if not self._is_kept:
+            message = "Files are kept in the store, and this server has none (store is none)."
+            raise RequestRefused(message, code="no_store", status=409)
+        caller, now, files = caller_of(request), time.time(), self._files
+        self._models.of(None, caller).admission.admit_small(request)
+        room = min(MOST_BYTES, self._most_of_tenant - await asyncio.to_thread(files.held_bytes, caller.tenant))
+        file = TenantFile(
+            file_id=f"file-{uuid4().hex[:24]}",
+            tenant=caller.tenant,
+            purpose="batch",
+            filename="",
+            num_bytes=None,
+            created_at=now,
+            expires_at=now + self._retention_s,
+        )
+        await asyncio.to_thread(files.put, file)
+        try:
+            file = await self._read(request, file, room)
+            await asyncio.to_thread(files.put, file)
+        except BaseException:
+            await asyncio.shield(asyncio.to_thread(files.remove, file))
+            raise
+        return file
+
+    async def _read(self, request: Request, file: TenantFile, room: int) -> TenantFile:
+        fields, name, size, number, part = dict[str, bytes](), "", 0, 0, bytearray()
+        has_file = False
+        boundary = boundary_of(request.headers.get("content-type", ""))
+        async with aclosing(read_parts(request.stream(), boundary)) as pieces:
+            async for piece in pieces:
+                if isinstance(piece, PartHead):
+                    name = piece.name
+                    if name in fields or (name == "file" and has_file) or len(fields) > _MOST_FIELDS:
+                        message = (
+                            f"The form has {name[:64]!r} again, or more than {_MOST_FIELDS} fields; allowed: each once."
+                        )
+                        raise RequestRefused(message, code="invalid_form", param=name[:64])
+                    if name == "file":
+                        file, has_file = replace(file, filename=piece.filename or ""), True
+                    else:
+                        fields[name] = b""
+                elif name != "file":
+                    fields[name] = (fields[name] + piece)[:_MOST_FIELD_BYTES]
+                else:
+                    size += len(piece)
+                    if size > room:
+                        raise too_large("body", f"{max(0, room)} bytes of a file, with the tenant's other files")
+                    part += piece
+                    while len(part) >= PART_BYTES:
+                        whole = bytes(part[:PART_BYTES])
+                        await asyncio.to_thread(self._files.put_part, file.file_id, number, whole)
+                        del part[:PART_BYTES]
+                        number += 1
+        if part:
+            await asyncio.to_thread(self._files.put_part, file.file_id, number, bytes(part))
+        form = parse_texts({name: value.decode(errors="replace") for name, value in fields.items()}, UploadForm)
+        if not has_file:
+            message = "Missing required parameter: 'file'."
+            raise RequestRefused(message, code="missing_required_parameter", param="file")
+        expires_at = min(file.expires_at, file.created_at + (form.seconds or self._retention_s))
+        return replace(file, num_bytes=size, expires_at=expires_at)
+
+
+def batch_routes(context: Context, runner: BatchRunner, models: Models) -> Sequence[Route]:
+    """Return the routes; what belongs to another tenant is not found."""
+    return [*_file_routes(context, runner, models), *_batch_routes(context, runner, models)]
+
+
+def _file_routes(context: Context, runner: BatchRunner, models: Models) -> Sequence[Route]:
+    routes, files = Routes(), runner.files
+    upload = Annotated[TenantFile, Depends(UploadReader(context, runner, models))]
+
+    async def found(tenant: str, file_id: str, param: str | None = None) -> TenantFile:
+        file = await asyncio.to_thread(files.get, tenant, file_id)
+        return file or _not_found(f"No such File object: {file_id[:64]}", param)
+
+    @routes.post("/v1/files", roles=CLIENTS, summary="Upload a file of requests", errors=(409,))
+    async def create(file: upload) -> FileReply:
+        return shown_file(file)
+
+    @routes.get("/v1/files", roles=CLIENTS, summary="List files")
+    async def listed(caller: SignedIn, query: _FilesQuery) -> PageReply[FileReply]:
+        if query.after:
+            await found(caller.tenant, query.after, "after")
+        more = partial(files.newest, caller.tenant, purpose=query.purpose, after=query.after, most=query.limit + 1)
+        rows = await asyncio.to_thread(more, ascending=query.order == "asc")
+        return page([shown_file(row) for row in rows], query.limit)
+
+    @routes.get("/v1/files/{file_id}", roles=CLIENTS, summary="Show a file")
+    async def shown(caller: SignedIn, file_id: str) -> FileReply:
+        return shown_file(await found(caller.tenant, file_id))
+
+    @routes.get("/v1/files/{file_id}/content", roles=CLIENTS, summary="Download a file", reply=str)
+    async def content(caller: SignedIn, file_id: str) -> Response:
+        file = await found(caller.tenant, file_id)
+        return StreamingResponse(files.pages(file), media_type="text/plain; charset=utf-8")  # it reads in a thread
+
+    @routes.delete("/v1/files/{file_id}", roles=CLIENTS, summary="Delete a file", errors=(409,))
+    async def delete(caller: SignedIn, file_id: str) -> FileDeletedReply:
+        file = await found(caller.tenant, file_id)
+        if (user := await asyncio.to_thread(files.user_of, file_id)) is not None:
+            message = f"The batch {user} reads this file; allowed: to cancel it first, or to wait for its end"
+            raise RequestRefused(message, code="file_in_use", status=409)
+        await asyncio.to_thread(files.remove, file)
+        context.emit(_event(caller, "file.deleted", file_id))
+        return FileDeletedReply(id=file_id)
+
+    return routes.all
+
+
+def _batch_routes(context: Context, runner: BatchRunner, models: Models) -> Sequence[Route]:
+    routes, table = Routes(), runner.table
+
+    async def found(tenant: str, batch_id: str, param: str | None = None) -> StoredBatch:
+        batch = await asyncio.to_thread(table.get, tenant, batch_id)
+        return batch or _not_found(f"No batch found with id {batch_id[:64]!r}", param)
+
+    async def reply(batch: StoredBatch) -> BatchReply:
+        counts = await asyncio.to_thread(table.counts, batch.batch_id) if batch.status in RUNNING else {}
+        return shown_batch(batch, counts)
+
+    @routes.post("/v1/batches", roles=CLIENTS, summary="Run the requests of a file", errors=(409,))
+    async def create(request: Request, body: Annotated[BatchBody, read_body(BatchBody)]) -> BatchReply:
+        caller, now = caller_of(request), time.time()
+        models.of(None, caller).admission.admit_small(request)
+        if await asyncio.to_thread(runner.files.get, caller.tenant, body.input_file_id) is None:
+            _not_found(f"No such File object: {body.input_file_id[:64]}", "input_file_id")
+        await _check_model(runner, body.input_file_id, caller, models)
+        if await asyncio.to_thread(table.num_running, caller.tenant) >= MOST_RUNNING:
+            message = (
+                f"{MOST_RUNNING} batches of this tenant have not ended; allowed: to wait for one, or to cancel it."
+            )
+            raise RequestRefused(message, code="too_many_batches", status=429, headers={"retry-after": "60"})
+        after = body.output_expires_after
+        batch = StoredBatch(
+            batch_id=f"batch_{uuid4().hex}",
+            tenant=caller.tenant,
+            key_id=caller.key_id,
+            model="",
+            input_file_id=body.input_file_id,
+            document={
+                **body.model_dump(include={"endpoint", "completion_window", "metadata"}),
+                "output_expires_s": after and after.seconds,
+            },
+            status="validating",
+            created_at=now,
+            expires_at=now + WINDOW_S,
+        )
+        await asyncio.to_thread(table.add, batch)
+        context.emit(_event(caller, "batch.created", batch.batch_id))
+        runner.look()
+        return shown_batch(batch, {})
+
+    @routes.get("/v1/batches", roles=CLIENTS, summary="List batches, the newest first")
+    async def listed(
+        caller: SignedIn, query: Annotated[BatchesQuery, read_query(BatchesQuery)]
+    ) -> PageReply[BatchReply]:
+        if query.after:
+            await found(caller.tenant, query.after, "after")
+        rows = await asyncio.to_thread(partial(table.newest, caller.tenant, after=query.after, most=query.limit + 1))
+        return page([await reply(row) for row in rows], query.limit)
+
+    @routes.get("/v1/batches/{batch_id}", roles=CLIENTS, summary="Show a batch")
+    async def shown(caller: SignedIn, batch_id: str) -> BatchReply:
+        return await reply(await found(caller.tenant, batch_id))
+
+    @routes.post("/v1/batches/{batch_id}/cancel", roles=CLIENTS, summary="Cancel a batch", errors=(409,))
+    async def cancel(caller: SignedIn, batch_id: str) -> BatchReply:
+        batch = await found(caller.tenant, batch_id)
+        stop = partial(table.change, batch_id, "cancelling", ["validating", "in_progress"])
+        if await asyncio.to_thread(partial(stop, cancelling_at=int(time.time()))):
+            context.emit(_event(caller, "batch.cancelled", batch_id))
+            runner.look()
+        elif batch.status not in ("cancelling", "cancelled"):
+            message = f"The batch is {batch.status}; allowed: to cancel one that has not ended"
+            raise RequestRefused(message, code="batch_ended", status=409)
+        return await reply(await found(caller.tenant, batch_id))
+
+    return routes.all
+
+
+async def _check_model(runner: BatchRunner, file_id: str, caller: Caller, models: Models) -> None:
+    """Raise at once where the model of the first line is not served, or not to this caller."""
+    start = await asyncio.to_thread(runner.files.bytes_of, file_id, 0, PART_BYTES)
+    try:
+        model = parse_line(start.strip().partition(b"\n")[0]).body.get("model")
+    except RequestRefused:  # the batch fails by name when the file is read
+        return
+    if isinstance(model, str):
+        models.of(model, caller)
+
+
+def _not_found(message: str, param: str | None = None) -> NoReturn:
+    raise RequestRefused(message, code="not_found", param=param, status=404)
+
+
+def _event(caller: Caller, action: str, subject: str) -> AuditEvent:
+    return AuditEvent(actor=caller.actor, action=action, subject=subject, tenant=caller.tenant)

@@ -1,0 +1,226 @@
+"""Runs the batches of a store behind everything else: reads their files, runs their lines, ends them."""
+
+import asyncio
+import time
+from collections import Counter
+from contextlib import suppress
+from dataclasses import asdict
+from functools import partial
+
+import structlog
+
+from prolepsis.control.store.batches import LEASE_S, BatchLine, BatchTable, LineResult, Status, StoredBatch
+from prolepsis.control.store.replicas import PeriodicWork
+from prolepsis.control.store.tenant_files import PART_BYTES, FileTable
+from prolepsis.control.web.caller import Caller
+from prolepsis.control.web.context import Context
+from prolepsis.control.web.errors import RequestRefused
+from prolepsis.control.web.feature import Feature, contained_tick
+from prolepsis.core.audit_event import SERVER, AuditEvent
+from prolepsis.core.config import DAY_S
+from prolepsis.core.errors import StoreUnavailable
+from prolepsis.core.telemetry.declare import counter, gauge
+from prolepsis.server.auth.keys import Keys
+from prolepsis.server.batches.lines import LineFault, LineReader, parse_line
+from prolepsis.server.batches.run_line import NotNow, background, not_run, run_line
+from prolepsis.server.services import Models
+
+WINDOW_S = DAY_S
+_LOOK_S = 1.0
+"""How often the store is asked for batches, at least."""
+_ROOM_S = 0.05
+"""How often it is seen whether there is room, where lines wait."""
+_HOUR_S = 3600.0
+_NOT_RUN = {
+    "expired": ("batch_expired", "This request could not be executed before the completion window expired."),
+    "cancelled": ("batch_cancelled", "This request was not executed, as its batch was cancelled."),
+}
+log = structlog.get_logger(__name__)
+
+
+class BatchRunner(Feature):
+    """Belongs to one event loop. What it leased and did not settle, another server runs after `LEASE_S`."""
+
+    name = "batches"
+
+    def __init__(self, context: Context, models: Models, keys: Keys) -> None:
+        self.files, self.table = FileTable(context.database), BatchTable(context.database)
+        self.retention_s = context.config.batch_retention_days * DAY_S
+        self._is_kept = context.database.is_kept
+        self._emit = context.emit
+        self._models = models
+        self._keys = keys
+        self._periodic_work = PeriodicWork(context.database)
+        self._wake = asyncio.Event()
+        self._reading: asyncio.Task[None] | None = None
+        self._running: dict[asyncio.Task[LineResult], tuple[StoredBatch, BatchLine]] = {}
+        self._ended: list[tuple[BatchLine, LineResult]] = []
+        """Lines whose results are not in the store yet."""
+        self._refused: list[BatchLine] = []
+        """Lines that are to be given back, as there was no room."""
+        self._open: list[StoredBatch] = []
+        """Batches whose next lines may run here."""
+        self._looked = self._renewed = self._not_before = self._forgot = 0.0
+        self._lines = counter(context.registry, "batch_lines", "Lines of batches that ended here", "state")
+        self._in_flight = gauge(context.registry, "batch_lines_in_flight", "Lines of batches that run here")
+
+    def look(self) -> None:
+        """Look at the store at once: something has changed there."""
+        self._looked = 0.0
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        while self._is_kept:
+            self._wake.clear()
+            await contained_tick(self)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_ROOM_S if self._open else _LOOK_S):
+                    await self._wake.wait()
+
+    async def tick(self) -> None:
+        """Do what is due. Without the store, whose writer reports it, results wait here and no line starts."""
+        with suppress(StoreUnavailable):
+            await self._do_due()
+
+    async def _do_due(self) -> None:
+        """Keep results, renew leases, begin and end batches, start lines."""
+        await self._settle()
+        now = time.monotonic()
+        if any(services.admission.draining for services in self._models.by_name.values()):
+            await self.close()
+            return
+        if now > self._renewed + LEASE_S / 3:
+            await asyncio.to_thread(self.table.renew, [line for _, line in self._running.values()])
+            self._renewed = now
+        if now > self._looked + _LOOK_S:
+            self._looked = now
+            await self._look(now)
+        if now > self._not_before:
+            await self._start()
+        self._in_flight.set(len(self._running))
+
+    async def close(self) -> None:
+        """Stop all work here; another server may take the lines at once."""
+        tasks = [*self._running, *([self._reading] if self._reading else [])]
+        self._refused += [line for _, line in self._running.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._settle()
+
+    async def _settle(self) -> None:
+        """Keep the results that are there, in one transaction; what the store does not take now waits for the next."""
+        ended, refused = list(self._ended), list(self._refused)
+        if ended:
+            for state in await asyncio.to_thread(self.table.settle, ended):
+                self._lines.labels(state).inc()
+            del self._ended[: len(ended)]
+        if refused:
+            await asyncio.to_thread(self.table.renew, refused, for_s=0.0)
+            del self._refused[: len(refused)]
+
+    async def _look(self, now: float) -> None:
+        """See which batches there are; begin, end and forget them."""
+        running = await asyncio.to_thread(self.table.running)
+        served = self._models.by_name
+        self._open = [batch for batch in running if batch.status == "in_progress" and batch.model in served]
+        for batch in running:
+            if batch.status != "validating":
+                await asyncio.to_thread(self._end, batch)
+            elif self._reading is None and await asyncio.to_thread(self.table.take_reading, batch.batch_id):
+                self._reading = asyncio.create_task(self._read(batch))
+        if now > self._forgot + _HOUR_S:
+            self._forgot = now
+            if await asyncio.to_thread(self._periodic_work.take, "batches", _HOUR_S):
+                await asyncio.to_thread(self._forget)
+
+    async def _start(self) -> None:
+        """Start lines while there is room, first those of tenants that have the fewest in flight."""
+        in_flight = Counter(batch.tenant for batch, _ in self._running.values())
+        num_tenants = len({batch.tenant for batch in self._open})
+        for batch in sorted(self._open, key=lambda one: (in_flight[one.tenant], one.created_at)):
+            admission = self._models.by_name[batch.model].admission
+            most = -(-admission.background_room(len(self._running)) // num_tenants)
+            if most <= 0:
+                continue
+            lines = await asyncio.to_thread(self.table.claim, batch.batch_id, most)
+            for line in lines:
+                task = asyncio.create_task(self._result(batch, line))
+                self._running[task] = batch, line
+                task.add_done_callback(self._ran)
+            if len(lines) < most:
+                self._open.remove(batch)  # until the next look
+
+    async def _result(self, batch: StoredBatch, line: BatchLine) -> LineResult:
+        try:
+            caller = self._caller(batch)
+        except RequestRefused as error:  # its key was revoked or has expired
+            return not_run(error.code, str(error), line.custom_id)
+        raw = await asyncio.to_thread(self.files.bytes_of, batch.input_file_id, line.start, line.length)
+        return await run_line(parse_line(raw), caller, self._models)
+
+    def _caller(self, batch: StoredBatch) -> Caller:
+        """Return the caller whose batch it is; raises `RequestRefused` where its key no longer counts."""
+        caller = self._keys.caller_of_id(batch.key_id)
+        if caller.tenant != batch.tenant:
+            raise RequestRefused("The batch's key is another tenant's now.", code="invalid_api_key", status=401)
+        return background(caller)
+
+    def _ran(self, task: "asyncio.Task[LineResult]") -> None:
+        batch, line = self._running.pop(task)
+        error = None if task.cancelled() else task.exception()
+        if not task.cancelled() and error is None:
+            self._ended.append((line, task.result()))
+        elif isinstance(error, NotNow):
+            self._not_before = time.monotonic() + error.wait_s
+            self._refused.append(line)
+        elif error is not None:  # its lease lapses, and it runs again
+            log.error("batch_line_failed", batch=batch.batch_id, line=line.number, error=type(error).__name__)
+        if all(other.batch_id != batch.batch_id for other, _ in self._running.values()):
+            self._looked = 0.0  # it may have been the last one
+        self._wake.set()
+
+    async def _read(self, batch: StoredBatch) -> None:
+        """Read the file of a batch and keep its lines; a file with faults fails the batch."""
+        try:
+            await self._keep_lines(batch)
+        except Exception:  # contained: it is read again when the lease has lapsed
+            log.exception("batch_not_read", batch=batch.batch_id)
+        finally:
+            self._reading = None
+            self.look()
+
+    async def _keep_lines(self, batch: StoredBatch) -> None:
+        reader, start = LineReader(batch.batch_id, [str(batch.document["endpoint"])]), 0
+        large_work = next(iter(self._models.by_name.values())).intake.large_work
+        while piece := await asyncio.to_thread(self.files.bytes_of, batch.input_file_id, start, PART_BYTES):
+            lines = await large_work.off_loop(batch.tenant, partial(reader.take, piece))
+            await asyncio.to_thread(self.table.add_lines, batch.batch_id, lines)
+            start += PART_BYTES
+        await asyncio.to_thread(self.table.add_lines, batch.batch_id, reader.end())
+        if reader.faults:
+            await asyncio.to_thread(self._fail, batch, reader.faults)
+        else:
+            await asyncio.to_thread(self.table.begin, batch.batch_id, reader.model)
+
+    def _fail(self, batch: StoredBatch, faults: list[LineFault]) -> None:
+        errors = {"object": "list", "data": [asdict(fault) for fault in faults]}
+        self.table.change(batch.batch_id, "failed", ["validating"], errors=errors, failed_at=int(time.time()))
+
+    def _end(self, batch: StoredBatch) -> None:
+        """End a batch that is due: all lines have run, its time is over, or it is cancelled. Waits for the database."""
+        is_late = batch.expires_at <= time.time()
+        status: Status = "cancelled" if batch.status == "cancelling" else "expired" if is_late else "completed"
+        if status != "completed":
+            self.table.write_off(batch.batch_id, partial(not_run, *_NOT_RUN[status]), running=is_late)
+        if self.table.finish(batch.batch_id, status, batch.status, self.retention_s):
+            event = AuditEvent(actor=SERVER, action=f"batch.{status}", subject=batch.batch_id, tenant=batch.tenant)
+            self._emit(event)
+
+    def _forget(self) -> None:
+        """Delete what has expired. Waits for the database."""
+        for file in self.files.due():
+            if self.files.user_of(file.file_id) is None:
+                self.files.remove(file)
+        self.table.forget(before=time.time() - self.retention_s)

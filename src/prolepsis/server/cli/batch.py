@@ -1,0 +1,183 @@
+"""`prolepsis batch`: the requests of a file, run without a server."""
+
+import asyncio
+import fcntl
+import os
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, BinaryIO
+
+import typer
+from jiter import from_json
+
+from prolepsis.control.store.batches import BatchLine, LineResult
+from prolepsis.core.config import EngineConfig
+from prolepsis.core.errors import ConfigError
+from prolepsis.core.terminal.config import Settings
+from prolepsis.core.terminal.flags import configured
+from prolepsis.core.terminal.output import BAD_INPUT, EPILOG, command_group, print_error, print_facts, stderr, warn
+
+if TYPE_CHECKING:
+    from prolepsis.engine.start import Running
+    from prolepsis.server.services import Services
+
+_BEGINNING = b'{"id":"batch_req_'
+"""Of each result."""
+app = command_group("Run files of requests, as /v1/batches takes them.")
+
+
+@app.callback()
+def group() -> None:
+    """Keep `run` a subcommand: the only command of a group would take its place."""
+
+
+@app.command("run", epilog=EPILOG)
+@configured(EngineConfig)
+def run(
+    settings: Settings,
+    *,
+    file: Annotated[Path, typer.Argument(help="requests, a JSON object a line")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="file of the results; an interrupted one is resumed")],
+) -> None:
+    """Run the requests of a file here. Each result is on disk before it counts."""
+    requests = BatchFile.read(file)
+    with results_of(output) as (out, done):
+        left = [line for line in requests.lines if line.custom_id not in done]
+        unknown = done - {line.custom_id for line in requests.lines}
+        if unknown:
+            message = (
+                f"output {output} has a result of {min(unknown)!r}, which {file} lacks; allowed: a file of its own"
+            )
+            raise ConfigError(message, param="output")
+        failed = asyncio.run(_run(settings, requests, left, out)) if left else 0
+    print_facts([("lines", len(requests.lines)), ("had results", len(done)), ("ran", len(left)), ("failed", failed)])
+    if failed:
+        warn(f"{failed} lines failed; {output} says why")
+
+
+class BatchFile:
+    """A file whose lines may run."""
+
+    def __init__(self, file: Path, lines: Sequence[BatchLine]) -> None:
+        self.lines = sorted(lines, key=lambda line: (line.prefix, line.number))
+        """In the order in which they run."""
+        self._file = file
+
+    @classmethod
+    def read(cls, file: Path) -> "BatchFile":
+        """Read a file; prints the faults of its lines and exits where it has any. An empty one has no lines."""
+        from prolepsis.server.batches.lines import LineReader
+        from prolepsis.server.openai.facts import GENERATION_ROUTES
+
+        reader, lines = LineReader("", GENERATION_ROUTES), list[BatchLine]()
+        try:
+            with file.open("rb") as opened:
+                while piece := opened.read(2**20):
+                    lines += reader.take(piece)
+        except OSError as error:
+            raise ConfigError(f"{file} cannot be read: {error.strerror}", param="file") from None
+        lines += reader.end()
+        for fault in reader.faults if reader.num_lines else ():
+            print_error(f"{file}, line {fault.line}: {fault.message}")
+        if reader.faults and reader.num_lines:
+            raise typer.Exit(BAD_INPUT)
+        return cls(file, lines)
+
+    def raw(self, line: BatchLine) -> bytes:
+        with self._file.open("rb") as opened:
+            opened.seek(line.start)
+            return opened.read(line.length)
+
+
+@contextmanager
+def results_of(file: Path) -> Iterator[tuple[BinaryIO, set[str]]]:
+    """Hold a file of results against other commands; gives it, and the custom ids that have a result in it."""
+    with ExitStack() as stack:
+        try:
+            out = stack.enter_context(file.open("a+b"))
+            fcntl.flock(out, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"output {file} is being written by another command", param="output") from None
+        except OSError as error:
+            raise ConfigError(f"output {file} cannot be written: {error.strerror}", param="output") from None
+        out.seek(0)
+        whole, found = 0, set[str]()
+        for line in out:
+            is_cut = not line.endswith(b"\n")  # by what ended the command
+            try:
+                if is_cut and not line.startswith(_BEGINNING[: len(line)]):
+                    raise ValueError("no result was written there")
+                found |= set() if is_cut else {from_json(line)["custom_id"]}
+            except (ValueError, KeyError, TypeError):
+                message = f"output {file} is no file of results; allowed: one of an earlier run, or none"
+                raise ConfigError(message, param="output") from None
+            whole += 0 if is_cut else len(line)
+        out.truncate(whole)
+        yield out, found
+
+
+async def _run(settings: Settings, requests: BatchFile, left: Sequence[BatchLine], out: BinaryIO) -> int:
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    from prolepsis.server.cli.engine import running
+
+    async with running(settings) as engine, _services(engine) as services:
+        with Progress(BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), console=stderr()) as progress:
+            bar = progress.add_task("", total=len(requests.lines), completed=len(requests.lines) - len(left))
+            return await run_lines(requests, left, out, services, lambda: progress.advance(bar))
+
+
+@asynccontextmanager
+async def _services(engine: "Running") -> AsyncIterator["Services"]:
+    """Give what answers requests around an engine, as a server has it, without a store."""
+    from prolepsis.control.store.store import unrecorded
+    from prolepsis.control.web.context import Context
+    from prolepsis.core.audit_event import discard
+    from prolepsis.core.config import ServerConfig
+    from prolepsis.core.telemetry.metrics import Metrics
+    from prolepsis.server.app import build
+
+    config = ServerConfig(store="none", replay_sample=0.0)
+    context = Context(config=config, client=engine.client, metrics=Metrics(), store=unrecorded(), emit=discard)
+    application = build(context, engine.tokenizer)
+    async with application.router.lifespan_context(application):
+        yield application.state.services
+
+
+async def run_lines(
+    requests: BatchFile, left: Sequence[BatchLine], out: BinaryIO, services: "Services", ran: Callable[[], None]
+) -> int:
+    """Write the results of lines as they come, as many lines at once as have places; return how many failed."""
+    from prolepsis.control.web.caller import DEVELOPER
+    from prolepsis.server.batches.lines import parse_line
+    from prolepsis.server.batches.run_line import NotNow, background, run_line
+    from prolepsis.server.services import Models
+
+    models, places, failed = Models([services]), asyncio.Semaphore(services.admission.num_places), 0
+
+    async def answered(line: BatchLine) -> LineResult:
+        request = parse_line(requests.raw(line))
+        while True:
+            try:
+                return await run_line(request, background(DEVELOPER), models)
+            except NotNow as later:
+                await asyncio.sleep(later.wait_s)
+
+    async def run_one(line: BatchLine) -> None:
+        nonlocal failed
+        try:
+            result = await answered(line)
+        finally:
+            places.release()
+        out.write(f"{result.text}\n".encode())
+        out.flush()
+        os.fsync(out.fileno())
+        failed += result.state == "failed"
+        ran()
+
+    async with asyncio.TaskGroup() as group:
+        for line in left:
+            await places.acquire()
+            group.create_task(run_one(line))
+    return failed
