@@ -65,7 +65,7 @@ class Models:
 
     @property
     def names(self) -> Sequence[str]:
-        return list(self._by_name)
+        return list(self.by_name)
 
     def allowed(self, caller: Caller) -> Mapping[str, Services]:
         """Return the models that the caller's key may use."""

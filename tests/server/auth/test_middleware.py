@@ -28,7 +28,7 @@ from prolepsis.control.web.routes import (
 from prolepsis.core.config import ServerConfig
 from prolepsis.server.admission.metrics import AdmissionMetrics
 from prolepsis.server.auth.keys import Keys
-from prolepsis.server.auth.middleware import AuthMiddleware
+from prolepsis.server.auth.middleware import AuthMiddleware, RouteRules
 from prolepsis.server.stream import AnswerStream, ClientDisconnected, Json
 from tests.paths import ROOT
 from tests.server.admission.conftest import KeyedApp, bearer
@@ -326,7 +326,7 @@ def guard(app: Callable[..., object], config: ServerConfig | None = None) -> Aut
         config=config or ServerConfig(),
         metrics=AdmissionMetrics(CollectorRegistry()),
         intake=Intake(Uploads(4096)),
-        routes=routes.all,
+        rules=RouteRules(routes.all),
     )
 
 

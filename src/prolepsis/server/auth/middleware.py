@@ -140,10 +140,9 @@ class AuthMiddleware:
         """Raise `RequestRefused` where the route may not run, or is not there."""
         headers, method = Headers(scope=scope), scope["method"]
         rule = self._rules.of(scope["path"])
-        self._check_sizes(scope, headers, max(self._max_body_bytes, rule.most_bytes if rule else 0))
         if rule is not None:
             scope["state"]["rule"], scope["state"][ERROR_SHAPE] = rule.path, rule.errors
-        self._check_sizes(scope, headers)
+        self._check_sizes(scope, headers, max(self._max_body_bytes, rule.most_bytes if rule else 0))
         if rule is not None and method in rule.roles and self._is_open(rule.roles[method], headers):
             return
         caller = self._keys.caller(_given_key(headers))
