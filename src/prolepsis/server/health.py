@@ -61,7 +61,7 @@ class Ready(Readiness):
     killed_by: Sequence[Literal["operator", "store", "flag"]]
 
 
-class Load(Reply):
+class ServerLoad(Reply):
     server_load: int
     """As vLLM names it."""
 
@@ -103,9 +103,9 @@ def status_routes(all_models: Models, services: Services) -> Sequence[Route]:
         return health
 
     @routes.get("/load", roles=ANY_ROLE, summary="Requests that run or wait")
-    async def load() -> Load:
+    async def load() -> ServerLoad:
         health = services.client.health()
-        return Load(server_load=health.num_running + health.num_waiting)
+        return ServerLoad(server_load=health.num_running + health.num_waiting)
 
     @routes.get("/", roles=PUBLIC, summary="The console, for a browser", documented=False)
     async def root(request: Request) -> Response:

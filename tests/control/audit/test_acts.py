@@ -362,7 +362,19 @@ ASKING = {
 }
 """Commands that ask a server."""
 READING = {
-    *("generate", "bench", "exact", "profile", "status", "keys list", "kill status", "policy check", "policy diff"),
+    *(
+        "generate",
+        "chat",
+        "batch run",
+        "bench",
+        "exact",
+        "profile",
+        "status",
+        "keys list",
+        "kill status",
+        "policy check",
+        "policy diff",
+    ),
     *(
         "policy explain",
         "audit verify",

@@ -11,7 +11,7 @@ from prolepsis.ops.console.assets import Assets
 from tests.ops.console.scene import Scene
 
 FOLDER = files("prolepsis.ops.console") / "static"
-OWN = {"console.css", "console.js", "mark.svg", "vendored.json"}
+OWN = {"console.css", "console.js", "playground.js", "mark.svg", "vendored.json"}
 
 
 def test_vendored_files_are_those_that_were_recorded() -> None:

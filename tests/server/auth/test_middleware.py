@@ -67,7 +67,10 @@ EXPECTED: dict[str, Roles | None] = {
     "POST /v1/verify/chat/completions": CLIENTS,
     "POST /v1/verify/completions": CLIENTS,
     "POST /v1/verify/{stream_id}/drafts": CLIENTS,
-    "HEAD /": None,
+    "GET /": None,
+    "GET /docs": None,
+    "GET /load": ANY_ROLE,
+    "GET /ping": OPEN,
     "POST /v1/messages": CLIENTS,
     "POST /v1/messages/count_tokens": CLIENTS,
     "GET /v1/messages/{rest:path}": CLIENTS,
@@ -160,7 +163,7 @@ def test_the_documentation_names_every_route_with_its_roles() -> None:
 
 def test_only_liveness_and_readiness_are_open(keyed_app: KeyedApp) -> None:
     found = {route for route, roles in routes_of(keyed_app).items() if not roles}
-    assert found == {"HEAD /", "GET /health/live", "GET /health", "GET /health/ready"}
+    assert found == {"GET /", "GET /docs", "GET /ping", "GET /health/live", "GET /health", "GET /health/ready"}
 
 
 async def test_without_a_key_only_liveness_and_readiness_answer(keyed_app: KeyedApp) -> None:
@@ -169,8 +172,8 @@ async def test_without_a_key_only_liveness_and_readiness_answer(keyed_app: Keyed
         for route in EXPECTED:
             method, path = route.split(" ")
             response = await http.request(method, path.replace("{name:path}", "tiny"))
-            if path in ("/", "/health/live", "/health", "/health/ready"):
-                assert response.status_code == 200
+            if path in ("/", "/docs", "/ping", "/health/live", "/health", "/health/ready"):
+                assert response.status_code == (307 if path == "/docs" else 200)
                 continue
             assert response.status_code == 401, route
             assert response.headers["www-authenticate"].startswith("Bearer")
@@ -178,9 +181,9 @@ async def test_without_a_key_only_liveness_and_readiness_answer(keyed_app: Keyed
             if not is_foreign(path):
                 assert response.json()["error"]["code"] == "missing_api_key"
                 assert response.json()["error"]["type"] == "invalid_request_error"
-        for path in ("/", "/docs", "/redoc", "/admin", "/v1/files"):
+        for path in ("/redoc", "/admin", "/none"):
             assert (await http.get(path)).status_code == 401
-    assert keyed_app.refused("not_authenticated") == len(EXPECTED) - 4 + 5
+    assert keyed_app.refused("not_authenticated") == len(EXPECTED) - 6 + 3
 
 
 async def test_each_role_opens_its_routes_and_no_others(keyed_app: KeyedApp) -> None:

@@ -13,7 +13,7 @@ from prolepsis.core.errors import EngineError, InvalidParameter
 from prolepsis.core.events import Event, Tokens
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.terminal.admin import NoServer
-from prolepsis.server.cli.chat import Colours, Conversation, Piece
+from prolepsis.server.cli.chat import Colours, Conversation, DraftedText
 from prolepsis.server.cli.main import app
 from tests.server.conftest import Served, served
 from tests.server.fakes import FakeEngine
@@ -116,7 +116,7 @@ def test_one_question(server: Served) -> None:
 
 def test_each_proposer_has_a_colour() -> None:
     colours = Colours()
-    styles = [colours.text(Piece("x", by)).style for by in ("suffix", "", "head", "suffix")]
+    styles = [colours.text(DraftedText("x", by)).style for by in ("suffix", "", "head", "suffix")]
     assert styles[0] == styles[3] != styles[2]
     assert styles[1] == ""
     assert colours.legend().plain == "suffix head "

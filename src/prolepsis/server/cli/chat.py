@@ -22,7 +22,7 @@ _TIMEOUT = httpx.Timeout(10.0, read=600.0)
 
 
 @dataclass(slots=True)
-class Piece:
+class DraftedText:
     """Text of one origin; `by` is empty for the target's own."""
 
     text: str
@@ -43,7 +43,7 @@ class Conversation:
     usage: dict[str, Any] = field(default_factory=dict)
     """Usage of the last answer."""
 
-    def say(self, text: str) -> Iterator[Piece]:
+    def say(self, text: str) -> Iterator[DraftedText]:
         """Yield the answer as it comes; raises `InvalidParameter` with the server's error, `NoServer` without one."""
         self.messages.append({"role": "user", "content": text})
         answer: list[str] = []
@@ -52,7 +52,7 @@ class Conversation:
                 self.usage = chunk.get("usage") or self.usage
                 for choice in chunk["choices"]:
                     answer.append(choice["delta"].get("content") or "")
-                    yield from (Piece(one["text"], one["drafted_by"] or "") for one in choice.get("origins", ()))
+                    yield from (DraftedText(one["text"], one["drafted_by"] or "") for one in choice.get("origins", ()))
         except BaseException:
             self.messages.pop()  # a question without an answer is no part of the conversation
             raise
@@ -99,7 +99,7 @@ class Colours:
 
     of: dict[str, str] = field(default_factory=dict)
 
-    def text(self, piece: Piece) -> Text:
+    def text(self, piece: DraftedText) -> Text:
         return Text(piece.text, style=self._style(piece.by))
 
     def legend(self) -> Text:

@@ -129,7 +129,7 @@ class ChatMessage(Reply):
     tool_calls: list[ToolCall] | None = None
 
 
-class Origin(Reply):
+class TextOrigin(Reply):
     """A piece of an answer, and whose draft it was; null: the target's own."""
 
     text: str
@@ -141,7 +141,7 @@ class Choice(Reply):
     finish_reason: Literal["stop", "length", "tool_calls", "content_filter"]
     stop_reason: str | int | None
     token_ids: list[int] | None = None
-    origins: list[Origin] | None = None
+    origins: list[TextOrigin] | None = None
 
 
 class ChatChoice(Choice):
