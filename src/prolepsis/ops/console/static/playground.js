@@ -37,24 +37,28 @@ async function* chunksOf(reply) {
   }
 }
 
-async function run(mode, seed) {
-  const pane = part(`${mode}-text`), figures = part(`${mode}-figures`);
+async function ask(mode, seed, tokens) {
   const headers = { "content-type": "application/json" };
   if (part("key")) headers.authorization = `Bearer ${part("key").value}`;
   const body = {
     model: part("model").value,
     messages: [{ role: "user", content: part("prompt").value }],
-    max_tokens: Number(part("tokens").value),
+    max_tokens: tokens,
     temperature: Number(part("temperature").value),
     seed, stream: true, stream_options: { include_usage: true },
     cache_salt: `playground-${crypto.getRandomValues(new Uint32Array(2)).join("-")}`,
     speculation: { mode, origins: true, metrics: true },
   };
-  const began = performance.now();
-  let first = null, drafted = 0, usage = null, metrics = null;
   const reply = await fetch("/v1/chat/completions", { method: "POST", headers, body: JSON.stringify(body) });
   if (!reply.ok) throw new Error((await reply.json()).error.message);
-  for await (const chunk of chunksOf(reply)) {
+  return reply;
+}
+
+async function run(mode, seed) {
+  const pane = part(`${mode}-text`), figures = part(`${mode}-figures`);
+  const began = performance.now();
+  let first = null, drafted = 0, usage = null, metrics = null;
+  for await (const chunk of chunksOf(await ask(mode, seed, Number(part("tokens").value)))) {
     if (chunk.error) throw new Error(chunk.error.message);
     usage = chunk.usage ?? usage;
     metrics = chunk.metrics ?? metrics;
@@ -80,6 +84,7 @@ document.getElementById("play")?.addEventListener("submit", async (event) => {
   colours.clear();
   for (const mode of ["off", "auto"]) { part(`${mode}-text`).replaceChildren(); part(`${mode}-figures`).textContent = "waiting"; }
   try {
+    await (await ask("off", seed, 1)).text(); // the first answer after a pause is slower
     state.textContent = "Plain decoding runs…";
     const plain = await run("off", seed);
     state.textContent = "Speculation runs…";
