@@ -13,6 +13,7 @@ from prolepsis.server.auth.key_file import KeyFile, new_key
 from prolepsis.server.auth.keys import Keys
 from tests.control.store.databases import opened
 from tests.server.batches.conftest import Serve, chat_line, ended, jsonl, made, results, serving
+from tests.server.conftest import Served
 from tests.server.fakes import FakeEngine
 from tests.waiting import wait_for
 
@@ -85,18 +86,26 @@ def test_a_batch_whose_time_is_over_keeps_what_has_run(sqlite: str) -> None:
         assert sorted(int(one["custom_id"]) for one in ran + faults) == list(range(30))
 
 
-def test_lines_of_a_revoked_key_do_not_run(serve: Serve, tmp_path: Path) -> None:
-    keys = KeyFile(tmp_path / "keys.json")
-    made_keys = [new_key("acme", roles=("client",), tier="standard", models=()) for _ in range(2)]
+def add_keys(keys: KeyFile, *tenants: str) -> list[tuple[str, str]]:
+    """Add a key of each tenant; return their ids and values."""
+    made_keys = [new_key(tenant, roles=("client",), tier="standard", models=()) for tenant in tenants]
     for record, _ in made_keys:
         keys.add(record)
-    engine = FakeEngine(delay_s=0.05)
+    return [(record.id, key) for record, key in made_keys]
+
+
+def client_of(server: Served, key: str) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0)
+
+
+def test_lines_of_a_revoked_key_do_not_run(serve: Serve, tmp_path: Path) -> None:
+    keys, engine = KeyFile(tmp_path / "keys.json"), FakeEngine(delay_s=0.05)
+    (key_id, key), (_, other) = add_keys(keys, "acme", "acme")
     server = serve(engine, Keys(keys), max_in_engine=2)
-    first, second = (openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0) for _, key in made_keys)
-    with first, second:
+    with client_of(server, key) as first, client_of(server, other) as second:
         batch = made(first, jsonl(*(chat_line(f"{i}") for i in range(30))))
         wait_for(lambda: engine.requests)
-        keys.remove(made_keys[0][0].id)
+        keys.remove(key_id)
         done = ended(second, batch)
         assert done.status == "completed"
         faults = results(second, done.error_file_id)
@@ -106,14 +115,10 @@ def test_lines_of_a_revoked_key_do_not_run(serve: Serve, tmp_path: Path) -> None
 
 def test_files_and_batches_of_tenants_take_turns(serve: Serve, tmp_path: Path) -> None:
     """A second tenant's lines do not wait for the end of the first one's batch."""
-    keys = KeyFile(tmp_path / "keys.json")
-    made_keys = [new_key(tenant, roles=("client",), tier="standard", models=()) for tenant in ("acme", "other")]
-    for record, _ in made_keys:
-        keys.add(record)
-    engine = FakeEngine(delay_s=0.02)
+    keys, engine = KeyFile(tmp_path / "keys.json"), FakeEngine(delay_s=0.02)
+    (_, key), (_, other) = add_keys(keys, "acme", "other")
     server = serve(engine, Keys(keys), max_in_engine=4)
-    first, second = (openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0) for _, key in made_keys)
-    with first, second:
+    with client_of(server, key) as first, client_of(server, other) as second:
         long = made(first, jsonl(*(chat_line(f"{i}") for i in range(60))))
         wait_for(lambda: engine.requests)
         short = made(second, jsonl(*(chat_line(f"{i}") for i in range(4))))

@@ -53,7 +53,7 @@ def ask(
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         raise NoServer(f"no server answers at {url}: {error}", param="url") from None
     if reply.status_code != 200:
-        raise InvalidParameter(f"{reply.status_code}: {_message(document)}")
+        raise InvalidParameter(f"{reply.status_code}: {message_of(document)}")
     return document
 
 
@@ -119,7 +119,7 @@ def argument(name: str, help_text: str, metavar: str | None = None) -> inspect.P
 REASON = parameter("reason", Annotated[str, typer.Option(help="recorded with the event")], "")
 
 
-def _message(document: Any) -> str:
+def message_of(document: Any) -> str:
     """Return the message of an error; a server of another kind may reply in any form."""
     match document:
         case {"error": {"message": str(message)}}:

@@ -190,7 +190,7 @@ def _batch_routes(context: Context, runner: BatchRunner, models: Models) -> Sequ
 
     @routes.post("/v1/batches", roles=CLIENTS, summary="Run the requests of a file", errors=(409,))
     async def create(request: Request, body: Annotated[BatchBody, read_body(BatchBody)]) -> BatchReply:
-        caller, now = caller_of(request), time.time()
+        caller = caller_of(request)
         models.of(None, caller).admission.admit_small(request)
         if await asyncio.to_thread(runner.files.get, caller.tenant, body.input_file_id) is None:
             _not_found(f"No such File object: {body.input_file_id[:64]}", "input_file_id")
@@ -200,21 +200,7 @@ def _batch_routes(context: Context, runner: BatchRunner, models: Models) -> Sequ
                 f"{MOST_RUNNING} batches of this tenant have not ended; allowed: to wait for one, or to cancel it."
             )
             raise RequestRefused(message, code="too_many_batches", status=429, headers={"retry-after": "60"})
-        after = body.output_expires_after
-        batch = StoredBatch(
-            batch_id=f"batch_{uuid4().hex}",
-            tenant=caller.tenant,
-            key_id=caller.key_id,
-            model="",
-            input_file_id=body.input_file_id,
-            document={
-                **body.model_dump(include={"endpoint", "completion_window", "metadata"}),
-                "output_expires_s": after and after.seconds,
-            },
-            status="validating",
-            created_at=now,
-            expires_at=now + WINDOW_S,
-        )
+        batch = _new_batch(body, caller)
         await asyncio.to_thread(table.add, batch)
         context.emit(_event(caller, "batch.created", batch.batch_id))
         runner.look()
@@ -246,6 +232,24 @@ def _batch_routes(context: Context, runner: BatchRunner, models: Models) -> Sequ
         return await reply(await found(caller.tenant, batch_id))
 
     return routes.all
+
+
+def _new_batch(body: BatchBody, caller: Caller) -> StoredBatch:
+    now, after = time.time(), body.output_expires_after
+    return StoredBatch(
+        batch_id=f"batch_{uuid4().hex}",
+        tenant=caller.tenant,
+        key_id=caller.key_id,
+        model="",
+        input_file_id=body.input_file_id,
+        document={
+            **body.model_dump(include={"endpoint", "completion_window", "metadata"}),
+            "output_expires_s": after and after.seconds,
+        },
+        status="validating",
+        created_at=now,
+        expires_at=now + WINDOW_S,
+    )
 
 
 async def _check_model(runner: BatchRunner, file_id: str, caller: Caller, models: Models) -> None:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from prolepsis.core.errors import InvalidParameter
-from prolepsis.core.terminal.admin import HERE, Key, NoServer, Url, ask
+from prolepsis.core.terminal.admin import HERE, Key, NoServer, Url, ask, message_of
 from prolepsis.core.terminal.output import note, print_error, stdout
 
 COLOURS = ("green", "cyan", "magenta", "yellow", "blue", "bright_red")
@@ -74,22 +74,22 @@ class Conversation:
         try:
             with httpx.stream("POST", address, json=given, headers=headers, timeout=_TIMEOUT) as reply:
                 if reply.status_code != 200:
-                    raise InvalidParameter(_message(reply.read()))
+                    raise InvalidParameter(_refusal(reply.read()))
                 for line in reply.iter_lines():
                     data = line.removeprefix("data: ")
                     if data not in (line, "[DONE]"):
                         chunk: dict[str, Any] = json.loads(data)
                         if "error" in chunk:
-                            raise InvalidParameter(_message(data.encode()))
+                            raise InvalidParameter(message_of(chunk))
                         yield chunk
         except httpx.HTTPError as error:
             raise NoServer(f"no server answers at {self.url}: {error}", param="url") from None
 
 
-def _message(raw: bytes) -> str:
+def _refusal(raw: bytes) -> str:
     try:
-        return str(json.loads(raw)["error"]["message"])
-    except (ValueError, KeyError, TypeError):
+        return message_of(json.loads(raw))
+    except ValueError:  # a proxy's page
         return raw[:500].decode(errors="replace")
 
 

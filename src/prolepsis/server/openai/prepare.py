@@ -117,10 +117,7 @@ def _read_completion(
     if body.suffix:
         params = replace(params, stop=params.stop or fill_stop(body.suffix))
     for text in body.prompt:
-        if body.suffix:
-            token_ids = fill_prompt(text, body.suffix, services.tokenizer)
-        else:
-            token_ids = _text_tokens(text, body, services.tokenizer, info)
+        token_ids = _text_tokens(text, body, services.tokenizer, info)
         asked = _clamped(_completion_max_tokens(body, len(token_ids), info), len(token_ids), params, context, services)
         max_tokens = _fitting(len(token_ids), asked, "prompt", params.min_tokens, info)
         requests.append(_request(body, tuple(token_ids), replace(params, max_tokens=max_tokens), form))
@@ -128,6 +125,8 @@ def _read_completion(
 
 
 def _text_tokens(text: str | list[int], body: CompletionBody, tokenizer: Tokenizer, info: EngineInfo) -> list[int]:
+    if body.suffix:
+        return fill_prompt(text, body.suffix, tokenizer)
     if isinstance(text, str):
         return tokenizer.encode(text, add_special_tokens=body.add_special_tokens is not False)
     return _checked_ids(text, info.vocab_size)
