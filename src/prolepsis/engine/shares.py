@@ -7,7 +7,7 @@ its share, no spare sample starts or takes part in a pass: the pass would take s
 run wait with their pages.
 
 A request of the priority `BACKGROUND` or above waits likewise while any better one is there, except in every
-`_TURN`th pass, so that it goes on beside a steady load.
+`_TURN`th pass, so that it goes on under a steady load.
 """
 
 from collections.abc import Iterable

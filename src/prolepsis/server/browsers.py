@@ -1,4 +1,4 @@
-"""What browsers, probes and proxies expect of HTTP beside the routes: other origins, HEAD and OPTIONS."""
+"""What browsers, probes and proxies expect of HTTP apart from the routes: other origins, HEAD and OPTIONS."""
 
 from collections.abc import Sequence
 

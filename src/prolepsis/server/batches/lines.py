@@ -102,7 +102,7 @@ class LineReader:
         )
 
     def _check(self, line: LineBody) -> None:
-        """Raise `RequestRefused` for what no line may be, or not beside those before."""
+        """Raise `RequestRefused` for what no line may be, alone or after those before it."""
         if self.num_lines > MOST_LINES:
             self._is_over = True
             raise _refused("too_many_lines", f"The file has more than {MOST_LINES} lines; allowed: {MOST_LINES}.")
