@@ -206,7 +206,7 @@ class AdmissionController(Feature):
         return self._num_samples <= most and not self._queue and self.overload.level == 0 and not self.draining
 
     def background_room(self, num_in_flight: int) -> int:
-        """Return how many requests of background work may start now in addition to those in flight, which may not be here yet.
+        """Return how many more requests of background work may start now; those in flight may not be here yet.
 
         A place stays free for replays, and for others half of a configured number.
         """
