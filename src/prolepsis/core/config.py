@@ -27,6 +27,8 @@ PROPOSER_NAMES = (
 """All proposers; `EngineConfig.proposers` names the loaded ones."""
 
 
+MovedLine = Literal["date", "tokens_left"]
+"""Lines of system texts that the server may move behind the conversation."""
 AUTO = "auto"
 """A value that is chosen at the start."""
 DAY_S = 86400.0
@@ -416,6 +418,11 @@ class ServerConfig(BaseModel):
     clamp_max_tokens: bool = Field(
         default=False,
         description="shorten max_tokens to what the context has room for, with a warning; default: refuse it",
+    )
+    move_lines: tuple[MovedLine, ...] = Field(
+        default=(),
+        description="lines of system texts that are moved to the end of the conversation, so that more of it is in the "
+        "prefix cache: date, tokens_left; the model reads them there",
     )
     max_header_bytes: int = Field(
         default=32 * 2**10, ge=1024, le=2**20, description="largest total size of the request headers"

@@ -49,12 +49,6 @@ def test_a_later_system_text_stays_at_its_place() -> None:
     assert messages[-1] == {"role": "tool", "tool_call_id": "toolu_1", "content": f"sun\n\n{reminder}"}
 
 
-def test_the_line_for_billing_is_no_part_of_the_prompt() -> None:
-    billing = {"type": "text", "text": "x-anthropic-billing-header: cc_version=2; cch=1;"}
-    assert shown(chat(system=[billing, {"type": "text", "text": "Be brief."}])) == shown(chat(system="Be brief."))
-    assert shown(chat(system=[billing])) == shown(chat())
-
-
 def test_calls_results_and_thoughts_of_earlier_turns() -> None:
     calls = [
         {"type": "thinking", "thinking": "hm", "signature": "s"},
