@@ -144,7 +144,8 @@ def test_acts_are_audited(serve: Serve) -> None:
 
     def acts() -> set[tuple[str, str]]:
         entries = httpx.get(f"{server.url}/admin/audit").json()["entries"]
-        return {(entry["action"], entry["subject"]) for entry in entries if "corpus" in entry["action"]}
+        about = [entry for entry in entries if "corpus" in entry["action"]]
+        return {(entry["action"], entry["details"]["subject"]) for entry in about}
 
     expected = {
         ("corpus.added", first),
