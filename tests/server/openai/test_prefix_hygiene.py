@@ -17,8 +17,8 @@ BOTH: tuple[MovedLine, ...] = ("date", "tokens_left")
 
 
 def conversation(system: str, last: str = "user") -> list[Message]:
-    more = {"tool_call_id": "c"} if last == "tool" else {}
-    return [Message(role="system", content=system), Message(role=last, content="Hi", **more)]
+    call = "c" if last == "tool" else None
+    return [Message(role="system", content=system), Message(role=last, content="Hi", tool_call_id=call)]
 
 
 def texts(messages: list[Message]) -> list[str | None]:
