@@ -46,7 +46,7 @@ def loaded(model: TableModel | None = None) -> LoadedModel:
 def test_assembled_engine_serves_and_says_what_it_is() -> None:
     engine = assemble(EngineConfig(kv_memory="4KiB", max_model_len=128), loaded())
     assert engine.info.exactness == "strict"
-    assert engine.info.proposers == ("grammar", "suffix", "prediction", "client")
+    assert engine.info.proposers == ("grammar", "suffix", "corpus", "prediction", "client")
     assert engine.info.paying_loads.startswith("drafts can"), "the passes were measured"
     assert (engine.info.max_model_len, engine.info.fingerprint) == (128, "fp_table")
     source = request("a", [1, 2, 3], SamplingParams(temperature=0.0, max_tokens=50, ignore_eos=True, stop=("zz",)))
@@ -70,12 +70,13 @@ def test_memory_that_does_not_hold_one_sequence_is_refused_with_what_is_needed()
 
 
 def test_memory_beyond_the_machine_is_refused_with_the_sum_and_what_to_lower() -> None:
-    config = EngineConfig(kv_memory="400TiB", suffix_memory="63MiB")
+    config = EngineConfig(kv_memory="400TiB", suffix_memory="63MiB", corpus_memory="62MiB")
     with pytest.raises(MemoryPlanError) as refused:
         assemble(config, loaded(), reserved=[MemoryUse("response cache", 5 << 20, "response_cache_bytes")])
     message = str(refused.value)
     for part in ("409600GiB KV cache (kv_memory)", "63MiB suffix index (suffix_memory)", "5MiB response cache"):
         assert part in message
+    assert "62MiB indexes of corpora (corpus_memory)" in message
     assert "lower kv_memory to at most" in message
 
 
@@ -116,7 +117,7 @@ def test_names_of_proposers() -> None:
     assert proposer_names(EngineConfig(draft_model="small"))[-1] == "draft_model"
     assert proposer_names(EngineConfig(proposers=("suffix", "suffix"))) == ("suffix",)
     with pytest.raises(
-        ConfigError, match="'sufix'; allowed: grammar, suffix, prompt_lookup, prediction, client, draft_model"
+        ConfigError, match="'sufix'; allowed: grammar, suffix, prompt_lookup, prediction, client, corpus, draft_model"
     ):
         proposer_names(EngineConfig(proposers=("sufix",)))
     assert proposer_names(EngineConfig(remote_proposer="127.0.0.1:8600"))[-1] == "remote"

@@ -4,6 +4,7 @@ The real verification and sampler run over a target whose logits depend on every
 the paged cache. The yardstick is the same request alone, without speculation, in a pool that is never short.
 """
 
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
@@ -11,18 +12,20 @@ from functools import cache
 import pytest
 
 from prolepsis.core.events import TokenLogprobs, Tokens
-from prolepsis.core.messages import Abort, ApplyPlan
+from prolepsis.core.messages import Abort, ApplyPlan, SetCorpora
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
 from prolepsis.engine.drafting.draft import Draft, chain
 from prolepsis.engine.drafting.proposer import Proposer, SequenceView
+from prolepsis.engine.drafting.proposers.corpus import CorpusProposer
 from prolepsis.engine.drafting.proposers.prediction import PredictionProposer
 from prolepsis.engine.drafting.proposers.prompt_lookup import PromptLookupProposer
 from prolepsis.engine.drafting.proposers.suffix import SuffixProposer
 from prolepsis.engine.sampling.noise import noise_key
+from tests.engine.drafting.executors import AtOnce
 from tests.exact.serving import flawed, serve, setup_of
 from tests.fake_proposer import Scripted
-from tests.fakes import VOCAB, EngineSetup, build, drain, outputs, reference, submit, terminals
+from tests.fakes import VOCAB, EngineSetup, build, drain, outputs, reference, run, submit, terminals
 
 PARAMS = {
     "greedy": SamplingParams(temperature=0.0, max_tokens=48, ignore_eos=True),
@@ -86,6 +89,14 @@ class AlwaysJson:
         return '"' + "".join(map(chr, token_ids)) + "\\n"
 
 
+def corpora() -> CorpusProposer:
+    """Propose from the plain outputs and from a text that leaves them after each few tokens."""
+    proposer = CorpusProposer(1 << 20, builder=AtOnce())
+    texts = [*plain_texts().values(), [token + (i % 5 == 4) for i, token in enumerate(plain_texts()["sampled"])]]
+    proposer.take_corpora(SetCorpora("tenant:", tuple(array("i", text).tobytes() for text in texts)))
+    return proposer
+
+
 PROPOSERS: dict[str, Callable[[], Proposer]] = {
     "right": lambda: oracle("right"),
     "wrong": lambda: oracle("wrong"),
@@ -95,6 +106,7 @@ PROPOSERS: dict[str, Callable[[], Proposer]] = {
     "suffix": SuffixProposer,
     "copies": lambda: SuffixProposer(1 << 16, AlwaysJson()),
     "prediction": PredictionProposer,
+    "corpus": corpora,
 }
 
 
@@ -127,6 +139,26 @@ def test_right_drafts_are_accepted() -> None:
     (end,) = terminals(drain(engine)).values()
     assert end.stats.num_accepted >= 30
     assert end.stats.num_steps <= 18
+
+
+def test_tokens_of_a_corpus_are_accepted() -> None:
+    engine = build(setup_of(proposers=[corpora()]))
+    events = run(engine, ask("greedy"))
+    assert outputs(events)["r", 0] == plain_texts()["greedy"]
+    assert terminals(events)["r"].stats.proposers["corpus"].num_accepted > 20
+
+
+def test_a_message_brings_corpora_and_takes_them_away() -> None:
+    engine = build(setup_of(proposers=[CorpusProposer(1 << 20, builder=AtOnce())]))
+    text = array("i", plain_texts()["greedy"]).tobytes()
+    accepted = []
+    for i, texts in enumerate([(), (text,), ()]):
+        engine.send(SetCorpora("tenant:", texts))
+        events = run(engine, replace(ask("greedy", str(i)), cache_salt=str(i)))
+        assert outputs(events)[str(i), 0] == plain_texts()["greedy"]
+        accepted.append(terminals(events)[str(i)].stats.num_accepted)
+    assert accepted[0] == accepted[2] == 0
+    assert accepted[1] > 20
 
 
 @pytest.mark.parametrize("kind", ["right", "wrong", "tree"])

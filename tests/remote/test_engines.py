@@ -19,7 +19,7 @@ from prolepsis.core.errors import (
     NotContinued,
 )
 from prolepsis.core.events import Aborted, Event, Failed, Tokens
-from prolepsis.core.messages import Abort, ApplyPlan, OfferDraft, StopRun
+from prolepsis.core.messages import Abort, ApplyPlan, OfferDraft, SetCorpora, StopRun
 from prolepsis.core.plan import PANIC_PLAN
 from prolepsis.core.stats import RequestStats
 from prolepsis.remote.engines import Engines
@@ -149,9 +149,11 @@ async def test_a_lost_engine_is_started_again_and_told_what_the_others_know() ->
     client = of([member], registry)
     client.send(ApplyPlan(PANIC_PLAN))
     client.send(StopRun("run#1"))
+    client.send(SetCorpora("tenant:a", (b"text",)))
     await client.swap_head("head@2")
     stats = check_whole(await collect(client, ask()), ask())
     assert (again.plans, again.stopped, again.swaps) == ([PANIC_PLAN], ["run#1"], ["head@2"])
+    assert again.corpora == {"tenant:a": (b"text",)}
     assert stats.continued[0].pause_s >= 2.0
     assert sample(registry, "engine_restarts_total", result="started") == 1
     assert sample(registry, "engine_restarts_total", result="failed") == 1

@@ -9,7 +9,7 @@ import pytest
 from prolepsis.core.errors import DeadlineExceeded, EngineDead, EngineError, InvalidParameter, ModelError, UserError
 from prolepsis.core.events import Aborted, Failed, Finished
 from prolepsis.core.figures import Figure
-from prolepsis.core.messages import ApplyPlan, StopRun
+from prolepsis.core.messages import ApplyPlan, SetCorpora, StopRun
 from prolepsis.core.plan import PANIC_PLAN
 from prolepsis.core.stats import RequestStats
 from prolepsis.core.telemetry.metrics import Metrics
@@ -48,9 +48,11 @@ async def test_commands_and_questions_reach_the_engine() -> None:
     async with hosted(lambda _: engine) as client:
         client.send(ApplyPlan(PANIC_PLAN))
         client.send(StopRun("run-1"))
+        client.send(SetCorpora("tenant:a", (b"\x01\0\0\0", b"")))
         swapped = await client.swap_head("other")
         assert engine.plans == [PANIC_PLAN]
         assert engine.stopped == ["run-1"]
+        assert engine.corpora == {"tenant:a": (b"\x01\0\0\0", b"")}
         assert engine.swaps == ["other"]
         assert swapped.current == client.info.draft_head, "the facts were there before the answer"
         assert client.health() == engine.reported

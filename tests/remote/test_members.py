@@ -7,6 +7,7 @@ from prometheus_client import CollectorRegistry
 
 from prolepsis.core.config import DRAFT_HEAD, HeadProposerName
 from prolepsis.core.engine_client import EngineClient, HeadSwapped
+from prolepsis.core.messages import SetCorpora
 from prolepsis.core.plan import PANIC_PLAN, SpecPlan
 from prolepsis.remote.continuation_metrics import ContinuationMetrics
 from prolepsis.remote.controls import RemoteControls
@@ -117,6 +118,14 @@ async def test_a_loss_counts_once() -> None:
     assert len(starts.times) == 1
     assert isinstance(first, Speaker)
     assert first.closed
+
+
+async def test_a_new_engine_gets_the_corpora_that_are_there() -> None:
+    controls, engine = RemoteControls(), Speaker()
+    for owner, texts in (("tenant:a", (b"old",)), ("tenant:a", (b"new",)), ("tenant:b", (b"text",)), ("tenant:b", ())):
+        controls.note(SetCorpora(owner, texts))
+    await controls.bring_up_to_date(engine)
+    assert engine.corpora == {"tenant:a": (b"new",)}
 
 
 async def test_a_new_engine_gets_the_plan_stopped_runs_and_heads() -> None:

@@ -16,16 +16,19 @@ CANDIDATE_HEAD: Literal["candidate_head"] = "candidate_head"
 """A second draft head, loaded while serving. It drafts only where it is named, by a rule or by an operator."""
 HeadProposerName = Literal["draft_head", "candidate_head"]
 CLIENT = "client"
+CORPUS = "corpus"
 UPSTREAM = "upstream"
 """The name under which the drafts of an upstream engine count; it is never loaded."""
 UpstreamApi = Literal["vllm", "sglang", "llama.cpp"]
 PROPOSER_NAMES = (
-    *("grammar", "suffix", "prompt_lookup", "prediction", CLIENT, "draft_model"),
+    *("grammar", "suffix", "prompt_lookup", "prediction", CLIENT, CORPUS, "draft_model"),
     *(DRAFT_HEAD, CANDIDATE_HEAD, "early_exit", "remote", UPSTREAM),
 )
 """All proposers; `EngineConfig.proposers` names the loaded ones."""
 
 
+MovedLine = Literal["date", "tokens_left"]
+"""Lines of system texts that the server may move behind the conversation."""
 AUTO = "auto"
 """A value that is chosen at the start."""
 DAY_S = 86400.0
@@ -105,7 +108,7 @@ class EngineConfig(BaseModel):
         description="bitwise equality with plain decoding; auto: where the forward promises and passes it",
     )
     proposers: tuple[str, ...] = Field(
-        default=("grammar", "suffix", "prediction", "client"), description="proposers to load"
+        default=("grammar", "suffix", "corpus", "prediction", "client"), description="proposers to load"
     )
     draft_model: str | None = Field(default=None, description="model that the draft_model proposer drafts with")
     draft_head: str = Field(
@@ -178,6 +181,7 @@ class EngineConfig(BaseModel):
         "OpenAI's; or values over these, e.g. temperature=0.7,top_p=0.8 or openai,top_k=20",
     )
     suffix_memory: str = Field(default="64MiB", description="most memory of the shared suffix index")
+    corpus_memory: str = Field(default="64MiB", description="most memory of the indexes of corpora")
 
     @field_validator("default_sampling")
     @classmethod
@@ -415,6 +419,11 @@ class ServerConfig(BaseModel):
         default=False,
         description="shorten max_tokens to what the context has room for, with a warning; default: refuse it",
     )
+    move_lines: tuple[MovedLine, ...] = Field(
+        default=(),
+        description="lines of system texts that are moved to the end of the conversation, so that more of it is in the "
+        "prefix cache: date, tokens_left; the model reads them there",
+    )
     max_header_bytes: int = Field(
         default=32 * 2**10, ge=1024, le=2**20, description="largest total size of the request headers"
     )
@@ -474,6 +483,10 @@ class ServerConfig(BaseModel):
     batch_file_bytes: int = Field(
         default=4 * 2**30, ge=0, description="most bytes of the files of one tenant; 0: no files are taken"
     )
+    corpus_tokens: int = Field(
+        default=500_000, ge=0, description="most tokens of the corpora of one tenant or route; 0: none are taken"
+    )
+    corpus_tokens_in_all: int = Field(default=4_000_000, ge=0, description="most tokens of all corpora")
     shutdown_s: float = Field(
         default=10.0,
         ge=0,

@@ -101,6 +101,8 @@ class RequestAbout:
     audit_content: AuditContent | None = None
     http_request_id: str = ""
     """Value of `x-request-id`."""
+    client: str = "none"
+    """Family of the program that sent it, by its `user-agent`."""
     stream: bool = False
     """Its answer goes out in parts."""
     arrived: float = 0.0

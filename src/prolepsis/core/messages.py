@@ -45,6 +45,20 @@ class StopRun(Tagged, frozen=True):
     rollout_run: str
 
 
+class SetCorpora(Tagged, frozen=True):
+    """Let the requests of an owner draft from these texts, in place of those before; none: from no text any more."""
+
+    owner: str
+    """A tenant or a route, as `owners` names it."""
+    texts: tuple[bytes, ...]
+    """Token ids of the target, 4 bytes each in the machine's order; the newest last."""
+
+
+def owners(tenant: str, traffic_class: str) -> tuple[str, str]:
+    """Return the owners of the texts that a request may draft from: its tenant, and its route."""
+    return f"tenant:{tenant}", f"route:{traffic_class.partition('/')[0]}"
+
+
 @dataclass(frozen=True, slots=True)
 class SwapHead:
     """Draft with another head from the next step on: the one loaded under `ticket` (`engine.draft_head_slot`)."""
@@ -55,7 +69,7 @@ class SwapHead:
     proposer: HeadProposerName = DRAFT_HEAD
 
 
-Control = Abort | OfferDraft | ApplyPlan | StopRun
+Control = Abort | OfferDraft | ApplyPlan | StopRun | SetCorpora
 """What a client may send to an engine at any time, without an answer."""
 
 Message = Submit | Control | SwapHead

@@ -30,6 +30,7 @@ from prolepsis.engine.drafting.paying_loads import paying_loads
 from prolepsis.engine.drafting.proposer import HiddenStateConsumer, Proposer
 from prolepsis.engine.drafting.proposers.client import ClientProposer
 from prolepsis.engine.drafting.proposers.copies import TextCodec
+from prolepsis.engine.drafting.proposers.corpus import CorpusProposer
 from prolepsis.engine.drafting.proposers.draft_model import DraftModelProposer
 from prolepsis.engine.drafting.proposers.early_exit import SCRATCH_PAGES, EarlyExitProposer
 from prolepsis.engine.drafting.proposers.grammar import GrammarProposer
@@ -67,6 +68,7 @@ log = structlog.get_logger(__name__)
 FREE_PROPOSERS: dict[str, Callable[[EngineConfig, TextCodec | None], Proposer]] = {
     "grammar": lambda *_: GrammarProposer(),
     "suffix": lambda config, codec: SuffixProposer(parse_bytes(config.suffix_memory, name="suffix_memory"), codec),
+    "corpus": lambda config, _: CorpusProposer(parse_bytes(config.corpus_memory, name="corpus_memory")),
     "prompt_lookup": lambda *_: PromptLookupProposer(),
     "prediction": lambda *_: PredictionProposer(),
     "client": lambda *_: ClientProposer(),

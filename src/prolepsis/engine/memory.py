@@ -111,9 +111,10 @@ def _model_uses(config: EngineConfig, loaded: Loaded) -> list[MemoryUse]:
 
 
 def _index_uses(config: EngineConfig) -> list[MemoryUse]:
-    if "suffix" not in config.proposers or config.num_speculative_tokens == 0:
-        return []
-    return [MemoryUse("suffix index", parse_bytes(config.suffix_memory, name="suffix_memory"), "suffix_memory")]
+    """Return what the indexes of texts may grow to, of the proposers that are loaded."""
+    settings = {"suffix": ("suffix index", "suffix_memory"), "corpus": ("indexes of corpora", "corpus_memory")}
+    loaded = [settings[name] for name in config.proposers if name in settings and config.num_speculative_tokens]
+    return [MemoryUse(what, parse_bytes(getattr(config, setting), name=setting), setting) for what, setting in loaded]
 
 
 def _head_scratch(head: HeadInfo, max_requests: int) -> int:

@@ -17,7 +17,7 @@ from prolepsis.core.engine_client import EngineHealth, EngineInfo, HeadSwapped, 
 from prolepsis.core.errors import EngineDead, EngineError, InvalidParameter, OtherExactGroup, StepFailed, UserError
 from prolepsis.core.events import Event, Failed
 from prolepsis.core.figures import EngineObserver
-from prolepsis.core.messages import Abort, ApplyPlan, Message, OfferDraft, StopRun, Submit, SwapHead
+from prolepsis.core.messages import Abort, ApplyPlan, Message, OfferDraft, SetCorpora, StopRun, Submit, SwapHead
 from prolepsis.core.plan import AppliedPlan, SpecPlan
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import RequestStats
@@ -234,6 +234,8 @@ class Engine:
                 self.plan.apply(plan)
             case StopRun(name):
                 self.plan.stop(name)
+            case SetCorpora():
+                self.speculation.proposers.take_corpora(message)
             case SwapHead():
                 self._swap_head(message)
 

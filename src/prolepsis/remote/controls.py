@@ -1,4 +1,4 @@
-"""What all engines have in common: the plan, the stopped runs of rollouts and the draft heads."""
+"""What all engines have in common: the plan, the stopped runs of rollouts, the corpora and the draft heads."""
 
 import asyncio
 
@@ -7,7 +7,7 @@ import structlog
 from prolepsis.core.config import HeadProposerName
 from prolepsis.core.engine_client import EngineClient, HeadSwapped
 from prolepsis.core.errors import ProlepsisError
-from prolepsis.core.messages import ApplyPlan, StopRun
+from prolepsis.core.messages import ApplyPlan, SetCorpora, StopRun
 from prolepsis.core.plan import SpecPlan
 
 log = structlog.get_logger(__name__)
@@ -20,18 +20,24 @@ class RemoteControls:
         self.plan: SpecPlan | None = None
         self.stopped: dict[str, None] = {}
         """Runs of rollouts, in order."""
+        self.corpora: dict[str, SetCorpora] = {}
+        """By owner."""
         self.heads: dict[HeadProposerName, str] = {}
         """Draft heads by proposer; empty: the heads that the engines start with."""
         self.swapping = asyncio.Lock()
         """Held while heads change, so that an engine that joins meanwhile gets the new ones."""
 
-    def note(self, control: ApplyPlan | StopRun) -> None:
+    def note(self, control: ApplyPlan | StopRun | SetCorpora) -> None:
         """Remember what engines that start later need to know."""
         match control:
             case ApplyPlan(plan):
                 self.plan = plan
             case StopRun(run):
                 self.stopped[run] = None
+            case SetCorpora(owner, texts):
+                self.corpora.pop(owner, None)
+                if texts:
+                    self.corpora[owner] = control
 
     def swapped(self, name: str, proposer: HeadProposerName, result: HeadSwapped) -> None:
         """Remember a head: by its version, as an alias may stand for another one later, or by its folder."""
@@ -47,6 +53,8 @@ class RemoteControls:
                 client.send(ApplyPlan(self.plan))
             for name in self.stopped:
                 client.send(StopRun(name))
+            for corpora in self.corpora.values():
+                client.send(corpora)
 
     async def _swap(self, client: EngineClient, head: str, proposer: HeadProposerName) -> None:
         try:

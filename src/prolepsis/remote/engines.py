@@ -26,7 +26,7 @@ from prolepsis.core.errors import (
     UserError,
 )
 from prolepsis.core.events import Aborted, Event, Failed, Terminal
-from prolepsis.core.messages import Abort, ApplyPlan, Control, StopRun
+from prolepsis.core.messages import Abort, ApplyPlan, Control, SetCorpora, StopRun
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import ProposerMemory, RequestStats, TrafficClassCounts
 from prolepsis.remote.continuation_metrics import ContinuationMetrics
@@ -46,8 +46,8 @@ _Loss = tuple[EngineLoss, RequestStats | None, str]
 class Engines:
     """An `EngineClient` that keeps each stream's tokens and, when an engine is lost, continues in another of its group.
 
-    What changes engines (plan, stopped runs, draft heads) reaches all of them, also those that start later. Which
-    engines there are is known from the start (`members`), or found out from a directory.
+    What changes engines (plan, stopped runs, corpora, draft heads) reaches all of them, also those that start later.
+    Which engines there are is known from the start (`members`), or found out from a directory.
     """
 
     def __init__(
@@ -103,11 +103,11 @@ class Engines:
             del self._streams[request.request_id]
 
     def send(self, control: Control) -> None:
-        """Send plans and stopped runs to all engines, later ones too; other messages to the engine of their request.
+        """Send plans, stopped runs and corpora to all engines, later ones too; others to the engine of their request.
 
         The next engine of a request, if this one is lost, knows nothing of a draft that was offered.
         """
-        if isinstance(control, ApplyPlan | StopRun):
+        if isinstance(control, ApplyPlan | StopRun | SetCorpora):
             self._controls.note(control)
             for client in self._clients:
                 client.send(control)

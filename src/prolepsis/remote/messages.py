@@ -8,7 +8,8 @@ Generate                    -->
                             <--   Streamed (each event) | Rejected
 Leave                       -->                                (the reader of a stream has left)
 Abort, OfferDraft,
-ApplyPlan, StopRun          -->                                (`core.messages.Control`)
+ApplyPlan, StopRun,
+SetCorpora                  -->                                (`core.messages.Control`)
 ListHeads, LoadHead         -->
                             <--   Heads, HeadLoaded | Rejected
 WaitingLoad                 -->                                (several times a second)

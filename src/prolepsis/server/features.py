@@ -23,6 +23,7 @@ from prolepsis.ops.tracing import start as tracing
 from prolepsis.server import recorder, scopes, service_health
 from prolepsis.server.admission import feature as admission
 from prolepsis.server.auth import key_changes
+from prolepsis.server.corpora import Corpora
 from prolepsis.server.idempotency import Idempotency
 from prolepsis.server.metrics import MetricsFeature
 from prolepsis.server.openai.facts import KNOWN
@@ -84,6 +85,7 @@ def services_of(context: Context, sources: Sources, tokenizer: Tokenizer, intake
     records, service = recorder.feature(context, costs), service_health.feature(context)
     idempotency = Idempotency(config, context.registry, retried=records.retried)
     output = OutputPolicies(sources.output, OutputMetrics(context.registry))
+    corpora = Corpora(context, tokenizer, intake)
     features = (
         *(replicas, service, gate, buckets, idempotency, *operator_controls.features),
         *(records, costs, policies, rollouts, replays, traces),
@@ -95,6 +97,7 @@ def services_of(context: Context, sources: Sources, tokenizer: Tokenizer, intake
         DeliveryFeature(context.registry, output),
         MetricsFeature(context.metrics, config, client, policy=lambda: policies.version, health=gate.health),
         TrafficFeature(gate.health),
+        corpora,
         *(feature(context) for feature in FEATURES),
     )
     return Services(
@@ -112,5 +115,6 @@ def services_of(context: Context, sources: Sources, tokenizer: Tokenizer, intake
         recorder=records,
         service_health=service,
         tracing=traces,
+        corpora=corpora,
         features=features,
     )

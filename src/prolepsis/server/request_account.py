@@ -13,6 +13,7 @@ from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import RequestStats
 from prolepsis.core.token_intervals import TokenIntervals
 from prolepsis.server.admission.group import Progress
+from prolepsis.server.client_families import client_family
 from prolepsis.server.deltas import Delta
 from prolepsis.server.openai.answer_check import AnswerCheck
 from prolepsis.server.openai.prepared import PreparedRequest
@@ -186,6 +187,7 @@ def about(prepared: PreparedRequest) -> RequestAbout:
         audit_share=audit.percentage / 100.0 if audit else None,
         audit_content=audit.content if audit else None,
         http_request_id=prepared.context.http_request_id,
+        client=client_family(prepared.context.headers.get("user-agent", "")),
         stream=prepared.stream,
         arrived=prepared.context.arrived,
         trace=prepared.context.trace,

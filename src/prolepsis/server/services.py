@@ -16,6 +16,7 @@ from prolepsis.core.errors import ConfigError, ModelNotFound
 from prolepsis.ops.tracing.traces import Traces
 from prolepsis.server.admission.controller import AdmissionController
 from prolepsis.server.auth.keys import Keys
+from prolepsis.server.corpora import Corpora
 from prolepsis.server.idempotency import Idempotency
 from prolepsis.server.output.pipeline import OutputPolicies
 from prolepsis.server.recorder import Recorder
@@ -41,6 +42,7 @@ class Services:
     recorder: Recorder
     service_health: ServiceHealth
     tracing: Traces
+    corpora: Corpora
     features: Sequence[Feature]
     started: int = field(default_factory=lambda: int(time.time()))
     """Unix time in seconds."""

@@ -153,6 +153,16 @@ async def bundled(site: Site) -> None:
     await site.post(f"/admin/requests/{site.entries()[-1].seq}/bundle", form="whole", sealed_for=f"key age1{'q' * 58}")
 
 
+async def corpus_added(site: Site) -> None:
+    form, files = {"purpose": "corpus"}, {"file": ("a.py", b"text")}
+    assert (await site.http.post("/v1/files", data=form, files=files)).status_code == 200
+
+
+async def corpus_removed(site: Site) -> None:
+    [corpus] = await site.ask("GET", "/admin/corpora")
+    await site.ask("DELETE", f"/admin/corpora/{corpus['id']}")
+
+
 async def flag_set(site: Site) -> None:
     await site.put("/admin/flags", flag="speculation.enabled", value=False, reason="drill")
 
@@ -207,6 +217,7 @@ BY_ROUTE = {
         Act("rollout.silenced", Site.tick, STARTED),
         Act("rollout.silence_expired", Site.tick, (*STARTED, Site.tick, steered("rollback"))),
     ],
+    "DELETE /admin/corpora/{file_id}": [Act("corpus.removed", corpus_removed, (corpus_added,))],
     "POST /admin/heads/swap": [Act("head.swapped", lambda site: site.post("/admin/heads/swap", head="none"))],
     "POST /admin/requests/{name}/bundle": [Act("request.exported", bundled, (served,))],
     "POST /admin/audit/{entry}/replay": [Act("request.replayed", replayed, (served,))],

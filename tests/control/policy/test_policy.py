@@ -37,7 +37,7 @@ def test_no_file_of_rules_speculates_by_itself() -> None:
 def test_a_rule_takes_the_place_of_its_preset_field_by_field() -> None:
     terms = policy(TWO).rules[1].terms
     assert (terms.mode, terms.num_speculative_tokens, terms.emit) == ("on", 4, "token")
-    assert terms.proposers == ("client", "grammar", "prediction", "prompt_lookup", "suffix")
+    assert terms.proposers == ("client", "corpus", "grammar", "prediction", "prompt_lookup", "suffix")
     text = "rules: [{name: a, match: {}, use: batch, proposers: null, num_speculative_tokens: 9}]"
     over = policy(text).rules[0].terms
     assert (over.mode, over.proposers, over.num_speculative_tokens) == ("on", None, 9)
@@ -91,7 +91,7 @@ def test_the_digest_follows_what_takes_effect() -> None:
           - name: acme
             match: {tenant: [acme]}
             mode: on
-            proposers: [client, grammar, prediction, prompt_lookup, suffix]
+            proposers: [client, corpus, grammar, prediction, prompt_lookup, suffix]
             num_speculative_tokens: 4
             emit: token
         default:

@@ -119,6 +119,8 @@ EXPECTED: dict[str, Roles | None] = {
     "GET /admin/recent/{name}": FINDERS,
     "GET /admin/shadow": READERS,
     "GET /admin/eligibility": READERS,
+    "GET /admin/corpora": READERS,
+    "DELETE /admin/corpora/{file_id}": OPERATORS,
     "GET /admin/heads": READERS,
     "GET /admin/health": READERS,
     "GET /admin/alerts": READERS,

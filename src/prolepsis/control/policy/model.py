@@ -163,7 +163,7 @@ class GivenTerms(Terms):
         return base.model_copy(update={name: getattr(self, name) for name in given})
 
 
-_FREE = ("client", "grammar", "prediction", "prompt_lookup", "suffix")
+_FREE = ("client", "corpus", "grammar", "prediction", "prompt_lookup", "suffix")
 
 _FROM_TEXT = Terms(mode="on", proposers=_FREE, num_speculative_tokens=24)
 """Answers that repeat their prompt: what is copied is long, and finding it costs nothing."""

@@ -60,6 +60,12 @@ class FileTable:
         query = _there(tenant) if purpose is None else _there(tenant).where(files.c.purpose == purpose)
         return self._rows(page_of(query, files, files.c.file_id, after, most, ascending=ascending))
 
+    def of_purposes(self, purpose: str) -> list[TenantFile]:
+        """Return the files of all tenants whose purpose begins so, the oldest first."""
+        of = files.c
+        query = _there(None).where(of.purpose.startswith(purpose, autoescape=True))
+        return self._rows(query.order_by(of.created_at, of.file_id))
+
     def held_bytes(self, tenant: str) -> int:
         """Return the size of all files of a tenant."""
         return sum(file.num_bytes or 0 for file in self._rows(_there(tenant)))
@@ -143,6 +149,8 @@ def page_of(
     return query.order_by(*(column.asc() if ascending else column.desc() for column in place)).limit(most)
 
 
-def _there(tenant: str) -> Select[*tuple[object, ...]]:
+def _there(tenant: str | None) -> Select[*tuple[object, ...]]:
+    """Return the query of the files of a tenant, or of all, that are whole and have not expired."""
     of = files.c
-    return select(files).where(of.tenant == tenant, of.num_bytes.is_not(None), of.expires_at > time.time())
+    query = select(files).where(of.num_bytes.is_not(None), of.expires_at > time.time())
+    return query if tenant is None else query.where(of.tenant == tenant)

@@ -77,6 +77,22 @@ class RuleReply:
     """The last hour."""
 
 
+@dataclass(slots=True)
+class ClientPrompts:
+    """Prompts of one family of clients since the server started."""
+
+    client: str
+    num_requests: int = 0
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    """Of them in the prefix cache."""
+
+    def add(self, ended: RequestEnded) -> None:
+        self.num_requests += 1
+        self.num_prompt_tokens += sum(prompt.stats.num_prompt_tokens for prompt in ended.prompts)
+        self.num_cached_tokens += sum(prompt.stats.num_cached_tokens for prompt in ended.prompts)
+
+
 @dataclass(frozen=True, slots=True)
 class TrafficReply:
     classes: list[TrafficClassReply]
@@ -87,6 +103,8 @@ class TrafficReply:
     """The last hour of all traffic, in spans of 15 seconds."""
     service: ServiceReply
     """What clients got in the last five minutes."""
+    clients: list[ClientPrompts]
+    """By name."""
 
 
 @dataclass(slots=True)
@@ -125,6 +143,7 @@ class TrafficFeature(Feature):
         self.service = ServiceLevel()
         self._health = health
         self._classes: dict[str, _ClassFigures] = {}
+        self._clients: dict[str, ClientPrompts] = {}
         self._minutes: dict[str, Timeline] = {}
         """By rule."""
 
@@ -139,6 +158,8 @@ class TrafficFeature(Feature):
     def on_request_end(self, ended: RequestEnded) -> None:
         """Count a request by its end, and the prompts that an engine decoded."""
         self.service.ended(ended, self.now())
+        client = ended.about.client
+        self._clients.setdefault(client, ClientPrompts(client)).add(ended)
         for prompt in ended.prompts:
             name = prompt.request.traffic_class
             if prompt.answer not in ("complete", "cut") or not name:
@@ -160,7 +181,8 @@ class TrafficFeature(Feature):
             key=lambda r: -r.num_output_tokens,
         )
         classes = [_shown(name, one) for name, one in ordered]
-        return TrafficReply(classes, rules, list(self.all.spans), self.service.reply(self.now()))
+        clients = [self._clients[name] for name in sorted(self._clients)]
+        return TrafficReply(classes, rules, list(self.all.spans), self.service.reply(self.now()), clients)
 
 
 def _of_rule(rule: str, classes: Sequence[_ClassFigures], minutes: Sequence[TimelineSpan]) -> RuleReply:

@@ -30,6 +30,7 @@ LABELS: Mapping[str, Label] = {
     # what a request is
     "route": Label(160, is_open=True),
     "tier": Label(5),
+    "client": Label(16),
     "tenant": Label(0, is_open=True),  # named by `metrics_tenants`
     "rule": Label(64, is_open=True),
     "traffic_class": Label(48, is_open=True),

@@ -41,6 +41,10 @@ class RequestMetrics:
         self._rule_requests = counter(registry, "rule_requests", text, *_BY_RULE, most=240)
         text = "The same, of the tenants in metrics_tenants"
         self._tenant_requests = counter(registry, "tenant_requests", text, "tenant", "outcome", most=160)
+        text = "Prompt tokens of ended requests, by the client's program"
+        self._client_prompt = counter(registry, "client_prompt_tokens", text, "client")
+        text = "Those of them that were in the prefix cache"
+        self._client_cached = counter(registry, "client_cached_tokens", text, "client")
         self._latencies = _Latencies(registry)
         self._stages = _Stages(registry)
         text = "Wall seconds of requests by stage; they add up to the time from arrival to the complete answer"
@@ -60,6 +64,8 @@ class RequestMetrics:
         if ended.error == "deadline_exceeded":
             self._timeouts.labels(about.tier, _waited_for(ended)).inc()
         for prompt in ended.prompts:
+            self._client_prompt.labels(about.client).inc(prompt.stats.num_prompt_tokens)
+            self._client_cached.labels(about.client).inc(prompt.stats.num_cached_tokens)
             for stage, seconds in stages_of(prompt, about.arrived, ended.ended_at).by_stage().items():
                 self._stage_seconds.labels(about.tier, stage).inc(seconds)
             if prompt.answer in ("complete", "cut"):

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from prolepsis.core.messages import SetCorpora
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.stats import JudgedDraft, PlainReason, ProposerCounts, ProposerMemory, count_draft
 from prolepsis.engine.drafting.acceptance import AcceptanceEstimator, Scoreboard
@@ -213,6 +214,11 @@ class ProposerSet:
             self._will_commit(sequence, num_new)
         self._untold += [partial(drafter.proposer.forget, sequence) for drafter in self._drafters]
         self._tell_rest()
+
+    def take_corpora(self, message: SetCorpora) -> None:
+        """Have the proposers draft from the texts of an owner."""
+        for drafter in self._drafters:
+            drafter.proposer.take_corpora(message)
 
     def close(self) -> None:
         """The engine ended: let every proposer go."""

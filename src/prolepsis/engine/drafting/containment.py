@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
+from prolepsis.core.messages import SetCorpora
 from prolepsis.core.stats import ProposerMemory
 from prolepsis.engine.drafting.call_watch import CallWatch, WatchedCall
 from prolepsis.engine.drafting.draft import Draft
@@ -124,6 +125,12 @@ class ContainedProposer:
             self._guard(sequence, lambda: self._proposer.forget(sequence))
         elif len(self._missed) < _MOST_FORGOTTEN:
             self._missed.append(sequence)
+
+    def take_corpora(self, message: SetCorpora) -> None:
+        try:
+            self._proposer.take_corpora(message)
+        except Exception:  # contained: it drafts from the texts before
+            log.exception("corpora_not_taken", proposer=self.name)
 
     def close(self) -> None:
         """The engine ended."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from prolepsis.core.client_draft import ClientDraft
+from prolepsis.core.messages import SetCorpora
 from prolepsis.core.requests import SamplingParams
 from prolepsis.core.stats import ProposerMemory
 from prolepsis.engine.drafting.draft import Draft
@@ -138,6 +139,9 @@ class Proposer(ABC):
 
     def forget(self, sequence: SequenceView) -> None:  # noqa: B027  nothing is kept, by default
         """The sequence ended: free what only it needed. A sequence that was never drafted for may be named too."""
+
+    def take_corpora(self, message: SetCorpora) -> None:  # noqa: B027  few draft from corpora
+        """Draft from these texts in place of those that their owner had. Called between two steps."""
 
     def close(self) -> None:  # noqa: B027  it ends with its engine, by default
         """Release what would outlive the engine, such as a connection."""

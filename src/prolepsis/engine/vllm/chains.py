@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from prolepsis.core.messages import SetCorpora
 from prolepsis.core.stats import ProposerMemory
 from prolepsis.engine.drafting.draft import Draft
 from prolepsis.engine.drafting.proposer import Proposer, SequenceView
@@ -25,6 +26,12 @@ class ChainProposer(Proposer):
 
     def forget(self, sequence: SequenceView) -> None:
         self._proposer.forget(sequence)
+
+    def take_corpora(self, message: SetCorpora) -> None:
+        self._proposer.take_corpora(message)
+
+    def close(self) -> None:
+        self._proposer.close()
 
     def propose(self, sequences: Sequence[SequenceView], limits: Sequence[int]) -> list[Draft | None]:
         drafts = self._proposer.propose(sequences, [_NODES * limit for limit in limits])

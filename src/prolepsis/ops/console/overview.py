@@ -94,6 +94,7 @@ def overview_pages(
             "recent": recent(traffic.spans),
             "service": traffic.service,
             "speculation": await visit.section(SpeculationReply, "/admin/speculation"),
+            "clients": traffic.clients,
             "charts": charts(traffic.spans, changes),
             "changes": changes,
             "attention": await _attention(visit, own, runbooks),

@@ -24,7 +24,9 @@ class ExpiresAfter(Body):
 class UploadForm(Body):
     """The fields of a form besides its file."""
 
-    purpose: Literal["batch"]
+    purpose: Literal["batch", "corpus"]
+    route: str | None = None
+    """Of an operator's corpus: the route whose requests may draft from it. Our own field."""
     anchor: Annotated[Literal["created_at"] | None, Field(alias="expires_after[anchor]")] = None
     seconds: Annotated[Seconds | None, Field(alias="expires_after[seconds]")] = None
 

@@ -37,6 +37,7 @@ from prolepsis.server.batches.bodies import (
 from prolepsis.server.batches.lines import MOST_BYTES, parse_line
 from prolepsis.server.batches.multipart import PartHead, boundary_of, read_parts
 from prolepsis.server.batches.runner import WINDOW_S, BatchRunner
+from prolepsis.server.corpora import PURPOSE, Corpora, is_corpus, purpose_of
 from prolepsis.server.services import Models
 
 MOST_RUNNING = 100
@@ -65,6 +66,7 @@ class UploadReader(Reader):
         self._files = runner.files
         self._retention_s = runner.retention_s
         self._models = models
+        self._emit = context.emit
 
     async def __call__(self, request: Request) -> TenantFile:
         if not self._is_kept:
@@ -85,10 +87,17 @@ class UploadReader(Reader):
         await asyncio.to_thread(files.put, file)
         try:
             file = await self._read(request, file, room)
+            corpora = _corpora(file, caller, self._models)
+            for one in corpora:
+                await one.check(file)
             await asyncio.to_thread(files.put, file)
         except BaseException:
             await asyncio.shield(asyncio.to_thread(files.remove, file))
             raise
+        if corpora:
+            self._emit(_event(caller, "corpus.added", file.file_id))
+        for one in corpora:
+            await one.tick()
         return file
 
     async def _read(self, request: Request, file: TenantFile, room: int) -> TenantFile:
@@ -127,7 +136,13 @@ class UploadReader(Reader):
             message = "Missing required parameter: 'file'."
             raise RequestRefused(message, code="missing_required_parameter", param="file")
         expires_at = min(file.expires_at, file.created_at + (form.seconds or self._retention_s))
-        return replace(file, num_bytes=size, expires_at=expires_at)
+        purpose = purpose_of(form.route, caller_of(request)) if form.purpose == PURPOSE else form.purpose
+        return replace(file, num_bytes=size, expires_at=expires_at, purpose=purpose)
+
+
+def _corpora(file: TenantFile, caller: Caller, models: Models) -> set[Corpora]:
+    """Return the corpora that a file belongs to: those of each model that the caller may use; none for other files."""
+    return {services.corpora for services in models.allowed(caller).values()} if is_corpus(file) else set()
 
 
 def batch_routes(context: Context, runner: BatchRunner, models: Models) -> Sequence[Route]:
@@ -143,7 +158,7 @@ def _file_routes(context: Context, runner: BatchRunner, models: Models) -> Seque
         file = await asyncio.to_thread(files.get, tenant, file_id)
         return file or _not_found(f"No such File object: {file_id[:64]}", param)
 
-    @routes.post("/v1/files", roles=CLIENTS, summary="Upload a file of requests", errors=(409,))
+    @routes.post("/v1/files", roles=CLIENTS, summary="Upload a file of requests, or a corpus", errors=(409,))
     async def create(file: upload) -> FileReply:
         return shown_file(file)
 
@@ -171,7 +186,9 @@ def _file_routes(context: Context, runner: BatchRunner, models: Models) -> Seque
             message = f"The batch {user} reads this file; allowed: to cancel it first, or to wait for its end"
             raise RequestRefused(message, code="file_in_use", status=409)
         await asyncio.to_thread(files.remove, file)
-        context.emit(_event(caller, "file.deleted", file_id))
+        context.emit(_event(caller, "corpus.removed" if is_corpus(file) else "file.deleted", file_id))
+        for corpora in _corpora(file, caller, models):
+            await corpora.tick()
         return FileDeletedReply(id=file_id)
 
     return routes.all

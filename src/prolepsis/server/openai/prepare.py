@@ -18,6 +18,7 @@ from prolepsis.server.openai.constraint import ToolUse, asked_form, constraint, 
 from prolepsis.server.openai.conversation import prompt_tokens, thinking_of
 from prolepsis.server.openai.facts import DEFAULT_COMPLETION_TOKENS, request_facts, sampling_params
 from prolepsis.server.openai.fill import fill_prompt, fill_stop
+from prolepsis.server.openai.prefix_hygiene import moved, without_attribution
 from prolepsis.server.openai.prepared import PreparedRequest, RequestContext
 from prolepsis.server.openai.speculation import check_allowed, requested_speculation
 from prolepsis.server.services import Services
@@ -37,7 +38,7 @@ async def prepare_chat(
     max_tokens = _chat_max_tokens(body)
     _check_params(params, max_tokens, services.client.info)
     turn = partial(services.intake.large_work.run, context.caller.tenant, context.num_bytes)
-    chat = await turn(lambda: _read_chat(body, services))
+    chat = await turn(lambda: _read_chat(body, context, services))
     length = len(chat.token_ids)
     max_tokens = _clamped(max_tokens, length, params, context, services)
     max_tokens = _fitting(length, max_tokens, field, params.min_tokens, services.client.info)
@@ -66,11 +67,14 @@ class _Chat:
     predicted: tuple[int, ...]
 
 
-def _read_chat(body: ChatBody, services: Services) -> _Chat:
+def _read_chat(body: ChatBody, context: RequestContext, services: Services) -> _Chat:
     """Do all of a chat's preparation that grows with its body."""
     tokenizer = services.tokenizer
     tools, form = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls), asked_form(body)
-    token_ids = chat_tokens(body, tools, tokenizer)
+    messages, lines = moved(body.messages, services.config.move_lines)
+    if lines:
+        context.warn(f"moved from the system text to the end of the conversation: {', '.join(lines)} (move_lines)")
+    token_ids = chat_tokens(body.model_copy(update={"messages": messages}), tools, tokenizer)
     begun = (body.messages[-1].content or "") if body.continue_final_message else ""
     thinking = thinking_of(token_ids, tokenizer, begun)
     expected = body.prediction.content if body.prediction else ""
@@ -84,7 +88,7 @@ def _read_chat(body: ChatBody, services: Services) -> _Chat:
 def chat_tokens(body: ChatBody, tools: ToolUse, tokenizer: Tokenizer) -> list[int]:
     """Return the prompt of a chat; raises `InvalidParameter` where the template refuses it."""
     return prompt_tokens(
-        body.messages,
+        without_attribution(body.messages),
         tools.shown,
         tokenizer,
         body.template_variables,

@@ -11,6 +11,7 @@ from prolepsis.control.web.foreign_fields import Ignored
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.server.dialects.anthropic.parse import MessagesBody, to_chat
 from prolepsis.server.openai.bodies import ChatBody
+from prolepsis.server.openai.prefix_hygiene import without_attribution
 from tests.server.dialects.claude_code import first_turn, second_turn
 
 HI: list[dict[str, Any]] = [{"role": "user", "content": "Hi"}]
@@ -47,12 +48,6 @@ def test_a_later_system_text_stays_at_its_place() -> None:
     result = {"type": "tool_result", "tool_use_id": "toolu_1", "content": "sun"}
     messages = shown(chat(messages=[*answered, {"role": "user", "content": [result]}, later]))
     assert messages[-1] == {"role": "tool", "tool_call_id": "toolu_1", "content": f"sun\n\n{reminder}"}
-
-
-def test_the_line_for_billing_is_no_part_of_the_prompt() -> None:
-    billing = {"type": "text", "text": "x-anthropic-billing-header: cc_version=2; cch=1;"}
-    assert shown(chat(system=[billing, {"type": "text", "text": "Be brief."}])) == shown(chat(system="Be brief."))
-    assert shown(chat(system=[billing])) == shown(chat())
 
 
 def test_calls_results_and_thoughts_of_earlier_turns() -> None:
@@ -172,15 +167,21 @@ def test_an_answer_goes_on_where_the_last_turn_is_the_assistants() -> None:
     assert not chat().continue_final_message
 
 
+def chat_of(body: MessagesBody) -> ChatBody:
+    """Return the chat as the model reads it."""
+    made = to_chat(body)
+    return made.model_copy(update={"messages": without_attribution(made.messages)})
+
+
 def test_bodies_of_claude_code() -> None:
     ignored = Ignored()
     first, second = (read(ignored, **turn) for turn in (first_turn(), second_turn()))
-    made = to_chat(first)
+    made = chat_of(first)
     assert [message.role for message in made.messages] == ["system", "user"]
     assert made.messages[0].content is not None
     assert made.messages[0].content.startswith("You are a command-line agent")
     assert len(made.tools or ()) == 15
-    more = to_chat(second).messages
+    more = chat_of(second).messages
     assert more[:2] == made.messages, "the second turn begins with the first"
     assert [message.role for message in more[2:]] == ["assistant", "tool", "tool"]
     named = "tools[web_search_20250305], tools[].eager_input_streaming, thinking.budget_tokens, context_management"

@@ -176,10 +176,10 @@ class SharedIndex:
     so nothing of one salt is ever returned for another. Memory: at most `max_bytes`, touched as it fills.
     """
 
-    _BYTES_PER_TOKEN = 4 + 8 + len(SIZES) * 16
+    BYTES_PER_TOKEN = 4 + 8 + len(SIZES) * 16
 
     def __init__(self, max_bytes: int) -> None:
-        self.capacity = max(64, max_bytes // self._BYTES_PER_TOKEN)
+        self.capacity = max(64, max_bytes // self.BYTES_PER_TOKEN)
         self._tokens = np.full(self.capacity, SEPARATOR, np.int32).data
         self._salts = np.zeros(self.capacity, np.int64).data
         self._heads = {size: np.zeros(self.capacity, np.int64).data for size in SIZES}

@@ -13,8 +13,6 @@ from prolepsis.server.openai.bodies import MAX_MESSAGES, MAX_TOOLS, ChatBody, Me
 
 _BETWEEN = "\n\n"
 """Between two texts of one turn."""
-_BILLING = "x-anthropic-billing-header:"
-"""Begins a system text of Claude Code that differs in each request and is not meant for the model."""
 _REMINDER = "<system-reminder>"
 """Begins a text that clients put among the user's, or behind a result, and that is not the user's."""
 _NEEDS = {
@@ -169,8 +167,7 @@ def _sampling(body: MessagesBody) -> dict[str, Any]:
 def _messages(body: CountTokensBody) -> Iterator[Message]:
     """Yield a message a block; system texts of later turns stay at their place, as reminders: templates refuse them."""
     for text in body.system or ():
-        if not text.text.startswith(_BILLING):
-            yield Message(role="system", content=text.text)
+        yield Message(role="system", content=text.text)
     is_begun = False
     for turn in body.messages:
         is_begun |= turn.role != "system"

@@ -1,0 +1,128 @@
+"""Proposes trees of what followed the last tokens of a sequence in the texts of its tenant and of its route.
+
+The texts of one owner are one suffix index (`suffix_index.SharedIndex`), built in a thread of its own when a request of
+the owner comes first. Indexes take at most so many bytes together: those that were used longest ago are dropped, and
+built again when they are needed.
+"""
+
+import time
+from array import array
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from typing import Any
+
+import structlog
+
+from prolepsis.core.config import CORPUS
+from prolepsis.core.messages import SetCorpora, owners
+from prolepsis.core.stats import ProposerMemory
+from prolepsis.engine.drafting.draft import Draft
+from prolepsis.engine.drafting.proposer import Proposer, SequenceView
+from prolepsis.engine.drafting.proposers.expected_text import kernel_for, scope_of
+from prolepsis.engine.drafting.proposers.suffix_index import LEFT_CONTEXT, MAX_MATCH, NUM_BUCKETS, SharedIndex
+
+_PORTION = 1024
+"""Tokens indexed at once; the engine's thread has no interpreter meanwhile."""
+_PAUSE_S = 0.001
+"""Time for the engine's thread after a portion."""
+_PLACES_PER_TOKEN = 2
+"""With more places than tokens, fewer n-grams share one."""
+_BYTES_OF_ID = 4
+log = structlog.get_logger(__name__)
+
+
+class CorpusProposer(Proposer):
+    """Proposes from corpora. It keeps nothing of a sequence."""
+
+    name = CORPUS
+    free = True
+
+    def __init__(self, max_bytes: int = 64 << 20, *, native: bool = True, builder: Executor | None = None) -> None:
+        """`builder` runs what builds indexes; default: a thread."""
+        self._kernel = kernel_for(native=native)
+        self._max_bytes = max_bytes
+        self._builder = builder or ThreadPoolExecutor(1, "corpora")
+        self._texts: dict[str, tuple[bytes, ...]] = {}
+        self._indexes: dict[str, Any] = {}
+        """By owner, the one that was used longest ago first."""
+        self._building: dict[str, Future[Any]] = {}
+
+    def take_corpora(self, message: SetCorpora) -> None:
+        owner = message.owner
+        self._texts.pop(owner, None)
+        self._indexes.pop(owner, None)
+        if (building := self._building.pop(owner, None)) is not None:
+            building.cancel()
+        if message.texts:
+            self._texts[owner] = message.texts
+
+    def serves(self, sequence: SequenceView) -> bool:
+        """Only sequences whose tenant or route has texts."""
+        return any(owner in self._texts for owner in owners(sequence.tenant, sequence.traffic_class))
+
+    def propose(self, sequences: Sequence[SequenceView], limits: Sequence[int]) -> list[Draft | None]:
+        return [self._draft(sequence, limit) for sequence, limit in zip(sequences, limits, strict=True)]
+
+    def memory(self) -> ProposerMemory:
+        texts = sum(len(text) for owned in list(self._texts.values()) for text in owned)
+        return ProposerMemory(self.name, index=texts + self._num_bytes)
+
+    def close(self) -> None:
+        self._builder.shutdown(wait=False, cancel_futures=True)
+
+    def _draft(self, sequence: SequenceView, limit: int) -> Draft | None:
+        """Return the draft that promises most among those of the sequence's owners."""
+        drafts: list[Draft] = []
+        first = NUM_BUCKETS * scope_of(sequence)
+        for index in self._indexes_of(sequence):
+            last = self._kernel.SequenceIndex(False)
+            [found] = self._kernel.propose(index, [(last, sequence.tokens[-MAX_MATCH:], 0, limit)])
+            if found is not None:
+                tokens, parents, survival, buckets = found
+                buckets = tuple([first + bucket for bucket in buckets])
+                drafts.append(Draft(tokens, parents, self.name, survival, buckets=buckets))
+        return max(drafts, key=lambda draft: sum(draft.survival), default=None)
+
+    def _indexes_of(self, sequence: SequenceView) -> Iterator[Any]:
+        """Yield the indexes that are there; have missing ones built."""
+        for owner in owners(sequence.tenant, sequence.traffic_class):
+            if owner not in self._texts:
+                continue
+            if owner not in self._indexes and not self._is_built(owner):
+                continue
+            index = self._indexes[owner] = self._indexes.pop(owner)  # it was used last
+            yield index
+
+    def _is_built(self, owner: str) -> bool:
+        """Begin to build an owner's index, or take it where it has been built."""
+        building = self._building.get(owner)
+        if building is None:
+            self._building[owner] = self._builder.submit(self._built, self._texts[owner])
+        elif building.done():
+            del self._building[owner]
+            index = building.result()
+            self._make_room(index.num_bytes)
+            self._indexes[owner] = index
+        return owner in self._indexes
+
+    def _built(self, texts: Sequence[bytes]) -> Any:
+        num_tokens = sum(len(text) // _BYTES_OF_ID + 1 for text in texts)
+        num_bytes = _PLACES_PER_TOKEN * num_tokens * SharedIndex.BYTES_PER_TOKEN
+        index = self._kernel.SharedIndex(min(self._max_bytes, num_bytes))
+        for text in texts:
+            tokens = array("i", text)
+            for start in range(0, len(tokens), _PORTION):
+                index.add(0, tokens[max(0, start - LEFT_CONTEXT) : start + _PORTION].tolist())
+                time.sleep(_PAUSE_S)
+        return index
+
+    def _make_room(self, num_bytes: int) -> None:
+        """Drop the indexes that were used longest ago until another one fits."""
+        while self._indexes and self._num_bytes + num_bytes > self._max_bytes:
+            owner = next(iter(self._indexes))
+            del self._indexes[owner]
+            log.info("corpora_dropped", owner=owner)
+
+    @property
+    def _num_bytes(self) -> int:
+        return sum(index.num_bytes for index in list(self._indexes.values()))

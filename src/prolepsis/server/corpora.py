@@ -1,0 +1,192 @@
+"""Corpora: texts that tenants, or operators for a route, upload for the proposer `corpus`; /admin/corpora shows all."""
+
+import asyncio
+from array import array
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+
+from prolepsis.control.store.tenant_files import FileTable, TenantFile
+from prolepsis.control.web.caller import Caller, SignedIn
+from prolepsis.control.web.context import Context
+from prolepsis.control.web.errors import RequestRefused
+from prolepsis.control.web.feature import Feature
+from prolepsis.control.web.intake import Intake
+from prolepsis.control.web.refusals import too_large
+from prolepsis.control.web.routes import OPERATORS, READERS, Route, Routes
+from prolepsis.core.audit_event import AuditEvent
+from prolepsis.core.errors import StoreUnavailable
+from prolepsis.core.facts import RequestFacts, traffic_class_of
+from prolepsis.core.messages import SetCorpora, owners
+from prolepsis.core.telemetry.declare import gauge
+from prolepsis.server.openai.facts import KNOWN
+from prolepsis.server.tokenizer import Tokenizer
+
+PURPOSE = "corpus"
+"""The purpose of their files; with `:` and a path: of those of a route."""
+MOST_BYTES = 4 * 2**20
+"""Largest corpus."""
+_BYTES_OF_ID = 4
+
+
+@dataclass(frozen=True, slots=True)
+class CorpusReply:
+    id: str
+    owner: str
+    filename: str
+    bytes: int
+    tokens: int | None
+    """null: it has not been tokenised yet."""
+    created_at: int
+    expires_at: int
+
+
+class Corpora(Feature):
+    """Keeps an engine's corpora as the store has them: those of other servers, expired and deleted ones too.
+
+    Each is tokenised once. Belongs to one event loop.
+    """
+
+    name = "corpora"
+    period_s = 2.0
+
+    def __init__(self, context: Context, tokenizer: Tokenizer, intake: Intake) -> None:
+        self.routes = _routes(self, context)
+        self.files = FileTable(context.database)
+        self._is_kept = context.database.is_kept
+        self._client = context.client
+        self._tokenizer = tokenizer
+        self._large_work = intake.large_work
+        self._most_of_owner = context.config.corpus_tokens
+        self._most = context.config.corpus_tokens_in_all
+        self._ids: dict[str, bytes] = {}
+        """Token ids by file."""
+        self._sent: dict[str, tuple[str, ...]] = {}
+        """Files by owner, as the engine has them."""
+        self._turn = asyncio.Lock()
+        self._tokens = gauge(context.registry, "corpus_tokens", "Tokens of the corpora that the engine may draft from")
+
+    async def tick(self) -> None:
+        """Send the engine what has changed."""
+        if self._is_kept:
+            with suppress(StoreUnavailable):
+                async with self._turn:
+                    await self._send()
+
+    async def check(self, file: TenantFile) -> None:
+        """Tokenise a file that has arrived; raises `RequestRefused` if it is no text or there are too many tokens."""
+        if (file.num_bytes or 0) > MOST_BYTES:
+            raise too_large("body", f"{MOST_BYTES} bytes of a corpus")
+        async with self._turn:
+            owner, given = owner_of(file), await self._tokenised(file)
+            others = {owner: 0}
+            for other in await self.all():
+                name = owner_of(other)
+                others[name] = others.get(name, 0) + _number(await self._tokenised(other))
+            self._ids[file.file_id] = given
+        for held, most, setting in (
+            (others[owner], self._most_of_owner, "corpus_tokens"),
+            (sum(others.values()), self._most, "corpus_tokens_in_all"),
+        ):
+            if _number(given) + held > most:
+                found = f"The corpus has {_number(given)} tokens, those before it {held}"
+                message = f"{found}; allowed: {most} together ({setting})."
+                raise RequestRefused(message, code="corpora_too_large", param="file", status=413)
+
+    async def all(self) -> list[TenantFile]:
+        """Return the corpora of all owners, the oldest first."""
+        return await asyncio.to_thread(self.files.of_purposes, PURPOSE)
+
+    def shown(self, file: TenantFile) -> CorpusReply:
+        ids, created, expires = self._ids.get(file.file_id), int(file.created_at), int(file.expires_at)
+        tokens = None if ids is None else _number(ids)
+        return CorpusReply(file.file_id, owner_of(file), file.filename, file.num_bytes or 0, tokens, created, expires)
+
+    async def _send(self) -> None:
+        there: dict[str, list[TenantFile]] = {}
+        for file in await self.all():
+            there.setdefault(owner_of(file), []).append(file)
+        for owner in [*there, *(self._sent.keys() - there.keys())]:
+            files = there.get(owner, [])
+            names = tuple(file.file_id for file in files)
+            if names != self._sent.get(owner):
+                texts = [await self._tokenised(file) for file in files]
+                self._client.send(SetCorpora(owner, _newest(texts, self._most_of_owner)))
+                self._sent[owner] = names
+        self._sent = {owner: names for owner, names in self._sent.items() if names}
+        self._ids = {name: self._ids[name] for names in self._sent.values() for name in names}
+        self._tokens.set(sum(map(_number, self._ids.values())))
+
+    async def _tokenised(self, file: TenantFile) -> bytes:
+        if (known := self._ids.get(file.file_id)) is None:
+            known = await self._large_work.off_loop(file.tenant, partial(self._token_ids, file))
+            self._ids[file.file_id] = known
+        return known
+
+    def _token_ids(self, file: TenantFile) -> bytes:
+        """Return the tokens of a file's text. Waits for the database."""
+        try:
+            text = b"".join(self.files.pages(file)).decode()
+        except UnicodeDecodeError as error:
+            message = f"The corpus is not UTF-8: {error.reason} at byte {error.start}; allowed: a text in UTF-8."
+            raise RequestRefused(message, code="invalid_text", param="file") from None
+        return array("i", self._tokenizer.encode(text, add_special_tokens=False)).tobytes()
+
+
+def purpose_of(route: str | None, caller: Caller) -> str:
+    """Return the purpose of a corpus for a route, or of the caller's tenant; raises `RequestRefused`."""
+    if route is None:
+        return PURPOSE
+    if not caller.has("operator"):
+        message = "A corpus of a route serves all tenants; allowed for operators, or without route for your own tenant."
+        raise RequestRefused(message, code="wrong_role", param="route", status=403)
+    if route not in (KNOWN.route or ()):
+        message = f"route is {route[:64]!r}; allowed: {', '.join(KNOWN.route or ())}"
+        raise RequestRefused(message, code="unknown_route", param="route")
+    return f"{PURPOSE}:{route}"
+
+
+def is_corpus(file: TenantFile) -> bool:
+    return file.purpose.partition(":")[0] == PURPOSE
+
+
+def owner_of(file: TenantFile) -> str:
+    """Return whose requests may draft from a corpus, as the engine names it."""
+    route = file.purpose.partition(":")[2]
+    of_tenant, of_route = owners(file.tenant, traffic_class_of(RequestFacts(route=route)))
+    return of_route if route else of_tenant
+
+
+def _newest(texts: Sequence[bytes], most: int) -> tuple[bytes, ...]:
+    """Return the last texts that have at most so many tokens together: other servers may have taken more."""
+    first, room = len(texts), most
+    while first and (room := room - _number(texts[first - 1])) >= 0:
+        first -= 1
+    return tuple(texts[first:])
+
+
+def _number(ids: bytes) -> int:
+    return len(ids) // _BYTES_OF_ID
+
+
+def _routes(feature: Corpora, context: Context) -> Sequence[Route]:
+    routes = Routes()
+
+    @routes.get("/admin/corpora", roles=READERS, summary="Corpora of all tenants and routes, the oldest first")
+    async def listed() -> list[CorpusReply]:
+        return [feature.shown(file) for file in await feature.all()]
+
+    @routes.delete("/admin/corpora/{file_id}", roles=OPERATORS, summary="Remove a corpus", errors=(404,))
+    async def remove(file_id: str, caller: SignedIn) -> CorpusReply:
+        file = next((one for one in await feature.all() if one.file_id == file_id), None)
+        if file is None:
+            message = f"No such corpus: {file_id[:64]}"
+            raise RequestRefused(message, code="not_found", param="file_id", status=404)
+        await asyncio.to_thread(feature.files.remove, file)
+        context.emit(AuditEvent(actor=caller.actor, action="corpus.removed", subject=file_id, tenant=file.tenant))
+        shown = feature.shown(file)
+        await feature.tick()
+        return shown
+
+    return routes.all

@@ -1,0 +1,156 @@
+"""Corpora through /v1/files and /admin/corpora: what the engine gets, limits, owners, restarts, removal."""
+
+import sqlite3
+from array import array
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from prolepsis.server.auth.key_file import KeyFile, new_key
+from prolepsis.server.auth.keys import Keys
+from prolepsis.server.corpora import MOST_BYTES
+from tests.server.batches.conftest import Serve, serving
+from tests.server.conftest import Served
+from tests.server.fakes import FakeEngine
+from tests.waiting import wait_for
+
+
+@pytest.fixture
+def serve(sqlite: str) -> Iterator[Serve]:
+    with serving(sqlite) as start:
+        yield start
+
+
+def put(server: Served, text: str | bytes, key: str = "", name: str = "a.py", **form: str) -> httpx.Response:
+    content = text.encode() if isinstance(text, str) else text
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    form = {"purpose": "corpus", **form}
+    return httpx.post(f"{server.url}/v1/files", data=form, files={"file": (name, content)}, headers=headers)
+
+
+def ids(*texts: str) -> tuple[bytes, ...]:
+    """Return what the engine gets of texts, one token a byte."""
+    return tuple(array("i", list(text.encode())).tobytes() for text in texts)
+
+
+def listed(server: Served, key: str = "") -> list[dict[str, Any]]:
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    found: list[dict[str, Any]] = httpx.get(f"{server.url}/admin/corpora", headers=headers).json()
+    return found
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> tuple[Keys, dict[str, str]]:
+    """Return the keys of two tenants and of an operator."""
+    file, made = KeyFile(tmp_path / "keys.json"), {}
+    for name, roles in (("acme", ("client",)), ("other", ("client",)), ("ops", ("client", "operator", "viewer"))):
+        record, made[name] = new_key(name, roles=roles)
+        file.add(record)
+    return Keys(file), made
+
+
+def test_the_engine_gets_a_tenants_corpora_and_loses_deleted_ones(serve: Serve) -> None:
+    server = serve(engine := FakeEngine())
+    first, second = put(server, "one").json(), put(server, "zwei ü").json()
+    assert (first["purpose"], first["bytes"], second["bytes"]) == ("corpus", 3, 7)
+    assert engine.corpora == {"tenant:": ids("one", "zwei ü")}
+    assert [(one["owner"], one["tokens"], one["filename"]) for one in listed(server)] == [
+        ("tenant:", 3, "a.py"),
+        ("tenant:", 7, "a.py"),
+    ]
+    assert server.openai().files.delete(first["id"]).deleted
+    assert engine.corpora == {"tenant:": ids("zwei ü")}
+    removed = httpx.delete(f"{server.url}/admin/corpora/{second['id']}")
+    assert (removed.json()["id"], removed.json()["tokens"]) == (second["id"], 7)
+    assert engine.corpora == {"tenant:": ()}
+    assert httpx.delete(f"{server.url}/admin/corpora/{second['id']}").status_code == 404
+    assert listed(server) == []
+
+
+def test_each_tenant_has_its_own(serve: Serve, keys: tuple[Keys, dict[str, str]]) -> None:
+    known, key_of = keys
+    server = serve(engine := FakeEngine(), known)
+    for tenant in ("acme", "other"):
+        assert put(server, f"of {tenant}", key_of[tenant]).status_code == 200
+    assert engine.corpora == {"tenant:acme": ids("of acme"), "tenant:other": ids("of other")}
+    acme = openai.OpenAI(base_url=f"{server.url}/v1", api_key=key_of["acme"], max_retries=0)
+    server.clients.append(acme)
+    [own] = acme.files.list(purpose="corpus").data
+    assert acme.files.content(own.id).text == "of acme"
+    foreign = next(one["id"] for one in listed(server, key_of["ops"]) if one["owner"] == "tenant:other")
+    with pytest.raises(openai.NotFoundError):
+        acme.files.delete(foreign)
+    headers = {"authorization": f"Bearer {key_of['acme']}"}
+    assert httpx.delete(f"{server.url}/admin/corpora/{foreign}", headers=headers).status_code == 403
+    assert httpx.get(f"{server.url}/admin/corpora", headers=headers).status_code == 403
+    assert len(engine.corpora["tenant:other"]) == 1
+
+
+def test_operators_give_a_route_a_corpus(serve: Serve, keys: tuple[Keys, dict[str, str]]) -> None:
+    known, key_of = keys
+    server = serve(engine := FakeEngine(), known)
+    refused = put(server, "text", key_of["acme"], route="/v1/chat/completions")
+    assert (refused.status_code, refused.json()["error"]["param"]) == (403, "route")
+    unknown = put(server, "text", key_of["ops"], route="/v1/nothing")
+    assert unknown.status_code == 400
+    assert "'/v1/nothing'; allowed: /v1/chat/completions, /v1/completions" in unknown.json()["error"]["message"]
+    assert put(server, "text", key_of["ops"], route="/v1/chat/completions").status_code == 200
+    assert engine.corpora == {"route:chat-completions": ids("text")}
+    headers = {"authorization": f"Bearer {key_of['acme']}"}
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}
+    httpx.post(f"{server.url}/v1/chat/completions", json=body, headers=headers).raise_for_status()
+    assert engine.requests[-1].traffic_class.partition("/")[0] == "chat-completions", "the name of its owner"
+
+
+def test_what_is_no_text_or_too_much_is_refused_and_not_kept(serve: Serve) -> None:
+    server = serve(engine := FakeEngine(), corpus_tokens=10, corpus_tokens_in_all=12)
+    wrong = put(server, b"ab\xff")
+    assert wrong.status_code == 400
+    assert "not UTF-8: invalid start byte at byte 2" in wrong.json()["error"]["message"]
+    assert put(server, "12345678").status_code == 200
+    refused = put(server, "123")
+    assert refused.status_code == 413
+    assert refused.json()["error"]["message"] == (
+        "The corpus has 3 tokens, those before it 8; allowed: 10 together (corpus_tokens)."
+    )
+    in_all = put(server, "12345", route="/v1/completions")
+    assert "allowed: 12 together (corpus_tokens_in_all)" in in_all.json()["error"]["message"]
+    assert put(server, "x" * (MOST_BYTES + 1)).status_code == 413
+    assert len(server.openai().files.list().data) == 1
+    assert engine.corpora == {"tenant:": ids("12345678")}
+    assert put(server, "12").status_code == 200
+
+
+def test_a_server_that_starts_later_gets_what_is_stored_and_drops_what_expires(serve: Serve, sqlite: str) -> None:
+    put(serve(), "old")
+    put(serve(), "new")
+    later = serve(engine := FakeEngine(), corpus_tokens=4)
+    wait_for(lambda: engine.corpora == {"tenant:": ids("new")})
+    assert [one["tokens"] for one in listed(later)] == [3, 3]
+    with sqlite3.connect(sqlite.removeprefix("sqlite:///")) as store:
+        store.execute("UPDATE files SET expires_at = 1")
+    wait_for(lambda: engine.corpora == {"tenant:": ()})
+
+
+def test_acts_are_audited(serve: Serve) -> None:
+    server = serve()
+    first, second = put(server, "one").json()["id"], put(server, "two").json()["id"]
+    server.openai().files.delete(first)
+    httpx.delete(f"{server.url}/admin/corpora/{second}")
+
+    def acts() -> set[tuple[str, str]]:
+        entries = httpx.get(f"{server.url}/admin/audit").json()["entries"]
+        about = [entry for entry in entries if "corpus" in entry["action"]]
+        return {(entry["action"], entry["details"]["subject"]) for entry in about}
+
+    expected = {
+        ("corpus.added", first),
+        ("corpus.added", second),
+        ("corpus.removed", first),
+        ("corpus.removed", second),
+    }
+    wait_for(lambda: acts() == expected)
