@@ -1,10 +1,10 @@
 """Batches in the store: each line leased by one server, settled once, and what ends a batch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from threading import Barrier
 
+import pytest
 from sqlalchemy import Connection
 
 from prolepsis.control.store.batches import LEASE_S, BatchLine, BatchTable, LineResult, StoredBatch, forget_tenant
@@ -205,21 +205,21 @@ def test_ended_batches_and_files_are_forgotten(database: Database) -> None:
     assert [one.batch_id for one in table.newest("acme", after=None, most=9)] == ["batch_b"]
 
 
-def test_an_upload_that_broke_off_is_forgotten(database: Database) -> None:
+def test_an_upload_that_breaks_off_leaves_nothing(database: Database) -> None:
+    def parts() -> Iterator[bytes]:
+        yield b"abc"
+        raise TimeoutError
+
     files = FileTable(database)
-    upload = replace(file("file-a"), num_bytes=None)
-    files.put(upload)
-    files.put_part("file-a", 0, b"abc")
+    with pytest.raises(TimeoutError):
+        files.put(file("file-a"), parts())
     assert files.newest("acme", purpose=None, after=None, most=9, ascending=True) == []
-    assert files.due() == [upload]
-    files.remove(upload)
     assert files.bytes_of("file-a", 0, 3) == b""
 
 
 def test_a_piece_of_a_file_may_lie_in_several_parts(database: Database) -> None:
     files, parts = FileTable(database), [bytes([i]) * PART_BYTES for i in range(2)] + [b"end"]
-    for number, part in enumerate(parts):
-        files.put_part("file-a", number, part)
+    files.put(file("file-a"), parts)
     whole = b"".join(parts)
     for start, length in ((0, 1), (PART_BYTES - 2, 4), (PART_BYTES, PART_BYTES), (5, 2 * PART_BYTES), (9, 9 * 2**20)):
         assert files.bytes_of("file-a", start, length) == whole[start : start + length]
@@ -231,9 +231,8 @@ def test_a_tenant_is_forgotten_with_all_it_has(database: Database) -> None:
     begun(table, 2)
     [line, _] = table.claim("batch_a", 2)
     table.add(batch("batch_b", "other"))
-    files.put_part("file-a", 0, b"abc")
-    files.put(file("file-a"))
-    files.put(file("file-b", "other"))
+    files.put(file("file-a"), [b"abc"])
+    files.put(file("file-b", "other"), [])
     forget_tenant(database, "acme")
     assert table.settle([(line, DONE)]) == []
     assert table.counts("batch_a")["request_counts"] == {"total": 0, "completed": 0, "failed": 0}

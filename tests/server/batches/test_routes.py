@@ -230,10 +230,11 @@ def test_without_a_store_no_file_is_taken() -> None:
 @pytest.mark.parametrize(
     ("form", "what"),
     [
-        (b"", "ends before"),
+        (b"", "'file'"),
+        (b"--c\r\n", "Invalid multipart data"),
         (b'--b\r\nContent-Disposition: form-data; name="else"\r\n\r\nx\r\n--b--', "'else'"),
-        (b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nx\r\n' * 2 + b"--b--", "'purpose' again"),
-        (b"--b\r\nContent-Disposition: form-data\r\n\r\nx\r\n--b--", "no name"),
+        (b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nx\r\n' * 2 + b"--b--", "'purpose' 2 times"),
+        (b"--b\r\nContent-Disposition: form-data\r\n\r\nx\r\n--b--", '"name" must be provided'),
         (b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--b--', "'file'"),
     ],
 )

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Generic, Literal, TypeVar
 
+from fastapi import UploadFile
 from pydantic import Field
 
 from prolepsis.control.store.batches import Status as BatchStatus
@@ -22,8 +23,7 @@ class ExpiresAfter(Body):
 
 
 class UploadForm(Body):
-    """The fields of a form besides its file."""
-
+    file: UploadFile
     purpose: Literal["batch"]
     anchor: Annotated[Literal["created_at"] | None, Field(alias="expires_after[anchor]")] = None
     seconds: Annotated[Seconds | None, Field(alias="expires_after[seconds]")] = None
@@ -77,7 +77,7 @@ class LineCounts(Reply):
     failed: int = 0
 
 
-class BatchReply(Reply):
+class BatchReply(Reply, extra="ignore"):
     id: str
     object: Literal["batch"] = "batch"
     endpoint: str
@@ -125,7 +125,7 @@ def page(found: list[Item], limit: int) -> PageReply[Item]:
 def shown_file(file: TenantFile) -> FileReply:
     return FileReply(
         id=file.file_id,
-        bytes=file.num_bytes or 0,
+        bytes=file.num_bytes,
         created_at=int(file.created_at),
         expires_at=int(file.expires_at),
         filename=file.filename,
@@ -135,10 +135,9 @@ def shown_file(file: TenantFile) -> FileReply:
 
 def shown_batch(batch: StoredBatch, counts: Mapping[str, object]) -> BatchReply:
     """Return a batch as clients see it; `counts`: of one that runs, as its lines stand now."""
-    shown = {name: value for name, value in batch.document.items() if name in BatchReply.model_fields}
     return BatchReply.model_validate(
         {
-            **shown,
+            **batch.document,
             **counts,
             "id": batch.batch_id,
             "model": batch.model or None,

@@ -206,7 +206,7 @@ class BatchRunner(Feature):
 
     def _fail(self, batch: StoredBatch, faults: list[LineFault]) -> None:
         errors = {"object": "list", "data": [asdict(fault) for fault in faults]}
-        self.table.change(batch.batch_id, "failed", ["validating"], errors=errors, failed_at=int(time.time()))
+        self.table.change(batch.batch_id, "failed", ["validating"], errors=errors)
 
     def _end(self, batch: StoredBatch) -> None:
         """End a batch that is due: all lines have run, its time is over, or it is cancelled. Waits for the database."""
