@@ -42,7 +42,9 @@ class BodyReader(Reader):
         self.openapi = {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
     async def __call__(self, request: Request) -> Body:
-        intake: Intake = request.app.state.intake
+        return await self.read(request, request.app.state.intake)
+
+    async def read(self, request: Request, intake: Intake) -> Body:
         tenant = caller_of(request).tenant
         async with intake.uploads.read(request, tenant) as raw:
             request.scope["state"][BODY_BYTES] = len(raw)
