@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from threading import Barrier
 
 import pytest
@@ -193,12 +194,15 @@ def test_ended_batches_and_files_are_forgotten(database: Database) -> None:
     begun(table, 1)
     table.settle([(line, DONE) for line in table.claim("batch_a", 1)])
     table.add(batch("batch_b"))
-    table.finish("batch_a", "completed", "in_progress", -1.0)
+    for name in ("file-in", "file-old"):
+        files.put(replace(file(name), expires_at=20.0), [b"abc"])
+    table.finish("batch_a", "completed", "in_progress", 100.0)
     table.forget(before=20.0)
+    assert files.bytes_of("file-in", 0, 3) == b"abc"  # a batch that runs needs it
+    assert files.bytes_of("file-old", 0, 3) == b""
     assert len(table.newest("acme", after=None, most=9)) == 2  # one runs, one has a file
-    [due] = files.due()
-    assert files.get("acme", due.file_id) is None
-    files.remove(due)
+    [output] = files.newest("acme", purpose="batch_output", after=None, most=9)
+    files.remove(output)
     table.forget(before=5.0)
     assert len(table.newest("acme", after=None, most=9)) == 2
     table.forget(before=20.0)

@@ -71,6 +71,14 @@ def test_lines_run_at_each_endpoint_that_generates(serve: Serve, endpoint: str, 
     assert done.usage.input_tokens > 0
 
 
+def test_what_a_line_asks_in_vain_is_named_beside_its_answer(serve: Serve) -> None:
+    client = serve().openai()
+    done = ended(client, made(client, jsonl(chat_line("a", verbosity="high"), chat_line("b"))))
+    named, other = results(client, done.output_file_id)
+    assert named["warning"] == '299 - "without effect: verbosity"'
+    assert "warning" not in other
+
+
 FAULTS = [
     ("{", "invalid_json_line", None),
     ("[]", "invalid_type", None),

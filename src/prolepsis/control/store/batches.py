@@ -12,8 +12,8 @@ from uuid import uuid4
 from sqlalchemy import ColumnElement, Connection, RowMapping, Select, delete, func, insert, select, update
 
 from prolepsis.control.store.database import Database, database_time
-from prolepsis.control.store.tables import batch_lines, batches, file_parts, files
-from prolepsis.control.store.tenant_files import RUNNING, TenantFile, add_file, page_of
+from prolepsis.control.store.tables import batch_lines, batches, files
+from prolepsis.control.store.tenant_files import RUNNING, TenantFile, add_file, delete_files, page_of
 
 Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
 LEASE_S = 6.0
@@ -215,19 +215,19 @@ class BatchTable:
         return True
 
     def forget(self, before: float) -> None:
-        """Delete ended batches made before a Unix time that have no file left."""
+        """Delete expired files that no batch needs, and ended batches made before a Unix time that have none left."""
         of = batches.c
+        in_use = select(of.input_file_id).where(of.status.in_(RUNNING))
         has_file = select(files.c.file_id).where(files.c.batch_id == of.batch_id).exists()
         with self._database.write() as connection:
+            delete_files(connection, (files.c.expires_at <= time.time()) & files.c.file_id.not_in(in_use))
             _delete(connection, (of.created_at < before) & of.status.not_in(RUNNING) & ~has_file)
 
 
 def forget_tenant(database: Database, tenant: str) -> None:
     """Delete all files and batches of a tenant, those that run too; raises `StoreUnavailable`."""
     with database.write() as connection:
-        of_tenant = select(files.c.file_id).where(files.c.tenant == tenant)
-        connection.execute(delete(file_parts).where(file_parts.c.file_id.in_(of_tenant)))
-        connection.execute(delete(files).where(files.c.tenant == tenant))
+        delete_files(connection, files.c.tenant == tenant)
         _delete(connection, batches.c.tenant == tenant)
 
 

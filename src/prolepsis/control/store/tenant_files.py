@@ -61,10 +61,6 @@ class FileTable:
         """Return the size of all files of a tenant."""
         return sum(file.num_bytes for file in self._rows(_there(tenant)))
 
-    def due(self) -> list[TenantFile]:
-        """Return the files that have expired."""
-        return self._rows(select(files).where(files.c.expires_at <= time.time()))
-
     def _rows(self, query: Select[*tuple[object, ...]]) -> list[TenantFile]:
         with self._database.read() as connection:
             return [TenantFile(**row) for row in connection.execute(query).mappings()]
@@ -105,15 +101,20 @@ class FileTable:
     def remove(self, file: TenantFile) -> None:
         """Delete a file with its content."""
         with self._database.write() as connection:
-            connection.execute(delete(file_parts).where(file_parts.c.file_id == file.file_id))
-            connection.execute(delete(files).where(files.c.file_id == file.file_id))
-            if file.batch_id is not None:
-                is_of_batch = batch_lines.c.batch_id == file.batch_id
-                connection.execute(delete(batch_lines).where(is_of_batch, batch_lines.c.state == file.line_state))
+            delete_files(connection, files.c.file_id == file.file_id)
 
 
 def add_file(connection: Connection, file: TenantFile) -> None:
     connection.execute(insert(files).values(asdict(file)))
+
+
+def delete_files(connection: Connection, which: ColumnElement[bool]) -> None:
+    """Delete files with their content."""
+    ids = select(files.c.file_id).where(which)
+    results = select(files.c.batch_id, files.c.line_state).where(which, files.c.batch_id.is_not(None))
+    connection.execute(delete(file_parts).where(file_parts.c.file_id.in_(ids)))
+    connection.execute(delete(batch_lines).where(tuple_(batch_lines.c.batch_id, batch_lines.c.state).in_(results)))
+    connection.execute(delete(files).where(which))
 
 
 def page_of(

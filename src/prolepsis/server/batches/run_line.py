@@ -35,13 +35,11 @@ class NotNow(Exception):
         self.wait_s = wait_s
 
 
-def background(caller: Caller) -> Caller:
-    """Return a caller as its lines run: in the tier behind all others."""
-    return replace(caller, tier=BACKGROUND_TIER)
-
-
 async def run_line(line: LineBody, caller: Caller, models: Models) -> LineResult:
-    """Return the result of a line; raises `NotNow` where the server refuses it for want of room."""
+    """Return the result of a line, which runs in the tier behind all others.
+
+    Raises `NotNow` where the server refuses it for want of room.
+    """
     name, status = f"batch_req_{uuid4().hex}", 200
     request = _request(name, line, caller)
     try:
@@ -88,7 +86,7 @@ def _request(name: str, line: LineBody, caller: Caller) -> Request:
         raw = next(body, None)
         return await never() if raw is None else {"type": "http.request", "body": raw}
 
-    state = {"caller": caller, HTTP_REQUEST_ID: name, ARRIVED: time.monotonic()}
+    state = {"caller": replace(caller, tier=BACKGROUND_TIER), HTTP_REQUEST_ID: name, ARRIVED: time.monotonic()}
     scope = {"type": "http", "method": "POST", "path": line.url, "query_string": b"", "headers": [], "state": state}
     return Request(scope, receive)
 
