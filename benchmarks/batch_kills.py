@@ -66,7 +66,7 @@ def line(number: int, tokens: int) -> dict[str, Any]:
 
 def interactive(number: int) -> dict[str, Any]:
     messages = [{"role": "user", "content": f"I have {number} apples and eat one. What now?"}]
-    return {"model": DEFAULT_MODEL, "messages": messages, "max_tokens": 16, "seed": number}
+    return {"model": DEFAULT_MODEL, "messages": messages, "max_tokens": 48, "seed": number}
 
 
 class Load:

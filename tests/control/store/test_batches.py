@@ -148,7 +148,8 @@ def test_a_batch_ends_once_with_its_files(connect: Connect) -> None:
 
 
 def test_what_did_not_run_is_written_off(connect: Connect) -> None:
-    table, other = BatchTable(connect()), BatchTable(connect())
+    clock = Clock()
+    table, other = (BatchTable(connect(), now=clock) for _ in range(2))
     begun(table, 1200)
     [held] = table.claim("batch_a", 1)
     seen = list[str]()

@@ -14,7 +14,6 @@ from prolepsis.server.batches.lines import LineFault
 from prolepsis.server.openai.facts import GenerationRoute
 
 Seconds = Annotated[int, Field(ge=3600, le=2592000)]
-Limit = Annotated[int, Field(ge=1, le=100)]
 
 
 class ExpiresAfter(Body):
@@ -39,7 +38,7 @@ class BatchBody(Body):
 
 class BatchesQuery(Body):
     after: str | None = None
-    limit: Limit = 20
+    limit: Annotated[int, Field(ge=1, le=100)] = 20
 
 
 class FilesQuery(Body):

@@ -165,8 +165,8 @@ class BatchRunner(Feature):
             self._refused.append(line)
         except asyncio.CancelledError:
             self._refused.append(line)
-        except Exception:  # contained: its lease lapses, and it runs again
-            log.exception("batch_line_failed", batch=batch.batch_id, line=line.number)
+        except Exception as error:  # contained: its lease lapses, and it runs again
+            log.error("batch_line_failed", batch=batch.batch_id, line=line.number, error=type(error).__name__)
         if all(other.batch_id != batch.batch_id for other, _ in self._running.values()):
             self._looked = 0.0  # it may have been the last one
         self._wake.set()

@@ -150,7 +150,7 @@ async def run_lines(
     from prolepsis.server.batches.run_line import NotNow, run_line
     from prolepsis.server.services import Models
 
-    models, places, failed = Models([services]), asyncio.Semaphore(services.admission.num_places), 0
+    models, lines, failed = Models([services]), iter(left), 0
 
     async def answered(line: BatchLine) -> LineResult:
         request = parse_line(requests.raw(line))
@@ -160,20 +160,17 @@ async def run_lines(
             except NotNow as later:
                 await asyncio.sleep(later.wait_s)
 
-    async def run_one(line: BatchLine) -> None:
+    async def work() -> None:
         nonlocal failed
-        try:
+        for line in lines:
             result = await answered(line)
-        finally:
-            places.release()
-        out.write(f"{result.text}\n".encode())
-        out.flush()
-        os.fsync(out.fileno())
-        failed += result.state == "failed"
-        ran()
+            out.write(f"{result.text}\n".encode())
+            out.flush()
+            os.fsync(out.fileno())
+            failed += result.state == "failed"
+            ran()
 
     async with asyncio.TaskGroup() as group:
-        for line in left:
-            await places.acquire()
-            group.create_task(run_one(line))
+        for _ in range(services.admission.num_places):
+            group.create_task(work())
     return failed

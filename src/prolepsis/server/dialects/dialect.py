@@ -122,7 +122,8 @@ def call(call_id: str, name: str, arguments: Schema) -> bodies.ToolCallBody:
 
 def arguments_of(written: str) -> Json:
     """Return the arguments of a call that the model made; those that were cut are closed where they were."""
-    return from_json(written.encode() or b"{}", partial_mode="on")
+    arguments: Json = from_json(written.encode() or b"{}", partial_mode="on")
+    return arguments
 
 
 def form_of(schema: Schema) -> bodies.ResponseFormat:
