@@ -191,9 +191,7 @@ def _batch_routes(context: Context, runner: BatchRunner, models: Models) -> Sequ
             _not_found(f"No such File object: {body.input_file_id[:64]}", "input_file_id")
         await _check_model(runner, body.input_file_id, caller, models)
         if await asyncio.to_thread(table.num_running, caller.tenant) >= MOST_RUNNING:
-            message = (
-                f"{MOST_RUNNING} batches of this tenant have not ended; allowed: to wait for one, or to cancel it."
-            )
+            message = f"{MOST_RUNNING} batches of this tenant have not ended; allowed: to wait for one or cancel one."
             raise RequestRefused(message, code="too_many_batches", status=429, headers={"retry-after": "60"})
         batch = _new_batch(body, caller)
         await asyncio.to_thread(table.add, batch)
@@ -202,9 +200,7 @@ def _batch_routes(context: Context, runner: BatchRunner, models: Models) -> Sequ
         return shown_batch(batch, {})
 
     @routes.get("/v1/batches", roles=CLIENTS, summary="List batches, the newest first")
-    async def listed(
-        caller: SignedIn, query: Annotated[BatchesQuery, read_query(BatchesQuery)]
-    ) -> PageReply[BatchReply]:
+    async def listed(caller: SignedIn, query: _BatchesQuery) -> PageReply[BatchReply]:
         if query.after:
             await found(caller.tenant, query.after, "after")
         rows = await asyncio.to_thread(table.newest, caller.tenant, after=query.after, most=query.limit + 1)
