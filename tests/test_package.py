@@ -19,8 +19,8 @@ from tests.paths import ROOT
 
 BESIDES = {"vllm"}
 """Imported and no extra: vLLM's requirements contradict ours, so people install it by hand (docs/how-to/vllm.md)."""
-DRIVERS = {"psycopg"}
-"""Imported by SQLAlchemy, which finds it by the URL of the database."""
+DRIVERS = {"psycopg", "python-multipart"}
+"""Imported by SQLAlchemy, which finds it by the URL of the database, and by Starlette, to read forms."""
 PUBLIC = {
     "Draft",
     "EngineClient",

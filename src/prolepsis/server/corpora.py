@@ -76,13 +76,15 @@ class Corpora(Feature):
 
     async def check(self, file: TenantFile) -> None:
         """Tokenise a file that has arrived; raises `RequestRefused` if it is no text or there are too many tokens."""
-        if (file.num_bytes or 0) > MOST_BYTES:
+        if file.num_bytes > MOST_BYTES:
             raise too_large("body", f"{MOST_BYTES} bytes of a corpus")
         async with self._turn:
             owner, given = owner_of(file), await self._tokenised(file)
             others = {owner: 0}
             for other in await self.all():
                 name = owner_of(other)
+                if other.file_id == file.file_id:
+                    continue
                 others[name] = others.get(name, 0) + _number(await self._tokenised(other))
             self._ids[file.file_id] = given
         for held, most, setting in (
@@ -101,7 +103,7 @@ class Corpora(Feature):
     def shown(self, file: TenantFile) -> CorpusReply:
         ids, created, expires = self._ids.get(file.file_id), int(file.created_at), int(file.expires_at)
         tokens = None if ids is None else _number(ids)
-        return CorpusReply(file.file_id, owner_of(file), file.filename, file.num_bytes or 0, tokens, created, expires)
+        return CorpusReply(file.file_id, owner_of(file), file.filename, file.num_bytes, tokens, created, expires)
 
     async def _send(self) -> None:
         there: dict[str, list[TenantFile]] = {}

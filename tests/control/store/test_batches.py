@@ -1,10 +1,11 @@
 """Batches in the store: each line leased by one server, settled once, and what ends a batch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from threading import Barrier
 
+import pytest
 from sqlalchemy import Connection
 
 from prolepsis.control.store.batches import LEASE_S, BatchLine, BatchTable, LineResult, StoredBatch, forget_tenant
@@ -147,7 +148,8 @@ def test_a_batch_ends_once_with_its_files(connect: Connect) -> None:
 
 
 def test_what_did_not_run_is_written_off(connect: Connect) -> None:
-    table, other = BatchTable(connect()), BatchTable(connect())
+    clock = Clock()
+    table, other = (BatchTable(connect(), now=clock) for _ in range(2))
     begun(table, 1200)
     [held] = table.claim("batch_a", 1)
     seen = list[str]()
@@ -193,33 +195,36 @@ def test_ended_batches_and_files_are_forgotten(database: Database) -> None:
     begun(table, 1)
     table.settle([(line, DONE) for line in table.claim("batch_a", 1)])
     table.add(batch("batch_b"))
-    table.finish("batch_a", "completed", "in_progress", -1.0)
+    for name in ("file-in", "file-old"):
+        files.put(replace(file(name), expires_at=20.0), [b"abc"])
+    table.finish("batch_a", "completed", "in_progress", 100.0)
     table.forget(before=20.0)
+    assert files.bytes_of("file-in", 0, 3) == b"abc"  # a batch that runs needs it
+    assert files.bytes_of("file-old", 0, 3) == b""
     assert len(table.newest("acme", after=None, most=9)) == 2  # one runs, one has a file
-    [due] = files.due()
-    assert files.get("acme", due.file_id) is None
-    files.remove(due)
+    [output] = files.newest("acme", purpose="batch_output", after=None, most=9)
+    files.remove(output)
     table.forget(before=5.0)
     assert len(table.newest("acme", after=None, most=9)) == 2
     table.forget(before=20.0)
     assert [one.batch_id for one in table.newest("acme", after=None, most=9)] == ["batch_b"]
 
 
-def test_an_upload_that_broke_off_is_forgotten(database: Database) -> None:
+def test_an_upload_that_breaks_off_leaves_nothing(database: Database) -> None:
+    def parts() -> Iterator[bytes]:
+        yield b"abc"
+        raise TimeoutError
+
     files = FileTable(database)
-    upload = replace(file("file-a"), num_bytes=None)
-    files.put(upload)
-    files.put_part("file-a", 0, b"abc")
+    with pytest.raises(TimeoutError):
+        files.put(file("file-a"), parts())
     assert files.newest("acme", purpose=None, after=None, most=9, ascending=True) == []
-    assert files.due() == [upload]
-    files.remove(upload)
     assert files.bytes_of("file-a", 0, 3) == b""
 
 
 def test_a_piece_of_a_file_may_lie_in_several_parts(database: Database) -> None:
     files, parts = FileTable(database), [bytes([i]) * PART_BYTES for i in range(2)] + [b"end"]
-    for number, part in enumerate(parts):
-        files.put_part("file-a", number, part)
+    files.put(file("file-a"), parts)
     whole = b"".join(parts)
     for start, length in ((0, 1), (PART_BYTES - 2, 4), (PART_BYTES, PART_BYTES), (5, 2 * PART_BYTES), (9, 9 * 2**20)):
         assert files.bytes_of("file-a", start, length) == whole[start : start + length]
@@ -231,9 +236,8 @@ def test_a_tenant_is_forgotten_with_all_it_has(database: Database) -> None:
     begun(table, 2)
     [line, _] = table.claim("batch_a", 2)
     table.add(batch("batch_b", "other"))
-    files.put_part("file-a", 0, b"abc")
-    files.put(file("file-a"))
-    files.put(file("file-b", "other"))
+    files.put(file("file-a"), [b"abc"])
+    files.put(file("file-b", "other"), [])
     forget_tenant(database, "acme")
     assert table.settle([(line, DONE)]) == []
     assert table.counts("batch_a")["request_counts"] == {"total": 0, "completed": 0, "failed": 0}

@@ -71,6 +71,14 @@ def test_lines_run_at_each_endpoint_that_generates(serve: Serve, endpoint: str, 
     assert done.usage.input_tokens > 0
 
 
+def test_what_a_line_asks_in_vain_is_named_beside_its_answer(serve: Serve) -> None:
+    client = serve().openai()
+    done = ended(client, made(client, jsonl(chat_line("a", verbosity="high"), chat_line("b"))))
+    named, other = results(client, done.output_file_id)
+    assert named["warning"] == '299 - "without effect: verbosity"'
+    assert "warning" not in other
+
+
 FAULTS = [
     ("{", "invalid_json_line", None),
     ("[]", "invalid_type", None),
@@ -230,10 +238,11 @@ def test_without_a_store_no_file_is_taken() -> None:
 @pytest.mark.parametrize(
     ("form", "what"),
     [
-        (b"", "ends before"),
+        (b"", "'file'"),
+        (b"--c\r\n", "Invalid multipart data"),
         (b'--b\r\nContent-Disposition: form-data; name="else"\r\n\r\nx\r\n--b--', "'else'"),
-        (b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nx\r\n' * 2 + b"--b--", "'purpose' again"),
-        (b"--b\r\nContent-Disposition: form-data\r\n\r\nx\r\n--b--", "no name"),
+        (b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nx\r\n' * 2 + b"--b--", "'purpose' 2 times"),
+        (b"--b\r\nContent-Disposition: form-data\r\n\r\nx\r\n--b--", '"name" must be provided'),
         (b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n--b--', "'file'"),
     ],
 )

@@ -3,16 +3,17 @@
 import json
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 from uuid import uuid4
 
 from sqlalchemy import ColumnElement, Connection, RowMapping, Select, delete, func, insert, select, update
 
 from prolepsis.control.store.database import Database, database_time
-from prolepsis.control.store.tables import batch_lines, batches, file_parts, files
-from prolepsis.control.store.tenant_files import RUNNING, TenantFile, add_file, page_of
+from prolepsis.control.store.tables import batch_lines, batches, files
+from prolepsis.control.store.tenant_files import RUNNING, TenantFile, add_file, delete_files, page_of
 
 Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
 LEASE_S = 6.0
@@ -30,12 +31,14 @@ class StoredBatch:
     model: str
     """Empty until its file has been read."""
     input_file_id: str
-    document: Mapping[str, object]
+    document: Mapping[str, Any]
     """What else clients see of it."""
     status: Status
     created_at: float
     expires_at: float
     """Unix time after which lines that did not run are given up."""
+    leased_until: float = 0.0
+    """A server reads its file until then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,9 +77,8 @@ class BatchTable:
         self._now = now
 
     def add(self, batch: StoredBatch) -> None:
-        values = {**_columns(batch), "leased_until": 0.0}
         with self._database.write() as connection:
-            connection.execute(insert(batches).values(values))
+            connection.execute(insert(batches).values(_columns(batch)))
 
     def get(self, tenant: str, batch_id: str) -> StoredBatch | None:
         found = self._rows(select(batches).where(batches.c.batch_id == batch_id, batches.c.tenant == tenant))
@@ -99,14 +101,15 @@ class BatchTable:
         with self._database.read() as connection:
             return [_batch(row) for row in connection.execute(query).mappings()]
 
-    def change(self, batch_id: str, status: Status, expected: Sequence[Status], **document: object) -> bool:
-        """Move a batch on if it is in one of the expected states; returns whether it was."""
+    def change(
+        self, batch_id: str, status: Status, expected: Sequence[Status], *, model: str = "", **document: object
+    ) -> bool:
+        """Move a batch on, and note when, if it is in one of the expected states; returns whether it was."""
         with self._database.write() as connection:
-            held = _held(connection, batch_id)
-            if held is None or held.status not in expected:
-                return False
-            _update(connection, held, status, document)
-        return True
+            held = _held(connection, batch_id, expected)
+            if held is not None:
+                _update(connection, replace(held, model=model or held.model), status, document)
+        return held is not None
 
     def take_reading(self, batch_id: str) -> bool:
         """Return whether the caller reads the batch's file now, for `LEASE_S`; lines of an earlier attempt are gone."""
@@ -131,10 +134,7 @@ class BatchTable:
 
     def begin(self, batch_id: str, model: str) -> None:
         """Let the lines of a batch run whose file has been read."""
-        with self._database.write() as connection:
-            held = _held(connection, batch_id)
-            if held is not None and held.status == "validating":
-                _update(connection, replace(held, model=model), "in_progress", {"in_progress_at": _seconds()})
+        self.change(batch_id, "in_progress", ["validating"], model=model)
 
     def claim(self, batch_id: str, most: int) -> list[BatchLine]:
         """Lease the next lines that nobody runs, in the order of their prefixes; replicas get different ones."""
@@ -153,25 +153,22 @@ class BatchTable:
 
     def renew(self, lines: Sequence[BatchLine], *, for_s: float = LEASE_S) -> None:
         """Hold the leases on lines for longer; for 0 seconds: give them back."""
-        of = batch_lines.c
         if not lines:
             return
         with self._database.write() as connection:
             until = self._now(connection) + for_s
-            for line in sorted(lines, key=lambda one: (one.batch_id, one.number)):  # in one order for all replicas
-                held = (of.batch_id == line.batch_id) & (of.number == line.number) & (of.lease == line.lease)
-                connection.execute(update(batch_lines).where(held, of.state == "open").values(leased_until=until))
+            for line in sorted(lines, key=_place):
+                connection.execute(update(batch_lines).where(_leased(line)).values(leased_until=until))
 
     def settle(self, results: Sequence[tuple[BatchLine, LineResult]]) -> list[str]:
         """Keep the results of lines whose lease still holds; they are on disk when this returns, each line's once.
 
         Returns the states of those that were kept.
         """
-        of, kept = batch_lines.c, list[str]()
+        kept = list[str]()
         with self._database.write() as connection:
-            for line, result in sorted(results, key=lambda one: (one[0].batch_id, one[0].number)):
-                is_open = (of.batch_id == line.batch_id) & (of.number == line.number) & (of.state == "open")
-                settle = update(batch_lines).where(is_open, of.lease == line.lease).values(result.row)
+            for line, result in sorted(results, key=lambda one: _place(one[0])):
+                settle = update(batch_lines).where(_leased(line)).values(result.row)
                 kept += [result.state] * connection.execute(settle).rowcount
         return kept
 
@@ -204,10 +201,10 @@ class BatchTable:
             if connection.execute(is_open).first() is not None:
                 return False
         with self._database.write() as connection:
-            held = _held(connection, batch_id)
-            if held is None or held.status != expected or connection.execute(is_open).first() is not None:
+            held = _held(connection, batch_id, [expected])
+            if held is None or connection.execute(is_open).first() is not None:
                 return False
-            after = {"finalizing_at": _seconds(), f"{status}_at": _seconds(), **_counts(connection, batch_id)}
+            after = {"finalizing_at": int(time.time()), **_counts(connection, batch_id)}
             for name, state in (("output_file_id", "completed"), ("error_file_id", "failed")):
                 size = select(func.sum(of.result_bytes)).where(of.batch_id == batch_id, of.state == state)
                 if num_bytes := connection.scalar(size):
@@ -218,19 +215,19 @@ class BatchTable:
         return True
 
     def forget(self, before: float) -> None:
-        """Delete ended batches made before a Unix time that have no file left."""
+        """Delete expired files that no batch needs, and ended batches made before a Unix time that have none left."""
         of = batches.c
+        in_use = select(of.input_file_id).where(of.status.in_(RUNNING))
         has_file = select(files.c.file_id).where(files.c.batch_id == of.batch_id).exists()
         with self._database.write() as connection:
+            delete_files(connection, (files.c.expires_at <= time.time()) & files.c.file_id.not_in(in_use))
             _delete(connection, (of.created_at < before) & of.status.not_in(RUNNING) & ~has_file)
 
 
 def forget_tenant(database: Database, tenant: str) -> None:
     """Delete all files and batches of a tenant, those that run too; raises `StoreUnavailable`."""
     with database.write() as connection:
-        of_tenant = select(files.c.file_id).where(files.c.tenant == tenant)
-        connection.execute(delete(file_parts).where(file_parts.c.file_id.in_(of_tenant)))
-        connection.execute(delete(files).where(files.c.tenant == tenant))
+        delete_files(connection, files.c.tenant == tenant)
         _delete(connection, batches.c.tenant == tenant)
 
 
@@ -240,15 +237,27 @@ def _delete(connection: Connection, which: ColumnElement[bool]) -> None:
     connection.execute(delete(batches).where(which))
 
 
-def _held(connection: Connection, batch_id: str) -> StoredBatch | None:
-    """Return a batch, locked until the transaction ends."""
-    query = select(batches).where(batches.c.batch_id == batch_id).with_for_update()
+def _place(line: BatchLine) -> tuple[str, int]:
+    """Return what sorts lines: all replicas lock them in one order."""
+    return line.batch_id, line.number
+
+
+def _leased(line: BatchLine) -> ColumnElement[bool]:
+    of = batch_lines.c
+    is_it = (of.batch_id == line.batch_id) & (of.number == line.number)
+    return is_it & (of.lease == line.lease) & (of.state == "open")
+
+
+def _held(connection: Connection, batch_id: str, expected: Sequence[Status]) -> StoredBatch | None:
+    """Return a batch in one of these states, locked until the transaction ends."""
+    query = select(batches).where(batches.c.batch_id == batch_id, batches.c.status.in_(expected)).with_for_update()
     row = connection.execute(query).first()
     return None if row is None else _batch(row._mapping)
 
 
 def _update(connection: Connection, held: StoredBatch, status: Status, document: Mapping[str, object]) -> None:
-    values = _columns(replace(held, status=status, document={**held.document, **document}))
+    document = {**held.document, f"{status}_at": int(time.time()), **document}
+    values = _columns(replace(held, status=status, document=document))
     connection.execute(update(batches).where(batches.c.batch_id == held.batch_id).values(values))
 
 
@@ -257,19 +266,20 @@ def _columns(batch: StoredBatch) -> dict[str, object]:
 
 
 def _batch(row: RowMapping) -> StoredBatch:
-    fields = {name: value for name, value in row.items() if name != "leased_until"}
-    return StoredBatch(**{**fields, "document": json.loads(row["document"])})
+    return StoredBatch(**{**row, "document": json.loads(row["document"])})
 
 
 def _counts(connection: Connection, batch_id: str) -> Mapping[str, object]:
     of = batch_lines.c
     sums = [func.sum(of[name]) for name in USAGE]
     query = select(of.state, func.count(), *sums).where(of.batch_id == batch_id).group_by(of.state)
-    rows = {row[0]: [int(value) for value in row[1:]] for row in connection.execute(query)}
-    completed, failed = (rows[state][0] if state in rows else 0 for state in ("completed", "failed"))
-    given, cached, answered, reasoned = (sum(row[i] for row in rows.values()) for i in range(1, 5))
+    lines, usage = Counter[str](), [0] * len(USAGE)
+    for state, number, *tokens in connection.execute(query):
+        lines[state] = number
+        usage = [total + int(value) for total, value in zip(usage, tokens, strict=True)]
+    given, cached, answered, reasoned = usage
     return {
-        "request_counts": {"total": sum(row[0] for row in rows.values()), "completed": completed, "failed": failed},
+        "request_counts": {"total": lines.total(), "completed": lines["completed"], "failed": lines["failed"]},
         "usage": {
             "input_tokens": given,
             "input_tokens_details": {"cached_tokens": cached},
@@ -282,19 +292,13 @@ def _counts(connection: Connection, batch_id: str) -> Mapping[str, object]:
 
 def _results(batch: StoredBatch, state: str, num_bytes: int, retention_s: float) -> TenantFile:
     kind, now = ("output" if state == "completed" else "error"), time.time()
-    kept_s = batch.document.get("output_expires_s") or retention_s
     return TenantFile(
-        file_id=f"file-{uuid4().hex[:24]}",
         tenant=batch.tenant,
         purpose="batch_output",
         filename=f"{batch.batch_id}_{kind}.jsonl",
         num_bytes=num_bytes,
         created_at=now,
-        expires_at=now + float(str(kept_s)),
+        expires_at=now + (batch.document.get("output_expires_s") or retention_s),
         batch_id=batch.batch_id,
         line_state=state,
     )
-
-
-def _seconds() -> int:
-    return int(time.time())

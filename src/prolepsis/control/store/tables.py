@@ -279,9 +279,7 @@ files = Table(
     Column("line_state", String(16)),
     Index("ix_files_tenant", "tenant"),
 )
-"""Files of tenants. `num_bytes` is null until a file has arrived.
-
-With a `batch_id` the content is the results of those lines of that batch that are in `line_state`."""
+"""Files of tenants. With a `batch_id` the content is the results of that batch's lines that are in `line_state`."""
 
 file_parts = Table(
     "file_parts",

@@ -1,10 +1,12 @@
 """Files that tenants keep in the store: uploaded ones in parts, and those whose content is a batch's results."""
 
 import time
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from uuid import uuid4
 
-from sqlalchemy import ColumnElement, Connection, LargeBinary, Row, Select, Table, delete, func, insert, select, tuple_
+import sqlalchemy as sa
+from sqlalchemy import ColumnElement, Connection, Row, Select, Table, delete, insert, select, tuple_
 
 from prolepsis.control.store.database import Database
 from prolepsis.control.store.tables import batch_lines, batches, file_parts, files
@@ -13,19 +15,17 @@ PART_BYTES = 2**20
 RUNNING = ("validating", "in_progress", "cancelling")
 """States of batches that have not ended, and need their file; `finalizing` lasts for a transaction."""
 _LINES_OF_PAGE = 200
-_UPLOAD_S = 3600.0
-"""An upload that has not ended after so long never will."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TenantFile:
     """One row of `files`."""
 
-    file_id: str
+    file_id: str = field(default_factory=lambda: f"file-{uuid4().hex[:24]}")
     tenant: str
     purpose: str
     filename: str
-    num_bytes: int | None
+    num_bytes: int
     created_at: float
     expires_at: float
     batch_id: str | None = None
@@ -38,18 +38,15 @@ class FileTable:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def put(self, file: TenantFile) -> None:
-        """Keep a file, in place of an earlier row of it."""
+    def put(self, file: TenantFile, parts: Iterable[bytes]) -> None:
+        """Keep a file; each part but the last has `PART_BYTES`."""
         with self._database.write() as connection:
-            connection.execute(delete(files).where(files.c.file_id == file.file_id))
             add_file(connection, file)
-
-    def put_part(self, file_id: str, number: int, content: bytes) -> None:
-        with self._database.write() as connection:
-            connection.execute(insert(file_parts).values(file_id=file_id, number=number, content=content))
+            for number, content in enumerate(parts):
+                connection.execute(insert(file_parts).values(file_id=file.file_id, number=number, content=content))
 
     def get(self, tenant: str, file_id: str) -> TenantFile | None:
-        """Return a file that has arrived and has not expired."""
+        """Return a file that has not expired."""
         found = self._rows(_there(tenant).where(files.c.file_id == file_id))
         return found[0] if found else None
 
@@ -68,13 +65,7 @@ class FileTable:
 
     def held_bytes(self, tenant: str) -> int:
         """Return the size of all files of a tenant."""
-        return sum(file.num_bytes or 0 for file in self._rows(_there(tenant)))
-
-    def due(self) -> list[TenantFile]:
-        """Return the files that have expired, and those whose upload has broken off."""
-        of, now = files.c, time.time()
-        is_broken = of.num_bytes.is_(None) & (of.created_at < now - _UPLOAD_S)
-        return self._rows(select(files).where((of.expires_at <= now) | is_broken))
+        return sum(file.num_bytes for file in self._rows(_there(tenant)))
 
     def _rows(self, query: Select[*tuple[object, ...]]) -> list[TenantFile]:
         with self._database.read() as connection:
@@ -90,22 +81,17 @@ class FileTable:
 
     def bytes_of(self, file_id: str, start: int, length: int) -> bytes:
         """Return a piece of an uploaded file."""
-        of, pieces = file_parts.c, list[bytes]()
+        of, (first, at) = file_parts.c, divmod(start, PART_BYTES)
+        begin = sa.case((of.number == first, at + 1), else_=1)
+        query = select(sa.func.substr(of.content, begin, length, type_=sa.LargeBinary)).order_by(of.number)
+        query = query.where(of.file_id == file_id, of.number.between(first, (start + length - 1) // PART_BYTES))
         with self._database.read() as connection:
-            while length > 0:
-                number, at = divmod(start, PART_BYTES)
-                piece = func.substr(of.content, at + 1, min(length, PART_BYTES - at), type_=LargeBinary)
-                found = connection.scalar(select(piece).where(of.file_id == file_id, of.number == number))
-                pieces.append(found or b"")
-                start, length = start + len(pieces[-1]), length - len(pieces[-1])
-                if not found:
-                    break
-        return b"".join(pieces)
+            return b"".join(connection.scalars(query))[:length]
 
     def pages(self, file: TenantFile) -> Iterator[bytes]:
         """Yield the content in pieces of bounded size; each one waits for the database."""
         if file.batch_id is None:
-            for start in range(0, file.num_bytes or 0, PART_BYTES):
+            for start in range(0, file.num_bytes, PART_BYTES):
                 yield self.bytes_of(file.file_id, start, PART_BYTES)
             return
         of, rows = batch_lines.c, list[Row[tuple[int, str]]]()
@@ -121,15 +107,20 @@ class FileTable:
     def remove(self, file: TenantFile) -> None:
         """Delete a file with its content."""
         with self._database.write() as connection:
-            connection.execute(delete(file_parts).where(file_parts.c.file_id == file.file_id))
-            connection.execute(delete(files).where(files.c.file_id == file.file_id))
-            if file.batch_id is not None:
-                is_of_batch = batch_lines.c.batch_id == file.batch_id
-                connection.execute(delete(batch_lines).where(is_of_batch, batch_lines.c.state == file.line_state))
+            delete_files(connection, files.c.file_id == file.file_id)
 
 
 def add_file(connection: Connection, file: TenantFile) -> None:
     connection.execute(insert(files).values(asdict(file)))
+
+
+def delete_files(connection: Connection, which: ColumnElement[bool]) -> None:
+    """Delete files with their content."""
+    ids = select(files.c.file_id).where(which)
+    results = select(files.c.batch_id, files.c.line_state).where(which, files.c.batch_id.is_not(None))
+    connection.execute(delete(file_parts).where(file_parts.c.file_id.in_(ids)))
+    connection.execute(delete(batch_lines).where(tuple_(batch_lines.c.batch_id, batch_lines.c.state).in_(results)))
+    connection.execute(delete(files).where(which))
 
 
 def page_of(
@@ -150,7 +141,6 @@ def page_of(
 
 
 def _there(tenant: str | None) -> Select[*tuple[object, ...]]:
-    """Return the query of the files of a tenant, or of all, that are whole and have not expired."""
-    of = files.c
-    query = select(files).where(of.num_bytes.is_not(None), of.expires_at > time.time())
-    return query if tenant is None else query.where(of.tenant == tenant)
+    """Return the query of the files of a tenant, or of all, that have not expired."""
+    query = select(files).where(files.c.expires_at > time.time())
+    return query if tenant is None else query.where(files.c.tenant == tenant)

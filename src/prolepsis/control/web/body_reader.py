@@ -3,11 +3,12 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any, TypeVar, get_args, get_origin
+from typing import Any, Literal, TypeVar, get_args, get_origin
 
 from fastapi import Depends
 from jiter import from_json
 from pydantic import ValidationError
+from starlette.datastructures import ImmutableMultiDict
 from starlette.requests import Request
 
 from prolepsis.control.web.caller import caller_of
@@ -41,7 +42,9 @@ class BodyReader(Reader):
         self.openapi = {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
     async def __call__(self, request: Request) -> Body:
-        intake: Intake = request.app.state.intake
+        return await self.read(request, request.app.state.intake)
+
+    async def read(self, request: Request, intake: Intake) -> Body:
         tenant = caller_of(request).tenant
         async with intake.uploads.read(request, tenant) as raw:
             request.scope["state"][BODY_BYTES] = len(raw)
@@ -79,13 +82,7 @@ class QueryReader(Reader):
         self.openapi = {"parameters": fields}
 
     async def __call__(self, request: Request) -> Body:
-        query = dict(request.query_params)
-        given = [name for name, _ in request.query_params.multi_items()]
-        if len(given) > len(query):
-            name = next(name for name in query if given.count(name) > 1)
-            message = f"The query has '{name[:64]}' {given.count(name)} times; allowed: once."
-            raise RequestRefused(message, code="invalid_value", param=name[:64])
-        return parse_texts(query, self.kind)
+        return parse_texts(request.query_params, self.kind, "query")
 
 
 def read_body(kind: type[Body]) -> Any:
@@ -98,8 +95,13 @@ def read_query(kind: type[Body]) -> Any:
     return Depends(QueryReader(kind))
 
 
-def parse_texts(values: Mapping[str, str], kind: type[B]) -> B:
+def parse_texts(given: ImmutableMultiDict[str, Any], kind: type[B], what: Literal["query", "form"]) -> B:
     """Parse the values of a query or a form into `kind`; raises `RequestRefused`."""
+    values, names = dict(given), [name for name, _ in given.multi_items()]
+    if len(names) > len(values):
+        name = next(name for name in values if names.count(name) > 1)
+        message = f"The {what} has '{name[:64]}' {names.count(name)} times; allowed: once."
+        raise RequestRefused(message, code="invalid_value", param=name[:64])
     try:
         return kind.model_validate(values, strict=False)
     except ValidationError as error:

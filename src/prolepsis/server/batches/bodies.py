@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Annotated, Generic, Literal, TypeVar
 
+from fastapi import UploadFile
 from pydantic import Field
 
 from prolepsis.control.store.batches import Status as BatchStatus
@@ -13,7 +14,6 @@ from prolepsis.server.batches.lines import LineFault
 from prolepsis.server.openai.facts import GenerationRoute
 
 Seconds = Annotated[int, Field(ge=3600, le=2592000)]
-Limit = Annotated[int, Field(ge=1, le=100)]
 
 
 class ExpiresAfter(Body):
@@ -22,8 +22,9 @@ class ExpiresAfter(Body):
 
 
 class UploadForm(Body):
-    """The fields of a form besides its file."""
+    """The fields of a form."""
 
+    file: UploadFile
     purpose: Literal["batch", "corpus"]
     route: str | None = None
     """Of an operator's corpus: the route whose requests may draft from it. Our own field."""
@@ -41,7 +42,7 @@ class BatchBody(Body):
 
 class BatchesQuery(Body):
     after: str | None = None
-    limit: Limit = 20
+    limit: Annotated[int, Field(ge=1, le=100)] = 20
 
 
 class FilesQuery(Body):
@@ -79,7 +80,7 @@ class LineCounts(Reply):
     failed: int = 0
 
 
-class BatchReply(Reply):
+class BatchReply(Reply, extra="ignore"):
     id: str
     object: Literal["batch"] = "batch"
     endpoint: str
@@ -127,7 +128,7 @@ def page(found: list[Item], limit: int) -> PageReply[Item]:
 def shown_file(file: TenantFile) -> FileReply:
     return FileReply(
         id=file.file_id,
-        bytes=file.num_bytes or 0,
+        bytes=file.num_bytes,
         created_at=int(file.created_at),
         expires_at=int(file.expires_at),
         filename=file.filename,
@@ -137,10 +138,9 @@ def shown_file(file: TenantFile) -> FileReply:
 
 def shown_batch(batch: StoredBatch, counts: Mapping[str, object]) -> BatchReply:
     """Return a batch as clients see it; `counts`: of one that runs, as its lines stand now."""
-    shown = {name: value for name, value in batch.document.items() if name in BatchReply.model_fields}
     return BatchReply.model_validate(
         {
-            **shown,
+            **batch.document,
             **counts,
             "id": batch.batch_id,
             "model": batch.model or None,

@@ -64,7 +64,7 @@ class LineReader:
     def take(self, piece: bytes) -> list[BatchLine]:
         """Return the lines that end in a piece of the file."""
         *lines, self._rest = (self._rest + piece).split(b"\n")
-        found = [line for raw in lines for line in self._read(raw, 1)]
+        found = [line for raw in lines for line in self._read(raw)]
         if len(self._rest) > _MOST_LINE_BYTES:
             message = f"The line has more than {_MOST_LINE_BYTES} bytes; allowed: fewer."
             self.faults.append(LineFault("line_too_large", message, self._number + 1))
@@ -73,15 +73,15 @@ class LineReader:
 
     def end(self) -> list[BatchLine]:
         """Return the last line, if the file does not end with a line break."""
-        lines, self._rest = list(self._read(self._rest, 0)), b""
+        lines = list(self._read(self._rest))
         if not self.num_lines and not self.faults:
             self.faults.append(LineFault("empty_file", "The file has no lines; allowed: 1 to 50000."))
         return lines
 
-    def _read(self, raw: bytes, num_breaks: int) -> Iterator[BatchLine]:
+    def _read(self, raw: bytes) -> Iterator[BatchLine]:
         start = self._start
         self._number += 1
-        self._start += len(raw) + num_breaks
+        self._start += len(raw) + 1
         if not raw.strip() or self._is_over or len(self.faults) >= _MOST_FAULTS:
             return
         self.num_lines += 1
@@ -91,12 +91,11 @@ class LineReader:
         except RequestRefused as error:
             self.faults.append(LineFault(error.code, str(error), self._number, error.param))
             return
-        prefix = prefix_of(line.body)
         yield BatchLine(
             batch_id=self._batch_id,
             number=self._number,
             custom_id=line.custom_id,
-            prefix=prefix,
+            prefix=prefix_of(line.body),
             start=start,
             length=len(raw),
         )

@@ -1,16 +1,17 @@
 """/v1/files and /v1/batches, as OpenAI's client uses them."""
 
 import asyncio
+import math
 import time
-from collections.abc import Sequence
-from contextlib import aclosing
-from dataclasses import replace
+from collections.abc import AsyncGenerator, Sequence
 from functools import partial
 from typing import Annotated, NoReturn
 from uuid import uuid4
 
 from fastapi import Depends, Request
 from fastapi.responses import Response, StreamingResponse
+from starlette.datastructures import FormData
+from starlette.formparsers import MultiPartException, MultiPartParser
 
 from prolepsis.control.store.batches import StoredBatch
 from prolepsis.control.store.tenant_files import PART_BYTES, RUNNING, TenantFile
@@ -35,7 +36,6 @@ from prolepsis.server.batches.bodies import (
     shown_file,
 )
 from prolepsis.server.batches.lines import MOST_BYTES, parse_line
-from prolepsis.server.batches.multipart import PartHead, boundary_of, read_parts
 from prolepsis.server.batches.runner import WINDOW_S, BatchRunner
 from prolepsis.server.corpora import PURPOSE, Corpora, is_corpus, purpose_of
 from prolepsis.server.services import Models
@@ -46,20 +46,15 @@ _FilesQuery = Annotated[FilesQuery, read_query(FilesQuery)]
 _BatchesQuery = Annotated[BatchesQuery, read_query(BatchesQuery)]
 _FORM_BYTES = 2**16
 """Room of a form besides its file."""
-_MOST_FIELD_BYTES = 512
-_MOST_FIELDS = 8
 
 
 class UploadReader(Reader):
-    """Reads a form with a file into the store, piece by piece; the file appears when it is whole."""
+    """Reads a form with a file into a temporary file, and the whole of it into the store."""
 
     most_bytes = MOST_BYTES + _FORM_BYTES
 
     def __init__(self, context: Context, runner: BatchRunner, models: Models) -> None:
-        form = UploadForm.model_json_schema()
-        file = {"file": {"type": "string", "format": "binary"}}
-        form = {"type": "object", "properties": {**file, **form["properties"]}, "required": ["file", "purpose"]}
-        content = {"multipart/form-data": {"schema": form}}
+        content = {"multipart/form-data": {"schema": UploadForm.model_json_schema()}}
         self.openapi = {"requestBody": {"required": True, "content": content}}
         self._is_kept = context.database.is_kept
         self._most_of_tenant = context.config.batch_file_bytes
@@ -72,77 +67,79 @@ class UploadReader(Reader):
         if not self._is_kept:
             message = "Files are kept in the store, and this server has none (store is none)."
             raise RequestRefused(message, code="no_store", status=409)
-        caller, now, files = caller_of(request), time.time(), self._files
+        caller = caller_of(request)
         self._models.of(None, caller).admission.admit_small(request)
-        room = min(MOST_BYTES, self._most_of_tenant - await asyncio.to_thread(files.held_bytes, caller.tenant))
-        file = TenantFile(
-            file_id=f"file-{uuid4().hex[:24]}",
-            tenant=caller.tenant,
-            purpose="batch",
-            filename="",
-            num_bytes=None,
-            created_at=now,
-            expires_at=now + self._retention_s,
-        )
-        await asyncio.to_thread(files.put, file)
+        held = await asyncio.to_thread(self._files.held_bytes, caller.tenant)
+        room = max(0, min(MOST_BYTES, self._most_of_tenant - held))
+        form = await _read_form(request, room)
         try:
-            file = await self._read(request, file, room)
-            corpora = _corpora(file, caller, self._models)
-            for one in corpora:
-                await one.check(file)
-            await asyncio.to_thread(files.put, file)
-        except BaseException:
-            await asyncio.shield(asyncio.to_thread(files.remove, file))
-            raise
-        if corpora:
-            self._emit(_event(caller, "corpus.added", file.file_id))
-        for one in corpora:
-            await one.tick()
+            file = await asyncio.to_thread(self._keep, parse_texts(form, UploadForm, "form"), caller, room)
+        finally:
+            await form.close()
+        if is_corpus(file):
+            await self._add_corpus(file, caller)
         return file
 
-    async def _read(self, request: Request, file: TenantFile, room: int) -> TenantFile:
-        fields, name, size, number, part = dict[str, bytes](), "", 0, 0, bytearray()
-        has_file = False
-        boundary = boundary_of(request.headers.get("content-type", ""))
-        async with aclosing(read_parts(request.stream(), boundary)) as pieces:
-            async for piece in pieces:
-                if isinstance(piece, PartHead):
-                    name = piece.name
-                    if name in fields or (name == "file" and has_file) or len(fields) > _MOST_FIELDS:
-                        message = (
-                            f"The form has {name[:64]!r} again, or more than {_MOST_FIELDS} fields; allowed: each once."
-                        )
-                        raise RequestRefused(message, code="invalid_form", param=name[:64])
-                    if name == "file":
-                        file, has_file = replace(file, filename=piece.filename or ""), True
-                    else:
-                        fields[name] = b""
-                elif name != "file":
-                    fields[name] = (fields[name] + piece)[:_MOST_FIELD_BYTES]
-                else:
-                    size += len(piece)
-                    if size > room:
-                        raise too_large("body", f"{max(0, room)} bytes of a file, with the tenant's other files")
-                    part += piece
-                    while len(part) >= PART_BYTES:
-                        whole = bytes(part[:PART_BYTES])
-                        await asyncio.to_thread(self._files.put_part, file.file_id, number, whole)
-                        del part[:PART_BYTES]
-                        number += 1
-        if part:
-            await asyncio.to_thread(self._files.put_part, file.file_id, number, bytes(part))
-        form = parse_texts({name: value.decode(errors="replace") for name, value in fields.items()}, UploadForm)
-        if not has_file:
-            message = "Missing required parameter: 'file'."
-            raise RequestRefused(message, code="missing_required_parameter", param="file")
-        expires_at = min(file.expires_at, file.created_at + (form.seconds or self._retention_s))
-        purpose = purpose_of(form.route, caller_of(request)) if form.purpose == PURPOSE else form.purpose
-        return replace(file, num_bytes=size, expires_at=expires_at, purpose=purpose)
+    async def _add_corpus(self, file: TenantFile, caller: Caller) -> None:
+        """Let each model that the caller may use draft from a file; one that cannot be used is removed again."""
+        corpora = _corpora(file, caller, self._models)
+        try:
+            for one in corpora:
+                await one.check(file)
+        except BaseException:
+            await asyncio.shield(asyncio.to_thread(self._files.remove, file))
+            raise
+        self._emit(_event(caller, "corpus.added", file.file_id))
+        for one in corpora:
+            await one.tick()
+
+    def _keep(self, form: UploadForm, caller: Caller, room: int) -> TenantFile:
+        now, size = time.time(), form.file.size or 0
+        if size > room:
+            raise _file_too_large(room)
+        file = TenantFile(
+            tenant=caller.tenant,
+            purpose=purpose_of(form.route, caller) if form.purpose == PURPOSE else form.purpose,
+            filename=form.file.filename or "",
+            num_bytes=size,
+            created_at=now,
+            expires_at=now + min(self._retention_s, form.seconds or math.inf),
+        )
+        self._files.put(file, iter(partial(form.file.file.read, PART_BYTES), b""))
+        return file
 
 
 def _corpora(file: TenantFile, caller: Caller, models: Models) -> set[Corpora]:
     """Return the corpora that a file belongs to: those of each model that the caller may use; none for other files."""
     return {services.corpora for services in models.allowed(caller).values()} if is_corpus(file) else set()
+
+
+async def _read_form(request: Request, room: int) -> FormData:
+    """Read a form with at most one file, which needs no memory; raises `RequestRefused`."""
+
+    async def chunks() -> AsyncGenerator[bytes, None]:
+        size = 0
+        async for chunk in request.stream():
+            size += len(chunk)
+            if size > room + _FORM_BYTES:
+                raise _file_too_large(room)
+            yield chunk
+
+    kind = request.headers.get("content-type", "")
+    if not kind.lower().startswith("multipart/form-data"):
+        raise _invalid_form(f"Content-Type is {kind[:128]!r}; allowed: multipart/form-data with a boundary")
+    try:
+        return await MultiPartParser(request.headers, chunks(), max_files=1, max_fields=8, max_part_size=512).parse()
+    except MultiPartException as error:
+        raise _invalid_form(error.message) from None
+
+
+def _file_too_large(room: int) -> RequestRefused:
+    return too_large("body", f"{room} bytes of a file, with the tenant's other files")
+
+
+def _invalid_form(message: str) -> RequestRefused:
+    return RequestRefused(message, code="invalid_form")
 
 
 def batch_routes(context: Context, runner: BatchRunner, models: Models) -> Sequence[Route]:
@@ -166,8 +163,14 @@ def _file_routes(context: Context, runner: BatchRunner, models: Models) -> Seque
     async def listed(caller: SignedIn, query: _FilesQuery) -> PageReply[FileReply]:
         if query.after:
             await found(caller.tenant, query.after, "after")
-        more = partial(files.newest, caller.tenant, purpose=query.purpose, after=query.after, most=query.limit + 1)
-        rows = await asyncio.to_thread(more, ascending=query.order == "asc")
+        rows = await asyncio.to_thread(
+            files.newest,
+            caller.tenant,
+            purpose=query.purpose,
+            after=query.after,
+            most=query.limit + 1,
+            ascending=query.order == "asc",
+        )
         return page([shown_file(row) for row in rows], query.limit)
 
     @routes.get("/v1/files/{file_id}", roles=CLIENTS, summary="Show a file")
@@ -213,9 +216,7 @@ def _batch_routes(context: Context, runner: BatchRunner, models: Models) -> Sequ
             _not_found(f"No such File object: {body.input_file_id[:64]}", "input_file_id")
         await _check_model(runner, body.input_file_id, caller, models)
         if await asyncio.to_thread(table.num_running, caller.tenant) >= MOST_RUNNING:
-            message = (
-                f"{MOST_RUNNING} batches of this tenant have not ended; allowed: to wait for one, or to cancel it."
-            )
+            message = f"{MOST_RUNNING} batches of this tenant have not ended; allowed: to wait for one or cancel one."
             raise RequestRefused(message, code="too_many_batches", status=429, headers={"retry-after": "60"})
         batch = _new_batch(body, caller)
         await asyncio.to_thread(table.add, batch)
@@ -224,12 +225,10 @@ def _batch_routes(context: Context, runner: BatchRunner, models: Models) -> Sequ
         return shown_batch(batch, {})
 
     @routes.get("/v1/batches", roles=CLIENTS, summary="List batches, the newest first")
-    async def listed(
-        caller: SignedIn, query: Annotated[BatchesQuery, read_query(BatchesQuery)]
-    ) -> PageReply[BatchReply]:
+    async def listed(caller: SignedIn, query: _BatchesQuery) -> PageReply[BatchReply]:
         if query.after:
             await found(caller.tenant, query.after, "after")
-        rows = await asyncio.to_thread(partial(table.newest, caller.tenant, after=query.after, most=query.limit + 1))
+        rows = await asyncio.to_thread(table.newest, caller.tenant, after=query.after, most=query.limit + 1)
         return page([await reply(row) for row in rows], query.limit)
 
     @routes.get("/v1/batches/{batch_id}", roles=CLIENTS, summary="Show a batch")
@@ -239,8 +238,7 @@ def _batch_routes(context: Context, runner: BatchRunner, models: Models) -> Sequ
     @routes.post("/v1/batches/{batch_id}/cancel", roles=CLIENTS, summary="Cancel a batch", errors=(409,))
     async def cancel(caller: SignedIn, batch_id: str) -> BatchReply:
         batch = await found(caller.tenant, batch_id)
-        stop = partial(table.change, batch_id, "cancelling", ["validating", "in_progress"])
-        if await asyncio.to_thread(partial(stop, cancelling_at=int(time.time()))):
+        if await asyncio.to_thread(table.change, batch_id, "cancelling", ["validating", "in_progress"]):
             context.emit(_event(caller, "batch.cancelled", batch_id))
             runner.look()
         elif batch.status not in ("cancelling", "cancelled"):

@@ -12,7 +12,6 @@ import structlog
 from prolepsis.control.store.batches import LEASE_S, BatchLine, BatchTable, LineResult, Status, StoredBatch
 from prolepsis.control.store.replicas import PeriodicWork
 from prolepsis.control.store.tenant_files import PART_BYTES, FileTable
-from prolepsis.control.web.caller import Caller
 from prolepsis.control.web.context import Context
 from prolepsis.control.web.errors import RequestRefused
 from prolepsis.control.web.feature import Feature, contained_tick
@@ -21,8 +20,8 @@ from prolepsis.core.config import DAY_S
 from prolepsis.core.errors import StoreUnavailable
 from prolepsis.core.telemetry.declare import counter, gauge
 from prolepsis.server.auth.keys import Keys
-from prolepsis.server.batches.lines import LineFault, LineReader, parse_line
-from prolepsis.server.batches.run_line import NotNow, background, not_run, run_line
+from prolepsis.server.batches.lines import LineReader, parse_line
+from prolepsis.server.batches.run_line import NotNow, not_run, run_line
 from prolepsis.server.services import Models
 
 WINDOW_S = DAY_S
@@ -81,29 +80,24 @@ class BatchRunner(Feature):
     async def tick(self) -> None:
         """Do what is due. Without the store, whose writer reports it, results wait here and no line starts."""
         with suppress(StoreUnavailable):
-            await self._do_due()
-
-    async def _do_due(self) -> None:
-        """Keep results, renew leases, begin and end batches, start lines."""
-        await self._settle()
-        now = time.monotonic()
-        if any(services.admission.draining for services in self._models.by_name.values()):
-            await self.close()
-            return
-        if now > self._renewed + LEASE_S / 3:
-            await asyncio.to_thread(self.table.renew, [line for _, line in self._running.values()])
-            self._renewed = now
-        if now > self._looked + _LOOK_S:
-            self._looked = now
-            await self._look(now)
-        if now > self._not_before:
-            await self._start()
-        self._in_flight.set(len(self._running))
+            await self._settle()
+            now = time.monotonic()
+            if any(services.admission.draining for services in self._models.by_name.values()):
+                await self.close()
+                return
+            if now > self._renewed + LEASE_S / 3:
+                await asyncio.to_thread(self.table.renew, [line for _, line in self._running.values()])
+                self._renewed = now
+            if now > self._looked + _LOOK_S:
+                self._looked = now
+                await self._look(now)
+            if now > self._not_before:
+                await self._start()
+            self._in_flight.set(len(self._running))
 
     async def close(self) -> None:
         """Stop all work here; another server may take the lines at once."""
         tasks = [*self._running, *([self._reading] if self._reading else [])]
-        self._refused += [line for _, line in self._running.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -133,7 +127,7 @@ class BatchRunner(Feature):
         if now > self._forgot + _HOUR_S:
             self._forgot = now
             if await asyncio.to_thread(self._periodic_work.take, "batches", _HOUR_S):
-                await asyncio.to_thread(self._forget)
+                await asyncio.to_thread(self.table.forget, before=time.time() - self.retention_s)
 
     async def _start(self) -> None:
         """Start lines while there is room, first those of tenants that have the fewest in flight."""
@@ -154,28 +148,24 @@ class BatchRunner(Feature):
 
     async def _result(self, batch: StoredBatch, line: BatchLine) -> LineResult:
         try:
-            caller = self._caller(batch)
+            caller = self._keys.caller_of_id(batch.key_id)
         except RequestRefused as error:  # its key was revoked or has expired
             return not_run(error.code, str(error), line.custom_id)
+        if caller.tenant != batch.tenant:
+            return not_run("invalid_api_key", "The batch's key is another tenant's now.", line.custom_id)
         raw = await asyncio.to_thread(self.files.bytes_of, batch.input_file_id, line.start, line.length)
         return await run_line(parse_line(raw), caller, self._models)
 
-    def _caller(self, batch: StoredBatch) -> Caller:
-        """Return the caller whose batch it is; raises `RequestRefused` where its key no longer counts."""
-        caller = self._keys.caller_of_id(batch.key_id)
-        if caller.tenant != batch.tenant:
-            raise RequestRefused("The batch's key is another tenant's now.", code="invalid_api_key", status=401)
-        return background(caller)
-
     def _ran(self, task: "asyncio.Task[LineResult]") -> None:
         batch, line = self._running.pop(task)
-        error = None if task.cancelled() else task.exception()
-        if not task.cancelled() and error is None:
+        try:
             self._ended.append((line, task.result()))
-        elif isinstance(error, NotNow):
-            self._not_before = time.monotonic() + error.wait_s
+        except NotNow as later:
+            self._not_before = time.monotonic() + later.wait_s
             self._refused.append(line)
-        elif error is not None:  # its lease lapses, and it runs again
+        except asyncio.CancelledError:
+            self._refused.append(line)
+        except Exception as error:  # contained: its lease lapses, and it runs again
             log.error("batch_line_failed", batch=batch.batch_id, line=line.number, error=type(error).__name__)
         if all(other.batch_id != batch.batch_id for other, _ in self._running.values()):
             self._looked = 0.0  # it may have been the last one
@@ -192,21 +182,19 @@ class BatchRunner(Feature):
             self.look()
 
     async def _keep_lines(self, batch: StoredBatch) -> None:
-        reader, start = LineReader(batch.batch_id, [str(batch.document["endpoint"])]), 0
+        batch_id, start = batch.batch_id, 0
+        reader = LineReader(batch_id, [batch.document["endpoint"]])
         large_work = next(iter(self._models.by_name.values())).intake.large_work
         while piece := await asyncio.to_thread(self.files.bytes_of, batch.input_file_id, start, PART_BYTES):
             lines = await large_work.off_loop(batch.tenant, partial(reader.take, piece))
-            await asyncio.to_thread(self.table.add_lines, batch.batch_id, lines)
+            await asyncio.to_thread(self.table.add_lines, batch_id, lines)
             start += PART_BYTES
-        await asyncio.to_thread(self.table.add_lines, batch.batch_id, reader.end())
+        await asyncio.to_thread(self.table.add_lines, batch_id, reader.end())
         if reader.faults:
-            await asyncio.to_thread(self._fail, batch, reader.faults)
+            errors = {"object": "list", "data": [asdict(fault) for fault in reader.faults]}
+            await asyncio.to_thread(self.table.change, batch_id, "failed", ["validating"], errors=errors)
         else:
-            await asyncio.to_thread(self.table.begin, batch.batch_id, reader.model)
-
-    def _fail(self, batch: StoredBatch, faults: list[LineFault]) -> None:
-        errors = {"object": "list", "data": [asdict(fault) for fault in faults]}
-        self.table.change(batch.batch_id, "failed", ["validating"], errors=errors, failed_at=int(time.time()))
+            await asyncio.to_thread(self.table.begin, batch_id, reader.model)
 
     def _end(self, batch: StoredBatch) -> None:
         """End a batch that is due: all lines have run, its time is over, or it is cancelled. Waits for the database."""
@@ -217,10 +205,3 @@ class BatchRunner(Feature):
         if self.table.finish(batch.batch_id, status, batch.status, self.retention_s):
             event = AuditEvent(actor=SERVER, action=f"batch.{status}", subject=batch.batch_id, tenant=batch.tenant)
             self._emit(event)
-
-    def _forget(self) -> None:
-        """Delete what has expired. Waits for the database."""
-        for file in self.files.due():
-            if self.files.user_of(file.file_id) is None:
-                self.files.remove(file)
-        self.table.forget(before=time.time() - self.retention_s)

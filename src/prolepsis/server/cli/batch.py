@@ -4,7 +4,8 @@ import asyncio
 import fcntl
 import os
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO
 
@@ -14,6 +15,7 @@ from jiter import from_json
 from prolepsis.control.store.batches import BatchLine, LineResult
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.errors import ConfigError
+from prolepsis.core.files import read_text
 from prolepsis.core.terminal.config import Settings
 from prolepsis.core.terminal.flags import configured
 from prolepsis.core.terminal.output import BAD_INPUT, EPILOG, command_group, print_error, print_facts, stderr, warn
@@ -56,63 +58,57 @@ def run(
         warn(f"{failed} lines failed; {output} says why")
 
 
+@dataclass(frozen=True, slots=True)
 class BatchFile:
     """A file whose lines may run."""
 
-    def __init__(self, file: Path, lines: Sequence[BatchLine]) -> None:
-        self.lines = sorted(lines, key=lambda line: (line.prefix, line.number))
-        """In the order in which they run."""
-        self._file = file
+    content: bytes
+    lines: Sequence[BatchLine]
+    """In the order in which they run."""
 
     @classmethod
     def read(cls, file: Path) -> "BatchFile":
         """Read a file; prints the faults of its lines and exits where it has any. An empty one has no lines."""
-        from prolepsis.server.batches.lines import LineReader
+        from prolepsis.server.batches.lines import MOST_BYTES, LineReader
         from prolepsis.server.openai.facts import GENERATION_ROUTES
 
-        reader, lines = LineReader("", GENERATION_ROUTES), list[BatchLine]()
-        try:
-            with file.open("rb") as opened:
-                while piece := opened.read(2**20):
-                    lines += reader.take(piece)
-        except OSError as error:
-            raise ConfigError(f"{file} cannot be read: {error.strerror}", param="file") from None
-        lines += reader.end()
-        for fault in reader.faults if reader.num_lines else ():
+        content, reader = read_text(file, "file", most_bytes=MOST_BYTES).encode(), LineReader("", GENERATION_ROUTES)
+        lines = reader.take(content) + reader.end()
+        faults = reader.faults if reader.num_lines else ()
+        for fault in faults:
             print_error(f"{file}, line {fault.line}: {fault.message}")
-        if reader.faults and reader.num_lines:
+        if faults:
             raise typer.Exit(BAD_INPUT)
-        return cls(file, lines)
+        return cls(content, sorted(lines, key=lambda line: (line.prefix, line.number)))
 
     def raw(self, line: BatchLine) -> bytes:
-        with self._file.open("rb") as opened:
-            opened.seek(line.start)
-            return opened.read(line.length)
+        return self.content[line.start : line.start + line.length]
 
 
 @contextmanager
 def results_of(file: Path) -> Iterator[tuple[BinaryIO, set[str]]]:
     """Hold a file of results against other commands; gives it, and the custom ids that have a result in it."""
-    with ExitStack() as stack:
+    try:
+        out = file.open("a+b")
+    except OSError as error:
+        raise ConfigError(f"output {file} cannot be written: {error.strerror}", param="output") from None
+    with out:
         try:
-            out = stack.enter_context(file.open("a+b"))
             fcntl.flock(out, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise ConfigError(f"output {file} is being written by another command", param="output") from None
-        except OSError as error:
-            raise ConfigError(f"output {file} cannot be written: {error.strerror}", param="output") from None
         out.seek(0)
         whole, found = 0, set[str]()
-        for line in out:
-            is_cut = not line.endswith(b"\n")  # by what ended the command
-            try:
-                if is_cut and not line.startswith(_BEGINNING[: len(line)]):
-                    raise ValueError("no result was written there")
-                found |= set() if is_cut else {from_json(line)["custom_id"]}
-            except (ValueError, KeyError, TypeError):
-                message = f"output {file} is no file of results; allowed: one of an earlier run, or none"
-                raise ConfigError(message, param="output") from None
-            whole += 0 if is_cut else len(line)
+        try:
+            for line in out:
+                if line.endswith(b"\n"):
+                    found.add(from_json(line)["custom_id"])
+                    whole += len(line)
+                elif not line.startswith(_BEGINNING[: len(line)]):
+                    raise ValueError("no result was cut there")
+        except (ValueError, KeyError, TypeError):
+            message = f"output {file} is no file of results; allowed: one of an earlier run, or none"
+            raise ConfigError(message, param="output") from None
         out.truncate(whole)
         yield out, found
 
@@ -151,33 +147,30 @@ async def run_lines(
     """Write the results of lines as they come, as many lines at once as have places; return how many failed."""
     from prolepsis.control.web.caller import DEVELOPER
     from prolepsis.server.batches.lines import parse_line
-    from prolepsis.server.batches.run_line import NotNow, background, run_line
+    from prolepsis.server.batches.run_line import NotNow, run_line
     from prolepsis.server.services import Models
 
-    models, places, failed = Models([services]), asyncio.Semaphore(services.admission.num_places), 0
+    models, lines, failed = Models([services]), iter(left), 0
 
     async def answered(line: BatchLine) -> LineResult:
         request = parse_line(requests.raw(line))
         while True:
             try:
-                return await run_line(request, background(DEVELOPER), models)
+                return await run_line(request, DEVELOPER, models)
             except NotNow as later:
                 await asyncio.sleep(later.wait_s)
 
-    async def run_one(line: BatchLine) -> None:
+    async def work() -> None:
         nonlocal failed
-        try:
+        for line in lines:
             result = await answered(line)
-        finally:
-            places.release()
-        out.write(f"{result.text}\n".encode())
-        out.flush()
-        os.fsync(out.fileno())
-        failed += result.state == "failed"
-        ran()
+            out.write(f"{result.text}\n".encode())
+            out.flush()
+            os.fsync(out.fileno())
+            failed += result.state == "failed"
+            ran()
 
     async with asyncio.TaskGroup() as group:
-        for line in left:
-            await places.acquire()
-            group.create_task(run_one(line))
+        for _ in range(services.admission.num_places):
+            group.create_task(work())
     return failed

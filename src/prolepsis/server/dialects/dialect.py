@@ -14,6 +14,7 @@ from typing import Generic, Protocol, TypeVar
 
 from fastapi import Request
 from fastapi.responses import Response
+from jiter import from_json
 
 from prolepsis.control.web.caller import caller_of
 from prolepsis.control.web.errors import RequestRefused
@@ -117,6 +118,12 @@ def call(call_id: str, name: str, arguments: Schema) -> bodies.ToolCallBody:
     written = json.dumps(arguments, ensure_ascii=False)
     function = bodies.CalledFunctionBody.model_construct(name=name, arguments=written)
     return bodies.ToolCallBody(id=call_id, function=function)
+
+
+def arguments_of(written: str) -> Json:
+    """Return the arguments of a call that the model made; those that were cut are closed where they were."""
+    arguments: Json = from_json(written.encode() or b"{}", partial_mode="on")
+    return arguments
 
 
 def form_of(schema: Schema) -> bodies.ResponseFormat:

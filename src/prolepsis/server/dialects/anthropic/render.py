@@ -2,12 +2,11 @@
 
 from collections.abc import Sequence
 
-from jiter import from_json
-
 from prolepsis.core.stats import RequestStats
 from prolepsis.engine.models.answer_formats.call_reader import Piece
 from prolepsis.server.deltas import Delta
 from prolepsis.server.dialects.anthropic.parse import MessagesBody
+from prolepsis.server.dialects.dialect import arguments_of
 from prolepsis.server.openai.chat_reader import ChatReader
 from prolepsis.server.openai.prepared import PreparedRequest
 from prolepsis.server.openai.usage import Json
@@ -80,10 +79,9 @@ class MessageRendering:
         return {"type": f"content_block_{what}", "index": len(self._blocks) - 1, **more}
 
     def _shown(self, block: dict[str, str], text: str) -> Json:
-        """Return a block with its text so far; arguments that were cut are closed where they were."""
+        """Return a block with its text so far."""
         if block["type"] == "tool_use":
-            arguments = from_json((text or "{}").encode(), partial_mode="on")
-            return {"type": "tool_use", "id": block["id"], "name": block["name"], "input": arguments}
+            return {"type": "tool_use", "id": block["id"], "name": block["name"], "input": arguments_of(text)}
         signature = {"signature": self._prepared.answer_id if text else ""} if block["type"] == "thinking" else {}
         return {"type": block["type"], block["type"]: text, **signature}
 

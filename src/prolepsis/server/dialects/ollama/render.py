@@ -1,12 +1,12 @@
 """An answer as Ollama's: a line a delta, and a last one with its counts and times."""
 
+import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
-from jiter import from_json
-
 from prolepsis.core.stats import RequestStats
 from prolepsis.server.deltas import Delta
+from prolepsis.server.dialects.dialect import arguments_of
 from prolepsis.server.dialects.ollama.parse import OllamaBody
 from prolepsis.server.openai.chat_reader import ChatReader
 from prolepsis.server.openai.formats import chat_logprobs
@@ -56,12 +56,11 @@ class _OllamaRendering:
         return {**self._line(self._texts, self._whole_calls(), self._logprobs), **self._end(stats)}
 
     def _whole_calls(self) -> list[Json]:
-        """Return the calls; arguments that were cut are closed where they were."""
-        shown = list[Json]()
-        for index, call in enumerate(self._calls):
-            arguments = from_json((call["arguments"] or "{}").encode(), partial_mode="on")
-            shown.append({"id": call["id"], "function": {"index": index, "name": call["name"], "arguments": arguments}})
-        return shown
+        functions = [
+            {"index": index, "name": call["name"], "arguments": arguments_of(call["arguments"])}
+            for index, call in enumerate(self._calls)
+        ]
+        return [{"id": call["id"], "function": one} for call, one in zip(self._calls, functions, strict=True)]
 
     def _line(self, texts: dict[str, str], calls: list[Json], logprobs: list[Json] | None) -> Json:
         shown: Json = {"content": texts["content"]}
@@ -70,7 +69,7 @@ class _OllamaRendering:
         if calls:
             shown["tool_calls"] = calls
         more: Json = {} if logprobs is None else {"logprobs": logprobs}
-        return {"model": self._model, "created_at": now(), **self._place(shown), **more}
+        return {"model": self._model, "created_at": shown_time(time.time()), **self._place(shown), **more}
 
     def _end(self, stats: RequestStats) -> Json:
         first = stats.first_token_s or stats.queue_s
@@ -99,11 +98,11 @@ class OllamaGenerateRendering(_OllamaRendering):
 def loaded(body: OllamaBody, shown: Json) -> Json:
     """Return the reply to a request without a question, which only loads the model or lets it go."""
     reason = "unload" if body.keep_alive in (0, "0", "0s") else "load"
-    return {"model": body.model, "created_at": now(), **shown, "done": True, "done_reason": reason}
+    return {"model": body.model, "created_at": shown_time(time.time()), **shown, "done": True, "done_reason": reason}
 
 
-def now() -> str:
-    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
+def shown_time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
 
 
 def _ns(seconds: float) -> int:

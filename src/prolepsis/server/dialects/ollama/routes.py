@@ -1,7 +1,6 @@
 """Ollama's API: answers, and what its clients ask about models."""
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from functools import partial
 from hashlib import sha256
 from typing import Annotated
@@ -22,7 +21,7 @@ from prolepsis.server.dialects.ollama.parse import (
     parse_chat,
     parse_generate,
 )
-from prolepsis.server.dialects.ollama.render import OllamaChatRendering, OllamaGenerateRendering, loaded
+from prolepsis.server.dialects.ollama.render import OllamaChatRendering, OllamaGenerateRendering, loaded, shown_time
 from prolepsis.server.openai.facts import OLLAMA_ROUTES
 from prolepsis.server.openai.routes import HEADERS
 from prolepsis.server.services import Models, Services
@@ -133,5 +132,4 @@ def _shown(services: Services) -> JsonObject:
 def _details(services: Services) -> JsonObject:
     family = services.client.info.forward
     sizes = {"parent_model": "", "format": "", "parameter_size": "", "quantization_level": ""}
-    since = datetime.fromtimestamp(services.started, UTC).isoformat().replace("+00:00", "Z")
-    return {"modified_at": since, "details": {**sizes, "family": family, "families": [family]}}
+    return {"modified_at": shown_time(services.started), "details": {**sizes, "family": family, "families": [family]}}
