@@ -474,6 +474,15 @@ class ServerConfig(BaseModel):
     batch_file_bytes: int = Field(
         default=4 * 2**30, ge=0, description="most bytes of the files of one tenant; 0: no files are taken"
     )
+    response_retention_days: float = Field(
+        default=0.0,
+        ge=0,
+        description="days until responses are deleted that /v1/responses stores unless a client says `store: false`; "
+        "0: none is stored",
+    )
+    response_bytes: int = Field(
+        default=2**30, ge=0, description="most bytes of stored responses of one tenant; the oldest ones make room"
+    )
     shutdown_s: float = Field(
         default=10.0,
         ge=0,

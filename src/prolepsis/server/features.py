@@ -25,6 +25,7 @@ from prolepsis.server.admission import feature as admission
 from prolepsis.server.auth import key_changes
 from prolepsis.server.idempotency import Idempotency
 from prolepsis.server.metrics import MetricsFeature
+from prolepsis.server.openai import response_routes
 from prolepsis.server.openai.facts import KNOWN
 from prolepsis.server.output.delivery import DeliveryFeature
 from prolepsis.server.output.pipeline import OutputMetrics, OutputPolicies
@@ -83,9 +84,10 @@ def services_of(context: Context, sources: Sources, tokenizer: Tokenizer, intake
     )
     records, service = recorder.feature(context, costs), service_health.feature(context)
     idempotency = Idempotency(config, context.registry, retried=records.retried)
+    stored = response_routes.feature(context)
     output = OutputPolicies(sources.output, OutputMetrics(context.registry))
     features = (
-        *(replicas, service, gate, buckets, idempotency, *operator_controls.features),
+        *(replicas, service, gate, buckets, idempotency, stored, *operator_controls.features),
         *(records, costs, policies, rollouts, replays, traces),
         *(proposer_health, proposer_health.keeper(context.database)),
         key_changes.feature(context, keys),
@@ -105,6 +107,7 @@ def services_of(context: Context, sources: Sources, tokenizer: Tokenizer, intake
         intake=intake,
         admission=gate,
         idempotency=idempotency,
+        responses=stored,
         policies=policies,
         limits_of=limits_by(proposer_health.eligibility),
         controls=operator_controls,

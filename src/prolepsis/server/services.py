@@ -17,6 +17,7 @@ from prolepsis.ops.tracing.traces import Traces
 from prolepsis.server.admission.controller import AdmissionController
 from prolepsis.server.auth.keys import Keys
 from prolepsis.server.idempotency import Idempotency
+from prolepsis.server.openai.stored_responses import StoredResponses
 from prolepsis.server.output.pipeline import OutputPolicies
 from prolepsis.server.recorder import Recorder
 from prolepsis.server.service_health import ServiceHealth
@@ -34,6 +35,7 @@ class Services:
     intake: Intake
     admission: AdmissionController
     idempotency: Idempotency
+    responses: StoredResponses
     policies: Policies
     limits_of: LimitsOf
     controls: OperatorControls

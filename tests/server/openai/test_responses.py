@@ -168,7 +168,7 @@ def test_the_response_repeats_the_parameters_of_the_body(shared: Served) -> None
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"background": True}, "background"),
         ({"conversation": "c"}, "conversation"),
-        ({"truncation": "auto"}, "truncation"),
+        ({"truncation": "middle"}, "truncation"),
         ({"max_output_tokens": 100000}, "input"),
         ({"extra_body": {"max_output_tokens": 0}}, "max_output_tokens"),
         ({"input": [{"type": "reasoning", "summary": []}]}, "input"),

@@ -73,13 +73,14 @@ async def _answer(name: str, line: LineBody, caller: Caller, models: Models) -> 
         raise RequestRefused(message, code="invalid_url", param="url")
     kind, serve = GENERATING[line.url]
     services = models.of(str(line.body.get("model")), caller)
-    raw, intake = json.dumps(line.body, ensure_ascii=False).encode(), services.intake
+    body = {"store": False, **line.body}  # the batch's file has the answer
+    raw, intake = json.dumps(body, ensure_ascii=False).encode(), services.intake
     if len(raw) > intake.uploads.most_bytes:
         raise too_large("body", f"{intake.uploads.most_bytes} bytes")
     ignored = None if intake.strict_parameters else Ignored()
     parse = partial(BodyReader(kind).parse, raw, intake.uploads.most_members, ignored)
-    body = await intake.large_work.run(caller.tenant, len(raw), parse, gives_way=False)
-    reply = await serve(body, _request(name, line.url, len(raw), caller, services), services)
+    parsed = await intake.large_work.run(caller.tenant, len(raw), parse, gives_way=False)
+    reply = await serve(parsed, _request(name, line.url, len(raw), caller, services), services)
     document: Mapping[str, object] = from_json(bytes(reply.body))
     return document
 
