@@ -48,7 +48,8 @@ class ResponseNews:
     """What has happened to a response that runs, since it was last kept."""
 
     response_id: str
-    document: Json
+    document: Json | None
+    """None: it is as it was."""
     events: Sequence[tuple[int, str]] = ()
     """Events as JSON, by their sequence numbers."""
     num_bytes: int = 0
@@ -97,7 +98,8 @@ class ResponseTable:
         with self._database.write() as connection:
             until = self._now(connection) + LEASE_S
             for one in sorted(news, key=lambda one: one.response_id):  # in one order for all replicas
-                values = {**_shown(one.document), "num_bytes": one.num_bytes, "leased_until": until}
+                shown = _shown(one.document) if one.document else {}
+                values = {**shown, "num_bytes": one.num_bytes, "leased_until": until}
                 if connection.execute(update(responses).where(_running(one.response_id)).values(values)).rowcount:
                     _add_events(connection, one.response_id, one.events)
                     held.add(one.response_id)

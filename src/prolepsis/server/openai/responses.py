@@ -48,6 +48,8 @@ async def prepare_response(
     if num_left := len(items_of(earlier)) + len(body.input) - len(whole.input):
         context.warn(f"truncation: the answer was made without {num_left} of the oldest items")
     field = "text.format" if prepared.grammar_field == "response_format" else prepared.grammar_field
+    if stored and body.request_id:
+        context.warn("without effect: request_id, as a stored response has an id of its own")
     named = prepared.requests[0].request_id if stored else prepared.answer_id  # one that is stored has an id of its own
     return replace(prepared, answer_id=named.replace("chatcmpl-", "resp_", 1), grammar_field=field)
 

@@ -47,8 +47,9 @@ class BackgroundResponse:
         self.error: Exception | None = None
         """What refused it before it began."""
         self.document = document
-        self.is_changed = False
-        """Something has happened that is not in the store yet."""
+        self.is_kept = asyncio.Event()
+        """Set when what has happened is in the store; the next one is for what happens then."""
+        self._kept_document = document
         self._unkept: list[tuple[int, str]] = []
         self._failed = failed
         self._room = event_bytes
@@ -60,11 +61,11 @@ class BackgroundResponse:
         text = json.dumps(event)
         self._number += 1
         self._room -= len(text)
-        self.is_changed = True
         if self._room > 0:
             self._num_bytes += len(text)
             self._unkept.append((self._number, text))
         if isinstance(shown := event.get("response"), dict):
+            self._num_bytes += len(text)
             self.document = shown
 
     def fail(self, error: Exception) -> None:
@@ -72,12 +73,16 @@ class BackgroundResponse:
         self.take({**event, "sequence_number": self._number + 1})
 
     def news(self, response_id: str) -> ResponseNews:
-        return ResponseNews(response_id, self.document, tuple(self._unkept), self._num_bytes)
+        """Return what is not in the store yet."""
+        document = None if self.document is self._kept_document else self.document
+        return ResponseNews(response_id, document, tuple(self._unkept), self._num_bytes)
 
     def kept(self, news: ResponseNews) -> None:
         """Drop what is in the store now."""
         del self._unkept[: len(news.events)]
-        self.is_changed = bool(self._unkept) or self.document is not news.document
+        self._kept_document = news.document or self._kept_document
+        self.is_kept.set()
+        self.is_kept = asyncio.Event()
 
 
 class StoredResponses(Feature):
@@ -92,7 +97,7 @@ class StoredResponses(Feature):
         self._is_kept = context.database.is_kept
         self._periodic_work = PeriodicWork(context.database)
         self._running: dict[str, BackgroundResponse] = {}
-        self._wake, self._kept = asyncio.Event(), asyncio.Event()
+        self._wake = asyncio.Event()
         self._renewed = 0.0
 
     def stores(self, body: ResponsesBody) -> bool:
@@ -156,7 +161,9 @@ class StoredResponses(Feature):
         """Yield the events behind a sequence number, as they are kept; raises `RequestRefused` where there are none."""
         kind = ""
         while True:
-            kept, read = self._kept, partial(self.table.events, tenant, response_id, after, _EVENTS_OF_PAGE)
+            running = self._running.get(response_id)
+            is_kept = running.is_kept if running else asyncio.Event()
+            read = partial(self.table.events, tenant, response_id, after, _EVENTS_OF_PAGE)
             status, texts = await asyncio.to_thread(read)
             for text in texts:
                 event: dict[str, object] = from_json(text.encode())
@@ -170,7 +177,7 @@ class StoredResponses(Feature):
             if not texts:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(_POLL_S):
-                        await kept.wait()
+                        await is_kept.wait()
 
     def look(self) -> None:
         """See at once what clients have changed in the store."""
@@ -225,19 +232,18 @@ class StoredResponses(Feature):
 
     async def _keep(self, *, everything: bool) -> None:
         """Keep what has happened and renew the leases; stop what was cancelled or deleted."""
-        news = [one.news(name) for name, one in self._running.items() if everything or one.is_changed]
+        running = dict(self._running)
+        news = [one.news(name) for name, one in running.items()]
+        news = [one for one in news if everything or one.document or one.events]
         if not news:
             return
         held = await asyncio.to_thread(self.table.keep, news)
         for one in news:
-            running = self._running[one.response_id]
-            running.kept(one)
+            running[one.response_id].kept(one)
             if one.response_id not in held:
-                running.task.cancel()
-            if one.response_id not in held or one.document["status"] not in RUNNING:
-                del self._running[one.response_id]
-        self._kept.set()
-        self._kept = asyncio.Event()
+                running[one.response_id].task.cancel()
+            if one.response_id not in held or (one.document and one.document["status"] not in RUNNING):
+                self._running.pop(one.response_id, None)
 
     def _add(self, body: ResponsesBody, tenant: str, document: Json, events: Sequence[str] = ()) -> int:
         """Store a response; returns its size. Waits for the database."""
