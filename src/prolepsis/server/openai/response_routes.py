@@ -11,12 +11,12 @@ from pydantic import Field
 
 from prolepsis.control.store.responses import StoredResponse
 from prolepsis.control.web.body_reader import read_query
-from prolepsis.control.web.caller import Caller, SignedIn
+from prolepsis.control.web.caller import SignedIn
 from prolepsis.control.web.context import Context
 from prolepsis.control.web.errors import RequestRefused
 from prolepsis.control.web.fields import Body, JsonObject, Reply
 from prolepsis.control.web.routes import CLIENTS, Route, Routes
-from prolepsis.core.audit_event import AuditEvent, Emit
+from prolepsis.core.audit_event import Emit
 from prolepsis.server.openai.replies import ResponseReply
 from prolepsis.server.openai.responses import items_of
 from prolepsis.server.openai.stored_responses import StoredResponses
@@ -81,10 +81,6 @@ def _routes(responses: StoredResponses, emit: Emit) -> Sequence[Route]:
         [*_, response] = await found(caller.tenant, response_id)
         if not query.stream:
             return JSONResponse(response.document)
-        _, kept = await asyncio.to_thread(table.events, caller.tenant, response_id, -1, 1)
-        if not kept:
-            message = "No events of this response are kept; allowed: one that was made with background and stream."
-            raise RequestRefused(message, code="events_not_kept", param="stream")
         await request.body()  # what comes behind it says that the client has left
         after = -1 if query.starting_after is None else query.starting_after
         events = responses.follow(caller.tenant, response_id, after)
@@ -94,7 +90,7 @@ def _routes(responses: StoredResponses, emit: Emit) -> Sequence[Route]:
     async def delete(caller: SignedIn, response_id: str) -> ResponseDeletedReply:
         if not await asyncio.to_thread(table.remove, caller.tenant, response_id):
             _not_found(response_id)
-        emit(_event(caller, "response.deleted", response_id))
+        emit(caller.act("response.deleted", response_id))
         responses.look()
         return ResponseDeletedReply(id=response_id)
 
@@ -112,7 +108,7 @@ def _routes(responses: StoredResponses, emit: Emit) -> Sequence[Route]:
             message = f"The response is {response.status}; allowed: to cancel one in the background that has not ended"
             raise RequestRefused(message, code="response_ended", status=409)
         if before.status != "cancelled":
-            emit(_event(caller, "response.cancelled", response_id))
+            emit(caller.act("response.cancelled", response_id))
             responses.look()
         return JSONResponse(response.document)
 
@@ -147,7 +143,3 @@ async def _padded(events: AsyncGenerator[Json, None]) -> AsyncGenerator[Json, No
 def _not_found(response_id: str) -> list[StoredResponse]:
     message = f"Response with id {response_id[:64]!r} not found; it was not stored, or is deleted."
     raise RequestRefused(message, code="not_found", status=404)
-
-
-def _event(caller: Caller, action: str, subject: str) -> AuditEvent:
-    return AuditEvent(actor=caller.actor, action=action, subject=subject, tenant=caller.tenant)

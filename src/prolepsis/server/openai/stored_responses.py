@@ -171,8 +171,11 @@ class StoredResponses(Feature):
                 yield event
             if kind in ("response.completed", "response.incomplete", "response.failed"):
                 return
-            if not texts and status not in RUNNING:
-                message = f"No event behind {after} is kept of this response, which is {status or 'deleted'}."
+            if not texts and (status not in RUNNING or after < 0):  # the first one is kept from the beginning
+                message = (
+                    f"No event behind {after} is kept of this response, which is {status or 'deleted'}; "
+                    "allowed: one that was made with background and stream, and a number before its last."
+                )
                 raise RequestRefused(message, code="events_not_kept", param="starting_after")
             if not texts:
                 with suppress(TimeoutError):
