@@ -3,7 +3,7 @@
 import asyncio
 import json
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
 
@@ -49,7 +49,7 @@ class BackgroundResponse:
         self.document = document
         self.is_kept = asyncio.Event()
         """Set when what has happened is in the store; the next one is for what happens then."""
-        self._kept_document = document
+        self._kept_document: Mapping[str, object] = document
         self._unkept: list[tuple[int, str]] = []
         self._failed = failed
         self._room = event_bytes
