@@ -77,6 +77,29 @@ def test_nothing_is_stored_where_the_operator_has_it_off(serve: Serve) -> None:
         assert refused.value.param in asked
 
 
+def test_without_its_store_a_response_says_that_it_is_not_stored(serve: Serve, sqlite: str) -> None:
+    server = serve()
+    client: Any = server.openai().responses
+    Path(sqlite.removeprefix("sqlite:///")).unlink()
+    raw = client.with_raw_response.create(model="tiny", input="Hi")
+    assert "the response is not stored, as the store is unavailable" in raw.headers[WARNING]
+    assert raw.parse().to_dict()["store"] is False
+    last = list(client.create(model="tiny", input="Hi", stream=True))[-1]
+    assert (last.type, last.response.to_dict()["store"]) == ("response.completed", False)
+    with pytest.raises(openai.InternalServerError) as refused:
+        client.create(model="tiny", input="Hi", background=True)
+    assert (refused.value.status_code, refused.value.code) == (503, "store_unavailable")
+
+
+def test_a_stored_response_has_an_id_of_its_own(serve: Serve) -> None:
+    client: Any = serve().openai().responses
+    raw = client.with_raw_response.create(model="tiny", input="Hi", extra_body={"request_id": "mine"})
+    assert raw.headers[WARNING] == '299 - "without effect: request_id, as a stored response has an id of its own"'
+    assert client.retrieve(raw.parse().id).status == "completed"
+    unkept = client.create(model="tiny", input="Hi", store=False, extra_body={"request_id": "mine"})
+    assert unkept.id == "resp_mine"
+
+
 def test_a_conversation_goes_on_by_its_last_response(serve: Serve) -> None:
     server = serve()
     client: Any = server.openai().responses
