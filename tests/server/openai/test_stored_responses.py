@@ -174,6 +174,9 @@ def test_input_items_have_pages(serve: Serve) -> None:
     oldest = client.input_items.list(second.id, limit=1, order="asc")
     assert [item.id for item in oldest] == [item.id for item in newest][::-1]
     assert {item.status for item in newest.data} == {"completed"}
+    same = [{"role": "user", "id": "msg_same", "content": text} for text in ("a", "b", "c")]
+    third = client.create(model="tiny", input=same)
+    assert len(list(client.input_items.list(third.id, limit=1))) == 1, "clients may repeat ids, and pages end"
     with pytest.raises(openai.NotFoundError, match="msg_none"):
         client.input_items.list(second.id, after="msg_none")
     with pytest.raises(openai.BadRequestError, match="limit"):

@@ -128,7 +128,7 @@ def _page(items: list[JsonObject], query: ItemsQuery) -> ItemsReply:
     if query.after is not None and query.after not in ids:
         message = f"after is {query.after[:64]!r}; allowed: the id of one of the items"
         raise RequestRefused(message, code="not_found", param="after", status=404)
-    start = 0 if query.after is None else ids.index(query.after) + 1
+    start = 0 if query.after is None else len(ids) - ids[::-1].index(query.after)  # the last one, if clients repeat ids
     data = items[start : start + query.limit]
     first, last = (str(data[0]["id"]), str(data[-1]["id"])) if data else (None, None)
     return ItemsReply(data=data, first_id=first, last_id=last, has_more=len(items) > start + query.limit)
