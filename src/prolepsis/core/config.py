@@ -487,6 +487,15 @@ class ServerConfig(BaseModel):
         default=500_000, ge=0, description="most tokens of the corpora of one tenant or route; 0: none are taken"
     )
     corpus_tokens_in_all: int = Field(default=4_000_000, ge=0, description="most tokens of all corpora")
+    response_retention_days: float = Field(
+        default=0.0,
+        ge=0,
+        description="days until responses are deleted that /v1/responses stores unless a client says `store: false`; "
+        "0: none is stored",
+    )
+    response_bytes: int = Field(
+        default=2**30, ge=0, description="most bytes of stored responses of one tenant; the oldest ones make room"
+    )
     shutdown_s: float = Field(
         default=10.0,
         ge=0,

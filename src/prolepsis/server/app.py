@@ -47,7 +47,7 @@ def build(
     intake = _shared_intake(config, context.client, others)
     services = services_of(context, sources, tokenizer, intake)
     admission = services.admission
-    models = Models([services, *(replace(one, intake=intake) for one in others)])
+    models = Models([services, *(replace(one, intake=intake, responses=services.responses) for one in others)])
     runner = BatchRunner(context, models, sources.keys)
     routes = (
         *openai_routes(models),

@@ -26,6 +26,7 @@ from prolepsis.server.auth import key_changes
 from prolepsis.server.corpora import Corpora
 from prolepsis.server.idempotency import Idempotency
 from prolepsis.server.metrics import MetricsFeature
+from prolepsis.server.openai import response_routes
 from prolepsis.server.openai.facts import KNOWN
 from prolepsis.server.output.delivery import DeliveryFeature
 from prolepsis.server.output.pipeline import OutputMetrics, OutputPolicies
@@ -84,10 +85,11 @@ def services_of(context: Context, sources: Sources, tokenizer: Tokenizer, intake
     )
     records, service = recorder.feature(context, costs), service_health.feature(context)
     idempotency = Idempotency(config, context.registry, retried=records.retried)
+    stored = response_routes.feature(context)
     output = OutputPolicies(sources.output, OutputMetrics(context.registry))
     corpora = Corpora(context, tokenizer, intake)
     features = (
-        *(replicas, service, gate, buckets, idempotency, *operator_controls.features),
+        *(replicas, service, gate, buckets, idempotency, stored, *operator_controls.features),
         *(records, costs, policies, rollouts, replays, traces),
         *(proposer_health, proposer_health.keeper(context.database)),
         key_changes.feature(context, keys),
@@ -108,6 +110,7 @@ def services_of(context: Context, sources: Sources, tokenizer: Tokenizer, intake
         intake=intake,
         admission=gate,
         idempotency=idempotency,
+        responses=stored,
         policies=policies,
         limits_of=limits_by(proposer_health.eligibility),
         controls=operator_controls,

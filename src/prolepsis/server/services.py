@@ -18,6 +18,7 @@ from prolepsis.server.admission.controller import AdmissionController
 from prolepsis.server.auth.keys import Keys
 from prolepsis.server.corpora import Corpora
 from prolepsis.server.idempotency import Idempotency
+from prolepsis.server.openai.stored_responses import StoredResponses
 from prolepsis.server.output.pipeline import OutputPolicies
 from prolepsis.server.recorder import Recorder
 from prolepsis.server.service_health import ServiceHealth
@@ -35,6 +36,7 @@ class Services:
     intake: Intake
     admission: AdmissionController
     idempotency: Idempotency
+    responses: StoredResponses
     policies: Policies
     limits_of: LimitsOf
     controls: OperatorControls

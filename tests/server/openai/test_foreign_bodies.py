@@ -202,8 +202,10 @@ async def test_a_strict_server_refuses_it_by_name(
         (TEXT, {"suffix": "x"}, "suffix", "no marks"),
         (RESPONSES, {"store": True}, "store", "allowed: false"),
         (RESPONSES, {"background": True}, "background", "allowed: false"),
-        (RESPONSES, {"previous_response_id": "r"}, "previous_response_id", "not supported"),
-        (RESPONSES, {"truncation": "auto"}, "truncation", "'disabled'"),
+        (RESPONSES, {"previous_response_id": "r"}, "previous_response_id", "not found"),
+        (RESPONSES, {"conversation": "c"}, "conversation", "use 'previous_response_id'"),
+        (CHAT, {"previous_response_id": "r"}, "previous_response_id", "not supported"),
+        (CHAT, {"background": True}, "background", "not supported"),
     ],
 )
 async def test_what_asks_for_another_answer_is_refused(

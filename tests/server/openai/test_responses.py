@@ -1,13 +1,19 @@
 """POST /v1/responses through the official client: typed events, items, and every stream equal to its twin."""
 
 import json
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
+import httpx
 import openai
 import pytest
-from pydantic import BaseModel
+from openai.types.responses import ResponseStreamEvent
+from prometheus_client import CollectorRegistry
+from pydantic import BaseModel, TypeAdapter
 
+from prolepsis.control.store.store import open_store
+from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import EngineError
 from tests.fake_client import INFO
 from tests.server.conftest import Served, served
@@ -168,7 +174,7 @@ def test_the_response_repeats_the_parameters_of_the_body(shared: Served) -> None
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"background": True}, "background"),
         ({"conversation": "c"}, "conversation"),
-        ({"truncation": "auto"}, "truncation"),
+        ({"truncation": "middle"}, "truncation"),
         ({"max_output_tokens": 100000}, "input"),
         ({"extra_body": {"max_output_tokens": 0}}, "max_output_tokens"),
         ({"input": [{"type": "reasoning", "summary": []}]}, "input"),
@@ -206,3 +212,79 @@ def test_the_clients_stream_helper_puts_the_answer_together(text: str) -> None:
     assert "response.completed" in kinds
     assert final.output_text == whole.output_text
     assert [item.type for item in final.output] == [item.type for item in whole.output]
+
+
+ENDS = ("response.completed", "response.incomplete", "response.failed")
+
+
+def check_order(events: list[dict[str, Any]]) -> None:
+    """Check what clients rely on: numbers without a gap, items one after the other and opened before they grow."""
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    kinds = [event["type"] for event in events]
+    assert kinds[:2] == ["response.created", "response.in_progress"]
+    assert [kind for kind in kinds if kind in ENDS] == kinds[-1:]
+    assert {event["response"]["id"] for event in events if "response" in event} == {events[0]["response"]["id"]}
+    items: list[dict[str, Any]] = []
+    opened: dict[str, Any] | None = None
+    has_part = False
+    for event in events[2:-1]:
+        if event["type"] == "response.output_item.added":
+            assert (opened, event["output_index"], event["item"]["status"]) == (None, len(items), "in_progress")
+            opened = event["item"]
+            continue
+        assert opened is not None, event
+        assert event["output_index"] == len(items)
+        if event["type"] == "response.output_item.done":
+            assert not has_part
+            assert (event["item"]["id"], event["item"]["type"]) == (opened["id"], opened["type"])
+            items.append(event["item"])
+            opened = None
+            continue
+        assert event["item_id"] == opened["id"]
+        is_part = event["type"] == "response.content_part.added"
+        assert has_part == (opened["type"] in ("message", "reasoning") and not is_part)
+        has_part = is_part or (has_part and event["type"] != "response.content_part.done")
+    assert opened is None
+    assert events[-1]["response"]["output"] == items, "the answer has the items of the stream, with their ids"
+
+
+@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        ("Grüße, world! 👋 done", {}),
+        ("Grüße", {"max_output_tokens": 4}),
+        (f"<think>hm</think>Let me look.\n{CALL}\n{CALL}", {"tools": [TOOL]}),
+        ("", {}),
+    ],
+)
+def test_events_have_openais_order_and_types(sqlite: str, text: str, options: dict[str, Any], background: bool) -> None:
+    store = open_store(sqlite, CollectorRegistry())
+    config = ServerConfig(store=sqlite, response_retention_days=1, start_drafts=0)
+    body = {"model": "tiny", "input": "Hi", "stream": True, "background": background, **options}
+    with (
+        closing(store),
+        served(FakeEngine(text=text, info=ROOMY), config, ByteTokenizer(THINKS), store=store) as running,
+        httpx.stream("POST", f"{running.url}/v1/responses", json=body) as reply,
+    ):
+        lines = [line for line in reply.iter_lines() if line]
+    events = [json.loads(line.removeprefix("data: ")) for line in lines[1::2]]
+    assert lines[::2] == [f"event: {event['type']}" for event in events]
+    check_order(events)
+    for event in events:
+        shown = TypeAdapter[Any](ResponseStreamEvent).validate_python(event)
+        assert shown.type == event["type"]
+
+
+def test_a_tool_of_a_namespace_may_be_chosen() -> None:
+    space = {"type": "namespace", "name": "mcp", "description": "Files.", "tools": [TOOL]}
+    chosen = {"type": "function", "name": "weather", "namespace": "mcp"}
+    call = CALL.replace("weather", "mcp.weather")
+    with served(FakeEngine(text=call, info=ROOMY)) as running:
+        create: Any = running.openai().responses.create
+        reply = create(model="tiny", input="Hi", tools=[space, TOOL], tool_choice=chosen)
+        with pytest.raises(openai.BadRequestError, match="tool_choice"):
+            create(model="tiny", input="Hi", tools=[TOOL], tool_choice=chosen)
+    assert (reply.output[0].name, reply.output[0].namespace) == ("weather", "mcp")
+    assert reply.tool_choice.to_dict() == chosen
+    assert "mcp.weather" in str(running.engine.requests[0].grammar)

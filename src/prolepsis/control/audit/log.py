@@ -10,7 +10,7 @@ from sqlalchemy import Connection
 from prolepsis.control.audit import chain
 from prolepsis.control.audit.entry import SERVED, AuditEntry, RedactedEvent, redact
 from prolepsis.control.audit.waiting import take
-from prolepsis.control.store import batches, records
+from prolepsis.control.store import batches, records, responses
 from prolepsis.control.store.database import Database
 from prolepsis.control.store.queue import QueueItem
 from prolepsis.control.store.writer import ItemWriter
@@ -73,7 +73,7 @@ class ForgottenTenant:
 
 
 def forget_tenant(database: Database, tenant: str, actor: str) -> ForgottenTenant:
-    """Delete a tenant's request records, files and batches, then erase the details of the audit entries about it.
+    """Delete a tenant's records, files, batches and responses, then erase the details of the audit entries about it.
 
     The chain still verifies. Acts that wait for a server get their entries first. A running server writes its queue
     afterwards. If this fails half way, it can be repeated from the start. Raises `StoreUnavailable`, and
@@ -83,6 +83,7 @@ def forget_tenant(database: Database, tenant: str, actor: str) -> ForgottenTenan
         raise InvalidParameter("tenant is empty; allowed: the name of a tenant", param="tenant")
     num_records = records.forget(database, tenant)
     batches.forget_tenant(database, tenant)
+    responses.forget_tenant(database, tenant)
     while take(database):
         pass
     event = AuditEvent(actor=actor, action="tenant.forgotten", after={"request_records": num_records})

@@ -319,3 +319,29 @@ batch_lines = Table(
 
 `prefix` sorts lines that begin alike next to each other. `lease`: of the server that runs it until `leased_until`.
 """
+
+responses = Table(
+    "responses",
+    metadata,
+    Column("response_id", String(64), primary_key=True),
+    *_columns(Text, "tenant"),
+    Column("previous_id", String(64)),
+    *_columns(String(16), "status"),
+    *_columns(BigInteger, "num_bytes"),
+    *_columns(Double, "created_at expires_at leased_until"),
+    *_columns(Text, "input document"),
+    Index("ix_responses_tenant", "tenant", "created_at"),
+    Index("ix_responses_status", "status"),
+)
+"""Responses that tenants keep. `input`: the items given with it; `document`: the response as clients see it; both JSON.
+
+`num_bytes`: of all its texts, events included. `leased_until`: a server runs it until then, if `status` says so."""
+
+response_events = Table(
+    "response_events",
+    metadata,
+    Column("response_id", String(64), primary_key=True),
+    Column("number", Integer, primary_key=True, autoincrement=False),
+    *_columns(Text, "event"),
+)
+"""Events of a response in the background, as JSON, by their sequence numbers."""

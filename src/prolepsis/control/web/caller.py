@@ -6,6 +6,8 @@ from typing import Annotated, Literal
 from fastapi import Depends
 from starlette.requests import HTTPConnection, Request
 
+from prolepsis.core.audit_event import AuditEvent
+
 Role = Literal["client", "viewer", "operator", "auditor", "admin"]
 ROLES: tuple[Role, ...] = ("client", "viewer", "operator", "auditor", "admin")
 
@@ -29,6 +31,10 @@ class Caller:
     def actor(self) -> str:
         """Name of the caller in the audit log and in events."""
         return self.key_id or "developer"
+
+    def act(self, action: str, subject: str) -> AuditEvent:
+        """Return the audit event of what the caller does for its tenant."""
+        return AuditEvent(actor=self.actor, action=action, subject=subject, tenant=self.tenant)
 
     def may_use(self, model: str) -> bool:
         return not self.models or model in self.models

@@ -83,6 +83,7 @@ _INSTEAD: Mapping[str, str] = {
     "max_tokens max_output_tokens": "max_completion_tokens max_new_tokens max_output_tokens max_tokens n_predict "
                                     "num_predict",
     "reasoning_content chat_template_kwargs": "reasoning thinking",
+    "previous_response_id": "conversation",
     "repetition_penalty": "repeat_penalty",
     "response_format text": "format json_schema response_format text",
     "return_token_ids": "return_tokens",

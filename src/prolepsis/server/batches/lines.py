@@ -119,8 +119,9 @@ class LineReader:
         if model != self.model:
             message = f"body.model is {model[:128]!r}; allowed: {self.model[:128]!r}, the model of the lines before"
             raise _refused("mismatched_model", message, "body.model")
-        if line.body.get("stream"):
-            raise _refused("invalid_value", "body.stream is true; allowed in batches: false", "body.stream")
+        for name in ("stream", "background"):
+            if line.body.get(name):
+                raise _refused("invalid_value", f"body.{name} is true; allowed in batches: false", f"body.{name}")
 
 
 def parse_line(raw: bytes) -> LineBody:

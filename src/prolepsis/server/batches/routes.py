@@ -21,7 +21,6 @@ from prolepsis.control.web.context import Context
 from prolepsis.control.web.errors import RequestRefused
 from prolepsis.control.web.refusals import too_large
 from prolepsis.control.web.routes import CLIENTS, Route, Routes
-from prolepsis.core.audit_event import AuditEvent
 from prolepsis.server.batches.bodies import (
     BatchBody,
     BatchesQuery,
@@ -89,7 +88,7 @@ class UploadReader(Reader):
         except BaseException:
             await asyncio.shield(asyncio.to_thread(self._files.remove, file))
             raise
-        self._emit(_event(caller, "corpus.added", file.file_id))
+        self._emit(caller.act("corpus.added", file.file_id))
         for one in corpora:
             await one.tick()
 
@@ -189,7 +188,7 @@ def _file_routes(context: Context, runner: BatchRunner, models: Models) -> Seque
             message = f"The batch {user} reads this file; allowed: to cancel it first, or to wait for its end"
             raise RequestRefused(message, code="file_in_use", status=409)
         await asyncio.to_thread(files.remove, file)
-        context.emit(_event(caller, "corpus.removed" if is_corpus(file) else "file.deleted", file_id))
+        context.emit(caller.act("corpus.removed" if is_corpus(file) else "file.deleted", file_id))
         for corpora in _corpora(file, caller, models):
             await corpora.tick()
         return FileDeletedReply(id=file_id)
@@ -220,7 +219,7 @@ def _batch_routes(context: Context, runner: BatchRunner, models: Models) -> Sequ
             raise RequestRefused(message, code="too_many_batches", status=429, headers={"retry-after": "60"})
         batch = _new_batch(body, caller)
         await asyncio.to_thread(table.add, batch)
-        context.emit(_event(caller, "batch.created", batch.batch_id))
+        context.emit(caller.act("batch.created", batch.batch_id))
         runner.look()
         return shown_batch(batch, {})
 
@@ -239,7 +238,7 @@ def _batch_routes(context: Context, runner: BatchRunner, models: Models) -> Sequ
     async def cancel(caller: SignedIn, batch_id: str) -> BatchReply:
         batch = await found(caller.tenant, batch_id)
         if await asyncio.to_thread(table.change, batch_id, "cancelling", ["validating", "in_progress"]):
-            context.emit(_event(caller, "batch.cancelled", batch_id))
+            context.emit(caller.act("batch.cancelled", batch_id))
             runner.look()
         elif batch.status not in ("cancelling", "cancelled"):
             message = f"The batch is {batch.status}; allowed: to cancel one that has not ended"
@@ -280,7 +279,3 @@ async def _check_model(runner: BatchRunner, file_id: str, caller: Caller, models
 
 def _not_found(message: str, param: str | None = None) -> NoReturn:
     raise RequestRefused(message, code="not_found", param=param, status=404)
-
-
-def _event(caller: Caller, action: str, subject: str) -> AuditEvent:
-    return AuditEvent(actor=caller.actor, action=action, subject=subject, tenant=caller.tenant)

@@ -201,32 +201,33 @@ class ResponseUsage(Reply):
 
 
 class ResponseReply(Reply):
-    """A /v1/responses answer; nothing of it is stored."""
+    """A /v1/responses answer."""
 
     id: str
     object: Literal["response"]
     created_at: int
-    status: Literal["completed", "incomplete"]
+    status: Literal["completed", "incomplete", "queued", "in_progress", "failed", "cancelled"]
+    background: bool
     model: str
     output: list[JsonObject]
     """Items of type message, reasoning and function_call, as OpenAI has them."""
-    error: None
+    error: JsonObject | None
     incomplete_details: dict[str, str] | None
     instructions: str | None
     max_output_tokens: int | None
     metadata: dict[str, str]
     parallel_tool_calls: bool
-    previous_response_id: None
+    previous_response_id: str | None
     reasoning: dict[str, None]
-    store: Literal[False]
+    store: bool
     temperature: float
     text: JsonObject
     tool_choice: str | JsonObject
     tools: list[JsonObject]
     top_logprobs: int
     top_p: float
-    truncation: Literal["disabled"]
-    usage: ResponseUsage
+    truncation: Literal["auto", "disabled"]
+    usage: ResponseUsage | None
     user: str | None
     seed: int
     metrics: MetricsReply | None = None

@@ -21,6 +21,10 @@ _CALLS = ("function_call", CUSTOM)
 _PREFIXES = {"message": "msg", "reasoning": "rs", CUSTOM: "ctc"}
 
 
+def item_id(kind: str) -> str:
+    return f"{_PREFIXES.get(kind, 'fc')}_{uuid4().hex}"
+
+
 @dataclass(slots=True)
 class _OpenItem:
     """The item being written."""
@@ -105,7 +109,7 @@ class ResponseItems:
         return self._named.get(piece.text) or NamedCall(piece.text)
 
     def _begin(self, kind: str, piece: Piece | None = None) -> list[Json]:
-        opened = self._open = _OpenItem(kind, f"{_PREFIXES.get(kind, 'fc')}_{uuid4().hex}", len(self.output))
+        opened = self._open = _OpenItem(kind, item_id(kind), len(self.output))
         if piece is not None and piece.kind == "call":
             opened.called, opened.call_id = self._called(piece), self._answer.call_ids[piece.call]
         added: Json = {"output_index": opened.index, "item": opened.shown("in_progress")}

@@ -123,6 +123,7 @@ class NamedCall:
 class NamedFunction(Body):
     type: Literal["function", "custom"]
     name: FunctionName
+    namespace: FunctionName | None = None
 
 
 class AllowedFunctions(Body):
@@ -164,4 +165,4 @@ def chat_choice(choice: ToolWord | NamedFunction | AllowedFunctions) -> ToolChoi
 
 
 def _named(tool: NamedFunction) -> NamedTool:
-    return NamedTool(type="function", function=ToolName(name=tool.name))
+    return NamedTool(type="function", function=ToolName(name=NamedCall(tool.name, tool.namespace).function))

@@ -1,12 +1,14 @@
-"""The answer of /v1/responses: one document, or a stream of typed events. Nothing is stored."""
+"""The answer of /v1/responses: one document, or a stream of typed events."""
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from itertools import count
+from typing import Literal, TypeAlias
 
+from prolepsis.control.store.responses import StoredResponse
 from prolepsis.control.web.errors import describe_error
 from prolepsis.core.errors import UserError
 from prolepsis.core.stats import RequestStats
@@ -16,41 +18,80 @@ from prolepsis.server.openai.constraint import tool_use
 from prolepsis.server.openai.prepare import chat_tokens, prepare_chat
 from prolepsis.server.openai.prepared import PreparedRequest, RequestContext
 from prolepsis.server.openai.response_items import ResponseItems
-from prolepsis.server.openai.responses_bodies import ResponsesBody, renamed, to_chat
+from prolepsis.server.openai.responses_bodies import ResponsesBody, continued, renamed, to_chat, without_oldest
 from prolepsis.server.openai.usage import Json, metrics
 from prolepsis.server.services import Services
 from prolepsis.server.stream import padded
 from prolepsis.server.tokenizer import Tokenizer
 
+Keep: TypeAlias = Callable[[Json], Awaitable[Json]]
 
-async def prepare_response(body: ResponsesBody, context: RequestContext, services: Services) -> PreparedRequest:
-    """Check `body` as the chat it stands for; raises `UserError`."""
+
+async def prepare_response(
+    body: ResponsesBody,
+    earlier: Sequence[StoredResponse],
+    context: RequestContext,
+    services: Services,
+    *,
+    stored: bool = False,
+) -> PreparedRequest:
+    """Check `body`, behind the conversation of `earlier`, as the chat it stands for; raises `UserError`."""
     if not all(tool.is_enforced for _, tool in body.callable):
         context.warn("tools[].format: the model reads the grammar, and may leave it")
+    num_bytes = context.num_bytes + sum(one.num_bytes for one in earlier)
+    turn = partial(services.intake.large_work.run, context.caller.tenant, num_bytes)
     try:
-        chat = await services.intake.large_work.run(context.caller.tenant, context.num_bytes, partial(to_chat, body))
-        prepared = await prepare_chat(chat, context, services, field="input")
+        whole = await turn(lambda: _conversation(body, earlier, services))
+        prepared = await prepare_chat(await turn(partial(to_chat, whole)), context, services, field="input")
     except UserError as error:
         raise renamed(error) from None
+    if num_left := len(items_of(earlier)) + len(body.input) - len(whole.input):
+        context.warn(f"truncation: the answer was made without {num_left} of the oldest items")
     field = "text.format" if prepared.grammar_field == "response_format" else prepared.grammar_field
-    return replace(prepared, answer_id=prepared.answer_id.replace("chatcmpl-", "resp_", 1), grammar_field=field)
+    if stored and body.request_id:
+        context.warn("without effect: request_id, as a stored response has an id of its own")
+    named = prepared.requests[0].request_id if stored else prepared.answer_id  # one that is stored has an id of its own
+    return replace(prepared, answer_id=named.replace("chatcmpl-", "resp_", 1), grammar_field=field)
 
 
-def num_input_tokens(body: ResponsesBody, tokenizer: Tokenizer) -> int:
-    """Return how many tokens the prompt of `body` has; raises `UserError`."""
+def _conversation(body: ResponsesBody, earlier: Sequence[StoredResponse], services: Services) -> ResponsesBody:
+    """Return the body with what of the conversation before it is for the model."""
+    whole, info = continued(body, items_of(earlier)), services.client.info
+    if body.truncation != "auto":
+        return whole
+    # an answer of no stated length keeps an eighth of the context
+    room = info.max_model_len - (body.max_output_tokens or max(body.min_tokens or 1, info.max_model_len // 8))
+    return without_oldest(whole, lambda some: _num_tokens(some, services.tokenizer) <= room)
+
+
+def items_of(conversation: Sequence[StoredResponse]) -> list[Mapping[str, object]]:
+    """Return what was given and answered in a conversation."""
+    return [item for one in conversation for item in (*one.input, *one.output)]
+
+
+def num_input_tokens(body: ResponsesBody, earlier: Sequence[StoredResponse], services: Services) -> int:
+    """Return how many tokens the prompt of `body` has, behind the conversation of `earlier`; raises `UserError`."""
     try:
-        chat = to_chat(body)
-        return len(chat_tokens(chat, tool_use(chat.tools, chat.tool_choice, chat.parallel_tool_calls), tokenizer))
+        return _num_tokens(_conversation(body, earlier, services), services.tokenizer)
     except UserError as error:
         raise renamed(error) from None
+
+
+def _num_tokens(body: ResponsesBody, tokenizer: Tokenizer) -> int:
+    chat = to_chat(body)
+    return len(chat_tokens(chat, tool_use(chat.tools, chat.tool_choice, chat.parallel_tool_calls), tokenizer))
 
 
 class ResponseShape:
     """The response object of one request, as far as it is known."""
 
-    def __init__(self, body: ResponsesBody, prepared: PreparedRequest, services: Services) -> None:
+    def __init__(
+        self, body: ResponsesBody, prepared: PreparedRequest, services: Services, *, keep: Keep | None = None
+    ) -> None:
+        """`keep` stores the response when it has ended, and returns it as it is then."""
         self.items = ResponseItems(prepared, [named for named, _ in body.callable])
         self.is_padded = bool(body.stream_options and body.stream_options.include_obfuscation)
+        self._keep = keep
         self._prepared = prepared
         self._services = services
         params = prepared.requests[0].params
@@ -63,22 +104,23 @@ class ResponseShape:
             "max_output_tokens": body.max_output_tokens,
             "metadata": body.metadata or {},
             "parallel_tool_calls": body.parallel_tool_calls is not False,
-            "previous_response_id": None,
+            "background": bool(body.background),
+            "previous_response_id": body.previous_response_id,
             "reasoning": {"effort": None, "summary": None},
             "seed": params.seed,
-            "store": False,
+            "store": bool(keep or body.background),
             "temperature": params.temperature,
             "text": {"format": _shown_format(body)},
             "tool_choice": _shown_choice(body),
             "tools": [tool.model_dump(exclude_none=tool.type != "function") for tool in body.tools or ()],
             "top_logprobs": body.top_logprobs or 0,
             "top_p": params.top_p,
-            "truncation": "disabled",
+            "truncation": body.truncation or "disabled",
             "user": body.user,
         }
 
-    def begun(self) -> Json:
-        return self._shown("in_progress")
+    def begun(self, status: Literal["queued", "in_progress"] = "in_progress") -> Json:
+        return self._shown(status)
 
     async def ended(self, stats: RequestStats) -> Json:
         cut = self.items.cut
@@ -87,7 +129,7 @@ class ResponseShape:
         shown["usage"] = await self._usage(stats)
         if self._prepared.speculation.requested.metrics:
             shown["metrics"] = metrics(stats, self._prepared.speculation)
-        return shown
+        return await self._keep(shown) if self._keep else shown
 
     def failed(self, error: Exception) -> Json:
         message = str(describe_error(error))
@@ -149,4 +191,4 @@ def _shown_choice(body: ResponsesBody) -> Json | str:
     choice = body.tool_choice
     if choice is None:
         return "auto"
-    return choice if isinstance(choice, str) else choice.model_dump()
+    return choice if isinstance(choice, str) else choice.model_dump(exclude_none=True)

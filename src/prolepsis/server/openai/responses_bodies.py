@@ -1,9 +1,11 @@
-"""Request body of /v1/responses: stateless, so that all of the conversation is in `input`."""
+"""Request body of /v1/responses, the chat that it stands for, and the items of its conversation."""
 
 import json
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Literal, Self, TypeAlias
 
-from pydantic import BeforeValidator, Field, Tag, model_validator
+from pydantic import BeforeValidator, Field, Tag, TypeAdapter, model_validator
 
 from prolepsis.control.web.fields import Body, FunctionName, MaxTokens, Name, Schema, Served, Text, TopLogprobs
 from prolepsis.core.errors import InvalidParameter, UserError
@@ -18,6 +20,7 @@ from prolepsis.server.openai.bodies import (
     ToolCallBody,
     ToolWord,
 )
+from prolepsis.server.openai.response_items import item_id
 from prolepsis.server.openai.response_tools import (
     TOOL_TYPES,
     AllowedFunctions,
@@ -30,6 +33,7 @@ from prolepsis.server.openai.response_tools import (
     chat_choice,
     chat_tool,
 )
+from prolepsis.server.openai.usage import Json
 
 LOGPROBS = "message.output_text.logprobs"
 _INCLUDED = Served((LOGPROBS,))
@@ -137,7 +141,10 @@ class ResponsesBody(SharedBody):
     input: Annotated[_Items, BeforeValidator(_one_message, json_schema_input_type=str | _Items)]
     instructions: Text | None = None
     max_output_tokens: MaxTokens | None = None
-    store: Literal[False] | None = None
+    store: bool | None = None
+    previous_response_id: Annotated[str, Field(max_length=64)] | None = None
+    background: bool | None = None
+    truncation: Literal["auto", "disabled"] | None = None
     tools: Annotated[list[ResponseTool], Field(max_length=MAX_TOOLS), TOOL_TYPES] | None = None
     tool_choice: ToolWord | NamedFunction | AllowedFunctions | None = None
     parallel_tool_calls: bool | None = None
@@ -153,6 +160,7 @@ class ResponsesBody(SharedBody):
         return callable_tools(self.tools or ())
 
 
+_ITEMS = TypeAdapter[list[InputItem]](list[InputItem])
 _SHARED = frozenset(SharedBody.model_fields)
 _FIELDS = {
     "messages": "input",
@@ -161,6 +169,58 @@ _FIELDS = {
     "logprobs": "include",
 }
 """Where this endpoint has what chat calls otherwise."""
+
+
+def shown_items(items: Sequence[InputItem]) -> list[Json]:
+    """Return items as clients see them, each with an id."""
+    shown = list[Json]()
+    for item in items:
+        one: Json = {"id": item_id(item.type), "status": "completed", **item.model_dump(exclude_none=True)}
+        if isinstance(item, InputMessage):
+            kind = "output_text" if item.role == "assistant" else "input_text"
+            one["content"] = [{"type": kind, "text": item.content}]
+        elif isinstance(item, InputReasoning):
+            one["content"] = [{"type": "reasoning_text", "text": item.content}] if item.content else []
+        shown.append(one)
+    return shown
+
+
+def continued(body: ResponsesBody, earlier: Sequence[Mapping[str, object]]) -> ResponsesBody:
+    """Return the body behind the items of an earlier conversation; raises `InvalidParameter` for too many."""
+    items = [*_ITEMS.validate_python(earlier), *body.input]
+    if len(items) > MAX_MESSAGES:
+        message = f"input and the conversation before it hold {len(items)} items; allowed: at most {MAX_MESSAGES}"
+        raise InvalidParameter(message, param="input")
+    return body.model_copy(update={"input": items})
+
+
+def without_oldest(body: ResponsesBody, fits: Callable[[ResponsesBody], bool]) -> ResponsesBody:
+    """Return the body without the fewest of its oldest items so that it fits; the newest one stays.
+
+    Instructions and messages of the system stay too, and no call goes without its output.
+    """
+
+    def cut(number: int) -> ResponsesBody:
+        kept = [item for item in body.input[:number] if getattr(item, "role", "") in ("system", "developer")]
+        return body.model_copy(update={"input": [*kept, *body.input[number:]]})
+
+    if fits(body):
+        return body
+    cuts = _cuts(body.input)
+    at = bisect_left(cuts, x=True, key=lambda number: fits(cut(number)))
+    return cut(cuts[min(at, len(cuts) - 1)])
+
+
+def _cuts(items: Sequence[InputItem]) -> list[int]:
+    """Return how many items may go from the beginning."""
+    outputs = {item.call_id: i for i, item in enumerate(items) if isinstance(item, InputResult)}
+    cuts, end = [0], 0
+    for i, item in enumerate(items[:-1]):
+        if isinstance(item, InputCall | InputCustomCall):
+            end = max(end, outputs.get(item.call_id, i))
+        if i >= end:
+            cuts.append(i + 1)
+    return cuts
 
 
 def to_chat(body: ResponsesBody) -> ChatBody:

@@ -34,7 +34,7 @@ from prolepsis.server.openai.speculation import decided_by, mode_at_start
 from prolepsis.server.openai.tokenization import tokenization_routes
 from prolepsis.server.openai.usage import Json
 from prolepsis.server.services import Models, Services
-from prolepsis.server.stream import NAMED_SSE, AnswerStream, ClientDisconnected, until_disconnect
+from prolepsis.server.stream import NAMED_SSE, AnswerStream, ClientDisconnected, never, until_disconnect
 
 CLIENT_CLOSED_REQUEST = 499
 """For logs and counters only: the client is gone and reads no status."""
@@ -71,7 +71,7 @@ def openai_routes(models: Models) -> Sequence[Route]:
     async def completions(request: Request, body: Annotated[CompletionBody, read_body(CompletionBody)]) -> Response:
         return await once(request, body, partial(_text, body))
 
-    @generating("/v1/responses", summary="Answer without storing anything", reply=ResponseReply)
+    @generating("/v1/responses", summary="Answer, and store the answer if allowed", reply=ResponseReply)
     async def responses(request: Request, body: Annotated[ResponsesBody, read_body(ResponsesBody)]) -> Response:
         return await once(request, body, partial(_response, body))
 
@@ -79,7 +79,8 @@ def openai_routes(models: Models) -> Sequence[Route]:
     async def input_tokens(request: Request, body: Annotated[ResponsesBody, read_body(ResponsesBody)]) -> InputTokens:
         services, tenant = models.of(body.model, caller_of(request)), caller_of(request).tenant
         services.admission.admit_small(request)
-        count = partial(num_input_tokens, body, services.tokenizer)
+        earlier = await services.responses.conversation(tenant, body.previous_response_id)
+        count = partial(num_input_tokens, body, earlier, services)
         return InputTokens(input_tokens=await services.intake.large_work.off_loop(tenant, count))
 
     @routes.post("/v1/embeddings", roles=CLIENTS, summary="Not served", documented=False)
@@ -101,12 +102,30 @@ async def _text(body: CompletionBody, request: Request, services: Services) -> R
 
 
 async def _response(body: ResponsesBody, request: Request, services: Services) -> Response:
-    prepared = await prepare_response(body, context_of(request), services)
-    shape = ResponseShape(body, prepared, services)
+    responses, context = services.responses, context_of(request)
+    is_stored, tenant = responses.stores(body), context.caller.tenant
+    earlier = await responses.conversation(tenant, body.previous_response_id)
+    prepared = await prepare_response(body, earlier, context, services, stored=is_stored)
+    if body.background:
+        return await _in_background(body, request, prepared, services)
+    keep = partial(responses.keep, body, request) if is_stored else None
+    parts, shape = answer(request, prepared, services), ResponseShape(body, prepared, services, keep=keep)
     if prepared.stream:
-        events = response_events(answer(request, prepared, services), shape)
-        return AnswerStream(events, NAMED_SSE, headers=at_start(prepared, services))
-    return await whole_reply(request, prepared, services, whole_response(answer(request, prepared, services), shape))
+        return AnswerStream(response_events(parts, shape), NAMED_SSE, headers=at_start(prepared, services))
+    return await whole_reply(request, prepared, services, whole_response(parts, shape))
+
+
+async def _in_background(
+    body: ResponsesBody, request: Request, prepared: PreparedRequest, services: Services
+) -> Response:
+    shape = ResponseShape(body, prepared, services)
+    parts = answer(Request(request.scope, never), prepared, services, tells_start=True)
+    document = shape.begun("queued")
+    await services.responses.begin(body, request, document, response_events(parts, shape), shape.failed)
+    if not prepared.stream:
+        return JSONResponse(document, headers=at_start(prepared, services))
+    events = services.responses.follow(prepared.context.caller.tenant, prepared.answer_id, -1)
+    return AnswerStream(events, NAMED_SSE, headers=at_start(prepared, services))
 
 
 GENERATING: Mapping[str, tuple[type[Body], Callable[[Any, Request, Services], Awaitable[Response]]]] = {

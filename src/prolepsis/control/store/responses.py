@@ -1,0 +1,212 @@
+"""Responses that tenants keep in the store: what was asked, the answer, and the events of one that runs for nobody."""
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Literal
+
+from sqlalchemy import ColumnElement, Connection, RowMapping, delete, func, insert, select, update
+
+from prolepsis.control.store.batches import LEASE_S
+from prolepsis.control.store.database import Database, database_time
+from prolepsis.control.store.tables import response_events, responses
+
+RUNNING = ("queued", "in_progress")
+MOST_STORED = 10_000
+"""Responses of a tenant; the oldest ones make room."""
+Json = Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredResponse:
+    response_id: str
+    tenant: str
+    previous_id: str | None
+    """Response whose conversation it continues."""
+    document: Json
+    """The response as clients see it."""
+    input: Sequence[Json]
+    """Items that were given with it, without those of the conversation before."""
+    num_bytes: int
+    created_at: float
+    expires_at: float
+
+    @property
+    def status(self) -> str:
+        return str(self.document["status"])
+
+    @property
+    def output(self) -> Sequence[Json]:
+        output = self.document["output"]
+        assert isinstance(output, list), "every response has a list of items"
+        return output
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseNews:
+    """What has happened to a response that runs, since it was last kept."""
+
+    response_id: str
+    document: Json | None
+    """None: it is as it was."""
+    events: Sequence[tuple[int, str]] = ()
+    """Events as JSON, by their sequence numbers."""
+    num_bytes: int = 0
+
+
+class ResponseTable:
+    """Each call waits for the database and may raise `StoreUnavailable`; none belongs on an event loop."""
+
+    def __init__(self, database: Database, *, now: Callable[[Connection], float] = database_time) -> None:
+        self._database = database
+        self._now = now
+
+    def add(self, response: StoredResponse, *, most_bytes: int, events: Sequence[str] = ()) -> None:
+        """Keep a response, with the first events of one that runs; the tenant's oldest ones make room for it."""
+        with self._database.write() as connection:
+            until = self._now(connection) + LEASE_S
+            connection.execute(insert(responses).values({**_columns(response), "leased_until": until}))
+            _add_events(connection, response.response_id, list(enumerate(events)))
+            _make_room(connection, response.tenant, most_bytes)
+
+    def conversation(self, tenant: str, response_id: str | None) -> list[StoredResponse]:
+        """Return a response and those that it continues, the oldest first; at a gap it ends."""
+        found = list[StoredResponse]()
+        with self._database.read() as connection:
+            while response_id is not None and (held := _held(connection, _there(tenant, response_id))):
+                found.append(held)
+                response_id = held.previous_id
+        return found[::-1]
+
+    def events(self, tenant: str, response_id: str, after: int, most: int) -> tuple[str | None, list[str]]:
+        """Return the status of a response, None without one, and its events behind a sequence number."""
+        of = response_events.c
+        query = select(of.event).where(of.response_id == response_id, of.number > after).order_by(of.number)
+        with self._database.read() as connection:
+            status = connection.scalar(select(responses.c.status).where(_there(tenant, response_id)))
+            return status, [] if status is None else list(connection.scalars(query.limit(most)))
+
+    def num_running(self, tenant: str) -> int:
+        is_running = (responses.c.tenant == tenant) & responses.c.status.in_(RUNNING)
+        with self._database.read() as connection:
+            return connection.scalar(select(func.count()).select_from(responses).where(is_running)) or 0
+
+    def keep(self, news: Sequence[ResponseNews]) -> set[str]:
+        """Keep what has happened to responses that run, and their leases; return those that still run or ended so."""
+        held = set[str]()
+        with self._database.write() as connection:
+            until = self._now(connection) + LEASE_S
+            for one in sorted(news, key=lambda one: one.response_id):  # in one order for all replicas
+                shown = _shown(one.document) if one.document else {}
+                values = {**shown, "num_bytes": one.num_bytes, "leased_until": until}
+                if connection.execute(update(responses).where(_running(one.response_id)).values(values)).rowcount:
+                    _add_events(connection, one.response_id, one.events)
+                    held.add(one.response_id)
+        return held
+
+    def cancel(self, tenant: str, response_id: str) -> StoredResponse | None:
+        """Cancel a response if it still runs; return it as it is then."""
+        with self._database.write() as connection:
+            held = _held(connection, _there(tenant, response_id))
+            if held is None or held.status not in RUNNING:
+                return held
+            return _end(connection, held, "cancelled", "response.incomplete", {})
+
+    def fail_lost(self, error: Json) -> None:
+        """Fail the responses whose server is gone: it has not renewed its lease on them."""
+        of = responses.c
+        is_running = of.status.in_(RUNNING)
+        with self._database.read() as connection:  # most calls end here, and no writer waits
+            if connection.execute(select(of.response_id).where(is_running).limit(1)).first() is None:
+                return
+        with self._database.write() as connection:
+            is_lost = is_running & (of.leased_until <= self._now(connection))
+            for row in connection.execute(select(responses).where(is_lost).with_for_update()).mappings().all():
+                _end(connection, _response(row), "failed", "response.failed", {"error": error})
+
+    def remove(self, tenant: str, response_id: str) -> bool:
+        """Delete a response with its events; returns whether there was one."""
+        with self._database.write() as connection:
+            return _delete(connection, _there(tenant, response_id)) > 0
+
+    def forget(self) -> None:
+        """Delete what has expired."""
+        with self._database.write() as connection:
+            _delete(connection, (responses.c.expires_at <= time.time()) & responses.c.status.not_in(RUNNING))
+
+
+def forget_tenant(database: Database, tenant: str) -> None:
+    """Delete all responses of a tenant, those that run too; raises `StoreUnavailable`."""
+    with database.write() as connection:
+        _delete(connection, responses.c.tenant == tenant)
+
+
+def _there(tenant: str, response_id: str) -> ColumnElement[bool]:
+    of = responses.c
+    return (of.response_id == response_id) & (of.tenant == tenant) & (of.expires_at > time.time())
+
+
+def _running(response_id: str) -> ColumnElement[bool]:
+    return (responses.c.response_id == response_id) & responses.c.status.in_(RUNNING)
+
+
+def _held(connection: Connection, which: ColumnElement[bool]) -> StoredResponse | None:
+    row = connection.execute(select(responses).where(which)).mappings().first()
+    return None if row is None else _response(row)
+
+
+def _end(
+    connection: Connection,
+    held: StoredResponse,
+    status: Literal["cancelled", "failed"],
+    kind: str,
+    changes: Json,
+) -> StoredResponse | None:
+    """End a response from outside of its server; one whose events are kept gets a last one."""
+    ended = replace(held, document={**held.document, **changes, "status": status})
+    if connection.execute(update(responses).where(_running(held.response_id)).values(_shown(ended.document))).rowcount:
+        of = response_events.c
+        last = connection.scalar(select(func.max(of.number)).where(of.response_id == held.response_id))
+        if last is not None:
+            event = {"type": kind, "response": ended.document, "sequence_number": last + 1}
+            _add_events(connection, held.response_id, [(last + 1, json.dumps(event))])
+    return _held(connection, responses.c.response_id == held.response_id)
+
+
+def _add_events(connection: Connection, response_id: str, events: Sequence[tuple[int, str]]) -> None:
+    if events:
+        rows = [{"response_id": response_id, "number": number, "event": event} for number, event in events]
+        connection.execute(insert(response_events), rows)
+
+
+def _make_room(connection: Connection, tenant: str, most_bytes: int) -> None:
+    """Delete the oldest responses of a tenant that are too many or too large; the newest one stays."""
+    of = responses.c
+    newest = (of.created_at.desc(), of.response_id)
+    place, size = func.row_number().over(order_by=newest), func.sum(of.num_bytes).over(order_by=newest)
+    ranked = select(of.response_id, of.status, place.label("place"), size.label("size")).where(of.tenant == tenant)
+    at = ranked.subquery().c
+    is_over = (at.place > MOST_STORED) | ((at.size > most_bytes) & (at.place > 1))
+    _delete(connection, of.response_id.in_(select(at.response_id).where(is_over, at.status.not_in(RUNNING))))
+
+
+def _delete(connection: Connection, which: ColumnElement[bool]) -> int:
+    ids = list(connection.scalars(select(responses.c.response_id).where(which)))
+    connection.execute(delete(response_events).where(response_events.c.response_id.in_(ids)))
+    return connection.execute(delete(responses).where(responses.c.response_id.in_(ids))).rowcount
+
+
+def _shown(document: Json) -> dict[str, object]:
+    return {"status": document["status"], "document": json.dumps(document)}
+
+
+def _columns(response: StoredResponse) -> dict[str, object]:
+    return {**asdict(response), **_shown(response.document), "input": json.dumps(response.input)}
+
+
+def _response(row: RowMapping) -> StoredResponse:
+    fields = {name: value for name, value in row.items() if name not in ("leased_until", "status")}
+    return StoredResponse(
+        **{**fields, "document": json.loads(row["document"]), "input": json.loads(row["input"])},
+    )
