@@ -415,6 +415,11 @@ class ServerConfig(BaseModel):
         default=False,
         description="shorten max_tokens to what the context has room for, with a warning; default: refuse it",
     )
+    open_objects: bool = Field(
+        default=False,
+        description="answers may have properties that their schema does not list, where it leaves out "
+        "additionalProperties; default: such objects are closed",
+    )
     max_header_bytes: int = Field(
         default=32 * 2**10, ge=1024, le=2**20, description="largest total size of the request headers"
     )

@@ -103,7 +103,7 @@ def _groups(root: Schema, part: Schema) -> Iterator[list[object]]:
         if isinstance(inner := part.get(name), list):
             yield inner
     inner = part.get("allOf")
-    yield from ([one] for one in (inner if isinstance(inner, list) else ()))
+    yield from ([one] for one in (inner if isinstance(inner, list) else ()) if one not in (True, {}))
 
 
 def _together(root: Schema, part: Schema) -> Iterator[Schema]:

@@ -1,6 +1,6 @@
 """Schemas of clients without what no grammar holds: the whole answer is checked for it, or it is an annotation.
 
-What can be written in other keywords is written so; what is left out makes the grammar wider, never narrower.
+What can be written in other keywords is written so. What is left out makes the grammar wider.
 """
 
 import copy
@@ -20,6 +20,8 @@ _WITHOUT_EFFECT = ("then", "else", "minContains", "maxContains")
 _WORDS = ("title", "description", "$comment", "examples", "markdownDescription")
 """Keywords for readers; the grammar's size does not count them."""
 _DEPENDENT = ("dependencies", "dependentRequired", "dependentSchemas")
+_LARGEST = 2**63 - 1
+_NEAR = 2**62
 _MAX_DEPENDENT = 6
 """Names that others depend on in one object: each doubles what the grammar has to follow."""
 
@@ -47,6 +49,7 @@ def relaxed(schema: Mapping[str, object]) -> Relaxed:
         if isinstance(given, str) and given not in FORMATS:
             del part["format"]
             annotations.append(f"{where}format {given}")
+        _bring_bounds_near(part)
         _spell_dependencies(part)
         _spell_not_required(part)
         for name in (*CHECKED, *_DEPENDENT):
@@ -55,6 +58,16 @@ def relaxed(schema: Mapping[str, object]) -> Relaxed:
         for name in _WITHOUT_EFFECT:
             part.pop(name, None)
     return Relaxed(made, tuple(annotations), tuple(checked))
+
+
+def _bring_bounds_near(schema: Schema) -> None:
+    """Replace bounds past 64 bits, which grammars cannot count to, by one within."""
+    for name, exclusive, sign in (("maximum", "exclusiveMaximum", 1), ("minimum", "exclusiveMinimum", -1)):
+        for given in (name, exclusive):
+            value = schema.get(given)
+            if isinstance(value, int | float) and not isinstance(value, bool) and sign * value > _LARGEST:
+                del schema[given]
+                schema.setdefault(name, sign * _NEAR)
 
 
 def _spell_dependencies(schema: Schema) -> None:
