@@ -1,6 +1,7 @@
 """Objects without a word on other properties are closed, and invented names are bounded."""
 
 import json
+from time import process_time
 
 import pytest
 
@@ -79,3 +80,18 @@ def test_a_stated_number_of_names_holds() -> None:
     schema: Schema = {"type": "object", "maxProperties": 1, "additionalProperties": WHOLE}
     assert takes(schema, '{"a": 1}')
     assert not takes(schema, '{"a": 1, "b": 1}')
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+def test_long_chains_of_references_take_no_square_of_time(backwards: bool) -> None:
+    last = 3000
+    names = range(last, -1, -1) if backwards else range(last + 1)
+    chain: Schema = {str(i): {"$ref": f"#/$defs/{min(i + 1, last)}", "required": ["a"]} for i in names}
+    chain[str(last)] = {"type": "object", "properties": {"a": WHOLE}}
+    schema: Schema = {
+        "$defs": chain,
+        "properties": {f"p{i}": {"$ref": "#/$defs/0", "minItems": 1} for i in range(1000)},
+    }
+    began = process_time()
+    assert closed(schema)["additionalProperties"] is False
+    assert process_time() - began < 5.0

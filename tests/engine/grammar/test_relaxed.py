@@ -5,6 +5,7 @@ import json
 import pytest
 from jsonschema import Draft202012Validator
 
+from prolepsis.core.errors import InvalidGrammar
 from prolepsis.engine.grammar.relaxed import Relaxed, Schema, relaxed
 from tests.engine.grammar.test_json_schema import SUBJECT, takes
 from tests.engine.grammar.tiny import json_schema
@@ -23,6 +24,8 @@ ANSWERS = ({}, {"a": 1}, {"b": 9}, {"a": 1, "b": 9}, {"a": 1, "b": 2})
         {"dependentSchemas": {"b": False}},
         {"not": {"required": ["a", "b"]}},
         {"not": {"required": ["b"]}},
+        {"oneOf": [{"required": ["a"]}, {"required": ["b"]}]},
+        {"oneOf": [{"required": ["a"]}, {"required": ["a", "b"]}]},
     ],
 )
 def test_what_can_be_spelt_otherwise_is_held(more: Schema) -> None:
@@ -31,6 +34,12 @@ def test_what_can_be_spelt_otherwise_is_held(more: Schema) -> None:
     validator = Draft202012Validator({**AB, **more})
     for answer in ANSWERS:
         assert takes(held.schema, json.dumps(answer)) == validator.is_valid(answer), answer
+
+
+def test_required_names_that_leave_no_choice_are_refused() -> None:
+    every = {**AB, "required": ["a", "b"], "oneOf": [{"required": ["a"]}, {"required": ["b"]}]}
+    with pytest.raises(InvalidGrammar):
+        SUBJECT.compile(json_schema(relaxed(every).schema))
 
 
 def test_dependencies_of_earlier_drafts_are_both() -> None:

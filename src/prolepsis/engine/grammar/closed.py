@@ -16,6 +16,8 @@ MAX_NAME = 128
 """Characters of such a name."""
 _OPEN = ("additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames", "minProperties")
 """Keywords that say which other names there may or must be."""
+_MOST_PARTS = 64
+"""Schemas that are closed as one."""
 _NAME = f"^(?s:.{{0,{MAX_NAME}}})$"
 _ANY = "any-json-value"
 _ANY_REF = f"#/$defs/{_ANY}"
@@ -41,7 +43,7 @@ def closed(schema: Mapping[str, object]) -> Schema:
     for part in parts:
         if id(part) in inside or not (_is_joint(made, part) or part.get("properties")):
             continue
-        together = list(_together(made, part))
+        together = _together(made, part)
         names = dict.fromkeys(name for one in together for name in _names(one))
         if not names or any(word in one for one in together for word in _OPEN):
             continue
@@ -83,9 +85,12 @@ def bounded(schema: Mapping[str, object]) -> Schema:
 def _joined(root: Schema, parts: list[Schema]) -> set[int]:
     """Return which schemas hold only together with another one."""
     found = set[int]()
-    for part in parts:
-        if _is_joint(root, part):
-            found |= {id(one) for one in _together(root, part) if one is not part}
+    waiting = [one for part in parts if _is_joint(root, part) for one in _members(root, part)]
+    while waiting:
+        one = waiting.pop()
+        if id(one) not in found:
+            found.add(id(one))
+            waiting += _members(root, one)
     return found
 
 
@@ -106,16 +111,21 @@ def _groups(root: Schema, part: Schema) -> Iterator[list[object]]:
     yield from ([one] for one in (inner if isinstance(inner, list) else ()) if one not in (True, {}))
 
 
-def _together(root: Schema, part: Schema) -> Iterator[Schema]:
-    """Yield the schemas that may hold for a value of `part`, itself first."""
-    waiting, seen = [part], {id(part)}
-    while waiting:
-        one = waiting.pop()
-        yield one
-        for inner in (inner for group in _groups(root, one) for inner in group):
-            if isinstance(inner, dict) and id(inner) not in seen:
+def _members(root: Schema, part: Schema) -> list[Schema]:
+    return [one for group in _groups(root, part) for one in group if isinstance(one, dict)]
+
+
+def _together(root: Schema, part: Schema) -> list[Schema]:
+    """Return the schemas that may hold for a value of `part`, itself first; none where they are too many."""
+    found, seen = [part], {id(part)}
+    for one in found:
+        for inner in _members(root, one):
+            if id(inner) not in seen:
                 seen.add(id(inner))
-                waiting.append(inner)
+                found.append(inner)
+        if len(found) > _MOST_PARTS:
+            return []
+    return found
 
 
 def _names(part: Schema) -> list[str]:

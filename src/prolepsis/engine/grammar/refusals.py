@@ -22,8 +22,6 @@ _ABOUT = (
     ("min/maxProperties", "minProperties"),
     ("min/maxProperties", "maxProperties"),
     ("oneOf constraints", "oneOf"),
-    ("circular references", "$ref"),
-    ("Pointer", "$ref"),
 )
 """Words of messages, and the keyword that they are about."""
 _MOST_PLACES = 4

@@ -22,6 +22,7 @@ _WORDS = ("title", "description", "$comment", "examples", "markdownDescription")
 _DEPENDENT = ("dependencies", "dependentRequired", "dependentSchemas")
 _LARGEST = 2**63 - 1
 _NEAR = 2**62
+_MAX_ONE_OF = 8
 _MAX_DEPENDENT = 6
 """Names that others depend on in one object: each doubles what the grammar has to follow."""
 
@@ -52,6 +53,7 @@ def relaxed(schema: Mapping[str, object]) -> Relaxed:
         _bring_bounds_near(part)
         _spell_dependencies(part)
         _spell_not_required(part)
+        _spell_one_of_required(part)
         for name in (*CHECKED, *_DEPENDENT):
             if name in part and _RELAX.get(name, _left_out)(part, name):
                 checked.append(where + name)
@@ -95,6 +97,24 @@ def _spell_not_required(schema: Schema) -> None:
     if isinstance(names, list) and names and "properties" in schema:
         del schema["not"]
         _also(schema, {"anyOf": [{"properties": {str(name): False}} for name in names]})
+
+
+def _spell_one_of_required(schema: Schema) -> None:
+    """Write `oneOf` of required names as a choice in which every other one lacks a name."""
+    options = schema.get("oneOf")
+    if not isinstance(options, list) or not 2 <= len(options) <= _MAX_ONE_OF:
+        return
+    given = [one["required"] for one in options if isinstance(one, dict) and one.keys() == {"required"}]
+    sets = [set(map(str, names)) for names in given if isinstance(names, list)]
+    if len(sets) < len(options):
+        return
+    del schema["oneOf"]
+    choices = list[Schema]()
+    for names in sets:
+        missing = [sorted(others - names) for others in sets if others is not names]
+        lacks = [{"anyOf": [{"properties": {name: False}} for name in one]} if one else False for one in missing]
+        choices.append({"required": sorted(names), "allOf": lacks})
+    _also(schema, {"anyOf": choices})
 
 
 def _also(schema: Schema, more: Schema) -> None:
