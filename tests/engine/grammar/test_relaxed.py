@@ -12,7 +12,7 @@ from tests.engine.grammar.tiny import json_schema
 
 WHOLE: Schema = {"type": "integer"}
 AB: Schema = {"type": "object", "properties": {"a": WHOLE, "b": WHOLE}, "additionalProperties": False}
-ANSWERS = ({}, {"a": 1}, {"b": 9}, {"a": 1, "b": 9}, {"a": 1, "b": 2})
+ANSWERS: tuple[dict[str, int], ...] = ({}, {"a": 1}, {"b": 9}, {"a": 1, "b": 9}, {"a": 1, "b": 2})
 
 
 @pytest.mark.parametrize(
