@@ -2,16 +2,22 @@
 
 Usage: python -m benchmarks.constrained_answers URL [--kinds required,named,parallel,schema] [--requests 200]
            [--at-once 16] [--max-tokens 160] [--ways off,auto,on,off-stream,auto-stream,on-stream] [--json OUT]
+           [--schemas FOLDER [--seed 1]]
 
 Kinds are calls of a tool of the model's choice, of a named one and of several, with generated parameters, and 55 JSON
 schemas (`structured_schemas.py`). Each request is asked in every way: by mode of speculation, whole and streamed;
 greedy and sampled in turns, with its own seed. An answer that ends by itself is checked with the jsonschema library;
 one that was cut is counted and compared only. Exits 1 where an answer is invalid, failed or differs.
+
+With --schemas the kind `schema` takes its schemas from the JSON files below FOLDER, such as a checkout of
+github.com/guidance-ai/jsonschemabench: as many as there are requests, drawn by the seed. Those that the server refuses,
+and answers that it gives up since they break their schema, are counted by the reason.
 """
 
 import argparse
 import asyncio
 import json
+import random
 import sys
 import time
 from collections import Counter
@@ -22,6 +28,7 @@ from typing import Any
 
 import httpx
 import jsonschema
+import referencing.exceptions
 
 from benchmarks.structured_schemas import BY_PROMPT, Schema, generated
 from prolepsis.server.cli.bench.ask import in_flight
@@ -62,7 +69,7 @@ class Answer:
         try:
             for name, text in wanted:
                 jsonschema.validate(json.loads(text), task.schemas[name])
-        except (KeyError, ValueError, jsonschema.ValidationError) as error:
+        except (KeyError, ValueError, jsonschema.ValidationError, referencing.exceptions.Unresolvable) as error:
             return str(error).partition("\n")[0]
         return None
 
@@ -76,16 +83,28 @@ class Counts:
     cut: int = 0
     """By max_tokens, in every way."""
     several_calls: int = 0
+    refused: list[str] = field(default_factory=list)
+    """With status 400 before the answer."""
+    given_up: list[str] = field(default_factory=list)
+    """Ended as `grammar_failed`."""
     invalid: list[str] = field(default_factory=list)
     different: list[str] = field(default_factory=list)
 
 
-def task(kind: str, number: int, max_tokens: int) -> Task:
+def schemas_of(folder: Path | None, num_drawn: int, seed: int) -> list[tuple[str, Schema]]:
+    """Return the schemas of the kind `schema` with their names: our own, or drawn from the files below a folder."""
+    if folder is None:
+        own = [*BY_PROMPT.values(), *map(generated, range(NUM_GENERATED))]
+        return [(str(number), schema) for number, schema in enumerate(own)]
+    files = random.Random(seed).sample(sorted(folder.rglob("*.json")), num_drawn)
+    return [(f"{file.parent.name}/{file.name}", json.loads(file.read_text())) for file in files]
+
+
+def task(kind: str, number: int, max_tokens: int, schemas: Sequence[tuple[str, Schema]]) -> Task:
     """Return the request of one number; each kind goes through its schemas in turn."""
     body: Body = {"max_tokens": max_tokens, "seed": number, "temperature": 0.0 if number % 2 else 0.8}
     if kind == "schema":
-        schemas = [*BY_PROMPT.values(), *map(generated, range(NUM_GENERATED))]
-        schema = schemas[number % len(schemas)]
+        _, schema = schemas[number % len(schemas)]
         form = {"type": "json_schema", "json_schema": {"name": "example", "schema": schema}}
         text = "Make up a short example that fits the schema. Answer with JSON only."
         return Task(kind, {**body, "messages": _user(text), "response_format": form}, {"": schema})
@@ -105,12 +124,13 @@ def _tool(name: str, parameters: Schema) -> Body:
 
 
 async def ask(http: httpx.AsyncClient, one: Task, way: str) -> Answer:
-    """Return the answer; a refused or failed request has the finish reason "failed" and its text."""
+    """Return the answer; the finish reason of a request without one is "refused", "given up" or "failed"."""
     mode, _, stream = way.partition("-")
     body = {**one.body, "stream": bool(stream), "speculation": {"mode": mode}}
     reply = await http.post("/v1/chat/completions", json=body)
     if reply.status_code != httpx.codes.OK:
-        return Answer(f"{reply.status_code} {reply.text[:200]}", (), "failed")
+        is_refused = reply.status_code == httpx.codes.BAD_REQUEST
+        return _without_answer(reply.json()["error"]) if is_refused else Answer(reply.text[:200], (), "failed")
     if stream:
         return _joined([json.loads(line[6:]) for line in reply.text.splitlines() if line.startswith("data: {")])
     choice = reply.json()["choices"][0]
@@ -118,9 +138,15 @@ async def ask(http: httpx.AsyncClient, one: Task, way: str) -> Answer:
     return Answer(choice["message"].get("content") or "", calls, choice["finish_reason"])
 
 
+def _without_answer(error: Body) -> Answer:
+    return Answer(error["message"], (), "given up" if error["code"] == "grammar_failed" else "refused")
+
+
 def _joined(chunks: Sequence[Body]) -> Answer:
     content, finish, calls = "", "failed", list[tuple[str, str]]()
     for chunk in chunks:
+        if "error" in chunk:
+            return _without_answer(chunk["error"])
         for choice in chunk.get("choices", ()):
             content += choice["delta"].get("content") or ""
             finish = choice["finish_reason"] or finish
@@ -136,14 +162,16 @@ async def measure(url: str, options: argparse.Namespace) -> dict[str, Counts]:
     """Return the counts by kind; the ways of a request are asked one after the other."""
     kinds, ways = options.kinds.split(","), options.ways.split(",")
     counts = {kind: Counts() for kind in kinds}
+    schemas = schemas_of(options.schemas, options.requests, options.seed)
     limits = httpx.Limits(max_connections=options.at_once)
     async with httpx.AsyncClient(base_url=url, timeout=WAIT_S, limits=limits) as http:
         model = (await http.get("/v1/models")).raise_for_status().json()["data"][0]["id"]
 
         async def one(kind: str, number: int) -> None:
-            asked = task(kind, number, options.max_tokens)
+            asked = task(kind, number, options.max_tokens, schemas)
             asked.body["model"] = model
-            count(counts[kind], f"{kind} {number}", asked, {way: await ask(http, asked, way) for way in ways})
+            name = schemas[number % len(schemas)][0] if kind == "schema" else str(number)
+            count(counts[kind], f"{kind} {name}", asked, {way: await ask(http, asked, way) for way in ways})
             print(f"{kind} {number} {json.dumps({k: _brief(v) for k, v in counts.items()})}", file=sys.stderr)
 
         jobs = [(kind, number) for number in range(options.requests) for kind in kinds]
@@ -157,17 +185,20 @@ def count(counts: Counts, name: str, asked: Task, answers: Mapping[str, Answer])
     counts.requests += 1
     counts.different += [f"{name}: {first[0]} and {way}" for way, answer in others if answer != first[1]]
     for way, answer in answers.items():
-        if answer.finish == "length":
+        if answer.finish in ("length", "refused", "given up"):
             continue
         fault = answer.content if answer.finish == "failed" else answer.fault(asked)
         counts.invalid += [f"{name} {way}: {fault}"] if fault else []
     counts.cut += first[1].finish == "length"
-    counts.valid += first[1].finish not in ("length", "failed") and first[1].fault(asked) is None
+    counts.refused += [f"{name}: {first[1].content}"] if first[1].finish == "refused" else []
+    counts.given_up += [f"{name}: {first[1].content}"] if first[1].finish == "given up" else []
+    counts.valid += first[1].finish in ("stop", "tool_calls") and first[1].fault(asked) is None
     counts.several_calls += len(first[1].calls) > 1
 
 
 def _brief(counts: Counts) -> Mapping[str, int]:
-    faults = {"invalid": len(counts.invalid), "different": len(counts.different)}
+    ends = {"refused": len(counts.refused), "given_up": len(counts.given_up)}
+    faults = {**ends, "invalid": len(counts.invalid), "different": len(counts.different)}
     return {"requests": counts.requests, "valid": counts.valid, "cut": counts.cut, **faults}
 
 
@@ -179,6 +210,8 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=200, help="of each kind")
     parser.add_argument("--at-once", type=int, default=16)
     parser.add_argument("--max-tokens", type=int, default=160)
+    parser.add_argument("--schemas", type=Path, help="a folder of JSON schemas")
+    parser.add_argument("--seed", type=int, default=1, help="draws the schemas")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     begun = time.monotonic()

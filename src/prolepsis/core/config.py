@@ -424,6 +424,11 @@ class ServerConfig(BaseModel):
         description="lines of system texts that are moved to the end of the conversation, so that more of it is in the "
         "prefix cache: date, tokens_left; the model reads them there",
     )
+    open_objects: bool = Field(
+        default=False,
+        description="answers may have properties that their schema does not list, where it leaves out "
+        "additionalProperties; default: such objects are closed",
+    )
     max_header_bytes: int = Field(
         default=32 * 2**10, ge=1024, le=2**20, description="largest total size of the request headers"
     )

@@ -109,7 +109,7 @@ class _Answering:
                         sample = samples[event.index]
                         delta = await sample.take(event)
                         if delta is not None:
-                            delta = prompt.sending(delta)
+                            delta = await prompt.sending(delta)
                             yield delta
                             prompt.sent(delta)
                         if sample.choice.finished and _is_over(samples, event):

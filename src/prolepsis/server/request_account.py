@@ -72,14 +72,18 @@ class PromptAccount:
             self.delivery.see(event)
             self.intervals.see(event.index, len(event.token_ids), time.perf_counter())
 
-    def sending(self, delta: Delta) -> Delta:
-        """Take in what is about to go to the client, and return it with the finish reason that all of us show."""
+    async def sending(self, delta: Delta) -> Delta:
+        """Take in what is about to go to the client, and return it with the finish reason that all of us show.
+
+        Raises `GrammarFailed` for an answer that breaks its schema.
+        """
         self._sent_at = time.perf_counter()
         if delta.index not in self._checks:
             self._checks[delta.index] = self._check()
         check = self._checks[delta.index]
         if check is not None:
             delta = check.take(delta)
+            await check.whole(delta)
         if delta.finish_reason is not None:
             self._finish_reasons.append(delta.finish_reason)
         return delta

@@ -91,6 +91,11 @@ def test_what_cannot_be_kept_is_refused_by_name_in_plain_words(schema: dict[str,
         assert not re.search(r"llguidance|parser|lexer|SearchRegex|NoExtension|panic", message)
 
 
+def test_a_refusal_names_the_place_of_the_keyword() -> None:
+    with pytest.raises(InvalidGrammar, match=r"contains \(at properties\.a\.contains\)"):
+        SUBJECT.compile(json_schema({"properties": {"a": {"contains": NULL}}}))
+
+
 def test_a_lenient_schema_leaves_out_a_bound_that_cannot_be_kept() -> None:
     schema = {"type": "integer", "minimum": -(2**63), "maximum": 2**64}
     assert allows(SUBJECT.compile(embedded(schema, lenient=True)).matcher(), "-123456789012345678901234567890")

@@ -1,20 +1,18 @@
 """The grammars that requests turn into, run through the library that enforces them."""
 
 import json
-from typing import Any
 
 import llguidance
 import pytest
 from pydantic import TypeAdapter
 
-from prolepsis.control.web.body_reader import parse_body
-from prolepsis.core.errors import InvalidGrammar, InvalidParameter
+from prolepsis.core.errors import InvalidGrammar
 from prolepsis.core.requests import GrammarSpec
 from prolepsis.engine.grammar.grammars import Grammars
 from prolepsis.engine.grammar.source import llguidance_source
 from prolepsis.engine.models.answer_formats.formats import Thinking
-from prolepsis.server.openai.bodies import CompletionBody, ToolBody, ToolChoice
-from prolepsis.server.openai.constraint import NO_TOOLS, ToolUse, asked_form, check_strict, constraint, tool_use
+from prolepsis.server.openai.bodies import ToolBody, ToolChoice
+from prolepsis.server.openai.constraint import NO_TOOLS, ToolUse, constraint, tool_use
 from tests.engine.models.files.byte_level import byte_level
 
 BYTES = llguidance.LLTokenizer("byte")
@@ -133,63 +131,6 @@ def test_a_regex_is_the_same_terminal_alone_and_with_tools(pattern: str, thinkin
 def test_a_regex_that_is_too_long_alone_is_too_long_with_tools() -> None:
     with pytest.raises(InvalidGrammar, match="regex has 40000 bytes"):
         constraint(GrammarSpec("regex", "a" * 40_000), use("auto"))
-
-
-NAMED_SCHEMA = {"name": "a", "schema": SCHEMA, "strict": True}
-
-
-def body(**changes: Any) -> CompletionBody:
-    return parse_body(json.dumps({"model": "m", "prompt": "x", **changes}).encode(), CompletionBody)
-
-
-@pytest.mark.parametrize(
-    ("changes", "spec"),
-    [
-        ({}, None),
-        ({"response_format": {"type": "text"}}, None),
-        ({"response_format": {"type": "json_object"}}, GrammarSpec("json_schema", '{"type": "object"}')),
-        (
-            {
-                "response_format": {
-                    "type": "json_schema",
-                    "json_schema": {"name": "a", "schema": SCHEMA, "strict": True},
-                }
-            },
-            FORM,
-        ),
-        ({"structured_outputs": {"json": SCHEMA}}, FORM),
-        ({"structured_outputs": {"json": json.dumps(SCHEMA)}}, FORM),
-        ({"structured_outputs": {"regex": "a+"}}, GrammarSpec("regex", "a+")),
-        ({"structured_outputs": {"choice": ["é", "b"]}}, GrammarSpec("choice", '["é", "b"]')),
-        ({"structured_outputs": {"grammar": "start: /a/"}}, GrammarSpec("lark", "start: /a/")),
-        ({"structured_outputs": {"json_object": True}}, GrammarSpec("json_schema", '{"type": "object"}')),
-    ],
-)
-def test_asked_forms(changes: dict[str, object], spec: GrammarSpec | None) -> None:
-    assert asked_form(body(**changes)) == spec
-
-
-@pytest.mark.parametrize(
-    ("schema", "named"),
-    [
-        ({"type": "array"}, "root"),
-        ({"anyOf": [SCHEMA]}, "root"),
-        ({"type": "object", "properties": {}}, "additionalProperties"),
-        ({**SCHEMA, "required": []}, "'city'"),
-        ({**SCHEMA, "properties": {"city": {"type": "object"}}}, "S.properties.city"),
-        ({**SCHEMA, "properties": {"city": {"allOf": [{}]}}}, "allOf"),
-        ({**SCHEMA, "$defs": {"x": {"type": ["object", "null"]}}}, "S.$defs.x"),
-    ],
-)
-def test_schemas_outside_the_strict_subset(schema: dict[str, object], named: str) -> None:
-    with pytest.raises(InvalidParameter, match=named.replace("$", r"\$")):
-        check_strict(schema, "S")
-
-
-def test_a_strict_schema_passes() -> None:
-    inner = {"type": ["object", "null"], "properties": {}, "required": [], "additionalProperties": False}
-    nested = {**SCHEMA, "properties": {"city": {"anyOf": [{"$ref": "#/$defs/x"}, {"type": "null"}]}}}
-    check_strict({**nested, "$defs": {"x": inner}}, "S")
 
 
 ONE_TOKEN_MARKS = byte_level("")

@@ -186,7 +186,7 @@ async def test_a_strict_server_refuses_it_by_name(
         (CHAT, {"n_predict": 5}, "n_predict", "use 'max_tokens'"),
         (RESPONSES, {"n_predict": 5}, "n_predict", "use 'max_output_tokens'"),
         (CHAT, {"repeat_penalty": 1.3}, "repeat_penalty", "use 'repetition_penalty'"),
-        (CHAT, {"guided_json": {}}, "guided_json", "use 'structured_outputs'"),
+        (CHAT, {"guided_whitespace_pattern": " *"}, "guided_whitespace_pattern", "not supported"),
         (CHAT, {"max_output_tokens": 5}, "max_output_tokens", "use 'max_tokens'"),
         (RESPONSES, {"max_tokens": 5}, "max_tokens", "use 'max_output_tokens'"),
         (RESPONSES, {"logprobs": True}, "logprobs", "use 'include'"),
@@ -257,7 +257,7 @@ async def test_a_schema_of_a_json_object_holds(apps: dict[bool, FastAPI]) -> Non
         await http.post(RESPONSES, json=BASES[RESPONSES] | {"text": {"format": form}})
     for request in engine.requests:
         assert request.grammar is not None
-        assert json.loads(request.grammar.source) == schema
+        assert json.loads(request.grammar.source) == schema | {"additionalProperties": False}
 
 
 @pytest.mark.parametrize("route", [CHAT, RESPONSES])

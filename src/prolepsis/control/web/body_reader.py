@@ -179,16 +179,24 @@ def _leaves(annotation: object) -> Iterator[object]:
 def _served(value: dict[str, object], kind: type[Body], path: Path, ignored: Ignored | None) -> dict[str, object]:
     """Drop what is not served and cannot change the answer, here and in nested objects; raises `RequestRefused`."""
     kept: dict[str, object] = {}
+    renamed: dict[str, dict[str, object]] = {}
     fields = _fields(kind)
     for name, item in value.items():
         field, place = fields.get(name), (*path, name)
-        if field is None:
+        foreign = FOREIGN_FIELDS.get(name, UNKNOWN)
+        if field is None and foreign.read_as and foreign.read_as[0] in fields and not foreign.is_neutral(item):
+            own, inner = foreign.read_as
+            renamed.setdefault(own, {})[inner] = item
+        elif field is None:
             _drop(name, item, place, fields, ignored)
         elif item is not None or not field.is_optional:
             if ignored is not None and not field.has_effect:
                 ignored.add(place)
             if isinstance(item, list) or _is_served(item, field, place, ignored):
                 kept[name] = _served_inside(item, field, place, ignored)
+    for name, forms in renamed.items():
+        given = kept.setdefault(name, {})
+        kept[name] = {**forms, **given} if isinstance(given, dict) else given
     return kept
 
 

@@ -21,6 +21,8 @@ class ForeignField:
     asks_nothing: tuple[object, ...] = ()
     changes_answer: bool = False
     """Another value is refused; otherwise it is dropped and named."""
+    read_as: tuple[str, str] | None = None
+    """A field of this place, and a field of its object, which mean the same."""
     instead: tuple[str, ...] = ()
     """Fields that mean the same: the first one that stands at the field's place is the one to use."""
 
@@ -41,7 +43,7 @@ _REFUSED: _Rows = (
          "guided_regex guided_whitespace_pattern image_data images input input_embeds instructions logits_processors "
          "lora lora_path messages moderation penalty_prompt prediction previous_response_id prompt prompt_embeds "
          "prompt_logprobs refusal regex samplers session_params stop_regex stop_sequences structural_tag suffix "
-         "system think tools web_search_options"),
+         "system think tools web_search_options whitespace_pattern"),
     ((False,), "add_special_tokens background continue_final_message early_stopping echo logprobs no_stop_trim "
                "post_sampling_probs return_hidden_states return_routed_experts return_token_ids return_tokens "
                "return_tokens_as_token_ids use_beam_search"),
@@ -63,7 +65,7 @@ _DROPPED: _Rows = (
     ((), "annotations include response_fields"),
     ((False,), "return_progress store timings_per_token"),
     ((True,), "cache_prompt stream_reasoning"),
-    ((True, False), "parallel_tool_calls"),
+    ((True, False), "disable_any_whitespace parallel_tool_calls"),
     ((0, -1), "id_slot n_keep"),
     ((64, -1), "repeat_last_n"),
     (({},), "prompt_cache_options"),
@@ -88,18 +90,26 @@ _INSTEAD: Mapping[str, str] = {
     "response_format text": "format json_schema response_format text",
     "return_token_ids": "return_tokens",
     "stop": "stop_sequences",
-    "structured_outputs": "ebnf grammar guided_choice guided_grammar guided_json guided_regex regex structural_tag",
     "tool_calls tool_choice": "function_call",
     "tools": "functions",
     "top_logprobs logprobs": "n_probs",
 }
+_FORMS: Mapping[str, str] = {
+    "choice": "guided_choice",
+    "grammar": "ebnf grammar guided_grammar",
+    "json": "guided_json json_schema",
+    "regex": "guided_regex regex",
+    "structural_tag": "structural_tag",
+}
+"""Spellings of the forms of `structured_outputs`: of vLLM, SGLang and llama.cpp."""
 # fmt: on
 
 
 def _table() -> Mapping[str, ForeignField]:
     instead = {name: tuple(fields.split()) for fields, names in _INSTEAD.items() for name in names.split()}
+    forms = {name: ("structured_outputs", form) for form, names in _FORMS.items() for name in names.split()}
     return {
-        name: ForeignField(values, changes_answer, instead.get(name, ()))
+        name: ForeignField(values, changes_answer, forms.get(name), instead.get(name, ()))
         for changes_answer, rows in ((True, _REFUSED), (False, _DROPPED))
         for values, names in rows
         for name in names.split()

@@ -125,7 +125,7 @@ class Grammars:
         )
         start = compiled.start
         if start.is_error():
-            kind, reason = refusal(spec.kind, start.get_error())
+            kind, reason = refusal(spec, start.get_error())
             raise InvalidGrammar(f"the {kind} cannot be compiled: {reason}; {ALLOWED[kind]}")
         failed = Walks(tokenizer, self._vocab_size, self._eos).failed(start)
         if failed is not None:

@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from urllib.parse import unquote
 
-MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
 """Keywords whose value holds schemas by names that are free."""
 DATA = ("const", "enum", "default", "examples")
 """Keywords whose value is no schema."""
@@ -12,17 +12,26 @@ _MOST_PARTS = 64
 """Parts of one schema that are looked at together; a longer chain of references is judged link by link."""
 
 
-def schemas(value: object, *, in_map: bool = False) -> Iterator[dict[str, object]]:
-    """Yield every schema inside `value`, itself first."""
-    stack = [(value, in_map)]
+def placed(value: object) -> Iterator[tuple[str, dict[str, object]]]:
+    """Yield every schema inside `value` with its place, itself first."""
+    stack = [("", value, False)]
     while stack:
-        value, in_map = stack.pop()
+        place, value, in_map = stack.pop()
         if isinstance(value, list):
-            stack += [(part, False) for part in value]
+            stack += [(f"{place}[{i}]", part, False) for i, part in enumerate(value)]
         elif isinstance(value, dict):
             if not in_map:
-                yield value
-            stack += [(part, not in_map and name in MAPS) for name, part in value.items() if in_map or name not in DATA]
+                yield place, value
+            stack += [
+                (f"{place}.{name}" if place else name, part, not in_map and name in MAPS)
+                for name, part in value.items()
+                if in_map or name not in DATA
+            ]
+
+
+def schemas(value: object) -> Iterator[dict[str, object]]:
+    """Yield every schema inside `value`, itself first."""
+    return (schema for _, schema in placed(value))
 
 
 def pointed(root: object, reference: str) -> object:

@@ -4,9 +4,11 @@ import json
 import re
 
 from llguidance import LLMatcher
+from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 
 from prolepsis.core.errors import InvalidGrammar
 from prolepsis.core.requests import JSON_STYLE, GrammarKind, GrammarSpec
+from prolepsis.engine.grammar.closed import bounded
 from prolepsis.engine.grammar.json_schema import GUIDANCE, CoversNone, Schema, allowed_escapes, prepared
 from prolepsis.engine.grammar.refusals import plain
 from prolepsis.engine.grammar.repetitions import check_lark_repetitions, check_repetitions
@@ -19,6 +21,8 @@ MAX_SOURCE_BYTES: dict[GrammarKind, int] = {
 }
 """The library's time and stack grow with the longest chain of names that fits."""
 MAX_CHOICES = 4096
+_GBNF = re.compile(r"^[ \t]*[A-Za-z][\w-]*[ \t]*::=", re.MULTILINE)
+"""A definition of llama.cpp's grammars."""
 _EMBEDDED = re.compile(r"%json\s*(?=\{)")
 
 
@@ -49,6 +53,16 @@ def llguidance_source(spec: GrammarSpec, covers_none: CoversNone = _not_known) -
         raise InvalidGrammar(f"the {spec.kind} is nested too deeply; allowed: some hundred levels") from error
 
 
+def as_lark(grammar: str) -> str:
+    """Return a grammar that is lark or GBNF as lark; raises `InvalidGrammar`."""
+    if not _GBNF.search(grammar):
+        return grammar
+    try:
+        return gbnf_to_lark(grammar)
+    except (GbnfToLarkError, ValueError, RecursionError) as error:
+        raise InvalidGrammar(f"the grammar is no GBNF: {str(error)[:200]}; allowed: GBNF, or lark") from error
+
+
 def lark_terminal(pattern: str) -> str:
     """Return a regex as a lark grammar holds it, written as it is alone; raises `InvalidGrammar` as that does."""
     whole = json.loads(llguidance_source(GrammarSpec("regex", pattern)))
@@ -62,7 +76,7 @@ def _json_schema(source: str, covers_none: CoversNone) -> str:
     if not isinstance(schema, dict):
         raise InvalidGrammar(f"the json_schema is {_shown(schema)}; allowed: a JSON object, or true for any JSON")
     style = {**JSON_STYLE, "json_allowed_escapes": allowed_escapes(schema)}
-    made = prepared(schema, lenient=False, covers_none=covers_none)
+    made = prepared(bounded(schema), lenient=False, covers_none=covers_none)
     return LLMatcher.grammar_from_json_schema(made, overrides=style)  # type: ignore[arg-type]
 
 
@@ -84,7 +98,7 @@ def _with_prepared_schemas(lark: str, covers_none: CoversNone) -> str:
 def _embedded(schema: Schema, covers_none: CoversNone) -> Schema:
     given = schema.get(GUIDANCE)
     guidance = given if isinstance(given, dict) else {}
-    made = prepared(schema, lenient=bool(guidance.get("lenient")), covers_none=covers_none)
+    made = prepared(bounded(schema), lenient=bool(guidance.get("lenient")), covers_none=covers_none)
     return {**made, GUIDANCE: {"json_allowed_escapes": allowed_escapes(schema), **guidance}}
 
 

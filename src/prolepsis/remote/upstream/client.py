@@ -32,6 +32,7 @@ from prolepsis.core.plan import AppliedPlan, SpecPlan
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import ProposerMemory, TrafficClassCounts
 from prolepsis.engine.containment import Containment
+from prolepsis.engine.grammar.validation import broken
 from prolepsis.engine.text import Detokenizer, StopStrings
 from prolepsis.remote.upstream.answer import UpstreamAnswer
 from prolepsis.remote.upstream.api import Chunk
@@ -40,7 +41,6 @@ from prolepsis.remote.upstream.metrics import UpstreamMetrics
 from prolepsis.remote.upstream.pool import Pool, PoolBusy, PoolFacts, PoolFault, PoolLost, PoolMalformed
 from prolepsis.remote.upstream.route import route_of
 from prolepsis.remote.upstream.sample import UpstreamSample
-from prolepsis.remote.upstream.schema import broken
 
 WATCH_S = 2.0
 """Between two looks at the pools."""

@@ -3,9 +3,12 @@
 A stop string, a stop token or an output policy may cut an answer where its grammar could not end.
 """
 
+import asyncio
 import json
 from dataclasses import replace
 
+from prolepsis.core.errors import GrammarFailed
+from prolepsis.engine.grammar.validation import broken
 from prolepsis.engine.models.answer_formats.call_reader import Piece, is_json_object
 from prolepsis.server.deltas import Delta
 from prolepsis.server.openai.chat_reader import ChatReader
@@ -20,6 +23,7 @@ class AnswerCheck:
         self._tools = prepared.tools
         self._call_form = prepared.formats.tools if prepared.tools.callable else None
         self._form = _Form(prepared)
+        self._schema = prepared.checked_schema
         self._arguments: dict[int, str] = {}
         self._content: list[str] = []
         self._has_content = False
@@ -37,6 +41,16 @@ class AnswerCheck:
         if delta.finish_reason == "stop" and not self._may_end(delta):
             return replace(delta, finish_reason="length")
         return delta
+
+    async def whole(self, delta: Delta) -> None:
+        """Raise `GrammarFailed` if the answer that ends with `delta` breaks what its grammar does not hold."""
+        if self._schema is None or self._arguments or delta.finish_reason != "stop":
+            return
+        text = "".join(self._content).lstrip()
+        _, end = json.JSONDecoder().raw_decode(text)  # behind the form control tokens may be shown
+        fault = await asyncio.to_thread(broken, self._schema, text[:end])
+        if fault is not None:
+            raise GrammarFailed(f"the answer breaks its schema: {fault}")
 
     @property
     def whole_calls(self) -> bool | None:

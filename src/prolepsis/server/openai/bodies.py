@@ -2,7 +2,8 @@
 
 from typing import Annotated, Literal, Self, TypeAlias
 
-from pydantic import Field, WithJsonSchema, model_validator
+from jiter import from_json
+from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from prolepsis.control.web.fields import (
     Body,
@@ -130,20 +131,43 @@ class ResponseFormat(Body):
         return self
 
 
+_SchemaOrText = Annotated[
+    Schema | str | None, WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "string"}, {"type": "null"}]})
+]
+
+
+class TagBody(Body):
+    begin: Annotated[str, Field(min_length=1)]
+    schema_: Annotated[Schema | None, Field(alias="schema")] = None
+    end: str = ""
+
+
+class StructuralTag(Body):
+    """Free text in which a trigger begins a tag: its begin, JSON of its schema, its end."""
+
+    type: Literal["structural_tag"] = "structural_tag"
+    structures: Annotated[list[TagBody], Field(min_length=1, max_length=MAX_TOOLS)]
+    triggers: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=MAX_TOOLS)]
+
+
+def _read_text(value: object) -> object:
+    return from_json(value.encode()) if isinstance(value, str) else value
+
+
 class StructuredOutputs(Body):
     """Exactly one field says what the answer must be."""
 
-    json_: Annotated[
-        Schema | str | None,
-        Field(alias="json"),
-        WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "string"}, {"type": "null"}]}),
-    ] = None
+    json_: Annotated[_SchemaOrText, Field(alias="json")] = None
     """A JSON schema, or its text."""
     regex: Annotated[str, Field(min_length=1)] | None = None
     choice: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=1024)] | None = None
     grammar: Annotated[str, Field(min_length=1)] | None = None
-    """Lark, in llguidance's dialect."""
+    """Lark, in llguidance's dialect, or GBNF."""
     json_object: Literal[True] | None = None
+    structural_tag: Annotated[StructuralTag | None, BeforeValidator(_read_text)] = None
+    """Or its text."""
+    disable_additional_properties: bool | None = None
+    """Objects whose schema does not say have no other properties; default: the server's setting."""
 
     @model_validator(mode="after")
     def _one(self) -> Self:
@@ -159,6 +183,7 @@ STRUCTURED_FORMS = {
     "choice": "choice",
     "grammar": "grammar",
     "json_object": "json_object",
+    "structural_tag": "structural_tag",
 }
 """Attribute of each form by its name in JSON."""
 

@@ -1,12 +1,14 @@
-"""The language of an answer: the form that is asked for, tool calls and reasoning; strict schemas are checked."""
+"""The language of an answer: the form that is asked for, tool calls and reasoning."""
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.requests import JSON_STYLE, GrammarSpec
+from prolepsis.engine.grammar.closed import closed
+from prolepsis.engine.grammar.relaxed import relaxed
 from prolepsis.engine.grammar.source import lark_terminal
 from prolepsis.engine.models.answer_formats.call_grammar import call_rules
 from prolepsis.engine.models.answer_formats.formats import AnswerFormats, Thinking
@@ -15,71 +17,11 @@ from prolepsis.engine.models.answer_formats.tool_format import Function, ToolFor
 from prolepsis.server.openai.bodies import (
     AllowedChoice,
     FunctionBody,
-    GenerationBody,
     NamedTool,
-    ResponseFormat,
-    SharedBody,
-    StructuredOutputs,
     ToolBody,
     ToolChoice,
 )
-from prolepsis.server.openai.conversation import read_json
-
-_MAX_DEPTH = 64
-_LISTS = ("anyOf", "prefixItems")
-_MAPS = ("properties", "$defs", "definitions")
-_SINGLE = ("items",)
-_REFUSED = ("allOf", "oneOf", "not", "if", "then", "else", "dependentRequired", "dependentSchemas", "patternProperties")
-
-
-def check_strict(schema: dict[str, object], param: str) -> None:
-    """Raise `InvalidParameter` naming the first place where `schema` leaves the strict subset.
-
-    The root is an object; every object lists all its properties in `required` and has `additionalProperties: false`.
-    """
-    if schema.get("type") != "object":
-        raise InvalidParameter(f"{param}: the root of a strict schema must have type 'object'", param=param)
-    for path, part in _parts(schema, param, 0):
-        _check_part(path, part, param)
-
-
-def _parts(schema: dict[str, object], path: str, depth: int) -> Iterator[tuple[str, dict[str, object]]]:
-    """Yield every schema inside `schema`, itself first, with where it is."""
-    if depth > _MAX_DEPTH:
-        raise InvalidParameter(f"{path} is nested deeper than {_MAX_DEPTH} levels, the most allowed", param=path[:200])
-    yield path, schema
-    for name in (*_LISTS, *_MAPS, *_SINGLE):
-        inner = schema.get(name)
-        parts: list[tuple[str, object]] = []
-        if name in _LISTS and isinstance(inner, list):
-            parts = [(f"{path}.{name}[{i}]", part) for i, part in enumerate(inner)]
-        elif name in _MAPS and isinstance(inner, dict):
-            parts = [(f"{path}.{name}.{key[:64]}", part) for key, part in inner.items()]
-        elif name in _SINGLE:
-            parts = [(f"{path}.{name}", inner)]
-        for where, part in parts:
-            if isinstance(part, dict):
-                yield from _parts(part, where, depth + 1)
-
-
-def _check_part(path: str, schema: dict[str, object], param: str) -> None:
-    refused = next((name for name in _REFUSED if name in schema), None)
-    if refused is not None:
-        raise InvalidParameter(f"{path}: strict schemas do not take {refused!r}; allowed: anyOf", param=param)
-    kinds = schema.get("type")
-    is_object = kinds == "object" or (isinstance(kinds, list) and "object" in kinds) or "properties" in schema
-    if not is_object:
-        return
-    if schema.get("additionalProperties") is not False:
-        raise InvalidParameter(f"{path}: strict objects must have 'additionalProperties': false", param=param)
-    properties, required = schema.get("properties", {}), schema.get("required", [])
-    if not isinstance(properties, dict) or not isinstance(required, list):
-        raise InvalidParameter(f"{path}: 'properties' must be an object and 'required' a list", param=param)
-    listed = {name for name in required if isinstance(name, str)}
-    missing = next((name for name in properties if name not in listed), None)
-    if missing is not None:
-        message = f"{path}: strict objects must list every property in 'required'; {missing[:64]!r} is missing"
-        raise InvalidParameter(message, param=param)
+from prolepsis.server.openai.strict_schema import check_strict
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +34,8 @@ class ToolUse:
     required: bool
     parallel: bool
     """Several calls in one answer are allowed."""
+    warnings: tuple[str, ...] = ()
+    """What is not kept of the schemas."""
 
     @property
     def functions(self) -> tuple[Function, ...]:
@@ -102,8 +46,13 @@ class ToolUse:
 NO_TOOLS = ToolUse((), (), required=False, parallel=False)
 
 
-def tool_use(tools: Sequence[ToolBody] | None, choice: ToolChoice | None, parallel: bool | None) -> ToolUse:
-    """Read tools and tool choice together; raises `InvalidParameter`."""
+def tool_use(
+    tools: Sequence[ToolBody] | None, choice: ToolChoice | None, parallel: bool | None, *, open_objects: bool = False
+) -> ToolUse:
+    """Read tools and tool choice together; raises `InvalidParameter`.
+
+    `open_objects`: an object may have other properties where its schema does not say.
+    """
     functions = tuple(tool.function for tool in tools or ())
     kind = choice if isinstance(choice, str) else choice.type if choice else "auto"
     if not functions:
@@ -116,7 +65,15 @@ def tool_use(tools: Sequence[ToolBody] | None, choice: ToolChoice | None, parall
     named = _named(choice, functions)
     mode = choice.allowed_tools.mode if isinstance(choice, AllowedChoice) else kind
     required = mode in ("required", "function")
-    return ToolUse(functions, named, required=required, parallel=parallel is not False and kind != "function")
+    held = [_held(one, open_objects=open_objects) for one in named]
+    lost = ", ".join(place for _, places in held for place in places)
+    return ToolUse(
+        functions,
+        tuple(one for one, _ in held),
+        required=required,
+        parallel=parallel is not False and kind != "function",
+        warnings=(f"without effect: {lost}",) if lost else (),
+    )
 
 
 def _check(functions: Sequence[FunctionBody]) -> None:
@@ -127,6 +84,20 @@ def _check(functions: Sequence[FunctionBody]) -> None:
     for i, function in enumerate(functions):
         if function.strict:
             check_strict(function.parameters or {}, f"tools[{i}].function.parameters")
+
+
+def _held(function: FunctionBody, *, open_objects: bool) -> tuple[FunctionBody, tuple[str, ...]]:
+    """Return a function with what a grammar holds of its parameters, and the formats that a strict one loses."""
+    parameters, annotations = function.parameters, tuple[str, ...]()
+    if function.strict and parameters:
+        held = relaxed(parameters)
+        if held.checked:
+            message = f"the strict parameters of {function.name!r} have {held.checked[0]}; allowed: without it"
+            raise InvalidParameter(message, param="tools")
+        parameters, annotations = held.schema, held.annotations
+    if parameters and not open_objects:
+        parameters = closed(parameters)
+    return function.model_copy(update={"parameters": parameters}), annotations
 
 
 def _named(choice: ToolChoice | None, functions: tuple[FunctionBody, ...]) -> tuple[FunctionBody, ...]:
@@ -142,21 +113,8 @@ def _named(choice: ToolChoice | None, functions: tuple[FunctionBody, ...]) -> tu
     return tuple(known[name] for name in dict.fromkeys(names))
 
 
-_ANY_OBJECT: Mapping[str, object] = {"type": "object"}
 _TEXT = r"TEXT: /(.|\n)*/"
 _SPACE = r"SPACE: /[ \n]*/"
-
-
-def asked_form(body: SharedBody) -> GrammarSpec | None:
-    """Return the grammar that the body asks for by name, or None; raises `InvalidParameter`."""
-    wanted = body.response_format if isinstance(body, GenerationBody) else None
-    by_format = _of_response_format(wanted) if wanted else None
-    if body.structured_outputs is None:
-        return by_format
-    if by_format is not None:
-        message = "structured_outputs and response_format are given; allowed: one of them"
-        raise InvalidParameter(message, param="structured_outputs")
-    return _of_structured_outputs(body.structured_outputs)
 
 
 def constraint(
@@ -188,46 +146,6 @@ def constraint(
         rules.append(f"form: {_as_rule(form)}")
         answer = f"(calls | {lark_quoted(reasoning.content)} form)"
     return GrammarSpec("lark", _lark(answer, [*rules, _SPACE], thinking, reasoning))
-
-
-def _of_response_format(wanted: ResponseFormat) -> GrammarSpec | None:
-    if wanted.type == "json_object":
-        return _json(_ANY_OBJECT if wanted.schema_ is None else wanted.schema_)
-    if wanted.json_schema is None:
-        return None
-    param = "response_format.json_schema.schema"
-    schema = wanted.json_schema.schema_
-    if wanted.json_schema.strict:
-        check_strict(schema or {}, param)
-    return _json(_ANY_OBJECT if schema is None else schema)
-
-
-def _of_structured_outputs(wanted: StructuredOutputs) -> GrammarSpec:
-    if wanted.regex is not None:
-        return GrammarSpec("regex", wanted.regex)
-    if wanted.choice is not None:
-        return GrammarSpec("choice", json.dumps(wanted.choice, ensure_ascii=False))
-    if wanted.grammar is not None:
-        return GrammarSpec("lark", wanted.grammar)
-    if wanted.json_object:
-        return _json(_ANY_OBJECT)
-    return _json(_read_schema(wanted.json_))
-
-
-def _read_schema(value: object) -> Mapping[str, object]:
-    if isinstance(value, str):
-        try:
-            value = read_json(value, "structured_outputs.json")
-        except ValueError as error:
-            message = f"structured_outputs.json is not JSON: {error}"
-            raise InvalidParameter(message, param="structured_outputs.json") from None
-    if not isinstance(value, dict):
-        raise InvalidParameter("structured_outputs.json must be a JSON schema", param="structured_outputs.json")
-    return value
-
-
-def _json(schema: Mapping[str, object]) -> GrammarSpec:
-    return GrammarSpec("json_schema", json.dumps(schema, ensure_ascii=False))
 
 
 def _free_text_and_calls(

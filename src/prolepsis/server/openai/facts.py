@@ -117,7 +117,7 @@ def _tool_choice(body: GenerationBody) -> ToolChoiceKind:
 def _structured_output(body: GenerationBody) -> str:
     if (wanted := body.structured_outputs) is not None:
         form = next(name for name, attribute in STRUCTURED_FORMS.items() if getattr(wanted, attribute) is not None)
-        return "json_schema" if form == "json" else form
+        return {"json": "json_schema", "structural_tag": "grammar"}.get(form, form)
     if body.response_format is None or body.response_format.type == "text":
         return "none"
     return body.response_format.type

@@ -13,8 +13,9 @@ from prolepsis.core.facts import RequestFacts, traffic_class_of
 from prolepsis.core.kill_scope import request_scopes
 from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams
 from prolepsis.engine.models.answer_formats.formats import Thinking
+from prolepsis.server.openai.asked_form import AskedForm, asked_form
 from prolepsis.server.openai.bodies import ChatBody, CompletionBody, GenerationBody
-from prolepsis.server.openai.constraint import ToolUse, asked_form, constraint, tool_use
+from prolepsis.server.openai.constraint import ToolUse, constraint, tool_use
 from prolepsis.server.openai.conversation import prompt_tokens, thinking_of
 from prolepsis.server.openai.facts import DEFAULT_COMPLETION_TOKENS, request_facts, sampling_params
 from prolepsis.server.openai.fill import fill_prompt, fill_stop
@@ -39,6 +40,8 @@ async def prepare_chat(
     _check_params(params, max_tokens, services.client.info)
     turn = partial(services.intake.large_work.run, context.caller.tenant, context.num_bytes)
     chat = await turn(lambda: _read_chat(body, context, services))
+    for warning in (*chat.form.warnings, *chat.tools.warnings):
+        context.warn(warning)
     length = len(chat.token_ids)
     max_tokens = _clamped(max_tokens, length, params, context, services)
     max_tokens = _fitting(length, max_tokens, field, params.min_tokens, services.client.info)
@@ -51,6 +54,7 @@ async def prepare_chat(
         thinking=chat.thinking,
         tools=chat.tools,
         formats=services.tokenizer.formats,
+        checked_schema=chat.form.checked,
         reads_fenced=services.config.fenced_calls,
         grammar_field=grammar_field,
     )
@@ -63,14 +67,16 @@ class _Chat:
     token_ids: tuple[int, ...]
     tools: ToolUse
     thinking: Thinking
+    form: AskedForm
     grammar: GrammarSpec | None
     predicted: tuple[int, ...]
 
 
 def _read_chat(body: ChatBody, context: RequestContext, services: Services) -> _Chat:
     """Do all of a chat's preparation that grows with its body."""
-    tokenizer = services.tokenizer
-    tools, form = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls), asked_form(body)
+    tokenizer, open_objects = services.tokenizer, services.config.open_objects
+    tools = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls, open_objects=open_objects)
+    form = asked_form(body, open_objects=open_objects)
     messages, lines = moved(body.messages, services.config.move_lines)
     if lines:
         context.warn(f"moved from the system text to the end of the conversation: {', '.join(lines)} (move_lines)")
@@ -80,9 +86,8 @@ def _read_chat(body: ChatBody, context: RequestContext, services: Services) -> _
     expected = body.prediction.content if body.prediction else ""
     predicted = tokenizer.encode(expected, add_special_tokens=False) if expected else []
     most = services.client.info.max_model_len  # no answer is longer
-    return _Chat(
-        tuple(token_ids), tools, thinking, constraint(form, tools, thinking, tokenizer.formats), tuple(predicted[:most])
-    )
+    grammar = constraint(form.grammar, tools, thinking, tokenizer.formats)
+    return _Chat(tuple(token_ids), tools, thinking, form, grammar, tuple(predicted[:most]))
 
 
 def chat_tokens(body: ChatBody, tools: ToolUse, tokenizer: Tokenizer) -> list[int]:
@@ -108,24 +113,27 @@ async def prepare_completion(body: CompletionBody, context: RequestContext, serv
     params = sampling_params(body, info.default_sampling, body.logprobs)
     _check_params(params, body.max_tokens, info)
     turn = partial(services.intake.large_work.run, context.caller.tenant, context.num_bytes)
-    requests = await turn(lambda: _read_completion(body, params, context, services))
+    requests, form = await turn(lambda: _read_completion(body, params, context, services))
+    for warning in form.warnings:
+        context.warn(warning)
     prepared = await _decided(body, requests, context, speculation, services)
-    return replace(prepared, grammar_field=_grammar_field(body, has_tools=False))
+    return replace(prepared, grammar_field=_grammar_field(body, has_tools=False), checked_schema=form.checked)
 
 
 def _read_completion(
     body: CompletionBody, params: SamplingParams, context: RequestContext, services: Services
-) -> list[GenerateRequest]:
-    """Do all of a completion's preparation that grows with its body: return what it asks for each prompt."""
-    info, form, requests = services.client.info, constraint(asked_form(body)), list[GenerateRequest]()
+) -> tuple[list[GenerateRequest], AskedForm]:
+    """Do all of a completion's preparation that grows with its body: return what it asks for each prompt, and how."""
+    info, requests = services.client.info, list[GenerateRequest]()
+    form = asked_form(body, open_objects=services.config.open_objects)
     if body.suffix:
         params = replace(params, stop=params.stop or fill_stop(body.suffix))
     for text in body.prompt:
         token_ids = _text_tokens(text, body, services.tokenizer, info)
         asked = _clamped(_completion_max_tokens(body, len(token_ids), info), len(token_ids), params, context, services)
         max_tokens = _fitting(len(token_ids), asked, "prompt", params.min_tokens, info)
-        requests.append(_request(body, tuple(token_ids), replace(params, max_tokens=max_tokens), form))
-    return requests
+        requests.append(_request(body, tuple(token_ids), replace(params, max_tokens=max_tokens), form.grammar))
+    return requests, form
 
 
 def _text_tokens(text: str | list[int], body: CompletionBody, tokenizer: Tokenizer, info: EngineInfo) -> list[int]:

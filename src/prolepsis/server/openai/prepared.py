@@ -79,6 +79,8 @@ class PreparedRequest:
     """What the answer is read by."""
     reads_fenced: bool = False
     """Fenced JSON that names a function is a call too."""
+    checked_schema: Mapping[str, object] | None = None
+    """The schema by which a whole answer is checked, where its grammar does not hold all of that."""
     grammar_field: str | None = None
     """Field of the body that asks for the answer's form."""
 

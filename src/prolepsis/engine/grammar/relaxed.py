@@ -1,0 +1,166 @@
+"""Schemas of clients without what no grammar holds: the whole answer is checked for it, or it is an annotation.
+
+What can be written in other keywords is written so. What is left out makes the grammar wider.
+"""
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from prolepsis.engine.grammar.formats import PATTERNS
+from prolepsis.engine.grammar.satisfiable import placed
+
+Schema = dict[str, object]
+FORMATS = frozenset({*PATTERNS, "email", "hostname", "ipv4", "ipv6", "uri", "uuid"})
+"""Those that are kept; any other is an annotation, which JSON Schema 2020-12 lets a format be."""
+CHECKED = ("not", "if", "contains", "propertyNames", "uniqueItems", "minProperties", "maxProperties", "oneOf")
+"""Keywords of which only a whole answer shows whether it keeps them."""
+_WITHOUT_EFFECT = ("then", "else", "minContains", "maxContains")
+"""Keywords that have an effect only beside one that is left out."""
+_WORDS = ("title", "description", "$comment", "examples", "markdownDescription")
+"""Keywords for readers; the grammar's size does not count them."""
+_DEPENDENT = ("dependencies", "dependentRequired", "dependentSchemas")
+_LARGEST = 2**63 - 1
+_NEAR = 2**62
+_MAX_ONE_OF = 8
+_MAX_DEPENDENT = 6
+"""Names that others depend on in one object: each doubles what the grammar has to follow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Relaxed:
+    """A schema that admits every value of another."""
+
+    schema: Schema
+    annotations: tuple[str, ...] = ()
+    """Places of formats that are not kept."""
+    checked: tuple[str, ...] = ()
+    """Places of keywords for which the whole answer is checked."""
+
+
+def relaxed(schema: Mapping[str, object]) -> Relaxed:
+    """Return `schema` without what no grammar holds, and what that is."""
+    made = copy.deepcopy(dict(schema))
+    annotations, checked = list[str](), list[str]()
+    for place, part in list(placed(made)):
+        where = f"{place}." if place else ""
+        for name in [name for name in _WORDS if isinstance(part.get(name), str | list)]:
+            del part[name]
+        given = part.get("format")
+        if isinstance(given, str) and given not in FORMATS:
+            del part["format"]
+            annotations.append(f"{where}format {given}")
+        _bring_bounds_near(part)
+        _spell_dependencies(part)
+        _spell_not_required(part)
+        _spell_one_of_required(part)
+        for name in (*CHECKED, *_DEPENDENT):
+            if name in part and _RELAX.get(name, _left_out)(part, name):
+                checked.append(where + name)
+        for name in _WITHOUT_EFFECT:
+            part.pop(name, None)
+    return Relaxed(made, tuple(annotations), tuple(checked))
+
+
+def _bring_bounds_near(schema: Schema) -> None:
+    """Replace bounds past 64 bits, which grammars cannot count to, by one within."""
+    for name, exclusive, sign in (("maximum", "exclusiveMaximum", 1), ("minimum", "exclusiveMinimum", -1)):
+        for given in (name, exclusive):
+            value = schema.get(given)
+            if isinstance(value, int | float) and not isinstance(value, bool) and sign * value > _LARGEST:
+                del schema[given]
+                schema.setdefault(name, sign * _NEAR)
+
+
+def _spell_dependencies(schema: Schema) -> None:
+    """Write each dependency as a choice: the name is missing, or what depends on it holds too."""
+    found: list[tuple[str, object]] = []
+    for keyword in _DEPENDENT:
+        given = schema.get(keyword)
+        found += given.items() if isinstance(given, dict) else ()
+    if not 1 <= len(found) <= _MAX_DEPENDENT:
+        return
+    for keyword in _DEPENDENT:
+        schema.pop(keyword, None)
+    for name, then in found:
+        names = [one for one in then if isinstance(one, str)] if isinstance(then, list) else []
+        held: Schema = {"required": [name, *names]}
+        if not isinstance(then, list):
+            held["allOf"] = [then]
+        _also(schema, {"anyOf": [{"properties": {name: False}}, held]})
+
+
+def _spell_not_required(schema: Schema) -> None:
+    """Write the names that may not be there together as a choice of the one that is missing."""
+    given = schema.get("not")
+    names = given.get("required") if isinstance(given, dict) and given.keys() == {"required"} else None
+    if isinstance(names, list) and names and "properties" in schema:
+        del schema["not"]
+        _also(schema, {"anyOf": [{"properties": {str(name): False}} for name in names]})
+
+
+def _spell_one_of_required(schema: Schema) -> None:
+    """Write `oneOf` of required names as a choice in which every other one lacks a name."""
+    options = schema.get("oneOf")
+    if not isinstance(options, list) or not 2 <= len(options) <= _MAX_ONE_OF:
+        return
+    given = [one["required"] for one in options if isinstance(one, dict) and one.keys() == {"required"}]
+    sets = [set(map(str, names)) for names in given if isinstance(names, list)]
+    if len(sets) < len(options):
+        return
+    del schema["oneOf"]
+    choices = list[Schema]()
+    for names in sets:
+        missing = [sorted(others - names) for others in sets if others is not names]
+        lacks = [{"anyOf": [{"properties": {name: False}} for name in one]} if one else False for one in missing]
+        choices.append({"required": sorted(names), "allOf": lacks})
+    _also(schema, {"anyOf": choices})
+
+
+def _also(schema: Schema, more: Schema) -> None:
+    before = schema.get("allOf")
+    schema["allOf"] = [*(before if isinstance(before, list) else []), more]
+
+
+def _left_out(schema: Schema, name: str) -> bool:
+    del schema[name]
+    return True
+
+
+def _any_of(schema: Schema, name: str) -> bool:
+    """Allow several of the schemas; those that cannot overlap are the same so."""
+    options = schema.pop(name)
+    if "anyOf" in schema:
+        _also(schema, {"anyOf": options})
+    else:
+        schema["anyOf"] = options
+    return isinstance(options, list) and len(options) > 1
+
+
+def _not_unique(schema: Schema, name: str) -> bool:
+    """Leave it out; of a few listed values there are no more items than values."""
+    if schema.pop(name) is not True:
+        return False
+    items, most = schema.get("items"), schema.get("maxItems")
+    values = items.get("enum") if isinstance(items, dict) else None
+    if isinstance(values, list) and "prefixItems" not in schema and values:
+        schema["maxItems"] = min(len(values), most) if isinstance(most, int) else len(values)
+    return most != 1
+
+
+def _uncounted(schema: Schema, name: str) -> bool:
+    """Leave a count out where it cannot be kept: names that the schema lists and does not require are not counted."""
+    listed, required = schema.get("properties", {}), schema.get("required", [])
+    if not isinstance(listed, dict) or not isinstance(required, list) or set(listed) <= set(map(str, required)):
+        return False
+    del schema[name]
+    return True
+
+
+_RELAX: Mapping[str, Callable[[Schema, str], bool]] = {
+    "oneOf": _any_of,
+    "uniqueItems": _not_unique,
+    "minProperties": _uncounted,
+    "maxProperties": _uncounted,
+}
+"""What is done about a keyword; whether the answer is checked then."""

@@ -1,0 +1,110 @@
+"""The form of an answer that a body asks for by name, and what of it is not held while the answer is generated."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from prolepsis.core.errors import InvalidParameter
+from prolepsis.core.requests import JSON_STYLE, GrammarSpec
+from prolepsis.engine.grammar.closed import closed
+from prolepsis.engine.grammar.relaxed import relaxed
+from prolepsis.engine.grammar.source import as_lark
+from prolepsis.engine.models.answer_formats.tool_format import lark_quoted
+from prolepsis.server.openai.bodies import GenerationBody, ResponseFormat, SharedBody, StructuralTag, StructuredOutputs
+from prolepsis.server.openai.conversation import read_json
+from prolepsis.server.openai.strict_schema import check_strict
+
+_ANY_OBJECT: Mapping[str, object] = {"type": "object"}
+_MOST_NAMED = 8
+
+
+@dataclass(frozen=True, slots=True)
+class AskedForm:
+    """A grammar, and what the client's schema says beyond it."""
+
+    grammar: GrammarSpec | None = None
+    checked: Mapping[str, object] | None = None
+    """The schema by which the whole answer is checked; None: the grammar holds all of it."""
+    warnings: tuple[str, ...] = ()
+
+
+def asked_form(body: SharedBody, *, open_objects: bool = False) -> AskedForm:
+    """Return the form of the answer that `body` asks for; raises `InvalidParameter`.
+
+    `open_objects`: an object may have other properties where its schema does not say.
+    """
+    wanted = body.response_format if isinstance(body, GenerationBody) else None
+    by_format = wanted is not None and wanted.type != "text"
+    if body.structured_outputs is None:
+        return _of_response_format(wanted, open_objects=open_objects) if wanted and by_format else AskedForm()
+    if by_format:
+        message = "structured_outputs and response_format are given; allowed: one of them"
+        raise InvalidParameter(message, param="structured_outputs")
+    return _of_structured_outputs(body.structured_outputs, open_objects=open_objects)
+
+
+def _of_response_format(wanted: ResponseFormat, *, open_objects: bool) -> AskedForm:
+    if wanted.json_schema is None:
+        return _json(_ANY_OBJECT if wanted.schema_ is None else wanted.schema_, open_objects=open_objects)
+    schema = wanted.json_schema.schema_
+    if wanted.json_schema.strict:
+        check_strict(schema or {}, "response_format.json_schema.schema")
+    return _json(_ANY_OBJECT if schema is None else schema, open_objects=open_objects)
+
+
+def _of_structured_outputs(wanted: StructuredOutputs, *, open_objects: bool) -> AskedForm:
+    if wanted.regex is not None:
+        return AskedForm(GrammarSpec("regex", wanted.regex))
+    if wanted.choice is not None:
+        return AskedForm(GrammarSpec("choice", json.dumps(wanted.choice, ensure_ascii=False)))
+    if wanted.grammar is not None:
+        return AskedForm(GrammarSpec("lark", as_lark(wanted.grammar)))
+    if wanted.structural_tag is not None:
+        return AskedForm(GrammarSpec("lark", _tagged(wanted.structural_tag)))
+    if wanted.json_object:
+        return _json(_ANY_OBJECT, open_objects=open_objects)
+    closes = wanted.disable_additional_properties
+    return _json(_read_schema(wanted.json_), open_objects=open_objects if closes is None else not closes)
+
+
+def _read_schema(value: object) -> Mapping[str, object]:
+    if isinstance(value, str):
+        try:
+            value = read_json(value, "structured_outputs.json")
+        except ValueError as error:
+            message = f"structured_outputs.json is not JSON: {error}"
+            raise InvalidParameter(message, param="structured_outputs.json") from None
+    if not isinstance(value, dict):
+        raise InvalidParameter("structured_outputs.json must be a JSON schema", param="structured_outputs.json")
+    return value
+
+
+def _json(schema: Mapping[str, object], *, open_objects: bool) -> AskedForm:
+    held = relaxed(schema)
+    made = held.schema if open_objects else closed(held.schema)
+    warnings = [
+        f"{what}: {', '.join(places[:_MOST_NAMED])}{' and more' if len(places) > _MOST_NAMED else ''}"
+        for what, places in (("without effect", held.annotations), ("checked at the end", held.checked))
+        if places
+    ]
+    source = json.dumps(made, ensure_ascii=False)
+    return AskedForm(GrammarSpec("json_schema", source), schema if held.checked else None, tuple(warnings))
+
+
+def _tagged(wanted: StructuralTag) -> str:
+    """Return the grammar of free text in which each trigger begins a tag."""
+    rules = list[str]()
+    for i, tag in enumerate(wanted.structures):
+        trigger = next((one for one in wanted.triggers if tag.begin.startswith(one)), None)
+        if trigger is None:
+            place = f"structured_outputs.structural_tag.structures[{i}].begin"
+            message = f"{place} is {tag.begin[:64]!r}; allowed: a text that begins with one of the triggers"
+            raise InvalidParameter(message, param=place)
+        schema = closed(tag.schema_ or {}) | {"x-guidance": JSON_STYLE}
+        rules += [
+            f"trigger_{i}[lazy]: TEXT {lark_quoted(trigger)}",
+            f"tag_{i}: trigger_{i} {lark_quoted(tag.begin.removeprefix(trigger))} "
+            f"%json {json.dumps(schema, ensure_ascii=False)} {lark_quoted(tag.end)}",
+        ]
+    tags = " | ".join(f"tag_{i}" for i in range(len(wanted.structures)))
+    return "\n".join(["%llguidance {}", f"start: ({tags})* TEXT", *rules, r"TEXT: /(.|\n)*/"]) + "\n"
