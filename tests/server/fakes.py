@@ -18,6 +18,7 @@ class ByteTokenizer:
     """One token a byte; 256 ends a text. `chat_template` only says what the template would know of."""
 
     fill_marks: tuple[int, int, int] | None = None
+    special_tokens: Mapping[str, str] = {"eos_token": "<end>"}
 
     def __init__(self, chat_template: str | None = "roles and text") -> None:
         self.chat_template = chat_template
