@@ -1,12 +1,11 @@
 """Does lm-eval get the same from our server as from transformers in float32, on the same weights?
 
-    python -m venv ~/peers/lm-eval && ~/peers/lm-eval/bin/pip install "lm-eval[api]==0.4.13" torch transformers accelerate
-    python -m benchmarks.lm_eval_equality --python ~/peers/lm-eval/bin/python [--json OUT]
+    python -m benchmarks.lm_eval_equality --python PYTHON-WITH-LM-EVAL [--json OUT]
 
-The default model is written as a folder once. lm-eval's `hf` reads the folder in float32; its `local-completions` asks our
-server, which serves that folder with `--weights f32`, and then the default model as it is served by default. The tasks are
-made here: 40 questions with four answers each by log-likelihood, and 12 texts that are continued by 32 tokens. Exits 1
-where the float32 server differs by more than 1e-2 in a log-likelihood, or in an answer.
+The default model is written as a folder. lm-eval's `hf` reads it in float32; its `local-completions` asks our server,
+which serves that folder with `--weights f32`, and then the default model as it is by default. The tasks are made here:
+40 questions with four answers each by log-likelihood, and 12 texts that are continued by 32 tokens. Exits 1 where the
+server in float32 differs by more than 1e-2 in a log-likelihood, or in an answer.
 """
 
 import argparse
@@ -29,12 +28,13 @@ BOUND = 1e-2
 CHOICES = 4
 NUM_TEXTS = 12
 QUESTIONS: Mapping[str, str] = {
-    "The capital of {} is": "France Paris, Italy Rome, Spain Madrid, Japan Tokyo, Egypt Cairo, Greece Athens, Russia Moscow, "
-    "Germany Berlin, Austria Vienna, Portugal Lisbon, Norway Oslo, Poland Warsaw, Cuba Havana, Peru Lima",
+    "The capital of {} is": "France Paris, Italy Rome, Spain Madrid, Japan Tokyo, Egypt Cairo, Greece Athens, "
+    "Russia Moscow, Germany Berlin, Austria Vienna, Portugal Lisbon, Norway Oslo, Poland Warsaw, Cuba Havana, "
+    "Peru Lima",
     "The opposite of {} is": "hot cold, big small, up down, day night, open closed, rich poor, full empty, early late, "
     "hard soft, young old, black white, left right, happy sad",
-    "A baby {} is called a": "dog puppy, cat kitten, cow calf, sheep lamb, horse foal, bear cub, duck duckling, goat kid, "
-    "pig piglet, kangaroo joey, hen chick, swan cygnet, deer fawn",
+    "A baby {} is called a": "dog puppy, cat kitten, cow calf, sheep lamb, horse foal, bear cub, duck duckling, "
+    "goat kid, pig piglet, kangaroo joey, hen chick, swan cygnet, deer fawn",
 }
 CHOICE_TASK = """\
 task: choice
@@ -120,7 +120,7 @@ def evaluate(python: Path, tasks: Path, model: str, arguments: Mapping[str, obje
             "cpu",
         ]
         options = ["--include_path", tasks, "--output_path", output, "--log_samples", "--batch_size", "1"]
-        subprocess.run([python, *command, *options], check=True, stdout=sys.stderr)
+        subprocess.run([python, *command, *options], check=True, stdout=sys.stderr)  # noqa: S603  # names of this file
         return {name: _responses(Path(output), name) for name in ("choice", "text")}
 
 
@@ -182,10 +182,11 @@ def main() -> None:
     with TemporaryDirectory() as work:
         found = measure(arguments.python, Path(work))
     for arm, one in found.items():
+        questions = one.num_log_likelihoods // CHOICES
         print(
             f"{arm}: {one.num_log_likelihoods} log-likelihoods, largest difference {one.largest:.2g}, mean "
-            f"{one.mean:.2g}, {one.same_greedy} say alike whether the text is the likeliest; the same choice in "
-            f"{one.same_choices} of {one.num_log_likelihoods // CHOICES}, {one.same_texts} of {one.num_texts} texts equal"
+            f"{one.mean:.2g}; {one.same_greedy} say alike whether the text is the likeliest; the same choice in "
+            f"{one.same_choices} of {questions}; {one.same_texts} of {one.num_texts} texts equal"
         )
     if arguments.json:
         report = {"provenance": provenance({}, {}), "arms": {arm: asdict(one) for arm, one in found.items()}}
