@@ -121,6 +121,21 @@ def test_a_preempted_prompt_goes_on_where_it_was() -> None:
     check(scores_of(events))
 
 
+def test_a_step_scores_few_tokens_and_reads_others_beside_them() -> None:
+    engine = build(setup_of(max_step_tokens=200, max_model_len=512, num_pages=128))
+    scored = [GenerateRequest(str(i), PROMPT[i:], SCORED) for i in range(3)]
+    submit(engine, *scored, GenerateRequest("plain", PROMPT[:9], GREEDY))
+    events = list[Event]()
+    for step in range(1, 6):
+        events += engine.step()
+        num_scored = sum(engine.scheduler.requests[str(i)].sequences[0].num_scored for i in range(3))
+        assert 0 < num_scored <= 64 * step
+    assert next(event.request_id for event in events) == "plain", "it waits for none of them"
+    events += drain(engine)
+    for i in range(3):
+        check(scores_of(events, str(i)), PROMPT[i:])
+
+
 def test_samples_share_the_scores_of_the_first() -> None:
     events = run(build(setup_of(max_sequences=2)), GenerateRequest("r", PROMPT, replace(SCORED, temperature=1.0), n=3))
     first = next(event for event in events if isinstance(event, Tokens))
