@@ -25,6 +25,8 @@ from prolepsis.server.cli.bench.prompts import load_prompts
 from prolepsis.server.cli.bench.provenance import provenance
 
 BOUND = 1e-2
+FLOAT32 = ("--weights", "f32", "--strict", "off", "--num-speculative-tokens", "0")
+"""Without self-check and measured passes, which take minutes in this forward."""
 CHOICES = 4
 NUM_TEXTS = 12
 QUESTIONS: Mapping[str, str] = {
@@ -156,7 +158,7 @@ def measure(python: Path, work: Path) -> dict[str, Difference]:
     folder = export_model(resolve(default), work / "model")
     reference = evaluate(python, work, "hf", {"pretrained": folder, "dtype": "float32"})
     found = dict[str, Difference]()
-    for arm, options in (("float32", ["--model", str(folder), "--weights", "f32", "--strict", "off"]), ("default", [])):
+    for arm, options in (("float32", ["--model", str(folder), *FLOAT32]), ("default", [])):
         with served([*options, "--served-model-name", "under-test"]) as url:
             asked = {"model": "under-test", "base_url": f"{url}/v1/completions", "tokenizer": folder}
             limits = {"num_concurrent": 1, "max_retries": 1, "max_length": 2048}
