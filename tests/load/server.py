@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 import uvicorn
 
@@ -35,6 +36,7 @@ class LetterTokenizer:
 
     formats = AnswerFormats()
     fill_marks = None
+    special_tokens: ClassVar = {"eos_token": "a"}
     chat_template = "contents, one after the other"
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:

@@ -18,6 +18,7 @@ class ByteTokenizer:
     """One token a byte; 256 ends a text. `chat_template` only says what the template would know of."""
 
     fill_marks: tuple[int, int, int] | None = None
+    special_tokens: Mapping[str, str] = {"eos_token": "<end>"}
 
     def __init__(self, chat_template: str | None = "roles and text") -> None:
         self.chat_template = chat_template
@@ -87,7 +88,7 @@ class FakeEngine(FakeEngineClient):
         if self.error is not None and self.fail_after is None:
             yield self.error
         tokens, ends = self._answer(request)
-        for step, start in enumerate(range(0, len(tokens), self.step)):
+        for step, start in enumerate(range(0, len(tokens) or 1, self.step)):
             if step == self.fail_after:
                 assert isinstance(self.error, ProlepsisError)
                 yield Failed(request.request_id, self.error, self._stats(request, 0))
@@ -98,7 +99,9 @@ class FakeEngine(FakeEngineClient):
             last = start + self.step >= len(tokens)
             reason: FinishReason | None = ("stop" if ends else "length") if last else None
             for index in range(request.n):
-                yield Tokens(request.request_id, index, part, start, self._logprobs(request, part), reason)
+                scores = None if start or index else self._prompt_logprobs(request)
+                logprobs = self._logprobs(request, part)
+                yield Tokens(request.request_id, index, part, start, logprobs, reason, prompt_logprobs=scores)
         yield Finished(request.request_id, self._stats(request, len(tokens)))
 
     def _answer(self, request: GenerateRequest) -> tuple[list[int], bool]:
@@ -112,6 +115,13 @@ class FakeEngine(FakeEngineClient):
             return None
         top = ((65, -0.5), (66, float("-inf")), *((67 + i, -2.0) for i in range(20)))
         return tuple(TokenLogprobs(-0.25, top[:num]) for _ in part)
+
+    def _prompt_logprobs(self, request: GenerateRequest) -> tuple[TokenLogprobs, ...] | None:
+        num = request.params.prompt_logprobs
+        if num is None:
+            return None
+        top = ((65, -0.5), (66, float("-inf")))
+        return tuple(TokenLogprobs(-0.125, top[:num], 4) for _ in request.prompt_token_ids[1:])
 
     def _stats(self, request: GenerateRequest, num_tokens: int) -> RequestStats:
         predicted, shadow = bool(request.prediction_token_ids), request.speculation.mode == "shadow"

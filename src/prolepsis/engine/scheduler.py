@@ -50,6 +50,8 @@ from prolepsis.engine.text import Detokenizer
 _by_rank = attrgetter("rank")
 _MOST_OVERTAKEN = 8
 """So many younger sequences start before one that is lower by one only; then it comes next."""
+_MOST_SCORED = 64
+"""Tokens of prompts whose log-probabilities are computed in one step: each may take as long as its pass does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,8 @@ class SchedulerLimits:
     max_model_len: int
     vocab_size: int
     eos_token_ids: tuple[int, ...] = ()
+    scores_prompts: bool = True
+    """The runner returns logits of tokens inside of a prompt, and ends one without a sample."""
 
 
 @dataclass(slots=True)
@@ -72,9 +76,15 @@ class _Step:
     now: float
     rows: dict[str, Row] = field(default_factory=dict)
     preempted: bool = False
+    num_scored: int = 0
+
+    def room(self, sequence: SequenceState) -> int:
+        """Return how many tokens of a sequence the step may still compute."""
+        return min(self.budget, _MOST_SCORED - self.num_scored) if sequence.is_scoring else self.budget
 
     def add(self, sequence: SequenceState) -> None:
-        row = Row(sequence, sequence.num_computed, min(sequence.num_pending, self.budget))
+        row = Row(sequence, sequence.num_computed, min(sequence.num_pending, max(1, self.room(sequence))))
+        self.num_scored += len(row.scored)
         self.rows[sequence.key] = row
         count_scheduled(sequence.request, self.now)
         self.budget -= row.num_tokens
@@ -128,10 +138,10 @@ class Scheduler:
 
         Reads nothing that changes, so any thread may call it.
         """
-        length, longest = len(source.prompt_token_ids), self.limits.max_model_len - 1
-        if length > longest:
+        length, longest = len(source.prompt_token_ids), self.limits.max_model_len
+        if length + min(1, source.params.max_tokens) > longest:
             raise ContextTooLong.of(
-                longest + 1, f"{length} in the prompt, where 1 or more must be left for the answer", param="prompt"
+                longest, f"{length} in the prompt, where 1 or more must be left for the answer", param="prompt"
             )
         if length == 0:
             raise InvalidParameter("the prompt has no tokens; allowed: at least 1", param="prompt")
@@ -145,6 +155,11 @@ class Scheduler:
         if source.params.stop and self._detokenizer is None:
             raise InvalidParameter("stop holds strings, but the engine has no tokenizer; allowed: none", param="stop")
         source.params.validate(vocab_size)
+        source.validate_size(vocab_size)
+        reads_only = source.params.prompt_logprobs is not None or not source.params.max_tokens
+        if reads_only and not self.limits.scores_prompts:
+            message = "log-probabilities of the prompt, or max_tokens 0, are asked for; allowed: neither by this engine"
+            raise InvalidParameter(message, param="prompt_logprobs")
         if source.is_replay and len(source.emitted) != source.n:
             message = f"emitted is of {len(source.emitted)} sequences; allowed: of all {source.n}"
             raise InvalidParameter(message, param="emitted")
@@ -245,11 +260,24 @@ class Scheduler:
             if row.start > row.sequence.num_computed:
                 with self.contained.of("figures"):
                     count_cached(row)
-            if result is None:
-                row.sequence.num_computed = row.start + row.num_tokens
-                self._paging.publish(row.sequence)
-                continue
-            self._take(row, result, now)
+            if result is not None:
+                row.sequence.scores += result.scores
+            if result is not None and (result.tokens or result.fault is not None):
+                self._take(row, result, now)
+            else:
+                self._read_on(row, now)
+
+    def _read_on(self, row: Row, now: float) -> None:
+        """Commit tokens behind which none was sampled; a sequence that is to emit none ends with the last."""
+        sequence = row.sequence
+        sequence.num_computed = row.start + row.num_tokens
+        self._paging.publish(sequence)
+        if not sequence.num_pending:
+            scores = sequence.prompt_logprobs
+            self._events.append(
+                Tokens(sequence.request.request_id, 0, (), 0, finish_reason="length", prompt_logprobs=scores)
+            )
+            self._end(sequence, now)
 
     def _take(self, row: Row, result: SampledTokens, now: float) -> None:
         """Commit what a row sampled; its request fails behind the tokens before a fault, as it does without a draft."""
@@ -372,7 +400,7 @@ class Scheduler:
         if self._chunks is not None:
             step.budget = self._chunks.max_tokens(list(step.rows.values()), prompts[0].num_computed, step.budget)
         for prompt in prompts:
-            if step.budget > 0:
+            if step.room(prompt) > 0:
                 step.add(prompt)
                 self._turns.took(prompt)
 
@@ -483,6 +511,7 @@ class Scheduler:
                 row.proposed if sequence.request.source.tells_drafts else None,
                 result.difference,
                 accepted_by,
+                None if position else sequence.prompt_logprobs,
             )
         )
         self._fork(sequence)

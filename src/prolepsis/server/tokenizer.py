@@ -17,6 +17,10 @@ class Tokenizer(Protocol):
         """How the model writes calls and reasoning."""
 
     @property
+    def special_tokens(self) -> Mapping[str, str]:
+        """The model's bos_token, eos_token, unk_token and pad_token, if it has them."""
+
+    @property
     def fill_marks(self) -> tuple[int, int, int] | None:
         """Tokens before a text, before what follows it, and before the middle; None: the model fills no middle."""
 

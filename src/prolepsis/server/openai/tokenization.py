@@ -1,4 +1,4 @@
-"""Request bodies of /tokenize and /detokenize, in vLLM's shapes."""
+"""The routes /tokenize, /detokenize and /tokenizer_info, in vLLM's shapes."""
 
 from collections.abc import Sequence
 from typing import Annotated, Self
@@ -56,6 +56,18 @@ class Detokenized(Reply):
     prompt: str
 
 
+class TokenizerInfo(Reply):
+    tokenizer_class: str = "PreTrainedTokenizerFast"
+    """The class of transformers that reads such a tokenizer."""
+    model_max_length: int
+    """Tokens of the longest context that is served."""
+    bos_token: str | None = None
+    eos_token: str | None = None
+    unk_token: str | None = None
+    pad_token: str | None = None
+    chat_template: str | None = None
+
+
 def tokenization_routes(models: Models) -> Sequence[Route]:
     routes = Routes()
 
@@ -74,6 +86,16 @@ def tokenization_routes(models: Models) -> Sequence[Route]:
         return await services.intake.large_work.off_loop(
             tenant, lambda: _json({"prompt": _detokenized(body, services)})
         )
+
+    @routes.get("/tokenizer_info", roles=CLIENTS, summary="Describe the tokenizer", reply=TokenizerInfo)
+    async def tokenizer_info(request: Request, model: str | None = None) -> TokenizerInfo:
+        services = models.of(model, caller_of(request))
+        services.admission.admit_small(request)
+        tokenizer, length = services.tokenizer, services.client.info.max_model_len
+        special = {
+            name: token for name, token in tokenizer.special_tokens.items() if name in TokenizerInfo.model_fields
+        }
+        return TokenizerInfo(model_max_length=length, chat_template=tokenizer.chat_template, **special)
 
     return routes.all
 
