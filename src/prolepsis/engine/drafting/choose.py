@@ -18,6 +18,7 @@ from prolepsis.engine.drafting.effort import RETRY_DEPTH, Effort, ExpectedDraft,
 from prolepsis.engine.drafting.explore import Explore
 from prolepsis.engine.drafting.ledger import Ledger, Origin, origin_of
 from prolepsis.engine.drafting.proposer import Proposer, SequenceView
+from prolepsis.engine.drafting.record import DraftRecords
 from prolepsis.engine.drafting.window import DraftWindow, StepLoad
 
 ShadowCost = tuple[tuple[str, float, float], ...]
@@ -79,7 +80,8 @@ class ProposerSet:
         self._acceptance = acceptance
         self._board = Scoreboard(acceptance, self.ledger)
         free_first = sorted(proposers, key=lambda p: not p.free)  # whether the others pay depends on free drafts
-        self._drafters = [_Drafter(self._contain(proposer), self._board, self.explore) for proposer in free_first]
+        self.records = DraftRecords()
+        self._drafters = [self._drafter(self._contain(proposer)) for proposer in free_first]
         self._removed: dict[str, ContainedProposer] = {}
         self._untold: deque[Callable[[], None]] = deque()
         """Calls of `commit` or `forget` that are still to be made."""
@@ -140,7 +142,7 @@ class ProposerSet:
             contained = self._contain(proposer)
             contained.succeed(self._removed.pop(name, None))
             assert not contained.free, "a free proposer is asked before the others"
-            self._drafters.append(_Drafter(contained, self._board, self.explore))
+            self._drafters.append(self._drafter(contained))
             self.counts.setdefault(name, ProposerCounts())
         self.names = (*(n for n in self.names if n != name), *([name] if proposer is not None else []))
 
@@ -218,6 +220,9 @@ class ProposerSet:
         """The engine ended: let every proposer go."""
         for drafter in self._drafters:
             drafter.proposer.close()
+
+    def _drafter(self, proposer: ContainedProposer) -> "_Drafter":
+        return _Drafter(proposer, self._board, self.explore, self.records)
 
     def _will_commit(self, sequence: SequenceView, num_new: int) -> None:
         for drafter in self._drafters:
@@ -303,10 +308,13 @@ class ProposerSet:
 class _Drafter:
     """One proposer with the effort it is worth: a free one drafts always, a costly one as deep as it pays."""
 
-    def __init__(self, proposer: ContainedProposer, board: Scoreboard, explore: Explore) -> None:
+    def __init__(
+        self, proposer: ContainedProposer, board: Scoreboard, explore: Explore, records: DraftRecords
+    ) -> None:
         self.proposer = proposer
         self.name = proposer.name
         self._board = board
+        self._records = records
         self._effort = None if proposer.free else Effort(explore, one_pass=proposer.one_pass)
 
     def draft(self, candidates: Sequence[DraftCandidate], costs: MarginalCost | None) -> float:
@@ -361,6 +369,7 @@ class _Drafter:
         before = self.proposer.seconds
         sequences, limits = [each.sequence for each in candidates], [each.limit for each in candidates]
         drafts = self.proposer.propose(sequences, depths, limits, threshold)
+        self._records.made(self.name, sequences, depths, drafts)
         seconds = self.proposer.seconds - before
         weighed = costs if all(each.is_counted for each in candidates) else None
         origins = [origin_of(sequence) for sequence in sequences]
