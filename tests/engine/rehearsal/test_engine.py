@@ -159,7 +159,6 @@ def traced(request: GenerateRequest, run: Run) -> TracedRequest:
     blocks = tuple(_number(tuple(whole[: 32 * (i + 1)])) for i in range(len(whole) // 32))
     return TracedRequest(
         number=int(request.request_id),
-        arrival=0.0,
         num_prompt_tokens=len(request.prompt_token_ids),
         num_output_tokens=len(run.tokens[request.request_id]),
         blocks=blocks,

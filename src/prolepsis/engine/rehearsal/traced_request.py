@@ -19,8 +19,6 @@ class TracedRequest:
 
     number: int
     """Its place in the trace, from 0."""
-    arrival: float
-    """Seconds since the trace began."""
     num_prompt_tokens: int
     num_output_tokens: int
     blocks: tuple[int, ...] = ()
