@@ -369,8 +369,8 @@ class _Drafter:
         before = self.proposer.seconds
         sequences, limits = [each.sequence for each in candidates], [each.limit for each in candidates]
         drafts = self.proposer.propose(sequences, depths, limits, threshold)
-        self._records.made(self.name, sequences, depths, drafts)
         seconds = self.proposer.seconds - before
+        self._records.made(self.name, sequences, depths, drafts, seconds)
         weighed = costs if all(each.is_counted for each in candidates) else None
         origins = [origin_of(sequence) for sequence in sequences]
         self._board.ledger.ask(self.name, origins, seconds, weighed)

@@ -23,11 +23,24 @@ class _Recorded:
     num_made: dict[str, int] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class ProposerCall:
+    """What a proposer took for some sequences."""
+
+    proposer: str
+    num_sequences: int
+    depth: int
+    """Levels of the deepest draft that was made."""
+    seconds: float
+
+
 class DraftRecords:
     """The drafts of the live sequences that are recorded, by key."""
 
     def __init__(self) -> None:
         self._sequences: dict[str, _Recorded] = {}
+        self.calls: list[ProposerCall] | None = None
+        """Calls of proposers, while somebody measures them and empties the list."""
 
     def begin(self, sequence: SequenceView) -> None:
         """Record the drafts of a sequence from here on."""
@@ -39,8 +52,12 @@ class DraftRecords:
         sequences: Sequence[SequenceView],
         depths: Sequence[int],
         drafts: Sequence[Draft | None],
+        seconds: float,
     ) -> None:
-        """Keep what a proposer answered; each line of the arguments is of one sequence."""
+        """Keep what a proposer answered in a call of so many seconds; each line of the others is of one sequence."""
+        if self.calls is not None:
+            deepest = max((draft.depth for draft in drafts if draft is not None), default=0)
+            self.calls.append(ProposerCall(proposer, len(sequences), deepest, seconds))
         if not self._sequences:
             return
         for sequence, depth, draft in zip(sequences, depths, drafts, strict=True):

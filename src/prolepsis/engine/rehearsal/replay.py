@@ -64,7 +64,7 @@ class TimedPass:
 
     def compact(self, rows: Sequence[Row], sampled: Sequence[SampledTokens | None]) -> None:
         """Take the time of a step outside its pass."""
-        self._clock.advance(self._machine.host_ms(len(rows)) / 1000.0)
+        self._clock.advance(self._machine.host_ms(rows) / 1000.0)
 
 
 class KnownAnswers:

@@ -1,0 +1,127 @@
+"""Measures the parts of an engine's steps while it serves, and fits a `Machine` to them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from prolepsis.core.figures import Figure, StepDone
+from prolepsis.engine.drafting.cost import CostCurve
+from prolepsis.engine.rehearsal.machine import BANDS, Machine, ProposerCost, band_of
+from prolepsis.engine.rows import Row, SampledTokens
+from prolepsis.engine.runner import Computed, PassRunner
+from prolepsis.engine.step import Engine
+
+_QUANTILES = 41
+_FEWEST = 20
+"""Passes of a band, below which its scatter is that of all passes."""
+
+
+@dataclass(slots=True)
+class StepSample:
+    """One step as it was measured; times in milliseconds."""
+
+    num_tokens: int
+    num_context: int
+    num_rows: int
+    pass_ms: float = 0.0
+    total_ms: float = 0.0
+    propose_ms: float = 0.0
+    """In calls that ask proposers for drafts."""
+
+
+class StepMeter:
+    """Watches an engine from the moment it is built: a `PassRunner` around its own, and an `EngineObserver`.
+
+    Steps that read nothing or fail are left out.
+    """
+
+    def __init__(self) -> None:
+        self.samples: list[StepSample] = []
+        self._engine: Engine | None = None
+        self._inner: PassRunner | None = None
+        self._running: StepSample | None = None
+        self._calls: dict[str, list[tuple[int, int, float]]] = {}
+
+    def watch(self, engine: Engine) -> None:
+        """Measure the steps of an engine that was built with this meter as its observer."""
+        self._engine, self._inner = engine, engine.runner
+        engine.runner = self
+        engine.speculation.proposers.records.calls = []
+
+    def forward(self, rows: Sequence[Row], aux_layers: tuple[int, ...] = ()) -> Computed:
+        assert self._inner is not None, "an engine is watched"
+        num_tokens, num_context = sum(row.num_scheduled_tokens for row in rows), sum(row.start for row in rows)
+        self._running = StepSample(num_tokens, num_context, len(rows))
+        return self._inner.forward(rows, aux_layers)
+
+    def compact(self, rows: Sequence[Row], sampled: Sequence[SampledTokens | None]) -> None:
+        assert self._inner is not None, "an engine is watched"
+        self._inner.compact(rows, sampled)
+
+    def observe(self, figure: Figure) -> None:
+        """Take in what a step took."""
+        if not isinstance(figure, StepDone) or self._running is None or self._engine is None:
+            return
+        sample, self._running = self._running, None
+        sample.pass_ms = 1000.0 * figure.seconds["forward"]
+        sample.total_ms = 1000.0 * sum(figure.seconds.values())
+        calls = self._engine.speculation.proposers.records.calls or []
+        for call in calls:
+            sample.propose_ms += 1000.0 * call.seconds
+            self._calls.setdefault(call.proposer, []).append((call.num_sequences, call.depth, 1000.0 * call.seconds))
+        calls.clear()
+        self.samples.append(sample)
+
+    def machine(self, passes: CostCurve, proposers: Sequence[tuple[str, bool, bool]]) -> Machine:
+        """Return what was measured as a machine; `proposers`: name, and whether it is free and drafts in one pass.
+
+        `passes` predicts passes; how they scatter around that is measured by tokens.
+        """
+        assert self._engine is not None, "an engine is watched"
+        host = _fitted(
+            [(1.0, float(one.num_rows), float(one.num_tokens)) for one in self.samples],
+            [one.total_ms - one.pass_ms - one.propose_ms for one in self.samples],
+        )
+        return Machine(
+            passes=passes,
+            expected=self._engine.speculation.proposers.cost,
+            scatter=self._scatter(passes),
+            step_ms=host[0],
+            row_ms=host[1],
+            token_ms=host[2],
+            proposers={name: self._cost(name, free=free, one_pass=one_pass) for name, free, one_pass in proposers},
+        )
+
+    def _scatter(self, passes: CostCurve) -> tuple[tuple[float, ...], ...]:
+        ratios: list[list[float]] = [[] for _ in (*BANDS, None)]
+        for one in self.samples:
+            ratios[band_of(one.num_tokens)].append(one.pass_ms / passes.ms(one.num_tokens, one.num_context))
+        everything = [ratio for band in ratios for ratio in band] or [1.0]
+        return tuple(_quantiles(band if len(band) >= _FEWEST else everything) for band in ratios)
+
+    def _cost(self, name: str, *, free: bool, one_pass: bool) -> ProposerCost:
+        calls = self._calls.get(name, [])
+        call, sequence, level = _fitted([(1.0, float(n), float(depth)) for n, depth, _ in calls], [ms for *_, ms in calls])
+        return ProposerCost(call_ms=call, sequence_ms=sequence, level_ms=level, free=free, one_pass=one_pass)
+
+
+def _quantiles(values: Sequence[float]) -> tuple[float, ...]:
+    return tuple(float(np.quantile(values, (i + 0.5) / _QUANTILES)) for i in range(_QUANTILES))
+
+
+def _fitted(rows: Sequence[tuple[float, float, float]], values: Sequence[float]) -> tuple[float, float, float]:
+    """Return the coefficients, none below 0, of the least absolute residuals, by reweighted least squares.
+
+    Few steps take many times as long as others, because something else ran: squares would fit these.
+    """
+    if not rows:
+        return (0.0, 0.0, 0.0)
+    matrix, target, weights = np.array(rows), np.array(values), np.ones(len(rows))
+    found = np.zeros(3)
+    for _ in range(20):
+        root = np.sqrt(weights)
+        found = np.maximum(0.0, np.linalg.lstsq(matrix * root[:, None], target * root, rcond=None)[0])
+        weights = 1.0 / np.maximum(1e-3, np.abs(matrix @ found - target))
+    return float(found[0]), float(found[1]), float(found[2])
+
