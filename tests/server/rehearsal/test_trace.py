@@ -50,13 +50,14 @@ def test_azure_and_burst_gpt_have_arrivals_and_lengths(tmp_path: Path) -> None:
         )
     burst.write_text(
         "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
-        "5,ChatGPT,472,18,490,Conversation log\n45,ChatGPT,1087,0,1087,Conversation log\n118,GPT-4,417,276,693,API log\n"
+        "5,ChatGPT,472,18,490,Conversation log\n"
+        "45,ChatGPT,1087,0,1087,Conversation log\n118,GPT-4,417,276,693,API log\n"
     )
     assert [(line.at, line.prompt, line.output) for line in read_trace(azure).lines] == [
         (0.0, 374, 44),
         (pytest.approx(3.5), 396, 109),
     ]
-    assert [(line.at, line.prompt, line.output) for line in read_trace(burst).lines] == [(0.0, 472, 18), (113.0, 417, 276)]
+    assert [(line.at, line.output) for line in read_trace(burst).lines] == [(0.0, 18), (113.0, 276)]
 
 
 def test_a_trace_is_scaled_in_lengths_rate_and_number() -> None:

@@ -38,6 +38,14 @@ class ChosenDraft:
     """Cost of a draft that is only compared."""
 
 
+@dataclass(frozen=True, slots=True)
+class ProposerKind:
+    """As in `Proposer`."""
+
+    free: bool
+    one_pass: bool
+
+
 class ProposerSet:
     """All proposers of an engine behind one call. The engine's order in a step:
 
@@ -88,6 +96,11 @@ class ProposerSet:
         self._paid: MarginalCost | None = None  # of the last step's drafts; None where they were not weighed
         self._num_proposed = 0
         self._kept: dict[str, int] = {}  # nodes of each live sequence's last draft that were worth verifying
+
+    @property
+    def kinds(self) -> dict[str, "ProposerKind"]:
+        """How each one drafts."""
+        return {each.name: ProposerKind(each.proposer.free, each.proposer.one_pass) for each in self._drafters}
 
     @property
     def free(self) -> frozenset[str]:
@@ -308,9 +321,7 @@ class ProposerSet:
 class _Drafter:
     """One proposer with the effort it is worth: a free one drafts always, a costly one as deep as it pays."""
 
-    def __init__(
-        self, proposer: ContainedProposer, board: Scoreboard, explore: Explore, records: DraftRecords
-    ) -> None:
+    def __init__(self, proposer: ContainedProposer, board: Scoreboard, explore: Explore, records: DraftRecords) -> None:
         self.proposer = proposer
         self.name = proposer.name
         self._board = board

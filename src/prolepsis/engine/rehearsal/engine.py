@@ -70,9 +70,7 @@ class Replayed:
 def virtual_engine(settings: RehearsedSettings, machine: Machine, clock: VirtualClock, replayed: Replayed) -> Engine:
     """Return an engine around the given parts, all of whose times are of `clock`."""
     window, watch = DraftWindow(machine.expected, token_overhead_ms=0.01), CallWatch(clock=clock)
-    drafters = ProposerSet(
-        replayed.proposers, window, AcceptanceEstimator(), replayed.vocab_size, clock, watch=watch
-    )
+    drafters = ProposerSet(replayed.proposers, window, AcceptanceEstimator(), replayed.vocab_size, clock, watch=watch)
     plan = AppliedPlan(SpecPlan(num_speculative_tokens=settings.num_speculative_tokens))
     parts = EngineParts(
         info=_info(settings, drafters, replayed.vocab_size),

@@ -4,14 +4,12 @@ import json
 import random
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any
+from dataclasses import dataclass, field, fields, replace
 
 import msgspec
 
 from prolepsis.engine.drafting.cost import CostCurve
 from prolepsis.engine.rows import Row
-
 
 FORMAT = "prolepsis-machine/1"
 
@@ -98,8 +96,8 @@ class Machine:
         data = json.loads(text)
         if not isinstance(data, dict) or data.pop("format", None) != FORMAT:
             raise ValueError(f"not a measured machine; allowed: format {FORMAT}")
-        curves = {name: CostCurve.from_json(json.dumps(data.pop(name, None))) for name in ("passes", "expected")}
-        return cls(**curves, **msgspec.convert(data, _Rest).named)
+        passes, expected = (CostCurve.from_json(json.dumps(data.pop(name, None))) for name in ("passes", "expected"))
+        return replace(cls(passes=passes, expected=expected), **msgspec.structs.asdict(msgspec.convert(data, _Rest)))
 
 
 class _Rest(msgspec.Struct, forbid_unknown_fields=True):
@@ -112,7 +110,3 @@ class _Rest(msgspec.Struct, forbid_unknown_fields=True):
     request_ms: float = 0.0
     proposers: dict[str, ProposerCost] = {}
     fingerprint: str = ""
-
-    @property
-    def named(self) -> dict[str, Any]:
-        return msgspec.structs.asdict(self)

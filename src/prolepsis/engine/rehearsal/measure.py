@@ -1,11 +1,12 @@
 """Measures the parts of an engine's steps while it serves, and fits a `Machine` to them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from prolepsis.core.figures import Figure, StepDone
+from prolepsis.engine.drafting.choose import ProposerKind
 from prolepsis.engine.drafting.cost import CostCurve
 from prolepsis.engine.rehearsal.machine import BANDS, Machine, ProposerCost, band_of
 from prolepsis.engine.rows import Row, SampledTokens
@@ -18,7 +19,7 @@ _FEWEST = 20
 
 
 @dataclass(slots=True)
-class StepSample:
+class _StepSample:
     """One step as it was measured; times in milliseconds."""
 
     num_tokens: int
@@ -30,6 +31,14 @@ class StepSample:
     """In calls that ask proposers for drafts."""
 
 
+@dataclass(slots=True)
+class Measured:
+    """The steps of some time, and the calls of proposers in them: sequences, levels, milliseconds."""
+
+    steps: list[_StepSample] = field(default_factory=list)
+    calls: dict[str, list[tuple[int, int, float]]] = field(default_factory=dict)
+
+
 class StepMeter:
     """Watches an engine from the moment it is built: a `PassRunner` around its own, and an `EngineObserver`.
 
@@ -37,11 +46,10 @@ class StepMeter:
     """
 
     def __init__(self) -> None:
-        self.samples: list[StepSample] = []
         self._engine: Engine | None = None
         self._inner: PassRunner | None = None
-        self._running: StepSample | None = None
-        self._calls: dict[str, list[tuple[int, int, float]]] = {}
+        self._running: _StepSample | None = None
+        self._measured = Measured()
 
     def watch(self, engine: Engine) -> None:
         """Measure the steps of an engine that was built with this meter as its observer."""
@@ -49,10 +57,15 @@ class StepMeter:
         engine.runner = self
         engine.speculation.proposers.records.calls = []
 
+    def taken(self) -> Measured:
+        """Return what was measured since the last call."""
+        measured, self._measured = self._measured, Measured()
+        return measured
+
     def forward(self, rows: Sequence[Row], aux_layers: tuple[int, ...] = ()) -> Computed:
         assert self._inner is not None, "an engine is watched"
         num_tokens, num_context = sum(row.num_scheduled_tokens for row in rows), sum(row.start for row in rows)
-        self._running = StepSample(num_tokens, num_context, len(rows))
+        self._running = _StepSample(num_tokens, num_context, len(rows))
         return self._inner.forward(rows, aux_layers)
 
     def compact(self, rows: Sequence[Row], sampled: Sequence[SampledTokens | None]) -> None:
@@ -69,41 +82,41 @@ class StepMeter:
         calls = self._engine.speculation.proposers.records.calls or []
         for call in calls:
             sample.propose_ms += 1000.0 * call.seconds
-            self._calls.setdefault(call.proposer, []).append((call.num_sequences, call.depth, 1000.0 * call.seconds))
+            known = self._measured.calls.setdefault(call.proposer, [])
+            known.append((call.num_sequences, call.depth, 1000.0 * call.seconds))
         calls.clear()
-        self.samples.append(sample)
+        self._measured.steps.append(sample)
 
-    def machine(self, passes: CostCurve, proposers: Sequence[tuple[str, bool, bool]]) -> Machine:
-        """Return what was measured as a machine; `proposers`: name, and whether it is free and drafts in one pass.
-
-        `passes` predicts passes; how they scatter around that is measured by tokens.
-        """
+    def machine(self, passes: CostCurve, measured: Measured) -> Machine:
+        """Return what was measured as a machine; `passes` predicts passes, which scatter around that."""
         assert self._engine is not None, "an engine is watched"
+        drafters = self._engine.speculation.proposers
         host = _fitted(
-            [(1.0, float(one.num_rows), float(one.num_tokens)) for one in self.samples],
-            [one.total_ms - one.pass_ms - one.propose_ms for one in self.samples],
+            [(1.0, float(one.num_rows), float(one.num_tokens)) for one in measured.steps],
+            [one.total_ms - one.pass_ms - one.propose_ms for one in measured.steps],
         )
         return Machine(
             passes=passes,
-            expected=self._engine.speculation.proposers.cost,
-            scatter=self._scatter(passes),
+            expected=drafters.cost,
+            scatter=_scatter(passes, measured.steps),
             step_ms=host[0],
             row_ms=host[1],
             token_ms=host[2],
-            proposers={name: self._cost(name, free=free, one_pass=one_pass) for name, free, one_pass in proposers},
+            proposers={name: _cost(measured.calls.get(name, []), kind) for name, kind in drafters.kinds.items()},
         )
 
-    def _scatter(self, passes: CostCurve) -> tuple[tuple[float, ...], ...]:
-        ratios: list[list[float]] = [[] for _ in (*BANDS, None)]
-        for one in self.samples:
-            ratios[band_of(one.num_tokens)].append(one.pass_ms / passes.ms(one.num_tokens, one.num_context))
-        everything = [ratio for band in ratios for ratio in band] or [1.0]
-        return tuple(_quantiles(band if len(band) >= _FEWEST else everything) for band in ratios)
 
-    def _cost(self, name: str, *, free: bool, one_pass: bool) -> ProposerCost:
-        calls = self._calls.get(name, [])
-        call, sequence, level = _fitted([(1.0, float(n), float(depth)) for n, depth, _ in calls], [ms for *_, ms in calls])
-        return ProposerCost(call_ms=call, sequence_ms=sequence, level_ms=level, free=free, one_pass=one_pass)
+def _scatter(passes: CostCurve, steps: Sequence[_StepSample]) -> tuple[tuple[float, ...], ...]:
+    ratios: list[list[float]] = [[] for _ in (*BANDS, None)]
+    for one in steps:
+        ratios[band_of(one.num_tokens)].append(one.pass_ms / passes.ms(one.num_tokens, one.num_context))
+    everything = [ratio for band in ratios for ratio in band] or [1.0]
+    return tuple(_quantiles(band if len(band) >= _FEWEST else everything) for band in ratios)
+
+
+def _cost(calls: Sequence[tuple[int, int, float]], kind: ProposerKind) -> ProposerCost:
+    call, sequence, level = _fitted([(1.0, float(n), float(depth)) for n, depth, _ in calls], [ms for *_, ms in calls])
+    return ProposerCost(call_ms=call, sequence_ms=sequence, level_ms=level, free=kind.free, one_pass=kind.one_pass)
 
 
 def _quantiles(values: Sequence[float]) -> tuple[float, ...]:
@@ -124,4 +137,3 @@ def _fitted(rows: Sequence[tuple[float, float, float]], values: Sequence[float])
         found = np.maximum(0.0, np.linalg.lstsq(matrix * root[:, None], target * root, rcond=None)[0])
         weights = 1.0 / np.maximum(1e-3, np.abs(matrix @ found - target))
     return float(found[0]), float(found[1]), float(found[2])
-

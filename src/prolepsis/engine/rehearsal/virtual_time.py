@@ -3,6 +3,7 @@
 import asyncio
 import selectors
 
+
 class VirtualTime(asyncio.SelectorEventLoop):
     """For code that waits for timers and other tasks; threads and sockets would seem to take for ever."""
 

@@ -3,6 +3,7 @@
 import csv
 import gzip
 import json
+import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -12,7 +13,7 @@ from typing import Any, TextIO
 import msgspec
 
 from prolepsis.core.errors import ConfigError
-from prolepsis.core.facts import RequestFacts
+from prolepsis.core.facts import RequestFacts, traffic_class_of
 from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.core.recorded_draft import RecordedDraft
 
@@ -80,6 +81,27 @@ class Trace:
         else:
             lines = list(self.lines[:most])
         return replace(self, lines=tuple(replace(line, at=line.at / rate) for line in lines))
+
+    def with_drafts_of(self, recording: "Trace", seed: int = 0) -> "Trace":
+        """Return the trace with drafts for the requests that have none: each has all of one recorded request.
+
+        Which one is drawn, among those with the same traffic class if there are any: drafts of one answer belong
+        together. Raises `ConfigError` for a recording without drafts.
+        """
+        donors: dict[str, list[TraceLine]] = {}
+        for line in recording.lines:
+            if line.drafts:
+                donors.setdefault(traffic_class_of(line.facts()), []).append(line)
+        everyone = [line for lines in donors.values() for line in lines]
+        if not everyone:
+            raise ConfigError("the recording has no drafts; allowed: one made while speculation was on", param="drafts")
+        chance = random.Random(seed)
+
+        def given(line: TraceLine) -> TraceLine:
+            among = donors.get(traffic_class_of(line.facts()), everyone)
+            return line if line.drafts else replace(line, drafts=chance.choice(among).drafts)
+
+        return replace(self, lines=tuple(given(line) for line in self.lines))
 
 
 def _shortened(line: TraceLine, share: float, block_size: int) -> TraceLine:
