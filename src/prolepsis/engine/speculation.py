@@ -48,6 +48,11 @@ class Speculation:
         self._judged: list[Judged] = []
 
     @property
+    def shadow_share(self) -> float:
+        """Share of the passes' time that drafting in shadow may take."""
+        return self._shadow_budget.share
+
+    @property
     def payback(self) -> Payback | None:
         return self.decisions.payback
 

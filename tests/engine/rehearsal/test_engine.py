@@ -14,8 +14,8 @@ from prolepsis.core.stats import RequestStats
 from prolepsis.engine.drafting.cost import flat_cost
 from prolepsis.engine.drafting.draft import Draft, chain
 from prolepsis.engine.drafting.proposer import Proposer, SequenceView
-from prolepsis.engine.rehearsal.engine import Rehearsed, RehearsedSettings, Replayed, rehearsed_engine, virtual_engine
-from prolepsis.engine.rehearsal.machine import Machine, ProposerCost, VirtualClock
+from prolepsis.engine.rehearsal.engine import Rehearsed, ReplayedParts, rehearsed_engine, virtual_engine
+from prolepsis.engine.rehearsal.machine import Machine, ProposerCost, RehearsedSettings, VirtualClock
 from prolepsis.engine.rehearsal.replay import TimedPass
 from prolepsis.engine.rehearsal.traced_request import TracedRequest
 from prolepsis.engine.rows import Row, SampledTokens
@@ -24,6 +24,7 @@ from prolepsis.engine.step import Engine
 from tests.fakes import VOCAB, KeyedVerifier, draft_tree, table_logits, true_continuation
 
 MACHINE = Machine(
+    engine=RehearsedSettings(max_requests=4, max_step_tokens=64, max_model_len=256, num_pages=10),
     passes=flat_cost(5.0, 0.5),
     expected=flat_cost(6.0, 0.4),
     step_ms=0.3,
@@ -33,7 +34,6 @@ MACHINE = Machine(
         "draft_head": ProposerCost(call_ms=0.4, sequence_ms=0.1, level_ms=0.3),
     },
 )
-SETTINGS = RehearsedSettings(max_requests=4, max_step_tokens=64, max_model_len=256, num_pages=10)
 Step = list[tuple[str, int, int, tuple[int, ...] | None, str | None, tuple[str, ...]]]
 """Of each row: request, start, tokens, parents of its draft's nodes, why it has none, and who drafted."""
 
@@ -149,7 +149,7 @@ def recorded(requests: Sequence[tuple[float, GenerateRequest]]) -> tuple[Run, li
     clock = VirtualClock()
     table = TableOfTokens(clock)
     proposers = [Guessing("suffix", 0.7, clock), Guessing("draft_head", 0.8, clock)]
-    engine = virtual_engine(SETTINGS, MACHINE, clock, Replayed(proposers, table, table, VOCAB))
+    engine = virtual_engine(MACHINE, clock, ReplayedParts(proposers, table, table, VOCAB))
     run = play(engine, clock, requests)
     return run, [(arrival, traced(request, run)) for arrival, request in requests]
 
@@ -184,7 +184,7 @@ def rehearse(trace: Sequence[tuple[float, TracedRequest]], rehearsed: Rehearsed)
 @pytest.mark.parametrize("seed", range(4))
 def test_a_rehearsal_decides_step_by_step_as_the_engine_that_was_recorded(seed: int) -> None:
     run, trace = recorded(asked(24, seed))
-    again = rehearse(trace, rehearsed_engine(SETTINGS, MACHINE))
+    again = rehearse(trace, rehearsed_engine(MACHINE))
     for number, (was, now) in enumerate(zip(run.steps, again.steps, strict=True)):
         assert was == now, f"step {number}"
     assert again.ends == pytest.approx(run.ends)

@@ -9,12 +9,11 @@ from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.recorded_draft import RecordedDraft
 from prolepsis.engine.drafting.cost import flat_cost
-from prolepsis.engine.rehearsal.engine import RehearsedSettings
-from prolepsis.engine.rehearsal.machine import Machine, ProposerCost
+from prolepsis.engine.rehearsal.machine import Machine, ProposerCost, RehearsedSettings
 from prolepsis.server.rehearsal.check import check
-from prolepsis.server.rehearsal.forecast import Goal, forecasts, stops_paying
-from prolepsis.server.rehearsal.rehearsal import Setting, rehearse
-from prolepsis.server.rehearsal.trace import Measured, Trace, TraceLine
+from prolepsis.server.rehearsal.forecast import LatencyGoal, forecasts, stops_paying
+from prolepsis.server.rehearsal.rehearsal import RehearsedServer, rehearse
+from prolepsis.server.rehearsal.trace import MeasuredTimes, Trace, TraceLine
 
 MACHINE = Machine(
     passes=flat_cost(10.0, 0.0001),
@@ -38,7 +37,7 @@ def line(at: float, *, output: int = 41, tenant: str = "", drafts: bool = True, 
 
 
 def test_a_plain_request_takes_a_pass_for_each_token() -> None:
-    [outcome] = rehearse(Trace(lines=(line(0.0),)), Setting(machine=MACHINE, mode="off")).outcomes
+    [outcome] = rehearse(Trace(lines=(line(0.0),)), RehearsedServer(machine=MACHINE, mode="off")).outcomes
     assert outcome.first_token_s == pytest.approx(0.010, abs=0.001)
     assert outcome.total_s == pytest.approx(0.410, abs=0.002)
     assert outcome.per_token_s == pytest.approx(0.010, abs=0.0001)
@@ -48,10 +47,9 @@ def test_a_plain_request_takes_a_pass_for_each_token() -> None:
 def test_right_drafts_make_it_faster_and_useless_ones_do_not() -> None:
     trace = Trace(lines=(line(0.0),))
     useless = replace(line(0.0), drafts={"suffix": tuple(one._replace(path=()) for one in right(41))})
-    [plain], [fast], [slow] = (
-        rehearse(one, Setting(machine=MACHINE, mode=mode)).outcomes
-        for one, mode in ((trace, "off"), (trace, "auto"), (Trace(lines=(useless,)), "auto"))
-    )
+    [plain] = rehearse(trace, RehearsedServer(machine=MACHINE, mode="off")).outcomes
+    [fast] = rehearse(trace, RehearsedServer(machine=MACHINE)).outcomes
+    [slow] = rehearse(Trace(lines=(useless,)), RehearsedServer(machine=MACHINE)).outcomes
     assert plain.total_s is not None
     assert fast.total_s is not None
     assert slow.total_s is not None
@@ -62,14 +60,16 @@ def test_right_drafts_make_it_faster_and_useless_ones_do_not() -> None:
 
 def test_requests_wait_for_one_another_where_places_are_few() -> None:
     trace = Trace(lines=tuple(line(0.0, drafts=False) for _ in range(3)))
-    outcomes = rehearse(trace, Setting(machine=MACHINE, engine=RehearsedSettings(max_requests=1))).outcomes
+    outcomes = rehearse(
+        trace, RehearsedServer(machine=replace(MACHINE, engine=RehearsedSettings(max_requests=1)))
+    ).outcomes
     assert [round(one.first_token_s or 0.0, 2) for one in outcomes] == [0.01, 0.42, 0.83]
 
 
 def test_a_full_queue_refuses_as_the_server_does() -> None:
     server = ServerConfig(max_in_engine=1, max_queued=1, max_queued_per_tenant=1)
     trace = Trace(lines=tuple(line(0.001 * i, tenant="a") for i in range(3)))
-    outcomes = rehearse(trace, Setting(machine=MACHINE, server=server)).outcomes
+    outcomes = rehearse(trace, RehearsedServer(machine=MACHINE, server=server)).outcomes
     assert [one.error is None for one in outcomes] == [True, True, False]
 
 
@@ -78,7 +78,7 @@ def test_a_prompt_that_was_read_before_is_not_read_again() -> None:
         TraceLine(at=0.5 * i, prompt=320, output=2, blocks=tuple(range(10)), scope="a" if i < 2 else "b")
         for i in range(3)
     )
-    outcomes = rehearse(Trace(lines=lines), Setting(machine=MACHINE)).outcomes
+    outcomes = rehearse(Trace(lines=lines), RehearsedServer(machine=MACHINE)).outcomes
     assert [one.stats.num_cached_tokens for one in outcomes] == [0, 288, 0]
 
 
@@ -86,18 +86,20 @@ def test_a_policy_decides_for_whom_it_speculates() -> None:
     text = 'version: "1"\ndefault: {mode: "off"}\nrules: [{name: fast, match: {tenant: [a]}, mode: "on"}]\n'
     policy = usable_policy(text, "policy", NOTHING_KNOWN)
     trace = Trace(lines=(line(0.0, tenant="a"), line(10.0, tenant="b")))
-    outcomes = rehearse(trace, Setting(machine=MACHINE, policy=policy)).outcomes
+    outcomes = rehearse(trace, RehearsedServer(machine=MACHINE, policy=policy)).outcomes
     assert [one.stats.num_drafts > 0 for one in outcomes] == [True, False]
 
 
 def test_a_check_says_how_wrong_a_forecast_is() -> None:
-    measured = replace(line(0.0, drafts=False), measured=Measured(first_token_s=0.02, total_s=0.5))
+    measured = replace(line(0.0, drafts=False), measured=MeasuredTimes(first_token_s=0.02, total_s=0.5))
     trace = Trace(lines=(measured,))
-    errors = {(one.what, one.share): one.error for one in check(trace, rehearse(trace, Setting(machine=MACHINE)))}
+    errors = {
+        (one.what, one.share): one.error for one in check(trace, rehearse(trace, RehearsedServer(machine=MACHINE)))
+    }
     assert errors["time to first token", 0.5] == pytest.approx(-0.5, abs=0.02)
     assert errors["end to end", 0.99] == pytest.approx(-0.18, abs=0.01)
     with pytest.raises(ConfigError, match="no request of the trace says what it took"):
-        check(Trace(lines=(line(0.0),)), rehearse(Trace(lines=(line(0.0),)), Setting(machine=MACHINE)))
+        check(Trace(lines=(line(0.0),)), rehearse(Trace(lines=(line(0.0),)), RehearsedServer(machine=MACHINE)))
 
 
 def test_a_forecast_finds_the_load_at_which_speculation_stops_paying() -> None:
@@ -105,7 +107,7 @@ def test_a_forecast_finds_the_load_at_which_speculation_stops_paying() -> None:
     costly = Machine(passes=flat_cost(10.0, 2.0), expected=flat_cost(10.0, 2.0), proposers=MACHINE.proposers)
     poor = tuple(one._replace(path=one.path[: one.position % 2]) for one in right(41))
     trace = Trace(lines=tuple(replace(line(0.5 * i), drafts={"suffix": poor}) for i in range(40)))
-    pairs = forecasts(trace, Setting(machine=costly), [0.5, 4.0, 32.0], Goal())
+    pairs = forecasts(trace, RehearsedServer(machine=costly), [0.5, 4.0, 32.0], LatencyGoal())
     assert [(plain.mode, own.mode) for plain, own in pairs] == [("off", "auto")] * 3
     alone = pairs[0]
     assert alone[1].percentiles["end to end"]["p50"] < 0.9 * alone[0].percentiles["end to end"]["p50"]
@@ -128,6 +130,6 @@ def test_the_same_seed_gives_the_same_forecast_and_another_one_another() -> None
     trace = Trace(lines=tuple(line(0.1 * i) for i in range(10)))
 
     def ends(seed: int) -> list[float | None]:
-        return [one.total_s for one in rehearse(trace, Setting(machine=machine, seed=seed)).outcomes]
+        return [one.total_s for one in rehearse(trace, RehearsedServer(machine=machine, seed=seed)).outcomes]
 
     assert ends(1) == ends(1) != ends(2)

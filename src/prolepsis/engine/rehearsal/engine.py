@@ -16,8 +16,8 @@ from prolepsis.engine.drafting.proposer import Proposer
 from prolepsis.engine.drafting.window import DraftWindow
 from prolepsis.engine.kv.pages import PagePool
 from prolepsis.engine.paging import Paging
-from prolepsis.engine.rehearsal.machine import Machine, VirtualClock
-from prolepsis.engine.rehearsal.replay import Answers, KnownAnswers, RecordedProposer, TimedPass
+from prolepsis.engine.rehearsal.machine import Machine, RehearsedSettings, VirtualClock
+from prolepsis.engine.rehearsal.replay import KnownAnswers, KnownRequests, RecordedProposer, TimedPass
 from prolepsis.engine.rehearsal.traced_request import VOCAB_SIZE
 from prolepsis.engine.runner import PassRunner
 from prolepsis.engine.scheduler import Scheduler, SchedulerLimits
@@ -25,40 +25,26 @@ from prolepsis.engine.speculation import Speculation
 from prolepsis.engine.step import Engine, EngineParts, StepVerifier
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RehearsedSettings:
-    """The settings of an engine that a rehearsal reads; the defaults are `EngineConfig`'s."""
-
-    max_requests: int = 32
-    max_step_tokens: int = 512
-    max_model_len: int = 8192
-    num_pages: int = 4096
-    num_speculative_tokens: int = 24
-    chunk_limit_ms: float = 0.0
-    shadow_cost: float = 1.0
-    prefix_cache: bool = True
-
-
 @dataclass(frozen=True, slots=True)
 class Rehearsed:
     """An engine, what it knows of the requests that it runs, and its clock."""
 
     engine: Engine
-    answers: Answers
+    answers: KnownRequests
     clock: VirtualClock
     proposers: tuple[RecordedProposer, ...]
 
 
-def rehearsed_engine(settings: RehearsedSettings, machine: Machine, seed: int = 0) -> Rehearsed:
+def rehearsed_engine(machine: Machine, seed: int = 0) -> Rehearsed:
     """Return an engine of a machine; `seed` draws the scatter of its passes."""
-    clock, answers = VirtualClock(), Answers()
+    clock, answers = VirtualClock(), KnownRequests()
     recorded = tuple(RecordedProposer(name, cost, answers, clock) for name, cost in machine.proposers.items())
-    replayed = Replayed(recorded, TimedPass(machine, clock, random.Random(seed)), KnownAnswers(answers))
-    return Rehearsed(virtual_engine(settings, machine, clock, replayed), answers, clock, recorded)
+    replayed = ReplayedParts(recorded, TimedPass(machine, clock, random.Random(seed)), KnownAnswers(answers))
+    return Rehearsed(virtual_engine(machine, clock, replayed), answers, clock, recorded)
 
 
 @dataclass(frozen=True, slots=True)
-class Replayed:
+class ReplayedParts:
     """The parts of an engine that are not its own in a rehearsal."""
 
     proposers: Sequence[Proposer]
@@ -67,8 +53,9 @@ class Replayed:
     vocab_size: int = VOCAB_SIZE
 
 
-def virtual_engine(settings: RehearsedSettings, machine: Machine, clock: VirtualClock, replayed: Replayed) -> Engine:
+def virtual_engine(machine: Machine, clock: VirtualClock, replayed: ReplayedParts) -> Engine:
     """Return an engine around the given parts, all of whose times are of `clock`."""
+    settings = machine.engine
     window, watch = DraftWindow(machine.expected, token_overhead_ms=0.01), CallWatch(clock=clock)
     drafters = ProposerSet(replayed.proposers, window, AcceptanceEstimator(), replayed.vocab_size, clock, watch=watch)
     plan = AppliedPlan(SpecPlan(num_speculative_tokens=settings.num_speculative_tokens))

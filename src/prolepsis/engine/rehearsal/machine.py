@@ -42,6 +42,20 @@ class ProposerCost:
         return self.call_ms + self.sequence_ms * num_sequences + self.level_ms * depth
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RehearsedSettings:
+    """The settings of an engine that a rehearsal reads."""
+
+    max_requests: int = 64
+    max_step_tokens: int = 2048
+    max_model_len: int = 8192
+    num_pages: int = 4096
+    num_speculative_tokens: int = 24
+    chunk_limit_ms: float = 0.0
+    shadow_cost: float = 1.0
+    prefix_cache: bool = True
+
+
 BANDS = (1, 4, 16, 64)
 """Most tokens of the passes of each band; the last band has no bound."""
 
@@ -70,6 +84,7 @@ class Machine:
     request_ms: float = 0.0
     """Of a request before admission."""
     proposers: Mapping[str, ProposerCost] = field(default_factory=dict)
+    engine: RehearsedSettings = field(default_factory=RehearsedSettings)
     fingerprint: str = ""
     """Of the model and the build that were measured; empty: not measured."""
 
@@ -109,4 +124,5 @@ class _Rest(msgspec.Struct, forbid_unknown_fields=True):
     token_ms: float = 0.0
     request_ms: float = 0.0
     proposers: dict[str, ProposerCost] = {}
+    engine: RehearsedSettings = RehearsedSettings()
     fingerprint: str = ""

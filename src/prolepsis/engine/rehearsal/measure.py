@@ -8,7 +8,7 @@ import numpy as np
 from prolepsis.core.figures import Figure, StepDone
 from prolepsis.engine.drafting.choose import ProposerKind
 from prolepsis.engine.drafting.cost import CostCurve
-from prolepsis.engine.rehearsal.machine import BANDS, Machine, ProposerCost, band_of
+from prolepsis.engine.rehearsal.machine import BANDS, Machine, ProposerCost, RehearsedSettings, band_of
 from prolepsis.engine.rows import Row, SampledTokens
 from prolepsis.engine.runner import Computed, PassRunner
 from prolepsis.engine.step import Engine
@@ -32,7 +32,7 @@ class _StepSample:
 
 
 @dataclass(slots=True)
-class Measured:
+class MeasuredSteps:
     """The steps of some time, and the calls of proposers in them: sequences, levels, milliseconds."""
 
     steps: list[_StepSample] = field(default_factory=list)
@@ -49,7 +49,7 @@ class StepMeter:
         self._engine: Engine | None = None
         self._inner: PassRunner | None = None
         self._running: _StepSample | None = None
-        self._measured = Measured()
+        self._measured = MeasuredSteps()
 
     def watch(self, engine: Engine) -> None:
         """Measure the steps of an engine that was built with this meter as its observer."""
@@ -57,9 +57,9 @@ class StepMeter:
         engine.runner = self
         engine.speculation.proposers.records.calls = []
 
-    def taken(self) -> Measured:
+    def taken(self) -> MeasuredSteps:
         """Return what was measured since the last call."""
-        measured, self._measured = self._measured, Measured()
+        measured, self._measured = self._measured, MeasuredSteps()
         return measured
 
     def forward(self, rows: Sequence[Row], aux_layers: tuple[int, ...] = ()) -> Computed:
@@ -87,7 +87,7 @@ class StepMeter:
         calls.clear()
         self._measured.steps.append(sample)
 
-    def machine(self, passes: CostCurve, measured: Measured) -> Machine:
+    def machine(self, passes: CostCurve, measured: MeasuredSteps) -> Machine:
         """Return what was measured as a machine; `passes` predicts passes, which scatter around that."""
         assert self._engine is not None, "an engine is watched"
         drafters = self._engine.speculation.proposers
@@ -102,7 +102,22 @@ class StepMeter:
             step_ms=host[0],
             row_ms=host[1],
             token_ms=host[2],
+            engine=self._settings(self._engine),
             proposers={name: _cost(measured.calls.get(name, []), kind) for name, kind in drafters.kinds.items()},
+        )
+
+    @staticmethod
+    def _settings(engine: Engine) -> RehearsedSettings:
+        limits, pool = engine.scheduler.limits, engine.scheduler.pool
+        return RehearsedSettings(
+            max_requests=limits.max_sequences,
+            max_step_tokens=limits.max_step_tokens,
+            max_model_len=limits.max_model_len,
+            num_pages=pool.num_pages,
+            num_speculative_tokens=engine.plan.current.num_speculative_tokens,
+            chunk_limit_ms=engine.scheduler.chunk_limit_ms,
+            shadow_cost=engine.speculation.shadow_share,
+            prefix_cache=pool.prefix_cache,
         )
 
 

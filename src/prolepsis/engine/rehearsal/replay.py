@@ -26,7 +26,7 @@ class _Answer:
     drafts: Mapping[str, Sequence[RecordedDraft]]
 
 
-class Answers:
+class KnownRequests:
     """The requests that run, by the key of their sequence."""
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ class TimedPass:
 class KnownAnswers:
     """A `StepVerifier`: the target says what it said."""
 
-    def __init__(self, answers: Answers) -> None:
+    def __init__(self, answers: KnownRequests) -> None:
         self._answers = answers
 
     def verify(self, rows: Sequence[Row], computed: Computed) -> list[SampledTokens | None]:
@@ -89,7 +89,7 @@ class RecordedProposer(Proposer):
     answer as far as that one did.
     """
 
-    def __init__(self, name: str, cost: ProposerCost, answers: Answers, clock: VirtualClock) -> None:
+    def __init__(self, name: str, cost: ProposerCost, answers: KnownRequests, clock: VirtualClock) -> None:
         self.name = name
         self.free = cost.free
         self.one_pass = cost.one_pass

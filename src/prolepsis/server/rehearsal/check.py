@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from prolepsis.control.statistics.percentile import percentile
 from prolepsis.core.errors import ConfigError
-from prolepsis.server.rehearsal.rehearsal import Outcome, Rehearsal
+from prolepsis.server.rehearsal.rehearsal import Rehearsal, RehearsedRequest
 from prolepsis.server.rehearsal.trace import Trace
 
 SHARES = (0.5, 0.95, 0.99)
@@ -41,7 +41,7 @@ def check(trace: Trace, rehearsal: Rehearsal) -> list[Compared]:
     return _compared(measured, times(rehearsal.outcomes))
 
 
-def times(outcomes: Sequence[Outcome]) -> dict[str, list[float]]:
+def times(outcomes: Sequence[RehearsedRequest]) -> dict[str, list[float]]:
     """Return the times of the requests that were served, in seconds."""
     return {
         "time to first token": [one.first_token_s for one in outcomes if one.first_token_s is not None],

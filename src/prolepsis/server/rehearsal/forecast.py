@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from prolepsis.control.statistics.percentile import percentile
 from prolepsis.server.rehearsal.check import SHARES, times
-from prolepsis.server.rehearsal.rehearsal import Rehearsal, Setting, rehearse
+from prolepsis.server.rehearsal.rehearsal import Rehearsal, RehearsedServer, rehearse
 from prolepsis.server.rehearsal.trace import Trace
 
 PAYS = 0.99
@@ -13,7 +13,7 @@ PAYS = 0.99
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Goal:
+class LatencyGoal:
     """What a request must keep to count for goodput, in seconds."""
 
     first_token_s: float = 2.0
@@ -21,7 +21,7 @@ class Goal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Forecast:
+class LoadForecast:
     """The forecast of one load and mode."""
 
     mode: str
@@ -43,7 +43,9 @@ class Forecast:
     """Share of drafts that are not known where they were made, or as far as they would have gone."""
 
 
-def forecasts(trace: Trace, setting: Setting, rates: Sequence[float], goal: Goal) -> list[tuple[Forecast, Forecast]]:
+def forecasts(
+    trace: Trace, setting: RehearsedServer, rates: Sequence[float], goal: LatencyGoal
+) -> list[tuple[LoadForecast, LoadForecast]]:
     """Return for each rate what plain decoding would do, and what the setting would."""
     found = []
     for rate in rates:
@@ -56,7 +58,7 @@ def forecasts(trace: Trace, setting: Setting, rates: Sequence[float], goal: Goal
     return found
 
 
-def stops_paying(pairs: Sequence[tuple[Forecast, Forecast]]) -> Forecast | None:
+def stops_paying(pairs: Sequence[tuple[LoadForecast, LoadForecast]]) -> LoadForecast | None:
     """Return the lightest load at which speculation no longer makes the median request faster; None: nowhere here."""
     for plain, own in sorted(pairs, key=lambda pair: pair[0].rate):
         before, now = (one.percentiles["end to end"].get("p50", 0.0) for one in (plain, own))
@@ -65,7 +67,7 @@ def stops_paying(pairs: Sequence[tuple[Forecast, Forecast]]) -> Forecast | None:
     return None
 
 
-def _forecast(trace: Trace, rehearsal: Rehearsal, mode: str, rate: float, goal: Goal) -> Forecast:
+def _forecast(trace: Trace, rehearsal: Rehearsal, mode: str, rate: float, goal: LatencyGoal) -> LoadForecast:
     served = [one for one in rehearsal.outcomes if one.error is None and one.total_s is not None]
     kept = [
         one
@@ -77,7 +79,7 @@ def _forecast(trace: Trace, rehearsal: Rehearsal, mode: str, rate: float, goal: 
     drafts = [counts for counts in rehearsal.replayed.values() if counts]
     known = sum(counts.get("exact", 0) - counts.get("cut", 0) for counts in drafts)
     made = sum(counts.get("exact", 0) + counts.get("moved", 0) for counts in drafts)
-    return Forecast(
+    return LoadForecast(
         mode=mode,
         rate=rate,
         per_second=len(trace.lines) / max(trace.lines[-1].at, 1e-9),

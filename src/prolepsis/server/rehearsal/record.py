@@ -7,7 +7,7 @@ from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import RequestStats
 from prolepsis.engine.kv.pages import extend_hashes
-from prolepsis.server.rehearsal.trace import Measured, TraceLine
+from prolepsis.server.rehearsal.trace import MeasuredTimes, TraceLine
 
 
 @dataclass(slots=True)
@@ -35,6 +35,6 @@ def trace_line(
         output=len(tokens),
         blocks=blocks.of(whole, request.cache_salt),
         temperature=request.params.temperature,
-        measured=Measured(first_token_s=waited_s + first_s, total_s=waited_s + stats.total_s),
+        measured=MeasuredTimes(first_token_s=waited_s + first_s, total_s=waited_s + stats.total_s),
         drafts={name: tuple(drafts) for name, drafts in stats.drafts.items()},
     )

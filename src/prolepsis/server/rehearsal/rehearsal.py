@@ -19,7 +19,7 @@ from prolepsis.core.facts import traffic_class_of
 from prolepsis.core.requests import SpecMode
 from prolepsis.core.stats import RequestStats
 from prolepsis.engine.rehearsal.client import RehearsedClient
-from prolepsis.engine.rehearsal.engine import Rehearsed, RehearsedSettings, rehearsed_engine
+from prolepsis.engine.rehearsal.engine import Rehearsed, rehearsed_engine
 from prolepsis.engine.rehearsal.machine import Machine
 from prolepsis.engine.rehearsal.traced_request import TracedRequest
 from prolepsis.engine.rehearsal.virtual_time import VirtualTime
@@ -30,11 +30,10 @@ from prolepsis.server.stream import never
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class RehearsedServer:
     """What serves the trace."""
 
     machine: Machine
-    engine: RehearsedSettings = field(default_factory=RehearsedSettings)
     server: ServerConfig = field(default_factory=ServerConfig)
     policy: Policy | None = None
     mode: SpecMode = "auto"
@@ -43,7 +42,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class RehearsedRequest:
     """What became of a request; times in seconds from its arrival."""
 
     line: TraceLine
@@ -65,7 +64,7 @@ class Outcome:
 class Rehearsal:
     """A trace as it was played."""
 
-    outcomes: Sequence[Outcome]
+    outcomes: Sequence[RehearsedRequest]
     seconds: float
     """From the first arrival to the last end."""
     replayed: Mapping[str, Mapping[str, int]]
@@ -76,9 +75,9 @@ class Rehearsal:
     """Rows of all steps."""
 
 
-def rehearse(trace: Trace, setting: Setting) -> Rehearsal:
+def rehearse(trace: Trace, setting: RehearsedServer) -> Rehearsal:
     """Play all requests of a trace to their end."""
-    rehearsed = rehearsed_engine(setting.engine, setting.machine, setting.seed)
+    rehearsed = rehearsed_engine(setting.machine, setting.seed)
     with asyncio.Runner(loop_factory=VirtualTime) as runner:
         outcomes, seconds = runner.run(_Play(trace, setting, rehearsed).run())
     replayed = {proposer.name: dict(proposer.counts) for proposer in rehearsed.proposers}
@@ -89,13 +88,13 @@ def rehearse(trace: Trace, setting: Setting) -> Rehearsal:
 class _Play:
     """One rehearsal, on its loop."""
 
-    def __init__(self, trace: Trace, setting: Setting, rehearsed: Rehearsed) -> None:
+    def __init__(self, trace: Trace, setting: RehearsedServer, rehearsed: Rehearsed) -> None:
         self._trace = trace
         self._setting = setting
         self._answers = rehearsed.answers
         self._client = RehearsedClient(rehearsed)
 
-    async def run(self) -> tuple[list[Outcome], float]:
+    async def run(self) -> tuple[list[RehearsedRequest], float]:
         loop = asyncio.get_running_loop()
         metrics = AdmissionMetrics(CollectorRegistry())
         self._gate = AdmissionController(self._setting.server, self._client, metrics, clock=loop.time)
@@ -107,13 +106,13 @@ class _Play:
         await self._client.close()
         return [task.result() for task in asked], loop.time()
 
-    async def _ask(self, number: int, line: TraceLine) -> Outcome:
+    async def _ask(self, number: int, line: TraceLine) -> RehearsedRequest:
         try:
             return await self._served(number, line)
         except (ProlepsisError, RequestRefused) as error:
-            return Outcome(line=line, error=getattr(error, "code", None) or type(error).__name__)
+            return RehearsedRequest(line=line, error=getattr(error, "code", None) or type(error).__name__)
 
-    async def _served(self, number: int, line: TraceLine) -> Outcome:
+    async def _served(self, number: int, line: TraceLine) -> RehearsedRequest:
         now, decision = asyncio.get_running_loop().time, self._decided(line)
         traced = TracedRequest(
             number=number,
@@ -138,7 +137,7 @@ class _Play:
                             stats = event.stats
                 finally:
                     self._answers.end(request.request_id)
-        return Outcome(line=line, first_token_s=first, total_s=now() - arrival, stats=stats)
+        return RehearsedRequest(line=line, first_token_s=first, total_s=now() - arrival, stats=stats)
 
     def _decided(self, line: TraceLine) -> Decision:
         """Return the decision of the policy; its rules neither roll out nor wait for evidence here."""

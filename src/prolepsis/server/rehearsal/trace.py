@@ -22,7 +22,7 @@ _MOONCAKE_BLOCK = 512
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class MeasuredTimes:
     """What a recorded request took on the machine that served it, in seconds."""
 
     first_token_s: float
@@ -48,7 +48,7 @@ class TraceLine:
     structured: str = "none"
     tools: bool = False
     temperature: float = 1.0
-    measured: Measured | None = None
+    measured: MeasuredTimes | None = None
     drafts: dict[str, tuple[RecordedDraft, ...]] = field(default_factory=dict)
 
     def facts(self) -> RequestFacts:

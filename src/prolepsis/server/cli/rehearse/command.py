@@ -29,8 +29,8 @@ from prolepsis.core.terminal.output import (
 if TYPE_CHECKING:
     from prolepsis.control.policy.model import Policy
     from prolepsis.engine.rehearsal.machine import Machine
-    from prolepsis.server.rehearsal.calibrate import Calibration
-    from prolepsis.server.rehearsal.forecast import Forecast
+    from prolepsis.server.cli.rehearse.calibrate import Calibration
+    from prolepsis.server.rehearsal.forecast import LoadForecast
 
 app = command_group("Rehearse traffic: what speculation would do to it, by the scheduler and policy that will run.")
 
@@ -74,7 +74,7 @@ async def _measured(
     from prolepsis.engine.start import loading
     from prolepsis.engine.thread import ThreadEngineClient
     from prolepsis.server.cli.bench.prompts import encode_prompts, load_prompts
-    from prolepsis.server.rehearsal.calibrate import Load, calibrate
+    from prolepsis.server.cli.rehearse.calibrate import OfferedLoad, calibrate
 
     meter = StepMeter()
     with loading():
@@ -82,11 +82,11 @@ async def _measured(
         client = ThreadEngineClient(build_engine(settings.engine, meter, target=target))
     encoded = encode_prompts(load_prompts(prompts), target.tokenizer)
     loads = [
-        Load(prompts=encoded, per_second=rate, num_requests=requests, max_tokens=max_tokens, seed=number)
+        OfferedLoad(prompts=encoded, per_second=rate, num_requests=requests, max_tokens=max_tokens, seed=number)
         for number, rate in enumerate(rates)
     ]
     try:
-        return await calibrate(client, target, meter, loads, note)
+        return await calibrate(client, target.model, meter, loads, note)
     finally:
         await client.close()
 
@@ -99,14 +99,14 @@ def check(
     mode: Annotated[str, typer.Option(help="how the recording was made: auto or off")] = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """Forecast a recording, and print how wrong the forecast is."""
+    """LoadForecast a recording, and print how wrong the forecast is."""
     from prolepsis.server.rehearsal.check import check as held_against
-    from prolepsis.server.rehearsal.rehearsal import Setting, rehearse
+    from prolepsis.server.rehearsal.rehearsal import RehearsedServer, rehearse
     from prolepsis.server.rehearsal.trace import read_trace
 
-    quiet_logs()
+    quiet_logs("error")  # what is rehearsed sheds load
     recorded, measured = read_trace(trace), _machine(machine)
-    compared = held_against(recorded, rehearse(recorded, Setting(machine=measured, mode=_mode(mode))))
+    compared = held_against(recorded, rehearse(recorded, RehearsedServer(machine=measured, mode=_mode(mode))))
     if as_json:
         print_json([{**asdict(one), "error": one.error} for one in compared])
         return
@@ -135,17 +135,17 @@ def run(
     goal_token_ms: Annotated[float, typer.Option(min=0, help="longest time a token that counts")] = 100.0,
     as_json: AsJson = False,
 ) -> None:
-    """Forecast a trace at several loads, plain and by the policy, and say where speculation stops paying."""
-    from prolepsis.server.rehearsal.forecast import Goal, forecasts, stops_paying
-    from prolepsis.server.rehearsal.rehearsal import Setting
+    """LoadForecast a trace at several loads, plain and by the policy, and say where speculation stops paying."""
+    from prolepsis.server.rehearsal.forecast import LatencyGoal, forecasts, stops_paying
+    from prolepsis.server.rehearsal.rehearsal import RehearsedServer
     from prolepsis.server.rehearsal.trace import read_trace
 
-    quiet_logs()
+    quiet_logs("error")  # what is rehearsed sheds load
     played = read_trace(trace).scaled(lengths=lengths, most=requests)
     if drafts is not None:
         played = played.with_drafts_of(read_trace(drafts), seed)
-    setting = Setting(machine=_machine(machine), policy=_policy(policy), seed=seed)
-    goal = Goal(first_token_s=goal_first_ms / 1000.0, per_token_s=goal_token_ms / 1000.0)
+    setting = RehearsedServer(machine=_machine(machine), policy=_policy(policy), seed=seed)
+    goal = LatencyGoal(first_token_s=goal_first_ms / 1000.0, per_token_s=goal_token_ms / 1000.0)
     pairs = forecasts(played, setting, [_rate(text) for text in listed(rates)], goal)
     end = stops_paying(pairs)
     if as_json:
@@ -178,7 +178,7 @@ _HEAD = [
 ]
 
 
-def _row(one: "Forecast") -> list[str]:
+def _row(one: "LoadForecast") -> list[str]:
     times = (one.percentiles[what] for what in ("time to first token", "time a token", "end to end"))
     shown = [_ms(time[share]) for time in times for share in ("p50", "p95")]
     return [
@@ -192,7 +192,7 @@ def _row(one: "Forecast") -> list[str]:
     ]
 
 
-def _end(end: "Forecast | None") -> str:
+def _end(end: "LoadForecast | None") -> str:
     if end is None:
         return "at none of these loads"
     return f"at {end.rate:g}x the arrivals, with {end.num_at_once:.1f} requests at once"

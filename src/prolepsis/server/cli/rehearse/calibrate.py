@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from prolepsis.core.events import Event, Failed, Finished, Tokens
 from prolepsis.core.requests import GenerateRequest, SamplingParams, SpecMode, SpeculationChoice
-from prolepsis.engine.models.load import LoadedModel
+from prolepsis.engine.models.protocol import TargetModel
 from prolepsis.engine.profile import measure
 from prolepsis.engine.rehearsal.machine import Machine
 from prolepsis.engine.rehearsal.measure import StepMeter
@@ -22,7 +22,7 @@ PASS_TOKENS = (1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33, 64, 128, 256, 512)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Load:
+class OfferedLoad:
     """Requests of random arrivals (a Poisson process), with answers of random lengths."""
 
     prompts: Sequence[EncodedPrompt]
@@ -49,7 +49,7 @@ class Load:
         return asked
 
 
-async def record(client: ThreadEngineClient, load: Load, mode: SpecMode, name: str) -> Trace:
+async def record(client: ThreadEngineClient, load: OfferedLoad, mode: SpecMode, name: str) -> Trace:
     """Ask for the requests of a load when their time comes; return what was answered."""
     loop, blocks = asyncio.get_running_loop(), BlockNumbers()
     begin = loop.time()
@@ -83,7 +83,7 @@ class Calibration:
 
 
 async def calibrate(
-    client: ThreadEngineClient, target: LoadedModel, meter: StepMeter, loads: Sequence[Load], notify: Notify
+    client: ThreadEngineClient, model: TargetModel, meter: StepMeter, loads: Sequence[OfferedLoad], notify: Notify
 ) -> Calibration:
     """Measure the machine under all loads but the last, whose requests are recorded and not measured."""
     meter.watch(client.engine)
@@ -98,6 +98,6 @@ async def calibrate(
     notify(f"recording {held_out.num_requests} requests, {held_out.per_second:g} a second, to check the forecast by")
     plain, auto = [await record(client, held_out, mode, f"recorded-{mode}") for mode in ("off", "auto")]
     notify("measuring passes")
-    passes = await asyncio.to_thread(measure, target.model, counts=PASS_TOKENS)
+    passes = await asyncio.to_thread(measure, model, counts=PASS_TOKENS)
     machine = replace(meter.machine(passes, samples), fingerprint=client.info.fingerprint)
     return Calibration(machine, plain, auto)
