@@ -157,7 +157,7 @@ def run(
         print_facts([("speculation stops paying", _end(end))])
     if not any(line.drafts for line in played.lines):
         warn(
-            "the trace has no drafts: nothing in it says what proposers would guess, so speculation gains nothing here"
+            "the trace says nothing of drafts, so speculation gains nothing in it; --drafts takes those of a recording"
         )
         raise typer.Exit(UNPROVEN)
 
