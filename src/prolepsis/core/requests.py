@@ -240,6 +240,8 @@ class GenerateRequest:
     """Its stats have the figures of its first rounds."""
     tells_drafts: bool = False
     """Its `Tokens` say what was proposed."""
+    records_drafts: bool = False
+    """Its stats have its drafts, as a rehearsal replays them."""
     paced: bool = False
     """Its tokens leave evenly over the time of their steps: its `Tokens` come as soon as their step has ended."""
     emitted: tuple[tuple[int, ...], ...] = ()

@@ -6,6 +6,7 @@ from itertools import groupby
 from typing import Literal, get_args
 
 from prolepsis.core.continuation import Continued
+from prolepsis.core.recorded_draft import RecordedDraft
 from prolepsis.core.rounds import Round
 
 DeviceKind = Literal["prefill", "plain", "verify", "propose", "host"]
@@ -308,6 +309,8 @@ class RequestStats:
     """Drafts by proposer that were only compared with what plain decoding emitted."""
     rounds: list[Round] = field(default_factory=list)
     """Its first ones, if they are kept."""
+    drafts: dict[str, list[RecordedDraft]] = field(default_factory=dict)
+    """Its drafts by proposer, in order, if they are recorded."""
     judged: dict[str, list[JudgedDraft]] = field(default_factory=dict)
     """The first judged drafts of its samples, by proposer: a few, as later ones depend on the request."""
     heads: dict[str, str | None] = field(default_factory=dict)

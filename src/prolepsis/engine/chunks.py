@@ -28,7 +28,7 @@ class ChunkLimit:
 
     def __init__(self, limit_ms: float, cost: CostCurve) -> None:
         """`limit_ms`: longest time that prompts add to a pass in which others decode; 0: no limit."""
-        self._limit_ms = limit_ms
+        self.limit_ms = limit_ms
         self._cost = cost
         self._decoding: deque[float] = deque((1.0,), maxlen=_LAST)  # measured over predicted time
         self._token_ms: dict[int, deque[float]] = {}  # of a prompt token, by context band
@@ -38,9 +38,9 @@ class ChunkLimit:
 
         `start`: cached tokens of the prompt that is read.
         """
-        if not decoding or not self._limit_ms:
+        if not decoding or not self.limit_ms:
             return most
-        limit_ms = max(self._limit_ms, _OF_PASS * self._decoding_ms(decoding))
+        limit_ms = max(self.limit_ms, _OF_PASS * self._decoding_ms(decoding))
         token_ms = self.token_ms(start)
         return most if most * token_ms <= limit_ms else min(most, max(LEAST_TOKENS, int(limit_ms / token_ms)))
 

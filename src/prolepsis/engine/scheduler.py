@@ -41,6 +41,7 @@ from prolepsis.engine.continuation import check_continuation, take_up
 from prolepsis.engine.ending import Ending, find_ending
 from prolepsis.engine.grammar.grammars import Grammars
 from prolepsis.engine.grammar.matcher import CompiledGrammar
+from prolepsis.engine.kv.pages import PagePool
 from prolepsis.engine.paging import Paging
 from prolepsis.engine.request import Request, SequenceState, open_request
 from prolepsis.engine.rows import Row, SampledTokens
@@ -329,6 +330,15 @@ class Scheduler:
         """Count the first drafts of a proposer for a sequence, as its tokens judged them."""
         for sequence, proposer, draft in judged:
             sequence.request.stats.judged.setdefault(proposer, []).append(draft)
+
+    @property
+    def pool(self) -> PagePool:
+        return self._paging.pool
+
+    @property
+    def chunk_limit_ms(self) -> float:
+        """Longest time that prompts add to a pass in which others decode; 0: no limit."""
+        return self._chunks.limit_ms if self._chunks is not None else 0.0
 
     @property
     def kv_usage(self) -> float:

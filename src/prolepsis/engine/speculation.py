@@ -48,6 +48,11 @@ class Speculation:
         self._judged: list[Judged] = []
 
     @property
+    def shadow_share(self) -> float:
+        """Share of the passes' time that drafting in shadow may take."""
+        return self._shadow_budget.share
+
+    @property
     def payback(self) -> Payback | None:
         return self.decisions.payback
 
@@ -69,6 +74,8 @@ class Speculation:
         if asked or compared:
             for i in (*asked, *compared):
                 self._commit(rows[i].sequence)  # tokens from before it might draft
+                if rows[i].sequence.request.source.records_drafts:
+                    self.proposers.records.begin(rows[i].sequence)
             load = self._load(rows, room)
             self._verify(drafted, asked, verdicts, plan, load)
             self._compare(drafted, compared, verdicts, plan, load)
@@ -138,6 +145,8 @@ class Speculation:
         """Notify proposers of sequences that ended, with the tokens they do not know yet; not of replays."""
         for sequence in sequences:
             self.decisions.forget(sequence)
+            for proposer, drafts in self.proposers.records.end(sequence, sequence.index).items():
+                sequence.request.stats.drafts.setdefault(proposer, []).extend(drafts)
             num_new, known = 0, self._num_committed.pop(sequence.key, None)
             if sequence.num_output_tokens and sequence.replays is None and self.proposers.names:
                 self._judge(sequence)

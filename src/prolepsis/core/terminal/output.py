@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from textwrap import fill
-from typing import TYPE_CHECKING, Annotated, TextIO, cast
+from typing import TYPE_CHECKING, Annotated, Literal, TextIO, cast
 
 import typer
 from rich import box
@@ -107,11 +107,11 @@ class _CurrentStderr(io.TextIOBase):
         sys.stderr.flush()
 
 
-def quiet_logs() -> None:
-    """Log only warnings and errors, on standard error."""
+def quiet_logs(level: Literal["warning", "error"] = "warning") -> None:
+    """Log only what is of this level or worse, on standard error."""
     from prolepsis.core.telemetry.logs import configure_logs
 
-    configure_logs("warning", stream=cast(TextIO, _CurrentStderr()))
+    configure_logs(level, stream=cast(TextIO, _CurrentStderr()))
 
 
 def print_json(value: object) -> None:

@@ -19,6 +19,7 @@ from prolepsis.engine.drafting.effort import RETRY_DEPTH, Effort, ExpectedDraft,
 from prolepsis.engine.drafting.explore import Explore
 from prolepsis.engine.drafting.ledger import Ledger, Origin, origin_of
 from prolepsis.engine.drafting.proposer import Proposer, SequenceView
+from prolepsis.engine.drafting.record import DraftRecords
 from prolepsis.engine.drafting.window import DraftWindow, StepLoad
 
 ShadowCost = tuple[tuple[str, float, float], ...]
@@ -36,6 +37,14 @@ class ChosenDraft:
     plain: PlainReason | None
     shadow_cost: ShadowCost = ()
     """Cost of a draft that is only compared."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProposerKind:
+    """As in `Proposer`."""
+
+    free: bool
+    one_pass: bool
 
 
 class ProposerSet:
@@ -80,13 +89,19 @@ class ProposerSet:
         self._acceptance = acceptance
         self._board = Scoreboard(acceptance, self.ledger)
         free_first = sorted(proposers, key=lambda p: not p.free)  # whether the others pay depends on free drafts
-        self._drafters = [_Drafter(self._contain(proposer), self._board, self.explore) for proposer in free_first]
+        self.records = DraftRecords()
+        self._drafters = [self._drafter(self._contain(proposer)) for proposer in free_first]
         self._removed: dict[str, ContainedProposer] = {}
         self._untold: deque[Callable[[], None]] = deque()
         """Calls of `commit` or `forget` that are still to be made."""
         self._paid: MarginalCost | None = None  # of the last step's drafts; None where they were not weighed
         self._num_proposed = 0
         self._kept: dict[str, int] = {}  # nodes of each live sequence's last draft that were worth verifying
+
+    @property
+    def kinds(self) -> dict[str, "ProposerKind"]:
+        """How each one drafts."""
+        return {each.name: ProposerKind(each.proposer.free, each.proposer.one_pass) for each in self._drafters}
 
     @property
     def free(self) -> frozenset[str]:
@@ -141,7 +156,7 @@ class ProposerSet:
             contained = self._contain(proposer)
             contained.succeed(self._removed.pop(name, None))
             assert not contained.free, "a free proposer is asked before the others"
-            self._drafters.append(_Drafter(contained, self._board, self.explore))
+            self._drafters.append(self._drafter(contained))
             self.counts.setdefault(name, ProposerCounts())
         self.names = (*(n for n in self.names if n != name), *([name] if proposer is not None else []))
 
@@ -224,6 +239,9 @@ class ProposerSet:
         """The engine ended: let every proposer go."""
         for drafter in self._drafters:
             drafter.proposer.close()
+
+    def _drafter(self, proposer: ContainedProposer) -> "_Drafter":
+        return _Drafter(proposer, self._board, self.explore, self.records)
 
     def _will_commit(self, sequence: SequenceView, num_new: int) -> None:
         for drafter in self._drafters:
@@ -309,10 +327,11 @@ class ProposerSet:
 class _Drafter:
     """One proposer with the effort it is worth: a free one drafts always, a costly one as deep as it pays."""
 
-    def __init__(self, proposer: ContainedProposer, board: Scoreboard, explore: Explore) -> None:
+    def __init__(self, proposer: ContainedProposer, board: Scoreboard, explore: Explore, records: DraftRecords) -> None:
         self.proposer = proposer
         self.name = proposer.name
         self._board = board
+        self._records = records
         self._effort = None if proposer.free else Effort(explore, one_pass=proposer.one_pass)
 
     def draft(self, candidates: Sequence[DraftCandidate], costs: MarginalCost | None) -> float:
@@ -368,6 +387,7 @@ class _Drafter:
         sequences, limits = [each.sequence for each in candidates], [each.limit for each in candidates]
         drafts = self.proposer.propose(sequences, depths, limits, threshold)
         seconds = self.proposer.seconds - before
+        self._records.made(self.name, sequences, depths, drafts, seconds)
         weighed = costs if all(each.is_counted for each in candidates) else None
         origins = [origin_of(sequence) for sequence in sequences]
         self._board.ledger.ask(self.name, origins, seconds, weighed)

@@ -44,7 +44,7 @@ class ShadowBudget:
 
     def __init__(self, share: float) -> None:
         """`share` 1: no bound."""
-        self._share = share
+        self.share = share
         self._credit_s = _LONGEST_S if share > 0.0 else 0.0
         self._pass_s = 0.0
         self._each_s = 0.0  # of a step, for a request that drafts
@@ -54,7 +54,7 @@ class ShadowBudget:
 
     def admit(self, request_id: str) -> bool:
         """Return whether a request that begins may draft until it ends."""
-        if self._share < 1.0 and (self._credit_s <= 0.0 or (self._active and not self._one_more_fits)):
+        if self.share < 1.0 and (self._credit_s <= 0.0 or (self._active and not self._one_more_fits)):
             return False
         self._active.add(request_id)
         return True
@@ -71,7 +71,7 @@ class ShadowBudget:
     @property
     def _one_more_fits(self) -> bool:
         """Whether the share is kept with one request more; the first request shows what one takes."""
-        return 0.0 < (len(self._active) + 1) * self._each_s <= self._share * self._pass_s
+        return 0.0 < (len(self._active) + 1) * self._each_s <= self.share * self._pass_s
 
     def end(self, request_id: str) -> None:
         """A request ended, admitted or not."""
@@ -86,8 +86,8 @@ class ShadowBudget:
         self._pass_s = _mean(self._pass_s, pass_s)
         if self._active and (self._each_s or self._spent_s):
             self._each_s = _mean(self._each_s, self._spent_s / len(self._active))
-        limit = max(_LONGEST_S, self._share * pass_s)
-        self._credit_s = min(limit, self._credit_s + self._share * pass_s - self._spent_s)
+        limit = max(_LONGEST_S, self.share * pass_s)
+        self._credit_s = min(limit, self._credit_s + self.share * pass_s - self._spent_s)
         self._spent_s = 0.0
 
 

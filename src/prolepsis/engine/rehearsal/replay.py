@@ -1,0 +1,151 @@
+"""The replaced parts of a rehearsed engine: a pass that only takes time, a verifier and proposers that know the end."""
+
+import random
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from prolepsis.core.recorded_draft import RecordedDraft
+from prolepsis.engine.drafting.draft import ROOT, Draft
+from prolepsis.engine.drafting.proposer import Proposer, SequenceView
+from prolepsis.engine.rehearsal.machine import Machine, ProposerCost, VirtualClock
+from prolepsis.engine.rehearsal.traced_request import TracedRequest, wrong_token
+from prolepsis.engine.rows import Row, SampledTokens
+from prolepsis.engine.runner import Computed
+
+_NOTHING = torch.empty(0)
+
+
+@dataclass(slots=True)
+class _Answer:
+    tokens: Sequence[int]
+    """Of prompt and answer."""
+    drafts: Mapping[str, Sequence[RecordedDraft]]
+
+
+class KnownRequests:
+    """The requests that run, by the key of their sequence."""
+
+    def __init__(self) -> None:
+        self._answers: dict[str, _Answer] = {}
+
+    def begin(self, request: TracedRequest) -> None:
+        self._answers[f"{request.number}/0"] = _Answer(request.tokens(), request.drafts)
+
+    def end(self, number: str) -> None:
+        del self._answers[f"{number}/0"]
+
+    def after(self, sequence: SequenceView) -> Sequence[int]:
+        """Return the tokens that the target will say next."""
+        return self._answers[sequence.key].tokens[len(sequence.tokens) :]
+
+    def draft(self, sequence: SequenceView, proposer: str) -> RecordedDraft | None:
+        """Return what a proposer answered here when it was recorded, or at the last position before."""
+        drafts = self._answers[sequence.key].drafts.get(proposer, ())
+        position = len(sequence.tokens) - sequence.num_prompt_tokens
+        place = bisect_right(drafts, position, key=lambda one: one.position)
+        return drafts[place - 1] if place else None
+
+
+class TimedPass:
+    """A `PassRunner` that computes nothing."""
+
+    def __init__(self, machine: Machine, clock: VirtualClock, chance: random.Random) -> None:
+        self._machine = machine
+        self._clock = clock
+        self._chance = chance
+
+    def forward(self, rows: Sequence[Row], aux_layers: tuple[int, ...] = ()) -> Computed:
+        self._clock.advance(self._machine.pass_ms(rows, self._chance) / 1000.0)
+        return Computed(_NOTHING)
+
+    def compact(self, rows: Sequence[Row], sampled: Sequence[SampledTokens | None]) -> None:
+        """Take the time of a step outside its pass."""
+        self._clock.advance(self._machine.host_ms(rows) / 1000.0)
+
+
+class KnownAnswers:
+    """A `StepVerifier`: the target says what it said."""
+
+    def __init__(self, answers: KnownRequests) -> None:
+        self._answers = answers
+
+    def verify(self, rows: Sequence[Row], computed: Computed) -> list[SampledTokens | None]:
+        return [self._sampled(row) if row.samples_next else None for row in rows]
+
+    def _sampled(self, row: Row) -> SampledTokens:
+        after = self._answers.after(row.sequence)
+        path = row.draft.follow(after[: len(after) - 1]) if row.draft is not None else ()
+        return SampledTokens(tuple(after[: len(path) + 1]), path)
+
+
+class RecordedProposer(Proposer):
+    """Drafts as a proposer did when it was recorded.
+
+    A draft made elsewhere in the answer stands for one that was not recorded: the last one before. It follows the
+    answer as far as that one did.
+    """
+
+    def __init__(self, name: str, cost: ProposerCost, answers: KnownRequests, clock: VirtualClock) -> None:
+        self.name = name
+        self.free = cost.free
+        self.one_pass = cost.one_pass
+        self.counts: Counter[str] = Counter()
+        """Drafts that were "exact", made where they were recorded, or "moved", and those that were "cut" by the depth
+        that had been asked for, so that nobody knows how much further they would have gone."""
+        self._cost = cost
+        self._answers = answers
+        self._clock = clock
+
+    def propose(self, sequences: Sequence[SequenceView], limits: Sequence[int]) -> list[Draft | None]:
+        return self.propose_trees(sequences, limits, limits, 0.0)
+
+    def propose_trees(
+        self,
+        sequences: Sequence[SequenceView],
+        depths: Sequence[int],
+        limits: Sequence[int],
+        threshold: float,
+    ) -> list[Draft | None]:
+        drafts = [self._draft(*asked) for asked in zip(sequences, depths, limits, strict=True)]
+        self._clock.advance(self._cost.ms(len(sequences), max(depths, default=0)) / 1000.0)
+        return drafts
+
+    def _draft(self, sequence: SequenceView, depth: int, limit: int) -> Draft | None:
+        recorded = self._answers.draft(sequence, self.name)
+        if recorded is None or not recorded.parents:
+            return None
+        is_here = recorded.position == len(sequence.tokens) - sequence.num_prompt_tokens
+        self.counts["exact" if is_here else "moved"] += 1
+        self.counts["cut"] += depth > recorded.depth == len(recorded.path)
+        draft = _restored(recorded, self.name, self._answers.after(sequence))
+        depths = draft.depths()
+        shallow = draft.select([node for node in range(len(depths)) if depths[node] <= depth])
+        return shallow.likeliest(limit)
+
+
+def _restored(recorded: RecordedDraft, proposer: str, after: Sequence[int]) -> Draft:
+    """Return a draft of the recorded shape whose path has the answer's tokens, and no other node has."""
+    right = dict(zip(recorded.path, after, strict=False))
+    kept = list(_known(recorded, right))
+    draft = Draft(
+        tuple(right.get(node, wrong_token(recorded.classes[node])) for node in range(len(recorded.parents))),
+        recorded.parents,
+        proposer,
+        recorded.survival,
+        buckets=recorded.buckets,
+    )
+    return draft.select(kept)
+
+
+def _known(recorded: RecordedDraft, right: Mapping[int, int]) -> Iterator[int]:
+    """Yield the nodes but those of the path, and below them, for which the answer has no token left."""
+    gone = set(recorded.path) - right.keys()
+    for node, parent in enumerate(recorded.parents):
+        if node in gone or (parent != ROOT and parent in gone):
+            gone.add(node)
+        else:
+            yield node

@@ -1,0 +1,1 @@
+"""Measures a machine, and forecasts what it would do with a trace."""

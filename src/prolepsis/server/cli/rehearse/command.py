@@ -1,0 +1,235 @@
+"""`prolepsis rehearse`: recorded traffic on a virtual clock, by the scheduler and the policy that will run."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from prolepsis.core.config import EngineConfig
+from prolepsis.core.errors import ConfigError
+from prolepsis.core.files import read_text
+from prolepsis.core.terminal.config import Settings, listed
+from prolepsis.core.terminal.flags import configured
+from prolepsis.core.terminal.output import (
+    EPILOG,
+    UNPROVEN,
+    AsJson,
+    command_group,
+    note,
+    print_facts,
+    print_json,
+    print_table,
+    quiet_logs,
+    warn,
+)
+
+if TYPE_CHECKING:
+    from prolepsis.control.policy.model import Policy
+    from prolepsis.engine.rehearsal.machine import Machine
+    from prolepsis.server.cli.rehearse.calibrate import Calibration
+    from prolepsis.server.rehearsal.forecast import LoadForecast
+
+app = command_group("Rehearse traffic: what speculation would do to it, by the scheduler and policy that will run.")
+
+TraceFile = Annotated[Path, typer.Argument(help="a recording, or a trace of Mooncake, Azure or BurstGPT")]
+MachineFile = Annotated[Path, typer.Option("--machine", help="what `rehearse measure` wrote")]
+
+
+@app.command("measure", epilog=EPILOG)
+@configured(EngineConfig)
+def measure(
+    settings: Settings,
+    *,
+    output: Annotated[Path, typer.Option("--output", "-o", help="folder for the machine and the recordings")],
+    prompts: Annotated[Path | None, typer.Option(help="JSON lines as for bench; default: a set in the package")] = None,
+    rates: Annotated[str, typer.Option(help="requests a second, comma-separated; the last is only recorded")] = "1,4,2",
+    requests: Annotated[int, typer.Option(min=8, help="requests at each rate")] = 48,
+    max_tokens: Annotated[int, typer.Option(min=2, help="most tokens of an answer")] = 192,
+) -> None:
+    """Measure this machine under load, record what it did at one more rate, and check the forecast of that."""
+    from prolepsis.server.rehearsal.trace import write_trace
+
+    quiet_logs()
+    per_second = [_rate(text) for text in listed(rates)]
+    if len(per_second) < 2:
+        raise ConfigError(f"rates is {rates!r}; allowed: two or more, as the last one is only recorded", param="rates")
+    output.mkdir(parents=True, exist_ok=True)
+    found = asyncio.run(_measured(settings, prompts, per_second, requests, max_tokens))
+    (output / "machine.json").write_text(found.machine.to_json())
+    for name, trace in (("plain", found.plain), ("auto", found.auto)):
+        write_trace(output / f"{name}.jsonl.gz", trace)
+    print_facts([("machine", output / "machine.json"), ("recordings", "plain.jsonl.gz, auto.jsonl.gz beside it")])
+    note("check the forecast: prolepsis rehearse check RECORDING --machine FILE")
+
+
+async def _measured(
+    settings: Settings, prompts: Path | None, rates: Sequence[float], requests: int, max_tokens: int
+) -> "Calibration":
+    from prolepsis.engine.build import build_engine
+    from prolepsis.engine.models.load import load_model
+    from prolepsis.engine.rehearsal.measure import StepMeter
+    from prolepsis.engine.start import loading
+    from prolepsis.engine.thread import ThreadEngineClient
+    from prolepsis.server.cli.bench.prompts import encode_prompts, load_prompts
+    from prolepsis.server.cli.rehearse.calibrate import OfferedLoad, calibrate
+
+    meter = StepMeter()
+    with loading():
+        target = load_model(settings.engine)
+        client = ThreadEngineClient(build_engine(settings.engine, meter, target=target))
+    encoded = encode_prompts(load_prompts(prompts), target.tokenizer)
+    loads = [
+        OfferedLoad(prompts=encoded, per_second=rate, num_requests=requests, max_tokens=max_tokens, seed=number)
+        for number, rate in enumerate(rates)
+    ]
+    try:
+        return await calibrate(client, target.model, meter, loads, note)
+    finally:
+        await client.close()
+
+
+@app.command("check", epilog=EPILOG)
+def check(
+    trace: TraceFile,
+    *,
+    machine: MachineFile,
+    mode: Annotated[str, typer.Option(help="how the recording was made: auto or off")] = "auto",
+    as_json: AsJson = False,
+) -> None:
+    """LoadForecast a recording, and print how wrong the forecast is."""
+    from prolepsis.server.rehearsal.check import check as held_against
+    from prolepsis.server.rehearsal.rehearsal import RehearsedServer, rehearse
+    from prolepsis.server.rehearsal.trace import read_trace
+
+    quiet_logs("error")  # what is rehearsed sheds load
+    recorded, measured = read_trace(trace), _machine(machine)
+    compared = held_against(recorded, rehearse(recorded, RehearsedServer(machine=measured, mode=_mode(mode))))
+    if as_json:
+        print_json([{**asdict(one), "error": one.error} for one in compared])
+        return
+    print_table(
+        "forecast against what was measured",
+        ["time", "of requests", "measured", "forecast", "error"],
+        [
+            [one.what, f"{100 * one.share:.0f} %", _ms(one.measured), _ms(one.forecast), f"{100 * one.error:+.1f} %"]
+            for one in compared
+        ],
+    )
+
+
+@app.command("run", epilog=EPILOG)
+def run(
+    trace: TraceFile,
+    *,
+    machine: MachineFile,
+    policy: Annotated[Path | None, typer.Option(help="a policy file; default: speculation where it pays")] = None,
+    rates: Annotated[str, typer.Option(help="times the arrivals of the trace, comma-separated")] = "0.5,1,2,4",
+    drafts: Annotated[Path | None, typer.Option(help="a recording whose drafts stand for a trace without any")] = None,
+    seed: Annotated[int, typer.Option(help="of which drafts stand for which request, and of the times of passes")] = 0,
+    lengths: Annotated[float, typer.Option(min=0.001, help="times the lengths of the trace")] = 1.0,
+    requests: Annotated[int | None, typer.Option(min=1, help="only so many requests; default: all")] = None,
+    goal_first_ms: Annotated[float, typer.Option(min=0, help="latest first token that counts for goodput")] = 2000.0,
+    goal_token_ms: Annotated[float, typer.Option(min=0, help="longest time a token that counts")] = 100.0,
+    as_json: AsJson = False,
+) -> None:
+    """LoadForecast a trace at several loads, plain and by the policy, and say where speculation stops paying."""
+    from prolepsis.server.rehearsal.forecast import LatencyGoal, forecasts, stops_paying
+    from prolepsis.server.rehearsal.rehearsal import RehearsedServer
+    from prolepsis.server.rehearsal.trace import read_trace
+
+    quiet_logs("error")  # what is rehearsed sheds load
+    played = read_trace(trace).scaled(lengths=lengths, most=requests)
+    if drafts is not None:
+        played = played.with_drafts_of(read_trace(drafts), seed)
+    setting = RehearsedServer(machine=_machine(machine), policy=_policy(policy), seed=seed)
+    goal = LatencyGoal(first_token_s=goal_first_ms / 1000.0, per_token_s=goal_token_ms / 1000.0)
+    pairs = forecasts(played, setting, [_rate(text) for text in listed(rates)], goal)
+    end = stops_paying(pairs)
+    if as_json:
+        print_json(
+            {"forecasts": [asdict(one) for pair in pairs for one in pair], "stops_paying_at": end and asdict(end)}
+        )
+    else:
+        print_table("forecast", _HEAD, [_row(one) for pair in pairs for one in pair])
+        print_facts([("speculation stops paying", _end(end))])
+    if not any(line.drafts for line in played.lines):
+        warn(
+            "the trace says nothing of drafts, so speculation gains nothing in it; --drafts takes those of a recording"
+        )
+        raise typer.Exit(UNPROVEN)
+
+
+_HEAD = [
+    "arrivals",
+    "mode",
+    "at once",
+    "tokens/s",
+    "a pass",
+    "first p50",
+    "p95",
+    "a token p50",
+    "p95",
+    "whole p50",
+    "p95",
+    "refused",
+]
+
+
+def _row(one: "LoadForecast") -> list[str]:
+    times = (one.percentiles[what] for what in ("time to first token", "time a token", "end to end"))
+    shown = [_ms(time[share]) for time in times for share in ("p50", "p95")]
+    return [
+        f"{one.rate:g}x ({one.per_second:.2f}/s)",
+        one.mode,
+        f"{one.num_at_once:.1f}",
+        f"{one.tokens_per_second:.0f}",
+        f"{one.tokens_a_pass:.2f}",
+        *shown,
+        str(one.num_refused),
+    ]
+
+
+def _end(end: "LoadForecast | None") -> str:
+    if end is None:
+        return "at none of these loads"
+    return f"at {end.rate:g}x the arrivals, with {end.num_at_once:.1f} requests at once"
+
+
+def _ms(seconds: float) -> str:
+    return f"{1000.0 * seconds:.0f} ms" if seconds >= 0.1 else f"{1000.0 * seconds:.1f} ms"
+
+
+def _rate(text: str) -> float:
+    try:
+        rate = float(text)
+    except ValueError:
+        rate = 0.0
+    if not 0.0 < rate < 1e6:
+        raise ConfigError(f"rates holds {text!r}; allowed: numbers above 0", param="rates")
+    return rate
+
+
+def _mode(text: str) -> Literal["auto", "off"]:
+    if text == "off":
+        return "off"
+    if text == "auto":
+        return "auto"
+    raise ConfigError(f"mode is {text!r}; allowed: auto, off", param="mode")
+
+
+def _machine(file: Path) -> "Machine":
+    from prolepsis.engine.rehearsal.machine import Machine
+
+    try:
+        return Machine.from_json(read_text(file, "machine"))
+    except ValueError as error:
+        raise ConfigError(f"{file} is no measured machine: {error}", param="machine") from error
+
+
+def _policy(file: Path | None) -> "Policy | None":
+    from prolepsis.control.policy.check import NOTHING_KNOWN, usable_policy
+
+    return None if file is None else usable_policy(read_text(file, "policy"), str(file), NOTHING_KNOWN)

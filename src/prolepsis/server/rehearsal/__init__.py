@@ -1,0 +1,1 @@
+"""Rehearsal: a trace of requests through admission, policy and engine, on a virtual clock."""

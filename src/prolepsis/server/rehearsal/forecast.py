@@ -1,0 +1,96 @@
+"""Forecasts over several loads: what a policy would bring against plain decoding, and where it stops paying."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from prolepsis.control.statistics.percentile import percentile
+from prolepsis.server.rehearsal.check import SHARES, times
+from prolepsis.server.rehearsal.rehearsal import Rehearsal, RehearsedServer, rehearse
+from prolepsis.server.rehearsal.trace import Trace
+
+PAYS = 0.99
+"""Share of the plain time per request at which speculation still counts as paying."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LatencyGoal:
+    """What a request must keep to count for goodput, in seconds."""
+
+    first_token_s: float = 2.0
+    per_token_s: float = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadForecast:
+    """The forecast of one load and mode."""
+
+    mode: str
+    rate: float
+    """Times the arrivals of the trace."""
+    per_second: float
+    """Requests that arrive in a second."""
+    num_at_once: float
+    """Requests in the system, on average (Little's law)."""
+    num_refused: int
+    tokens_per_second: float
+    tokens_a_pass: float
+    """Of a sequence."""
+    goodput: float
+    """Requests a second that keep the goal."""
+    percentiles: Mapping[str, Mapping[str, float]]
+    """Seconds, by time and percentile."""
+    extrapolated: float
+    """Share of drafts that are not known where they were made, or as far as they would have gone."""
+
+
+def forecasts(
+    trace: Trace, setting: RehearsedServer, rates: Sequence[float], goal: LatencyGoal
+) -> list[tuple[LoadForecast, LoadForecast]]:
+    """Return for each rate what plain decoding would do, and what the setting would."""
+    found = []
+    for rate in rates:
+        played = trace.scaled(rate=rate)
+        plain, own = (
+            _forecast(played, rehearse(played, one), one.mode, rate, goal)
+            for one in (replace(setting, mode="off"), setting)
+        )
+        found.append((plain, own))
+    return found
+
+
+def stops_paying(pairs: Sequence[tuple[LoadForecast, LoadForecast]]) -> LoadForecast | None:
+    """Return the lightest load at which speculation no longer makes the median request faster; None: nowhere here."""
+    for plain, own in sorted(pairs, key=lambda pair: pair[0].rate):
+        before, now = (one.percentiles["end to end"].get("p50", 0.0) for one in (plain, own))
+        if now > PAYS * before:
+            return own
+    return None
+
+
+def _forecast(trace: Trace, rehearsal: Rehearsal, mode: str, rate: float, goal: LatencyGoal) -> LoadForecast:
+    served = [one for one in rehearsal.outcomes if one.error is None and one.total_s is not None]
+    kept = [
+        one
+        for one in served
+        if (one.first_token_s or 0.0) <= goal.first_token_s and (one.per_token_s or 0.0) <= goal.per_token_s
+    ]
+    seconds = max(rehearsal.seconds, 1e-9)
+    num_steps = sum(one.stats.num_steps for one in served)
+    drafts = [counts for counts in rehearsal.replayed.values() if counts]
+    known = sum(counts.get("exact", 0) - counts.get("cut", 0) for counts in drafts)
+    made = sum(counts.get("exact", 0) + counts.get("moved", 0) for counts in drafts)
+    return LoadForecast(
+        mode=mode,
+        rate=rate,
+        per_second=len(trace.lines) / max(trace.lines[-1].at, 1e-9),
+        num_at_once=sum(one.total_s or 0.0 for one in served) / seconds,
+        num_refused=sum(one.error is not None for one in rehearsal.outcomes),
+        tokens_per_second=sum(one.line.output for one in served) / seconds,
+        tokens_a_pass=sum(one.line.output for one in served) / max(1, num_steps),
+        goodput=len(kept) / seconds,
+        percentiles={
+            what: {f"p{round(100 * share)}": percentile(values, share) or 0.0 for share in SHARES}
+            for what, values in times(served).items()
+        },
+        extrapolated=1.0 - known / made if made else 0.0,
+    )

@@ -1,0 +1,216 @@
+"""Traces: our recordings, and the formats of Mooncake, Azure and BurstGPT, which have arrivals and lengths only."""
+
+import csv
+import gzip
+import json
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any, TextIO
+
+import msgspec
+
+from prolepsis.core.errors import ConfigError
+from prolepsis.core.facts import RequestFacts, traffic_class_of
+from prolepsis.core.page_size import PAGE_SIZE
+from prolepsis.core.recorded_draft import RecordedDraft
+
+FORMAT = "prolepsis-trace/1"
+_MOONCAKE_BLOCK = 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuredTimes:
+    """What a recorded request took on the machine that served it, in seconds."""
+
+    first_token_s: float
+    """From its arrival at the server; so is the next."""
+    total_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceLine:
+    """A request of a trace."""
+
+    at: float
+    """Seconds since the trace began."""
+    prompt: int
+    """Tokens; so is the next."""
+    output: int
+    blocks: tuple[int, ...] = ()
+    """As in `TracedRequest`."""
+    scope: str = ""
+    tenant: str = ""
+    tier: str = "standard"
+    route: str = ""
+    structured: str = "none"
+    tools: bool = False
+    temperature: float = 1.0
+    measured: MeasuredTimes | None = None
+    drafts: dict[str, tuple[RecordedDraft, ...]] = field(default_factory=dict)
+
+    def facts(self) -> RequestFacts:
+        """Return what policies see of it."""
+        return RequestFacts(
+            route=self.route,
+            tenant=self.tenant,
+            tier=self.tier,
+            tools=self.tools,
+            structured_output=self.structured,
+            prompt_tokens=self.prompt,
+            max_tokens=self.output,
+            temperature=self.temperature,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trace:
+    """Requests in order of their arrival."""
+
+    lines: tuple[TraceLine, ...]
+    block_size: int = PAGE_SIZE
+    machine: str = ""
+    """Fingerprint of what served them; empty: not known."""
+
+    def scaled(self, *, lengths: float = 1.0, rate: float = 1.0, most: int | None = None) -> "Trace":
+        """Return the trace with shorter prompts and answers, more requests a second, or only its first requests."""
+        if lengths != 1.0:
+            lines = [_shortened(line, lengths, self.block_size) for line in self.lines[:most]]
+        else:
+            lines = list(self.lines[:most])
+        return replace(self, lines=tuple(replace(line, at=line.at / rate) for line in lines))
+
+    def with_drafts_of(self, recording: "Trace", seed: int = 0) -> "Trace":
+        """Return the trace with drafts for the requests that have none: each has all of one recorded request.
+
+        Which one is drawn, among those with the same traffic class if there are any: drafts of one answer belong
+        together. Raises `ConfigError` for a recording without drafts.
+        """
+        donors: dict[str, list[TraceLine]] = {}
+        for line in recording.lines:
+            if line.drafts:
+                donors.setdefault(traffic_class_of(line.facts()), []).append(line)
+        everyone = [line for lines in donors.values() for line in lines]
+        if not everyone:
+            raise ConfigError("the recording has no drafts; allowed: one made while speculation was on", param="drafts")
+        chance = random.Random(seed)
+
+        def given(line: TraceLine) -> TraceLine:
+            among = donors.get(traffic_class_of(line.facts()), everyone)
+            return line if line.drafts else replace(line, drafts=chance.choice(among).drafts)
+
+        return replace(self, lines=tuple(given(line) for line in self.lines))
+
+
+def _shortened(line: TraceLine, share: float, block_size: int) -> TraceLine:
+    """Return a request of a share of its lengths; what was measured or drafted no longer belongs to it."""
+    prompt, output = max(1, round(line.prompt * share)), max(1, round(line.output * share))
+    blocks = line.blocks[: (prompt + output) // block_size]
+    return replace(line, prompt=prompt, output=output, blocks=blocks, measured=None, drafts={})
+
+
+def read_trace(path: Path) -> Trace:
+    """Return the trace of a file, whose first line says its format; raises `ConfigError` for any other."""
+    try:
+        with _opened(path) as file:
+            first = file.readline()
+            read = _reader(first, path)
+            return read(first, file)
+    except (OSError, ValueError, KeyError, TypeError, msgspec.MsgspecError) as error:
+        raise ConfigError(f"{path} is no trace: {error}", param="trace") from error
+
+
+def write_trace(path: Path, trace: Trace) -> None:
+    """Write a trace in our format; a name that ends with .gz is compressed."""
+    opened: Callable[..., Any] = gzip.open if path.suffix == ".gz" else open
+    with opened(path, "wt", encoding="utf-8") as file:
+        file.write(_head(trace))
+        for line in trace.lines:
+            file.write(line_text(line))
+
+
+def _head(trace: Trace) -> str:
+    return json.dumps({"format": FORMAT, "block_size": trace.block_size, "machine": trace.machine}) + "\n"
+
+
+def line_text(line: TraceLine) -> str:
+    """Return a request as a line of our format."""
+    return msgspec.json.encode(line).decode() + "\n"
+
+
+def _opened(path: Path) -> TextIO:
+    if path.suffix == ".gz":
+        return gzip.open(path, "rt", encoding="utf-8")
+    return path.open(encoding="utf-8")
+
+
+_Read = Callable[[str, Iterable[str]], Trace]
+
+
+def _reader(first: str, path: Path) -> _Read:
+    if first.startswith("{"):
+        given = json.loads(first)
+        if given.get("format") == FORMAT:
+            return _ours
+        if "input_length" in given:
+            return _mooncake
+    columns = tuple(first.strip().split(","))
+    for expected, read in _CSV.items():
+        if set(expected) <= set(columns):
+            return read
+    known = f"a first line with format {FORMAT}, of Mooncake (input_length), or the columns of Azure or BurstGPT"
+    raise ConfigError(f"{path} begins with {first[:80]!r}; allowed: {known}", param="trace")
+
+
+def _ours(first: str, rest: Iterable[str]) -> Trace:
+    head = json.loads(first)
+    decode = msgspec.json.Decoder(TraceLine).decode
+    return Trace(
+        lines=_in_order(decode(line) for line in rest), block_size=int(head["block_size"]), machine=str(head["machine"])
+    )
+
+
+def _mooncake(first: str, rest: Iterable[str]) -> Trace:
+    def line(text: str) -> TraceLine:
+        given = json.loads(text)
+        hashes = tuple(given.get("hash_ids", ()))
+        return TraceLine(
+            at=given["timestamp"] / 1000.0, prompt=given["input_length"], output=given["output_length"], blocks=hashes
+        )
+
+    return Trace(lines=_in_order(line(text) for text in (first, *rest)), block_size=_MOONCAKE_BLOCK)
+
+
+def _azure(first: str, rest: Iterable[str]) -> Trace:
+    def line(row: Mapping[str, str]) -> TraceLine:
+        at = datetime.fromisoformat(row["TIMESTAMP"][:26]).timestamp()
+        return TraceLine(at=at, prompt=int(row["ContextTokens"]), output=max(1, int(row["GeneratedTokens"])))
+
+    return Trace(lines=_in_order(line(row) for row in _rows(first, rest)))
+
+
+def _burst_gpt(first: str, rest: Iterable[str]) -> Trace:
+    def line(row: Mapping[str, str]) -> TraceLine:
+        at, output = float(row["Timestamp"]), int(row["Response tokens"])
+        return TraceLine(at=at, prompt=max(1, int(row["Request tokens"])), output=output)
+
+    lines = (line(row) for row in _rows(first, rest))
+    return Trace(lines=_in_order(one for one in lines if one.output))  # none: the request failed
+
+
+def _rows(first: str, rest: Iterable[str]) -> Iterator[Mapping[str, str]]:
+    return csv.DictReader((first, *rest))
+
+
+def _in_order(lines: Iterable[TraceLine]) -> tuple[TraceLine, ...]:
+    """Return lines in order of arrival, the first at 0."""
+    ordered = sorted(lines, key=lambda line: line.at)
+    return tuple(replace(line, at=line.at - ordered[0].at) for line in ordered)
+
+
+_CSV: Mapping[tuple[str, ...], _Read] = {
+    ("TIMESTAMP", "ContextTokens", "GeneratedTokens"): _azure,
+    ("Timestamp", "Request tokens", "Response tokens"): _burst_gpt,
+}
