@@ -35,6 +35,7 @@ class LetterTokenizer:
 
     formats = AnswerFormats()
     fill_marks = None
+    special_tokens: Mapping[str, str] = {}
     chat_template = "contents, one after the other"
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:

@@ -5,7 +5,7 @@ import json
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, Protocol, Self, TypeVar, runtime_checkable
 
 from starlette.responses import Response
@@ -100,6 +100,8 @@ class Framing:
 
 _SSE_TYPE = "text/event-stream; charset=utf-8"
 SSE = Framing(_SSE_TYPE, lambda event: f"data: {_encode(event)}\n\n", b":\n\n", b"data: [DONE]\n\n")
+UNENDED_SSE = replace(SSE, end=b"")
+"""Without [DONE]: the last event itself says that it is the last, as llama.cpp has it."""
 NAMED_SSE = Framing(
     _SSE_TYPE, lambda event: f"event: {event.get('type', 'error')}\ndata: {_encode(event)}\n\n", b":\n\n"
 )

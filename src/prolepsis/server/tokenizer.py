@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from prolepsis.engine.models.answer_formats.formats import AnswerFormats
+from prolepsis.engine.models.files.fill_marks import FillMarks
 
 
 class Tokenizer(Protocol):
@@ -17,8 +18,12 @@ class Tokenizer(Protocol):
         """How the model writes calls and reasoning."""
 
     @property
-    def fill_marks(self) -> tuple[int, int, int] | None:
-        """Tokens before a text, before what follows it, and before the middle; None: the model fills no middle."""
+    def special_tokens(self) -> Mapping[str, str]:
+        """Texts of `bos_token`, `eos_token` and others that the model has."""
+
+    @property
+    def fill_marks(self) -> FillMarks | None:
+        """None: the model fills no middle."""
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
 

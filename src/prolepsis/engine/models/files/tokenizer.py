@@ -189,6 +189,11 @@ class ModelTokenizer:
     def chat_template(self) -> str | None:
         return self._template.source if self._template else None
 
+    @property
+    def special_tokens(self) -> Mapping[str, str]:
+        """The model's bos_token, eos_token, unk_token and pad_token, if it has them."""
+        return self._parts.special_tokens
+
     @cached_property
     def fill_marks(self) -> FillMarks | None:
         """The marks for filling the middle of a text, None if the model has none."""

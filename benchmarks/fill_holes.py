@@ -1,0 +1,122 @@
+"""Do gaps in files get the text that was there, and the same text as from llama.cpp?
+
+Usage: python -m benchmarks.fill_holes --url http://localhost:8000 --peer http://localhost:8080 --json out.json
+
+Both servers have the same GGUF file: `prolepsis serve --model FILE` and `llama-server -m FILE -c 4096`. The gaps have 1 to 5
+whole lines, drawn by a seed from the files of Python's standard library; each comes with the lines before and after it.
+Both are asked at `/infill`, greedily. A gap counts as filled if the answer is its own text; of both texts only the spaces
+at the ends of lines and empty lines at the end are left out.
+"""
+
+import argparse
+import json
+import random
+import sysconfig
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import httpx
+
+from prolepsis.server.cli.bench.provenance import provenance
+
+LONGEST = 5
+"""Lines of a gap."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hole:
+    file: str
+    line: int
+    """Of its first line, from 0."""
+    before: str
+    text: str
+    after: str
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    hole: Hole
+    ours: str
+    theirs: str
+    seconds: tuple[float, float]
+
+
+def holes(number: int, seed: int, before: int, after: int) -> Iterator[Hole]:
+    """Yield gaps in files, one a file; `before` and `after`: most lines around one."""
+    rng = random.Random(seed)
+    files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
+    for file in rng.sample(files, len(files)):
+        lines = file.read_text(errors="replace").splitlines(keepends=True)
+        length = rng.randint(1, LONGEST)
+        if len(lines) < before + after + length:
+            continue
+        line = rng.randrange(before, len(lines) - after - length)
+        gap = lines[line : line + length]
+        if any(one.strip() == "" for one in gap):
+            continue
+        behind = lines[line + length : line + length + after]
+        yield Hole(file.name, line, "".join(lines[line - before : line]), "".join(gap), "".join(behind))
+        number -= 1
+        if not number:
+            return
+
+
+def trimmed(text: str) -> str:
+    return "\n".join(line.rstrip() for line in text.split("\n")).rstrip("\n")
+
+
+def fill(url: str, hole: Hole, most: int) -> tuple[str, float]:
+    """Return the answer and how long it took (s)."""
+    body = {"input_prefix": hole.before, "input_suffix": hole.after, "n_predict": most, "temperature": 0}
+    began = time.perf_counter()
+    reply = httpx.post(f"{url}/infill", json={**body, "top_k": 1}, timeout=600).raise_for_status().json()
+    return str(reply["content"]), time.perf_counter() - began
+
+
+def build(url: str) -> str:
+    return str(httpx.get(f"{url}/props").json()["build_info"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--url", default="http://localhost:8000")
+    parser.add_argument("--peer", default="http://localhost:8080", help="llama.cpp's server")
+    parser.add_argument("--holes", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=46)
+    parser.add_argument("--before", type=int, default=32, help="lines before a gap")
+    parser.add_argument("--after", type=int, default=16, help="lines after a gap")
+    parser.add_argument("--most", type=int, default=96, help="tokens of an answer")
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    found = list[Filled]()
+    for hole in holes(arguments.holes, arguments.seed, arguments.before, arguments.after):
+        (ours, here), (theirs, there) = (fill(url, hole, arguments.most) for url in (arguments.url, arguments.peer))
+        found.append(Filled(hole, ours, theirs, (here, there)))
+        print(f"{len(found)} {hole.file}:{hole.line} {summary(found)}", flush=True)
+    if arguments.json:
+        result = {
+            **summary(found),
+            "holes": [asdict(one) for one in found],
+            "provenance": provenance({"holes": arguments.seed}, {"llama.cpp": build(arguments.peer)}),
+        }
+        arguments.json.write_text(json.dumps(result, indent=1, ensure_ascii=False))
+
+
+def summary(found: list[Filled]) -> dict[str, int]:
+    """Return how many gaps have their own text from each server, and how many have equal texts from both."""
+    wanted, ours, theirs = (
+        [trimmed(one) for one in texts]
+        for texts in ([one.hole.text for one in found], [one.ours for one in found], [one.theirs for one in found])
+    )
+    return {
+        "holes": len(found),
+        "ours": sum(a == b for a, b in zip(wanted, ours, strict=True)),
+        "llama.cpp": sum(a == b for a, b in zip(wanted, theirs, strict=True)),
+        "equal": sum(a == b for a, b in zip(ours, theirs, strict=True)),
+    }
+
+
+if __name__ == "__main__":
+    main()
