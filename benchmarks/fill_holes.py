@@ -2,10 +2,10 @@
 
 Usage: python -m benchmarks.fill_holes --url http://localhost:8000 --peer http://localhost:8080 --json out.json
 
-Both servers have the same GGUF file: `prolepsis serve --model FILE` and `llama-server -m FILE -c 4096`. The gaps have 1 to 5
-whole lines, drawn by a seed from the files of Python's standard library; each comes with the lines before and after it.
-Both are asked at `/infill`, greedily. A gap counts as filled if the answer is its own text; of both texts only the spaces
-at the ends of lines and empty lines at the end are left out.
+Both servers have the same GGUF file: `prolepsis serve --model FILE` and `llama-server -m FILE -c 4096`. The gaps have 1
+to 5 whole lines, drawn by a seed from the files of Python's standard library; each comes with the lines before and
+after it. Both are asked at `/infill`, greedily. A gap counts as filled if the answer is its own text; of both texts
+only the spaces at the ends of lines and empty lines at the end are left out.
 """
 
 import argparse
@@ -96,11 +96,8 @@ def main() -> None:
         found.append(Filled(hole, ours, theirs, (here, there)))
         print(f"{len(found)} {hole.file}:{hole.line} {summary(found)}", flush=True)
     if arguments.json:
-        result = {
-            **summary(found),
-            "holes": [asdict(one) for one in found],
-            "provenance": provenance({"holes": arguments.seed}, {"llama.cpp": build(arguments.peer)}),
-        }
+        made = provenance({"holes": arguments.seed}, {"llama.cpp": build(arguments.peer)})
+        result = {"counts": summary(found), "holes": [asdict(one) for one in found], "provenance": made}
         arguments.json.write_text(json.dumps(result, indent=1, ensure_ascii=False))
 
 

@@ -27,10 +27,8 @@ class WithBegin(ByteTokenizer):
 
 
 def completion(ignored: Ignored | None = None, /, **fields: object) -> CompletionBody:
-    raw = json.dumps({"prompt": "Hi", **fields}).encode()
-    return parse_completion(
-        parse_body(raw, LlamaCppCompletionBody, Ignored() if ignored is None else ignored), WithBegin()
-    )
+    raw, dropped = json.dumps({"prompt": "Hi", **fields}).encode(), Ignored() if ignored is None else ignored
+    return parse_completion(parse_body(raw, LlamaCppCompletionBody, dropped), WithBegin())
 
 
 def infill(room: int = 400, **fields: object) -> CompletionBody:
