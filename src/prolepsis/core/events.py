@@ -12,11 +12,13 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """The target's log-probabilities at one emitted token, before temperature and truncation."""
+    """The target's log-probabilities at one token, before temperature and truncation."""
 
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
     """(token id, log-probability), likeliest first."""
+    rank: int = 0
+    """Place of the token among all by its logit, from 1; 0: not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,8 @@ class Tokens(Tagged, frozen=True):
     """Where the request is a replay that leaves its recording here; the sample ends with it."""
     accepted_by: tuple[str, ...] = ()
     """The first of the tokens were drafted and accepted: by whom each counts."""
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+    """Of the prompt's tokens but the first, where they are asked for: with the first event of a request."""
 
 
 class Finished(Tagged, frozen=True):

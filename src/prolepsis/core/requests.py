@@ -30,6 +30,10 @@ class GrammarSpec:
 
 
 MAX_TOP_LOGPROBS = 20
+WHOLE_VOCABULARY = -1
+"""In place of a number of likeliest tokens: all tokens."""
+MAX_LOGPROBS = 2**18
+"""Most log-probabilities of a request's prompt, and of its answer where it asks for those of the whole vocabulary."""
 MAX_LOGIT_BIASES = 4096
 MAX_STOP_STRINGS = 16
 MAX_STOP_CHARACTERS = 1024
@@ -67,6 +71,10 @@ class SamplingParams:
     """Keys the noise: the same seed and prompt give the same tokens. The server draws one where none is given."""
     logprobs: int | None = None
     """None: none; k: log-probability of each emitted token and of the k likeliest, from the target's raw logits."""
+    logprob_token_ids: tuple[int, ...] = ()
+    """Tokens whose log-probabilities stand in place of those of the likeliest."""
+    prompt_logprobs: int | None = None
+    """As `logprobs`, of each token of the prompt but the first."""
 
     @property
     def greedy(self) -> bool:
@@ -88,8 +96,9 @@ class SamplingParams:
             _check(math.isfinite(value) and accepts(value), name, f"is {value}", allowed)
         at_most = f"at most max_tokens ({self.max_tokens})"
         _check(self.min_tokens <= self.max_tokens, "min_tokens", f"is {self.min_tokens}", at_most)
-        has_place = self.logprobs is None or 0 <= self.logprobs <= MAX_TOP_LOGPROBS
-        _check(has_place, "top_logprobs", f"is {self.logprobs}", f"0 to {MAX_TOP_LOGPROBS}")
+        for name, top in (("top_logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
+            has_place = top is None or WHOLE_VOCABULARY <= top <= MAX_TOP_LOGPROBS
+            _check(has_place, name, f"is {top}", f"0 to {MAX_TOP_LOGPROBS}, or {WHOLE_VOCABULARY} for all tokens")
         self._validate_tokens(vocab_size)
 
     def _validate_tokens(self, vocab_size: int) -> None:
@@ -100,8 +109,9 @@ class SamplingParams:
                 raise _refused("logit_bias", f"names token {token}", tokens)
             if not -100.0 <= bias <= 100.0:
                 raise _refused("logit_bias", f"of token {token} is {bias}", "-100 to 100")
-        for token in self.stop_token_ids:
-            _check(0 <= token < vocab_size, "stop_token_ids", f"names token {token}", tokens)
+        for name, named in (("stop_token_ids", self.stop_token_ids), ("logprob_token_ids", self.logprob_token_ids)):
+            for token in named:
+                _check(0 <= token < vocab_size, name, f"names token {token}", tokens)
         _check_number("stop", "strings", len(self.stop), MAX_STOP_STRINGS)
         _check(all(self.stop), "stop", "holds an empty string", "non-empty strings")
         _check_number("stop", "characters in a string", max(map(len, self.stop), default=0), MAX_STOP_CHARACTERS)
@@ -157,7 +167,7 @@ _RANGES: tuple[tuple[str, str, Callable[[float], bool]], ...] = (
     ("repetition_penalty", "above 0, up to 10", lambda v: 0 < v <= 10),
     ("presence_penalty", "-2 to 2", lambda v: -2 <= v <= 2),
     ("frequency_penalty", "-2 to 2", lambda v: -2 <= v <= 2),
-    ("max_tokens", "1 or more", lambda v: v >= 1),
+    ("max_tokens", "0 or more", lambda v: v >= 0),
     ("min_tokens", "0 or more", lambda v: v >= 0),
     ("seed", "-2^63 to 2^63 - 1", lambda v: -(2**63) <= v < 2**63),
 )
@@ -239,3 +249,18 @@ class GenerateRequest:
     @property
     def is_replay(self) -> bool:
         return bool(self.emitted)
+
+    def validate_size(self, vocab_size: int) -> None:
+        """Raise `InvalidParameter` for more log-probabilities, or more samples, than such a request may have."""
+        params, of_prompt = self.params, self.params.prompt_logprobs
+        if self.n > 1 and not params.max_tokens:
+            raise _refused("n", f"is {self.n} where max_tokens is 0", "1")
+        if params.logprobs == WHOLE_VOCABULARY and not params.logprob_token_ids:
+            number = self.n * params.max_tokens * vocab_size
+            given = f"of all {vocab_size} tokens in {self.n * params.max_tokens} places are {number} values"
+            _check(number <= MAX_LOGPROBS, "top_logprobs", given, f"{MAX_LOGPROBS}; lower max_tokens")
+        if of_prompt is not None:
+            each = vocab_size if of_prompt == WHOLE_VOCABULARY else 1 + of_prompt
+            number = each * len(self.prompt_token_ids)
+            given = f"of {len(self.prompt_token_ids)} tokens are {number} values"
+            _check(number <= MAX_LOGPROBS, "prompt_logprobs", given, f"{MAX_LOGPROBS}; lower prompt_logprobs")

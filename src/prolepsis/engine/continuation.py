@@ -41,6 +41,7 @@ def take_up(request: Request, continuation: Continuation, max_model_len: int, gr
     Raises `InvalidParameter` for tokens that the engine would not have emitted, or where nothing is left to emit.
     """
     for sequence, tokens in zip(request.sequences, continuation.emitted, strict=True):
+        sequence.is_scored &= not any(continuation.emitted)  # they came with the first tokens
         ending = _follow(sequence, tokens, max_model_len, grammar)
         if ending is not None and ending.num_tokens < len(tokens):
             where = f"continues after sample {sequence.index} ended with token {ending.num_tokens - 1}"

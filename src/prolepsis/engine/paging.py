@@ -24,7 +24,7 @@ class Paging:
         """
         size, pool = self.pool.page_size, self.pool
         assert sequence.num_computed == len(sequence.pages) == 0, "only a sequence without pages is started"
-        reusable = (len(sequence.tokens) - 1) // size if pool.prefix_cache and sequence.replays is None else 0
+        reusable = sequence.num_reusable // size if pool.prefix_cache else 0
         extend_hashes(sequence.hashes, sequence.tokens, size, sequence.cache_salt, reusable)
         pages = pool.match(sequence.hashes[:reusable])
         missing = pool.pages_for(len(sequence.tokens)) - len(pages)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from prolepsis.core.client_draft import ClientDraft
+from prolepsis.core.events import TokenLogprobs
 from prolepsis.core.kill_scope import kill_scope, tenant_scope
 from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.core.stats import RequestStats
@@ -54,6 +55,10 @@ class SequenceState:
         self.noise_key = noise_key(source.params.seed, index)
         self.tokens = list(source.prompt_token_ids)
         self.num_prompt_tokens = len(source.prompt_token_ids)
+        self.is_scored = source.params.prompt_logprobs is not None and index == 0
+        """It computes the log-probabilities of its prompt: one sample does for all."""
+        self.scores: list[TokenLogprobs] = []
+        """Those of its prompt from the second token on, as far as it has been read."""
         self.history = TokenHistory(source.prompt_token_ids) if source.params.has_penalties else None
         self.bias = bias
         """The logit bias of its parameters, shared by all of the request's sequences."""
@@ -82,6 +87,23 @@ class SequenceState:
     @property
     def num_output_tokens(self) -> int:
         return len(self.tokens) - self.num_prompt_tokens
+
+    @property
+    def num_scored(self) -> int:
+        """Tokens at its front whose logits are not needed any more for its prompt."""
+        return len(self.scores)
+
+    @property
+    def prompt_logprobs(self) -> tuple[TokenLogprobs, ...] | None:
+        return tuple(self.scores) if self.is_scored else None
+
+    @property
+    def num_reusable(self) -> int:
+        """Tokens at its front that need not be computed for it, if others did."""
+        if self.replays is not None:
+            return 0
+        is_open = self.is_scored and self.num_scored < self.num_prompt_tokens - 1
+        return self.num_scored if is_open else len(self.tokens) - 1
 
 
 @dataclass(slots=True)

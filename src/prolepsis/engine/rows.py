@@ -29,8 +29,23 @@ class Row:
 
     @property
     def samples_next(self) -> bool:
-        """Whether the row computes all tokens there are; true only before the step is committed."""
-        return self.start + self.num_tokens == len(self.sequence.tokens)
+        """Whether the row computes all tokens there are and one may follow; true only before the step is committed."""
+        sequence = self.sequence
+        return self.start + self.num_tokens == len(sequence.tokens) and sequence.params.max_tokens > 0
+
+    @property
+    def scored(self) -> range:
+        """Its tokens whose logits give the log-probability of the next one of the prompt, where that is asked for."""
+        sequence = self.sequence
+        if not sequence.is_scored:
+            return range(0)
+        return range(sequence.num_scored, min(self.start + self.num_tokens, sequence.num_prompt_tokens - 1))
+
+    @property
+    def num_kept(self) -> int:
+        """Of its tokens, the last ones whose logits are kept; before the step is committed."""
+        scored = self.scored
+        return self.start + self.num_tokens - scored.start if scored else int(self.samples_next)
 
     @property
     def decodes(self) -> bool:
@@ -60,6 +75,8 @@ class SampledTokens:
     """The sequence's grammar gave up behind these tokens, or its logits are no numbers: its request fails."""
     difference: Difference | None = None
     """The difference, if this is a replay whose last token differs from the one emitted before."""
+    scores: tuple[TokenLogprobs, ...] = ()
+    """Log-probabilities of tokens of the prompt. There may be no emitted tokens beside them."""
 
     def without_last(self) -> "SampledTokens":
         return replace(self, tokens=self.tokens[:-1], path=self.path[:-1])

@@ -19,7 +19,7 @@ def require_features(model: TargetModel) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """Result of a pass. Rows of logits: for each row that samples, its last token and the nodes of its draft."""
+    """Result of a pass. Rows of logits: for each row, the last tokens that it keeps and the nodes of its draft."""
 
     logits: Tensor  # [sum of kept, vocab] float32
     features: Tensor | None = None  # [tokens of all rows, aux_layers * hidden] bfloat16; None without aux_layers
@@ -70,10 +70,10 @@ def _sequence(row: Row) -> SequenceInput:
     sequence, draft, end = row.sequence, row.draft, row.start + row.num_tokens
     token_ids = sequence.tokens[row.start : end]
     if draft is None:
-        return SequenceInput(token_ids, row.start, sequence.pages, keep_last=int(row.samples_next))
+        return SequenceInput(token_ids, row.start, sequence.pages, keep_last=row.num_kept)
     parents = None
     if not draft.is_chain:
         parents = [*range(-1, row.num_tokens - 1), *(row.num_tokens + p for p in draft.parents)]  # ROOT is -1
     return SequenceInput(
-        [*token_ids, *draft.tokens], row.start, sequence.pages, parents, keep_last=1 + len(draft.tokens)
+        [*token_ids, *draft.tokens], row.start, sequence.pages, parents, keep_last=row.num_kept + len(draft.tokens)
     )

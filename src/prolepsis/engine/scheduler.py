@@ -61,6 +61,8 @@ class SchedulerLimits:
     max_model_len: int
     vocab_size: int
     eos_token_ids: tuple[int, ...] = ()
+    scores_prompts: bool = True
+    """The runner returns logits of tokens inside of a prompt, and ends one without a sample."""
 
 
 @dataclass(slots=True)
@@ -145,6 +147,11 @@ class Scheduler:
         if source.params.stop and self._detokenizer is None:
             raise InvalidParameter("stop holds strings, but the engine has no tokenizer; allowed: none", param="stop")
         source.params.validate(vocab_size)
+        source.validate_size(vocab_size)
+        reads_only = source.params.prompt_logprobs is not None or not source.params.max_tokens
+        if reads_only and not self.limits.scores_prompts:
+            message = "log-probabilities of the prompt, or max_tokens 0, are asked for; allowed: neither by this engine"
+            raise InvalidParameter(message, param="prompt_logprobs")
         if source.is_replay and len(source.emitted) != source.n:
             message = f"emitted is of {len(source.emitted)} sequences; allowed: of all {source.n}"
             raise InvalidParameter(message, param="emitted")
@@ -245,11 +252,24 @@ class Scheduler:
             if row.start > row.sequence.num_computed:
                 with self.contained.of("figures"):
                     count_cached(row)
-            if result is None:
-                row.sequence.num_computed = row.start + row.num_tokens
-                self._paging.publish(row.sequence)
-                continue
-            self._take(row, result, now)
+            if result is not None:
+                row.sequence.scores += result.scores
+            if result is not None and (result.tokens or result.fault is not None):
+                self._take(row, result, now)
+            else:
+                self._read_on(row, now)
+
+    def _read_on(self, row: Row, now: float) -> None:
+        """Commit tokens behind which none was sampled; a sequence that is to emit none ends with the last."""
+        sequence = row.sequence
+        sequence.num_computed = row.start + row.num_tokens
+        self._paging.publish(sequence)
+        if not sequence.num_pending:
+            scores = sequence.prompt_logprobs
+            self._events.append(
+                Tokens(sequence.request.request_id, 0, (), 0, finish_reason="length", prompt_logprobs=scores)
+            )
+            self._end(sequence, now)
 
     def _take(self, row: Row, result: SampledTokens, now: float) -> None:
         """Commit what a row sampled; its request fails behind the tokens before a fault, as it does without a draft."""
@@ -483,6 +503,7 @@ class Scheduler:
                 row.proposed if sequence.request.source.tells_drafts else None,
                 result.difference,
                 accepted_by,
+                None if position else sequence.prompt_logprobs,
             )
         )
         self._fork(sequence)

@@ -86,7 +86,8 @@ class Speculation:
         self._shadow_budget.passed(pass_s)
         for row, result in zip(rows, sampled, strict=True):
             sequence = row.sequence
-            if result is not None and not self.decisions.is_paused(sequence.key) and self.may_draft(plan, sequence):
+            has_begun = result is not None and sequence.num_output_tokens > 0
+            if has_begun and not self.decisions.is_paused(sequence.key) and self.may_draft(plan, sequence):
                 self._learn_row(row)
 
     def observe(self, rows: Sequence[Row], timing: StepTiming) -> None:

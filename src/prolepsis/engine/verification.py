@@ -28,18 +28,28 @@ class Verification:
         self._max_model_len = max_model_len
 
     def verify(self, rows: Sequence[Row], computed: Computed) -> list[SampledTokens | None]:
-        """Return the result of each row; None for rows that sample nothing."""
+        """Return the result of each row; None for rows that neither sample nor score anything."""
         steps: list[SequenceStep] = []
+        scores: list[tuple[TokenLogprobs, ...]] = []
         logits = computed.logits
         first_row = 0
-        sampling = [row for row in rows if row.samples_next]
-        for row in sampling:
-            steps.append(self._step(row, first_row))
-            first_row += 1 + (len(row.draft.tokens) if row.draft else 0)
+        for row in rows:
+            scores.append(self._scores(row, first_row, logits))
+            first_row += row.num_kept
+            if row.samples_next:
+                steps.append(self._step(row, first_row - 1))
+                first_row += len(row.draft.tokens) if row.draft else 0
         assert first_row == logits.shape[0], f"{first_row} rows of logits expected, {logits.shape[0]} given"
         results = verify_batch(steps, logits, self._sampler, computed.argmax)
         found = zip(results, num_usable(results, logits, self._sampler), strict=True)
-        return [self._sampled(row.sequence, *next(found), logits) if row.samples_next else None for row in rows]
+        sampled = [self._sampled(row.sequence, *next(found), logits) if row.samples_next else None for row in rows]
+        return [_with_scores(*pair) if pair[1] else pair[0] for pair in zip(sampled, scores, strict=True)]
+
+    def _scores(self, row: Row, first_row: int, logits: Tensor) -> tuple[TokenLogprobs, ...]:
+        """Return the log-probabilities of the tokens of the prompt that the row scores, one row of logits at a time."""
+        top, tokens = row.sequence.params.prompt_logprobs or 0, row.sequence.tokens
+        places = enumerate(row.scored, first_row)
+        return tuple(self._sampler.logprobs(logits[place], tokens[i + 1], top) for place, i in places)
 
     def _step(self, row: Row, first_row: int) -> SequenceStep:
         sequence = row.sequence
@@ -64,11 +74,11 @@ class Verification:
             result = replace(result, tokens=result.tokens[:usable], path=result.path[: usable - 1], fault=None)
         if sequence.replays is not None:
             return self._compared(sequence, sequence.replays, result, logits)
-        top = sequence.params.logprobs
+        top, named = sequence.params.logprobs, sequence.params.logprob_token_ids
         logprobs: tuple[TokenLogprobs, ...] | None = None
         if top is not None:
             pairs = zip(result.rows, result.tokens, strict=True)
-            logprobs = tuple(self._sampler.logprobs(logits[row], token, top) for row, token in pairs)
+            logprobs = tuple(self._sampler.logprobs(logits[row], token, top, named) for row, token in pairs)
         return SampledTokens(result.tokens, result.path, logprobs, result.fault)
 
     def _compared(
@@ -94,6 +104,12 @@ class Verification:
         margin = read.margin if math.isfinite(read.margin) else None
         found = Difference(position, before, token, read.kind, margin, read.tolerance)
         return SampledTokens(result.tokens, difference=found)
+
+
+def _with_scores(sampled: SampledTokens | None, scores: tuple[TokenLogprobs, ...]) -> SampledTokens:
+    if any(math.isnan(one.logprob) for one in scores):
+        return SampledTokens((), fault=NotFinite("the model computed no number for a token of this prompt"))
+    return SampledTokens((), scores=scores) if sampled is None else replace(sampled, scores=scores)
 
 
 def num_usable(results: Sequence[VerifyResult], logits: Tensor, sampler: Sampler) -> list[int]:

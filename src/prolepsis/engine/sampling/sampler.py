@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from prolepsis.core.events import TokenLogprobs
-from prolepsis.core.requests import SamplingParams
+from prolepsis.core.requests import WHOLE_VOCABULARY, SamplingParams
 from prolepsis.engine.sampling import processors
 from prolepsis.engine.sampling.noise import gumbel, native_kernel, position_key
 from prolepsis.engine.sampling.processors import SamplingRow
@@ -77,6 +77,12 @@ def likeliest(scaled: Tensor, count: int) -> Tensor:
     ids = (scaled >= least).nonzero().squeeze(1)
     order = torch.sort(scaled[ids], descending=True, stable=True).indices
     return ids[order]
+
+
+def _in_order(values: Tensor, ids: Sequence[int]) -> Tensor:
+    """Return the distinct ones of `ids`, likeliest first."""
+    distinct = torch.tensor(sorted(set(ids)), device=values.device)
+    return distinct[torch.sort(values[distinct], descending=True, stable=True).indices]
 
 
 class DraftRows(NamedTuple):
@@ -238,12 +244,20 @@ class Sampler:
         logits: Tensor,  # [V] float32
         token: int,
         top: int,
+        named: Sequence[int] = (),
     ) -> TokenLogprobs:
-        """Return the log-softmax of the raw logits at `token` and at the `top` likeliest (lowest id among equals)."""
+        """Return the log-softmax of the raw logits at `token`, and at the `top` likeliest (lowest id among equals), or
+        at those that are `named` in their place."""
         values = logits.to(torch.float64)
-        total = float(torch.logsumexp(values, 0))
-        top_ids = likeliest(values, min(top, self.vocab_size))[:top].tolist() if top else []
-        return TokenLogprobs(float(values[token]) - total, tuple((i, float(values[i]) - total) for i in top_ids))
+        total, own = torch.logsumexp(values, 0), values[token]
+        top_ids = _in_order(values, named) if named else self._likeliest(values, top)
+        pairs = zip(top_ids.tolist(), (values[top_ids] - total).tolist(), strict=True)
+        rank = 1 + int((values > own).sum()) + int((values[:token] == own).sum())
+        return TokenLogprobs(float(own - total), tuple(pairs), rank)
+
+    def _likeliest(self, values: Tensor, top: int) -> Tensor:
+        most = self.vocab_size if top == WHOLE_VOCABULARY else min(top, self.vocab_size)
+        return likeliest(values, most)[:most] if most else torch.zeros(0, dtype=torch.int64)
 
     def _pick_edited(self, logits: Tensor, rows: Sequence[SamplingRow], at: Sequence[int]) -> list[int]:
         values = [

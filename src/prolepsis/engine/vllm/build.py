@@ -57,7 +57,12 @@ def assemble(
     proposers = _proposers(config, info.vocab_size)
     plan = AppliedPlan(SpecPlan(num_speculative_tokens=config.num_speculative_tokens))
     limits = SchedulerLimits(
-        config.max_requests, config.max_step_tokens, max_model_len, info.vocab_size, facts.eos_token_ids
+        config.max_requests,
+        config.max_step_tokens,
+        max_model_len,
+        info.vocab_size,
+        facts.eos_token_ids,
+        scores_prompts=False,
     )
     paging = Paging(PagePool(facts.num_blocks, facts.block_size, prefix_cache=False), _no_copy, _no_clearing)
     scheduler = Scheduler(limits, paging, plan, tokenizer, grammars)
