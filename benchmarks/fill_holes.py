@@ -12,9 +12,10 @@ import argparse
 import json
 import random
 import sysconfig
-import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -40,7 +41,6 @@ class Filled:
     hole: Hole
     ours: str
     theirs: str
-    seconds: tuple[float, float]
 
 
 def holes(number: int, seed: int, before: int, after: int) -> Iterator[Hole]:
@@ -67,12 +67,12 @@ def trimmed(text: str) -> str:
     return "\n".join(line.rstrip() for line in text.split("\n")).rstrip("\n")
 
 
-def fill(url: str, hole: Hole, most: int) -> tuple[str, float]:
-    """Return the answer and how long it took (s)."""
-    body = {"input_prefix": hole.before, "input_suffix": hole.after, "n_predict": most, "temperature": 0}
-    began = time.perf_counter()
-    reply = httpx.post(f"{url}/infill", json={**body, "top_k": 1}, timeout=600).raise_for_status().json()
-    return str(reply["content"]), time.perf_counter() - began
+def fill(hole: Hole, most: int, url: str) -> str:
+    """Return the answer of a server."""
+    asked = {"n_predict": most, "temperature": 0, "repeat_penalty": 1}
+    body = {"input_prefix": hole.before, "input_suffix": hole.after, **asked}
+    reply = httpx.post(f"{url}/infill", json=body, timeout=1200).raise_for_status().json()
+    return str(reply["content"])
 
 
 def build(url: str) -> str:
@@ -85,20 +85,21 @@ def main() -> None:
     parser.add_argument("--peer", default="http://localhost:8080", help="llama.cpp's server")
     parser.add_argument("--holes", type=int, default=50)
     parser.add_argument("--seed", type=int, default=46)
-    parser.add_argument("--before", type=int, default=32, help="lines before a gap")
-    parser.add_argument("--after", type=int, default=16, help="lines after a gap")
-    parser.add_argument("--most", type=int, default=96, help="tokens of an answer")
+    parser.add_argument("--before", type=int, default=16, help="lines before a gap")
+    parser.add_argument("--after", type=int, default=8, help="lines after a gap")
+    parser.add_argument("--most", type=int, default=64, help="tokens of an answer")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
+    made = provenance({"holes": arguments.seed}, {"llama.cpp": build(arguments.peer)})
     found = list[Filled]()
-    for hole in holes(arguments.holes, arguments.seed, arguments.before, arguments.after):
-        (ours, here), (theirs, there) = (fill(url, hole, arguments.most) for url in (arguments.url, arguments.peer))
-        found.append(Filled(hole, ours, theirs, (here, there)))
-        print(f"{len(found)} {hole.file}:{hole.line} {summary(found)}", flush=True)
-    if arguments.json:
-        made = provenance({"holes": arguments.seed}, {"llama.cpp": build(arguments.peer)})
-        result = {"counts": summary(found), "holes": [asdict(one) for one in found], "provenance": made}
-        arguments.json.write_text(json.dumps(result, indent=1, ensure_ascii=False))
+    with ThreadPoolExecutor(2) as both:
+        for hole in holes(arguments.holes, arguments.seed, arguments.before, arguments.after):
+            ours, theirs = both.map(partial(fill, hole, arguments.most), (arguments.url, arguments.peer))
+            found.append(Filled(hole, ours, theirs))
+            print(f"{len(found)} {hole.file}:{hole.line} {summary(found)}", flush=True)
+            if arguments.json:  # after each one, as a run may be cut
+                result = {"counts": summary(found), "holes": [asdict(one) for one in found], "provenance": made}
+                arguments.json.write_text(json.dumps(result, indent=1, ensure_ascii=False))
 
 
 def summary(found: list[Filled]) -> dict[str, int]:

@@ -24,6 +24,7 @@ from prolepsis.server.dialects.llamacpp.routes import llamacpp_routes
 from prolepsis.server.dialects.ollama.routes import ollama_routes
 from prolepsis.server.features import services_of
 from prolepsis.server.health import status_routes
+from prolepsis.server.openai.decisions import decision_routes
 from prolepsis.server.openai.explain import explain_routes
 from prolepsis.server.openai.routes import openai_routes
 from prolepsis.server.services import Models, Services
@@ -52,6 +53,7 @@ def build(
     runner = BatchRunner(context, models, sources.keys)
     routes = (
         *openai_routes(models),
+        *decision_routes(models),
         *messages_routes(models),
         *ollama_routes(models),
         *llamacpp_routes(models),

@@ -95,6 +95,8 @@ class Delta:
     delivered: tuple[str, ...] = ()
     """The proposers whose draft tokens reach the client with this, a name for each token; before the output policies,
     those of its tokens."""
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+    """Of the sample's prompt, where they are asked for: with its first delta."""
 
 
 class Positions:
@@ -137,6 +139,7 @@ class ChoiceText:
         self._positions = Positions()
         self._num_told = 0
         self._first = True
+        self._prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
 
     def take(self, event: Tokens) -> Delta | None:
         """Return what `event` adds, or None where there is nothing to show yet.
@@ -146,6 +149,7 @@ class ChoiceText:
         if self.finished:
             return None
         self._positions.check(self._index, event.position, len(event.token_ids))
+        self._prompt_logprobs = event.prompt_logprobs or self._prompt_logprobs
         text = self._read(event)
         if event.finish_reason is not None:
             text += self._stream.finish()
@@ -172,6 +176,7 @@ class ChoiceText:
             position=self._num_told,
             num_tokens=len(tokens),
             delivered=by,
+            prompt_logprobs=self._prompt_logprobs if self._first else None,
         )
         self._first = False
         self._num_told += len(tokens)

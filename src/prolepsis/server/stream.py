@@ -34,6 +34,15 @@ def merged(streams: Sequence[AsyncGenerator[T, None]]) -> "AsyncGenerator[T, Non
     return streams[0] if len(streams) == 1 else Merged(streams)
 
 
+async def led(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
+    """Yield what the first stream has, and then what the others have, as one."""
+    for some in (streams[:1], streams[1:]):
+        if some:
+            async with aclosing(merged(some)) as items:
+                async for item in items:
+                    yield item
+
+
 class Merged(Generic[T]):
     """Several streams read as one, each item as it comes; the first error ends them all."""
 

@@ -64,6 +64,7 @@ EXPECTED: dict[str, Roles | None] = {
     "POST /v1/responses": CLIENTS,
     "POST /v1/responses/input_tokens": CLIENTS,
     "POST /v1/embeddings": CLIENTS,
+    "POST /v1/decisions": CLIENTS,
     "POST /v1/verify/chat/completions": CLIENTS,
     "POST /v1/verify/completions": CLIENTS,
     "POST /v1/verify/{stream_id}/drafts": CLIENTS,

@@ -81,6 +81,8 @@ class PreparedRequest:
     """Fenced JSON that names a function is a call too."""
     grammar_field: str | None = None
     """Field of the body that asks for the answer's form."""
+    one_prefix: bool = False
+    """The prompts begin alike: the first one runs alone, so that the others find that begin in the cache."""
 
     @property
     def stream(self) -> bool:

@@ -122,7 +122,9 @@ def test_a_gap_is_a_prompt_of_tokens() -> None:
     files = b"\n\n--- snippet ---\n\none"
     assert made.prompt == [[250, *files, 251, *b"a\nb = ", 252, *b"\nreturn b\n", 253]]
     assert made.stop == ["\nreturn b\n"]
-    assert infill(stop=["#"]).stop == ["#"]
+    assert made.repetition_penalty == 1
+    own = infill(stop=["#"], repeat_penalty=1.5)
+    assert (own.stop, own.repetition_penalty) == (["#"], 1.5)
 
 
 @pytest.mark.parametrize(("limit", "most"), [(20, 80), (80, 50), (-1, 50)])

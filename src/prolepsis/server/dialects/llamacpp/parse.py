@@ -83,12 +83,15 @@ def parse_completion(body: LlamaCppCompletionBody, tokenizer: Tokenizer) -> Comp
 
 
 def parse_infill(body: LlamaCppInfillBody, tokenizer: Tokenizer, room: int) -> CompletionBody:
-    """Return the completion that fills the gap; `room`: tokens of the context, of which the answer gets up to half."""
+    """Return the completion that fills the gap; `room`: tokens of the context, of which the answer gets up to half.
+
+    A middle may repeat what is around it, so there is no penalty by default.
+    """
     files = [(file.filename, file.text) for file in body.input_extra or ()]
     gap = Gap(body.input_prefix, body.prompt, body.input_suffix, files)
     prompt = gap_prompt(gap, tokenizer, room - min(_limit(body), room // 2))
-    stop = body.stop or list(fill_stop(body.input_suffix))
-    return _completion(body.model_copy(update={"stop": stop}), prompt)
+    own = {"stop": body.stop or list(fill_stop(body.input_suffix)), "repeat_penalty": body.repeat_penalty or 1.0}
+    return _completion(body.model_copy(update=own), prompt)
 
 
 def _tokens(parts: Sequence[int | str], tokenizer: Tokenizer) -> list[int]:
