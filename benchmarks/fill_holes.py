@@ -4,8 +4,9 @@ Usage: python -m benchmarks.fill_holes --url http://localhost:8000 --peer http:/
 
 Both servers have the same GGUF file: `prolepsis serve --model FILE` and `llama-server -m FILE -c 4096`. The gaps have 1
 to 5 whole lines, drawn by a seed from the files of Python's standard library; each comes with the lines before and
-after it. Both are asked at `/infill`, greedily. A gap counts as filled if the answer is its own text; of both texts
-only the spaces at the ends of lines and empty lines at the end are left out.
+after it. Both are asked at `/infill`, greedily. A gap counts as filled if the answer is its own text. Of all texts
+spaces at the ends of lines and empty lines at the end are left out, and what comes from the first line on that
+follows the gap, as in an editor; that line is a stop string for both.
 """
 
 import argparse
@@ -56,20 +57,28 @@ def holes(number: int, seed: int, before: int, after: int) -> Iterator[Hole]:
         gap = lines[line : line + length]
         if any(one.strip() == "" for one in gap):
             continue
-        behind = lines[line + length : line + length + after]
-        yield Hole(file.name, line, "".join(lines[line - before : line]), "".join(gap), "".join(behind))
+        text, behind = "".join(gap), "".join(lines[line + length : line + length + after])
+        yield Hole(file.name, line, "".join(lines[line - before : line]), text.removesuffix("\n"), f"\n{behind}")
         number -= 1
         if not number:
             return
 
 
-def trimmed(text: str) -> str:
-    return "\n".join(line.rstrip() for line in text.split("\n")).rstrip("\n")
+def following(hole: Hole) -> str:
+    """Return the first line behind a gap that says something."""
+    return next(line for line in hole.after.split("\n") if line.strip())
+
+
+def trimmed(text: str, hole: Hole) -> str:
+    """Return what an editor shows of an answer: it ends where it repeats the first line that follows the gap."""
+    lines = [line.rstrip() for line in text.split("\n")]
+    end = next((i for i, line in enumerate(lines) if i and line == following(hole).rstrip()), len(lines))
+    return "\n".join(lines[:end]).rstrip("\n")
 
 
 def fill(hole: Hole, most: int, url: str) -> str:
     """Return the answer of a server."""
-    asked = {"n_predict": most, "temperature": 0, "repeat_penalty": 1}
+    asked = {"n_predict": most, "temperature": 0, "repeat_penalty": 1, "stop": [f"\n{following(hole)}\n"]}
     body = {"input_prefix": hole.before, "input_suffix": hole.after, **asked}
     reply = httpx.post(f"{url}/infill", json=body, timeout=1200).raise_for_status().json()
     return str(reply["content"])
@@ -85,9 +94,9 @@ def main() -> None:
     parser.add_argument("--peer", default="http://localhost:8080", help="llama.cpp's server")
     parser.add_argument("--holes", type=int, default=50)
     parser.add_argument("--seed", type=int, default=46)
-    parser.add_argument("--before", type=int, default=16, help="lines before a gap")
-    parser.add_argument("--after", type=int, default=8, help="lines after a gap")
-    parser.add_argument("--most", type=int, default=64, help="tokens of an answer")
+    parser.add_argument("--before", type=int, default=10, help="lines before a gap")
+    parser.add_argument("--after", type=int, default=5, help="lines after a gap")
+    parser.add_argument("--most", type=int, default=48, help="tokens of an answer")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     made = provenance({"holes": arguments.seed}, {"llama.cpp": build(arguments.peer)})
@@ -105,7 +114,7 @@ def main() -> None:
 def summary(found: list[Filled]) -> dict[str, int]:
     """Return how many gaps have their own text from each server, and how many have equal texts from both."""
     wanted, ours, theirs = (
-        [trimmed(one) for one in texts]
+        [trimmed(text, one.hole) for text, one in zip(texts, found, strict=True)]
         for texts in ([one.hole.text for one in found], [one.ours for one in found], [one.theirs for one in found])
     )
     return {

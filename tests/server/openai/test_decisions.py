@@ -81,6 +81,17 @@ def test_a_conversation_goes_through_the_template() -> None:
     assert bytes(engine.requests[0].prompt_token_ids) == b"user:Hi\na"
 
 
+def test_an_engine_that_scores_nothing_chooses_nothing() -> None:
+    class Silent(FakeEngine):
+        def _say(self, request: GenerateRequest) -> Iterable[Event | float | Exception]:
+            yield Tokens(request.request_id, 0, (), 0, finish_reason="length")
+            yield Finished(request.request_id, self._stats(request, 0))
+
+    reply = decide(Silent())
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == "candidates"
+
+
 def test_shares_of_unlikely_texts_add_up_too() -> None:
     assert shares([-2000.0, -2000.0]) == [0.5, 0.5]
     assert shares([-1e5, -1.0]) == [0.0, 1.0]

@@ -113,7 +113,10 @@ async def _scored(
     numbers = [0] * len(body.candidates)
 
     def take(delta: Delta) -> None:
-        found = delta.prompt_logprobs or ()
+        found = delta.prompt_logprobs
+        if found is None:
+            message = "candidates are given, and this engine does not score prompts; allowed: no /v1/decisions"
+            raise InvalidParameter(message, param="candidates")
         scores[delta.index] = max(LOWEST_LOGPROB, math.fsum(one.logprob for one in found))
         numbers[delta.index] = len(found)
 
