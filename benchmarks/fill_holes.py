@@ -84,6 +84,10 @@ def fill(hole: Hole, most: int, url: str) -> str:
     return str(reply["content"])
 
 
+def filled(hole: Hole, most: int, url: str, peer: str) -> Filled:
+    return Filled(hole, fill(hole, most, url), fill(hole, most, peer))
+
+
 def build(url: str) -> str:
     return str(httpx.get(f"{url}/props").json()["build_info"])
 
@@ -97,15 +101,17 @@ def main() -> None:
     parser.add_argument("--before", type=int, default=10, help="lines before a gap")
     parser.add_argument("--after", type=int, default=5, help="lines after a gap")
     parser.add_argument("--most", type=int, default=48, help="tokens of an answer")
+    parser.add_argument("--at-once", type=int, default=1, help="gaps; llama-server needs as many slots of 4096 tokens")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     made = provenance({"holes": arguments.seed}, {"llama.cpp": build(arguments.peer)})
     found = list[Filled]()
-    with ThreadPoolExecutor(2) as both:
-        for hole in holes(arguments.holes, arguments.seed, arguments.before, arguments.after):
-            ours, theirs = both.map(partial(fill, hole, arguments.most), (arguments.url, arguments.peer))
-            found.append(Filled(hole, ours, theirs))
-            print(f"{len(found)} {hole.file}:{hole.line} {summary(found)}", flush=True)
+    drawn = holes(arguments.holes, arguments.seed, arguments.before, arguments.after)
+    both = partial(filled, most=arguments.most, url=arguments.url, peer=arguments.peer)
+    with ThreadPoolExecutor(arguments.at_once) as pool:
+        for one in pool.map(both, drawn):
+            found.append(one)
+            print(f"{len(found)} {one.hole.file}:{one.hole.line} {summary(found)}", flush=True)
             if arguments.json:  # after each one, as a run may be cut
                 result = {"counts": summary(found), "holes": [asdict(one) for one in found], "provenance": made}
                 arguments.json.write_text(json.dumps(result, indent=1, ensure_ascii=False))

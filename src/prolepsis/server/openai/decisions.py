@@ -50,7 +50,7 @@ class DecisionsBody(TemplatedBody):
         return self
 
 
-class Candidate(Reply):
+class CandidateScore(Reply):
     index: int
     text: str
     num_tokens: int
@@ -60,13 +60,13 @@ class Candidate(Reply):
     """Its share among the candidates."""
 
 
-class Decision(Reply):
+class DecisionReply(Reply):
     id: str
     object: str
     model: str
     choice: int
     """Index of the likeliest candidate; the first among equals."""
-    candidates: list[Candidate]
+    candidates: list[CandidateScore]
     usage: Json
 
 
@@ -74,7 +74,7 @@ def decision_routes(models: Models) -> Sequence[Route]:
     routes = Routes()
 
     @routes.post(
-        DECISIONS_ROUTE, roles=CLIENTS, summary="Choose among given texts", reply=Decision, errors=(409, 502, 504)
+        DECISIONS_ROUTE, roles=CLIENTS, summary="Choose among given texts", reply=DecisionReply, errors=(409, 502, 504)
     )
     async def decisions(request: Request, body: Annotated[DecisionsBody, read_body(DecisionsBody)]) -> Response:
         services = models.of(body.model, caller_of(request))
