@@ -89,7 +89,7 @@ class FakeEngine(FakeEngineClient):
         if self.error is not None and self.fail_after is None:
             yield self.error
         tokens, ends = self._answer(request)
-        for step, start in enumerate(range(0, len(tokens), self.step)):
+        for step, start in enumerate(range(0, len(tokens) or 1, self.step)):
             if step == self.fail_after:
                 assert isinstance(self.error, ProlepsisError)
                 yield Failed(request.request_id, self.error, self._stats(request, 0))
@@ -100,7 +100,9 @@ class FakeEngine(FakeEngineClient):
             last = start + self.step >= len(tokens)
             reason: FinishReason | None = ("stop" if ends else "length") if last else None
             for index in range(request.n):
-                yield Tokens(request.request_id, index, part, start, self._logprobs(request, part), reason)
+                scores = None if start or index else self._prompt_logprobs(request)
+                logprobs = self._logprobs(request, part)
+                yield Tokens(request.request_id, index, part, start, logprobs, reason, prompt_logprobs=scores)
         yield Finished(request.request_id, self._stats(request, len(tokens)))
 
     def _answer(self, request: GenerateRequest) -> tuple[list[int], bool]:
@@ -114,6 +116,15 @@ class FakeEngine(FakeEngineClient):
             return None
         top = ((65, -0.5), (66, float("-inf")), *((67 + i, -2.0) for i in range(20)))
         return tuple(TokenLogprobs(-0.25, top[:num]) for _ in part)
+
+    def _prompt_logprobs(self, request: GenerateRequest) -> tuple[TokenLogprobs, ...] | None:
+        num = request.params.prompt_logprobs
+        if num is None:
+            return None
+        top = ((65, -0.5), (66, float("-inf")))
+        return tuple(
+            TokenLogprobs(-0.125, top[:num], 4) for _ in request.prompt_token_ids[request.params.scored_from :]
+        )
 
     def _stats(self, request: GenerateRequest, num_tokens: int) -> RequestStats:
         predicted, shadow = bool(request.prediction_token_ids), request.speculation.mode == "shadow"

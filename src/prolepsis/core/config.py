@@ -65,10 +65,11 @@ class EngineConfig(BaseModel):
     forward: Literal["auto", "native", "lean", "transformers"] = Field(
         default="auto", description="implementation that runs the model"
     )
-    weights: Literal["auto", "bf16", "q8", "q4"] = Field(
+    weights: Literal["auto", "f32", "bf16", "q8", "q4"] = Field(
         default="auto",
         description="format of weights in the native forward; auto: as stored in the file; bf16: expanded; q8 and q4: "
-        "a model stored in 16 or 32 bits is quantised once, and the result is kept in the cache directory",
+        "a model stored in 16 or 32 bits is quantised once, and the result is kept in the cache directory; f32: "
+        "expanded, and all sums in 32 bits by the forward lean: slow, to compare log-probabilities with others",
     )
     activations: Literal["auto", "int8", "bf16"] = Field(
         default="auto",

@@ -130,10 +130,10 @@ class Scheduler:
 
         Reads nothing that changes, so any thread may call it.
         """
-        length, longest = len(source.prompt_token_ids), self.limits.max_model_len - 1
-        if length > longest:
+        length, longest = len(source.prompt_token_ids), self.limits.max_model_len
+        if length + min(1, source.params.max_tokens) > longest:
             raise ContextTooLong.of(
-                longest + 1, f"{length} in the prompt, where 1 or more must be left for the answer", param="prompt"
+                longest, f"{length} in the prompt, where 1 or more must be left for the answer", param="prompt"
             )
         if length == 0:
             raise InvalidParameter("the prompt has no tokens; allowed: at least 1", param="prompt")

@@ -25,6 +25,7 @@ from prolepsis.server.output.policy import AnswerFacts
 from prolepsis.server.pacing import Paced
 from prolepsis.server.request_account import PromptAccount, RequestAccount, about
 from prolepsis.server.services import Services
+from prolepsis.server.shown_tokens import ShownPrompt
 from prolepsis.server.stream import close, led, merged
 from prolepsis.server.tracing import ANNOUNCED, ANSWER_ID
 
@@ -129,7 +130,13 @@ class _Answering:
 
     def _samples(self, number: int, request: GenerateRequest, prompt: PromptAccount) -> Sequence[_Sample]:
         services, body = self.services, self.prepared.body
-        first, samples = number * request.n, list[_Sample]()
+        first, samples, shown = number * request.n, list[_Sample](), None
+        skips = body.skip_special_tokens is not False
+        if self.prepared.echoes or request.params.prompt_logprobs is not None:
+            has_text = self.prepared.echoes
+            shown = ShownPrompt(
+                request.prompt_token_ids, services.tokenizer, has_text=has_text, skip_special_tokens=skips
+            )
         stop = StopStrings.of(request.params.stop)
         for index in range(first, first + request.n):
             pipeline = services.output.pipeline(self._facts(request, index)) if services.output.loaded else None
@@ -139,8 +146,9 @@ class _Answering:
                 request,
                 services.tokenizer,
                 stop,
-                skip_special_tokens=body.skip_special_tokens is not False,
+                skip_special_tokens=skips,
                 include_stop=bool(body.include_stop_str_in_output),
+                prompt=shown,
             )
             samples.append(_Sample(choice, filtered))
         return samples

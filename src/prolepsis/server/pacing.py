@@ -59,6 +59,7 @@ def split(event: Tokens) -> list[Tokens]:
                 reason,
                 stop,
                 accepted_by=accepted_by,
+                prompt_logprobs=None if i else event.prompt_logprobs,
             )
         )
     return parts

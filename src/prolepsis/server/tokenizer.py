@@ -19,7 +19,7 @@ class Tokenizer(Protocol):
 
     @property
     def special_tokens(self) -> Mapping[str, str]:
-        """Texts of `bos_token`, `eos_token` and others that the model has."""
+        """The model's bos_token, eos_token, unk_token and pad_token, if it has them."""
 
     @property
     def fill_marks(self) -> FillMarks | None:

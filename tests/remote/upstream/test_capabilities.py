@@ -20,6 +20,10 @@ from tests.remote.upstream.fakes import APIS, INFO, request
 
 ASKED: dict[str, Any] = {
     "logprobs": {"params": SamplingParams(logprobs=1)},
+    "top_logprobs": {"params": SamplingParams(logprobs=-1)},
+    "logprob_token_ids": {"params": SamplingParams(logprob_token_ids=(1,))},
+    "prompt_logprobs": {"params": SamplingParams(prompt_logprobs=0)},
+    "max_tokens": {"params": SamplingParams(max_tokens=0)},
     "min_tokens": {"params": SamplingParams(min_tokens=1)},
     "presence_penalty": {"params": SamplingParams(presence_penalty=0.5)},
     "frequency_penalty": {"params": SamplingParams(frequency_penalty=0.5)},

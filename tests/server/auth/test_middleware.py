@@ -91,6 +91,7 @@ EXPECTED: dict[str, Roles | None] = {
     "POST /apply-template": CLIENTS,
     "POST /tokenize": CLIENTS,
     "POST /detokenize": CLIENTS,
+    "GET /tokenizer_info": CLIENTS,
     "GET /admin/rollouts": READERS,
     "GET /admin/rollouts/{rollout_id}": READERS,
     "POST /admin/rollouts/{rollout_id}/{command}": OPERATORS,

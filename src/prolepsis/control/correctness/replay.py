@@ -22,7 +22,7 @@ async def replay(client: EngineClient, recorded: Recording, request_id: str) -> 
     source = replace(
         recorded.request,
         request_id=request_id,
-        params=replace(recorded.request.params, logprobs=None),
+        params=replace(recorded.request.params, logprobs=None, prompt_logprobs=None),
         priority=LAST,
         deadline_s=None,
         traffic_class="",

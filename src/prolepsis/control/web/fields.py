@@ -10,6 +10,7 @@ from prolepsis.core.validation import Number, Part
 
 MAX_SAMPLES = 128
 MAX_PROMPTS = 64
+MAX_LOGPROB_TOKENS = 128
 
 
 class Body(Part):
@@ -129,11 +130,15 @@ MaxTokens: TypeAlias = Annotated[
     Annotated[int, Field(ge=1, le=2**31 - 1), _WHOLE] | None, BeforeValidator(_none_for_minus_one)
 ]
 """-1 is no limit of its own, as None is."""
+MaxTokensOrNone: TypeAlias = Annotated[Count | None, BeforeValidator(_none_for_minus_one)]
+"""0: nothing is generated."""
+PromptTokens: TypeAlias = Annotated[int, Field(ge=-1, le=2**31 - 1), _WHOLE]
 Samples: TypeAlias = Annotated[int, Field(ge=1, le=MAX_SAMPLES), _WHOLE]
 Seed: TypeAlias = Annotated[int, Field(ge=-(2**63), le=2**63 - 1), _WHOLE]
 Priority: TypeAlias = Annotated[int, Field(ge=-(2**31), le=2**31 - 1), _WHOLE]
 TopK: TypeAlias = Annotated[int, Field(ge=-1, le=2**31 - 1), _WHOLE]
-TopLogprobs: TypeAlias = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS), _WHOLE]
+TopLogprobs: TypeAlias = Annotated[int, Field(ge=-1, le=MAX_TOP_LOGPROBS), _WHOLE]
+"""-1: all tokens of the vocabulary."""
 Token: TypeAlias = Annotated[str, Field(pattern=r"^[\x21-\x7e]{1,128}$")]
 """A short printable name."""
 Name: TypeAlias = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]

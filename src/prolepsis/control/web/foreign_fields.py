@@ -39,6 +39,7 @@ _REFUSED: _Rows = (
     ((), "allowed_token_ids audio bad_words chat_template context_management conversation custom_logit_processor "
          "documents ebnf enable_thinking format functions grammar guided_choice guided_grammar guided_json "
          "guided_regex guided_whitespace_pattern image_data images input input_embeds instructions logits_processors "
+         "logprob_token_ids "
          "lora lora_path messages moderation penalty_prompt prediction previous_response_id prompt prompt_embeds "
          "prompt_logprobs refusal regex samplers session_params stop_regex stop_sequences structural_tag suffix "
          "system think tools web_search_options"),

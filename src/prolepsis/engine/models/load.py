@@ -37,6 +37,8 @@ log = structlog.get_logger(__name__)
 
 QUANTISED = {"q8": Q8_0, "q4": Q4_1}
 """Formats of the setting `weights` that a model is brought to."""
+FLOAT32 = "f32"
+"""The setting `weights` with which nothing is rounded to fewer than 32 bits."""
 
 EDGE = 1 << 20
 """Bytes at each end of a weights file that go into its identity."""
@@ -72,7 +74,7 @@ def load_model(config: EngineConfig, name: str | None = None) -> LoadedModel:
     source = open_model(path)
     name = model_name(given, source, config.model_dir)
     _check_room(source, name, config.weights, device)
-    checkpoint = open_checkpoint(source)
+    checkpoint = open_checkpoint(source, torch.float32 if config.weights == FLOAT32 else torch.bfloat16)
     tokenizer = load_tokenizer(source, config)
     check_ids(checkpoint, tokenizer)
     rows = checkpoint.config.vocab_size
@@ -137,6 +139,9 @@ def pick_forward(
 ) -> tuple[TargetModel, str | None]:
     """Return the model and why the best forward for `device` could not be used, or None."""
     fault = _lean_fault(checkpoint)
+    if config.weights == FLOAT32 and (fault is not None or config.forward not in ("auto", "lean")):
+        reason = fault or f"forward is {config.forward!r}"
+        raise ModelLoadError(f"weights is {FLOAT32!r}, which only the forward lean computes with; {name}: {reason}")
     if config.forward == "transformers" or (config.forward == "auto" and fault is not None):
         general = GeneralModel(checkpoint, name, device, torch.bfloat16)
         return general, fault if config.forward == "auto" else None
@@ -148,7 +153,7 @@ def pick_forward(
                 "forward is 'native', which runs on the CPU only; allowed with cuda: lean, transformers"
             )
         return GraphedLean(checkpoint, shape, name, device), None
-    if config.forward == "lean":
+    if config.forward == "lean" or config.weights == FLOAT32:
         return LeanModel(checkpoint, shape, name, device), None
     stored = with_weights(checkpoint, config.weights)
     try:

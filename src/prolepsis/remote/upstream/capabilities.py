@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from prolepsis.core.config import EngineConfig, ServerConfig, UpstreamApi
 from prolepsis.core.errors import ConfigError, InvalidGrammar, InvalidParameter
-from prolepsis.core.requests import GenerateRequest, GrammarKind
+from prolepsis.core.requests import WHOLE_VOCABULARY, GenerateRequest, GrammarKind
 from prolepsis.remote.upstream.schema import not_held
 
 EXACTNESS = (
@@ -37,8 +37,27 @@ class Capability:
 
 CAPABILITIES = (
     Capability(
+        "top_logprobs",
+        lambda r: r.params.logprobs == WHOLE_VOCABULARY,
+        apis=(),
+        why="at -1: all of a vocabulary are not read from upstreams",
+    ),
+    Capability(
         "logprobs", lambda r: r.params.logprobs is not None, apis=("vllm",), why="they are not read from such upstreams"
     ),
+    Capability(
+        "prompt_logprobs",
+        lambda r: r.params.prompt_logprobs is not None,
+        apis=(),
+        why="they are not read from upstreams",
+    ),
+    Capability(
+        "logprob_token_ids",
+        lambda r: bool(r.params.logprob_token_ids),
+        apis=(),
+        why="they are not read from upstreams",
+    ),
+    Capability("max_tokens", lambda r: not r.params.max_tokens, apis=(), why="at 0: they generate one token at least"),
     Capability(
         "min_tokens",
         lambda r: r.params.min_tokens > 0,

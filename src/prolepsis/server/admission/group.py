@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from prolepsis.control.web.caller import Caller
 from prolepsis.core.ended import Keep
 from prolepsis.core.events import Event, Finished, Terminal, Tokens
-from prolepsis.core.requests import GenerateRequest
+from prolepsis.core.requests import WHOLE_VOCABULARY, GenerateRequest
 from prolepsis.server.admission.response_cache import CachedAnswer
 
 _EDIT, _BIAS, _GRAMMAR, _LOGPROB, _LIKELIEST, _SHOWN = 0.03, 2e-6, 0.14, 0.1, 0.14, 0.005
 """In tokens, of 1 ms as in a full batch of the default model on one core: an edited row, each bias, a grammar's mask, a
 log-probability, the search of the likeliest, each one's text."""
+_MANY = 50_000
+"""Tokens of a vocabulary of ordinary size."""
 
 
 def processing_per_token(request: GenerateRequest) -> float:
@@ -22,9 +24,15 @@ def processing_per_token(request: GenerateRequest) -> float:
         added += _EDIT + _BIAS * len(params.logit_bias)
     if request.grammar is not None:
         added += _GRAMMAR
-    if params.logprobs is not None:
-        added += _LOGPROB + (_LIKELIEST if params.logprobs else 0.0) + _SHOWN * params.logprobs
-    return added
+    return added + _logprobs(params.logprobs)
+
+
+def _logprobs(top: int | None) -> float:
+    """Return what the log-probabilities of one token take; of all tokens, as if they were `_MANY`."""
+    if top is None:
+        return 0.0
+    number = _MANY if top == WHOLE_VOCABULARY else top
+    return _LOGPROB + (_LIKELIEST if number else 0.0) + _SHOWN * number
 
 
 class Progress:
@@ -44,6 +52,7 @@ class Progress:
         self.keep = keep
         self.cache_key = cache_key
         self._processing = processing_per_token(request)
+        self._of_prompt = len(request.prompt_token_ids) * _logprobs(request.params.prompt_logprobs)
         self.waited_s = 0.0
         """Seconds that it waited for admission."""
         self.num_tokens = 0
@@ -71,12 +80,13 @@ class Progress:
     @property
     def load(self) -> float:
         """Largest load on the engine, in plain tokens: `cost` and its own processing."""
-        return self.cost + self._processing * self.request.n * self.request.params.max_tokens
+        output = self._processing * self.request.n * self.request.params.max_tokens
+        return self.cost + self._of_prompt + output
 
     @property
     def load_used(self) -> float:
         """Load so far; 0 if the request never ran."""
-        return self.num_used + self._processing * self.num_tokens
+        return self.num_used + self._of_prompt * self.answered + self._processing * self.num_tokens
 
     def see(self, event: Event) -> None:
         """Take in an event; a stored answer uses no tokens."""

@@ -88,5 +88,5 @@ def replayed(answer: CachedAnswer, request_id: str) -> list[Tokens | Finished]:
 
 
 def _size(event: Tokens) -> int:
-    logprobs = sum(1 + len(token.top) for token in event.logprobs or ())
+    logprobs = sum(1 + len(token.top) for token in (*(event.logprobs or ()), *(event.prompt_logprobs or ())))
     return 200 + _BYTES_OF_TOKEN * len(event.token_ids) + _BYTES_OF_LOGPROB * logprobs

@@ -5,16 +5,19 @@ from typing import Annotated, Literal, Self, TypeAlias
 from pydantic import Field, WithJsonSchema, model_validator
 
 from prolepsis.control.web.fields import (
+    MAX_LOGPROB_TOKENS,
     Body,
     ClientBody,
     Count,
     LogitBias,
     MaxTokens,
+    MaxTokensOrNone,
     Metadata,
     Name,
     NoEffect,
     Priority,
     Prompts,
+    PromptTokens,
     QualifiedName,
     Samples,
     Schema,
@@ -236,11 +239,17 @@ class GenerationBody(SharedBody):
     """Fields that chat and text completions share."""
 
     n: Samples | None = None
-    max_tokens: MaxTokens | None = None
+    max_tokens: MaxTokensOrNone | None = None
     response_format: ResponseFormat | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     """Log-probabilities name tokens `token_id:ID`, since several tokens may have one text."""
+    prompt_logprobs: TopLogprobs | None = None
+    """The log-probability of each token of the prompt but the first, and those of so many likeliest tokens."""
+    logprob_token_ids: Annotated[list[Count], Field(max_length=MAX_LOGPROB_TOKENS)] | None = None
+    """Log-probabilities of these tokens stand in place of those of the likeliest."""
+    truncate_prompt_tokens: PromptTokens | None = None
+    """The prompt's last tokens, so many, are the prompt; -1: those that fit the context."""
 
 
 Messages: TypeAlias = Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
@@ -289,4 +298,6 @@ class CompletionBody(GenerationBody):
     """What follows the text: the model fills the middle, if it has learnt to."""
     add_special_tokens: bool | None = None
     """Default: true, the model's tokens around a text, such as BOS."""
+    echo: bool | None = None
+    """The text begins with the prompt, and so do log-probabilities."""
     logprobs: TopLogprobs | None = None

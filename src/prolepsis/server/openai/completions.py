@@ -7,7 +7,8 @@ from functools import partial
 
 from prolepsis.core.stats import RequestStats
 from prolepsis.server.deltas import Delta
-from prolepsis.server.openai.formats import Format
+from prolepsis.server.openai.bodies import ChatBody
+from prolepsis.server.openai.formats import Format, prompt_logprobs
 from prolepsis.server.openai.prepared import PreparedRequest
 from prolepsis.server.openai.usage import Json, metrics, usage
 from prolepsis.server.services import Services
@@ -23,7 +24,12 @@ async def whole_completion(
     deltas: list[list[Delta]] = [[] for _ in range(prepared.num_choices)]
     stats = await consumed(parts, lambda delta: deltas[delta.index].append(delta))
     choices = [form.choice(sample) for sample in deltas]
-    reply = {**_envelope(prepared, services, form.object), "choices": choices, **_prompts(prepared)}
+    reply = {
+        **_envelope(prepared, services, form.object),
+        "choices": choices,
+        **_prompts(prepared),
+        **_scores(deltas[0][0], prepared),
+    }
     return {**reply, **await _accounts(prepared, services, stats, form)}, stats
 
 
@@ -56,7 +62,7 @@ async def completion_chunks(
                 if shows_running:
                     ending = {"usage": running.after(part)}
                 if choice is not None:
-                    chunk = {**envelope, "choices": [choice], **opening, **ending}
+                    chunk = {**envelope, "choices": [choice], **opening, **_scores(part, prepared), **ending}
                     yield padded(chunk) if options and options.include_obfuscation else chunk
                     opening = {}
             elif shows_usage or prepared.speculation.requested.metrics:
@@ -95,6 +101,12 @@ def _envelope(prepared: PreparedRequest, services: Services, kind: str) -> Json:
 def _prompts(prepared: PreparedRequest) -> Json:
     """The prompt's tokens, where they are asked for: of the first prompt, as vLLM shows them."""
     return {"prompt_token_ids": prepared.requests[0].prompt_token_ids} if prepared.body.return_token_ids else {}
+
+
+def _scores(delta: Delta, prepared: PreparedRequest) -> Json:
+    """The log-probabilities of a chat's prompt, where they are asked for; completions have them in their choices."""
+    is_first = isinstance(prepared.body, ChatBody) and delta.index == 0
+    return prompt_logprobs(delta, prepared) if is_first else {}
 
 
 async def _accounts(prepared: PreparedRequest, services: Services, stats: RequestStats, form: Format) -> Json:

@@ -18,7 +18,7 @@ from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.given_text import given
 from prolepsis.core.stats import RequestStats
 from prolepsis.server.answer import answer
-from prolepsis.server.deltas import LOWEST_LOGPROB, Delta
+from prolepsis.server.deltas import Delta
 from prolepsis.server.openai.bodies import CompletionBody
 from prolepsis.server.openai.completions import consumed
 from prolepsis.server.openai.facts import DECISIONS_ROUTE
@@ -28,6 +28,7 @@ from prolepsis.server.openai.routes import whole_reply
 from prolepsis.server.openai.tokenization import TemplatedBody, templated
 from prolepsis.server.openai.usage import Json, usage
 from prolepsis.server.services import Models, Services
+from prolepsis.server.shown_tokens import LOWEST_LOGPROB
 from prolepsis.server.tokenizer import Tokenizer
 
 MAX_CANDIDATES = 64
@@ -113,8 +114,8 @@ async def _scored(
     numbers = [0] * len(body.candidates)
 
     def take(delta: Delta) -> None:
-        found = delta.prompt_logprobs
-        if found is None:
+        found = delta.prompt.logprobs if delta.prompt else ()
+        if not found:
             message = "candidates are given, and this engine does not score prompts; allowed: no /v1/decisions"
             raise InvalidParameter(message, param="candidates")
         scores[delta.index] = max(LOWEST_LOGPROB, math.fsum(one.logprob for one in found))

@@ -44,6 +44,9 @@ _SECRET_HEADERS = ("authorization", "cookie", "proxy-authorization", "x-api-key"
 
 def sampling_params(body: GenerationBody, defaults: SamplingDefaults, logprobs: int | None = None) -> SamplingParams:
     """Fill in `defaults` where the body leaves parameters out; `max_tokens` follows when the prompt is tokenised."""
+    if body.logprob_token_ids:
+        logprobs = logprobs or 0
+    echoed = logprobs if isinstance(body, CompletionBody) and body.echo else None
     return SamplingParams(
         temperature=_given(body.temperature, defaults.temperature),
         top_k=defaults.top_k if body.top_k is None else max(0, body.top_k),
@@ -59,6 +62,8 @@ def sampling_params(body: GenerationBody, defaults: SamplingDefaults, logprobs: 
         ignore_eos=bool(body.ignore_eos),
         seed=secrets.randbits(_SEED_BITS) if body.seed is None else body.seed,
         logprobs=logprobs,
+        logprob_token_ids=tuple(body.logprob_token_ids or ()),
+        prompt_logprobs=echoed if body.prompt_logprobs is None else body.prompt_logprobs,
     )
 
 

@@ -6,10 +6,11 @@ from operator import itemgetter
 from typing import Protocol
 
 from prolepsis.engine.models.answer_formats.call_reader import Piece
-from prolepsis.server.deltas import Delta, ShownToken
+from prolepsis.server.deltas import Delta
 from prolepsis.server.openai.chat_reader import ChatReader
 from prolepsis.server.openai.prepared import PreparedRequest
 from prolepsis.server.openai.usage import Json
+from prolepsis.server.shown_tokens import ShownToken
 
 
 class Format(Protocol):
@@ -99,10 +100,16 @@ class CompletionFormat:
 
     def choice(self, deltas: Sequence[Delta]) -> Json:
         last = deltas[-1]
-        shown: Json = {"index": last.index, "text": "".join(delta.text for delta in deltas)}
-        logprobs = _completion_logprobs(deltas, as_ids=bool(self._prepared.body.return_tokens_as_token_ids))
-        shown |= {"logprobs": logprobs, "finish_reason": last.finish_reason}
-        return {**shown, "stop_reason": last.stop_reason, **_tokens(deltas, self._prepared)}
+        prompt = deltas[0].prompt if deltas[0].first else None
+        before = (prompt.text,) if prompt is not None else ()
+        shown: Json = {"index": last.index, "text": "".join((*before, *(delta.text for delta in deltas)))}
+        logprobs = None
+        if last.logprobs is not None:
+            echoed = prompt.tokens if prompt is not None and self._prepared.echoes else ()
+            tokens = [*echoed, *(token for delta in deltas for token in delta.logprobs or ())]
+            logprobs = _completion_logprobs(tokens, as_ids=bool(self._prepared.body.return_tokens_as_token_ids))
+        shown |= {"logprobs": logprobs, "finish_reason": last.finish_reason, "stop_reason": last.stop_reason}
+        return {**shown, **_tokens(deltas, self._prepared), **prompt_logprobs(deltas[0], self._prepared)}
 
 
 def _text(pieces: Sequence[Piece], kind: str) -> str:
@@ -176,10 +183,23 @@ def _name(token: ShownToken, *, as_ids: bool) -> str:
     return f"token_id:{token.token_id}" if as_ids else token.text
 
 
-def _completion_logprobs(deltas: Sequence[Delta], *, as_ids: bool) -> Json | None:
-    if deltas[-1].logprobs is None:
+def prompt_logprobs(first: Delta, prepared: PreparedRequest) -> Json:
+    """Return the log-probabilities of the prompt by token id, where they are asked for, with a sample's first delta."""
+    if prepared.body.prompt_logprobs is None or first.prompt is None or not first.first:
+        return {}
+    return {"prompt_logprobs": [_by_id(token) for token in first.prompt.tokens]}
+
+
+def _by_id(token: ShownToken) -> Json | None:
+    if token.logprob is None:
         return None
-    all_shown = [shown for delta in deltas for shown in delta.logprobs or ()]
+    return {
+        str(one.token_id): {"logprob": one.logprob, "rank": one.rank, "decoded_token": one.text}
+        for one in (token, *token.top)
+    }
+
+
+def _completion_logprobs(all_shown: Sequence[ShownToken], *, as_ids: bool) -> Json:
     return {
         "tokens": [_name(shown, as_ids=as_ids) for shown in all_shown],
         "token_logprobs": [shown.logprob for shown in all_shown],
@@ -188,9 +208,11 @@ def _completion_logprobs(deltas: Sequence[Delta], *, as_ids: bool) -> Json | Non
     }
 
 
-def _top_by_name(emitted: ShownToken, *, as_ids: bool) -> dict[str, float]:
+def _top_by_name(emitted: ShownToken, *, as_ids: bool) -> Json | None:
     """The likeliest tokens and the emitted one; of tokens with equal texts the emitted or else the likeliest."""
-    top: dict[str, float] = {}
+    if emitted.logprob is None:
+        return None
+    top: Json = {}
     for token in emitted.top:
         top.setdefault(_name(token, as_ids=as_ids), token.logprob)
     return {**top, _name(emitted, as_ids=as_ids): emitted.logprob}

@@ -23,6 +23,9 @@ from prolepsis.server.openai.speculation import check_allowed, requested_specula
 from prolepsis.server.services import Services
 from prolepsis.server.tokenizer import Tokenizer
 
+FITTING = -1
+"""As number of a prompt's tokens: as many as the context has room for."""
+
 
 async def prepare_chat(
     body: ChatBody, context: RequestContext, services: Services, *, field: str = "messages"
@@ -38,10 +41,11 @@ async def prepare_chat(
     _check_params(params, max_tokens, services.client.info)
     turn = partial(services.intake.large_work.run, context.caller.tenant, context.num_bytes)
     chat = await turn(lambda: _read_chat(body, services))
-    length = len(chat.token_ids)
+    token_ids = _truncated(chat.token_ids, max_tokens, body, services.client.info)
+    length = len(token_ids)
     max_tokens = _clamped(max_tokens, length, params, context, services)
     max_tokens = _fitting(length, max_tokens, field, params.min_tokens, services.client.info)
-    request = _request(body, chat.token_ids, replace(params, max_tokens=max_tokens), chat.grammar)
+    request = _request(body, token_ids, replace(params, max_tokens=max_tokens), chat.grammar)
     request = replace(request, prediction_token_ids=chat.predicted)
     prepared = await _decided(body, [request], context, speculation, services)
     grammar_field = _grammar_field(body, has_tools=bool(chat.tools.callable))
@@ -117,15 +121,29 @@ def _read_completion(
     if body.suffix:
         params = replace(params, stop=params.stop or fill_stop(body.suffix))
     for text in body.prompt:
-        token_ids = _text_tokens(text, body, services.tokenizer, info)
+        given = _text_tokens(text, body, services.tokenizer, info)
+        token_ids = _truncated(given, body.max_tokens, body, info)
         asked = _clamped(_completion_max_tokens(body, len(token_ids), info), len(token_ids), params, context, services)
         max_tokens = _fitting(len(token_ids), asked, "prompt", params.min_tokens, info)
-        requests.append(_request(body, tuple(token_ids), replace(params, max_tokens=max_tokens), form))
+        requests.append(_request(body, token_ids, replace(params, max_tokens=max_tokens), form))
     return requests
+
+
+def _truncated(
+    token_ids: Sequence[int], max_tokens: int | None, body: GenerationBody, info: EngineInfo
+) -> tuple[int, ...]:
+    """Return the last tokens of a prompt, as many as the body asks for, if it does."""
+    most = body.truncate_prompt_tokens
+    if most == FITTING:
+        most = max(1, info.max_model_len - _least_answer(max_tokens, body.min_tokens or 0))
+    return tuple(token_ids if most is None else token_ids[max(0, len(token_ids) - most) :])
 
 
 def _text_tokens(text: str | list[int], body: CompletionBody, tokenizer: Tokenizer, info: EngineInfo) -> list[int]:
     if body.suffix:
+        for name in ("echo", "truncate_prompt_tokens"):
+            if getattr(body, name):
+                raise InvalidParameter(f"{name} is given with suffix; allowed: one of them", param=name)
         return fill_prompt(text, body.suffix, tokenizer)
     if isinstance(text, str):
         return tokenizer.encode(text, add_special_tokens=body.add_special_tokens is not False)
@@ -153,6 +171,8 @@ def _chat_max_tokens(body: ChatBody) -> int | None:
     if old is not None and new is not None and old != new:
         message = f"max_tokens is {old} and max_completion_tokens is {new}; allowed: one of them, or equal values"
         raise InvalidParameter(message, param="max_completion_tokens")
+    if old == 0 and body.prompt_logprobs is None:
+        raise InvalidParameter("max_tokens is 0; allowed: 1 or more, or prompt_logprobs with it", param="max_tokens")
     return old if new is None else new
 
 
@@ -248,11 +268,16 @@ def _clamped(
     return room
 
 
+def _least_answer(max_tokens: int | None, min_tokens: int) -> int:
+    """Return how many tokens of the context must be left for the answer."""
+    return max(1, min_tokens) if max_tokens is None else max_tokens
+
+
 def _fitting(length: int, max_tokens: int | None, field: str, min_tokens: int, info: EngineInfo) -> int:
     """Return how many tokens the answer may have; raises where prompt and answer do not fit the context."""
     if not length:
         raise InvalidParameter(f"{field} has no tokens; allowed: 1 or more", param=field)
-    answer = max(1, min_tokens) if max_tokens is None else max_tokens
+    answer = _least_answer(max_tokens, min_tokens)
     if length + answer > info.max_model_len:
         raise ContextTooLong.of(
             info.max_model_len,

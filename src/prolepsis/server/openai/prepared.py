@@ -14,7 +14,7 @@ from prolepsis.control.web.reply_headers import warn
 from prolepsis.core.requests import GenerateRequest, SpecMode
 from prolepsis.core.trace_context import TraceContext
 from prolepsis.engine.models.answer_formats.formats import AnswerFormats, Thinking
-from prolepsis.server.openai.bodies import ChatBody, GenerationBody
+from prolepsis.server.openai.bodies import ChatBody, CompletionBody, GenerationBody
 from prolepsis.server.openai.constraint import NO_TOOLS, ToolUse
 from prolepsis.server.tracing import ARRIVED, HTTP_REQUEST_ID, TRACE
 
@@ -92,6 +92,11 @@ class PreparedRequest:
     def deterministic(self) -> bool:
         """The same request gives the same tokens: greedy, or the caller gave the seed."""
         return self.requests[0].params.greedy or self.body.seed is not None
+
+    @property
+    def echoes(self) -> bool:
+        """Answers begin with their prompt."""
+        return isinstance(self.body, CompletionBody) and bool(self.body.echo)
 
     @property
     def seed(self) -> int:

@@ -1,6 +1,6 @@
 """Shapes of the answers to generation requests, for the OpenAPI document; the answers are built elsewhere."""
 
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from prolepsis.control.health.eligibility import LimitReason
 from prolepsis.control.web.fields import JsonObject, Reply
@@ -150,15 +150,29 @@ class ChatChoice(Choice):
 
 
 class CompletionLogprobs(Reply):
+    """Of an echoed prompt the first token has none: null."""
+
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
+    token_logprobs: list[float | None]
+    top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
+
+
+class PromptLogprob(Reply):
+    logprob: float
+    rank: int
+    """Place of the token among all, from 1."""
+    decoded_token: str
+
+
+PromptLogprobs: TypeAlias = list[dict[str, PromptLogprob] | None]
+"""By id, the token of the prompt and the likeliest in its place; null for the first."""
 
 
 class CompletionChoice(Choice):
     text: str
     logprobs: CompletionLogprobs | None
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class Envelope(Reply):
@@ -176,6 +190,7 @@ class Envelope(Reply):
 class ChatCompletion(Envelope):
     object: Literal["chat.completion"]
     choices: list[ChatChoice]
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class Completion(Envelope):

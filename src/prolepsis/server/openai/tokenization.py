@@ -1,4 +1,4 @@
-"""POST /tokenize and /detokenize, in vLLM's and in llama.cpp's shapes."""
+"""The routes /tokenize, /detokenize and /tokenizer_info, in vLLM's and in llama.cpp's shapes."""
 
 from collections.abc import Sequence
 from typing import Annotated, Self
@@ -70,6 +70,18 @@ class Detokenized(Reply):
     """The same, as llama.cpp has it."""
 
 
+class TokenizerInfo(Reply):
+    tokenizer_class: str = "PreTrainedTokenizerFast"
+    """The class of transformers that reads such a tokenizer."""
+    model_max_length: int
+    """Tokens of the longest context that is served."""
+    bos_token: str | None = None
+    eos_token: str | None = None
+    unk_token: str | None = None
+    pad_token: str | None = None
+    chat_template: str | None = None
+
+
 def tokenization_routes(models: Models) -> Sequence[Route]:
     routes = Routes()
 
@@ -86,6 +98,16 @@ def tokenization_routes(models: Models) -> Sequence[Route]:
         services.admission.admit_small(request)
         tenant = caller_of(request).tenant
         return await services.intake.large_work.off_loop(tenant, lambda: _json(_detokenized(body, services)))
+
+    @routes.get("/tokenizer_info", roles=CLIENTS, summary="Describe the tokenizer", reply=TokenizerInfo)
+    async def tokenizer_info(request: Request, model: str | None = None) -> TokenizerInfo:
+        services = models.of(model, caller_of(request))
+        services.admission.admit_small(request)
+        tokenizer, length = services.tokenizer, services.client.info.max_model_len
+        special = {
+            name: token for name, token in tokenizer.special_tokens.items() if name in TokenizerInfo.model_fields
+        }
+        return TokenizerInfo(model_max_length=length, chat_template=tokenizer.chat_template, **special)
 
     return routes.all
 

@@ -191,7 +191,6 @@ class ModelTokenizer:
 
     @property
     def special_tokens(self) -> Mapping[str, str]:
-        """The model's bos_token, eos_token, unk_token and pad_token, if it has them."""
         return self._parts.special_tokens
 
     @cached_property

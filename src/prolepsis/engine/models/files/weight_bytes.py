@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 EMBEDDINGS = ("token_embd.weight", "model.embed_tokens.weight")
 OUTPUTS = ("output.weight", "lm_head.weight")
-BYTES_OF = {"bf16": 2.0, "q8": 34 / 32, "q4": 20 / 32}
+BYTES_OF = {"f32": 4.0, "bf16": 2.0, "q8": 34 / 32, "q4": 20 / 32}
 """Bytes of one weight, by the setting `weights`."""
 
 

@@ -43,7 +43,7 @@ class LeanModel:
         self._kv = [LayerKV(shape.kv_heads, shape.head_dim, shape.head_dim)] * len(shape.layers)
         self._info = ModelInfo(
             name=name,
-            forward="lean (torch)",
+            forward="lean (torch)" if self.dtype == torch.bfloat16 else "lean (torch, float32)",
             vocab_size=shape.vocab,
             max_positions=shape.max_positions,
             num_layers=len(shape.layers),
