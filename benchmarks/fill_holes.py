@@ -4,9 +4,9 @@ Usage: python -m benchmarks.fill_holes --url http://localhost:8000 --peer http:/
 
 Both servers have the same GGUF file: `prolepsis serve --model FILE` and `llama-server -m FILE -c 4096`. The gaps have 1
 to 5 whole lines, drawn by a seed from the files of Python's standard library; each comes with the lines before and
-after it. Both are asked at `/infill`, greedily. A gap counts as filled if the answer is its own text. Of all texts
-spaces at the ends of lines and empty lines at the end are left out, and what comes from the first line on that
-follows the gap, as in an editor; that line is a stop string for both.
+after it. Both are asked at `/infill`, greedily, with the first line behind the gap as stop string. A gap counts as filled if the
+answer begins with its own lines, and two answers as equal if all of their text is; spaces at the ends of lines do not
+count.
 """
 
 import argparse
@@ -70,10 +70,9 @@ def following(hole: Hole) -> str:
 
 
 def trimmed(text: str, hole: Hole) -> str:
-    """Return what an editor shows of an answer: it ends where it repeats the first line that follows the gap."""
-    lines = [line.rstrip() for line in text.split("\n")]
-    end = next((i for i, line in enumerate(lines) if i and line == following(hole).rstrip()), len(lines))
-    return "\n".join(lines[:end]).rstrip("\n")
+    """Return as many lines of a text as the gap has, without spaces at their ends."""
+    length = 1 + hole.text.count("\n")
+    return "\n".join(line.rstrip() for line in text.split("\n")[:length])
 
 
 def fill(hole: Hole, most: int, url: str) -> str:
@@ -119,15 +118,11 @@ def main() -> None:
 
 def summary(found: list[Filled]) -> dict[str, int]:
     """Return how many gaps have their own text from each server, and how many have equal texts from both."""
-    wanted, ours, theirs = (
-        [trimmed(text, one.hole) for text, one in zip(texts, found, strict=True)]
-        for texts in ([one.hole.text for one in found], [one.ours for one in found], [one.theirs for one in found])
-    )
     return {
         "holes": len(found),
-        "ours": sum(a == b for a, b in zip(wanted, ours, strict=True)),
-        "llama.cpp": sum(a == b for a, b in zip(wanted, theirs, strict=True)),
-        "equal": sum(a == b for a, b in zip(ours, theirs, strict=True)),
+        "ours": sum(trimmed(one.ours, one.hole) == trimmed(one.hole.text, one.hole) for one in found),
+        "llama.cpp": sum(trimmed(one.theirs, one.hole) == trimmed(one.hole.text, one.hole) for one in found),
+        "equal": sum(one.ours.rstrip() == one.theirs.rstrip() for one in found),
     }
 
 

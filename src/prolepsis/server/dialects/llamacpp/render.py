@@ -3,10 +3,11 @@
 from collections.abc import Sequence
 
 from prolepsis.core.stats import RequestStats
-from prolepsis.server.deltas import Delta, ShownToken
+from prolepsis.server.deltas import Delta
 from prolepsis.server.dialects.llamacpp.parse import LlamaCppBody
 from prolepsis.server.openai.prepared import PreparedRequest
 from prolepsis.server.openai.usage import Json
+from prolepsis.server.shown_tokens import ShownToken
 from prolepsis.server.tokenizer import Tokenizer
 
 
