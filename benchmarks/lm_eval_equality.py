@@ -107,20 +107,10 @@ def evaluate(python: Path, tasks: Path, model: str, arguments: Mapping[str, obje
     """Run lm-eval in its own environment and return what each document got."""
     with TemporaryDirectory() as output:
         given = ",".join(f"{name}={value}" for name, value in arguments.items())
-        command = [
-            "-m",
-            "lm_eval",
-            "--model",
-            model,
-            "--model_args",
-            given,
-            "--tasks",
-            "choice,text",
-            "--device",
-            "cpu",
-        ]
-        options = ["--include_path", tasks, "--output_path", output, "--log_samples", "--batch_size", "1"]
-        subprocess.run([python, *command, *options], check=True, stdout=sys.stderr)  # noqa: S603  # names of this file
+        command = ["-m", "lm_eval", "--model", model, "--model_args", given, "--tasks", "choice,text"]
+        command += ["--include_path", str(tasks), "--output_path", output, "--log_samples"]
+        command += ["--batch_size", "1", "--device", "cpu"]
+        subprocess.run([python, *command], check=True, stdout=sys.stderr)  # noqa: S603  # names of this file
         return {name: _responses(Path(output), name) for name in ("choice", "text")}
 
 

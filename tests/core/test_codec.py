@@ -69,6 +69,7 @@ TOKENS = Tokens(
     proposed=Proposed((4, 8), (-1, 0), "suffix"),
     difference=Difference(7, None, 3, "near_tie", margin=0.1),
     accepted_by=("suffix",),
+    prompt_logprobs=(TokenLogprobs(-3.0, ((1, -0.5),), 7),),
 )
 PLAN = SpecPlan(
     proposers=("suffix",),

@@ -3,6 +3,8 @@
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
@@ -13,12 +15,20 @@ from prolepsis.core.messages import ApplyPlan
 from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import MAX_LOGPROBS, WHOLE_VOCABULARY, GenerateRequest, SamplingParams
+from prolepsis.engine.build import assemble
 from prolepsis.engine.drafting.proposers.suffix import SuffixProposer
+from prolepsis.engine.models.files.tokenizer import ModelTokenizer
+from prolepsis.engine.models.files.weights import open_checkpoint
+from prolepsis.engine.models.load import LoadedModel
+from prolepsis.engine.models.targets.lean import LeanModel
+from prolepsis.engine.models.targets.lean_shape import LeanShape
+from tests.engine.models.tiny import save_tiny
 from tests.engine.test_scheduler import Sizes
 from tests.engine.test_verification import DAMAGED, DamagedModel
 from tests.exact.cuts import cut, serve
+from tests.exact.oracle import CONFIG
 from tests.exact.serving import setup_of
-from tests.fakes import VOCAB, EngineSetup, build, drain, outputs, run, submit, table_logits, terminals
+from tests.fakes import VOCAB, EngineSetup, Letters, build, drain, outputs, run, submit, table_logits, terminals
 
 PROMPT = tuple((5 * i + i // 7) % VOCAB for i in range(4 * PAGE_SIZE + 3))
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
@@ -111,6 +121,21 @@ def test_a_preempted_prompt_goes_on_where_it_was() -> None:
     check(scores_of(events))
 
 
+def test_a_step_scores_few_tokens_and_reads_others_beside_them() -> None:
+    engine = build(setup_of(max_step_tokens=200, max_model_len=512, num_pages=128))
+    scored = [GenerateRequest(str(i), PROMPT[i:], SCORED) for i in range(3)]
+    submit(engine, *scored, GenerateRequest("plain", PROMPT[:9], GREEDY))
+    events = list[Event]()
+    for step in range(1, 6):
+        events += engine.step()
+        num_scored = sum(engine.scheduler.requests[str(i)].sequences[0].num_scored for i in range(3))
+        assert 0 < num_scored <= 64 * step
+    assert next(event.request_id for event in events) == "plain", "it waits for none of them"
+    events += drain(engine)
+    for i in range(3):
+        check(scores_of(events, str(i)), PROMPT[i:])
+
+
 def test_samples_share_the_scores_of_the_first() -> None:
     events = run(build(setup_of(max_sequences=2)), GenerateRequest("r", PROMPT, replace(SCORED, temperature=1.0), n=3))
     first = next(event for event in events if isinstance(event, Tokens))
@@ -183,3 +208,23 @@ def test_a_prompt_whose_logits_are_no_numbers_fails_alone() -> None:
     assert isinstance(failed, Failed)
     assert isinstance(failed.error, NotFinite)
     assert isinstance(ends["s"], Finished)
+
+
+@pytest.mark.parametrize("depth", [0, 4])
+def test_they_equal_those_of_transformers_in_float32(depth: int, tmp_path: Path) -> None:
+    reference = save_tiny(tmp_path, "llama", {"head_dim": 32})
+    checkpoint = open_checkpoint(tmp_path, torch.float32)
+    shape = LeanShape.from_config(checkpoint.config)
+    model = LeanModel(checkpoint, shape, "tiny", torch.device("cpu"))
+    loaded = LoadedModel(model, cast(ModelTokenizer, Letters()), "tiny", "tiny", "tiny")
+    engine = assemble(CONFIG.model_copy(update={"proposers": ("suffix",)}), loaded)
+    engine.send(ApplyPlan(SpecPlan(fixed_depth=depth)))
+    prompt = tuple(3 + (11 * i) % 90 for i in range(100))
+    with torch.no_grad():
+        right = reference(torch.tensor([prompt])).logits[0].double().log_softmax(-1)
+    for request_id in ("first", "cached"):
+        source = GenerateRequest(request_id, prompt, replace(SCORED, prompt_logprobs=0))
+        scores = scores_of(run(engine, source, replace(source, request_id="beside", params=GREEDY)), request_id)
+        assert scores is not None
+        found = [one.logprob for one in scores]
+        assert found == pytest.approx([float(right[i, token]) for i, token in enumerate(prompt[1:])], abs=1e-4)

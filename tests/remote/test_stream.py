@@ -1,6 +1,6 @@
 """Figures of one request over several engines."""
 
-from prolepsis.core.events import Tokens
+from prolepsis.core.events import TokenLogprobs, Tokens
 from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.core.stats import DeviceSeconds, EffectiveMode, ProposerCounts, RequestStats
 from prolepsis.remote.stream import KeptStream, joined
@@ -58,3 +58,14 @@ def test_a_pause_is_what_the_client_waited_not_what_the_loss_took() -> None:
     _, again = stream.take(Tokens("a", 0, (9,), position=2), INFO)
     assert again is not None
     assert again.pause_s == 0.5
+
+
+def test_an_answer_of_no_tokens_is_whole_and_is_not_asked_for_again() -> None:
+    source = GenerateRequest("a", (1, 2), SamplingParams(max_tokens=0, prompt_logprobs=0))
+    stream = KeptStream(source, lambda: 1.0)
+    stream.lose("engine_dead")
+    assert stream.next_request("refuse") == source, "its scores have not come"
+    event = Tokens("a", 0, (), 0, finish_reason="length", prompt_logprobs=(TokenLogprobs(-1.0),))
+    assert stream.take(event, INFO)[0] == event
+    stream.lose("engine_dead")
+    assert stream.is_complete

@@ -94,6 +94,11 @@ class SequenceState:
         return self.params.scored_from - 1 + len(self.scores)
 
     @property
+    def is_scoring(self) -> bool:
+        """Log-probabilities of its prompt are missing."""
+        return self.is_scored and self.num_scored < self.num_prompt_tokens - 1
+
+    @property
     def prompt_logprobs(self) -> tuple[TokenLogprobs, ...] | None:
         return tuple(self.scores) if self.is_scored else None
 
@@ -102,8 +107,7 @@ class SequenceState:
         """Tokens at its front that need not be computed for it, if others did."""
         if self.replays is not None:
             return 0
-        is_open = self.is_scored and self.num_scored < self.num_prompt_tokens - 1
-        return self.num_scored if is_open else len(self.tokens) - 1
+        return self.num_scored if self.is_scoring else len(self.tokens) - 1
 
 
 @dataclass(slots=True)

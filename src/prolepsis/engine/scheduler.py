@@ -50,6 +50,8 @@ from prolepsis.engine.text import Detokenizer
 _by_rank = attrgetter("rank")
 _MOST_OVERTAKEN = 8
 """So many younger sequences start before one that is lower by one only; then it comes next."""
+_MOST_SCORED = 64
+"""Tokens of prompts whose log-probabilities are computed in one step: each may take as long as its pass does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +76,15 @@ class _Step:
     now: float
     rows: dict[str, Row] = field(default_factory=dict)
     preempted: bool = False
+    num_scored: int = 0
+
+    def room(self, sequence: SequenceState) -> int:
+        """Return how many tokens of a sequence the step may still compute."""
+        return min(self.budget, _MOST_SCORED - self.num_scored) if sequence.is_scoring else self.budget
 
     def add(self, sequence: SequenceState) -> None:
-        row = Row(sequence, sequence.num_computed, min(sequence.num_pending, self.budget))
+        row = Row(sequence, sequence.num_computed, min(sequence.num_pending, max(1, self.room(sequence))))
+        self.num_scored += len(row.scored)
         self.rows[sequence.key] = row
         count_scheduled(sequence.request, self.now)
         self.budget -= row.num_tokens
@@ -392,7 +400,7 @@ class Scheduler:
         if self._chunks is not None:
             step.budget = self._chunks.max_tokens(list(step.rows.values()), prompts[0].num_computed, step.budget)
         for prompt in prompts:
-            if step.budget > 0:
+            if step.room(prompt) > 0:
                 step.add(prompt)
                 self._turns.took(prompt)
 

@@ -345,7 +345,7 @@ class Engine:
         with self.contained.of("learning"):
             self.speculation.observe(rows, timing)
         with self.contained.of("learning"):
-            self.scheduler.observe(rows, timing.forward + timing.verify)
+            self.scheduler.observe(rows, timing.forward)
         with self.contained.of("figures"):
             charge(rows, timing, self.speculation.proposers.cost)
             keep_rounds(rows, sampled, timing, (self.watch.began or 0.0, self._committed_at), self.info.heads)

@@ -148,6 +148,15 @@ def test_quantised_weights_without_the_native_forward_are_refused(llama: Path, m
             load_model(config(folder, weights="q4", **fields))
 
 
+def test_32_bits_are_for_the_lean_forward_only(llama: Path, mixtral: Path) -> None:
+    exact, usual = load_model(config(llama, weights="f32")), load_model(config(llama, forward="lean"))
+    assert exact.model.info.forward == "lean (torch, float32)"
+    assert exact.fingerprint != usual.fingerprint, "an answer of one is not continued by the other"
+    for folder, fields in ((mixtral, {}), (llama, {"forward": "native"}), (llama, {"forward": "transformers"})):
+        with pytest.raises(ModelLoadError, match="weights is 'f32', which only the forward lean computes with"):
+            load_model(config(folder, weights="f32", **fields))
+
+
 def test_weights_beyond_the_machine_are_refused_before_they_are_read(llama: Path, tmp_path: Path) -> None:
     folder = tmp_path / "huge"
     shutil.copytree(llama, folder)
