@@ -4,9 +4,9 @@ Usage: python -m benchmarks.fill_holes --url http://localhost:8000 --peer http:/
 
 Both servers have the same GGUF file: `prolepsis serve --model FILE` and `llama-server -m FILE -c 4096`. The gaps have 1
 to 5 whole lines, drawn by a seed from the files of Python's standard library; each comes with the lines before and
-after it. Both are asked at `/infill`, greedily, with the first line behind the gap as stop string. A gap counts as filled if the
-answer begins with its own lines, and two answers as equal if all of their text is; spaces at the ends of lines do not
-count.
+after it. Both are asked at `/infill`, greedily, with the first line behind the gap as stop string. A gap counts as
+filled if the answer begins with its own lines, and two answers as equal if all of their text is; spaces at the ends of
+lines do not count.
 """
 
 import argparse
