@@ -36,9 +36,10 @@ def test_marks_of_projects_are_known_too(tmp_path: Path) -> None:
 
 def test_what_a_file_states_goes_before_names_and_travels(tmp_path: Path) -> None:
     fields = with_tokens(plain_fields(), dict.fromkeys((*QWEN, *OWN), CONTROL))
-    ids = FillMarks(*(tokens_of(fields).index(name) for name in OWN))
+    named = [tokens_of(fields).index(name) for name in OWN]
+    ids = FillMarks(*named)
     keys = (f"tokenizer.ggml.fim_{name}_token_id" for name in ("pre", "suf", "mid", "rep", "sep"))
-    found = tokenizer(tmp_path, fields | dict(zip(keys, ids, strict=True)))
+    found = tokenizer(tmp_path, fields | dict(zip(keys, named, strict=True)))
     assert found.fill_marks == ids
     assert ModelTokenizer.of(found.state).fill_marks == ids
 
