@@ -103,6 +103,10 @@ class SamplingParams:
             _check(has_place, name, f"is {top}", f"0 to {MAX_TOP_LOGPROBS}, or {WHOLE_VOCABULARY} for all tokens")
         self._validate_tokens(vocab_size)
 
+    def require_answer(self) -> None:
+        """Raise `InvalidParameter` where no token is to be generated."""
+        _check(self.max_tokens > 0, "max_tokens", f"is {self.max_tokens}", "1 or more")
+
     def _validate_tokens(self, vocab_size: int) -> None:
         tokens = f"0 to {vocab_size - 1}"
         _check_number("logit_bias", "tokens", len(self.logit_bias), MAX_LOGIT_BIASES)

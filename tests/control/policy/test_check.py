@@ -108,7 +108,7 @@ def test_terms_that_are_right(rule: str) -> None:
         ("model: tiny-2", "names 'tiny-2', which is unknown; did you mean 'tiny'?"),
         ("prompt_tokens: {min: 9, max: 1}", "has min 9 above max 1; no value lies between"),
         ("temperature: {min: 3}", "is 3 or more, which no request can have; possible: 0 to 2"),
-        ("max_tokens: 0", "is 0, which no request can have; possible: 1 or more"),
+        ("max_tokens: -1", "is -1, which no request can have; possible: 0 or more"),
     ],
 )
 def test_conditions_that_never_hold(match: str, message: str) -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from prolepsis.core.continuation import Continuation
+from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.events import Aborted, Difference, Event, Failed, Finished, Tokens
 from prolepsis.core.messages import Abort, ApplyPlan, StopRun
 from prolepsis.core.plan import PANIC_PLAN
@@ -25,6 +26,12 @@ LONG = SamplingParams(temperature=0.0, max_tokens=60, ignore_eos=True)
 def ours() -> Engine:
     """Return an engine of ours over the same table, with the real sampler."""
     return fakes.build(EngineSetup(verifier=Verification(Sampler(VOCAB, (EOS,)), max_model_len=256)))
+
+
+@pytest.mark.parametrize("params", [SamplingParams(prompt_logprobs=1), SamplingParams(max_tokens=0)])
+def test_prompts_are_not_scored(params: SamplingParams) -> None:
+    with pytest.raises(InvalidParameter, match="allowed: neither by this engine"):
+        build(TablePlane()).validate(request("a", [1, 2], params))
 
 
 @pytest.mark.parametrize(

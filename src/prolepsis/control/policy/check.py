@@ -22,7 +22,7 @@ _POSSIBLE: dict[str, tuple[float, float]] = {
     "priority": (-(2**31), 2**31 - 1),
     "n": (1, 128),
     "prompt_tokens": (1, float("inf")),
-    "max_tokens": (1, float("inf")),
+    "max_tokens": (0, float("inf")),
     "temperature": (0, 2),
     "top_p": (0, 1),
     "top_k": (0, float("inf")),

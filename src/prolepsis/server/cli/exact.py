@@ -112,6 +112,7 @@ def exact(
     with speculation in batches that also hold requests without.
     """
     params = SamplingParams(temperature=temperature, max_tokens=max_tokens, seed=seed)
+    params.require_answer()
     params.validate(vocab_size=1)
     if temperature == 0:
         raise ConfigError(

@@ -162,6 +162,7 @@ def generate(
 ) -> None:
     """Print the continuation of a prompt while it is generated."""
     params = SamplingParams(**asdict(sampling) | {"stop": tuple(sampling.stop)})
+    params.require_answer()
     params.validate(_ANY_VOCABULARY)  # before the model is loaded; the engine checks token ids
     choice = SpeculationChoice("auto" if speculation else "off")
     ask = GenerateCall(
