@@ -36,7 +36,7 @@ class LetterTokenizer:
 
     formats = AnswerFormats()
     fill_marks = None
-    special_tokens: Mapping[str, str] = {}
+    special_tokens: ClassVar = {"eos_token": "a"}
     chat_template = "contents, one after the other"
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
