@@ -17,6 +17,7 @@ from prolepsis.engine.thread import ThreadEngineClient
 from tests.server.application import build
 from tests.server.dialects.anthropic.test_render import events_of, put_together
 from tests.server.dialects.claude_code import first_turn, second_turn
+from tests.server.dialects.llamacpp.test_render import events
 from tests.server.dialects.ollama.test_render import lines, read
 
 LENGTH, SEED = 96, 11
@@ -112,6 +113,25 @@ def test_every_dialect_gives_the_answer_of_the_chat(tiny_family: Callable[[str, 
     for found in asyncio.run(with_model(tiny_family("byte-level", "hermes"), work)):
         assert all(one == found[0] for one in found), found
         assert found[0][2 if tools else 0], "an answer that is empty shows nothing"
+
+
+def test_completions_of_llamacpp_are_those_of_openai(tiny_family: Callable[[str, str], Path]) -> None:
+    async def work(http: httpx.AsyncClient) -> list[str]:
+        found = []
+        shared = {"prompt": "hello world hello world hello", "temperature": 0.8, "seed": SEED}
+        for mode in ("off", "always"):
+            asking = Asking(http, mode)
+            whole = (await asking.post("/v1/completions", {**shared, "max_tokens": LENGTH})).json()
+            found.append(whole["choices"][0]["text"])
+            body = {**shared, "n_predict": LENGTH}
+            found.append((await asking.post("/completion", body)).json()["content"])
+            parts = events(await asking.post("/completion", {**body, "stream": True}))
+            found.append("".join(part["content"] for part in parts))
+        return found
+
+    found = asyncio.run(with_model(tiny_family("byte-level", "hermes"), work))
+    assert found[0]
+    assert set(found) == {found[0]}
 
 
 def test_two_turns_of_claude_code(tiny_family: Callable[[str, str], Path]) -> None:

@@ -9,6 +9,7 @@ from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import EffectiveMode, ProposerCounts, RequestStats, TrafficClassCounts
 from prolepsis.engine.models.answer_formats.formats import AnswerFormats
 from prolepsis.engine.models.answer_formats.reasoning import THINK
+from prolepsis.engine.models.files.fill_marks import FillMarks
 from tests.fake_client import INFO, FakeEngineClient
 
 END = 256
@@ -17,7 +18,7 @@ END = 256
 class ByteTokenizer:
     """One token a byte; 256 ends a text. `chat_template` only says what the template would know of."""
 
-    fill_marks: tuple[int, int, int] | None = None
+    fill_marks: FillMarks | None = None
     special_tokens: Mapping[str, str] = {"eos_token": "<end>"}
 
     def __init__(self, chat_template: str | None = "roles and text") -> None:
@@ -121,7 +122,9 @@ class FakeEngine(FakeEngineClient):
         if num is None:
             return None
         top = ((65, -0.5), (66, float("-inf")))
-        return tuple(TokenLogprobs(-0.125, top[:num], 4) for _ in request.prompt_token_ids[1:])
+        return tuple(
+            TokenLogprobs(-0.125, top[:num], 4) for _ in request.prompt_token_ids[request.params.scored_from :]
+        )
 
     def _stats(self, request: GenerateRequest, num_tokens: int) -> RequestStats:
         predicted, shadow = bool(request.prediction_token_ids), request.speculation.mode == "shadow"

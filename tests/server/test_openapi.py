@@ -23,6 +23,7 @@ from prolepsis.control.web.routes import Route
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.server.dialects.anthropic.routes import MessagesReply
+from prolepsis.server.dialects.llamacpp.routes import LlamaCppReply
 from prolepsis.server.dialects.ollama.routes import OllamaReply
 from prolepsis.server.openai import replies
 from prolepsis.server.openai.facts import VERIFY_ROUTES
@@ -151,6 +152,7 @@ TOOL = {"type": "function", "function": {"name": "f"}}
         ("ok", "/v1/messages", {"model": "tiny", "max_tokens": 9, "messages": FULL["messages"]}, MessagesReply),
         ("ok", "/api/chat", {"model": "tiny", "messages": FULL["messages"], "stream": False}, OllamaReply),
         ("ok", "/api/generate", {"model": "tiny", "prompt": "Hi", "stream": False, "logprobs": True}, OllamaReply),
+        ("ok", "/completion", {"prompt": "Hi", "n_probs": 1}, LlamaCppReply),
     ],
 )
 def test_full_replies_have_the_described_shape(text: str, route: str, body: dict[str, Any], reply: type[Reply]) -> None:

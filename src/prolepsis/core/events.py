@@ -69,7 +69,7 @@ class Tokens(Tagged, frozen=True):
     accepted_by: tuple[str, ...] = ()
     """The first of the tokens were drafted and accepted: by whom each counts."""
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
-    """Of the prompt's tokens but the first, where they are asked for: with the first event of a request."""
+    """Of the prompt's tokens from `scored_from` on, where they are asked for: with the first event of a request."""
 
 
 class Finished(Tagged, frozen=True):

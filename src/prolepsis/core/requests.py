@@ -75,6 +75,8 @@ class SamplingParams:
     """Tokens whose log-probabilities stand in place of those of the likeliest."""
     prompt_logprobs: int | None = None
     """As `logprobs`, of each token of the prompt but the first."""
+    scored_from: int = 1
+    """The first token of the prompt whose log-probability is asked for; those before it may come from the cache."""
 
     @property
     def greedy(self) -> bool:

@@ -58,7 +58,7 @@ class SequenceState:
         self.is_scored = source.params.prompt_logprobs is not None and index == 0
         """It computes the log-probabilities of its prompt: one sample does for all."""
         self.scores: list[TokenLogprobs] = []
-        """Those of its prompt from the second token on, as far as it has been read."""
+        """Those of its prompt from `scored_from` on, as far as it has been read."""
         self.history = TokenHistory(source.prompt_token_ids) if source.params.has_penalties else None
         self.bias = bias
         """The logit bias of its parameters, shared by all of the request's sequences."""
@@ -91,7 +91,7 @@ class SequenceState:
     @property
     def num_scored(self) -> int:
         """Tokens at its front whose logits are not needed any more for its prompt."""
-        return len(self.scores)
+        return self.params.scored_from - 1 + len(self.scores)
 
     @property
     def is_scoring(self) -> bool:

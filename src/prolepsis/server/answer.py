@@ -26,7 +26,7 @@ from prolepsis.server.pacing import Paced
 from prolepsis.server.request_account import PromptAccount, RequestAccount, about
 from prolepsis.server.services import Services
 from prolepsis.server.shown_tokens import ShownPrompt
-from prolepsis.server.stream import close, merged
+from prolepsis.server.stream import close, led, merged
 from prolepsis.server.tracing import ANNOUNCED, ANSWER_ID
 
 Parts = AsyncGenerator[Delta | RequestStats, None]
@@ -47,7 +47,8 @@ async def answer(
     answering = _Answering(prepared, services, account, tells_start)
     stats, positions = list[RequestStats](), Positions()
     with services.admission.admit(http, prepared.requests, deterministic=prepared.deterministic) as group:
-        parts = merged([answering.prompt(group, number) for number in range(len(prepared.requests))])
+        streams = [answering.prompt(group, number) for number in range(len(prepared.requests))]
+        parts = led(streams) if prepared.one_prefix else merged(streams)
         try:
             async for part in parts:
                 if isinstance(part, Delta):

@@ -20,9 +20,11 @@ from prolepsis.server.batches.runner import BatchRunner
 from prolepsis.server.browsers import MethodsMiddleware, OtherOriginsMiddleware, check_origins
 from prolepsis.server.connections import check_exposure
 from prolepsis.server.dialects.anthropic.routes import messages_routes
+from prolepsis.server.dialects.llamacpp.routes import llamacpp_routes
 from prolepsis.server.dialects.ollama.routes import ollama_routes
 from prolepsis.server.features import services_of
 from prolepsis.server.health import status_routes
+from prolepsis.server.openai.decisions import decision_routes
 from prolepsis.server.openai.explain import explain_routes
 from prolepsis.server.openai.routes import openai_routes
 from prolepsis.server.services import Models, Services
@@ -51,8 +53,10 @@ def build(
     runner = BatchRunner(context, models, sources.keys)
     routes = (
         *openai_routes(models),
+        *decision_routes(models),
         *messages_routes(models),
         *ollama_routes(models),
+        *llamacpp_routes(models),
         *verify_routes(models),
         *batch_routes(context, runner, models),
         *status_routes(models, services),

@@ -80,11 +80,12 @@ class ShownPrompt:
         self._tokenizer = tokenizer
         self._has_text = has_text
         self._skips = skip_special_tokens
-        self._logprobs: Sequence[TokenLogprobs] = ()
+        self.logprobs: Sequence[TokenLogprobs] = ()
+        """Of its tokens from `scored_from` on."""
 
     def take(self, event: Tokens) -> None:
         """Keep the log-probabilities, which come with the first event of any sample."""
-        self._logprobs = event.prompt_logprobs or self._logprobs
+        self.logprobs = event.prompt_logprobs or self.logprobs
 
     @cached_property
     def text(self) -> str:
@@ -97,5 +98,5 @@ class ShownPrompt:
     def tokens(self) -> tuple[ShownToken, ...]:
         """Its tokens with their log-probabilities; the first one has none."""
         places = TokenPlaces(self._tokenizer, skip_special_tokens=self._skips)
-        pairs = zip(self._token_ids, (None, *self._logprobs), strict=True)
+        pairs = zip(self._token_ids, (None, *self.logprobs), strict=True)
         return tuple(places.shown(*pair) for pair in pairs)

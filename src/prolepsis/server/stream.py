@@ -5,7 +5,7 @@ import json
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Generic, Protocol, Self, TypeVar, runtime_checkable
 
 from starlette.responses import Response
@@ -32,6 +32,15 @@ async def close(events: AsyncIterator[object]) -> None:
 def merged(streams: Sequence[AsyncGenerator[T, None]]) -> "AsyncGenerator[T, None] | Merged[T]":
     """Return the streams as one."""
     return streams[0] if len(streams) == 1 else Merged(streams)
+
+
+async def led(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
+    """Yield what the first stream has, and then what the others have, as one."""
+    for some in (streams[:1], streams[1:]):
+        if some:
+            async with aclosing(merged(some)) as items:
+                async for item in items:
+                    yield item
 
 
 class Merged(Generic[T]):
@@ -100,6 +109,8 @@ class Framing:
 
 _SSE_TYPE = "text/event-stream; charset=utf-8"
 SSE = Framing(_SSE_TYPE, lambda event: f"data: {_encode(event)}\n\n", b":\n\n", b"data: [DONE]\n\n")
+UNENDED_SSE = replace(SSE, end=b"")
+"""Without [DONE]: the last event itself says that it is the last, as llama.cpp has it."""
 NAMED_SSE = Framing(
     _SSE_TYPE, lambda event: f"event: {event.get('type', 'error')}\ndata: {_encode(event)}\n\n", b":\n\n"
 )

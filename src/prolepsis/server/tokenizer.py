@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from prolepsis.engine.models.answer_formats.formats import AnswerFormats
+from prolepsis.engine.models.files.fill_marks import FillMarks
 
 
 class Tokenizer(Protocol):
@@ -21,8 +22,8 @@ class Tokenizer(Protocol):
         """The model's bos_token, eos_token, unk_token and pad_token, if it has them."""
 
     @property
-    def fill_marks(self) -> tuple[int, int, int] | None:
-        """Tokens before a text, before what follows it, and before the middle; None: the model fills no middle."""
+    def fill_marks(self) -> FillMarks | None:
+        """None: the model fills no middle."""
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
 

@@ -24,6 +24,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/messages": {"model": "tiny", "max_tokens": 9, "messages": HI},
     "/api/chat": {"model": "tiny", "messages": HI, "options": {"num_predict": 9}, "stream": False},
     "/api/generate": {"model": "tiny", "prompt": "Hi", "options": {"num_predict": 9}, "stream": False},
+    "/completion": {"model": "tiny", "prompt": "Hi", "n_predict": 9},
 }
 TYPES = {
     401: "authentication_error",
@@ -41,6 +42,9 @@ def check_error(path: str, reply: httpx.Response, status: int) -> str:
     """Check that an error has the dialect's shape, and return its message."""
     assert reply.status_code == status, reply.text
     error = reply.json()["error"]
+    if path == "/completion":  # errors are those of OpenAI's API
+        assert set(error) == {"message", "type", "param", "code"}
+        return str(error["message"])
     if path.startswith("/api"):
         assert reply.json() == {"error": error}
         return str(error)
@@ -138,7 +142,7 @@ async def test_a_client_that_leaves_ends_its_request(path: str) -> None:
 def test_answers_are_json_or_a_stream_of_the_dialect(path: str) -> None:
     with served(FakeEngine()) as running:
         whole, stream = post(running, path), post(running, path, {"stream": True})
-    kind = "text/event-stream; charset=utf-8" if path == "/v1/messages" else "application/x-ndjson"
+    kind = "application/x-ndjson" if path.startswith("/api") else "text/event-stream; charset=utf-8"
     assert whole.headers["content-type"] == "application/json"
     assert stream.headers["content-type"] == kind
     assert len(running.engine.requests) == 2

@@ -21,8 +21,8 @@ from prolepsis.server.openai.prepare import scope
 from prolepsis.server.openai.replies import MetricsReply
 from prolepsis.server.openai.speculation import requested_speculation
 from prolepsis.server.run import bind
-from tests.server.conftest import Served
-from tests.server.fakes import END, FakeEngine
+from tests.server.conftest import Served, served
+from tests.server.fakes import END, ByteTokenizer, FakeEngine
 
 Connect = Callable[[FakeEngine], httpx.AsyncClient]
 USER: Any = [{"role": "user", "content": "Hi"}]
@@ -224,16 +224,41 @@ async def test_tokenize_and_back(client: Connect) -> None:
     assert (reply["count"], reply["max_model_len"]) == (4, 512)
     assert reply["token_strs"][:2] == ["G", "r"]
     back = await http.post("/detokenize", json={"model": "tiny", "tokens": reply["tokens"]})
-    assert back.json() == {"prompt": "Grü"}
+    assert back.json() == {"prompt": "Grü", "content": "Grü"}
     chat = (await http.post("/tokenize", json={"messages": USER})).json()
     assert bytes(chat["tokens"]) == b"user:Hi\n"
     assert chat["token_strs"] is None
+
+
+class WithBegin(ByteTokenizer):
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return [*([1] if add_special_tokens else []), *text.encode()]
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ({"prompt": "a"}, [1, *b"a"]),
+        ({"prompt": "a", "add_special_tokens": False}, [*b"a"]),
+        ({"content": "a"}, [*b"a"]),
+        ({"content": "a", "add_special": True}, [1, *b"a"]),
+        ({"content": "a", "add_special_tokens": True}, [1, *b"a"]),
+        (
+            {"content": "aü", "with_pieces": True},
+            [{"id": 97, "piece": "a"}, {"id": 195, "piece": [195]}, {"id": 188, "piece": [188]}],
+        ),
+    ],
+)
+def test_tokenize_in_the_shapes_of_others(body: dict[str, object], expected: list[object]) -> None:
+    with served(FakeEngine(), tokenizer=WithBegin()) as running:
+        assert httpx.post(f"{running.url}/tokenize", json=body).json()["tokens"] == expected
 
 
 @pytest.mark.parametrize(
     ("route", "body", "status", "param"),
     [
         ("/tokenize", {}, 400, None),
+        ("/tokenize", {"prompt": "a", "content": "a"}, 400, None),
         ("/tokenize", {"prompt": "a", "messages": USER}, 400, None),
         ("/tokenize", {"prompt": "a", "model": "gpt"}, 404, "model"),
         ("/tokenize", {"messages": USER, "add_special_tokens": True}, 400, "add_special_tokens"),

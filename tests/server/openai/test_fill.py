@@ -5,13 +5,14 @@ from dataclasses import replace
 import pytest
 
 from prolepsis.core.errors import InvalidParameter
-from prolepsis.server.openai.fill import fill_prompt, fill_stop
+from prolepsis.engine.models.files.fill_marks import FillMarks
+from prolepsis.server.openai.fill import Gap, fill_prompt, fill_stop, gap_prompt
 from tests.fake_client import INFO
 from tests.server.conftest import served
 from tests.server.fakes import ByteTokenizer, FakeEngine
 
 BEFORE, AFTER = "def f(x):\n    y = ", "\n    return y\n"
-MARKS = (253, 254, 255)
+MARKS = FillMarks(253, 254, 255)
 
 
 class Filling(ByteTokenizer):
@@ -43,6 +44,30 @@ def test_a_model_with_bos_begins_with_it() -> None:
 )
 def test_the_middle_ends_before_it_repeats_what_follows(after: str, stop: tuple[str, ...]) -> None:
     assert fill_stop(after) == stop
+
+
+GAP = Gap("a\nb\n", "c", "d\n", [("x.py", "one"), ("y.py", "two")])
+
+
+def test_a_project_is_shown_by_the_models_marks() -> None:
+    class OfProjects(Filling):
+        fill_marks = FillMarks(253, 254, 255, 251, 252)
+
+    files = [251, *b"myproject\n", 252, *b"x.py\none", 252, *b"y.py\ntwo", 252, *b"filename\n"]
+    assert gap_prompt(GAP, OfProjects(), 400) == [*files, 253, *b"a\nb\nc", 254, *b"d\n", 255]
+
+
+def test_without_such_marks_files_are_snippets() -> None:
+    between = b"\n\n--- snippet ---\n\n"
+    expected = [*between, *b"one", *between, *b"two", 253, *b"a\nb\nc", 254, *b"d\n", 255]
+    assert gap_prompt(GAP, Filling(), 400) == expected
+
+
+def test_of_what_is_too_long_the_nearest_stays() -> None:
+    gap = Gap("b" * 100 + "c", "d", "e" + "f" * 100, [("x.py", "h" * 100)])
+    assert gap_prompt(gap, Filling(), 40) == [*b"h", 253, *b"b" * 28, *b"cd", 254, *b"e", *b"f" * 5, 255]
+    assert len(gap_prompt(Gap("a", "", "b", gap.files), Filling(), 40)) == 40
+    assert gap_prompt(Gap("a", "", "b", gap.files), Filling(), 40)[-10:] == [*b"hhhhh", 253, *b"a", 254, *b"b", 255]
 
 
 def test_over_http() -> None:

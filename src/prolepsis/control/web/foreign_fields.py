@@ -50,7 +50,7 @@ _REFUSED: _Rows = (
                "return_tokens_as_token_ids use_beam_search"),
     ((True,), "add_generation_prompt include_reasoning parse_special separate_reasoning spaces_between_special_tokens"),
     ((0,), "dry_multiplier dynatemp_range min_keep mirostat n_indent n_probs top_a top_logprobs xtc_probability"),
-    ((1,), "best_of length_penalty n repeat_penalty tfs_z typical_p"),
+    ((1,), "best_of length_penalty n n_cmpl repeat_penalty tfs_z typical_p"),
     ((-1,), "max_completion_tokens max_new_tokens max_output_tokens max_tokens n_predict num_predict reasoning_budget "
             "thinking_token_budget truncate_prompt_tokens"),
     ((-1, 0), "t_max_predict_ms top_n_sigma"),
@@ -67,7 +67,7 @@ _DROPPED: _Rows = (
     ((False,), "return_progress store timings_per_token"),
     ((True,), "cache_prompt stream_reasoning"),
     ((True, False), "disable_any_whitespace parallel_tool_calls"),
-    ((0, -1), "id_slot n_keep"),
+    ((0, -1), "id_slot n_cache_reuse n_keep"),
     ((64, -1), "repeat_last_n"),
     (({},), "prompt_cache_options"),
     (({}, {"effort": "none"}, {"effort": "none", "summary": "auto"}), "reasoning"),
@@ -83,8 +83,8 @@ _INSTEAD: Mapping[str, str] = {
     "input messages prompt": "input instructions messages prompt system",
     "logit_bias structured_outputs": "allowed_token_ids bad_words",
     "logprobs": "top_logprobs",
-    "max_tokens max_output_tokens": "max_completion_tokens max_new_tokens max_output_tokens max_tokens n_predict "
-                                    "num_predict",
+    "max_tokens max_output_tokens n_predict": "max_completion_tokens max_new_tokens max_output_tokens "
+                                              "max_tokens n_predict num_predict",
     "reasoning_content chat_template_kwargs": "reasoning thinking",
     "previous_response_id": "conversation",
     "repetition_penalty": "repeat_penalty",

@@ -32,6 +32,9 @@ from prolepsis.server.openai.usage import Json
 from prolepsis.server.services import Models, Services
 from prolepsis.server.stream import AnswerStream, Framing
 
+UNBOUNDED = 2**31 - 1
+"""`max_tokens` of an answer that may fill the context."""
+
 
 class ForeignRequest(ClientBody):
     model: str

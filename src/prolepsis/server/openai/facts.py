@@ -32,8 +32,10 @@ VERIFY_ROUTES = ("/v1/verify/chat/completions", "/v1/verify/completions")
 """The same for clients that draft (`server.verify`)."""
 MESSAGES_ROUTE = "/v1/messages"
 OLLAMA_ROUTES = ("/api/chat", "/api/generate")
+DECISIONS_ROUTE = "/v1/decisions"
+LLAMACPP_ROUTES = ("/completion", "/completions", "/infill")
 """Routes of other APIs (`server.dialects`)."""
-_ROUTES = (*GENERATION_ROUTES, *VERIFY_ROUTES, MESSAGES_ROUTE, *OLLAMA_ROUTES)
+_ROUTES = (*GENERATION_ROUTES, DECISIONS_ROUTE, *VERIFY_ROUTES, MESSAGES_ROUTE, *OLLAMA_ROUTES, *LLAMACPP_ROUTES)
 KNOWN = Known(proposers=PROPOSER_NAMES, tier=tuple(TIERS), roles=ROLES, route=_ROUTES)
 """Names that a policy may use on every server."""
 _SECRET_HEADERS = ("authorization", "cookie", "proxy-authorization", "x-api-key")

@@ -83,6 +83,8 @@ class PreparedRequest:
     """The schema by which a whole answer is checked, where its grammar does not hold all of that."""
     grammar_field: str | None = None
     """Field of the body that asks for the answer's form."""
+    one_prefix: bool = False
+    """The prompts begin alike: the first one runs alone, so that the others find that begin in the cache."""
 
     @property
     def stream(self) -> bool:

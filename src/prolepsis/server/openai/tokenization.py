@@ -1,4 +1,4 @@
-"""The routes /tokenize, /detokenize and /tokenizer_info, in vLLM's shapes."""
+"""The routes /tokenize, /detokenize and /tokenizer_info, in vLLM's and in llama.cpp's shapes."""
 
 from collections.abc import Sequence
 from typing import Annotated, Self
@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from prolepsis.control.web.body_reader import read_body
 from prolepsis.control.web.caller import caller_of
-from prolepsis.control.web.fields import ClientBody, Count, Reply
+from prolepsis.control.web.fields import ClientBody, Count, JsonObject, Reply
 from prolepsis.control.web.routes import CLIENTS, Route, Routes
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.given_text import given
@@ -18,25 +18,37 @@ from prolepsis.server.openai.bodies import Messages, TemplateBody, Tools
 from prolepsis.server.openai.conversation import prompt_tokens
 from prolepsis.server.openai.usage import Json
 from prolepsis.server.services import Models, Services
+from prolepsis.server.tokenizer import Tokenizer
 
 
-class TokenizeBody(TemplateBody):
-    """Either a text or a conversation."""
+class TemplatedBody(TemplateBody):
+    """A conversation whose prompt is asked for."""
 
     model: str | None = None
-    prompt: str | None = None
     messages: Messages | None = None
-    add_special_tokens: bool | None = None
-    """Default: true for a text, false for a conversation, whose template has them."""
-    return_token_strs: bool = False
     tools: Tools | None = None
     parse_special: bool | None = None
     """What reads like a control token becomes one; default: true for a text, false for a conversation."""
 
+
+class TokenizeBody(TemplatedBody):
+    """Either a text or a conversation."""
+
+    prompt: str | None = None
+    content: str | None = None
+    """The text, as llama.cpp has it."""
+    add_special_tokens: bool | None = None
+    """Default: true for a prompt, false for others: the template of a conversation has them."""
+    add_special: bool = False
+    """The same, as llama.cpp has it."""
+    return_token_strs: bool = False
+    with_pieces: bool = False
+    """Each token is an object with its id and its text, or its bytes where they are a part of a character."""
+
     @model_validator(mode="after")
     def _one(self) -> Self:
-        if (self.prompt is None) == (self.messages is None):
-            raise ValueError("needs either 'prompt' or 'messages'")
+        if [self.prompt, self.content, self.messages].count(None) != 2:
+            raise ValueError("needs exactly one of 'prompt', 'messages' and 'content'")
         return self
 
 
@@ -48,12 +60,14 @@ class DetokenizeBody(ClientBody):
 class Tokenized(Reply):
     count: int
     max_model_len: int
-    tokens: list[int]
+    tokens: list[int] | list[JsonObject]
     token_strs: list[str] | None
 
 
 class Detokenized(Reply):
     prompt: str
+    content: str
+    """The same, as llama.cpp has it."""
 
 
 class TokenizerInfo(Reply):
@@ -83,9 +97,7 @@ def tokenization_routes(models: Models) -> Sequence[Route]:
         services = models.of(body.model, caller_of(request))
         services.admission.admit_small(request)
         tenant = caller_of(request).tenant
-        return await services.intake.large_work.off_loop(
-            tenant, lambda: _json({"prompt": _detokenized(body, services)})
-        )
+        return await services.intake.large_work.off_loop(tenant, lambda: _json(_detokenized(body, services)))
 
     @routes.get("/tokenizer_info", roles=CLIENTS, summary="Describe the tokenizer", reply=TokenizerInfo)
     async def tokenizer_info(request: Request, model: str | None = None) -> TokenizerInfo:
@@ -105,33 +117,50 @@ def _json(value: Json) -> Response:
     return Response(encode(value), media_type="application/json")
 
 
-def _detokenized(body: DetokenizeBody, services: Services) -> str:
+def _detokenized(body: DetokenizeBody, services: Services) -> Json:
     largest = services.client.info.vocab_size - 1
     wrong = next((token for token in body.tokens if token > largest), None)
     if wrong is not None:
         raise InvalidParameter(f"tokens holds {wrong}; allowed: 0 to {largest}", param="tokens")
-    return services.tokenizer.decode(body.tokens, skip_special_tokens=False)
+    text = services.tokenizer.decode(body.tokens, skip_special_tokens=False)
+    return {"prompt": text, "content": text}
 
 
 def _tokenized(body: TokenizeBody, services: Services) -> Json:
-    if body.prompt is not None:
-        text = given(body.prompt) if body.parse_special is False else body.prompt
-        tokens = services.tokenizer.encode(text, add_special_tokens=body.add_special_tokens is not False)
+    tokenizer, text = services.tokenizer, body.content if body.prompt is None else body.prompt
+    if text is not None:
+        by_default = body.add_special or body.prompt is not None
+        adds = by_default if body.add_special_tokens is None else body.add_special_tokens
+        tokens = tokenizer.encode(given(text) if body.parse_special is False else text, add_special_tokens=adds)
     else:
         if body.add_special_tokens:
             message = "add_special_tokens is true with messages; allowed: false, as the chat template has them"
             raise InvalidParameter(message, param="add_special_tokens")
-        tokens = prompt_tokens(
-            body.messages or [],
-            [tool.function for tool in body.tools or ()],
-            services.tokenizer,
-            body.template_variables,
-            add_generation_prompt=body.add_generation_prompt is not False,
-            continue_final_message=bool(body.continue_final_message),
-            parse_special=bool(body.parse_special),
-        )
+        tokens = templated(body, tokenizer)
     texts = None
     if body.return_token_strs:
-        texts = [services.tokenizer.decode([token], skip_special_tokens=False) for token in tokens]
+        texts = [tokenizer.decode([token], skip_special_tokens=False) for token in tokens]
+    shown = [_piece(token, tokenizer) for token in tokens] if body.with_pieces else tokens
     length = services.client.info.max_model_len
-    return {"count": len(tokens), "max_model_len": length, "tokens": tokens, "token_strs": texts}
+    return {"count": len(tokens), "max_model_len": length, "tokens": shown, "token_strs": texts}
+
+
+def templated(body: TemplatedBody, tokenizer: Tokenizer) -> list[int]:
+    """Return the prompt of a conversation; raises `InvalidParameter` where the template refuses it."""
+    return prompt_tokens(
+        body.messages or [],
+        [tool.function for tool in body.tools or ()],
+        tokenizer,
+        body.template_variables,
+        add_generation_prompt=body.add_generation_prompt is not False,
+        continue_final_message=bool(body.continue_final_message),
+        parse_special=bool(body.parse_special),
+    )
+
+
+def _piece(token: int, tokenizer: Tokenizer) -> Json:
+    raw = tokenizer.token_bytes(token)
+    try:
+        return {"id": token, "piece": raw.decode()}
+    except UnicodeDecodeError:
+        return {"id": token, "piece": list(raw)}

@@ -141,7 +141,13 @@ def test_what_would_change_the_answer_is_refused_by_name(fields: dict[str, objec
     assert said in str(caught.value)
 
 
-@pytest.mark.parametrize("field", ["suffix", "template", "context", "images"])
+def test_a_prompt_with_what_follows_it_is_a_gap() -> None:
+    made = generate(prompt="def f(", suffix="\n    return x", options={"stop": ["#"]})
+    assert isinstance(made, CompletionBody)
+    assert (made.prompt, made.suffix, made.stop, made.max_tokens) == (["def f("], "\n    return x", ["#"], 2**31 - 1)
+
+
+@pytest.mark.parametrize("field", ["template", "context", "images"])
 def test_what_a_prompt_may_not_have(field: str) -> None:
     asked = {"model": "tiny", "prompt": "Hi"}
     with pytest.raises(RequestRefused, match="is not s"):

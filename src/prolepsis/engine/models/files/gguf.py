@@ -105,7 +105,9 @@ class GgufFile:
     def fill_marks(self) -> FillMarks | None:
         """Return the marks for filling the middle of a text, None unless the file states all of them."""
         before, after, middle = (self.token(name) for name in ("fim_pre", "fim_suf", "fim_mid"))
-        return None if before is None or after is None or middle is None else (before, after, middle)
+        if before is None or after is None or middle is None:
+            return None
+        return FillMarks(before, after, middle, self.token("fim_rep"), self.token("fim_sep"))
 
     def raw(self, name: str) -> NDArray[np.uint8]:
         """Return the bytes of tensor `name`, read-only, where they lie in their file."""

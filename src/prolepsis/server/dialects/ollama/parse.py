@@ -7,11 +7,8 @@ from pydantic import AfterValidator, Field, model_validator
 
 from prolepsis.control.web.fields import ClientBody, Schema, Seed, Stop, TopLogprobs
 from prolepsis.core.validation import Number
-from prolepsis.server.dialects.dialect import ForeignRequest, call, form_of, tool
+from prolepsis.server.dialects.dialect import UNBOUNDED, ForeignRequest, call, form_of, tool
 from prolepsis.server.openai.bodies import MAX_MESSAGES, MAX_TOOLS, ChatBody, CompletionBody, Message, ResponseFormat
-
-_UNBOUNDED = 2**31 - 1
-"""As many tokens as the context has room for."""
 
 
 def _not_served(value: object) -> object:
@@ -82,6 +79,11 @@ class OllamaBody(OllamaShowBody):
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
 
+    @property
+    def is_text(self) -> bool:
+        """Whether the model gets a text, not a conversation."""
+        return False
+
 
 class OllamaChatBody(OllamaBody):
     messages: Annotated[list[OllamaMessage], Field(max_length=MAX_MESSAGES, fail_fast=True)] | None = None
@@ -91,9 +93,15 @@ class OllamaChatBody(OllamaBody):
 class OllamaGenerateBody(OllamaBody):
     prompt: str = ""
     system: str | None = None
+    suffix: str | None = None
+    """What follows the prompt: the model fills the middle."""
     raw: bool | None = None
     template: NotServed = None
     context: NotServed = None
+
+    @property
+    def is_text(self) -> bool:
+        return bool(self.raw or self.suffix)
 
 
 def parse_chat(body: OllamaChatBody) -> ChatBody:
@@ -104,10 +112,12 @@ def parse_chat(body: OllamaChatBody) -> ChatBody:
 
 
 def parse_generate(body: OllamaGenerateBody) -> ChatBody | CompletionBody:
-    """Return the chat of one question, or the completion of a raw prompt."""
-    if body.raw:
+    """Return the chat of one question, or the completion of a raw prompt or of one with what follows it."""
+    if body.is_text:
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
-        return CompletionBody.model_construct(prompt=[body.prompt], logprobs=logprobs, **_shared(body))
+        return CompletionBody.model_construct(
+            prompt=[body.prompt], suffix=body.suffix, logprobs=logprobs, **_shared(body)
+        )
     system = [Message(role="system", content=body.system)] if body.system else []
     return _chat(body, messages=[*system, Message(role="user", content=body.prompt)], tools=None)
 
@@ -131,7 +141,7 @@ def _shared(body: OllamaBody) -> dict[str, Any]:
     return {
         "model": body.model,
         "stream": body.stream is not False,
-        "max_tokens": limit if limit > 0 else _UNBOUNDED if isinstance(body, OllamaGenerateBody) and body.raw else None,
+        "max_tokens": limit if limit > 0 else UNBOUNDED if body.is_text else None,
         "seed": None if options.seed == -1 else options.seed,
         "repetition_penalty": options.repeat_penalty,
         "response_format": form_of(form) if isinstance(form, dict) else form and ResponseFormat(type="json_object"),

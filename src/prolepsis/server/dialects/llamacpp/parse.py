@@ -1,0 +1,122 @@
+"""Bodies of llama.cpp's API, and the completion that one stands for."""
+
+from collections.abc import Sequence
+from typing import Annotated, TypeAlias
+
+from pydantic import BeforeValidator, Field
+
+from prolepsis.control.web.fields import ClientBody, LogitBias, NoEffect, Schema, Seed, Stop, TopK, TopLogprobs
+from prolepsis.core.validation import Number
+from prolepsis.server.dialects.dialect import UNBOUNDED, ForeignRequest, form_of
+from prolepsis.server.openai.bodies import CompletionBody, Messages, StructuredOutputs
+from prolepsis.server.openai.fill import Gap, fill_stop, gap_prompt
+from prolepsis.server.openai.tokenization import TemplatedBody
+from prolepsis.server.tokenizer import Tokenizer
+
+_RANDOM = (None, -1, 2**32 - 1)
+"""Seeds that stand for one that is drawn."""
+_NEVER = -100
+
+
+def _pairs(value: object) -> object:
+    """Read a list of tokens and their biases as the object that it stands for; a bias false forbids the token."""
+    if not isinstance(value, list) or not all(isinstance(pair, list) and len(pair) == 2 for pair in value):
+        return value
+    return {str(token): _NEVER if bias is False else bias for token, bias in value}
+
+
+class LlamaCppBody(ForeignRequest):
+    model: str = ""
+    """Empty: the first model that the caller may use."""
+    n_predict: Annotated[int, Field(ge=-2, le=UNBOUNDED)] = -1
+    """Below 0: the answer may fill the context."""
+    stream: bool | None = None
+    temperature: Number | None = None
+    top_k: TopK | None = None
+    top_p: Number | None = None
+    min_p: Number | None = None
+    repeat_penalty: Number | None = None
+    presence_penalty: Number | None = None
+    frequency_penalty: Number | None = None
+    logit_bias: Annotated[LogitBias, BeforeValidator(_pairs)] | None = None
+    seed: Seed | None = None
+    stop: Stop | None = None
+    ignore_eos: bool | None = None
+    n_probs: TopLogprobs = 0
+    return_tokens: bool = False
+    grammar: str | None = None
+    """GBNF."""
+    json_schema: Schema | None = None
+    n_indent: Annotated[object, NoEffect()] = None
+    samplers: Annotated[object, NoEffect()] = None
+    t_max_predict_ms: Annotated[object, NoEffect()] = None
+
+
+Prompt: TypeAlias = str | list[Annotated[int, Field(ge=0, le=UNBOUNDED)] | str]
+"""A text, tokens, or both in turn."""
+
+
+class LlamaCppCompletionBody(LlamaCppBody):
+    prompt: Prompt
+
+
+class LlamaCppFile(ClientBody):
+    filename: str = "tmp"
+    text: str
+
+
+class LlamaCppInfillBody(LlamaCppBody):
+    input_prefix: str
+    input_suffix: str
+    input_extra: Annotated[list[LlamaCppFile], Field(max_length=1024)] | None = None
+    prompt: str = ""
+    """The begin of the line at the place, behind `input_prefix`."""
+
+
+class LlamaCppTemplateBody(TemplatedBody):
+    messages: Messages
+
+
+def parse_completion(body: LlamaCppCompletionBody, tokenizer: Tokenizer) -> CompletionBody:
+    """Return the completion that means the same."""
+    return _completion(body, body.prompt if isinstance(body.prompt, str) else _tokens(body.prompt, tokenizer))
+
+
+def parse_infill(body: LlamaCppInfillBody, tokenizer: Tokenizer, room: int) -> CompletionBody:
+    """Return the completion that fills the gap; `room`: tokens of the context, of which the answer gets up to half.
+
+    A middle may repeat what is around it, so there is no penalty by default.
+    """
+    files = [(file.filename, file.text) for file in body.input_extra or ()]
+    gap = Gap(body.input_prefix, body.prompt, body.input_suffix, files)
+    prompt = gap_prompt(gap, tokenizer, room - min(_limit(body), room // 2))
+    own = {"stop": body.stop or list(fill_stop(body.input_suffix)), "repeat_penalty": body.repeat_penalty or 1.0}
+    return _completion(body.model_copy(update=own), prompt)
+
+
+def _tokens(parts: Sequence[int | str], tokenizer: Tokenizer) -> list[int]:
+    """Return the tokens of a prompt; where it begins with a text it has the model's tokens before a text."""
+    tokens = list[int]()
+    for i, part in enumerate(parts):
+        tokens += tokenizer.encode(part, add_special_tokens=i == 0) if isinstance(part, str) else [part]
+    return tokens
+
+
+def _limit(body: LlamaCppBody) -> int:
+    return UNBOUNDED if body.n_predict < 0 else max(1, body.n_predict)
+
+
+def _completion(body: LlamaCppBody, prompt: str | list[int]) -> CompletionBody:
+    same = ("model", "stream", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "logit_bias", "stop")
+    return CompletionBody.model_construct(
+        prompt=[prompt],
+        max_tokens=_limit(body),
+        temperature=None if body.temperature is None else max(0.0, body.temperature),
+        repetition_penalty=body.repeat_penalty,
+        seed=None if body.seed in _RANDOM else body.seed,
+        ignore_eos=body.ignore_eos,
+        logprobs=body.n_probs or None,
+        structured_outputs=StructuredOutputs.model_construct(grammar=body.grammar) if body.grammar else None,
+        response_format=None if body.json_schema is None else form_of(body.json_schema),
+        **{name: getattr(body, name) for name in same},
+    )

@@ -1,0 +1,115 @@
+"""An answer as llama.cpp's: an event a delta, and a last one with what is known of the whole."""
+
+from collections.abc import Sequence
+
+from prolepsis.core.stats import RequestStats
+from prolepsis.server.deltas import Delta
+from prolepsis.server.dialects.llamacpp.parse import LlamaCppBody
+from prolepsis.server.openai.prepared import PreparedRequest
+from prolepsis.server.openai.usage import Json
+from prolepsis.server.shown_tokens import ShownToken
+from prolepsis.server.tokenizer import Tokenizer
+
+
+class LlamaCppRendering:
+    """Turns the deltas of one answer into events."""
+
+    def __init__(self, body: LlamaCppBody, prepared: PreparedRequest, tokenizer: Tokenizer) -> None:
+        self._body = body
+        self._request = prepared.requests[0]
+        self._tokenizer = tokenizer
+        self._text = ""
+        self._token_ids: list[int] = []
+        self._probs: list[Json] = []
+        self._stop_type, self._stopping_word = "none", ""
+
+    def take(self, delta: Delta) -> Sequence[Json]:
+        """Return an event, or none where there is nothing to show; an answer of no tokens shows nothing."""
+        if delta.finish_reason is not None:
+            is_word = isinstance(delta.stop_reason, str)
+            self._stop_type = "word" if is_word else "limit" if delta.finish_reason == "length" else "eos"
+            self._stopping_word = str(delta.stop_reason) if is_word else ""
+        if self._body.n_predict == 0:
+            return []
+        self._text += delta.text
+        self._token_ids += delta.token_ids
+        probs = [_probabilities(one) for one in delta.logprobs or ()]
+        self._probs += probs
+        if not (delta.text or delta.token_ids):
+            return []
+        shown: Json = {"index": 0, "content": delta.text, "tokens": delta.token_ids, "stop": False}
+        counts: Json = {
+            "tokens_predicted": len(self._token_ids),
+            "tokens_evaluated": len(self._request.prompt_token_ids),
+        }
+        return [{**shown, **counts, **({"completion_probabilities": probs} if probs else {})}]
+
+    def last(self, stats: RequestStats) -> Sequence[Json]:
+        return [self._end("", (), stats)]
+
+    def whole(self, stats: RequestStats) -> Json:
+        reply = self._end(self._text, self._token_ids if self._body.return_tokens else (), stats)
+        return {**reply, "completion_probabilities": self._probs} if self._probs else reply
+
+    def _end(self, content: str, tokens: Sequence[int], stats: RequestStats) -> Json:
+        prompt = self._tokenizer.decode(self._request.prompt_token_ids, skip_special_tokens=False)
+        return {
+            "index": 0,
+            "content": content,
+            "tokens": tokens,
+            "stop": True,
+            "model": self._body.model,
+            "tokens_predicted": len(self._token_ids),
+            "tokens_evaluated": stats.num_prompt_tokens,
+            "generation_settings": self._settings(),
+            "prompt": prompt,
+            "has_new_line": "\n" in self._text,
+            "truncated": False,
+            "stop_type": self._stop_type,
+            "stopping_word": self._stopping_word,
+            "tokens_cached": stats.num_cached_tokens,
+            "timings": _timings(stats, len(self._token_ids)),
+        }
+
+    def _settings(self) -> Json:
+        params = self._request.params
+        same = ("temperature", "top_k", "top_p", "min_p", "presence_penalty", "frequency_penalty", "seed", "ignore_eos")
+        return {
+            **{name: getattr(params, name) for name in same},
+            "n_predict": self._body.n_predict,
+            "max_tokens": params.max_tokens,
+            "repeat_penalty": params.repetition_penalty,
+            "stop": params.stop,
+            "n_probs": params.logprobs or 0,
+            "grammar": self._body.grammar or "",
+            "stream": bool(self._body.stream),
+        }
+
+
+def _probabilities(token: ShownToken) -> Json:
+    """Return a token with the likeliest ones in its place."""
+    return {**_token(token), "top_logprobs": [_token(one) for one in token.top]}
+
+
+def _token(token: ShownToken) -> Json:
+    return {"id": token.token_id, "token": token.text, "bytes": list(token.raw), "logprob": token.logprob}
+
+
+def _timings(stats: RequestStats, num_tokens: int) -> Json:
+    first = stats.first_token_s or stats.total_s
+    drafted: Json = {"draft_n": stats.num_draft_tokens, "draft_n_accepted": stats.num_accepted}
+    return {
+        "cache_n": stats.num_cached_tokens,
+        **_pace("prompt", stats.num_prompt_tokens - stats.num_cached_tokens, first - stats.queue_s),
+        **_pace("predicted", num_tokens, stats.total_s - first),
+        **(drafted if stats.num_draft_tokens else {}),
+    }
+
+
+def _pace(name: str, number: int, seconds: float) -> Json:
+    return {
+        f"{name}_n": number,
+        f"{name}_ms": seconds * 1000,
+        f"{name}_per_token_ms": seconds * 1000 / number if number else 0.0,
+        f"{name}_per_second": number / seconds if seconds > 0 else 0.0,
+    }
