@@ -3,11 +3,11 @@
 Usage: python -m benchmarks.contracts.agents URL FOLDER [--most 400] [--json OUT]
 
 FOLDER has what `record_agents.py` recorded. The server has the model that is to answer, and nothing else may ask it:
-accepted tokens are read from its metrics. Of each program the first turn is asked as it was recorded, but for the model's
-name and a limit of the answer; then the last one, in which the file stands that is to be edited, and this once more with
-the answer and one more message. Columns: `anew`, the share of the prompt that was not in the cache; `again`, the share
-that stood in the prompt of the turn before all the same; `a pass`, tokens a pass of the target. The next turn is to have
-under 5 % anew, the edit 3 tokens a pass. Exits 1 where a request is refused.
+accepted tokens are read from its metrics. Of each program the first turn is asked as it was recorded, but for the
+model's name and a limit of the answer; then the last one, in which the file stands that is to be edited, and this
+once more with the answer and one more message. Columns: `anew`, the share of the prompt that was not in the cache;
+`again`, the share that stood in the prompt of the turn before all the same; `a pass`, tokens a pass of the target.
+The next turn is to have under 5 % anew, the edit 3 tokens a pass. Exits 1 where a request is refused.
 """
 
 import argparse

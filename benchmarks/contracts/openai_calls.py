@@ -2,10 +2,10 @@
 
 Usage: python -m benchmarks.contracts.openai_calls URL [--model NAME] [--key KEY] [--only TEXT] [--json OUT]
 
-A call works if the SDK returns what was asked for, warns if the server says in the header `warning` that something has no
-effect, or ends with a status. Of each refused call the table says why the server must not take it: the answer would be
-another. `calls.py` has the calls. Exits 1 if fewer than 115 work or warn, more than 20 get a 400, more than 2 a 404, or a
-400 is for what would not change the answer.
+A call works if the SDK returns what was asked for, warns if the server says in the header `warning` that something
+has no effect, or ends with a status. Of each refused call the table says why the server must not take it: the answer
+would be another. `calls.py` has the calls. Exits 1 if fewer than 115 work or warn, more than 20 get a 400, more than
+2 a 404, or a 400 is for what would not change the answer.
 """
 
 import argparse
@@ -56,7 +56,7 @@ def outcome(call: Call, client: openai.OpenAI, model: str, recorder: Recorder) -
     except openai.APIStatusError as error:
         known = str(error.status_code) if error.status_code in {400, 404} else "other"
         return Outcome(call.name, known, f"{error.status_code}: {error.message}"[:300], call.changes)
-    except Exception as error:  # noqa: BLE001 - whatever a client raises is the finding
+    except Exception as error:
         return Outcome(call.name, "other", f"{type(error).__name__}: {error}"[:300], call.changes)
     kind = "warns" if recorder.warnings else "works"
     return Outcome(call.name, kind, "; ".join(dict.fromkeys(recorder.warnings)), call.changes)

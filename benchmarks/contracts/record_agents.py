@@ -2,9 +2,9 @@
 
 Usage: python -m benchmarks.contracts.record_agents FOLDER [--claude PROGRAM] [--codex PROGRAM] [--aider PROGRAM]
 
-Each program runs once, without a user, in an empty repository with one file, against `scripted_server.py`; its requests go
-to FOLDER/NAME.json. They hold texts of the programs' makers and are not kept in the tree. Names of this machine are
-replaced. Tried with Claude Code 2.1.197, Codex 0.171.0 and aider 0.86.2.
+Each program runs once, without a user, in an empty repository with one file, against `scripted_server.py`; its
+requests go to FOLDER/NAME.json. They hold texts of the programs' makers and are not kept in the tree. Names of this
+machine are replaced. Tried with Claude Code 2.1.197, Codex 0.171.0 and aider 0.86.2.
 """
 
 import argparse
@@ -77,7 +77,7 @@ def record(agent: Agent, program: str) -> list[object]:
     with tempfile.TemporaryDirectory() as home, tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         (folder / FILE).write_text(SOURCE.read_text())
-        subprocess.run(["git", "init", "-q", str(folder)], check=True)  # noqa: S607
+        subprocess.run(["git", "init", "-q", str(folder)], check=True)  # noqa: S603, S607 - the folder is ours
         recording = Recording(agent.script(folder))
         server = serve(recording)
         url = f"http://127.0.0.1:{server.server_address[1]}"

@@ -178,7 +178,7 @@ def serve(recording: Recording) -> ThreadingHTTPServer:
             self.end_headers()
             self.wfile.write(data)
 
-        def log_message(self, format: str, *values: object) -> None:  # noqa: A002 - its name in the base class
+        def log_message(self, format: str, *values: object) -> None:
             """Say nothing."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)

@@ -1,8 +1,8 @@
 """A pytest plugin that runs vLLM's endpoint tests, of a checkout, against a server at a URL.
 
-In place of vLLM stand modules whose parts may be imported. A test that calls one of them is skipped, with what it needs.
-Environment: CONTRACT_URL; CONTRACT_TOKENIZER, a folder of transformers; CONTRACT_OUTCOMES, the file that gets a JSON line
-for each test.
+In place of vLLM stand modules whose parts may be imported. A test that calls one of them is skipped, with what it
+needs. Environment: CONTRACT_URL; CONTRACT_TOKENIZER, a folder of transformers; CONTRACT_OUTCOMES, the file that gets
+a JSON line for each test.
 """
 
 import importlib.abc
@@ -116,7 +116,7 @@ class Downloads:
 
 
 def tokenizer(*arguments: object, **settings: object) -> Any:
-    return AutoTokenizer.from_pretrained(TOKENIZER)
+    return LOCAL
 
 
 def version() -> str:
@@ -157,6 +157,13 @@ class Stand(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 sys.meta_path.insert(0, Stand())
+LOCAL = AutoTokenizer.from_pretrained(TOKENIZER)
+AutoTokenizer.from_pretrained = lambda *arguments, **settings: LOCAL  # whatever model a test names
+
+
+@pytest.fixture(scope="session")
+def local_asset_server() -> None:
+    """Stand for the server of pictures, which no test of texts asks."""
 
 
 @pytest.hookimpl(wrapper=True)
@@ -164,7 +171,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: object) -> Any:
     """Write what became of each test."""
     report = yield
     if report.when == "call" or report.outcome != "passed":
-        with open(os.environ["CONTRACT_OUTCOMES"], "a") as file:  # noqa: PTH123 - lines are appended
+        with open(os.environ["CONTRACT_OUTCOMES"], "a") as file:
             file.write(json.dumps({"test": item.nodeid, "outcome": report.outcome, "why": why(report)}) + "\n")
     return report
 

@@ -11,6 +11,7 @@ from prolepsis.control.web.fields import (
     LogitBias,
     MaxTokens,
     Metadata,
+    ModelName,
     Name,
     NoEffect,
     Priority,
@@ -198,7 +199,8 @@ class Prediction(Body):
 class SharedBody(ClientBody):
     """Fields of every generation endpoint; None means not given."""
 
-    model: str
+    model: ModelName = ""
+    """Empty: the first one that the caller may use."""
     temperature: Number | None = None
     top_p: Number | None = None
     top_k: TopK | None = None
@@ -289,4 +291,6 @@ class CompletionBody(GenerationBody):
     """What follows the text: the model fills the middle, if it has learnt to."""
     add_special_tokens: bool | None = None
     """Default: true, the model's tokens around a text, such as BOS."""
+    best_of: Samples | None = None
+    """1, or as many as `n`: all samples are shown."""
     logprobs: TopLogprobs | None = None
