@@ -13,7 +13,7 @@ The next turn is to have under 5 % anew, the edit 3 tokens a pass. Exits 1 where
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,13 @@ from typing import Any
 import httpx
 
 Json = dict[str, Any]
+Figures = tuple[int, int, int]
+"""Tokens of the prompt, those of them that were cached, and of the answer."""
 NEXT = "Say in one line what you changed."
 OK = 200
 SHORT = 16
 """Tokens of the answers that are only counted."""
+LIMITS = ("max_completion_tokens", "max_output_tokens", "max_tokens")
 LIMIT_OF = {"/v1/responses": "max_output_tokens"}
 ACCEPTED = "prolepsis_spec_decode_num_accepted_tokens_total"
 
@@ -68,7 +71,7 @@ class Server:
 
     def ask(self, agent: str, name: str, path: str, body: Json, most: int) -> tuple[Turn, Json]:
         """Return the turn, and the answer as a message of the next one."""
-        limit = LIMIT_OF.get(path.partition("?")[0], "max_tokens")
+        limit = next((name for name in LIMITS if name in body), LIMIT_OF.get(path, "max_tokens"))
         body = {**body, "model": self.model, limit: most}
         if path.endswith("/chat/completions"):
             body["stream_options"] = {"include_usage": True}
@@ -81,7 +84,7 @@ class Server:
         read = next((one for mark, one in found.items() if mark in path), _of_chat)
         usage, message = read(events)
         warning = reply.headers.get("warning", "")
-        turn = Turn(agent, name, OK, **usage, accepted=self._accepted() - before, warning=warning)
+        turn = Turn(agent, name, OK, *usage, accepted=self._accepted() - before, warning=warning)
         return turn, {**message, "text": turn.text}
 
     def _accepted(self) -> int:
@@ -95,7 +98,7 @@ def _events(lines: Iterator[str]) -> Iterator[Json]:
             yield json.loads(line.removeprefix("data: "))
 
 
-def _of_messages(events: list[Json]) -> tuple[Mapping[str, int], Json]:
+def _of_messages(events: list[Json]) -> tuple[Figures, Json]:
     usage: Json = {}
     content: list[Json] = []
     for event in events:
@@ -111,7 +114,7 @@ def _of_messages(events: list[Json]) -> tuple[Mapping[str, int], Json]:
         if "partial" in block:
             block["input"] = _object(block.pop("partial"))
     cached = usage.get("cache_read_input_tokens", 0)
-    figures = {"prompt": usage["input_tokens"] + cached, "cached": cached, "output": usage["output_tokens"]}
+    figures = (usage["input_tokens"] + cached, cached, usage["output_tokens"])
     return figures, {"role": "assistant", "content": content or [{"type": "text", "text": "Done."}]}
 
 
@@ -122,19 +125,19 @@ def _object(text: str) -> Json:
         return {}
 
 
-def _of_responses(events: list[Json]) -> tuple[Mapping[str, int], Json]:
+def _of_responses(events: list[Json]) -> tuple[Figures, Json]:
     response = events[-1]["response"]
     usage = response["usage"]
     cached = usage["input_tokens_details"]["cached_tokens"]
-    figures = {"prompt": usage["input_tokens"], "cached": cached, "output": usage["output_tokens"]}
+    figures = (usage["input_tokens"], cached, usage["output_tokens"])
     return figures, {"items": response["output"]}
 
 
-def _of_chat(events: list[Json]) -> tuple[Mapping[str, int], Json]:
+def _of_chat(events: list[Json]) -> tuple[Figures, Json]:
     usage = next(event["usage"] for event in reversed(events) if event.get("usage"))
     cached = usage["prompt_tokens_details"]["cached_tokens"]
     text = "".join(one["delta"].get("content") or "" for event in events for one in event["choices"])
-    figures = {"prompt": usage["prompt_tokens"], "cached": cached, "output": usage["completion_tokens"]}
+    figures = (usage["prompt_tokens"], cached, usage["completion_tokens"])
     return figures, {"role": "assistant", "content": text}
 
 
@@ -188,7 +191,7 @@ def main() -> None:
     server = Server(args.url)
     found: list[Turn] = []
     print(f"{'agent':<8} {'turn':<6} {'status':>6} {'prompt':>7} {'anew':>7} {'again':>7} {'output':>7} {'a pass':>7}")
-    for file in sorted(args.folder.glob(f"*{args.only}*.json")):
+    for file in (one for one in sorted(args.folder.glob("*.json")) if args.only in one.stem):
         for turn in turns(server, file.stem, json.loads(file.read_text()), args.most):
             found.append(turn)
             show(turn)

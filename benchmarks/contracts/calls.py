@@ -82,7 +82,7 @@ def _has_logprobs(result: Any) -> bool:
 
 
 def _calls(result: Any) -> bool:
-    return result.choices[0].message.tool_calls[0].function.name == "get_weather"
+    return bool(result.choices[0].message.tool_calls[0].function.name == "get_weather")
 
 
 # What each call adds to a chat of one message; then what the result must hold, or how the answer would change.

@@ -55,7 +55,7 @@ def _litellm(to: Target, kind: str) -> object:
 def _langchain(to: Target, kind: str) -> object:
     from langchain_openai import ChatOpenAI
 
-    model: Any = ChatOpenAI(model=to.model, base_url=f"{to.url}/v1", api_key=to.key, max_tokens=MOST)  # type: ignore[arg-type]
+    model: Any = ChatOpenAI(model=to.model, base_url=f"{to.url}/v1", api_key=to.key, max_tokens=MOST)
     if kind == "stream":
         return "".join(part.content for part in model.stream(QUESTION))
     if kind == "tools":

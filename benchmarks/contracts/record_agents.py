@@ -1,10 +1,10 @@
 """Records what coding agents send: the first turn, and the one after a file was read.
 
-Usage: python -m benchmarks.contracts.record_agents FOLDER [--claude PROGRAM] [--codex PROGRAM] [--aider PROGRAM]
+Usage: python -m benchmarks.contracts.record_agents FOLDER [--claude PROGRAM] [--codex PROGRAM] ...
 
 Each program runs once, without a user, in an empty repository with one file, against `scripted_server.py`; its
 requests go to FOLDER/NAME.json. They hold texts of the programs' makers and are not kept in the tree. Names of this
-machine are replaced. Tried with Claude Code 2.1.197, Codex 0.171.0 and aider 0.86.2.
+machine are replaced. Tried with Claude Code 2.1.197, Codex 0.171.0, Continue's cn 1.5.47 and aider 0.86.2.
 """
 
 import argparse
@@ -27,6 +27,12 @@ SOURCE = Path(usage.__file__)
 """A file of some 180 lines, which the agents are asked to edit."""
 ASKED = f"In {FILE}, rename the function _speculative_decoding to _drafts everywhere, and change nothing else."
 WAIT_S = 180
+CONTINUE = """name: local
+version: 1.0.0
+schema: v1
+models:
+  - {{name: {model}, provider: openai, model: {model}, apiBase: "{url}/v1", apiKey: none, capabilities: [tool_use]}}
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +42,8 @@ class Agent:
     command: Callable[[str, str], Sequence[str]]
     environment: Callable[[str], Mapping[str, str]]
     script: Callable[[Path], Script]
+    settings: Callable[[str], Mapping[str, str]] = lambda url: {}
+    """Files of its own beside the one to edit, by name."""
 
 
 def _codex(program: str, url: str) -> Sequence[str]:
@@ -56,6 +64,12 @@ AGENTS: Mapping[str, Agent] = {
         },
         lambda folder: Script(("Read", {"file_path": str(folder / FILE)}), "I have read it."),
     ),
+    "continue": Agent(
+        lambda program, url: [program, "-p", ASKED, "--config", "continue.yaml", "--auto"],
+        lambda url: {"CONTINUE_TELEMETRY_ENABLED": "0"},
+        lambda folder: Script(("Read", {"filepath": str(folder / FILE)}), "I have read it."),
+        lambda url: {"continue.yaml": CONTINUE.format(model=MODEL, url=url)},
+    ),
     "codex": Agent(
         _codex,
         lambda url: {"CONTRACT_KEY": "none"},
@@ -71,6 +85,8 @@ AGENTS: Mapping[str, Agent] = {
     ),
 }  # fmt: skip
 
+PROGRAMS = {"continue": "cn"}
+
 
 def record(agent: Agent, program: str) -> list[object]:
     """Run a program once and return what it sent, without names of this machine."""
@@ -81,6 +97,8 @@ def record(agent: Agent, program: str) -> list[object]:
         recording = Recording(agent.script(folder))
         server = serve(recording)
         url = f"http://127.0.0.1:{server.server_address[1]}"
+        for name, text in agent.settings(url).items():
+            (folder / name).write_text(text)
         environment = {"PATH": os.environ["PATH"], "HOME": home, "TERM": "dumb", **agent.environment(url)}
         ended = subprocess.run(  # noqa: S603 - the program that the caller names
             agent.command(program, url), cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True,
@@ -104,7 +122,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     for name in AGENTS:
-        parser.add_argument(f"--{name}", default=name, help="default: the one of PATH, if any")
+        parser.add_argument(f"--{name}", default=PROGRAMS.get(name, name), help="default: the one of PATH, if any")
     args = parser.parse_args()
     args.folder.mkdir(parents=True, exist_ok=True)
     for name, agent in AGENTS.items():

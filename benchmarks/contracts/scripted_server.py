@@ -44,7 +44,8 @@ def answer(path: str, body: Json, script: Script) -> Sequence[tuple[str, Json]]:
 
 
 def _name(tool: Json) -> str | None:
-    return tool.get("name") or tool.get("function", {}).get("name")
+    name: str | None = tool.get("name") or tool.get("function", {}).get("name")
+    return name
 
 
 def _has_result(body: Json) -> bool:

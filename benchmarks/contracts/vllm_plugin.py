@@ -5,6 +5,7 @@ needs. Environment: CONTRACT_URL; CONTRACT_TOKENIZER, a folder of transformers; 
 a JSON line for each test.
 """
 
+import importlib
 import importlib.abc
 import importlib.machinery
 import json
@@ -66,14 +67,15 @@ class RemoteServer:
 class Absent(ModuleType):
     """A module or a name of a package that is not installed."""
 
-    __path__: Sequence[str] = ()
+    __path__: list[str] = []  # noqa: RUF012 - what makes a module a package
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
         if name.endswith("Error"):
             return type(name, (Exception,), {})
-        return Absent(f"{self.__name__}.{name}")
+        path = f"{self.__name__}.{name}"
+        return importlib.import_module(path) if path in KNOWN else Absent(path)
 
     def __call__(self, *arguments: object, **settings: object) -> Any:
         pytest.skip(f"calls {self.__name__}", allow_module_level=True)
@@ -138,14 +140,14 @@ def known() -> dict[str, dict[str, Any]]:
     }
 
 
+KNOWN = known()
+
+
 class Stand(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds modules of vLLM, and those of its tests that would start it."""
 
-    def __init__(self) -> None:
-        self.known = known()
-
     def find_spec(self, name: str, path: object, target: object = None) -> importlib.machinery.ModuleSpec | None:
-        if name == "vllm" or name.startswith("vllm.") or name in self.known:
+        if name == "vllm" or name.startswith("vllm.") or name in KNOWN:
             return importlib.machinery.ModuleSpec(name, self, is_package=True)
         return None
 
@@ -153,7 +155,7 @@ class Stand(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return Absent(spec.name)
 
     def exec_module(self, module: ModuleType) -> None:
-        vars(module).update(self.known.get(module.__name__, {}))
+        vars(module).update(KNOWN.get(module.__name__, {}))
 
 
 sys.meta_path.insert(0, Stand())
