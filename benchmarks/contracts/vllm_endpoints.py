@@ -70,18 +70,19 @@ NAMES = (
     "claude-3-7-sonnet-latest",
 )
 MOST_GAPS = 10
-DESELECTED = "not multimodal and not lora and not prompt_embeds"
+DESELECTED = "not multimodal and not lora and not prompt_embeds and not chunked-prefill and not hidden-metrics"
 # What tests need besides an API, by their names or what they end with; the first that fits counts.
 NEEDS = (
     (r"Absent|calls vllm", "vLLM's own classes"),
     (
         r"root_path|force_include_usage|per_request_metrics|response_messages|return_tokens_as_ids\S*\[True\]|kv_transfer"
-        r"|run_batch|hidden-metrics",
+        r"|run_batch",
         "an option of vLLM's command, or a field that only vLLM has",
     ),
     (r"test_invocations", "the route of SageMaker"),
     (r"use_beam_search", "beam search, which is no sampling"),
     (r"streaming_cache_usage", "counts of the cache as vLLM has them, not as Anthropic does"),
+    (r"test_metrics_counts", "a server that nothing else has asked"),
     (r"wrong_content_type", "a refusal of bodies that do not say that they are JSON"),
     (r"tokenize_chat|with_return_token_strs", "the prompt of tools, or names of tokens, as vLLM has them"),
     (r"test_long_seed|logit_bias_invalid|test_empty_prompt|out_of_vocab", "vLLM's wording of an error"),
