@@ -202,7 +202,7 @@ async def test_chat_refusals(
         ({"prediction": {"type": "content", "content": "x"}}, "unsupported_parameter", "prediction", []),
         ({"tools": [TOOL]}, "unsupported_parameter", "tools", []),
         ({"logprobs": 21}, "invalid_value", "logprobs", ["20"]),
-        ({"model": 3}, "invalid_type", "model", []),
+        ({"model": 0}, "invalid_type", "model", []),
     ],
 )
 async def test_completion_refusals(
