@@ -89,7 +89,8 @@ NEEDS = (
     (
         r"test_single_chat_session|complex_message_content|structured_outputs_\w+_chat|response_format_json_schema"
         r"|completion_streaming\[|test_parallel_|check_models|with_tool_use|reasoning_item|reasoning_tokens_e2e"
-        r"|test_(simple_input|instructions|chat)\b.*assert '3|function_call.py|anthropic_tool_call|cancellation",
+        r"|test_(simple_input|instructions|chat)\b.*assert '3|function_call.py|anthropic_tool_call|cancellation"
+        r"|anthropic_structured",
         "the answers, the context or the adapters of the model that it names",
     ),
     (r"Timeout", "more time: the model does not end before the limit"),
