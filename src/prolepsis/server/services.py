@@ -80,12 +80,11 @@ class Models:
         return next(iter(self.allowed(caller)), next(iter(self.by_name)))
 
     def of(self, name: str | None, caller: Caller) -> Services:
-        """Return the services of a model; None stands for the first one that the caller may use.
+        """Return the services of a model; without a name, of the first one that the caller may use.
 
         Raises `ModelNotFound` unless it is served, `Refused` (403) where the caller's key may not use it.
         """
-        if name is None:
-            name = self.first(caller)
+        name = name or self.first(caller)
         if name not in self.by_name:
             served = ", ".join(self.by_name)
             raise ModelNotFound(f"The model {name[:128]!r} does not exist; served here: {served}.", param="model")

@@ -71,7 +71,7 @@ def assert_error(response: httpx.Response, status: int, code: str, param: str | 
         (b"[" * 4000, "invalid_json"),
         (b'{"model": "tiny", "model": "other", "prompt": "Hi"}', "invalid_json"),
         (b'{"model": "tiny", "prompt": "Hi", "logit_bias": {"1": 1, "1": -1}}', "invalid_json"),
-        (b'{"n": ' + b"1" * 4000 + b"}", "missing_required_parameter"),
+        (b'{"n": ' + b"1" * 4000 + b"}", "invalid_value"),
         (b'{"prompt": "\\ud800"}', "invalid_json"),
         (b'{"prompt": "\xff"}', "invalid_utf8"),
         (b"null", "invalid_type"),
@@ -199,11 +199,11 @@ async def test_chat_refusals(
         ({"prompt": [-1]}, "invalid_value", "prompt", ["-1"]),
         ({"prompt": [1] * 512}, "context_length_exceeded", "prompt", [TOO_LONG]),
         ({"prompt": 3}, "invalid_value", "prompt", ["3"]),
-        ({"best_of": 2}, "unsupported_parameter", "best_of", []),
+        ({"best_of": 2}, "invalid_value", "best_of", ["1, the value of n"]),
         ({"prediction": {"type": "content", "content": "x"}}, "unsupported_parameter", "prediction", []),
         ({"tools": [TOOL]}, "unsupported_parameter", "tools", []),
         ({"logprobs": 21}, "invalid_value", "logprobs", ["20"]),
-        ({"model": 3}, "invalid_type", "model", []),
+        ({"model": 0}, "invalid_type", "model", []),
     ],
 )
 async def test_completion_refusals(
@@ -227,10 +227,21 @@ async def test_unknown_model_route_method_and_size(http: httpx.AsyncClient) -> N
 
 
 async def test_missing_fields_are_named(http: httpx.AsyncClient) -> None:
-    response = await http.post("/v1/completions", json={"prompt": "Hi"})
-    assert_error(response, 400, "missing_required_parameter", "model", "model")
+    response = await http.post("/v1/completions", json={"model": "tiny"})
+    assert_error(response, 400, "missing_required_parameter", "prompt", "prompt")
     response = await http.post("/v1/chat/completions", json={"model": "tiny"})
     assert_error(response, 400, "missing_required_parameter", "messages", "messages")
+
+
+@pytest.mark.parametrize("given", [{}, {"model": None}, {"model": ""}])
+async def test_without_a_name_the_first_model_answers(http: httpx.AsyncClient, given: dict[str, Any]) -> None:
+    asked = {"/v1/completions": {"prompt": "Hi"}, "/v1/chat/completions": {"messages": CHAT["messages"]},
+             "/v1/responses": {"input": "Hi"}}  # fmt: skip
+    for path, body in asked.items():
+        response = await http.post(path, json={**body, **given})
+        assert (response.status_code, response.json()["model"]) == (200, "tiny")
+    counted = await http.post("/v1/responses/input_tokens", json={"input": "Hi", **given})
+    assert counted.json()["input_tokens"] > 0
 
 
 SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text()

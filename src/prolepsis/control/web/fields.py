@@ -125,6 +125,9 @@ _STOP_STRING = {**_STRING, "minLength": 1, "maxLength": MAX_STOP_CHARACTERS}
 _TOKENS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
 _WHOLE = BeforeValidator(_whole)
 
+ModelName: TypeAlias = Annotated[
+    str, BeforeValidator(lambda name: "" if name is None else name, json_schema_input_type=str | None)
+]
 Count: TypeAlias = Annotated[int, Field(ge=0, le=2**31 - 1), _WHOLE]
 MaxTokens: TypeAlias = Annotated[
     Annotated[int, Field(ge=1, le=2**31 - 1), _WHOLE] | None, BeforeValidator(_none_for_minus_one)

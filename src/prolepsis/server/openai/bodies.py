@@ -14,6 +14,7 @@ from prolepsis.control.web.fields import (
     MaxTokens,
     MaxTokensOrNone,
     Metadata,
+    ModelName,
     Name,
     NoEffect,
     Priority,
@@ -226,7 +227,8 @@ class Prediction(Body):
 class SharedBody(ClientBody):
     """Fields of every generation endpoint; None means not given."""
 
-    model: str
+    model: ModelName = ""
+    """Empty: the first one that the caller may use."""
     temperature: Number | None = None
     top_p: Number | None = None
     top_k: TopK | None = None
@@ -325,4 +327,6 @@ class CompletionBody(GenerationBody):
     """Default: true, the model's tokens around a text, such as BOS."""
     echo: bool | None = None
     """The text begins with the prompt, and so do log-probabilities."""
+    best_of: Samples | None = None
+    """1, or as many as `n`: all samples are shown."""
     logprobs: TopLogprobs | None = None

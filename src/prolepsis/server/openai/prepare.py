@@ -114,6 +114,9 @@ async def prepare_completion(body: CompletionBody, context: RequestContext, serv
         message = f"n is {body.n} for {len(body.prompt)} prompts; allowed: {MAX_SAMPLES} answers a request"
         raise InvalidParameter(message, param="n")
     info = services.client.info
+    if body.best_of not in (None, 1, body.n):
+        allowed = f"{body.n or 1}, the value of n, or null"
+        raise InvalidParameter(f"best_of is {body.best_of}; allowed: {allowed}", param="best_of")
     params = sampling_params(body, info.default_sampling, body.logprobs)
     _check_params(params, body.max_tokens, info)
     turn = partial(services.intake.large_work.run, context.caller.tenant, context.num_bytes)

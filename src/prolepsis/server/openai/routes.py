@@ -2,7 +2,7 @@
 
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
@@ -16,7 +16,7 @@ from prolepsis.core.stats import RequestStats
 from prolepsis.server.admission.controller import become_economy
 from prolepsis.server.answer import answer
 from prolepsis.server.idempotency import KEY_HEADER, KEY_SCHEMA
-from prolepsis.server.openai.bodies import ChatBody, CompletionBody, GenerationBody
+from prolepsis.server.openai.bodies import ChatBody, CompletionBody, SharedBody
 from prolepsis.server.openai.completions import completion_chunks, whole_completion
 from prolepsis.server.openai.formats import ChatFormat, CompletionFormat, MakeFormat
 from prolepsis.server.openai.prepare import prepare_chat, prepare_completion
@@ -46,8 +46,14 @@ HEADERS = {**SPEC_MODE_HEADER, KEY_HEADER: KEY_SCHEMA}
 """Headers that routes which generate read, with their schemas."""
 
 
-Serve = Callable[[Request, Services], Awaitable[Response]]
+B = TypeVar("B", bound=SharedBody)
+Serve = Callable[[B, Request, Services], Awaitable[Response]]
 """Answers a request with the services of its model."""
+
+
+def named(body: B, models: Models, request: Request) -> B:
+    """Return a body that names its model."""
+    return body if body.model else body.model_copy(update={"model": models.first(caller_of(request))})
 
 
 def openai_routes(models: Models) -> Sequence[Route]:
@@ -57,23 +63,24 @@ def openai_routes(models: Models) -> Sequence[Route]:
         routes.post, roles=CLIENTS, errors=(409, 502, 504), streams="text/event-stream", headers=HEADERS
     )
 
-    async def once(request: Request, body: GenerationBody | ResponsesBody, serve: Serve) -> Response:
+    async def once(request: Request, body: B, serve: Serve[B]) -> Response:
+        body = named(body, models, request)
         services = models.of(body.model, caller_of(request))
         if body.service_tier == "flex":
             become_economy(request)
-        return await services.idempotency.once(request, body, lambda request: serve(request, services))
+        return await services.idempotency.once(request, body, lambda request: serve(body, request, services))
 
     @generating("/v1/chat/completions", summary="Continue a conversation", reply=ChatCompletion)
     async def chat_completions(request: Request, body: Annotated[ChatBody, read_body(ChatBody)]) -> Response:
-        return await once(request, body, partial(_chat, body))
+        return await once(request, body, _chat)
 
     @generating("/v1/completions", summary="Continue texts", reply=Completion)
     async def completions(request: Request, body: Annotated[CompletionBody, read_body(CompletionBody)]) -> Response:
-        return await once(request, body, partial(_text, body))
+        return await once(request, body, _text)
 
     @generating("/v1/responses", summary="Answer, and store the answer if allowed", reply=ResponseReply)
     async def responses(request: Request, body: Annotated[ResponsesBody, read_body(ResponsesBody)]) -> Response:
-        return await once(request, body, partial(_response, body))
+        return await once(request, body, _response)
 
     @routes.post("/v1/responses/input_tokens", roles=CLIENTS, summary="Count tokens of an input", reply=InputTokens)
     async def input_tokens(request: Request, body: Annotated[ResponsesBody, read_body(ResponsesBody)]) -> InputTokens:

@@ -22,7 +22,7 @@ from prolepsis.server.openai.bodies import ChatBody, CompletionBody
 from prolepsis.server.openai.facts import VERIFY_ROUTES
 from prolepsis.server.openai.prepare import prepare_chat, prepare_completion
 from prolepsis.server.openai.prepared import SPEC_MODE_HEADER, PreparedRequest, context_of
-from prolepsis.server.openai.routes import at_start
+from prolepsis.server.openai.routes import at_start, named
 from prolepsis.server.services import Models, Services
 from prolepsis.server.stream import NAMED_SSE, AnswerStream
 from prolepsis.server.verify.events import verify_events
@@ -62,11 +62,13 @@ def verify_routes(models: Models) -> Sequence[Route]:
 
     @generating(chat_path, summary="Continue a conversation, and verify its client's drafts")
     async def chat(request: Request, body: Annotated[ChatBody, read_body(ChatBody)]) -> Response:
+        body = named(body, models, request)
         services = models.of(body.model, caller_of(request))
         return answered(request, await prepare_chat(check_supported(body), context_of(request), services), services)
 
     @generating(completion_path, summary="Continue a text, and verify its client's drafts")
     async def completion(request: Request, body: Annotated[CompletionBody, read_body(CompletionBody)]) -> Response:
+        body = named(body, models, request)
         services = models.of(body.model, caller_of(request))
         prepared = await prepare_completion(check_supported(body), context_of(request), services)
         return answered(request, prepared, services)
