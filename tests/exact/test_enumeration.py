@@ -42,6 +42,7 @@ SINGLE = {
     "presence": SamplingParams(presence_penalty=1.2),
     "frequency": SamplingParams(frequency_penalty=0.8),
     "logit_bias": SamplingParams(logit_bias=((1, 1.5), (2, -1.0))),
+    "allowed_tokens": SamplingParams(allowed_token_ids=(0, 2), temperature=0.9),
     "min_tokens": SamplingParams(min_tokens=3),
     "stop_ids": SamplingParams(stop_token_ids=(2,)),
     "ignore_eos": SamplingParams(ignore_eos=True),

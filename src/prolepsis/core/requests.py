@@ -71,6 +71,8 @@ class SamplingParams:
     """Keys the noise: the same seed and prompt give the same tokens. The server draws one where none is given."""
     logprobs: int | None = None
     """None: none; k: log-probability of each emitted token and of the k likeliest, from the target's raw logits."""
+    allowed_token_ids: tuple[int, ...] = ()
+    """The only tokens of the answer; none: all."""
     logprob_token_ids: tuple[int, ...] = ()
     """Tokens whose log-probabilities stand in place of those of the likeliest."""
     prompt_logprobs: int | None = None
@@ -110,13 +112,14 @@ class SamplingParams:
     def _validate_tokens(self, vocab_size: int) -> None:
         tokens = f"0 to {vocab_size - 1}"
         _check_number("logit_bias", "tokens", len(self.logit_bias), MAX_LOGIT_BIASES)
+        _check_number("allowed_token_ids", "tokens", len(self.allowed_token_ids), MAX_LOGIT_BIASES)
         for token, bias in self.logit_bias:
             if not 0 <= token < vocab_size:
                 raise _refused("logit_bias", f"names token {token}", tokens)
             if not -100.0 <= bias <= 100.0:
                 raise _refused("logit_bias", f"of token {token} is {bias}", "-100 to 100")
-        for name, named in (("stop_token_ids", self.stop_token_ids), ("logprob_token_ids", self.logprob_token_ids)):
-            for token in named:
+        for name in ("stop_token_ids", "allowed_token_ids", "logprob_token_ids"):
+            for token in getattr(self, name):
                 _check(0 <= token < vocab_size, name, f"names token {token}", tokens)
         _check_number("stop", "strings", len(self.stop), MAX_STOP_STRINGS)
         _check(all(self.stop), "stop", "holds an empty string", "non-empty strings")

@@ -22,6 +22,8 @@ def edited(
     for token, bias in params.logit_bias:
         values[token] += bias
     for token in range(len(values)):
+        if params.allowed_token_ids and token not in params.allowed_token_ids:
+            values[token] = -math.inf
         if allowed is not None and token not in allowed:
             values[token] = -math.inf
         if token in ends and len(output) < params.min_tokens:

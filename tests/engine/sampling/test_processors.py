@@ -19,6 +19,7 @@ ENDS = frozenset({4})
         (SamplingParams(), False),
         (SamplingParams(temperature=0.0, top_k=3, top_p=0.5, min_p=0.1), False),
         (SamplingParams(logit_bias=((1, 2.0),)), True),
+        (SamplingParams(allowed_token_ids=(0, 1)), True),
         (SamplingParams(min_tokens=3), True),
         (SamplingParams(min_tokens=2), False),
         (SamplingParams(repetition_penalty=1.1), True),
@@ -55,7 +56,8 @@ PENALTIES = st.builds(
     presence_penalty=st.sampled_from([0.0, -0.5, 1.5]),
     frequency_penalty=st.sampled_from([0.0, -0.25, 0.75]),
     min_tokens=st.integers(0, 8),
-    logit_bias=st.just(((1, 0.5), (3, -2.0))),
+    logit_bias=st.sampled_from([(), ((1, 0.5), (3, -2.0))]),
+    allowed_token_ids=st.sampled_from([(), (0, 3, 4)]),
 )
 TOKENS = st.lists(st.integers(0, 4), max_size=6)
 

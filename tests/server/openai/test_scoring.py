@@ -126,6 +126,22 @@ async def test_named_tokens_and_the_whole_vocabulary_are_asked_of_the_engine(cli
     assert found == [(0, (5, 6), None), (-1, (), -1), (-1, (), None)]
 
 
+async def test_the_tokens_of_an_answer_may_be_restricted(client: Connect) -> None:
+    engine = FakeEngine()
+    http = client(engine)
+    await choice(http, allowed_token_ids=[5, 6], max_tokens=1)
+    assert [one.params.allowed_token_ids for one in engine.requests] == [(5, 6)]
+    refused = await http.post("/v1/completions", json={"prompt": "x", "allowed_token_ids": [-1]})
+    assert refused.status_code == 400
+
+
+async def test_each_choice_has_its_prompts_tokens_where_they_are_asked_for(client: Connect) -> None:
+    body = {"prompt": [[5, 6], [7]], "n": 2, "max_tokens": 1, "return_token_ids": True}
+    reply = (await client(FakeEngine()).post("/v1/completions", json=body)).json()
+    assert [one["prompt_token_ids"] for one in reply["choices"]] == [[5, 6], [5, 6], [7], [7]]
+    assert reply["prompt_token_ids"] == [5, 6]
+
+
 @pytest.mark.parametrize(
     ("most", "max_tokens", "kept"), [(3, 4, 3), (900, 4, 600), (-1, 100, 412), (-1, 0, 512), (1, None, 1)]
 )

@@ -11,6 +11,7 @@ from prolepsis.core.validation import Number, Part
 MAX_SAMPLES = 128
 MAX_PROMPTS = 64
 MAX_LOGPROB_TOKENS = 128
+MAX_ALLOWED_TOKENS = MAX_LOGIT_BIASES
 
 
 class Body(Part):

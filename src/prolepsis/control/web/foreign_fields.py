@@ -40,11 +40,11 @@ _Rows = tuple[tuple[tuple[object, ...], str], ...]
 _REFUSED: _Rows = (
     ((), "allowed_token_ids audio bad_words chat_template context_management conversation custom_logit_processor "
          "documents ebnf enable_thinking format functions grammar guided_choice guided_grammar guided_json "
-         "guided_regex guided_whitespace_pattern image_data images input input_embeds instructions logits_processors "
-         "logprob_token_ids "
-         "lora lora_path messages moderation penalty_prompt prediction previous_response_id prompt prompt_embeds "
-         "prompt_logprobs refusal regex samplers session_params stop_regex stop_sequences structural_tag suffix "
-         "system think tools web_search_options whitespace_pattern"),
+         "guided_regex guided_whitespace_pattern image_data images input input_embeds instructions "
+         "kv_transfer_params logits_processors logprob_token_ids lora lora_path messages moderation penalty_prompt "
+         "prediction previous_response_id prompt prompt_embeds prompt_logprobs refusal regex samplers "
+         "session_params stop_regex stop_sequences structural_tag suffix system think tools web_search_options "
+         "whitespace_pattern"),
     ((False,), "add_special_tokens background continue_final_message early_stopping echo logprobs no_stop_trim "
                "post_sampling_probs return_hidden_states return_routed_experts return_token_ids return_tokens "
                "return_tokens_as_token_ids use_beam_search"),

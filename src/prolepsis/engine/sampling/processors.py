@@ -50,20 +50,26 @@ class TokenHistory:
 
 @dataclass(frozen=True, slots=True)
 class LogitBias:
-    """A request's logit bias as arrays, made once for all its tokens."""
+    """A request's logit bias, and the only tokens that it allows, as arrays, made once for all its tokens."""
 
     ids: NDArray[np.int64]  # [N], no two equal
     values: NDArray[np.float64]  # [N]
+    allowed: NDArray[np.int64] | None = None  # [M]; None allows all
 
     @classmethod
     def of(cls, params: SamplingParams) -> "LogitBias | None":
-        """Return the bias of `params`; None if they have none."""
-        if not params.logit_bias:
+        """Return the bias of `params`; None if they have none and allow all tokens."""
+        if not (params.logit_bias or params.allowed_token_ids):
             return None
-        ids, values = zip(*params.logit_bias, strict=True)
-        return cls(np.array(ids, dtype=np.int64), np.array(values, dtype=np.float64))
+        ids, values = [token for token, _ in params.logit_bias], [value for _, value in params.logit_bias]
+        allowed = np.array(params.allowed_token_ids, dtype=np.int64) if params.allowed_token_ids else None
+        return cls(np.array(ids, dtype=np.int64), np.array(values, dtype=np.float64), allowed)
 
     def add_to(self, values: Tensor) -> None:  # [V] float64
+        if self.allowed is not None:
+            others = torch.ones_like(values, dtype=torch.bool)
+            others[torch.from_numpy(self.allowed).to(values.device)] = False
+            values.masked_fill_(others, -torch.inf)
         if values.device.type == "cpu":
             values.numpy()[self.ids] += self.values
         else:
@@ -86,12 +92,13 @@ class SamplingRow:
     allowed: NDArray[np.bool_] | None = field(default=None, compare=False)  # [V]
     """Tokens that the sample's grammar allows here; None allows all."""
     bias: LogitBias | None = None
-    """The logit bias of `params`; needed only if there is one."""
+    """The logit bias of `params`, and the tokens they allow; needed only if there is one."""
 
 
 def is_edited(params: SamplingParams, position: int) -> bool:
     """Say whether logits at this output position are changed before temperature."""
-    return params.has_penalties or bool(params.logit_bias) or position < params.min_tokens
+    is_biased = bool(params.logit_bias or params.allowed_token_ids)
+    return is_biased or params.has_penalties or position < params.min_tokens
 
 
 def edit(
@@ -109,7 +116,7 @@ def edit(
     if not is_edited(params, row.position):
         return logits if row.allowed is None else _only(logits, row.allowed)
     values = _copy(logits)
-    if params.logit_bias:
+    if params.logit_bias or params.allowed_token_ids:
         assert row.bias is not None, "a bias needs its arrays"
         row.bias.add_to(values)
     banned = list(ends) if row.position < params.min_tokens else []

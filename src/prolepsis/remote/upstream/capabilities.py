@@ -57,6 +57,9 @@ CAPABILITIES = (
         apis=(),
         why="they are not read from upstreams",
     ),
+    Capability(
+        "allowed_token_ids", lambda r: bool(r.params.allowed_token_ids), apis=(), why="they are not passed to upstreams"
+    ),
     Capability("max_tokens", lambda r: not r.params.max_tokens, apis=(), why="at 0: they generate one token at least"),
     Capability(
         "min_tokens",

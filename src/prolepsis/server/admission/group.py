@@ -20,7 +20,7 @@ def processing_per_token(request: GenerateRequest) -> float:
     """Return what the request's own processing adds to each of its output tokens, in plain tokens."""
     params = request.params
     added = 0.0
-    if params.logit_bias or params.has_penalties:
+    if params.logit_bias or params.allowed_token_ids or params.has_penalties:
         added += _EDIT + _BIAS * len(params.logit_bias)
     if request.grammar is not None:
         added += _GRAMMAR

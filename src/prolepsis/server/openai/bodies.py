@@ -6,6 +6,7 @@ from jiter import from_json
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from prolepsis.control.web.fields import (
+    MAX_ALLOWED_TOKENS,
     MAX_LOGPROB_TOKENS,
     Body,
     ClientBody,
@@ -273,6 +274,8 @@ class GenerationBody(SharedBody):
     """Log-probabilities name tokens `token_id:ID`, since several tokens may have one text."""
     prompt_logprobs: TopLogprobs | None = None
     """The log-probability of each token of the prompt but the first, and those of so many likeliest tokens."""
+    allowed_token_ids: Annotated[list[Count], Field(max_length=MAX_ALLOWED_TOKENS)] | None = None
+    """The only tokens of the answer; the end of sequence ends it if it is one of them."""
     logprob_token_ids: Annotated[list[Count], Field(max_length=MAX_LOGPROB_TOKENS)] | None = None
     """Log-probabilities of these tokens stand in place of those of the likeliest."""
     truncate_prompt_tokens: PromptTokens | None = None

@@ -62,6 +62,7 @@ def sampling_params(body: GenerationBody, defaults: SamplingDefaults, logprobs: 
         ignore_eos=bool(body.ignore_eos),
         seed=secrets.randbits(_SEED_BITS) if body.seed is None else body.seed,
         logprobs=logprobs,
+        allowed_token_ids=tuple(body.allowed_token_ids or ()),
         logprob_token_ids=tuple(body.logprob_token_ids or ()),
         prompt_logprobs=echoed if body.prompt_logprobs is None else body.prompt_logprobs,
     )

@@ -109,6 +109,9 @@ class CompletionFormat:
             tokens = [*echoed, *(token for delta in deltas for token in delta.logprobs or ())]
             logprobs = _completion_logprobs(tokens, as_ids=bool(self._prepared.body.return_tokens_as_token_ids))
         shown |= {"logprobs": logprobs, "finish_reason": last.finish_reason, "stop_reason": last.stop_reason}
+        if self._prepared.body.return_token_ids and deltas[0].first:
+            prepared = self._prepared
+            shown["prompt_token_ids"] = prepared.requests[last.index // prepared.requests[0].n].prompt_token_ids
         return {**shown, **_tokens(deltas, self._prepared), **prompt_logprobs(deltas[0], self._prepared)}
 
 

@@ -134,7 +134,8 @@ def _read_completion(
     info, requests = services.client.info, list[GenerateRequest]()
     form = asked_form(body, open_objects=services.config.open_objects)
     if body.suffix:
-        params = replace(params, stop=params.stop or fill_stop(body.suffix))
+        penalty = 1.0 if body.repetition_penalty is None else params.repetition_penalty  # what follows may repeat
+        params = replace(params, stop=params.stop or fill_stop(body.suffix), repetition_penalty=penalty)
     for text in body.prompt:
         given = _text_tokens(text, body, services.tokenizer, info)
         token_ids = _truncated(given, body.max_tokens, body, info)
