@@ -70,9 +70,8 @@ class EngineConfig(BaseModel):
     )
     weights: Literal["auto", "f32", "bf16", "q8", "q4"] = Field(
         default="auto",
-        description="format of weights in the native forward; auto: as stored in the file; bf16: expanded; q8 and q4: "
-        "a model stored in 16 or 32 bits is quantised once, and the result is kept in the cache directory; f32: "
-        "expanded, and all sums in 32 bits by the forward lean: slow, to compare log-probabilities with others",
+        description="format of weights in the native forward; auto: as stored in the file; bf16: expanded; q8, q4: "
+        "weights of 16 or 32 bits are quantised once, and kept in the cache directory; f32: sums in 32 bits (slow)",
     )
     activations: Literal["auto", "int8", "bf16"] = Field(
         default="auto",

@@ -21,6 +21,7 @@ from tests.remote.upstream.fakes import APIS, INFO, request
 ASKED: dict[str, Any] = {
     "logprobs": {"params": SamplingParams(logprobs=1)},
     "top_logprobs": {"params": SamplingParams(logprobs=-1)},
+    "allowed_token_ids": {"params": SamplingParams(allowed_token_ids=(1,))},
     "logprob_token_ids": {"params": SamplingParams(logprob_token_ids=(1,))},
     "prompt_logprobs": {"params": SamplingParams(prompt_logprobs=0)},
     "max_tokens": {"params": SamplingParams(max_tokens=0)},
