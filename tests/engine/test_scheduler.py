@@ -97,8 +97,8 @@ class Sizes(ChunkLimit):
         super().__init__(1.0, flat_cost())
         self._sizes = cycle(sizes)
 
-    def max_tokens(self, decoding: Sequence[Row], start: int, most: int) -> int:
-        return min(most, next(self._sizes)) if decoding else most
+    def max_tokens(self, decoding: Sequence[Row], start: int, most: int, *, is_short: bool = False) -> int:
+        return min(most, next(self._sizes)) if decoding or is_short else most
 
 
 @st.composite

@@ -19,6 +19,9 @@ LEAST_TOKENS = 8
 MOST_READ = 8
 """Prompts that are read in turns; further ones start only where a pass has room for all of their tokens."""
 _OF_PASS = 0.5  # of the time of the decoding rows, which prompts may take in any case
+_SHORT = 4
+"""Short passes take this part of the limit."""
+_NEARLY = 1.25  # times what a pass takes with one row
 _LAST = 8  # passes
 _CONTEXT = 1024  # tokens of the first context band
 
@@ -33,16 +36,24 @@ class ChunkLimit:
         self._decoding: deque[float] = deque((1.0,), maxlen=_LAST)  # measured over predicted time
         self._token_ms: dict[int, deque[float]] = {}  # of a prompt token, by context band
 
-    def max_tokens(self, decoding: Sequence[Row], start: int, most: int) -> int:
+    def max_tokens(self, decoding: Sequence[Row], start: int, most: int, *, is_short: bool = False) -> int:
         """Return how many prompt tokens may join the rows that decode, `most` at most.
 
-        `start`: cached tokens of the prompt that is read.
+        `start`: cached tokens of the prompt that is read. `is_short`: the pass is, also if nothing decodes.
         """
-        if not decoding or not self.limit_ms:
+        if not self.limit_ms or not (decoding or is_short):
             return most
         limit_ms = max(self.limit_ms, _OF_PASS * self._decoding_ms(decoding))
+        if is_short:
+            limit_ms = self.limit_ms / _SHORT
         token_ms = self.token_ms(start)
         return most if most * token_ms <= limit_ms else min(most, max(LEAST_TOKENS, int(limit_ms / token_ms)))
+
+    def is_short(self, num_rows: int, num_context: int) -> bool:
+        """Return whether a pass of so many rows that decode is short, or takes little longer than one of them alone."""
+        factor, one = statistics.median(self._decoding), self._cost.ms(1, num_context // num_rows)
+        limit_ms = max(self.limit_ms / _SHORT, _NEARLY * factor * one)
+        return not self.limit_ms or num_rows == 1 or factor * self._cost.ms(num_rows, num_context) <= limit_ms
 
     def token_ms(self, start: int) -> float:
         """Return the expected milliseconds of a prompt token behind `start` cached ones."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from prolepsis.core.client_draft import ClientDraft
 from prolepsis.core.events import TokenLogprobs
 from prolepsis.core.kill_scope import kill_scope, tenant_scope
-from prolepsis.core.requests import GenerateRequest, SamplingParams
+from prolepsis.core.requests import BACKGROUND, GenerateRequest, SamplingParams
 from prolepsis.core.stats import RequestStats
 from prolepsis.engine.drafting.shadow import ShadowDraft
 from prolepsis.engine.grammar.matcher import CompiledGrammar, Matcher
@@ -78,6 +78,10 @@ class SequenceState:
         """In shadow: the draft that is being compared."""
         self.running = False
         self.ended = False
+
+    @property
+    def is_background(self) -> bool:
+        return self.request.source.priority >= BACKGROUND
 
     @property
     def num_pending(self) -> int:

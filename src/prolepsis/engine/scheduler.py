@@ -45,7 +45,7 @@ from prolepsis.engine.kv.pages import PagePool
 from prolepsis.engine.paging import Paging
 from prolepsis.engine.request import Request, SequenceState, open_request
 from prolepsis.engine.rows import Row, SampledTokens
-from prolepsis.engine.shares import Small, mark_spare
+from prolepsis.engine.shares import BackgroundTurns, Small, mark_spare
 from prolepsis.engine.text import Detokenizer
 
 _by_rank = attrgetter("rank")
@@ -132,7 +132,7 @@ class Scheduler:
         self._ended: list[SequenceState] = []
         self._deadlines: dict[str, float] = {}
         self._serial = 0
-        self._num_steps = 0
+        self._background = BackgroundTurns()
 
     def validate(self, source: GenerateRequest) -> None:
         """Raise `UserError` for a request that cannot be served, naming what was given and what is allowed.
@@ -230,16 +230,30 @@ class Scheduler:
     def schedule(self, now: float) -> list[Row]:
         """Return the rows of the next step, without drafts: decoding sequences first, then prompts in turns."""
         self._expire(now)
-        self._num_steps += 1
-        step = _Step(self.limits.max_step_tokens, Small(self.requests.values(), self._num_steps), now)
+        self._background.look(self.requests.values(), now)
+        small = Small(self.requests.values(), holds_background=self._background.waits)
+        step = _Step(self.limits.max_step_tokens, small, now)
         for sequence in sorted(self.running, key=lambda s: s.num_pending > 1):
-            may_run = sequence.running and not step.small.holds(sequence)
+            may_run = sequence.running and not small.holds(sequence) and self._keeps_short(step, sequence)
             if may_run and self._make_room(sequence, step, now) and sequence.num_pending == 1:
                 step.add(sequence)
         if not step.preempted:
             self._admit(step, now)
         self._read(step)
-        return list(step.rows.values())
+        rows = list(step.rows.values())
+        if any(row.sequence.is_background for row in rows):
+            self._background.ran(now)
+        return rows
+
+    def _keeps_short(self, step: _Step, sequence: SequenceState) -> bool:
+        """Return whether a pass that is to be short is so with a sequence that decodes; else it is left out."""
+        if self._chunks is None or not (self._background.is_short and sequence.is_background):
+            return True
+        starts = [row.start for row in step.rows.values() if row.sequence.is_background]
+        if sequence.num_pending > 1 or self._chunks.is_short(len(starts) + 1, sum(starts) + sequence.num_computed):
+            return True
+        step.small.leave_out(sequence)
+        return False
 
     def attach(self, rows: Sequence[Row]) -> list[Row]:
         """Return the rows with pages for their drafts; a draft whose pages are not there is dropped, its row stays."""
@@ -408,7 +422,9 @@ class Scheduler:
             return
         prompts = self._turns.order(prompts)
         if self._chunks is not None:
-            step.budget = self._chunks.max_tokens(list(step.rows.values()), prompts[0].num_computed, step.budget)
+            is_short = self._background.is_short and prompts[0].is_background
+            rows, start = list(step.rows.values()), prompts[0].num_computed
+            step.budget = self._chunks.max_tokens(rows, start, step.budget, is_short=is_short)
         for prompt in prompts:
             if step.room(prompt) > 0:
                 step.add(prompt)

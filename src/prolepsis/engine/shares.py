@@ -6,10 +6,10 @@ when a sample of the request ends. While a request of another tenant is there th
 its share, no spare sample starts or takes part in a pass: the pass would take several times as long for it. Those that
 run wait with their pages.
 
-A request of the priority `BACKGROUND` or above waits likewise while any better one is there, except in every
-`_TURN`th pass, so that it goes on under a steady load.
+A request of the priority `BACKGROUND` or above waits likewise while any better one is there (`BackgroundTurns`).
 """
 
+import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from prolepsis.engine.request import Request, SequenceState
 
 _PART = 8
-_TURN = 16
+_TURN_S = 1.0
+_EXPECTED_S = 10.0
 SPARE = 2
 """Added to the priority of spare samples; what is lower by one only is displaced once, spare samples always."""
 
@@ -39,22 +40,54 @@ def mark_spare(request: "Request", num_places: int) -> None:
         sequence.rank = (priority + SPARE, arrival, serial, index)
 
 
+class BackgroundTurns:
+    """When background work takes part in passes: while nothing else is there, and else once in `_TURN_S` seconds.
+
+    So it goes on under a steady load. For `_EXPECTED_S` seconds after other work its passes are short: who comes next
+    waits for the one that runs.
+    """
+
+    def __init__(self) -> None:
+        self.waits = False
+        """It has no part in the next pass."""
+        self.is_short = False
+        self._others_at = self._ran_at = -math.inf
+
+    def look(self, requests: Iterable["Request"], now: float) -> None:
+        """Decide about the next pass, with these requests."""
+        is_alone = all(one.source.priority >= BACKGROUND for one in requests)
+        if not is_alone:
+            self._others_at = now
+        self.waits = not is_alone and now - self._ran_at < _TURN_S
+        self.is_short = now - self._others_at < _EXPECTED_S
+
+    def ran(self, now: float) -> None:
+        """It has a part in the pass that begins now."""
+        self._ran_at = now
+
+
 class Small:
     """The requests that keep within their share, as far as large ones and background work have to wait for them."""
 
-    def __init__(self, requests: Iterable["Request"], number: int = 0) -> None:
-        """`number`: that of the pass."""
+    def __init__(self, requests: Iterable["Request"], *, holds_background: bool = False) -> None:
         live = list(requests)
-        self._holds_background = number % _TURN != 0 and any(one.source.priority < BACKGROUND for one in live)
+        self._holds_background = holds_background
+        self._left_out: set[str] = set()
         self._there: set[tuple[str, int]] = set()
         if any(request.is_large for request in live):
             self._there = {
                 (request.sequences[0].tenant, request.source.priority) for request in live if not request.is_large
             }
 
+    def leave_out(self, sequence: "SequenceState") -> None:
+        """Let a sequence wait for a pass."""
+        self._left_out.add(sequence.key)
+
     def holds(self, sequence: "SequenceState") -> bool:
-        """Return whether a sequence is background work, or a spare sample, that waits for other requests."""
-        if self._holds_background and sequence.request.source.priority >= BACKGROUND:
+        """Return whether a sequence waits for other requests: background work, a spare sample, or what was left out."""
+        if sequence.key in self._left_out:
+            return True
+        if self._holds_background and sequence.is_background:
             return True
         return sequence.is_spare and any(
             tenant != sequence.tenant and priority < sequence.rank[0] for tenant, priority in self._there

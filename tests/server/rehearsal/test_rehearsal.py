@@ -91,13 +91,15 @@ def test_a_policy_decides_for_whom_it_speculates() -> None:
 
 
 def test_a_check_says_how_wrong_a_forecast_is() -> None:
-    measured = replace(line(0.0, drafts=False), measured=MeasuredTimes(first_token_s=0.02, total_s=0.5))
+    measured = replace(line(0.0, drafts=False), measured=MeasuredTimes(first_token_s=0.02, total_s=0.5, num_steps=41))
     trace = Trace(lines=(measured,))
     errors = {
         (one.what, one.share): one.error for one in check(trace, rehearse(trace, RehearsedServer(machine=MACHINE)))
     }
     assert errors["time to first token", 0.5] == pytest.approx(-0.5, abs=0.02)
     assert errors["end to end", 0.99] == pytest.approx(-0.18, abs=0.01)
+    assert errors["tokens a pass", None] == 0.0
+    assert errors["tokens a second", None] == pytest.approx(0.22, abs=0.01)
     with pytest.raises(ConfigError, match="no request of the trace says what it took"):
         check(Trace(lines=(line(0.0),)), rehearse(Trace(lines=(line(0.0),)), RehearsedServer(machine=MACHINE)))
 

@@ -18,7 +18,7 @@ def test_a_recording_reads_as_it_was_written(tmp_path: Path) -> None:
         output=9,
         blocks=(4,),
         tenant="a",
-        measured=MeasuredTimes(first_token_s=0.1, total_s=0.4),
+        measured=MeasuredTimes(first_token_s=0.1, total_s=0.4, num_steps=3),
         drafts={"suffix": (draft, RecordedDraft(0, 5, 4))},
     )
     trace = Trace(lines=(line, TraceLine(at=1.5, prompt=1, output=1)), block_size=32, machine="m")

@@ -81,6 +81,8 @@ class Machine:
     """The same, for each row."""
     token_ms: float = 0.0
     """The same, for each token of the pass."""
+    draft_ms: float = 0.0
+    """The same, for each draft that is verified."""
     request_ms: float = 0.0
     """Of a request before admission."""
     proposers: Mapping[str, ProposerCost] = field(default_factory=dict)
@@ -97,7 +99,9 @@ class Machine:
     def host_ms(self, rows: Sequence[Row]) -> float:
         """Return the milliseconds of a step outside its pass and its proposers."""
         num_tokens = sum(row.num_scheduled_tokens for row in rows)
-        return self.step_ms + self.row_ms * len(rows) + self.token_ms * num_tokens
+        num_drafts = sum(row.draft is not None for row in rows)
+        by_size = self.row_ms * len(rows) + self.token_ms * num_tokens
+        return self.step_ms + by_size + self.draft_ms * num_drafts
 
     def to_json(self) -> str:
         """Return it as a file holds it."""
@@ -122,6 +126,7 @@ class _Rest(msgspec.Struct, forbid_unknown_fields=True):
     step_ms: float = 0.0
     row_ms: float = 0.0
     token_ms: float = 0.0
+    draft_ms: float = 0.0
     request_ms: float = 0.0
     proposers: dict[str, ProposerCost] = {}
     engine: RehearsedSettings = RehearsedSettings()

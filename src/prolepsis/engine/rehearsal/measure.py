@@ -25,6 +25,7 @@ class _StepSample:
     num_tokens: int
     num_context: int
     num_rows: int
+    num_drafts: int
     pass_ms: float = 0.0
     total_ms: float = 0.0
     propose_ms: float = 0.0
@@ -65,7 +66,8 @@ class StepMeter:
     def forward(self, rows: Sequence[Row], aux_layers: tuple[int, ...] = ()) -> Computed:
         assert self._inner is not None, "an engine is watched"
         num_tokens, num_context = sum(row.num_scheduled_tokens for row in rows), sum(row.start for row in rows)
-        self._running = _StepSample(num_tokens, num_context, len(rows))
+        num_drafts = sum(row.draft is not None for row in rows)
+        self._running = _StepSample(num_tokens, num_context, len(rows), num_drafts)
         return self._inner.forward(rows, aux_layers)
 
     def compact(self, rows: Sequence[Row], sampled: Sequence[SampledTokens | None]) -> None:
@@ -91,17 +93,19 @@ class StepMeter:
         """Return what was measured as a machine; `passes` predicts passes, which scatter around that."""
         assert self._engine is not None, "an engine is watched"
         drafters = self._engine.speculation.proposers
-        host = _fitted(
-            [(1.0, float(one.num_rows), float(one.num_tokens)) for one in measured.steps],
+        step_ms, row_ms, token_ms, draft_ms = _fitted(
+            [(1, one.num_rows, one.num_tokens, one.num_drafts) for one in measured.steps],
             [one.total_ms - one.pass_ms - one.propose_ms for one in measured.steps],
+            width=4,
         )
         return Machine(
             passes=passes,
             expected=drafters.cost,
             scatter=_scatter(passes, measured.steps),
-            step_ms=host[0],
-            row_ms=host[1],
-            token_ms=host[2],
+            step_ms=step_ms,
+            row_ms=row_ms,
+            token_ms=token_ms,
+            draft_ms=draft_ms,
             engine=self._settings(self._engine),
             proposers={name: _cost(measured.calls.get(name, []), kind) for name, kind in drafters.kinds.items()},
         )
@@ -130,7 +134,9 @@ def _scatter(passes: CostCurve, steps: Sequence[_StepSample]) -> tuple[tuple[flo
 
 
 def _cost(calls: Sequence[tuple[int, int, float]], kind: ProposerKind) -> ProposerCost:
-    call, sequence, level = _fitted([(1.0, float(n), float(depth)) for n, depth, _ in calls], [ms for *_, ms in calls])
+    call, sequence, level = _fitted(
+        [(1, number, depth) for number, depth, _ in calls], [ms for *_, ms in calls], width=3
+    )
     return ProposerCost(call_ms=call, sequence_ms=sequence, level_ms=level, free=kind.free, one_pass=kind.one_pass)
 
 
@@ -138,17 +144,19 @@ def _quantiles(values: Sequence[float]) -> tuple[float, ...]:
     return tuple(float(np.quantile(values, (i + 0.5) / _QUANTILES)) for i in range(_QUANTILES))
 
 
-def _fitted(rows: Sequence[tuple[float, float, float]], values: Sequence[float]) -> tuple[float, float, float]:
-    """Return the coefficients, none below 0, of the least absolute residuals, by reweighted least squares.
+def _fitted(rows: Sequence[Sequence[int]], values: Sequence[float], *, width: int) -> list[float]:
+    """Return coefficients, none below 0, by which the sum over all rows is that of the values.
 
-    Few steps take many times as long as others, because something else ran: squares would fit these.
+    Their proportions have the least absolute residuals (by reweighted least squares): few steps take many times as long
+    as others, because something else ran, and squares would fit these. Such steps count in the sum.
     """
     if not rows:
-        return (0.0, 0.0, 0.0)
-    matrix, target, weights = np.array(rows), np.array(values), np.ones(len(rows))
-    found = np.zeros(3)
+        return [0.0] * width
+    matrix, target, weights = np.array(rows, dtype=float), np.array(values), np.ones(len(rows))
+    found = np.zeros(width)
     for _ in range(20):
         root = np.sqrt(weights)
         found = np.maximum(0.0, np.linalg.lstsq(matrix * root[:, None], target * root, rcond=None)[0])
         weights = 1.0 / np.maximum(1e-3, np.abs(matrix @ found - target))
-    return float(found[0]), float(found[1]), float(found[2])
+    scale = target.sum() / max(1e-9, (matrix @ found).sum())
+    return [float(scale * one) for one in found]

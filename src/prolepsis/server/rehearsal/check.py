@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from prolepsis.control.statistics.percentile import percentile
 from prolepsis.core.errors import ConfigError
@@ -9,44 +10,51 @@ from prolepsis.server.rehearsal.rehearsal import Rehearsal, RehearsedRequest
 from prolepsis.server.rehearsal.trace import Trace
 
 SHARES = (0.5, 0.95, 0.99)
+FIRST, EACH, WHOLE = "time to first token", "time a token", "end to end"
 
 
 @dataclass(frozen=True, slots=True)
 class Compared:
-    """A percentile of one time, in seconds; `share` is of the requests."""
+    """A figure as it was measured and as it was forecast."""
 
     what: str
-    share: float
+    share: float | None
+    """Of the requests: a percentile; None: a figure of all of them."""
     measured: float
     forecast: float
+    unit: Literal["s", ""] = "s"
 
     @property
     def error(self) -> float:
-        """Relative to what was measured; above 0: the forecast is too slow."""
+        """Relative to what was measured; above 0: the forecast is too high."""
         return self.forecast / self.measured - 1.0
 
 
 def check(trace: Trace, rehearsal: Rehearsal) -> list[Compared]:
     """Return the errors of a forecast of `trace`; raises `ConfigError` if it says nothing of what was measured."""
-    measured: dict[str, list[float]] = {"time to first token": [], "time a token": [], "end to end": []}
-    for line in trace.lines:
-        if line.measured is not None:
-            first, total = line.measured.first_token_s, line.measured.total_s
-            measured["time to first token"].append(first)
-            measured["end to end"].append(total)
-            if line.output > 1:
-                measured["time a token"].append((total - first) / (line.output - 1))
-    if not measured["end to end"]:
+    lines = [(line, line.measured) for line in trace.lines if line.measured is not None]
+    if not lines:
         raise ConfigError("no request of the trace says what it took; allowed: a recording", param="trace")
-    return _compared(measured, times(rehearsal.outcomes))
+    measured = {
+        FIRST: [took.first_token_s for _, took in lines],
+        EACH: [(took.total_s - took.first_token_s) / (line.output - 1) for line, took in lines if line.output > 1],
+        WHOLE: [took.total_s for _, took in lines],
+    }
+    num_tokens, num_steps = sum(line.output for line, _ in lines), sum(took.num_steps for _, took in lines)
+    end = max(line.at + took.total_s for line, took in lines)
+    return [
+        *_compared(measured, times(rehearsal.outcomes)),
+        Compared("tokens a pass", None, num_tokens / max(1, num_steps), rehearsal.tokens_a_pass, ""),
+        Compared("tokens a second", None, num_tokens / end, rehearsal.tokens_per_second, ""),
+    ]
 
 
 def times(outcomes: Sequence[RehearsedRequest]) -> dict[str, list[float]]:
     """Return the times of the requests that were served, in seconds."""
     return {
-        "time to first token": [one.first_token_s for one in outcomes if one.first_token_s is not None],
-        "time a token": [one.per_token_s for one in outcomes if one.per_token_s is not None],
-        "end to end": [one.total_s for one in outcomes if one.total_s is not None],
+        FIRST: [one.first_token_s for one in outcomes if one.first_token_s is not None],
+        EACH: [one.per_token_s for one in outcomes if one.per_token_s is not None],
+        WHOLE: [one.total_s for one in outcomes if one.total_s is not None],
     }
 
 

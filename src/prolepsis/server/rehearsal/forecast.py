@@ -68,14 +68,13 @@ def stops_paying(pairs: Sequence[tuple[LoadForecast, LoadForecast]]) -> LoadFore
 
 
 def _forecast(trace: Trace, rehearsal: Rehearsal, mode: str, rate: float, goal: LatencyGoal) -> LoadForecast:
-    served = [one for one in rehearsal.outcomes if one.error is None and one.total_s is not None]
+    served = rehearsal.served
     kept = [
         one
         for one in served
         if (one.first_token_s or 0.0) <= goal.first_token_s and (one.per_token_s or 0.0) <= goal.per_token_s
     ]
     seconds = max(rehearsal.seconds, 1e-9)
-    num_steps = sum(one.stats.num_steps for one in served)
     drafts = [counts for counts in rehearsal.replayed.values() if counts]
     known = sum(counts.get("exact", 0) - counts.get("cut", 0) for counts in drafts)
     made = sum(counts.get("exact", 0) + counts.get("moved", 0) for counts in drafts)
@@ -85,8 +84,8 @@ def _forecast(trace: Trace, rehearsal: Rehearsal, mode: str, rate: float, goal: 
         per_second=len(trace.lines) / max(trace.lines[-1].at, 1e-9),
         num_at_once=sum(one.total_s or 0.0 for one in served) / seconds,
         num_refused=sum(one.error is not None for one in rehearsal.outcomes),
-        tokens_per_second=sum(one.line.output for one in served) / seconds,
-        tokens_a_pass=sum(one.line.output for one in served) / max(1, num_steps),
+        tokens_per_second=rehearsal.tokens_per_second,
+        tokens_a_pass=rehearsal.tokens_a_pass,
         goodput=len(kept) / seconds,
         percentiles={
             what: {f"p{round(100 * share)}": percentile(values, share) or 0.0 for share in SHARES}

@@ -35,6 +35,8 @@ def trace_line(
         output=len(tokens),
         blocks=blocks.of(whole, request.cache_salt),
         temperature=request.params.temperature,
-        measured=MeasuredTimes(first_token_s=waited_s + first_s, total_s=waited_s + stats.total_s),
+        measured=MeasuredTimes(
+            first_token_s=waited_s + first_s, total_s=waited_s + stats.total_s, num_steps=stats.num_steps
+        ),
         drafts={name: tuple(drafts) for name, drafts in stats.drafts.items()},
     )

@@ -70,9 +70,24 @@ class Rehearsal:
     replayed: Mapping[str, Mapping[str, int]]
     """By proposer: drafts that were recorded where they were made ("exact"), elsewhere ("moved"), or too short to say
     how far they would have gone ("cut")."""
-    num_steps: int
-    num_sequences: int
-    """Rows of all steps."""
+
+    @property
+    def served(self) -> Sequence[RehearsedRequest]:
+        return [one for one in self.outcomes if one.error is None]
+
+    @property
+    def num_tokens(self) -> int:
+        """Of all answers."""
+        return sum(one.line.output for one in self.served)
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.num_tokens / max(self.seconds, 1e-9)
+
+    @property
+    def tokens_a_pass(self) -> float:
+        """Mean over the passes of single requests."""
+        return self.num_tokens / max(1, sum(one.stats.num_steps for one in self.served))
 
 
 def rehearse(trace: Trace, setting: RehearsedServer) -> Rehearsal:
@@ -81,8 +96,7 @@ def rehearse(trace: Trace, setting: RehearsedServer) -> Rehearsal:
     with asyncio.Runner(loop_factory=VirtualTime) as runner:
         outcomes, seconds = runner.run(_Play(trace, setting, rehearsed).run())
     replayed = {proposer.name: dict(proposer.counts) for proposer in rehearsed.proposers}
-    timings = rehearsed.engine.timings
-    return Rehearsal(outcomes, seconds, replayed, timings.num_steps, timings.totals.num_sequences)
+    return Rehearsal(outcomes, seconds, replayed)
 
 
 class _Play:

@@ -28,6 +28,8 @@ class MeasuredTimes:
     first_token_s: float
     """From its arrival at the server; so is the next."""
     total_s: float
+    num_steps: int
+    """Passes that emitted its tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from prolepsis.control.policy.model import Policy
     from prolepsis.engine.rehearsal.machine import Machine
     from prolepsis.server.cli.rehearse.calibrate import Calibration
+    from prolepsis.server.rehearsal.check import Compared
     from prolepsis.server.rehearsal.forecast import LoadForecast
 
 app = command_group("Rehearse traffic: what speculation would do to it, by the scheduler and policy that will run.")
@@ -110,14 +111,14 @@ def check(
     if as_json:
         print_json([{**asdict(one), "error": one.error} for one in compared])
         return
-    print_table(
-        "forecast against what was measured",
-        ["time", "of requests", "measured", "forecast", "error"],
-        [
-            [one.what, f"{100 * one.share:.0f} %", _ms(one.measured), _ms(one.forecast), f"{100 * one.error:+.1f} %"]
-            for one in compared
-        ],
-    )
+    heading = ["figure", "of requests", "measured", "forecast", "error"]
+    print_table("forecast against what was measured", heading, [_compared(one) for one in compared])
+
+
+def _compared(one: "Compared") -> list[str]:
+    of = "all" if one.share is None else f"{100 * one.share:.0f} %"
+    values = [_ms(value) if one.unit else f"{value:.2f}" for value in (one.measured, one.forecast)]
+    return [one.what, of, *values, f"{100 * one.error:+.1f} %"]
 
 
 @app.command("run", epilog=EPILOG)
