@@ -176,7 +176,7 @@ def test_named_tokens_stand_in_place_of_the_likeliest() -> None:
     assert isinstance(tokens, Tokens)
     assert tokens.logprobs is not None
     values = torch.tensor(table_logits(PROMPT), dtype=torch.float64).log_softmax(0).tolist()
-    order = sorted((4, 9, 17), key=lambda token: -values[token])
+    order = sorted({4, 9, 17, tokens.token_ids[0]}, key=lambda token: -values[token])
     assert [token for token, _ in tokens.logprobs[0].top] == order
     assert [value for _, value in tokens.logprobs[0].top] == pytest.approx([values[token] for token in order], abs=1e-6)
     assert math.isclose(tokens.logprobs[0].logprob, max(values), abs_tol=1e-6)

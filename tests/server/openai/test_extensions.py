@@ -224,6 +224,8 @@ async def test_tokenize_and_back(client: Connect) -> None:
     assert (reply["count"], reply["max_model_len"]) == (4, 512)
     assert reply["token_strs"][:2] == ["G", "r"]
     back = await http.post("/detokenize", json={"model": "tiny", "tokens": reply["tokens"]})
+    assert back.json() == {"prompt": "Grü"}
+    back = await http.post("/detokenize", json={"tokens": reply["tokens"]})
     assert back.json() == {"prompt": "Grü", "content": "Grü"}
     chat = (await http.post("/tokenize", json={"messages": USER})).json()
     assert bytes(chat["tokens"]) == b"user:Hi\n"

@@ -247,10 +247,10 @@ class Sampler:
         named: Sequence[int] = (),
     ) -> TokenLogprobs:
         """Return the log-softmax of the raw logits at `token`, and at the `top` likeliest (lowest id among equals), or
-        at those that are `named` in their place."""
+        at it and those that are `named` in their place."""
         values = logits.to(torch.float64)
         total, own = torch.logsumexp(values, 0), values[token]
-        top_ids = _in_order(values, named) if named else self._likeliest(values, top)
+        top_ids = _in_order(values, (token, *named)) if named else self._likeliest(values, top)
         pairs = zip(top_ids.tolist(), (values[top_ids] - total).tolist(), strict=True)
         rank = 1 + int((values > own).sum()) + int((values[:token] == own).sum())
         return TokenLogprobs(float(own - total), tuple(pairs), rank)

@@ -99,14 +99,13 @@ def _routes(responses: StoredResponses, emit: Emit) -> Sequence[Route]:
         roles=CLIENTS,
         summary="Cancel a response in the background",
         reply=ResponseReply,
-        errors=(409,),
     )
     async def cancel(caller: SignedIn, response_id: str) -> Response:
         [*_, before] = await found(caller.tenant, response_id)
         response = await asyncio.to_thread(table.cancel, caller.tenant, response_id) or before
         if response.status != "cancelled":
             message = f"The response is {response.status}; allowed: to cancel one in the background that has not ended"
-            raise RequestRefused(message, code="response_ended", status=409)
+            raise RequestRefused(message, code="response_ended")
         if before.status != "cancelled":
             emit(caller.act("response.cancelled", response_id))
             responses.look()

@@ -107,7 +107,8 @@ class StoredResponses(Feature):
             message = f"{field} is true; allowed: false, as this server stores no responses (response_retention_days)"
             raise InvalidParameter(message, param=field)
         if body.background and body.store is False:
-            raise InvalidParameter("store is false; allowed: true or null where background is true", param="store")
+            message = "store is false, and background can only be used when `store` is true; allowed: true or null"
+            raise InvalidParameter(message, param="store")
         return body.store is not False and self._retention_s > 0
 
     async def conversation(self, tenant: str, previous_id: str | None) -> Sequence[StoredResponse]:

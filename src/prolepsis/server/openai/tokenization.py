@@ -66,8 +66,8 @@ class Tokenized(Reply):
 
 class Detokenized(Reply):
     prompt: str
-    content: str
-    """The same, as llama.cpp has it."""
+    content: str | None = None
+    """The same, as llama.cpp has it; left out where the body names a model, as vLLM's clients do."""
 
 
 class TokenizerInfo(Reply):
@@ -123,7 +123,7 @@ def _detokenized(body: DetokenizeBody, services: Services) -> Json:
     if wrong is not None:
         raise InvalidParameter(f"tokens holds {wrong}; allowed: 0 to {largest}", param="tokens")
     text = services.tokenizer.decode(body.tokens, skip_special_tokens=False)
-    return {"prompt": text, "content": text}
+    return {"prompt": text} if body.model else {"prompt": text, "content": text}
 
 
 def _tokenized(body: TokenizeBody, services: Services) -> Json:
