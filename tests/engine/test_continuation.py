@@ -148,7 +148,7 @@ class Limit(ChunkLimit):
         super().__init__(0.0, flat_cost())
         self._most = most
 
-    def max_tokens(self, decoding: Sequence[Row], start: int, most: int) -> int:
+    def max_tokens(self, decoding: Sequence[Row], start: int, most: int, *, is_short: bool = False) -> int:
         return min(most, self._most)
 
 
