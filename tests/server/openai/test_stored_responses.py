@@ -337,7 +337,7 @@ def test_what_a_lost_server_ran_fails(serve: Serve, sqlite: str) -> None:
         """Let the lease lapse, which the first server renews, and see whether the other has ended the response."""
         with closing(opened(sqlite)) as database, database.write() as connection:
             connection.execute(update(tables.responses).values(leased_until=time.time() - 1))
-        return other.retrieve(name).status == "failed"
+        return bool(other.retrieve(name).status == "failed")
 
     wait_for(is_over)
     failed = other.retrieve(name)
