@@ -109,7 +109,7 @@ def record(agent: Agent, program: str) -> list[object]:
         raise SystemExit(f"{program} sent nothing: {(ended.stderr or ended.stdout)[-600:]}")
     text = json.dumps(recording.requests)
     for name, value in (
-        (place, "/work/project"),
+        (place, "/home/user/project"),
         (home, "/home/user"),
         (platform.node(), "host"),
         (platform.release(), "6.1"),

@@ -1,11 +1,11 @@
 """The events of one request on the way from an engine to their reader."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from prolepsis.core.errors import DeadlineExceeded, ProlepsisError
-from prolepsis.core.events import Aborted, Event, Failed, Tokens
+from prolepsis.core.events import Aborted, Event, Failed, Terminal, Tokens
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import RequestStats
 
@@ -66,3 +66,16 @@ class EventStream:
             num_output_tokens=self._num_output_tokens,
             total_s=now - self.arrival,
         )
+
+
+def deliver(events: Sequence[Event], streams: dict[str, EventStream]) -> set[str]:
+    """Put events into the streams of their requests; return the requests that have ended, whose streams are gone."""
+    ended = set[str]()
+    for event in events:
+        stream = streams.get(event.request_id)
+        if stream is not None:
+            stream.put(event)
+        if isinstance(event, Terminal):
+            streams.pop(event.request_id, None)
+            ended.add(event.request_id)
+    return ended

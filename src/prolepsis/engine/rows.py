@@ -76,7 +76,7 @@ class SampledTokens:
     difference: Difference | None = None
     """The difference, if this is a replay whose last token differs from the one emitted before."""
     scores: tuple[TokenLogprobs, ...] = ()
-    """Log-probabilities of tokens of the prompt. There may be no emitted tokens beside them."""
+    """Log-probabilities of tokens of the prompt. There may be no emitted tokens with them."""
 
     def without_last(self) -> "SampledTokens":
         return replace(self, tokens=self.tokens[:-1], path=self.path[:-1])

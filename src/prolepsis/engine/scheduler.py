@@ -78,6 +78,9 @@ class _Step:
     rows: dict[str, Row] = field(default_factory=dict)
     preempted: bool = False
     num_scored: int = 0
+    num_background: int = 0
+    """Rows of background work; the next is their cached tokens."""
+    background_context: int = 0
 
     def room(self, sequence: SequenceState) -> int:
         """Return how many tokens of a sequence the step may still compute."""
@@ -89,11 +92,18 @@ class _Step:
         self.rows[sequence.key] = row
         count_scheduled(sequence.request, self.now)
         self.budget -= row.num_tokens
+        self._count(row, 1)
 
     def drop(self, sequence: SequenceState) -> None:
         row = self.rows.pop(sequence.key, None)
         if row is not None:
             self.budget += row.num_tokens
+            self._count(row, -1)
+
+    def _count(self, row: Row, sign: int) -> None:
+        if row.sequence.is_background:
+            self.num_background += sign
+            self.background_context += sign * row.start
 
 
 class Scheduler:
@@ -240,17 +250,16 @@ class Scheduler:
         if not step.preempted:
             self._admit(step, now)
         self._read(step)
-        rows = list(step.rows.values())
-        if any(row.sequence.is_background for row in rows):
+        if step.num_background:
             self._background.ran(now)
-        return rows
+        return list(step.rows.values())
 
     def _keeps_short(self, step: _Step, sequence: SequenceState) -> bool:
         """Return whether a pass that is to be short is so with a sequence that decodes; else it is left out."""
         if self._chunks is None or not (self._background.is_short and sequence.is_background):
             return True
-        starts = [row.start for row in step.rows.values() if row.sequence.is_background]
-        if sequence.num_pending > 1 or self._chunks.is_short(len(starts) + 1, sum(starts) + sequence.num_computed):
+        context = step.background_context + sequence.num_computed
+        if sequence.num_pending > 1 or self._chunks.is_short(step.num_background + 1, context):
             return True
         step.small.leave_out(sequence)
         return False

@@ -16,7 +16,7 @@ from prolepsis.core.messages import Abort, Control, Submit
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import ProposerMemory, RequestStats, TrafficClassCounts
 from prolepsis.engine.drafting.call_watch import Superseded, WatchedCall
-from prolepsis.engine.event_stream import EventStream
+from prolepsis.engine.event_stream import EventStream, deliver
 from prolepsis.engine.handover import Handover
 from prolepsis.engine.step import Engine
 from prolepsis.engine.watchdog import Watchdog
@@ -218,13 +218,7 @@ class ThreadEngineClient:
             self._closing.set()
 
     def _deliver(self, events: Sequence[Event]) -> None:
-        for event in events:
-            stream = self._streams.get(event.request_id)
-            if stream is not None:
-                stream.put(event)
-            if isinstance(event, Terminal):
-                self._streams.pop(event.request_id, None)
-                self._left.discard(event.request_id)
+        self._left -= deliver(events, self._streams)
 
     def _end(self) -> None:
         """The thread ends: end the requests that were sent too late for the engine."""

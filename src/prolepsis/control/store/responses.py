@@ -1,4 +1,4 @@
-"""Responses that tenants keep in the store: what was asked, the answer, and the events of one that runs for nobody."""
+"""Responses that tenants keep in the store: what was asked, the answer, and events of background ones."""
 
 import json
 import time

@@ -99,7 +99,7 @@ class ProposerSet:
         self._kept: dict[str, int] = {}  # nodes of each live sequence's last draft that were worth verifying
 
     @property
-    def kinds(self) -> dict[str, "ProposerKind"]:
+    def kinds(self) -> dict[str, ProposerKind]:
         """How each one drafts."""
         return {each.name: ProposerKind(each.proposer.free, each.proposer.one_pass) for each in self._drafters}
 

@@ -1,7 +1,7 @@
 """Objects of client schemas that say nothing of unlisted names: closed, so that no names are invented; or bounded.
 
 Only where an object lists names it is closed. Schemas that hold together for one value (`allOf`, and `anyOf`, `oneOf`
-or `$ref` beside something else) are closed as one, to the names that any of them lists.
+or `$ref` with something else) are closed as one, to the names that any of them lists.
 """
 
 import copy

@@ -16,7 +16,7 @@ FORMATS = frozenset({*PATTERNS, "email", "hostname", "ipv4", "ipv6", "uri", "uui
 CHECKED = ("not", "if", "contains", "propertyNames", "uniqueItems", "minProperties", "maxProperties", "oneOf")
 """Keywords of which only a whole answer shows whether it keeps them."""
 _WITHOUT_EFFECT = ("then", "else", "minContains", "maxContains")
-"""Keywords that have an effect only beside one that is left out."""
+"""Keywords that have an effect only with one that is left out."""
 _WORDS = ("title", "description", "$comment", "examples", "markdownDescription")
 """Keywords for readers; the grammar's size does not count them."""
 _DEPENDENT = ("dependencies", "dependentRequired", "dependentSchemas")

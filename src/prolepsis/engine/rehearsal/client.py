@@ -5,12 +5,12 @@ from collections.abc import AsyncGenerator, Sequence
 
 from prolepsis.core.config import DRAFT_HEAD, HeadProposerName
 from prolepsis.core.engine_client import EngineHealth, EngineInfo, HeadSwapped, InstalledHead
-from prolepsis.core.errors import EngineDead, InvalidParameter
+from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.events import Event, Terminal
 from prolepsis.core.messages import Abort, Control, Submit
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import ProposerMemory, TrafficClassCounts
-from prolepsis.engine.event_stream import EventStream
+from prolepsis.engine.event_stream import EventStream, deliver
 from prolepsis.engine.rehearsal.engine import Rehearsed
 
 
@@ -32,17 +32,14 @@ class RehearsedClient:
         self.engine.validate(request)
         loop = asyncio.get_running_loop()
         stream = self._streams[request.request_id] = EventStream(request, loop.time())
-        self._send(Submit(request, stream.arrival))
+        self.send(Submit(request, stream.arrival))
         event: Event | None = None
         try:
             while not isinstance(event, Terminal):
                 yield (event := await stream.next())
         finally:
             if not isinstance(event, Terminal):
-                self._send(Abort(request.request_id))
-
-    def send(self, control: Control) -> None:
-        self._send(control)
+                self.send(Abort(request.request_id))
 
     async def heads(self) -> Sequence[InstalledHead]:
         return ()
@@ -63,8 +60,8 @@ class RehearsedClient:
         if self._steps is not None:
             self._steps.cancel()
 
-    def _send(self, message: Control | Submit) -> None:
-        self.engine.send(message)
+    def send(self, control: Control | Submit) -> None:
+        self.engine.send(control)
         self._sent.set()
         if self._steps is None:
             self._steps = asyncio.get_running_loop().create_task(self._run())
@@ -76,16 +73,6 @@ class RehearsedClient:
                 self._clock.now = loop.time()
                 events = engine.step()
                 await asyncio.sleep(self._clock.now - loop.time())
-                self._deliver(events)
+                deliver(events, self._streams)
             self._sent.clear()
             await self._sent.wait()
-
-    def _deliver(self, events: Sequence[Event]) -> None:
-        for event in events:
-            stream = self._streams.get(event.request_id)
-            if stream is not None:
-                stream.put(event)
-            if isinstance(event, Terminal):
-                self._streams.pop(event.request_id, None)
-        if self.engine.dead is not None:
-            raise EngineDead(str(self.engine.dead))

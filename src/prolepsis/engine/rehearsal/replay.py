@@ -95,7 +95,7 @@ class RecordedProposer(Proposer):
         self.one_pass = cost.one_pass
         self.counts: Counter[str] = Counter()
         """Drafts that were "exact", made where they were recorded, or "moved", and those that were "cut" by the depth
-        that had been asked for, so that nobody knows how much further they would have gone."""
+        that had been asked for, so that it is not known how much further they would have gone."""
         self._cost = cost
         self._answers = answers
         self._clock = clock

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from prolepsis.control.statistics.percentile import percentile
-from prolepsis.server.rehearsal.check import SHARES, times
+from prolepsis.server.rehearsal.check import SHARES, WHOLE, times
 from prolepsis.server.rehearsal.rehearsal import Rehearsal, RehearsedServer, rehearse
 from prolepsis.server.rehearsal.trace import Trace
 
@@ -38,7 +38,7 @@ class LoadForecast:
     goodput: float
     """Requests a second that keep the goal."""
     percentiles: Mapping[str, Mapping[str, float]]
-    """Seconds, by time and percentile."""
+    """Seconds, by time, in the order of `times`, and percentile."""
     extrapolated: float
     """Share of drafts that are not known where they were made, or as far as they would have gone."""
 
@@ -61,7 +61,7 @@ def forecasts(
 def stops_paying(pairs: Sequence[tuple[LoadForecast, LoadForecast]]) -> LoadForecast | None:
     """Return the lightest load at which speculation no longer makes the median request faster; None: nowhere here."""
     for plain, own in sorted(pairs, key=lambda pair: pair[0].rate):
-        before, now = (one.percentiles["end to end"].get("p50", 0.0) for one in (plain, own))
+        before, now = (one.percentiles[WHOLE].get("p50", 0.0) for one in (plain, own))
         if now > PAYS * before:
             return own
     return None

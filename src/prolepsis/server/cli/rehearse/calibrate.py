@@ -5,13 +5,13 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from prolepsis.core.events import Event, Failed, Finished, Tokens
 from prolepsis.core.requests import GenerateRequest, SamplingParams, SpecMode, SpeculationChoice
 from prolepsis.engine.models.protocol import TargetModel
 from prolepsis.engine.profile import measure
 from prolepsis.engine.rehearsal.machine import Machine
 from prolepsis.engine.rehearsal.measure import StepMeter
 from prolepsis.engine.thread import ThreadEngineClient
+from prolepsis.server.cli.bench.ask import ask
 from prolepsis.server.cli.bench.measure import Notify
 from prolepsis.server.cli.bench.prompts import EncodedPrompt
 from prolepsis.server.rehearsal.record import BlockNumbers, trace_line
@@ -56,21 +56,11 @@ async def record(client: ThreadEngineClient, load: OfferedLoad, mode: SpecMode, 
 
     async def answered(at: float, request: GenerateRequest) -> TraceLine:
         await asyncio.sleep(begin + at - loop.time())
-        tokens, asked_at, last = list[int](), loop.time() - begin, None
-        async for last in client.generate(request):
-            if isinstance(last, Tokens):
-                tokens += last.token_ids
-        return trace_line(request, tokens, _finished(last).stats, blocks, asked_at)
+        asked_at, answer = loop.time() - begin, await ask(client, request)
+        return trace_line(request, answer.token_ids, answer.stats, blocks, asked_at)
 
     lines = await asyncio.gather(*(answered(*one) for one in load.requests(mode, name)))
     return Trace(lines=tuple(sorted(lines, key=lambda line: line.at)), machine=client.info.fingerprint)
-
-
-def _finished(event: Event | None) -> Finished:
-    if isinstance(event, Failed):
-        raise event.error
-    assert isinstance(event, Finished), "a request that nobody ends is finished or fails"
-    return event
 
 
 @dataclass(frozen=True, slots=True)

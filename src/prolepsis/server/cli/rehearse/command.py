@@ -62,7 +62,7 @@ def measure(
     (output / "machine.json").write_text(found.machine.to_json())
     for name, trace in (("plain", found.plain), ("auto", found.auto)):
         write_trace(output / f"{name}.jsonl.gz", trace)
-    print_facts([("machine", output / "machine.json"), ("recordings", "plain.jsonl.gz, auto.jsonl.gz beside it")])
+    print_facts([("machine", output / "machine.json"), ("recordings", "plain.jsonl.gz, auto.jsonl.gz in its folder")])
     note("check the forecast: prolepsis rehearse check RECORDING --machine FILE")
 
 
@@ -180,7 +180,7 @@ _HEAD = [
 
 
 def _row(one: "LoadForecast") -> list[str]:
-    times = (one.percentiles[what] for what in ("time to first token", "time a token", "end to end"))
+    times = one.percentiles.values()
     shown = [_ms(time[share]) for time in times for share in ("p50", "p95")]
     return [
         f"{one.rate:g}x ({one.per_second:.2f}/s)",
