@@ -1,4 +1,4 @@
-"""Reviews of a day to a quarter: what figures, budgets and changes say, and what to look at by rules that are stated."""
+"""Reviews of a day to a quarter: what figures, budgets and changes say, and what to look at, by stated rules."""
 
 import math
 from collections import Counter
