@@ -90,7 +90,7 @@ def test_a_failing_must_ends_with_1_and_says_what_to_do(here: Path) -> None:
     result = doctor()
     assert result.exit_code == FAILED
     text = " ".join(result.stdout.split())
-    for said in ("breaker is off", "set `breaker: on`", "no server is named: --server URL"):
+    for said in ("breaker: off", "set `breaker: on`", "no server is named: --server URL"):
         assert said in text
 
 

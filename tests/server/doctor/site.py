@@ -50,7 +50,9 @@ class Site:
     asks_for_keys: bool = True
     days_ago: dict[str, float] = field(default_factory=dict)
     """Of acts, by action."""
-    settings: dict[str, Any] = field(default_factory=lambda: ServerConfig.model_validate(SETTINGS).model_dump(mode="json"))
+    settings: dict[str, Any] = field(
+        default_factory=lambda: ServerConfig.model_validate(SETTINGS).model_dump(mode="json")
+    )
     engine: dict[str, Any] = field(default_factory=lambda: EngineConfig().model_dump(mode="json"))
     machine: dict[str, Any] = field(default_factory=dict)
     replies: dict[str, Any] = field(default_factory=dict)

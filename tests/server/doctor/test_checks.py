@@ -228,7 +228,7 @@ def test_without_a_server_the_settings_are_those_here(site: Site, monkeypatch: p
     site.names_server = False
     assert found(CHECKS["breaker"], site)["state"] == "pass"
     monkeypatch.setenv("PROLEPSIS_BREAKER", "off")
-    assert found(CHECKS["breaker"], site)["finding"] == "breaker is off"
+    assert found(CHECKS["breaker"], site)["finding"] == "breaker: off"
 
 
 def test_the_settings_of_another_server_of_the_store_say_nothing(site: Site) -> None:

@@ -14,6 +14,7 @@ import httpx
 from prolepsis.core.config import DAY_S
 from prolepsis.core.errors import ProlepsisError
 from prolepsis.core.files import cache_directory
+from prolepsis.core.terminal.documents import shown
 from prolepsis.core.terminal.flags import settings_here
 from prolepsis.core.units import duration, size
 from prolepsis.ops.monitoring.rules import alert_groups
@@ -85,8 +86,8 @@ def _did(action: str) -> Test:
 def _on(*names: str) -> Test:
     def test(facts: Facts) -> Found:
         values = {name: facts.settings[name] for name in names}
-        shown = ", ".join(f"{name} is {value}" for name, value in values.items())
-        return all(value not in _NOT_ENOUGH for value in values.values()), shown
+        finding = ", ".join(f"{name}: {shown(name, value)}" for name, value in values.items())
+        return all(value not in _NOT_ENOUGH for value in values.values()), finding
 
     return test
 
@@ -97,13 +98,13 @@ def _said(path: str, read: Callable[[Any], Found]) -> Test:
 
 def _closed(facts: Facts) -> Found:
     found = {path: httpx.get(f"{facts.server.url}{path}").status_code for path in ("/v1/models", "/console")}
-    shown = ", ".join(f"{path} replies with {status}" for path, status in found.items())
-    return all(300 <= status < 400 or status in (401, 403) for status in found.values()), f"without a key {shown}"
+    finding = ", ".join(f"{path} replies with {status} without a key" for path, status in found.items())
+    return all(300 <= status < 400 or status in (401, 403) for status in found.values()), finding
 
 
 def _replays(reply: Any) -> Found:
     known(reply["match_rate"], "no request has been replayed since the start")
-    return not reply["outcomes"]["structural"], f"outcomes of replays: {reply['outcomes']}"
+    return not reply["outcomes"]["structural"], f"replays: {shown('', reply['outcomes'])}"
 
 
 def _misfits(reply: Any) -> Found:
@@ -156,9 +157,9 @@ TESTS: Mapping[str, Test] = {
     "keys": _closed,
     "tls": lambda facts: (
         bool(facts.settings["tls_certificate"]) or is_loopback(facts.settings["host"]) or "https:" in (facts.url or ""),
-        f"host is {facts.settings['host']}, tls_certificate is {facts.settings['tls_certificate']}",
+        f"host: {facts.settings['host']}, tls_certificate: {facts.settings['tls_certificate'] or 'none'}",
     ),
-    "store": _said("/health/ready", lambda ready: (bool(ready["store"]) and ready["store"]["ok"], str(ready["store"]))),
+    "store": _said("/health/ready", lambda now: (bool(now["store"]) and now["store"]["ok"], shown("", now["store"]))),
     "exactness": _said("/health/ready", lambda ready: (ready["exactness"] == "strict", ready["exactness_reason"])),
     "replays-match": _said("/admin/correctness", _replays),
     "head-fits": _said("/admin/heads", _misfits),
