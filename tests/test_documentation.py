@@ -56,6 +56,7 @@ CANNOT_RUN = {
     "vllm-env/bin/prolepsis": "needs an environment with vLLM; tests/engine/vllm",
     "prolepsis serve": "serves until it is stopped; tests/server/cli/test_serve.py",
     "prolepsis propose-server": "serves until it is stopped; tests/server/cli/test_propose_server.py",
+    "prolepsis doctor": "ends with the status of what it finds; tests/server/cli/test_doctor.py",
     "prolepsis exact": "takes minutes with the default model; tests/exact",
     "prolepsis profile": "measures for a minute; tests/server/cli/test_profile.py",
     "prolepsis bench": "takes minutes; tests/server/cli/test_bench_measure.py",

@@ -378,10 +378,9 @@ READING = {
         "chat",
         "batch run",
         "bench",
-        "exact",
+        "doctor",
         "profile",
         "rehearse measure",
-        "rehearse check",
         "rehearse run",
         "status",
         "keys list",
@@ -411,6 +410,8 @@ STARTING = {
     "store upgrade": "store.upgraded",
     "audit bundle": "request.exported",
     "incident snapshot": "incident.snapshot",
+    "exact": "exact.passed",
+    "rehearse check": "rehearsal.checked",
 }
 """Commands whose entries have tests of their own."""
 MAKING = ("train", "models")

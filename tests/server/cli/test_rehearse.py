@@ -78,9 +78,12 @@ def test_what_was_measured_reads_as_it_was_written(calibration: Calibration, tmp
         Machine.from_json("{}")
 
 
-def test_check_prints_the_error_of_each_time(calibration: Calibration, tmp_path: Path) -> None:
+def test_check_prints_the_error_of_each_time_and_is_on_record(
+    calibration: Calibration, audit_actions: Callable[[], list[str]], tmp_path: Path
+) -> None:
     machine, trace = files(calibration, tmp_path)
     result = run_command("rehearse", "check", trace, "--machine", machine, "--json")
+    assert audit_actions() == ["rehearsal.checked"]
     compared = json.loads(result.stdout)
     times = ("time to first token", "time a token", "end to end")
     expected = {(what, share) for what in times for share in (0.5, 0.95, 0.99)}

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from prolepsis.control.audit.commands.acts import actor, record_act
+from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.files import read_text
@@ -108,6 +110,7 @@ def check(
     quiet_logs("error")  # what is rehearsed sheds load
     recorded, measured = read_trace(trace), _machine(machine)
     compared = held_against(recorded, rehearse(recorded, RehearsedServer(machine=measured, mode=_mode(mode))))
+    record_act(AuditEvent(actor=actor(), action="rehearsal.checked", subject=trace.name))
     if as_json:
         print_json([{**asdict(one), "error": one.error} for one in compared])
         return
