@@ -114,17 +114,22 @@ class _Play:
         self._gate = AdmissionController(self._setting.server, self._client, metrics, clock=loop.time)
         async with running([self._gate]), asyncio.TaskGroup() as tasks:
             asked = []
+            slots = asyncio.Semaphore(self._trace.at_once or len(self._trace.lines))
             for number, line in enumerate(self._trace.lines):
-                await asyncio.sleep(max(0.0, line.at - loop.time()))
-                asked.append(tasks.create_task(self._ask(number, line)))
+                if self._trace.at_once is None:
+                    await asyncio.sleep(max(0.0, line.at - loop.time()))
+                await slots.acquire()
+                asked.append(tasks.create_task(self._ask(number, line, slots)))
         await self._client.close()
         return [task.result() for task in asked], loop.time()
 
-    async def _ask(self, number: int, line: TraceLine) -> RehearsedRequest:
+    async def _ask(self, number: int, line: TraceLine, slots: asyncio.Semaphore) -> RehearsedRequest:
         try:
             return await self._served(number, line)
         except (ProlepsisError, RequestRefused) as error:
             return RehearsedRequest(line=line, error=getattr(error, "code", None) or type(error).__name__)
+        finally:
+            slots.release()
 
     async def _served(self, number: int, line: TraceLine) -> RehearsedRequest:
         now, decision = asyncio.get_running_loop().time, self._decided(line)
