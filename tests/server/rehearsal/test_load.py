@@ -3,12 +3,12 @@
 import pytest
 
 from prolepsis.core.errors import ConfigError
-from prolepsis.server.rehearsal.load import Load, load_of
+from prolepsis.server.rehearsal.load import TrafficLoad, load_of
 
 
 def test_a_load_is_a_number_at_once_or_a_rate() -> None:
-    assert load_of("8") == Load(at_once=8)
-    assert load_of("0.5/s") == Load(per_second=0.5)
+    assert load_of("8") == TrafficLoad(at_once=8)
+    assert load_of("0.5/s") == TrafficLoad(per_second=0.5)
     assert str(load_of("8")) == "8 at once"
     assert str(load_of("2/s")) == "2 a second"
 

@@ -6,7 +6,7 @@ from prolepsis.core.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class TrafficLoad:
     """One of the two is given."""
 
     at_once: int | None = None
@@ -23,13 +23,13 @@ class Load:
         return f"{self.at_once}" if self.at_once else f"{self.per_second:g}-a-second"
 
 
-def load_of(text: str) -> Load:
+def load_of(text: str) -> TrafficLoad:
     """Return the load of a text such as `8` (at once) or `2/s`; raises `ConfigError` for any other."""
     number = text.removesuffix("/s")
     try:
-        load = Load(at_once=int(text)) if number == text else Load(per_second=float(number))
+        load = TrafficLoad(at_once=int(text)) if number == text else TrafficLoad(per_second=float(number))
     except ValueError:
-        load = Load()
+        load = TrafficLoad()
     if not 0 < (load.at_once or load.per_second or 0) < 1e6:
         raise ConfigError(f"loads hold {text!r}; allowed: requests at once (8) or a second (2/s)", param="loads")
     return load

@@ -17,7 +17,7 @@ from prolepsis.engine.thread import ThreadEngineClient
 from prolepsis.server.cli.bench.ask import ask
 from prolepsis.server.cli.bench.measure import Notify
 from prolepsis.server.cli.bench.prompts import EncodedPrompt
-from prolepsis.server.rehearsal.load import Load
+from prolepsis.server.rehearsal.load import TrafficLoad
 from prolepsis.server.rehearsal.record import BlockNumbers, trace_line
 from prolepsis.server.rehearsal.trace import Trace, TraceLine
 
@@ -34,7 +34,7 @@ _WARM_UP_S = 1.0
 class OfferedLoad:
     """Requests for some time, with answers of random lengths."""
 
-    load: Load
+    load: TrafficLoad
     prompts: Sequence[EncodedPrompt]
     seconds: float
     """Those that were asked for until then are awaited."""
@@ -85,10 +85,10 @@ async def record(client: ThreadEngineClient, offered: OfferedLoad, mode: SpecMod
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
+class LoadRecording:
     """What a machine did at a load that it was not measured at."""
 
-    load: Load
+    load: TrafficLoad
     mode: SpecMode
     trace: Trace
 
@@ -103,7 +103,7 @@ class Calibration:
 
     async def run(
         self, model: TargetModel, measured: Sequence[OfferedLoad], recorded: Sequence[OfferedLoad]
-    ) -> tuple[Machine, list[Recording]]:
+    ) -> tuple[Machine, list[LoadRecording]]:
         """Return the machine and the recordings."""
         samples = await self._measure(measured, 0)
         recordings = [await self._record(offered, mode) for offered in recorded for mode in MODES]
@@ -124,10 +124,10 @@ class Calibration:
                     await record(client, part, mode, f"measured-{offered.load.name}-{mode}")
             return meter.taken()
 
-    async def _record(self, offered: OfferedLoad, mode: SpecMode) -> Recording:
+    async def _record(self, offered: OfferedLoad, mode: SpecMode) -> LoadRecording:
         self._notify(f"recording {offered.load}, speculation {mode}, to check the forecast by")
         async with self._engine(offered) as (client, _):
-            return Recording(offered.load, mode, await record(client, offered, mode, "recorded"))
+            return LoadRecording(offered.load, mode, await record(client, offered, mode, "recorded"))
 
     @asynccontextmanager
     async def _engine(self, offered: OfferedLoad) -> AsyncIterator[tuple[ThreadEngineClient, StepMeter]]:
@@ -136,7 +136,7 @@ class Calibration:
         client = ThreadEngineClient(self._build(meter))
         try:
             meter.watch(client.engine)
-            warm_up = replace(offered, load=Load(at_once=1), seconds=min(_WARM_UP_S, offered.seconds))
+            warm_up = replace(offered, load=TrafficLoad(at_once=1), seconds=min(_WARM_UP_S, offered.seconds))
             await record(client, warm_up, "off", "warm-up")
             meter.taken()
             yield client, meter

@@ -29,10 +29,10 @@ from prolepsis.core.terminal.output import (
 if TYPE_CHECKING:
     from prolepsis.control.policy.model import Policy
     from prolepsis.engine.rehearsal.machine import Machine
-    from prolepsis.server.cli.rehearse.calibrate import Recording
+    from prolepsis.server.cli.rehearse.calibrate import LoadRecording
     from prolepsis.server.rehearsal.check import Compared
     from prolepsis.server.rehearsal.forecast import LoadForecast
-    from prolepsis.server.rehearsal.load import Load
+    from prolepsis.server.rehearsal.load import TrafficLoad
 
 app = command_group("Rehearse traffic: what speculation would do to it, by the scheduler and policy that will run.")
 
@@ -71,10 +71,10 @@ def measure(
 async def _measured(
     settings: Settings,
     prompts: Path | None,
-    loads: tuple[Sequence["Load"], Sequence["Load"]],
+    loads: tuple[Sequence["TrafficLoad"], Sequence["TrafficLoad"]],
     seconds: float,
     max_tokens: int,
-) -> "tuple[Machine, list[Recording]]":
+) -> "tuple[Machine, list[LoadRecording]]":
     from prolepsis.engine.build import build_engine
     from prolepsis.engine.models.load import load_model
     from prolepsis.engine.start import loading
