@@ -70,6 +70,8 @@ class Rehearsal:
     replayed: Mapping[str, Mapping[str, int]]
     """By proposer: drafts that were recorded where they were made ("exact"), elsewhere ("moved"), or too short to say
     how far they would have gone ("cut")."""
+    busy_s: float = 0.0
+    """Time in steps of the engine."""
 
     @property
     def served(self) -> Sequence[RehearsedRequest]:
@@ -93,10 +95,11 @@ class Rehearsal:
 def rehearse(trace: Trace, setting: RehearsedServer) -> Rehearsal:
     """Play all requests of a trace to their end."""
     rehearsed = rehearsed_engine(setting.machine, setting.seed)
+    play = _Play(trace, setting, rehearsed)
     with asyncio.Runner(loop_factory=VirtualTime) as runner:
-        outcomes, seconds = runner.run(_Play(trace, setting, rehearsed).run())
+        outcomes, seconds = runner.run(play.run())
     replayed = {proposer.name: dict(proposer.counts) for proposer in rehearsed.proposers}
-    return Rehearsal(outcomes, seconds, replayed)
+    return Rehearsal(outcomes, seconds, replayed, rehearsed.engine.timings.totals.total)
 
 
 class _Play:

@@ -109,7 +109,7 @@ def check(
     from prolepsis.server.rehearsal.trace import read_trace
 
     quiet_logs("error")  # what is rehearsed sheds load
-    recorded, measured = read_trace(trace), _machine(machine)
+    recorded, measured = read_trace(trace), machine_of(machine)
     compared = held_against(recorded, rehearse(recorded, RehearsedServer(machine=measured, mode=_mode(mode))))
     if as_json:
         print_json([{**asdict(one), "error": one.error} for one in compared])
@@ -148,7 +148,7 @@ def run(
     played = read_trace(trace).scaled(lengths=lengths, most=requests)
     if drafts is not None:
         played = played.with_drafts_of(read_trace(drafts), seed)
-    setting = RehearsedServer(machine=_machine(machine), policy=_policy(policy), seed=seed)
+    setting = RehearsedServer(machine=machine_of(machine), policy=policy_of(policy), seed=seed)
     goal = LatencyGoal(first_token_s=goal_first_ms / 1000.0, per_token_s=goal_token_ms / 1000.0)
     pairs = forecasts(played, setting, [_rate(text) for text in listed(rates)], goal)
     end = stops_paying(pairs)
@@ -224,7 +224,8 @@ def _mode(text: str) -> Literal["auto", "off"]:
     raise ConfigError(f"mode is {text!r}; allowed: auto, off", param="mode")
 
 
-def _machine(file: Path) -> "Machine":
+def machine_of(file: Path) -> "Machine":
+    """Return the machine of a file; raises `ConfigError` for any other."""
     from prolepsis.engine.rehearsal.machine import Machine
 
     try:
@@ -233,7 +234,8 @@ def _machine(file: Path) -> "Machine":
         raise ConfigError(f"{file} is no measured machine: {error}", param="machine") from error
 
 
-def _policy(file: Path | None) -> "Policy | None":
+def policy_of(file: Path | None) -> "Policy | None":
+    """Return the policy of a file that can be used; None: there is none."""
     from prolepsis.control.policy.check import NOTHING_KNOWN, usable_policy
 
     return None if file is None else usable_policy(read_text(file, "policy"), str(file), NOTHING_KNOWN)
