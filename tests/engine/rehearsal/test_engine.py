@@ -54,14 +54,19 @@ class Guessing(Proposer):
         self._clock = clock
 
     def propose(self, sequences: Sequence[SequenceView], limits: Sequence[int]) -> list[Draft | None]:
-        drafts = [self._draft(sequence, limit) for sequence, limit in zip(sequences, limits, strict=True)]
-        self._clock.advance(self._cost.ms(len(sequences), max(limits)) / 1000.0)
+        return self.propose_trees(sequences, limits, limits, 0.0)
+
+    def propose_trees(
+        self, sequences: Sequence[SequenceView], depths: Sequence[int], limits: Sequence[int], threshold: float
+    ) -> list[Draft | None]:
+        drafts = [self._draft(*asked, threshold) for asked in zip(sequences, depths, strict=True)]
+        self._clock.advance(self._cost.ms(len(sequences), max(depths)) / 1000.0)
         return drafts
 
     def take(self, states: Sequence[HiddenStates]) -> None:
         self._clock.advance(self._cost.state_ms * sum(len(one.tokens) for one in states) / 1000.0)
 
-    def _draft(self, sequence: SequenceView, limit: int) -> Draft | None:
+    def _draft(self, sequence: SequenceView, limit: int, threshold: float) -> Draft | None:
         chance = random.Random(f"{self.name} {sequence.key} {len(sequence.tokens)}")
         if chance.random() < 0.2:
             return None
@@ -69,7 +74,9 @@ class Guessing(Proposer):
             return replace(tree, proposer=self.name)
         right = true_continuation(sequence, min(limit, 5))
         tokens = tuple(token if chance.random() < self._right else (token + 1) % VOCAB for token in right)
-        return chain(tokens, self.name, tuple(0.8 ** (1 + i) for i in range(len(tokens))), bucket=2)
+        alive = [0.8 ** (1 + i) for i in range(len(tokens))]
+        worth = 1 + sum(one > threshold for one in alive[:-1])
+        return chain(tokens[:worth], self.name, tuple(alive[:worth]), bucket=2)
 
 
 class TableOfTokens:

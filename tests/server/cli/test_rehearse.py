@@ -30,6 +30,7 @@ def run_command(*arguments: str) -> Result:
 class Measured:
     machine: Machine
     plain: Trace
+    surveyed: Trace
     auto: Trace
 
 
@@ -45,10 +46,10 @@ def calibration(tiny_family: Callable[[str, str], Path]) -> Measured:
 
     async def measured() -> Measured:
         calibration = Calibration(lambda meter: build_engine(config, meter, target=target), lambda text: None)
-        machine, (plain, _) = await calibration.run(target.model, loads[:1], loads[1:])
+        machine, (plain, surveyed) = await calibration.run(target.model, loads[:1], loads[1:])
         client = ThreadEngineClient(build_engine(config, target=target))
         try:  # auto leaves out drafts that do not pay
-            return Measured(machine, plain.trace, await record(client, loads[0], "always", "always"))
+            return Measured(machine, plain.trace, surveyed.trace, await record(client, loads[0], "always", "always"))
         finally:
             await client.close()
 
@@ -70,6 +71,15 @@ def test_a_machine_is_measured_and_its_requests_are_recorded(calibration: Measur
     assert any(one.drafts for one in auto.lines)
     assert all(one.measured and 0.0 < one.measured.first_token_s <= one.measured.total_s for one in auto.lines)
     assert len({one.blocks[0] for one in auto.lines}) <= 3, "equal prompts have equal blocks"
+
+
+def test_every_proposer_is_asked_about_an_answer(calibration: Measured) -> None:
+    for one in calibration.surveyed.lines:
+        for made in one.drafts.values():
+            assert made[0].position == 1
+        assert "suffix" in one.drafts or one.output < 4
+    assert calibration.surveyed.at_once is None
+    assert len(calibration.surveyed.lines) == len(calibration.plain.lines)
 
 
 def files(calibration: Measured, folder: Path) -> tuple[str, str]:

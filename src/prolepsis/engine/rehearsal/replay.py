@@ -90,8 +90,8 @@ class KnownAnswers:
 class RecordedProposer(Proposer):
     """Drafts as a proposer did when it was recorded.
 
-    A draft made elsewhere in the answer stands for one that was not recorded: the last one before. It follows the
-    answer as far as that one did.
+    A draft made elsewhere in the answer stands for one that was not recorded: the last one before. A proposer that is
+    free copies, so its draft goes on from there; another one's follows the answer as far as that one did.
     """
 
     def __init__(self, name: str, cost: ProposerCost, answers: KnownRequests, clock: VirtualClock) -> None:
@@ -116,7 +116,7 @@ class RecordedProposer(Proposer):
         limits: Sequence[int],
         threshold: float,
     ) -> list[Draft | None]:
-        drafts = [self._draft(*asked) for asked in zip(sequences, depths, limits, strict=True)]
+        drafts = [self._draft(*asked, threshold) for asked in zip(sequences, depths, limits, strict=True)]
         self._clock.advance(self._cost.ms(len(sequences), max(depths, default=0)) / 1000.0)
         return drafts
 
@@ -125,17 +125,34 @@ class RecordedProposer(Proposer):
         num_tokens = sum(len(one.tokens) for one in states)
         self._clock.advance((self._cost.states_ms + self._cost.state_ms * num_tokens) / 1000.0)
 
-    def _draft(self, sequence: SequenceView, depth: int, limit: int) -> Draft | None:
+    def _draft(self, sequence: SequenceView, depth: int, limit: int, threshold: float) -> Draft | None:
         recorded = self._answers.draft(sequence, self.name)
         if recorded is None or not recorded.parents:
             return None
-        is_here = recorded.position == len(sequence.tokens) - sequence.num_prompt_tokens
-        self.counts["exact" if is_here else "moved"] += 1
+        offset = len(sequence.tokens) - sequence.num_prompt_tokens - recorded.position
+        self.counts["exact" if offset == 0 else "moved"] += 1
         self.counts["cut"] += depth > recorded.depth == len(recorded.path)
-        draft = _restored(recorded, self.name, self._answers.after(sequence))
-        depths = draft.depths()
-        shallow = draft.select([node for node in range(len(depths)) if depths[node] <= depth])
-        return shallow.likeliest(limit)
+        after = self._answers.after(sequence)
+        if offset and self.free:  # it copies: what it would say here is what it said there, without what was said since
+            said = sequence.tokens[-offset:]
+            draft = _restored(recorded, self.name, [*said, *after]).after(said)
+        else:
+            draft = _restored(recorded, self.name, after)
+        if draft is None or not draft.tokens:
+            return None
+        return _as_asked(draft, depth, threshold).likeliest(limit)
+
+
+def _as_asked(draft: Draft, depth: int, threshold: float) -> Draft:
+    """Return the levels that were asked for, below nodes that survive with more than the threshold."""
+    depths, alive = draft.depths(), draft.survival
+    return draft.select(
+        [
+            node
+            for node, parent in enumerate(draft.parents)
+            if depths[node] <= depth and (parent == ROOT or not alive or alive[parent] > threshold)
+        ]
+    )
 
 
 def _restored(recorded: RecordedDraft, proposer: str, after: Sequence[int]) -> Draft:

@@ -5,8 +5,12 @@ import random
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from itertools import count, takewhile
+from functools import partial
+from itertools import count, islice, takewhile
 
+from prolepsis.core.messages import ApplyPlan
+from prolepsis.core.plan import SpecPlan
+from prolepsis.core.recorded_draft import RecordedDraft
 from prolepsis.core.requests import GenerateRequest, SamplingParams, SpecMode, SpeculationChoice
 from prolepsis.engine.models.protocol import TargetModel
 from prolepsis.engine.profile import measure
@@ -14,7 +18,7 @@ from prolepsis.engine.rehearsal.machine import Machine
 from prolepsis.engine.rehearsal.measure import MeasuredSteps, StepMeter
 from prolepsis.engine.step import Engine
 from prolepsis.engine.thread import ThreadEngineClient
-from prolepsis.server.cli.bench.ask import ask
+from prolepsis.server.cli.bench.ask import ask, in_flight
 from prolepsis.server.cli.bench.measure import Notify
 from prolepsis.server.cli.bench.prompts import EncodedPrompt
 from prolepsis.server.rehearsal.load import TrafficLoad
@@ -28,6 +32,7 @@ _ROUNDS = 2
 """Times that each load is measured, with the recordings between them: machines are not the same all the time."""
 
 _WARM_UP_S = 1.0
+_SURVEYED_AT_ONCE = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,26 +67,44 @@ class OfferedLoad:
 
 async def record(client: ThreadEngineClient, offered: OfferedLoad, mode: SpecMode, name: str) -> Trace:
     """Ask for the requests of a load when their time comes; return what was answered."""
-    loop, blocks, lines = asyncio.get_running_loop(), BlockNumbers(), list[TraceLine]()
-    begin, requests = loop.time(), offered.requests(mode, name)
+    loop, blocks, lines = asyncio.get_running_loop(), BlockNumbers(), dict[int, TraceLine]()
+    begin, requests = loop.time(), enumerate(offered.requests(mode, name))
 
-    async def answered(request: GenerateRequest) -> None:
+    async def answered(number: int, request: GenerateRequest) -> None:
         at, answer = loop.time() - begin, await ask(client, request)
-        lines.append(trace_line(request, answer.token_ids, answer.stats, blocks, at))
+        lines[number] = trace_line(request, answer.token_ids, answer.stats, blocks, at)
 
     async def one_by_one() -> None:
         while loop.time() < begin + offered.seconds:
-            await answered(next(requests)[1])
+            number, (_, request) = next(requests)
+            await answered(number, request)
 
     async with asyncio.TaskGroup() as tasks:
         for _ in range(offered.load.at_once or 0):
             tasks.create_task(one_by_one())
         if offered.load.per_second:
-            for at, request in takewhile(lambda one: one[0] < offered.seconds, requests):
+            for number, (at, request) in takewhile(lambda one: one[1][0] < offered.seconds, requests):
                 await asyncio.sleep(begin + at - loop.time())
-                tasks.create_task(answered(request))
-    ordered = tuple(sorted(lines, key=lambda line: line.at))
+                tasks.create_task(answered(number, request))
+    ordered = tuple(lines[number] for number in sorted(lines))
     return Trace(lines=ordered, machine=client.info.fingerprint, at_once=offered.load.at_once)
+
+
+async def surveyed(client: ThreadEngineClient, offered: OfferedLoad, trace: Trace) -> Trace:
+    """Return the trace with what every proposer drafts for its answers, found by asking all of them once more.
+
+    An engine that decides for itself asks some of them at some places, and at another load would ask others at others.
+    """
+    most = client.engine.plan.current.num_speculative_tokens
+    client.send(ApplyPlan(SpecPlan(num_speculative_tokens=most, fixed_depth=most)))
+    requests = islice(offered.requests("always", "survey"), len(trace.lines))
+    answers = await in_flight([partial(ask, client, request) for _, request in requests], _SURVEYED_AT_ONCE)
+    drafts = [{name: tuple(made) for name, made in answer.stats.drafts.items()} for answer in answers]
+    return replace(trace, lines=tuple(map(_with_drafts, trace.lines, drafts)))
+
+
+def _with_drafts(line: TraceLine, drafts: dict[str, tuple[RecordedDraft, ...]]) -> TraceLine:
+    return replace(line, drafts=drafts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +150,12 @@ class Calibration:
     async def _record(self, offered: OfferedLoad, mode: SpecMode) -> LoadRecording:
         self._notify(f"recording {offered.load}, speculation {mode}, to check the forecast by")
         async with self._engine(offered) as (client, _):
-            return LoadRecording(offered.load, mode, await record(client, offered, mode, "recorded"))
+            trace = await record(client, offered, mode, "recorded")
+        if mode != "off":
+            self._notify(f"asking all proposers about the {len(trace.lines)} answers")
+            async with self._engine(offered) as (client, _):
+                trace = await surveyed(client, offered, trace)
+        return LoadRecording(offered.load, mode, trace)
 
     @asynccontextmanager
     async def _engine(self, offered: OfferedLoad) -> AsyncIterator[tuple[ThreadEngineClient, StepMeter]]:
