@@ -60,6 +60,8 @@ CANNOT_RUN = {
     "prolepsis exact": "takes minutes with the default model; tests/exact",
     "prolepsis profile": "measures for a minute; tests/server/cli/test_profile.py",
     "prolepsis bench": "takes minutes; tests/server/cli/test_bench_measure.py",
+    "prolepsis rehearse": "loads a model, or needs what was measured; tests/server/cli/test_rehearse.py",
+    "prolepsis tune": "needs what was measured; tests/server/cli/test_tune.py",
     "prolepsis batch run": "loads a model; tests/server/cli/test_batch.py",
     "prolepsis models": "needs files of a head; tests/server/cli/test_models.py",
     "prolepsis heads swap": "needs the heads that it names; tests/control/drafts",

@@ -382,6 +382,7 @@ READING = {
         "profile",
         "rehearse measure",
         "rehearse run",
+        "tune",
         "status",
         "keys list",
         "kill status",

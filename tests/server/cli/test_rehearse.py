@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -13,12 +13,12 @@ from prolepsis.core.config import EngineConfig
 from prolepsis.core.terminal.output import UNPROVEN
 from prolepsis.engine.build import build_engine
 from prolepsis.engine.models.load import load_model
-from prolepsis.engine.rehearsal.machine import Machine
-from prolepsis.engine.rehearsal.measure import StepMeter
+from prolepsis.engine.rehearsal.machine import BANDS, Machine
 from prolepsis.engine.thread import ThreadEngineClient
 from prolepsis.server.cli.bench.prompts import EncodedPrompt
 from prolepsis.server.cli.main import app
-from prolepsis.server.cli.rehearse.calibrate import Calibration, OfferedLoad, calibrate, record
+from prolepsis.server.cli.rehearse.calibrate import Calibration, OfferedLoad, record
+from prolepsis.server.rehearsal.load import load_of
 from prolepsis.server.rehearsal.trace import Trace, TraceLine, write_trace
 
 
@@ -26,51 +26,70 @@ def run_command(*arguments: str) -> Result:
     return CliRunner().invoke(app, arguments)
 
 
+@dataclass(frozen=True)
+class Measured:
+    machine: Machine
+    plain: Trace
+    surveyed: Trace
+    auto: Trace
+
+
 @pytest.fixture(scope="module")
-def calibration(tiny_family: Callable[[str, str], Path]) -> Calibration:
+def calibration(tiny_family: Callable[[str, str], Path]) -> Measured:
     config = EngineConfig(model=str(tiny_family("sentencepiece", "hermes")), max_model_len=512)
-    meter, target = StepMeter(), load_model(config)
-    client = ThreadEngineClient(build_engine(config, meter, target=target))
+    target = load_model(config)
     prompts = [EncodedPrompt(str(i), "", tuple(range(5, 45 + i))) for i in range(3)]
     loads = [
-        OfferedLoad(prompts=prompts, per_second=rate, num_requests=8, max_tokens=24, seed=int(rate))
-        for rate in (40.0, 80.0)
+        OfferedLoad(load=load_of(text), prompts=prompts, seconds=0.25, max_tokens=24, seed=number)
+        for number, text in enumerate(("3", "40/s"))
     ]
 
-    async def measured() -> Calibration:
-        try:
-            found = await calibrate(client, target.model, meter, loads, lambda text: None)
-            always = await record(client, loads[-1], "always", "always")  # auto leaves out drafts that do not pay
-            return replace(found, auto=always)
+    async def measured() -> Measured:
+        calibration = Calibration(lambda meter: build_engine(config, meter, target=target), lambda text: None)
+        machine, (plain, surveyed) = await calibration.run(target.model, loads[:1], loads[1:])
+        client = ThreadEngineClient(build_engine(config, target=target))
+        try:  # auto leaves out drafts that do not pay
+            return Measured(machine, plain.trace, surveyed.trace, await record(client, loads[0], "always", "always"))
         finally:
             await client.close()
 
     return asyncio.run(measured())
 
 
-def test_a_machine_is_measured_and_its_requests_are_recorded(calibration: Calibration) -> None:
+def test_a_machine_is_measured_and_its_requests_are_recorded(calibration: Measured) -> None:
     machine, plain, auto = calibration.machine, calibration.plain, calibration.auto
     assert machine.engine.max_model_len == 512
     assert "suffix" in machine.proposers
     assert machine.proposers["suffix"].free
-    assert len(machine.scatter) == 5
+    assert len(machine.scatter) == 1 + len(BANDS)
     assert machine.step_ms + machine.row_ms + machine.token_ms > 0.0
-    assert [len(trace.lines) for trace in (plain, auto)] == [8, 8]
-    assert [(one.prompt, one.output) for one in plain.lines] == [(one.prompt, one.output) for one in auto.lines]
+    assert plain.at_once is None
+    assert [one.at for one in plain.lines] == sorted(one.at for one in plain.lines)
+    assert auto.at_once == 3
+    assert len(auto.lines) >= 3
     assert not any(one.drafts for one in plain.lines)
     assert any(one.drafts for one in auto.lines)
     assert all(one.measured and 0.0 < one.measured.first_token_s <= one.measured.total_s for one in auto.lines)
-    assert len({one.blocks[0] for one in auto.lines}) < 8, "equal prompts have equal blocks"
+    assert len({one.blocks[0] for one in auto.lines}) <= 3, "equal prompts have equal blocks"
 
 
-def files(calibration: Calibration, folder: Path) -> tuple[str, str]:
+def test_every_proposer_is_asked_about_an_answer(calibration: Measured) -> None:
+    for one in calibration.surveyed.lines:
+        for made in one.drafts.values():
+            assert made[0].position == 1
+        assert "suffix" in one.drafts or one.output < 4
+    assert calibration.surveyed.at_once is None
+    assert len(calibration.surveyed.lines) == len(calibration.plain.lines)
+
+
+def files(calibration: Measured, folder: Path) -> tuple[str, str]:
     machine, trace = folder / "machine.json", folder / "auto.jsonl"
     machine.write_text(calibration.machine.to_json())
     write_trace(trace, calibration.auto)
     return str(machine), str(trace)
 
 
-def test_what_was_measured_reads_as_it_was_written(calibration: Calibration, tmp_path: Path) -> None:
+def test_what_was_measured_reads_as_it_was_written(calibration: Measured, tmp_path: Path) -> None:
     machine, _ = files(calibration, tmp_path)
     read = Machine.from_json(Path(machine).read_text())
     assert read.to_json() == calibration.machine.to_json()
@@ -79,7 +98,7 @@ def test_what_was_measured_reads_as_it_was_written(calibration: Calibration, tmp
 
 
 def test_check_prints_the_error_of_each_time_and_is_on_record(
-    calibration: Calibration, audit_actions: Callable[[], list[str]], tmp_path: Path
+    calibration: Measured, audit_actions: Callable[[], list[str]], tmp_path: Path
 ) -> None:
     machine, trace = files(calibration, tmp_path)
     result = run_command("rehearse", "check", trace, "--machine", machine, "--json")
@@ -94,14 +113,14 @@ def test_check_prints_the_error_of_each_time_and_is_on_record(
     assert all(one["forecast"] > 0.0 for one in compared)
 
 
-def test_run_shows_each_load_plain_and_speculating(calibration: Calibration, tmp_path: Path) -> None:
+def test_run_shows_each_load_plain_and_speculating(calibration: Measured, tmp_path: Path) -> None:
     machine, trace = files(calibration, tmp_path)
     result = run_command("rehearse", "run", trace, "--machine", machine, "--rates", "0.1,1", "--json")
     shown = json.loads(result.stdout)["forecasts"]
     assert [(one["mode"], one["rate"]) for one in shown] == [("off", 0.1), ("auto", 0.1), ("off", 1.0), ("auto", 1.0)]
 
 
-def test_a_trace_that_says_nothing_of_drafts_proves_nothing(calibration: Calibration, tmp_path: Path) -> None:
+def test_a_trace_that_says_nothing_of_drafts_proves_nothing(calibration: Measured, tmp_path: Path) -> None:
     machine, recording = files(calibration, tmp_path)
     write_trace(tmp_path / "bare.jsonl", Trace(lines=(TraceLine(at=0.0, prompt=9, output=5),)))
     bare = str(tmp_path / "bare.jsonl")
@@ -114,7 +133,7 @@ def test_a_trace_that_says_nothing_of_drafts_proves_nothing(calibration: Calibra
 
 
 @pytest.mark.parametrize("rates", ["0", "a", "1,-2"])
-def test_a_rate_that_is_none_is_refused(calibration: Calibration, tmp_path: Path, rates: str) -> None:
+def test_a_rate_that_is_none_is_refused(calibration: Measured, tmp_path: Path, rates: str) -> None:
     machine, trace = files(calibration, tmp_path)
     result = run_command("rehearse", "run", trace, "--machine", machine, "--rates", rates)
     assert "allowed: numbers above 0" in result.stderr

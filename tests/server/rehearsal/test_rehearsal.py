@@ -58,6 +58,14 @@ def test_right_drafts_make_it_faster_and_useless_ones_do_not() -> None:
     assert [one.stats.num_output_tokens for one in (plain, fast, slow)] == [41, 41, 41]
 
 
+def test_in_a_closed_loop_the_next_request_comes_when_one_ends() -> None:
+    setting = RehearsedServer(machine=MACHINE, mode="off")
+    pair = rehearse(Trace(lines=(line(0.0),) * 2), setting)
+    closed = rehearse(Trace(lines=(line(0.0),) * 4, at_once=2), setting)
+    assert closed.seconds == pytest.approx(2 * pair.seconds, rel=0.03)
+    assert [one.total_s for one in closed.outcomes] == pytest.approx([pair.outcomes[0].total_s] * 4, rel=0.03)
+
+
 def test_requests_wait_for_one_another_where_places_are_few() -> None:
     trace = Trace(lines=tuple(line(0.0, drafts=False) for _ in range(3)))
     outcomes = rehearse(

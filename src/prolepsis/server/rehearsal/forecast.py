@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from prolepsis.control.statistics.percentile import percentile
 from prolepsis.server.rehearsal.check import SHARES, WHOLE, times
-from prolepsis.server.rehearsal.rehearsal import Rehearsal, RehearsedServer, rehearse
+from prolepsis.server.rehearsal.rehearsal import Rehearsal, RehearsedRequest, RehearsedServer, rehearse
 from prolepsis.server.rehearsal.trace import Trace
 
 PAYS = 0.99
@@ -67,13 +67,17 @@ def stops_paying(pairs: Sequence[tuple[LoadForecast, LoadForecast]]) -> LoadFore
     return None
 
 
-def _forecast(trace: Trace, rehearsal: Rehearsal, mode: str, rate: float, goal: LatencyGoal) -> LoadForecast:
-    served = rehearsal.served
-    kept = [
+def kept(served: Sequence[RehearsedRequest], goal: LatencyGoal) -> list[RehearsedRequest]:
+    """Return the requests that keep the goal."""
+    return [
         one
         for one in served
         if (one.first_token_s or 0.0) <= goal.first_token_s and (one.per_token_s or 0.0) <= goal.per_token_s
     ]
+
+
+def _forecast(trace: Trace, rehearsal: Rehearsal, mode: str, rate: float, goal: LatencyGoal) -> LoadForecast:
+    served = rehearsal.served
     seconds = max(rehearsal.seconds, 1e-9)
     drafts = [counts for counts in rehearsal.replayed.values() if counts]
     known = sum(counts.get("exact", 0) - counts.get("cut", 0) for counts in drafts)
@@ -86,7 +90,7 @@ def _forecast(trace: Trace, rehearsal: Rehearsal, mode: str, rate: float, goal: 
         num_refused=sum(one.error is not None for one in rehearsal.outcomes),
         tokens_per_second=rehearsal.tokens_per_second,
         tokens_a_pass=rehearsal.tokens_a_pass,
-        goodput=len(kept) / seconds,
+        goodput=len(kept(served, goal)) / seconds,
         percentiles={
             what: {f"p{round(100 * share)}": percentile(values, share) or 0.0 for share in SHARES}
             for what, values in times(served).items()

@@ -75,6 +75,8 @@ class Trace:
     block_size: int = PAGE_SIZE
     machine: str = ""
     """Fingerprint of what served them; empty: not known."""
+    at_once: int | None = None
+    """A closed loop: so many are in the system, and the next is asked when one ends; None: each at its time."""
 
     def scaled(self, *, lengths: float = 1.0, rate: float = 1.0, most: int | None = None) -> "Trace":
         """Return the trace with shorter prompts and answers, more requests a second, or only its first requests."""
@@ -134,7 +136,8 @@ def write_trace(path: Path, trace: Trace) -> None:
 
 
 def _head(trace: Trace) -> str:
-    return json.dumps({"format": FORMAT, "block_size": trace.block_size, "machine": trace.machine}) + "\n"
+    head = {name: getattr(trace, name) for name in ("block_size", "machine", "at_once")}
+    return json.dumps({"format": FORMAT, **head}) + "\n"
 
 
 def line_text(line: TraceLine) -> str:
@@ -170,7 +173,10 @@ def _ours(first: str, rest: Iterable[str]) -> Trace:
     head = json.loads(first)
     decode = msgspec.json.Decoder(TraceLine).decode
     return Trace(
-        lines=_in_order(decode(line) for line in rest), block_size=int(head["block_size"]), machine=str(head["machine"])
+        lines=_in_order(decode(line) for line in rest),
+        block_size=int(head["block_size"]),
+        machine=str(head["machine"]),
+        at_once=head.get("at_once"),
     )
 
 

@@ -31,9 +31,10 @@ from prolepsis.core.terminal.output import (
 if TYPE_CHECKING:
     from prolepsis.control.policy.model import Policy
     from prolepsis.engine.rehearsal.machine import Machine
-    from prolepsis.server.cli.rehearse.calibrate import Calibration
+    from prolepsis.server.cli.rehearse.calibrate import LoadRecording
     from prolepsis.server.rehearsal.check import Compared
     from prolepsis.server.rehearsal.forecast import LoadForecast
+    from prolepsis.server.rehearsal.load import TrafficLoad
 
 app = command_group("Rehearse traffic: what speculation would do to it, by the scheduler and policy that will run.")
 
@@ -48,50 +49,52 @@ def measure(
     *,
     output: Annotated[Path, typer.Option("--output", "-o", help="folder for the machine and the recordings")],
     prompts: Annotated[Path | None, typer.Option(help="JSON lines as for bench; default: a set in the package")] = None,
-    rates: Annotated[str, typer.Option(help="requests a second, comma-separated; the last is only recorded")] = "1,4,2",
-    requests: Annotated[int, typer.Option(min=8, help="requests at each rate")] = 48,
+    loads: Annotated[str, typer.Option(help="to measure: requests at once (8) or a second (2/s)")] = "1,4,16,1/s",
+    recorded: Annotated[str, typer.Option(help="loads to record, by which forecasts are checked")] = "2,8,24",
+    seconds: Annotated[float, typer.Option(min=1, help="for each load and mode")] = 20.0,
     max_tokens: Annotated[int, typer.Option(min=2, help="most tokens of an answer")] = 192,
 ) -> None:
-    """Measure this machine under load, record what it did at one more rate, and check the forecast of that."""
+    """Measure this machine under load, and record what it does at other loads, by which forecasts are checked."""
+    from prolepsis.server.rehearsal.load import load_of
     from prolepsis.server.rehearsal.trace import write_trace
 
     quiet_logs()
-    per_second = [_rate(text) for text in listed(rates)]
-    if len(per_second) < 2:
-        raise ConfigError(f"rates is {rates!r}; allowed: two or more, as the last one is only recorded", param="rates")
+    measured_at, recorded_at = ([load_of(text) for text in listed(texts)] for texts in (loads, recorded))
     output.mkdir(parents=True, exist_ok=True)
-    found = asyncio.run(_measured(settings, prompts, per_second, requests, max_tokens))
-    (output / "machine.json").write_text(found.machine.to_json())
-    for name, trace in (("plain", found.plain), ("auto", found.auto)):
-        write_trace(output / f"{name}.jsonl.gz", trace)
-    print_facts([("machine", output / "machine.json"), ("recordings", "plain.jsonl.gz, auto.jsonl.gz in its folder")])
+    machine, recordings = asyncio.run(_measured(settings, prompts, (measured_at, recorded_at), seconds, max_tokens))
+    (output / "machine.json").write_text(machine.to_json())
+    files = {f"{'plain' if one.mode == 'off' else one.mode}-{one.load.name}.jsonl.gz": one for one in recordings}
+    for name, one in files.items():
+        write_trace(output / name, one.trace)
+    print_facts([("machine", output / "machine.json"), ("recordings in its folder", ", ".join(files))])
     note("check the forecast: prolepsis rehearse check RECORDING --machine FILE")
 
 
 async def _measured(
-    settings: Settings, prompts: Path | None, rates: Sequence[float], requests: int, max_tokens: int
-) -> "Calibration":
+    settings: Settings,
+    prompts: Path | None,
+    loads: tuple[Sequence["TrafficLoad"], Sequence["TrafficLoad"]],
+    seconds: float,
+    max_tokens: int,
+) -> "tuple[Machine, list[LoadRecording]]":
     from prolepsis.engine.build import build_engine
     from prolepsis.engine.models.load import load_model
-    from prolepsis.engine.rehearsal.measure import StepMeter
     from prolepsis.engine.start import loading
-    from prolepsis.engine.thread import ThreadEngineClient
     from prolepsis.server.cli.bench.prompts import encode_prompts, load_prompts
-    from prolepsis.server.cli.rehearse.calibrate import OfferedLoad, calibrate
+    from prolepsis.server.cli.rehearse.calibrate import Calibration, OfferedLoad
 
-    meter = StepMeter()
     with loading():
         target = load_model(settings.engine)
-        client = ThreadEngineClient(build_engine(settings.engine, meter, target=target))
     encoded = encode_prompts(load_prompts(prompts), target.tokenizer)
-    loads = [
-        OfferedLoad(prompts=encoded, per_second=rate, num_requests=requests, max_tokens=max_tokens, seed=number)
-        for number, rate in enumerate(rates)
-    ]
-    try:
-        return await calibrate(client, target.model, meter, loads, note)
-    finally:
-        await client.close()
+    measured, recorded = (
+        [
+            OfferedLoad(load=load, prompts=encoded, seconds=seconds, max_tokens=max_tokens, seed=first + number)
+            for number, load in enumerate(part)
+        ]
+        for first, part in zip((0, 100), loads, strict=True)
+    )
+    calibration = Calibration(lambda meter: build_engine(settings.engine, meter, target=target), note)
+    return await calibration.run(target.model, measured, recorded)
 
 
 @app.command("check", epilog=EPILOG)
@@ -102,13 +105,13 @@ def check(
     mode: Annotated[str, typer.Option(help="how the recording was made: auto or off")] = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """LoadForecast a recording, and print how wrong the forecast is."""
+    """Forecast a recording, and print how wrong the forecast is."""
     from prolepsis.server.rehearsal.check import check as held_against
     from prolepsis.server.rehearsal.rehearsal import RehearsedServer, rehearse
     from prolepsis.server.rehearsal.trace import read_trace
 
     quiet_logs("error")  # what is rehearsed sheds load
-    recorded, measured = read_trace(trace), _machine(machine)
+    recorded, measured = read_trace(trace), machine_of(machine)
     compared = held_against(recorded, rehearse(recorded, RehearsedServer(machine=measured, mode=_mode(mode))))
     record_act(AuditEvent(actor=actor(), action="rehearsal.checked", subject=trace.name))
     if as_json:
@@ -139,7 +142,7 @@ def run(
     goal_token_ms: Annotated[float, typer.Option(min=0, help="longest time a token that counts")] = 100.0,
     as_json: AsJson = False,
 ) -> None:
-    """LoadForecast a trace at several loads, plain and by the policy, and say where speculation stops paying."""
+    """Forecast a trace at several loads, plain and by the policy, and say where speculation stops paying."""
     from prolepsis.server.rehearsal.forecast import LatencyGoal, forecasts, stops_paying
     from prolepsis.server.rehearsal.rehearsal import RehearsedServer
     from prolepsis.server.rehearsal.trace import read_trace
@@ -148,7 +151,7 @@ def run(
     played = read_trace(trace).scaled(lengths=lengths, most=requests)
     if drafts is not None:
         played = played.with_drafts_of(read_trace(drafts), seed)
-    setting = RehearsedServer(machine=_machine(machine), policy=_policy(policy), seed=seed)
+    setting = RehearsedServer(machine=machine_of(machine), policy=policy_of(policy), seed=seed)
     goal = LatencyGoal(first_token_s=goal_first_ms / 1000.0, per_token_s=goal_token_ms / 1000.0)
     pairs = forecasts(played, setting, [_rate(text) for text in listed(rates)], goal)
     end = stops_paying(pairs)
@@ -224,7 +227,8 @@ def _mode(text: str) -> Literal["auto", "off"]:
     raise ConfigError(f"mode is {text!r}; allowed: auto, off", param="mode")
 
 
-def _machine(file: Path) -> "Machine":
+def machine_of(file: Path) -> "Machine":
+    """Return the machine of a file; raises `ConfigError` for any other."""
     from prolepsis.engine.rehearsal.machine import Machine
 
     try:
@@ -233,7 +237,8 @@ def _machine(file: Path) -> "Machine":
         raise ConfigError(f"{file} is no measured machine: {error}", param="machine") from error
 
 
-def _policy(file: Path | None) -> "Policy | None":
+def policy_of(file: Path | None) -> "Policy | None":
+    """Return the policy of a file that can be used; None: there is none."""
     from prolepsis.control.policy.check import NOTHING_KNOWN, usable_policy
 
     return None if file is None else usable_policy(read_text(file, "policy"), str(file), NOTHING_KNOWN)
