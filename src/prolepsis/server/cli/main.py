@@ -32,7 +32,7 @@ PANELS: dict[str, dict[str, tuple[str, str]]] = {
         "profile": ("server.cli.profile:profile", "Measure what a forward pass costs here; show the self-check."),
         "rehearse": ("server.cli.rehearse.command:app", "Forecast what speculation would do to recorded traffic."),
         "doctor": ("server.cli.doctor:doctor", "Check whether a machine, its settings and its server are ready."),
-        "tune": ("server.cli.tune:tune", "Search a policy and settings for a goal, in rehearsals of recorded traffic."),
+        "tune": ("server.cli.tune:tune", "Search a policy and settings for a goal, in rehearsals of traffic."),
     },
     "Control speculation": {
         "policy": ("server.cli.policy:app", "Check, compare, explain, apply and roll back policies."),
