@@ -31,6 +31,7 @@ PANELS: dict[str, dict[str, tuple[str, str]]] = {
         "bench": ("server.cli.bench.command:bench", "Measure decoding with and without speculation side by side."),
         "profile": ("server.cli.profile:profile", "Measure what a forward pass costs here; show the self-check."),
         "rehearse": ("server.cli.rehearse.command:app", "Forecast what speculation would do to recorded traffic."),
+        "workload": ("server.cli.workload:workload", "Show what requests are like, and what proposers may gain by it."),
     },
     "Control speculation": {
         "policy": ("server.cli.policy:app", "Check, compare, explain, apply and roll back policies."),
