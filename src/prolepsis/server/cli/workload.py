@@ -16,14 +16,14 @@ _CLASSES = ("traffic_class", "kind", "num_requests", *_LENGTHS)
 
 
 def workload(
-    file: Annotated[Path | None, typer.Argument(exists=True, dir_okay=False, help="a trace, or JSON lines")] = None,
+    file: Annotated[Path | None, typer.Argument(help="a recording or other trace, or JSON lines with texts")] = None,
     *,
     server: Annotated[str | None, typer.Option(help="address of a running server, in place of a file")] = None,
     key: Key = None,
-    model: Annotated[str | None, typer.Option(help="model in whose tokens texts are counted")] = None,
+    model: Annotated[str | None, typer.Option(help="counts texts in its tokens; default: the engine's")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show lengths, overlap, prefixes, load and languages of requests, and what proposers may gain by them."""
+    """Show what requests are like (lengths, overlap, prefixes, load, languages), and what proposers may gain."""
     from prolepsis.engine.models.files.store import resolve
     from prolepsis.engine.models.files.tokenizer_files import load_tokenizer
     from prolepsis.server.workload.profile import read_requests, report, served_requests

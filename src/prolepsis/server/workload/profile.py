@@ -46,11 +46,10 @@ class ProfiledRequest:
 
 def read_requests(file: Path, tokenizer: Callable[[], Tokenizer]) -> tuple[list[ProfiledRequest], float | None]:
     """Return requests and the share of their prompts that came before; raises `ConfigError` with the line at fault."""
-    with file.open("rb") as opened:
-        if _TRACE.match(opened.readline()):
-            trace = read_trace(file)
-            found = [ProfiledRequest(line, traffic_class_of(line.facts())) for line in trace.lines]
-            return found, shared_prefix(trace.lines, trace.block_size)
+    if not file.is_file() or _TRACE.match(file.read_bytes()):  # `read_trace` says that there is none
+        trace = read_trace(file)
+        lines = [ProfiledRequest(line, traffic_class_of(line.facts())) for line in trace.lines]
+        return lines, shared_prefix(trace.lines, trace.block_size)
     found, reader, blocks = list[ProfiledRequest](), tokenizer(), BlockNumbers()
     for number, text in numbered_lines(read_text(file, "file")):
         try:
