@@ -23,6 +23,9 @@ from prolepsis.server.workload.profile import (
 )
 from tests.server.fakes import ByteTokenizer
 
+PARTS = [{"type": "text", "text": "hi"}]
+TOOL = {"type": "function", "function": {"name": "f"}}
+
 
 def asked(prompt: list[int], answer: list[int]) -> ProfiledRequest:
     line = TraceLine(at=0.0, prompt=len(prompt), output=len(answer))
@@ -36,7 +39,7 @@ def took(at: float, seconds: float) -> TraceLine:
 def read(tmp_path: Path, *lines: object) -> list[ProfiledRequest]:
     file = tmp_path / "lines.jsonl"
     file.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return read_requests(file, ByteTokenizer)[0]
+    return read_requests(file, lambda: ByteTokenizer("roles, text, tools"))[0]
 
 
 def test_a_lookup_guesses_what_follows_its_last_tokens() -> None:
@@ -89,8 +92,8 @@ def test_lengths_forms_and_languages(tmp_path: Path) -> None:
             tmp_path,
             {"id": "a", "category": "c", "prompt": python},
             {"messages": [{"role": "user", "content": "где"}, {"role": "assistant", "content": "abc"}]},
-            {"body": {"messages": [{"role": "user", "content": "hi"}], "response_format": {"type": "json_object"}}},
-            {"prompt": "hi", "answer": "x", "tools": [{"type": "function"}], "response_format": {"type": "text"}},
+            {"body": {"messages": [{"role": "user", "content": PARTS}], "response_format": {"type": "json_object"}}},
+            {"prompt": "hi", "answer": "x", "tools": [TOOL], "response_format": {"type": "text"}},
         )
     )
     assert found["num_requests"] == 4
@@ -127,6 +130,7 @@ def test_lines_with_times_and_recorded_tokens(tmp_path: Path) -> None:
         ("[]", "line 2: 'list'"),
         ('{"id": "a"}', "line 2: 'prompt'; needed: prompt or messages"),
         ('{"prompt": "refuse me"}', "line 2: the template refuses messages"),
+        ('{"prompt": "a", "answer": 5}', "allowed: text, in quotes; given: 5; needed"),
         ('{"prompt": "a", "at": "noon"}', "line 2: could not convert"),
         ('{"prompt_token_ids": ["a"], "tokens": [[1]]}', "line 2: invalid literal"),
     ],

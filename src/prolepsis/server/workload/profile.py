@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from prolepsis.control.statistics.percentile import percentile
+from prolepsis.control.web.body_reader import parse_body
 from prolepsis.core.errors import ConfigError, UserError
 from prolepsis.core.facts import traffic_class_of
 from prolepsis.core.files import numbered_lines, read_text
@@ -19,6 +20,9 @@ from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.core.recorded_draft import RecordedDraft
 from prolepsis.core.traffic_sums import ratio
 from prolepsis.engine.drafting.proposers.prompt_lookup import NgramIndex
+from prolepsis.server.openai.bodies import ChatBody
+from prolepsis.server.openai.constraint import tool_use
+from prolepsis.server.openai.prepare import chat_tokens
 from prolepsis.server.rehearsal.record import BlockNumbers
 from prolepsis.server.rehearsal.trace import MeasuredTimes, TraceLine, read_trace
 from prolepsis.server.tokenizer import Tokenizer
@@ -26,19 +30,17 @@ from prolepsis.server.tokenizer import Tokenizer
 LOOKUPS = {"5 to 2": (5, 4, 3, 2), **{str(n): (n,) for n in range(1, 6)}}
 """Last tokens that are looked up: as the proposer prompt_lookup does, the longest n-gram first, then so many."""
 LEVELS = {"p50": 0.5, "p90": 0.9, "p95": 0.95, "p99": 0.99}
-RULES = json.loads((files(__package__) / "rules.json").read_text("utf-8"))
-"""By kind of traffic: what others measured, against plain decoding."""
+RULES = json.loads((files(__package__) / "rules.json").read_text("utf-8"))  # by kind of traffic: what others measured
 _TRACE = re.compile(rb'{\s*"format"|.*"input_length"|[^{]')  # how traces begin, and lines with texts do not
 _CODE = re.compile(r"^ *```(\w*)|[;{]$|^ *(?:#include|def \w+\(|import \w+$|from \S+ import|const \w+ =)", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class ProfiledRequest:
-    """A request as its source tells of it. Not told: an output of 0, a route or text of ''."""
+    """A request of a traffic class, or of a file's category. Not told: an output of 0, a route or text of ''."""
 
     line: TraceLine
     category: str
-    """Its traffic class (`traffic_class_of`), or what a file calls it."""
     prompt_ids: Sequence[int] = ()
     answer_ids: Sequence[int] = ()
     text: str = ""
@@ -47,15 +49,15 @@ class ProfiledRequest:
 def read_requests(file: Path, tokenizer: Callable[[], Tokenizer]) -> tuple[list[ProfiledRequest], float | None]:
     """Return requests and the share of their prompts that came before; raises `ConfigError` with the line at fault."""
     if not file.is_file() or _TRACE.match(file.read_bytes()):  # `read_trace` says that there is none
-        trace = read_trace(file)
-        lines = [ProfiledRequest(line, traffic_class_of(line.facts())) for line in trace.lines]
-        return lines, shared_prefix(trace.lines, trace.block_size)
+        lines, block_size = (trace := read_trace(file)).lines, trace.block_size
+        return [ProfiledRequest(one, traffic_class_of(one.facts())) for one in lines], shared_prefix(lines, block_size)
     found, reader, blocks = list[ProfiledRequest](), tokenizer(), BlockNumbers()
     for number, text in numbered_lines(read_text(file, "file")):
         try:
             found.append(_request(json.loads(text), reader, blocks))
         except (UserError, ValueError, LookupError, TypeError, AttributeError) as error:  # a line may hold anything
-            raise ConfigError(f"{file}, line {number}: {error}; needed: prompt or messages", param="file") from None
+            reason = str(error).rstrip(".")
+            raise ConfigError(f"{file}, line {number}: {reason}; needed: prompt or messages", param="file") from None
     return found, shared_prefix([one.line for one in found], PAGE_SIZE)
 
 
@@ -67,10 +69,11 @@ def _request(given: Mapping[str, Any], tokenizer: Tokenizer, blocks: BlockNumber
     else:
         messages = list(body.get("messages") or [{"role": "user", "content": body["prompt"]}])
         messages += [{"role": "assistant", "content": body["answer"]}] if "answer" in body else []
-        answer = messages.pop() if messages[-1]["role"] == "assistant" else {}
-        ids = tokenizer.apply_chat_template(messages, tools=body.get("tools"))
-        answer_ids = tokenizer.encode(answer.get("content") or "", add_special_tokens=False)
-        text = "\n".join(str(one.get("content") or "") for one in [*messages, answer])
+        chat = parse_body(json.dumps({"messages": messages, "tools": body.get("tools")}).encode(), ChatBody)
+        answer = chat.messages.pop().content if chat.messages[-1].role == "assistant" else ""
+        ids = chat_tokens(chat, tool_use(chat.tools, None, None), tokenizer)
+        answer_ids = tokenizer.encode(answer or "", add_special_tokens=False)
+        text = "\n".join([*(one.content or "" for one in chat.messages), answer or ""])
     form = (body.get("response_format") or {"type": "text"})["type"]
     took = MeasuredTimes(first_token_s=0.0, total_s=float(body.get("total_s", 0.0)), num_steps=0)
     line = TraceLine(at=float(body.get("at", 0.0)), prompt=len(ids), output=len(answer_ids), measured=took)
@@ -118,13 +121,12 @@ def outlook(figures: Mapping[str, Any], evidence: str) -> Iterator[dict[str, str
 
 def kind_of(name: str, figures: Mapping[str, Any]) -> str:
     """Return the kind of traffic (of `RULES`) of a traffic class, by its name, load, forms and median lengths."""
-    prompt, answer = figures["prompt_tokens"]["p50"], figures["answer_tokens"].get("p50", 0)
     kinds = {
         "batch": "/background/" in name or "/batch/" in name or figures["at_once"].get("mean", 0.0) >= 8.0,
         "agent loops": (figures["tools_share"] or 0.0) > 0.5,
         "structured": (figures["structured_share"] or 0.0) > 0.5 or "/structured/" in name,
         "code": (figures["code_share"] or 0.0) > 0.5,
-        "summaries": prompt >= max(256, 3 * answer),
+        "summaries": figures["prompt_tokens"]["p50"] >= max(256, 3 * figures["answer_tokens"].get("p50", 0)),
     }
     return next((kind for kind, holds in kinds.items() if holds), "short chat")
 
@@ -133,7 +135,6 @@ def profile_of(requests: Sequence[ProfiledRequest]) -> dict[str, Any]:
     """Return the figures of one request or more; null or empty: not told."""
     lines, texts = [one.line for one in requests], [one.text for one in requests if one.text]
     told, answered = [line for line in lines if line.route], [one for one in requests if one.answer_ids]
-    at = [line.at for line in lines]
     letters = (unicodedata.name(letter, "other") for text in texts for letter in text if letter.isalpha())
     scripts = Counter(name.split()[0].lower() for name in letters)
     prompts, answers = [line.prompt for line in lines], [line.output for line in lines if line.output]
@@ -149,7 +150,7 @@ def profile_of(requests: Sequence[ProfiledRequest]) -> dict[str, Any]:
         "code_share": ratio(sum(bool(_CODE.search(text)) for text in texts), len(texts)),
         "code_blocks": Counter(name for text in texts for name in _CODE.findall(text) if name),
         "letters": {name: number / scripts.total() for name, number in scripts.most_common(5)},
-        "requests_a_second": ratio(len(at) - 1, max(at) - min(at)),
+        "requests_a_second": ratio(len(lines) - 1, max(one.at for one in lines) - min(one.at for one in lines)),
         "at_once": at_once(lines),
         "overlap": [overlap(answered, name) for name in LOOKUPS if answered],
         "drafts": {name: {"drafted": own, "right": right[name]} for name, own in sorted(drafted.items()) if own},
