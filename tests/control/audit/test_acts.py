@@ -383,6 +383,7 @@ READING = {
         "rehearse measure",
         "rehearse run",
         "tune",
+        "workload",
         "status",
         "keys list",
         "kill status",

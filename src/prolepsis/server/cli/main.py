@@ -33,6 +33,7 @@ PANELS: dict[str, dict[str, tuple[str, str]]] = {
         "rehearse": ("server.cli.rehearse.command:app", "Forecast what speculation would do to recorded traffic."),
         "doctor": ("server.cli.doctor:doctor", "Check whether a machine, its settings and its server are ready."),
         "tune": ("server.cli.tune:tune", "Search a policy and settings for a goal, in rehearsals of traffic."),
+        "workload": ("server.cli.workload:workload", "Show what requests are like, and what proposers may gain by it."),
     },
     "Control speculation": {
         "policy": ("server.cli.policy:app", "Check, compare, explain, apply and roll back policies."),
