@@ -66,6 +66,17 @@ def band_of(num_tokens: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LastCheck:
+    """How wrong a forecast was when it was last held against what was measured."""
+
+    at: float
+    """Unix time in seconds."""
+    num_requests: int
+    errors: Mapping[str, float] = field(default_factory=dict)
+    """By figure, relative to what was measured; above 0: the forecast was too high."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
     """A machine with a model, in milliseconds."""
 
@@ -89,6 +100,8 @@ class Machine:
     engine: RehearsedSettings = field(default_factory=RehearsedSettings)
     fingerprint: str = ""
     """Of the model and the build that were measured; empty: not measured."""
+    checks: Mapping[str, LastCheck] = field(default_factory=dict)
+    """By the mode of the recording: auto or off; none: it was never checked."""
 
     def pass_ms(self, rows: Sequence[Row], chance: random.Random) -> float:
         """Return the milliseconds that a pass of these rows takes this time."""
@@ -131,3 +144,4 @@ class _Rest(msgspec.Struct, forbid_unknown_fields=True):
     proposers: dict[str, ProposerCost] = {}
     engine: RehearsedSettings = RehearsedSettings()
     fingerprint: str = ""
+    checks: dict[str, LastCheck] = {}

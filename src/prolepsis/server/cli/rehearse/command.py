@@ -23,8 +23,10 @@ from prolepsis.core.terminal.output import (
     print_json,
     print_table,
     quiet_logs,
+    shown_time,
     warn,
 )
+from prolepsis.server.cli.rehearse.record import record
 
 if TYPE_CHECKING:
     from prolepsis.control.policy.model import Policy
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
     from prolepsis.server.rehearsal.forecast import LoadForecast
 
 app = command_group("Rehearse traffic: what speculation would do to it, by the scheduler and policy that will run.")
+app.command("record", epilog=EPILOG)(record)
 
 TraceFile = Annotated[Path, typer.Argument(help="a recording, or a trace of Mooncake, Azure or BurstGPT")]
 MachineFile = Annotated[Path, typer.Option("--machine", help="what `rehearse measure` wrote")]
@@ -51,6 +54,8 @@ def measure(
     max_tokens: Annotated[int, typer.Option(min=2, help="most tokens of an answer")] = 192,
 ) -> None:
     """Measure this machine under load, record what it did at one more rate, and check the forecast of that."""
+    from prolepsis.server.rehearsal.check import checked
+    from prolepsis.server.rehearsal.rehearsal import RehearsedServer
     from prolepsis.server.rehearsal.trace import write_trace
 
     quiet_logs()
@@ -59,11 +64,15 @@ def measure(
         raise ConfigError(f"rates is {rates!r}; allowed: two or more, as the last one is only recorded", param="rates")
     output.mkdir(parents=True, exist_ok=True)
     found = asyncio.run(_measured(settings, prompts, per_second, requests, max_tokens))
-    (output / "machine.json").write_text(found.machine.to_json())
+    note("checking the forecast")
+    quiet_logs("error")  # what is rehearsed sheds load
+    machine, _ = checked(RehearsedServer(machine=found.machine, mode="off"), found.plain)
+    machine, _ = checked(RehearsedServer(machine=machine, mode="auto"), found.auto)
     for name, trace in (("plain", found.plain), ("auto", found.auto)):
         write_trace(output / f"{name}.jsonl.gz", trace)
+    (output / "machine.json").write_text(machine.to_json())
     print_facts([("machine", output / "machine.json"), ("recordings", "plain.jsonl.gz, auto.jsonl.gz in its folder")])
-    note("check the forecast: prolepsis rehearse check RECORDING --machine FILE")
+    _print_errors(machine)
 
 
 async def _measured(
@@ -97,28 +106,40 @@ def check(
     trace: TraceFile,
     *,
     machine: MachineFile,
-    mode: Annotated[str, typer.Option(help="how the recording was made: auto or off")] = "auto",
+    mode: Annotated[Literal["auto", "off"], typer.Option(help="how the recording was made")] = "auto",
+    policy: Annotated[Path | None, typer.Option(help="the policy file that the recorded server had")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """LoadForecast a recording, and print how wrong the forecast is."""
-    from prolepsis.server.rehearsal.check import check as held_against
-    from prolepsis.server.rehearsal.rehearsal import RehearsedServer, rehearse
+    """Forecast a recording, print how wrong the forecast is, and keep that in the machine's file."""
+    from prolepsis.server.rehearsal.check import checked
+    from prolepsis.server.rehearsal.rehearsal import RehearsedServer
     from prolepsis.server.rehearsal.trace import read_trace
 
     quiet_logs("error")  # what is rehearsed sheds load
-    recorded, measured = read_trace(trace), _machine(machine)
-    compared = held_against(recorded, rehearse(recorded, RehearsedServer(machine=measured, mode=_mode(mode))))
+    recorded, setting = read_trace(trace), RehearsedServer(machine=_machine(machine), mode=mode, policy=_policy(policy))
+    if recorded.machine != setting.machine.fingerprint:
+        warn(f"{trace} is of another model or build than {machine}, or does not say of which")
+    measured, compared = checked(setting, recorded)
+    machine.write_text(measured.to_json())
     if as_json:
         print_json([{**asdict(one), "error": one.error} for one in compared])
         return
-    heading = ["figure", "of requests", "measured", "forecast", "error"]
+    heading = ["figure", "measured", "forecast", "error"]
     print_table("forecast against what was measured", heading, [_compared(one) for one in compared])
 
 
+def _print_errors(machine: "Machine") -> None:
+    """Print how wrong forecasts were in the last check of each mode."""
+    checks, errors = machine.checks.items(), [one.errors for one in machine.checks.values()]
+    heading = [f"{mode}, {shown_time(one.at)[:10]}, {one.num_requests} requests" for mode, one in checks]
+    figures = [figure for figure in errors[0] if all(figure in one for one in errors)] if errors else []
+    rows = [[figure, *(f"{100 * one[figure]:+.1f} %" for one in errors)] for figure in figures]
+    print_table("error of the last check", ["figure", *heading], rows)
+
+
 def _compared(one: "Compared") -> list[str]:
-    of = "all" if one.share is None else f"{100 * one.share:.0f} %"
     values = [_ms(value) if one.unit else f"{value:.2f}" for value in (one.measured, one.forecast)]
-    return [one.what, of, *values, f"{100 * one.error:+.1f} %"]
+    return [one.figure, *values, f"{100 * one.error:+.1f} %"]
 
 
 @app.command("run", epilog=EPILOG)
@@ -134,28 +155,33 @@ def run(
     requests: Annotated[int | None, typer.Option(min=1, help="only so many requests; default: all")] = None,
     goal_first_ms: Annotated[float, typer.Option(min=0, help="latest first token that counts for goodput")] = 2000.0,
     goal_token_ms: Annotated[float, typer.Option(min=0, help="longest time a token that counts")] = 100.0,
+    unchecked: Annotated[bool, typer.Option("--unchecked", help="also where no forecast was ever checked")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """LoadForecast a trace at several loads, plain and by the policy, and say where speculation stops paying."""
+    """Forecast a trace at several loads, plain and by the policy, and say where speculation stops paying."""
     from prolepsis.server.rehearsal.forecast import LatencyGoal, forecasts, stops_paying
     from prolepsis.server.rehearsal.rehearsal import RehearsedServer
     from prolepsis.server.rehearsal.trace import read_trace
 
     quiet_logs("error")  # what is rehearsed sheds load
+    measured = _machine(machine)
+    if not measured.checks and not unchecked:
+        allowed = f"allowed: after prolepsis rehearse check RECORDING --machine {machine}, or with --unchecked"
+        raise ConfigError(f"no forecast of {machine} was ever checked; {allowed}", param="machine")
     played = read_trace(trace).scaled(lengths=lengths, most=requests)
     if drafts is not None:
         played = played.with_drafts_of(read_trace(drafts), seed)
-    setting = RehearsedServer(machine=_machine(machine), policy=_policy(policy), seed=seed)
+    setting = RehearsedServer(machine=measured, policy=_policy(policy), seed=seed)
     goal = LatencyGoal(first_token_s=goal_first_ms / 1000.0, per_token_s=goal_token_ms / 1000.0)
     pairs = forecasts(played, setting, [_rate(text) for text in listed(rates)], goal)
     end = stops_paying(pairs)
     if as_json:
-        print_json(
-            {"forecasts": [asdict(one) for pair in pairs for one in pair], "stops_paying_at": end and asdict(end)}
-        )
+        shown = {"forecasts": [asdict(one) for pair in pairs for one in pair], "stops_paying_at": end and asdict(end)}
+        print_json({**shown, "checks": {mode: asdict(one) for mode, one in measured.checks.items()}})
     else:
         print_table("forecast", _HEAD, [_row(one) for pair in pairs for one in pair])
         print_facts([("speculation stops paying", _end(end))])
+        _print_errors(measured)
     if not any(line.drafts for line in played.lines):
         warn(
             "the trace says nothing of drafts, so speculation gains nothing in it; --drafts takes those of a recording"
@@ -211,14 +237,6 @@ def _rate(text: str) -> float:
     if not 0.0 < rate < 1e6:
         raise ConfigError(f"rates holds {text!r}; allowed: numbers above 0", param="rates")
     return rate
-
-
-def _mode(text: str) -> Literal["auto", "off"]:
-    if text == "off":
-        return "off"
-    if text == "auto":
-        return "auto"
-    raise ConfigError(f"mode is {text!r}; allowed: auto, off", param="mode")
 
 
 def _machine(file: Path) -> "Machine":
