@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner
 
 from prolepsis.core.config import EngineConfig, ServerConfig
-from prolepsis.core.ended import Keep, PromptEnded, RequestAbout
+from prolepsis.core.ended import Keep, PromptEnded, RequestAbout, RequestEnded
 from prolepsis.core.engine_client import EngineClient
 from prolepsis.core.events import Tokens
 from prolepsis.core.recorded_draft import RecordedDraft
@@ -29,12 +29,14 @@ from prolepsis.engine.drafting.cost import flat_cost
 from prolepsis.engine.models.load import load_model
 from prolepsis.engine.rehearsal.machine import Machine, ProposerCost
 from prolepsis.engine.thread import ThreadEngineClient
+from prolepsis.server.admission.group import Progress
 from prolepsis.server.cli.main import app
 from prolepsis.server.cli.rehearse import record
 from prolepsis.server.rehearsal import traffic_recording
 from prolepsis.server.rehearsal.rehearsal import RehearsedServer, rehearse
 from prolepsis.server.rehearsal.trace import Trace, TraceLine, read_trace
 from prolepsis.server.rehearsal.traffic_recording import RecordingBody, TrafficRecording
+from prolepsis.server.request_account import PromptAccount
 from prolepsis.server.tokenizer import Tokenizer
 from tests.server.application import build
 from tests.server.conftest import served
@@ -149,6 +151,20 @@ def test_an_answer_whose_client_left_has_no_times(tmp_path: Path) -> None:
     recorded.take(ABOUT, replace(prompt("a"), answer="unreported"))
     [line] = trace_of(recorded.file, tmp_path).lines
     assert (line.output, line.measured) == (3, None)
+
+
+def test_what_features_keep_of_a_request_has_no_drafts() -> None:
+    ended = RequestEnded(about=ABOUT, end="finished", error=None, prompts=(prompt("a"),))
+    [kept] = ended.without_tokens.prompts
+    assert (kept.tokens, kept.stats.drafts, kept.stats.num_steps) == ((), {}, 2)
+
+
+def test_an_audited_request_that_is_recorded_keeps_both_kinds_of_drafts() -> None:
+    account = PromptAccount(prompt("a").request, Progress(prompt("a").request), lambda: None, whole=False)
+    asked = account.keep(Keep.DRAFTS | Keep.SHAPES)
+    assert (asked.tells_drafts, asked.records_drafts, asked.keeps_rounds) == (True, True, True)
+    assert not account.keep(Keep.SHAPES).tells_drafts
+    assert not account.keep(Keep.DRAFTS).records_drafts
 
 
 @asynccontextmanager
