@@ -10,16 +10,17 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from prolepsis.core.config import EngineConfig
-from prolepsis.core.terminal.output import UNPROVEN
+from prolepsis.core.terminal.output import BAD_INPUT, UNPROVEN
 from prolepsis.engine.build import build_engine
 from prolepsis.engine.models.load import load_model
 from prolepsis.engine.rehearsal.machine import BANDS, Machine
 from prolepsis.engine.thread import ThreadEngineClient
 from prolepsis.server.cli.bench.prompts import EncodedPrompt
 from prolepsis.server.cli.main import app
-from prolepsis.server.cli.rehearse.calibrate import Calibration, OfferedLoad, record
+from prolepsis.server.cli.rehearse import command
+from prolepsis.server.cli.rehearse.calibrate import Calibration, LoadRecording, OfferedLoad, record
 from prolepsis.server.rehearsal.load import load_of
-from prolepsis.server.rehearsal.trace import Trace, TraceLine, write_trace
+from prolepsis.server.rehearsal.trace import Trace, TraceLine, read_trace, write_trace
 
 
 def run_command(*arguments: str) -> Result:
@@ -103,7 +104,10 @@ def test_check_prints_the_error_of_each_time_and_is_on_record(
     machine, trace = files(calibration, tmp_path)
     result = run_command("rehearse", "check", trace, "--machine", machine, "--json")
     assert audit_actions() == ["rehearsal.checked"]
-    compared = json.loads(result.stdout)
+    [compared] = json.loads(result.stdout).values()
+    assert Machine.from_json(Path(machine).read_text()).checks["auto"].errors["tokens a second"] == next(
+        one["error"] for one in compared if one["what"] == "tokens a second"
+    )
     times = ("time to first token", "time a token", "end to end")
     expected = {(what, share) for what in times for share in (0.5, 0.95, 0.99)}
     assert {(one["what"], one["share"]) for one in compared} == expected | {
@@ -115,25 +119,70 @@ def test_check_prints_the_error_of_each_time_and_is_on_record(
 
 def test_run_shows_each_load_plain_and_speculating(calibration: Measured, tmp_path: Path) -> None:
     machine, trace = files(calibration, tmp_path)
+    run_command("rehearse", "check", trace, "--machine", machine)
     result = run_command("rehearse", "run", trace, "--machine", machine, "--rates", "0.1,1", "--json")
-    shown = json.loads(result.stdout)["forecasts"]
-    assert [(one["mode"], one["rate"]) for one in shown] == [("off", 0.1), ("auto", 0.1), ("off", 1.0), ("auto", 1.0)]
+    shown = json.loads(result.stdout)
+    modes = [(one["mode"], one["rate"]) for one in shown["forecasts"]]
+    assert modes == [("off", 0.1), ("auto", 0.1), ("off", 1.0), ("auto", 1.0)]
+    assert (list(shown["checks"]), shown["checks"]["auto"]["num_requests"]) == (["auto"], len(calibration.auto.lines))
+    assert "end to end, 95 %" in shown["checks"]["auto"]["errors"]
+
+
+def test_a_forecast_shows_the_error_of_the_last_check_and_is_refused_without_one(
+    calibration: Measured, tmp_path: Path
+) -> None:
+    machine, trace = files(calibration, tmp_path)
+    arguments = ("rehearse", "run", trace, "--machine", machine, "--rates", "1")
+    refused = run_command(*arguments)
+    assert refused.exit_code == BAD_INPUT
+    assert "was ever checked; allowed: after prolepsis rehearse check" in refused.stderr
+    told = run_command(*arguments, "--unchecked")
+    assert (told.exit_code, "error of the last check  none" in told.stdout) == (0, True)
+    for mode in ("auto", "off"):
+        run_command("rehearse", "check", trace, "--machine", machine, "--mode", mode)
+    shown = run_command(*arguments).stdout
+    assert "error of the last check" in shown
+    assert shown.count(f"{len(calibration.auto.lines)} requests") == 2
+    assert "end to end, 95 %" in shown
+
+
+def test_what_measure_writes_was_checked(
+    calibration: Measured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def measured(*_: object) -> tuple[Machine, list[LoadRecording]]:
+        loads = {"off": calibration.plain, "auto": calibration.auto}
+        return calibration.machine, [LoadRecording(load_of("3"), mode, trace) for mode, trace in loads.items()]  # type: ignore[arg-type]
+
+    monkeypatch.setattr(command, "_measured", measured)
+    result = run_command("rehearse", "measure", "--output", str(tmp_path))
+    assert result.exit_code == 0, result.stderr
+    checks = Machine.from_json((tmp_path / "machine.json").read_text()).checks
+    assert {mode: one.num_requests for mode, one in checks.items()} == {
+        "off": len(calibration.plain.lines),
+        "auto": len(calibration.auto.lines),
+    }
+    assert read_trace(tmp_path / "auto-3.jsonl.gz").at_once == 3
+
+
+def test_a_machine_from_before_there_were_checks_is_read(calibration: Measured) -> None:
+    old = json.loads(calibration.machine.to_json())
+    del old["checks"]
+    assert Machine.from_json(json.dumps(old)).checks == {}
 
 
 def test_a_trace_that_says_nothing_of_drafts_proves_nothing(calibration: Measured, tmp_path: Path) -> None:
     machine, recording = files(calibration, tmp_path)
     write_trace(tmp_path / "bare.jsonl", Trace(lines=(TraceLine(at=0.0, prompt=9, output=5),)))
     bare = str(tmp_path / "bare.jsonl")
-    result = run_command("rehearse", "run", bare, "--machine", machine, "--rates", "1")
+    arguments = ("rehearse", "run", bare, "--machine", machine, "--rates", "1", "--unchecked")
+    result = run_command(*arguments)
     assert result.exit_code == UNPROVEN
     assert "says nothing of drafts" in result.stderr
-    assert not run_command(
-        "rehearse", "run", bare, "--machine", machine, "--rates", "1", "--drafts", recording
-    ).exit_code
+    assert not run_command(*arguments, "--drafts", recording).exit_code
 
 
 @pytest.mark.parametrize("rates", ["0", "a", "1,-2"])
 def test_a_rate_that_is_none_is_refused(calibration: Measured, tmp_path: Path, rates: str) -> None:
     machine, trace = files(calibration, tmp_path)
-    result = run_command("rehearse", "run", trace, "--machine", machine, "--rates", rates)
+    result = run_command("rehearse", "run", trace, "--machine", machine, "--rates", rates, "--unchecked")
     assert "allowed: numbers above 0" in result.stderr

@@ -113,6 +113,17 @@ def band_of(num_tokens: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LastCheck:
+    """How wrong a forecast was when it was last held against what was measured."""
+
+    at: float
+    """Unix time in seconds."""
+    num_requests: int
+    errors: Mapping[str, float] = field(default_factory=dict)
+    """By figure, relative to what was measured, the median of the recordings; above 0: the forecast was too high."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
     """A machine with a model, in milliseconds."""
 
@@ -140,6 +151,8 @@ class Machine:
     engine: RehearsedSettings = field(default_factory=RehearsedSettings)
     fingerprint: str = ""
     """Of the model and the build that were measured; empty: not measured."""
+    checks: Mapping[str, LastCheck] = field(default_factory=dict)
+    """By the mode of the recording: auto or off; none: it was never checked."""
 
     def expected_pass_ms(self, work: PassWork) -> float:
         """Return the milliseconds of a pass before they scatter."""
@@ -186,3 +199,4 @@ class _Rest(msgspec.Struct, forbid_unknown_fields=True):
     proposers: dict[str, ProposerCost] = {}
     engine: RehearsedSettings = RehearsedSettings()
     fingerprint: str = ""
+    checks: dict[str, LastCheck] = {}

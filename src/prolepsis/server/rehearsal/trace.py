@@ -130,12 +130,13 @@ def write_trace(path: Path, trace: Trace) -> None:
     """Write a trace in our format; a name that ends with .gz is compressed."""
     opened: Callable[..., Any] = gzip.open if path.suffix == ".gz" else open
     with opened(path, "wt", encoding="utf-8") as file:
-        file.write(_head(trace))
+        file.write(head_text(trace))
         for line in trace.lines:
             file.write(line_text(line))
 
 
-def _head(trace: Trace) -> str:
+def head_text(trace: Trace) -> str:
+    """Return the first line of our format."""
     head = {name: getattr(trace, name) for name in ("block_size", "machine", "at_once")}
     return json.dumps({"format": FORMAT, **head}) + "\n"
 

@@ -12,7 +12,7 @@ from prolepsis.control.audit.commands.acts import actor, record_act
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.errors import ConfigError
-from prolepsis.core.files import read_text
+from prolepsis.core.files import read_text, write_whole
 from prolepsis.core.terminal.config import Settings, listed
 from prolepsis.core.terminal.flags import configured
 from prolepsis.core.terminal.output import (
@@ -25,8 +25,10 @@ from prolepsis.core.terminal.output import (
     print_json,
     print_table,
     quiet_logs,
+    shown_time,
     warn,
 )
+from prolepsis.server.cli.rehearse.record import record
 
 if TYPE_CHECKING:
     from prolepsis.control.policy.model import Policy
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
     from prolepsis.server.rehearsal.load import TrafficLoad
 
 app = command_group("Rehearse traffic: what speculation would do to it, by the scheduler and policy that will run.")
+app.command("record", epilog=EPILOG)(record)
 
 TraceFile = Annotated[Path, typer.Argument(help="a recording, or a trace of Mooncake, Azure or BurstGPT")]
 MachineFile = Annotated[Path, typer.Option("--machine", help="what `rehearse measure` wrote")]
@@ -54,20 +57,27 @@ def measure(
     seconds: Annotated[float, typer.Option(min=1, help="for each load and mode")] = 20.0,
     max_tokens: Annotated[int, typer.Option(min=2, help="most tokens of an answer")] = 192,
 ) -> None:
-    """Measure this machine under load, and record what it does at other loads, by which forecasts are checked."""
+    """Measure this machine under load, record what it does at other loads, and check the forecasts of those."""
+    from prolepsis.server.rehearsal.check import checked
     from prolepsis.server.rehearsal.load import load_of
+    from prolepsis.server.rehearsal.rehearsal import RehearsedServer
     from prolepsis.server.rehearsal.trace import write_trace
 
     quiet_logs()
     measured_at, recorded_at = ([load_of(text) for text in listed(texts)] for texts in (loads, recorded))
     output.mkdir(parents=True, exist_ok=True)
     machine, recordings = asyncio.run(_measured(settings, prompts, (measured_at, recorded_at), seconds, max_tokens))
-    (output / "machine.json").write_text(machine.to_json())
+    note("checking the forecasts")
+    quiet_logs("error")  # what is rehearsed sheds load
+    for mode in dict.fromkeys(one.mode for one in recordings):
+        traces = [one.trace for one in recordings if one.mode == mode]
+        machine, _ = checked(RehearsedServer(machine=machine, mode=mode), traces)
+    _write(output / "machine.json", machine)
     files = {f"{'plain' if one.mode == 'off' else one.mode}-{one.load.name}.jsonl.gz": one for one in recordings}
     for name, one in files.items():
         write_trace(output / name, one.trace)
     print_facts([("machine", output / "machine.json"), ("recordings in its folder", ", ".join(files))])
-    note("check the forecast: prolepsis rehearse check RECORDING --machine FILE")
+    _print_errors(machine)
 
 
 async def _measured(
@@ -99,32 +109,55 @@ async def _measured(
 
 @app.command("check", epilog=EPILOG)
 def check(
-    trace: TraceFile,
+    recordings: Annotated[list[Path], typer.Argument(metavar="RECORDING...", help="of one mode")],
     *,
     machine: MachineFile,
-    mode: Annotated[str, typer.Option(help="how the recording was made: auto or off")] = "auto",
+    mode: Annotated[Literal["auto", "off"], typer.Option(help="how they were made")] = "auto",
+    policy: Annotated[Path | None, typer.Option(help="the policy file that the recorded server had")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Forecast a recording, and print how wrong the forecast is."""
-    from prolepsis.server.rehearsal.check import check as held_against
-    from prolepsis.server.rehearsal.rehearsal import RehearsedServer, rehearse
+    """Forecast recordings, print how wrong the forecasts are, and keep that in the machine's file."""
+    from prolepsis.server.rehearsal.check import checked
+    from prolepsis.server.rehearsal.rehearsal import RehearsedServer
     from prolepsis.server.rehearsal.trace import read_trace
 
     quiet_logs("error")  # what is rehearsed sheds load
-    recorded, measured = read_trace(trace), machine_of(machine)
-    compared = held_against(recorded, rehearse(recorded, RehearsedServer(machine=measured, mode=_mode(mode))))
-    record_act(AuditEvent(actor=actor(), action="rehearsal.checked", subject=trace.name))
+    setting = RehearsedServer(machine=machine_of(machine), mode=mode, policy=policy_of(policy))
+    traces = {str(file): read_trace(file) for file in recordings}
+    for file, trace in traces.items():
+        if trace.machine != setting.machine.fingerprint:
+            warn(f"{file} is of another model or build than {machine}, or does not say of which")
+    measured, compared = checked(setting, list(traces.values()))
+    _write(machine, measured)
+    record_act(AuditEvent(actor=actor(), action="rehearsal.checked", subject=machine.name))
+    found = dict(zip(traces, compared, strict=True))
     if as_json:
-        print_json([{**asdict(one), "error": one.error} for one in compared])
+        print_json({file: [{**asdict(one), "error": one.error} for one in of] for file, of in found.items()})
         return
-    heading = ["figure", "of requests", "measured", "forecast", "error"]
-    print_table("forecast against what was measured", heading, [_compared(one) for one in compared])
+    for file, of in found.items():
+        heading = ["figure", "measured", "forecast", "error"]
+        print_table(f"{file}: forecast against what was measured", heading, [_compared(one) for one in of])
+
+
+def _write(file: Path, machine: "Machine") -> None:
+    try:
+        write_whole(file, machine.to_json().encode())
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be written: {error.strerror}", param="machine") from None
+
+
+def _print_errors(machine: "Machine") -> None:
+    """Print how wrong forecasts were in the last check of each mode: of its recordings the median."""
+    checks, errors = machine.checks.items(), [one.errors for one in machine.checks.values()]
+    heading = [f"{mode}, {shown_time(one.at)[:10]}, {one.num_requests} requests" for mode, one in checks]
+    figures = [figure for figure in errors[0] if all(figure in one for one in errors)] if errors else []
+    rows = [[figure, *(f"{100 * one[figure]:+.1f} %" for one in errors)] for figure in figures]
+    print_table("error of the last check", ["figure", *heading], rows)
 
 
 def _compared(one: "Compared") -> list[str]:
-    of = "all" if one.share is None else f"{100 * one.share:.0f} %"
     values = [_ms(value) if one.unit else f"{value:.2f}" for value in (one.measured, one.forecast)]
-    return [one.what, of, *values, f"{100 * one.error:+.1f} %"]
+    return [one.figure, *values, f"{100 * one.error:+.1f} %"]
 
 
 @app.command("run", epilog=EPILOG)
@@ -140,6 +173,7 @@ def run(
     requests: Annotated[int | None, typer.Option(min=1, help="only so many requests; default: all")] = None,
     goal_first_ms: Annotated[float, typer.Option(min=0, help="latest first token that counts for goodput")] = 2000.0,
     goal_token_ms: Annotated[float, typer.Option(min=0, help="longest time a token that counts")] = 100.0,
+    unchecked: Annotated[bool, typer.Option("--unchecked", help="also where no forecast was ever checked")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Forecast a trace at several loads, plain and by the policy, and say where speculation stops paying."""
@@ -148,20 +182,24 @@ def run(
     from prolepsis.server.rehearsal.trace import read_trace
 
     quiet_logs("error")  # what is rehearsed sheds load
+    measured = machine_of(machine)
+    if not measured.checks and not unchecked:
+        allowed = f"allowed: after prolepsis rehearse check RECORDING --machine {machine}, or with --unchecked"
+        raise ConfigError(f"no forecast of {machine} was ever checked; {allowed}", param="machine")
     played = read_trace(trace).scaled(lengths=lengths, most=requests)
     if drafts is not None:
         played = played.with_drafts_of(read_trace(drafts), seed)
-    setting = RehearsedServer(machine=machine_of(machine), policy=policy_of(policy), seed=seed)
+    setting = RehearsedServer(machine=measured, policy=policy_of(policy), seed=seed)
     goal = LatencyGoal(first_token_s=goal_first_ms / 1000.0, per_token_s=goal_token_ms / 1000.0)
     pairs = forecasts(played, setting, [_rate(text) for text in listed(rates)], goal)
     end = stops_paying(pairs)
     if as_json:
-        print_json(
-            {"forecasts": [asdict(one) for pair in pairs for one in pair], "stops_paying_at": end and asdict(end)}
-        )
+        shown = {"forecasts": [asdict(one) for pair in pairs for one in pair], "stops_paying_at": end and asdict(end)}
+        print_json({**shown, "checks": {mode: asdict(one) for mode, one in measured.checks.items()}})
     else:
         print_table("forecast", _HEAD, [_row(one) for pair in pairs for one in pair])
         print_facts([("speculation stops paying", _end(end))])
+        _print_errors(measured)
     if not any(line.drafts for line in played.lines):
         warn(
             "the trace says nothing of drafts, so speculation gains nothing in it; --drafts takes those of a recording"
@@ -217,14 +255,6 @@ def _rate(text: str) -> float:
     if not 0.0 < rate < 1e6:
         raise ConfigError(f"rates holds {text!r}; allowed: numbers above 0", param="rates")
     return rate
-
-
-def _mode(text: str) -> Literal["auto", "off"]:
-    if text == "off":
-        return "off"
-    if text == "auto":
-        return "auto"
-    raise ConfigError(f"mode is {text!r}; allowed: auto, off", param="mode")
 
 
 def machine_of(file: Path) -> "Machine":
