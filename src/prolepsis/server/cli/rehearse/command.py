@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from prolepsis.core.config import EngineConfig
+from prolepsis.core.config import EngineConfig, ServerConfig
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.files import read_text
 from prolepsis.core.terminal.config import Settings, listed
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from prolepsis.engine.rehearsal.machine import Machine
     from prolepsis.server.cli.rehearse.calibrate import Calibration
     from prolepsis.server.rehearsal.check import Compared
+    from prolepsis.server.rehearsal.control import ControlChange
     from prolepsis.server.rehearsal.forecast import LoadForecast
 
 app = command_group("Rehearse traffic: what speculation would do to it, by the scheduler and policy that will run.")
@@ -128,6 +129,7 @@ def run(
     machine: MachineFile,
     policy: Annotated[Path | None, typer.Option(help="a policy file; default: speculation where it pays")] = None,
     rates: Annotated[str, typer.Option(help="times the arrivals of the trace, comma-separated")] = "0.5,1,2,4",
+    flags: Annotated[Path | None, typer.Option(help="a flag file, for rules that ask flags")] = None,
     drafts: Annotated[Path | None, typer.Option(help="a recording whose drafts stand for a trace without any")] = None,
     seed: Annotated[int, typer.Option(help="of which drafts stand for which request, and of the times of passes")] = 0,
     lengths: Annotated[float, typer.Option(min=0.001, help="times the lengths of the trace")] = 1.0,
@@ -145,7 +147,8 @@ def run(
     played = read_trace(trace).scaled(lengths=lengths, most=requests)
     if drafts is not None:
         played = played.with_drafts_of(read_trace(drafts), seed)
-    setting = RehearsedServer(machine=_machine(machine), policy=_policy(policy), seed=seed)
+    server = ServerConfig(flags=flags)
+    setting = RehearsedServer(machine=_machine(machine), server=server, policy=_policy(policy), seed=seed)
     goal = LatencyGoal(first_token_s=goal_first_ms / 1000.0, per_token_s=goal_token_ms / 1000.0)
     pairs = forecasts(played, setting, [_rate(text) for text in listed(rates)], goal)
     end = stops_paying(pairs)
@@ -156,6 +159,8 @@ def run(
     else:
         print_table("forecast", _HEAD, [_row(one) for pair in pairs for one in pair])
         print_facts([("speculation stops paying", _end(end))])
+        if changes := [_changed(own, change) for _, own in pairs for change in own.changes]:
+            print_table("what the control did", ["arrivals", "after", "what", "of", "why"], changes, in_order=True)
     if not any(line.drafts for line in played.lines):
         warn(
             "the trace says nothing of drafts, so speculation gains nothing in it; --drafts takes those of a recording"
@@ -191,6 +196,10 @@ def _row(one: "LoadForecast") -> list[str]:
         *shown,
         str(one.num_refused),
     ]
+
+
+def _changed(forecast: "LoadForecast", change: "ControlChange") -> list[str]:
+    return [f"{forecast.rate:g}x", f"{change.at:.1f} s", change.what, change.subject, change.why]
 
 
 def _end(end: "LoadForecast | None") -> str:
