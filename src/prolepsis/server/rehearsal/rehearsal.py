@@ -44,7 +44,7 @@ class RehearsedServer:
     machine: Machine
     server: ServerConfig = field(default_factory=ServerConfig)
     policy: Policy | None = None
-    """With it that decides which decides on a server: rollouts, breakers, flags, eligibility and drift."""
+    """It decides together with what decides on a server: rollouts, breakers, flags, eligibility and drift."""
     mode: SpecMode = "auto"
     """What every request asks for: off is the plain baseline, on which no policy decides."""
     seed: int = 0
