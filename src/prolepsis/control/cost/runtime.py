@@ -258,9 +258,16 @@ class CostFeature(Feature):
 
 def feature(context: Context, prices: PriceFile | None, killed: Callable[[], Collection[str]]) -> CostFeature:
     """Return the costs of a server's requests; `killed`: the scopes that the kill switch stops."""
-    client, emit, database = context.client, context.emit, context.database
-    memory = client.proposer_memory
-    return CostFeature(context.registry, database, prices=prices, memory=memory, killed=killed, emit=emit)
+    return CostFeature(
+        context.registry,
+        context.database,
+        prices=prices,
+        memory=context.client.proposer_memory,
+        killed=killed,
+        emit=context.emit,
+        clock=context.monotonic,
+        now=context.wall,
+    )
 
 
 def _put_periods(database: Database, replica: str, periods: Sequence[DeviceCost]) -> None:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from prolepsis.control.statistics.percentile import percentile
 from prolepsis.server.rehearsal.check import SHARES, WHOLE, times
+from prolepsis.server.rehearsal.control import ControlChange
 from prolepsis.server.rehearsal.rehearsal import Rehearsal, RehearsedRequest, RehearsedServer, rehearse
 from prolepsis.server.rehearsal.trace import Trace
 
@@ -41,6 +42,8 @@ class LoadForecast:
     """Seconds, by time, in the order of `times`, and percentile."""
     extrapolated: float
     """Share of drafts that are not known where they were made, or as far as they would have gone."""
+    changes: Sequence[ControlChange] = ()
+    """What the control did."""
 
 
 def forecasts(
@@ -96,4 +99,5 @@ def _forecast(trace: Trace, rehearsal: Rehearsal, mode: str, rate: float, goal: 
             for what, values in times(served).items()
         },
         extrapolated=1.0 - known / made if made else 0.0,
+        changes=rehearsal.changes,
     )

@@ -10,7 +10,7 @@ import typer
 
 from prolepsis.control.audit.commands.acts import actor, record_act
 from prolepsis.core.audit_event import AuditEvent
-from prolepsis.core.config import EngineConfig
+from prolepsis.core.config import EngineConfig, ServerConfig
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.files import read_text, write_whole
 from prolepsis.core.terminal.config import Settings, listed
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from prolepsis.engine.rehearsal.machine import Machine
     from prolepsis.server.cli.rehearse.calibrate import LoadRecording
     from prolepsis.server.rehearsal.check import Compared
+    from prolepsis.server.rehearsal.control import ControlChange
     from prolepsis.server.rehearsal.forecast import LoadForecast
     from prolepsis.server.rehearsal.load import TrafficLoad
 
@@ -167,16 +168,19 @@ def run(
     machine: MachineFile,
     policy: Annotated[Path | None, typer.Option(help="a policy file; default: speculation where it pays")] = None,
     rates: Annotated[str, typer.Option(help="times the arrivals of the trace, comma-separated")] = "0.5,1,2,4",
+    flags: Annotated[Path | None, typer.Option(help="a flag file, for rules that ask flags")] = None,
     drafts: Annotated[Path | None, typer.Option(help="a recording whose drafts stand for a trace without any")] = None,
     seed: Annotated[int, typer.Option(help="of which drafts stand for which request, and of the times of passes")] = 0,
     lengths: Annotated[float, typer.Option(min=0.001, help="times the lengths of the trace")] = 1.0,
     requests: Annotated[int | None, typer.Option(min=1, help="only so many requests; default: all")] = None,
     goal_first_ms: Annotated[float, typer.Option(min=0, help="latest first token that counts for goodput")] = 2000.0,
     goal_token_ms: Annotated[float, typer.Option(min=0, help="longest time a token that counts")] = 100.0,
+    fully_on: Annotated[bool, typer.Option("--fully-on", help="as if the rollouts of the policy were over")] = False,
     unchecked: Annotated[bool, typer.Option("--unchecked", help="also where no forecast was ever checked")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Forecast a trace at several loads, plain and by the policy, and say where speculation stops paying."""
+    from prolepsis.server.rehearsal.control import without_rollouts
     from prolepsis.server.rehearsal.forecast import LatencyGoal, forecasts, stops_paying
     from prolepsis.server.rehearsal.rehearsal import RehearsedServer
     from prolepsis.server.rehearsal.trace import read_trace
@@ -189,7 +193,10 @@ def run(
     played = read_trace(trace).scaled(lengths=lengths, most=requests)
     if drafts is not None:
         played = played.with_drafts_of(read_trace(drafts), seed)
-    setting = RehearsedServer(machine=measured, policy=policy_of(policy), seed=seed)
+    server = ServerConfig(flags=flags)
+    given = policy_of(policy)
+    given = without_rollouts(given) if given is not None and fully_on else given
+    setting = RehearsedServer(machine=measured, server=server, policy=given, seed=seed)
     goal = LatencyGoal(first_token_s=goal_first_ms / 1000.0, per_token_s=goal_token_ms / 1000.0)
     pairs = forecasts(played, setting, [_rate(text) for text in listed(rates)], goal)
     end = stops_paying(pairs)
@@ -199,6 +206,8 @@ def run(
     else:
         print_table("forecast", _HEAD, [_row(one) for pair in pairs for one in pair])
         print_facts([("speculation stops paying", _end(end))])
+        if changes := [_changed(own, change) for _, own in pairs for change in own.changes]:
+            print_table("what the control did", ["arrivals", "after", "what", "of", "why"], changes, in_order=True)
         _print_errors(measured)
     if not any(line.drafts for line in played.lines):
         warn(
@@ -235,6 +244,10 @@ def _row(one: "LoadForecast") -> list[str]:
         *shown,
         str(one.num_refused),
     ]
+
+
+def _changed(forecast: "LoadForecast", change: "ControlChange") -> list[str]:
+    return [f"{forecast.rate:g}x", f"{change.at:.1f} s", change.what, change.subject, change.why]
 
 
 def _end(end: "LoadForecast | None") -> str:
