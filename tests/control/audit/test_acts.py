@@ -366,7 +366,7 @@ LOCAL = {
 """Commands that control something here; with --url they are acts of the server."""
 ASKING = {
     *("breaker list", "breaker set", "correctness", "cost show", "delivery", "shadow", "drift show", "drift reset"),
-    *("flags list", "flags set", "flags remove"),
+    *("flags list", "flags set", "flags remove", "pilot report"),
     *("policy apply", "policy rollback", "policy history", "policy show"),
     *("policy eligibility", "heads list", "heads swap"),
     *(f"rollout {verb}" for verb in ("list", "show", "start", "hold", "resume", "promote", "rollback")),
