@@ -117,8 +117,8 @@ def test_too_few_control_requests_give_no_change_and_are_told(database: Database
     assert 0 < found.num_control < 20
     assert found.control.estimate is not None
     assert (found.change, figures(report)[DEVICE].change) == (Bounded(None), Bounded(None))
-    counted = f"{found.num_speculating} speculating and {found.num_control} control requests"
-    assert f"Too few to compare {END}: {counted}." in report.limits
+    counted = f"{found.num_speculating} speculating, {found.num_control} control"
+    assert f"Too few requests to compare {END}: {counted}." in report.limits
 
 
 def test_a_mix_that_chance_did_not_make_is_told_and_compares_nothing(database: Database) -> None:
@@ -138,7 +138,7 @@ def test_answers_without_a_form_and_devices_that_report_nothing_are_told(databas
     written = [changed(one, kept_form=None, device_plain_s=None) for one in traffic(200)]
     report = reported(database, written)
     for name in (DEVICE, FORM):
-        assert f"Too few to compare {name}: 0 speculating and 0 control requests." in report.limits
+        assert f"Too few requests to compare {name}: 0 speculating, 0 control." in report.limits
         assert figures(report)[name].speculating == Bounded(None)
 
 
@@ -154,7 +154,7 @@ def test_what_else_the_evidence_leaves_open_is_told(database: Database) -> None:
     assert "Not finished, in no figure: 1 speculating and 0 control requests." in limits
     assert "requests of 2 versions are compared together" in limits
     assert "100 of 101 requests are compared: chance did not draw the others" in limits
-    assert "requests came on 6 days and 24 of 24 hours" in limits
+    assert "requests cover 6 d and 24 of 24 hours" in limits
     assert "what a server without any speculation would do is not measured" in limits
     assert "records do not say which server answered" in limits
 

@@ -141,15 +141,14 @@ def _uneven(rows: Sequence[Row[Any]], share: float) -> Iterator[str]:
 
 def _limits(rows: Sequence[Row[Any]], figures: Sequence[PilotFigure], num_requests: int) -> Iterator[str]:
     for one in (one for one in figures if one.change.estimate is None and "acceptance" not in one.figure):
-        counted = f"{one.num_speculating} speculating and {one.num_control} control requests"
-        yield f"Too few to compare {one.figure}: {counted}."
+        yield f"Too few requests to compare {one.figure}: {one.num_speculating} speculating, {one.num_control} control."
     if failed := Counter(row.side for row in rows if row.terminal != "finished"):
         yield f"Not finished, in no figure: {failed['canary']} speculating and {failed['control']} control requests."
     if (num_versions := len({(row.policy_version, row.prices_version) for row in rows})) > 1:
         yield f"Policy or prices changed: requests of {num_versions} versions are compared together."
     hours = {int(row.ended_at // 3600) for row in rows}
-    covered = f"{len({hour // 24 for hour in hours})} days and {len({hour % 24 for hour in hours})} of 24 hours"
-    yield f"Time of day: requests came on {covered}; other times may differ."
+    covered = f"{len({hour // 24 for hour in hours})} d and {len({hour % 24 for hour in hours})} of 24 hours of the day"
+    yield f"Time of day: requests cover {covered}; other times may differ."
     others = f"chance did not draw the others, or with another share, or they are beyond {MOST_REQUESTS}"
     yield f"{len(rows)} of {num_requests} requests are compared{f': {others}' if len(rows) < num_requests else ''}."
     yield "Hardware: records do not say which server answered; chance spread both arms over all of them."

@@ -13,7 +13,7 @@ from prolepsis.core.terminal.output import EPILOG, AsJson, command_group
 from prolepsis.ops.console.render import environment
 from prolepsis.ops.incident.period import parse_time
 
-_FIGURES = ("figure", "speculating", "control", "change=change:share", "requests=num_speculating", "control=num_control")
+_FIGURES = ("figure", "speculating", "control", "change=change:share", "n=num_speculating", "n of control=num_control")
 app = command_group("Report what speculation brought to the traffic of a running server.")
 app.callback()(lambda: None)  # else the only command of the group would take its place
 
