@@ -54,8 +54,8 @@ request_records = Table(
 )
 """One row a prompt, with the figures of `RequestStats`. `error`: the code of the error if it failed. `proposers`:
 counts of verified drafts by proposer, the fields of `ProposerCounts`; `shadow`: likewise, of drafts compared in shadow.
-Device seconds by purpose, the fields of `DeviceSeconds`, are null if the engine did not report them. `canary_share`
-(`RequestAbout`) is null where chance did not draw the arm or no engine was asked; `kept_form`: of `PromptEnded`."""
+Device seconds by purpose, the fields of `DeviceSeconds`, are null if the engine did not report them, and so is
+`canary_share` (`RequestAbout`) if it was not asked. `kept_form`: of `PromptEnded`."""
 
 request_retries = Table(
     "request_retries",

@@ -35,6 +35,7 @@ def test_a_report_is_text_json_and_a_page(store: Store, tmp_path: Path, monkeypa
         document = json.loads(pilot("--server", running.url, "--since", "2d", "--json").stdout)
         none = pilot("--server", running.url, "--since", "1m")
         wrong = pilot("--server", running.url, "--since", "lately")
+        nowhere = pilot("--server", running.url, "--html", str(tmp_path / "none" / "pilot.html"))
     assert text.exit_code == 0, text.output
     for part in ("end to end, 95 % (s)", "cost of a million tokens (EUR)", "what the evidence cannot say", "Hardware:"):
         assert part in text.stdout
@@ -47,5 +48,6 @@ def test_a_report_is_text_json_and_a_page(store: Store, tmp_path: Path, monkeypa
     assert all(limit in page.replace("&#39;", "'") for limit in document["limits"])
     assert "src=" not in page, "it needs no other file"
     assert "No request was compared" in none.stdout
-    assert wrong.exit_code == 2
+    assert (wrong.exit_code, nowhere.exit_code) == (2, 2)
+    assert "pilot.html cannot be written: No such file" in " ".join(nowhere.stderr.split())
     assert "--since is 'lately'" in wrong.stderr
