@@ -61,6 +61,7 @@ PANELS: dict[str, dict[str, tuple[str, str]]] = {
         "delivery": ("server.output.commands:delivery", "Show how many accepted draft tokens reached clients."),
         "drift": ("control.health.commands:drift", "Show how the acceptance of proposers changed."),
         "incident": ("ops.incident.commands.incident:app", "Show what happened, and hand it over in one file."),
+        "pilot": ("ops.incident.commands.pilot:app", "Compare speculating with control requests of a running server."),
         "review": ("ops.incident.commands.review:review", "Write the document for a review of a day to a quarter."),
         "monitoring": ("ops.monitoring.commands:app", "Write rules, alerts and dashboards for a monitoring system."),
     },
