@@ -380,6 +380,7 @@ READING = {
         "bench",
         "exact",
         "profile",
+        "load",
         "rehearse measure",
         "rehearse check",
         "rehearse run",

@@ -5,19 +5,12 @@ from dataclasses import dataclass, replace
 
 from prolepsis.control.statistics.percentile import percentile
 from prolepsis.server.rehearsal.check import SHARES, WHOLE, times
+from prolepsis.server.rehearsal.goal import LatencyGoal
 from prolepsis.server.rehearsal.rehearsal import Rehearsal, RehearsedServer, rehearse
 from prolepsis.server.rehearsal.trace import Trace
 
 PAYS = 0.99
 """Share of the plain time per request at which speculation still counts as paying."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LatencyGoal:
-    """What a request must keep to count for goodput, in seconds."""
-
-    first_token_s: float = 2.0
-    per_token_s: float = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,11 +62,7 @@ def stops_paying(pairs: Sequence[tuple[LoadForecast, LoadForecast]]) -> LoadFore
 
 def _forecast(trace: Trace, rehearsal: Rehearsal, mode: str, rate: float, goal: LatencyGoal) -> LoadForecast:
     served = rehearsal.served
-    kept = [
-        one
-        for one in served
-        if (one.first_token_s or 0.0) <= goal.first_token_s and (one.per_token_s or 0.0) <= goal.per_token_s
-    ]
+    kept = [one for one in served if goal.is_kept(one.first_token_s, one.per_token_s)]
     seconds = max(rehearsal.seconds, 1e-9)
     drafts = [counts for counts in rehearsal.replayed.values() if counts]
     known = sum(counts.get("exact", 0) - counts.get("cut", 0) for counts in drafts)

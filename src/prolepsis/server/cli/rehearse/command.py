@@ -137,7 +137,8 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """LoadForecast a trace at several loads, plain and by the policy, and say where speculation stops paying."""
-    from prolepsis.server.rehearsal.forecast import LatencyGoal, forecasts, stops_paying
+    from prolepsis.server.rehearsal.forecast import forecasts, stops_paying
+    from prolepsis.server.rehearsal.goal import LatencyGoal
     from prolepsis.server.rehearsal.rehearsal import RehearsedServer
     from prolepsis.server.rehearsal.trace import read_trace
 
