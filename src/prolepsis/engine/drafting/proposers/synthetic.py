@@ -52,13 +52,12 @@ class SyntheticProposer(Proposer):
         answer = self._answers.get(_question(sequence), ())
         rates = self._rates[:limit] if len(self._rates) > 1 else self._rates * limit
         tokens = list(answer[len(said) : len(said) + len(rates)])
-        rates = rates[: len(tokens)]
         if not tokens or answer[: len(said)] != said:
             return None
-        wrong = next((i for i, rate in enumerate(rates) if self._chance.random() >= rate), None)
+        wrong = next((i for i in range(len(tokens)) if self._chance.random() >= rates[i]), None)
         if wrong is not None:
             tokens[wrong] = tokens[wrong] - 1 if tokens[wrong] else 1
-        return chain(tuple(tokens), self.name, tuple(accumulate(rates, mul)))
+        return chain(tuple(tokens), self.name, tuple(accumulate(rates[: len(tokens)], mul)))
 
 
 def _question(sequence: SequenceView) -> tuple[object, ...]:

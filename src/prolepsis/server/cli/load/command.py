@@ -99,13 +99,13 @@ def figures(answers: Sequence[LoadAnswer], goal: LatencyGoal) -> dict[str, Any]:
         sum(one.drafts.get(name, 0) for one in served) for name in ("num_accepted_draft_tokens", "num_draft_tokens")
     )
     times = {
-        name: [value for one in served if (value := getattr(one, name)) is not None]
-        for name in ("first_token_s", "per_token_s", "total_s")
+        name: [value for one in served if (value := getattr(one, f"{name}_s")) is not None]
+        for name in ("first_token", "per_token", "total")
     }
     return {
         "num_requests": len(answers),
         "num_errors": len(answers) - len(served),
-        **{name: {"p50": percentile(one, 0.5), "p95": percentile(one, 0.95)} for name, one in times.items()},
+        **{f"{name}_p{p}_s": percentile(values, p / 100) for name, values in times.items() for p in (50, 95)},
         "tokens_per_second": num_tokens / seconds,
         "goodput": sum(goal.is_kept(one.first_token_s, one.per_token_s) for one in served) / seconds,
         "tokens_a_pass": num_tokens / (num_tokens - accepted) if num_tokens else None,
