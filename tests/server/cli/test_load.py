@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from prolepsis.core.config import SYNTHETIC
+from prolepsis.core.config import SYNTHETIC, ServerConfig
 from prolepsis.core.errors import ConfigError, EngineError
 from prolepsis.engine.drafting.proposers.synthetic import SyntheticProposer
 from prolepsis.server.cli.bench.prompts import Prompt
@@ -86,7 +86,8 @@ def test_the_seed_gives_arrivals_and_seeds_of_answers_again(server: Served) -> N
 
 
 def test_goodput_counts_what_keeps_the_goal(server: Served) -> None:
-    assert document(server.url, "--modes", "off")["modes"][0]["goodput"] > 0.0
+    patient = ("--goal-first-ms", "600000", "--goal-token-ms", "600000")
+    assert document(server.url, "--modes", "off", *patient)["modes"][0]["goodput"] > 0.0
     assert document(server.url, "--modes", "off", "--goal-first-ms", "0")["modes"][0]["goodput"] == 0.0
 
 
@@ -149,7 +150,8 @@ def test_a_server_with_synthetic_drafts_accepts_them_at_their_rate(tmp_path: Pat
     texts = ("abc", "bcd", "cde", "def")
     prompts.write_text("".join(json.dumps({"id": t, "category": "c", "prompt": t}) + "\n" for t in texts))
     setup = EngineSetup(max_model_len=512, num_pages=256, proposers=(SyntheticProposer((1.0,)),))
-    with serving(TableServer(setup=setup)) as server:
+    config = ServerConfig(breaker="off", shed_after_s=())  # a slow machine would shed load, and decode plainly
+    with serving(TableServer(config, setup)) as server:
         found = document(server.url, "--prompts", str(prompts), "--max-tokens", "24", "--warm-up", "0")
     off, auto = found["modes"]
     assert (off["acceptance_rate"], off["tokens_a_pass"]) == (None, 1.0)
