@@ -396,6 +396,7 @@ READING = {
         "bench",
         "doctor",
         "profile",
+        "load",
         "rehearse measure",
         "rehearse run",
         "tune",

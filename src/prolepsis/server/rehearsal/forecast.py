@@ -6,19 +6,12 @@ from dataclasses import dataclass, replace
 from prolepsis.control.statistics.percentile import percentile
 from prolepsis.server.rehearsal.check import SHARES, WHOLE, times
 from prolepsis.server.rehearsal.control import ControlChange
-from prolepsis.server.rehearsal.rehearsal import Rehearsal, RehearsedRequest, RehearsedServer, rehearse
+from prolepsis.server.rehearsal.goal import LatencyGoal
+from prolepsis.server.rehearsal.rehearsal import Rehearsal, RehearsedServer, rehearse
 from prolepsis.server.rehearsal.trace import Trace
 
 PAYS = 0.99
 """Share of the plain time per request at which speculation still counts as paying."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LatencyGoal:
-    """What a request must keep to count for goodput, in seconds."""
-
-    first_token_s: float = 2.0
-    per_token_s: float = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,17 +63,9 @@ def stops_paying(pairs: Sequence[tuple[LoadForecast, LoadForecast]]) -> LoadFore
     return None
 
 
-def kept(served: Sequence[RehearsedRequest], goal: LatencyGoal) -> list[RehearsedRequest]:
-    """Return the requests that keep the goal."""
-    return [
-        one
-        for one in served
-        if (one.first_token_s or 0.0) <= goal.first_token_s and (one.per_token_s or 0.0) <= goal.per_token_s
-    ]
-
-
 def _forecast(trace: Trace, rehearsal: Rehearsal, mode: str, rate: float, goal: LatencyGoal) -> LoadForecast:
     served = rehearsal.served
+    kept = [one for one in served if goal.is_kept(one.first_token_s, one.per_token_s)]
     seconds = max(rehearsal.seconds, 1e-9)
     drafts = [counts for counts in rehearsal.replayed.values() if counts]
     known = sum(counts.get("exact", 0) - counts.get("cut", 0) for counts in drafts)
@@ -93,7 +78,7 @@ def _forecast(trace: Trace, rehearsal: Rehearsal, mode: str, rate: float, goal: 
         num_refused=sum(one.error is not None for one in rehearsal.outcomes),
         tokens_per_second=rehearsal.tokens_per_second,
         tokens_a_pass=rehearsal.tokens_a_pass,
-        goodput=len(kept(served, goal)) / seconds,
+        goodput=len(kept) / seconds,
         percentiles={
             what: {f"p{round(100 * share)}": percentile(values, share) or 0.0 for share in SHARES}
             for what, values in times(served).items()

@@ -181,7 +181,8 @@ def run(
 ) -> None:
     """Forecast a trace at several loads, plain and by the policy, and say where speculation stops paying."""
     from prolepsis.server.rehearsal.control import without_rollouts
-    from prolepsis.server.rehearsal.forecast import LatencyGoal, forecasts, stops_paying
+    from prolepsis.server.rehearsal.forecast import forecasts, stops_paying
+    from prolepsis.server.rehearsal.goal import LatencyGoal
     from prolepsis.server.rehearsal.rehearsal import RehearsedServer
     from prolepsis.server.rehearsal.trace import read_trace
 
