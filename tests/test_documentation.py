@@ -58,6 +58,7 @@ CANNOT_RUN = {
     "prolepsis propose-server": "serves until it is stopped; tests/server/cli/test_propose_server.py",
     "prolepsis exact": "takes minutes with the default model; tests/exact",
     "prolepsis profile": "measures for a minute; tests/server/cli/test_profile.py",
+    "prolepsis drill run": "needs a server that allows drills; tests/server/cli/test_drill.py",
     "prolepsis bench": "takes minutes; tests/server/cli/test_bench_measure.py",
     "prolepsis batch run": "loads a model; tests/server/cli/test_batch.py",
     "prolepsis models": "needs files of a head; tests/server/cli/test_models.py",

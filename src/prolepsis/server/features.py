@@ -24,6 +24,7 @@ from prolepsis.server import recorder, scopes, service_health
 from prolepsis.server.admission import feature as admission
 from prolepsis.server.auth import key_changes
 from prolepsis.server.corpora import Corpora
+from prolepsis.server.drills.feature import Drills
 from prolepsis.server.idempotency import Idempotency
 from prolepsis.server.metrics import MetricsFeature
 from prolepsis.server.openai import response_routes
@@ -100,6 +101,7 @@ def services_of(context: Context, sources: Sources, tokenizer: Tokenizer, intake
         MetricsFeature(context.metrics, config, client, policy=lambda: policies.version, health=gate.health),
         TrafficFeature(gate.health),
         corpora,
+        Drills(context, gate),
         *(feature(context) for feature in FEATURES),
     )
     return Services(

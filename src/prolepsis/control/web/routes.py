@@ -32,6 +32,7 @@ WATCHERS: Roles = frozenset({"viewer", "operator"})
 READERS: Roles = frozenset({"viewer", "operator", "auditor"})
 AUDITORS: Roles = frozenset({"auditor"})
 OPERATORS: Roles = frozenset({"operator"})
+ADMINS: Roles = frozenset({"admin"})
 FINDERS: Roles = OPERATORS | AUDITORS
 
 _STATUSES = {

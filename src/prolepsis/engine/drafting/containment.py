@@ -48,6 +48,8 @@ class ContainedProposer:
         self._backoff = 0
         self._watch = CallWatch() if watch is None or proposer.shares_target else watch
         self._overdue: WatchedCall | None = None
+        self.fault: Callable[[Sequence[Draft | None]], Sequence[Draft | None]] | None = None
+        """Makes calls for drafts fail, while a drill runs."""
         self._missed: list[SequenceView] = []
         """Sequences that ended while a call was overdue."""
         self.learns = type(proposer).commit is not Proposer.commit
@@ -147,6 +149,7 @@ class ContainedProposer:
         try:
             sequences, depths, limits = zip(*asked, strict=True)
             drafts = list(self._proposer.propose_trees(sequences, depths, limits, threshold))
+            drafts = drafts if self.fault is None else list(self.fault(drafts))
             if len(drafts) != len(asked):
                 raise ValueError(f"{len(drafts)} drafts for {len(asked)} sequences")
         except Exception as error:  # contained: a proposer costs speed, never a request

@@ -30,6 +30,7 @@ PANELS: dict[str, dict[str, tuple[str, str]]] = {
         "exact": ("server.cli.exact:exact", "Check on your own prompts that speculation changes no token."),
         "bench": ("server.cli.bench.command:bench", "Measure decoding with and without speculation side by side."),
         "profile": ("server.cli.profile:profile", "Measure what a forward pass costs here; show the self-check."),
+        "drill": ("server.cli.drill:app", "Inject faults into a drained server, and judge how it takes them."),
         "rehearse": ("server.cli.rehearse.command:app", "Forecast what speculation would do to recorded traffic."),
     },
     "Control speculation": {
