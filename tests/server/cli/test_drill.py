@@ -20,7 +20,7 @@ from prolepsis.engine.drafting.proposer import Proposer
 from prolepsis.engine.sampling.sampler import Sampler
 from prolepsis.engine.verification import Verification
 from prolepsis.server.cli import drill
-from prolepsis.server.cli.drill import Site, Verdict
+from prolepsis.server.cli.drill import DrillVerdict, Site
 from prolepsis.server.cli.main import app
 from prolepsis.server.drills.drills import BY_NAME, DRILLS
 from prolepsis.server.run import bind
@@ -51,7 +51,7 @@ def setup() -> EngineSetup:
     )
 
 
-def judged(url: str, name: str) -> Verdict:
+def judged(url: str, name: str) -> DrillVerdict:
     return Site(url, None, BY_NAME[name], drain=True, look_s=0.05).judge()
 
 

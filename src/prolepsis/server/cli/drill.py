@@ -28,7 +28,7 @@ app = command_group("Inject faults on purpose into a drained server, and judge h
 
 
 @dataclass(slots=True)
-class Verdict:
+class DrillVerdict:
     """How a server took a fault; times in seconds since the fault."""
 
     drill: str
@@ -48,13 +48,13 @@ class Site:
         """`look_s`: seconds between two looks at the metrics."""
         self._drill, self._drain, self._look_s = drill, drain, look_s
         self._server, self._key, self._call = server, key, partial(ask, server, key)
-        self._prompts = [f"{prompt} {drill.poison}" for prompt in PROMPTS]
+        self._prompts = [f"{prompt} {drill.poison}".strip() for prompt in PROMPTS]
         self._signs = {name: sign for name, sign in (("alarm_s", drill.alarm), ("safe_mode_s", drill.safe)) if sign}
         self._model = ""
 
-    def judge(self) -> Verdict:
+    def judge(self) -> DrillVerdict:
         """Run the drill; raises `InvalidParameter` where the server refuses it."""
-        verdict = Verdict(self._drill.name)
+        verdict = DrillVerdict(self._drill.name)
         try:
             while self._hold():
                 time.sleep(self._look_s)
@@ -73,7 +73,7 @@ class Site:
             self._hold(verdict=asdict(verdict))
         return verdict
 
-    def _with_fault(self, verdict: Verdict) -> Answers:
+    def _with_fault(self, verdict: DrillVerdict) -> Answers:
         """Return what was answered until the signs of the fault held; note in the verdict when that was."""
         places, prompts, metrics, waiting = self._drill.at_once, cycle(self._prompts), self._metrics(), {**self._signs}
         work: list[tuple[str, Future[str | None]]] = []
@@ -87,8 +87,8 @@ class Site:
                 now = self._metrics()
                 for name in [name for name, sign in waiting.items() if sign.holds(metrics, now)]:
                     setattr(verdict, name, round(time.monotonic() - began, 2))
-                    verdict.alert = verdict.alert or waiting[name].alert
-                    del waiting[name]
+                    sign = waiting.pop(name)
+                    verdict.alert = sign.alert if name == "alarm_s" else verdict.alert
         return [(prompt, asked.result()) for prompt, asked in work]
 
     def _round(self) -> Answers:
@@ -150,7 +150,7 @@ def run(
         except InvalidParameter as refusal:
             if NOT_HERE not in str(refusal):
                 raise
-            verdicts.append(Verdict(drill.name, str(refusal).partition(": ")[2]))
+            verdicts.append(DrillVerdict(drill.name, str(refusal).partition(": ")[2]))
     print_reply({"verdicts": list(map(asdict, verdicts))}, as_json=as_json)
     if (found := {one.verdict for one in verdicts} & {"passed", "failed"}) != {"passed"}:
         raise typer.Exit(FAILED if found else UNPROVEN)
