@@ -39,7 +39,7 @@ class Faults:
         if fault == "die":
             raise SystemExit("a drill")
         for proposer in self._proposers.contained:
-            proposer.fault = partial(self._fail, fault, self._over) if _has(proposer, fault) else None
+            proposer.drill(partial(self._fail, fault, self._over) if _has(proposer, fault) else None)
         return self if fault == "differ" else self._verifier
 
     def verify(self, rows: Sequence[Row], computed: Computed) -> list[SampledTokens | None]:

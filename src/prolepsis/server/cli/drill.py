@@ -20,7 +20,7 @@ from prolepsis.server.cli.chat import Conversation
 from prolepsis.server.drills.drills import BY_NAME, DRILLS, NOT_HERE, Drill
 
 PROMPTS = ("Repeat: the old mill stands by the river.", "Count from one to twenty.", "Tell a story.", "Add 2 to 3.")
-MOST_S = 150.0
+MOST_S = 240.0
 """Longest time of a fault."""
 Answers = list[tuple[str, str | None]]
 """Prompt and text; None: the request was refused, or did not end once and without an error."""

@@ -61,7 +61,7 @@ DRILLS = (
     Drill("head-damage", "JVMChaos", "the draft head says other tokens", "damage", _HEAD, _OPEN, _OPEN),
     Drill("poisoned-prompts", "-", "prompts lead drafts astray", "requests", "proposers", poison=_POISON),
     Drill("burst", "StressChaos", "96 requests come at once", "requests", at_once=96),
-    Drill("mismatch", "JVMChaos", "answers with drafts are not those without", "differ", "replays", _DIFFER),
+    Drill("mismatch", "JVMChaos", "answers with drafts are wrong", "differ", "replays", _DIFFER, at_once=16),
     Drill("store-away", "NetworkChaos", "the store cannot be reached", "store away", _STORED, _STORE),
     Drill("disk-full", "IOChaos", "the store takes no writes", "disk full", _STORED, _STORE),
     Drill("engine-kill", "PodChaos", "the engine ends", "die", "restarts of its engine", _AGAIN, _AGAIN),
