@@ -10,7 +10,7 @@ from prolepsis.core.config import CANDIDATE_HEAD, DRAFT_HEAD, HeadProposerName
 from prolepsis.core.engine_client import EngineHealth, EngineInfo, HeadSwapped, InstalledHead
 from prolepsis.core.errors import MemoryPlanError, ModelLoadError
 from prolepsis.core.events import Aborted, Event, Finished, FinishReason, Terminal, Tokens
-from prolepsis.core.messages import Abort, ApplyPlan, Control, OfferDraft, SetCorpora, StopRun
+from prolepsis.core.messages import Abort, ApplyPlan, Control, InjectFault, OfferDraft, SetCorpora, StopRun
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import ProposerMemory, RequestStats, TrafficClassCounts
@@ -41,6 +41,8 @@ class FakeEngineClient:
         self.offered: list[tuple[str, ClientDraft]] = []
         self.plans: list[SpecPlan] = []
         self.stopped: list[str] = []
+        self.faults: list[str] = []
+        """Injected by drills."""
         self.corpora: dict[str, tuple[bytes, ...]] = {}
         self.swaps: list[str] = []
         self.installed: Sequence[InstalledHead] = ()
@@ -99,6 +101,8 @@ class FakeEngineClient:
                 self.stopped.append(run)
             case SetCorpora(owner, texts):
                 self.corpora[owner] = texts
+            case InjectFault(fault):
+                self.faults.append(fault)
 
     async def heads(self) -> Sequence[InstalledHead]:
         if self.heads_error is not None:

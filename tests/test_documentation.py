@@ -59,6 +59,7 @@ CANNOT_RUN = {
     "prolepsis doctor": "ends with the status of what it finds; tests/server/cli/test_doctor.py",
     "prolepsis exact": "takes minutes with the default model; tests/exact",
     "prolepsis profile": "measures for a minute; tests/server/cli/test_profile.py",
+    "prolepsis drill run": "needs a server that allows drills; tests/server/cli/test_drill.py",
     "prolepsis bench": "takes minutes; tests/server/cli/test_bench_measure.py",
     "prolepsis rehearse": "loads a model, or needs what was measured; tests/server/cli/test_rehearse.py",
     "prolepsis tune": "needs what was measured; tests/server/cli/test_tune.py",

@@ -19,7 +19,7 @@ from prolepsis.core.errors import (
     NotContinued,
 )
 from prolepsis.core.events import Aborted, Event, Failed, Tokens
-from prolepsis.core.messages import Abort, ApplyPlan, OfferDraft, SetCorpora, StopRun
+from prolepsis.core.messages import Abort, ApplyPlan, InjectFault, OfferDraft, SetCorpora, StopRun
 from prolepsis.core.plan import PANIC_PLAN
 from prolepsis.core.stats import RequestStats
 from prolepsis.remote.engines import Engines
@@ -138,6 +138,15 @@ async def test_a_head_that_one_engine_cannot_use_is_taken_out_of_the_others() ->
         await client.swap_head("head@2")
     assert engines[0].swaps == ["head@2", "none"]
     assert engines[0].info.draft_head is None
+    await client.close()
+
+
+async def test_a_fault_reaches_all_engines_and_one_dies() -> None:
+    engines = [Speaker(), Speaker()]
+    client = over(*engines)
+    client.send(InjectFault("slow"))
+    client.send(InjectFault("die"))
+    assert [engine.faults for engine in engines] == [["slow", "die"], ["slow"]]
     await client.close()
 
 

@@ -9,7 +9,7 @@ import pytest
 from prolepsis.core.errors import DeadlineExceeded, EngineDead, EngineError, InvalidParameter, ModelError, UserError
 from prolepsis.core.events import Aborted, Failed, Finished
 from prolepsis.core.figures import Figure
-from prolepsis.core.messages import ApplyPlan, SetCorpora, StopRun
+from prolepsis.core.messages import ApplyPlan, InjectFault, SetCorpora, StopRun
 from prolepsis.core.plan import PANIC_PLAN
 from prolepsis.core.stats import RequestStats
 from prolepsis.core.telemetry.metrics import Metrics
@@ -187,6 +187,15 @@ async def test_what_was_sent_right_before_closing_arrives() -> None:
         client.send(StopRun("run-1"))
         await client.close()
     assert engine.stopped == ["run-1"]
+
+
+async def test_a_fault_ends_with_the_front_end_that_injected_it() -> None:
+    engine = FakeEngineClient(lambda source: [])
+    async with hosted(lambda _: engine) as client:
+        client.attach()
+        client.send(InjectFault("raise"))
+        await until(lambda: engine.faults == ["raise"])
+    assert engine.faults == ["raise", "none"]
 
 
 async def test_a_deadline_after_the_end_is_none() -> None:

@@ -507,6 +507,7 @@ class ServerConfig(BaseModel):
     response_bytes: int = Field(
         default=2**30, ge=0, description="most bytes of stored responses of one tenant; the oldest ones make room"
     )
+    allow_drills: bool = Field(default=False, description="let `prolepsis drill` inject faults, for the role admin")
     shutdown_s: float = Field(
         default=10.0,
         ge=0,

@@ -1,6 +1,7 @@
 """Messages that the engine accepts through its inbox, the only way in."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from prolepsis.core.client_draft import ClientDraft
 from prolepsis.core.config import DRAFT_HEAD, HeadProposerName
@@ -54,6 +55,17 @@ class SetCorpora(Tagged, frozen=True):
     """Token ids of the target, 4 bytes each in the machine's order; the newest last."""
 
 
+EngineFault = Literal["none", "hang", "slow", "raise", "damage", "differ", "die"]
+"""Of proposers: a call does not come back, takes too long, raises. damage: drafts of the head are other tokens than it
+meant. differ: answers with drafts get a token that plain decoding does not give. die: the engine ends."""
+
+
+class InjectFault(Tagged, frozen=True):
+    """Fail on purpose, for a drill, in place of the fault before."""
+
+    fault: EngineFault
+
+
 def owners(tenant: str, traffic_class: str) -> tuple[str, str]:
     """Return the owners of the texts that a request may draft from: its tenant, and its route."""
     return f"tenant:{tenant}", f"route:{traffic_class.partition('/')[0]}"
@@ -69,7 +81,7 @@ class SwapHead:
     proposer: HeadProposerName = DRAFT_HEAD
 
 
-Control = Abort | OfferDraft | ApplyPlan | StopRun | SetCorpora
+Control = Abort | OfferDraft | ApplyPlan | StopRun | SetCorpora | InjectFault
 """What a client may send to an engine at any time, without an answer."""
 
 Message = Submit | Control | SwapHead

@@ -25,6 +25,7 @@ from prolepsis.engine.accounting import charge
 from prolepsis.engine.containment import Containment
 from prolepsis.engine.draft_head_slot import DraftHeadSlot
 from prolepsis.engine.drafting.call_watch import WatchedCall
+from prolepsis.engine.faults import Faults
 from prolepsis.engine.hidden_states import HiddenStateRouter
 from prolepsis.engine.observer import Reporter
 from prolepsis.engine.request import SequenceState
@@ -91,6 +92,7 @@ class Engine:
         self.runner = parts.runner
         self.hidden_states = parts.hidden_states
         self._verifier = parts.verifier
+        self._faults = Faults(parts.speculation.proposers, parts.verifier, parts.info.vocab_size)
         self._draft_heads = parts.draft_heads
         self.installed_heads = parts.installed_heads
         self.contained: Containment = parts.scheduler.contained
@@ -238,6 +240,8 @@ class Engine:
                 self.speculation.proposers.take_corpora(message)
             case SwapHead():
                 self._swap_head(message)
+            case _ if message is not None:  # InjectFault
+                self._verifier = self._faults.inject(message)
 
     def _submit(self, request: GenerateRequest, arrival: float) -> None:
         """Accept or refuse; a request that was sent without `validate` still gets a terminal event."""

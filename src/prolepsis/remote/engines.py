@@ -26,7 +26,7 @@ from prolepsis.core.errors import (
     UserError,
 )
 from prolepsis.core.events import Aborted, Event, Failed, Terminal
-from prolepsis.core.messages import Abort, ApplyPlan, Control, SetCorpora, StopRun
+from prolepsis.core.messages import Abort, ApplyPlan, Control, InjectFault, SetCorpora, StopRun
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import ProposerMemory, RequestStats, TrafficClassCounts
 from prolepsis.remote.continuation_metrics import ContinuationMetrics
@@ -105,11 +105,16 @@ class Engines:
     def send(self, control: Control) -> None:
         """Send plans, stopped runs and corpora to all engines, later ones too; others to the engine of their request.
 
-        The next engine of a request, if this one is lost, knows nothing of a draft that was offered.
+        The next engine of a request, if this one is lost, knows nothing of a draft that was offered. A fault goes to
+        the engines that are there; only one of them dies.
         """
         if isinstance(control, ApplyPlan | StopRun | SetCorpora):
             self._controls.note(control)
             for client in self._clients:
+                client.send(control)
+            return
+        if isinstance(control, InjectFault):
+            for client in self._clients[: 1 if control.fault == "die" else None]:
                 client.send(control)
             return
         stream = self._streams.get(control.request_id)

@@ -18,7 +18,7 @@ from prolepsis.core.engine_client import Demand, EngineClient
 from prolepsis.core.errors import EngineError, ProlepsisError
 from prolepsis.core.events import Terminal
 from prolepsis.core.figures import Figure
-from prolepsis.core.messages import Abort, ApplyPlan, OfferDraft, SetCorpora, StopRun
+from prolepsis.core.messages import Abort, ApplyPlan, InjectFault, OfferDraft, SetCorpora, StopRun
 from prolepsis.core.plan import SpecPlan, strictest
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import ProposerMemory, TrafficClassCounts
@@ -128,6 +128,7 @@ class Host:
             await connection.run()
         finally:
             del self._connections[connection]
+            self.client.send(InjectFault("none"))  # that a front end injected, and cannot take back any more
             if self._plans.pop(connection, None) is not None and self._plans:  # the last plan holds without front ends
                 self._apply_plans()
             self.wake()
@@ -263,7 +264,7 @@ class _Connection:
             case Abort(request_id) | OfferDraft(request_id):  # after the first turn of a request that came just before
                 known = structs.replace(message, request_id=self._prefix + request_id)
                 asyncio.get_running_loop().call_soon(self._client.send, known)
-            case StopRun() | SetCorpora():
+            case StopRun() | SetCorpora() | InjectFault():
                 self._client.send(message)
             case Close():
                 pass

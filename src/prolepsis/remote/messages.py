@@ -9,7 +9,7 @@ Generate                    -->
 Leave                       -->                                (the reader of a stream has left)
 Abort, OfferDraft,
 ApplyPlan, StopRun,
-SetCorpora                  -->                                (`core.messages.Control`)
+SetCorpora, InjectFault     -->                                (`core.messages.Control`)
 ListHeads, LoadHead         -->
                             <--   Heads, HeadLoaded | Rejected
 WaitingLoad                 -->                                (several times a second)

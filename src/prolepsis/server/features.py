@@ -19,6 +19,7 @@ from prolepsis.server import recorder, service_health
 from prolepsis.server.admission import feature as admission
 from prolepsis.server.auth import key_changes
 from prolepsis.server.corpora import Corpora
+from prolepsis.server.drills.feature import Drills
 from prolepsis.server.idempotency import Idempotency
 from prolepsis.server.metrics import MetricsFeature
 from prolepsis.server.openai import response_routes
@@ -72,6 +73,7 @@ def services_of(context: Context, sources: Sources, tokenizer: Tokenizer, intake
         MetricsFeature(context.metrics, config, client, policy=lambda: control.policies.version, health=gate.health),
         TrafficFeature(gate.health, context.wall),
         corpora,
+        Drills(context, gate),
         *(feature(context) for feature in FEATURES),
     )
     return Services(

@@ -61,6 +61,7 @@ class Site:
             audit_sample=1.0,
             audit_content="tokens",
             alertmanager=alertmanager,
+            allow_drills=True,
         )
         app = build(
             config,
@@ -191,6 +192,10 @@ def killed(*, on: bool) -> Step:
     return lambda site: site.put("/admin/kill", on=on, reason="drill")
 
 
+def drilled(**body: object) -> Step:
+    return lambda site: site.put("/admin/drills", drill="burst", drain=True, **body)
+
+
 def rollback() -> Step:
     return lambda site: site.post("/admin/policy/rollback", to=1, expect=2)
 
@@ -213,6 +218,10 @@ BY_ROUTE = {
             lambda site: site.post("/admin/drift/reset", proposer="suffix", traffic_class=TRAFFIC_CLASS),
             (drift_poll, more_judged, drift_poll),
         )
+    ],
+    "PUT /admin/drills": [
+        Act("drill.fault", drilled(inject=True)),
+        Act("drill.run", drilled(verdict={"verdict": "passed"}), (drilled(inject=True),)),
     ],
     "PUT /admin/policy": [Act("policy.applied", applied(ON))],
     "POST /admin/policy/rollback": [Act("policy.rolled_back", rollback(), (applied(ON), applied(OFF)))],
@@ -381,7 +390,7 @@ LOCAL = {
 """Commands that control something here; with --url they are acts of the server."""
 ASKING = {
     *("breaker list", "breaker set", "correctness", "cost show", "delivery", "shadow", "drift show", "drift reset"),
-    *("flags list", "flags set", "flags remove", "pilot report"),
+    *("flags list", "flags set", "flags remove", "pilot report", "drill run"),
     "rehearse record",
     *("policy apply", "policy rollback", "policy history", "policy show"),
     *("policy eligibility", "heads list", "heads swap"),
@@ -397,6 +406,7 @@ READING = {
         "doctor",
         "profile",
         "load",
+        "drill list",
         "rehearse measure",
         "rehearse run",
         "tune",

@@ -143,6 +143,7 @@ EXPECTED: dict[str, Roles | None] = {
     "POST /admin/recording": ADMINS,
     "GET /admin/recording/file": ADMINS,
     "DELETE /admin/recording": ADMINS,
+    "PUT /admin/drills": ADMINS,
 }
 """Who may use which route: a change here is a change of the product."""
 

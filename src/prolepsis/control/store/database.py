@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 from urllib.parse import quote
 
 from sqlalchemy import (
@@ -65,6 +65,9 @@ _STATEMENT_S = 30.0
 _WRITES = "prolepsis_writes"
 
 
+Failing = Mapping[Literal["read", "write"], str]
+
+
 class Database:
     """Opens a connection when one is needed; safe to share between threads."""
 
@@ -81,6 +84,8 @@ class Database:
         """It outlives this process, and other processes may share it."""
         self.name = url.render_as_string(hide_password=True)
         self.url = url
+        self.failing: Failing = {}
+        """Why transactions of a kind fail, while a drill has them fail."""
         in_memory = partial(_sqlite_in_memory, content)
         self._engine = (_sqlite(self.file) if self.file else in_memory()) if is_sqlite else _postgresql(url)
         self._engine = self._engine.execution_options(**(options or {}))
@@ -93,13 +98,13 @@ class Database:
 
         SQLite has one writer at a time, and waits for it. Raises `StoreUnavailable`.
         """
-        with _failures(self.name), self._writing.begin() as connection:
+        with _failures(self.name, self.failing.get("write")), self._writing.begin() as connection:
             yield connection
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
         """Hold one transaction that reads and sees one state of the database; raises `StoreUnavailable`."""
-        with _failures(self.name), self._reading.begin() as connection:
+        with _failures(self.name, self.failing.get("read")), self._reading.begin() as connection:
             yield connection
 
     def make_file(self) -> None:
@@ -148,8 +153,10 @@ def insert_or_update(connection: Connection, table: Table) -> "postgresql.Insert
 
 
 @contextmanager
-def _failures(name: str) -> Iterator[None]:
+def _failures(name: str, planted: str | None) -> Iterator[None]:
     """Name the database and what its driver says; never the statement, whose values are not for logs."""
+    if planted is not None:
+        raise StoreUnavailable(f"store {name}: {planted}")
     try:
         yield
     except (IntegrityError, DataError):  # the fault of the item

@@ -153,8 +153,8 @@ def shed(tier: str, retry_after_s: float) -> Refused:
     return Refused("shed", message, code="overloaded", status=503, retry_after_s=retry_after_s)
 
 
-def draining() -> Refused:
-    message = "The server is shutting down and takes no new requests."
+def draining(why: str = "is shutting down") -> Refused:
+    message = f"The server {why} and takes no new requests."
     return Refused("draining", message, code="server_draining", status=503, retry_after_s=5)
 
 

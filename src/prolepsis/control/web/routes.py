@@ -32,8 +32,8 @@ WATCHERS: Roles = frozenset({"viewer", "operator"})
 READERS: Roles = frozenset({"viewer", "operator", "auditor"})
 AUDITORS: Roles = frozenset({"auditor"})
 OPERATORS: Roles = frozenset({"operator"})
-FINDERS: Roles = OPERATORS | AUDITORS
 ADMINS: Roles = frozenset({"admin"})
+FINDERS: Roles = OPERATORS | AUDITORS
 
 _STATUSES = {
     400: "A parameter is wrong, unknown or not supported; `param` names it",

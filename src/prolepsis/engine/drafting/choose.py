@@ -232,6 +232,11 @@ class ProposerSet:
         self._untold += [partial(drafter.proposer.forget, sequence) for drafter in self._drafters]
         self._tell_rest()
 
+    @property
+    def contained(self) -> Sequence[ContainedProposer]:
+        """The proposers themselves, for drills."""
+        return [drafter.proposer for drafter in self._drafters]
+
     def take_corpora(self, message: SetCorpora) -> None:
         """Have the proposers draft from the texts of an owner."""
         for drafter in self._drafters:

@@ -22,6 +22,7 @@ _LONGEST_BACKOFF = 1024
 
 
 _Asked = tuple[SequenceView, int, int]  # with depth and limit
+Fault = Callable[[Sequence[Draft | None]], Sequence[Draft | None]]
 
 
 class ContainedProposer:
@@ -49,10 +50,16 @@ class ContainedProposer:
         self._backoff = 0
         self._watch = CallWatch() if watch is None or proposer.shares_target else watch
         self._overdue: WatchedCall | None = None
+        self.fault: Fault | None = None
+        """Makes calls for drafts fail, while a drill runs."""
         self._missed: list[SequenceView] = []
         """Sequences that ended while a call was overdue."""
         self.learns = type(proposer).commit is not Proposer.commit
         """Whether its `commit` is called with committed tokens."""
+
+    def drill(self, fault: Fault | None) -> None:
+        """Have calls for drafts fail from now on; None: no more, and it need not back off for those that did."""
+        self.fault, self._failed_in_row, self._backoff = fault, 0, 0
 
     def succeed(self, other: "ContainedProposer | None") -> None:
         """Continue with the counters of the proposer that this one replaces."""
@@ -148,6 +155,7 @@ class ContainedProposer:
         try:
             sequences, depths, limits = zip(*asked, strict=True)
             drafts = list(self._proposer.propose_trees(sequences, depths, limits, threshold))
+            drafts = drafts if self.fault is None else list(self.fault(drafts))
             if len(drafts) != len(asked):
                 raise ValueError(f"{len(drafts)} drafts for {len(asked)} sequences")
         except Exception as error:  # contained: a proposer costs speed, never a request

@@ -76,6 +76,8 @@ class AdmissionController(Feature):
         Raises `ConfigError` for limits that mean nothing.
         """
         self.draining = False
+        self.drilled_by: str | None = None
+        """The only key whose requests are taken, while a drill runs."""
         self.num_inside = 0
         """HTTP requests that wait or run."""
         self._config = config
@@ -210,7 +212,7 @@ class AdmissionController(Feature):
 
         A place stays free for replays, and for others half of a configured number.
         """
-        if self._queue or self.overload.level or self.draining:
+        if self._queue or self.overload.level or self.draining or self.drilled_by is not None:
             return 0
         most = max(1, self._places // 2 if self._config.max_in_engine else self._places - 1)
         num_coming = max(0, num_in_flight - self._taken_background)
@@ -255,6 +257,8 @@ class AdmissionController(Feature):
         tier = caller.tier
         if self.draining:
             raise refusals.draining()
+        if self.drilled_by not in (None, caller.key_id):
+            raise refusals.draining("runs a drill")
         if self.overload.refuses(caller.tenant, tier):
             raise refusals.shed(tier, self._config.shed_hold_s)
         num_to_wait = number - self._num_at_once(caller, samples)

@@ -40,6 +40,8 @@ class Conversation:
     temperature: float | None
     messages: list[dict[str, str]] = field(default_factory=list)
     drafts: bool = True
+    proposer: str | None = None
+    """The only one that drafts, at any cost; None: any."""
     usage: dict[str, Any] = field(default_factory=dict)
     """Usage of the last answer."""
 
@@ -59,6 +61,7 @@ class Conversation:
         self.messages.append({"role": "assistant", "content": "".join(answer)})
 
     def _chunks(self) -> Iterator[dict[str, Any]]:
+        insisted = {"mode": "always", "proposer": self.proposer} if self.proposer else {}
         body = {
             "model": self.model,
             "messages": self.messages,
@@ -66,7 +69,7 @@ class Conversation:
             "stream_options": {"include_usage": True},
             "max_tokens": self.max_tokens,
             "temperature": self.temperature,
-            "speculation": {"mode": "auto" if self.drafts else "off", "origins": True},
+            "speculation": {"mode": "auto" if self.drafts else "off", "origins": True, **insisted},
         }
         given = {name: value for name, value in body.items() if value is not None}
         headers = {"authorization": f"Bearer {self.key}"} if self.key else {}

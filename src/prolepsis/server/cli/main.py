@@ -31,6 +31,7 @@ PANELS: dict[str, dict[str, tuple[str, str]]] = {
         "bench": ("server.cli.bench.command:bench", "Measure decoding with and without speculation side by side."),
         "profile": ("server.cli.profile:profile", "Measure what a forward pass costs here; show the self-check."),
         "load": ("server.cli.load.command:load", "Put load on a server, with and without speculation side by side."),
+        "drill": ("server.cli.drill:app", "Inject faults into a drained server, and judge how it takes them."),
         "rehearse": ("server.cli.rehearse.command:app", "Forecast what speculation would do to recorded traffic."),
         "doctor": ("server.cli.doctor:doctor", "Check whether a machine, its settings and its server are ready."),
         "tune": ("server.cli.tune:tune", "Search a policy and settings for a goal, in rehearsals of traffic."),
