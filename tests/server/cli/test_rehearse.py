@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from prolepsis.core.config import EngineConfig
-from prolepsis.core.terminal.output import UNPROVEN
+from prolepsis.core.terminal.output import BAD_INPUT, UNPROVEN
 from prolepsis.engine.build import build_engine
 from prolepsis.engine.models.load import load_model
 from prolepsis.engine.rehearsal.machine import Machine
@@ -95,7 +95,34 @@ def test_run_shows_each_load_plain_and_speculating(calibration: Calibration, tmp
     machine, trace = files(calibration, tmp_path)
     result = run_command("rehearse", "run", trace, "--machine", machine, "--rates", "0.1,1", "--json")
     shown = json.loads(result.stdout)["forecasts"]
-    assert [(one["mode"], one["rate"]) for one in shown] == [("off", 0.1), ("auto", 0.1), ("off", 1.0), ("auto", 1.0)]
+    by_load = [("off", "0.1x"), ("auto", "0.1x"), ("off", "1x"), ("auto", "1x")]
+    assert [(one["mode"], one["load"]) for one in shown] == by_load
+
+
+def test_run_writes_a_page_and_recommends_rules(calibration: Calibration, tmp_path: Path) -> None:
+    machine, trace = files(calibration, tmp_path)
+    page, policy = tmp_path / "page.html", tmp_path / "policy.yaml"
+    options = ("--machine", machine, "--rates", "1,2", "--requests", "3")
+    more = ("--seeds", "2", "--price-per-hour", "2.5", "--html", str(page))
+    result = run_command("rehearse", "run", trace, *options, *more, "--json")
+    shown = json.loads(result.stdout)
+    assert [one["seed"] for one in shown["forecasts"]] == [0] * 4 + [1] * 4
+    assert "Forecast of auto.jsonl" in page.read_text()
+    policy.write_text(shown["rules"])
+    assert run_command("policy", "check", str(policy), "--strict").exit_code == 0
+    ruled = run_command("rehearse", "run", trace, *options, "--policy", str(policy))
+    assert "speculation stops paying" in ruled.stdout
+    assert "never checked" in ruled.stdout
+
+
+def test_a_shipped_machine_is_named_and_said_not_to_be_measured(calibration: Calibration, tmp_path: Path) -> None:
+    _, trace = files(calibration, tmp_path)
+    listed = json.loads(run_command("rehearse", "machines", "--json").stdout)
+    assert {one["name"] for one in listed["times"]} == listed["sources"].keys() >= {"h100x2-llama-70b-fp8"}
+    result = run_command("rehearse", "run", trace, "--machine", "h100x2-llama-70b-fp8", "--rates", "1")
+    assert "not measured: 2 NVIDIA H100" in result.stderr
+    unknown = run_command("rehearse", "run", trace, "--machine", "h100x3", "--rates", "1")
+    assert unknown.exit_code == BAD_INPUT
 
 
 def test_a_trace_that_says_nothing_of_drafts_proves_nothing(calibration: Calibration, tmp_path: Path) -> None:

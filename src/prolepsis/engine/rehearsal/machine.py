@@ -89,6 +89,8 @@ class Machine:
     engine: RehearsedSettings = field(default_factory=RehearsedSettings)
     fingerprint: str = ""
     """Of the model and the build that were measured; empty: not measured."""
+    published: str = ""
+    """What it is and by which sources, if its figures were published and not measured."""
 
     def pass_ms(self, rows: Sequence[Row], chance: random.Random) -> float:
         """Return the milliseconds that a pass of these rows takes this time."""
@@ -131,3 +133,4 @@ class _Rest(msgspec.Struct, forbid_unknown_fields=True):
     proposers: dict[str, ProposerCost] = {}
     engine: RehearsedSettings = RehearsedSettings()
     fingerprint: str = ""
+    published: str = ""

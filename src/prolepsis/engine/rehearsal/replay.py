@@ -3,8 +3,8 @@
 import random
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 
@@ -19,11 +19,16 @@ from prolepsis.engine.runner import Computed
 _NOTHING = torch.empty(0)
 
 
+DraftShape = tuple[Draft, Sequence[int]]
+"""A recorded draft as far as one was asked for, with tokens that no text has, and its nodes that the answer follows."""
+
+
 @dataclass(slots=True)
 class _Answer:
     tokens: Sequence[int]
     """Of prompt and answer."""
     drafts: Mapping[str, Sequence[RecordedDraft]]
+    shapes: dict[tuple[int, int, int, int], DraftShape] = field(default_factory=dict)
 
 
 class KnownRequests:
@@ -38,9 +43,14 @@ class KnownRequests:
     def end(self, number: str) -> None:
         del self._answers[f"{number}/0"]
 
-    def after(self, sequence: SequenceView) -> Sequence[int]:
-        """Return the tokens that the target will say next."""
-        return self._answers[sequence.key].tokens[len(sequence.tokens) :]
+    def after(self, sequence: SequenceView, most: int) -> Sequence[int]:
+        """Return the tokens that the target will say next, at most so many."""
+        start = len(sequence.tokens)
+        return self._answers[sequence.key].tokens[start : start + most]
+
+    def shapes(self, sequence: SequenceView) -> dict[tuple[int, int, int, int], DraftShape]:
+        """Return what is kept of the request's recorded drafts."""
+        return self._answers[sequence.key].shapes
 
     def draft(self, sequence: SequenceView, proposer: str) -> RecordedDraft | None:
         """Return what a proposer answered here when it was recorded, or at the last position before."""
@@ -77,8 +87,10 @@ class KnownAnswers:
         return [self._sampled(row) if row.samples_next else None for row in rows]
 
     def _sampled(self, row: Row) -> SampledTokens:
-        after = self._answers.after(row.sequence)
-        path = row.draft.follow(after[: len(after) - 1]) if row.draft is not None else ()
+        if row.draft is None:
+            return SampledTokens(tuple(self._answers.after(row.sequence, 1)), ())
+        after = self._answers.after(row.sequence, len(row.draft.tokens) + 1)
+        path = row.draft.follow(after[:-1])
         return SampledTokens(tuple(after[: len(path) + 1]), path)
 
 
@@ -121,29 +133,32 @@ class RecordedProposer(Proposer):
         is_here = recorded.position == len(sequence.tokens) - sequence.num_prompt_tokens
         self.counts["exact" if is_here else "moved"] += 1
         self.counts["cut"] += depth > recorded.depth == len(recorded.path)
-        draft = _restored(recorded, self.name, self._answers.after(sequence))
-        depths = draft.depths()
-        shallow = draft.select([node for node in range(len(depths)) if depths[node] <= depth])
-        return shallow.likeliest(limit)
+        after = self._answers.after(sequence, len(recorded.path))
+        shapes, key = self._answers.shapes(sequence), (id(recorded), depth, limit, len(after))
+        if (shape := shapes.get(key)) is None:
+            shape = shapes[key] = _shape(recorded, self.name, depth, limit, len(after))
+        draft, path = shape
+        tokens = list(draft.tokens)
+        for node, token in zip(path, after, strict=False):
+            tokens[node] = token
+        return Draft(tuple(tokens), draft.parents, self.name, draft.survival, buckets=draft.buckets)
 
 
-def _restored(recorded: RecordedDraft, proposer: str, after: Sequence[int]) -> Draft:
-    """Return a draft of the recorded shape whose path has the answer's tokens, and no other node has."""
-    right = dict(zip(recorded.path, after, strict=False))
-    kept = list(_known(recorded, right))
-    draft = Draft(
-        tuple(right.get(node, wrong_token(recorded.classes[node])) for node in range(len(recorded.parents))),
-        recorded.parents,
-        proposer,
-        recorded.survival,
-        buckets=recorded.buckets,
-    )
-    return draft.select(kept)
+def _shape(recorded: RecordedDraft, proposer: str, depth: int, limit: int, num_known: int) -> DraftShape:
+    """Return a recorded draft where the answer has `num_known` more tokens, at most `depth` deep and `limit` large."""
+    known = recorded.path[:num_known]
+    marks = {node: -1 - i for i, node in enumerate(known)}
+    tokens = [marks.get(node, wrong_token(number)) for node, number in enumerate(recorded.classes)]
+    draft = Draft(tuple(tokens), recorded.parents, proposer, recorded.survival, buckets=recorded.buckets)
+    kept = draft.select(list(_known(recorded, known)))
+    depths = kept.depths()
+    shallow = kept.select([node for node in range(len(depths)) if depths[node] <= depth]).likeliest(limit)
+    return shallow, [shallow.tokens.index(mark) for mark in marks.values() if mark in shallow.tokens]
 
 
-def _known(recorded: RecordedDraft, right: Mapping[int, int]) -> Iterator[int]:
+def _known(recorded: RecordedDraft, known: Collection[int]) -> Iterator[int]:
     """Yield the nodes but those of the path, and below them, for which the answer has no token left."""
-    gone = set(recorded.path) - right.keys()
+    gone = set(recorded.path).difference(known)
     for node, parent in enumerate(recorded.parents):
         if node in gone or (parent != ROOT and parent in gone):
             gone.add(node)

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -12,6 +12,7 @@ from prolepsis.core.config import EngineConfig
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.files import read_text
 from prolepsis.core.terminal.config import Settings, listed
+from prolepsis.core.terminal.documents import print_reply
 from prolepsis.core.terminal.flags import configured
 from prolepsis.core.terminal.output import (
     EPILOG,
@@ -31,12 +32,12 @@ if TYPE_CHECKING:
     from prolepsis.engine.rehearsal.machine import Machine
     from prolepsis.server.cli.rehearse.calibrate import Calibration
     from prolepsis.server.rehearsal.check import Compared
-    from prolepsis.server.rehearsal.forecast import LoadForecast
+    from prolepsis.server.rehearsal.page import ForecastPage
 
 app = command_group("Rehearse traffic: what speculation would do to it, by the scheduler and policy that will run.")
 
 TraceFile = Annotated[Path, typer.Argument(help="a recording, or a trace of Mooncake, Azure or BurstGPT")]
-MachineFile = Annotated[Path, typer.Option("--machine", help="what `rehearse measure` wrote")]
+MachineFile = Annotated[Path, typer.Option("--machine", help="a measured one, or a name of `rehearse machines`")]
 
 
 @app.command("measure", epilog=EPILOG)
@@ -100,7 +101,7 @@ def check(
     mode: Annotated[str, typer.Option(help="how the recording was made: auto or off")] = "auto",
     as_json: AsJson = False,
 ) -> None:
-    """LoadForecast a recording, and print how wrong the forecast is."""
+    """Forecast a recording, and print how wrong the forecast is."""
     from prolepsis.server.rehearsal.check import check as held_against
     from prolepsis.server.rehearsal.rehearsal import RehearsedServer, rehearse
     from prolepsis.server.rehearsal.trace import read_trace
@@ -130,73 +131,76 @@ def run(
     rates: Annotated[str, typer.Option(help="times the arrivals of the trace, comma-separated")] = "0.5,1,2,4",
     drafts: Annotated[Path | None, typer.Option(help="a recording whose drafts stand for a trace without any")] = None,
     seed: Annotated[int, typer.Option(help="of which drafts stand for which request, and of the times of passes")] = 0,
+    seeds: Annotated[int, typer.Option(min=1, help="so many seeds, from --seed on, give lowest and highest")] = 1,
     lengths: Annotated[float, typer.Option(min=0.001, help="times the lengths of the trace")] = 1.0,
     requests: Annotated[int | None, typer.Option(min=1, help="only so many requests; default: all")] = None,
     goal_first_ms: Annotated[float, typer.Option(min=0, help="latest first token that counts for goodput")] = 2000.0,
     goal_token_ms: Annotated[float, typer.Option(min=0, help="longest time a token that counts")] = 100.0,
+    price_per_hour: Annotated[float | None, typer.Option(min=0, help="of the device, with its overheads")] = None,
+    html: Annotated[Path | None, typer.Option(help="write a page with pictures to this file")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """LoadForecast a trace at several loads, plain and by the policy, and say where speculation stops paying."""
-    from prolepsis.server.rehearsal.forecast import LatencyGoal, forecasts, stops_paying
+    """Forecast a trace at several loads, plain and by the policy, and say where speculation stops paying."""
+    from prolepsis.server.rehearsal.forecast import LatencyGoal, forecasts
+    from prolepsis.server.rehearsal.page import ForecastPage
     from prolepsis.server.rehearsal.rehearsal import RehearsedServer
     from prolepsis.server.rehearsal.trace import read_trace
 
     quiet_logs("error")  # what is rehearsed sheds load
     played = read_trace(trace).scaled(lengths=lengths, most=requests)
-    if drafts is not None:
-        played = played.with_drafts_of(read_trace(drafts), seed)
-    setting = RehearsedServer(machine=_machine(machine), policy=_policy(policy), seed=seed)
+    donors = None if drafts is None else read_trace(drafts)
+    setting = RehearsedServer(machine=_machine(machine), policy=_policy(policy))
     goal = LatencyGoal(first_token_s=goal_first_ms / 1000.0, per_token_s=goal_token_ms / 1000.0)
-    pairs = forecasts(played, setting, [_rate(text) for text in listed(rates)], goal)
-    end = stops_paying(pairs)
-    if as_json:
-        print_json(
-            {"forecasts": [asdict(one) for pair in pairs for one in pair], "stops_paying_at": end and asdict(end)}
-        )
-    else:
-        print_table("forecast", _HEAD, [_row(one) for pair in pairs for one in pair])
-        print_facts([("speculation stops paying", _end(end))])
-    if not any(line.drafts for line in played.lines):
+    factors, by_seed = [_rate(text) for text in listed(rates)], []
+    for number in range(seed, seed + seeds):
+        drawn = played if donors is None else played.with_drafts_of(donors, number)
+        loads = [(f"{factor:g}x", drawn.scaled(rate=factor)) for factor in factors]
+        by_seed.append(forecasts(loads, replace(setting, seed=number), goal))
+    page = ForecastPage(
+        by_seed=by_seed,
+        trace=trace.name,
+        machine_name=machine.name,
+        policy=policy.name if policy else None,
+        requests=played.lines,
+        machine=setting.machine,
+        goal=goal,
+        price_per_hour=price_per_hour,
+    )
+    if html is not None:
+        html.write_text(page.html())
+    _print_forecast(page, as_json=as_json)
+    if donors is None and not any(line.drafts for line in played.lines):
         warn(
             "the trace says nothing of drafts, so speculation gains nothing in it; --drafts takes those of a recording"
         )
         raise typer.Exit(UNPROVEN)
 
 
-_HEAD = [
-    "arrivals",
-    "mode",
-    "at once",
-    "tokens/s",
-    "a pass",
-    "first p50",
-    "p95",
-    "a token p50",
-    "p95",
-    "whole p50",
-    "p95",
-    "refused",
-]
+def _print_forecast(page: "ForecastPage", *, as_json: bool) -> None:
+    if as_json:
+        every = [asdict(one) for pairs in page.by_seed for pair in pairs for one in pair]
+        print_json({"forecasts": every, "stops_paying": page.end, "rules": page.rules})
+        return
+    print_table("forecast", *page.table())
+    print_table("traffic classes", *page.class_table())
+    print_facts([("speculation stops paying", page.end), ("error of this forecast", page.checked or "never checked")])
+    if page.machine.published:
+        warn(f"not measured: {page.machine.published}")
 
 
-def _row(one: "LoadForecast") -> list[str]:
-    times = one.percentiles.values()
-    shown = [_ms(time[share]) for time in times for share in ("p50", "p95")]
-    return [
-        f"{one.rate:g}x ({one.per_second:.2f}/s)",
-        one.mode,
-        f"{one.num_at_once:.1f}",
-        f"{one.tokens_per_second:.0f}",
-        f"{one.tokens_a_pass:.2f}",
-        *shown,
-        str(one.num_refused),
+@app.command("machines", epilog=EPILOG)
+def machines(as_json: AsJson = False) -> None:
+    """List the machines that come with the package, their sources, and how far they are from published times."""
+    from prolepsis.engine.rehearsal.roofline import shipped
+
+    columns, known = ("name", "pass", "published_ms", "roofline_ms"), shipped()
+    times = [
+        dict(zip(columns, (name, one.what, one.ms, round(machine.ms(one.tokens, one.context), 2)), strict=True))
+        for name, machine in known.items()
+        for one in machine.times
     ]
-
-
-def _end(end: "LoadForecast | None") -> str:
-    if end is None:
-        return "at none of these loads"
-    return f"at {end.rate:g}x the arrivals, with {end.num_at_once:.1f} requests at once"
+    sources = {name: f"{one.device}, {one.model}, {one.engine}: {' '.join(one.sources)}" for name, one in known.items()}
+    print_reply({"times": times, "sources": sources}, {"times": columns}, as_json=as_json)
 
 
 def _ms(seconds: float) -> str:
@@ -222,10 +226,12 @@ def _mode(text: str) -> Literal["auto", "off"]:
 
 
 def _machine(file: Path) -> "Machine":
-    from prolepsis.engine.rehearsal.machine import Machine
+    from prolepsis.engine.rehearsal.roofline import machine_of, shipped
 
+    if named := shipped().get(str(file)):
+        return named.machine()
     try:
-        return Machine.from_json(read_text(file, "machine"))
+        return machine_of(read_text(file, "machine"))
     except ValueError as error:
         raise ConfigError(f"{file} is no measured machine: {error}", param="machine") from error
 
