@@ -3,8 +3,8 @@
 import random
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -19,16 +19,11 @@ from prolepsis.engine.runner import Computed
 _NOTHING = torch.empty(0)
 
 
-DraftShape = tuple[Draft, Sequence[int]]
-"""A recorded draft as far as one was asked for, with tokens that no text has, and its nodes that the answer follows."""
-
-
 @dataclass(slots=True)
 class _Answer:
     tokens: Sequence[int]
     """Of prompt and answer."""
     drafts: Mapping[str, Sequence[RecordedDraft]]
-    shapes: dict[tuple[int, int, int, int], DraftShape] = field(default_factory=dict)
 
 
 class KnownRequests:
@@ -48,9 +43,9 @@ class KnownRequests:
         start = len(sequence.tokens)
         return self._answers[sequence.key].tokens[start : start + most]
 
-    def shapes(self, sequence: SequenceView) -> dict[tuple[int, int, int, int], DraftShape]:
-        """Return what is kept of the request's recorded drafts."""
-        return self._answers[sequence.key].shapes
+    def has_drafts(self, sequence: SequenceView, proposer: str) -> bool:
+        """Return whether a proposer was asked for any draft when it was recorded."""
+        return proposer in self._answers[sequence.key].drafts
 
     def draft(self, sequence: SequenceView, proposer: str) -> RecordedDraft | None:
         """Return what a proposer answered here when it was recorded, or at the last position before."""
@@ -87,10 +82,8 @@ class KnownAnswers:
         return [self._sampled(row) if row.samples_next else None for row in rows]
 
     def _sampled(self, row: Row) -> SampledTokens:
-        if row.draft is None:
-            return SampledTokens(tuple(self._answers.after(row.sequence, 1)), ())
-        after = self._answers.after(row.sequence, len(row.draft.tokens) + 1)
-        path = row.draft.follow(after[:-1])
+        after = self._answers.after(row.sequence, row.num_scheduled_tokens + 1)
+        path = row.draft.follow(after[:-1]) if row.draft is not None else ()
         return SampledTokens(tuple(after[: len(path) + 1]), path)
 
 
@@ -111,6 +104,11 @@ class RecordedProposer(Proposer):
         self._cost = cost
         self._answers = answers
         self._clock = clock
+
+    def serves(self, sequence: SequenceView) -> bool:
+        return not self.free or self._answers.has_drafts(
+            sequence, self.name
+        )  # a free one is asked in each step, or never
 
     def propose(self, sequences: Sequence[SequenceView], limits: Sequence[int]) -> list[Draft | None]:
         return self.propose_trees(sequences, limits, limits, 0.0)
@@ -133,32 +131,29 @@ class RecordedProposer(Proposer):
         is_here = recorded.position == len(sequence.tokens) - sequence.num_prompt_tokens
         self.counts["exact" if is_here else "moved"] += 1
         self.counts["cut"] += depth > recorded.depth == len(recorded.path)
-        after = self._answers.after(sequence, len(recorded.path))
-        shapes, key = self._answers.shapes(sequence), (id(recorded), depth, limit, len(after))
-        if (shape := shapes.get(key)) is None:
-            shape = shapes[key] = _shape(recorded, self.name, depth, limit, len(after))
-        draft, path = shape
-        tokens = list(draft.tokens)
-        for node, token in zip(path, after, strict=False):
-            tokens[node] = token
-        return Draft(tuple(tokens), draft.parents, self.name, draft.survival, buckets=draft.buckets)
+        draft = _restored(recorded, self.name, self._answers.after(sequence, len(recorded.path)))
+        depths = draft.depths()
+        shallow = draft.select([node for node in range(len(depths)) if depths[node] <= depth])
+        return shallow.likeliest(limit)
 
 
-def _shape(recorded: RecordedDraft, proposer: str, depth: int, limit: int, num_known: int) -> DraftShape:
-    """Return a recorded draft where the answer has `num_known` more tokens, at most `depth` deep and `limit` large."""
-    known = recorded.path[:num_known]
-    marks = {node: -1 - i for i, node in enumerate(known)}
-    tokens = [marks.get(node, wrong_token(number)) for node, number in enumerate(recorded.classes)]
-    draft = Draft(tuple(tokens), recorded.parents, proposer, recorded.survival, buckets=recorded.buckets)
-    kept = draft.select(list(_known(recorded, known)))
-    depths = kept.depths()
-    shallow = kept.select([node for node in range(len(depths)) if depths[node] <= depth]).likeliest(limit)
-    return shallow, [shallow.tokens.index(mark) for mark in marks.values() if mark in shallow.tokens]
+def _restored(recorded: RecordedDraft, proposer: str, after: Sequence[int]) -> Draft:
+    """Return a draft of the recorded shape whose path has the answer's tokens, and no other node has."""
+    right = dict(zip(recorded.path, after, strict=False))
+    kept = list(_known(recorded, right))
+    draft = Draft(
+        tuple(right.get(node, wrong_token(recorded.classes[node])) for node in range(len(recorded.parents))),
+        recorded.parents,
+        proposer,
+        recorded.survival,
+        buckets=recorded.buckets,
+    )
+    return draft.select(kept)
 
 
-def _known(recorded: RecordedDraft, known: Collection[int]) -> Iterator[int]:
+def _known(recorded: RecordedDraft, right: Mapping[int, int]) -> Iterator[int]:
     """Yield the nodes but those of the path, and below them, for which the answer has no token left."""
-    gone = set(recorded.path).difference(known)
+    gone = set(recorded.path) - right.keys()
     for node, parent in enumerate(recorded.parents):
         if node in gone or (parent != ROOT and parent in gone):
             gone.add(node)

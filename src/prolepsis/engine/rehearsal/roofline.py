@@ -58,7 +58,7 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         curve = CostCurve(tokens, contexts, [[self.ms(number, cached) for cached in contexts] for number in tokens])
         free = {name: ProposerCost(free=True) for name in PROPOSER_NAMES}
         room_gb = 0.9 * self.memory_gb - self.weights_gb - self.draft_gb
-        pages = int(1e9 * room_gb / (self.kv_bytes_per_token * PAGE_SIZE))
+        pages = int(1e9 * room_gb / self.kv_bytes_per_token / PAGE_SIZE)
         return Machine(
             passes=curve,
             expected=curve,

@@ -60,11 +60,10 @@ class LoadForecast:
 
 
 Pair = tuple[LoadForecast, LoadForecast]
-"""A load decoded plainly, and as the setting says."""
 
 
 def forecasts(loads: Sequence[tuple[str, Trace]], setting: RehearsedServer, goal: LatencyGoal) -> list[Pair]:
-    """Return what plain decoding and the setting would do with each trace; its name is that of a load, such as "2x"."""
+    """Return what plain decoding, and the setting, would do with each trace; its name is of a load, such as "2x"."""
     found, off = [], replace(setting, mode="off")
     for load in loads:
         plain, own = (rehearse(load[1], one) for one in (off, setting))

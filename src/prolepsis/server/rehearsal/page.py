@@ -35,7 +35,7 @@ class ShownFigure(NamedTuple):
 
     def text(self, by_seed: Sequence[LoadForecast]) -> str:
         """Return the range, or one value where seeds do not differ."""
-        return " – ".join(dict.fromkeys(figure(one) for one in self.spread(by_seed)[::2]))
+        return "\u00a0– ".join(dict.fromkeys(figure(one) for one in self.spread(by_seed)[::2]))
 
 
 def _time(what: str, percent: int) -> ShownFigure:
@@ -94,8 +94,7 @@ class ForecastPage:
     @property
     def rules(self) -> str | None:
         """A policy with the recommended rules; None: the forecast is of a policy, which has rules of its own."""
-        facts = (one.facts() for one in self.requests)
-        return policy_text(facts, self.classes) if self.policy is None else None
+        return None if self.policy else policy_text((one.facts() for one in self.requests), self.classes)
 
     @property
     def figures(self) -> Sequence[ShownFigure]:
@@ -107,9 +106,10 @@ class ForecastPage:
 
     def table(self) -> Table:
         """Return a row for each load and mode."""
-        shown = (*self.figures, ShownFigure("refused", "", lambda one: one.num_refused))
+        arrivals = ShownFigure("arrivals", "requests/s", lambda one: one.per_second)
+        shown = (arrivals, *self.figures, ShownFigure("refused", "", lambda one: one.num_refused))
         rows = [
-            [f"{first.load} ({first.per_second:.2f}/s)", first.mode, *(one.text([first, *rest]) for one in shown)]
+            [first.load, first.mode, *(one.text([first, *rest]) for one in shown)]
             for load in self.loads
             for first, *rest in load
         ]

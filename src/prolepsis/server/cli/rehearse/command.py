@@ -177,6 +177,8 @@ def run(
 
 
 def _print_forecast(page: "ForecastPage", *, as_json: bool) -> None:
+    if page.machine.published:
+        warn(f"not measured: {page.machine.published}")
     if as_json:
         every = [asdict(one) for pairs in page.by_seed for pair in pairs for one in pair]
         print_json({"forecasts": every, "stops_paying": page.end, "rules": page.rules})
@@ -184,8 +186,6 @@ def _print_forecast(page: "ForecastPage", *, as_json: bool) -> None:
     print_table("forecast", *page.table())
     print_table("traffic classes", *page.class_table())
     print_facts([("speculation stops paying", page.end), ("error of this forecast", page.checked or "never checked")])
-    if page.machine.published:
-        warn(f"not measured: {page.machine.published}")
 
 
 @app.command("machines", epilog=EPILOG)
