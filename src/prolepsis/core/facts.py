@@ -107,8 +107,7 @@ MAX_CLASS_RULES = 16
 OTHER_RULES = "other"
 NO_RULE = "default"
 """The rule of classes without one: no policy is in use, or none of its rules matched."""
-SHORT, MEDIUM = 512, 4096
-"""Most tokens of a short prompt and of a medium one."""
+SHORT, MEDIUM = 512, 4096  # most tokens of such a prompt
 
 
 def traffic_class_of(facts: RequestFacts, rule: str | None = None) -> str:

@@ -121,6 +121,14 @@ def test_a_forecast_finds_the_load_at_which_speculation_stops_paying() -> None:
     assert stops_paying(pairs[::-1]) == end, "the lightest load counts, not the first"
 
 
+def test_what_a_policy_pins_is_decoded_plainly_all_the_same_to_be_compared() -> None:
+    text = 'version: "1"\nrules: [{name: all, match: {}, mode: "on", pinned: true}]\n'
+    setting = RehearsedServer(machine=MACHINE, policy=usable_policy(text, "policy", NOTHING_KNOWN))
+    [(plain, own)] = forecasts([("1x", Trace(lines=(line(0.0),)))], setting, LatencyGoal())
+    assert (plain.num_refused, own.num_refused) == (0, 0)
+    assert plain.tokens_a_pass == 1.0 < own.tokens_a_pass
+
+
 def test_a_trace_without_drafts_takes_those_of_a_recording() -> None:
     bare = Trace(lines=(line(0.0, drafts=False), line(1.0)))
     given = bare.with_drafts_of(Trace(lines=(line(0.0, output=3),)))
