@@ -6,7 +6,7 @@ import pytest
 
 from prolepsis.engine.drafting.cost import flat_cost
 from prolepsis.engine.rehearsal.machine import Machine
-from prolepsis.engine.rehearsal.roofline import machine_of, shipped
+from prolepsis.engine.rehearsal.roofline import read_machine, shipped
 
 SHIPPED = shipped()
 
@@ -39,10 +39,10 @@ def test_its_machine_says_that_it_is_published(name: str) -> None:
 
 def test_a_file_is_measured_or_a_roofline() -> None:
     measured = Machine(passes=flat_cost(), expected=flat_cost(), published="elsewhere")
-    assert machine_of(measured.to_json()).to_json() == measured.to_json()
+    assert read_machine(measured.to_json()).to_json() == measured.to_json()
     text = (files("prolepsis.engine.rehearsal") / "machines" / "trn2-llama-70b.json").read_text()
-    assert machine_of(text).to_json() == SHIPPED["trn2-llama-70b"].machine().to_json()
+    assert read_machine(text).to_json() == SHIPPED["trn2-llama-70b"].machine().to_json()
     with pytest.raises(ValueError, match="unknown field"):
-        machine_of(text.replace("gflop_per", "gflops_per"))
+        read_machine(text.replace("gflop_per", "gflops_per"))
     with pytest.raises(ValueError, match="not a measured machine"):
-        machine_of("{}")
+        read_machine("{}")

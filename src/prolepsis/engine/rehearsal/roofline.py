@@ -71,7 +71,7 @@ class Roofline(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return 1000.0 * gigabytes / (self.bandwidth_gb_s * self.bandwidth_share)
 
 
-def machine_of(text: str) -> Machine:
+def read_machine(text: str) -> Machine:
     """Return the machine of a file, measured or a roofline; raises `ValueError` for any other."""
     if FORMAT in text[:100]:
         return msgspec.json.decode(text, type=Roofline).machine()

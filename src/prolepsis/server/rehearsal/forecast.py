@@ -64,8 +64,7 @@ Pair = tuple[LoadForecast, LoadForecast]
 
 def forecasts(loads: Sequence[tuple[str, Trace]], setting: RehearsedServer, goal: LatencyGoal) -> list[Pair]:
     """Return what plain decoding, and the setting, would do with each trace; its name is of a load, such as "2x"."""
-    found, alone = [], replace(setting.machine, proposers={})  # without them it takes as long, and is sooner known
-    off = replace(setting, mode="off", policy=None, machine=alone)
+    found, off = [], replace(setting, mode="off", policy=None)  # what a policy pins is to be compared too
     for load in loads:
         plain, own = (rehearse(load[1], one) for one in (off, setting))
         speculating = replace(_forecast(load, own, setting, goal), classes=_gains(plain, own))

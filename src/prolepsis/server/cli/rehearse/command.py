@@ -226,12 +226,12 @@ def _mode(text: str) -> Literal["auto", "off"]:
 
 
 def _machine(file: Path) -> "Machine":
-    from prolepsis.engine.rehearsal.roofline import machine_of, shipped
+    from prolepsis.engine.rehearsal.roofline import read_machine, shipped
 
     if named := shipped().get(str(file)):
         return named.machine()
     try:
-        return machine_of(read_text(file, "machine"))
+        return read_machine(read_text(file, "machine"))
     except ValueError as error:
         raise ConfigError(f"{file} is no measured machine: {error}", param="machine") from error
 
