@@ -27,6 +27,7 @@ from prolepsis.core.events import Aborted, Difference, Event, Finished, Proposed
 from prolepsis.core.exact_group import ExactGroup
 from prolepsis.core.messages import Abort, ApplyPlan, OfferDraft, StopRun
 from prolepsis.core.plan import DisabledProposer, SpecPlan
+from prolepsis.core.recorded_draft import RecordedDraft
 from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams, SpeculationChoice
 from prolepsis.core.rounds import Round
 from prolepsis.core.stats import DeviceSeconds, EffectiveMode, JudgedDraft, ProposerCounts, RequestStats
@@ -41,6 +42,7 @@ REQUEST = GenerateRequest(
     deadline_s=3.0,
     kill_scopes=frozenset({"tenant:a", "class:chat"}),
     grammar=GrammarSpec("regex", "a+"),
+    records_drafts=True,
     speculation=SpeculationChoice(proposers=("suffix",), num_speculative_tokens=3),
     emitted=((1,), ()),
     continue_from=Continuation(emitted=((5, 6),), group=GROUP, outside_group="continue"),
@@ -50,6 +52,7 @@ STATS = RequestStats(
     continued=[Continued(loss="engine_dead", num_tokens=4, pause_s=0.25)],
     proposers={"suffix": ProposerCounts(1, 3, 2, [[1, 1], [1, 1], [1, 0]], num_delivered=2)},
     rounds=[Round(0.1, 0.2, 0.0, 0.1, 0.0, 0, 4, "suffix", "", 3, 3, 2, 3)],
+    drafts={"suffix": [RecordedDraft(0, 3, 4, (0, 1), (-1, 0), (0.5, 0.25), (2, 2), (0,)), RecordedDraft(0, 5, 4)]},
     judged={"head": [JudgedDraft(True, None), JudgedDraft(False, 0.5)]},
     heads={"draft_head": None, "candidate_head": "a@2"},
     plain_steps={"no_draft": 3},

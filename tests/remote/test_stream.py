@@ -1,6 +1,7 @@
 """Figures of one request over several engines."""
 
 from prolepsis.core.events import TokenLogprobs, Tokens
+from prolepsis.core.recorded_draft import RecordedDraft
 from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.core.stats import DeviceSeconds, EffectiveMode, ProposerCounts, RequestStats
 from prolepsis.remote.stream import KeptStream, joined
@@ -36,6 +37,12 @@ def test_drafts_of_two_heads_are_evidence_of_neither() -> None:
     other = joined([part(1, {"head": "a@1"}, drafts=True), part(1, {"head": "a@2"}, drafts=True)])
     assert other.heads == {"head": None}
     assert joined([part(1, {"head": "a@1"}, drafts=True), part(1, {}, drafts=True)]).heads == {"head": None}
+
+
+def test_recorded_drafts_of_all_engines_are_kept_in_order() -> None:
+    first, last = RecordedDraft(0, 1, 4), RecordedDraft(0, 9, 4)
+    total = joined([RequestStats(drafts={"suffix": [first]}), RequestStats(drafts={"suffix": [last]})])
+    assert total.drafts == {"suffix": [first, last]}
 
 
 def test_without_any_part_there_is_nothing() -> None:

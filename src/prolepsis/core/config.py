@@ -358,6 +358,7 @@ class ServerConfig(BaseModel):
         pattern=r"^(none|https?://\S+)$",
         description="Grafana with the shipped dashboards, which the console links to: a URL or none",
     )
+    record_tenants: bool = Field(default=False, description="recordings of traffic name tenants; default: number them")
     flags: Path | None = Field(
         default=None, description="file of feature flags in flagd's format, JSON or YAML; read again when it changes"
     )

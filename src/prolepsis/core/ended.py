@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from enum import IntEnum
+from enum import IntFlag
 from typing import Literal
 
 from prolepsis.core.events import Tokens
@@ -35,14 +35,16 @@ AuditContent = Literal["digests", "text", "tokens"]
 nothing in their text, so that the request can be decoded again."""
 
 
-class Keep(IntEnum):
-    """Amount of a request that is kept until it ends; each level includes the ones before it."""
+class Keep(IntFlag):
+    """What is kept of a request until it ends; each part includes the parts that its value is made of."""
 
     FIGURES = 0
     ROUNDS = 1
     """Figures of its first rounds too (`RequestStats.rounds`)."""
-    TOKENS = 2
-    DRAFTS = 3
+    TOKENS = 2 | ROUNDS
+    DRAFTS = 4 | TOKENS
+    SHAPES = 8 | TOKENS
+    """Shapes of its drafts, as a rehearsal replays them (`RequestStats.drafts`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +107,9 @@ class RequestAbout:
     """Family of the program that sent it, by its `user-agent`."""
     stream: bool = False
     """Its answer goes out in parts."""
+    structured: str = "none"
+    """As `RequestFacts.structured_output`; the next as `RequestFacts.tools`."""
+    tools: bool = False
     arrived: float = 0.0
     """When it arrived, by `time.monotonic`."""
     trace: TraceContext | None = None
@@ -183,5 +188,6 @@ class RequestEnded:
 
     @property
     def without_tokens(self) -> "RequestEnded":
-        """Its figures, for features that keep them."""
-        return replace(self, prompts=tuple(replace(prompt, tokens=()) for prompt in self.prompts))
+        """Its figures, for features that keep them; without shapes of drafts too."""
+        bare = (replace(one, tokens=(), stats=replace(one.stats, drafts={})) for one in self.prompts)
+        return replace(self, prompts=tuple(bare))

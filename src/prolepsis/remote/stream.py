@@ -47,6 +47,8 @@ def _add(total: RequestStats, part: RequestStats) -> None:
             mine.setdefault(name, ProposerCounts()).add(counts)
     for name, judged in part.judged.items():
         total.judged.setdefault(name, []).extend(judged)
+    for name, drafts in part.drafts.items():
+        total.drafts.setdefault(name, []).extend(drafts)
     for reason, steps in part.plain_steps.items():
         total.plain_steps[reason] = total.plain_steps.get(reason, 0) + steps
 

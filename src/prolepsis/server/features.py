@@ -30,6 +30,7 @@ from prolepsis.server.openai import response_routes
 from prolepsis.server.openai.facts import KNOWN
 from prolepsis.server.output.delivery import DeliveryFeature
 from prolepsis.server.output.pipeline import OutputMetrics, OutputPolicies
+from prolepsis.server.rehearsal.traffic_recording import RecordingFeature
 from prolepsis.server.services import Services
 from prolepsis.server.sources import Sources
 from prolepsis.server.tokenizer import Tokenizer
@@ -40,6 +41,7 @@ FEATURES: Sequence[Callable[[Context], Feature]] = (
     heads.feature,
     alerts.feature,
     recent.feature,
+    RecordingFeature,
 )
 """The features that need no other."""
 

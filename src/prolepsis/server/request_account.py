@@ -16,6 +16,7 @@ from prolepsis.server.admission.group import Progress
 from prolepsis.server.client_families import client_family
 from prolepsis.server.deltas import Delta
 from prolepsis.server.openai.answer_check import AnswerCheck
+from prolepsis.server.openai.facts import structured_output, tool_choice
 from prolepsis.server.openai.prepared import PreparedRequest
 from prolepsis.server.output.delivery import Delivery
 
@@ -58,10 +59,12 @@ class PromptAccount:
 
     def keep(self, level: Keep) -> GenerateRequest:
         """Keep as much from here on; return the request that makes the engine say so much."""
-        self.progress.keep = max(self.progress.keep, level)
+        self.progress.keep |= level
         if level == Keep.FIGURES:
             return self._request
-        return replace(self._request, keeps_rounds=True, tells_drafts=level >= Keep.DRAFTS)
+        return replace(
+            self._request, keeps_rounds=True, tells_drafts=Keep.DRAFTS in level, records_drafts=Keep.SHAPES in level
+        )
 
     def see(self, event: Event) -> None:
         """Take in an event when it arrives."""
@@ -193,6 +196,8 @@ def about(prepared: PreparedRequest) -> RequestAbout:
         http_request_id=prepared.context.http_request_id,
         client=client_family(prepared.context.headers.get("user-agent", "")),
         stream=prepared.stream,
+        structured=structured_output(prepared.body),
+        tools=tool_choice(prepared.body) != "none",
         arrived=prepared.context.arrived,
         trace=prepared.context.trace,
     )

@@ -163,6 +163,14 @@ async def corpus_removed(site: Site) -> None:
     await site.ask("DELETE", f"/admin/corpora/{corpus['id']}")
 
 
+async def recording_started(site: Site) -> None:
+    await site.post("/admin/recording", seconds=60.0)
+
+
+async def recording_downloaded(site: Site) -> None:
+    assert (await site.http.get("/admin/recording/file")).status_code == 200
+
+
 async def flag_set(site: Site) -> None:
     await site.put("/admin/flags", flag="speculation.enabled", value=False, reason="drill")
 
@@ -218,6 +226,13 @@ BY_ROUTE = {
         Act("rollout.silence_expired", Site.tick, (*STARTED, Site.tick, steered("rollback"))),
     ],
     "DELETE /admin/corpora/{file_id}": [Act("corpus.removed", corpus_removed, (corpus_added,))],
+    "POST /admin/recording": [
+        Act("recording.started", recording_started),
+        Act("recording.downloaded", recording_downloaded, (recording_started,)),
+    ],
+    "DELETE /admin/recording": [
+        Act("recording.stopped", lambda site: site.ask("DELETE", "/admin/recording"), (recording_started,))
+    ],
     "POST /admin/heads/swap": [Act("head.swapped", lambda site: site.post("/admin/heads/swap", head="none"))],
     "POST /admin/requests/{name}/bundle": [Act("request.exported", bundled, (served,))],
     "POST /admin/audit/{entry}/replay": [Act("request.replayed", replayed, (served,))],
@@ -367,6 +382,7 @@ LOCAL = {
 ASKING = {
     *("breaker list", "breaker set", "correctness", "cost show", "delivery", "shadow", "drift show", "drift reset"),
     *("flags list", "flags set", "flags remove"),
+    "rehearse record",
     *("policy apply", "policy rollback", "policy history", "policy show"),
     *("policy eligibility", "heads list", "heads swap"),
     *(f"rollout {verb}" for verb in ("list", "show", "start", "hold", "resume", "promote", "rollback")),
@@ -378,11 +394,13 @@ READING = {
         "chat",
         "batch run",
         "bench",
-        "exact",
+        "doctor",
         "profile",
         "rehearse measure",
-        "rehearse check",
         "rehearse run",
+        "rehearse machines",
+        "tune",
+        "workload",
         "status",
         "keys list",
         "kill status",
@@ -411,6 +429,8 @@ STARTING = {
     "store upgrade": "store.upgraded",
     "audit bundle": "request.exported",
     "incident snapshot": "incident.snapshot",
+    "exact": "exact.passed",
+    "rehearse check": "rehearsal.checked",
 }
 """Commands whose entries have tests of their own."""
 MAKING = ("train", "models")

@@ -3,7 +3,9 @@
 import asyncio
 from collections.abc import Sequence
 
-from prolepsis.control.web.feature import Feature, running
+from prolepsis.control.web.feature import Feature, most_kept, running
+from prolepsis.core.ended import Keep, RequestAbout
+from prolepsis.core.requests import GenerateRequest, SamplingParams
 
 
 class Counting(Feature):
@@ -57,3 +59,21 @@ async def test_a_feature_that_cannot_run_or_close_does_not_affect_the_others() -
     sound = Counting()
     await within([Broken(), sound])
     assert sound.is_closed
+
+
+class Keeping(Feature):
+    def __init__(self, kept: Keep) -> None:
+        self._kept = kept
+
+    def keeps(self, about: RequestAbout, request: GenerateRequest) -> Keep:
+        return self._kept
+
+
+def test_what_one_feature_keeps_adds_to_what_another_does() -> None:
+    about = RequestAbout(answer_id="a", tenant="", key_id="", tier="standard", route="/", model="tiny")
+    request = GenerateRequest("a", (1,), SamplingParams())
+    both = most_kept([Keeping(Keep.DRAFTS), Keeping(Keep.SHAPES)], about, request)
+    assert Keep.DRAFTS in both
+    assert Keep.SHAPES in both
+    assert Keep.DRAFTS not in most_kept([Keeping(Keep.TOKENS), Keeping(Keep.SHAPES)], about, request)
+    assert most_kept([], about, request) == Keep.FIGURES

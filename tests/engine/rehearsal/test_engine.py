@@ -13,7 +13,7 @@ from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.core.stats import RequestStats
 from prolepsis.engine.drafting.cost import flat_cost
 from prolepsis.engine.drafting.draft import Draft, chain
-from prolepsis.engine.drafting.proposer import Proposer, SequenceView
+from prolepsis.engine.drafting.proposer import HiddenStates, Proposer, SequenceView
 from prolepsis.engine.rehearsal.engine import Rehearsed, ReplayedParts, rehearsed_engine, virtual_engine
 from prolepsis.engine.rehearsal.machine import Machine, ProposerCost, RehearsedSettings, VirtualClock
 from prolepsis.engine.rehearsal.replay import TimedPass
@@ -27,11 +27,15 @@ MACHINE = Machine(
     engine=RehearsedSettings(max_requests=4, max_step_tokens=64, max_model_len=256, num_pages=10),
     passes=flat_cost(5.0, 0.5),
     expected=flat_cost(6.0, 0.4),
+    logits_ms=0.02,
+    first_ms=0.7,
     step_ms=0.3,
     row_ms=0.1,
     proposers={
         "suffix": ProposerCost(call_ms=0.01, free=True),
-        "draft_head": ProposerCost(call_ms=0.4, sequence_ms=0.1, level_ms=0.3),
+        "draft_head": ProposerCost(
+            call_ms=0.4, sequence_ms=0.1, level_ms=0.3, sequence_level_ms=0.05, state_ms=0.01, takes_states=True
+        ),
     },
 )
 Step = list[tuple[str, int, int, tuple[int, ...] | None, str | None, tuple[str, ...]]]
@@ -44,16 +48,25 @@ class Guessing(Proposer):
     def __init__(self, name: str, right: float, clock: VirtualClock) -> None:
         self.name, cost = name, MACHINE.proposers[name]
         self.free = cost.free
+        self.aux_layers = (0,) if cost.takes_states else ()
         self._right = right
         self._cost = cost
         self._clock = clock
 
     def propose(self, sequences: Sequence[SequenceView], limits: Sequence[int]) -> list[Draft | None]:
-        drafts = [self._draft(sequence, limit) for sequence, limit in zip(sequences, limits, strict=True)]
-        self._clock.advance(self._cost.ms(len(sequences), max(limits)) / 1000.0)
+        return self.propose_trees(sequences, limits, limits, 0.0)
+
+    def propose_trees(
+        self, sequences: Sequence[SequenceView], depths: Sequence[int], limits: Sequence[int], threshold: float
+    ) -> list[Draft | None]:
+        drafts = [self._draft(*asked, threshold) for asked in zip(sequences, depths, strict=True)]
+        self._clock.advance(self._cost.ms(len(sequences), max(depths)) / 1000.0)
         return drafts
 
-    def _draft(self, sequence: SequenceView, limit: int) -> Draft | None:
+    def take(self, states: Sequence[HiddenStates]) -> None:
+        self._clock.advance(self._cost.state_ms * sum(len(one.tokens) for one in states) / 1000.0)
+
+    def _draft(self, sequence: SequenceView, limit: int, threshold: float) -> Draft | None:
         chance = random.Random(f"{self.name} {sequence.key} {len(sequence.tokens)}")
         if chance.random() < 0.2:
             return None
@@ -61,7 +74,9 @@ class Guessing(Proposer):
             return replace(tree, proposer=self.name)
         right = true_continuation(sequence, min(limit, 5))
         tokens = tuple(token if chance.random() < self._right else (token + 1) % VOCAB for token in right)
-        return chain(tokens, self.name, tuple(0.8 ** (1 + i) for i in range(len(tokens))), bucket=2)
+        alive = [0.8 ** (1 + i) for i in range(len(tokens))]
+        worth = 1 + sum(one > threshold for one in alive[:-1])
+        return chain(tokens[:worth], self.name, tuple(alive[:worth]), bucket=2)
 
 
 class TableOfTokens:
@@ -72,8 +87,9 @@ class TableOfTokens:
         self._verifier = KeyedVerifier()
 
     def forward(self, rows: Sequence[Row], aux_layers: tuple[int, ...] = ()) -> Computed:
-        self._timed.forward(rows)
-        return Computed(Tensor([line for row in rows if row.samples_next for line in _logits(row)]).reshape(-1, VOCAB))
+        features = self._timed.forward(rows, aux_layers).features
+        logits = Tensor([line for row in rows if row.samples_next for line in _logits(row)]).reshape(-1, VOCAB)
+        return Computed(logits, features)
 
     def compact(self, rows: Sequence[Row], sampled: Sequence[SampledTokens | None]) -> None:
         self._timed.compact(rows, sampled)

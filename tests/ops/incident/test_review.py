@@ -6,13 +6,14 @@ from math import nan
 
 import pytest
 
+from prolepsis.control.policy.model import Policy
 from prolepsis.core.traffic_sums import Drafted
 from prolepsis.ops.incident.period import Period
 from prolepsis.ops.incident.prometheus import Firing
-from prolepsis.ops.incident.review import ErrorBudget, Review, budgets
+from prolepsis.ops.incident.review import ErrorBudget, Review, budgets, owners
 from prolepsis.ops.incident.review_page import page
 from prolepsis.ops.incident.timeline import Happening, Kind
-from prolepsis.ops.incident.week import Traffic, WeekFigures
+from prolepsis.ops.incident.week import Spent, Traffic, WeekFigures
 
 END = datetime(2026, 11, 22, tzinfo=UTC)
 GOOD = Traffic(
@@ -110,3 +111,37 @@ def test_the_page_compares_two_periods() -> None:
     assert "|  | suffix |  | 1,000 | 70 % | 80 % |  |" in shown
     assert "| overloaded | 1 | 1 |" in shown
     assert "| requests | 100 | 100 |" in shown
+
+
+MONTH = replace(QUIET, period=Period(END - timedelta(days=30), END))
+QUARTER = replace(QUIET, period=Period(END - timedelta(days=91), END))
+DRILL = Happening(END.timestamp() - 60, "change", "drill.run", "ops", "kill-engine", "passed")
+
+
+def test_a_month_says_what_was_expected_and_what_came() -> None:
+    spent = Spent("EUR", 100.0, 50.0, 10, 30.0, 15.0)
+    more = replace(FIGURES, classes={"chat": replace(GOOD, num_requests=150)}, spent=(spent,))
+    shown = page(replace(MONTH, this=more, before=replace(FIGURES, spent=(replace(spent, amount_paid=20.0),))))
+    assert "| requests | 100 | 150 | +50 % | 200 |" in shown
+    assert "| paid, EUR | 20 | 30 | +50 % | 40 |" in shown
+    assert "What was expected" not in page(QUIET)
+    assert "## Drills" not in shown
+
+
+def test_a_quarter_has_capacity_heads_and_drills() -> None:
+    spent = Spent("EUR", 100.0, 80.0, 10, None, None)
+    swap = Happening(END.timestamp() - 100 * 86400, "change", "head.swapped", "ops", "draft_head", "a@1 -> a@2")
+    busy = replace(QUARTER, this=replace(FIGURES, spent=(spent,)), swaps=(swap,), happened=(DRILL,))
+    assert {one.what for one in busy.findings} == {"a draft head is old", "capacity is short"}
+    shown = page(busy)
+    assert "| draft_head | 2026-08-14 00:00:00 | 100 days | a@1 -> a@2 |" in shown
+    assert "kill-engine" in shown
+    assert [one.what for one in QUARTER.findings] == ["no drill was run"]
+
+
+def test_rules_name_their_owners_or_those_of_the_policy() -> None:
+    rules = [{"name": "a", "match": {"tenant": "a"}, "owner": "team a"}, {"name": "b", "match": {"tenant": "b"}}]
+    policy = Policy.model_validate({"owner": "platform", "rules": rules})
+    assert owners(policy) == {"default": "platform", "a": "team a", "b": "platform"}
+    assert policy.digest == Policy.model_validate({"rules": [{**rule, "owner": ""} for rule in rules]}).digest
+    assert "| a | team a |" in page(replace(QUIET, owners=owners(policy)))

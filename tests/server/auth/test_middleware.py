@@ -13,6 +13,7 @@ from structlog.testing import capture_logs
 from prolepsis.control.web.caller import ROLES
 from prolepsis.control.web.intake import Intake, Uploads
 from prolepsis.control.web.routes import (
+    ADMINS,
     ANY_ROLE,
     AUDITORS,
     CLIENTS,
@@ -137,6 +138,10 @@ EXPECTED: dict[str, Roles | None] = {
     "GET /admin/alerts": READERS,
     "POST /admin/heads/swap": OPERATORS,
     "POST /admin/drift/reset": OPERATORS,
+    "GET /admin/recording": ADMINS,
+    "POST /admin/recording": ADMINS,
+    "GET /admin/recording/file": ADMINS,
+    "DELETE /admin/recording": ADMINS,
 }
 """Who may use which route: a change here is a change of the product."""
 

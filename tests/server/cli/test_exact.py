@@ -1,8 +1,9 @@
 """`exact` on a fake engine: what is compared with what, what is said of differences, exit statuses."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -153,6 +154,16 @@ def test_bad_input(arguments: list[str], said: str) -> None:
     result = CliRunner().invoke(app, ["exact", *arguments])
     assert result.exit_code == BAD_INPUT
     assert said in " ".join(result.stderr.split())
+
+
+def test_a_run_is_on_record(
+    tiny_family: Callable[[str, str], Path], audit_actions: Callable[[], list[str]], tmp_path: Path
+) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"id": "one", "category": "chat", "prompt": "Hello"}))
+    model = str(tiny_family("sentencepiece", "hermes"))
+    result = CliRunner().invoke(app, ["exact", "--model", model, "--prompts", str(prompts), "--max-tokens", "4"])
+    assert (result.exit_code, audit_actions()) == (0, ["exact.passed"])
 
 
 def test_contested_logits_do_not_depend_on_the_chunks() -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from prolepsis.engine.drafting.cost import flat_cost
-from prolepsis.engine.rehearsal.machine import Machine, ProposerCost
+from prolepsis.engine.rehearsal.machine import LastCheck, Machine, ProposerCost
 from prolepsis.server.rehearsal.forecast import LatencyGoal, LoadForecast, forecasts
 from prolepsis.server.rehearsal.page import ForecastPage
 from prolepsis.server.rehearsal.rehearsal import RehearsedServer
@@ -49,9 +49,10 @@ def test_the_page_needs_nothing_else_and_escapes_names(page: ForecastPage) -> No
 
 
 def test_what_is_not_measured_or_was_checked_is_said(page: ForecastPage) -> None:
-    html = replace(page, machine=replace(MACHINE, published="an H100, by a table"), checked="4 %").html()
+    checks = {"auto": LastCheck(at=0.0, num_requests=9, errors={"a": 0.01, "b": -0.04, "c": 0.12})}
+    html = replace(page, machine=replace(MACHINE, published="an H100, by a table", checks=checks)).html()
     assert "Not measured: an H100, by a table" in html
-    assert "never checked" not in html
+    assert "4.0 % in the median figure, at most 12 %" in html
     assert "Rules to turn on" not in replace(page, policy="policy.yaml").html()
 
 

@@ -10,7 +10,7 @@ from prolepsis.core.errors import ConfigError
 from prolepsis.core.recorded_draft import RecordedDraft
 from prolepsis.engine.drafting.cost import flat_cost
 from prolepsis.engine.rehearsal.machine import Machine, ProposerCost, RehearsedSettings
-from prolepsis.server.rehearsal.check import check
+from prolepsis.server.rehearsal.check import check, checked
 from prolepsis.server.rehearsal.forecast import LatencyGoal, forecasts, stops_paying
 from prolepsis.server.rehearsal.rehearsal import RehearsedServer, rehearse
 from prolepsis.server.rehearsal.trace import MeasuredTimes, Trace, TraceLine
@@ -58,6 +58,14 @@ def test_right_drafts_make_it_faster_and_useless_ones_do_not() -> None:
     assert [one.stats.num_output_tokens for one in (plain, fast, slow)] == [41, 41, 41]
 
 
+def test_in_a_closed_loop_the_next_request_comes_when_one_ends() -> None:
+    setting = RehearsedServer(machine=MACHINE, mode="off")
+    pair = rehearse(Trace(lines=(line(0.0),) * 2), setting)
+    closed = rehearse(Trace(lines=(line(0.0),) * 4, at_once=2), setting)
+    assert closed.seconds == pytest.approx(2 * pair.seconds, rel=0.03)
+    assert [one.total_s for one in closed.outcomes] == pytest.approx([pair.outcomes[0].total_s] * 4, rel=0.03)
+
+
 def test_requests_wait_for_one_another_where_places_are_few() -> None:
     trace = Trace(lines=tuple(line(0.0, drafts=False) for _ in range(3)))
     outcomes = rehearse(
@@ -102,6 +110,16 @@ def test_a_check_says_how_wrong_a_forecast_is() -> None:
     assert errors["tokens a second", None] == pytest.approx(0.22, abs=0.01)
     with pytest.raises(ConfigError, match="no request of the trace says what it took"):
         check(Trace(lines=(line(0.0),)), rehearse(Trace(lines=(line(0.0),)), RehearsedServer(machine=MACHINE)))
+
+
+def test_a_check_compares_the_requests_whose_times_are_known() -> None:
+    took = MeasuredTimes(first_token_s=0.01, total_s=0.41, num_steps=41)
+    measured, unknown = replace(line(0.0, drafts=False), measured=took), line(5.0, output=400, drafts=False)
+    trace = Trace(lines=(measured, unknown))
+    machine, [compared] = checked(RehearsedServer(machine=MACHINE, mode="off"), [trace])
+    assert machine.checks["off"].num_requests == 1
+    assert machine.checks["off"].errors["end to end, 99 %"] == pytest.approx(0.0, abs=0.02)
+    assert [one.figure for one in compared if one.share is None] == ["tokens a pass", "tokens a second"]
 
 
 def test_a_forecast_finds_the_load_at_which_speculation_stops_paying() -> None:

@@ -8,7 +8,7 @@ from prolepsis.control.policy.decision import UNSTATED, Conflict, Decision, Spec
 from prolepsis.control.policy.model import DEFAULT_RULE, Policy, Rule, Terms, mismatch, plain_match, plain_terms
 from prolepsis.core.facts import RequestFacts
 
-_SHOWN_LABELS = ("version", "description")
+_SHOWN_LABELS = ("version", "description", "owner")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class Change:
     old: object = None
     new: object = None
     effective: bool = True
-    """It may change what a request gets; descriptions and versions do not."""
+    """It may change what a request gets; descriptions, owners and versions do not."""
 
 
 def diff(old: Policy, new: Policy) -> list[Change]:
@@ -69,7 +69,8 @@ def _described(place: int, rule: Rule) -> dict[str, object]:
 def _rule(name: str, old: Rule, new: Rule) -> Iterator[Change]:
     yield from _fields(name, {"match": plain_match(old.match)}, {"match": plain_match(new.match)})
     yield from _fields(name, plain_terms(old.terms), plain_terms(new.terms))
-    yield from _fields(name, {"description": old.description}, {"description": new.description}, effective=False)
+    labels = [{"description": rule.description, "owner": rule.owner} for rule in (old, new)]
+    yield from _fields(name, *labels, effective=False)
 
 
 def _fields(

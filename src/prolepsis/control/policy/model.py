@@ -186,6 +186,8 @@ class Rule(GivenTerms):
 
     name: Name
     description: str = ""
+    owner: str = ""
+    """Who answers for it and is called; nothing depends on it."""
     match: Match
 
     @cached_property
@@ -194,9 +196,11 @@ class Rule(GivenTerms):
 
 
 class Policy(VersionedPart):
-    """The content of one file. Its digest does not depend on descriptions and on the spelling of terms."""
+    """The content of one file. Its digest does not depend on descriptions, owners and the spelling of terms."""
 
     description: str = ""
+    owner: str = ""
+    """Of the policy, and of rules that name none."""
     default: GivenTerms = GivenTerms()
     rules: Annotated[tuple[Rule, ...], BeforeValidator(lambda v: tuple(v) if isinstance(v, list) else v)] = ()
 

@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import reduce
+from operator import or_
 
 import structlog
 
@@ -83,8 +85,8 @@ async def contained_tick(feature: Feature) -> None:
 
 
 def most_kept(features: Sequence[Feature], about: RequestAbout, request: GenerateRequest) -> Keep:
-    """Return the most that any feature needs of a request."""
-    return max((feature.keeps(about, request) for feature in features), default=Keep.FIGURES)
+    """Return all that features need of a request."""
+    return reduce(or_, (feature.keeps(about, request) for feature in features), Keep.FIGURES)
 
 
 def announce_end(features: Sequence[Feature], ended: RequestEnded) -> None:

@@ -33,6 +33,7 @@ READERS: Roles = frozenset({"viewer", "operator", "auditor"})
 AUDITORS: Roles = frozenset({"auditor"})
 OPERATORS: Roles = frozenset({"operator"})
 FINDERS: Roles = OPERATORS | AUDITORS
+ADMINS: Roles = frozenset({"admin"})
 
 _STATUSES = {
     400: "A parameter is wrong, unknown or not supported; `param` names it",
@@ -56,14 +57,14 @@ _STATUSES = {
 _ALWAYS = (400, 401, 403, 404, 405, 408, 413, 415, 429, 431, 500, 501, 503, 505)
 """Statuses that every route may reply with."""
 _REF = "#/components/schemas/"
-EventType = Literal["text/event-stream", "application/x-ndjson"]
+EventType = Literal["text/event-stream", "application/x-ndjson", "application/gzip"]
 _EVENT = {
     "type": "object",
     "properties": {"event": {"type": "string"}, "data": {"type": "string"}},
     "required": ["data"],
 }
 """One server-sent event; `data` is the JSON of a chunk, or [DONE]."""
-_STREAMS: Mapping[EventType, Mapping[str, Any]] = {"text/event-stream": _EVENT, "application/x-ndjson": {}}
+_STREAMS: Mapping[EventType, Mapping[str, Any]] = {"text/event-stream": _EVENT}
 _TEXT = {"text/plain": {"schema": {"type": "string"}}}
 
 Endpoint = TypeVar("Endpoint", bound=Callable[..., Awaitable[object]])
@@ -172,7 +173,7 @@ def _responses(
         either.append({"$ref": f"{_REF}{shape.name}"})
         responses[503]["content"] = {"application/json": {"schema": {"anyOf": either}}}
     if streams is not None:
-        responses[200] = {"content": {streams: {"schema": _STREAMS[streams]}}}
+        responses[200] = {"content": {streams: {"schema": _STREAMS.get(streams, {})}}}
     return responses
 
 

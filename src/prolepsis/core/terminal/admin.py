@@ -39,17 +39,18 @@ def ask(
     body: Mapping[str, object] | None = None,
     *,
     timeout_s: float = _TIMEOUT_S,
+    read: Callable[[httpx.Response], Any] = httpx.Response.json,
 ) -> Any:
-    """Return the server's reply; raises `InvalidParameter` with the server's error, `NoServer` without a server.
+    """Return what `read` makes of the server's reply; raises `InvalidParameter` with the server's error.
 
-    Raises `ConfigError` for what is no URL.
+    Raises `NoServer` without a server, and `ConfigError` for what is no URL.
     """
     if address(url) is None:
         raise ConfigError(f"--url is {url!r}; allowed: the URL of a server, such as http://127.0.0.1:8000", param="url")
     headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
         reply = httpx.request(method, f"{url.rstrip('/')}{path}", json=body, headers=headers, timeout=timeout_s)
-        document = reply.json()
+        document = read(reply) if reply.status_code == 200 else reply.json()
     except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
         raise NoServer(f"no server answers at {url}: {error}", param="url") from None
     if reply.status_code != 200:

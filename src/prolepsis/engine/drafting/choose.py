@@ -45,6 +45,7 @@ class ProposerKind:
 
     free: bool
     one_pass: bool
+    takes_states: bool
 
 
 class ProposerSet:
@@ -101,7 +102,8 @@ class ProposerSet:
     @property
     def kinds(self) -> dict[str, ProposerKind]:
         """How each one drafts."""
-        return {each.name: ProposerKind(each.proposer.free, each.proposer.one_pass) for each in self._drafters}
+        proposers = [drafter.proposer for drafter in self._drafters]
+        return {one.name: ProposerKind(one.free, one.one_pass, one.takes_states) for one in proposers}
 
     @property
     def free(self) -> frozenset[str]:

@@ -38,6 +38,7 @@ class ContainedProposer:
         self.name = proposer.name
         self.free = proposer.free
         self.one_pass = proposer.one_pass
+        self.takes_states = bool(proposer.aux_layers)
         self.num_failures = 0
         self.seconds = 0.0
         self._proposer = proposer

@@ -13,6 +13,10 @@ from prolepsis.core.stats import ProposerMemory, TrafficClassCounts
 from prolepsis.engine.event_stream import EventStream, deliver
 from prolepsis.engine.rehearsal.engine import Rehearsed
 
+_HANDOVER_S = 1e-6
+"""Between two steps: the loop's time moves on when nothing is left to do, so what readers of a step's events ask for at
+once is seen by the next step, as in an engine's thread, which waits for the loop meanwhile."""
+
 
 class RehearsedClient:
     """An `EngineClient`. A step takes its time on the loop's clock: what is sent meanwhile is seen by the next one."""
@@ -74,5 +78,6 @@ class RehearsedClient:
                 events = engine.step()
                 await asyncio.sleep(self._clock.now - loop.time())
                 deliver(events, self._streams)
+                await asyncio.sleep(_HANDOVER_S)
             self._sent.clear()
             await self._sent.wait()

@@ -14,6 +14,7 @@ from prolepsis.engine.drafting.choose import ProposerSet
 from prolepsis.engine.drafting.payback import Payback
 from prolepsis.engine.drafting.proposer import Proposer
 from prolepsis.engine.drafting.window import DraftWindow
+from prolepsis.engine.hidden_states import HiddenStateRouter
 from prolepsis.engine.kv.pages import PagePool
 from prolepsis.engine.paging import Paging
 from prolepsis.engine.rehearsal.machine import Machine, RehearsedSettings, VirtualClock
@@ -73,6 +74,7 @@ def virtual_engine(machine: Machine, clock: VirtualClock, replayed: ReplayedPart
         runner=replayed.runner,
         verifier=replayed.verifier,
         plan=plan,
+        hidden_states=HiddenStateRouter([proposer for proposer in replayed.proposers if proposer.aux_layers]),
     )
     engine = Engine(parts, clock)
     engine.timings.clock = clock

@@ -5,6 +5,7 @@ import random
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from typing import NamedTuple
 
 import msgspec
 
@@ -12,6 +13,45 @@ from prolepsis.engine.drafting.cost import CostCurve
 from prolepsis.engine.rows import Row
 
 FORMAT = "prolepsis-machine/1"
+
+
+class PassWork(NamedTuple):
+    """What a step computes."""
+
+    num_tokens: int
+    num_context: int
+    """Cached tokens over all sequences."""
+    num_sequences: int
+    num_logits: int
+    """Tokens whose next one is predicted: the last of a prompt, and those of a draft."""
+    num_drafts: int
+    num_fed: int
+    """Tokens whose hidden states a draft head takes."""
+    is_first: bool = False
+    """After a pause, in which caches were lost to others and processors slowed down."""
+
+
+PAUSE_S = 0.005
+
+
+def work_of(rows: Sequence[Row], aux_layers: Sequence[int], pause_s: float) -> PassWork:
+    """Return the work of a pass that has not begun; `pause_s`: time since the step before."""
+    drafts = [row.draft for row in rows if row.draft is not None]
+    num_draft_tokens = sum(len(draft.tokens) for draft in drafts)
+    return PassWork(
+        num_tokens=sum(row.num_tokens for row in rows) + num_draft_tokens,
+        num_context=sum(row.start for row in rows),
+        num_sequences=len(rows),
+        num_logits=sum(row.num_kept for row in rows) + num_draft_tokens,
+        num_drafts=len(drafts),
+        num_fed=sum(row.num_tokens for row in rows if _is_fed(row)) if aux_layers else 0,
+        is_first=pause_s > PAUSE_S,
+    )
+
+
+def _is_fed(row: Row) -> bool:
+    sequence = row.sequence
+    return row.start < sequence.num_prompt_tokens or sequence.request.source.speculation.enabled
 
 
 class VirtualClock:
@@ -29,17 +69,24 @@ class VirtualClock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProposerCost:
-    """Milliseconds of a call: a constant, and amounts for each sequence and for each level of the deepest draft."""
+    """Milliseconds of a call: a constant, and amounts for each sequence, each level of the deepest draft, and both."""
 
     call_ms: float = 0.0
     sequence_ms: float = 0.0
     level_ms: float = 0.0
+    sequence_level_ms: float = 0.0
+    states_ms: float = 0.0
+    """Of taking the hidden states of a pass."""
+    state_ms: float = 0.0
+    """The same, for each token."""
     free: bool = False
     """As `Proposer.free`; so is the next."""
     one_pass: bool = False
+    takes_states: bool = False
 
     def ms(self, num_sequences: int, depth: int) -> float:
-        return self.call_ms + self.sequence_ms * num_sequences + self.level_ms * depth
+        for_each = self.sequence_ms + self.sequence_level_ms * depth
+        return self.call_ms + for_each * num_sequences + self.level_ms * depth
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,13 +103,24 @@ class RehearsedSettings:
     prefix_cache: bool = True
 
 
-BANDS = (1, 4, 16, 64)
+BANDS = (1, 2, 4, 8, 16, 32, 64, 128)
 """Most tokens of the passes of each band; the last band has no bound."""
 
 
 def band_of(num_tokens: int) -> int:
     """Return the band of passes of so many tokens."""
     return bisect_left(BANDS, num_tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastCheck:
+    """How wrong a forecast was when it was last held against what was measured."""
+
+    at: float
+    """Unix time in seconds."""
+    num_requests: int
+    errors: Mapping[str, float] = field(default_factory=dict)
+    """By figure, relative to what was measured, the median of the recordings; above 0: the forecast was too high."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,12 +133,16 @@ class Machine:
     """Passes as the engine expects them: its profile of this machine."""
     scatter: Sequence[Sequence[float]] = ()
     """By band: measured over predicted times of passes, all equally likely; none: as predicted."""
+    logits_ms: float = 0.0
+    """Of a pass, for each token whose next one is predicted."""
+    first_ms: float = 0.0
+    """Of the first pass after a pause."""
     step_ms: float = 0.0
     """Of a step outside its pass and its proposers."""
     row_ms: float = 0.0
-    """The same, for each row."""
+    """The same, for each sequence."""
     token_ms: float = 0.0
-    """The same, for each token of the pass."""
+    """The same, for each token whose next one is predicted."""
     draft_ms: float = 0.0
     """The same, for each draft that is verified."""
     request_ms: float = 0.0
@@ -91,19 +153,23 @@ class Machine:
     """Of the model and the build that were measured; empty: not measured."""
     published: str = ""
     """What it is and by which sources, if its figures were published and not measured."""
+    checks: Mapping[str, LastCheck] = field(default_factory=dict)
+    """By the mode of the recording: auto or off; none: it was never checked."""
 
-    def pass_ms(self, rows: Sequence[Row], chance: random.Random) -> float:
-        """Return the milliseconds that a pass of these rows takes this time."""
-        num_tokens, num_context = sum(row.num_scheduled_tokens for row in rows), sum(row.start for row in rows)
-        predicted = self.passes.ms(num_tokens, num_context)
-        return predicted * chance.choice(self.scatter[band_of(num_tokens)]) if self.scatter else predicted
+    def expected_pass_ms(self, work: PassWork) -> float:
+        """Return the milliseconds of a pass before they scatter."""
+        ms = self.passes.ms(work.num_tokens, work.num_context) + self.logits_ms * work.num_logits
+        return ms + self.first_ms * work.is_first
 
-    def host_ms(self, rows: Sequence[Row]) -> float:
+    def pass_ms(self, work: PassWork, chance: random.Random) -> float:
+        """Return the milliseconds that a pass takes this time."""
+        expected = self.expected_pass_ms(work)
+        return expected * chance.choice(self.scatter[band_of(work.num_tokens)]) if self.scatter else expected
+
+    def host_ms(self, work: PassWork) -> float:
         """Return the milliseconds of a step outside its pass and its proposers."""
-        num_tokens = sum(row.num_scheduled_tokens for row in rows)
-        num_drafts = sum(row.draft is not None for row in rows)
-        by_size = self.row_ms * len(rows) + self.token_ms * num_tokens
-        return self.step_ms + by_size + self.draft_ms * num_drafts
+        by_size = self.row_ms * work.num_sequences + self.token_ms * work.num_logits
+        return self.step_ms + by_size + self.draft_ms * work.num_drafts
 
     def to_json(self) -> str:
         """Return it as a file holds it."""
@@ -125,6 +191,8 @@ class _Rest(msgspec.Struct, forbid_unknown_fields=True):
     """What a file says besides the curves."""
 
     scatter: tuple[tuple[float, ...], ...] = ()
+    logits_ms: float = 0.0
+    first_ms: float = 0.0
     step_ms: float = 0.0
     row_ms: float = 0.0
     token_ms: float = 0.0
@@ -134,3 +202,4 @@ class _Rest(msgspec.Struct, forbid_unknown_fields=True):
     engine: RehearsedSettings = RehearsedSettings()
     fingerprint: str = ""
     published: str = ""
+    checks: dict[str, LastCheck] = {}

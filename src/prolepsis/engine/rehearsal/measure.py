@@ -1,43 +1,62 @@
 """Measures the parts of an engine's steps while it serves, and fits a `Machine` to them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from itertools import accumulate, pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
 from prolepsis.core.figures import Figure, StepDone
-from prolepsis.engine.drafting.choose import ProposerKind
 from prolepsis.engine.drafting.cost import CostCurve
-from prolepsis.engine.rehearsal.machine import BANDS, Machine, ProposerCost, RehearsedSettings, band_of
+from prolepsis.engine.rehearsal.machine import (
+    BANDS,
+    Machine,
+    PassWork,
+    ProposerCost,
+    RehearsedSettings,
+    band_of,
+    work_of,
+)
 from prolepsis.engine.rows import Row, SampledTokens
 from prolepsis.engine.runner import Computed, PassRunner
 from prolepsis.engine.step import Engine
 
+Array = NDArray[np.float64]
 _QUANTILES = 41
 _FEWEST = 20
 """Passes of a band, below which its scatter is that of all passes."""
 
 
 @dataclass(slots=True)
-class _StepSample:
+class StepSample:
     """One step as it was measured; times in milliseconds."""
 
-    num_tokens: int
-    num_context: int
-    num_rows: int
-    num_drafts: int
+    work: PassWork
     pass_ms: float = 0.0
     total_ms: float = 0.0
     propose_ms: float = 0.0
     """In calls that ask proposers for drafts."""
+    learn_ms: float = 0.0
+    """After the pass, in what proposers and estimates learn."""
+
+    @property
+    def host_ms(self) -> float:
+        """Outside the pass and the proposers' calls."""
+        return self.total_ms - self.pass_ms - self.propose_ms
 
 
 @dataclass(slots=True)
 class MeasuredSteps:
     """The steps of some time, and the calls of proposers in them: sequences, levels, milliseconds."""
 
-    steps: list[_StepSample] = field(default_factory=list)
+    steps: list[StepSample] = field(default_factory=list)
     calls: dict[str, list[tuple[int, int, float]]] = field(default_factory=dict)
+
+    def with_others(self, others: "MeasuredSteps") -> "MeasuredSteps":
+        names = self.calls.keys() | others.calls.keys()
+        calls = {name: [*self.calls.get(name, ()), *others.calls.get(name, ())] for name in names}
+        return MeasuredSteps([*self.steps, *others.steps], calls)
 
 
 class StepMeter:
@@ -49,8 +68,9 @@ class StepMeter:
     def __init__(self) -> None:
         self._engine: Engine | None = None
         self._inner: PassRunner | None = None
-        self._running: _StepSample | None = None
+        self._running: StepSample | None = None
         self._measured = MeasuredSteps()
+        self._ended = 0.0
 
     def watch(self, engine: Engine) -> None:
         """Measure the steps of an engine that was built with this meter as its observer."""
@@ -65,9 +85,8 @@ class StepMeter:
 
     def forward(self, rows: Sequence[Row], aux_layers: tuple[int, ...] = ()) -> Computed:
         assert self._inner is not None, "an engine is watched"
-        num_tokens, num_context = sum(row.num_scheduled_tokens for row in rows), sum(row.start for row in rows)
-        num_drafts = sum(row.draft is not None for row in rows)
-        self._running = _StepSample(num_tokens, num_context, len(rows), num_drafts)
+        assert self._engine is not None, "an engine is watched"
+        self._running = StepSample(work_of(rows, aux_layers, self._engine.clock() - self._ended))
         return self._inner.forward(rows, aux_layers)
 
     def compact(self, rows: Sequence[Row], sampled: Sequence[SampledTokens | None]) -> None:
@@ -78,9 +97,10 @@ class StepMeter:
         """Take in what a step took."""
         if not isinstance(figure, StepDone) or self._running is None or self._engine is None:
             return
-        sample, self._running = self._running, None
+        sample, self._running, self._ended = self._running, None, self._engine.clock()
         sample.pass_ms = 1000.0 * figure.seconds["forward"]
         sample.total_ms = 1000.0 * sum(figure.seconds.values())
+        sample.learn_ms = 1000.0 * figure.seconds["learn"]
         calls = self._engine.speculation.proposers.records.calls or []
         for call in calls:
             sample.propose_ms += 1000.0 * call.seconds
@@ -90,25 +110,16 @@ class StepMeter:
         self._measured.steps.append(sample)
 
     def machine(self, passes: CostCurve, measured: MeasuredSteps) -> Machine:
-        """Return what was measured as a machine; `passes` predicts passes, which scatter around that."""
+        """Return what was measured as a machine; `passes`, measured one by one, stand for those that were rare."""
         assert self._engine is not None, "an engine is watched"
         drafters = self._engine.speculation.proposers
-        step_ms, row_ms, token_ms, draft_ms = _fitted(
-            [(1, one.num_rows, one.num_tokens, one.num_drafts) for one in measured.steps],
-            [one.total_ms - one.pass_ms - one.propose_ms for one in measured.steps],
-            width=4,
-        )
-        return Machine(
+        bare = Machine(
             passes=passes,
             expected=drafters.cost,
-            scatter=_scatter(passes, measured.steps),
-            step_ms=step_ms,
-            row_ms=row_ms,
-            token_ms=token_ms,
-            draft_ms=draft_ms,
             engine=self._settings(self._engine),
-            proposers={name: _cost(measured.calls.get(name, []), kind) for name, kind in drafters.kinds.items()},
+            proposers={name: ProposerCost(**asdict(kind)) for name, kind in drafters.kinds.items()},
         )
+        return fitted_machine(bare, passes, measured)
 
     @staticmethod
     def _settings(engine: Engine) -> RehearsedSettings:
@@ -125,38 +136,106 @@ class StepMeter:
         )
 
 
-def _scatter(passes: CostCurve, steps: Sequence[_StepSample]) -> tuple[tuple[float, ...], ...]:
+def fitted_machine(bare: Machine, passes: CostCurve, measured: MeasuredSteps) -> Machine:
+    """Return a machine whose steps take what the measured ones did on average; its settings are those of `bare`."""
+    machine = _with_passes(bare, passes, measured.steps)
+    machine = replace(machine, scatter=_scatter(machine, measured.steps))
+    called = {name: _with_calls(cost, measured.calls.get(name, [])) for name, cost in bare.proposers.items()}
+    return _with_host(replace(machine, proposers=called), measured.steps)
+
+
+def _with_passes(bare: Machine, passes: CostCurve, steps: Sequence[StepSample]) -> Machine:
+    """Return the machine with what passes take.
+
+    Between knots of tokens a pass takes linearly more; each cached and each predicted token, and a pause before it,
+    adds to it. The points of `passes` count as one step each: they decide where there are no steps.
+    """
+    points = [
+        (PassWork(tokens, context, 1, tokens, 0, 0), passes.profiled[i][j])
+        for i, tokens in enumerate(passes.tokens)
+        for j, context in enumerate(passes.contexts)
+    ]
+    seen = [*points, *((one.work, one.pass_ms) for one in steps)]
+    rows = [_pass_row(work) for work, _ in seen]
+    *increments, context_ms, logits_ms, first_ms = _fitted(rows, [ms for _, ms in seen])
+    far = 65536
+    curve = [(ms, ms + far * context_ms) for ms in accumulate([max(1e-6, increments[0]), *increments[1:]])]
+    return replace(bare, passes=CostCurve(_KNOTS, (0, far), curve), logits_ms=logits_ms, first_ms=first_ms)
+
+
+_KNOTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 512, 1024)
+"""Tokens."""
+
+
+def _pass_row(work: PassWork) -> list[float]:
+    """Return what each coefficient of `_with_passes` is multiplied with: increments up to each knot, and the rest."""
+    increments = [1.0]
+    for before, knot in pairwise(_KNOTS):
+        share = (work.num_tokens - before) / (knot - before)
+        increments.append(max(0.0, share if knot == _KNOTS[-1] else min(1.0, share)))
+    return [*increments, work.num_context, work.num_logits, float(work.is_first)]
+
+
+def _with_host(machine: Machine, steps: Sequence[StepSample]) -> Machine:
+    """Return the machine with what steps take outside their passes and the calls of proposers."""
+    takers = [name for name, cost in machine.proposers.items() if cost.takes_states]
+    step, row, token, draft, states, state = (
+        _fitted([_host_row(one.work) for one in steps], [one.host_ms for one in steps]) or [0.0] * 6
+    )
+    proposers = {
+        name: replace(cost, states_ms=states / len(takers), state_ms=state / len(takers)) if name in takers else cost
+        for name, cost in machine.proposers.items()
+    }
+    return replace(machine, step_ms=step, row_ms=row, token_ms=token, draft_ms=draft, proposers=proposers)
+
+
+def _host_row(work: PassWork) -> list[float]:
+    return [1.0, work.num_sequences, work.num_logits, work.num_drafts, float(work.num_fed > 0), work.num_fed]
+
+
+def _scatter(machine: Machine, steps: Sequence[StepSample]) -> tuple[tuple[float, ...], ...]:
     ratios: list[list[float]] = [[] for _ in (*BANDS, None)]
     for one in steps:
-        ratios[band_of(one.num_tokens)].append(one.pass_ms / passes.ms(one.num_tokens, one.num_context))
+        ratios[band_of(one.work.num_tokens)].append(one.pass_ms / machine.expected_pass_ms(one.work))
     everything = [ratio for band in ratios for ratio in band] or [1.0]
     return tuple(_quantiles(band if len(band) >= _FEWEST else everything) for band in ratios)
 
 
-def _cost(calls: Sequence[tuple[int, int, float]], kind: ProposerKind) -> ProposerCost:
-    call, sequence, level = _fitted(
-        [(1, number, depth) for number, depth, _ in calls], [ms for *_, ms in calls], width=3
+def _with_calls(kind: ProposerCost, calls: Sequence[tuple[int, int, float]]) -> ProposerCost:
+    call, sequence, level, both = (
+        _fitted([(1, number, depth, number * depth) for number, depth, _ in calls], [ms for *_, ms in calls])
+        or [0.0] * 4
     )
-    return ProposerCost(call_ms=call, sequence_ms=sequence, level_ms=level, free=kind.free, one_pass=kind.one_pass)
+    return replace(kind, call_ms=call, sequence_ms=sequence, level_ms=level, sequence_level_ms=both)
 
 
 def _quantiles(values: Sequence[float]) -> tuple[float, ...]:
-    return tuple(float(np.quantile(values, (i + 0.5) / _QUANTILES)) for i in range(_QUANTILES))
+    """Return values that are equally likely, with the mean of the given ones."""
+    found = np.quantile(values, (np.arange(_QUANTILES) + 0.5) / _QUANTILES)
+    return tuple((found * (np.mean(values) / found.mean())).tolist())
 
 
-def _fitted(rows: Sequence[Sequence[int]], values: Sequence[float], *, width: int) -> list[float]:
-    """Return coefficients, none below 0, by which the sum over all rows is that of the values.
+def _fitted(rows: Sequence[Sequence[float]], values: Sequence[float]) -> list[float]:
+    """Return coefficients, none below 0, with the least sum of absolute residuals, relative to the values.
 
-    Their proportions have the least absolute residuals (by reweighted least squares): few steps take many times as long
-    as others, because something else ran, and squares would fit these. Such steps count in the sum.
+    Few steps take many times as long as others, because something else ran; squares would fit these. Empty: no rows.
     """
     if not rows:
-        return [0.0] * width
-    matrix, target, weights = np.array(rows, dtype=float), np.array(values), np.ones(len(rows))
-    found = np.zeros(width)
+        return []
+    target = np.maximum(1e-3, np.array(values))
+    matrix, weights = np.array(rows, dtype=float) / target[:, None], np.ones(len(rows))
+    found = np.zeros(matrix.shape[1])
     for _ in range(20):
-        root = np.sqrt(weights)
-        found = np.maximum(0.0, np.linalg.lstsq(matrix * root[:, None], target * root, rcond=None)[0])
-        weights = 1.0 / np.maximum(1e-3, np.abs(matrix @ found - target))
-    scale = target.sum() / max(1e-9, (matrix @ found).sum())
-    return [float(scale * one) for one in found]
+        weighted = matrix * weights[:, None]
+        found = _non_negative(weighted.T @ matrix, weighted.sum(axis=0), found)
+        weights = 1.0 / np.maximum(0.02, np.abs(matrix @ found - 1.0))
+    return [float(one) for one in found * (len(rows) / max(1e-9, (matrix @ found).sum()))]
+
+
+def _non_negative(gram: Array, right: Array, start: Array) -> Array:
+    """Return the least squares of the normal equations under x >= 0, by coordinate descent."""
+    found, scale = start.copy(), np.maximum(1e-12, np.diag(gram))
+    for _ in range(300):
+        for i in range(len(found)):
+            found[i] = max(0.0, found[i] + (right[i] - gram[i] @ found) / scale[i])
+    return found

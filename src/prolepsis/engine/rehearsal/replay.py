@@ -10,8 +10,8 @@ import torch
 
 from prolepsis.core.recorded_draft import RecordedDraft
 from prolepsis.engine.drafting.draft import ROOT, Draft
-from prolepsis.engine.drafting.proposer import Proposer, SequenceView
-from prolepsis.engine.rehearsal.machine import Machine, ProposerCost, VirtualClock
+from prolepsis.engine.drafting.proposer import HiddenStates, Proposer, SequenceView
+from prolepsis.engine.rehearsal.machine import Machine, PassWork, ProposerCost, VirtualClock, work_of
 from prolepsis.engine.rehearsal.traced_request import TracedRequest, wrong_token
 from prolepsis.engine.rows import Row, SampledTokens
 from prolepsis.engine.runner import Computed
@@ -62,14 +62,19 @@ class TimedPass:
         self._machine = machine
         self._clock = clock
         self._chance = chance
+        self._work: PassWork | None = None
+        self._ended = clock()
 
     def forward(self, rows: Sequence[Row], aux_layers: tuple[int, ...] = ()) -> Computed:
-        self._clock.advance(self._machine.pass_ms(rows, self._chance) / 1000.0)
-        return Computed(_NOTHING)
+        self._work = work_of(rows, aux_layers, self._clock() - self._ended)
+        self._clock.advance(self._machine.pass_ms(self._work, self._chance) / 1000.0)
+        return Computed(_NOTHING, features=_NOTHING.new_empty(self._work.num_tokens, 0) if aux_layers else None)
 
     def compact(self, rows: Sequence[Row], sampled: Sequence[SampledTokens | None]) -> None:
         """Take the time of a step outside its pass."""
-        self._clock.advance(self._machine.host_ms(rows) / 1000.0)
+        assert self._work is not None, "after the pass"
+        self._clock.advance(self._machine.host_ms(self._work) / 1000.0)
+        self._ended = self._clock()
 
 
 class KnownAnswers:
@@ -90,14 +95,15 @@ class KnownAnswers:
 class RecordedProposer(Proposer):
     """Drafts as a proposer did when it was recorded.
 
-    A draft made elsewhere in the answer stands for one that was not recorded: the last one before. It follows the
-    answer as far as that one did.
+    A draft made elsewhere in the answer stands for one that was not recorded: the last one before. A proposer that is
+    free copies, so its draft goes on from there; another one's follows the answer as far as that one did.
     """
 
     def __init__(self, name: str, cost: ProposerCost, answers: KnownRequests, clock: VirtualClock) -> None:
         self.name = name
         self.free = cost.free
         self.one_pass = cost.one_pass
+        self.aux_layers = (0,) if cost.takes_states else ()
         self.counts: Counter[str] = Counter()
         """Drafts that were "exact", made where they were recorded, or "moved", and those that were "cut" by the depth
         that had been asked for, so that it is not known how much further they would have gone."""
@@ -120,21 +126,43 @@ class RecordedProposer(Proposer):
         limits: Sequence[int],
         threshold: float,
     ) -> list[Draft | None]:
-        drafts = [self._draft(*asked) for asked in zip(sequences, depths, limits, strict=True)]
+        drafts = [self._draft(*asked, threshold) for asked in zip(sequences, depths, limits, strict=True)]
         self._clock.advance(self._cost.ms(len(sequences), max(depths, default=0)) / 1000.0)
         return drafts
 
-    def _draft(self, sequence: SequenceView, depth: int, limit: int) -> Draft | None:
+    def take(self, states: Sequence[HiddenStates]) -> None:
+        """Take the time of it."""
+        num_tokens = sum(len(one.tokens) for one in states)
+        self._clock.advance((self._cost.states_ms + self._cost.state_ms * num_tokens) / 1000.0)
+
+    def _draft(self, sequence: SequenceView, depth: int, limit: int, threshold: float) -> Draft | None:
         recorded = self._answers.draft(sequence, self.name)
         if recorded is None or not recorded.parents:
             return None
-        is_here = recorded.position == len(sequence.tokens) - sequence.num_prompt_tokens
-        self.counts["exact" if is_here else "moved"] += 1
+        offset = len(sequence.tokens) - sequence.num_prompt_tokens - recorded.position
+        self.counts["exact" if offset == 0 else "moved"] += 1
         self.counts["cut"] += depth > recorded.depth == len(recorded.path)
-        draft = _restored(recorded, self.name, self._answers.after(sequence, len(recorded.path)))
-        depths = draft.depths()
-        shallow = draft.select([node for node in range(len(depths)) if depths[node] <= depth])
-        return shallow.likeliest(limit)
+        after = self._answers.after(sequence, len(recorded.path))
+        if offset and self.free:  # it copies: what it would say here is what it said there, without what was said since
+            said = sequence.tokens[-offset:]
+            draft = _restored(recorded, self.name, [*said, *after]).after(said)
+        else:
+            draft = _restored(recorded, self.name, after)
+        if draft is None or not draft.tokens:
+            return None
+        return _as_asked(draft, depth, threshold).likeliest(limit)
+
+
+def _as_asked(draft: Draft, depth: int, threshold: float) -> Draft:
+    """Return the levels that were asked for, below nodes that survive with more than the threshold."""
+    depths, alive = draft.depths(), draft.survival
+    return draft.select(
+        [
+            node
+            for node, parent in enumerate(draft.parents)
+            if depths[node] <= depth and (parent == ROOT or not alive or alive[parent] > threshold)
+        ]
+    )
 
 
 def _restored(recorded: RecordedDraft, proposer: str, after: Sequence[int]) -> Draft:

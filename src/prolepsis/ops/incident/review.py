@@ -1,10 +1,12 @@
-"""The weekly review: what the figures, budgets and changes say, and what to look at by rules that are stated."""
+"""Reviews of a day to a quarter: what figures, budgets and changes say, and what to look at, by stated rules."""
 
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from prolepsis.control.policy.model import DEFAULT_RULE, Policy
+from prolepsis.core.config import DAY_S
 from prolepsis.core.traffic_sums import LEAST_REQUESTS as LEAST_SAVED
 from prolepsis.core.traffic_sums import TrafficSums
 from prolepsis.core.units import figure
@@ -21,6 +23,8 @@ LEAST_REQUESTS = 50
 FAILED = 0.01
 """A larger share of failed requests is looked at."""
 LOW_BUDGET = 0.25
+BUSY = 0.7
+"""Of the time that devices are held: more leaves little for a failure or a peak."""
 _WATCHED = {
     "breaker.open": "a breaker opened",
     "rollout.rolled_back": "a rollout was rolled back",
@@ -28,6 +32,8 @@ _WATCHED = {
     "replay.structural": "a replay differs from its request",
     "drift.cliff": "acceptance fell off a cliff",
 }
+DAYS = {"day": 1, "week": 7, "month": 30, "quarter": 91}
+_MONTH, _QUARTER = (DAY_S * DAYS[name] for name in ("month", "quarter"))
 _LISTED = 60
 """Changes that are listed, the last ones."""
 
@@ -56,6 +62,24 @@ class ReviewFinding:
     why: str
 
 
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """A sum, as the period before let expect it, as it came, and as the two let expect it of the next period."""
+
+    what: str
+    before: float
+    came: float
+
+    @property
+    def next(self) -> float:
+        """By the same change again; no season is known."""
+        return max(0.0, 2 * self.came - self.before)
+
+    @property
+    def error(self) -> float | None:
+        return self.came / self.before - 1.0 if self.before else None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Review:
     period: Period
@@ -66,6 +90,47 @@ class Review:
     budgets: Sequence[ErrorBudget] | None
     """None: Prometheus was not asked."""
     alerts: Sequence[Firing] = ()
+    swaps: Sequence[Happening] = ()
+    """Exchanges of draft heads, whenever they were; the last is the newest."""
+    owners: Mapping[str, str] = field(default_factory=dict)
+    """Of the policy's rules in use, by name."""
+
+    @property
+    def is_monthly(self) -> bool:
+        """It is long enough to compare what was expected."""
+        return self.period.seconds >= _MONTH
+
+    @property
+    def is_quarterly(self) -> bool:
+        return self.period.seconds >= _QUARTER
+
+    @property
+    def drills(self) -> list[Happening]:
+        return [row for row in self.happened if row.what == "drill.run"]
+
+    @property
+    def expected(self) -> list[Expected]:
+        """Requests, tokens and what the devices cost; nothing where it was not paid for."""
+        this, before = self.this.total, self.before.total
+        sums = [
+            Expected("requests", before.num_requests, this.num_requests),
+            Expected("output tokens", before.num_output_tokens, this.num_output_tokens),
+        ]
+        paid = {one.currency: one.amount_paid for one in self.before.spent}
+        for one in self.this.spent:
+            if one.amount_paid is not None and paid.get(one.currency) is not None:
+                sums.append(Expected(f"paid, {one.currency}", paid[one.currency] or 0.0, one.amount_paid))
+        return sums
+
+    @property
+    def capacity(self) -> dict[str, float | None]:
+        """Share of the time that devices were held in which requests used them: in this period, and before."""
+        return {
+            name: sum(one.used_s for one in figures.spent) / held
+            if (held := sum(one.held_s for one in figures.spent))
+            else None
+            for name, figures in (("this", self.this), ("before", self.before))
+        }
 
     @property
     def changes(self) -> list[Happening]:
@@ -81,6 +146,7 @@ class Review:
             *_failing(self.this),
             *_losing(self.this),
             *_worn(self.this, self.before),
+            *_neglected(self),
         ]
 
 
@@ -141,6 +207,27 @@ def _worn(this: WeekFigures, before: WeekFigures) -> Iterator[ReviewFinding]:
         if rate <= (1 - FELL) * former and former:
             why = f"{share(former)} -> {share(rate)}, {share(1 - rate / former)} less than before"
             yield ReviewFinding("acceptance fell", f"{proposer}, {traffic_class}", why)
+
+
+def _neglected(review: Review) -> Iterator[ReviewFinding]:
+    if not review.is_quarterly:
+        return
+    if not review.drills:
+        yield ReviewFinding("no drill was run", "all servers", "of a quarter; `prolepsis drill run all`")
+    last = {row.subject: row for row in review.swaps}
+    for subject, row in last.items():
+        days = (review.period.end.timestamp() - row.at) / DAY_S
+        if days > DAYS["quarter"]:
+            yield ReviewFinding("a draft head is old", subject, f"exchanged {days:.0f} days ago; see `prolepsis drift`")
+    busy = review.capacity["this"]
+    if busy is not None and busy > BUSY:
+        why = f"devices are used for {share(busy)} of the time that they are held, more than {share(BUSY)}"
+        yield ReviewFinding("capacity is short", "all servers", why)
+
+
+def owners(policy: Policy) -> dict[str, str]:
+    """Return who answers for each rule, and for the default."""
+    return {DEFAULT_RULE: policy.owner, **{rule.name: rule.owner or policy.owner for rule in policy.rules}}
 
 
 def saved(sums: TrafficSums | None) -> str:

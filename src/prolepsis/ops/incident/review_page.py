@@ -1,7 +1,8 @@
-"""The weekly review as Markdown."""
+"""A review as Markdown."""
 
 from collections.abc import Iterator, Sequence
 
+from prolepsis.core.config import DAY_S
 from prolepsis.core.units import figure
 from prolepsis.ops.incident.review import (
     FAILED,
@@ -19,7 +20,9 @@ from prolepsis.ops.incident.timeline import cell, shown_at
 
 def page(review: Review) -> str:
     """Return the review as a document, what to look at first."""
-    parts = (_findings, _budgets, _totals, _classes, _failures, _changes)
+    parts = [_findings, _owners, _budgets, _totals, _classes, _failures, _changes]
+    parts[4:4] = [_expected] if review.is_monthly else []
+    parts += [_capacity, _heads, _drills] if review.is_quarterly else []
     lines = [f"# Review of {review.period}", ""]
     for part in parts:
         lines += [*part(review), ""]
@@ -38,6 +41,13 @@ def _findings(review: Review) -> Iterator[str]:
         f"drafts, in classes of {LEAST_REQUESTS} requests; acceptance that fell by {share(FELL)} of what it was, with "
         f"{LEAST_DRAFT_TOKENS} draft tokens in both periods."
     )
+
+
+def _owners(review: Review) -> Iterator[str]:
+    yield "## Owners"
+    yield ""
+    rows = [[rule, owner or "none is named (`owner` in the policy)"] for rule, owner in review.owners.items()]
+    yield from _table(["rule", "owner"], rows, "No policy is in use.")
 
 
 def _budgets(review: Review) -> Iterator[str]:
@@ -67,6 +77,45 @@ def _totals(review: Review) -> Iterator[str]:
             cells = [f"paid {paid}, of it used by requests {used}, {figure(one.held_s / 3600)} h held", ""]
             rows.append(["cost", *(cells if not name else cells[::-1])])
     yield from _table(["", "this period", "the period before"], rows, "")
+
+
+def _expected(review: Review) -> Iterator[str]:
+    yield "## What was expected, and what came"
+    yield ""
+    rows = [
+        [one.what, figure(one.before, 4), figure(one.came, 4), _signed(one.error), figure(one.next, 4)]
+        for one in review.expected
+    ]
+    yield from _table(["", "expected: as before", "came", "difference", "next, by the same change"], rows, "")
+
+
+def _signed(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:+.0f} %"
+
+
+def _capacity(review: Review) -> Iterator[str]:
+    yield "## Capacity"
+    yield ""
+    rows = [
+        ["devices used, of the time that they are held", *(share(review.capacity[when]) for when in ("this", "before"))]
+    ]
+    yield from _table(["", "this period", "the period before"], rows, "")
+
+
+def _heads(review: Review) -> Iterator[str]:
+    yield "## Draft heads"
+    yield ""
+    last = {row.subject: row for row in review.swaps}.values()
+    end = review.period.end.timestamp()
+    rows = [[row.subject, shown_at(row.at), f"{(end - row.at) / DAY_S:.0f} days", row.details] for row in last]
+    yield from _table(["place", "exchanged (UTC)", "age", "details"], rows, "None was exchanged while servers ran.")
+
+
+def _drills(review: Review) -> Iterator[str]:
+    yield "## Drills"
+    yield ""
+    rows = [[shown_at(row.at), row.subject, row.who, row.details] for row in review.drills]
+    yield from _table(["time (UTC)", "drill", "who", "verdict"], rows, "None was run.")
 
 
 def _classes(review: Review) -> Iterator[str]:

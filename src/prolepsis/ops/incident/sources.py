@@ -38,7 +38,7 @@ class Server:
     """A running server; after one request without an answer it is not asked again."""
 
     def __init__(self, url: str, key: str | None, transport: httpx.BaseTransport | None = None) -> None:
-        self._url = url.rstrip("/")
+        self.url = url.rstrip("/")
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
         self._transport = transport
         self._fault = ""
@@ -46,22 +46,22 @@ class Server:
     def document(self, path: str) -> Any:
         """Return the JSON of a reply; raises as `text` does."""
         try:
-            return self._reply(path).json()
+            return self.reply(path).json()
         except ValueError as error:
             raise ConfigError(f"{path} is not JSON: {error}", param="url") from None
 
     def text(self, path: str) -> str:
         """Return the text of a reply; raises `ConfigError` without an answer, `InvalidParameter` for a refusal."""
-        return self._reply(path).text
+        return self.reply(path).text
 
-    def _reply(self, path: str) -> httpx.Response:
+    def reply(self, path: str) -> httpx.Response:
         if self._fault:
             raise ConfigError(self._fault, param="url")
         try:
             with httpx.Client(transport=self._transport, timeout=_TIMEOUT_S) as client:
-                reply = client.get(f"{self._url}{path}", headers=self._headers)
+                reply = client.get(f"{self.url}{path}", headers=self._headers)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            self._fault = f"no server answers at {self._url}: {error or type(error).__name__}"
+            self._fault = f"no server answers at {self.url}: {error or type(error).__name__}"
             raise ConfigError(self._fault, param="url") from None
         if reply.is_success or path.startswith("/health"):
             return reply

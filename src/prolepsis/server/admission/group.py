@@ -97,7 +97,7 @@ class Progress:
         self.answered = True
         if isinstance(event, Tokens):
             self.num_tokens += len(event.token_ids)
-            if self.keep >= Keep.TOKENS:
+            if Keep.TOKENS in self.keep:
                 self.kept.append(event)
 
 

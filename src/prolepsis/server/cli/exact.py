@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 import typer
 
+from prolepsis.control.audit.commands.acts import actor, record_act
 from prolepsis.control.correctness.replay import replay
+from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.engine_client import EngineClient, EngineInfo
 from prolepsis.core.errors import ConfigError
@@ -119,7 +121,10 @@ def exact(
             "temperature is 0; allowed: above 0, as every request also runs greedily", param="temperature"
         )
     job = Job(load_prompts(prompts, listed(categories)), max_tokens, temperature, seed, concurrency)
-    raise typer.Exit(print_result(asyncio.run(_run(job, settings)), as_json=as_json))
+    report = asyncio.run(_run(job, settings))
+    verdict = "passed" if report.identical else "failed"
+    record_act(AuditEvent(actor=actor(), action=f"exact.{verdict}", versions=report.info.versions))
+    raise typer.Exit(print_result(report, as_json=as_json))
 
 
 def print_result(report: "Report", *, as_json: bool) -> int:

@@ -31,6 +31,9 @@ PANELS: dict[str, dict[str, tuple[str, str]]] = {
         "bench": ("server.cli.bench.command:bench", "Measure decoding with and without speculation side by side."),
         "profile": ("server.cli.profile:profile", "Measure what a forward pass costs here; show the self-check."),
         "rehearse": ("server.cli.rehearse.command:app", "Forecast what speculation would do to recorded traffic."),
+        "doctor": ("server.cli.doctor:doctor", "Check whether a machine, its settings and its server are ready."),
+        "tune": ("server.cli.tune:tune", "Search a policy and settings for a goal, in rehearsals of traffic."),
+        "workload": ("server.cli.workload:workload", "Show what requests are like, and what proposers may gain by it."),
     },
     "Control speculation": {
         "policy": ("server.cli.policy:app", "Check, compare, explain, apply and roll back policies."),
@@ -58,7 +61,7 @@ PANELS: dict[str, dict[str, tuple[str, str]]] = {
         "delivery": ("server.output.commands:delivery", "Show how many accepted draft tokens reached clients."),
         "drift": ("control.health.commands:drift", "Show how the acceptance of proposers changed."),
         "incident": ("ops.incident.commands.incident:app", "Show what happened, and hand it over in one file."),
-        "review": ("ops.incident.commands.review:review", "Write the document for a weekly review."),
+        "review": ("ops.incident.commands.review:review", "Write the document for a review of a day to a quarter."),
         "monitoring": ("ops.monitoring.commands:app", "Write rules, alerts and dashboards for a monitoring system."),
     },
     "Keys and records": {

@@ -90,9 +90,9 @@ def request_facts(
         key=caller.key_id,
         roles=frozenset(caller.roles),
         budget=caller.budget or declared(body.metadata, BUDGET),
-        tools=_tool_choice(body) != "none",
-        tool_choice=_tool_choice(body),
-        structured_output=_structured_output(body),
+        tools=tool_choice(body) != "none",
+        tool_choice=tool_choice(body),
+        structured_output=structured_output(body),
         stream=bool(body.stream),
         priority=body.priority or 0,
         n=body.n or 1,
@@ -113,7 +113,7 @@ def request_facts(
     )
 
 
-def _tool_choice(body: GenerationBody) -> ToolChoiceKind:
+def tool_choice(body: GenerationBody) -> ToolChoiceKind:
     """Return how the request lets the answer call tools; without tools it does not."""
     if not isinstance(body, ChatBody) or not body.tools:
         return "none"
@@ -122,7 +122,8 @@ def _tool_choice(body: GenerationBody) -> ToolChoiceKind:
     return "allowed" if isinstance(body.tool_choice, AllowedChoice) else body.tool_choice or "auto"
 
 
-def _structured_output(body: GenerationBody) -> str:
+def structured_output(body: GenerationBody) -> str:
+    """Return the form that the request asks of its answer (`RequestFacts.structured_output`)."""
     if (wanted := body.structured_outputs) is not None:
         form = next(name for name, attribute in STRUCTURED_FORMS.items() if getattr(wanted, attribute) is not None)
         return {"json": "json_schema", "structural_tag": "grammar"}.get(form, form)

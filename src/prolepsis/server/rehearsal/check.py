@@ -1,12 +1,14 @@
 """Holds a forecast against what was measured for the same requests."""
 
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from prolepsis.control.statistics.percentile import percentile
 from prolepsis.core.errors import ConfigError
-from prolepsis.server.rehearsal.rehearsal import Rehearsal, RehearsedRequest
+from prolepsis.engine.rehearsal.machine import LastCheck, Machine
+from prolepsis.server.rehearsal.rehearsal import Rehearsal, RehearsedRequest, RehearsedServer, rehearse
 from prolepsis.server.rehearsal.trace import Trace
 
 SHARES = (0.5, 0.95, 0.99)
@@ -23,6 +25,10 @@ class Compared:
     measured: float
     forecast: float
     unit: Literal["s", ""] = "s"
+
+    @property
+    def figure(self) -> str:
+        return self.what if self.share is None else f"{self.what}, {100 * self.share:.0f} %"
 
     @property
     def error(self) -> float:
@@ -42,11 +48,27 @@ def check(trace: Trace, rehearsal: Rehearsal) -> list[Compared]:
     }
     num_tokens, num_steps = sum(line.output for line, _ in lines), sum(took.num_steps for _, took in lines)
     end = max(line.at + took.total_s for line, took in lines)
+    known = replace(rehearsal, outcomes=[one for one in rehearsal.outcomes if one.line.measured is not None])
     return [
-        *_compared(measured, times(rehearsal.outcomes)),
-        Compared("tokens a pass", None, num_tokens / max(1, num_steps), rehearsal.tokens_a_pass, ""),
-        Compared("tokens a second", None, num_tokens / end, rehearsal.tokens_per_second, ""),
+        *_compared(measured, times(known.outcomes)),
+        Compared("tokens a pass", None, num_tokens / max(1, num_steps), known.tokens_a_pass, ""),
+        Compared("tokens a second", None, num_tokens / end, known.tokens_per_second, ""),
     ]
+
+
+def checked(setting: RehearsedServer, traces: Sequence[Trace]) -> tuple[Machine, list[list[Compared]]]:
+    """Return the machine with its last check, which is made now, and what was compared for each recording."""
+    compared = [check(trace, rehearse(trace, setting)) for trace in traces]
+    errors: dict[str, list[float]] = {}
+    for one in (one for of_trace in compared for one in of_trace):
+        errors.setdefault(one.figure, []).append(one.error)
+    num_requests = sum(line.measured is not None for trace in traces for line in trace.lines)
+    last = LastCheck(
+        at=time.time(),
+        num_requests=num_requests,
+        errors={figure: sorted(found, key=abs)[len(found) // 2] for figure, found in errors.items()},
+    )
+    return replace(setting.machine, checks={**setting.machine.checks, setting.mode: last}), compared
 
 
 def times(outcomes: Sequence[RehearsedRequest]) -> dict[str, list[float]]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from prolepsis.control.statistics.percentile import percentile
 from prolepsis.core.facts import traffic_class_of
 from prolepsis.server.rehearsal.check import SHARES, WHOLE, times
-from prolepsis.server.rehearsal.rehearsal import Rehearsal, RehearsedServer, rehearse
+from prolepsis.server.rehearsal.rehearsal import Rehearsal, RehearsedRequest, RehearsedServer, rehearse
 from prolepsis.server.rehearsal.trace import Trace
 
 PAYS = 0.99
@@ -93,16 +93,20 @@ def _gains(plain: Rehearsal, own: Rehearsal) -> Mapping[str, ClassGain]:
     }
 
 
+def kept(served: Sequence[RehearsedRequest], goal: LatencyGoal) -> list[RehearsedRequest]:
+    """Return the requests that keep the goal."""
+    return [
+        one
+        for one in served
+        if (one.first_token_s or 0.0) <= goal.first_token_s and (one.per_token_s or 0.0) <= goal.per_token_s
+    ]
+
+
 def _forecast(
     load: tuple[str, Trace], rehearsal: Rehearsal, setting: RehearsedServer, goal: LatencyGoal
 ) -> LoadForecast:
     name, trace = load
     served = rehearsal.served
-    kept = [
-        one
-        for one in served
-        if (one.first_token_s or 0.0) <= goal.first_token_s and (one.per_token_s or 0.0) <= goal.per_token_s
-    ]
     seconds = max(rehearsal.seconds, 1e-9)
     drafts = [counts for counts in rehearsal.replayed.values() if counts]
     known = sum(counts.get("exact", 0) - counts.get("cut", 0) for counts in drafts)
@@ -111,13 +115,13 @@ def _forecast(
         mode=setting.mode,
         load=name,
         seed=setting.seed,
-        per_second=len(trace.lines) / (trace.lines[-1].at or seconds),
+        per_second=len(trace.lines) / (seconds if trace.at_once else trace.lines[-1].at or seconds),
         num_at_once=sum(one.total_s or 0.0 for one in served) / seconds,
         num_refused=sum(one.error is not None for one in rehearsal.outcomes),
         tokens_per_second=rehearsal.tokens_per_second,
         tokens_a_pass=rehearsal.tokens_a_pass,
         device_s_per_token=sum(one.stats.device.total for one in served) / max(1, rehearsal.num_tokens),
-        goodput=len(kept) / seconds,
+        goodput=len(kept(served, goal)) / seconds,
         percentiles={
             what: {f"p{round(100 * share)}": percentile(values, share) or 0.0 for share in SHARES}
             for what, values in times(served).items()

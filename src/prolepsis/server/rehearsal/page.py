@@ -65,8 +65,6 @@ class ForecastPage:
     machine: Machine
     goal: LatencyGoal
     price_per_hour: float | None = None
-    checked: str | None = None
-    """How wrong a forecast of this machine was when it was last checked; None: never checked."""
 
     @property
     def loads(self) -> Sequence[Sequence[Sequence[LoadForecast]]]:
@@ -78,6 +76,12 @@ class ForecastPage:
         """Where speculation stops paying, by each seed."""
         found = [stops_paying(pairs) for pairs in self.by_seed]
         return " or ".join(dict.fromkeys(f"at {one.load}" if one else "at none of these loads" for one in found))
+
+    @property
+    def checked(self) -> str | None:
+        """How wrong forecasts of this machine were when they were last checked; None: never checked."""
+        errors = [100.0 * abs(error) for one in self.machine.checks.values() for error in one.errors.values()]
+        return f"{median(errors):.1f} % in the median figure, at most {max(errors):.0f} %" if errors else None
 
     @property
     def extrapolated(self) -> float:

@@ -22,6 +22,9 @@ class BlockNumbers:
         extend_hashes(hashes, tokens, PAGE_SIZE, scope, len(tokens) // PAGE_SIZE)
         return tuple(self._numbers.setdefault(one, len(self._numbers)) for one in hashes)
 
+    def __len__(self) -> int:
+        return len(self._numbers)
+
 
 def trace_line(
     request: GenerateRequest, tokens: Sequence[int], stats: RequestStats, blocks: BlockNumbers, at: float

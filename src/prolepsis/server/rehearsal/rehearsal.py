@@ -70,6 +70,8 @@ class Rehearsal:
     replayed: Mapping[str, Mapping[str, int]]
     """By proposer: drafts that were recorded where they were made ("exact"), elsewhere ("moved"), or too short to say
     how far they would have gone ("cut")."""
+    busy_s: float = 0.0
+    """Time in steps of the engine."""
 
     @property
     def served(self) -> Sequence[RehearsedRequest]:
@@ -93,10 +95,11 @@ class Rehearsal:
 def rehearse(trace: Trace, setting: RehearsedServer) -> Rehearsal:
     """Play all requests of a trace to their end."""
     rehearsed = rehearsed_engine(setting.machine, setting.seed)
+    play = _Play(trace, setting, rehearsed)
     with asyncio.Runner(loop_factory=VirtualTime) as runner:
-        outcomes, seconds = runner.run(_Play(trace, setting, rehearsed).run())
+        outcomes, seconds = runner.run(play.run())
     replayed = {proposer.name: dict(proposer.counts) for proposer in rehearsed.proposers}
-    return Rehearsal(outcomes, seconds, replayed)
+    return Rehearsal(outcomes, seconds, replayed, rehearsed.engine.timings.totals.total)
 
 
 class _Play:
@@ -114,17 +117,22 @@ class _Play:
         self._gate = AdmissionController(self._setting.server, self._client, metrics, clock=loop.time)
         async with running([self._gate]), asyncio.TaskGroup() as tasks:
             asked = []
+            slots = asyncio.Semaphore(self._trace.at_once or len(self._trace.lines))
             for number, line in enumerate(self._trace.lines):
-                await asyncio.sleep(max(0.0, line.at - loop.time()))
-                asked.append(tasks.create_task(self._ask(number, line)))
+                if self._trace.at_once is None:
+                    await asyncio.sleep(max(0.0, line.at - loop.time()))
+                await slots.acquire()
+                asked.append(tasks.create_task(self._ask(number, line, slots)))
         await self._client.close()
         return [task.result() for task in asked], loop.time()
 
-    async def _ask(self, number: int, line: TraceLine) -> RehearsedRequest:
+    async def _ask(self, number: int, line: TraceLine, slots: asyncio.Semaphore) -> RehearsedRequest:
         try:
             return await self._served(number, line)
         except (ProlepsisError, RequestRefused) as error:
             return RehearsedRequest(line=line, error=getattr(error, "code", None) or type(error).__name__)
+        finally:
+            slots.release()
 
     async def _served(self, number: int, line: TraceLine) -> RehearsedRequest:
         now, decision = asyncio.get_running_loop().time, self._decided(line)

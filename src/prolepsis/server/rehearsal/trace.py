@@ -75,6 +75,8 @@ class Trace:
     block_size: int = PAGE_SIZE
     machine: str = ""
     """Fingerprint of what served them; empty: not known."""
+    at_once: int | None = None
+    """A closed loop: so many are in the system, and the next is asked when one ends; None: each at its time."""
 
     def scaled(self, *, lengths: float = 1.0, rate: float = 1.0, most: int | None = None) -> "Trace":
         """Return the trace with shorter prompts and answers, more requests a second, or only its first requests."""
@@ -128,13 +130,15 @@ def write_trace(path: Path, trace: Trace) -> None:
     """Write a trace in our format; a name that ends with .gz is compressed."""
     opened: Callable[..., Any] = gzip.open if path.suffix == ".gz" else open
     with opened(path, "wt", encoding="utf-8") as file:
-        file.write(_head(trace))
+        file.write(head_text(trace))
         for line in trace.lines:
             file.write(line_text(line))
 
 
-def _head(trace: Trace) -> str:
-    return json.dumps({"format": FORMAT, "block_size": trace.block_size, "machine": trace.machine}) + "\n"
+def head_text(trace: Trace) -> str:
+    """Return the first line of our format."""
+    head = {name: getattr(trace, name) for name in ("block_size", "machine", "at_once")}
+    return json.dumps({"format": FORMAT, **head}) + "\n"
 
 
 def line_text(line: TraceLine) -> str:
@@ -170,7 +174,10 @@ def _ours(first: str, rest: Iterable[str]) -> Trace:
     head = json.loads(first)
     decode = msgspec.json.Decoder(TraceLine).decode
     return Trace(
-        lines=_in_order(decode(line) for line in rest), block_size=int(head["block_size"]), machine=str(head["machine"])
+        lines=_in_order(decode(line) for line in rest),
+        block_size=int(head["block_size"]),
+        machine=str(head["machine"]),
+        at_once=head.get("at_once"),
     )
 
 

@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from prolepsis.control.audit import chain
+from prolepsis.control.policy import versions
 from prolepsis.control.store import records
 from prolepsis.control.store.store import Store
 from prolepsis.core.audit_event import SERVER, AuditEvent
@@ -44,7 +45,7 @@ def review(*words: str) -> Result:
 
 
 def test_a_week_is_compared_with_the_week_before(tmp_path: Path) -> None:
-    shown = review("--week").stdout
+    shown = review().stdout
     assert "| acceptance fell | suffix, chat | 83.3 % -> 50 %, 40 % less than before |" in shown
     assert "| a breaker opened | suffix chat | 1 x, last at" in shown
     assert "Prometheus was not asked" in shown
@@ -56,4 +57,22 @@ def test_a_program_gets_the_figures() -> None:
     document = json.loads(review("--json").stdout)
     assert [one["what"] for one in document["look_at"]] == ["a breaker opened", "acceptance fell"]
     assert document["before"]["proposers"][0]["num_accepted"] == 500
-    assert [one["what"] for one in json.loads(review("--day", "--json").stdout)["look_at"]] == ["a breaker opened"]
+    assert [one["what"] for one in json.loads(review("--period", "day", "--json").stdout)["look_at"]] == [
+        "a breaker opened"
+    ]
+
+
+def test_a_quarter_names_owners_heads_and_drills(store: Store) -> None:
+    swapped = AuditEvent(actor=SERVER, action="head.swapped", subject="draft_head", after={"head": "a@2"})
+    with store.database.write() as connection:
+        versions.put(connection, "owner: platform\n", author="ops", expect=versions.NO_VERSION)
+        chain.append(connection, [swapped])
+    document = json.loads(review("--period", "quarter", "--json").stdout)
+    assert document["owners"] == {"default": "platform"}
+    assert [one["subject"] for one in document["draft_heads"]] == ["draft_head"]
+    assert "no drill was run" in [one["what"] for one in document["look_at"]]
+
+
+def test_an_unknown_period_is_refused_by_name() -> None:
+    result = CliRunner().invoke(app, ["review", "--period", "year"])
+    assert "allowed: day, week, month, quarter" in result.stderr

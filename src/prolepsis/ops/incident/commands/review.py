@@ -1,4 +1,4 @@
-"""`prolepsis review`: the pack for a weekly review."""
+"""`prolepsis review`: the packs for weekly, monthly and quarterly reviews."""
 
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
@@ -8,6 +8,8 @@ from typing import Annotated
 import typer
 
 from prolepsis.control.audit import chain
+from prolepsis.control.policy import versions
+from prolepsis.control.policy.check import parse_policy
 from prolepsis.control.store.configured import StoreOption, ready_database
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.files import write_whole
@@ -15,17 +17,21 @@ from prolepsis.core.terminal.output import AsJson, note, print_json
 from prolepsis.ops.incident.commands.incident import PrometheusUrl, To
 from prolepsis.ops.incident.period import Period, parse_time
 from prolepsis.ops.incident.prometheus import Prometheus
-from prolepsis.ops.incident.review import Review, budgets
+from prolepsis.ops.incident.review import DAYS, Review, budgets, owners
 from prolepsis.ops.incident.review_page import page
-from prolepsis.ops.incident.timeline import timeline
+from prolepsis.ops.incident.timeline import of_entry, timeline
 from prolepsis.ops.incident.week import WeekFigures, figures
 
+_SWAPS = 20
+"""Newest exchanges of draft heads that are read."""
 _BUDGETS = "slo:period_error_budget_remaining:ratio"
 
 
 def review(
     *,
-    week: Annotated[bool, typer.Option("--week/--day", help="seven days, or one; compared with those before")] = True,
+    length: Annotated[
+        str, typer.Option("--period", help="day, week, month or quarter; compared with the one before")
+    ] = "week",
     end: To = "now",
     output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="default: stdout")] = None,
     prometheus: PrometheusUrl = None,
@@ -34,8 +40,10 @@ def review(
 ) -> None:
     """Write what a review needs: budgets, savings, acceptance by class, failures, cost, changes, what to look at."""
     until = parse_time(end, datetime.now(UTC), "to")
-    length = timedelta(days=7 if week else 1)
-    found = _review(Period(until - length, until), Period(until - 2 * length, until - length), prometheus, store)
+    if length not in DAYS:
+        raise ConfigError(f"period is {length!r}; allowed: {', '.join(DAYS)}", param="period")
+    span = timedelta(days=DAYS[length])
+    found = _review(Period(until - span, until), Period(until - 2 * span, until - span), prometheus, store)
     if as_json:
         print_json(_plain(found))
     elif output is None:
@@ -52,6 +60,8 @@ def _review(asked: Period, before: Period, prometheus: str | None, store: str | 
     with ready_database(store) as database, database.read() as connection:
         happened = timeline(chain.written(connection, asked.start, asked.end))
         this, former = figures(connection, asked), figures(connection, before)
+        swaps = [of_entry(entry) for entry in chain.newest(connection, _SWAPS, action="head.swapped")]
+        policy = versions.current(connection)
     asking = Prometheus(prometheus) if prometheus else None
     return Review(
         period=asked,
@@ -60,6 +70,8 @@ def _review(asked: Period, before: Period, prometheus: str | None, store: str | 
         happened=happened,
         budgets=budgets(asking.values(_BUDGETS, asked.end.timestamp())) if asking else None,
         alerts=asking.firing(asked) if asking else (),
+        swaps=swaps,
+        owners=owners(parse_policy(policy.text, "the policy in use")[0]) if policy else {},
     )
 
 
@@ -72,6 +84,11 @@ def _plain(found: Review) -> dict[str, object]:
         "this": _figures(found.this),
         "before": _figures(found.before),
         "changes": [asdict(row) for row in found.changes],
+        "owners": dict(found.owners),
+        "expected": [asdict(one) for one in found.expected],
+        "capacity": found.capacity,
+        "draft_heads": [asdict(row) for row in found.swaps],
+        "drills": [asdict(row) for row in found.drills],
     }
 
 

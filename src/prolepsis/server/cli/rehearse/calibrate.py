@@ -1,93 +1,172 @@
-"""Measures a machine while it answers prompts at stated rates, plain and speculating, and records what it did."""
+"""Measures a machine while it answers prompts under load, plain and speculating, and records what it did."""
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import count, islice, takewhile
 
+from prolepsis.core.messages import ApplyPlan
+from prolepsis.core.plan import SpecPlan
+from prolepsis.core.recorded_draft import RecordedDraft
 from prolepsis.core.requests import GenerateRequest, SamplingParams, SpecMode, SpeculationChoice
 from prolepsis.engine.models.protocol import TargetModel
 from prolepsis.engine.profile import measure
 from prolepsis.engine.rehearsal.machine import Machine
-from prolepsis.engine.rehearsal.measure import StepMeter
+from prolepsis.engine.rehearsal.measure import MeasuredSteps, StepMeter
+from prolepsis.engine.step import Engine
 from prolepsis.engine.thread import ThreadEngineClient
-from prolepsis.server.cli.bench.ask import ask
+from prolepsis.server.cli.bench.ask import ask, in_flight
 from prolepsis.server.cli.bench.measure import Notify
 from prolepsis.server.cli.bench.prompts import EncodedPrompt
+from prolepsis.server.rehearsal.load import TrafficLoad
 from prolepsis.server.rehearsal.record import BlockNumbers, trace_line
 from prolepsis.server.rehearsal.trace import Trace, TraceLine
 
 PASS_TOKENS = (1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33, 64, 128, 256, 512)
 """The engine's own profile ends with 64: it need not predict how long prompts take."""
+MODES: tuple[SpecMode, ...] = ("off", "auto")
+_ROUNDS = 2
+"""Times that each load is measured, with the recordings between them: machines are not the same all the time."""
+
+_WARM_UP_S = 1.0
+_SURVEYED_AT_ONCE = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OfferedLoad:
-    """Requests of random arrivals (a Poisson process), with answers of random lengths."""
+    """Requests for some time, with answers of random lengths."""
 
+    load: TrafficLoad
     prompts: Sequence[EncodedPrompt]
-    per_second: float
-    num_requests: int
+    seconds: float
+    """Those that were asked for until then are awaited."""
     max_tokens: int = 256
     seed: int = 0
 
-    def requests(self, mode: SpecMode, name: str) -> list[tuple[float, GenerateRequest]]:
-        """Return arrivals (seconds) and requests; lengths are lognormal with a median of a third of `max_tokens`."""
-        chance, at, asked = random.Random(self.seed), 0.0, []
-        for i in range(self.num_requests):
-            at += chance.expovariate(self.per_second)
+    def requests(self, mode: SpecMode, name: str) -> Iterator[tuple[float, GenerateRequest]]:
+        """Yield arrivals (seconds) and requests; lengths are lognormal with a median of a third of `max_tokens`."""
+        chance, at = random.Random(self.seed), 0.0
+        for number in count():
+            at += chance.expovariate(self.load.per_second) if self.load.per_second else 0.0
             length = max(2, min(self.max_tokens, round(self.max_tokens / 3 * chance.lognormvariate(0.0, 0.7))))
-            source = GenerateRequest(
-                request_id=f"{name}-{i}",
-                prompt_token_ids=chance.choice(self.prompts).token_ids,
-                params=SamplingParams(temperature=0.0, max_tokens=length),
-                cache_salt=name,
-                speculation=SpeculationChoice(mode),
-                records_drafts=mode != "off",
+            yield (
+                at,
+                GenerateRequest(
+                    request_id=f"{name}-{number}",
+                    prompt_token_ids=chance.choice(self.prompts).token_ids,
+                    params=SamplingParams(temperature=0.0, max_tokens=length),
+                    cache_salt=name,
+                    speculation=SpeculationChoice(mode),
+                    records_drafts=mode != "off",
+                ),
             )
-            asked.append((at, source))
-        return asked
 
 
-async def record(client: ThreadEngineClient, load: OfferedLoad, mode: SpecMode, name: str) -> Trace:
+async def record(client: ThreadEngineClient, offered: OfferedLoad, mode: SpecMode, name: str) -> Trace:
     """Ask for the requests of a load when their time comes; return what was answered."""
-    loop, blocks = asyncio.get_running_loop(), BlockNumbers()
-    begin = loop.time()
+    loop, blocks, lines = asyncio.get_running_loop(), BlockNumbers(), dict[int, TraceLine]()
+    begin, requests = loop.time(), enumerate(offered.requests(mode, name))
 
-    async def answered(at: float, request: GenerateRequest) -> TraceLine:
-        await asyncio.sleep(begin + at - loop.time())
-        asked_at, answer = loop.time() - begin, await ask(client, request)
-        return trace_line(request, answer.token_ids, answer.stats, blocks, asked_at)
+    async def answered(number: int, request: GenerateRequest) -> None:
+        at, answer = loop.time() - begin, await ask(client, request)
+        lines[number] = trace_line(request, answer.token_ids, answer.stats, blocks, at)
 
-    lines = await asyncio.gather(*(answered(*one) for one in load.requests(mode, name)))
-    return Trace(lines=tuple(sorted(lines, key=lambda line: line.at)), machine=client.info.fingerprint)
+    async def one_by_one() -> None:
+        while loop.time() < begin + offered.seconds:
+            number, (_, request) = next(requests)
+            await answered(number, request)
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(offered.load.at_once or 0):
+            tasks.create_task(one_by_one())
+        if offered.load.per_second:
+            for number, (at, request) in takewhile(lambda one: one[1][0] < offered.seconds, requests):
+                await asyncio.sleep(begin + at - loop.time())
+                tasks.create_task(answered(number, request))
+    ordered = tuple(lines[number] for number in sorted(lines))
+    return Trace(lines=ordered, machine=client.info.fingerprint, at_once=offered.load.at_once)
+
+
+async def surveyed(client: ThreadEngineClient, offered: OfferedLoad, trace: Trace) -> Trace:
+    """Return the trace with what every proposer drafts for its answers, found by asking all of them once more.
+
+    An engine that decides for itself asks some of them at some places, and at another load would ask others at others.
+    """
+    most = client.engine.plan.current.num_speculative_tokens
+    client.send(ApplyPlan(SpecPlan(num_speculative_tokens=most, fixed_depth=most)))
+    requests = islice(offered.requests("always", "survey"), len(trace.lines))
+    answers = await in_flight([partial(ask, client, request) for _, request in requests], _SURVEYED_AT_ONCE)
+    drafts = [{name: tuple(made) for name, made in answer.stats.drafts.items()} for answer in answers]
+    return replace(trace, lines=tuple(map(_with_drafts, trace.lines, drafts)))
+
+
+def _with_drafts(line: TraceLine, drafts: dict[str, tuple[RecordedDraft, ...]]) -> TraceLine:
+    return replace(line, drafts=drafts)
 
 
 @dataclass(frozen=True, slots=True)
+class LoadRecording:
+    """What a machine did at a load that it was not measured at."""
+
+    load: TrafficLoad
+    mode: SpecMode
+    trace: Trace
+
+
 class Calibration:
-    """A machine, and what it did at one rate that it was not measured at: plain and speculating."""
+    """Measures an engine under some loads, and records others."""
 
-    machine: Machine
-    plain: Trace
-    auto: Trace
+    def __init__(self, build: Callable[[StepMeter], Engine], notify: Notify) -> None:
+        """`build` returns an engine that has learned nothing yet, as each recording and each rehearsal begins."""
+        self._build = build
+        self._notify = notify
 
+    async def run(
+        self, model: TargetModel, measured: Sequence[OfferedLoad], recorded: Sequence[OfferedLoad]
+    ) -> tuple[Machine, list[LoadRecording]]:
+        """Return the machine and the recordings."""
+        samples = await self._measure(measured, 0)
+        recordings = [await self._record(offered, mode) for offered in recorded for mode in MODES]
+        for number in range(1, _ROUNDS):
+            samples = samples.with_others(await self._measure(measured, number))
+        self._notify("measuring passes")
+        passes = await asyncio.to_thread(measure, model, counts=PASS_TOKENS)
+        async with self._engine(recorded[0]) as (client, meter):
+            machine = replace(meter.machine(passes, samples), fingerprint=client.info.fingerprint)
+        return machine, recordings
 
-async def calibrate(
-    client: ThreadEngineClient, model: TargetModel, meter: StepMeter, loads: Sequence[OfferedLoad], notify: Notify
-) -> Calibration:
-    """Measure the machine under all loads but the last, whose requests are recorded and not measured."""
-    meter.watch(client.engine)
-    await record(client, replace(loads[0], num_requests=4), "auto", "warm-up")
-    meter.taken()
-    for number, load in enumerate(loads[:-1]):
-        for mode in ("off", "auto"):
-            notify(f"measuring {load.num_requests} requests, {load.per_second:g} a second, speculation {mode}")
-            await record(client, load, mode, f"measured-{number}-{mode}")
-    samples = meter.taken()
-    held_out = loads[-1]
-    notify(f"recording {held_out.num_requests} requests, {held_out.per_second:g} a second, to check the forecast by")
-    plain, auto = [await record(client, held_out, mode, f"recorded-{mode}") for mode in ("off", "auto")]
-    notify("measuring passes")
-    passes = await asyncio.to_thread(measure, model, counts=PASS_TOKENS)
-    machine = replace(meter.machine(passes, samples), fingerprint=client.info.fingerprint)
-    return Calibration(machine, plain, auto)
+    async def _measure(self, measured: Sequence[OfferedLoad], number: int) -> MeasuredSteps:
+        async with self._engine(measured[0]) as (client, meter):
+            for offered in measured:
+                part = replace(offered, seconds=offered.seconds / _ROUNDS, seed=offered.seed + 1000 * number)
+                for mode in MODES:
+                    self._notify(f"measuring {offered.load}, speculation {mode}")
+                    await record(client, part, mode, f"measured-{offered.load.name}-{mode}")
+            return meter.taken()
+
+    async def _record(self, offered: OfferedLoad, mode: SpecMode) -> LoadRecording:
+        self._notify(f"recording {offered.load}, speculation {mode}, to check the forecast by")
+        async with self._engine(offered) as (client, _):
+            trace = await record(client, offered, mode, "recorded")
+        if mode != "off":
+            self._notify(f"asking all proposers about the {len(trace.lines)} answers")
+            async with self._engine(offered) as (client, _):
+                trace = await surveyed(client, offered, trace)
+        return LoadRecording(offered.load, mode, trace)
+
+    @asynccontextmanager
+    async def _engine(self, offered: OfferedLoad) -> AsyncIterator[tuple[ThreadEngineClient, StepMeter]]:
+        """Yield an engine whose first passes, which are slower, are behind it."""
+        meter = StepMeter()
+        client = ThreadEngineClient(self._build(meter))
+        try:
+            meter.watch(client.engine)
+            warm_up = replace(offered, load=TrafficLoad(at_once=1), seconds=min(_WARM_UP_S, offered.seconds))
+            await record(client, warm_up, "off", "warm-up")
+            meter.taken()
+            yield client, meter
+        finally:
+            await client.close()

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from prolepsis.control.audit.commands.acts import actor, record_act
+from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.errors import ConfigError
-from prolepsis.core.files import read_text
+from prolepsis.core.files import read_text, write_whole
 from prolepsis.core.terminal.config import Settings, listed
 from prolepsis.core.terminal.documents import print_reply
 from prolepsis.core.terminal.flags import configured
@@ -24,17 +26,22 @@ from prolepsis.core.terminal.output import (
     print_json,
     print_table,
     quiet_logs,
+    shown_time,
     warn,
 )
+from prolepsis.server.cli.rehearse.record import record
 
 if TYPE_CHECKING:
     from prolepsis.control.policy.model import Policy
     from prolepsis.engine.rehearsal.machine import Machine
-    from prolepsis.server.cli.rehearse.calibrate import Calibration
+    from prolepsis.server.cli.rehearse.calibrate import LoadRecording
     from prolepsis.server.rehearsal.check import Compared
+    from prolepsis.server.rehearsal.load import TrafficLoad
     from prolepsis.server.rehearsal.page import ForecastPage
+    from prolepsis.server.rehearsal.trace import Trace
 
 app = command_group("Rehearse traffic: what speculation would do to it, by the scheduler and policy that will run.")
+app.command("record", epilog=EPILOG)(record)
 
 TraceFile = Annotated[Path, typer.Argument(help="a recording, or a trace of Mooncake, Azure or BurstGPT")]
 MachineFile = Annotated[Path, typer.Option("--machine", help="a measured one, or a name of `rehearse machines`")]
@@ -47,79 +54,112 @@ def measure(
     *,
     output: Annotated[Path, typer.Option("--output", "-o", help="folder for the machine and the recordings")],
     prompts: Annotated[Path | None, typer.Option(help="JSON lines as for bench; default: a set in the package")] = None,
-    rates: Annotated[str, typer.Option(help="requests a second, comma-separated; the last is only recorded")] = "1,4,2",
-    requests: Annotated[int, typer.Option(min=8, help="requests at each rate")] = 48,
+    loads: Annotated[str, typer.Option(help="to measure: requests at once (8) or a second (2/s)")] = "1,4,16,1/s",
+    recorded: Annotated[str, typer.Option(help="loads to record, by which forecasts are checked")] = "2,8,24",
+    seconds: Annotated[float, typer.Option(min=1, help="for each load and mode")] = 20.0,
     max_tokens: Annotated[int, typer.Option(min=2, help="most tokens of an answer")] = 192,
 ) -> None:
-    """Measure this machine under load, record what it did at one more rate, and check the forecast of that."""
+    """Measure this machine under load, record what it does at other loads, and check the forecasts of those."""
+    from prolepsis.server.rehearsal.check import checked
+    from prolepsis.server.rehearsal.load import load_of
+    from prolepsis.server.rehearsal.rehearsal import RehearsedServer
     from prolepsis.server.rehearsal.trace import write_trace
 
     quiet_logs()
-    per_second = [_rate(text) for text in listed(rates)]
-    if len(per_second) < 2:
-        raise ConfigError(f"rates is {rates!r}; allowed: two or more, as the last one is only recorded", param="rates")
+    measured_at, recorded_at = ([load_of(text) for text in listed(texts)] for texts in (loads, recorded))
     output.mkdir(parents=True, exist_ok=True)
-    found = asyncio.run(_measured(settings, prompts, per_second, requests, max_tokens))
-    (output / "machine.json").write_text(found.machine.to_json())
-    for name, trace in (("plain", found.plain), ("auto", found.auto)):
-        write_trace(output / f"{name}.jsonl.gz", trace)
-    print_facts([("machine", output / "machine.json"), ("recordings", "plain.jsonl.gz, auto.jsonl.gz in its folder")])
-    note("check the forecast: prolepsis rehearse check RECORDING --machine FILE")
+    machine, recordings = asyncio.run(_measured(settings, prompts, (measured_at, recorded_at), seconds, max_tokens))
+    note("checking the forecasts")
+    quiet_logs("error")  # what is rehearsed sheds load
+    for mode in dict.fromkeys(one.mode for one in recordings):
+        traces = [one.trace for one in recordings if one.mode == mode]
+        machine, _ = checked(RehearsedServer(machine=machine, mode=mode), traces)
+    _write(output / "machine.json", machine.to_json(), "output")
+    files = {f"{'plain' if one.mode == 'off' else one.mode}-{one.load.name}.jsonl.gz": one for one in recordings}
+    for name, one in files.items():
+        write_trace(output / name, one.trace)
+    print_facts([("machine", output / "machine.json"), ("recordings in its folder", ", ".join(files))])
+    _print_errors(machine)
 
 
 async def _measured(
-    settings: Settings, prompts: Path | None, rates: Sequence[float], requests: int, max_tokens: int
-) -> "Calibration":
+    settings: Settings,
+    prompts: Path | None,
+    loads: tuple[Sequence["TrafficLoad"], Sequence["TrafficLoad"]],
+    seconds: float,
+    max_tokens: int,
+) -> "tuple[Machine, list[LoadRecording]]":
     from prolepsis.engine.build import build_engine
     from prolepsis.engine.models.load import load_model
-    from prolepsis.engine.rehearsal.measure import StepMeter
     from prolepsis.engine.start import loading
-    from prolepsis.engine.thread import ThreadEngineClient
     from prolepsis.server.cli.bench.prompts import encode_prompts, load_prompts
-    from prolepsis.server.cli.rehearse.calibrate import OfferedLoad, calibrate
+    from prolepsis.server.cli.rehearse.calibrate import Calibration, OfferedLoad
 
-    meter = StepMeter()
     with loading():
         target = load_model(settings.engine)
-        client = ThreadEngineClient(build_engine(settings.engine, meter, target=target))
     encoded = encode_prompts(load_prompts(prompts), target.tokenizer)
-    loads = [
-        OfferedLoad(prompts=encoded, per_second=rate, num_requests=requests, max_tokens=max_tokens, seed=number)
-        for number, rate in enumerate(rates)
-    ]
-    try:
-        return await calibrate(client, target.model, meter, loads, note)
-    finally:
-        await client.close()
+    measured, recorded = (
+        [
+            OfferedLoad(load=load, prompts=encoded, seconds=seconds, max_tokens=max_tokens, seed=first + number)
+            for number, load in enumerate(part)
+        ]
+        for first, part in zip((0, 100), loads, strict=True)
+    )
+    calibration = Calibration(lambda meter: build_engine(settings.engine, meter, target=target), note)
+    return await calibration.run(target.model, measured, recorded)
 
 
 @app.command("check", epilog=EPILOG)
 def check(
-    trace: TraceFile,
+    recordings: Annotated[list[Path], typer.Argument(metavar="RECORDING...", help="of one mode")],
     *,
     machine: MachineFile,
-    mode: Annotated[str, typer.Option(help="how the recording was made: auto or off")] = "auto",
+    mode: Annotated[Literal["auto", "off"], typer.Option(help="how they were made")] = "auto",
+    policy: Annotated[Path | None, typer.Option(help="the policy file that the recorded server had")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Forecast a recording, and print how wrong the forecast is."""
-    from prolepsis.server.rehearsal.check import check as held_against
-    from prolepsis.server.rehearsal.rehearsal import RehearsedServer, rehearse
+    """Forecast recordings, print how wrong the forecasts are, and keep that in the machine's file."""
+    from prolepsis.server.rehearsal.check import checked
+    from prolepsis.server.rehearsal.rehearsal import RehearsedServer
     from prolepsis.server.rehearsal.trace import read_trace
 
     quiet_logs("error")  # what is rehearsed sheds load
-    recorded, measured = read_trace(trace), _machine(machine)
-    compared = held_against(recorded, rehearse(recorded, RehearsedServer(machine=measured, mode=_mode(mode))))
+    setting = RehearsedServer(machine=machine_of(machine), mode=mode, policy=policy_of(policy))
+    traces = {str(file): read_trace(file) for file in recordings}
+    for file, trace in traces.items():
+        if trace.machine != setting.machine.fingerprint:
+            warn(f"{file} is of another model or build than {machine}, or does not say of which")
+    measured, compared = checked(setting, list(traces.values()))
+    _write(machine, measured.to_json(), "machine")
+    record_act(AuditEvent(actor=actor(), action="rehearsal.checked", subject=machine.name))
+    found = dict(zip(traces, compared, strict=True))
     if as_json:
-        print_json([{**asdict(one), "error": one.error} for one in compared])
+        print_json({file: [{**asdict(one), "error": one.error} for one in of] for file, of in found.items()})
         return
-    heading = ["figure", "of requests", "measured", "forecast", "error"]
-    print_table("forecast against what was measured", heading, [_compared(one) for one in compared])
+    for file, of in found.items():
+        heading = ["figure", "measured", "forecast", "error"]
+        print_table(f"{file}: forecast against what was measured", heading, [_compared(one) for one in of])
+
+
+def _write(file: Path, text: str, param: str) -> None:
+    try:
+        write_whole(file, text.encode())
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be written: {error.strerror}", param=param) from None
+
+
+def _print_errors(machine: "Machine") -> None:
+    """Print how wrong forecasts were in the last check of each mode: of its recordings the median."""
+    checks, errors = machine.checks.items(), [one.errors for one in machine.checks.values()]
+    heading = [f"{mode}, {shown_time(one.at)[:10]}, {one.num_requests} requests" for mode, one in checks]
+    figures = [figure for figure in errors[0] if all(figure in one for one in errors)] if errors else []
+    rows = [[figure, *(f"{100 * one[figure]:+.1f} %" for one in errors)] for figure in figures]
+    print_table("error of the last check", ["figure", *heading], rows)
 
 
 def _compared(one: "Compared") -> list[str]:
-    of = "all" if one.share is None else f"{100 * one.share:.0f} %"
     values = [_ms(value) if one.unit else f"{value:.2f}" for value in (one.measured, one.forecast)]
-    return [one.what, of, *values, f"{100 * one.error:+.1f} %"]
+    return [one.figure, *values, f"{100 * one.error:+.1f} %"]
 
 
 @app.command("run", epilog=EPILOG)
@@ -136,8 +176,12 @@ def run(
     requests: Annotated[int | None, typer.Option(min=1, help="only so many requests; default: all")] = None,
     goal_first_ms: Annotated[float, typer.Option(min=0, help="latest first token that counts for goodput")] = 2000.0,
     goal_token_ms: Annotated[float, typer.Option(min=0, help="longest time a token that counts")] = 100.0,
+    at_once: Annotated[
+        str | None, typer.Option(help="requests at once, comma-separated, in place of the rates")
+    ] = None,
     price_per_hour: Annotated[float | None, typer.Option(min=0, help="of the device, with its overheads")] = None,
     html: Annotated[Path | None, typer.Option(help="write a page with pictures to this file")] = None,
+    unchecked: Annotated[bool, typer.Option("--unchecked", help="also where no forecast was ever checked")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Forecast a trace at several loads, plain and by the policy, and say where speculation stops paying."""
@@ -147,33 +191,43 @@ def run(
     from prolepsis.server.rehearsal.trace import read_trace
 
     quiet_logs("error")  # what is rehearsed sheds load
+    measured = machine_of(machine)
+    if not unchecked:
+        _refuse_unchecked(measured, machine)
     played = read_trace(trace).scaled(lengths=lengths, most=requests)
     donors = None if drafts is None else read_trace(drafts)
-    setting = RehearsedServer(machine=_machine(machine), policy=_policy(policy))
+    setting = RehearsedServer(machine=measured, policy=policy_of(policy))
     goal = LatencyGoal(first_token_s=goal_first_ms / 1000.0, per_token_s=goal_token_ms / 1000.0)
-    factors, by_seed = [_rate(text) for text in listed(rates)], []
+    by_seed = []
     for number in range(seed, seed + seeds):
         drawn = played if donors is None else played.with_drafts_of(donors, number)
-        loads = [(f"{factor:g}x", drawn.scaled(rate=factor)) for factor in factors]
-        by_seed.append(forecasts(loads, replace(setting, seed=number), goal))
+        by_seed.append(forecasts(_loads(drawn, rates, at_once), replace(setting, seed=number), goal))
     page = ForecastPage(
         by_seed=by_seed,
         trace=trace.name,
         machine_name=machine.name,
         policy=policy.name if policy else None,
         requests=played.lines,
-        machine=setting.machine,
+        machine=measured,
         goal=goal,
         price_per_hour=price_per_hour,
     )
     if html is not None:
-        html.write_text(page.html())
+        _write(html, page.html(), "html")
     _print_forecast(page, as_json=as_json)
     if donors is None and not any(line.drafts for line in played.lines):
-        warn(
-            "the trace says nothing of drafts, so speculation gains nothing in it; --drafts takes those of a recording"
-        )
-        raise typer.Exit(UNPROVEN)
+        _end_unproven()
+
+
+def _refuse_unchecked(machine: "Machine", file: Path) -> None:
+    if not machine.checks:
+        allowed = f"allowed: after prolepsis rehearse check RECORDING --machine {file}, or with --unchecked"
+        raise ConfigError(f"no forecast of {file} was ever checked; {allowed}", param="machine")
+
+
+def _end_unproven() -> None:
+    warn("the trace says nothing of drafts, so speculation gains nothing in it; --drafts takes those of a recording")
+    raise typer.Exit(UNPROVEN)
 
 
 def _print_forecast(page: "ForecastPage", *, as_json: bool) -> None:
@@ -181,11 +235,13 @@ def _print_forecast(page: "ForecastPage", *, as_json: bool) -> None:
         warn(f"not measured: {page.machine.published}")
     if as_json:
         every = [asdict(one) for pairs in page.by_seed for pair in pairs for one in pair]
-        print_json({"forecasts": every, "stops_paying": page.end, "rules": page.rules})
+        checks = {mode: asdict(one) for mode, one in page.machine.checks.items()}
+        print_json({"forecasts": every, "stops_paying": page.end, "rules": page.rules, "checks": checks})
         return
     print_table("forecast", *page.table())
     print_table("traffic classes", *page.class_table())
-    print_facts([("speculation stops paying", page.end), ("error of this forecast", page.checked or "never checked")])
+    print_facts([("speculation stops paying", page.end)])
+    _print_errors(page.machine)
 
 
 @app.command("machines", epilog=EPILOG)
@@ -217,15 +273,15 @@ def _rate(text: str) -> float:
     return rate
 
 
-def _mode(text: str) -> Literal["auto", "off"]:
-    if text == "off":
-        return "off"
-    if text == "auto":
-        return "auto"
-    raise ConfigError(f"mode is {text!r}; allowed: auto, off", param="mode")
+def _loads(trace: "Trace", rates: str, at_once: str | None) -> "list[tuple[str, Trace]]":
+    if at_once is None:
+        return [(f"{rate:g}x", trace.scaled(rate=rate)) for rate in map(_rate, listed(rates))]
+    numbers = [max(1, round(_rate(text))) for text in listed(at_once)]
+    return [(f"{number} at once", replace(trace, at_once=number)) for number in numbers]
 
 
-def _machine(file: Path) -> "Machine":
+def machine_of(file: Path) -> "Machine":
+    """Return the machine of a file, or one that comes with the package; raises `ConfigError` for any other."""
     from prolepsis.engine.rehearsal.roofline import read_machine, shipped
 
     if named := shipped().get(str(file)):
@@ -236,7 +292,8 @@ def _machine(file: Path) -> "Machine":
         raise ConfigError(f"{file} is no measured machine: {error}", param="machine") from error
 
 
-def _policy(file: Path | None) -> "Policy | None":
+def policy_of(file: Path | None) -> "Policy | None":
+    """Return the policy of a file that can be used; None: there is none."""
     from prolepsis.control.policy.check import NOTHING_KNOWN, usable_policy
 
     return None if file is None else usable_policy(read_text(file, "policy"), str(file), NOTHING_KNOWN)

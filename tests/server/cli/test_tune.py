@@ -1,0 +1,51 @@
+"""`prolepsis tune` as its user sees it."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from prolepsis.control.policy.check import NOTHING_KNOWN, usable_policy
+from prolepsis.core.terminal.output import FAILED
+from prolepsis.server.cli.main import app
+from prolepsis.server.rehearsal.trace import Trace, write_trace
+from tests.server.rehearsal.test_rehearsal import MACHINE, line
+
+POLICY = "default: {mode: 'off'}\nrules:\n  - {name: chat, match: {tenant: a}, mode: 'off'}\n"
+
+
+@pytest.fixture
+def arguments(tmp_path: Path) -> list[str]:
+    write_trace(tmp_path / "trace.jsonl", Trace(lines=(line(0.0, tenant="a"), line(0.0, tenant="a"))))
+    (tmp_path / "machine.json").write_text(MACHINE.to_json())
+    (tmp_path / "policy.yaml").write_text(POLICY)
+    files = {"--machine": "machine.json", "--policy": "policy.yaml", "--output": "tuned.yaml"}
+    given = [part for flag, name in files.items() for part in (flag, str(tmp_path / name))]
+    return ["tune", str(tmp_path / "trace.jsonl"), *given]
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments)
+
+
+def test_it_writes_a_policy_that_can_be_used_and_says_what_changed(arguments: list[str], tmp_path: Path) -> None:
+    result = run(*arguments)
+    assert result.exit_code == 0
+    assert "best for latency: chat:" in " ".join(result.stdout.split())
+    text = (tmp_path / "tuned.yaml").read_text()
+    policy = usable_policy(text, "tuned.yaml", NOTHING_KNOWN)
+    assert dict(policy.named_terms())["chat"].mode == "on"
+
+
+def test_a_program_reads_the_frontier_and_a_status(arguments: list[str]) -> None:
+    result = run(*arguments, "--json", "--exit-code", "--goal", "cost")
+    assert result.exit_code == FAILED
+    told = json.loads(result.stdout)
+    assert told["goal"] == "cost"
+    assert told["best"] in told["frontier"]
+    assert told["best"]["machine_s_per_million"] < told["trials"][0]["machine_s_per_million"]
+
+
+def test_an_unknown_goal_is_refused_by_name(arguments: list[str]) -> None:
+    assert "allowed: latency, cost, goodput" in run(*arguments, "--goal", "speed").stderr
