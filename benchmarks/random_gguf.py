@@ -1,9 +1,13 @@
 """Writes GGUF files with the shapes of published models, random weights and the mixture of formats of Q4_K_M.
 
+    python -m benchmarks.random_gguf SHAPE FOLDER
+
+It writes FOLDER/random-SHAPE.gguf, which is served as random-SHAPE; what memory or disk have no room for is refused.
 Random bytes are weights in every format; only the scales of the blocks are set, so that activations stay near 1. A
 file is written at the speed of the disk.
 """
 
+import argparse
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -14,6 +18,9 @@ import numpy as np
 from gguf import GGMLQuantizationType as Kind
 from numpy.typing import NDArray
 
+from prolepsis.core.files import require_space
+from prolepsis.engine.kv.machine import host_memory
+from prolepsis.engine.kv.memory import MemoryUse, Room
 from prolepsis.engine.models.files.rope import rope_frequencies
 
 Value = int | float | list[bool]
@@ -40,6 +47,8 @@ class ModelShape:
     rope_base: float
     tied: bool = True
     query_norms: bool = False
+    biased: bool = False
+    """Queries, keys and values have biases, as in Qwen 2."""
     norms_after: bool = False
     fused: bool = False
     llama3_factor: float | None = None
@@ -62,6 +71,7 @@ def _qwen3(layers: int, hidden: int, heads: int, intermediate: int, *, tied: boo
 
 
 SHAPES = {
+    "smollm2-135m": ModelShape("llama", 30, 576, 9, 3, 64, 1536, 49152, 8192, 1e5),
     "qwen3-0.6b": _qwen3(28, 1024, 16, 3072, tied=True),
     "gemma-3-1b": ModelShape(
         *("gemma3", 26, 1152, 4, 1, 256, 6912, 262144, 32768, 1e6),
@@ -70,6 +80,7 @@ SHAPES = {
         more={"attention.sliding_window": 512},
     ),
     "llama-3.2-1b": ModelShape("llama", 16, 2048, 32, 8, 64, 8192, 128256, 131072, 5e5, llama3_factor=32.0),
+    "qwen2.5-coder-1.5b": ModelShape("qwen2", 28, 1536, 12, 2, 128, 8960, 151936, 32768, 1e6, biased=True),
     "qwen3-1.7b": _qwen3(28, 2048, 16, 6144, tied=True),
     "granite-3.3-2b": ModelShape("granite", 40, 2048, 32, 8, 64, 8192, 49159, 131072, 1e7, more=_GRANITE),
     "smollm3-3b": ModelShape("smollm3", 36, 2048, 16, 4, 128, 11008, 128256, 65536, 5e6),
@@ -94,6 +105,7 @@ SHAPES = {
 def write_random(path: Path, shape: ModelShape, seed: int = 0) -> None:
     """Write the model to `path`."""
     writer = gguf.GGUFWriter(path, shape.architecture)
+    writer.add_name(f"random {path.stem.removeprefix('random-')}")
     _write_metadata(writer, shape)
     tensors = list(_tensors(shape))
     for name, size, kind in tensors:
@@ -109,7 +121,8 @@ def write_random(path: Path, shape: ModelShape, seed: int = 0) -> None:
             writer.write_tensor_data(_divisors(shape))
         elif kind == Kind.F32:
             spread = 0.0 if name.startswith("rope_factors") else 0.1
-            writer.write_tensor_data((1 + generator.normal(0, spread, size)).astype(np.float32))
+            mean = 0.0 if name.endswith(".bias") else 1.0
+            writer.write_tensor_data((mean + generator.normal(0, spread, size)).astype(np.float32))
         else:
             writer.write_tensor_data(_matrix(size, kind, generator))
     writer.close()
@@ -140,7 +153,7 @@ def _tensors(shape: ModelShape) -> Iterator[tuple[str, tuple[int, ...], Kind]]:
     for i in range(shape.layers):
         for name, size, kind in _layer(shape, i):
             fitting = kind if kind == Kind.F32 else _fitting(kind, size[-1])
-            yield f"blk.{i}.{name}.weight", size, fitting
+            yield f"blk.{i}.{name}" if name.endswith(".bias") else f"blk.{i}.{name}.weight", size, fitting
 
 
 def _layer(shape: ModelShape, i: int) -> Iterator[tuple[str, tuple[int, ...], Kind]]:
@@ -155,6 +168,9 @@ def _layer(shape: ModelShape, i: int) -> Iterator[tuple[str, tuple[int, ...], Ki
     yield from ((norm, (hidden,), Kind.F32) for norm in norms)
     if shape.query_norms:
         yield from ((norm, (shape.head_dim,), Kind.F32) for norm in ("attn_q_norm", "attn_k_norm"))
+    if shape.biased:
+        sizes = {"q": rows, "k": kv_rows, "v": kv_rows}
+        yield from ((f"attn_{name}.bias", (size,), Kind.F32) for name, size in sizes.items())
     if shape.fused:
         yield "attn_qkv", (rows + 2 * kv_rows, hidden), Kind.Q5_K
         yield "ffn_up", (2 * inner, hidden), Kind.Q4_K
@@ -234,3 +250,22 @@ def _vocabulary(size: int) -> tuple[list[str], list[str]]:
     merges = ["h e", "l l", "he ll"]
     known = ["<s>", "</s>", *sorted(ByteLevel.alphabet()), *(merge.replace(" ", "") for merge in merges)]
     return [*known, *(f"t{i}" for i in range(len(known), size))], merges
+
+
+def main() -> None:
+    """Write the model that is named."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("shape", choices=SHAPES)
+    parser.add_argument("folder", type=Path)
+    given = parser.parse_args()
+    size, memory = weight_bytes(SHAPES[given.shape]), host_memory()
+    Room(memory.place, memory.free).check(MemoryUse(f"random weights of {given.shape}", size))
+    given.folder.mkdir(parents=True, exist_ok=True)
+    require_space(given.folder, size)
+    file = given.folder / f"random-{given.shape}.gguf"
+    write_random(file, SHAPES[given.shape])
+    print(file)
+
+
+if __name__ == "__main__":
+    main()

@@ -17,12 +17,13 @@ CANDIDATE_HEAD: Literal["candidate_head"] = "candidate_head"
 HeadProposerName = Literal["draft_head", "candidate_head"]
 CLIENT = "client"
 CORPUS = "corpus"
+SYNTHETIC = "synthetic"
 UPSTREAM = "upstream"
 """The name under which the drafts of an upstream engine count; it is never loaded."""
 UpstreamApi = Literal["vllm", "sglang", "llama.cpp"]
 PROPOSER_NAMES = (
     *("grammar", "suffix", "prompt_lookup", "prediction", CLIENT, CORPUS, "draft_model"),
-    *(DRAFT_HEAD, CANDIDATE_HEAD, "early_exit", "remote", UPSTREAM),
+    *(DRAFT_HEAD, CANDIDATE_HEAD, "early_exit", "remote", SYNTHETIC, UPSTREAM),
 )
 """All proposers; `EngineConfig.proposers` names the loaded ones."""
 
@@ -106,6 +107,10 @@ class EngineConfig(BaseModel):
     strict: Literal["auto", "on", "off"] = Field(
         default="auto",
         description="bitwise equality with plain decoding; auto: where the forward promises and passes it",
+    )
+    synthetic: tuple[Annotated[float, Field(ge=0, le=1)], ...] = Field(
+        default=(),
+        description="shares of drafted tokens that are right, by place or for all: the synthetic proposer alone drafts",
     )
     proposers: tuple[str, ...] = Field(
         default=("grammar", "suffix", "corpus", "prediction", "client"), description="proposers to load"

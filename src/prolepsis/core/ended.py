@@ -116,6 +116,13 @@ class RequestAbout:
     """Trace context of its own span; None: it carried no trace, and none was begun."""
 
     @property
+    def canary_share(self) -> float | None:
+        """Probability with which chance alone drew it for drafts, else for plain decoding; None: another way."""
+        one, is_alone = self.assignment, self.is_evidence and self.num_prompts == 1
+        is_drawn = is_alone and one is not None and one.is_against_plain and not one.unit and 0.0 < one.share < 1.0
+        return one.share if one is not None and is_drawn else None
+
+    @property
     def trace_id(self) -> str:
         """Empty without a trace."""
         return self.trace.trace_id if self.trace else ""
@@ -161,6 +168,12 @@ class PromptEnded:
     stream_s: float = 0.0
     """Seconds in which its answer waited for the client to read it."""
     intervals: TokenIntervals = field(default_factory=TokenIntervals)
+
+    @property
+    def kept_form(self) -> bool | None:
+        """Whether the answer has the form that was requested; None: none was, or an output policy ended it."""
+        is_bound = self.request.grammar is not None and "content_filter" not in self.finish_reasons
+        return "length" not in self.finish_reasons if is_bound else None
 
     @property
     def per_token_s(self) -> float | None:

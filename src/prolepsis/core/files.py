@@ -76,6 +76,14 @@ def write_whole(path: Path, content: bytes) -> None:
         part.write_bytes(content)
 
 
+def write_output(path: Path, content: bytes, what: str = "output") -> None:
+    """Write the file that a command is asked for (`write_whole`); raises `ConfigError`, which calls it `what`."""
+    try:
+        write_whole(path, content)
+    except OSError as error:
+        raise ConfigError(f"{what} {path} cannot be written: {error.strerror}", param=what) from None
+
+
 @contextmanager
 def exclusive(lock: Path, *, wait: bool = True) -> Iterator[None]:
     """Hold the file `lock` against other processes. The kernel frees it with its process.

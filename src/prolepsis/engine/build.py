@@ -10,6 +10,7 @@ from prolepsis.core.config import (
     CANDIDATE_HEAD,
     DRAFT_HEAD,
     PROPOSER_NAMES,
+    SYNTHETIC,
     UPSTREAM,
     EngineConfig,
     HeadProposerName,
@@ -38,6 +39,7 @@ from prolepsis.engine.drafting.proposers.head import HeadProposer
 from prolepsis.engine.drafting.proposers.prediction import PredictionProposer
 from prolepsis.engine.drafting.proposers.prompt_lookup import PromptLookupProposer
 from prolepsis.engine.drafting.proposers.suffix import SuffixProposer
+from prolepsis.engine.drafting.proposers.synthetic import SyntheticProposer
 from prolepsis.engine.drafting.window import DraftWindow
 from prolepsis.engine.exactness import Exactness, decide, passed_file
 from prolepsis.engine.grammar.grammars import Grammars
@@ -72,6 +74,7 @@ FREE_PROPOSERS: dict[str, Callable[[EngineConfig, TextCodec | None], Proposer]] 
     "prompt_lookup": lambda *_: PromptLookupProposer(),
     "prediction": lambda *_: PredictionProposer(),
     "client": lambda *_: ClientProposer(),
+    SYNTHETIC: lambda config, _: SyntheticProposer(config.synthetic),
 }
 """Proposers that need nothing but the configuration and the target's tokenizer, if it is known."""
 
@@ -97,7 +100,7 @@ def build_engine(
     draft = load_model(config, config.draft_model) if DRAFT_MODEL in names else None
     if draft is not None and config.draft_model is not None:
         warn_of_other_target(config.draft_model, target, config.model_dir)
-    head = head_for(config.draft_head, target, config.model_dir) if names else None
+    head = head_for(config.draft_head, target, config.model_dir) if names and not config.synthetic else None
     if head is None and DRAFT_HEAD in names:
         raise ConfigError(
             f"proposers names {DRAFT_HEAD!r}, but none was trained for {config.model}", param="draft_head"
@@ -277,12 +280,12 @@ def proposer_names(config: EngineConfig) -> tuple[str, ...]:
     """Return the configured proposers; none if the ceiling is 0.
 
     Naming a draft model, a layer for early exit, or a propose server asks for its proposer. That of a draft head comes
-    with the head, named here or not.
+    with the head, named here or not. The synthetic one drafts alone.
 
     Raises `ConfigError` for unknown names, and for a draft model, a layer or a server that is missing.
     """
-    if config.num_speculative_tokens == 0:
-        return ()
+    if config.num_speculative_tokens == 0 or config.synthetic:
+        return (SYNTHETIC,) if config.num_speculative_tokens else ()
     known = [name for name in PROPOSER_NAMES if name != UPSTREAM]
     for name in config.proposers:
         if name not in known:
@@ -292,8 +295,8 @@ def proposer_names(config: EngineConfig) -> tuple[str, ...]:
         raise ConfigError(message, param="proposers")
     names = dict.fromkeys(config.proposers)
     settings = ((DRAFT_MODEL, "draft_model"), (EARLY_EXIT, "early_exit_layer"), (REMOTE, "remote_proposer"))
-    for name, param in settings:
-        if getattr(config, param) is not None:
+    for name, param in (*settings, (SYNTHETIC, SYNTHETIC)):
+        if getattr(config, param) not in (None, ()):
             names.setdefault(name)
         elif name in names:
             raise ConfigError(f"proposers names {name!r}, but {param} is not set", param=param)

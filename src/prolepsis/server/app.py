@@ -86,7 +86,7 @@ def _feature_routes(
     client, gate, service = context.client, services.admission, services.service_health
     routes = (
         *(route for feature in services.features for route in feature.routes),
-        *explain_routes(services.policies, lambda: client.info.default_sampling),
+        *explain_routes(services.speculation.policies, lambda: client.info.default_sampling),
     )
     console = ConsoleParts(
         client=client,

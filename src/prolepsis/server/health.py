@@ -158,5 +158,5 @@ def _readiness(services: Services) -> Ready:
         num_waiting=health.num_waiting,
         kv_usage=health.kv_usage,
         store=services.recorder.readiness(),
-        killed_by=services.controls.kill_switch.status.sources,
+        killed_by=services.speculation.controls.kill_switch.status.sources,
     )

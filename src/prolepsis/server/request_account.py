@@ -20,6 +20,9 @@ from prolepsis.server.openai.facts import structured_output, tool_choice
 from prolepsis.server.openai.prepared import PreparedRequest
 from prolepsis.server.output.delivery import Delivery
 
+Clock = Callable[[], float]
+MakeCheck = Callable[[], AnswerCheck | None]
+
 
 def classified(error: BaseException) -> tuple[End, str | None]:
     """Return how a request ended that `error` ended, and the error's code; the one place that decides this."""
@@ -38,10 +41,10 @@ class PromptAccount:
     """Account of one prompt's answer so far."""
 
     def __init__(
-        self, request: GenerateRequest, progress: Progress, check: Callable[[], AnswerCheck | None], *, whole: bool
+        self, request: GenerateRequest, progress: Progress, check: MakeCheck, *, whole: bool, clock: Clock
     ) -> None:
         """`whole`: the answer goes out at its end, or not at all. `check` makes what reads a sample, where that has to
-        be whole."""
+        be whole. `clock` is monotonic."""
         self.progress = progress
         self.delivery = Delivery(whole=whole)
         self.intervals = TokenIntervals()
@@ -51,7 +54,8 @@ class PromptAccount:
         self._check = check
         self._checks: dict[int, AnswerCheck | None] = {}
         self._finish_reasons: list[str] = []
-        self._began_at = time.monotonic()
+        self._clock = clock
+        self._began_at = clock()
         self._first_token_at: float | None = None
         self._sent_at = 0.0
         self._stream_s = 0.0
@@ -71,16 +75,16 @@ class PromptAccount:
         self.progress.see(event)
         if isinstance(event, Tokens):
             if self._first_token_at is None:
-                self._first_token_at = time.monotonic()
+                self._first_token_at = self._clock()
             self.delivery.see(event)
-            self.intervals.see(event.index, len(event.token_ids), time.perf_counter())
+            self.intervals.see(event.index, len(event.token_ids), self._clock())
 
     async def sending(self, delta: Delta) -> Delta:
         """Take in what is about to go to the client, and return it with the finish reason that all of us show.
 
         Raises `GrammarFailed` for an answer that breaks its schema.
         """
-        self._sent_at = time.perf_counter()
+        self._sent_at = self._clock()
         if delta.index not in self._checks:
             self._checks[delta.index] = self._check()
         check = self._checks[delta.index]
@@ -93,11 +97,11 @@ class PromptAccount:
 
     def sent(self, delta: Delta) -> None:
         """Take in that the client's side has taken `delta`."""
-        self._stream_s += time.perf_counter() - self._sent_at
+        self._stream_s += self._clock() - self._sent_at
         self.delivery.passed(delta)
 
     def timed(self, stats: RequestStats, arrived: float) -> RequestStats:
-        """Return the figures with the times before the engine; `arrived`: by `time.monotonic`, 0 if unknown."""
+        """Return the figures with the times before the engine; `arrived`: by the same clock, 0 if unknown."""
         waited_s = self.progress.waited_s
         receive_s = max(0.0, self._began_at - waited_s - arrived) if arrived else 0.0
         return replace(stats, receive_s=receive_s, waited_s=waited_s)
@@ -146,16 +150,17 @@ class PromptAccount:
 class RequestAccount:
     """Account of an HTTP request so far, over all of its prompts."""
 
-    def __init__(self, about: RequestAbout, *, whole: bool, check: Callable[[], AnswerCheck | None]) -> None:
+    def __init__(self, about: RequestAbout, *, whole: bool, check: MakeCheck, clock: Clock = time.monotonic) -> None:
         self.about = about
         self._check = check
         self._whole = whole
+        self._clock = clock
         self._prompts: list[PromptAccount] = []
         self._end: tuple[End, str | None] = ("finished", None)
 
     def begin(self, request: GenerateRequest, progress: Progress) -> PromptAccount:
         """Return the account of a prompt that runs now."""
-        self._prompts.append(PromptAccount(request, progress, self._check, whole=self._whole))
+        self._prompts.append(PromptAccount(request, progress, self._check, whole=self._whole, clock=self._clock))
         return self._prompts[-1]
 
     def fail(self, error: BaseException) -> None:
@@ -170,7 +175,7 @@ class RequestAccount:
             end=end,
             error=error,
             prompts=tuple(prompt.ended() for prompt in self._prompts),
-            ended_at=time.monotonic(),
+            ended_at=self._clock(),
         )
 
 

@@ -4,8 +4,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from prolepsis.control.controls.feature import OperatorControls
-from prolepsis.control.policy.runtime import LimitsOf, Policies
 from prolepsis.control.web.caller import Caller
 from prolepsis.control.web.feature import Feature
 from prolepsis.control.web.intake import Intake
@@ -22,6 +20,7 @@ from prolepsis.server.openai.stored_responses import StoredResponses
 from prolepsis.server.output.pipeline import OutputPolicies
 from prolepsis.server.recorder import Recorder
 from prolepsis.server.service_health import ServiceHealth
+from prolepsis.server.speculation_control import SpeculationControl
 from prolepsis.server.tokenizer import Tokenizer
 
 
@@ -37,9 +36,7 @@ class Services:
     admission: AdmissionController
     idempotency: Idempotency
     responses: StoredResponses
-    policies: Policies
-    limits_of: LimitsOf
-    controls: OperatorControls
+    speculation: SpeculationControl
     output: OutputPolicies
     recorder: Recorder
     service_health: ServiceHealth

@@ -8,7 +8,7 @@ from openfeature.provider import FeatureProvider
 from prolepsis.control.controls.flag_file import FlagFile
 from prolepsis.control.controls.flags import flag_source
 from prolepsis.control.cost.prices import PriceFile
-from prolepsis.control.policy.source import PolicyFile
+from prolepsis.control.policy.source import PolicyFile, PolicySource
 from prolepsis.control.rollout.silences import check_alertmanager
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import ConfigError
@@ -27,7 +27,7 @@ class Sources:
 
     keys: Keys = field(default_factory=lambda: Keys(None))
     """Without keys, callers on this machine are the developer."""
-    policy: PolicyFile | None = None
+    policy: PolicySource | None = None
     """None: the policy is the store's."""
     flags: FlagFile | FeatureProvider | None = None
     prices: PriceFile | None = None

@@ -381,7 +381,7 @@ LOCAL = {
 """Commands that control something here; with --url they are acts of the server."""
 ASKING = {
     *("breaker list", "breaker set", "correctness", "cost show", "delivery", "shadow", "drift show", "drift reset"),
-    *("flags list", "flags set", "flags remove"),
+    *("flags list", "flags set", "flags remove", "pilot report"),
     "rehearse record",
     *("policy apply", "policy rollback", "policy history", "policy show"),
     *("policy eligibility", "heads list", "heads swap"),
@@ -396,6 +396,7 @@ READING = {
         "bench",
         "doctor",
         "profile",
+        "load",
         "rehearse measure",
         "rehearse run",
         "rehearse machines",

@@ -233,6 +233,27 @@ async def test_books_that_were_used_and_device_seconds_are_on_record(tmp_path: P
     assert "prices.loaded" in actions
 
 
+async def test_the_records_of_a_rollout_make_a_pilot_report(tmp_path: Path, store: Store) -> None:
+    app = served(tmp_path, policy=POLICY, book=BOOK, store=store)
+    async with client(app) as http:
+        [rollout] = (await http.get("/admin/rollouts")).json()["rollouts"]
+        await http.post(f"/admin/rollouts/{rollout['id']}/start", json={})
+        for _ in range(200):
+            assert (await http.post("/v1/completions", json=BODY)).status_code == 200
+        await http.post("/v1/completions", json={**BODY, "prompt": ["a", "b"]})
+        assert store.writer.flush(20.0)
+        found = (await http.get("/admin/pilot", params={"since": "2026-01-01T00:00:00Z"})).json()
+        assert (await http.get("/admin/pilot")).status_code == 400, "a period has a beginning"
+    assert (found["num_requests"], found["rollout"], found["share"]) == (202, f"{rollout['id']}#1", 0.5)
+    costs = {one["figure"]: one for one in found["figures"] if one["figure"].startswith("cost")}
+    device, money = costs["cost of a million tokens (device s)"], costs["cost of a million tokens (EUR)"]
+    assert device["num_speculating"] + device["num_control"] == 200
+    assert device["speculating"]["estimate"] == pytest.approx(1e6 * SPECULATING_S / 4)
+    assert money["control"]["estimate"] == pytest.approx(1e6 * PLAIN_S / 4 * 0.001)
+    assert device["change"]["lower"] < SPECULATING_S / PLAIN_S - 1 < device["change"]["upper"] < 0.0
+    assert any(text.startswith("200 of 202 requests are compared") for text in found["limits"])
+
+
 async def test_the_history_fills_while_the_server_runs(store: Store) -> None:
     """An operator who asked in the first hour got an empty table."""
     clock, now = Clock(0.0), Clock(10_000.0)

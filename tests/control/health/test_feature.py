@@ -1,5 +1,6 @@
 """Health while serving: alarms in metrics, the audit log and over HTTP; a cliff may open a breaker."""
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -118,12 +119,12 @@ def test_a_benefit_that_is_gone_is_a_warning(watched: Watched) -> None:
 async def test_what_was_learned_is_kept_and_read_again(tmp_path: Path) -> None:
     store = memory_database()
     before = Watched(tmp_path)
-    keeper = before.health.keeper(store)
+    keeper = before.health.keeper(store, time.time)
     await keeper.tick()
     before.requests(250, right=True, accepted=4)
     await keeper.close()
     after = Watched(tmp_path)
-    await after.health.keeper(store).tick()
+    await after.health.keeper(store, time.time).tick()
     after.requests(1, right=True, accepted=4)
     [stream] = after.drift.shown.streams
     assert (stream.status, stream.acceptance) == ("steady", 1.0)

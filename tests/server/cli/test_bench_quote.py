@@ -117,3 +117,8 @@ async def test_a_measurement_counts_tokens_and_ends_with_the_sentence(capsys: py
     [ratio] = report["arms"]["auto"]["all"]["speedup"]["repeats"]
     assert ratio > 1.5
     assert f"{ratio:.2f}x" in report["sentence"]
+
+
+def test_with_synthetic_drafts_there_is_none() -> None:
+    info = replace(INFO, proposers=("synthetic",))
+    assert quote(both(), setting(), info, HARDWARE) == "No figure to quote: the drafts are synthetic."

@@ -198,6 +198,29 @@ def test_a_machine_from_before_there_were_checks_is_read(calibration: Measured) 
     assert Machine.from_json(json.dumps(old)).checks == {}
 
 
+POLICY = """
+rules:
+  - name: all
+    match: {}
+    mode: "on"
+    rollout: {step_weights: [50], gate: automatic}
+    guardrails: [{name: errors, metric: error_rate, limit: 0.3}]
+"""
+
+
+def test_run_says_what_the_control_did(calibration: Measured, tmp_path: Path) -> None:
+    machine, trace = files(calibration, tmp_path)
+    policy = tmp_path / "policy.yaml"
+    policy.write_text(POLICY)
+    command = ("rehearse", "run", trace, "--machine", machine, "--rates", "1", "--policy", str(policy), "--unchecked")
+    plain, own = json.loads(run_command(*command, "--json").stdout)["forecasts"]
+    assert plain["changes"] == []
+    assert [(one["what"], one["at"]) for one in own["changes"]] == [("rollout.started", 0.0)]
+    shown = run_command(*command).stdout
+    assert "what the control did" in shown
+    assert "rollout.started" in shown
+
+
 def test_a_trace_that_says_nothing_of_drafts_proves_nothing(calibration: Measured, tmp_path: Path) -> None:
     machine, recording = files(calibration, tmp_path)
     write_trace(tmp_path / "bare.jsonl", Trace(lines=(TraceLine(at=0.0, prompt=9, output=5),)))

@@ -7,7 +7,8 @@ import pytest
 
 from prolepsis.engine.drafting.cost import flat_cost
 from prolepsis.engine.rehearsal.machine import LastCheck, Machine, ProposerCost
-from prolepsis.server.rehearsal.forecast import LatencyGoal, LoadForecast, forecasts
+from prolepsis.server.rehearsal.forecast import LoadForecast, forecasts
+from prolepsis.server.rehearsal.goal import LatencyGoal
 from prolepsis.server.rehearsal.page import ForecastPage
 from prolepsis.server.rehearsal.rehearsal import RehearsedServer
 from prolepsis.server.rehearsal.trace import Trace, TraceLine

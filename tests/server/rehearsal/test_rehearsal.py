@@ -11,7 +11,8 @@ from prolepsis.core.recorded_draft import RecordedDraft
 from prolepsis.engine.drafting.cost import flat_cost
 from prolepsis.engine.rehearsal.machine import Machine, ProposerCost, RehearsedSettings
 from prolepsis.server.rehearsal.check import check, checked
-from prolepsis.server.rehearsal.forecast import LatencyGoal, forecasts, stops_paying
+from prolepsis.server.rehearsal.forecast import forecasts, stops_paying
+from prolepsis.server.rehearsal.goal import LatencyGoal
 from prolepsis.server.rehearsal.rehearsal import RehearsedServer, rehearse
 from prolepsis.server.rehearsal.trace import MeasuredTimes, Trace, TraceLine
 

@@ -8,7 +8,7 @@ from prolepsis.control.policy.check import check
 from prolepsis.control.policy.model import Policy
 from prolepsis.engine.drafting.cost import flat_cost
 from prolepsis.engine.rehearsal.machine import RehearsedSettings
-from prolepsis.server.rehearsal.forecast import LatencyGoal
+from prolepsis.server.rehearsal.goal import LatencyGoal
 from prolepsis.server.rehearsal.rehearsal import RehearsedServer
 from prolepsis.server.rehearsal.trace import Trace
 from prolepsis.server.rehearsal.tune import rolled_out, tune

@@ -48,8 +48,11 @@ def feature(
 ) -> OperatorControls:
     """Return them; `known`: what has a scope of the kill switch here."""
     registry, emit = context.registry, context.emit
-    controls = Controls(ControlsFile(context.config.controls_file), ControlTable(context.database))
+    file, table = ControlsFile(context.config.controls_file), ControlTable(context.database)
+    controls = Controls(file, table, now=context.wall)
     kill_switch = KillSwitch(controls, plan.kill, registry, known=known, emit=emit)
     operators, follow = OperatorFlags(controls), kill_switch.follow
-    features = FlagsFeature(flags, operators, registry, on_kill=follow, of_policy=flags_of_policy, emit=emit)
+    features = FlagsFeature(
+        flags, operators, registry, on_kill=follow, of_policy=flags_of_policy, emit=emit, clock=context.monotonic
+    )
     return OperatorControls(controls=controls, kill_switch=kill_switch, flags=features)

@@ -38,11 +38,8 @@ _TAIL = 0.025  # of each bound: 95 % together
 
 
 @dataclass(frozen=True, slots=True)
-class Saving:
-    """1 - seconds / seconds without speculation, negative if speculation costs more; bounds of 95 %. null: not known.
-
-    Where chance drew the arms there is no estimate without bounds.
-    """
+class Bounded:
+    """An estimate with bounds of 95 %; null: not known."""
 
     estimate: float | None
     lower: float | None = None
@@ -63,11 +60,14 @@ class ArmComparison:
     """The same tokens at the prices of the control: `saved` is 1 - the figure above / this one."""
     predicted_device_s_per_token: float | None
     """The predicted cost of the speculating requests without speculation, over their output tokens."""
-    saved: Saving
-    """Against the control."""
+    saved: Bounded
+    """1 - seconds / seconds without speculation, negative if speculation costs more: against the control.
+
+    Where chance drew the arms there is no estimate without bounds.
+    """
     randomised: bool
     """Chance alone decided which of the group's requests speculate; else `saved` has no bounds."""
-    saved_by_prediction: Saving
+    saved_by_prediction: Bounded
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,19 +205,19 @@ class Comparison:
         )
 
 
-def _saving(seconds: float, plain_s: float, ratio: AdjustedRatio | None) -> Saving:
+def _saving(seconds: float, plain_s: float, ratio: AdjustedRatio | None) -> Bounded:
     """Return the saving. `ratio` gives the bounds; without them there is no estimate, and None has none."""
     if not seconds or not plain_s:
-        return Saving(None)
+        return Bounded(None)
     estimate = 1.0 - seconds / plain_s
     if ratio is None:
-        return Saving(estimate)
+        return Bounded(estimate)
     if ratio.least_count < MIN_REQUESTS:
-        return Saving(None)
+        return Bounded(None)
     lower, upper = ratio.bounds(_TAIL)
     # The estimate is of all seconds, the bounds of clipped ones: where they part, the bounds give way.
     least = None if math.isinf(upper) else min(estimate, 1.0 - upper)
-    return Saving(estimate, least, max(estimate, 1.0 - lower))
+    return Bounded(estimate, least, max(estimate, 1.0 - lower))
 
 
 def _seconds(cost: RequestCost) -> float:

@@ -6,13 +6,14 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Annotated, Literal
 from uuid import uuid4
 
 import structlog
 from prometheus_client import CollectorRegistry
+from pydantic import AwareDatetime
 
-from prolepsis.control.cost.comparison import ArmComparison, Comparison, Comparisons, Saving
+from prolepsis.control.cost.comparison import ArmComparison, Bounded, Comparison, Comparisons
 from prolepsis.control.cost.device_time import DeviceCost, DevicePrice, DeviceTime
 from prolepsis.control.cost.history import store_periods, store_prices
 from prolepsis.control.cost.meter import (
@@ -26,15 +27,17 @@ from prolepsis.control.cost.meter import (
     Usage,
     UsageTotals,
 )
+from prolepsis.control.cost.pilot import PilotReport, pilot_report
 from prolepsis.control.cost.prices import Price, PriceFile
 from prolepsis.control.cost.speedup import LatestModes, RouteSpeedup, speedups
 from prolepsis.control.store.database import Database
+from prolepsis.control.web.body_reader import read_query
 from prolepsis.control.web.context import Context
 from prolepsis.control.web.feature import Feature
-from prolepsis.control.web.fields import Reply
+from prolepsis.control.web.fields import Body, Reply
 from prolepsis.control.web.routes import READERS, Route, Routes
 from prolepsis.core.audit_event import SERVER, AuditEvent, Emit, discard
-from prolepsis.core.ended import Assignment, RequestAbout, RequestEnded
+from prolepsis.core.ended import RequestAbout, RequestEnded
 from prolepsis.core.facts import NO_RULE
 from prolepsis.core.stats import DeviceSeconds, ProposerMemory, RequestStats
 from prolepsis.core.telemetry.declare import counter, gauge
@@ -96,6 +99,7 @@ class CostFeature(Feature):
         self._database = database
         self._emit = emit
         self._clock = clock
+        self._now = now
         self._rates = RateWindow(clock)
         self.device_time = DeviceTime(clock, now)
         self._replica = uuid4().hex
@@ -137,7 +141,7 @@ class CostFeature(Feature):
         about = ended.about
         for prompt in ended.prompts:
             if prompt.answer in ("complete", "cut") and prompt.stats.device.total:
-                is_compared = prompt.end == "finished" and about.num_prompts == 1 and prompt.stats.num_output_tokens > 0
+                is_compared = prompt.end == "finished" and prompt.stats.num_output_tokens > 0
                 self._observe(about, prompt.stats, is_compared=is_compared)
 
     def _observe(self, about: RequestAbout, stats: RequestStats, *, is_compared: bool) -> None:
@@ -152,7 +156,7 @@ class CostFeature(Feature):
             device=stats.device,
             num_computed_tokens=max(0, stats.num_prompt_tokens - stats.num_cached_tokens),
             amount=amount,
-            experiment=_contest(assignment) if is_compared else None,
+            experiment=_contest(about) if is_compared else None,
             arm="canary" if assignment and assignment.arm == "canary" else "control",
         )
         self.usage.observe(cost)
@@ -196,7 +200,13 @@ class CostFeature(Feature):
         compared = {one.rollout: one.groups for one in await self.experiments()}
         return tuple(speedups(self._modes, compared, self._killed()))
 
-    def _savings(self) -> Mapping[str, Saving]:
+    def pilot(self, since: float) -> PilotReport:
+        """Return the pilot report from a Unix time until now; it takes seconds for many requests."""
+        prices = {"device s": 1.0, **({used.currency: used.price.per_second} if (used := self.price) else {})}
+        with self._database.read() as connection:
+            return pilot_report(connection, since, self._now(), prices)
+
+    def _savings(self) -> Mapping[str, Bounded]:
         """Return what each rule's rollout saves in its newest stage, some milliseconds each."""
         newest = self._comparisons.newest.items()
         return {rollout_id.rpartition("@")[0]: next(one.compared()).saved for rollout_id, one in newest}
@@ -258,9 +268,16 @@ class CostFeature(Feature):
 
 def feature(context: Context, prices: PriceFile | None, killed: Callable[[], Collection[str]]) -> CostFeature:
     """Return the costs of a server's requests; `killed`: the scopes that the kill switch stops."""
-    client, emit, database = context.client, context.emit, context.database
-    memory = client.proposer_memory
-    return CostFeature(context.registry, database, prices=prices, memory=memory, killed=killed, emit=emit)
+    return CostFeature(
+        context.registry,
+        context.database,
+        prices=prices,
+        memory=context.client.proposer_memory,
+        killed=killed,
+        emit=context.emit,
+        clock=context.monotonic,
+        now=context.wall,
+    )
 
 
 def _put_periods(database: Database, replica: str, periods: Sequence[DeviceCost]) -> None:
@@ -273,13 +290,10 @@ def _put(database: Database, version: str, content: str) -> None:
         store_prices(connection, version, content)
 
 
-def _contest(assignment: Assignment | None) -> Experiment | None:
-    """Return the experiment; only if the request was assigned by itself, against plain, with two arms possible."""
-    if assignment is None or assignment.unit or not assignment.is_against_plain:
-        return None
-    if not 0.0 < assignment.share < 1.0:
-        return None
-    return Experiment(assignment.rollout_id, assignment.run, assignment.stage, assignment.share)
+def _contest(about: RequestAbout) -> Experiment | None:
+    """Return the experiment; only if chance drew the request by itself, against plain."""
+    one, share = about.assignment, about.canary_share
+    return None if one is None or share is None else Experiment(one.rollout_id, one.run, one.stage, share)
 
 
 def _main_proposer(stats: RequestStats) -> str:
@@ -313,7 +327,7 @@ class _Metrics:
         self._predicted.labels(*labels).inc(device.predicted_plain)
         self._tokens.labels(*labels).inc(num_output_tokens)
 
-    def compared(self, savings: Mapping[str, Saving]) -> None:
+    def compared(self, savings: Mapping[str, Bounded]) -> None:
         """Show the savings of rollouts that are known with their bounds, and no others."""
         self._saved.clear()
         for rule, one in savings.items():
@@ -431,6 +445,10 @@ class CostReply(Reply):
     """Forecast of a month; null in the first hour."""
 
 
+class PilotQuery(Body):
+    since: AwareDatetime
+
+
 class SpeculationReply(Reply):
     routes: list[RouteSpeedup]
     """The routes that had requests since the server started."""
@@ -444,19 +462,19 @@ def cost_routes(costs: CostFeature) -> Sequence[Route]:
     async def speculation() -> SpeculationReply:
         return SpeculationReply(routes=list(await costs.speedups()))
 
+    @routes.get("/admin/pilot", roles=READERS, summary="Speculating against control requests since a time")
+    async def pilot(query: Annotated[PilotQuery, read_query(PilotQuery)]) -> PilotReport:
+        return await asyncio.to_thread(costs.pilot, query.since.timestamp())
+
     @routes.get("/admin/cost", roles=READERS, summary="Costs of requests, savings from speculation, and a forecast")
     async def cost() -> CostReply:
         price, device = costs.price, costs.device_time
-        by = {dimension: _by(costs.usage, dimension) for dimension in DIMENSIONS}
         return CostReply(
             price=_price(price) if price else None,
             total=_usage("", costs.usage.total),
             device=_device(device.total()),
             periods=[_device(one) for one in (device.current(), *reversed(device.closed))],
-            by_route=by["route"],
-            by_tenant=by["tenant"],
-            by_rule=by["rule"],
-            by_proposer=by["proposer"],
+            **{f"by_{dimension}": _by(costs.usage, dimension) for dimension in DIMENSIONS},
             rollouts=list(await costs.experiments()),
             memory=[_memory(one, price) for one in costs.memory],
             forecast=costs.forecast(),

@@ -1,27 +1,18 @@
 """What speculation brings on each route, in one sentence: against the control, or why there is no figure. Pure.
 
-The speedup is that of device time: without speculation over with it, for the same requests, as `Saving` has it.
+The speedup is that of device time: without speculation over with it, for the same requests, as `ArmComparison` has it.
 """
 
 from collections import Counter, deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from prolepsis.control.cost.comparison import MIN_REQUESTS, ArmComparison, Saving
+from prolepsis.control.cost.comparison import MIN_REQUESTS, ArmComparison, Bounded
 from prolepsis.core.kill_scope import EVERYTHING
 from prolepsis.core.stats import IN_WORDS, EffectiveMode, EffectiveReason
 
 LATEST = 100
 """Requests of a route by which it is told whether speculation is on."""
-
-
-@dataclass(frozen=True, slots=True)
-class Speedup:
-    """Device time without speculation over that with it; bounds of 95 %, null where they are not known."""
-
-    estimate: float
-    lower: float | None
-    upper: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +22,8 @@ class RouteSpeedup:
     route: str
     rollout: str
     """Empty: no rollout has compared requests of the route."""
-    speedup: Speedup | None
+    speedup: Bounded | None
+    """Device time without speculation over that with it."""
     num_speculating: int
     num_control: int
     off: EffectiveReason | None
@@ -99,18 +91,14 @@ def _line(route: str, rollout: str, group: ArmComparison | None, off: EffectiveR
     )
 
 
-def _speedup(saved: Saving) -> Speedup | None:
+def _speedup(saved: Bounded) -> Bounded | None:
     if saved.estimate is None:
         return None
-    lower, upper = (None if bound is None else _times(bound) for bound in (saved.lower, saved.upper))
-    return Speedup(1.0 / (1.0 - saved.estimate), lower, upper)
+    shares = (saved.estimate, saved.lower, saved.upper)
+    return Bounded(*(1.0 / (1.0 - share) if share is not None and share < 1.0 else None for share in shares))
 
 
-def _times(saved: float) -> float | None:
-    return 1.0 / (1.0 - saved) if saved < 1.0 else None
-
-
-def _text(group: ArmComparison | None, speedup: Speedup | None) -> str:
+def _text(group: ArmComparison | None, speedup: Bounded | None) -> str:
     if group is None:
         return "not measured, as no rollout keeps control requests of the route"
     for number, kind in ((group.num_control, "control"), (group.num_speculating, "speculating")):

@@ -71,14 +71,17 @@ class BreakerRuntime:
         controls: Controls,
         emit: Emit = discard,
         clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.time,
     ) -> None:
-        """`breakers`: None disables them. `controls`: what operators set, and what opened on other replicas."""
+        """`breakers`: None disables them. `controls`: what operators set, and what opened on other replicas. `clock` is
+        monotonic, `now` Unix time."""
         self.breakers = breakers
         self._disable = disable
         self._metrics = _Metrics(registry)
         self._controls = controls
         self._emit = emit
         self._clock = clock
+        self._now = now
         self._replica = uuid4().hex
         self._overrides: dict[Key, OperatorState] = {}
         """As last applied."""
@@ -144,7 +147,7 @@ class BreakerRuntime:
         before, self._opened = self._opened, self._controls.shared(OPENED)
         for name, control in self._opened.items():
             is_news = before.get(name) != control and control.by != self._replica
-            if is_news and time.time() - control.at < NEWS_S:
+            if is_news and self._now() - control.at < NEWS_S:
                 self._report(breakers, breakers.trip(_key(name), "shared", self._clock(), _tenants(control)))
 
     def _set(self, breakers: Breakers, key: Key, state: OperatorState, by: str) -> None:

@@ -63,9 +63,9 @@ class HealthFeature(Feature):
         """Process what a request's drafts showed."""
         _each(lambda: self.drift.see(ended), lambda: self.eligibility.eligibility.see(ended))
 
-    def keeper(self, database: Database) -> Keeper:
-        """Return the feature that keeps what is learned in the store."""
-        store = LearnedStore(LearnedTable(database))
+    def keeper(self, database: Database, now: Callable[[], float]) -> Keeper:
+        """Return the feature that keeps what is learned in the store; `now`: Unix time."""
+        store = LearnedStore(LearnedTable(database, now))
         return Keeper(store, restore=self._restore, learned=self._learned, clock=self._clock)
 
     def _restore(self, learned: Learned) -> None:
@@ -102,7 +102,9 @@ def feature(
     version_of, least = partial(weights_of, client), config.breaker_min_acceptance
     settings = BreakerSettings(min_acceptance=least, acceptance_to_close=1.5 * least)
     breakers = Breakers(settings, metrics_only=config.breaker == "metrics_only") if config.breaker != "off" else None
-    breaker = BreakerRuntime(breakers, plan.disable, registry, controls=controls, emit=emit)
+    breaker = BreakerRuntime(
+        breakers, plan.disable, registry, controls=controls, emit=emit, clock=context.monotonic, now=context.wall
+    )
     streams = DriftStreams(version_of) if config.drift == "on" else None
     on_cliff = partial(breaker.trip, reason="cliff") if config.drift_cliff == "open_breaker" else None
     eligibility = Eligibility(
@@ -114,7 +116,8 @@ def feature(
     return HealthFeature(
         client.proposer_counts,
         breaker,
-        DriftRuntime(streams, registry, emit=emit, on_cliff=on_cliff),
+        DriftRuntime(streams, registry, emit=emit, on_cliff=on_cliff, clock=context.monotonic),
         EligibilityRuntime(eligibility, registry, emit=emit, conditions=conditions),
         proposers=lambda: client.info.proposers,
+        clock=context.monotonic,
     )

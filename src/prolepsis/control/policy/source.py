@@ -80,11 +80,14 @@ class PolicyChange:
     """Version that is to be replaced, 0 before the first; if another one is in use by now, the change is a conflict."""
 
 
-class NoPolicy:
-    """Neither file nor store: callers decide alone."""
+class GivenPolicy:
+    """Neither file nor store: one policy that stays as it is. Without it callers decide alone."""
 
     kind: SourceKind = "none"
-    policy, name, fault = None, "", ""
+    name, fault = "", ""
+
+    def __init__(self, policy: Policy | None = None) -> None:
+        self.policy = policy
 
     def poll(self) -> Reload:
         return Reload(changed=False)

@@ -228,7 +228,9 @@ def address_of(config: ServerConfig) -> str:
 def feature(context: Context, is_draining: Callable[[], bool]) -> ReplicaRegistry:
     """Return the registry of the servers that share the store."""
     table = ReplicaTable(context.database)
-    return ReplicaRegistry(table, context.client, context.config, context.registry, is_draining=is_draining)
+    return ReplicaRegistry(
+        table, context.client, context.config, context.registry, is_draining=is_draining, clock=context.wall
+    )
 
 
 def replica_routes(registry: ReplicaRegistry) -> Sequence[Route]:

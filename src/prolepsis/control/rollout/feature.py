@@ -21,7 +21,7 @@ def feature(context: Context) -> Rollouts:
     """Return the rollouts; those in a store in memory end with the server."""
     client = context.client
     rollouts = Rollouts(
-        RolloutStore(context.database),
+        RolloutStore(context.database, context.clock),
         client.send,
         context.registry,
         model=client.info.model,
@@ -50,6 +50,7 @@ def silences(context: Context, rollouts: Rollouts, replicas: ReplicaRegistry) ->
         emit=context.emit,
         deployment=partial(deployment_id, ControlTable(context.database)),
         labels=labels,
+        clock=context.wall,
     )
     rollouts.listen(made.on_change)
     return made

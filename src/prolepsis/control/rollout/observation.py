@@ -33,8 +33,9 @@ def observed(ended: RequestEnded) -> Mapping[str, float] | None:
     if not prompts or any(prompt.answer == "cached" for prompt in prompts):
         return None
     values = values_of([_shown(prompt) for prompt in prompts])
-    if _is_structured(prompts):
-        values["validity"] = float(_is_whole(prompts))
+    forms = [prompt.kept_form for prompt in prompts]
+    if None not in forms:
+        values["validity"] = float(all(forms))
     calls = [whole for prompt in prompts for whole in prompt.whole_calls]
     if calls and not _is_stopped(prompts):
         values["tool_calls"] = float(all(calls))
@@ -48,18 +49,9 @@ def _shown(prompt: PromptEnded) -> PromptEnded:
     return replace(prompt, stats=replace(prompt.stats, num_output_tokens=prompt.num_shown_tokens))
 
 
-def _is_structured(prompts: Sequence[PromptEnded]) -> bool:
-    """Return whether the answers had to have a form, and kept it or not by their own doing."""
-    return not _is_stopped(prompts) and any(prompt.request.grammar is not None for prompt in prompts)
-
-
 def _is_stopped(prompts: Sequence[PromptEnded]) -> bool:
     """Return whether an output policy ended an answer."""
     return any("content_filter" in prompt.finish_reasons for prompt in prompts)
-
-
-def _is_whole(prompts: Sequence[PromptEnded]) -> bool:
-    return not any("length" in prompt.finish_reasons for prompt in prompts)
 
 
 def values_of(prompts: Sequence[PromptEnded]) -> dict[str, float]:

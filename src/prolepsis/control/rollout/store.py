@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated
 from uuid import uuid4
 
@@ -29,8 +29,10 @@ class RolloutStore:
     stage that a replica keeps afterwards belongs to no stage that continues, and is dropped with the next.
     """
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, clock: Callable[[], float] = time.time) -> None:
+        """`clock`: Unix time."""
         self._database = database
+        self._clock = clock
         self._replica = uuid4().hex
         self._read: dict[str, tuple[str, RolloutState]] = {}
         """The last text of each state with its value: most do not change from one look to the next."""
@@ -52,8 +54,8 @@ class RolloutStore:
         try:
             with self._database.write() as connection:
                 before = _load(connection, state.rollout_id)
-                _swap(connection, state)
-                _add_events(connection, events)
+                _swap(connection, state, self._clock())
+                _add_events(connection, events, self._clock())
                 if before is not None and state.has_ended(before):
                     connection.execute(delete(rollout_evidence).where(_evidence.rollout_id == state.rollout_id))
                     connection.execute(delete(rollout_units).where(rollout_units.c.rollout_id == state.rollout_id))
@@ -73,7 +75,7 @@ class RolloutStore:
 
         Evidence of moving windows that replicas kept for the last time before the window is dropped.
         """
-        now = time.time()
+        now = self._clock()
         rows = [
             {
                 "rollout_id": one.rollout_id,
@@ -142,10 +144,10 @@ def _load(connection: Connection, rollout_id: str) -> RolloutState | None:
     return None if text is None else RolloutState.from_json(text)
 
 
-def _swap(connection: Connection, after: RolloutState) -> None:
+def _swap(connection: Connection, after: RolloutState, now: float) -> None:
     """Store a state over the one before it; raises `StoreConflict` if another one is stored."""
     of = rollout_states.c
-    values = {"version": after.version, "state": after.to_json(), "changed_at": time.time()}
+    values = {"version": after.version, "state": after.to_json(), "changed_at": now}
     before = (of.rollout_id == after.rollout_id) & (of.version == after.version - 1)
     if connection.execute(update(rollout_states).where(before).values(values)).rowcount:
         return
@@ -157,8 +159,7 @@ def _swap(connection: Connection, after: RolloutState) -> None:
         raise StoreConflict(message) from None
 
 
-def _add_events(connection: Connection, events: Sequence[RolloutEvent]) -> None:
-    now = time.time()
+def _add_events(connection: Connection, events: Sequence[RolloutEvent], now: float) -> None:
     rows = [
         {
             "rollout_id": event.rollout_id,

@@ -51,6 +51,8 @@ def request_record(about: RequestAbout, prompt: PromptEnded, *, prices_version: 
             "http_request_id": about.http_request_id or None,
             "trace_id": about.trace_id or None,
             "seed": prompt.request.params.seed,
+            "canary_share": about.canary_share if prompt.answer != "cached" else None,
+            "kept_form": prompt.kept_form,
             **_named(about, "answer_id tenant key_id tier route model policy_rule policy_version flags"),
             **_named(stats.mode, "mode reason plan_version"),
             **_named(stats, "num_prompt_tokens num_cached_tokens num_output_tokens num_steps num_preemptions"),

@@ -43,17 +43,19 @@ request_records = Table(
     *_columns(Integer, "num_drafts num_draft_tokens num_accepted"),
     *_columns(Double, "ended_at queue_s compute_s total_s"),
     *_columns(Double, "first_token_s device_prefill_s device_plain_s device_verify_s", nullable=True),
-    *_columns(Double, "device_propose_s device_host_s predicted_plain_s", nullable=True),
+    *_columns(Double, "device_propose_s device_host_s predicted_plain_s canary_share", nullable=True),
     Column("http_request_id", Text),
     Column("trace_id", String(32)),
     Column("seed", BigInteger),
+    Column("kept_form", Boolean),
     Index("ix_request_records_ended_at", "ended_at"),
     Index("ix_request_records_tenant", "tenant"),
     *(Index(f"ix_request_records_{name}", name) for name in NAMES),
 )
 """One row a prompt, with the figures of `RequestStats`. `error`: the code of the error if it failed. `proposers`:
 counts of verified drafts by proposer, the fields of `ProposerCounts`; `shadow`: likewise, of drafts compared in shadow.
-Device seconds by purpose, the fields of `DeviceSeconds`, are null if the engine did not report them."""
+Device seconds by purpose, the fields of `DeviceSeconds`, are null if the engine did not report them, and so is
+`canary_share` (`RequestAbout`) if it was not asked. `kept_form`: of `PromptEnded`."""
 
 request_retries = Table(
     "request_retries",

@@ -1,5 +1,6 @@
 """What the features of a server are built from, made once."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -29,6 +30,10 @@ class Context:
     """The engine's plan at the lowest level of load shedding, before controls and health change it."""
     clock: Callable[[], float] = field(default_factory=SteadyClock)
     """Unix time, for what must not follow a clock that is set."""
+    monotonic: Callable[[], float] = time.monotonic
+    """For times between two moments of this process."""
+    wall: Callable[[], float] = time.time
+    """Unix time by the system's clock: for what commands, other machines and people compare with theirs."""
 
     @property
     def registry(self) -> CollectorRegistry:

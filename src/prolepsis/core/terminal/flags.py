@@ -155,7 +155,7 @@ def _metavar(annotation: Any) -> str:
     if origin is Literal:
         return "|".join(arguments)
     if origin is tuple:
-        return "NUMBER,..." if arguments[0] is float else "NAME,..."
+        return "NUMBER,..." if float in (arguments[0], *get_args(arguments[0])) else "NAME,..."
     if origin is dict:
         return "NAME=VALUE,..."
     return {int: "INTEGER", float: "NUMBER", Path: "PATH"}.get(annotation, "TEXT")

@@ -2,6 +2,12 @@
 
 import asyncio
 import selectors
+from collections.abc import Callable
+from concurrent.futures import Executor
+from typing import TypeVar, TypeVarTuple
+
+_Arguments = TypeVarTuple("_Arguments")
+_Result = TypeVar("_Result")
 
 
 class VirtualTime(asyncio.SelectorEventLoop):
@@ -13,6 +19,17 @@ class VirtualTime(asyncio.SelectorEventLoop):
 
     def time(self) -> float:
         return self.now
+
+    def run_in_executor(
+        self, executor: Executor | None, func: Callable[[*_Arguments], _Result], *args: *_Arguments
+    ) -> asyncio.Future[_Result]:
+        """Run `func` at once, which takes no time here: with a thread, chance would decide what comes first."""
+        future: asyncio.Future[_Result] = self.create_future()
+        try:
+            future.set_result(func(*args))
+        except Exception as error:  # contained: it belongs to the task that waits
+            future.set_exception(error)
+        return future
 
 
 class _Jumping(selectors.DefaultSelector):

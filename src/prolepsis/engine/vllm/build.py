@@ -6,7 +6,7 @@ from prolepsis.core.config import EngineConfig
 from prolepsis.core.engine_client import EngineInfo
 from prolepsis.core.figures import EngineObserver
 from prolepsis.core.plan import AppliedPlan, SpecPlan
-from prolepsis.engine.build import FREE_PROPOSERS
+from prolepsis.engine.build import FREE_PROPOSERS, proposer_names
 from prolepsis.engine.drafting.acceptance import AcceptanceEstimator
 from prolepsis.engine.drafting.call_watch import CallWatch
 from prolepsis.engine.drafting.choose import ProposerSet
@@ -87,9 +87,8 @@ def assemble(
 
 
 def _proposers(config: EngineConfig, vocab_size: int) -> ProposerSet:
-    names = config.proposers if config.num_speculative_tokens else ()
     return ProposerSet(
-        [ChainProposer(FREE_PROPOSERS[name](config, None)) for name in names],
+        [ChainProposer(FREE_PROPOSERS[name](config, None)) for name in proposer_names(config)],
         DraftWindow(flat_cost(), token_overhead_ms=0.01),
         AcceptanceEstimator(),
         vocab_size,

@@ -50,3 +50,6 @@ def check(config: EngineConfig) -> None:
             allowed = ", ".join(FREE_PROPOSERS)
             message = f"proposers names {name!r}; allowed with engine vllm: {allowed}"
             raise ConfigError(message, param="proposers")
+    if "rejection_sample_method" in config.vllm_args:
+        message = "vllm_args has rejection_sample_method; allowed: synthetic, with which answers stay the model's"
+        raise ConfigError(message, param="vllm_args")

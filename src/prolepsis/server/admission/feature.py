@@ -11,7 +11,7 @@ from prolepsis.server.admission.metrics import AdmissionMetrics
 
 def buckets(context: Context, replicas: ReplicaRegistry) -> LeasedBuckets:
     """Return the buckets of limits that hold over all servers of a store."""
-    return LeasedBuckets(AllowanceTable(context.database), lambda: replicas.num_sharing)
+    return LeasedBuckets(AllowanceTable(context.database), lambda: replicas.num_sharing, context.monotonic)
 
 
 def feature(context: Context, plan: EffectivePlan, shared: LeasedBuckets) -> AdmissionController:
@@ -23,6 +23,7 @@ def feature(context: Context, plan: EffectivePlan, shared: LeasedBuckets) -> Adm
         context.client,
         AdmissionMetrics(context.registry),
         context.base_plan,
+        context.monotonic,
         apply_plan=plan.shed,
         find_bucket=shared.bucket if is_limited and context.database.is_kept else None,
     )

@@ -38,7 +38,7 @@ def tune(
 ) -> None:
     """Search terms and settings for a goal; write a policy whose changed rules go through a rollout."""
     from prolepsis.server.cli.rehearse.command import machine_of, policy_of
-    from prolepsis.server.rehearsal.forecast import LatencyGoal
+    from prolepsis.server.rehearsal.goal import LatencyGoal
     from prolepsis.server.rehearsal.rehearsal import RehearsedServer
     from prolepsis.server.rehearsal.trace import read_trace
     from prolepsis.server.rehearsal.tune import rolled_out

@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from uuid import uuid4
 
-from prolepsis.control.policy.decision import Decision, SpeculationRequest
+from prolepsis.control.policy.decision import SpeculationRequest
 from prolepsis.control.web.fields import MAX_SAMPLES
 from prolepsis.core.engine_client import EngineInfo
 from prolepsis.core.errors import ContextTooLong, InvalidParameter
-from prolepsis.core.facts import RequestFacts, traffic_class_of
+from prolepsis.core.facts import traffic_class_of
 from prolepsis.core.kill_scope import request_scopes
 from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams
 from prolepsis.engine.models.answer_formats.formats import Thinking
@@ -237,9 +237,9 @@ async def _decided(
     """Give the requests their ids, their scope and the decision on speculation."""
     prefix, own = "chatcmpl" if isinstance(body, ChatBody) else "cmpl", uuid4().hex
     longest = max(len(request.prompt_token_ids) for request in requests)
-    now, params = services.policies.now(), requests[0].params
+    now, params = services.speculation.policies.now(), requests[0].params
     facts = request_facts(body, params, context, prompt_tokens=longest, time=now, targeting_key=own)
-    decision = await _decision(requested, facts, services)
+    decision = check_allowed(await services.speculation.decision(requested, facts))
     traffic_class = traffic_class_of(facts, decision.class_rule)
     decided = tuple(
         replace(
@@ -255,16 +255,6 @@ async def _decided(
     )
     answer_id = f"{prefix}-{body.request_id or own}"
     return PreparedRequest(body=body, context=context, requests=decided, answer_id=answer_id, speculation=decision)
-
-
-async def _decision(requested: SpeculationRequest, facts: RequestFacts, services: Services) -> Decision:
-    """Return the decision of policy and flags; raises `RequestRefused` (403) if the request contradicts the policy."""
-    policies, flags = services.policies, services.controls.flags
-    names = policies.flag_names
-    evaluated = await flags.named(names, facts) if names else ()
-    decision = check_allowed(policies.decide(requested, facts, evaluated, services.limits_of))
-    flag = await flags.enabled(facts)
-    return decision if flag is None else decision.under_flag(flag)
 
 
 def scope(tenant: str, salt: str | None) -> str:

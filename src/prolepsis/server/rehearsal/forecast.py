@@ -7,19 +7,13 @@ from typing import NamedTuple
 from prolepsis.control.statistics.percentile import percentile
 from prolepsis.core.facts import traffic_class_of
 from prolepsis.server.rehearsal.check import SHARES, WHOLE, times
-from prolepsis.server.rehearsal.rehearsal import Rehearsal, RehearsedRequest, RehearsedServer, rehearse
+from prolepsis.server.rehearsal.control import ControlChange
+from prolepsis.server.rehearsal.goal import LatencyGoal
+from prolepsis.server.rehearsal.rehearsal import Rehearsal, RehearsedServer, rehearse
 from prolepsis.server.rehearsal.trace import Trace
 
 PAYS = 0.99
 """Share of the plain time per request at which speculation still counts as paying."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LatencyGoal:
-    """What a request must keep to count for goodput, in seconds."""
-
-    first_token_s: float = 2.0
-    per_token_s: float = 0.1
 
 
 class ClassGain(NamedTuple):
@@ -57,6 +51,8 @@ class LoadForecast:
     """Share of drafts that are not known where they were made, or as far as they would have gone."""
     classes: Mapping[str, ClassGain] = field(default_factory=dict)
     """Against plain decoding of the same load, by traffic class."""
+    changes: Sequence[ControlChange] = ()
+    """What the control did."""
 
 
 Pair = tuple[LoadForecast, LoadForecast]
@@ -93,20 +89,12 @@ def _gains(plain: Rehearsal, own: Rehearsal) -> Mapping[str, ClassGain]:
     }
 
 
-def kept(served: Sequence[RehearsedRequest], goal: LatencyGoal) -> list[RehearsedRequest]:
-    """Return the requests that keep the goal."""
-    return [
-        one
-        for one in served
-        if (one.first_token_s or 0.0) <= goal.first_token_s and (one.per_token_s or 0.0) <= goal.per_token_s
-    ]
-
-
 def _forecast(
     load: tuple[str, Trace], rehearsal: Rehearsal, setting: RehearsedServer, goal: LatencyGoal
 ) -> LoadForecast:
     name, trace = load
     served = rehearsal.served
+    kept = [one for one in served if goal.is_kept(one.first_token_s, one.per_token_s)]
     seconds = max(rehearsal.seconds, 1e-9)
     drafts = [counts for counts in rehearsal.replayed.values() if counts]
     known = sum(counts.get("exact", 0) - counts.get("cut", 0) for counts in drafts)
@@ -121,10 +109,11 @@ def _forecast(
         tokens_per_second=rehearsal.tokens_per_second,
         tokens_a_pass=rehearsal.tokens_a_pass,
         device_s_per_token=sum(one.stats.device.total for one in served) / max(1, rehearsal.num_tokens),
-        goodput=len(kept(served, goal)) / seconds,
+        goodput=len(kept) / seconds,
         percentiles={
             what: {f"p{round(100 * share)}": percentile(values, share) or 0.0 for share in SHARES}
             for what, values in times(served).items()
         },
         extrapolated=1.0 - known / made if made else 0.0,
+        changes=rehearsal.changes,
     )

@@ -14,7 +14,8 @@ from prolepsis.core.units import figure
 from prolepsis.engine.rehearsal.machine import Machine
 from prolepsis.ops.console.render import environment
 from prolepsis.server.rehearsal.check import EACH, FIRST, WHOLE
-from prolepsis.server.rehearsal.forecast import ClassGain, LatencyGoal, LoadForecast, Pair, stops_paying
+from prolepsis.server.rehearsal.forecast import ClassGain, LoadForecast, Pair, stops_paying
+from prolepsis.server.rehearsal.goal import LatencyGoal
 from prolepsis.server.rehearsal.rules import HEADING, class_row, policy_text
 from prolepsis.server.rehearsal.trace import TraceLine
 

@@ -1,7 +1,6 @@
 """/admin/recording: the traffic of this server as a trace for rehearsals, taken while an admin wants it; no text."""
 
 import gzip
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated
@@ -51,7 +50,7 @@ class RecordingReply:
 
 
 class TrafficRecording:
-    """Collects the requests that arrive in its time; times are of `time.monotonic`."""
+    """Collects the requests that arrive in its time; times are of the context's monotonic clock."""
 
     def __init__(self, wanted: RecordingBody, machine: str, now: float, *, names_tenants: bool) -> None:
         """`machine`: fingerprint of what serves. `names_tenants`: the file names tenants, and does not number them."""
@@ -107,11 +106,12 @@ class RecordingFeature(Feature):
 
     def __init__(self, context: Context) -> None:
         self.current: TrafficRecording | None = None
+        self.now = context.monotonic
         self.routes = _routes(self, context)
 
     def keeps(self, about: RequestAbout, request: GenerateRequest) -> Keep:
         """Return what the recording needs of the request."""
-        arrived = about.arrived or time.monotonic()
+        arrived = about.arrived or self.now()
         return self.current.begin(request.request_id, arrived) if self.current else Keep.FIGURES
 
     def on_request_end(self, ended: RequestEnded) -> None:
@@ -121,7 +121,7 @@ class RecordingFeature(Feature):
                 self.current.take(ended.about, prompt)
 
     def shown(self) -> RecordingReply:
-        return self.current.shown(time.monotonic()) if self.current else RecordingReply()
+        return self.current.shown(self.now()) if self.current else RecordingReply()
 
 
 def _routes(feature: RecordingFeature, context: Context) -> Sequence[Route]:
@@ -137,7 +137,7 @@ def _routes(feature: RecordingFeature, context: Context) -> Sequence[Route]:
             message = "A recording is under way; allowed: to wait for its end, or to remove it."
             raise RequestRefused(message, code="recording_under_way", status=409)
         machine, named = context.client.info.fingerprint, context.config.record_tenants
-        feature.current = TrafficRecording(body, machine, time.monotonic(), names_tenants=named)
+        feature.current = TrafficRecording(body, machine, feature.now(), names_tenants=named)
         after = {**body.model_dump(), "names_tenants": named}
         context.emit(AuditEvent(actor=caller.actor, action="recording.started", after=after))
         return feature.shown()

@@ -7,8 +7,9 @@ from typing import Literal, get_args
 
 from prolepsis.control.policy.model import DEFAULT_RULE, GivenTerms, Policy, Terms
 from prolepsis.engine.rehearsal.machine import Machine
-from prolepsis.server.rehearsal.forecast import LatencyGoal, kept
-from prolepsis.server.rehearsal.rehearsal import Rehearsal, RehearsedServer, rehearse
+from prolepsis.server.rehearsal.control import without_rollouts
+from prolepsis.server.rehearsal.goal import LatencyGoal
+from prolepsis.server.rehearsal.rehearsal import RehearsedServer, rehearse
 from prolepsis.server.rehearsal.trace import Trace
 
 TuningGoal = Literal["latency", "cost", "goodput"]
@@ -142,14 +143,15 @@ def _shares(trace: Trace, policy: Policy) -> dict[str, float]:
 
 
 def _tried(changed: str, trace: Trace, setting: RehearsedServer, within: LatencyGoal) -> TuningTrial:
-    rehearsal: Rehearsal = rehearse(trace, setting)
-    served = rehearsal.served
     assert setting.policy is not None, "each trial has a policy"
+    rehearsal = rehearse(trace, replace(setting, policy=without_rollouts(setting.policy)))
+    served = rehearsal.served
     return TuningTrial(
         changed=changed,
         latency_s=sum(one.total_s or 0.0 for one in served) / max(1, len(served)),
         machine_s_per_million=1e6 * rehearsal.busy_s / max(1, rehearsal.num_tokens),
-        goodput=len(kept(served, within)) / max(rehearsal.seconds, 1e-9),
+        goodput=sum(within.is_kept(one.first_token_s, one.per_token_s) for one in served)
+        / max(rehearsal.seconds, 1e-9),
         num_refused=len(rehearsal.outcomes) - len(served),
         policy=setting.policy,
         machine=setting.machine,

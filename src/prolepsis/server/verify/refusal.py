@@ -54,7 +54,7 @@ def refusal_of(request: GenerateRequest, services: Services) -> Refusal | None:
     scopes = {EVERYTHING, kill_scope("proposer", name), *request.kill_scopes}
     if not choice.enabled:
         return choice.off_reason
-    if not scopes.isdisjoint(services.controls.kill_switch.status.killed):
+    if not scopes.isdisjoint(services.speculation.controls.kill_switch.status.killed):
         return "killed"
     if name not in services.client.info.proposers:
         return "not_loaded"

@@ -18,7 +18,7 @@ from prolepsis.control.audit.commands.log import RemoteLog, ServerUrl, opened_lo
 from prolepsis.control.audit.entry import AuditEntry
 from prolepsis.control.store.configured import StoreOption, ready_database
 from prolepsis.core.errors import ConfigError, ProlepsisError
-from prolepsis.core.files import write_whole
+from prolepsis.core.files import write_output
 from prolepsis.core.terminal.admin import HERE, Key, Url
 from prolepsis.core.terminal.flags import settings_here
 from prolepsis.core.terminal.output import EPILOG, AsJson, command_group, note, print_json, print_table, warn
@@ -104,10 +104,7 @@ def snapshot(
         *_local_sources(store, log or [], asked),
     ]
     parts = read_all(sources)
-    try:
-        write_whole(file, archive(parts, asked, now))
-    except OSError as error:
-        raise ConfigError(f"output {file} cannot be written: {error.strerror}", param="output") from None
+    write_output(file, archive(parts, asked, now))
     record_act(made(parts, asked, actor()), store=store)
     for reason in dict.fromkeys(part.missing for part in parts if part.missing):
         warn(f"{', '.join(part.source.file for part in parts if part.missing == reason)} missing: {reason}")

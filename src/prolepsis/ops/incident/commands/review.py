@@ -12,7 +12,7 @@ from prolepsis.control.policy import versions
 from prolepsis.control.policy.check import parse_policy
 from prolepsis.control.store.configured import StoreOption, ready_database
 from prolepsis.core.errors import ConfigError
-from prolepsis.core.files import write_whole
+from prolepsis.core.files import write_output
 from prolepsis.core.terminal.output import AsJson, note, print_json
 from prolepsis.ops.incident.commands.incident import PrometheusUrl, To
 from prolepsis.ops.incident.period import Period, parse_time
@@ -49,10 +49,7 @@ def review(
     elif output is None:
         print(page(found), end="")
     else:
-        try:
-            write_whole(output, page(found).encode())
-        except OSError as error:
-            raise ConfigError(f"output {output} cannot be written: {error.strerror}", param="output") from None
+        write_output(output, page(found).encode())
         note(f"wrote {output}: {len(found.findings)} things to look at")
 
 

@@ -15,10 +15,11 @@ from prolepsis.core.errors import ConfigError, EngineDead
 from prolepsis.core.requests import SamplingParams
 from prolepsis.core.terminal.config import Settings, listed
 from prolepsis.core.terminal.flags import configured
-from prolepsis.core.terminal.output import note
+from prolepsis.core.terminal.output import FAILED, note
 from prolepsis.engine.models.files.chat_tokenizer import ChatTokenizer
 from prolepsis.engine.timings import Timings
 from prolepsis.server.cli.bench.arms import ArmSetup, EngineArm, parse_arms
+from prolepsis.server.cli.bench.gates import judged, parse_gates
 from prolepsis.server.cli.bench.measure import Contender, Notify, Run, Schedule, measure
 from prolepsis.server.cli.bench.prompts import DEFAULT_PROMPTS, Prompt, encode_prompts, load_prompts
 from prolepsis.server.cli.bench.provenance import hardware, provenance
@@ -60,12 +61,15 @@ def bench(
     temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.0,
     top_p: Annotated[float, typer.Option(help="1 keeps all tokens")] = 1.0,
     seed: Annotated[int, typer.Option(help="of the first prompt; each further prompt adds 1")] = 0,
+    gate: Annotated[str, typer.Option(help="acceptance>=0.6,speedup>=1.1,exact: exit status 1 if one is missed")] = "",
     as_json: Annotated[Path | None, typer.Option("--json", help="write the report as JSON to this file")] = None,
 ) -> None:
     """Measure decoding with and without speculation side by side."""
     params = SamplingParams(temperature=temperature, top_p=top_p, max_tokens=max_tokens, seed=seed)
     params.validate(vocab_size=1)
-    parse_arms(arms, _proposers(settings.engine))  # before the model is loaded
+    parsed, gates = parse_arms(arms, _proposers(settings.engine)), parse_gates(gate)  # before the model is loaded
+    if gates and len(parsed) == 1:
+        raise ConfigError(f"gate is {gate!r} with the arm plain alone; allowed: with an arm that drafts", param="gate")
     check_folder(as_json)
     job = BenchJob(
         prompts_file=str(prompts or DEFAULT_PROMPTS),
@@ -76,10 +80,13 @@ def bench(
         num_speculative_tokens=settings.engine.num_speculative_tokens,
     )
     report = asyncio.run(_run(job, settings))
+    report["gates"] = results = list(judged(gates, report))
     if as_json is not None:
         as_json.write_text(json.dumps(report, indent=1) + "\n")
     print_report(report)
     print_sentence(report)
+    if not all(one["passed"] for one in results):
+        raise typer.Exit(FAILED)
 
 
 async def _run(job: BenchJob, settings: Settings) -> dict[str, object]:

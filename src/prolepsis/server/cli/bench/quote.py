@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
+from prolepsis.core.config import SYNTHETIC
 from prolepsis.core.engine_client import EngineInfo
 from prolepsis.server.cli.bench.arms import AUTO, PLAIN
 from prolepsis.server.cli.bench.report import ALL, NOT_LOOPING, Figure, Figures, Setting
@@ -11,7 +12,7 @@ from prolepsis.server.cli.bench.report import ALL, NOT_LOOPING, Figure, Figures,
 
 def quote(figures: Figures, setting: Setting, info: EngineInfo, hardware: Mapping[str, object]) -> str:
     """Return the sentence, about `auto` or else the first arm that speculates, at the fewest requests at once."""
-    if fault := _fault(figures, setting):
+    if fault := "the drafts are synthetic" if SYNTHETIC in info.proposers else _fault(figures, setting):
         return f"No figure to quote: {fault}."
     level, params = figures.levels[0], setting.params
     name = next((arm for arm in (AUTO, *setting.arms[1:]) if arm in setting.arms), PLAIN)

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from prolepsis.control.statistics.percentile import percentile
 from prolepsis.core.engine_client import EngineInfo
 from prolepsis.core.requests import SamplingParams
+from prolepsis.core.traffic_sums import ratio
 from prolepsis.server.cli.bench.arms import PLAIN
 from prolepsis.server.cli.bench.measure import Outcome, Run, Schedule
 from prolepsis.server.cli.bench.prompts import EncodedPrompt
@@ -19,9 +20,9 @@ Figure = dict[str, object]
 """Median, min and max, and what they were taken from."""
 
 
-def spread(values: Iterable[float]) -> Figure:
-    """Return median, minimum and maximum; None where there are no values."""
-    found = sorted(values)
+def spread(values: Iterable[float | None]) -> Figure:
+    """Return median, minimum and maximum of the values that are known; None where there are none."""
+    found = sorted(value for value in values if value is not None)
     median = statistics.median(found) if found else None
     return {"median": median, "min": found[0] if found else None, "max": found[-1] if found else None}
 
@@ -43,7 +44,7 @@ class Figures:
         return {
             "tokens_per_s": self.rates(name, 1, category),
             "speedup": self.ratio(name, PLAIN, 1, category),
-            "acceptance_length": self._acceptance(name, category),
+            "acceptance_length": spread(_tokens_a_pass(self._within(run, category)) for run in self._of(name, 1)),
             "ttft_ms": _times(outcomes, lambda o: o.first_token_s),
             "latency_ms": _times(outcomes, lambda o: o.seconds),
             "queue_ms": _times(outcomes, lambda o: o.queue_s),
@@ -58,15 +59,18 @@ class Figures:
         return {
             "throughput": self.rates(name, concurrency, ALL),
             "speedup": self.ratio(name, PLAIN, concurrency, ALL),
-            "p50_ms": spread(p for of_run in latencies if (p := percentile(of_run, 0.5)) is not None),
-            "p95_ms": spread(p for of_run in latencies if (p := percentile(of_run, 0.95)) is not None),
+            "acceptance": spread(_acceptance(run.outcomes) for run in runs),
+            "tokens_a_pass": spread(_tokens_a_pass(run.outcomes) for run in runs),
+            "p50_ms": spread(percentile(of_run, 0.5) for of_run in latencies),
+            "p95_ms": spread(percentile(of_run, 0.95) for of_run in latencies),
             "queue_ms": _times(outcomes, lambda o: o.queue_s),
             "compute_ms": _times(outcomes, lambda o: o.compute_s),
         }
 
     def ratio(self, name: str, base: str, concurrency: int, category: str) -> Figure:
         """Return the rate of `name` over that of `base`, within each repeat."""
-        rates, bases = ({r.repeat: self._rate(r, category) for r in self._of(n, concurrency)} for n in (name, base))
+        runs = (self._of(one, concurrency) for one in (name, base))
+        rates, bases = ({run.repeat: rate(run, self._within(run, category)) for run in of_one} for of_one in runs)
         values = [rates[r] / bases[r] for r in sorted(rates) if bases.get(r, 0.0) > 0]
         return {**spread(values), "repeats": values}
 
@@ -98,25 +102,23 @@ class Figures:
 
     def rates(self, name: str, concurrency: int, category: str) -> Figure:
         """Return output tokens per second of each repeat."""
-        values = [self._rate(run, category) for run in self._of(name, concurrency)]
+        values = [rate(run, self._within(run, category)) for run in self._of(name, concurrency)]
         return {**spread(values), "repeats": values}
-
-    def _acceptance(self, name: str, category: str) -> Figure:
-        values = []
-        for run in self._of(name, 1):
-            counted = [o for o in self._within(run, category) if o.num_steps]
-            steps = sum(o.num_steps or 0 for o in counted)
-            if steps:
-                values.append(sum(len(o.token_ids) for o in counted) / steps)
-        return spread(values)
-
-    def _rate(self, run: Run, category: str) -> float:
-        return rate(run, self._within(run, category))
 
     def _within(self, run: Run, category: str) -> list[Outcome]:
         if category == NOT_LOOPING:
             return [o for o in run.outcomes if o.prompt_id not in self.looping]
         return [o for o in run.outcomes if category in (ALL, o.category)]
+
+
+def _tokens_a_pass(outcomes: Sequence[Outcome]) -> float | None:
+    counted = [o for o in outcomes if o.num_steps]
+    return ratio(sum(len(o.token_ids) for o in counted), sum(o.num_steps or 0 for o in counted))
+
+
+def _acceptance(outcomes: Sequence[Outcome]) -> float | None:
+    counts = [of_proposer for o in outcomes for of_proposer in o.proposers]
+    return ratio(sum(accepted for _, _, accepted in counts), sum(drafted for _, drafted, _ in counts))
 
 
 def rate(run: Run, outcomes: Sequence[Outcome]) -> float:

@@ -29,6 +29,10 @@ def print_report(report: Mapping[str, Any]) -> None:
             print_table(f"all prompts, {level} requests at a time", LEVEL_COLUMNS, rows)
     _print_outputs(report["outputs"])
     _print_steps(report["steps"])
+    if gates := report.get("gates"):
+        shown = ((g["gate"], g["arm"], g["concurrency"], _number(g["value"], 3), g["passed"]) for g in gates)
+        rows = [[*cells, "pass" if passed else "fail"] for *cells, passed in shown]
+        print_table("gates", ["required", "arm", "at a time", "measured", "result"], rows)
     repeats = report["settings"]["repeats"]
     stdout().print(f"[dim]Rates and ratios: median and range over {repeats} repeats.[/]", soft_wrap=True)
 

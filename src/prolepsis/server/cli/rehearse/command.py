@@ -10,7 +10,7 @@ import typer
 
 from prolepsis.control.audit.commands.acts import actor, record_act
 from prolepsis.core.audit_event import AuditEvent
-from prolepsis.core.config import EngineConfig
+from prolepsis.core.config import EngineConfig, ServerConfig
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.files import read_text, write_whole
 from prolepsis.core.terminal.config import Settings, listed
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from prolepsis.engine.rehearsal.machine import Machine
     from prolepsis.server.cli.rehearse.calibrate import LoadRecording
     from prolepsis.server.rehearsal.check import Compared
+    from prolepsis.server.rehearsal.control import ControlChange
+    from prolepsis.server.rehearsal.forecast import LoadForecast
     from prolepsis.server.rehearsal.load import TrafficLoad
     from prolepsis.server.rehearsal.page import ForecastPage
     from prolepsis.server.rehearsal.trace import Trace
@@ -169,6 +171,7 @@ def run(
     machine: MachineFile,
     policy: Annotated[Path | None, typer.Option(help="a policy file; default: speculation where it pays")] = None,
     rates: Annotated[str, typer.Option(help="times the arrivals of the trace, comma-separated")] = "0.5,1,2,4",
+    flags: Annotated[Path | None, typer.Option(help="a flag file, for rules that ask flags")] = None,
     drafts: Annotated[Path | None, typer.Option(help="a recording whose drafts stand for a trace without any")] = None,
     seed: Annotated[int, typer.Option(help="of which drafts stand for which request, and of the times of passes")] = 0,
     seeds: Annotated[int, typer.Option(min=1, help="so many seeds, from --seed on, give lowest and highest")] = 1,
@@ -181,11 +184,14 @@ def run(
     ] = None,
     price_per_hour: Annotated[float | None, typer.Option(min=0, help="of the device, with its overheads")] = None,
     html: Annotated[Path | None, typer.Option(help="write a page with pictures to this file")] = None,
+    fully_on: Annotated[bool, typer.Option("--fully-on", help="as if the rollouts of the policy were over")] = False,
     unchecked: Annotated[bool, typer.Option("--unchecked", help="also where no forecast was ever checked")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Forecast a trace at several loads, plain and by the policy, and say where speculation stops paying."""
-    from prolepsis.server.rehearsal.forecast import LatencyGoal, forecasts
+    from prolepsis.server.rehearsal.control import without_rollouts
+    from prolepsis.server.rehearsal.forecast import forecasts
+    from prolepsis.server.rehearsal.goal import LatencyGoal
     from prolepsis.server.rehearsal.page import ForecastPage
     from prolepsis.server.rehearsal.rehearsal import RehearsedServer
     from prolepsis.server.rehearsal.trace import read_trace
@@ -196,7 +202,9 @@ def run(
         _refuse_unchecked(measured, machine)
     played = read_trace(trace).scaled(lengths=lengths, most=requests)
     donors = None if drafts is None else read_trace(drafts)
-    setting = RehearsedServer(machine=measured, policy=policy_of(policy))
+    given = policy_of(policy)
+    given = without_rollouts(given) if given is not None and fully_on else given
+    setting = RehearsedServer(machine=measured, server=ServerConfig(flags=flags), policy=given)
     goal = LatencyGoal(first_token_s=goal_first_ms / 1000.0, per_token_s=goal_token_ms / 1000.0)
     by_seed = []
     for number in range(seed, seed + seeds):
@@ -241,6 +249,8 @@ def _print_forecast(page: "ForecastPage", *, as_json: bool) -> None:
     print_table("forecast", *page.table())
     print_table("traffic classes", *page.class_table())
     print_facts([("speculation stops paying", page.end)])
+    if changes := [_changed(own, change) for pairs in page.by_seed for _, own in pairs for change in own.changes]:
+        print_table("what the control did", ["load", "after", "what", "of", "why"], changes, in_order=True)
     _print_errors(page.machine)
 
 
@@ -257,6 +267,10 @@ def machines(as_json: AsJson = False) -> None:
     ]
     sources = {name: f"{one.device}, {one.model}, {one.engine}: {' '.join(one.sources)}" for name, one in known.items()}
     print_reply({"times": times, "sources": sources}, {"times": columns}, as_json=as_json)
+
+
+def _changed(forecast: "LoadForecast", change: "ControlChange") -> list[str]:
+    return [forecast.load, f"{change.at:.1f} s", change.what, change.subject, change.why]
 
 
 def _ms(seconds: float) -> str:

@@ -1,0 +1,40 @@
+"""`prolepsis pilot`: what speculation brought to the traffic of a running server, against its live control."""
+
+from datetime import UTC, datetime
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from prolepsis.control.web.drawing import interval
+from prolepsis.core.files import write_output
+from prolepsis.core.terminal.admin import HERE, Key, ask
+from prolepsis.core.terminal.documents import print_reply
+from prolepsis.core.terminal.output import EPILOG, AsJson, command_group
+from prolepsis.ops.console.render import environment
+from prolepsis.ops.incident.period import parse_time
+
+_FIGURES = ("figure", "speculating", "control", "change=change:share", "n=num_speculating", "n of control=num_control")
+app = command_group("Report what speculation brought to the traffic of a running server.")
+app.callback()(lambda: None)  # else the only command of the group would take its place
+
+
+@app.command(epilog=EPILOG)
+def report(
+    *,
+    url: Annotated[str, typer.Option("--server", "--url", help="address of the server")] = HERE,
+    key: Key = None,
+    since: Annotated[str, typer.Option(help="so long ago, such as 6h or 7d, or a time in ISO 8601")] = "7d",
+    html: Annotated[Path | None, typer.Option(metavar="FILE", help="write a page with pictures")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare speculating requests with control requests, and say what the evidence cannot."""
+    start = parse_time(since, datetime.now(UTC), "since").astimezone(UTC)
+    found = ask(url, key, "GET", f"/admin/pilot?since={start:%Y-%m-%dT%H:%M:%SZ}", timeout_s=120.0)
+    if html is not None:
+        style = (files("prolepsis.ops.console") / "static/console.css").read_text()
+        page = environment().get_template("ops/incident/templates/pilot.html")
+        write_output(html, page.render(found, style=style, place=interval).encode(), "html")
+    shown = found if as_json else {**found, "limits": [{"limit": text} for text in found["limits"]]}
+    print_reply(shown, {"figures": _FIGURES, "limits": ("what the evidence cannot say=limit",)}, as_json=as_json)

@@ -1,0 +1,81 @@
+"""What decides how a request speculates, put together: policy, rollouts, flags, kill switch, breakers and drift."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from prolepsis.control.controls import feature as controls
+from prolepsis.control.controls.effective_plan import EffectivePlan
+from prolepsis.control.controls.feature import OperatorControls
+from prolepsis.control.cost import runtime as cost
+from prolepsis.control.health import feature as health
+from prolepsis.control.health.feature import HealthFeature
+from prolepsis.control.policy import feature as policy
+from prolepsis.control.policy.decision import Conflict, Decision, SpeculationRequest
+from prolepsis.control.policy.runtime import Policies, limits_by
+from prolepsis.control.rollout import feature as rollout
+from prolepsis.control.rollout.runtime import Rollouts
+from prolepsis.control.web.context import Context
+from prolepsis.control.web.feature import Feature
+from prolepsis.core.facts import RequestFacts
+from prolepsis.server.openai.facts import KNOWN
+from prolepsis.server.scopes import known_scopes
+from prolepsis.server.sources import Sources
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpeculationControl:
+    """Decides on requests, learns from their ends, and changes the engine's plan."""
+
+    plan: EffectivePlan
+    controls: OperatorControls
+    costs: cost.CostFeature
+    policies: Policies
+    rollouts: Rollouts
+    health: HealthFeature
+
+    @property
+    def features(self) -> Sequence[Feature]:
+        """All of them; the controls come first, as the others follow them."""
+        return (*self.controls.features, self.costs, self.policies, self.rollouts, self.health)
+
+    async def decision(self, requested: SpeculationRequest, facts: RequestFacts) -> Decision | Conflict:
+        """Return the decision of policy and flags on a request."""
+        flags, names = self.controls.flags, self.policies.flag_names
+        evaluated = await flags.named(names, facts) if names else ()
+        decision = self.policies.decide(requested, facts, evaluated, limits_by(self.health.eligibility))
+        if isinstance(decision, Conflict):
+            return decision
+        flag = await flags.enabled(facts)
+        return decision if flag is None else decision.under_flag(flag)
+
+
+def speculation_control(context: Context, sources: Sources) -> SpeculationControl:
+    """Return what decides on the requests of a server."""
+    plan = controls.effective_plan(context)
+    rollouts = rollout.feature(context)
+    costs = cost.feature(context, sources.prices, lambda: operators.kill_switch.status.killed)
+    policies = policy.feature(
+        context,
+        rollouts,
+        sources.policy,
+        KNOWN,
+        flags=sources.flags is not None,
+        bills_time=costs.billed_per_second is not None,
+    )
+    operators = controls.feature(
+        context,
+        plan,
+        flags=sources.flags,
+        flags_of_policy=lambda: policies.flag_names,
+        known=known_scopes(context.client, sources.keys, policies),
+    )
+    proposers = health.feature(
+        context,
+        plan,
+        operators.controls,
+        price_per_s=lambda: costs.billed_per_second,
+        conditions=lambda: policies.conditions,
+    )
+    return SpeculationControl(
+        plan=plan, controls=operators, costs=costs, policies=policies, rollouts=rollouts, health=proposers
+    )

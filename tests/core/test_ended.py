@@ -1,0 +1,41 @@
+"""What a request that has ended says of its draw and of the form of its answer."""
+
+from dataclasses import replace
+
+import pytest
+
+from prolepsis.core.ended import Assignment, RequestAbout
+from prolepsis.core.requests import GrammarSpec
+from tests.ops.tracing.ended import prompt_ended, request_ended
+
+DRAWN = Assignment("code@1", run=1, stage=2, arm="unassigned", mode="off", share=0.25)
+ABOUT = replace(request_ended().about, assignment=DRAWN, is_evidence=True)
+
+
+def test_a_request_that_chance_drew_alone_against_plain_decoding_has_its_share() -> None:
+    assert ABOUT.canary_share == 0.25
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        replace(ABOUT, assignment=None),
+        replace(ABOUT, is_evidence=False),
+        replace(ABOUT, num_prompts=2),
+        *(
+            replace(ABOUT, assignment=replace(DRAWN, **change))
+            for change in ({"unit": "ab"}, {"is_against_plain": False}, {"share": 0.0}, {"share": 1.0})
+        ),
+    ],
+)
+def test_others_are_in_no_comparison(about: RequestAbout) -> None:
+    assert about.canary_share is None
+
+
+@pytest.mark.parametrize(
+    ("reason", "kept"), [("stop", True), ("tool_calls", True), ("length", False), ("content_filter", None)]
+)
+def test_an_answer_that_was_cut_does_not_keep_its_form(reason: str, kept: bool | None) -> None:
+    free = replace(prompt_ended(), finish_reasons=(reason,))
+    bound = replace(free, request=replace(free.request, grammar=GrammarSpec("regex", "a")))
+    assert (free.kept_form, bound.kept_form) == (None, kept)
