@@ -383,6 +383,7 @@ READING = {
         "rehearse measure",
         "rehearse check",
         "rehearse run",
+        "rehearse machines",
         "status",
         "keys list",
         "kill status",
