@@ -43,9 +43,10 @@ class KnownRequests:
         start = len(sequence.tokens)
         return self._answers[sequence.key].tokens[start : start + most]
 
-    def has_drafts(self, sequence: SequenceView, proposer: str) -> bool:
-        """Return whether a proposer was asked for any draft when it was recorded."""
-        return proposer in self._answers[sequence.key].drafts
+    def may_ask(self, sequence: SequenceView, proposer: str) -> bool:
+        """Return whether a proposer was asked for a draft of the request; also if it is not known, as none was."""
+        drafts = self._answers[sequence.key].drafts
+        return not drafts or proposer in drafts
 
     def draft(self, sequence: SequenceView, proposer: str) -> RecordedDraft | None:
         """Return what a proposer answered here when it was recorded, or at the last position before."""
@@ -106,9 +107,8 @@ class RecordedProposer(Proposer):
         self._clock = clock
 
     def serves(self, sequence: SequenceView) -> bool:
-        return not self.free or self._answers.has_drafts(
-            sequence, self.name
-        )  # a free one is asked in each step, or never
+        """A free proposer is asked whenever another is, or never; what others would say is not known."""
+        return not self.free or self._answers.may_ask(sequence, self.name)
 
     def propose(self, sequences: Sequence[SequenceView], limits: Sequence[int]) -> list[Draft | None]:
         return self.propose_trees(sequences, limits, limits, 0.0)
