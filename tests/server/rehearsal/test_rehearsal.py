@@ -181,14 +181,15 @@ def test_each_request_is_compared_with_itself_by_traffic_class() -> None:
 
 
 def test_a_free_proposer_that_was_never_asked_is_not_asked_and_a_costly_one_may_be() -> None:
-    """Of the free one it is known: it would have been asked in each step."""
+    """Of the free one it is known, where any draft was recorded: it would have been asked in each step."""
 
-    def total_s(**more: ProposerCost) -> float:
+    def total_s(*, drafts: bool = True, **more: ProposerCost) -> float:
         machine = replace(MACHINE, proposers={**MACHINE.proposers, **more})
-        [outcome] = rehearse(Trace(lines=(line(0.0),)), RehearsedServer(machine=machine)).outcomes
+        [outcome] = rehearse(Trace(lines=(line(0.0, drafts=drafts),)), RehearsedServer(machine=machine)).outcomes
         return outcome.total_s or 0.0
 
     alone = total_s()
     assert total_s(grammar=ProposerCost(call_ms=50.0, free=True)) == alone
     assert total_s(suffix=ProposerCost(call_ms=5.0, free=True)) > 1.2 * alone
     assert total_s(draft_head=ProposerCost(call_ms=50.0)) > 1.2 * alone
+    assert total_s(drafts=False, grammar=ProposerCost(call_ms=50.0, free=True)) > 1.2 * total_s(drafts=False)
