@@ -204,7 +204,7 @@ def _policies(url: str) -> str:
 def _files(folder: Path) -> None:
     """Write the files that commands name: the policy of the README, and small others."""
     [policy] = re.findall(r"^```yaml\n# policy.yaml\n(.*?)^```", HOW_TO[0].read_text(), re.MULTILINE | re.DOTALL)
-    for name in ("policy.yaml", "new.yaml"):
+    for name in ("policy.yaml", "new.yaml", "tuned.yaml"):
         (folder / name).write_text(policy)
     (folder / "old.yaml").write_text(policy.replace("limit: 1.2", "limit: 1.3"))
     (folder / "request.json").write_text(json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]}))

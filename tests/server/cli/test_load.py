@@ -38,7 +38,7 @@ def server() -> Iterator[Served]:
 
 
 def run(url: str, *flags: str) -> Result:
-    return CliRunner().invoke(app, ["load", "--url", url, *FAST, *flags])
+    return CliRunner().invoke(app, ["load", "--url", url, *FAST, *flags], env={"COLUMNS": "250"})
 
 
 def document(url: str, *flags: str) -> Any:
@@ -108,7 +108,9 @@ def test_a_refusal_is_an_error_of_its_request(server: Served) -> None:
 
 
 def test_the_table_shows_the_modes(server: Served) -> None:
-    result = CliRunner().invoke(app, ["load", "--url", server.url, *FAST[:-1], "--modes", "off,auto"])
+    result = CliRunner().invoke(
+        app, ["load", "--url", server.url, *FAST[:-1], "--modes", "off,auto"], env={"COLUMNS": "250"}
+    )
     assert result.exit_code == 0, result.output
     assert "goodput" in result.stdout
     assert "p95" in result.stdout

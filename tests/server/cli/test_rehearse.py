@@ -24,7 +24,7 @@ from prolepsis.server.rehearsal.trace import Trace, TraceLine, read_trace, write
 
 
 def run_command(*arguments: str) -> Result:
-    return CliRunner().invoke(app, arguments)
+    return CliRunner().invoke(app, arguments, env={"COLUMNS": "250"})
 
 
 @dataclass(frozen=True)

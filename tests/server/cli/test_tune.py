@@ -26,7 +26,7 @@ def arguments(tmp_path: Path) -> list[str]:
 
 
 def run(*arguments: str) -> Result:
-    return CliRunner().invoke(app, arguments)
+    return CliRunner().invoke(app, arguments, env={"COLUMNS": "250"})
 
 
 def test_it_writes_a_policy_that_can_be_used_and_says_what_changed(arguments: list[str], tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from tests.server.fakes import FakeEngine
 
 
 def run_command(*arguments: str) -> Result:
-    return CliRunner().invoke(app, ["workload", *arguments])
+    return CliRunner().invoke(app, ["workload", *arguments], env={"COLUMNS": "250"})
 
 
 def test_texts_are_counted_in_tokens_of_the_model(tiny_family: Callable[[str, str], Path], tmp_path: Path) -> None:
