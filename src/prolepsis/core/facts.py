@@ -107,7 +107,7 @@ MAX_CLASS_RULES = 16
 OTHER_RULES = "other"
 NO_RULE = "default"
 """The rule of classes without one: no policy is in use, or none of its rules matched."""
-_SHORT, _MEDIUM = 512, 4096  # tokens of the prompt
+SHORT, MEDIUM = 512, 4096  # most tokens of such a prompt
 
 
 def traffic_class_of(facts: RequestFacts, rule: str | None = None) -> str:
@@ -135,9 +135,9 @@ def without_rule(traffic_class: str) -> str:
 
 
 def _context(num_tokens: int) -> str:
-    if num_tokens <= _SHORT:
+    if num_tokens <= SHORT:
         return "short"
-    return "medium" if num_tokens <= _MEDIUM else "long"
+    return "medium" if num_tokens <= MEDIUM else "long"
 
 
 _SHOWABLE = re.compile(r"[A-Za-z0-9._-]{1,64}")

@@ -409,6 +409,7 @@ READING = {
         "drill list",
         "rehearse measure",
         "rehearse run",
+        "rehearse machines",
         "tune",
         "workload",
         "status",

@@ -35,3 +35,10 @@ def test_a_change_is_marked_at_its_time_and_one_behind_the_lines_at_their_end() 
     chart = Chart(title="A", unit="%", at=[0.0, 20.0], lines=[Line("x", [1.0, 2.0])], marks=marks)
     assert chart.places() == [WIDTH / 2, WIDTH]
     assert chart.summary.endswith("; 2 marked changes, listed below")
+
+
+def test_a_band_goes_along_the_highest_values_and_back_along_the_lowest() -> None:
+    lines = [Line("a", [1.0, 2.0], ([0.0, 1.0], [2.0, 4.0])), Line("b", [1.0, 1.0])]
+    chart = Chart(title="t", unit="ms", at=(), lines=lines)
+    assert chart.span == (0.0, 4.0), "the scale shows all of the band"
+    assert chart.bands() == ["M0.0 60.0 L600.0 0.0 L600.0 90.0 L0.0 120.0 Z", ""]

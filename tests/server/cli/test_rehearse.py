@@ -122,10 +122,38 @@ def test_run_shows_each_load_plain_and_speculating(calibration: Measured, tmp_pa
     run_command("rehearse", "check", trace, "--machine", machine)
     result = run_command("rehearse", "run", trace, "--machine", machine, "--rates", "0.1,1", "--json")
     shown = json.loads(result.stdout)
-    modes = [(one["mode"], one["rate"]) for one in shown["forecasts"]]
-    assert modes == [("off", 0.1), ("auto", 0.1), ("off", 1.0), ("auto", 1.0)]
+    by_load = [("off", "0.1x"), ("auto", "0.1x"), ("off", "1x"), ("auto", "1x")]
+    assert [(one["mode"], one["load"]) for one in shown["forecasts"]] == by_load
     assert (list(shown["checks"]), shown["checks"]["auto"]["num_requests"]) == (["auto"], len(calibration.auto.lines))
     assert "end to end, 95 %" in shown["checks"]["auto"]["errors"]
+
+
+def test_run_writes_a_page_and_recommends_rules(calibration: Measured, tmp_path: Path) -> None:
+    machine, trace = files(calibration, tmp_path)
+    page, policy = tmp_path / "page.html", tmp_path / "policy.yaml"
+    options = ("--machine", machine, "--rates", "1,2", "--requests", "3", "--unchecked")
+    more = ("--seeds", "2", "--price-per-hour", "2.5", "--html", str(page))
+    result = run_command("rehearse", "run", trace, *options, *more, "--json")
+    shown = json.loads(result.stdout)
+    assert [one["seed"] for one in shown["forecasts"]] == [0] * 4 + [1] * 4
+    assert "Forecast of auto.jsonl" in page.read_text()
+    policy.write_text(shown["rules"])
+    assert run_command("policy", "check", str(policy), "--strict").exit_code == 0
+    ruled = run_command("rehearse", "run", trace, *options, "--policy", str(policy))
+    assert "speculation stops paying" in ruled.stdout
+    closed = run_command("rehearse", "run", trace, *options, "--at-once", "1,2", "--json")
+    loads = [one["load"] for one in json.loads(closed.stdout)["forecasts"]]
+    assert loads == ["1 at once", "1 at once", "2 at once", "2 at once"]
+
+
+def test_a_shipped_machine_is_named_and_said_not_to_be_measured(calibration: Measured, tmp_path: Path) -> None:
+    _, trace = files(calibration, tmp_path)
+    listed = json.loads(run_command("rehearse", "machines", "--json").stdout)
+    assert {one["name"] for one in listed["times"]} == listed["sources"].keys() >= {"h100x2-llama-70b-fp8"}
+    result = run_command("rehearse", "run", trace, "--machine", "h100x2-llama-70b-fp8", "--rates", "1", "--unchecked")
+    assert "not measured: 2 NVIDIA H100" in result.stderr
+    unknown = run_command("rehearse", "run", trace, "--machine", "h100x3", "--rates", "1")
+    assert unknown.exit_code == BAD_INPUT
 
 
 def test_a_forecast_shows_the_error_of_the_last_check_and_is_refused_without_one(

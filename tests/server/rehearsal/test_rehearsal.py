@@ -128,14 +128,24 @@ def test_a_forecast_finds_the_load_at_which_speculation_stops_paying() -> None:
     costly = Machine(passes=flat_cost(10.0, 2.0), expected=flat_cost(10.0, 2.0), proposers=MACHINE.proposers)
     poor = tuple(one._replace(path=one.path[: one.position % 2]) for one in right(41))
     trace = Trace(lines=tuple(replace(line(0.5 * i), drafts={"suffix": poor}) for i in range(40)))
-    pairs = forecasts(trace, RehearsedServer(machine=costly), [0.5, 4.0, 32.0], LatencyGoal())
+    loads = [(f"{rate:g}x", trace.scaled(rate=rate)) for rate in (0.5, 4.0, 32.0)]
+    pairs = forecasts(loads, RehearsedServer(machine=costly), LatencyGoal())
     assert [(plain.mode, own.mode) for plain, own in pairs] == [("off", "auto")] * 3
     alone = pairs[0]
     assert alone[1].percentiles["end to end"]["p50"] < 0.9 * alone[0].percentiles["end to end"]["p50"]
     assert alone[0].num_at_once < pairs[1][0].num_at_once < pairs[2][0].num_at_once
     end = stops_paying(pairs)
     assert end is not None
-    assert end.rate > 0.5
+    assert end.load != "0.5x"
+    assert stops_paying(pairs[::-1]) == end, "the lightest load counts, not the first"
+
+
+def test_what_a_policy_pins_is_decoded_plainly_all_the_same_to_be_compared() -> None:
+    text = 'version: "1"\nrules: [{name: all, match: {}, mode: "on", pinned: true}]\n'
+    setting = RehearsedServer(machine=MACHINE, policy=usable_policy(text, "policy", NOTHING_KNOWN))
+    [(plain, own)] = forecasts([("1x", Trace(lines=(line(0.0),)))], setting, LatencyGoal())
+    assert (plain.num_refused, own.num_refused) == (0, 0)
+    assert plain.tokens_a_pass == 1.0 < own.tokens_a_pass
 
 
 def test_a_trace_without_drafts_takes_those_of_a_recording() -> None:
@@ -154,3 +164,32 @@ def test_the_same_seed_gives_the_same_forecast_and_another_one_another() -> None
         return [one.total_s for one in rehearse(trace, RehearsedServer(machine=machine, seed=seed)).outcomes]
 
     assert ends(1) == ends(1) != ends(2)
+
+
+def test_each_request_is_compared_with_itself_by_traffic_class() -> None:
+    useless = tuple(one._replace(path=()) for one in right(41))
+    lines = [replace(line(0.5 * i), route="/v1/chat/completions") for i in range(4)]
+    lines += [replace(line(0.5 * i, prompt=600), drafts={"suffix": useless}) for i in range(4, 6)]
+    [(plain, own)] = forecasts([("1x", Trace(lines=tuple(lines)))], RehearsedServer(machine=MACHINE), LatencyGoal())
+    assert plain.classes == {}
+    fast, slow = own.classes["chat-completions/standard/free/short"], own.classes["none/standard/free/medium"]
+    assert (fast.num_requests, fast.share) == (4, 1.0)
+    assert fast.speedup > 2.0
+    assert (slow.num_requests, slow.share) == (2, 0.0)
+    assert slow.speedup == pytest.approx(1.0, abs=0.05)
+    assert own.device_s_per_token < 0.5 * plain.device_s_per_token
+
+
+def test_a_free_proposer_that_was_never_asked_is_not_asked_and_a_costly_one_may_be() -> None:
+    """Of the free one it is known, where any draft was recorded: it would have been asked in each step."""
+
+    def total_s(*, drafts: bool = True, **more: ProposerCost) -> float:
+        machine = replace(MACHINE, proposers={**MACHINE.proposers, **more})
+        [outcome] = rehearse(Trace(lines=(line(0.0, drafts=drafts),)), RehearsedServer(machine=machine)).outcomes
+        return outcome.total_s or 0.0
+
+    alone = total_s()
+    assert total_s(grammar=ProposerCost(call_ms=50.0, free=True)) == alone
+    assert total_s(suffix=ProposerCost(call_ms=5.0, free=True)) > 1.2 * alone
+    assert total_s(draft_head=ProposerCost(call_ms=50.0)) > 1.2 * alone
+    assert total_s(drafts=False, grammar=ProposerCost(call_ms=50.0, free=True)) > 1.2 * total_s(drafts=False)

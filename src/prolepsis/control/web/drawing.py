@@ -15,6 +15,8 @@ class Line:
 
     name: str
     values: Sequence[float | None]
+    band: tuple[Sequence[float], Sequence[float]] | None = None
+    """What each value may be at least and at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,7 @@ class Chart:
     title: str
     unit: str
     at: Sequence[float]
-    """Unix times."""
+    """Unix times; none: the lines are over something else."""
     lines: Sequence[Line]
     top: float | None = None
     """Highest value of the scale; None: what is needed. The lowest is 0, or what is needed below it."""
@@ -50,7 +52,8 @@ class Chart:
     @property
     def span(self) -> tuple[float, float]:
         """The scale's lowest and highest value."""
-        known = [value for line in self.lines for value in line.values if value is not None]
+        every = [values for line in self.lines for values in (line.values, *(line.band or ()))]
+        known = [value for values in every for value in values if value is not None]
         low, high = min([0.0, *known]), max([0.0, *known])
         return low, max(high if self.top is None else max(self.top, high), low + 1e-9)
 
@@ -73,6 +76,11 @@ class Chart:
         """Return the path of each line."""
         return [path_of(line.values, *self.span) for line in self.lines]
 
+    def bands(self) -> list[str]:
+        """Return the closed path of each line's band, empty without one."""
+        edges = [line.band and [_places(edge, *self.span) for edge in line.band] for line in self.lines]
+        return [f"M{' L'.join([*each[1], *reversed(each[0])])} Z" if each else "" for each in edges]
+
     def places(self) -> list[float]:
         """Return where on the width of the paths each mark is."""
         if not self.marks:
@@ -83,14 +91,20 @@ class Chart:
 
 def path_of(values: Sequence[float | None], low: float, high: float) -> str:
     """Return the path of a line over its values, with gaps where there are none."""
-    last, parts, pen = max(1, len(values) - 1), list[str](), "M"
-    for i, value in enumerate(values):
+    parts, pen = list[str](), "M"
+    for place, value in zip(_places(values, low, high), values, strict=True):
         if value is not None:
-            y = HEIGHT * (1.0 - (value - low) / (high - low))
             dot = " h1" if pen == "M" else ""
-            parts.append(f"{pen}{WIDTH * i / last:.1f} {y:.1f}{dot}")
+            parts.append(f"{pen}{place}{dot}")
         pen = "M" if value is None else "L"
     return " ".join(parts)
+
+
+def _places(values: Sequence[float | None], low: float, high: float) -> list[str]:
+    """Return where each value is; one that is None, at the bottom."""
+    last = max(1, len(values) - 1)
+    heights = (HEIGHT * (1.0 - ((low if value is None else value) - low) / (high - low)) for value in values)
+    return [f"{WIDTH * i / last:.1f} {height:.1f}" for i, height in enumerate(heights)]
 
 
 def _latest(line: Line) -> str:

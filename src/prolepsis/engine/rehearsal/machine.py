@@ -151,6 +151,8 @@ class Machine:
     engine: RehearsedSettings = field(default_factory=RehearsedSettings)
     fingerprint: str = ""
     """Of the model and the build that were measured; empty: not measured."""
+    published: str = ""
+    """What it is and by which sources, if its figures were published and not measured."""
     checks: Mapping[str, LastCheck] = field(default_factory=dict)
     """By the mode of the recording: auto or off; none: it was never checked."""
 
@@ -199,4 +201,5 @@ class _Rest(msgspec.Struct, forbid_unknown_fields=True):
     proposers: dict[str, ProposerCost] = {}
     engine: RehearsedSettings = RehearsedSettings()
     fingerprint: str = ""
+    published: str = ""
     checks: dict[str, LastCheck] = {}

@@ -38,9 +38,15 @@ class KnownRequests:
     def end(self, number: str) -> None:
         del self._answers[f"{number}/0"]
 
-    def after(self, sequence: SequenceView) -> Sequence[int]:
-        """Return the tokens that the target will say next."""
-        return self._answers[sequence.key].tokens[len(sequence.tokens) :]
+    def after(self, sequence: SequenceView, most: int) -> Sequence[int]:
+        """Return the tokens that the target will say next, at most so many."""
+        start = len(sequence.tokens)
+        return self._answers[sequence.key].tokens[start : start + most]
+
+    def may_ask(self, sequence: SequenceView, proposer: str) -> bool:
+        """Return whether a proposer was asked for a draft of the request; also if it is not known, as none was."""
+        drafts = self._answers[sequence.key].drafts
+        return not drafts or proposer in drafts
 
     def draft(self, sequence: SequenceView, proposer: str) -> RecordedDraft | None:
         """Return what a proposer answered here when it was recorded, or at the last position before."""
@@ -82,8 +88,8 @@ class KnownAnswers:
         return [self._sampled(row) if row.samples_next else None for row in rows]
 
     def _sampled(self, row: Row) -> SampledTokens:
-        after = self._answers.after(row.sequence)
-        path = row.draft.follow(after[: len(after) - 1]) if row.draft is not None else ()
+        after = self._answers.after(row.sequence, row.num_scheduled_tokens + 1)
+        path = row.draft.follow(after[:-1]) if row.draft is not None else ()
         return SampledTokens(tuple(after[: len(path) + 1]), path)
 
 
@@ -105,6 +111,10 @@ class RecordedProposer(Proposer):
         self._cost = cost
         self._answers = answers
         self._clock = clock
+
+    def serves(self, sequence: SequenceView) -> bool:
+        """A free proposer is asked whenever another is, or never; what others would say is not known."""
+        return not self.free or self._answers.may_ask(sequence, self.name)
 
     def propose(self, sequences: Sequence[SequenceView], limits: Sequence[int]) -> list[Draft | None]:
         return self.propose_trees(sequences, limits, limits, 0.0)
@@ -132,7 +142,7 @@ class RecordedProposer(Proposer):
         offset = len(sequence.tokens) - sequence.num_prompt_tokens - recorded.position
         self.counts["exact" if offset == 0 else "moved"] += 1
         self.counts["cut"] += depth > recorded.depth == len(recorded.path)
-        after = self._answers.after(sequence)
+        after = self._answers.after(sequence, len(recorded.path))
         if offset and self.free:  # it copies: what it would say here is what it said there, without what was said since
             said = sequence.tokens[-offset:]
             draft = _restored(recorded, self.name, [*said, *after]).after(said)

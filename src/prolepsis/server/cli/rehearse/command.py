@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -14,6 +14,7 @@ from prolepsis.core.config import EngineConfig, ServerConfig
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.files import read_text, write_whole
 from prolepsis.core.terminal.config import Settings, listed
+from prolepsis.core.terminal.documents import print_reply
 from prolepsis.core.terminal.flags import configured
 from prolepsis.core.terminal.output import (
     EPILOG,
@@ -38,12 +39,14 @@ if TYPE_CHECKING:
     from prolepsis.server.rehearsal.control import ControlChange
     from prolepsis.server.rehearsal.forecast import LoadForecast
     from prolepsis.server.rehearsal.load import TrafficLoad
+    from prolepsis.server.rehearsal.page import ForecastPage
+    from prolepsis.server.rehearsal.trace import Trace
 
 app = command_group("Rehearse traffic: what speculation would do to it, by the scheduler and policy that will run.")
 app.command("record", epilog=EPILOG)(record)
 
 TraceFile = Annotated[Path, typer.Argument(help="a recording, or a trace of Mooncake, Azure or BurstGPT")]
-MachineFile = Annotated[Path, typer.Option("--machine", help="what `rehearse measure` wrote")]
+MachineFile = Annotated[Path, typer.Option("--machine", help="a measured one, or a name of `rehearse machines`")]
 
 
 @app.command("measure", epilog=EPILOG)
@@ -73,7 +76,7 @@ def measure(
     for mode in dict.fromkeys(one.mode for one in recordings):
         traces = [one.trace for one in recordings if one.mode == mode]
         machine, _ = checked(RehearsedServer(machine=machine, mode=mode), traces)
-    _write(output / "machine.json", machine)
+    _write(output / "machine.json", machine.to_json(), "output")
     files = {f"{'plain' if one.mode == 'off' else one.mode}-{one.load.name}.jsonl.gz": one for one in recordings}
     for name, one in files.items():
         write_trace(output / name, one.trace)
@@ -129,7 +132,7 @@ def check(
         if trace.machine != setting.machine.fingerprint:
             warn(f"{file} is of another model or build than {machine}, or does not say of which")
     measured, compared = checked(setting, list(traces.values()))
-    _write(machine, measured)
+    _write(machine, measured.to_json(), "machine")
     record_act(AuditEvent(actor=actor(), action="rehearsal.checked", subject=machine.name))
     found = dict(zip(traces, compared, strict=True))
     if as_json:
@@ -140,11 +143,11 @@ def check(
         print_table(f"{file}: forecast against what was measured", heading, [_compared(one) for one in of])
 
 
-def _write(file: Path, machine: "Machine") -> None:
+def _write(file: Path, text: str, param: str) -> None:
     try:
-        write_whole(file, machine.to_json().encode())
+        write_whole(file, text.encode())
     except OSError as error:
-        raise ConfigError(f"{file} cannot be written: {error.strerror}", param="machine") from None
+        raise ConfigError(f"{file} cannot be written: {error.strerror}", param=param) from None
 
 
 def _print_errors(machine: "Machine") -> None:
@@ -171,90 +174,103 @@ def run(
     flags: Annotated[Path | None, typer.Option(help="a flag file, for rules that ask flags")] = None,
     drafts: Annotated[Path | None, typer.Option(help="a recording whose drafts stand for a trace without any")] = None,
     seed: Annotated[int, typer.Option(help="of which drafts stand for which request, and of the times of passes")] = 0,
+    seeds: Annotated[int, typer.Option(min=1, help="so many seeds, from --seed on, give lowest and highest")] = 1,
     lengths: Annotated[float, typer.Option(min=0.001, help="times the lengths of the trace")] = 1.0,
     requests: Annotated[int | None, typer.Option(min=1, help="only so many requests; default: all")] = None,
     goal_first_ms: Annotated[float, typer.Option(min=0, help="latest first token that counts for goodput")] = 2000.0,
     goal_token_ms: Annotated[float, typer.Option(min=0, help="longest time a token that counts")] = 100.0,
+    at_once: Annotated[
+        str | None, typer.Option(help="requests at once, comma-separated, in place of the rates")
+    ] = None,
+    price_per_hour: Annotated[float | None, typer.Option(min=0, help="of the device, with its overheads")] = None,
+    html: Annotated[Path | None, typer.Option(help="write a page with pictures to this file")] = None,
     fully_on: Annotated[bool, typer.Option("--fully-on", help="as if the rollouts of the policy were over")] = False,
     unchecked: Annotated[bool, typer.Option("--unchecked", help="also where no forecast was ever checked")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Forecast a trace at several loads, plain and by the policy, and say where speculation stops paying."""
     from prolepsis.server.rehearsal.control import without_rollouts
-    from prolepsis.server.rehearsal.forecast import forecasts, stops_paying
+    from prolepsis.server.rehearsal.forecast import forecasts
     from prolepsis.server.rehearsal.goal import LatencyGoal
+    from prolepsis.server.rehearsal.page import ForecastPage
     from prolepsis.server.rehearsal.rehearsal import RehearsedServer
     from prolepsis.server.rehearsal.trace import read_trace
 
     quiet_logs("error")  # what is rehearsed sheds load
     measured = machine_of(machine)
-    if not measured.checks and not unchecked:
-        allowed = f"allowed: after prolepsis rehearse check RECORDING --machine {machine}, or with --unchecked"
-        raise ConfigError(f"no forecast of {machine} was ever checked; {allowed}", param="machine")
+    if not unchecked:
+        _refuse_unchecked(measured, machine)
     played = read_trace(trace).scaled(lengths=lengths, most=requests)
-    if drafts is not None:
-        played = played.with_drafts_of(read_trace(drafts), seed)
-    server = ServerConfig(flags=flags)
+    donors = None if drafts is None else read_trace(drafts)
     given = policy_of(policy)
     given = without_rollouts(given) if given is not None and fully_on else given
-    setting = RehearsedServer(machine=measured, server=server, policy=given, seed=seed)
+    setting = RehearsedServer(machine=measured, server=ServerConfig(flags=flags), policy=given)
     goal = LatencyGoal(first_token_s=goal_first_ms / 1000.0, per_token_s=goal_token_ms / 1000.0)
-    pairs = forecasts(played, setting, [_rate(text) for text in listed(rates)], goal)
-    end = stops_paying(pairs)
+    by_seed = []
+    for number in range(seed, seed + seeds):
+        drawn = played if donors is None else played.with_drafts_of(donors, number)
+        by_seed.append(forecasts(_loads(drawn, rates, at_once), replace(setting, seed=number), goal))
+    page = ForecastPage(
+        by_seed=by_seed,
+        trace=trace.name,
+        machine_name=machine.name,
+        policy=policy.name if policy else None,
+        requests=played.lines,
+        machine=measured,
+        goal=goal,
+        price_per_hour=price_per_hour,
+    )
+    if html is not None:
+        _write(html, page.html(), "html")
+    _print_forecast(page, as_json=as_json)
+    if donors is None and not any(line.drafts for line in played.lines):
+        _end_unproven()
+
+
+def _refuse_unchecked(machine: "Machine", file: Path) -> None:
+    if not machine.checks:
+        allowed = f"allowed: after prolepsis rehearse check RECORDING --machine {file}, or with --unchecked"
+        raise ConfigError(f"no forecast of {file} was ever checked; {allowed}", param="machine")
+
+
+def _end_unproven() -> None:
+    warn("the trace says nothing of drafts, so speculation gains nothing in it; --drafts takes those of a recording")
+    raise typer.Exit(UNPROVEN)
+
+
+def _print_forecast(page: "ForecastPage", *, as_json: bool) -> None:
+    if page.machine.published:
+        warn(f"not measured: {page.machine.published}")
     if as_json:
-        shown = {"forecasts": [asdict(one) for pair in pairs for one in pair], "stops_paying_at": end and asdict(end)}
-        print_json({**shown, "checks": {mode: asdict(one) for mode, one in measured.checks.items()}})
-    else:
-        print_table("forecast", _HEAD, [_row(one) for pair in pairs for one in pair])
-        print_facts([("speculation stops paying", _end(end))])
-        if changes := [_changed(own, change) for _, own in pairs for change in own.changes]:
-            print_table("what the control did", ["arrivals", "after", "what", "of", "why"], changes, in_order=True)
-        _print_errors(measured)
-    if not any(line.drafts for line in played.lines):
-        warn(
-            "the trace says nothing of drafts, so speculation gains nothing in it; --drafts takes those of a recording"
-        )
-        raise typer.Exit(UNPROVEN)
+        every = [asdict(one) for pairs in page.by_seed for pair in pairs for one in pair]
+        checks = {mode: asdict(one) for mode, one in page.machine.checks.items()}
+        print_json({"forecasts": every, "stops_paying": page.end, "rules": page.rules, "checks": checks})
+        return
+    print_table("forecast", *page.table())
+    print_table("traffic classes", *page.class_table())
+    print_facts([("speculation stops paying", page.end)])
+    if changes := [_changed(own, change) for pairs in page.by_seed for _, own in pairs for change in own.changes]:
+        print_table("what the control did", ["load", "after", "what", "of", "why"], changes, in_order=True)
+    _print_errors(page.machine)
 
 
-_HEAD = [
-    "arrivals",
-    "mode",
-    "at once",
-    "tokens/s",
-    "a pass",
-    "first p50",
-    "p95",
-    "a token p50",
-    "p95",
-    "whole p50",
-    "p95",
-    "refused",
-]
+@app.command("machines", epilog=EPILOG)
+def machines(as_json: AsJson = False) -> None:
+    """List the machines that come with the package, their sources, and how far they are from published times."""
+    from prolepsis.engine.rehearsal.roofline import shipped
 
-
-def _row(one: "LoadForecast") -> list[str]:
-    times = one.percentiles.values()
-    shown = [_ms(time[share]) for time in times for share in ("p50", "p95")]
-    return [
-        f"{one.rate:g}x ({one.per_second:.2f}/s)",
-        one.mode,
-        f"{one.num_at_once:.1f}",
-        f"{one.tokens_per_second:.0f}",
-        f"{one.tokens_a_pass:.2f}",
-        *shown,
-        str(one.num_refused),
+    columns, known = ("name", "pass", "published_ms", "roofline_ms"), shipped()
+    times = [
+        dict(zip(columns, (name, one.what, one.ms, round(machine.ms(one.tokens, one.context), 2)), strict=True))
+        for name, machine in known.items()
+        for one in machine.times
     ]
+    sources = {name: f"{one.device}, {one.model}, {one.engine}: {' '.join(one.sources)}" for name, one in known.items()}
+    print_reply({"times": times, "sources": sources}, {"times": columns}, as_json=as_json)
 
 
 def _changed(forecast: "LoadForecast", change: "ControlChange") -> list[str]:
-    return [f"{forecast.rate:g}x", f"{change.at:.1f} s", change.what, change.subject, change.why]
-
-
-def _end(end: "LoadForecast | None") -> str:
-    if end is None:
-        return "at none of these loads"
-    return f"at {end.rate:g}x the arrivals, with {end.num_at_once:.1f} requests at once"
+    return [forecast.load, f"{change.at:.1f} s", change.what, change.subject, change.why]
 
 
 def _ms(seconds: float) -> str:
@@ -271,12 +287,21 @@ def _rate(text: str) -> float:
     return rate
 
 
-def machine_of(file: Path) -> "Machine":
-    """Return the machine of a file; raises `ConfigError` for any other."""
-    from prolepsis.engine.rehearsal.machine import Machine
+def _loads(trace: "Trace", rates: str, at_once: str | None) -> "list[tuple[str, Trace]]":
+    if at_once is None:
+        return [(f"{rate:g}x", trace.scaled(rate=rate)) for rate in map(_rate, listed(rates))]
+    numbers = [max(1, round(_rate(text))) for text in listed(at_once)]
+    return [(f"{number} at once", replace(trace, at_once=number)) for number in numbers]
 
+
+def machine_of(file: Path) -> "Machine":
+    """Return the machine of a file, or one that comes with the package; raises `ConfigError` for any other."""
+    from prolepsis.engine.rehearsal.roofline import read_machine, shipped
+
+    if named := shipped().get(str(file)):
+        return named.machine()
     try:
-        return Machine.from_json(read_text(file, "machine"))
+        return read_machine(read_text(file, "machine"))
     except ValueError as error:
         raise ConfigError(f"{file} is no measured machine: {error}", param="machine") from error
 
