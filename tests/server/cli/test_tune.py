@@ -1,13 +1,14 @@
 """`prolepsis tune` as its user sees it."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from prolepsis.control.policy.check import NOTHING_KNOWN, usable_policy
-from prolepsis.core.terminal.output import FAILED
+from prolepsis.core.terminal.output import BAD_INPUT, FAILED
 from prolepsis.server.cli.main import app
 from prolepsis.server.rehearsal.trace import Trace, write_trace
 from tests.server.rehearsal.test_rehearsal import MACHINE, line
@@ -47,5 +48,16 @@ def test_a_program_reads_the_frontier_and_a_status(arguments: list[str]) -> None
     assert told["best"]["machine_s_per_million"] < told["trials"][0]["machine_s_per_million"]
 
 
+def test_the_frontier_is_drawn(arguments: list[str], tmp_path: Path) -> None:
+    result = run(*arguments, "--html", str(tmp_path / "tuning.html"))
+    assert result.exit_code == 0
+    page = (tmp_path / "tuning.html").read_text()
+    assert page.count("<circle") == int(re.findall(r"(\d+) rehearsals of trace.jsonl", page)[0])
+    assert page.count('class="best"') == 1
+    assert "rollout:" in page
+
+
 def test_an_unknown_goal_is_refused_by_name(arguments: list[str]) -> None:
-    assert "allowed: latency, cost, goodput" in run(*arguments, "--goal", "speed").stderr
+    result = run(*arguments, "--goal", "speed")
+    assert result.exit_code == BAD_INPUT
+    assert all(name in result.stderr for name in ("speed", "latency", "cost", "goodput"))

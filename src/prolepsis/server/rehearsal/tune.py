@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
-from typing import Literal, get_args
+from typing import Literal
 
 from prolepsis.control.policy.model import DEFAULT_RULE, GivenTerms, Policy, Terms
 from prolepsis.engine.rehearsal.machine import Machine
@@ -13,7 +13,6 @@ from prolepsis.server.rehearsal.rehearsal import RehearsedServer, rehearse
 from prolepsis.server.rehearsal.trace import Trace
 
 TuningGoal = Literal["latency", "cost", "goodput"]
-GOALS: tuple[TuningGoal, ...] = get_args(TuningGoal)
 CEILINGS = (None, 1, 2, 4, 8, 16)
 """Drafted tokens a step that are tried; None: as many as the engine drafts."""
 SETTINGS: Mapping[str, tuple[float, ...]] = {

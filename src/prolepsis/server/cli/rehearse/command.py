@@ -12,7 +12,7 @@ from prolepsis.control.audit.commands.acts import actor, record_act
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.config import EngineConfig, ServerConfig
 from prolepsis.core.errors import ConfigError
-from prolepsis.core.files import read_text, write_whole
+from prolepsis.core.files import read_text, write_output
 from prolepsis.core.terminal.config import Settings, listed
 from prolepsis.core.terminal.documents import print_reply
 from prolepsis.core.terminal.flags import configured
@@ -76,7 +76,7 @@ def measure(
     for mode in dict.fromkeys(one.mode for one in recordings):
         traces = [one.trace for one in recordings if one.mode == mode]
         machine, _ = checked(RehearsedServer(machine=machine, mode=mode), traces)
-    _write(output / "machine.json", machine.to_json(), "output")
+    write_output(output / "machine.json", machine.to_json().encode())
     files = {f"{'plain' if one.mode == 'off' else one.mode}-{one.load.name}.jsonl.gz": one for one in recordings}
     for name, one in files.items():
         write_trace(output / name, one.trace)
@@ -132,7 +132,7 @@ def check(
         if trace.machine != setting.machine.fingerprint:
             warn(f"{file} is of another model or build than {machine}, or does not say of which")
     measured, compared = checked(setting, list(traces.values()))
-    _write(machine, measured.to_json(), "machine")
+    write_output(machine, measured.to_json().encode(), "machine")
     record_act(AuditEvent(actor=actor(), action="rehearsal.checked", subject=machine.name))
     found = dict(zip(traces, compared, strict=True))
     if as_json:
@@ -141,13 +141,6 @@ def check(
     for file, of in found.items():
         heading = ["figure", "measured", "forecast", "error"]
         print_table(f"{file}: forecast against what was measured", heading, [_compared(one) for one in of])
-
-
-def _write(file: Path, text: str, param: str) -> None:
-    try:
-        write_whole(file, text.encode())
-    except OSError as error:
-        raise ConfigError(f"{file} cannot be written: {error.strerror}", param=param) from None
 
 
 def _print_errors(machine: "Machine") -> None:
@@ -221,7 +214,7 @@ def run(
         price_per_hour=price_per_hour,
     )
     if html is not None:
-        _write(html, page.html(), "html")
+        write_output(html, page.html().encode(), "html")
     _print_forecast(page, as_json=as_json)
     if donors is None and not any(line.drafts for line in played.lines):
         _end_unproven()
