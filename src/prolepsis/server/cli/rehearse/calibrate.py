@@ -32,7 +32,8 @@ _ROUNDS = 2
 """Times that each load is measured, with the recordings between them: machines are not the same all the time."""
 
 _WARM_UP_S = 1.0
-_SURVEYED_AT_ONCE = 8
+_AT_ONCE = 8
+"""Of a survey of random arrivals."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,18 +48,22 @@ class OfferedLoad:
     seed: int = 0
 
     def requests(self, mode: SpecMode, name: str) -> Iterator[tuple[float, GenerateRequest]]:
-        """Yield arrivals (seconds) and requests; lengths are lognormal with a median of a third of `max_tokens`."""
-        chance, at = random.Random(self.seed), 0.0
+        """Yield arrivals (seconds) and requests; lengths are lognormal with a median of a third of `max_tokens`.
+
+        Prompts come in rounds, each in its own scope: a prompt that comes again does not find its answer.
+        """
+        chance, at, prompts = random.Random(self.seed), 0.0, list[EncodedPrompt]()
         for number in count():
+            prompts = prompts or chance.sample(self.prompts, len(self.prompts))
             at += chance.expovariate(self.load.per_second) if self.load.per_second else 0.0
             length = max(2, min(self.max_tokens, round(self.max_tokens / 3 * chance.lognormvariate(0.0, 0.7))))
             yield (
                 at,
                 GenerateRequest(
                     request_id=f"{name}-{number}",
-                    prompt_token_ids=chance.choice(self.prompts).token_ids,
+                    prompt_token_ids=prompts.pop().token_ids,
                     params=SamplingParams(temperature=0.0, max_tokens=length),
-                    cache_salt=name,
+                    cache_salt=f"{name}-{number // len(self.prompts)}",
                     speculation=SpeculationChoice(mode),
                     records_drafts=mode != "off",
                 ),
@@ -98,7 +103,7 @@ async def surveyed(client: ThreadEngineClient, offered: OfferedLoad, trace: Trac
     most = client.engine.plan.current.num_speculative_tokens
     client.send(ApplyPlan(SpecPlan(num_speculative_tokens=most, fixed_depth=most)))
     requests = islice(offered.requests("always", "survey"), len(trace.lines))
-    answers = await in_flight([partial(ask, client, request) for _, request in requests], _SURVEYED_AT_ONCE)
+    answers = await in_flight([partial(ask, client, request) for _, request in requests], trace.at_once or _AT_ONCE)
     drafts = [{name: tuple(made) for name, made in answer.stats.drafts.items()} for answer in answers]
     return replace(trace, lines=tuple(map(_with_drafts, trace.lines, drafts)))
 
