@@ -85,4 +85,4 @@ def test_seeds_that_disagree_where_it_stops_paying_are_both_named(page: Forecast
     (plain, own), *rest = page.by_seed[0]
     pays = [(plain, replace(own, percentiles={"end to end": {"p50": 1e-3}}))]
     stops = [(plain, slower(own)), *rest]
-    assert replace(page, by_seed=[pays, stops]).end == "at none of these loads or at 1x"
+    assert replace(page, by_seed=[pays, stops]).end == "at none of these loads or 1x"

@@ -76,7 +76,8 @@ class ForecastPage:
     def end(self) -> str:
         """Where speculation stops paying, by each seed."""
         found = [stops_paying(pairs) for pairs in self.by_seed]
-        return " or ".join(dict.fromkeys(f"at {one.load}" if one else "at none of these loads" for one in found))
+        loads = [one.load if one else "none of these loads" for one in found]
+        return "at " + " or ".join(dict.fromkeys(load.replace(" at once", " requests at once") for load in loads))
 
     @property
     def checked(self) -> str | None:

@@ -12,7 +12,7 @@ from prolepsis.ops.console.render import environment
 from prolepsis.server.rehearsal.tune import Tuning, TuningGoal, TuningTrial
 
 HEADING = ("changed", "mean time", "machine s per million tokens", "goodput", "refused")
-_LEFT, _TOP, _WIDTH, _HEIGHT = 10.0, 16.0, 580.0, 214.0
+_LEFT, _TOP, _WIDTH, _HEIGHT = 60.0, 16.0, 530.0, 214.0
 """Where points are, in the picture's own coordinates."""
 
 
@@ -39,10 +39,11 @@ class TuningPage:
         style = Markup((files("prolepsis.ops.console") / "static" / "console.css").read_text())  # noqa: S704  # ours
         template = environment().get_template("server/rehearsal/templates/tuning.html")
         times, costs = (sorted(values) for values in zip(*map(_at, self.tuning.trials), strict=True))
+        best_last = sorted(self.tuning.trials, key=lambda one: one is self.tuning.best)
         return template.render(
             page=self,
             heading=HEADING,
-            points=[(*self._place(one), self._kind(one), one.changed or "as it is") for one in self.tuning.trials],
+            points=[(*self._place(one), self._kind(one), one.changed or "as it is") for one in best_last],
             frontier=[self._place(one) for one in self.tuning.frontier],
             ends={"times": [figure(times[0]), figure(times[-1])], "costs": [figure(costs[0]), figure(costs[-1])]},
             version=__version__,
