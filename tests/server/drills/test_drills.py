@@ -14,7 +14,8 @@ RULES: dict[str, Any] = {
     for rule in group["rules"]  # type: ignore[attr-defined]
     if "alert" in rule
 }
-SIGNS = {sign for drill in DRILLS for sign in (drill.alarm, drill.safe) if sign is not None}
+FOUND = {sign for drill in DRILLS for sign in (drill.alarm, drill.safe) if sign is not None}
+SIGNS = sorted(FOUND, key=lambda sign: sign.alert)
 
 
 @pytest.mark.parametrize("sign", SIGNS, ids=lambda sign: sign.alert)
