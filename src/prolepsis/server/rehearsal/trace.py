@@ -1,4 +1,4 @@
-"""Traces: our recordings, and the formats of Mooncake, Azure and BurstGPT, which have arrivals and lengths only."""
+"""Traces: our recordings, and the formats of Mooncake, Azure, BurstGPT, AIPerf and GuideLLM, without drafts."""
 
 import csv
 import gzip
@@ -156,17 +156,21 @@ _Read = Callable[[str, Iterable[str]], Trace]
 
 
 def _reader(first: str, path: Path) -> _Read:
+    if first.strip() == "{" or '"benchmarks":' in first:  # one document
+        return _guidellm
     if first.startswith("{"):
         given = json.loads(first)
         if given.get("format") == FORMAT:
             return _ours
         if "input_length" in given:
             return _mooncake
+        if "metadata" in given:
+            return _aiperf
     columns = tuple(first.strip().split(","))
     for expected, read in _CSV.items():
         if set(expected) <= set(columns):
             return read
-    known = f"a first line with format {FORMAT}, of Mooncake (input_length), or the columns of Azure or BurstGPT"
+    known = f"a line with format {FORMAT}, of Mooncake or AIPerf, a report of GuideLLM, or columns of Azure or BurstGPT"
     raise ConfigError(f"{path} begins with {first[:80]!r}; allowed: {known}", param="trace")
 
 
@@ -190,6 +194,33 @@ def _mooncake(first: str, rest: Iterable[str]) -> Trace:
         )
 
     return Trace(lines=_in_order(line(text) for text in (first, *rest)), block_size=_MOONCAKE_BLOCK)
+
+
+def _aiperf(first: str, rest: Iterable[str]) -> Trace:
+    """Read the records of a run (`profile_export.jsonl`): lengths as the server told them, else as AIPerf counts."""
+
+    def line(text: str) -> TraceLine:
+        given = json.loads(text)
+        sizes = {name: int(one["value"]) for name, one in given["metrics"].items() if one.get("unit") == "tokens"}
+        return TraceLine(
+            at=given["metadata"]["request_start_ns"] / 1e9,
+            prompt=sizes.get("usage_prompt_tokens") or sizes["input_sequence_length"],
+            output=sizes.get("usage_completion_tokens") or sizes["output_sequence_length"],
+        )
+
+    begun = (text for text in (first, *rest) if not json.loads(text).get("error"))
+    return Trace(lines=_in_order(line(text) for text in begun))
+
+
+def _guidellm(first: str, rest: Iterable[str]) -> Trace:
+    """Read the requests of a report that were answered, of all its benchmarks."""
+    report = json.loads("".join((first, *rest)))
+    lines = (
+        TraceLine(at=one["request_start_time"], prompt=one["prompt_tokens"], output=one["output_tokens"])
+        for benchmark in report["benchmarks"]
+        for one in benchmark["requests"]["successful"]
+    )
+    return Trace(lines=_in_order(lines))
 
 
 def _azure(first: str, rest: Iterable[str]) -> Trace:

@@ -45,7 +45,9 @@ if TYPE_CHECKING:
 app = command_group("Rehearse traffic: what speculation would do to it, by the scheduler and policy that will run.")
 app.command("record", epilog=EPILOG)(record)
 
-TraceFile = Annotated[Path, typer.Argument(help="a recording, or a trace of Mooncake, Azure or BurstGPT")]
+TraceFile = Annotated[
+    Path, typer.Argument(help="a recording, or a trace of Mooncake, Azure, BurstGPT, AIPerf or GuideLLM")
+]
 MachineFile = Annotated[Path, typer.Option("--machine", help="a measured one, or a name of `rehearse machines`")]
 
 
