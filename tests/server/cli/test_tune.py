@@ -23,7 +23,7 @@ def arguments(tmp_path: Path) -> list[str]:
     (tmp_path / "policy.yaml").write_text(POLICY)
     files = {"--machine": "machine.json", "--policy": "policy.yaml", "--output": "tuned.yaml"}
     given = [part for flag, name in files.items() for part in (flag, str(tmp_path / name))]
-    return ["tune", str(tmp_path / "trace.jsonl"), *given]
+    return ["tune", str(tmp_path / "trace.jsonl"), *given, "--unchecked"]
 
 
 def run(*arguments: str) -> Result:
@@ -55,6 +55,12 @@ def test_the_frontier_is_drawn(arguments: list[str], tmp_path: Path) -> None:
     assert page.count("<circle") == int(re.findall(r"(\d+) rehearsals of trace.jsonl", page)[0])
     assert page.count('class="best"') == 1
     assert "rollout:" in page
+
+
+def test_a_machine_that_was_never_checked_is_refused(arguments: list[str]) -> None:
+    result = run(*arguments[:-1])
+    assert result.exit_code == BAD_INPUT
+    assert "was ever checked" in result.stderr
 
 
 def test_an_unknown_goal_is_refused_by_name(arguments: list[str]) -> None:

@@ -27,11 +27,12 @@ def tune(
     seed: Annotated[int, typer.Option(help="of the times of passes")] = 0,
     goal_first_ms: Annotated[float, typer.Option(min=0, help="latest first token that counts for goodput")] = 2000.0,
     goal_token_ms: Annotated[float, typer.Option(min=0, help="longest time a token that counts")] = 100.0,
+    unchecked: Annotated[bool, typer.Option("--unchecked", help="also where no forecast was ever checked")] = False,
     exit_code: Annotated[bool, typer.Option("--exit-code", help="exit with status 1 if a change is worth it")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Search terms and settings for a goal; write a policy whose changed rules go through a rollout."""
-    from prolepsis.server.cli.rehearse.command import machine_of, policy_of
+    from prolepsis.server.cli.rehearse.command import machine_of, policy_of, refuse_unchecked
     from prolepsis.server.rehearsal.goal import LatencyGoal
     from prolepsis.server.rehearsal.rehearsal import RehearsedServer
     from prolepsis.server.rehearsal.trace import read_trace
@@ -40,8 +41,10 @@ def tune(
     from prolepsis.server.rehearsal.tuning_page import TuningPage
 
     quiet_logs("error")  # what is rehearsed sheds load
-    played = read_trace(trace).scaled(rate=rate, most=requests)
-    setting = RehearsedServer(machine=machine_of(machine), policy=policy_of(policy), seed=seed)
+    played, measured = read_trace(trace).scaled(rate=rate, most=requests), machine_of(machine)
+    if not unchecked:
+        refuse_unchecked(measured, machine)
+    setting = RehearsedServer(machine=measured, policy=policy_of(policy), seed=seed)
     within = LatencyGoal(first_token_s=goal_first_ms / 1000.0, per_token_s=goal_token_ms / 1000.0)
     tuning = search(played, setting, goal, within, lambda one: note(f"rehearsed: {one.changed or 'as it is'}"))
     before = tuning.trials[0].policy

@@ -194,7 +194,7 @@ def run(
     quiet_logs("error")  # what is rehearsed sheds load
     measured = machine_of(machine)
     if not unchecked:
-        _refuse_unchecked(measured, machine)
+        refuse_unchecked(measured, machine)
     played = read_trace(trace).scaled(lengths=lengths, most=requests)
     donors = None if drafts is None else read_trace(drafts)
     given = policy_of(policy)
@@ -222,7 +222,8 @@ def run(
         _end_unproven()
 
 
-def _refuse_unchecked(machine: "Machine", file: Path) -> None:
+def refuse_unchecked(machine: "Machine", file: Path) -> None:
+    """Raise `ConfigError` for a machine of which no forecast was ever held against what was measured."""
     if not machine.checks:
         allowed = f"allowed: after prolepsis rehearse check RECORDING --machine {file}, or with --unchecked"
         raise ConfigError(f"no forecast of {file} was ever checked; {allowed}", param="machine")
