@@ -6,7 +6,7 @@ from enum import IntFlag
 from typing import Literal
 
 from prolepsis.core.events import Tokens
-from prolepsis.core.requests import GenerateRequest
+from prolepsis.core.requests import GenerateRequest, SpecMode
 from prolepsis.core.stats import LossReason, Mode, RequestStats
 from prolepsis.core.token_intervals import TokenIntervals
 from prolepsis.core.trace_context import TraceContext
@@ -110,6 +110,8 @@ class RequestAbout:
     structured: str = "none"
     """As `RequestFacts.structured_output`; the next as `RequestFacts.tools`."""
     tools: bool = False
+    asks: SpecMode = "auto"
+    """What its caller asked of speculation."""
     arrived: float = 0.0
     """When it arrived, by `time.monotonic`."""
     trace: TraceContext | None = None

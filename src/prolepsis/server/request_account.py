@@ -203,6 +203,7 @@ def about(prepared: PreparedRequest) -> RequestAbout:
         stream=prepared.stream,
         structured=structured_output(prepared.body),
         tools=tool_choice(prepared.body) != "none",
+        asks=decision.requested.mode,
         arrived=prepared.context.arrived,
         trace=prepared.context.trace,
     )

@@ -91,6 +91,12 @@ def test_a_prompt_that_was_read_before_is_not_read_again() -> None:
     assert [one.stats.num_cached_tokens for one in outcomes] == [0, 288, 0]
 
 
+def test_a_caller_that_asked_for_no_drafts_gets_none() -> None:
+    asked = Trace(lines=(replace(line(0.0), mode="off"), line(5.0)))
+    plain, own = rehearse(asked, RehearsedServer(machine=MACHINE)).outcomes
+    assert (plain.stats.num_steps, own.stats.num_steps < 41) == (41, True)
+
+
 def test_a_policy_decides_for_whom_it_speculates() -> None:
     text = 'version: "1"\ndefault: {mode: "off"}\nrules: [{name: fast, match: {tenant: [a]}, mode: "on"}]\n'
     policy = usable_policy(text, "policy", NOTHING_KNOWN)

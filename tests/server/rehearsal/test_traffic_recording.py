@@ -78,13 +78,13 @@ def trace_of(file: bytes | bytearray, folder: Path) -> Trace:
 def test_a_request_becomes_a_line(tmp_path: Path) -> None:
     recorded = recording()
     assert recorded.begin("r", 101.0) == Keep.SHAPES
-    recorded.take(replace(ABOUT, structured="regex", tools=True), prompt("r"))
+    recorded.take(replace(ABOUT, structured="regex", tools=True, asks="off"), prompt("r"))
     trace = trace_of(recorded.file, tmp_path)
     [line] = trace.lines
     assert trace.machine == "print"
     assert (line.at, line.prompt, line.output, line.blocks, line.temperature) == (0.0, 40, 3, (0,), 0.5)
     assert (line.tenant, line.tier, line.route) == ("tenant-1", "premium", "/v1/completions")
-    assert (line.structured, line.tools, line.drafts) == ("regex", True, {"suffix": (DRAFT,)})
+    assert (line.structured, line.tools, line.mode, line.drafts) == ("regex", True, "off", {"suffix": (DRAFT,)})
     assert line.measured is not None
     assert (line.measured.first_token_s, line.measured.total_s, line.measured.num_steps) == (3.0, 5.0, 2)
 

@@ -191,7 +191,8 @@ class _Play:
                 self._answers.end(request.request_id)
 
     async def _decided(self, number: int, line: TraceLine) -> Decision:
-        requested = SpeculationRequest(self._setting.mode)
+        mode = self._setting.mode
+        requested = SpeculationRequest(line.mode if mode == "auto" else mode)
         if self._control is None:
             return decide_alone(requested)
         key, time = f"{self._setting.seed}-{number}", self._control.policies.now()

@@ -16,6 +16,7 @@ from prolepsis.core.errors import ConfigError
 from prolepsis.core.facts import RequestFacts, traffic_class_of
 from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.core.recorded_draft import RecordedDraft
+from prolepsis.core.requests import SpecMode
 
 FORMAT = "prolepsis-trace/1"
 _MOONCAKE_BLOCK = 512
@@ -50,6 +51,8 @@ class TraceLine:
     structured: str = "none"
     tools: bool = False
     temperature: float = 1.0
+    mode: SpecMode = "auto"
+    """What its caller asked of speculation."""
     measured: MeasuredTimes | None = None
     drafts: dict[str, tuple[RecordedDraft, ...]] = field(default_factory=dict)
 

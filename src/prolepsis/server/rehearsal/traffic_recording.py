@@ -96,7 +96,7 @@ class TrafficRecording:
             tenant = self._tenants.setdefault(tenant, f"tenant-{len(self._tenants) + 1}")
         measured = None if prompt.answer == "unreported" else line.measured
         line = replace(line, tenant=tenant, tier=about.tier, route=about.route, measured=measured)
-        return replace(line, structured=about.structured, tools=about.tools)
+        return replace(line, structured=about.structured, tools=about.tools, mode=about.asks)
 
 
 class RecordingFeature(Feature):
