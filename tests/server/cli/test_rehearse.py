@@ -193,6 +193,13 @@ def test_what_measure_writes_was_checked(
     assert read_trace(tmp_path / "auto-3.jsonl.gz").at_once == 3
 
 
+def test_a_machine_of_the_package_is_not_checked(calibration: Measured, tmp_path: Path) -> None:
+    _, trace = files(calibration, tmp_path)
+    result = run_command("rehearse", "check", trace, "--machine", "h100-llama-7b-fp8")
+    assert result.exit_code == BAD_INPUT
+    assert "allowed: a file" in result.stderr
+
+
 def test_a_machine_from_before_there_were_checks_is_read(calibration: Measured) -> None:
     old = json.loads(calibration.machine.to_json())
     del old["checks"]

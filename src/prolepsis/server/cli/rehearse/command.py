@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from prolepsis.server.cli.rehearse.calibrate import LoadRecording
     from prolepsis.server.rehearsal.check import Compared
     from prolepsis.server.rehearsal.control import ControlChange
-    from prolepsis.server.rehearsal.forecast import LoadForecast
+    from prolepsis.server.rehearsal.forecast import LoadForecast, Pair
     from prolepsis.server.rehearsal.load import TrafficLoad
     from prolepsis.server.rehearsal.page import ForecastPage
     from prolepsis.server.rehearsal.trace import Trace
@@ -128,6 +128,8 @@ def check(
     from prolepsis.server.rehearsal.trace import read_trace
 
     quiet_logs("error")  # what is rehearsed sheds load
+    if not machine.is_file():
+        raise ConfigError(f"machine is {machine}; allowed: a file, where the errors are kept", param="machine")
     setting = RehearsedServer(machine=machine_of(machine), mode=mode, policy=policy_of(policy))
     traces = {str(file): read_trace(file) for file in recordings}
     for file, trace in traces.items():
@@ -201,12 +203,13 @@ def run(
     given = without_rollouts(given) if given is not None and fully_on else given
     setting = RehearsedServer(machine=measured, server=ServerConfig(flags=flags), policy=given)
     goal = LatencyGoal(first_token_s=goal_first_ms / 1000.0, per_token_s=goal_token_ms / 1000.0)
-    by_seed = []
-    for number in range(seed, seed + seeds):
+
+    def seeded(number: int) -> "Sequence[Pair]":
         drawn = played if donors is None else played.with_drafts_of(donors, number)
-        by_seed.append(forecasts(_loads(drawn, rates, at_once), replace(setting, seed=number), goal))
+        return forecasts(_loads(drawn, rates, at_once), replace(setting, seed=number), goal)
+
     page = ForecastPage(
-        by_seed=by_seed,
+        by_seed=[seeded(number) for number in range(seed, seed + seeds)],
         trace=trace.name,
         machine_name=machine.name,
         policy=policy.name if policy else None,
