@@ -17,7 +17,17 @@ from prolepsis.core.engine_client import EngineHealth, EngineInfo, HeadSwapped, 
 from prolepsis.core.errors import EngineDead, EngineError, InvalidParameter, OtherExactGroup, StepFailed, UserError
 from prolepsis.core.events import Event, Failed
 from prolepsis.core.figures import EngineObserver
-from prolepsis.core.messages import Abort, ApplyPlan, Message, OfferDraft, SetCorpora, StopRun, Submit, SwapHead
+from prolepsis.core.messages import (
+    Abort,
+    ApplyPlan,
+    InjectFault,
+    Message,
+    OfferDraft,
+    SetCorpora,
+    StopRun,
+    Submit,
+    SwapHead,
+)
 from prolepsis.core.plan import AppliedPlan, SpecPlan
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import RequestStats
@@ -240,7 +250,7 @@ class Engine:
                 self.speculation.proposers.take_corpora(message)
             case SwapHead():
                 self._swap_head(message)
-            case _ if message is not None:  # InjectFault
+            case InjectFault():
                 self._verifier = self._faults.inject(message)
 
     def _submit(self, request: GenerateRequest, arrival: float) -> None:

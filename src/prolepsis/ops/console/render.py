@@ -4,10 +4,12 @@ import math
 import time
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from importlib.resources import files
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from prolepsis import __version__
 from prolepsis.core import units
 
 UNKNOWN = "–"
@@ -31,6 +33,12 @@ def environment() -> Environment:
     shown = (count, share, seconds, age, moment, size, amount, number, plain, words, path)
     made.filters |= {one.__name__: one for one in shown}
     return made
+
+
+def page_alone(template: str, **values: object) -> str:
+    """Return a page that needs nothing but itself: a template that extends `alone.html`."""
+    style = Markup((files(__package__) / "static" / "console.css").read_text())  # noqa: S704  # ours
+    return environment().get_template(template).render(style=style, version=__version__, **values)
 
 
 def count(value: float | None) -> str:

@@ -105,6 +105,11 @@ class Review:
         return self.period.seconds >= _QUARTER
 
     @property
+    def heads(self) -> Mapping[str, Happening]:
+        """The last exchange of each place of a draft head."""
+        return {row.subject: row for row in self.swaps}
+
+    @property
     def drills(self) -> list[Happening]:
         return [row for row in self.happened if row.what == "drill.run"]
 
@@ -214,8 +219,7 @@ def _neglected(review: Review) -> Iterator[ReviewFinding]:
         return
     if not review.drills:
         yield ReviewFinding("no drill was run", "all servers", "of a quarter; `prolepsis drill run all`")
-    last = {row.subject: row for row in review.swaps}
-    for subject, row in last.items():
+    for subject, row in review.heads.items():
         days = (review.period.end.timestamp() - row.at) / DAY_S
         if days > DAYS["quarter"]:
             yield ReviewFinding("a draft head is old", subject, f"exchanged {days:.0f} days ago; see `prolepsis drift`")

@@ -105,9 +105,11 @@ def _capacity(review: Review) -> Iterator[str]:
 def _heads(review: Review) -> Iterator[str]:
     yield "## Draft heads"
     yield ""
-    last = {row.subject: row for row in review.swaps}.values()
     end = review.period.end.timestamp()
-    rows = [[row.subject, shown_at(row.at), f"{(end - row.at) / DAY_S:.0f} days", row.details] for row in last]
+    rows = [
+        [row.subject, shown_at(row.at), f"{(end - row.at) / DAY_S:.0f} days", row.details]
+        for row in review.heads.values()
+    ]
     yield from _table(["place", "exchanged (UTC)", "age", "details"], rows, "None was exchanged while servers ran.")
 
 

@@ -7,6 +7,7 @@ import typer
 
 from prolepsis.core.files import write_output
 from prolepsis.core.terminal.output import FAILED, AsJson, note, print_facts, print_json, print_table, quiet_logs
+from prolepsis.server.rehearsal.goal import GoalFirstMs, GoalTokenMs
 
 if TYPE_CHECKING:
     from prolepsis.control.policy.model import Policy
@@ -25,8 +26,8 @@ def tune(
     rate: Annotated[float, typer.Option(min=0.001, help="times the arrivals of the trace")] = 1.0,
     requests: Annotated[int | None, typer.Option(min=1, help="only so many requests; default: all")] = None,
     seed: Annotated[int, typer.Option(help="of the times of passes")] = 0,
-    goal_first_ms: Annotated[float, typer.Option(min=0, help="latest first token that counts for goodput")] = 2000.0,
-    goal_token_ms: Annotated[float, typer.Option(min=0, help="longest time a token that counts")] = 100.0,
+    goal_first_ms: GoalFirstMs = 2000.0,
+    goal_token_ms: GoalTokenMs = 100.0,
     unchecked: Annotated[bool, typer.Option("--unchecked", help="also where no forecast was ever checked")] = False,
     exit_code: Annotated[bool, typer.Option("--exit-code", help="exit with status 1 if a change is worth it")] = False,
     as_json: AsJson = False,

@@ -1,4 +1,4 @@
-"""Drills on a server: the holder of a lease injects a fault, which is taken back whatever becomes of the holder."""
+"""Drills on a server: the holder of a lease injects a fault, which is taken back also without the holder."""
 
 from collections.abc import Callable, Mapping
 from functools import partial

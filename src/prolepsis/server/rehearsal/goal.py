@@ -1,6 +1,12 @@
 """What a request must keep to count for goodput."""
 
 from dataclasses import dataclass
+from typing import Annotated
+
+import typer
+
+GoalFirstMs = Annotated[float, typer.Option(min=0, help="latest first token that counts for goodput")]
+GoalTokenMs = Annotated[float, typer.Option(min=0, help="longest time a token that counts")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

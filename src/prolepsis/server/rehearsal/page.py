@@ -2,17 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 from statistics import median
 from typing import NamedTuple
 
-from markupsafe import Markup
-
-from prolepsis import __version__
 from prolepsis.control.web.drawing import Chart, Line
 from prolepsis.core.units import figure
 from prolepsis.engine.rehearsal.machine import Machine
-from prolepsis.ops.console.render import environment
+from prolepsis.ops.console.render import page_alone
 from prolepsis.server.rehearsal.check import EACH, FIRST, WHOLE
 from prolepsis.server.rehearsal.forecast import ClassGain, LoadForecast, Pair, stops_paying
 from prolepsis.server.rehearsal.goal import LatencyGoal
@@ -133,9 +129,7 @@ class ForecastPage:
         ]
 
     def html(self) -> str:
-        style = Markup((files("prolepsis.ops.console") / "static" / "console.css").read_text())  # noqa: S704  # ours
-        template = environment().get_template("server/rehearsal/templates/forecast.html")
-        return template.render(page=self, version=__version__, style=style)
+        return page_alone("server/rehearsal/templates/forecast.html", page=self)
 
 
 def _line(name: str, shown: ShownFigure, loads: Sequence[Sequence[LoadForecast]]) -> Line:

@@ -2,13 +2,9 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.resources import files
 
-from markupsafe import Markup
-
-from prolepsis import __version__
 from prolepsis.core.units import figure
-from prolepsis.ops.console.render import environment
+from prolepsis.ops.console.render import page_alone
 from prolepsis.server.rehearsal.tune import Tuning, TuningGoal, TuningTrial
 
 HEADING = ("changed", "mean time", "machine s per million tokens", "goodput", "refused")
@@ -36,18 +32,15 @@ class TuningPage:
         return [_row(one, marks.get(id(one), one.changed)) for one in shown]
 
     def html(self) -> str:
-        style = Markup((files("prolepsis.ops.console") / "static" / "console.css").read_text())  # noqa: S704  # ours
-        template = environment().get_template("server/rehearsal/templates/tuning.html")
         times, costs = (sorted(values) for values in zip(*map(_at, self.tuning.trials), strict=True))
         best_last = sorted(self.tuning.trials, key=lambda one: one is self.tuning.best)
-        return template.render(
+        return page_alone(
+            "server/rehearsal/templates/tuning.html",
             page=self,
             heading=HEADING,
             points=[(*self._place(one), self._kind(one), one.changed or "as it is") for one in best_last],
             frontier=[self._place(one) for one in self.tuning.frontier],
             ends={"times": [figure(times[0]), figure(times[-1])], "costs": [figure(costs[0]), figure(costs[-1])]},
-            version=__version__,
-            style=style,
         )
 
     def _place(self, trial: TuningTrial) -> tuple[float, float]:

@@ -23,7 +23,7 @@ MOST_ANSWERS = 4096  # that are remembered: the newest
 class SyntheticProposer(Proposer):
     """Proposes chains whose token at each place is right with a given chance, if those before it are.
 
-    Answers are remembered by tenant, whatever their cache salt: an arm of `bench` knows what the plain one said.
+    Answers are remembered by tenant, in all of its cache salts: an arm of `bench` knows what the plain one said.
     """
 
     name = SYNTHETIC

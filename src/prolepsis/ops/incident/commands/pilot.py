@@ -1,7 +1,6 @@
 """`prolepsis pilot`: what speculation brought to the traffic of a running server, against its live control."""
 
 from datetime import UTC, datetime
-from importlib.resources import files
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +11,7 @@ from prolepsis.core.files import write_output
 from prolepsis.core.terminal.admin import HERE, Key, ask
 from prolepsis.core.terminal.documents import print_reply
 from prolepsis.core.terminal.output import EPILOG, AsJson, command_group
-from prolepsis.ops.console.render import environment
+from prolepsis.ops.console.render import page_alone
 from prolepsis.ops.incident.period import parse_time
 
 _FIGURES = ("figure", "speculating", "control", "change=change:share", "n=num_speculating", "n of control=num_control")
@@ -33,8 +32,7 @@ def report(
     start = parse_time(since, datetime.now(UTC), "since").astimezone(UTC)
     found = ask(url, key, "GET", f"/admin/pilot?since={start:%Y-%m-%dT%H:%M:%SZ}", timeout_s=120.0)
     if html is not None:
-        style = (files("prolepsis.ops.console") / "static/console.css").read_text()
-        page = environment().get_template("ops/incident/templates/pilot.html")
-        write_output(html, page.render(found, style=style, place=interval).encode(), "html")
+        page = page_alone("ops/incident/templates/pilot.html", place=interval, **found)
+        write_output(html, page.encode(), "html")
     shown = found if as_json else {**found, "limits": [{"limit": text} for text in found["limits"]]}
     print_reply(shown, {"figures": _FIGURES, "limits": ("what the evidence cannot say=limit",)}, as_json=as_json)

@@ -18,7 +18,7 @@ from prolepsis.core.terminal.output import FAILED, AsJson, note
 from prolepsis.core.units import duration
 from prolepsis.server.cli.bench.prompts import Prompt, load_prompts
 from prolepsis.server.cli.load.traffic import Body, LoadAnswer, arrivals, send
-from prolepsis.server.rehearsal.goal import LatencyGoal
+from prolepsis.server.rehearsal.goal import GoalFirstMs, GoalTokenMs, LatencyGoal
 from prolepsis.server.rehearsal.trace import TraceLine
 
 MODES = {"off": ("off",), "auto": ("auto",), "mixed": ("off", "auto")}  # what requests ask of speculation, in turns
@@ -38,8 +38,8 @@ def load(
     temperature: Annotated[float, typer.Option(min=0, max=2, help="0 is greedy")] = 0.0,
     seed: Annotated[int, typer.Option(help="of arrivals and answers")] = 0,
     warm_up: Annotated[int, typer.Option(min=0, help="first requests of each mode, which do not count")] = 4,
-    goal_first_ms: Annotated[float, typer.Option(min=0, help="latest first token that counts for goodput")] = 2000.0,
-    goal_token_ms: Annotated[float, typer.Option(min=0, help="longest time a token that counts")] = 100.0,
+    goal_first_ms: GoalFirstMs = 2000.0,
+    goal_token_ms: GoalTokenMs = 100.0,
     as_json: AsJson = False,
 ) -> None:
     """Put load on a running server, and compare latency and goodput with and without speculation.

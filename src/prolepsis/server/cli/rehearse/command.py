@@ -30,6 +30,7 @@ from prolepsis.core.terminal.output import (
     warn,
 )
 from prolepsis.server.cli.rehearse.record import record
+from prolepsis.server.rehearsal.goal import GoalFirstMs, GoalTokenMs
 
 if TYPE_CHECKING:
     from prolepsis.control.policy.model import Policy
@@ -174,8 +175,8 @@ def run(
     seeds: Annotated[int, typer.Option(min=1, help="so many seeds, from --seed on, give lowest and highest")] = 1,
     lengths: Annotated[float, typer.Option(min=0.001, help="times the lengths of the trace")] = 1.0,
     requests: Annotated[int | None, typer.Option(min=1, help="only so many requests; default: all")] = None,
-    goal_first_ms: Annotated[float, typer.Option(min=0, help="latest first token that counts for goodput")] = 2000.0,
-    goal_token_ms: Annotated[float, typer.Option(min=0, help="longest time a token that counts")] = 100.0,
+    goal_first_ms: GoalFirstMs = 2000.0,
+    goal_token_ms: GoalTokenMs = 100.0,
     at_once: Annotated[
         str | None, typer.Option(help="requests at once, comma-separated, in place of the rates")
     ] = None,
