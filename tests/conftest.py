@@ -3,6 +3,8 @@
 import gc
 import os
 import sys
+import time
+import tomllib
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -67,6 +69,14 @@ def pytest_collection_finish() -> None:
     gc.freeze()  # a collection need not look at all that was imported
     gc.set_threshold(10_000, 10, 50)  # applications come and go with each test
     gc.enable()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Say what the suite took beside its budget; a machine that others use takes longer."""
+    if not config.option.file_or_dir:
+        seconds = tomllib.loads((config.rootpath / "budgets.toml").read_text())["seconds"]["suite"]
+        took = time.time() - terminalreporter._session_start.time
+        terminalreporter.write_line(f"the suite took {took:.0f} s; its budget on two quiet cores is {seconds} s")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -197,7 +197,7 @@ def test_entries_that_a_receiver_refuses_are_not_delivered(monkeypatch: pytest.M
     assert [json.loads(record.body.string_value)["seq"] for record in records] == [1, 2]
     assert records[0].attributes[0].value.int_value == 1
     assert (records[0].event_name, records[0].time_unix_nano) == (
-        "prolepsis.control.audit.kill.on",
+        "prolepsis.audit.kill.on",
         1_795_341_600_000_001_000,
     )
 

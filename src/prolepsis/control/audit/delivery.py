@@ -153,10 +153,10 @@ def _log_record(entry: AuditEntry) -> "LogRecord":
         severity_text="INFO",
         body=AnyValue(string_value=json_line(entry)),
         attributes=[
-            _attribute("prolepsis.control.audit.seq", entry.seq),
-            _attribute("prolepsis.control.audit.actor", actor),
+            _attribute("prolepsis.audit.seq", entry.seq),
+            _attribute("prolepsis.audit.actor", actor),
         ],
-        event_name=f"prolepsis.control.audit.{entry.action}",
+        event_name=f"prolepsis.audit.{entry.action}",
     )
 
 
