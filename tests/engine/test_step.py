@@ -416,13 +416,13 @@ def test_every_decoding_step_has_a_draft_or_a_reason() -> None:
 def test_effective_mode_says_why() -> None:
     drafting = [Scripted(lambda s, n: draft_chain(s, n, wrong_from=99))]
     off = GenerateRequest("a", (1,), LONG, speculation=SpeculationChoice("off"))
-    ruled_off = GenerateRequest("a", (1,), LONG, speculation=SpeculationChoice("off", "policy_off"))
+    ruled_off = GenerateRequest("a", (1,), LONG, speculation=SpeculationChoice("off", "rule_off"))
     named = GenerateRequest("a", (1,), LONG, speculation=SpeculationChoice(proposers=("other",)))
     short = request("a", [1], SamplingParams(temperature=0.0, max_tokens=1))
     plain = request("a", [1], LONG)
     cases = [
         (off, SpecPlan(), "requested_off"),
-        (ruled_off, SpecPlan(), "policy_off"),
+        (ruled_off, SpecPlan(), "rule_off"),
         (named, SpecPlan(), "no_draft"),
         (short, SpecPlan(), "no_decode"),
         (plain, SpecPlan(3, 0), "plan_off"),

@@ -44,6 +44,14 @@ def test_a_busy_port_is_an_error_before_anything_is_loaded() -> None:
     assert caught.value.param == "port"
 
 
+def test_limits_that_mean_nothing_are_an_error_before_anything_is_loaded() -> None:
+    def start(config: EngineConfig, metrics: Metrics) -> StartedEngine:
+        raise AssertionError("the model was loaded for limits that mean nothing")
+
+    with pytest.raises(ConfigError, match="tier:golden"):
+        serve(EngineConfig(), ServerConfig(port=0, requests_per_minute={"tier:golden": 1}), start)
+
+
 def test_other_installed_packages_do_not_change_the_protocol() -> None:
     engine = FakeEngine()
     settings = StoppingServer(build(ServerConfig(), engine, ByteTokenizer(), Metrics()), engine, ServerConfig()).config

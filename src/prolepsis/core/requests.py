@@ -183,7 +183,7 @@ _RANGES: tuple[tuple[str, str, Callable[[float], bool]], ...] = (
 
 
 SpecMode = Literal["auto", "off", "always", "shadow"]
-OffReason = Literal["requested_off", "policy_off", "rolled_back", "not_eligible", "flag_off"]
+OffReason = Literal["requested_off", "rule_off", "no_rule", "not_drawn", "rolled_back", "not_eligible", "flag_off"]
 
 
 BACKGROUND = 5
@@ -209,7 +209,8 @@ class SpeculationChoice:
     rollout_run: str = ""
     """The run of a rollout that it drafts under; what is rolled back stops by this name (`StopRun`)."""
     may_fall_back: bool = False
-    """Where it is plain, or shadow: an engine that drafts may serve it while no other is there (`upstream`)."""
+    """Where it is plain, in shadow or has a ceiling: an engine that drafts, or drafts more, may serve it while no other
+    is there (`upstream`)."""
 
     @property
     def enabled(self) -> bool:

@@ -149,7 +149,9 @@ EffectiveReason = Literal[
     "shadow_budget",
     "decision_failed",
     "requested_off",  # the caller turned it off
-    "policy_off",  # the policy's rule gives mode off, or does not draw the request for its share in shadow
+    "rule_off",  # the policy's rule gives mode off
+    "no_rule",  # no rule of the policy matched, and its default gives mode off
+    "not_drawn",  # the rule did not draw it: for its share in shadow, or for the canary of its rollout
     "not_eligible",  # drafts of its traffic class have not shown what the policy's rule asks for
     "flag_off",  # a feature flag turned it off
     "killed",  # the kill switch stopped it; with mode on or shadow, after drafts had been verified or compared
@@ -178,7 +180,9 @@ IN_WORDS: Mapping[PlainReason | EffectiveReason, str] = {
     "decision_failed": "deciding about drafts failed: see the server's log",
     "no_capacity": "there was no room for a draft token",
     "requested_off": "the caller turned it off",
-    "policy_off": "the policy's rule says off, or did not draw the request",
+    "rule_off": "the policy's rule says off",
+    "no_rule": "no rule of the policy matched it, and the default is off",
+    "not_drawn": "its rule did not draw it: it is compared, or outside the share",
     "not_eligible": "drafts of its class do not show what the rule requires",
     "flag_off": "a feature flag turned it off",
     "plan_off": "the plan's ceiling is 0",

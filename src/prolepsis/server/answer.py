@@ -46,7 +46,7 @@ async def answer(
     account = RequestAccount(about(prepared), whole=not prepared.stream, check=partial(AnswerCheck.of, prepared))
     answering = _Answering(prepared, services, account, tells_start)
     stats, positions = list[RequestStats](), Positions()
-    with services.admission.admit(http, prepared.requests, deterministic=prepared.deterministic) as group:
+    with services.admission.admit(http, prepared.requests, deterministic=prepared.may_be_stored) as group:
         streams = [answering.prompt(group, number) for number in range(len(prepared.requests))]
         parts = led(streams) if prepared.one_prefix else merged(streams)
         try:

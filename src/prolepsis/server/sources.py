@@ -13,6 +13,7 @@ from prolepsis.control.rollout.silences import check_alertmanager
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import ConfigError
 from prolepsis.ops.tracing.settings import check_traces
+from prolepsis.server.admission.rate_limits import Limits
 from prolepsis.server.auth.key_file import KeyFile, default_key_file
 from prolepsis.server.auth.keys import Keys
 from prolepsis.server.connections import check_exposure
@@ -48,6 +49,7 @@ def read_sources(config: ServerConfig) -> Sources:
     check_exposure(config, sources.keys)
     check_traces(config)
     check_alertmanager(config.alertmanager)
+    Limits(config.requests_per_minute, config.tokens_per_minute).check()
     return sources
 
 

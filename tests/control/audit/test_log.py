@@ -67,6 +67,7 @@ async def test_actions_by_hand_are_recorded_with_their_author(tmp_path: Path, st
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
         assert (await http.put("/admin/kill", json={"on": True, "reason": "drill"})).status_code == 200
         breaker = {"proposer": INFO.proposers[0], "traffic_class": "text/none/free/short", "state": "forced_open"}
+        breaker |= {"reason": "its drafts are odd"}
         assert (await http.put("/admin/breakers", json=breaker)).status_code == 200, breaker
     killed, opened_by_hand = written_to(store)
     assert (killed.action, opened_by_hand.action) == ("kill.on", "breaker.forced_open")
@@ -75,6 +76,8 @@ async def test_actions_by_hand_are_recorded_with_their_author(tmp_path: Path, st
     assert (killed.details.actor, opened_by_hand.details.actor) == ("developer", "developer")
     assert isinstance(killed.details.before, dict)
     assert isinstance(killed.details.after, dict)
+    assert isinstance(opened_by_hand.details.after, dict)
+    assert opened_by_hand.details.after["because"] == "its drafts are odd"
     assert (killed.details.before["on"], killed.details.after["on"]) == (False, True)
     assert killed.details.after["shared"][0]["reason"] == "drill"
 

@@ -68,8 +68,10 @@ def test_a_route_without_control_requests_has_no_figure() -> None:
 @pytest.mark.parametrize(
     ("reasons", "expected"),
     [
-        (("policy_off", "breaker_open", "breaker_open"), "off, breakers disable the proposers of this class"),
-        (("policy_off",), "off, the policy's rule says off, or did not draw the request"),
+        (("rule_off", "breaker_open", "breaker_open"), "off, breakers disable the proposers of this class"),
+        (("rule_off",), "off, the policy's rule says off"),
+        (("no_rule",), "off, no rule of the policy matched it, and the default is off"),
+        (("not_drawn",), "off, its rule did not draw it: it is compared, or outside the share"),
         (("not_worth_it",), "off, verifying the draft would not have paid"),
     ],
 )
@@ -94,7 +96,7 @@ def test_the_kill_switch_of_something_else_is_no_reason() -> None:
 
 def test_control_requests_do_not_show_that_speculation_is_off() -> None:
     modes = LatestModes()
-    modes.observe(CHAT, mode("policy_off"), is_control=True)
+    modes.observe(CHAT, mode("not_drawn"), is_control=True)
     [one] = said(modes, group(1, Bounded(None)))
     assert (one.off, one.sentence) == (None, "speculation here: no figure yet, 1 of 20 control requests needed")
 

@@ -1,10 +1,13 @@
 """Who wins where: policy or caller."""
 
+from dataclasses import replace
+
 import pytest
 
+from prolepsis.control.health.eligibility import UNLIMITED
 from prolepsis.control.policy.decision import UNSTATED, SpeculationRequest, conflict, decide
-from prolepsis.control.policy.model import Mode, Terms
-from prolepsis.core.ended import Assignment
+from prolepsis.control.policy.model import DEFAULT_RULE, Mode, Terms
+from prolepsis.core.ended import AssignedArm, Assignment
 from prolepsis.core.requests import OffReason, SpecMode
 
 
@@ -34,6 +37,24 @@ def test_the_ceiling_holds_for_every_caller(ceiling: int | None, depth: int | No
     assert decision.choice.num_speculative_tokens == num
 
 
+@pytest.mark.parametrize(
+    ("rule", "arm", "reason"),
+    [
+        ("chat", None, "rule_off"),
+        (DEFAULT_RULE, None, "no_rule"),
+        ("chat", "control", "not_drawn"),
+        ("chat", "unassigned", "not_drawn"),
+        (DEFAULT_RULE, "control", "not_drawn"),
+    ],
+)
+def test_the_reason_says_if_the_rule_is_off_if_none_matched_or_if_it_was_not_drawn(
+    rule: str, arm: AssignedArm | None, reason: OffReason
+) -> None:
+    assignment = None if arm is None else Assignment("r@1", 1, 1, arm, "off")
+    choice = decide(rule, Terms(mode="off" if arm is None else "on"), UNSTATED, assignment=assignment).choice
+    assert (choice.mode, choice.off_reason) == ("off", reason)
+
+
 def test_depth_0_turns_it_off() -> None:
     for requested in (SpeculationRequest(max_depth=0), SpeculationRequest("always", max_depth=0)):
         decision = decide("r", Terms(mode="on"), requested)
@@ -44,7 +65,7 @@ def test_depth_0_turns_it_off() -> None:
 @pytest.mark.parametrize(
     ("is_rolled_back", "requested", "reason"),
     [
-        (False, UNSTATED, "policy_off"),
+        (False, UNSTATED, "not_drawn"),
         (True, UNSTATED, "rolled_back"),
         (True, SpeculationRequest("off"), "requested_off"),
         (True, SpeculationRequest(max_depth=0), "rolled_back"),
@@ -68,6 +89,14 @@ def test_only_what_a_rollout_compares_may_be_served_by_what_speculates(
     assignment = Assignment("r@1", 1, 1, "unassigned", "off") if arm else None
     choice = decide("r", Terms(mode="on" if arm else "off"), requested, assignment=assignment).choice
     assert (choice.mode, choice.may_fall_back) == ("off", may)
+
+
+@pytest.mark.parametrize(("start", "may"), [(None, False), (8, False), (2, True)])
+def test_only_the_ceiling_of_a_careful_start_may_be_passed(start: int | None, may: bool) -> None:
+    limits, assignment = replace(UNLIMITED, num_speculative_tokens=start), Assignment("r@1", 1, 1, "canary", "on")
+    terms = Terms(mode="on", num_speculative_tokens=4)
+    for assigned in (None, assignment):
+        assert decide("r", terms, UNSTATED, assignment=assigned, limits=limits).choice.may_fall_back == may
 
 
 def test_proposers_are_narrowed_never_widened() -> None:
@@ -126,7 +155,7 @@ def test_a_share_drafts_in_shadow_and_a_larger_one_holds_it() -> None:
         decide("r", Terms(mode="shadow", shadow_percentage=0), UNSTATED).choice.mode == "shadow"
     )  # no key, nothing drawn
     decision = decide("r", Terms(mode="shadow", shadow_percentage=0), UNSTATED, "k")
-    assert (decision.choice.mode, decision.choice.off_reason) == ("off", "policy_off")
+    assert (decision.choice.mode, decision.choice.off_reason) == ("off", "not_drawn")
     assert decision.sources["mode"] == "shadow_percentage"
     assert (
         decide("r", Terms(mode="shadow", shadow_percentage=0), SpeculationRequest("shadow"), "k").choice.mode

@@ -88,7 +88,7 @@ async def ask(http: httpx.AsyncClient, route: str = "/v1/chat/completions", **bo
 async def test_where_no_rule_matches_the_default_counts_and_says_so(policy_app: PolicyApp) -> None:
     reply = await ask(policy_app.open(), speculation={"metrics": True})
     assert reply.status_code == 200, reply.text
-    assert policy_app.last.speculation == SpeculationChoice("off", "policy_off")
+    assert policy_app.last.speculation == SpeculationChoice("off", "no_rule")
     effective = reply.json()["metrics"]["effective"]
     assert effective["policy_rule"] == "default"
     assert effective["policy_version"].startswith("1@")
@@ -182,7 +182,7 @@ async def test_facts_declared_by_requests_and_keys_count(policy_app: PolicyApp) 
 
 async def test_a_stream_says_the_rule_in_its_header_and_last_chunk(policy_app: PolicyApp) -> None:
     reply = await ask(policy_app.open(), stream=True, speculation={"metrics": True})
-    assert reply.headers["x-spec-effective"].startswith("mode=off;reason=policy_off;rule=default;policy=1@")
+    assert reply.headers["x-spec-effective"].startswith("mode=off;reason=no_rule;rule=default;policy=1@")
     chunks = [line.removeprefix("data: ") for line in reply.text.splitlines() if line.startswith("data: {")]
     assert json.loads(chunks[-1])["metrics"]["effective"]["policy_rule"] == "default"
 

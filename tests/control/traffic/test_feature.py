@@ -23,6 +23,6 @@ async def test_requests_count_for_their_traffic_class(
     assert chat["acceptance_rate"] == 14 / 22
     assert chat["proposers"]["suffix"]["per_position"] == [[6, 6], [6, 4], [4, 2]]
     assert 0.0 < chat["saved"] < 1.0
-    assert completions["reasons"] == {"policy_off": 1}
+    assert completions["reasons"] == {"rule_off": 1}
     assert completions["acceptance_rate"] is None
     assert sum(span["num_requests"] for span in reply["spans"]) == 3

@@ -24,7 +24,7 @@ def stats(mode: Mode = "on") -> RequestStats:
         prefill_s=0.375,
         total_s=1.0,
         device=DeviceSeconds(plain=0.75),
-        mode=EffectiveMode(mode, "speculating" if mode == "on" else "policy_off", 1),
+        mode=EffectiveMode(mode, "speculating" if mode == "on" else "rule_off", 1),
     )
 
 

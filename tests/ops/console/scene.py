@@ -146,7 +146,7 @@ class SceneEngine(FakeEngineClient):
             first_token_s=0.02 * spread,
             total_s=0.1 * spread,
             device=device,
-            mode=EffectiveMode("on", "speculating", 3) if on else EffectiveMode("off", "policy_off", 3),
+            mode=EffectiveMode("on", "speculating", 3) if on else EffectiveMode("off", "rule_off", 3),
         )
 
 

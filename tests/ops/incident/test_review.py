@@ -10,7 +10,7 @@ from prolepsis.control.policy.model import Policy
 from prolepsis.core.traffic_sums import Drafted
 from prolepsis.ops.incident.period import Period
 from prolepsis.ops.incident.prometheus import Firing
-from prolepsis.ops.incident.review import ErrorBudget, Review, budgets, owners
+from prolepsis.ops.incident.review import ErrorBudget, Review, budgets
 from prolepsis.ops.incident.review_page import page
 from prolepsis.ops.incident.timeline import Happening, Kind
 from prolepsis.ops.incident.week import Spent, Traffic, WeekFigures
@@ -142,6 +142,6 @@ def test_a_quarter_has_capacity_heads_and_drills() -> None:
 def test_rules_name_their_owners_or_those_of_the_policy() -> None:
     rules = [{"name": "a", "match": {"tenant": "a"}, "owner": "team a"}, {"name": "b", "match": {"tenant": "b"}}]
     policy = Policy.model_validate({"owner": "platform", "rules": rules})
-    assert owners(policy) == {"default": "platform", "a": "team a", "b": "platform"}
+    assert policy.owners == {"default": "platform", "a": "team a", "b": "platform"}
     assert policy.digest == Policy.model_validate({"rules": [{**rule, "owner": ""} for rule in rules]}).digest
-    assert "| a | team a |" in page(replace(QUIET, owners=owners(policy)))
+    assert "| a | team a |" in page(replace(QUIET, owners=policy.owners))

@@ -51,6 +51,25 @@ def test_details_are_the_reason_and_what_changed() -> None:
     assert len(of_entry(entry("kill.on", after={"reason": "x" * 500})).details) == LONGEST_DETAILS
 
 
+@pytest.mark.parametrize(
+    ("action", "kind"),
+    [
+        ("policy.applied", "change"),
+        ("breaker.forced_open", "change"),
+        ("breaker.open", "event"),
+        ("corpus.removed", "change"),
+        ("corpus.added", "use"),
+        ("batch.created", "use"),
+        ("file.deleted", "use"),
+        ("response.deleted", "use"),
+        ("console.signed_in", "use"),
+        ("request.served", "use"),
+    ],
+)
+def test_acts_of_operators_are_changes_and_those_of_clients_are_not(action: str, kind: str) -> None:
+    assert of_entry(entry(action)).kind == kind
+
+
 def test_a_stop_by_the_controls_file_is_one_row_where_a_server_followed() -> None:
     act = {"on": True, "reason": "drill"}
     command, later = (entry("kill.on", at=f"2026-11-22T18:{minute}:00.000000+00:00", after=act) for minute in (30, 31))

@@ -172,7 +172,7 @@ async def test_requests_of_a_pool_that_is_gone_go_to_the_other_one(
         await client.close()
 
 
-@pytest.mark.parametrize("choice", [OFF, SpeculationChoice("off", "policy_off"), SpeculationChoice("shadow")])
+@pytest.mark.parametrize("choice", [OFF, SpeculationChoice("off", "rule_off"), SpeculationChoice("shadow")])
 async def test_a_request_that_is_pinned_plain_is_refused_while_the_plain_pool_is_gone(
     client: UpstreamClient, plain: FakeUpstream, speculating: FakeUpstream, choice: SpeculationChoice
 ) -> None:

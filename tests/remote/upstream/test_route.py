@@ -38,8 +38,8 @@ def disabled(num_trials: int = 0, proposer: str = "upstream", traffic_class: str
 @pytest.mark.parametrize(
     ("route", "reason"),
     [
-        (routed(mode="off", off_reason="policy_off", may_fall_back=True), "policy_off"),
-        (routed(num_speculative_tokens=DEPTH - 1), "plain_only"),
+        (routed(mode="off", off_reason="rule_off", may_fall_back=True), "rule_off"),
+        (routed(num_speculative_tokens=DEPTH - 1, may_fall_back=True), "plain_only"),
         (routed(mode="shadow", may_fall_back=True), "plain_only"),
         (routed(params=SamplingParams(min_p=0.1)), "plain_only"),
         (routed(proposers=("suffix",)), "no_draft"),
@@ -59,10 +59,11 @@ def test_others_are_for_the_plain_pool_and_may_go_to_the_other_one(
 @pytest.mark.parametrize(
     ("route", "reason"),
     [
-        (routed(mode="off", off_reason="policy_off"), "policy_off"),
+        (routed(mode="off", off_reason="rule_off"), "rule_off"),
         (routed(mode="off", off_reason="flag_off"), "flag_off"),
         (routed(mode="off"), "requested_off"),
         (routed(num_speculative_tokens=0), "requested_off"),
+        (routed(num_speculative_tokens=DEPTH - 1), "plain_only"),
         (routed(mode="shadow"), "plain_only"),
         (routed(SpecPlan(num_speculative_tokens=0, reason="killed")), "killed"),
         (routed(SpecPlan(num_speculative_tokens=DEPTH, killed=frozenset({"tenant:bank"}))), "killed"),
@@ -71,9 +72,9 @@ def test_others_are_for_the_plain_pool_and_may_go_to_the_other_one(
         (routed(disabled()), "breaker_open"),
         (routed(mode="off", off_reason="rolled_back"), "rolled_back"),
         (routed(SpecPlan(num_speculative_tokens=0, reason="killed"), mode="off", off_reason="flag_off"), "flag_off"),
-        (routed(SpecPlan(killed=frozenset({"tenant:bank"})), mode="off", off_reason="policy_off"), "policy_off"),
+        (routed(SpecPlan(killed=frozenset({"tenant:bank"})), mode="off", off_reason="rule_off"), "rule_off"),
         (routed(SpecPlan(killed=frozenset({"proposer:upstream"})), mode="off"), "requested_off"),
-        (routed(disabled(), mode="off", off_reason="policy_off"), "policy_off"),
+        (routed(disabled(), mode="off", off_reason="rule_off"), "rule_off"),
         (routed(disabled(), mode="shadow"), "breaker_open"),
     ],
 )

@@ -57,7 +57,7 @@ async def canary(plain: FakeUpstream, speculating: FakeUpstream, folder: Path) -
         yield http, rollouts, view
 
 
-@pytest.mark.parametrize(("mode", "effective"), [("off", "mode=off;reason=policy_off"), ("on", "mode=on;reason=spec")])
+@pytest.mark.parametrize(("mode", "effective"), [("off", "mode=off;reason=no_rule"), ("on", "mode=on;reason=spec")])
 async def test_a_policy_chooses_the_pool(
     plain: FakeUpstream, speculating: FakeUpstream, tmp_path: Path, mode: str, effective: str
 ) -> None:

@@ -55,6 +55,17 @@ async def test_a_hit_says_so_and_is_the_same_answer(keyed_app: KeyedApp) -> None
     assert value == 2
 
 
+@pytest.mark.parametrize("asked", [{"mode": "always"}, {"mode": "off"}, {"max_depth": 1}, {"proposer": "suffix"}])
+async def test_who_says_how_to_draft_gets_no_stored_answer(keyed_app: KeyedApp, asked: dict[str, object]) -> None:
+    engine = FakeEngine()
+    async with keyed_app.open(engine, CACHING) as http:
+        await ask(http)
+        forced = await ask(http, speculation=asked)
+        assert "x-response-cache" not in forced.headers
+        assert (await ask(http, speculation={"metrics": True})).headers["x-response-cache"] == "hit"
+    assert len(engine.requests) == 2
+
+
 @pytest.mark.parametrize(
     "changes",
     [

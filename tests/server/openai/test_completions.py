@@ -261,6 +261,7 @@ def test_metrics_on_request(shared: Served, stream: bool) -> None:
         "num_accepted_draft_tokens": 3,
         "num_draft_tokens": 6,
         "num_spec_tokens": 3,
+        "proposers": {"suffix": {"num_accepted_draft_tokens": 3, "num_draft_tokens": 6}},
     }
     assert metrics["effective"] == {"mode": "on", "reason": "speculating", "plan_version": 3}
     assert metrics["time_to_first_token_ms"] == pytest.approx(200.0, abs=40.0)

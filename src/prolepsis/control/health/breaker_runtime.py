@@ -110,11 +110,12 @@ class BreakerRuntime:
         if self.breakers is not None:
             self._report(self.breakers, self.breakers.observe(counts, self._clock()))
 
-    def set(self, key: Key, state: OperatorState, by: str) -> tuple[Breaker, str]:
+    def set(self, key: Key, state: OperatorState, by: str, *, because: str = "") -> tuple[Breaker, str]:
         """Set a breaker for an operator; return it, with an error message if the state could not be saved, else ""."""
         assert self.breakers is not None, "disabled breakers are refused before"
-        self._set(self.breakers, key, state, by)
-        fault = self._controls.set(OVERRIDDEN, " ".join(key), None if state == "closed" else state, by=by)
+        self._set(self.breakers, key, state, by, because)
+        value = None if state == "closed" else state
+        fault = self._controls.set(OVERRIDDEN, " ".join(key), value, by=by, reason=because)
         return self.breakers.all[key], fault
 
     def trip(self, key: Key, reason: TripReason) -> None:
@@ -135,7 +136,8 @@ class BreakerRuntime:
         for key in before.keys() - now.keys():
             self._set(breakers, key, "closed", self._author(" ".join(key)))
         for key, state in now.items():
-            self._set(breakers, key, state, controls[" ".join(key)].by)
+            control = controls[" ".join(key)]
+            self._set(breakers, key, state, control.by, control.reason)
 
     def _author(self, name: str) -> str:
         sections = self._controls.local(OVERRIDDEN), self._controls.shared(OVERRIDDEN)
@@ -150,17 +152,19 @@ class BreakerRuntime:
             if is_news and self._now() - control.at < NEWS_S:
                 self._report(breakers, breakers.trip(_key(name), "shared", self._clock(), _tenants(control)))
 
-    def _set(self, breakers: Breakers, key: Key, state: OperatorState, by: str) -> None:
-        self._report(breakers, breakers.set(key, state, self._clock(), by))
+    def _set(self, breakers: Breakers, key: Key, state: OperatorState, by: str, because: str = "") -> None:
+        self._report(breakers, breakers.set(key, state, self._clock(), by), because)
 
-    def _report(self, breakers: Breakers, events: Iterable[BreakerEvent]) -> None:
+    def _report(self, breakers: Breakers, events: Iterable[BreakerEvent], because: str = "") -> None:
+        """Log and audit changes; `because` is the reason that an operator gave."""
         for event in events:
             write = log.info if event.reason in _QUIET else log.warning
-            write("breaker", **asdict(event))
+            shown = {**asdict(event), "because": because} if because else asdict(event)
+            write("breaker", **shown)
             self._metrics.changed(event)
             self._share(event)
             actor, subject = event.by or SERVER, f"{event.proposer} {event.traffic_class}"
-            self._emit(AuditEvent(actor=actor, action=f"breaker.{event.after}", subject=subject, after=asdict(event)))
+            self._emit(AuditEvent(actor=actor, action=f"breaker.{event.after}", subject=subject, after=shown))
         self._disable(breakers.disabled())
 
     def _share(self, event: BreakerEvent) -> None:

@@ -1,6 +1,6 @@
 """`prolepsis breaker` and `prolepsis drift`: suspended proposers of a running server, and changes of acceptance."""
 
-from prolepsis.core.terminal.admin import Verb, add_verbs, argument
+from prolepsis.core.terminal.admin import REASON, Verb, add_verbs, argument
 from prolepsis.core.terminal.output import command_group
 
 _BREAKERS = (
@@ -25,6 +25,7 @@ breaker = add_verbs(
                 argument("proposer", "as `breaker list` shows it"),
                 argument("traffic_class", "as `breaker list` shows it", "TRAFFIC_CLASS"),
                 argument("state", "forced_open, forced_closed or metrics_only; closed: automatic again"),
+                REASON,
             ),
         ),
     ],

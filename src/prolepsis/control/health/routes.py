@@ -4,8 +4,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated
 
+from anyio import to_thread
 from pydantic import Field
 
+from prolepsis.control.controls.kill_switch import Reason, shown_reason
 from prolepsis.control.health.breaker import Key, OperatorState, State
 from prolepsis.control.health.breaker_runtime import BreakerReply, BreakerRuntime, BreakersReply
 from prolepsis.control.health.drift import Status
@@ -25,6 +27,7 @@ class BreakerBody(Body):
     proposer: Annotated[str, Field(max_length=64)]
     traffic_class: Annotated[str, Field(pattern=TRAFFIC_CLASS)]
     state: OperatorState
+    reason: Reason = ""
 
 
 class DriftResetBody(Body):
@@ -85,7 +88,9 @@ def health_routes(
         if body.proposer not in known:
             message = f"proposer is {body.proposer!r}; allowed: {', '.join(known) or 'none is loaded'}"
             raise RequestRefused(message, code="invalid_value", param="proposer")
-        breaker, fault = breakers.set((body.proposer, body.traffic_class), body.state, caller.actor)
+        reason = await to_thread.run_sync(shown_reason, body.reason)
+        key = body.proposer, body.traffic_class
+        breaker, fault = breakers.set(key, body.state, caller.actor, because=reason)
         return BreakerSetReply(**asdict(breakers.shown_one(breaker)), not_saved=fault or None)
 
     @routes.get("/admin/drift", roles=READERS, summary="Drift by proposer and traffic class")

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from prolepsis.control.health.eligibility import UNLIMITED, DraftLimits, LimitReason
-from prolepsis.control.policy.model import Emit, Mode, Terms
+from prolepsis.control.policy.model import DEFAULT_RULE, Emit, Mode, Terms
 from prolepsis.core.ended import Assignment
 from prolepsis.core.facts import FlagDecision, position
 from prolepsis.core.requests import OffReason, SpecMode, SpeculationChoice
@@ -24,6 +24,11 @@ class SpeculationRequest:
     emit: Emit | None = None
     metrics: bool = False
     """The reply shows figures of the request."""
+
+    @property
+    def leaves_drafts_open(self) -> bool:
+        """Whether policy and engine alone decide about drafts."""
+        return self.mode == "auto" and self.max_depth is None and self.proposer is None
 
 
 UNSTATED = SpeculationRequest()
@@ -74,9 +79,8 @@ class Decision:
 
         Nor does eligibility, in any arm: those of a traffic class count together, or not at all.
         """
-        requested = self.requested
-        as_assigned = requested.mode == "auto" and requested.max_depth is None and requested.proposer is None
-        return as_assigned and self.limits.verifies and self.choice.off_reason != "flag_off"
+        is_as_assigned = self.requested.leaves_drafts_open and self.choice.off_reason != "flag_off"
+        return is_as_assigned and self.limits.verifies
 
     def under_flag(self, flag: FlagDecision) -> "Decision":
         """Apply the flag's decision, which may turn off what caller and policy left on."""
@@ -142,11 +146,13 @@ def decide(
         requested=requested,
         choice=SpeculationChoice(
             mode="auto" if mode == "on" else mode,
-            off_reason=_off_reason(source, assignment) if mode == "off" else "requested_off",
+            off_reason=_off_reason(rule, source, assignment) if mode == "off" else "requested_off",
             num_speculative_tokens=ceiling,
             proposers=terms.proposers if requested.proposer is None else (requested.proposer,),
             rollout_run=assignment.rollout_run if assignment is not None and is_canary and by_rollout else "",
-            may_fall_back=source == "eligibility" or (assignment is not None and source == "policy"),
+            may_fall_back=ceiling_source == "start"
+            if mode == "on"
+            else source == "eligibility" or (assignment is not None and source == "policy"),
         ),
         emit=requested.emit or terms.emit,
         sources={
@@ -164,16 +170,18 @@ def decide(
 
 
 _OFF_REASONS: Mapping[Source, OffReason] = {
-    "policy": "policy_off",
     "caller": "requested_off",
-    "shadow_percentage": "policy_off",
+    "shadow_percentage": "not_drawn",
     "eligibility": "not_eligible",
 }
 
 
-def _off_reason(source: Source, assignment: Assignment | None) -> OffReason:
-    is_rolled_back = assignment is not None and assignment.is_rolled_back
-    return "rolled_back" if is_rolled_back and source == "policy" else _OFF_REASONS[source]
+def _off_reason(rule: str, source: Source, assignment: Assignment | None) -> OffReason:
+    if source != "policy":
+        return _OFF_REASONS[source]
+    if assignment is not None:
+        return "rolled_back" if assignment.is_rolled_back else "not_drawn"
+    return "no_rule" if rule == DEFAULT_RULE else "rule_off"
 
 
 def _ceiling(terms: Terms, requested: SpeculationRequest, limits: DraftLimits) -> tuple[int | None, Source]:

@@ -220,6 +220,11 @@ class Policy(VersionedPart):
         ]
         return {"default": plain_terms(self.default_terms), "rules": rules}
 
+    @property
+    def owners(self) -> dict[str, str]:
+        """Who answers for each rule, and for the default."""
+        return {DEFAULT_RULE: self.owner, **{rule.name: rule.owner or self.owner for rule in self.rules}}
+
     def rule_for(self, facts: RequestFacts) -> Rule | None:
         """Return the first rule that matches, None where the default counts."""
         return next((rule for rule in self.rules if rule.match.holds(facts)), None)

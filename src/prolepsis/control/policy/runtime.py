@@ -1,7 +1,7 @@
 """The policy in use while serving: it follows its source, and decides how each request speculates."""
 
 import asyncio
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Literal, Protocol
@@ -166,8 +166,8 @@ class Policies(Feature):
                 actor=SERVER,
                 action=f"policy.{what}",
                 subject=source,
-                before=before.content() if before else None,
-                after=policy.content() if policy else None,
+                before=_recorded(before),
+                after=_recorded(policy),
                 versions={"policy": policy.full_version if policy else ""},
             )
         )
@@ -192,3 +192,8 @@ def limits_by(eligibility: EligibilityRuntime) -> LimitsOf:
         return eligibility.limits(traffic_class, terms.proposers, terms.eligible_while, terms.start)
 
     return limits
+
+
+def _recorded(policy: Policy | None) -> Mapping[str, object] | None:
+    """Return a policy as the audit log has it: its content, and who answers for it."""
+    return None if policy is None else {**policy.content(), "owners": policy.owners}

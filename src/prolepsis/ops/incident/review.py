@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from prolepsis.control.policy.model import DEFAULT_RULE, Policy
 from prolepsis.core.config import DAY_S
 from prolepsis.core.traffic_sums import LEAST_REQUESTS as LEAST_SAVED
 from prolepsis.core.traffic_sums import TrafficSums
@@ -227,11 +226,6 @@ def _neglected(review: Review) -> Iterator[ReviewFinding]:
     if busy is not None and busy > BUSY:
         why = f"devices are used for {share(busy)} of the time that they are held, more than {share(BUSY)}"
         yield ReviewFinding("capacity is short", "all servers", why)
-
-
-def owners(policy: Policy) -> dict[str, str]:
-    """Return who answers for each rule, and for the default."""
-    return {DEFAULT_RULE: policy.owner, **{rule.name: rule.owner or policy.owner for rule in policy.rules}}
 
 
 def saved(sums: TrafficSums | None) -> str:

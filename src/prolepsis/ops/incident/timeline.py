@@ -11,11 +11,15 @@ from prolepsis.control.audit.entry import AuditEntry
 from prolepsis.control.audit.summary import changed_fields, version_words
 from prolepsis.ops.incident.prometheus import Firing
 
-Kind = Literal["alert", "deployment", "rollout", "event", "change"]
-"""event: what a safety feature did or found by itself; change: everything else that the audit log has."""
+Kind = Literal["alert", "deployment", "rollout", "event", "use", "change"]
+"""event: what a safety feature did or found by itself; use: what clients keep and remove, and who signed in; change:
+everything else that the audit log has."""
 LONGEST_DETAILS = 100
 _MOST_FIELDS = 4
 _EVENTS = frozenset({"breaker", "drift", "replay", "eligibility"})
+_BY_OPERATORS = frozenset({"breaker.forced_open", "breaker.forced_closed", "breaker.metrics_only", "drift.reset"})
+_USES = frozenset({"batch", "file", "response", "console", "request"})
+_BY_CLIENTS = frozenset({"corpus.added"})
 ALERTMANAGER = "Prometheus"
 
 
@@ -76,7 +80,9 @@ def _kind(entry: AuditEntry) -> Kind:
         return "deployment"
     if area == "rollout":
         return "rollout"
-    return "event" if area in _EVENTS else "change"
+    if area in _USES or entry.action in _BY_CLIENTS:
+        return "use"
+    return "event" if area in _EVENTS and entry.action not in _BY_OPERATORS else "change"
 
 
 def _of_alert(alert: Firing) -> Iterator[Happening]:

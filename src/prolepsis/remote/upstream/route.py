@@ -38,17 +38,20 @@ def route_of(request: GenerateRequest, plan: SpecPlan, api: UpstreamApi, num_dra
     reason = _why_off(request, plan) or _why_not_there(request, plan, api, num_draft_tokens)
     if reason is None:
         return UpstreamRoute("speculating", "speculating")
-    return UpstreamRoute("plain", reason, _is_pinned(request.speculation) or _is_stopped(request, plan))
+    is_pinned = _is_pinned(request.speculation, num_draft_tokens)
+    return UpstreamRoute("plain", reason, is_pinned or _is_stopped(request, plan))
 
 
-def _is_pinned(choice: SpeculationChoice) -> bool:
-    """Return whether no draft of it may be verified in any case.
+def _is_pinned(choice: SpeculationChoice, num_draft_tokens: int) -> bool:
+    """Return whether the drafts of the speculating pool may not be verified for it in any case.
 
     The control of a rollout, and a traffic class that is not eligible yet, may be served by what speculates: the one
-    loses evidence, the other may draft one day. Shadow is for them, or it is a rule's mode.
+    loses evidence, the other may draft one day. Shadow is for them, or it is a rule's mode. A ceiling of its rule or
+    its caller holds; one of a careful start does not.
     """
-    is_off = choice.mode in ("off", "shadow") or choice.num_speculative_tokens == 0
-    return is_off and not choice.may_fall_back
+    ceiling = choice.num_speculative_tokens
+    is_capped = ceiling is not None and ceiling < num_draft_tokens
+    return (choice.mode in ("off", "shadow") or ceiling == 0 or is_capped) and not choice.may_fall_back
 
 
 def _is_stopped(request: GenerateRequest, plan: SpecPlan) -> bool:

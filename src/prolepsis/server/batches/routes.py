@@ -188,7 +188,7 @@ def _file_routes(context: Context, runner: BatchRunner, models: Models) -> Seque
             message = f"The batch {user} reads this file; allowed: to cancel it first, or to wait for its end"
             raise RequestRefused(message, code="file_in_use", status=409)
         await asyncio.to_thread(files.remove, file)
-        context.emit(caller.act("corpus.removed" if is_corpus(file) else "file.deleted", file_id))
+        context.emit(caller.act("file.deleted", file_id))
         for corpora in _corpora(file, caller, models):
             await corpora.tick()
         return FileDeletedReply(id=file_id)

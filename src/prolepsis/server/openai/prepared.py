@@ -96,6 +96,11 @@ class PreparedRequest:
         return self.requests[0].params.greedy or self.body.seed is not None
 
     @property
+    def may_be_stored(self) -> bool:
+        """A stored answer may stand for it. A caller who says how to draft wants to see that done."""
+        return self.deterministic and self.speculation.requested.leaves_drafts_open
+
+    @property
     def echoes(self) -> bool:
         """Answers begin with their prompt."""
         return isinstance(self.body, CompletionBody) and bool(self.body.echo)

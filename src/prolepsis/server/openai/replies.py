@@ -25,6 +25,13 @@ class UsageBody(Reply):
     completion_tokens_details: CompletionDetails | None = None
 
 
+class ProposerFigures(Reply):
+    """What one proposer brought; of a merged draft each position counts for one."""
+
+    num_accepted_draft_tokens: int
+    num_draft_tokens: int
+
+
 class SpecDecodeFigures(Reply):
     """Acceptance, in vLLM's names."""
 
@@ -35,6 +42,8 @@ class SpecDecodeFigures(Reply):
     num_accepted_draft_tokens: int
     num_draft_tokens: int
     num_spec_tokens: int
+    proposers: dict[str, ProposerFigures]
+    """By name."""
 
 
 class Effective(Reply):

@@ -162,6 +162,10 @@ def _speculative_decoding(proposers: Mapping[str, ProposerCounts]) -> Json:
         "num_accepted_draft_tokens": accepted,
         "num_draft_tokens": drafted,
         "num_spec_tokens": max(0, len(histogram) - 1),
+        "proposers": {
+            name: {"num_accepted_draft_tokens": counts.num_accepted, "num_draft_tokens": counts.num_draft_tokens}
+            for name, counts in proposers.items()
+        },
     }
 
 

@@ -73,6 +73,27 @@ def test_a_quarter_names_owners_heads_and_drills(store: Store) -> None:
     assert "no drill was run" in [one["what"] for one in document["look_at"]]
 
 
+def test_owners_are_those_of_the_policy_file_that_is_in_use(store: Store) -> None:
+    in_use = {"default": {}, "rules": [], "owners": {"default": "platform", "chat": "team a"}}
+    taken = [
+        AuditEvent(actor=SERVER, action="policy.loaded", subject="old.yaml", after={"owners": {"default": "nobody"}}),
+        AuditEvent(actor=SERVER, action="policy.reloaded", subject="policy.yaml", after=in_use),
+    ]
+    with store.database.write() as connection:
+        versions.put(connection, "owner: another\n", author="ops", expect=versions.NO_VERSION)
+        chain.append(connection, taken)
+    assert json.loads(review("--json").stdout)["owners"] == in_use["owners"]
+
+
+def test_what_clients_keep_is_no_change(store: Store) -> None:
+    uploads = [AuditEvent(actor="k1", action="corpus.added", subject=f"file-{i}", tenant="acme") for i in range(65)]
+    act = AuditEvent(actor="ops", action="policy.applied", subject="version 2", after={"version": 2})
+    with store.database.write() as connection:
+        chain.append(connection, [act, *uploads])
+    assert [one["what"] for one in json.loads(review("--json").stdout)["changes"]] == ["policy.applied"]
+    assert "policy.applied" in review().stdout
+
+
 def test_an_unknown_period_is_refused_by_name() -> None:
     result = CliRunner().invoke(app, ["review", "--period", "year"])
     assert "allowed: day, week, month, quarter" in result.stderr

@@ -1,11 +1,13 @@
 """`prolepsis review`: the packs for weekly, monthly and quarterly reviews."""
 
+from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from sqlalchemy import Connection
 
 from prolepsis.control.audit import chain
 from prolepsis.control.policy import versions
@@ -17,7 +19,7 @@ from prolepsis.core.terminal.output import AsJson, note, print_json
 from prolepsis.ops.incident.commands.incident import PrometheusUrl, To
 from prolepsis.ops.incident.period import Period, parse_time
 from prolepsis.ops.incident.prometheus import Prometheus
-from prolepsis.ops.incident.review import DAYS, Review, budgets, owners
+from prolepsis.ops.incident.review import DAYS, Review, budgets
 from prolepsis.ops.incident.review_page import page
 from prolepsis.ops.incident.timeline import of_entry, timeline
 from prolepsis.ops.incident.week import WeekFigures, figures
@@ -58,7 +60,7 @@ def _review(asked: Period, before: Period, prometheus: str | None, store: str | 
         happened = timeline(chain.written(connection, asked.start, asked.end))
         this, former = figures(connection, asked), figures(connection, before)
         swaps = [of_entry(entry) for entry in chain.newest(connection, _SWAPS, action="head.swapped")]
-        policy = versions.current(connection)
+        owners = _owners(connection)
     asking = Prometheus(prometheus) if prometheus else None
     return Review(
         period=asked,
@@ -68,8 +70,19 @@ def _review(asked: Period, before: Period, prometheus: str | None, store: str | 
         budgets=budgets(asking.values(_BUDGETS, asked.end.timestamp())) if asking else None,
         alerts=asking.firing(asked) if asking else (),
         swaps=swaps,
-        owners=owners(parse_policy(policy.text, "the policy in use")[0]) if policy else {},
+        owners=owners,
     )
+
+
+def _owners(connection: Connection) -> Mapping[str, str]:
+    """Return who answers for the rules in use: of the policy that a server took last, else of the store's."""
+    taken = [entry for act in ("loaded", "reloaded") for entry in chain.newest(connection, 1, action=f"policy.{act}")]
+    if taken:
+        details = max(taken, key=lambda entry: entry.seq).details
+        after = details.after if details else None
+        return dict(after.get("owners", {})) if isinstance(after, Mapping) else {}
+    policy = versions.current(connection)
+    return parse_policy(policy.text, "the policy in use")[0].owners if policy else {}
 
 
 def _plain(found: Review) -> dict[str, object]:
