@@ -104,6 +104,11 @@ class EngineConfig(BaseModel):
         "and half of the time of decoding; less: steadier streams, and later first tokens; 0: no limit",
     )
     prefix_cache: bool = Field(default=True, description="reuse the KV cache of equal prompt prefixes within a tenant")
+    prefix_disk: str = Field(
+        default="0",
+        description="most disk for pages of long prompts, which are there again after a restart, in the user's cache "
+        "directory; 0: none is kept",
+    )
     strict: Literal["auto", "on", "off"] = Field(
         default="auto",
         description="bitwise equality with plain decoding; auto: where the forward promises and passes it",

@@ -44,8 +44,10 @@ from prolepsis.engine.drafting.window import DraftWindow
 from prolepsis.engine.exactness import Exactness, decide, passed_file
 from prolepsis.engine.grammar.grammars import Grammars
 from prolepsis.engine.hidden_states import HiddenStateRouter
+from prolepsis.engine.kept_prefixes import KeptPrefixes, prefix_folder
 from prolepsis.engine.kv.memory import MemoryUse, parse_bytes
 from prolepsis.engine.kv.pages import PagePool
+from prolepsis.engine.machine_cache import machine_file
 from prolepsis.engine.memory import Loaded, check_head, plan_memory
 from prolepsis.engine.models.draft_models import warn_of_other_target
 from prolepsis.engine.models.heads.aliases import HeadAliases
@@ -143,7 +145,8 @@ def assemble(
     speculation = _speculation(config, target, proposers, max_model_len)
     hidden_states = _hidden_states(model, [*([slot.head] if slot.head else []), *consumers])
     spec_plan = AppliedPlan(SpecPlan(num_speculative_tokens=config.num_speculative_tokens))
-    pages, cost = _pages(config, num_pages, cache, *slots.values()), speculation.proposers.cost
+    folder = prefix_folder(machine_file("prefixes", target.fingerprint, threads, build_of(model)).stem)
+    pages, cost = _pages(config, folder, num_pages, cache, [*slots.values()]), speculation.proposers.cost
     log.info("engine_built", model=info.name, forward=info.forward, pages=num_pages, exactness=exactness.mode)
     parts = EngineParts(
         info=_described(target, max_model_len, exactness, speculation.proposers, slot),
@@ -262,18 +265,28 @@ def _scheduler(
     return Scheduler(limits, paging, plan, target.tokenizer, grammars, chunks=chunks)
 
 
-def _pages(config: EngineConfig, num_pages: int, *caches: KVCache | DraftHeadSlot) -> Paging:
-    """Return the paging of sequences; a page is copied and cleared in all caches that have one of its number."""
+def _pages(
+    config: EngineConfig, folder: Path, num_pages: int, cache: KVCache, slots: Sequence[DraftHeadSlot]
+) -> Paging:
+    """Return the paging of sequences; a page is copied and cleared in all caches that have one of its number.
+
+    `folder`: for prefixes that are kept. They are the target's alone: a draft head begins behind them.
+    """
+    caches: tuple[KVCache | DraftHeadSlot, ...] = (cache, *slots)
+    pool, kept = PagePool(num_pages, PAGE_SIZE, prefix_cache=config.prefix_cache), None
+    if config.prefix_disk != "0" and config.prefix_cache:
+        kept = KeptPrefixes(folder, parse_bytes(config.prefix_disk, name="prefix_disk"), pool, cache.views)
+        kept.restore()
 
     def copy(source: int, target: int) -> None:
-        for cache in caches:
-            cache.copy_page(source, target)
+        for each in caches:
+            each.copy_page(source, target)
 
     def clear(page: int) -> None:
-        for cache in caches:
-            cache.clear_page(page)
+        for each in caches:
+            each.clear_page(page)
 
-    return Paging(PagePool(num_pages, PAGE_SIZE, prefix_cache=config.prefix_cache), copy, clear)
+    return Paging(pool, copy, clear, kept)
 
 
 def proposer_names(config: EngineConfig) -> tuple[str, ...]:

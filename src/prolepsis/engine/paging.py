@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from prolepsis.engine.kept_prefixes import LEAST_TOKENS, KeptPrefixes
 from prolepsis.engine.kv.pages import PagePool, extend_hashes
 from prolepsis.engine.request import SequenceState
 
@@ -10,9 +11,15 @@ class Paging:
     """Moves pages between the pool and sequences; what they store is copied and cleared as in a `KVCache`."""
 
     def __init__(
-        self, pool: PagePool, copy_page: Callable[[int, int], None], clear_page: Callable[[int], None]
+        self,
+        pool: PagePool,
+        copy_page: Callable[[int, int], None],
+        clear_page: Callable[[int], None],
+        kept: KeptPrefixes | None = None,
     ) -> None:
         self.pool = pool
+        self.kept = kept
+        """Keeps pages of prompts over restarts."""
         self._copy_page = copy_page
         self._clear_page = clear_page
 
@@ -83,6 +90,9 @@ class Paging:
 
     def drop(self, sequence: SequenceState) -> None:
         """Give back everything, the front of the sequence last to be evicted."""
+        if self.kept is not None and sequence.num_prompt_tokens >= LEAST_TOKENS:
+            num_full = min(sequence.num_published, sequence.num_prompt_tokens // self.pool.page_size)
+            self.kept.used(sequence.tenant, sequence.hashes[:num_full])
         self.pool.release(reversed(sequence.pages))
         sequence.pages = []
         sequence.num_computed = sequence.num_published = 0

@@ -368,6 +368,10 @@ class Scheduler:
         """Share of KV pages held by sequences, 0 to 1."""
         return self._paging.pool.num_referenced / self._paging.pool.num_pages
 
+    def keep_next(self) -> bool:
+        """Write one page of a prompt for the next start; return whether others may be left."""
+        return self._paging.kept is not None and self._paging.kept.keep_next()
+
     def check(self) -> None:
         """Prove that pages and lists agree. Raises `AssertionError` with a sentence."""
         live = [sequence for request in self.requests.values() for sequence in request.live]

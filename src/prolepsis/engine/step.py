@@ -147,6 +147,8 @@ class Engine:
         """Check that nothing is left over of past requests; then sleep until a message arrives, and handle it."""
         self.watch.begin()
         self._check()
+        while self._inbox.empty() and self.scheduler.keep_next():
+            self.watch.begin()
         self.watch.rest()
         try:
             message = self._inbox.get(timeout=timeout_s)

@@ -122,6 +122,10 @@ class PagePool:
             self._hashes[page] = key
             self._index[key] = page
 
+    def find(self, key: bytes) -> int | None:
+        """Return the indexed page of a hash."""
+        return self._index.get(key)
+
     def drop_cached(self) -> None:
         """Empty the index; referenced pages stay with their holders."""
         while self._cached:

@@ -124,6 +124,9 @@ class KVCache(Protocol):
     def clear_page(self, page: int) -> None:
         """Fill one page with zeros over all layers."""
 
+    def views(self, page: int) -> Sequence[Tensor]:
+        """Return all that is stored of a page."""
+
     def move(self, pages: Sequence[int], moves: Sequence[tuple[int, int]]) -> None:
         """Within one sequence's `pages`, copy slot `source` to slot `target` for each (source, target), in order.
 

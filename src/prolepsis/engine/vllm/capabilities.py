@@ -32,6 +32,7 @@ CAPABILITIES = (
     VllmCapability("remote_proposer", (None,), "its drafts are not handed to vLLM's scheduler"),
     VllmCapability("chunk_limit_ms", (40.0, 0.0), "vLLM's scheduler cuts prompts into chunks of its own"),
     VllmCapability("early_exit_layer", (None,), "vLLM stops at no layer"),
+    VllmCapability("prefix_disk", ("0",), "the pages are vLLM's own"),
 )
 """The settings with values that vLLM cannot follow. Those that are not here mean what they mean for our own engine, but
 for `device`, `threads` and `stuck_after_s`: the first two are set by vLLM's own variables."""

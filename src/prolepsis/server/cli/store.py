@@ -26,6 +26,7 @@ from prolepsis.core.errors import ConfigError
 from prolepsis.core.terminal.documents import print_reply
 from prolepsis.core.terminal.flags import settings_here
 from prolepsis.core.terminal.output import EPILOG, AsJson, command_group, note
+from prolepsis.engine.kept_prefixes import forget_prefixes
 
 
 @contextmanager
@@ -128,9 +129,13 @@ def forget(
     store: StoreOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """Delete the request records of a tenant and erase its details in the audit log; the chain still verifies."""
+    """Delete the request records of a tenant and erase its details in the audit log; the chain still verifies.
+
+    What the engines of this machine keep of its prompts on disk is deleted too.
+    """
     with signing_database(store) as database:
         forgotten = forget_tenant(database, tenant, actor())
+    forget_prefixes(tenant)
     facts: dict[str, object] = {
         "request_records_deleted": forgotten.num_records,
         "audit_entries_erased": len(forgotten.entry.erases),

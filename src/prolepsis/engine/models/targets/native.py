@@ -52,6 +52,10 @@ class NativeCache:
         """Fill one page with zeros over all layers."""
         self.tensor[:, page] = 0
 
+    def views(self, page: int) -> Sequence[Tensor]:
+        """Return all that is stored of a page: [layers, kv_heads, 2 * PAGE_SIZE * d]."""
+        return [self.tensor[:, page]]
+
     def move(self, pages: Sequence[int], moves: Sequence[tuple[int, int]]) -> None:
         """Copy slots within one sequence (`KVCache.move`)."""
         self._module.move_slots(self.tensor, list(pages), list(moves))

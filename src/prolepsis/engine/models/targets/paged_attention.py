@@ -69,6 +69,10 @@ class PlainCache:
         for tensor in (*self.keys, *self.values):
             tensor[page] = 0
 
+    def views(self, page: int) -> Sequence[Tensor]:
+        """Return all that is stored of a page: keys and values of each layer."""
+        return [tensor[page] for tensor in (*self.keys, *self.values)]
+
     def move(self, pages: Sequence[int], moves: Sequence[tuple[int, int]]) -> None:
         """Copy slots within one sequence (`KVCache.move`).
 
