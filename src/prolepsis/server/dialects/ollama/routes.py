@@ -98,7 +98,13 @@ def ollama_routes(models: Models) -> Sequence[Route]:
     async def show(body: Annotated[OllamaModelBody, read_body(OllamaModelBody)], caller: SignedIn) -> JsonObject:
         return _shown(models.of(body.model, caller))
 
-    @routes.post("/api/pull", roles=CLIENTS, summary="Fetch a model: one that is served is there", reply=OllamaStatus)
+    @routes.post(
+        "/api/pull",
+        roles=CLIENTS,
+        summary="Fetch a model: one that is served is there",
+        reply=OllamaStatus,
+        streams="application/x-ndjson",
+    )
     async def pull(request: Request, body: Annotated[OllamaModelBody, read_body(OllamaModelBody)]) -> Response:
         models.of(body.model, caller_of(request))
         line = '{"status": "success"}\n'
