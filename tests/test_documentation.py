@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
-from pygments.lexers import get_all_lexers
+from pygments.lexers import get_all_lexers  # type: ignore[import-untyped]
 from typer.core import TyperGroup
 from typer.exceptions import TyperException
 from typer.main import get_command

@@ -103,6 +103,7 @@ def test_mistrals_shape_over_http() -> None:
         reply, stream = httpx.post(url, json=gap), httpx.post(url, json={**gap, "stream": True})
         short = httpx.post(url, json={"prompt": BEFORE, "max_tokens": 2, "stop": "+", "temperature": 0}).json()
         unfit = httpx.post(url, json={"prompt": [1], "suffix": AFTER})
+        nothing = httpx.post(url, json={"prompt": BEFORE, "max_tokens": 0}).json()
     document = reply.json()
     assert (document["object"], document["model"], document["usage"]["prompt_tokens"]) == (
         "chat.completion",
@@ -120,7 +121,8 @@ def test_mistrals_shape_over_http() -> None:
     assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
     assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == "x + 1"
     assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
-    first, _, bounded = engine.requests
+    assert (nothing["usage"]["completion_tokens"], engine.requests[3].params.max_tokens) == (0, 0)
+    first, _, bounded, _ = engine.requests
     assert (first.params.seed, first.params.min_tokens) == (7, 1)
     assert first.params.max_tokens == INFO.max_model_len - len(first.prompt_token_ids), "the rest of the context"
     assert (bounded.params.stop, short["choices"][0]["finish_reason"]) == (("+",), "length")

@@ -349,5 +349,6 @@ class FillBody(SharedBody):
     def completion(self) -> CompletionBody:
         """Return the completion that means the same."""
         given = {name: value for name, value in self if name != "random_seed"}
-        own = {"prompt": [self.prompt], "seed": self.seed if self.random_seed is None else self.random_seed}
-        return CompletionBody.model_construct(**{**given, "max_tokens": self.max_tokens or MOST_TOKENS, **own})
+        seed = self.seed if self.random_seed is None else self.random_seed
+        limit = MOST_TOKENS if self.max_tokens is None else self.max_tokens
+        return CompletionBody.model_construct(**{**given, "prompt": [self.prompt], "seed": seed, "max_tokens": limit})

@@ -69,7 +69,7 @@ def test_a_model_is_described_as_its_files_have_it() -> None:
 
 @pytest.mark.parametrize(("stream", "kind"), [(None, "application/x-ndjson"), (False, "application/json")])
 def test_a_model_that_is_served_is_there(shared: Served, stream: bool | None, kind: str) -> None:
-    reply = httpx.post(f"{shared.url}/api/pull", json={"model": "tiny:latest", "stream": stream, "insecure": False})
+    reply = httpx.post(f"{shared.url}/api/pull", json={"model": "tiny:latest", "stream": stream})
     assert (reply.status_code, reply.headers["content-type"], reply.json()) == (200, kind, {"status": "success"})
     assert "warning" not in reply.headers
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from prolepsis.core.errors import ModelLoadError
 from prolepsis.core.model_files import ModelFiles
 from prolepsis.engine.models.files.generation_config import json_object
-from prolepsis.engine.models.files.gguf_parts import part_paths
 from prolepsis.engine.models.files.safetensors_files import weight_files
 from prolepsis.engine.models.files.weight_bytes import weights_by_format
 
@@ -36,13 +35,9 @@ def described(source: "ModelSource", digest: str = "") -> ModelFiles:
     weights, files = Counter[str](), list[Path]()
     with suppress(ModelLoadError):  # a folder with a tokenizer and no weights, for an upstream engine
         weights = weights_by_format(source)
-        files = (
-            weight_files(source)
-            if isinstance(source, Path)
-            else [one for one in part_paths(source.path) if one.is_file()]
-        )
+        files = weight_files(source) if isinstance(source, Path) else source.files
     architecture, facts = _of_folder(source) if isinstance(source, Path) else _of_gguf(source)
-    stats, most = [file.stat() for file in files], "".join(name for name, _ in weights.most_common(1))
+    stats, most = [file.stat() for file in files], max(weights, key=weights.__getitem__, default="")
     return ModelFiles(
         format="" if not files else "safetensors" if isinstance(source, Path) else "gguf",
         architecture=architecture,

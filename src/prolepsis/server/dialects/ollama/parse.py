@@ -75,8 +75,6 @@ class OllamaModelBody(OllamaRequest):
 
     name: str | None = None
     """The older spelling of `model`."""
-    verbose: object = None
-    insecure: object = None
 
     @model_validator(mode="before")
     @classmethod
