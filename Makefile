@@ -28,7 +28,7 @@ RAY := $(VENV)/.prolepsis-ray
 TORCH_FLAGS := $(if $(filter-out none,$(TORCH_INDEX)),--extra-index-url $(TORCH_INDEX) --retries 1 --timeout 20)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model serve replicas check types lint layers links test bench docs
+.PHONY: help setup model serve replicas check types lint layers site test bench docs
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -62,8 +62,8 @@ $(RAY): $(STAMP)
 replicas: $(RAY) model ## serve it with several engines on Ray Serve
 	$(BIN)/prolepsis serve --replicas $(REPLICAS) $(ARGS)
 
-check: setup ## lint, formatting, types, layers, links of the documentation
-	@$(MAKE) --no-print-directory -j 2 types links layers lint
+check: setup ## lint, formatting, types, layers, the documentation as a site
+	@$(MAKE) --no-print-directory -j 2 types site layers lint
 
 types:
 	$(BIN)/mypy
@@ -75,8 +75,8 @@ lint:
 layers:
 	$(BIN)/lint-imports
 
-links:
-	$(SPHINX) -b dummy . build/docs
+site:
+	$(SPHINX) . build/docs
 
 test: setup ## run the tests; those of the real model fetch it first
 	@$(BIN)/prolepsis models pull || echo "the default model cannot be had: its tests will be skipped" >&2
@@ -86,5 +86,5 @@ bench: model ## measure plain decoding and speculation side by side on the shipp
 	$(BIN)/prolepsis bench $(ARGS)
 
 docs: setup ## build the documentation as a site in build/docs
-	$(SPHINX) . build/docs
+	@$(MAKE) --no-print-directory site
 	@echo "open build/docs/README.html"

@@ -211,7 +211,8 @@ async def roll_out(run: Run) -> None:
     """Begin a rollout, and give Alertmanager a ticket of the cause that its stage explains: a real one takes hours."""
     await run.act("PUT", "/admin/policy", {"text": STAGE, "expect": 0, "reason": "benchmark"})
     await asyncio.sleep(10.0)
-    labels = {"alertname": POSTED, "severity": "ticket", "cause": "acceptance", "region": "local"}
+    own = {"rule": "head", "instance": run.http.base_url.netloc.decode()}
+    labels = {"alertname": POSTED, "severity": "ticket", "cause": "acceptance", "region": "local", **own}
     reply = await run.http.post(f"{run.stack.alertmanager}/api/v2/alerts", json=[{"labels": labels}])
     assert reply.status_code == 200, reply.text
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import httpx
 import pytest
+from pygments.lexers import get_all_lexers  # type: ignore[import-untyped]
 from typer.core import TyperGroup
 from typer.exceptions import TyperException
 from typer.main import get_command
@@ -130,6 +131,13 @@ def test_every_documented_command_is_understood() -> None:
         except TyperException as error:
             wrong.append(f"{where}: {error}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_blocks_name_languages_that_are_highlighted() -> None:
+    """Sphinx warns of others only where it writes HTML."""
+    kinds = {kind: page for page in PAGES for kind in re.findall(r"^ *```(\w+)$", page.read_text(), re.MULTILINE)}
+    known = {alias for _, aliases, _, _ in get_all_lexers() for alias in aliases}
+    assert not {kind: page for kind, page in kinds.items() if kind not in known}
 
 
 def test_a_command_with_a_wrong_option_is_not_understood() -> None:

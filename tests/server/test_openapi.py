@@ -32,8 +32,8 @@ from tests.server.conftest import Served, served
 from tests.server.fakes import ByteTokenizer, FakeEngine
 
 FOREIGN = ("/v1/messages/{rest}", "/api/{rest}")
-NOT_DESCRIBED = {"POST /v1/embeddings", "GET /openapi.json", "GET /", "GET /docs"} | {
-    f"{method} {path}" for method in ("GET", "POST") for path in FOREIGN
+NOT_DESCRIBED = {"GET /openapi.json", "GET /", "GET /docs"} | {
+    f"{method} {path}" for method in ("GET", "POST", "DELETE") for path in FOREIGN
 }
 """Not served, the document itself, and what leads to the console."""
 APP = build(ServerConfig(), FakeEngine(), ByteTokenizer(), Metrics())

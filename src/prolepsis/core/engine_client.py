@@ -9,6 +9,7 @@ from prolepsis.core.config import CANDIDATE_HEAD, DRAFT_HEAD, HeadProposerName
 from prolepsis.core.events import Event
 from prolepsis.core.exact_group import FINGERPRINT, ExactGroup
 from prolepsis.core.messages import Control
+from prolepsis.core.model_files import ModelFiles
 from prolepsis.core.requests import GenerateRequest, SamplingDefaults
 from prolepsis.core.stats import ProposerMemory, TrafficClassCounts
 
@@ -40,6 +41,7 @@ class EngineInfo:
     machine: str = ""
     paying_loads: str = ""
     """At which loads drafts can pay here, by the measured cost of passes, in a sentence; empty: not measured."""
+    files: ModelFiles = field(default_factory=ModelFiles)
 
     @property
     def exact_group(self) -> ExactGroup:

@@ -357,4 +357,5 @@ def _described(
         tokenizer=target.tokenizer.fingerprint[:16],
         machine=machine_of(target.model),
         paying_loads=paying_loads(proposers.cost).describe() if proposers.names else "",
+        files=target.files,
     )

@@ -149,6 +149,7 @@ class _Answering:
                 skip_special_tokens=skips,
                 include_stop=bool(body.include_stop_str_in_output),
                 prompt=shown,
+                predict_s=self.prepared.predict_s,
             )
             samples.append(_Sample(choice, filtered))
         return samples

@@ -1,5 +1,6 @@
 """Turns the engine's events into text: one `ChoiceText` per sample, one `Delta` per step that has something to show."""
 
+import time
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -81,9 +82,10 @@ class ChoiceText:
         skip_special_tokens: bool = True,
         include_stop: bool = False,
         prompt: ShownPrompt | None = None,
+        predict_s: float | None = None,
     ) -> None:
         """`stop`: the request's; `include_stop`: the stop string that ends the text is part of it; `prompt`: what is
-        shown of it, before the text."""
+        shown of it, before the text; `predict_s`: seconds after which the text ends with its line."""
         self.finished = False
         self._index = index
         decoder = tokenizer if skip_special_tokens else Verbatim(tokenizer)
@@ -91,6 +93,8 @@ class ChoiceText:
         self._include_stop = include_stop
         self._with_logprobs = request.params.logprobs is not None
         self._prompt = prompt
+        self._predict_s = predict_s
+        self._began, self._is_cut = 0.0, False
         start = len(prompt.text) if prompt is not None else 0
         self._places = TokenPlaces(tokenizer, skip_special_tokens=skip_special_tokens, start=start)
         self._held: list[OutputToken] = []
@@ -108,10 +112,11 @@ class ChoiceText:
         self._positions.check(self._index, event.position, len(event.token_ids))
         if self._prompt is not None:
             self._prompt.take(event)
+        self._began = self._began or time.monotonic()
         text = self._read(event)
-        if event.finish_reason is not None:
+        reason, stop_reason = "length" if self._is_cut else event.finish_reason, event.stop_reason
+        if reason is not None:
             text += self._stream.finish()
-        reason, stop_reason = event.finish_reason, event.stop_reason
         if self._stream.matched is not None:
             reason, stop_reason = "stop", self._stream.matched
             text += self._stream.matched if self._include_stop else ""
@@ -141,10 +146,11 @@ class ChoiceText:
         return delta
 
     def _read(self, event: Tokens) -> str:
-        """Hold the event's tokens, up to one that completes a stop string, and return the text they make certain."""
+        """Hold the event's tokens, up to one that ends the text, and return the text they make certain."""
+        is_late = self._predict_s is not None and time.monotonic() > self._began + self._predict_s
         text, stream, accepted_by = "", self._stream, event.accepted_by
         for i, token in enumerate(event.token_ids):
-            if stream.matched is not None:
+            if stream.matched is not None or self._is_cut:
                 break
             added = stream.take(token)
             shown = None
@@ -153,4 +159,5 @@ class ChoiceText:
             by = accepted_by[i] if i < len(accepted_by) else ""
             self._held.append(OutputToken(token, added, stream.num_characters, by, shown))
             text += added
+            self._is_cut = is_late and "\n" in added and event.finish_reason is None
         return text

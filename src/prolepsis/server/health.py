@@ -8,29 +8,15 @@ from fastapi.responses import JSONResponse, PlainTextResponse, RedirectResponse,
 from pydantic import Field
 
 from prolepsis import __version__
+from prolepsis.control.web.body_reader import parse_texts
 from prolepsis.control.web.caller import Known, SignedIn
 from prolepsis.control.web.fields import Reply
 from prolepsis.control.web.routes import ANY_ROLE, OPEN, PUBLIC, WATCHERS, Route, Routes
-from prolepsis.core.requests import SamplingDefaults
 from prolepsis.server.deep_check import DeepHealth
+from prolepsis.server.dialects.anthropic.models import ModelQuery, is_anthropic, model_info, model_page
+from prolepsis.server.openai.replies import Model, ModelList
 from prolepsis.server.recorder import StoreState
 from prolepsis.server.services import Models, Services
-
-
-class Model(Reply):
-    id: str
-    object: Literal["model"]
-    created: int
-    owned_by: str
-    root: str
-    max_model_len: int
-    default_sampling: SamplingDefaults
-    """Values for sampling parameters that requests leave out."""
-
-
-class ModelList(Reply):
-    object: Literal["list"]
-    data: list[Model]
 
 
 class Live(Reply):
@@ -74,13 +60,17 @@ def status_routes(all_models: Models, services: Services) -> Sequence[Route]:
     """Return the routes that list the models, and those about the health of one, `services`."""
     routes = Routes()
 
-    @routes.get("/v1/models", roles=ANY_ROLE, summary="Served models")
-    async def models(caller: SignedIn) -> ModelList:
-        return ModelList(object="list", data=[_model(name, one) for name, one in all_models.allowed(caller).items()])
+    @routes.get("/v1/models", roles=ANY_ROLE, summary="Served models", reply=ModelList)
+    async def models(request: Request, caller: SignedIn) -> Response | ModelList:
+        found = [_model(name, one) for name, one in all_models.allowed(caller).items()]
+        if not is_anthropic(request):
+            return ModelList(object="list", data=found)
+        return JSONResponse(model_page(found, parse_texts(request.query_params, ModelQuery, "query")))
 
-    @routes.get("/v1/models/{name:path}", roles=ANY_ROLE, summary="One model")
-    async def model(name: str, caller: SignedIn) -> Model:
-        return _model(name, all_models.of(name, caller))
+    @routes.get("/v1/models/{name:path}", roles=ANY_ROLE, summary="One model", reply=Model)
+    async def model(request: Request, name: str, caller: SignedIn) -> Response | Model:
+        anthropic, found = is_anthropic(request), _model(name, all_models.of(name, caller))
+        return JSONResponse(model_info(found)) if anthropic else found
 
     @routes.get("/health/live", roles=PUBLIC, summary="Whether the process lives", may_fail=True)
     async def live(response: Response) -> Live:

@@ -57,8 +57,7 @@ class StrictConnection(h11.Connection):
         """Return the refusal of what h11 cannot read, without the bytes that it quotes."""
         if error.error_status_hint == 431:
             return too_large("headers", f"{self._longest} bytes")
-        what = str(error).partition(": bytearray")[0]
-        return invalid_http(what, status=501 if error.error_status_hint == 501 else 400)
+        return invalid_http(str(error).partition(": bytearray")[0])
 
 
 def unfit(request: h11.Request) -> Refused | None:
@@ -71,7 +70,7 @@ def _unfit_version(request: h11.Request) -> Refused | None:
     if request.http_version in _VERSIONS:
         return None
     given = request.http_version.decode()
-    return invalid_http(f"the version is HTTP/{given}; allowed: HTTP/1.0 and HTTP/1.1", status=505)
+    return invalid_http(f"the version is HTTP/{given}; allowed: HTTP/1.0 and HTTP/1.1")
 
 
 def _unfit_fields(headers: list[tuple[bytes, bytes]]) -> Refused | None:

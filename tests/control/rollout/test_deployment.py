@@ -22,9 +22,15 @@ def test_servers_are_called_as_prometheus_may_call_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "pattern"),
-    [(["a.b:1"], r"(a\.b:1)?"), (["m-1", "[::1]:8"], r"(\[::1\]:8|m-1)?"), (["ORG/name v2"], "(ORG/name v2)?")],
+    ("name", "values", "pattern"),
+    [
+        ("instance", ["a.b:1"], r"(a\.b:1)"),
+        ("instance", ["m-1", "[::1]:8"], r"(\[::1\]:8|m-1)"),
+        ("rule", ["code"], "(code)"),
+        ("model", ["ORG/name v2"], "(ORG/name v2)?"),
+        ("region", ["eu"], "(eu)?"),
+    ],
 )
-def test_alerts_match_by_value_or_without_the_label(values: list[str], pattern: str) -> None:
-    assert matchers_of({"x": values}) == [{"name": "x", "value": pattern, "isRegex": True, "isEqual": True}]
+def test_only_labels_that_prometheus_adds_may_be_missing(name: str, values: list[str], pattern: str) -> None:
+    assert matchers_of({name: values}) == [{"name": name, "value": pattern, "isRegex": True, "isEqual": True}]
     assert matchers_of({"region": [""], "model": []}) == []

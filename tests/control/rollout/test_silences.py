@@ -1,14 +1,17 @@
 """A stage of a rollout mutes tickets about acceptance, and only while it lasts."""
 
+import re
 import shutil
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+import yaml
 from prometheus_client import CollectorRegistry
 
 from prolepsis.control.rollout.runtime import Rollouts
@@ -16,6 +19,8 @@ from prolepsis.control.rollout.silences import TRIES, Silences, check_alertmanag
 from prolepsis.control.rollout.store import RolloutStore
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.errors import ConfigError
+from prolepsis.ops.monitoring.files import RUNBOOK_URL, monitoring_files
+from prolepsis.ops.monitoring.objectives import parse_objectives
 from prolepsis.ops.monitoring.rules import shipped
 from tests.commands import free_port, serving
 from tests.control.policy.policies import policy
@@ -97,8 +102,8 @@ async def test_a_stage_posts_one_silence_for_tickets_about_acceptance(fake: Fake
         ("severity", "ticket", True, False),
         ("model", "(tiny)?", True, True),
         ("region", "(eu)?", True, True),
-        ("instance", r"(10\.0\.0\.7:8000)?", True, True),
-        ("rule", "(code)?", True, True),
+        ("instance", r"(10\.0\.0\.7:8000)", True, True),
+        ("rule", "(code)", True, True),
     }
     begin, end = (datetime.fromisoformat(silence[name]).timestamp() for name in ("startsAt", "endsAt"))
     assert (begin, end) == (NOW, NOW + 600.0)
@@ -106,6 +111,77 @@ async def test_a_stage_posts_one_silence_for_tickets_about_acceptance(fake: Fake
     assert silence["createdBy"] == f"prolepsis ours rollout {view.id}"
     assert silence["comment"] == f"rollout of rule code, stage canary 25%, policy {view.policy_version}"
     assert (replica.counted("posted"), replica.counted("failed")) == (1.0, 0.0)
+
+
+def _alerts() -> Mapping[str, frozenset[str]]:
+    """Return the names of the labels that each alert has by the rule files, with the labels of what they record."""
+    files = monitoring_files(parse_objectives(shipped("slos.yaml"), "slos.yaml"), RUNBOOK_URL)
+    groups = [group for name in files if name.startswith("rules/") for group in yaml.safe_load(files[name])["groups"]]
+    rules = [rule for group in groups for rule in group["rules"]]
+    recorded = {rule["record"]: rule for rule in rules if "record" in rule}
+
+    def names(rule: dict[str, Any]) -> set[str]:
+        expression = rule["expr"]
+        kept = {name for found in re.findall(r"\bby \(([^)]*)\)", expression) for name in found.split(", ")}
+        made = set(re.findall(r'"(\w+)", "\$1"', expression))
+        read = [recorded[one] for one in recorded if re.search(rf"\b{one}\b", expression) and one != rule.get("record")]
+        return kept | made | set(rule.get("labels", ())) | {name for one in read for name in names(one)}
+
+    found: dict[str, frozenset[str]] = {}
+    for rule in rules:
+        if "alert" in rule:
+            key = " ".join((rule["alert"], rule["labels"]["severity"], rule["labels"]["cause"]))
+            found[key] = frozenset(names(rule)) | ({"instance"} if rule["alert"] == "ServerDown" else set())
+    return found
+
+
+ALERTS = _alerts()
+OURS = {"rule": "code", "instance": "10.0.0.7:8000", "traffic_class": "chat-completions/standard/free/short/code"}
+"""Labels of what the rollout may explain."""
+EXTERNAL: Sequence[dict[str, str]] = ({}, {"region": "eu"}, {"region": "eu", "model": "tiny"})
+"""Labels that a Prometheus may add to all of its alerts."""
+
+
+def is_muted(silence: dict[str, Any], labels: Mapping[str, str]) -> bool:
+    """Return whether a silence matches an alert as Alertmanager does it: a label that is missing is an empty text."""
+
+    def fits(matcher: dict[str, Any]) -> bool:
+        value, pattern = labels.get(matcher["name"], ""), matcher["value"]
+        found = re.fullmatch(pattern, value) is not None if matcher["isRegex"] else value == pattern
+        return found == bool(matcher["isEqual"])
+
+    return all(map(fits, silence["matchers"]))
+
+
+@pytest.mark.parametrize("added", EXTERNAL)
+async def test_of_all_alerts_only_drift_of_the_rule_on_its_servers_is_muted(
+    fake: FakeAlertmanager, added: dict[str, str]
+) -> None:
+    await Replica(fake.url).steer("start")
+    [silence] = fake.active()
+    muted = set()
+    for alert, names in ALERTS.items():
+        name, severity, cause = alert.split()
+        fixed = {"alertname": name, "severity": severity, "cause": cause, **added}
+        labels = {**{one: OURS.get(one, "x") for one in names}, **fixed}
+        if is_muted(silence, labels):
+            muted.add(alert)
+        others = [{**labels, one: "other"} for one in ("rule", "instance", "region", "model") if one in labels]
+        lacking = [{one: value for one, value in labels.items() if one != lost} for lost in ("rule", "instance")]
+        assert not any(is_muted(silence, one) for one in (*others, *lacking))
+    assert muted == {"AcceptanceDrift ticket acceptance"}
+
+
+def test_the_rule_files_have_tickets_of_the_whole_fleet_that_stay_loud() -> None:
+    fleet = {
+        alert.split()[0] for alert, names in ALERTS.items() if "ticket acceptance" in alert and "rule" not in names
+    }
+    assert fleet == {
+        "AcceptanceBelowWeekly",
+        "AcceptanceFloorBudgetBurns",
+        "CorrectionBudgetBurns",
+        "CorrectionsAboveWeekly",
+    }
 
 
 async def test_a_long_stage_is_muted_for_hours_at_most(fake: FakeAlertmanager) -> None:
@@ -218,15 +294,19 @@ async def test_a_real_alertmanager_mutes_a_ticket_and_not_a_page(tmp_path: Path)
     async with real_alertmanager(tmp_path) as http:
         replica = Replica(str(http.base_url), now=datetime.now().timestamp())
         alerts = [{"labels": {"alertname": one, "cause": "acceptance", "severity": one}} for one in ("ticket", "page")]
-        ours = {"model": "tiny", "region": "eu", "instance": "10.0.0.7:8000", "rule": "code"}
+        ours = {"model": "tiny", "region": "eu", **OURS}
         ticket = {"cause": "acceptance", "severity": "ticket", **ours}
-        alerts += [{"labels": {**ticket, name: "other", "alertname": f"other {name}"}} for name in ours]
+        own = ("model", "region", "instance", "rule")
+        alerts += [{"labels": {**ticket, name: "other", "alertname": f"other {name}"}} for name in own]
+        lacking = [{k: v for k, v in ticket.items() if k not in lost} for lost in (("rule",), ("instance",))]
+        alerts += [{"labels": {**one, "alertname": f"of the fleet {i}"}} for i, one in enumerate(lacking)]
         alerts.append({"labels": {**ticket, "alertname": "ours"}})
+        alerts.append({"labels": {**ticket, "region": "", "model": "", "alertname": "ours without a region"}})
         (await http.post("/api/v2/alerts", json=alerts)).raise_for_status()
         await replica.steer("start")
-        assert await muted(http) == {"ticket", "ours"}
+        assert await muted(http) == {"ours", "ours without a region"}
         await replica.steer("promote")
-        assert await muted(http) == {"ticket", "ours"}
+        assert await muted(http) == {"ours", "ours without a region"}
         await replica.steer("rollback")
         assert await muted(http) == set()
         assert [replica.counted(result) for result in ("posted", "expired", "failed")] == [2.0, 2.0, 0.0]

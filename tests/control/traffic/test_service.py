@@ -6,10 +6,11 @@ from typing import Literal
 import pytest
 import yaml
 
-from prolepsis.control.traffic.service import BURNS, GOALS, LATELY_S, LONG_S, ServiceLevel
+from prolepsis.control.traffic.service import BURNS, GOALS, LATELY_S, LONG_S, UNTIMED, ServiceLevel
 from prolepsis.core.ended import End, RequestEnded
 from prolepsis.ops.monitoring.burn_rates import BURN_RATES, seconds
 from prolepsis.ops.monitoring.rules import shipped
+from prolepsis.server.admission.load_shedding import BACKGROUND_TIER
 from tests.core.telemetry.test_requests import ABOUT, ended, prompt
 
 NOW = 1_700_000_000.0
@@ -90,3 +91,22 @@ def test_the_limits_are_those_of_the_shipped_objectives() -> None:
         assert slo["alerting"]["minimum_events"] == goal.least
         if goal.limit_s:
             assert f'le="{goal.limit_s:g}"' in slo["sli"]["events"]["error_query"]
+
+
+def test_lines_of_batches_are_late_for_no_objective() -> None:
+    """They wait for all others by design; those that fail count as any request does."""
+    about = replace(ABOUT, tier=UNTIMED)
+    late = replace(done(first_s=60.0, total_s=900.0), about=about)
+    found = level(*[late] * 200).reply(NOW)
+    assert (found.missed, found.first_token_s, found.ends) == ([], [None, None], {"finished": 200})
+    [missed] = level(*[late] * 100, *[replace(without_answer("failed"), about=about)] * 20).reply(NOW).missed
+    assert missed.alert == "AvailabilityBudgetBurns"
+
+
+def test_the_tier_of_batches_has_one_name() -> None:
+    assert UNTIMED == BACKGROUND_TIER
+    for slo in yaml.safe_load(shipped("slos.yaml"))["slos"]:
+        events = slo["sli"].get("events", {})
+        selectors = [part for query in events.values() for part in query.split("seconds_")[1:] if "by (tier)" in query]
+        assert all(f'tier!="{UNTIMED}"' in part for part in selectors)
+        assert bool(selectors) == (slo["alerting"]["labels"]["cause"] == "latency")

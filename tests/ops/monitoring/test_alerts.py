@@ -45,8 +45,8 @@ def fell_and_rose(part: str, whole: str) -> dict[str, str]:
     return {part: "0+10x90 950+50x30", whole: "0+100x120"}
 
 
-def buckets(name: str, le: str, good: float) -> dict[str, str]:
-    of = 'tier="standard", outcome="finished"'
+def buckets(name: str, le: str, good: float, tier: str = "standard") -> dict[str, str]:
+    of = f'tier="{tier}", outcome="finished"'
     return {f"{name}_count{{{of}}}": "0+100x90", f'{name}_bucket{{{of}, le="{le}"}}': f"0+{100 * good:g}x90"}
 
 
@@ -85,6 +85,13 @@ BUDGETS = [
         120,
         (PAGE, TICKET),
     ),
+    *(
+        Case(f"{name}BudgetBurns", buckets(f"prolepsis_{series}_seconds", le, 0.0, "background"), 120, ())
+        for name, series, le in (
+            ("FirstToken", "time_to_first_token", "2.5"),
+            ("TokenLatency", "request_time_per_output_token", "0.05"),
+        )
+    ),
     Case("CorrectnessBudgetBurns", ratio(STRUCTURAL, MATCH, 0.05), 120, (PAGE, TICKET)),
     Case("CorrectionBudgetBurns", ratio(WASTED, DEVICE, 0.5), 150, (TICKET,)),
     Case("CorrectionBudgetBurns", ratio(WASTED, DEVICE, 0.1), 150, ()),
@@ -111,6 +118,12 @@ OTHERS = [
     Case("OutputsDiffer", {STRUCTURAL: "0x40", MATCH: "0+1x40"}, 15, ()),
     Case("AcceptanceCliff", {f'prolepsis_drift_status{{{OF}, status="cliff"}}': "0x5 1x10"}, 10, (HEAD,)),
     Case("AcceptanceDrift", {f'prolepsis_drift_status{{{OF}, status="drifted"}}': "1x20"}, 10, (HEAD,)),
+    Case(
+        "AcceptanceDrift",
+        {'prolepsis_drift_status{instance="a", traffic_class="a/b/free/short/code.v2", status="drifted"}': "1x20"},
+        10,
+        ({"instance": "a", "rule": "code.v2", "traffic_class": "a/b/free/short/code.v2"},),
+    ),
     Case(
         "AcceptanceBelowWeekly",
         {

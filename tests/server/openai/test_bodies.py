@@ -217,13 +217,29 @@ async def test_unknown_model_route_method_and_size(http: httpx.AsyncClient) -> N
     assert_error(response, 404, "model_not_found", "model", "gpt", "tiny")
     assert_error(await http.get("/v1/models/gpt"), 404, "model_not_found", "model")
     assert_error(await http.get("/v2/nothing"), 404, "unknown_url", None, "GET /v2/nothing")
-    response = await http.post("/v1/embeddings", json={})
-    assert (response.status_code, response.json()["error"]["code"]) == (501, "not_implemented")
     wrong = await http.get("/v1/completions")
     assert_error(wrong, 405, "method_not_allowed", None, "GET /v1/completions")
     assert wrong.headers["allow"] == "POST"
     large = await http.post("/v1/completions", json=TEXT | {"prompt": "x" * 5000})
     assert_error(large, 413, "request_too_large", None, "4096")
+
+
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [
+        ("/v1/embeddings", "generates text"),
+        ("/embedding", "generates text"),
+        ("/embeddings", "generates text"),
+        ("/v1/rerank", "generates text"),
+        ("/rerank", "generates text"),
+        ("/v1/moderations", "generates text"),
+        ("/v1/images/generations", "generates text"),
+        ("/v1/audio/speech", "generates text"),
+    ],
+)
+async def test_what_is_not_served_is_not_tried_again(http: httpx.AsyncClient, path: str, why: str) -> None:
+    """SDKs retry every 5xx; a 501 stays one."""
+    assert_error(await http.post(path, json={"model": "tiny", "input": "x"}), 404, "unknown_url", None, path, why)
 
 
 async def test_missing_fields_are_named(http: httpx.AsyncClient) -> None:

@@ -1,7 +1,9 @@
 """Fill in the middle: `suffix` of /v1/completions."""
 
+import json
 from dataclasses import replace
 
+import httpx
 import pytest
 
 from prolepsis.core.errors import InvalidParameter
@@ -91,3 +93,45 @@ def test_a_model_without_marks_and_a_prompt_of_tokens_are_refused() -> None:
     assert refused.value.param == "suffix"
     with pytest.raises(InvalidParameter, match="prompt of tokens"):
         fill_prompt([1, 2], AFTER, Filling())
+
+
+def test_mistrals_shape_over_http() -> None:
+    engine = FakeEngine("x + 1\n    return y\n", info=replace(INFO, vocab_size=300))
+    gap = {"model": "tiny", "prompt": BEFORE, "suffix": AFTER, "random_seed": 7, "min_tokens": 1}
+    with served(engine, tokenizer=Filling()) as server:
+        url = f"{server.url}/v1/fim/completions"
+        reply, stream = httpx.post(url, json=gap), httpx.post(url, json={**gap, "stream": True})
+        short = httpx.post(url, json={"prompt": BEFORE, "max_tokens": 2, "stop": "+", "temperature": 0}).json()
+        unfit = httpx.post(url, json={"prompt": [1], "suffix": AFTER})
+        nothing = httpx.post(url, json={"prompt": BEFORE, "max_tokens": 0}).json()
+    document = reply.json()
+    assert (document["object"], document["model"], document["usage"]["prompt_tokens"]) == (
+        "chat.completion",
+        "tiny",
+        len(fill_prompt(BEFORE, AFTER, Filling())),
+    )
+    [choice] = document["choices"]
+    assert (choice["message"]["role"], choice["message"]["content"], choice["finish_reason"]) == (
+        "assistant",
+        "x + 1",
+        "stop",
+    )
+    chunks = [json.loads(line.removeprefix("data: ")) for line in stream.text.split("\n\n")[:-2]]
+    assert stream.text.endswith("data: [DONE]\n\n")
+    assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
+    assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == "x + 1"
+    assert chunks[-1]["choices"][0]["finish_reason"] == "stop"
+    assert (nothing["usage"]["completion_tokens"], engine.requests[3].params.max_tokens) == (0, 0)
+    first, _, bounded, _ = engine.requests
+    assert (first.params.seed, first.params.min_tokens) == (7, 1)
+    assert first.params.max_tokens == INFO.max_model_len - len(first.prompt_token_ids), "the rest of the context"
+    assert (bounded.params.stop, short["choices"][0]["finish_reason"]) == (("+",), "length")
+    assert short["choices"][0]["message"]["content"] == "x "
+    assert (unfit.status_code, unfit.json()["error"]["param"]) == (400, "prompt")
+
+
+def test_marks_in_a_middle_are_text() -> None:
+    text = '<think>a</think><tool_call>{"name": "f", "arguments": {}}</tool_call>'
+    with served(FakeEngine(text), tokenizer=Filling()) as server:
+        reply = httpx.post(f"{server.url}/v1/fim/completions", json={"prompt": "a"})
+    assert reply.json()["choices"][0]["message"]["content"] == text

@@ -9,6 +9,8 @@ from uuid import uuid4
 from prolepsis.control.store.controls import Control, ControlTable, control_key
 
 _KEY = control_key("deployment", "id")
+_ADDED = frozenset({"model", "region"})
+"""Labels that no rule of ours gives an alert: Prometheus adds them to all of its own, or to none."""
 
 
 def deployment_id(table: ControlTable) -> str:
@@ -41,12 +43,17 @@ def _numbers(host: str) -> set[str]:
 
 
 def matchers_of(labels: Mapping[str, Collection[str]]) -> list[dict[str, object]]:
-    """Return Alertmanager's matchers of alerts that have one of these values in each label, or lack the label.
+    """Return Alertmanager's matchers of alerts that have one of these values in each label.
 
-    A label without a value is not matched: Prometheus may add one of its own.
+    A label without a value is not matched: Prometheus may add one of its own. Those of `_ADDED` may also be missing.
     """
     return [
-        {"name": name, "value": f"({'|'.join(map(_quoted, sorted(values)))})?", "isRegex": True, "isEqual": True}
+        {
+            "name": name,
+            "value": f"({'|'.join(map(_quoted, sorted(values)))}){'?' if name in _ADDED else ''}",
+            "isRegex": True,
+            "isEqual": True,
+        }
         for name, values in labels.items()
         if any(values)
     ]

@@ -184,7 +184,8 @@ def silence_of(
 ) -> dict[str, object]:
     """Return the silence of the present stage in Alertmanager's format; it begins `now` (Unix time).
 
-    It mutes alerts with `labels`, by the values of each; an alert over several servers or rules lacks some of them.
+    It mutes alerts with `labels`, by the values of each. An alert over several servers or rules lacks some of them, and
+    is not muted.
     """
     state, target = rollout.state, rollout.target
     stage = target.settings.stages[state.stage]

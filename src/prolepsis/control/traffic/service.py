@@ -37,6 +37,8 @@ ANSWERED = Goal("AvailabilityBudgetBurns", 0.001, 50, 0.0, "failed")
 FIRST_TOKEN = Goal("FirstTokenBudgetBurns", 0.01, 100, 2.5, "waited more than 2.5 s for the first token")
 PER_TOKEN = Goal("TokenLatencyBudgetBurns", 0.01, 100, 0.05, "took more than 50 ms for a token")
 GOALS = (ANSWERED, FIRST_TOKEN, PER_TOKEN)
+UNTIMED = "background"
+"""The tier of the lines of batches: they wait for all others, so no time of theirs is late."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +102,7 @@ class ServiceLevel:
         span.ends[ended.end] += 1
         if ended.end == "finished" or ended.end in FAILED:
             span.judged[ANSWERED, "", ended.end in FAILED] += 1
-        for prompt in ended.prompts:
+        for prompt in ended.prompts if ended.about.tier != UNTIMED else ():
             if prompt.answer not in ("complete", "cut"):
                 continue
             first_s, per_token_s = prompt.stats.first_token_s, prompt.per_token_s

@@ -1,6 +1,7 @@
 """Refusals of requests by sign-in and admission, in OpenAI's shape, with the time after which to try again."""
 
 import math
+import re
 from typing import Literal
 
 from prolepsis.control.web.caller import Role
@@ -100,6 +101,19 @@ def too_many_connections(limit: int) -> Refused:
 def no_descriptor_left() -> Refused:
     message = "The server has no descriptor left for another connection."
     return Refused("too_many_connections", message, code="too_many_connections", status=503, retry_after_s=1)
+
+
+_OTHERS = (
+    (r"(/v\d|/api)?/(embed|rerank|moderations|images|audio)", "this server generates text"),
+    (r"/api/(create|copy|push|delete|blobs)", "models are chosen when the server starts"),
+)
+"""Beginnings of paths that other servers have, and why they are not here."""
+
+
+def unknown_url(method: str, path: str) -> RequestRefused:
+    """Return the refusal of a path that is not served: a 404, since clients would try a 501 again."""
+    why = next((f"; {why}" for begin, why in _OTHERS if re.match(begin, path)), "")
+    return RequestRefused(f"No route {method} {path[:200]}{why}", code="unknown_url", status=404)
 
 
 def invalid_http(what: str, *, status: int = 400) -> Refused:

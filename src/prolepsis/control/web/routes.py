@@ -48,13 +48,11 @@ _STATUSES = {
     429: "Over a limit of the key or the tenant; Retry-After says when to try again",
     431: "The headers are larger than allowed",
     500: "The server failed; the error is logged",
-    501: "The transfer encoding is not served",
     502: "An upstream engine said what its API does not",
     503: "Not ready, overloaded or shutting down; Retry-After says when to try again",
     504: "The request's deadline passed",
-    505: "The version of HTTP is not served",
 }
-_ALWAYS = (400, 401, 403, 404, 405, 408, 413, 415, 429, 431, 500, 501, 503, 505)
+_ALWAYS = (400, 401, 403, 404, 405, 408, 413, 415, 429, 431, 500, 503)
 """Statuses that every route may reply with."""
 _REF = "#/components/schemas/"
 EventType = Literal["text/event-stream", "application/x-ndjson", "application/gzip"]

@@ -10,10 +10,12 @@ import torch
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.errors import ModelLoadError
 from prolepsis.core.files import cache_directory
+from prolepsis.core.model_files import ModelFiles
 from prolepsis.core.requests import SamplingDefaults
 from prolepsis.engine.kv.machine import memory_of
 from prolepsis.engine.kv.memory import MemoryUse, Room
 from prolepsis.engine.models.files.checkpoint import Checkpoint
+from prolepsis.engine.models.files.described import described
 from prolepsis.engine.models.files.gguf_parts import part_paths
 from prolepsis.engine.models.files.naming import model_name
 from prolepsis.engine.models.files.recommended_sampling import default_sampling
@@ -60,6 +62,7 @@ class LoadedModel:
     """Sampling parameters for requests that leave them out."""
     fallback: str | None = None
     """Reason why the model runs with a slower forward than the best for this device, or None."""
+    files: ModelFiles = field(default_factory=ModelFiles)
 
 
 def load_model(config: EngineConfig, name: str | None = None) -> LoadedModel:
@@ -98,6 +101,7 @@ def load_model(config: EngineConfig, name: str | None = None) -> LoadedModel:
         weights=parts[1],
         default_sampling=default_sampling(config, given, source),
         fallback=fallback,
+        files=described(source, parts[1]),
     )
 
 

@@ -23,6 +23,7 @@ from prolepsis.engine.kv.machine import memory_of
 from prolepsis.engine.kv.memory import MemoryUse, PageShape, Room, parse_bytes, plan_pages
 from prolepsis.engine.memory import context_length, warn_of_cut
 from prolepsis.engine.models.files.config import for_transformers
+from prolepsis.engine.models.files.described import described
 from prolepsis.engine.models.files.export import export_model
 from prolepsis.engine.models.files.generation_config import generation_eos, json_object, token_ids
 from prolepsis.engine.models.files.naming import model_name
@@ -150,6 +151,7 @@ def start_vllm(config: EngineConfig, observer: EngineObserver | None = None) -> 
         weights=weights[:16],
         tokenizer=tokenizer.fingerprint[:16],
         machine=f"{processor_name()}, {plane.device}",
+        files=described(folder, weights),
     )
     start = VllmStart(
         config, info, eos_token_ids(folder, tokenizer), tokenizer, partial(VllmDataPlane, settings), observer

@@ -13,6 +13,7 @@ from prolepsis.core.figures import EngineObserver
 from prolepsis.core.files import read_text
 from prolepsis.core.network import address
 from prolepsis.core.plan import SpecPlan
+from prolepsis.engine.models.files.described import described
 from prolepsis.engine.models.files.generation_config import generation_eos
 from prolepsis.engine.models.files.naming import model_name
 from prolepsis.engine.models.files.recommended_sampling import default_sampling
@@ -170,4 +171,5 @@ def _info(
         proposers=proposers,
         default_sampling=default_sampling(config, source=source),
         tokenizer=tokenizer.fingerprint[:16],
+        files=described(source),
     )

@@ -11,7 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from prolepsis.control.web.errors import ERROR_SHAPE, OPENAI_ERRORS, ErrorShape, RequestRefused, error_response
 from prolepsis.control.web.intake import Intake
-from prolepsis.control.web.refusals import not_local, too_large, upload_too_slow, wrong_role
+from prolepsis.control.web.refusals import not_local, too_large, unknown_url, upload_too_slow, wrong_role
 from prolepsis.control.web.reply_headers import REPLY_HEADERS
 from prolepsis.control.web.routes import OPEN, Roles, Route
 from prolepsis.core.config import ServerConfig
@@ -148,11 +148,11 @@ class AuthMiddleware:
         caller = self._keys.caller(_given_key(headers))
         if not self._keys.required:
             check_local(headers, self._config.allow_origin if rule is not None and _is_for_clients(rule) else ())
-        what = f"{method} {scope['path'][:200]}"
         if rule is None:
-            raise RequestRefused(f"No route {what}", code="unknown_url", status=404)
+            raise unknown_url(method, scope["path"])
         if method not in rule.roles:
-            allow, message = {"allow": ", ".join(sorted(rule.roles))}, f"Method not allowed for {what}"
+            message = f"Method not allowed for {method} {scope['path'][:200]}"
+            allow = {"allow": ", ".join(sorted(rule.roles))}
             raise RequestRefused(message, code="method_not_allowed", status=405, headers=allow)
         roles = rule.roles[method]
         if roles and not any(caller.has(role) for role in roles):

@@ -1,6 +1,5 @@
 """The facts of a model that `prolepsis models show` prints: of the file or folder, and of this machine with it."""
 
-from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -80,19 +79,12 @@ def _forms_of_answers(source: "ModelSource", settings: Settings) -> dict[str, ob
     }
 
 
-def _formats(source: "ModelSource") -> str | None:
-    """Return the formats of a GGUF file's tensors, the one of most weights first; None for a folder."""
-    import math
+def _formats(source: "ModelSource") -> str:
+    """Return the formats of a model's tensors, the one of most weights first."""
+    from prolepsis.engine.models.files.weight_bytes import weights_by_format
 
-    from gguf.constants import GGMLQuantizationType
-
-    if isinstance(source, Path):
-        return None
-    weights: Counter[int] = Counter()
-    for tensor in source.tensors.values():
-        weights[tensor.kind] += math.prod(tensor.shape)
-    total = max(1, weights.total())
-    shown = [(GGMLQuantizationType(kind).name, count / total) for kind, count in weights.most_common()]
+    weights = weights_by_format(source)
+    shown = [(name, count / max(1, weights.total())) for name, count in weights.most_common()]
     return ", ".join(f"{name} {share:.0%}" for name, share in shown if share >= 0.005)
 
 

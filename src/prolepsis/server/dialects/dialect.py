@@ -17,8 +17,8 @@ from fastapi.responses import Response
 from jiter import from_json
 
 from prolepsis.control.web.caller import caller_of
-from prolepsis.control.web.errors import RequestRefused
 from prolepsis.control.web.fields import ClientBody, Schema
+from prolepsis.control.web.refusals import unknown_url
 from prolepsis.control.web.routes import CLIENTS, Routes
 from prolepsis.core.stats import RequestStats
 from prolepsis.server.answer import Parts, answer
@@ -32,12 +32,16 @@ from prolepsis.server.openai.usage import Json
 from prolepsis.server.services import Models, Services
 from prolepsis.server.stream import AnswerStream, Framing
 
-UNBOUNDED = 2**31 - 1
-"""`max_tokens` of an answer that may fill the context."""
+UNBOUNDED = bodies.MOST_TOKENS
 
 
 class ForeignRequest(ClientBody):
     model: str
+
+    @property
+    def predict_s(self) -> float | None:
+        """As in `PreparedRequest`."""
+        return None
 
 
 B = TypeVar("B", bound=ForeignRequest)
@@ -81,7 +85,8 @@ async def _answered(body: B, services: Services, endpoint: Endpoint[B], request:
         prepared = await prepare_chat(parsed, context, services)
     else:
         prepared = await prepare_completion(parsed, context, services)
-    prepared = replace(prepared, answer_id=prepared.answer_id.replace("chatcmpl-", endpoint.prefix, 1))
+    answer_id = prepared.answer_id.replace("chatcmpl-", endpoint.prefix, 1)
+    prepared = replace(prepared, answer_id=answer_id, predict_s=body.predict_s)
     parts, rendering = answer(request, prepared, services), endpoint.render(body, prepared)
     if prepared.stream:
         return AnswerStream(_events(parts, rendering), endpoint.framing, headers=at_start(prepared, services))
@@ -105,9 +110,9 @@ def refuse_others(routes: Routes, path: str) -> None:
 
     @routes.get(f"{path}/{{rest:path}}", roles=CLIENTS, summary="Not served", documented=False)
     @routes.post(f"{path}/{{rest:path}}", roles=CLIENTS, summary="Not served", documented=False)
+    @routes.delete(f"{path}/{{rest:path}}", roles=CLIENTS, summary="Not served", documented=False)
     async def not_served(request: Request) -> Response:
-        what = f"{request.method} {request.scope['path'][:200]}"
-        raise RequestRefused(f"No route {what}", code="unknown_url", status=404)
+        raise unknown_url(request.method, request.scope["path"])
 
 
 def tool(name: str, description: str | None, schema: Schema | None, *, strict: bool | None = None) -> bodies.ToolBody:

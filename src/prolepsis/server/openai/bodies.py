@@ -73,6 +73,8 @@ class Message(Body):
 
 
 MAX_TOOLS = 128
+MOST_TOKENS = 2**31 - 1
+"""`max_tokens` of an answer that may fill the context."""
 MAX_DOCUMENTS = 1024
 MAX_MESSAGES = 2048
 
@@ -333,3 +335,20 @@ class CompletionBody(GenerationBody):
     best_of: Samples | None = None
     """1, or as many as `n`: all samples are shown."""
     logprobs: TopLogprobs | None = None
+
+
+class FillBody(SharedBody):
+    """Mistral's body of a gap: what comes before it and behind it."""
+
+    prompt: str
+    suffix: str | None = None
+    max_tokens: MaxTokensOrNone | None = None
+    """None: the answer may fill the context."""
+    random_seed: Seed | None = None
+
+    def completion(self) -> CompletionBody:
+        """Return the completion that means the same."""
+        given = {name: value for name, value in self if name != "random_seed"}
+        seed = self.seed if self.random_seed is None else self.random_seed
+        limit = MOST_TOKENS if self.max_tokens is None else self.max_tokens
+        return CompletionBody.model_construct(**{**given, "prompt": [self.prompt], "seed": seed, "max_tokens": limit})

@@ -32,10 +32,12 @@ VERIFY_ROUTES = ("/v1/verify/chat/completions", "/v1/verify/completions")
 """The same for clients that draft (`server.verify`)."""
 MESSAGES_ROUTE = "/v1/messages"
 OLLAMA_ROUTES = ("/api/chat", "/api/generate")
+FILL_ROUTE = "/v1/fim/completions"
 DECISIONS_ROUTE = "/v1/decisions"
 LLAMACPP_ROUTES = ("/completion", "/completions", "/infill")
 """Routes of other APIs (`server.dialects`)."""
-_ROUTES = (*GENERATION_ROUTES, DECISIONS_ROUTE, *VERIFY_ROUTES, MESSAGES_ROUTE, *OLLAMA_ROUTES, *LLAMACPP_ROUTES)
+_FOREIGN = (MESSAGES_ROUTE, *OLLAMA_ROUTES, *LLAMACPP_ROUTES)
+_ROUTES = (*GENERATION_ROUTES, FILL_ROUTE, DECISIONS_ROUTE, *VERIFY_ROUTES, *_FOREIGN)
 KNOWN = Known(proposers=PROPOSER_NAMES, tier=tuple(TIERS), roles=ROLES, route=_ROUTES)
 """Names that a policy may use on every server."""
 _SECRET_HEADERS = ("authorization", "cookie", "proxy-authorization", "x-api-key")

@@ -85,6 +85,8 @@ class PreparedRequest:
     """Field of the body that asks for the answer's form."""
     one_prefix: bool = False
     """The prompts begin alike: the first one runs alone, so that the others find that begin in the cache."""
+    predict_s: float | None = None
+    """Seconds behind the first text after which an answer ends with its line."""
 
     @property
     def stream(self) -> bool:

@@ -1,10 +1,27 @@
-"""Shapes of the answers to generation requests, for the OpenAPI document; the answers are built elsewhere."""
+"""Shapes of models and of answers to generation requests, for the OpenAPI document; answers are built elsewhere."""
 
 from typing import Literal, TypeAlias
 
 from prolepsis.control.health.eligibility import LimitReason
 from prolepsis.control.web.fields import JsonObject, Reply
 from prolepsis.core.facts import FlagDecision
+from prolepsis.core.requests import SamplingDefaults
+
+
+class Model(Reply):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str
+    max_model_len: int
+    default_sampling: SamplingDefaults
+    """Values for sampling parameters that requests leave out."""
+
+
+class ModelList(Reply):
+    object: Literal["list"]
+    data: list[Model]
 
 
 class PromptDetails(Reply):

@@ -1,6 +1,7 @@
 """POST /v1/chat/completions, /v1/completions and /v1/responses."""
 
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, TypeVar
 
@@ -9,15 +10,15 @@ from fastapi.responses import JSONResponse, Response
 
 from prolepsis.control.web.body_reader import read_body
 from prolepsis.control.web.caller import caller_of
-from prolepsis.control.web.errors import RequestRefused
 from prolepsis.control.web.fields import Body
 from prolepsis.control.web.routes import CLIENTS, Route, Routes
 from prolepsis.core.stats import RequestStats
 from prolepsis.server.admission.controller import become_economy
 from prolepsis.server.answer import answer
 from prolepsis.server.idempotency import KEY_HEADER, KEY_SCHEMA
-from prolepsis.server.openai.bodies import ChatBody, CompletionBody, SharedBody
+from prolepsis.server.openai.bodies import ChatBody, CompletionBody, FillBody, SharedBody
 from prolepsis.server.openai.completions import completion_chunks, whole_completion
+from prolepsis.server.openai.facts import FILL_ROUTE
 from prolepsis.server.openai.formats import ChatFormat, CompletionFormat, MakeFormat
 from prolepsis.server.openai.prepare import prepare_chat, prepare_completion
 from prolepsis.server.openai.prepared import SPEC_MODE_HEADER, PreparedRequest, context_of
@@ -78,6 +79,10 @@ def openai_routes(models: Models) -> Sequence[Route]:
     async def completions(request: Request, body: Annotated[CompletionBody, read_body(CompletionBody)]) -> Response:
         return await once(request, body, _text)
 
+    @generating(FILL_ROUTE, summary="Fill a gap in a text, in Mistral's shape", reply=ChatCompletion)
+    async def fill(request: Request, body: Annotated[FillBody, read_body(FillBody)]) -> Response:
+        return await once(request, body, _fill)
+
     @generating("/v1/responses", summary="Answer, and store the answer if allowed", reply=ResponseReply)
     async def responses(request: Request, body: Annotated[ResponsesBody, read_body(ResponsesBody)]) -> Response:
         return await once(request, body, _response)
@@ -90,11 +95,6 @@ def openai_routes(models: Models) -> Sequence[Route]:
         count = partial(num_input_tokens, body, earlier, services)
         return InputTokens(input_tokens=await services.intake.large_work.off_loop(tenant, count))
 
-    @routes.post("/v1/embeddings", roles=CLIENTS, summary="Not served", documented=False)
-    async def embeddings() -> Response:
-        message = "Embeddings are not served here; this server generates text."
-        raise RequestRefused(message, code="not_implemented", status=501)
-
     return [*routes.all, *tokenization_routes(models)]
 
 
@@ -106,6 +106,12 @@ async def _chat(body: ChatBody, request: Request, services: Services) -> Respons
 async def _text(body: CompletionBody, request: Request, services: Services) -> Response:
     prepared = await prepare_completion(body, context_of(request), services)
     return await _completion(request, prepared, services, CompletionFormat)
+
+
+async def _fill(body: FillBody, request: Request, services: Services) -> Response:
+    context = replace(context_of(request), clamps=True)
+    prepared = await prepare_completion(body.completion(), context, services)
+    return await _completion(request, prepared, services, ChatFormat)
 
 
 async def _response(body: ResponsesBody, request: Request, services: Services) -> Response:

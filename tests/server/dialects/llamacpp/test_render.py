@@ -87,3 +87,35 @@ def test_a_failure_after_the_first_event_is_the_last_one() -> None:
         parts = events(httpx.post(f"{running.url}/completion", json={**PROMPT, "stream": True}))
     assert parts[-1]["error"]["message"] == "a step failed"
     assert not any(part.get("stop") for part in parts)
+
+
+LINES = "one\ntwo\nthree\nfour"
+
+
+@pytest.mark.parametrize("step", [1, 5, 500])
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_limit_of_time_ends_the_answer_with_its_line(step: int, stream: bool) -> None:
+    """A time that is over at once ends it behind the first line; the tokens are those of the whole answer."""
+    body = {**PROMPT, "t_max_predict_ms": 1e-9, "stream": stream}
+    engine = FakeEngine(text=LINES, step=step)
+    with served(engine) as running:
+        reply = httpx.post(f"{running.url}/completion", json=body)
+        late = httpx.post(f"{running.url}/completion", json={**PROMPT, "t_max_predict_ms": 3.6e6}).json()
+        unbounded = httpx.post(f"{running.url}/completion", json={**PROMPT, "t_max_predict_ms": -1}).json()
+    last = events(reply)[-1] if stream else reply.json()
+    text = "".join(part["content"] for part in events(reply)) if stream else last["content"]
+    expected = LINES if step == 500 else "one\n"  # what has ended with its last step is shown as a whole
+    assert (text, last["stop_type"]) == (expected, "eos" if step == 500 else "limit")
+    assert late["content"] == unbounded["content"] == LINES
+    assert engine.aborted == ([] if step == 500 else [engine.requests[0].request_id])
+
+
+def test_only_the_fields_that_are_asked_for_are_shown() -> None:
+    fields = ["content", "timings/prompt_n", "timings/none", "none", "content/x"]
+    with served(FakeEngine()) as running:
+        whole = httpx.post(f"{running.url}/completion", json={**PROMPT, "response_fields": fields}).json()
+        every = httpx.post(f"{running.url}/completion", json={**PROMPT, "response_fields": []}).json()
+        stream = httpx.post(f"{running.url}/completion", json={**PROMPT, "response_fields": ["stop"], "stream": True})
+    assert whole == {"content": "Grüße, world! 👋 done", "timings/prompt_n": 0}
+    assert "generation_settings" in every
+    assert (events(stream)[-1], "index" in events(stream)[0]) == ({"stop": True}, True)

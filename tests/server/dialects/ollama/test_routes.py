@@ -1,10 +1,15 @@
 """What Ollama's clients ask about models."""
 
+from dataclasses import replace
+
 import httpx
 import pytest
 
+from prolepsis.core.model_files import ModelFiles
+from prolepsis.engine.models.files.fill_marks import FillMarks
+from tests.fake_client import INFO
 from tests.server.admission.conftest import KeyedApp, bearer
-from tests.server.conftest import Served
+from tests.server.conftest import Served, served
 from tests.server.fakes import ByteTokenizer, FakeEngine
 
 
@@ -30,6 +35,62 @@ async def test_a_model_says_what_it_can_do(template: str, capabilities: list[str
     assert (shown["template"], shown["capabilities"]) == (template, capabilities)
     family = shown["model_info"]["general.architecture"]
     assert shown["model_info"][f"{family}.context_length"] == 512
+
+
+FILES = ModelFiles(
+    format="gguf",
+    architecture="qwen2",
+    parameter_size="1.5B",
+    quantization="Q4_K_M",
+    num_bytes=1_117_320_768,
+    modified=0.5,
+    facts={"general.architecture": "qwen2", "qwen2.context_length": 32768, "qwen2.embedding_length": 1536},
+    digest="ab" * 32,
+)
+
+
+def test_a_model_is_described_as_its_files_have_it() -> None:
+    class Filling(ByteTokenizer):
+        fill_marks = FillMarks(253, 254, 255)
+
+    with served(FakeEngine(info=replace(INFO, files=FILES)), tokenizer=Filling()) as running:
+        [listed] = httpx.get(f"{running.url}/api/tags").json()["models"]
+        shown = httpx.post(f"{running.url}/api/show", json={"name": "tiny"}).json()
+    details = {"parent_model": "", "format": "gguf", "family": "qwen2", "families": ["qwen2"]}
+    assert listed["details"] == shown["details"] == details | {"parameter_size": "1.5B", "quantization_level": "Q4_K_M"}
+    assert (listed["size"], listed["digest"], listed["modified_at"]) == (
+        FILES.num_bytes,
+        FILES.digest,
+        "1970-01-01T00:00:00.500000Z",
+    )
+    assert shown["model_info"] == {**FILES.facts, "qwen2.context_length": 512}, "the context that is served"
+    assert shown["capabilities"] == ["completion", "tools", "insert"]
+
+
+@pytest.mark.parametrize(("stream", "kind"), [(None, "application/x-ndjson"), (False, "application/json")])
+def test_a_model_that_is_served_is_there(shared: Served, stream: bool | None, kind: str) -> None:
+    reply = httpx.post(f"{shared.url}/api/pull", json={"model": "tiny:latest", "stream": stream})
+    assert (reply.status_code, reply.headers["content-type"], reply.json()) == (200, kind, {"status": "success"})
+    assert "warning" not in reply.headers
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "what"),
+    [
+        ("POST", "pull", "'llama3' does not exist; served here: tiny"),
+        ("POST", "create", "models are chosen when the server starts"),
+        ("POST", "copy", "models are chosen when the server starts"),
+        ("POST", "push", "models are chosen when the server starts"),
+        ("DELETE", "delete", "models are chosen when the server starts"),
+        ("POST", "blobs/sha256:ab", "models are chosen when the server starts"),
+        ("POST", "embed", "generates text"),
+        ("POST", "embeddings", "generates text"),
+    ],
+)
+def test_what_is_not_there_says_why(shared: Served, method: str, path: str, what: str) -> None:
+    reply = httpx.request(method, f"{shared.url}/api/{path}", json={"model": "llama3"})
+    assert (reply.status_code, list(reply.json())) == (404, ["error"])
+    assert what in reply.json()["error"]
 
 
 def test_the_version_is_one_that_clients_can_compare(shared: Served) -> None:

@@ -1,6 +1,7 @@
 """Counts the bytes of a model's weights: what a pass reads, and what is kept in memory."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,8 @@ class _StoredSize:
 
     num_bytes: int
     num_weights: int
+    format: str
+    """Q4_1, BF16."""
 
 
 def bytes_per_pass(path: Path) -> int:
@@ -47,13 +50,26 @@ def least_loaded_bytes(source: "ModelSource", weights: str) -> int:
     return sum(min(tensor.num_bytes, 2 * tensor.num_weights) for tensor in tensors)
 
 
+def weights_by_format(source: "ModelSource") -> Counter[str]:
+    """Return the number of weights in each format; raises `ModelLoadError` for files that cannot be read."""
+    weights = Counter[str]()
+    for tensor in _tensors(source).values():
+        weights[tensor.format] += tensor.num_weights
+    return weights
+
+
 def _tensors(source: "ModelSource") -> dict[str, _StoredSize]:
     if isinstance(source, Path) and not source.is_file():
         return _of_folder(source)
+    from gguf.constants import GGMLQuantizationType
+
     from prolepsis.engine.models.files.gguf import GgufFile
 
     file = GgufFile(source) if isinstance(source, Path) else source
-    return {name: _StoredSize(tensor.size, math.prod(tensor.shape)) for name, tensor in file.tensors.items()}
+    return {
+        name: _StoredSize(tensor.size, math.prod(tensor.shape), GGMLQuantizationType(tensor.kind).name)
+        for name, tensor in file.tensors.items()
+    }
 
 
 def _of_folder(folder: Path) -> dict[str, _StoredSize]:
@@ -62,4 +78,4 @@ def _of_folder(folder: Path) -> dict[str, _StoredSize]:
 
 def _stored(entry: Mapping[str, Any]) -> _StoredSize:
     start, end = entry["data_offsets"]
-    return _StoredSize(end - start, math.prod(entry["shape"]))
+    return _StoredSize(end - start, math.prod(entry["shape"]), str(entry.get("dtype", "")))

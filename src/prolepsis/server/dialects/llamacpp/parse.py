@@ -49,7 +49,15 @@ class LlamaCppBody(ForeignRequest):
     json_schema: Schema | None = None
     n_indent: Annotated[object, NoEffect()] = None
     samplers: Annotated[object, NoEffect()] = None
-    t_max_predict_ms: Annotated[object, NoEffect()] = None
+    t_max_predict_ms: Number | None = None
+    """Above 0: the answer ends with the first line that ends so long after its first text."""
+    response_fields: Annotated[list[str], Field(max_length=64)] | None = None
+    """Fields of the reply, such as `timings/prompt_n`; without any all."""
+
+    @property
+    def predict_s(self) -> float | None:
+        limit = self.t_max_predict_ms or 0
+        return limit / 1000 if limit > 0 else None
 
 
 Prompt: TypeAlias = str | list[Annotated[int, Field(ge=0, le=UNBOUNDED)] | str]

@@ -45,11 +45,12 @@ class LlamaCppRendering:
         return [{**shown, **counts, **({"completion_probabilities": probs} if probs else {})}]
 
     def last(self, stats: RequestStats) -> Sequence[Json]:
-        return [self._end("", (), stats)]
+        return [_selected(self._end("", (), stats), self._body.response_fields)]
 
     def whole(self, stats: RequestStats) -> Json:
         reply = self._end(self._text, self._token_ids if self._body.return_tokens else (), stats)
-        return {**reply, "completion_probabilities": self._probs} if self._probs else reply
+        probabilities = {"completion_probabilities": self._probs} if self._probs else {}
+        return _selected({**reply, **probabilities}, self._body.response_fields)
 
     def _end(self, content: str, tokens: Sequence[int], stats: RequestStats) -> Json:
         prompt = self._tokenizer.decode(self._request.prompt_token_ids, skip_special_tokens=False)
@@ -84,6 +85,17 @@ class LlamaCppRendering:
             "grammar": self._body.grammar or "",
             "stream": bool(self._body.stream),
         }
+
+
+def _selected(reply: Json, paths: Sequence[str] | None) -> Json:
+    """Return the values at `paths` under the whole path, as llama.cpp does; all fields where there are no paths."""
+    found: Json = {}
+    for path in paths or ():
+        value: object = reply
+        for name in path.split("/"):
+            value = value[name] if isinstance(value, dict) and name in value else None
+        found |= {} if value is None else {path: value}
+    return found if paths else reply
 
 
 def _probabilities(token: ShownToken) -> Json:

@@ -30,7 +30,7 @@ from prolepsis.server.stream import UNENDED_SSE
 
 
 class LlamaCppReply(Reply):
-    """The last event of a stream is the same, without text and tokens."""
+    """The last event of a stream is the same, without text and tokens; `response_fields` are other fields."""
 
     index: int
     content: str
@@ -66,7 +66,7 @@ def llamacpp_routes(models: Models) -> Sequence[Route]:
         errors=(409, 502, 504),
         streams="text/event-stream",
         headers=HEADERS,
-        reply=LlamaCppReply,
+        reply=LlamaCppReply | JsonObject,
     )
 
     def named(request: Request, body: B) -> tuple[B, Services]:

@@ -64,13 +64,25 @@ class OllamaMessage(ClientBody):
         return self
 
 
-class OllamaShowBody(ForeignRequest):
+class OllamaRequest(ForeignRequest):
     model: Annotated[str, AfterValidator(lambda name: name.removesuffix(":latest"))]
     """Clients add `:latest` to names without a tag."""
-
-
-class OllamaBody(OllamaShowBody):
     stream: bool | None = None
+
+
+class OllamaModelBody(OllamaRequest):
+    """What is asked about a model."""
+
+    name: str | None = None
+    """The older spelling of `model`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named(cls, given: dict[str, object]) -> dict[str, object]:
+        return {"model": given["name"], **given} if "name" in given else given
+
+
+class OllamaBody(OllamaRequest):
     options: OllamaOptions | None = None
     format: Literal["", "json"] | Schema | None = None
     think: bool | Literal["low", "medium", "high"] | None = None

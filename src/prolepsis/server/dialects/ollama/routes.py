@@ -17,7 +17,7 @@ from prolepsis.server.dialects.dialect import Endpoint, answered, refuse_others
 from prolepsis.server.dialects.ollama.parse import (
     OllamaChatBody,
     OllamaGenerateBody,
-    OllamaShowBody,
+    OllamaModelBody,
     parse_chat,
     parse_generate,
 )
@@ -58,6 +58,10 @@ class OllamaReply(Reply):
     eval_duration: int | None = None
 
 
+class OllamaStatus(Reply):
+    status: str
+
+
 CHAT = Endpoint(parse_chat, OllamaChatRendering, NDJSON)
 GENERATE = Endpoint(parse_generate, OllamaGenerateRendering, NDJSON)
 
@@ -91,8 +95,20 @@ def ollama_routes(models: Models) -> Sequence[Route]:
         return {"models": [_listed(name, services) for name, services in models.allowed(caller).items()]}
 
     @routes.post("/api/show", roles=ANY_ROLE, summary="One model, in Ollama's shape")
-    async def show(body: Annotated[OllamaShowBody, read_body(OllamaShowBody)], caller: SignedIn) -> JsonObject:
+    async def show(body: Annotated[OllamaModelBody, read_body(OllamaModelBody)], caller: SignedIn) -> JsonObject:
         return _shown(models.of(body.model, caller))
+
+    @routes.post(
+        "/api/pull",
+        roles=CLIENTS,
+        summary="Fetch a model: one that is served is there",
+        reply=OllamaStatus,
+        streams="application/x-ndjson",
+    )
+    async def pull(request: Request, body: Annotated[OllamaModelBody, read_body(OllamaModelBody)]) -> Response:
+        models.of(body.model, caller_of(request))
+        line = '{"status": "success"}\n'
+        return Response(line, media_type="application/json" if body.stream is False else "application/x-ndjson")
 
     @routes.get("/api/version", roles=ANY_ROLE, summary="Version of Ollama's API")
     async def version() -> JsonObject:
@@ -107,9 +123,9 @@ def _listed(name: str, services: Services) -> JsonObject:
     return {
         "name": name,
         "model": name,
-        "size": 0,
+        "size": info.files.num_bytes,
         "size_vram": 0,
-        "digest": sha256(info.fingerprint.encode()).hexdigest(),
+        "digest": info.files.digest or sha256(info.fingerprint.encode()).hexdigest(),
         "context_length": info.max_model_len,
         "expires_at": _NEVER,
         **_details(services),
@@ -117,19 +133,32 @@ def _listed(name: str, services: Services) -> JsonObject:
 
 
 def _shown(services: Services) -> JsonObject:
-    info, formats = services.client.info, services.tokenizer.formats
-    known = {"tools": formats.tools is not None, "thinking": formats.reasoning is not None}
+    info, tokenizer = services.client.info, services.tokenizer
+    known = {
+        "tools": tokenizer.formats.tools is not None,
+        "insert": tokenizer.fill_marks is not None,
+        "thinking": tokenizer.formats.reasoning is not None,
+    }
+    architecture = info.files.architecture
+    served = {"general.architecture": architecture, f"{architecture}.context_length": info.max_model_len}
     return {
         "modelfile": f"FROM {info.model}\n",
         "parameters": "",
-        "template": services.tokenizer.chat_template or "",
-        "model_info": {"general.architecture": info.forward, f"{info.forward}.context_length": info.max_model_len},
+        "template": tokenizer.chat_template or "",
+        "model_info": {**info.files.facts, **served},
         "capabilities": ["completion", *(name for name, is_known in known.items() if is_known)],
         **_details(services),
     }
 
 
 def _details(services: Services) -> JsonObject:
-    family = services.client.info.forward
-    sizes = {"parent_model": "", "format": "", "parameter_size": "", "quantization_level": ""}
-    return {"modified_at": shown_time(services.started), "details": {**sizes, "family": family, "families": [family]}}
+    files = services.client.info.files
+    details = {
+        "parent_model": "",
+        "format": files.format,
+        "family": files.architecture,
+        "families": [files.architecture],
+        "parameter_size": files.parameter_size,
+        "quantization_level": files.quantization,
+    }
+    return {"modified_at": shown_time(files.modified or services.started), "details": details}

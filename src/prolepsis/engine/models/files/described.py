@@ -1,0 +1,81 @@
+"""A description of a model's files from their headers alone."""
+
+import math
+import re
+from collections import Counter
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from prolepsis.core.errors import ModelLoadError
+from prolepsis.core.model_files import ModelFiles
+from prolepsis.engine.models.files.generation_config import json_object
+from prolepsis.engine.models.files.safetensors_files import weight_files
+from prolepsis.engine.models.files.weight_bytes import weights_by_format
+
+if TYPE_CHECKING:
+    from prolepsis.engine.models.files.gguf import GgufFile
+    from prolepsis.engine.models.files.source import ModelSource
+
+_KEYS = {
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "vocab_size": "vocab_size",
+}
+"""Keys of GGUF, behind the architecture, and those of config.json that mean the same."""
+_Facts = dict[str, str | int | float]
+
+
+def described(source: "ModelSource", digest: str = "") -> ModelFiles:
+    """Return what the files of a model say of it; `digest`: identity of its weights, where it is known."""
+    weights, files = Counter[str](), list[Path]()
+    with suppress(ModelLoadError):  # a folder with a tokenizer and no weights, for an upstream engine
+        weights = weights_by_format(source)
+        files = weight_files(source) if isinstance(source, Path) else source.files
+    architecture, facts = _of_folder(source) if isinstance(source, Path) else _of_gguf(source)
+    stats, most = [file.stat() for file in files], max(weights, key=weights.__getitem__, default="")
+    return ModelFiles(
+        format="" if not files else "safetensors" if isinstance(source, Path) else "gguf",
+        architecture=architecture,
+        parameter_size=str(facts.get("general.size_label") or _short(weights.total())),
+        quantization=_file_type(facts.get("general.file_type")) or most,
+        num_bytes=sum(stat.st_size for stat in stats),
+        modified=max((stat.st_mtime for stat in stats), default=0.0),
+        facts={**facts, "general.parameter_count": weights.total()},
+        digest=digest,
+    )
+
+
+def _of_folder(folder: Path) -> tuple[str, _Facts]:
+    config = json_object(folder / "config.json")
+    architecture = str(config.get("model_type", "unknown")).removesuffix("_text").replace("_", "")
+    numbers = {f"{architecture}.{key}": config.get(name) for key, name in _KEYS.items()}
+    return architecture, {key: value for key, value in numbers.items() if isinstance(value, int)}
+
+
+def _of_gguf(file: "GgufFile") -> tuple[str, _Facts]:
+    architecture = file.text("general.architecture", "unknown")
+    return architecture, {
+        key: value
+        for key, value in file.metadata.items()
+        if key.startswith(("general.", f"{architecture}."))
+        and (isinstance(value, str) or (not isinstance(value, list) and math.isfinite(value)))
+    }
+
+
+def _file_type(stated: float | str | None) -> str:
+    """Return the name of the format that a GGUF file says it has, such as Q4_K_M; empty for one that is not known."""
+    if stated is None:
+        return ""
+    from gguf.constants import LlamaFileType
+
+    return next((re.sub("^(MOSTLY|ALL)_", "", kind.name) for kind in LlamaFileType if kind == stated), "")
+
+
+def _short(number: int) -> str:
+    """Return a number of parameters as 135M or 1.5B; empty for 0."""
+    return f"{number / 1e9:.1f}B" if number >= 1e9 else f"{number / 1e6:.0f}M" if number else ""

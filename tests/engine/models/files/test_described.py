@@ -1,0 +1,81 @@
+"""What files say of their model, as clients ask for it."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+
+from prolepsis.core.model_files import ModelFiles
+from prolepsis.engine.models.files.described import described
+from prolepsis.engine.models.files.source import open_model
+from tests.engine.models.files.gguf_files import write_gguf, write_parts
+from tests.engine.models.tiny import BASE, save_tiny
+
+SHAPE = {"embedding_length": BASE["hidden_size"], "block_count": BASE["num_hidden_layers"]}
+
+
+def test_a_file_is_described_by_its_header(tmp_path: Path) -> None:
+    model, file = save_tiny(tmp_path / "model", "llama", {}), tmp_path / "m.gguf"
+    changes: dict[str, Any] = {"general.size_label": "1.5B", "general.file_type": 15, "llama.rope.freq_base": 1e4}
+    write_gguf(file, model, "llama", kind=gguf.GGMLQuantizationType.Q8_0, changes=changes)
+    os.utime(file, (5.0, 5.0))
+    found = described(open_model(file), "ab" * 32)
+    assert (found.format, found.architecture, found.parameter_size) == ("gguf", "llama", "1.5B")
+    assert (found.quantization, found.digest, found.modified) == ("Q4_K_M", "ab" * 32, 5.0)
+    assert found.num_bytes == file.stat().st_size
+    assert {key: found.facts[f"llama.{key}"] for key in SHAPE} == SHAPE
+    assert found.facts["general.parameter_count"] == sum(p.numel() for p in model.parameters())
+    assert not any(key.startswith("tokenizer.") for key in found.facts)
+    json.dumps(found.facts, allow_nan=False)
+
+
+@pytest.mark.parametrize(("stated", "expected"), [(None, "Q8_0"), (7, "Q8_0"), (0, "F32"), (999, "Q8_0")])
+def test_a_file_that_names_no_format_has_that_of_most_weights(
+    tmp_path: Path, stated: int | None, expected: str
+) -> None:
+    model = save_tiny(tmp_path / "model", "llama", {})
+    changes: dict[str, Any] = {} if stated is None else {"general.file_type": stated}
+    write_gguf(tmp_path / "m.gguf", model, "llama", kind=gguf.GGMLQuantizationType.Q8_0, changes=changes)
+    assert described(open_model(tmp_path / "m.gguf")).quantization == expected
+
+
+def test_all_parts_of_a_model_count(tmp_path: Path) -> None:
+    parts = write_parts(tmp_path, save_tiny(tmp_path / "model", "llama", {}))
+    assert described(open_model(parts[0])).num_bytes == sum(part.stat().st_size for part in parts)
+
+
+def test_numbers_that_json_has_no_form_for_are_left_out(tmp_path: Path) -> None:
+    file = tmp_path / "m.gguf"
+    write_gguf(file, save_tiny(tmp_path / "model", "llama", {}), "llama", changes={"general.x": float("nan")})
+    assert "general.x" not in described(open_model(file)).facts
+
+
+@pytest.mark.parametrize(("kind", "architecture"), [("llama", "llama"), ("qwen2", "qwen2"), ("gemma3_text", "gemma3")])
+def test_a_folder_is_described_by_keys_of_gguf(tmp_path: Path, kind: str, architecture: str) -> None:
+    model = save_tiny(tmp_path, kind, {}).bfloat16()
+    model.save_pretrained(tmp_path)
+    found = described(tmp_path)
+    assert (found.format, found.architecture, found.quantization) == ("safetensors", architecture, "BF16")
+    assert {key: found.facts[f"{architecture}.{key}"] for key in SHAPE} == SHAPE
+    assert found.num_bytes == (tmp_path / "model.safetensors").stat().st_size
+
+
+def test_without_weights_the_configuration_is_known(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "qwen2", "hidden_size": 64, "vocab_size": "x"}')
+    found = described(tmp_path)
+    assert (found.format, found.architecture, found.num_bytes, found.parameter_size) == ("", "qwen2", 0, "")
+    assert found.facts == {"qwen2.embedding_length": 64, "general.parameter_count": 0}
+    assert described(tmp_path / "none") == ModelFiles(facts={"general.parameter_count": 0})
+
+
+@pytest.mark.parametrize(
+    ("number", "expected"), [(134_515_008, "135M"), (1_543_714_304, "1.5B"), (7_615_616_512, "7.6B")]
+)
+def test_parameters_are_shown_as_people_say_them(tmp_path: Path, number: int, expected: str) -> None:
+    entry = {"dtype": "BF16", "shape": [number], "data_offsets": [0, 0]}
+    head = json.dumps({"a": entry}).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(head).to_bytes(8, "little") + head)
+    assert described(tmp_path).parameter_size == expected
