@@ -286,10 +286,11 @@ class Engine:
         if finish is not None:
             self.speculation.exchanged(message.proposer)
             self.scheduler.exchange_head(message.proposer)
-            labels = self._head_labels
+            labels, is_first = self._head_labels, message.proposer == DRAFT_HEAD
             self.info = replace(
                 self.info,
                 draft_head=labels.get(DRAFT_HEAD),
+                draft_head_reason="swapped while serving" if is_first else self.info.draft_head_reason,
                 candidate_head=labels.get(CANDIDATE_HEAD),
                 proposers=proposers.names,
             )
