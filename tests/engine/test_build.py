@@ -23,6 +23,7 @@ from prolepsis.engine.remote import remote_proposer
 from prolepsis.engine.runner import Runner
 from prolepsis.engine.sampling.noise import noise_key
 from prolepsis.engine.start import start_engine
+from prolepsis.engine.watchdog import processor_clock
 from tests.fakes import Letters, TableModel, outputs, reference, request, run
 
 
@@ -52,6 +53,7 @@ def test_assembled_engine_serves_and_says_what_it_is() -> None:
     source = request("a", [1, 2, 3], SamplingParams(temperature=0.0, max_tokens=50, ignore_eos=True, stop=("zz",)))
     assert outputs(run(engine, source))["a", 0] == reference(source, noise_key(0, 0))
     assert engine.health().ready
+    assert engine.watch.processor is processor_clock, "its steps count by work"
 
 
 @pytest.mark.parametrize(

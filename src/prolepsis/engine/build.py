@@ -65,6 +65,7 @@ from prolepsis.engine.scheduler import Scheduler, SchedulerLimits
 from prolepsis.engine.speculation import Speculation
 from prolepsis.engine.step import Engine, EngineParts
 from prolepsis.engine.verification import Verification
+from prolepsis.engine.watchdog import processor_clock
 
 log = structlog.get_logger(__name__)
 
@@ -161,6 +162,7 @@ def assemble(
         observer=observer,
         hidden_states=hidden_states,
         stuck_after_s=config.stuck_after_s or None,
+        processor=processor_clock if info.device == "cpu" else None,
         draft_heads=slots if config.num_speculative_tokens else {},
         installed_heads=partial(_installed_heads, target, config.model_dir),
     )
