@@ -90,10 +90,11 @@ def load_model(config: EngineConfig, name: str | None = None) -> LoadedModel:
             + (f": {fallback}" if fallback else "")
         )
     weights = weights_identity(source)
+    parts = (tokenizer.fingerprint, weights, model.info.forward)
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
-        fingerprint=_short_hash(tokenizer.fingerprint, weights, model.info.forward),
+        fingerprint=hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16],
         identity=weights[:IDENTITY_DIGITS],
         weights=weights,
         default_sampling=default_sampling(config, given, source),
@@ -206,7 +207,3 @@ def with_weights(checkpoint: Checkpoint, weights: str) -> Checkpoint:
 def identity_of(path: Path) -> str:
     """Return `LoadedModel.identity` of the model at `path` without loading its weights."""
     return weights_identity(path)[:IDENTITY_DIGITS]
-
-
-def _short_hash(*parts: str) -> str:
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]

@@ -155,10 +155,10 @@ def test_files_are_read_once(file: Path, kept: Path) -> None:
 
 
 def test_a_file_that_is_no_model_is_refused_by_name(tmp_path: Path) -> None:
-    (tmp_path / "notes.bin").write_bytes(b"GG")
+    (tmp_path / "notes.bin").write_bytes(b"GGLA, with more behind it")
     os.mkfifo(tmp_path / "pipe")
-    for name in ("notes.bin", "pipe"):
-        with pytest.raises(ModelLoadError, match=f"{name} is not a model; expected a folder .* or a GGUF file"):
+    for name, fault in (("notes.bin", "is not a whole GGUF file: starts with b'GGLA'"), ("pipe", "is not a model")):
+        with pytest.raises(ModelLoadError, match=f"{name} {fault}.* a folder with config.json"):
             weights_identity(tmp_path / name)
 
 

@@ -22,19 +22,9 @@ def open_model(path: Path) -> ModelSource:
         return path
     if not path.exists():
         raise ModelLoadError(f"{path} does not exist; expected a folder with config.json or a GGUF file")
-    if path.suffix.lower() != ".gguf" and not _begins_as_gguf(path):  # the blobs of a hub and of Ollama have no ending
+    if not path.is_file():  # a pipe, say
         raise ModelLoadError(f"{path} is not a model; expected a folder with config.json or a GGUF file")
     ENGINE.require(f"{path}, a GGUF file,", "model")
     from prolepsis.engine.models.files.gguf import GgufFile
 
     return GgufFile(path)
-
-
-def _begins_as_gguf(path: Path) -> bool:
-    if not path.is_file():  # to read a pipe would wait for its writer
-        return False
-    try:
-        with path.open("rb") as file:
-            return file.read(4) == b"GGUF"
-    except OSError:  # to open it again says why
-        return True

@@ -207,15 +207,11 @@ def chosen_head(name: str, target: LoadedModel, root: Path | None = None) -> tup
 
 def _nearest(target: LoadedModel, root: Path | None) -> str:
     """Return the head that comes nearest with its misfit; one of other sizes only where there is no other."""
-    misfits = {entry.label: misfit_of(entry, target) for entry in list_heads(root)}
+    misfits = {entry.label: misfit_of(entry, target) or "" for entry in list_heads(root)}
     if not misfits:
-        return "; none is installed"
-
-    def distance(label: str) -> int:
-        fault = misfits[label]
-        return 0 if fault is None else 1 if fault.startswith(_TRAINED_FOR) else 2
-
-    found = min(reversed(misfits), key=distance)
+        return ""
+    of_other_weights = [label for label, fault in misfits.items() if fault.startswith(_TRAINED_FOR)]
+    found = [*misfits, *of_other_weights, *(label for label, fault in misfits.items() if not fault)][-1]
     return f"; nearest: {found}, {misfits[found] or 'which records no target, and drafts if draft_head names it'}"
 
 
