@@ -41,14 +41,15 @@ def weights_identity(model: ModelSource) -> str:
     """
     source = open_model(model) if isinstance(model, Path) else model
     files = [*weight_files(source), source / "config.json"] if isinstance(source, Path) else source.files
-    kept = cache_directory() / "identities" / digest_of([_FORM, *(stamp(file) for file in files)])[:32]
+    stamps = [stamp(file) for file in files]  # before they are read
+    kept = cache_directory() / "identities" / digest_of([_FORM, *stamps])[:32]
     known, began = read_cached(kept), time.monotonic()
     if known is not None and re.fullmatch("[0-9a-f]{64}", known):
         return known
     found = _computed(source)
     if (seconds := time.monotonic() - began) > _SLOW_S:
         log.info("weights_identified", files=len(files), seconds=round(seconds, 1), weights=found[:16])
-    if time.time() - max(file.stat().st_mtime for file in files) > _SETTLED_S:
+    if time.time() - max(one[0] for one in stamps if one) / 1e9 > _SETTLED_S:
         write_cached(kept, found)
     return found
 
@@ -68,8 +69,9 @@ def _computed(source: ModelSource) -> str:
 
 def _folder_tensors(folder: Path) -> Iterator[tuple[str, memoryview]]:
     for file in weight_files(folder):
+        entries = header(file)
         with file.open("rb") as opened:
             data = memoryview(mmap(opened.fileno(), 0, access=ACCESS_READ))
-        for name, entry in header(file).items():
+        for name, entry in entries.items():
             first, end = (8 + int.from_bytes(data[:8], "little") + offset for offset in entry["data_offsets"])
             yield str((name, entry["dtype"], entry["shape"])), data[first:end]
