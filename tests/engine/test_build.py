@@ -12,7 +12,7 @@ from prolepsis.core.errors import ConfigError, MemoryPlanError
 from prolepsis.core.files import cache_directory
 from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.core.requests import SamplingParams
-from prolepsis.engine.build import assemble, proposer_names
+from prolepsis.engine.build import assemble, build_engine, proposer_names
 from prolepsis.engine.drafting.cost import flat_cost
 from prolepsis.engine.kv.memory import MemoryUse
 from prolepsis.engine.models.files.tokenizer import ModelTokenizer
@@ -23,6 +23,7 @@ from prolepsis.engine.remote import remote_proposer
 from prolepsis.engine.runner import Runner
 from prolepsis.engine.sampling.noise import noise_key
 from prolepsis.engine.start import start_engine
+from prolepsis.engine.watchdog import processor_clock
 from tests.fakes import Letters, TableModel, outputs, reference, request, run
 
 
@@ -52,6 +53,24 @@ def test_assembled_engine_serves_and_says_what_it_is() -> None:
     source = request("a", [1, 2, 3], SamplingParams(temperature=0.0, max_tokens=50, ignore_eos=True, stop=("zz",)))
     assert outputs(run(engine, source))["a", 0] == reference(source, noise_key(0, 0))
     assert engine.health().ready
+    assert engine.watch.processor is processor_clock, "its steps count by work"
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({}, "no head is recorded for these weights"),
+        ({"draft_head": "none"}, "draft_head is none"),
+        ({"num_speculative_tokens": 0}, "the settings let no head draft"),
+    ],
+)
+def test_a_start_says_in_one_line_which_head_drafts_or_why_none_does(fields: dict[str, Any], reason: str) -> None:
+    config = EngineConfig.model_validate({"kv_memory": "4KiB", "max_model_len": 128, "strict": "off", **fields})
+    with capture_logs() as lines:
+        engine = build_engine(config, target=loaded())
+    (line,) = [line for line in lines if line["event"] == "draft_head"]
+    assert (line["head"], line["reason"]) == (None, engine.info.draft_head_reason)
+    assert line["reason"].startswith(reason)
 
 
 def test_ceiling_of_zero_loads_no_proposer_and_measures_nothing(tmp_path: Path) -> None:

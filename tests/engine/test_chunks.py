@@ -50,6 +50,16 @@ def test_alone_and_without_a_limit_a_prompt_may_have_the_whole_step() -> None:
     assert limited.max_tokens(_decoding(4), 0, MOST) < 10 + LEAST_TOKENS
 
 
+def test_chunks_shrink_where_even_passes_without_others_are_long() -> None:
+    chunks = _limit()
+    for _ in range(8):
+        chunks.observe([_read(500)], 75_000.0)  # a machine that others load
+    assert chunks.max_tokens([], 0, MOST) == 33
+    for _ in range(8):
+        chunks.observe([_read(33)], 300_000.0)
+    assert chunks.max_tokens([], 0, MOST) == LEAST_TOKENS
+
+
 def test_before_any_prompt_was_read_the_cost_curve_decides() -> None:
     assert _limit().max_tokens(_decoding(1), 0, MOST) == 400
 

@@ -58,6 +58,7 @@ async def test_a_model_whose_step_may_not_have_ended_is_loaded_again() -> None:
     again = await start.again()
     assert start.target is fresh
     assert again.info.fingerprint == "fresh"
+    assert again.engine.scheduler.limits.max_step_tokens == 16, "a quarter of 48, or the least: its steps are to end"
     await client.close()
     await again.close()
 

@@ -1,8 +1,11 @@
 """Whatever a proposer or a pass does to the engine's thread: every request continues, or gets its terminal event."""
 
 import asyncio
+import errno
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -21,7 +24,7 @@ from prolepsis.engine.drafting.draft import Draft
 from prolepsis.engine.drafting.proposer import Proposer, SequenceView
 from prolepsis.engine.models.protocol import Batch, KVCache
 from prolepsis.engine.thread import ThreadEngineClient
-from prolepsis.engine.watchdog import StepWatch, Watchdog
+from prolepsis.engine.watchdog import StepWatch, Watchdog, processor_clock
 from tests.clock import Clock
 from tests.fake_proposer import Scripted
 from tests.fakes import EngineSetup, TableModel, build, draft_chain, outputs, request, run
@@ -252,8 +255,9 @@ async def _noticed(client: ThreadEngineClient, clock: Clock, running: asyncio.Ta
 class Suspended:
     """A process that stands still while its watchdog sleeps."""
 
-    def __init__(self, clock: Clock) -> None:
-        self.calls, self.steps = CallWatch(0.15, clock), StepWatch(60.0, clock=clock)
+    def __init__(self, clock: Clock, processor: Clock | None = None) -> None:
+        watched = None if processor is None else lambda: processor
+        self.calls, self.steps = CallWatch(0.15, clock), StepWatch(60.0, clock=clock, processor=watched)
         self.replaced: list[WatchedCall] = []
         self.given_up: list[EngineDead] = []
         self._clock = clock
@@ -301,6 +305,73 @@ def test_a_later_step_has_nothing_of_an_earlier_suspension(clock: Clock) -> None
     clock.now += 61.0
     process.stand_still(0.02)
     assert len(process.given_up) == 1
+
+
+WORK: dict[str, tuple[Sequence[tuple[float, float]], float]] = {
+    "hangs": ([(61.0, 0.0)], 61.0),
+    "polls": ([(1.0, 0.0004)] * 61, 61.0),
+    "works at the pace of a loaded machine": ([(10.0, 0.3)] * 100, 30.0),
+    "is let run seldom": ([(50.0, 0.1)] * 20, 2.0),
+    "hangs after work": ([(10.0, 1.0), (10.0, 1.0), (61.0, 0.0)], 61.0),
+    "spins": ([(10.0, 10.0)] * 7, 70.0),
+    "spins on a loaded machine": ([(10.0, 1.0)] * 61, 61.0),
+}
+"""What a step does: wall and processor seconds one after the other, and what counts of them in the end."""
+
+
+@pytest.mark.parametrize("name", WORK)
+def test_a_step_counts_by_its_work(clock: Clock, name: str) -> None:
+    processor, given_up = Clock(), list[EngineDead]()
+    steps = StepWatch(60.0, clock=clock, processor=lambda: processor)
+    watchdog = Watchdog(CallWatch(None), steps, replace=lambda call: None, give_up=given_up.append, clock=clock)
+    steps.begin()
+    steps.end()
+    processor.now += 1000.0  # of other steps
+    steps.begin()
+    times, counted = WORK[name]
+    for seconds, worked in times:
+        clock.now += seconds
+        processor.now += worked
+        watchdog.check()
+    assert steps.age_s == pytest.approx(counted)
+    assert bool(given_up) == (counted > 60.0)
+    assert bool(steps.detail) == (counted > 20.0)
+    steps.end()
+    steps.begin()
+    assert steps.age_s == 0.0
+
+
+def test_a_suspended_process_is_not_at_rest_meanwhile(clock: Clock) -> None:
+    process = Suspended(clock, Clock())
+    process.steps.begin()
+    clock.now += 50.0
+    process.stand_still(150.0)
+    assert process.given_up == []
+    assert process.steps.age_s == pytest.approx(50.02)
+
+
+def test_others_read_what_a_thread_has_computed() -> None:
+    clock = processor_clock()
+    begun = [clock(), time.thread_time()]
+    while time.thread_time() < begun[1] + 0.005:
+        pass
+    with ThreadPoolExecutor(1) as other:
+        assert other.submit(clock).result() >= begun[0] + 0.005
+
+
+def test_of_a_thread_that_is_gone_only_time_counts(clock: Clock) -> None:
+    times = iter([0.0])
+
+    def gone() -> float:
+        for one in times:
+            return one
+        raise OSError(errno.EINVAL, "no such thread")
+
+    steps = StepWatch(60.0, clock=clock, processor=lambda: gone)
+    steps.begin()
+    clock.now += 61.0
+    steps.look()
+    assert steps.age_s == 61.0
 
 
 @virtual_time

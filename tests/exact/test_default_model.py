@@ -2,6 +2,7 @@
 
 import asyncio
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,15 +10,19 @@ import torch.nn.functional as F  # noqa: N812  torch's own convention
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.initialization import no_init_weights
 
+from prolepsis.core.config import DEFAULT_MODEL
 from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
 from prolepsis.engine.build import assemble
 from prolepsis.engine.drafting.divergence import classify
 from prolepsis.engine.models.files.config import for_transformers
-from prolepsis.engine.models.files.store import resolve
+from prolepsis.engine.models.files.naming import model_name
+from prolepsis.engine.models.files.recommended_sampling import default_sampling
+from prolepsis.engine.models.files.source import open_model
+from prolepsis.engine.models.files.store import KNOWN, resolve
 from prolepsis.engine.models.files.weights import open_checkpoint
-from prolepsis.engine.models.heads.registry import head_for
-from prolepsis.engine.models.load import LoadedModel, load_model
+from prolepsis.engine.models.heads.registry import fitting_entry, head_for
+from prolepsis.engine.models.load import LoadedModel, identity_of, load_model
 from prolepsis.engine.models.protocol import SequenceInput, pack
 from prolepsis.engine.sampling.sampler import Sampler, SamplingRow
 from prolepsis.engine.thread import ThreadEngineClient
@@ -52,6 +57,18 @@ class Outcome:
 @pytest.fixture(scope="module")
 def prompts(loaded: LoadedModel) -> list[tuple[int, ...]]:
     return [tuple(prompt.token_ids) for prompt in encode_prompts(load_prompts(None), loaded.tokenizer)]
+
+
+def test_its_file_is_known_under_any_name(loaded: LoadedModel, tmp_path: Path) -> None:
+    blob = tmp_path / f"sha256-{'0f' * 32}"
+    blob.symlink_to(resolve(CONFIG.model, CONFIG.model_dir))
+    if blob.is_dir():
+        pytest.skip("it is a folder here, in another precision than the catalogue's file")
+    entry = fitting_entry(identity_of(blob))
+    assert loaded.weights == KNOWN[DEFAULT_MODEL].weights
+    assert entry is not None
+    assert (entry.name, model_name(str(blob), open_model(blob))) == (DEFAULT_MODEL, DEFAULT_MODEL)
+    assert default_sampling(CONFIG, str(blob), open_model(blob)) == loaded.default_sampling
 
 
 def answers(loaded: LoadedModel, requests: list[GenerateRequest], limit: int) -> Outcome:

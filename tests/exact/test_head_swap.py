@@ -288,7 +288,10 @@ async def test_a_waiting_swap_fails_when_the_engine_dies(client: ThreadEngineCli
 async def test_a_swap_ends_with_an_engine_whose_step_is_stuck(client: ThreadEngineClient) -> None:
     await collect(client, "greedy", "a")
     _, done = client.engine.load_head("new")
-    client.engine.watch.began, client.engine.watch.stuck_after_s = 0.0, 1.0
+    watch = client.engine.watch
+    watch.processor, watch.stuck_after_s = lambda: float, 1.0  # a thread that computes nothing
+    watch.begin()
+    watch.began = 0.0
     client.watchdog.check()
     with pytest.raises(EngineDead, match="a step has not ended"):
         done.result(timeout=1)

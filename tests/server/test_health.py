@@ -36,10 +36,11 @@ async def test_live_and_ready(client: Connect) -> None:
     assert (await http.get("/health/live")).status_code == 503
 
 
-async def test_readiness_says_where_drafts_can_pay(client: Connect) -> None:
-    sentence = "drafts cannot pay on this model here beyond 24 at once"
-    http = client(FakeEngine(info=replace(INFO, paying_loads=sentence)))
-    assert (await http.get("/health/ready")).json()["paying_loads"] == sentence
+async def test_readiness_says_where_drafts_can_pay_and_why_no_head_drafts(client: Connect) -> None:
+    pays, reason = "drafts cannot pay on this model here beyond 24 at once", "no head is recorded for these weights"
+    http = client(FakeEngine(info=replace(INFO, paying_loads=pays, draft_head_reason=reason)))
+    reply = (await http.get("/health/ready")).json()
+    assert (reply["paying_loads"], reply["draft_head"], reply["draft_head_reason"]) == (pays, None, reason)
 
 
 async def test_a_gateway_without_a_key_learns_whether_it_is_ready_and_no_more(tmp_path: Path) -> None:

@@ -165,8 +165,8 @@ class EngineConfig(BaseModel):
     stuck_after_s: float = Field(
         default=60.0,
         ge=0,
-        description="seconds after which a step counts as stuck and its engine as dead; after a third of it the server "
-        "is not ready; 0: never",
+        description="seconds of processor time, or without any (on a GPU: of time), after which a step counts as stuck "
+        "and its engine as dead; after a third of it the server is not ready; 0: never",
     )
     shadow_cost: float = Field(
         default=0.01,

@@ -39,6 +39,8 @@ class EngineInfo:
     """As in `ExactGroup`, and so are the next two."""
     tokenizer: str = ""
     machine: str = ""
+    draft_head_reason: str = ""
+    """How the draft head was found, or why there is none; empty: an engine without heads of its own."""
     paying_loads: str = ""
     """At which loads drafts can pay here, by the measured cost of passes, in a sentence; empty: not measured."""
     files: ModelFiles = field(default_factory=ModelFiles)

@@ -13,10 +13,13 @@ from pathlib import Path
 from secrets import token_hex
 from typing import ClassVar, Generic, TypeVar
 
+import structlog
 from pydantic import TypeAdapter, ValidationError
 
 from prolepsis.core.errors import ConfigError, FetchError, ProlepsisError
 from prolepsis.core.units import size
+
+log = structlog.get_logger(__name__)
 
 
 def cache_directory() -> Path:
@@ -94,6 +97,27 @@ def exclusive(lock: Path, *, wait: bool = True) -> Iterator[None]:
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
+
+
+def read_cached(file: Path) -> str | None:
+    """Return the text of `file`; None if there is none or it cannot be read, which is logged."""
+    try:
+        return file.read_text()
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        log.warning("kept_file_unreadable", file=str(file), error=str(error))
+        return None
+
+
+def write_cached(file: Path, text: str) -> None:
+    """Write `file` atomically. If it cannot be written, the result is computed again at the next start."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(file) as part:
+            part.write_text(text)
+    except OSError as error:
+        log.warning("not_kept", file=str(file), error=str(error))
 
 
 def sha256_of(path: Path) -> str:
@@ -267,7 +291,7 @@ def stamp(path: Path) -> Stamp:
         stat = path.stat()
     except OSError:
         return ()
-    return stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, stat.st_size
+    return stat.st_mtime_ns, stat.st_ctime_ns, stat.st_dev, stat.st_ino, stat.st_size
 
 
 def _digest(text: str) -> str:

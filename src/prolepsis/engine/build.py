@@ -1,6 +1,7 @@
 """Builds an engine from a configuration: the one place that puts its parts together."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -52,7 +53,7 @@ from prolepsis.engine.memory import Loaded, check_head, plan_memory
 from prolepsis.engine.models.draft_models import warn_of_other_target
 from prolepsis.engine.models.heads.aliases import HeadAliases
 from prolepsis.engine.models.heads.base import DraftHead
-from prolepsis.engine.models.heads.registry import head_folder, head_for, list_heads, misfit_of
+from prolepsis.engine.models.heads.registry import chosen_head, head_folder, head_for, list_heads, misfit_of
 from prolepsis.engine.models.load import LoadedModel, build_of, load_model, machine_of
 from prolepsis.engine.models.protocol import ArgmaxModel, KVCache, TargetModel, ThreadedModel
 from prolepsis.engine.models.targets.early_exit import EarlyExit, make_exit
@@ -66,6 +67,7 @@ from prolepsis.engine.scheduler import Scheduler, SchedulerLimits
 from prolepsis.engine.speculation import Speculation
 from prolepsis.engine.step import Engine, EngineParts
 from prolepsis.engine.verification import Verification
+from prolepsis.engine.watchdog import processor_clock
 
 log = structlog.get_logger(__name__)
 
@@ -102,12 +104,15 @@ def build_engine(
     draft = load_model(config, config.draft_model) if DRAFT_MODEL in names else None
     if draft is not None and config.draft_model is not None:
         warn_of_other_target(config.draft_model, target, config.model_dir)
-    head = head_for(config.draft_head, target, config.model_dir) if names and not config.synthetic else None
+    head, reason = None, "the settings let no head draft"
+    if names and not config.synthetic:
+        head, reason = chosen_head(config.draft_head, target, config.model_dir)
+    log.info("draft_head", head=head.info.name if head else None, reason=reason)
     if head is None and DRAFT_HEAD in names:
-        raise ConfigError(
-            f"proposers names {DRAFT_HEAD!r}, but none was trained for {config.model}", param="draft_head"
-        )
-    return assemble(config, target, draft, observer, head=head, reserved=reserved)
+        raise ConfigError(f"proposers names {DRAFT_HEAD!r}, but there is none: {reason}", param="draft_head")
+    engine = assemble(config, target, draft, observer, head=head, reserved=reserved)
+    engine.info = replace(engine.info, draft_head_reason=reason)
+    return engine
 
 
 def assemble(
@@ -160,6 +165,7 @@ def assemble(
         observer=observer,
         hidden_states=hidden_states,
         stuck_after_s=config.stuck_after_s or None,
+        processor=processor_clock if info.device == "cpu" else None,
         draft_heads=slots if config.num_speculative_tokens else {},
         installed_heads=partial(_installed_heads, target, config.model_dir),
     )

@@ -22,6 +22,8 @@ _OF_PASS = 0.5  # of the time of the decoding rows, which prompts may take in an
 _SHORT = 4
 """Short passes take this part of the limit."""
 _NEARLY = 1.25  # times what a pass takes with one row
+_ALONE_MS = 5000.0
+"""Longest time of a pass in which nothing decodes: callers see that it goes on, and an end loses little."""
 _LAST = 8  # passes
 _CONTEXT = 1024  # tokens of the first context band
 
@@ -30,7 +32,7 @@ class ChunkLimit:
     """One engine's. `max_tokens` before a pass, `observe` after it."""
 
     def __init__(self, limit_ms: float, cost: CostCurve) -> None:
-        """`limit_ms`: longest time that prompts add to a pass in which others decode; 0: no limit."""
+        """`limit_ms`: longest time that prompts add to a pass in which others decode; 0: no limit, to any pass."""
         self.limit_ms = limit_ms
         self._cost = cost
         self._decoding: deque[float] = deque((1.0,), maxlen=_LAST)  # measured over predicted time
@@ -41,9 +43,9 @@ class ChunkLimit:
 
         `start`: cached tokens of the prompt that is read. `is_short`: the pass is, also if nothing decodes.
         """
-        if not self.limit_ms or not (decoding or is_short):
+        if not self.limit_ms:
             return most
-        limit_ms = max(self.limit_ms, _OF_PASS * self._decoding_ms(decoding))
+        limit_ms = max(self.limit_ms, _OF_PASS * self._decoding_ms(decoding)) if decoding else _ALONE_MS
         if is_short:
             limit_ms = self.limit_ms / _SHORT
         token_ms = self.token_ms(start)

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from prolepsis.core.errors import ModelLoadError, NotFinite
+from prolepsis.core.files import read_cached, write_cached
 from prolepsis.core.page_size import PAGE_SIZE
-from prolepsis.engine.machine_cache import machine_file, read_cached, write_cached
+from prolepsis.engine.machine_cache import machine_file
 from prolepsis.engine.models.protocol import KVCache, SequenceInput, TargetModel, pack
 
 CONTEXTS = (1, PAGE_SIZE - 3, 3 * PAGE_SIZE + 5, 8 * PAGE_SIZE)

@@ -8,9 +8,10 @@ from pathlib import Path
 import structlog
 import torch
 
+from prolepsis.core.files import read_cached, write_cached
 from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.engine.drafting.cost import PROFILE_CONTEXTS, PROFILE_TOKENS, CostCurve, profile_cost
-from prolepsis.engine.machine_cache import machine_file, read_cached, write_cached
+from prolepsis.engine.machine_cache import machine_file
 from prolepsis.engine.models.protocol import SequenceInput, TargetModel, pack
 
 log = structlog.get_logger(__name__)

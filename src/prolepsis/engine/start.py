@@ -95,7 +95,10 @@ class EngineStart:
         with loading_again():  # the K/V of the last engine, which refers to itself, makes room
             last = self._last() if self._last is not None else None
             if last is not None and last.watchdog.gave_up:
-                log.warning("model_loaded_again", reason="a step of the last engine may still compute with it")
+                smaller = {"max_step_tokens": max(16, self.config.max_step_tokens // 4)}  # shorter steps, which end
+                self.config = self.config.model_copy(update=smaller)
+                reason = "a step of the last engine may still compute with it"
+                log.warning("model_loaded_again", reason=reason, **smaller)
                 self.target = (self.load or load_model)(self.config)
             return self.first()
 

@@ -79,6 +79,8 @@ class EngineParts:
     """Reads the registry."""
     stuck_after_s: float | None = None
     """Seconds after which a step is given up by a watchdog; None: never."""
+    processor: Callable[[], Callable[[], float]] | None = None
+    """As in `StepWatch`."""
 
 
 class Engine:
@@ -115,7 +117,7 @@ class Engine:
         """When the tokens of the last step were committed, which is the end of a request for it."""
         self._forgetting: deque[SequenceState] = deque()
         """Ended sequences that proposers have not been called for yet."""
-        self.watch = StepWatch(parts.stuck_after_s, clock=clock)
+        self.watch = StepWatch(parts.stuck_after_s, clock=clock, processor=parts.processor)
 
     def step(self) -> list[Event]:
         """Run one step over all requests and return its events."""
@@ -288,10 +290,11 @@ class Engine:
         if finish is not None:
             self.speculation.exchanged(message.proposer)
             self.scheduler.exchange_head(message.proposer)
-            labels = self._head_labels
+            labels, is_first = self._head_labels, message.proposer == DRAFT_HEAD
             self.info = replace(
                 self.info,
                 draft_head=labels.get(DRAFT_HEAD),
+                draft_head_reason="swapped while serving" if is_first else self.info.draft_head_reason,
                 candidate_head=labels.get(CANDIDATE_HEAD),
                 proposers=proposers.names,
             )

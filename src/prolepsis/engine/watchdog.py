@@ -3,38 +3,57 @@
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 import structlog
 
 from prolepsis.core.errors import EngineDead
 from prolepsis.engine.drafting.call_watch import CallWatch, WatchedCall
 
+_WORKING = 0.001
+"""Of the time after which a step is stuck: with so much processor time in it, a step is at work, and not waiting."""
 _SUSPENDED_S = 1.0
 """A sleep of the watchdog that takes this much longer than asked for: the process, or its machine, stood still."""
 
 log = structlog.get_logger(__name__)
 
 
+def processor_clock() -> Callable[[], float]:
+    """Return a clock of the processor time of the thread that asks, for others to read while it lives."""
+    return partial(time.clock_gettime, time.pthread_getcpuclockid(threading.get_ident()))
+
+
 @dataclass(slots=True)
 class StepWatch:
     """Since when the engine works: on a step, from its first message to its events, or on a message outside of one.
 
-    Written by the engine's thread, read by any.
+    Where the processor computes, a step counts by work: on a loaded machine a sound one takes as long as others let it.
+    Written by the engine's thread, `look` and `discount` by the watchdog's; read by any.
     """
 
     stuck_after_s: float | None = None
     """Seconds after which a step will not end any more; None: never."""
     clock: Callable[[], float] = field(kw_only=True)
+    processor: Callable[[], Callable[[], float]] | None = None
+    """`processor_clock`; None: the thread waits for a device, and only time counts."""
     began: float | None = None
     """None: between two steps."""
     busy: threading.Event = field(default_factory=threading.Event)
     """Clear while the engine waits for messages."""
     _suspended: tuple[float, float] = (0.0, 0.0)
     """Beginning of a step, and how many seconds of it the process stood still."""
+    _worked: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    """Beginning of a step, when in it it was last seen at work, and the processor time that it had used by then."""
+    _used: Callable[[], float] = float
+    _used_before: float = 0.0
 
     def begin(self) -> None:
         """Work begins."""
+        if self.processor is not None:
+            self._used = self.processor()
+            self._used_before = self._used()
         self.began = self.clock()
         if not self.busy.is_set():
             self.busy.set()
@@ -56,9 +75,31 @@ class StepWatch:
 
     @property
     def age_s(self) -> float:
-        """Seconds that the step has taken, 0 between steps; without those in which the process stood still."""
+        """Seconds that count against the step, 0 between steps; without those in which the process stood still.
+
+        With a processor's clock they are those that it has computed, or those since it was last seen at work.
+        """
         began = self.began
-        return 0.0 if began is None else self.clock() - began - self._suspended_s(began)
+        if began is None:
+            return 0.0
+        age = self.clock() - began - self._suspended_s(began)
+        step, worked_at, _ = self._worked
+        return max(self._used_s, age - (worked_at if step == began else 0.0))
+
+    @property
+    def _used_s(self) -> float:
+        with suppress(OSError):  # the thread is gone
+            return self._used() - self._used_before
+        return 0.0
+
+    def look(self) -> None:
+        """Note whether the step has worked since the last look."""
+        began, used, limit = self.began, self._used_s, self.stuck_after_s
+        if began is None or limit is None:
+            return
+        step, _, before = self._worked
+        if used - (before if step == began else 0.0) > _WORKING * limit:
+            self._worked = (began, self.clock() - began - self._suspended_s(began), used)
 
     def _suspended_s(self, began: float) -> float:
         step, seconds = self._suspended
@@ -109,6 +150,7 @@ class Watchdog:
 
     def check(self) -> None:
         """Replace the engine's thread if its call is overdue; end all requests if its step is stuck."""
+        self._steps.look()
         call = self._calls.take_overdue()
         if call is not None:
             self._replace(call)

@@ -38,6 +38,8 @@ class Ready(Readiness):
     exactness_reason: str
     proposers: Sequence[str]
     draft_head: str | None
+    draft_head_reason: str
+    """How it was found, or why there is none."""
     paying_loads: str
     """At which loads drafts can pay here, by the measured cost of passes; empty: not measured."""
     num_running: int
@@ -143,6 +145,7 @@ def _readiness(services: Services) -> Ready:
         exactness_reason=info.exactness_reason,
         proposers=info.proposers,
         draft_head=info.draft_head,
+        draft_head_reason=info.draft_head_reason,
         paying_loads=info.paying_loads,
         num_running=health.num_running,
         num_waiting=health.num_waiting,

@@ -1,5 +1,6 @@
 """Draft heads over HTTP: which are there, and another one in place of the one in use."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from prolepsis.core.config import ServerConfig
 from prolepsis.core.engine_client import InstalledHead
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.telemetry.metrics import Metrics
+from tests.fake_client import INFO
 from tests.server.application import build
 from tests.server.fakes import ByteTokenizer, FakeEngine
 
@@ -24,7 +26,7 @@ INSTALLED = (
 
 @pytest.fixture
 def engine() -> FakeEngine:
-    engine = FakeEngine()
+    engine = FakeEngine(info=replace(INFO, draft_head_reason="no head is recorded for these weights (00ff)"))
     engine.installed = INSTALLED
     return engine
 
@@ -38,6 +40,7 @@ def http(engine: FakeEngine, tmp_path: Path) -> httpx.AsyncClient:
 async def test_heads_are_shown_and_swapped_by_any_of_their_names(http: httpx.AsyncClient) -> None:
     before = (await http.get("/admin/heads")).json()
     assert (before["draft_head"], before["candidate_head"]) == (None, None)
+    assert before["draft_head_reason"] == "no head is recorded for these weights (00ff)"
     first = before["heads"][0]
     assert (first["name"], first["version"], first["aliases"]) == ("mine", 1, ["champion"])
     swapped = await http.post("/admin/heads/swap", json={"head": "mine@champion", "reason": "better"})

@@ -12,8 +12,8 @@ from safetensors.torch import load_file, save_file
 
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.errors import MemoryPlanError, ModelLoadError
-from prolepsis.engine.models.load import load_model, pick_device, weights_identity
-from tests.engine.models.files.gguf_files import write_gguf, write_parts
+from prolepsis.engine.models.load import load_model, pick_device
+from tests.engine.models.files.gguf_files import write_gguf
 from tests.engine.models.files.test_tokenizer import byte_level
 from tests.engine.models.kernels import NEEDS_KERNELS
 from tests.engine.models.tiny import one, run, save_tiny
@@ -73,11 +73,6 @@ def test_cuda_that_is_not_there_is_refused() -> None:
     with pytest.raises(ModelLoadError, match="no CUDA device"):
         pick_device("cuda")
     assert pick_device("auto").type == "cpu"
-
-
-def test_weights_have_an_identity(llama: Path, mixtral: Path) -> None:
-    assert weights_identity(llama) == weights_identity(llama) != weights_identity(mixtral)
-    assert weights_identity(llama / "model.safetensors") != weights_identity(llama / "config.json")
 
 
 @pytest.fixture
@@ -245,13 +240,3 @@ def test_biases_that_the_configuration_promises_are_asked_for(llama: Path, tmp_p
     (folder / "config.json").write_text(json.dumps({**stated, "attention_bias": True}))
     with pytest.raises(ModelLoadError, match=r"lacks or misshapes 8 tensors, first .*bias"):
         load_model(config(folder))
-
-
-def test_a_split_file_has_the_identity_of_all_its_parts(tmp_path: Path) -> None:
-    paths = write_parts(tmp_path, save_tiny(tmp_path / "model", "llama", {"vocab_size": 263}))
-    assert len({weights_identity(path) for path in paths}) == 1
-    before = weights_identity(paths[0])
-    with paths[-1].open("r+b") as file:
-        file.seek(-1, 2)
-        file.write(b"x")
-    assert weights_identity(paths[0]) != before

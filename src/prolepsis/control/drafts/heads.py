@@ -35,6 +35,8 @@ class HeadSwapBody(Body):
 class HeadsReply:
     draft_head: str | None
     """NAME@VERSION of the head in use."""
+    draft_head_reason: str
+    """How it was found, or why there is none."""
     candidate_head: str | None
     heads: list[InstalledHead]
 
@@ -52,7 +54,7 @@ class DraftHeads(Feature):
     async def shown(self) -> HeadsReply:
         """Return the heads by name and version."""
         heads, info = await self._installed(), self._client.info
-        return HeadsReply(info.draft_head, info.candidate_head, list(heads))
+        return HeadsReply(info.draft_head, info.draft_head_reason, info.candidate_head, list(heads))
 
     async def swap(self, body: HeadSwapBody, by: str) -> HeadSwapped:
         """Put a head in, between two steps; raises `RequestRefused` (404, 409) and leaves the old one in place."""

@@ -16,7 +16,7 @@ from prolepsis.engine.kv.machine import memory_of
 from prolepsis.engine.kv.memory import MemoryUse, Room
 from prolepsis.engine.models.files.checkpoint import Checkpoint
 from prolepsis.engine.models.files.described import described
-from prolepsis.engine.models.files.gguf_parts import part_paths
+from prolepsis.engine.models.files.identity import weights_identity
 from prolepsis.engine.models.files.naming import model_name
 from prolepsis.engine.models.files.recommended_sampling import default_sampling
 from prolepsis.engine.models.files.source import ModelSource, open_model
@@ -42,8 +42,8 @@ QUANTISED = {"q8": Q8_0, "q4": Q4_1}
 FLOAT32 = "f32"
 """The setting `weights` with which nothing is rounded to fewer than 32 bits."""
 
-EDGE = 1 << 20
-"""Bytes at each end of a weights file that go into its identity."""
+IDENTITY_DIGITS = 32
+"""Of a target, as a head records it. Heads from before have 16, which the names of files went into."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +55,9 @@ class LoadedModel:
     fingerprint: str
     """Hash of tokenizer, weights and forward, 16 hexadecimal digits."""
     identity: str = ""
-    """Hash of tokenizer and weights, the same for every forward: draft heads are trained for it."""
+    """Beginning of `weights`, 32 digits, the same for every forward and tokenizer: draft heads are trained for it."""
     weights: str = ""
-    """Hash of the weights alone, 64 hexadecimal digits."""
+    """`weights_identity`, 64 hexadecimal digits."""
     default_sampling: SamplingDefaults = field(default_factory=SamplingDefaults)
     """Sampling parameters for requests that leave them out."""
     fallback: str | None = None
@@ -92,16 +92,17 @@ def load_model(config: EngineConfig, name: str | None = None) -> LoadedModel:
             f"weights is {config.weights!r}, which only the native forward reads; {name} runs on {model.info.forward}"
             + (f": {fallback}" if fallback else "")
         )
-    parts = (tokenizer.fingerprint, weights_identity(path))
+    weights = weights_identity(source)
+    parts = (tokenizer.fingerprint, weights, model.info.forward)
     return LoadedModel(
         model=model,
         tokenizer=tokenizer,
-        fingerprint=_short_hash(*parts, model.info.forward),
-        identity=_short_hash(*parts),
-        weights=parts[1],
+        fingerprint=hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16],
+        identity=weights[:IDENTITY_DIGITS],
+        weights=weights,
         default_sampling=default_sampling(config, given, source),
         fallback=fallback,
-        files=described(source, parts[1]),
+        files=described(source, weights),
     )
 
 
@@ -209,23 +210,4 @@ def with_weights(checkpoint: Checkpoint, weights: str) -> Checkpoint:
 
 def identity_of(path: Path) -> str:
     """Return `LoadedModel.identity` of the model at `path` without loading its weights."""
-    return _short_hash(load_tokenizer(path).fingerprint, weights_identity(path))
-
-
-def weights_identity(path: Path) -> str:
-    """Return a hash of names, sizes and both ends of the weight files: fast for any size, the same on every machine."""
-    parts = [one for one in part_paths(path) if one.is_file()]
-    files = parts if path.is_file() else sorted((*path.glob("*.safetensors"), path / "config.json"))
-    digest = hashlib.sha256()
-    for file in files:
-        size = file.stat().st_size
-        digest.update(f"{file.name}:{size}\n".encode())
-        with file.open("rb") as data:
-            digest.update(data.read(EDGE))
-            data.seek(max(0, size - EDGE))
-            digest.update(data.read(EDGE))
-    return digest.hexdigest()
-
-
-def _short_hash(*parts: str) -> str:
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+    return weights_identity(path)[:IDENTITY_DIGITS]

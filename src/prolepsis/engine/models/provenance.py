@@ -3,7 +3,7 @@
 "prolepsis": {
     "version": 2,
     "target": "smollm2-135m-instruct",
-    "target_fingerprint": "0123456789abcdef",      LoadedModel.identity: of tokenizer and weights
+    "target_fingerprint": "0123456789abcdef...",   LoadedModel.identity: of weights, 32 digits
     "tokenizer_fingerprint": "...",                Tokenizer.fingerprint
     "sha256": "...",                               of model.safetensors
     "source": "...",                               where it was imported from; absent if trained here

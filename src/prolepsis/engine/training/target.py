@@ -29,7 +29,7 @@ class Target:
     name: str
     path: Path
     identity: str
-    """`LoadedModel.identity`: of weights and tokenizer."""
+    """`LoadedModel.identity`."""
     tokenizer: ModelTokenizer
     shape: LeanShape
     ends: EndParts[Tensor]

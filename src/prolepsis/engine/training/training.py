@@ -138,4 +138,5 @@ def check_data(folder: Path, target: Target) -> None:
     """Raise `ConfigError` if `folder` does not hold data of `target`."""
     manifest = read_manifest(folder)
     if (manifest.fingerprint, manifest.aux_layers) != (target.identity, target.recorded_layers):
-        raise ConfigError(f"{folder} holds data of {manifest.target}, not of {target.name}", param="out")
+        found, wanted = f"{manifest.target} ({manifest.fingerprint})", f"{target.name} ({target.identity})"
+        raise ConfigError(f"{folder} holds data of {found}, not of {wanted}", param="out")

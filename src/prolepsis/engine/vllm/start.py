@@ -26,6 +26,7 @@ from prolepsis.engine.models.files.config import for_transformers
 from prolepsis.engine.models.files.described import described
 from prolepsis.engine.models.files.export import export_model
 from prolepsis.engine.models.files.generation_config import generation_eos, json_object, token_ids
+from prolepsis.engine.models.files.identity import weights_identity
 from prolepsis.engine.models.files.naming import model_name
 from prolepsis.engine.models.files.recommended_sampling import default_sampling
 from prolepsis.engine.models.files.source import open_model
@@ -34,7 +35,7 @@ from prolepsis.engine.models.files.tokenizer import ModelTokenizer
 from prolepsis.engine.models.files.tokenizer_files import load_tokenizer
 from prolepsis.engine.models.files.weight_bytes import least_loaded_bytes
 from prolepsis.engine.models.files.weights import folder_config
-from prolepsis.engine.models.load import pick_device, weights_identity
+from prolepsis.engine.models.load import pick_device
 from prolepsis.engine.models.targets.lean_shape import max_positions
 from prolepsis.engine.native.processor import processor_name
 from prolepsis.engine.start import Running, loading_again

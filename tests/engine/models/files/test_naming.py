@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import gguf
@@ -11,9 +12,10 @@ from prolepsis.core.config import DEFAULT_MODEL, EngineConfig
 from prolepsis.core.errors import ModelLoadError
 from prolepsis.core.requests import SamplingDefaults
 from prolepsis.engine.models.files.gguf import GgufFile
+from prolepsis.engine.models.files.identity import weights_identity
 from prolepsis.engine.models.files.naming import catalogue_model, model_name
 from prolepsis.engine.models.files.recommended_sampling import default_sampling
-from prolepsis.engine.models.files.store import KNOWN, MANIFEST
+from prolepsis.engine.models.files.store import KNOWN, MANIFEST, KnownModel
 
 CODER = "qwen2.5-coder-1.5b-instruct"
 
@@ -68,13 +70,18 @@ def test_names_of_the_catalogue_and_of_the_store_stay(tmp_path: Path) -> None:
     assert model_name("owner/tiny", tmp_path, tmp_path) == "owner/tiny"
 
 
-def test_a_known_file_is_known_by_name_and_size(tmp_path: Path) -> None:
-    package = KNOWN[DEFAULT_MODEL].package
+def test_a_known_file_is_known_by_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package, stated = KNOWN[DEFAULT_MODEL].package, "Smollm2 135M 8k Lc100K Mix1 Ep2"
     assert package is not None
-    path = write(tmp_path / package.name, "Smollm2 135M 8k Lc100K Mix1 Ep2")
-    assert catalogue_model(str(path), GgufFile(path)) is None, "another file of this name"
-    os.truncate(path, package.size)  # a sparse file of the known size
-    assert named(path) == DEFAULT_MODEL
+    path = write(tmp_path / package.name, stated)
+    os.truncate(path, package.size)  # a sparse file of the known name and size
+    assert catalogue_model(str(path), GgufFile(path)) is None
+    other = write(tmp_path / "sha256-00ff", stated)
+    of_other = replace(package, name="m.gguf", size=other.stat().st_size)
+    known = KnownModel("tiny", "", "mit", None, of_other, weights_identity(other))
+    monkeypatch.setitem(KNOWN, "tiny", known)
+    assert named(other) == "tiny"
+    assert named(write(tmp_path / "other.gguf", f"{stated} more")) == "smollm2-135m-8k-lc100k-mix1-ep2-more"
 
 
 def sampling(path: Path, text: str = "model") -> SamplingDefaults:

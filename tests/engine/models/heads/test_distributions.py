@@ -12,12 +12,13 @@ import torch
 from build import BuildBackendException, ProjectBuilder
 from pyproject_hooks import quiet_subprocess_runner
 
+from prolepsis.engine.models.files.store import KNOWN
 from prolepsis.engine.models.files.tokenizer import ModelTokenizer
 from prolepsis.engine.models.files.weights import open_checkpoint
 from prolepsis.engine.models.heads.format import CONFIG, HeadStorage, save_with_checksum
 from prolepsis.engine.models.heads.levels import save_levels
 from prolepsis.engine.models.heads.registry import NAMESPACE, SHIPPED, find_head, head_for, list_heads, shipped_folders
-from prolepsis.engine.models.load import LoadedModel
+from prolepsis.engine.models.load import IDENTITY_DIGITS, LoadedModel
 from prolepsis.engine.models.targets.lean import LeanModel
 from prolepsis.engine.models.targets.lean_shape import LeanShape
 from tests.engine.models.random_heads import random_head, random_levels
@@ -70,6 +71,11 @@ def test_an_installed_distribution_is_a_head_by_default(
     assert head is not None
     assert (head.info.name, head.info.levels) == (f"{NAME}@1", 3)
     assert (entry.folder / "README.md").is_file()
+
+
+@pytest.mark.parametrize("name", ["smollm2-135m-instruct", NAME])
+def test_heads_of_packages_are_of_the_weights_of_the_catalogue(name: str) -> None:
+    assert find_head(name).target_fingerprint == KNOWN[name].weights[:IDENTITY_DIGITS]
 
 
 def test_a_distribution_without_its_head_is_not_built(tmp_path: Path) -> None:

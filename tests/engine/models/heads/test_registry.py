@@ -19,6 +19,7 @@ from prolepsis.engine.models.heads.format import CONFIG, WEIGHTS, HeadStorage, l
 from prolepsis.engine.models.heads.levels import LEVELS, save_levels
 from prolepsis.engine.models.heads.registry import (
     HeadEntry,
+    chosen_head,
     find_head,
     fitting_entry,
     head_folder,
@@ -107,7 +108,7 @@ def test_auto_takes_the_best_measured_head_of_exactly_this_target(root: Path, ta
 
 def test_a_misfit_names_the_difference(root: Path, target: LoadedModel) -> None:
     put(root, target, "other", target="big", target_fingerprint="00ff")
-    with pytest.raises(ModelLoadError, match="other@1 does not fit tiny: it was trained for big with fingerprint 00ff"):
+    with pytest.raises(ModelLoadError, match=r"other@1 does not fit tiny: .* other weights: big with fingerprint 00ff"):
         open_head(find_head("other", root), target)
     save_random_head(head_folder(root) / "wide", replace(shape_of(target), hidden=128))
     with pytest.raises(ModelLoadError, match="its hidden size is 128; the target's is 64"):
@@ -115,6 +116,46 @@ def test_a_misfit_names_the_difference(root: Path, target: LoadedModel) -> None:
     table = LoadedModel(TableModel(), cast(ModelTokenizer, Letters()), "fp")
     with pytest.raises(ModelLoadError, match="the forward table cannot run draft heads"):
         open_head(find_head("other", root), table)
+
+
+REASONS: dict[str, tuple[list[tuple[str, str, str]], str]] = {
+    "of these weights": ([("a", "", "{ours}")], "trained for these weights ({ours})"),
+    "none of them": (
+        [("a", "big", "00" * 16)],
+        "no head is recorded for these weights ({ours}); nearest: a@1, it was trained for other weights: big with "
+        f"fingerprint {'00' * 16}, not {{ours}}",
+    ),
+    "without a target": (
+        [("a", "big", "00ff"), ("b", "tiny", "")],
+        "no head is recorded for these weights ({ours}); nearest: b@1, which records no target, and drafts if "
+        "draft_head names it",
+    ),
+    "by the name of a file": (
+        [("a", "tiny", "0123456789abcdef")],
+        "no head is recorded for these weights ({ours}); nearest: a@1, it was trained for tiny with fingerprint "
+        "0123456789abcdef, which depends on the name of the file and is no longer used; if these are its weights, "
+        "write {ours} as prolepsis.target_fingerprint into {root}/heads/a/config.json",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REASONS)
+def test_auto_says_how_it_found_the_head_or_why_there_is_none(root: Path, target: LoadedModel, case: str) -> None:
+    target = replace(target, identity="0f" * 16)
+    heads, reason = REASONS[case]
+    for name, trained_for, recorded in heads:
+        fingerprint = recorded.format(ours=target.identity)
+        put(root, target, name, target=trained_for, target_fingerprint=fingerprint)
+    head, found = chosen_head("auto", target, root)
+    assert found == reason.format(ours=target.identity, root=root.parent)
+    assert (head is not None) == (case == "of these weights")
+    assert chosen_head("none", target, root) == (None, "draft_head is none")
+
+
+def test_of_heads_of_other_sizes_the_difference_is_said(root: Path) -> None:
+    table = LoadedModel(TableModel(), cast(ModelTokenizer, Letters()), "fp")
+    _, reason = chosen_head("auto", table, root)
+    assert reason.endswith("the forward table cannot run draft heads; allowed: native, lean")
 
 
 def test_a_damaged_head_is_refused_and_auto_does_without(root: Path, target: LoadedModel) -> None:

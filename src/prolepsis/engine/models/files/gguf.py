@@ -43,6 +43,11 @@ class GgufFile:
         self.tensors: dict[str, GgufTensor] = {name: home.tensors[name] for name, home in self._homes.items()}
 
     @property
+    def files(self) -> list[Path]:
+        """The file, or all parts in their order."""
+        return [one.path for one in self._containers]
+
+    @property
     def is_split(self) -> bool:
         return len(self._containers) > 1
 

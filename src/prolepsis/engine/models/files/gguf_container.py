@@ -61,7 +61,7 @@ class GgufContainer:
     def _read_header(self) -> None:
         magic, version = self._take(4), self._number("I")
         if magic != b"GGUF":
-            raise ValueError(f"starts with {magic!r} instead of b'GGUF'")
+            raise ValueError(f"starts with {magic!r} instead of b'GGUF'; allowed too: a folder with config.json;")
         if version not in (2, 3):
             raise ValueError(f"version {version}; allowed: 2 and 3")
         num_tensors, num_values = self._count(), self._count()

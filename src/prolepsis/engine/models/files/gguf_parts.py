@@ -31,7 +31,8 @@ def open_parts(path: Path) -> list[GgufContainer]:
     count = _number(given, _COUNT, 1)
     if count == 1:
         return [given]
-    paths = part_paths(path)
+    if len(paths := part_paths(path)) != count:
+        paths = part_paths(path := path.resolve())  # of a link, which may be called anything
     if len(paths) != count:
         raise ModelLoadError(
             f"{path} is one of {count} parts of a model (split.count); allowed is a name that says which: "

@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+from prolepsis.engine.models.files.identity import weights_identity
 from prolepsis.engine.models.files.source import ModelSource
 from prolepsis.engine.models.files.store import KNOWN, KnownModel, open_store
 
@@ -31,7 +32,7 @@ def catalogue_model(given: str, source: "ModelSource | None") -> KnownModel | No
         return KNOWN.get(given)
     path = _path(source)
     by_name = KNOWN.get(_stated_name(source)) or KNOWN.get(own_name(path).lower())
-    return by_name or next((known for known in KNOWN.values() if _is_file_of(known, path)), None)
+    return by_name or next((known for known in KNOWN.values() if _is_file_of(known, source)), None)
 
 
 def own_name(path: Path) -> str:
@@ -48,9 +49,10 @@ def _stated_name(source: ModelSource) -> str:
     return name if is_name else ""
 
 
-def _is_file_of(known: KnownModel, path: Path) -> bool:
-    package = known.package
-    return package is not None and (path.name, path.stat().st_size) == (package.name, package.size)
+def _is_file_of(known: KnownModel, source: ModelSource) -> bool:
+    """Return whether it is the packaged file, whatever it is called: its weights are read where the size agrees."""
+    is_of_size = known.package is not None and _path(source).stat().st_size == known.package.size
+    return is_of_size and weights_identity(source) == known.weights
 
 
 def _path(source: ModelSource) -> Path:

@@ -22,8 +22,8 @@ def open_model(path: Path) -> ModelSource:
         return path
     if not path.exists():
         raise ModelLoadError(f"{path} does not exist; expected a folder with config.json or a GGUF file")
-    if path.suffix.lower() != ".gguf":
-        raise ModelLoadError(f"{path} is not a model; expected a folder with config.json or a file ending in .gguf")
+    if not path.is_file():  # a pipe, say
+        raise ModelLoadError(f"{path} is not a model; expected a folder with config.json or a GGUF file")
     ENGINE.require(f"{path}, a GGUF file,", "model")
     from prolepsis.engine.models.files.gguf import GgufFile
 

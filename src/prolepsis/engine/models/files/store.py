@@ -51,6 +51,8 @@ class KnownModel:
     hub: HubSource | None
     """None: no hub has the files that are meant."""
     package: PackagedFile | None = None
+    weights: str = ""
+    """`weights_identity` of the packaged file."""
     sampling: SamplingDefaults | None = None
     """Sampling parameters that its makers recommend."""
 
@@ -76,6 +78,7 @@ _MODELS = (
         licence="apache-2.0",
         hub=HubSource("HuggingFaceTB/SmolLM2-135M-Instruct"),
         package=PackagedFile("SmolLM2-135M-Instruct.Q4_1.gguf", (_SMOLLM2,), 98_362_432),
+        weights="7beba3629bfa606e427b138f45cb816105a2b0e54b53755e99d765fe83bc9308",
         sampling=SamplingDefaults(temperature=0.2, top_p=0.9, source="catalogue"),
     ),
     KnownModel(
@@ -89,6 +92,7 @@ _MODELS = (
             253_113_024,
             "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
         ),
+        weights="8f996431954b731a6533190ba55b0ff9ad80d18e4c4243f59ab83d34910c71aa",
     ),
     KnownModel(
         name="qwen2.5-coder-1.5b-instruct",
@@ -101,6 +105,7 @@ _MODELS = (
             1_117_320_768,
             "cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046",
         ),
+        weights="a6325bed2bee2e7ceab144f823b5cf4a3ecdda97192591f4e03fe00d9e875de7",
         sampling=SamplingDefaults(temperature=0.7, top_p=0.8, top_k=20, repetition_penalty=1.05, source="catalogue"),
     ),
 )

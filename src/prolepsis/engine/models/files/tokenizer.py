@@ -225,11 +225,16 @@ class ModelTokenizer:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 over vocabulary, merges, special tokens and chat template, in hexadecimal; formats change nothing."""
+        """SHA-256, in hexadecimal, over vocabulary, merges, special tokens, ends, rules of splitting and chat template.
+
+        Formats change nothing.
+        """
+        steps = (self._backend.normalizer, self._backend.pre_tokenizer, self._backend.post_processor)
+        rules = [sorted(self.eos_token_ids), *(step and step.__getstate__().decode() for step in steps)]
         if self._digest is not None:
-            return hashlib.sha256(f"{self._digest}{self.chat_template}".encode()).hexdigest()
+            return hashlib.sha256(f"{self._digest}{self.chat_template}{rules}".encode()).hexdigest()
         state = json.loads(self._backend.to_str())
         as_text = self._parts.as_text
         added = [one | {"special": one["special"] or one["content"] in as_text} for one in state["added_tokens"]]
-        parts = [sorted(self.vocab.items()), state["model"].get("merges"), added, self.chat_template]
+        parts = [sorted(self.vocab.items()), state["model"].get("merges"), added, self.chat_template, rules]
         return hashlib.sha256(json.dumps(parts, ensure_ascii=False).encode()).hexdigest()

@@ -23,7 +23,7 @@ from prolepsis.engine.models.heads.format import (
 from prolepsis.engine.models.heads.lean import LeanHead
 from prolepsis.engine.models.heads.levels import load_levels
 from prolepsis.engine.models.heads.native import NativeHead
-from prolepsis.engine.models.load import LoadedModel
+from prolepsis.engine.models.load import IDENTITY_DIGITS, LoadedModel
 from prolepsis.engine.models.provenance import Provenance, read_provenance
 from prolepsis.engine.models.targets.lean import LeanModel
 from prolepsis.engine.models.targets.lean_shape import LeanShape
@@ -35,6 +35,7 @@ SHIPPED = Path(__file__).parent / "shipped"
 NAMESPACE = "prolepsis_heads"
 """Package of the distributions that hold a head each: prolepsis_heads/NAME is its folder."""
 AUTO, NONE = "auto", "none"
+_TRAINED_FOR = "it was trained for"
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,12 +156,18 @@ def misfit(entry: HeadEntry, shape: LeanShape, identity: str) -> str | None:
 
     A head without a recorded target fits every target of its sizes.
     """
-    fault = head_fault(entry.config, shape, len(shape.layers))
-    if fault is not None or not entry.target_fingerprint or entry.target_fingerprint == identity:
+    fault, recorded = head_fault(entry.config, shape, len(shape.layers)), entry.target_fingerprint
+    if fault is not None or not recorded or recorded == identity:
         return fault
+    if len(recorded) < IDENTITY_DIGITS == len(identity):
+        return (
+            f"{_TRAINED_FOR} {entry.target or 'a target'} with fingerprint {recorded}, which depends on the name of "
+            f"the file and is no longer used; if these are its weights, write {identity} as "
+            f"prolepsis.target_fingerprint into {entry.folder / CONFIG}"
+        )
     return (
-        f"it was trained for {entry.target or 'a target'} with fingerprint {entry.target_fingerprint}, not "
-        f"{identity or 'an unknown one'} (other weights or another tokenizer)"
+        f"{_TRAINED_FOR} other weights: {entry.target or 'a target'} with fingerprint {recorded}, not "
+        f"{identity or 'an unknown one'}"
     )
 
 
@@ -175,20 +182,37 @@ def check_checksum(entry: HeadEntry) -> None:
 
 
 def head_for(name: str, target: LoadedModel, root: Path | None = None) -> DraftHead | None:
-    """Return the configured head: "none", "auto" (the fitting one, if any), a name or a folder.
+    """Return the head of `chosen_head` alone."""
+    return chosen_head(name, target, root)[0]
+
+
+def chosen_head(name: str, target: LoadedModel, root: Path | None = None) -> tuple[DraftHead | None, str]:
+    """Return the configured head ("none", "auto": the fitting one, a name or a folder) and why it is, or is none.
 
     Raises `ModelLoadError` for a named head that cannot be used; "auto" never raises.
     """
     if name == NONE:
-        return None
+        return None, f"draft_head is {NONE}"
     if name != AUTO:
-        return open_head(find_head(name, root, also=f", {AUTO} or {NONE}"), target)
+        return open_head(find_head(name, root, also=f", {AUTO} or {NONE}"), target), f"draft_head is {name}"
     entry = fitting_entry(target.identity, root)
+    if entry is None:
+        return None, f"no head is recorded for these weights ({target.identity}){_nearest(target, root)}"
     try:
-        return open_head(entry, target) if entry is not None else None
+        return open_head(entry, target), f"trained for these weights ({target.identity})"
     except ModelLoadError as error:
-        log.warning("head_unused", head=entry.label if entry else "", reason=str(error))
-        return None
+        log.warning("head_unused", head=entry.label, reason=str(error))
+        return None, str(error)
+
+
+def _nearest(target: LoadedModel, root: Path | None) -> str:
+    """Return the head that comes nearest with its misfit; one of other sizes only where there is no other."""
+    misfits = {entry.label: misfit_of(entry, target) or "" for entry in list_heads(root)}
+    if not misfits:
+        return ""
+    of_other_weights = [label for label, fault in misfits.items() if fault.startswith(_TRAINED_FOR)]
+    found = [*misfits, *of_other_weights, *(label for label, fault in misfits.items() if not fault)][-1]
+    return f"; nearest: {found}, {misfits[found] or 'which records no target, and drafts if draft_head names it'}"
 
 
 def _entries(*roots: Path) -> Iterator[HeadEntry]:
