@@ -66,9 +66,6 @@ class TableCache:
     def clear_page(self, page: int) -> None:
         self.slots[page * PAGE_SIZE : (page + 1) * PAGE_SIZE] = [(-1, -1)] * PAGE_SIZE
 
-    def views(self, page: int) -> Sequence[Tensor]:
-        raise NotImplementedError("what a table cache stores is no tensor")
-
     def move(self, pages: Sequence[int], moves: Sequence[tuple[int, int]]) -> None:
         for source, target in moves:
             self.slots[slot_of(pages, target)] = self.slots[slot_of(pages, source)]

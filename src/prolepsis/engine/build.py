@@ -55,7 +55,7 @@ from prolepsis.engine.models.heads.aliases import HeadAliases
 from prolepsis.engine.models.heads.base import DraftHead
 from prolepsis.engine.models.heads.registry import chosen_head, head_folder, head_for, list_heads, misfit_of
 from prolepsis.engine.models.load import LoadedModel, build_of, load_model, machine_of
-from prolepsis.engine.models.protocol import ArgmaxModel, KVCache, TargetModel, ThreadedModel
+from prolepsis.engine.models.protocol import ArgmaxModel, KVCache, TargetModel, ThreadedModel, ViewedCache
 from prolepsis.engine.models.targets.early_exit import EarlyExit, make_exit
 from prolepsis.engine.native.processor import default_threads
 from prolepsis.engine.paging import Paging
@@ -281,6 +281,7 @@ def _pages(
     caches: tuple[KVCache | DraftHeadSlot, ...] = (cache, *slots)
     pool, kept = PagePool(num_pages, PAGE_SIZE, prefix_cache=config.prefix_cache), None
     if config.prefix_disk != "0" and config.prefix_cache:
+        assert isinstance(cache, ViewedCache), "the caches of our forwards show their pages"
         kept = KeptPrefixes(folder, parse_bytes(config.prefix_disk, name="prefix_disk"), pool, cache.views)
         kept.restore()
 

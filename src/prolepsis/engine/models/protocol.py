@@ -124,14 +124,19 @@ class KVCache(Protocol):
     def clear_page(self, page: int) -> None:
         """Fill one page with zeros over all layers."""
 
-    def views(self, page: int) -> Sequence[Tensor]:
-        """Return all that is stored of a page."""
-
     def move(self, pages: Sequence[int], moves: Sequence[tuple[int, int]]) -> None:
         """Within one sequence's `pages`, copy slot `source` to slot `target` for each (source, target), in order.
 
         This compacts the accepted path of a tree: targets ascend and are never above their sources.
         """
+
+
+@runtime_checkable
+class ViewedCache(KVCache, Protocol):
+    """A cache whose pages can be kept elsewhere."""
+
+    def views(self, page: int) -> Sequence[Tensor]:
+        """Return all that is stored of a page."""
 
 
 class TargetModel(Protocol):

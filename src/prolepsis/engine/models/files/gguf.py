@@ -37,7 +37,6 @@ class GgufFile:
         self._containers = open_parts(path)
         self.path = self._containers[0].path
         """The file, or the first part."""
-        self.files = [container.path for container in self._containers]
         self.metadata: dict[str, Value] = self._containers[0].metadata
         self._homes = {name: container for container in self._containers for name in container.tensors}
         self.tensors: dict[str, GgufTensor] = {name: home.tensors[name] for name, home in self._homes.items()}
