@@ -1,4 +1,4 @@
-"""What fails for one item is left out and named; the others go on, and the store's own failure is nobody's fault."""
+"""What fails for one item is left out and named; the others go on. A failure of the store is no fault of an item."""
 
 from collections.abc import Mapping, Sequence
 
