@@ -1,4 +1,4 @@
-"""The largest input of a door takes no time of the event loop that grows with it, and liveness is told meanwhile.
+"""The largest input of a door takes no time of the event loop that grows with it, and liveness answers meanwhile.
 
 What counts is the processor time of the loop's thread: it is the same on a busy machine.
 """
