@@ -2,7 +2,7 @@
 
 import asyncio
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +15,7 @@ from prolepsis.control.web.feature import Feature
 from prolepsis.control.web.intake import Intake
 from prolepsis.control.web.refusals import too_large
 from prolepsis.control.web.routes import OPERATORS, READERS, Route, Routes
+from prolepsis.control.web.skipped import Skipped
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.errors import StoreUnavailable
 from prolepsis.core.facts import RequestFacts, traffic_class_of
@@ -40,6 +41,8 @@ class CorpusReply:
     """null: it has not been tokenised yet."""
     created_at: int
     expires_at: int
+    fault: str | None
+    """Reason why nothing is drafted from it, if so."""
 
 
 class Corpora(Feature):
@@ -50,11 +53,14 @@ class Corpora(Feature):
 
     name = "corpora"
     period_s = 2.0
+    _skipped = Skipped()
+    """Of corpora without a context."""
 
     def __init__(self, context: Context, tokenizer: Tokenizer, intake: Intake) -> None:
         self.routes = _routes(self, context)
         self.files = FileTable(context.database)
         self._is_kept = context.database.is_kept
+        self._skipped = context.skipped
         self._client = context.client
         self._tokenizer = tokenizer
         self._large_work = intake.large_work
@@ -74,19 +80,22 @@ class Corpora(Feature):
                 async with self._turn:
                     await self._send()
 
-    async def check(self, file: TenantFile) -> None:
-        """Tokenise a file that has arrived; raises `RequestRefused` if it is no text or there are too many tokens."""
+    async def tokenise(self, file: TenantFile, read: Callable[[], bytes]) -> bytes:
+        """Return the token ids of a file that has arrived, which `read` gives; raises `RequestRefused` if it is no text
+        or too large.
+        """
         if file.num_bytes > MOST_BYTES:
             raise too_large("body", f"{MOST_BYTES} bytes of a corpus")
-        async with self._turn:
-            owner, given = owner_of(file), await self._tokenised(file)
-            others = {owner: 0}
-            for other in await self.all():
+        return await self._large_work.off_loop(file.tenant, lambda: self._token_ids(read()))
+
+    async def check(self, file: TenantFile, given: bytes | None = None) -> None:
+        """Raise `RequestRefused` if there are too many tokens with a file; `given`: its token ids if it is not kept."""
+        owner, given = owner_of(file), await self._tokenised(file) if given is None else given
+        others = {owner: 0}
+        for other in await self._usable():
+            if other.file_id != file.file_id:
                 name = owner_of(other)
-                if other.file_id == file.file_id:
-                    continue
-                others[name] = others.get(name, 0) + _number(await self._tokenised(other))
-            self._ids[file.file_id] = given
+                others[name] = others.get(name, 0) + _number(self._ids[other.file_id])
         for held, most, setting in (
             (others[owner], self._most_of_owner, "corpus_tokens"),
             (sum(others.values()), self._most, "corpus_tokens_in_all"),
@@ -96,6 +105,10 @@ class Corpora(Feature):
                 message = f"{found}; allowed: {most} together ({setting})."
                 raise RequestRefused(message, code="corpora_too_large", param="file", status=413)
 
+    def take(self, file: TenantFile, given: bytes) -> None:
+        """Take in the token ids of a file that is kept now."""
+        self._ids[file.file_id] = given
+
     async def all(self) -> list[TenantFile]:
         """Return the corpora of all owners, the oldest first."""
         return await asyncio.to_thread(self.files.of_purposes, PURPOSE)
@@ -103,33 +116,42 @@ class Corpora(Feature):
     def shown(self, file: TenantFile) -> CorpusReply:
         ids, created, expires = self._ids.get(file.file_id), int(file.created_at), int(file.expires_at)
         tokens = None if ids is None else _number(ids)
-        return CorpusReply(file.file_id, owner_of(file), file.filename, file.num_bytes, tokens, created, expires)
+        fault, shown = self._skipped.error_of(self.name, file.file_id), (file.filename, file.num_bytes)
+        return CorpusReply(file.file_id, owner_of(file), *shown, tokens, created, expires, fault)
 
     async def _send(self) -> None:
         there: dict[str, list[TenantFile]] = {}
-        for file in await self.all():
+        for file in await self._usable():
             there.setdefault(owner_of(file), []).append(file)
         for owner in [*there, *(self._sent.keys() - there.keys())]:
             files = there.get(owner, [])
             names = tuple(file.file_id for file in files)
             if names != self._sent.get(owner):
-                texts = [await self._tokenised(file) for file in files]
+                texts = [self._ids[file.file_id] for file in files]
                 self._client.send(SetCorpora(owner, _newest(texts, self._most_of_owner)))
                 self._sent[owner] = names
         self._sent = {owner: names for owner, names in self._sent.items() if names}
         self._ids = {name: self._ids[name] for names in self._sent.values() for name in names}
         self._tokens.set(sum(map(_number, self._ids.values())))
 
+    async def _usable(self) -> list[TenantFile]:
+        """Return the corpora of all owners that are tokenised, and tokenise those that are new."""
+        files = await self.all()
+        for file in self._skipped.due(self.name, files, lambda one: one.file_id):
+            with self._skipped.contained(self.name, file.file_id, file.tenant):
+                await self._tokenised(file)
+        return [file for file in files if file.file_id in self._ids]
+
     async def _tokenised(self, file: TenantFile) -> bytes:
         if (known := self._ids.get(file.file_id)) is None:
-            known = await self._large_work.off_loop(file.tenant, partial(self._token_ids, file))
+            read = partial(b"".join, self.files.pages(file))
+            known = await self._large_work.off_loop(file.tenant, lambda: self._token_ids(read()))
             self._ids[file.file_id] = known
         return known
 
-    def _token_ids(self, file: TenantFile) -> bytes:
-        """Return the tokens of a file's text. Waits for the database."""
+    def _token_ids(self, content: bytes) -> bytes:
         try:
-            text = b"".join(self.files.pages(file)).decode()
+            text = content.decode()
         except UnicodeDecodeError as error:
             message = f"The corpus is not UTF-8: {error.reason} at byte {error.start}; allowed: a text in UTF-8."
             raise RequestRefused(message, code="invalid_text", param="file") from None

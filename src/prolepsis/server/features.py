@@ -13,6 +13,7 @@ from prolepsis.control.traffic.feature import TrafficFeature
 from prolepsis.control.web.context import Context
 from prolepsis.control.web.feature import Feature
 from prolepsis.control.web.intake import Intake
+from prolepsis.control.web.skipped import SkippedFeature
 from prolepsis.ops.console import alerts
 from prolepsis.ops.tracing import start as tracing
 from prolepsis.server import recorder, service_health
@@ -38,6 +39,7 @@ FEATURES: Sequence[Callable[[Context], Feature]] = (
     alerts.feature,
     recent.feature,
     RecordingFeature,
+    lambda context: SkippedFeature(context.skipped, context.registry),
 )
 """The features that need no other."""
 

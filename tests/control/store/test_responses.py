@@ -125,7 +125,8 @@ def test_a_response_whose_lease_has_lapsed_fails(database: Database) -> None:
     clock.now += 5
     assert table.keep([ResponseNews("resp_b", stored("resp_b", "queued").document)]) == {"resp_b"}
     clock.now += 2
-    table.fail_lost(ERROR)
+    for name, _ in table.lost():
+        table.fail_lost(name, ERROR)
     assert [table.conversation("", name)[0].status for name in ("resp_a", "resp_b", "resp_c")] == [
         "failed",
         "queued",

@@ -136,6 +136,7 @@ EXPECTED: dict[str, Roles | None] = {
     "GET /admin/shadow": READERS,
     "GET /admin/eligibility": READERS,
     "GET /admin/corpora": READERS,
+    "GET /admin/skipped": READERS,
     "DELETE /admin/corpora/{file_id}": OPERATORS,
     "GET /admin/heads": READERS,
     "GET /admin/health": READERS,

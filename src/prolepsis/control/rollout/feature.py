@@ -51,6 +51,7 @@ def silences(context: Context, rollouts: Rollouts, replicas: ReplicaRegistry) ->
         deployment=partial(deployment_id, ControlTable(context.database)),
         labels=labels,
         clock=context.wall,
+        skipped=context.skipped,
     )
     rollouts.listen(made.on_change)
     return made

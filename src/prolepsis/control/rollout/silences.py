@@ -17,6 +17,7 @@ from prolepsis.control.rollout.deployment import matchers_of
 from prolepsis.control.rollout.live import LiveRollout
 from prolepsis.control.rollout.machine import Kind, RolloutEvent
 from prolepsis.control.web.feature import Feature
+from prolepsis.control.web.skipped import Skipped
 from prolepsis.core.audit_event import SERVER, AuditEvent, Emit
 from prolepsis.core.bounded_replies import PLAIN, async_hooks
 from prolepsis.core.errors import ConfigError, StoreUnavailable
@@ -87,6 +88,7 @@ class Silences(Feature):
         deployment: Callable[[], str],
         labels: Callable[[], Mapping[str, Collection[str]]] = dict,
         clock: Callable[[], float] = time.time,
+        skipped: Skipped | None = None,
     ) -> None:
         """`deployment`: name of the servers that share these rollouts; it may raise `StoreUnavailable`.
 
@@ -100,6 +102,7 @@ class Silences(Feature):
         self._clock = clock
         self._deployment = deployment
         self._labels = labels
+        self._skipped = skipped or Skipped()
         self._due: dict[str, _Due] = {}
         """By rollout: the last change that was made here."""
         text = "Silences of rollouts in Alertmanager: posted, expired, failed (given up)"
@@ -113,9 +116,11 @@ class Silences(Feature):
 
     async def tick(self) -> None:
         """Send Alertmanager what is due; failures are retried at the next ticks."""
-        for rollout_id, due in list(self._due.items()):
-            if due.is_over or await self._sent(due):
-                self._drop(rollout_id, due)
+        for rollout_id in self._skipped.due(self.name, self._due, str):
+            with self._skipped.contained(self.name, rollout_id, self._due[rollout_id].rollout.target.rule):
+                due = self._due[rollout_id]
+                if due.is_over or await self._sent(due):
+                    self._drop(rollout_id, due)
 
     async def close(self) -> None:
         """Send what is due, within the time of one call: a stop does not wait for an Alertmanager that hangs."""

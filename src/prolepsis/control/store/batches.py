@@ -122,15 +122,17 @@ class BatchTable:
             connection.execute(delete(batch_lines).where(batch_lines.c.batch_id == batch_id))
         return True
 
-    def add_lines(self, batch_id: str, lines: Sequence[BatchLine]) -> None:
-        """Keep lines that were read, and the lease on reading."""
+    def add_lines(self, batch_id: str, lines: Sequence[BatchLine]) -> bool:
+        """Keep lines that were read, and the lease on reading; returns whether the batch is to be read further."""
         unrun = {"state": "open", "leased_until": 0.0, "result_bytes": 0, **dict.fromkeys(USAGE, 0)}
         rows = [{**asdict(line), **unrun} for line in lines]
         with self._database.write() as connection:
-            leased = update(batches).where(batches.c.batch_id == batch_id)
-            connection.execute(leased.values(leased_until=self._now(connection) + LEASE_S))
-            if rows:
+            leased = update(batches).where(batches.c.batch_id == batch_id, batches.c.status == "validating")
+            until = self._now(connection) + LEASE_S
+            is_read = connection.execute(leased.values(leased_until=until)).rowcount > 0
+            if rows and is_read:
                 connection.execute(insert(batch_lines), rows)
+        return is_read
 
     def begin(self, batch_id: str, model: str) -> None:
         """Let the lines of a batch run whose file has been read."""

@@ -113,16 +113,18 @@ class ResponseTable:
                 return held
             return _end(connection, held, "cancelled", "response.incomplete", {})
 
-    def fail_lost(self, error: Json) -> None:
-        """Fail the responses whose server is gone: it has not renewed its lease on them."""
-        of = responses.c
-        is_running = of.status.in_(RUNNING)
-        with self._database.read() as connection:  # most calls end here, and no writer waits
-            if connection.execute(select(of.response_id).where(is_running).limit(1)).first() is None:
-                return
+    def lost(self) -> list[tuple[str, str]]:
+        """Return ids and tenants of the responses whose server is gone: it has not renewed its lease on them."""
+        with self._database.read() as connection:
+            query = select(responses.c.response_id, responses.c.tenant).where(_lost(self._now(connection)))
+            return [(row.response_id, row.tenant) for row in connection.execute(query)]
+
+    def fail_lost(self, response_id: str, error: Json) -> None:
+        """Fail a response if its server is gone."""
         with self._database.write() as connection:
-            is_lost = is_running & (of.leased_until <= self._now(connection))
-            for row in connection.execute(select(responses).where(is_lost).with_for_update()).mappings().all():
+            which = (responses.c.response_id == response_id) & _lost(self._now(connection))
+            row = connection.execute(select(responses).where(which).with_for_update()).mappings().first()
+            if row is not None:
                 _end(connection, _response(row), "failed", "response.failed", {"error": error})
 
     def remove(self, tenant: str, response_id: str) -> bool:
@@ -145,6 +147,10 @@ def forget_tenant(database: Database, tenant: str) -> None:
 def _there(tenant: str, response_id: str) -> ColumnElement[bool]:
     of = responses.c
     return (of.response_id == response_id) & (of.tenant == tenant) & (of.expires_at > time.time())
+
+
+def _lost(now: float) -> ColumnElement[bool]:
+    return responses.c.status.in_(RUNNING) & (responses.c.leased_until <= now)
 
 
 def _running(response_id: str) -> ColumnElement[bool]:

@@ -60,15 +60,7 @@ class BodyReader(Reader):
         """Parse a body with at most this many fields, lists and objects, and twice as many commas; raises
         `RequestRefused`. `ignored` gets the fields that are dropped; None: they are refused.
         """
-        if len(raw) > INLINE_BYTES:
-            members, commas = size_of(raw)
-            for given, allowed, what in (
-                (members, most_members, "fields, lists and objects"),
-                (commas, 2 * most_members, "commas between values"),
-            ):
-                if given > allowed:
-                    message = f"The request body has {given} {what}; allowed: {allowed}."
-                    raise RequestRefused(message, code="too_many_fields")
+        check_size(raw, most_members)
         return parse_body(raw, self.kind, ignored)
 
 
@@ -106,6 +98,18 @@ def parse_texts(given: ImmutableMultiDict[str, Any], kind: type[B], what: Litera
         return kind.model_validate(values, strict=False)
     except ValidationError as error:
         raise _refusal(error, kind, values) from None
+
+
+def check_size(raw: bytes, most_members: int) -> None:
+    """Raise `RequestRefused` for JSON with more fields, lists and objects than this, or twice as many commas."""
+    members, commas = size_of(raw) if len(raw) > INLINE_BYTES else (0, 0)
+    for given, allowed, what in (
+        (members, most_members, "fields, lists and objects"),
+        (commas, 2 * most_members, "commas between values"),
+    ):
+        if given > allowed:
+            message = f"The request body has {given} {what}; allowed: {allowed}."
+            raise RequestRefused(message, code="too_many_fields")
 
 
 def size_of(raw: bytes) -> tuple[int, int]:

@@ -8,6 +8,7 @@ from prometheus_client import CollectorRegistry
 
 from prolepsis.control.store.database import Database
 from prolepsis.control.store.store import Store
+from prolepsis.control.web.skipped import Skipped
 from prolepsis.core.audit_event import Emit
 from prolepsis.core.clock import SteadyClock
 from prolepsis.core.config import ServerConfig
@@ -32,6 +33,7 @@ class Context:
     """Unix time, for what must not follow a clock that is set."""
     monotonic: Callable[[], float] = time.monotonic
     """For times between two moments of this process."""
+    skipped: Skipped = field(default_factory=Skipped)
     wall: Callable[[], float] = time.time
     """Unix time by the system's clock: for what commands, other machines and people compare with theirs."""
 

@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from urllib.parse import parse_qsl, quote, urlsplit
 
 from jinja2 import Environment
@@ -154,8 +155,9 @@ async def form_of(request: Request) -> dict[str, str]:
     """Return the fields of a form; of equal names the last one counts. Raises `RequestRefused`."""
     intake: Intake = request.app.state.intake
     async with intake.uploads.read(request, tenant="") as raw:
+        fields = partial(parse_qsl, keep_blank_values=True, errors="strict", max_num_fields=64)
         try:
-            return dict(parse_qsl(raw.decode(), keep_blank_values=True, errors="strict", max_num_fields=64))
+            return dict(await intake.large_work.run("", len(raw), lambda: fields(raw.decode()), gives_way=False))
         except ValueError:
             raise RequestRefused("The form is not URL-encoded UTF-8.", code="invalid_form") from None
 

@@ -9,15 +9,17 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from prolepsis.control.store.batches import BatchLine
-from prolepsis.control.web.body_reader import parse_body
+from prolepsis.control.web.body_reader import check_size, parse_body
 from prolepsis.control.web.errors import RequestRefused
 from prolepsis.control.web.fields import Body, JsonObject
+from prolepsis.control.web.intake import Uploads
 
 MOST_LINES = 50_000
+"""That ask for something; as many others may be empty."""
 MOST_BYTES = 200 * 2**20
 """Largest file."""
-_MOST_LINE_BYTES = 2**24
-"""A longer line is not read; a body may be as large as that of a request."""
+_FRAME_BYTES, _FRAME_MEMBERS = 2**13, 8
+"""What a line may have around its body, which has the bounds of a request's."""
 _MOST_FAULTS = 100
 _PROMPT = ("tools", "instructions", "messages", "prompt", "input")
 """Fields of a body in the order in which a prompt has them."""
@@ -46,7 +48,8 @@ class LineFault:
 class LineReader:
     """Takes a file piece by piece; its lines may then run unless there are `faults`."""
 
-    def __init__(self, batch_id: str, endpoints: Sequence[str]) -> None:
+    def __init__(self, batch_id: str, endpoints: Sequence[str], uploads: Uploads) -> None:
+        """`uploads` has the bounds of a request's body, which are those of a line's."""
         self.faults: list[LineFault] = []
         self.model = ""
         """That of all lines."""
@@ -58,35 +61,41 @@ class LineReader:
         self._number = 0
         self._start = 0
         self._rest = b""
-        self._is_over = False
-        """What follows is not read: the file is refused already."""
+        self._uploads = uploads
+        self._is_refused = False
+
+    @property
+    def is_over(self) -> bool:
+        """Whether what follows need not be read: the file is refused already."""
+        return self._is_refused or len(self.faults) >= _MOST_FAULTS
 
     def take(self, piece: bytes) -> list[BatchLine]:
-        """Return the lines that end in a piece of the file."""
-        *lines, self._rest = (self._rest + piece).split(b"\n")
+        """Return the lines that end in a piece of the file; an empty piece is its end."""
+        if self._number + piece.count(b"\n") > 2 * MOST_LINES:  # counted before a million empty lines are made
+            message = f"The file has more than {2 * MOST_LINES} lines with empty ones; allowed: {MOST_LINES} of each."
+            self._refuse("too_many_lines", message)
+            return []
+        *lines, self._rest = (self._rest + piece).split(b"\n") if piece else (self._rest, b"")
         found = [line for raw in lines for line in self._read(raw)]
-        if len(self._rest) > _MOST_LINE_BYTES:
-            message = f"The line has more than {_MOST_LINE_BYTES} bytes; allowed: fewer."
-            self.faults.append(LineFault("line_too_large", message, self._number + 1))
-            self._rest, self._is_over = b"", True
+        if len(self._rest) > _most_bytes(self._uploads):
+            self._refuse("line_too_large", _too_large(self._uploads), self._number + 1)
+        if not piece and not self.num_lines and not self.faults:
+            self._refuse("empty_file", "The file has no lines; allowed: 1 to 50000.")
         return found
 
-    def end(self) -> list[BatchLine]:
-        """Return the last line, if the file does not end with a line break."""
-        lines = list(self._read(self._rest))
-        if not self.num_lines and not self.faults:
-            self.faults.append(LineFault("empty_file", "The file has no lines; allowed: 1 to 50000."))
-        return lines
+    def _refuse(self, code: str, message: str, line: int | None = None) -> None:
+        self.faults.append(LineFault(code, message, line))
+        self._rest, self._is_refused = b"", True
 
     def _read(self, raw: bytes) -> Iterator[BatchLine]:
         start = self._start
         self._number += 1
         self._start += len(raw) + 1
-        if not raw.strip() or self._is_over or len(self.faults) >= _MOST_FAULTS:
+        if not raw.strip() or self.is_over:
             return
         self.num_lines += 1
         try:
-            line = parse_line(raw)
+            line = parse_line(raw, self._uploads)
             self._check(line)
         except RequestRefused as error:
             self.faults.append(LineFault(error.code, str(error), self._number, error.param))
@@ -103,7 +112,7 @@ class LineReader:
     def _check(self, line: LineBody) -> None:
         """Raise `RequestRefused` for what no line may be, alone or after those before it."""
         if self.num_lines > MOST_LINES:
-            self._is_over = True
+            self._is_refused = True
             raise _refused("too_many_lines", f"The file has more than {MOST_LINES} lines; allowed: {MOST_LINES}.")
         if line.url not in self._endpoints:
             message = f"url is {line.url[:128]!r}; allowed: {', '.join(self._endpoints)}"
@@ -124,9 +133,20 @@ class LineReader:
                 raise _refused("invalid_value", f"body.{name} is true; allowed in batches: false", f"body.{name}")
 
 
-def parse_line(raw: bytes) -> LineBody:
-    """Parse one line; raises `RequestRefused`."""
+def _most_bytes(uploads: Uploads) -> int:
+    return uploads.most_bytes + _FRAME_BYTES
+
+
+def _too_large(uploads: Uploads) -> str:
+    return f"The line has more than {_most_bytes(uploads)} bytes; allowed: fewer."
+
+
+def parse_line(raw: bytes, uploads: Uploads) -> LineBody:
+    """Parse one line, whose body has the bounds of a request's; raises `RequestRefused`."""
+    if len(raw) > _most_bytes(uploads):
+        raise _refused("line_too_large", _too_large(uploads))
     try:
+        check_size(raw, uploads.most_members + _FRAME_MEMBERS)
         return parse_body(raw.removeprefix(b"\xef\xbb\xbf"), LineBody)
     except RequestRefused as error:
         code = "invalid_json_line" if error.code == "invalid_json" else error.code

@@ -3,9 +3,9 @@
 import asyncio
 import math
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from functools import partial
-from typing import Annotated, NoReturn
+from typing import Annotated, BinaryIO, NoReturn
 from uuid import uuid4
 
 from fastapi import Depends, Request
@@ -61,6 +61,7 @@ class UploadReader(Reader):
         self._retention_s = runner.retention_s
         self._models = models
         self._emit = context.emit
+        self._adding = asyncio.Lock()
 
     async def __call__(self, request: Request) -> TenantFile:
         if not self._is_kept:
@@ -72,31 +73,34 @@ class UploadReader(Reader):
         room = max(0, min(MOST_BYTES, self._most_of_tenant - held))
         form = await _read_form(request, room)
         try:
-            file = await asyncio.to_thread(self._keep, parse_texts(form, UploadForm, "form"), caller, room)
+            given = parse_texts(form, UploadForm, "form")
+            file = self._file(given, caller, room)
+            if is_corpus(file):
+                await self._keep_corpus(file, given.file.file, caller)
+            else:
+                await asyncio.to_thread(self._files.put, file, _parts(given.file.file))
         finally:
             await form.close()
-        if is_corpus(file):
-            await self._add_corpus(file, caller)
         return file
 
-    async def _add_corpus(self, file: TenantFile, caller: Caller) -> None:
-        """Let each model that the caller may use draft from a file; one that cannot be used is removed again."""
+    async def _keep_corpus(self, file: TenantFile, content: BinaryIO, caller: Caller) -> None:
+        """Check a file, then keep it, and let each model that the caller may use draft from it."""
         corpora = _corpora(file, caller, self._models)
-        try:
-            for one in corpora:
-                await one.check(file)
-        except BaseException:
-            await asyncio.shield(asyncio.to_thread(self._files.remove, file))
-            raise
+        given = {one: await one.tokenise(file, lambda: b"".join(_parts(content))) for one in corpora}
+        async with self._adding:  # two that are checked at once would both take the room that is left
+            for one, ids in given.items():
+                await one.check(file, ids)
+            await asyncio.to_thread(self._files.put, file, _parts(content))
         self._emit(caller.act("corpus.added", file.file_id))
-        for one in corpora:
+        for one, ids in given.items():
+            one.take(file, ids)
             await one.tick()
 
-    def _keep(self, form: UploadForm, caller: Caller, room: int) -> TenantFile:
+    def _file(self, form: UploadForm, caller: Caller, room: int) -> TenantFile:
         now, size = time.time(), form.file.size or 0
         if size > room:
             raise _file_too_large(room)
-        file = TenantFile(
+        return TenantFile(
             tenant=caller.tenant,
             purpose=purpose_of(form.route, caller) if form.purpose == PURPOSE else form.purpose,
             filename=form.file.filename or "",
@@ -104,8 +108,11 @@ class UploadReader(Reader):
             created_at=now,
             expires_at=now + min(self._retention_s, form.seconds or math.inf),
         )
-        self._files.put(file, iter(partial(form.file.file.read, PART_BYTES), b""))
-        return file
+
+
+def _parts(content: BinaryIO) -> Iterator[bytes]:
+    content.seek(0)
+    return iter(partial(content.read, PART_BYTES), b"")
 
 
 def _corpora(file: TenantFile, caller: Caller, models: Models) -> set[Corpora]:
@@ -240,7 +247,7 @@ def _batch_routes(context: Context, runner: BatchRunner, models: Models) -> Sequ
         if await asyncio.to_thread(table.change, batch_id, "cancelling", ["validating", "in_progress"]):
             context.emit(caller.act("batch.cancelled", batch_id))
             runner.look()
-        elif batch.status not in ("cancelling", "cancelled"):
+        elif batch.status not in ("cancelling", "cancelled", "failed"):  # of a failed one there is nothing to cancel
             message = f"The batch is {batch.status}; allowed: to cancel one that has not ended"
             raise RequestRefused(message, code="batch_ended", status=409)
         return await reply(await found(caller.tenant, batch_id))
@@ -269,8 +276,10 @@ def _new_batch(body: BatchBody, caller: Caller) -> StoredBatch:
 async def _check_model(runner: BatchRunner, file_id: str, caller: Caller, models: Models) -> None:
     """Raise at once where the model of the first line is not served, or not to this caller."""
     start = await asyncio.to_thread(runner.files.bytes_of, file_id, 0, PART_BYTES)
+    line, intake = start.strip().partition(b"\n")[0], models.of(None, caller).intake
     try:
-        model = parse_line(start.strip().partition(b"\n")[0]).body.get("model")
+        work = partial(parse_line, line, intake.uploads)
+        model = (await intake.large_work.run(caller.tenant, len(line), work, gives_way=False)).body.get("model")
     except RequestRefused:  # the batch fails by name when the file is read
         return
     if isinstance(model, str):

@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
@@ -15,9 +16,10 @@ from prolepsis.control.store.batches import LineResult
 from prolepsis.control.web.body_reader import BodyReader
 from prolepsis.control.web.caller import Caller, caller_of
 from prolepsis.control.web.errors import describe_error
+from prolepsis.control.web.intake import Intake
 from prolepsis.control.web.reply_headers import WARNING, reply_headers
 from prolepsis.server.admission.load_shedding import BACKGROUND_TIER
-from prolepsis.server.batches.lines import LineBody
+from prolepsis.server.batches.lines import LineBody, parse_line
 from prolepsis.server.openai.routes import GENERATING
 from prolepsis.server.services import Models
 from prolepsis.server.stream import never
@@ -35,15 +37,20 @@ class NotNow(Exception):
         self.wait_s = wait_s
 
 
-async def run_line(line: LineBody, caller: Caller, models: Models) -> LineResult:
-    """Return the result of a line, which runs in the tier behind all others.
+async def run_line(raw: bytes, custom_id: str, caller: Caller, models: Models) -> LineResult:
+    """Return the result of a line of a file, which runs in the tier behind all others.
 
     Raises `NotNow` where the server refuses it for want of room.
     """
-    name, status = f"batch_req_{uuid4().hex}", 200
-    request = _request(name, line, caller)
+    name, status, answer, asked = f"batch_req_{uuid4().hex}", 200, b"", list[bytes]()
+    request, intake = _request(name, asked, caller), next(iter(models.by_name.values())).intake
+    work = partial(intake.large_work.run, caller.tenant)
     try:
-        body = await _answer(line, request, models)
+        line, content = await work(len(raw), partial(_parsed, raw, intake), gives_way=False)
+        asked.append(content)
+        request.scope["path"] = line.url
+        answer = await _answer(line, request, models)
+        body: Mapping[str, Any] = await work(len(answer), partial(from_json, answer))
     except Exception as error:  # the edge of a request: every failure becomes its result
         refused = describe_error(error)
         if refused.status in LATER:
@@ -51,8 +58,16 @@ async def run_line(line: LineBody, caller: Caller, models: Models) -> LineResult
         body, status = refused.body, refused.status
     warning = reply_headers(request).get(WARNING)
     response = {"status_code": status, "request_id": name, "body": body}
-    text = _text(name, line.custom_id, response, None, **({"warning": warning} if warning else {}))
+    write = partial(_text, name, custom_id, response, None, **({"warning": warning} if warning else {}))
+    text = await work(len(answer), write)
     return LineResult("completed", text, _usage(body)) if status == 200 else LineResult("failed", text)
+
+
+def _parsed(raw: bytes, intake: Intake) -> tuple[LineBody, bytes]:
+    """Return a line, and the body that its client would send; raises `RequestRefused`."""
+    line = parse_line(raw, intake.uploads)
+    given = {"store": False, **line.body}  # the batch's file has the answer
+    return line, json.dumps(given, ensure_ascii=False).encode()
 
 
 def not_run(code: str, message: str, custom_id: str) -> LineResult:
@@ -66,29 +81,24 @@ def _text(name: str, custom_id: str, response: object, error: object, **more: st
     return json.dumps(result, ensure_ascii=False, separators=(",", ":"))
 
 
-async def _answer(line: LineBody, request: Request, models: Models) -> Mapping[str, Any]:
-    """Return the document that a client would get; raises what it would be refused with."""
+async def _answer(line: LineBody, request: Request, models: Models) -> bytes:
+    """Return the JSON that a client would get; raises what it would be refused with."""
     kind, serve = GENERATING[line.url]
     services = models.of(str(line.body.get("model")), caller_of(request))
     if (trace := services.tracing.begin(None)) is not None:
         request.scope["state"][TRACE] = trace
     body = await BodyReader(kind).read(request, services.intake)
-    reply = await serve(body, request, services)
-    document: Mapping[str, Any] = from_json(bytes(reply.body))
-    return document
+    return bytes((await serve(body, request, services)).body)
 
 
-def _request(name: str, line: LineBody, caller: Caller) -> Request:
-    """Return the request as sign-in would have let it through."""
-    given = {"store": False, **line.body}  # the batch's file has the answer
-    body = iter([json.dumps(given, ensure_ascii=False).encode()])
+def _request(name: str, body: list[bytes], caller: Caller) -> Request:
+    """Return the request as sign-in would have let it through, with the `body` that is in the list by then."""
 
     async def receive() -> Message:
-        raw = next(body, None)
-        return await never() if raw is None else {"type": "http.request", "body": raw}
+        return {"type": "http.request", "body": body.pop()} if body else await never()
 
     state = {"caller": replace(caller, tier=BACKGROUND_TIER), HTTP_REQUEST_ID: name, ARRIVED: time.monotonic()}
-    scope = {"type": "http", "method": "POST", "path": line.url, "query_string": b"", "headers": [], "state": state}
+    scope = {"type": "http", "method": "POST", "path": "", "query_string": b"", "headers": [], "state": state}
     return Request(scope, receive)
 
 

@@ -15,12 +15,13 @@ from prolepsis.control.store.tenant_files import PART_BYTES, FileTable
 from prolepsis.control.web.context import Context
 from prolepsis.control.web.errors import RequestRefused
 from prolepsis.control.web.feature import Feature, contained_tick
+from prolepsis.control.web.skipped import apart
 from prolepsis.core.audit_event import SERVER, AuditEvent
 from prolepsis.core.config import DAY_S
 from prolepsis.core.errors import StoreUnavailable
 from prolepsis.core.telemetry.declare import counter, gauge
 from prolepsis.server.auth.keys import Keys
-from prolepsis.server.batches.lines import LineReader, parse_line
+from prolepsis.server.batches.lines import LineReader
 from prolepsis.server.batches.run_line import NotNow, not_run, run_line
 from prolepsis.server.services import Models
 
@@ -30,6 +31,7 @@ _LOOK_S = 1.0
 _ROOM_S = 0.05
 """How often it is seen whether there is room, where lines wait."""
 _HOUR_S = 3600.0
+_KIND = "batches"
 _NOT_RUN = {
     "expired": ("batch_expired", "This request could not be executed before the completion window expired."),
     "cancelled": ("batch_cancelled", "This request was not executed, as its batch was cancelled."),
@@ -48,10 +50,13 @@ class BatchRunner(Feature):
         self._is_kept = context.database.is_kept
         self._emit = context.emit
         self._models = models
+        self._intake = next(iter(models.by_name.values())).intake
         self._keys = keys
         self._periodic_work = PeriodicWork(context.database)
         self._wake = asyncio.Event()
-        self._reading: asyncio.Task[None] | None = None
+        self._skipped = context.skipped
+        self._reading: dict[str, asyncio.Task[None]] = {}
+        """What reads a file, by tenant: each reads one at a time, and waits for no other tenant's."""
         self._running: dict[asyncio.Task[LineResult], tuple[StoredBatch, BatchLine]] = {}
         self._ended: list[tuple[BatchLine, LineResult]] = []
         """Lines whose results are not in the store yet."""
@@ -97,7 +102,7 @@ class BatchRunner(Feature):
 
     async def close(self) -> None:
         """Stop all work here; another server may take the lines at once."""
-        tasks = [*self._running, *([self._reading] if self._reading else [])]
+        tasks = [*self._running, *self._reading.values()]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -107,23 +112,29 @@ class BatchRunner(Feature):
         """Keep the results that are there, in one transaction; what the store does not take now waits for the next."""
         ended, refused = list(self._ended), list(self._refused)
         if ended:
-            for state in await asyncio.to_thread(self.table.settle, ended):
+            for state in await asyncio.to_thread(apart, self.table.settle, ended, self._not_kept):
                 self._lines.labels(state).inc()
             del self._ended[: len(ended)]
         if refused:
             await asyncio.to_thread(self.table.renew, refused, for_s=0.0)
             del self._refused[: len(refused)]
 
+    def _not_kept(self, ended: tuple[BatchLine, LineResult], error: Exception) -> list[str]:
+        """Keep that a line failed whose result the database refuses. Waits for the database."""
+        return self.table.settle([(ended[0], _failed(ended[0], error))])
+
     async def _look(self, now: float) -> None:
         """See which batches there are; begin, end and forget them."""
-        running = await asyncio.to_thread(self.table.running)
-        served = self._models.by_name
-        self._open = [batch for batch in running if batch.status == "in_progress" and batch.model in served]
+        found, served = await asyncio.to_thread(self.table.running), self._models.by_name
+        running = self._skipped.due(_KIND, found, lambda one: one.batch_id)
         for batch in running:
-            if batch.status != "validating":
-                await asyncio.to_thread(self._end, batch)
-            elif self._reading is None and await asyncio.to_thread(self.table.take_reading, batch.batch_id):
-                self._reading = asyncio.create_task(self._read(batch))
+            if batch.status != "validating" or batch.expires_at <= time.time():
+                with self._skipped.contained(_KIND, batch.batch_id, batch.tenant):
+                    await asyncio.to_thread(self._end, batch)
+            elif batch.tenant not in self._reading and await asyncio.to_thread(self.table.take_reading, batch.batch_id):
+                self._reading[batch.tenant] = asyncio.create_task(self._read(batch))
+        running = [batch for batch in running if self._skipped.error_of(_KIND, batch.batch_id) is None]
+        self._open = [batch for batch in running if batch.status == "in_progress" and batch.model in served]
         if now > self._forgot + _HOUR_S:
             self._forgot = now
             if await asyncio.to_thread(self._periodic_work.take, "batches", _HOUR_S):
@@ -138,7 +149,9 @@ class BatchRunner(Feature):
             most = -(-admission.background_room(len(self._running)) // num_tenants)
             if most <= 0:
                 continue
-            lines = await asyncio.to_thread(self.table.claim, batch.batch_id, most)
+            lines = list[BatchLine]()
+            with self._skipped.contained(_KIND, batch.batch_id, batch.tenant):
+                lines = await asyncio.to_thread(self.table.claim, batch.batch_id, most)
             for line in lines:
                 task = asyncio.create_task(self._result(batch, line))
                 self._running[task] = batch, line
@@ -154,7 +167,7 @@ class BatchRunner(Feature):
         if caller.tenant != batch.tenant:
             return not_run("invalid_api_key", "The batch's key is another tenant's now.", line.custom_id)
         raw = await asyncio.to_thread(self.files.bytes_of, batch.input_file_id, line.start, line.length)
-        return await run_line(parse_line(raw), caller, self._models)
+        return await run_line(raw, line.custom_id, caller, self._models)
 
     def _ran(self, task: "asyncio.Task[LineResult]") -> None:
         batch, line = self._running.pop(task)
@@ -163,10 +176,10 @@ class BatchRunner(Feature):
         except NotNow as later:
             self._not_before = time.monotonic() + later.wait_s
             self._refused.append(line)
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, StoreUnavailable):
             self._refused.append(line)
-        except Exception as error:  # contained: its lease lapses, and it runs again
-            log.error("batch_line_failed", batch=batch.batch_id, line=line.number, error=type(error).__name__)
+        except Exception as error:  # contained: this line has failed, and no other
+            self._ended.append((line, _failed(line, error)))
         if all(other.batch_id != batch.batch_id for other, _ in self._running.values()):
             self._looked = 0.0  # it may have been the last one
         self._wake.set()
@@ -174,22 +187,23 @@ class BatchRunner(Feature):
     async def _read(self, batch: StoredBatch) -> None:
         """Read the file of a batch and keep its lines; a file with faults fails the batch."""
         try:
-            await self._keep_lines(batch)
-        except Exception:  # contained: it is read again when the lease has lapsed
-            log.exception("batch_not_read", batch=batch.batch_id)
+            with self._skipped.contained(_KIND, batch.batch_id, batch.tenant):
+                await self._keep_lines(batch)
+        except StoreUnavailable:  # it is read again when the lease has lapsed
+            pass
         finally:
-            self._reading = None
+            del self._reading[batch.tenant]
             self.look()
 
     async def _keep_lines(self, batch: StoredBatch) -> None:
-        batch_id, start = batch.batch_id, 0
-        reader = LineReader(batch_id, [batch.document["endpoint"]])
-        large_work = next(iter(self._models.by_name.values())).intake.large_work
-        while piece := await asyncio.to_thread(self.files.bytes_of, batch.input_file_id, start, PART_BYTES):
-            lines = await large_work.off_loop(batch.tenant, partial(reader.take, piece))
-            await asyncio.to_thread(self.table.add_lines, batch_id, lines)
+        batch_id, start, piece = batch.batch_id, 0, b"-"
+        reader, work = LineReader(batch_id, [batch.document["endpoint"]], self._intake.uploads), self._intake.large_work
+        while piece and not reader.is_over:
+            piece = await asyncio.to_thread(self.files.bytes_of, batch.input_file_id, start, PART_BYTES)
+            lines = await work.off_loop(batch.tenant, partial(reader.take, piece), gives_way=False)
+            if not await asyncio.to_thread(self.table.add_lines, batch_id, lines):
+                return  # it was cancelled or forgotten meanwhile
             start += PART_BYTES
-        await asyncio.to_thread(self.table.add_lines, batch_id, reader.end())
         if reader.faults:
             errors = {"object": "list", "data": [asdict(fault) for fault in reader.faults]}
             await asyncio.to_thread(self.table.change, batch_id, "failed", ["validating"], errors=errors)
@@ -205,3 +219,8 @@ class BatchRunner(Feature):
         if self.table.finish(batch.batch_id, status, batch.status, self.retention_s):
             event = AuditEvent(actor=SERVER, action=f"batch.{status}", subject=batch.batch_id, tenant=batch.tenant)
             self._emit(event)
+
+
+def _failed(line: BatchLine, error: Exception) -> LineResult:
+    log.error("batch_line_failed", batch=line.batch_id, line=line.number, error=type(error).__name__)
+    return not_run("server_error", "The server failed to run this request, or to keep its answer.", line.custom_id)

@@ -69,11 +69,13 @@ class BatchFile:
     @classmethod
     def read(cls, file: Path) -> "BatchFile":
         """Read a file; prints the faults of its lines and exits where it has any. An empty one has no lines."""
+        from prolepsis.control.web.intake import Uploads
         from prolepsis.server.batches.lines import MOST_BYTES, LineReader
         from prolepsis.server.openai.facts import GENERATION_ROUTES
 
-        content, reader = read_text(file, "file", most_bytes=MOST_BYTES).encode(), LineReader("", GENERATION_ROUTES)
-        lines = reader.take(content) + reader.end()
+        content = read_text(file, "file", most_bytes=MOST_BYTES).encode()
+        reader = LineReader("", GENERATION_ROUTES, Uploads(MOST_BYTES))  # the model, which bounds bodies, comes later
+        lines = reader.take(content) + reader.take(b"")
         faults = reader.faults if reader.num_lines else ()
         for fault in faults:
             print_error(f"{file}, line {fault.line}: {fault.message}")
@@ -146,17 +148,15 @@ async def run_lines(
 ) -> int:
     """Write the results of lines as they come, as many lines at once as have places; return how many failed."""
     from prolepsis.control.web.caller import DEVELOPER
-    from prolepsis.server.batches.lines import parse_line
     from prolepsis.server.batches.run_line import NotNow, run_line
     from prolepsis.server.services import Models
 
     models, lines, failed = Models([services]), iter(left), 0
 
     async def answered(line: BatchLine) -> LineResult:
-        request = parse_line(requests.raw(line))
         while True:
             try:
-                return await run_line(request, DEVELOPER, models)
+                return await run_line(requests.raw(line), line.custom_id, DEVELOPER, models)
             except NotNow as later:
                 await asyncio.sleep(later.wait_s)
 

@@ -23,7 +23,8 @@ async def whole_completion(
     """Return the document and the request's stats."""
     deltas: list[list[Delta]] = [[] for _ in range(prepared.num_choices)]
     stats = await consumed(parts, lambda delta: deltas[delta.index].append(delta))
-    choices = [form.choice(sample) for sample in deltas]
+    size, tenant = prepared.reply_bytes(stats.num_output_tokens), prepared.context.caller.tenant
+    choices = await services.intake.large_work.run(tenant, size, lambda: [form.choice(sample) for sample in deltas])
     reply = {
         **_envelope(prepared, services, form.object),
         "choices": choices,

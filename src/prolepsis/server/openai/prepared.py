@@ -120,6 +120,12 @@ class PreparedRequest:
     def num_choices(self) -> int:
         return self.requests[0].n * len(self.requests)
 
+    def reply_bytes(self, num_tokens: int) -> int:
+        """Return how long a whole reply with so many tokens is at least, with the likeliest ones that it shows."""
+        params, of_prompt = self.requests[0].params, self.requests[0].params.prompt_logprobs
+        shown = num_tokens * (1 + abs(params.logprobs or 0))
+        return 4 * (shown if of_prompt is None else shown + self.num_prompt_tokens * (1 + abs(of_prompt)))
+
     @property
     def num_prompt_tokens(self) -> int:
         return sum(len(request.prompt_token_ids) for request in self.requests)

@@ -7,6 +7,7 @@ from typing import Annotated, Any, TypeVar
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
+from msgspec.json import encode
 
 from prolepsis.control.web.body_reader import read_body
 from prolepsis.control.web.caller import caller_of
@@ -171,7 +172,9 @@ async def whole_reply(
         return Response(status_code=CLIENT_CLOSED_REQUEST)
     mode = stats.mode
     effective = f"mode={mode.mode};reason={mode.reason};plan={mode.plan_version}{decided_by(prepared.speculation)}"
-    return JSONResponse(reply, headers=_headers(effective, prepared, services))
+    size, tenant = prepared.reply_bytes(stats.num_output_tokens), prepared.context.caller.tenant
+    content = await services.intake.large_work.run(tenant, size, partial(encode, reply))
+    return Response(content, headers=_headers(effective, prepared, services), media_type="application/json")
 
 
 def at_start(prepared: PreparedRequest, services: Services) -> dict[str, str]:

@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from functools import partial
 
+import structlog
 from jiter import from_json
 from starlette.requests import Request
 
@@ -18,6 +19,7 @@ from prolepsis.control.web.context import Context
 from prolepsis.control.web.errors import RequestAborted, RequestRefused
 from prolepsis.control.web.feature import Feature, contained_tick
 from prolepsis.control.web.reply_headers import warn
+from prolepsis.control.web.skipped import apart
 from prolepsis.core.config import DAY_S
 from prolepsis.core.errors import InvalidParameter, StoreUnavailable
 from prolepsis.server.openai.responses_bodies import ResponsesBody, shown_items
@@ -33,6 +35,7 @@ _POLL_S = 0.25
 """How often it is seen what a response has said that runs on another server."""
 _EVENTS_OF_PAGE = 500
 _HOUR_S = 3600.0
+log = structlog.get_logger(__name__)
 Failed = Callable[[Exception], Json]
 """Returns a response as an error has ended it."""
 _LOST = {"code": "server_error", "message": "The server that ran this response has ended. Send the request again."}
@@ -96,6 +99,7 @@ class StoredResponses(Feature):
         self._most_bytes = context.config.response_bytes
         self._is_kept = context.database.is_kept
         self._periodic_work = PeriodicWork(context.database)
+        self._skipped = context.skipped
         self._running: dict[str, BackgroundResponse] = {}
         self._wake = asyncio.Event()
         self._renewed = 0.0
@@ -205,7 +209,10 @@ class StoredResponses(Feature):
             await self._keep(everything=is_due)
             if is_due:
                 self._renewed = time.monotonic()
-                await asyncio.to_thread(self.table.fail_lost, _LOST)
+                lost = await asyncio.to_thread(self.table.lost)
+                for name, tenant in self._skipped.due(self.name, lost, lambda one: one[0]):
+                    with self._skipped.contained(self.name, name, tenant):
+                        await asyncio.to_thread(self.table.fail_lost, name, _LOST)
                 if await asyncio.to_thread(self._periodic_work.take, self.name, _HOUR_S):
                     await asyncio.to_thread(self.table.forget)
 
@@ -241,7 +248,7 @@ class StoredResponses(Feature):
         news = [one for one in news if everything or one.document or one.events]
         if not news:
             return
-        held = await asyncio.to_thread(self.table.keep, news)
+        held = await asyncio.to_thread(apart, self.table.keep, news, _not_kept)
         for one in news:
             running[one.response_id].kept(one)
             if one.response_id not in held:
@@ -265,3 +272,9 @@ class StoredResponses(Feature):
         )
         self.table.add(response, most_bytes=self._most_bytes, events=events)
         return num_bytes
+
+
+def _not_kept(news: ResponseNews, error: Exception) -> Sequence[str]:
+    """Let a response be stopped whose news the database refuses: it fails when its lease lapses."""
+    log.error("response_not_kept", response=news.response_id, error=type(error).__name__)
+    return ()
