@@ -114,7 +114,9 @@ def _named(choice: ToolChoice | None, functions: tuple[FunctionBody, ...]) -> tu
 
 
 _TEXT = r"TEXT: /(.|\n)*/"
-_SPACE = r"SPACE: /[ \n]*/"
+_GAP = r"[ \n]{0,4}"
+"""White space around marks, bounded: models that want another form than the asked one would write it for ever."""
+_SPACE = f"SPACE: /{_GAP}/"
 
 
 def constraint(
@@ -168,7 +170,7 @@ def _free_text_and_calls(
         think = [f"think[lazy]: TEXT {lark_quoted(end)}", f"UNENDED: {_any_but(holds=(end,))}"]
         return _grammar("think rest | UNENDED", [*calls, *rules, *think])
     rules += [
-        f"think[lazy]: /[ \\n]*/ {lark_quoted(start)} TEXT {lark_quoted(end)}",
+        f"think[lazy]: /{_GAP}/ {lark_quoted(start)} TEXT {lark_quoted(end)}",
         f"UNENDED: {_any_but(holds=(end,), opens=start)}",
         f"FREE: {_any_but(begins=(start,))}",
     ]
@@ -187,7 +189,7 @@ def _any_but(*, holds: Sequence[str] = (), begins: Sequence[str] = (), opens: st
 
     It begins with `opens`, behind white space.
     """
-    first = rf"/[ \n]*{_pattern(opens)}(.|\n)*/" if opens else r"/(.|\n)*/"
+    first = rf"/{_GAP}{_pattern(opens)}(.|\n)*/" if opens else r"/(.|\n)*/"
     refused = [rf"~/(.|\n)*{_pattern(text)}(.|\n)*/" for text in holds]
     refused += [rf"~/[ \n]*{_pattern(text)}(.|\n)*/" for text in begins]
     return " & ".join((first, *refused))
