@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from typing import Literal
 
 import llguidance
 import pytest
@@ -35,7 +36,13 @@ TOOLS = [
     ToolBody.model_validate({"type": "function", "function": {"name": "open", "parameters": {"type": "object"}}}),
 ]
 JSON = GrammarSpec("json_schema", json.dumps(SCHEMA))
-ASKED = ((None, "auto"), (None, "required"), (JSON, None), (JSON, "auto"), (GrammarSpec("lark", 'start: "Ulm"'), None))
+ASKED: tuple[tuple[GrammarSpec | None, Literal["auto", "required"] | None], ...] = (
+    (None, "auto"),
+    (None, "required"),
+    (JSON, None),
+    (JSON, "auto"),
+    (GrammarSpec("lark", 'start: "Ulm"'), None),
+)
 """Forms of an answer and choices of tools."""
 
 
@@ -110,6 +117,17 @@ def test_white_space_of_every_asked_form_ends(asked: dict[str, object], answer: 
     spec = asked_form(CompletionBody.model_validate({"model": "m", "prompt": "x", **asked})).grammar
     assert spec is not None
     assert runs(spec, answer) == []
+
+
+@pytest.mark.parametrize(("thinking", "start"), [(Thinking.POSSIBLE, "<think>So"), (Thinking.OPENED, "So")])
+def test_white_space_inside_of_reasoning_before_a_form_ends(thinking: Thinking, start: str) -> None:
+    spec = constraint(JSON, NO_TOOLS, thinking, AnswerFormats(reasoning=REASONING[-1]))
+    assert spec is not None
+    walk = llguidance.LLMatcher(BYTES, llguidance_source(spec))
+    walk.consume_tokens(list(start.encode()))
+    assert walk.validate_tokens(list(b" \n" * MOST)) < MOST
+    usual = list(b"\n\n        it is.\n" * 40)
+    assert walk.validate_tokens(usual) == len(usual)
 
 
 def test_runs_are_found() -> None:

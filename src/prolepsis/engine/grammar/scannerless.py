@@ -159,7 +159,7 @@ class _Lexing:
 
     def _grouped(self, part: Part) -> Part:
         """Return a part in which neighbours that can be one lexeme are one."""
-        if self._is_lexeme(part) or isinstance(part, Token | Rule):
+        if isinstance(part, Chars | Token | Rule) or self._is_lexeme(part):
             return part
         if isinstance(part, Repeat):
             return Repeat(self._grouped(part.part), part.least, part.most)

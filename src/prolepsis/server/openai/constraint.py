@@ -117,6 +117,8 @@ _TEXT = r"TEXT: /(.|\n)*/"
 _GAP = r"[ \n]{0,4}"
 """White space around marks, bounded: models that want another form than the asked one would write it for ever."""
 _SPACE = f"SPACE: /{_GAP}/"
+_THOUGHT = r"THOUGHT: /([ \t\r\n]{0,32}[^ \t\r\n])*[ \t\r\n]{0,32}/"
+"""Reasoning before a form, whose white space is bounded too."""
 
 
 def constraint(
@@ -201,7 +203,7 @@ def _pattern(text: str) -> str:
 
 
 def _behind_thinking(form: GrammarSpec, thinking: Thinking, reasoning: ReasoningFormat) -> GrammarSpec:
-    rules = [f"form: {_as_rule(form)}", _SPACE, _TEXT]
+    rules = [f"form: {_as_rule(form)}", _SPACE]
     return GrammarSpec("lark", _lark(f"{lark_quoted(reasoning.content)} form", rules, thinking, reasoning))
 
 
@@ -218,12 +220,10 @@ def _lark(answer: str, rules: list[str], thinking: Thinking, reasoning: Reasonin
     start, turn = answer, lark_quoted(reasoning.turn)
     if thinking is Thinking.POSSIBLE:
         start = f"(think SPACE {turn})? {answer}"
-        rules = [*rules, f"think[lazy]: {lark_quoted(reasoning.start)} TEXT {lark_quoted(reasoning.end)}"]
+        rules = [*rules, f"think[lazy]: {lark_quoted(reasoning.start)} THOUGHT {lark_quoted(reasoning.end)}", _THOUGHT]
     elif thinking is Thinking.OPENED:
         start = f"think SPACE {turn} {answer}"
-        rules = [*rules, f"think[lazy]: TEXT {lark_quoted(reasoning.end)}"]
-    if thinking is not Thinking.NONE and _TEXT not in rules:
-        rules = [*rules, _TEXT]
+        rules = [*rules, f"think[lazy]: THOUGHT {lark_quoted(reasoning.end)}", _THOUGHT]
     return _grammar(start, rules)
 
 
