@@ -37,7 +37,7 @@ class Token:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Rule:
+class Named:
     name: str
 
 
@@ -47,7 +47,7 @@ class Sequence:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Choice:
+class Either:
     parts: tuple["Part", ...]
 
 
@@ -58,7 +58,7 @@ class Repeat:
     most: int | None
 
 
-Part = Chars | Token | Rule | Sequence | Choice | Repeat
+Part = Chars | Token | Named | Sequence | Either | Repeat
 
 
 def read(text: str) -> Mapping[str, Part]:
@@ -102,7 +102,7 @@ class _Reader:
         parts = [self._sequence()]
         while self._next("sign", "|"):
             parts.append(self._sequence())
-        return parts[0] if len(parts) == 1 else Choice(tuple(parts))
+        return parts[0] if len(parts) == 1 else Either(tuple(parts))
 
     def _sequence(self) -> Part:
         parts = list[Part]()
@@ -116,7 +116,7 @@ class _Reader:
         start = self._items[self._at].start() if self._at < len(self._items) else 0
         if (name := self._next("name")) is not None:
             self.named.append((name, start))
-            return Rule(name)
+            return Named(name)
         if (text := self._next("text")) is not None:
             return Sequence(tuple(Chars(((code, code),)) for code, _ in self._codes(text, start)))
         if (chars := self._next("chars")) is not None:

@@ -16,11 +16,11 @@ from itertools import groupby
 from operator import or_
 
 from prolepsis.core.errors import InvalidGrammar
-from prolepsis.engine.grammar.gbnf import Chars, Choice, Part, Repeat, Rule, Sequence, Token
+from prolepsis.engine.grammar.gbnf import Chars, Either, Named, Part, Repeat, Sequence, Token
 
 MOST_PLACES = 10_000
 """Places of characters in one lexeme."""
-MOST_STEPS = 50_000
+MOST_STEPS = 20_000
 """Of the search for lexemes that go on; that takes up to some seconds."""
 _Places = frozenset[int]
 
@@ -56,7 +56,7 @@ def _ends(part: Part, known: Callable[[Part], _Ends | None], follows: _Follows) 
     """Return the ends of a part and add to `follows` what follows in it; `known` parts are not entered."""
     if (found := known(part)) is not None:
         return found
-    if isinstance(part, Choice):
+    if isinstance(part, Either):
         ones = [_ends(inner, known, follows) for inner in part.parts]
         first, last = (
             frozenset[int]().union(*sides) for sides in zip(*((one.first, one.last) for one in ones), strict=True)
@@ -85,7 +85,7 @@ class _Automaton:
         self._masks, self._follows = list[int](), follows.of
 
         def known(part: Part) -> _Ends | None:
-            if isinstance(part, Rule):
+            if isinstance(part, Named):
                 return _ends(rules[part.name], known, follows)
             if not isinstance(part, Chars):
                 return None
@@ -120,7 +120,7 @@ class _Lexing:
     def __init__(self, rules: Mapping[str, Part]) -> None:
         self._apart = set[Part]()
         self._sizes = dict[str, int]()
-        names = {name: [one.name for one in _all(part) if isinstance(one, Rule)] for name, part in rules.items()}
+        names = {name: [one.name for one in _all(part) if isinstance(one, Named)] for name, part in rules.items()}
         sorter = TopologicalSorter(names)
         with suppress(CycleError):  # rules of a cycle, and those that name one, never get ready
             sorter.prepare()
@@ -148,7 +148,7 @@ class _Lexing:
 
     def _size(self, part: Part) -> int:
         """Return the places of characters in a part; of one that is no lexeme, more than there may be."""
-        if isinstance(part, Sequence | Choice):
+        if isinstance(part, Sequence | Either):
             return min(sum(map(self._size, part.parts)), MOST_PLACES + 1)
         if isinstance(part, Repeat):
             return self._size(part.part)
@@ -159,12 +159,12 @@ class _Lexing:
 
     def _grouped(self, part: Part) -> Part:
         """Return a part in which neighbours that can be one lexeme are one."""
-        if isinstance(part, Chars | Token | Rule) or self._is_lexeme(part):
+        if isinstance(part, Chars | Token | Named) or self._is_lexeme(part):
             return part
         if isinstance(part, Repeat):
             return Repeat(self._grouped(part.part), part.least, part.most)
         made, whole = list[Part](), type(part)
-        inner = sorted(part.parts, key=self._is_lexeme) if whole is Choice else part.parts
+        inner = sorted(part.parts, key=self._is_lexeme) if whole is Either else part.parts
         for together, group in groupby(inner, self._is_lexeme):
             parts = tuple(group)
             made += [whole(parts)] if together and len(parts) > 1 else map(self._grouped, parts)
@@ -193,7 +193,7 @@ class _Lexing:
             if isinstance(part, Token) or self._is_lexeme(part):
                 place = frozenset((places.setdefault(part, len(places)),))
                 return _Ends(not isinstance(part, Token) and self._automaton(part).ends.empty, place, place)
-            return known_ends.setdefault(part.name, _Ends(empty=False)) if isinstance(part, Rule) else None
+            return known_ends.setdefault(part.name, _Ends(empty=False)) if isinstance(part, Named) else None
 
         while known_ends != before:  # rules name each other: until nothing is added
             before = dict(known_ends)
@@ -235,14 +235,14 @@ class _Lexing:
         """Return a part as lark, in a rule or inside of a lexeme."""
         if not inside and self._is_lexeme(part):
             return self._terminals.setdefault(self._written(part, inside=True), f"T{len(self._terminals)}")
-        if isinstance(part, Rule):
+        if isinstance(part, Named):
             return self._named.setdefault((part.name, inside), f"{'R' if inside else 'r'}{len(self._named)}")
         if isinstance(part, Token | Chars):
             return part.name if isinstance(part, Token) else _class(part)
         if isinstance(part, Repeat):
             most = "" if part.most is None else part.most
             return f"({self._written(part.part, inside=inside)}){{{part.least},{most}}}"
-        if isinstance(part, Choice):
+        if isinstance(part, Either):
             return f"({' | '.join(self._written(one, inside=inside) for one in part.parts)})"
         texts = list[str]()
         for is_text, group in groupby(part.parts, lambda one: inside and _char(one) != ""):
@@ -265,7 +265,7 @@ def _all(part: Part) -> list[Part]:
     """Return a part and all inside."""
     found = [part]
     for one in found:
-        found += [one.part] if isinstance(one, Repeat) else one.parts if isinstance(one, Sequence | Choice) else []
+        found += [one.part] if isinstance(one, Repeat) else one.parts if isinstance(one, Sequence | Either) else []
     return found
 
 
@@ -276,14 +276,14 @@ def _looped(name: str, part: Part) -> Part:
         again = [Sequence(way[rest]) for way in ways if way and _is(way[at], name)]
         others = [Sequence(way) for way in ways if not way or not _is(way[at], name)]
         if again and others and not any(_names(one, name) for one in (*again, *others)):
-            loop, once = Repeat(Choice(tuple(again)), 0, None), Choice(tuple(others))
+            loop, once = Repeat(Either(tuple(again)), 0, None), Either(tuple(others))
             return Sequence((loop, once) if at else (once, loop))
     return part
 
 
 def _ways(part: Part, name: str) -> Iterator[tuple[Part, ...]]:
     """Yield the choices of a rule, also those at its end in which it is named."""
-    if isinstance(part, Choice):
+    if isinstance(part, Either):
         for one in part.parts:
             yield from _ways(one, name)
     elif isinstance(part, Repeat) and (part.least, part.most) == (0, 1):
@@ -296,7 +296,7 @@ def _ways(part: Part, name: str) -> Iterator[tuple[Part, ...]]:
 
 
 def _is(part: Part, name: str) -> bool:
-    return isinstance(part, Rule) and part.name == name
+    return isinstance(part, Named) and part.name == name
 
 
 def _names(part: Part, name: str) -> bool:
