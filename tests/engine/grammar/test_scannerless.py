@@ -92,6 +92,7 @@ def test_what_needs_no_characters_of_its_own_is_one_lexeme() -> None:
         "root ::= <no-token>",
         "root ::= <[99999999]>",
         "root ::= root",
+        "root ::= part{1,2000}\npart ::= ([a-z] [0-9]?){1,2000}",
     ],
 )
 def test_a_grammar_made_to_hurt_is_refused_soon(grammar: str) -> None:
@@ -99,6 +100,12 @@ def test_a_grammar_made_to_hurt_is_refused_soon(grammar: str) -> None:
     with pytest.raises(InvalidGrammar, match=r"^the (grammar|lark) "):
         compiled(grammar)
     assert time.process_time() - started < 30
+
+
+def test_a_token_that_the_model_lacks_is_named() -> None:
+    for token, says in (("<no-token>", "<no-token> is no token of the model"), ("<[999999]>", "has no token 999999")):
+        with pytest.raises(InvalidGrammar, match=says):
+            compiled(f"root ::= {token}")
 
 
 def test_tokens_are_named_as_the_model_has_them() -> None:

@@ -27,15 +27,10 @@ log = structlog.get_logger(__name__)
 
 MAX_COMPILED = 128
 LIMITS = LLParserLimits(
-    max_lexer_states=50_000,
-    max_grammar_size=200_000,
-    max_items_in_row=20_000,
-    step_max_items=200_000,
-    verbose_errors=False,
+    max_lexer_states=50_000, max_grammar_size=200_000, max_items_in_row=20_000, verbose_errors=False
 )
 """Limits of one grammar, relative to the library's own: a fifth of the lexer's memory (up to 2 kB a state), two fifths
-of the size, ten times the alternatives at one place: 2,000 are too few for an object of 1,000 optional properties; four
-times the alternatives of one mask (some 10 ms), which grammars over characters need."""
+of the size, ten times the alternatives at one place: 2,000 are too few for an object of 1,000 optional properties."""
 
 
 class Grammars:

@@ -17,9 +17,10 @@ from operator import or_
 
 from prolepsis.core.errors import InvalidGrammar
 from prolepsis.engine.grammar.gbnf import Chars, Either, Named, Part, Repeat, Sequence, Token
+from prolepsis.engine.grammar.repetitions import MAX_NESTED
 
 MOST_PLACES = 10_000
-"""Places of characters in one lexeme."""
+"""Characters that one lexeme has states for."""
 MOST_STEPS = 20_000
 """Of the search for lexemes that go on; that takes up to some seconds."""
 _Places = frozenset[int]
@@ -119,14 +120,17 @@ class _Lexing:
 
     def __init__(self, rules: Mapping[str, Part]) -> None:
         self._apart = set[Part]()
-        self._sizes = dict[str, int]()
+        self._sizes, times = dict[str, int](), dict[str, int]()
         names = {name: [one.name for one in _all(part) if isinstance(one, Named)] for name, part in rules.items()}
         sorter = TopologicalSorter(names)
         with suppress(CycleError):  # rules of a cycle, and those that name one, never get ready
             sorter.prepare()
         while ready := sorter.get_ready():
             self._sizes |= {name: self._size(rules[name]) for name in ready}
+            times |= {name: _times(rules[name], times) for name in ready}
             sorter.done(*ready)
+        if max(_times(part, times) for part in rules.values()) > MAX_NESTED:
+            raise InvalidGrammar(f"the grammar repeats inside of repetitions; allowed: {MAX_NESTED} times in all")
         self._rules = {name: self._grouped(part) for name, part in rules.items()}
         chars = [one for part in rules.values() for one in _all(part) if isinstance(one, Chars)]
         self._edges = sorted({edge for one in chars for low, high in one.ranges for edge in (low, high + 1)})
@@ -147,11 +151,11 @@ class _Lexing:
         return "\n".join(["%llguidance {}", *lines, *(f"{name}: {text}" for text, name in self._terminals.items())])
 
     def _size(self, part: Part) -> int:
-        """Return the places of characters in a part; of one that is no lexeme, more than there may be."""
+        """Return how many characters a part has states for; of one that is no lexeme, more than there may be."""
         if isinstance(part, Sequence | Either):
             return min(sum(map(self._size, part.parts)), MOST_PLACES + 1)
         if isinstance(part, Repeat):
-            return self._size(part.part)
+            return min(self._size(part.part) * max(part.most or part.least, 1), MOST_PLACES + 1)
         return 1 if isinstance(part, Chars) else self._sizes.get(getattr(part, "name", ""), MOST_PLACES + 1)
 
     def _is_lexeme(self, part: Part) -> bool:
@@ -267,6 +271,15 @@ def _all(part: Part) -> list[Part]:
     for one in found:
         found += [one.part] if isinstance(one, Repeat) else one.parts if isinstance(one, Sequence | Either) else []
     return found
+
+
+def _times(part: Part, known: Mapping[str, int]) -> int:
+    """Return how often the most repeated part inside may come."""
+    if isinstance(part, Repeat):
+        return _times(part.part, known) * max(part.most or part.least, 1)
+    if isinstance(part, Sequence | Either):
+        return max((_times(one, known) for one in part.parts), default=1)
+    return known.get(part.name, 1) if isinstance(part, Named) else 1
 
 
 def _looped(name: str, part: Part) -> Part:
