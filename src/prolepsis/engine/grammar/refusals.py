@@ -11,7 +11,7 @@ ALLOWED: dict[GrammarKind, str] = {
     "json_schema": "allowed: JSON Schema 2020-12 or earlier, with the keywords and formats in the API's reference",
     "choice": "allowed: a JSON list of non-empty strings",
     "regex": "allowed: a regular expression without look-around and back-references, matched from start to end",
-    "lark": "allowed: the API's dialect of lark, with a rule named start",
+    "lark": "allowed: GBNF, or the API's dialect of lark, with a rule named start",
 }
 TABLES_FULL = "too many states"
 """The library's message when the lexer that a grammar's sequences share has reached its limit of states."""
@@ -32,6 +32,8 @@ _WORDS: Sequence[tuple[str, str]] = (
     (r"oneOf constraints are not supported", "oneOf of schemas that may overlap is not supported; anyOf is"),
     (r"lookarounds not supported", "a pattern has look-around, or ^, $ or \\b inside"),
     (r"NoExtensionBias|no extension", "nothing can follow"),
+    (r'unknown special token: "([^"]*)"', r"\1 is no token of the model"),
+    (r"token range end too large: (\d+)", r"the model has no token \1"),
     (r"too many|limit|fuel|exceeded|stack level|lexer error", _TOO_COMPLEX),
     (r"parser error|panic|unwrap|unreachable|assert", "it cannot be followed"),
 )
@@ -71,5 +73,6 @@ def plain(message: str) -> str:
     first = message.partition("\n")[0]
     if keys := re.match(r"Unimplemented keys: \[(.*)\]", first):
         return f"keywords that cannot be kept: {keys[1].replace(chr(34), '')}"
-    said = next((words for pattern, words in _WORDS if re.search(pattern, first, re.IGNORECASE)), first)
+    found = ((re.search(pattern, first, re.IGNORECASE), words) for pattern, words in _WORDS)
+    said = next((match.expand(words) for match, words in found if match), first)
     return said.removeprefix("Unsatisfiable schema: ")

@@ -4,14 +4,15 @@ import json
 import re
 
 from llguidance import LLMatcher
-from llguidance.gbnf_to_lark import GbnfToLarkError, gbnf_to_lark
 
 from prolepsis.core.errors import InvalidGrammar
 from prolepsis.core.requests import JSON_STYLE, GrammarKind, GrammarSpec
 from prolepsis.engine.grammar.closed import bounded
+from prolepsis.engine.grammar.gbnf import read
 from prolepsis.engine.grammar.json_schema import GUIDANCE, CoversNone, Schema, allowed_escapes, prepared
 from prolepsis.engine.grammar.refusals import plain
 from prolepsis.engine.grammar.repetitions import check_lark_repetitions, check_repetitions
+from prolepsis.engine.grammar.scannerless import lark as lark_of
 
 MAX_SOURCE_BYTES: dict[GrammarKind, int] = {
     "json_schema": 128 << 10,
@@ -32,9 +33,7 @@ def _not_known(pattern: str, names: object) -> bool:
 
 def llguidance_source(spec: GrammarSpec, covers_none: CoversNone = _not_known) -> str:
     """Return llguidance's form of `spec`; raises `InvalidGrammar` if the source does not have the form of its kind."""
-    size, limit = len(spec.source.encode(errors="surrogatepass")), MAX_SOURCE_BYTES[spec.kind]
-    if size > limit:
-        raise InvalidGrammar(f"the {spec.kind} has {size} bytes; allowed: at most {limit}")
+    _check_size(spec.source, spec.kind, spec.kind)
     try:
         match spec.kind:
             case "json_schema":
@@ -54,19 +53,26 @@ def llguidance_source(spec: GrammarSpec, covers_none: CoversNone = _not_known) -
 
 
 def as_lark(grammar: str) -> str:
-    """Return a grammar that is lark or GBNF as lark; raises `InvalidGrammar`."""
+    """Return a grammar that is lark or GBNF as lark; raises `InvalidGrammar`, for GBNF in its own words."""
     if not _GBNF.search(grammar):
         return grammar
+    _check_size(grammar, "lark", "grammar")
     try:
-        return gbnf_to_lark(grammar)
-    except (GbnfToLarkError, ValueError, RecursionError) as error:
-        raise InvalidGrammar(f"the grammar is no GBNF: {str(error)[:200]}; allowed: GBNF, or lark") from error
+        return lark_of(read(grammar))
+    except RecursionError as error:
+        raise InvalidGrammar("the grammar is nested too deeply; allowed: some hundred levels") from error
 
 
 def lark_terminal(pattern: str) -> str:
     """Return a regex as a lark grammar holds it, written as it is alone; raises `InvalidGrammar` as that does."""
     whole = json.loads(llguidance_source(GrammarSpec("regex", pattern)))
     return str(whole["grammars"][0]["lark_grammar"]).removeprefix("start: ").rstrip()
+
+
+def _check_size(source: str, kind: GrammarKind, name: str) -> None:
+    size, limit = len(source.encode(errors="surrogatepass")), MAX_SOURCE_BYTES[kind]
+    if size > limit:
+        raise InvalidGrammar(f"the {name} has {size} bytes; allowed: at most {limit}")
 
 
 def _json_schema(source: str, covers_none: CoversNone) -> str:

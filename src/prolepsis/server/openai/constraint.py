@@ -114,7 +114,11 @@ def _named(choice: ToolChoice | None, functions: tuple[FunctionBody, ...]) -> tu
 
 
 _TEXT = r"TEXT: /(.|\n)*/"
-_SPACE = r"SPACE: /[ \n]*/"
+_GAP = r"[ \n]{0,4}"
+"""White space around marks, bounded: models that want another form than the asked one would write it for ever."""
+_SPACE = f"SPACE: /{_GAP}/"
+_THOUGHT = r"THOUGHT: /([ \t\r\n]{0,32}[^ \t\r\n])*[ \t\r\n]{0,32}/"
+"""Reasoning before a form, whose white space is bounded too."""
 
 
 def constraint(
@@ -168,7 +172,7 @@ def _free_text_and_calls(
         think = [f"think[lazy]: TEXT {lark_quoted(end)}", f"UNENDED: {_any_but(holds=(end,))}"]
         return _grammar("think rest | UNENDED", [*calls, *rules, *think])
     rules += [
-        f"think[lazy]: /[ \\n]*/ {lark_quoted(start)} TEXT {lark_quoted(end)}",
+        f"think[lazy]: /{_GAP}/ {lark_quoted(start)} TEXT {lark_quoted(end)}",
         f"UNENDED: {_any_but(holds=(end,), opens=start)}",
         f"FREE: {_any_but(begins=(start,))}",
     ]
@@ -187,7 +191,7 @@ def _any_but(*, holds: Sequence[str] = (), begins: Sequence[str] = (), opens: st
 
     It begins with `opens`, behind white space.
     """
-    first = rf"/[ \n]*{_pattern(opens)}(.|\n)*/" if opens else r"/(.|\n)*/"
+    first = rf"/{_GAP}{_pattern(opens)}(.|\n)*/" if opens else r"/(.|\n)*/"
     refused = [rf"~/(.|\n)*{_pattern(text)}(.|\n)*/" for text in holds]
     refused += [rf"~/[ \n]*{_pattern(text)}(.|\n)*/" for text in begins]
     return " & ".join((first, *refused))
@@ -199,7 +203,7 @@ def _pattern(text: str) -> str:
 
 
 def _behind_thinking(form: GrammarSpec, thinking: Thinking, reasoning: ReasoningFormat) -> GrammarSpec:
-    rules = [f"form: {_as_rule(form)}", _SPACE, _TEXT]
+    rules = [f"form: {_as_rule(form)}", _SPACE]
     return GrammarSpec("lark", _lark(f"{lark_quoted(reasoning.content)} form", rules, thinking, reasoning))
 
 
@@ -216,12 +220,10 @@ def _lark(answer: str, rules: list[str], thinking: Thinking, reasoning: Reasonin
     start, turn = answer, lark_quoted(reasoning.turn)
     if thinking is Thinking.POSSIBLE:
         start = f"(think SPACE {turn})? {answer}"
-        rules = [*rules, f"think[lazy]: {lark_quoted(reasoning.start)} TEXT {lark_quoted(reasoning.end)}"]
+        rules = [*rules, f"think[lazy]: {lark_quoted(reasoning.start)} THOUGHT {lark_quoted(reasoning.end)}", _THOUGHT]
     elif thinking is Thinking.OPENED:
         start = f"think SPACE {turn} {answer}"
-        rules = [*rules, f"think[lazy]: TEXT {lark_quoted(reasoning.end)}"]
-    if thinking is not Thinking.NONE and _TEXT not in rules:
-        rules = [*rules, _TEXT]
+        rules = [*rules, f"think[lazy]: THOUGHT {lark_quoted(reasoning.end)}", _THOUGHT]
     return _grammar(start, rules)
 
 

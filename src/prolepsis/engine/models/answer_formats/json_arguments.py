@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from prolepsis.core.requests import JSON_STYLE
 from prolepsis.engine.models.answer_formats.tool_format import Function
 
+_INDENTED = r"( |\n {0,64})?"
+"""White space between the parts of an indented object, bounded."""
+
 
 @dataclass(frozen=True, slots=True)
 class JsonArguments:
@@ -26,7 +29,7 @@ class JsonArguments:
 
     def grammar(self, function: Function, rule: str) -> tuple[str, list[str]]:
         """Return the schema's grammar; keywords that cannot be enforced are ignored unless the function is strict."""
-        spaced = {"whitespace_flexible": True} if self.is_indented else JSON_STYLE
+        spaced = {"whitespace_pattern": _INDENTED} if self.is_indented else JSON_STYLE
         schema = {**object_schema(function), "x-guidance": {**spaced, "lenient": not function.strict}}
         return f"%json {json.dumps(schema, ensure_ascii=False)}", []
 
