@@ -105,7 +105,7 @@ def schema_forms() -> dict[str, dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def found(coder: LoadedModel) -> Mapping[str, list[dict[str, Any]]]:
-    server = ServerConfig(served_model_names=("coder",), fenced_calls=True, store="none")
+    server = ServerConfig(served_model_names=("coder",), store="none")
     return asyncio.run(answers(coder, CONFIG, server, tool_forms() | schema_forms()))
 
 

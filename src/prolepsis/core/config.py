@@ -521,10 +521,6 @@ class ServerConfig(BaseModel):
     count_rejected_prediction_tokens: bool = Field(
         default=True, description="count rejected prediction tokens in usage.completion_tokens, as OpenAI does"
     )
-    fenced_calls: bool = Field(
-        default=False,
-        description="read a fenced block of JSON that names a function of the request as a call of it, too",
-    )
 
     @field_validator("max_replicas")
     @classmethod

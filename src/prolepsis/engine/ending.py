@@ -49,23 +49,30 @@ def find_ending(sequence: GrowingSequence, tokens: Sequence[int], max_model_len:
     """Return where `tokens`, emitted after those the sequence has, end it. Its stop-string search takes them in.
 
     End of sequence and stops count from the `min_tokens`-th output token on; the first that holds wins, token by token.
-    A grammar that is complete and cannot continue ends the sequence however short it is.
+    A grammar that is complete and cannot continue ends the sequence however short it is. What ends it where its form is
+    not whole cuts it: the reason is `length`, and the stop reason says what it was.
     """
     num_output = sequence.num_output_tokens
     room = min(sequence.params.max_tokens - num_output, max_model_len - len(sequence.tokens))
     over = sequence.matcher is not None and sequence.matcher.is_over(tokens)  # stays so once it is
     for count, token in enumerate(tokens, 1):
         if token in sequence.end_ids and num_output + count >= sequence.params.min_tokens:
-            return Ending(count, "stop", token if token in sequence.params.stop_token_ids else None)
+            return _stopped(sequence, tokens[:count], token if token in sequence.params.stop_token_ids else None)
         if sequence.text is not None:
             sequence.text.push((token,))
             if sequence.text.matched is not None:
-                return Ending(count, "stop", sequence.text.matched)
+                return _stopped(sequence, tokens[:count], sequence.text.matched)
         if over and sequence.matcher is not None and sequence.matcher.is_over(tokens[:count]):
-            return Ending(count, "stop")
+            return _stopped(sequence, tokens[:count], None)
         if count >= room:
             return Ending(count, "length")
     return None
+
+
+def _stopped(sequence: GrowingSequence, tokens: Sequence[int], by: str | int | None) -> Ending:
+    if sequence.matcher is None or sequence.matcher.is_whole(tokens):
+        return Ending(len(tokens), "stop", by)
+    return Ending(len(tokens), "length", tokens[-1] if by is None else by)
 
 
 def cut_after_end(draft: Draft, end_ids: frozenset[int]) -> Draft:

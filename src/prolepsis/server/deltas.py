@@ -118,7 +118,8 @@ class ChoiceText:
         if reason is not None:
             text += self._stream.finish()
         if self._stream.matched is not None:
-            reason, stop_reason = "stop", self._stream.matched
+            cut = stop_reason == self._stream.matched and reason == "length"  # in a form: the engine knows
+            reason, stop_reason = "length" if cut else "stop", self._stream.matched
             text += self._stream.matched if self._include_stop else ""
         self.finished = reason is not None
         if not text and not self.finished:

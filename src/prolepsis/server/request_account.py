@@ -89,7 +89,7 @@ class PromptAccount:
             self._checks[delta.index] = self._check()
         check = self._checks[delta.index]
         if check is not None:
-            delta = check.take(delta)
+            delta = await check.taken(delta)
             await check.whole(delta)
         if delta.finish_reason is not None:
             self._finish_reasons.append(delta.finish_reason)

@@ -16,18 +16,15 @@ def edited(
     allowed: frozenset[int] | None = None,
 ) -> list[float]:
     """Return the logits after bias, grammar, ban, penalties; `output` is everything generated before this position."""
-    if allowed is not None and allowed <= ends:
-        ends = frozenset()
     values = list(logits)
+    is_complete = allowed is not None and allowed <= ends
+    banned = ends if len(output) < params.min_tokens and not is_complete else frozenset()
+    possible = set(params.allowed_token_ids or range(len(values))) & set(allowed or range(len(values))) - banned
     for token, bias in params.logit_bias:
         values[token] += bias
     for token in range(len(values)):
-        if params.allowed_token_ids and token not in params.allowed_token_ids:
-            values[token] = -math.inf
-        if allowed is not None and token not in allowed:
-            values[token] = -math.inf
-        if token in ends and len(output) < params.min_tokens:
-            values[token] = -math.inf
+        if token not in possible:
+            values[token] = logits[token] if not possible and token in ends else -math.inf
         if token in prompt or token in output:
             penalty = params.repetition_penalty
             values[token] = values[token] / penalty if values[token] > 0 else values[token] * penalty

@@ -57,7 +57,7 @@ PENALTIES = st.builds(
     frequency_penalty=st.sampled_from([0.0, -0.25, 0.75]),
     min_tokens=st.integers(0, 8),
     logit_bias=st.sampled_from([(), ((1, 0.5), (3, -2.0))]),
-    allowed_token_ids=st.sampled_from([(), (0, 3, 4)]),
+    allowed_token_ids=st.sampled_from([(), (0, 3, 4), (4,)]),
 )
 TOKENS = st.lists(st.integers(0, 4), max_size=6)
 

@@ -14,7 +14,7 @@ from tests.server.test_coder_model import EXPECTED, SCHEMAS, TOOLS, schema_forms
 from tests.server.test_default_model import PLAIN, STREAM, ask
 
 pytestmark = [needs_vllm, needs_coder, pytest.mark.timeout(900)]  # weights are written out, and vLLM loads them
-OPTIONS = ("--served-model-names", "coder", "--fenced-calls", "--kv-memory", "256MiB", "--max-model-len", "2048")
+OPTIONS = ("--served-model-names", "coder", "--kv-memory", "256MiB", "--max-model-len", "2048")
 
 
 def test_calls_and_forms_are_valid_over_vllm(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from prolepsis.core.config import UpstreamApi
 from prolepsis.core.requests import GrammarSpec, SamplingParams
 from prolepsis.core.stats import ProposerCounts
-from prolepsis.remote.upstream.api import Api, Chunk, UpstreamCall, UpstreamFault, payload
+from prolepsis.remote.upstream.api import Api, Chunk, UpstreamCall, UpstreamFault, finish_reason, payload
 from tests.remote.upstream.fakes import APIS, EVENTS, api_of
 
 PARAMS = SamplingParams(temperature=0.7, top_k=5, top_p=0.9, min_p=0.1, max_tokens=9, seed=3, stop=("end",))
@@ -128,3 +128,14 @@ def test_sglang_that_gives_a_request_up_is_heard() -> None:
     meta = {"completion_tokens": 0, "finish_reason": {"type": "abort", "message": "retracted"}}
     with pytest.raises(UpstreamFault, match="retracted"):
         api_of("sglang").reader().read({"output_ids": [], "meta_info": meta})
+
+
+@pytest.mark.parametrize(("said", "means"), [("stop", "stop"), ("length", "length"), ("repetition", "length")])
+def test_only_a_stop_is_a_stop(said: str, means: str) -> None:
+    assert finish_reason(said) == means
+
+
+@pytest.mark.parametrize("said", ["abort", "error"])
+def test_vllm_that_gives_a_request_up_is_heard(said: str) -> None:
+    with pytest.raises(UpstreamFault, match="gave it up"):
+        api_of("vllm").reader().read({"choices": [{"token_ids": [1], "text": "a", "finish_reason": said}]})

@@ -135,6 +135,10 @@ class Matcher:
             return True
         return self._ask(lambda parser: parser.is_accepting())
 
+    def is_whole(self, path: Sequence[int]) -> bool:
+        """Say whether the answer may end after `path` even without an ending token that is its last."""
+        return self.is_accepting(path[:-1] if path and path[-1] in self._eos else path)
+
     def mask(self, path: Sequence[int] = ()) -> NDArray[np.bool_]:  # [V]
         """Return the tokens that may follow `path`; there is always at least one.
 

@@ -108,7 +108,8 @@ def edit(
 ) -> Tensor:  # [V] float64 if edited, float32 with a grammar only, else `logits` itself
     """Return the row's logits after bias, grammar, ban of the tokens in `ends` below `min_tokens`, and penalties.
 
-    The ban does not apply if the grammar allows only ending tokens: the answer is then complete, however short.
+    The ban does not apply if the grammar allows only ending tokens: the answer is then complete, however short. Where
+    all that leaves no token, ending ones are possible: the answer cannot go on.
     Repetition divides positive and multiplies negative logits of tokens in prompt or output (Keskar et al. 2019);
     presence and frequency subtract their penalty once, and once for each time the output holds the token.
     """
@@ -126,6 +127,8 @@ def edit(
             banned = []
     if banned:
         values[banned] = -torch.inf
+    if ends and (banned or params.allowed_token_ids) and bool(values.max() == -torch.inf):
+        values[list(ends)] = logits[list(ends)].to(values.dtype)
     if params.has_penalties:
         assert row.history is not None, "penalties need the sample's history"
         _penalise(values, params, *row.history.counts(row.prefix))

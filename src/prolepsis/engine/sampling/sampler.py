@@ -281,8 +281,8 @@ class Sampler:
 
 
 def _only_choice(row: SamplingRow) -> int:
-    """Return the only token that the row's grammar allows, or -1 if it allows several."""
-    allowed = row.allowed
+    """Return the only token that the row's grammar allows, or -1 if it allows several, or its caller may not."""
+    allowed = None if row.params.allowed_token_ids else row.allowed
     return int(allowed.argmax()) if allowed is not None and np.count_nonzero(allowed) == 1 else -1
 
 

@@ -89,10 +89,15 @@ def sampling_fields(params: SamplingParams) -> dict[str, Any]:
 
 
 def finish_reason(said: object) -> FinishReason | None:
-    """Return the end that vLLM and SGLang say; None: the sample goes on. Raises `TypeError` for another type."""
+    """Return the end that vLLM and SGLang say; None: the sample goes on. Only what they call a stop is one.
+
+    Raises `UpstreamFault` where they gave it up, and `TypeError` for another type.
+    """
     if not isinstance(said, str | None):
         raise TypeError(f"the finish reason is {said!r:.80}")
-    return None if said is None else "length" if said == "length" else "stop"
+    if said in ("abort", "error"):
+        raise UpstreamFault("gave it up")
+    return None if said is None else "stop" if said == "stop" else "length"
 
 
 def payload(line: str) -> Json | None:

@@ -24,6 +24,7 @@ class AnswerCheck:
         self._call_form = prepared.formats.tools if prepared.tools.callable else None
         self._form = _Form(prepared)
         self._schema = prepared.checked_schema
+        self._checks_calls = prepared.fits is not None
         self._arguments: dict[int, str] = {}
         self._content: list[str] = []
         self._has_content = False
@@ -41,6 +42,12 @@ class AnswerCheck:
         if delta.finish_reason == "stop" and not self._may_end(delta):
             return replace(delta, finish_reason="length")
         return delta
+
+    async def taken(self, delta: Delta) -> Delta:
+        """Do the same, in a thread where arguments of fenced calls may have to be checked."""
+        if self._checks_calls and delta.finish_reason is not None:
+            return await asyncio.to_thread(self.take, delta)
+        return self.take(delta)
 
     async def whole(self, delta: Delta) -> None:
         """Raise `GrammarFailed` if the answer that ends with `delta` breaks what its grammar does not hold."""

@@ -21,7 +21,7 @@ class ChatReader:
             tools.functions,
             parallel=tools.parallel,
             required=tools.required,
-            reads_fenced=prepared.reads_fenced,
+            fits=prepared.fits,
         )
 
     def take(self, delta: Delta) -> Sequence[Piece]:

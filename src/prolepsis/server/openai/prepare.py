@@ -12,13 +12,15 @@ from prolepsis.core.errors import ContextTooLong, InvalidParameter
 from prolepsis.core.facts import traffic_class_of
 from prolepsis.core.kill_scope import request_scopes
 from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams
-from prolepsis.engine.models.answer_formats.formats import Thinking
+from prolepsis.engine.models.answer_formats.fenced import Fits, skeletons
+from prolepsis.engine.models.answer_formats.formats import AnswerFormats, Thinking
 from prolepsis.server.openai.asked_form import AskedForm, asked_form
 from prolepsis.server.openai.bodies import ChatBody, CompletionBody, GenerationBody
 from prolepsis.server.openai.constraint import ToolUse, constraint, tool_use
 from prolepsis.server.openai.conversation import prompt_tokens, thinking_of
 from prolepsis.server.openai.facts import DEFAULT_COMPLETION_TOKENS, request_facts, sampling_params
 from prolepsis.server.openai.fill import fill_prompt, fill_stop
+from prolepsis.server.openai.fitting_calls import FittingCalls
 from prolepsis.server.openai.prefix_hygiene import moved, without_attribution
 from prolepsis.server.openai.prepared import PreparedRequest, RequestContext
 from prolepsis.server.openai.speculation import check_allowed, requested_speculation
@@ -59,7 +61,7 @@ async def prepare_chat(
         tools=chat.tools,
         formats=services.tokenizer.formats,
         checked_schema=chat.form.checked,
-        reads_fenced=services.config.fenced_calls,
+        fits=chat.fits,
         grammar_field=grammar_field,
     )
 
@@ -74,6 +76,7 @@ class _Chat:
     form: AskedForm
     grammar: GrammarSpec | None
     predicted: tuple[int, ...]
+    fits: Fits | None
 
 
 def _read_chat(body: ChatBody, context: RequestContext, services: Services) -> _Chat:
@@ -87,11 +90,18 @@ def _read_chat(body: ChatBody, context: RequestContext, services: Services) -> _
     token_ids = chat_tokens(body.model_copy(update={"messages": messages}), tools, tokenizer)
     begun = (body.messages[-1].content or "") if body.continue_final_message else ""
     thinking = thinking_of(token_ids, tokenizer, begun)
-    expected = body.prediction.content if body.prediction else ""
+    fits = None if form.grammar or begun else _fits(tools, tokenizer.formats)
+    expected = body.prediction.content if body.prediction else skeletons(tools.functions) if fits else ""
     predicted = tokenizer.encode(expected, add_special_tokens=False) if expected else []
     most = services.client.info.max_model_len  # no answer is longer
     grammar = constraint(form.grammar, tools, thinking, tokenizer.formats)
-    return _Chat(tuple(token_ids), tools, thinking, form, grammar, tuple(predicted[:most]))
+    return _Chat(tuple(token_ids), tools, thinking, form, grammar, tuple(predicted[:most]), fits)
+
+
+def _fits(tools: ToolUse, formats: AnswerFormats) -> Fits | None:
+    """Return what decides on fenced calls; None where the model writes none, or the answer is calls anyway or never."""
+    writes_fenced = formats.tools is not None and formats.tools.fenced
+    return FittingCalls(tools.functions) if writes_fenced and tools.callable and not tools.required else None
 
 
 def chat_tokens(body: ChatBody, tools: ToolUse, tokenizer: Tokenizer) -> list[int]:

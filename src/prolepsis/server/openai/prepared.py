@@ -13,6 +13,7 @@ from prolepsis.control.web.caller import Caller, caller_of
 from prolepsis.control.web.reply_headers import warn
 from prolepsis.core.requests import GenerateRequest, SpecMode
 from prolepsis.core.trace_context import TraceContext
+from prolepsis.engine.models.answer_formats.fenced import Fits
 from prolepsis.engine.models.answer_formats.formats import AnswerFormats, Thinking
 from prolepsis.server.openai.bodies import ChatBody, CompletionBody, GenerationBody
 from prolepsis.server.openai.constraint import NO_TOOLS, ToolUse
@@ -77,8 +78,8 @@ class PreparedRequest:
     tools: ToolUse = NO_TOOLS
     formats: AnswerFormats = AnswerFormats()  # noqa: RUF009  # it is frozen
     """What the answer is read by."""
-    reads_fenced: bool = False
-    """Fenced JSON that names a function is a call too."""
+    fits: Fits | None = None
+    """What decides whether fenced JSON is a call; None: it is none."""
     checked_schema: Mapping[str, object] | None = None
     """The schema by which a whole answer is checked, where its grammar does not hold all of that."""
     grammar_field: str | None = None

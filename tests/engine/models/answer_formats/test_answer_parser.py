@@ -131,7 +131,9 @@ def test_marks_that_hold_or_begin_others_are_read_alike_in_any_split(
     formats = AnswerFormats(TOOL_FORMATS[form], REASONING_FORMATS[reasoning])
 
     def found(parts: Sequence[str]) -> dict[str, object]:
-        return read(AnswerParser(formats, Thinking.POSSIBLE, FUNCTIONS, required=required, reads_fenced=True), parts)
+        return read(
+            AnswerParser(formats, Thinking.POSSIBLE, FUNCTIONS, required=required, fits=lambda call: True), parts
+        )
 
     whole = found([text])
     assert found(list(text)) == whole

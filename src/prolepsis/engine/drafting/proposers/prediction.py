@@ -1,6 +1,7 @@
-"""The caller's predicted output as a draft: follows it from the first token, finds its place again after a mismatch.
+"""Expected output as a draft: follows it from the first token, finds its place again after a mismatch.
 
-Predictions are not bound to positions: a match may resume after any amount of new text (`followed`), and anywhere.
+It is the caller's prediction, or what calls of the request's tools look like. It is not bound to positions: a match may
+resume after any amount of new text (`followed`), and anywhere.
 """
 
 from collections.abc import Sequence

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from prolepsis.engine.models.answer_formats.call_reader import CallReader, Piece, PieceKind
-from prolepsis.engine.models.answer_formats.fenced import FENCE, fenced_call
+from prolepsis.engine.models.answer_formats.fenced import FencedCalls, Fits
 from prolepsis.engine.models.answer_formats.formats import AnswerFormats, Thinking
 from prolepsis.engine.models.answer_formats.tool_format import Function
 
@@ -14,7 +14,8 @@ class AnswerParser:
 
     A call that cannot be read is given back as content, marks and all. Without `parallel`, what follows the first call
     is content. Where calls are `required`, what the answer's end cuts before a call's arguments is dropped. Without
-    `functions` none is looked for.
+    `functions` none is looked for. With `fits`, an answer that is nothing but calls in fences, or bare, is calls too
+    where models with the form write such.
     """
 
     def __init__(
@@ -25,7 +26,7 @@ class AnswerParser:
         *,
         parallel: bool = True,
         required: bool = False,
-        reads_fenced: bool = False,
+        fits: Fits | None = None,
     ) -> None:
         self.num_calls = 0
         self._form = formats.tools if functions else None
@@ -36,7 +37,10 @@ class AnswerParser:
         self._functions = {function.name: function for function in functions}
         self._parallel = parallel
         self._required = required
-        self._reads_fenced = reads_fenced and bool(functions)
+        self._fenced: FencedCalls | None = None
+        """Until the answer is something else."""
+        if fits is not None and self._form is not None and self._form.fenced:
+            self._fenced = FencedCalls(self._functions, fits, parallel=parallel)
         self._state: Literal["start", "text", "thought", "calls"] = "start"
         self._may_think = thinking is Thinking.POSSIBLE
         self._passes = thinking is Thinking.NONE and not functions and not self._frames
@@ -47,12 +51,17 @@ class AnswerParser:
         self._calls: CallReader | None = None
         if thinking is Thinking.OPENED:
             self._open("thought")
-        elif not self._may_think and not self._at_start:
+        elif not self._may_think and not self._may_be_calls:
             self._state = "text"
 
     @property
     def _at_start(self) -> bool:
         return self._form is not None and self._form.at_start
+
+    @property
+    def _may_be_calls(self) -> bool:
+        """Whether the answer may be calls as a whole."""
+        return self._at_start or self._fenced is not None
 
     def push(self, text: str) -> list[Piece]:
         """Take more text and return what it makes certain."""
@@ -75,7 +84,7 @@ class AnswerParser:
         """Read as far as the present state goes; True if another state follows."""
         match self._state:
             case "start":
-                return self._start(ended=ended)
+                return self._start(pieces, ended=ended)
             case "thought":
                 assert self._reasoning is not None, "only what may reason is inside of it"
                 return self._text(pieces, "reasoning", (self._reasoning.end,), ended=ended)
@@ -87,7 +96,7 @@ class AnswerParser:
     def _may_call(self) -> bool:
         return self._form is not None and (self._parallel or not self.num_calls)
 
-    def _start(self, *, ended: bool) -> bool:
+    def _start(self, pieces: list[Piece], *, ended: bool) -> bool:
         """The answer may open with reasoning, or be calls as a whole."""
         text = self._held.lstrip()
         start = self._reasoning.start if self._may_think and self._reasoning is not None else ""
@@ -103,8 +112,14 @@ class AnswerParser:
             self._held = text
             self._begin_calls()
             return True
-        self._state = "text"
-        return True
+        calls = self._fenced.read(self._held, ended=ended) if self._fenced is not None else None
+        if calls is None:
+            self._state, self._fenced = "text", None
+            return True
+        if ended:
+            self._held, self.num_calls = "", len(calls)
+            pieces += [piece for number, call in enumerate(calls) for piece in call.pieces(number)]
+        return False
 
     def _marks(self) -> tuple[str, ...]:
         """Return the texts that end a part of the content."""
@@ -113,7 +128,7 @@ class AnswerParser:
             marks = (self._call_mark, *marks)
         if self._reasoning is not None and self._reasoning.anywhere:
             marks = (self._reasoning.start, *marks)
-        return (*marks, FENCE) if self._reads_fenced and self._may_call() else marks
+        return marks
 
     def _text(self, pieces: list[Piece], kind: PieceKind, marks: Sequence[str], *, ended: bool) -> bool:
         if self._after_mark:
@@ -132,8 +147,6 @@ class AnswerParser:
 
     def _mark(self, pieces: list[Piece], kind: PieceKind, at: int, mark: str, *, ended: bool) -> bool:
         """Read a mark at a place of the held text."""
-        if mark == FENCE:
-            return self._fence(pieces, at, ended=ended)
         before = self._held[:at].rstrip()
         self._add(pieces, kind, before)
         self._space = self._held[len(before) : at]
@@ -143,25 +156,8 @@ class AnswerParser:
             return True
         self._held = self._held[len(mark) :]
         reopens = kind == "content" and self._reasoning is not None and mark == self._reasoning.start
-        at_start = kind == "reasoning" and self._at_start and not self.num_calls
+        at_start = kind == "reasoning" and self._may_be_calls and not self.num_calls
         self._open("thought" if reopens else "start" if at_start else "text")
-        return True
-
-    def _fence(self, pieces: list[Piece], at: int, *, ended: bool) -> bool:
-        """Read a fenced text: a call of a function that there is, or content."""
-        block = fenced_call(self._held[at:], self._functions, ended=ended)
-        if block is None:
-            before = self._held[:at].rstrip()
-            self._add(pieces, "content", before)
-            self._held = self._held[len(before) :]
-            return False
-        length, call = block
-        self._add(pieces, "content", self._held[: at + length] if call is None else self._held[:at].rstrip())
-        if call is not None:
-            pieces += call.pieces(self.num_calls)
-            self.num_calls += 1
-        self._held = self._held[at + length :]
-        self._after_mark = call is not None
         return True
 
     def _open(self, state: Literal["start", "text", "thought"]) -> None:

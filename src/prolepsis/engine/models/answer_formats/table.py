@@ -20,6 +20,7 @@ HERMES = ToolFormat(
     mark="<tool_call>",
     call=f"<tool_call>\n{_OBJECT}\n</tool_call>",
     arguments=JSON,
+    fenced=True,
     hints=('<tool_call>\n{"name"', '<tool_call>\\n{\\"name\\"', "<tool_call>"),
 )
 """Qwen 2.5 and 3, Hermes, Granite 4, SmolLM3, Reka, and models whose template says nothing of calls."""

@@ -86,6 +86,8 @@ class ToolFormat:
     """One answer may hold several calls."""
     at_start: bool = False
     """Calls are the whole answer: in a text, the mark opens none."""
+    fenced: bool = False
+    """Models with it often write fenced JSON instead: an answer that is nothing else is calls too."""
     ids: Literal["any", "nine", "numbered"] = "any"
     """Ids in a conversation: as the client gives them, nine letters and digits, or `functions.NAME:NUMBER`."""
     hints: tuple[str, ...] = ()

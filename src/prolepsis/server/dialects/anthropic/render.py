@@ -92,7 +92,7 @@ class MessageRendering:
         elif isinstance(last.stop_reason, str):
             reason, sequence = "stop_sequence", last.stop_reason
         elif last.finish_reason == "length":
-            is_full = self._prepared.requests[0].params.max_tokens < self._max_tokens
+            is_full = last.stop_reason is None and self._prepared.requests[0].params.max_tokens < self._max_tokens
             reason = "model_context_window_exceeded" if is_full else "max_tokens"
         return {"stop_reason": reason, "stop_sequence": sequence}
 

@@ -26,8 +26,8 @@ class LlamaCppRendering:
     def take(self, delta: Delta) -> Sequence[Json]:
         """Return an event, or none where there is nothing to show; an answer of no tokens shows nothing."""
         if delta.finish_reason is not None:
-            is_word = isinstance(delta.stop_reason, str)
-            self._stop_type = "word" if is_word else "limit" if delta.finish_reason == "length" else "eos"
+            is_word = isinstance(delta.stop_reason, str) and delta.finish_reason != "content_filter"
+            self._stop_type = "word" if is_word else "eos" if delta.finish_reason == "stop" else "limit"
             self._stopping_word = str(delta.stop_reason) if is_word else ""
         if self._body.n_predict == 0:
             return []
