@@ -147,12 +147,10 @@ class Request:
     @property
     def progress(self) -> PromptProgress | None:
         """How far the prompt has been read; None: it was read whole."""
-        first = self.sequences[0]
-        if first.num_output_tokens or first.num_computed >= first.num_prompt_tokens:
+        one = self.sequences[0]
+        if one.num_output_tokens or one.num_computed >= one.num_prompt_tokens:
             return None
-        return PromptProgress(
-            self.request_id, first.num_computed, self.stats.num_cached_tokens, first.num_prompt_tokens
-        )
+        return PromptProgress(self.request_id, one.num_computed, self.stats.num_cached_tokens, one.num_prompt_tokens)
 
     @property
     def deadline(self) -> float | None:

@@ -129,10 +129,8 @@ PING = "prolepsis.ping"
 class Voice(Protocol):
     """What an answer says while its client waits; by itself nothing, so that comments say that it lives."""
 
-    @property
-    def shows_progress(self) -> bool:
-        """Whether the client asked for the progress of its prompt."""
-        return False
+    shows_progress: bool = False
+    """The client asked for the progress of its prompt."""
 
     def opening(self) -> Sequence[Json]:
         """Return the events that a stream begins with before the first token; none where they are out."""
@@ -203,7 +201,8 @@ class AnswerStream(Response):
                     raise
                 except Exception as error:  # the HTTP edge: every failure becomes one reply, or the last event of one
                     failure = error
-                await line.end_pings()
+                async with line.turn:  # a ping that is under way comes first, and none later
+                    pinging.cancel()
                 if failure is None:
                     await line.send(self._framing.end, more=False)
                 elif line.has_begun:  # the status is out: the stream itself says what failed
@@ -215,19 +214,16 @@ class AnswerStream(Response):
 
     async def _ping(self, line: "_Line") -> None:
         """Begin the stream where no event does so in time, and then break its silences."""
-        every_s, voice, shown = self._pings.every_s, self._pings.voice, None
+        every_s, voice = self._pings.every_s, self._pings.voice
         await asyncio.sleep(OPENS_AFTER_S)
         with suppress(ClientDisconnected):  # what the stream itself sends next says the same
             if not line.has_begun and (opening := voice.opening()):
                 await line.send(self._framed(*opening))
             while every_s or not line.has_begun:
-                progress = self._pings.progress()
-                is_news = voice.shows_progress and progress not in (None, shown)
-                if is_news or line.quiet_s >= every_s or not line.has_begun:
-                    shown = progress
-                    await line.send(self._silence(progress), is_ping=True)
-                left_s = max(0.001, every_s - line.quiet_s)
-                await asyncio.sleep(min(left_s, PROGRESS_S) if voice.shows_progress and line.is_waiting else left_s)
+                due_s = min(PROGRESS_S, every_s) if voice.shows_progress and line.is_waiting else every_s
+                if line.quiet_s >= due_s or not line.has_begun:
+                    await line.send(self._silence(self._pings.progress()), is_ping=True)
+                await asyncio.sleep(max(0.001, due_s - line.quiet_s))
 
     def _silence(self, progress: PromptProgress | None) -> bytes:
         if events := self._pings.voice.silence(progress):
@@ -247,8 +243,7 @@ class _Line:
         """There was no event so far."""
         self._send = send
         self._headers = headers
-        self._turn = asyncio.Lock()
-        self._takes_pings = True
+        self.turn = asyncio.Lock()
         self._sent_at = asyncio.get_running_loop().time()
 
     @property
@@ -256,19 +251,12 @@ class _Line:
         return asyncio.get_running_loop().time() - self._sent_at
 
     async def send(self, data: bytes, *, more: bool = True, is_ping: bool = False) -> None:
-        async with self._turn:
-            if is_ping and not self._takes_pings:
-                return
+        async with self.turn:
             if not self.has_begun:
                 self.has_begun = True
                 await self._send({"type": "http.response.start", "status": 200, "headers": self._headers})
             await self._send({"type": "http.response.body", "body": data, "more_body": more, PING: is_ping})
             self._sent_at = asyncio.get_running_loop().time()
-
-    async def end_pings(self) -> None:
-        """Send no ping from here on, and have none under way."""
-        async with self._turn:
-            self._takes_pings = False
 
 
 class ClientDisconnected(Exception):

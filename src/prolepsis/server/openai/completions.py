@@ -51,6 +51,7 @@ class CompletionChunks(Voice):
 
     def __init__(self, prepared: PreparedRequest, services: Services, form: Format) -> None:
         options = prepared.body.stream_options
+        self.shows_progress = prepared.speculation.requested.metrics
         self._prepared = prepared
         self._services = services
         self._form = form
@@ -73,10 +74,6 @@ class CompletionChunks(Voice):
                     if not self._shows_usage:
                         del accounts["usage"]
                     yield {**self._envelope, "choices": [], **accounts}
-
-    @property
-    def shows_progress(self) -> bool:
-        return self._prepared.speculation.requested.metrics
 
     def opening(self) -> Sequence[Json]:
         return [self._chunk(choice, {}) for choice in self._form.opening()]

@@ -26,7 +26,8 @@ class Format(Protocol):
         """Return one sample as a whole, from all its deltas."""
 
     def opening(self) -> Sequence[Json]:
-        """Return the choices of chunks before the first delta; none where those deltas begin the answer."""
+        """Return the choices of chunks before the first delta, if those do not begin the answer."""
+        return ()
 
     @property
     def reasoning(self) -> str:
@@ -98,7 +99,7 @@ class ChatFormat:
         return answer, pieces
 
 
-class CompletionFormat:
+class CompletionFormat(Format):
     object = "text_completion"
     chunk_object = "text_completion"
     reasoning = ""
@@ -108,9 +109,6 @@ class CompletionFormat:
 
     def chunk_choice(self, delta: Delta) -> Json | None:
         return self.choice([delta])
-
-    def opening(self) -> Sequence[Json]:
-        return []
 
     def choice(self, deltas: Sequence[Delta]) -> Json:
         last = deltas[-1]

@@ -126,10 +126,6 @@ class ResponseShape(Voice):
     def begun(self, status: Literal["queued", "in_progress"] = "in_progress") -> Json:
         return self._shown(status)
 
-    def event(self, kind: str, response: Json) -> Json:
-        """Return the next event, one that shows the response."""
-        return self.numbered({"type": kind, "response": response})
-
     def numbered(self, event: Json) -> Json:
         """Return the next event."""
         numbered: Json = {**event, "sequence_number": next(self._number)}
@@ -139,11 +135,12 @@ class ResponseShape(Voice):
         if self.has_begun:
             return []
         self.has_begun = True
-        return [self.event(kind, self.begun()) for kind in ("response.created", "response.in_progress")]
+        kinds = ("response.created", "response.in_progress")
+        return [self.numbered({"type": kind, "response": self.begun()}) for kind in kinds]
 
     def silence(self, progress: PromptProgress | None) -> Sequence[Json]:
         """Return an event: clients that wait for one at most so long count no comments."""
-        return [self.event("response.in_progress", self.begun())]
+        return [self.numbered({"type": "response.in_progress", "response": self.begun()})]
 
     async def ended(self, stats: RequestStats) -> Json:
         cut = self.items.cut
@@ -196,11 +193,11 @@ async def response_events(parts: Parts, shape: ResponseShape) -> AsyncGenerator[
                         yield shape.numbered(taken)
                 else:
                     kind = "response.incomplete" if shape.items.cut else "response.completed"
-                    yield shape.event(kind, await shape.ended(part))
+                    yield shape.numbered({"type": kind, "response": await shape.ended(part)})
         except Exception as error:  # the status is out: the stream itself says what failed
             if not shape.has_begun:
                 raise
-            yield shape.event("response.failed", shape.failed(error))
+            yield shape.numbered({"type": "response.failed", "response": shape.failed(error)})
 
 
 def _shown_format(body: ResponsesBody) -> Json:

@@ -18,6 +18,7 @@ class LlamaCppRendering(Rendering):
     """Turns the deltas of one answer into events."""
 
     def __init__(self, body: LlamaCppBody, prepared: PreparedRequest, tokenizer: Tokenizer) -> None:
+        self.shows_progress = body.return_progress
         self._began_at = time.monotonic()
         self._body = body
         self._request = prepared.requests[0]
@@ -47,10 +48,6 @@ class LlamaCppRendering(Rendering):
             "tokens_evaluated": len(self._request.prompt_token_ids),
         }
         return [{**shown, **counts, **({"completion_probabilities": probs} if probs else {})}]
-
-    @property
-    def shows_progress(self) -> bool:
-        return self._body.return_progress
 
     def silence(self, progress: PromptProgress | None) -> Sequence[Json]:
         """Return a delta without text where the progress is asked for."""
