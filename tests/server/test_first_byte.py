@@ -69,7 +69,8 @@ class Server:
 
     def __init__(self, engine: FakeEngineClient, **config: Any) -> None:
         self.engine = engine
-        self.app = build(steady(ServerConfig(start_drafts=0, **config)), engine, ByteTokenizer(), Metrics())
+        self.metrics = Metrics()
+        self.app = build(steady(ServerConfig(start_drafts=0, **config)), engine, ByteTokenizer(), self.metrics)
 
     async def post(
         self, path: str, more: Mapping[str, Any] | None = None, *, leaves_s: float = 1e6, **headers: str
@@ -182,7 +183,8 @@ CODES = {RESPONSES: "server_error", "/v1/messages": "timeout_error", "/api/chat"
 @pytest.mark.parametrize("path", ERRORS)
 @virtual_time
 async def test_a_failure_behind_the_status_is_the_dialects_last_event(path: str) -> None:
-    sent = await Server(FakeEngineClient(fails)).post(path)
+    server = Server(FakeEngineClient(fails))
+    sent = await server.post(path)
     assert (sent.status, sent.is_whole, "[DONE]" in sent.text) == (200, True, False)
     found: Any = sent.events[-1]
     for name in ERRORS[path]:
@@ -190,6 +192,8 @@ async def test_a_failure_behind_the_status_is_the_dialects_last_event(path: str)
     assert found == CODES.get(path, "deadline_exceeded")
     failures = [event for event in sent.events if (event.get("response") or event).get("error")]
     assert failures == sent.events[-1:], "it is the only one"
+    labels = {"route": path, "tier": "standard", "outcome": "failed"}
+    assert server.metrics.registry.get_sample_value("prolepsis_requests_total", labels) == 1
 
 
 @virtual_time
