@@ -223,8 +223,8 @@ async def streamed(url: str, body: Mapping[str, object], latency_s: float) -> Se
                 continue
             chunk = json.loads(line.removeprefix("data: "))
             if chunk["choices"]:
-                first_s = first_s or time.perf_counter() - began
                 text += chunk["choices"][0]["delta"].get("content") or ""
+                first_s = first_s or (time.perf_counter() - began if text else 0.0)
             elif chunk.get("usage"):
                 num_tokens = chunk["usage"]["completion_tokens"]
     return Seen(text, num_tokens, time.perf_counter() - began, first_s)

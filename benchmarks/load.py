@@ -70,9 +70,11 @@ async def streamed(target: Target, i: int, *, pause_s: float = 0.0, leave: bool 
         target.seen.statuses[str(response.status_code)] += 1
         if response.status_code != 200:
             return
+        is_waiting = not pause_s
         async for line in response.aiter_lines():
-            if line and not last and not pause_s:
+            if is_waiting and line.startswith("data: {") and '"role":"assistant","content":""' not in line:
                 target.seen.first_chunk.append(time.perf_counter() - started)
+                is_waiting = False
             last = line or last
             if leave:
                 target.seen.left += 1

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from prolepsis.core.engine_client import PromptProgress
 from prolepsis.core.errors import (
     ContextTooLong,
     DeadlineExceeded,
@@ -266,6 +267,26 @@ def test_a_prompt_waits_until_a_pass_has_a_part_of_it() -> None:
     first, second = terminals(events)["first"].stats, terminals(events)["second"].stats
     assert (first.queue_s, second.queue_s) == (1.0, 2.0)
     assert second.prefill_s < 2.0
+
+
+def test_health_says_how_far_prompts_were_read_until_they_are() -> None:
+    engine = build(EngineSetup(max_step_tokens=8))
+    submit(engine, request("a", [1] * 20, LONG))
+    seen = list[tuple[PromptProgress, ...]]()
+    for _ in range(3):
+        engine.step()
+        seen.append(engine.health().reading)
+    assert seen == [(PromptProgress("a", 8, 0, 20),), (PromptProgress("a", 16, 0, 20),), ()]
+
+
+def test_a_request_that_is_aborted_while_its_prompt_is_read_gives_its_pages_back() -> None:
+    engine = build(EngineSetup(max_step_tokens=8))
+    submit(engine, request("a", [1] * 40, LONG))
+    engine.step()
+    assert engine.scheduler.kv_usage > 0
+    engine.send(Abort("a", "client"))
+    assert isinstance(terminals(engine.step())["a"], Aborted)
+    assert (engine.scheduler.kv_usage, engine.health().reading) == (0, ())
 
 
 def test_tokens_after_a_stop_string_are_neither_kept_nor_published() -> None:

@@ -100,7 +100,7 @@ async def streamed(target: Target, prompt: str, pause_s: float = 0.0) -> None:
     target.outcome.statuses.append(status)
     if status == 200:
         target.outcome.latencies.append(time.perf_counter() - started)
-        events = [line.removeprefix("data: ") for line in answer.decode().split("\n\n") if line]
+        events = [line.removeprefix("data: ") for line in answer.decode().split("\n\n") if line.startswith("data: ")]
         assert events[-1] == "[DONE]", events[-1]
         chunks = [json.loads(event)["choices"][0] for event in events[:-1]]
         assert [chunk["finish_reason"] for chunk in chunks if chunk["finish_reason"]] == ["length"]

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from prolepsis.core.engine_client import PromptProgress
 from prolepsis.core.errors import DeadlineExceeded, EngineDead, EngineError, InvalidParameter, ModelError, UserError
 from prolepsis.core.events import Aborted, Failed, Finished
 from prolepsis.core.figures import Figure
-from prolepsis.core.messages import ApplyPlan, InjectFault, SetCorpora, StopRun
+from prolepsis.core.messages import Abort, ApplyPlan, InjectFault, SetCorpora, StopRun
 from prolepsis.core.plan import PANIC_PLAN
 from prolepsis.core.stats import RequestStats
 from prolepsis.core.telemetry.metrics import Metrics
@@ -59,6 +60,23 @@ async def test_commands_and_questions_reach_the_engine() -> None:
         engine.heads_error = ModelError("the folder is gone")
         with pytest.raises(ModelError, match="the folder is gone"):
             await client.heads()
+
+
+async def test_health_names_this_front_ends_requests_by_their_own_ids() -> None:
+    """The host has ids of its own for requests, by which no front end would find what waits or is being read."""
+    engine = FakeEngineClient(lambda source: [])
+    async with hosted(lambda _: engine) as client:
+        asking = asyncio.ensure_future(collect(client, request("mine", [1])))
+        await engine.held.wait()
+        read = PromptProgress(engine.requests[0].request_id, 4096, 0, 7274)
+        names = (read.request_id, "9/of another")
+        reading = tuple(replace(read, request_id=name) for name in names)
+        engine.reported = replace(engine.reported, not_begun=names, reading=reading)
+        await client.swap_head("other")  # the health of now comes with its answer
+        assert client.health().not_begun == ("mine",)
+        assert client.health().reading == (replace(read, request_id="mine"),)
+        client.send(Abort("mine"))
+        await asking
 
 
 async def test_a_lost_process_fails_each_of_its_requests() -> None:

@@ -1,6 +1,8 @@
 """Several engines seen as one: loads and counts add up, of streaks the worst counts."""
 
-from prolepsis.core.engine_client import EngineHealth
+from dataclasses import replace
+
+from prolepsis.core.engine_client import EngineHealth, PromptProgress
 from prolepsis.core.stats import ProposerMemory, TenantCounts, TrafficClassCounts
 from prolepsis.remote.views import summed_counts, summed_health, summed_memory
 
@@ -10,9 +12,10 @@ def test_health_of_several_engines() -> None:
         alive=True, ready=True, detail="", num_running=2, num_waiting=1, kv_usage=0.5, max_running=8, not_begun=("r",)
     )
     slow = EngineHealth(alive=True, ready=False, detail="a step has been running for 9 s", num_running=1, kv_usage=0.25)
-    found = summed_health([busy, slow], alive=True)
+    read = PromptProgress("r", 512, 0, 2048)
+    found = summed_health([replace(busy, reading=(read,)), slow], alive=True)
     assert (found.alive, found.ready, found.num_running, found.num_waiting) == (True, True, 3, 1)
-    assert found.not_begun == ("r",)
+    assert (found.not_begun, found.reading) == (("r",), (read,))
     assert (found.kv_usage, found.detail) == (0.375, "a step has been running for 9 s")
     assert found.max_running == 8
     assert not summed_health([slow], alive=True).ready

@@ -70,7 +70,7 @@ async def ask(http: httpx.AsyncClient, body: Mapping[str, Any]) -> dict[str, Any
     response = await http.post("/v1/chat/completions", json=body, timeout=60)
     assert response.status_code == 200, response.text
     if body.get("stream"):
-        lines = response.text.removesuffix("data: [DONE]\n\n").strip().split("\n\n")
+        lines = [line for line in response.text.splitlines() if line.startswith("data: {")]
         return message_of([json.loads(line.removeprefix("data: ")) for line in lines])
     choice = response.json()["choices"][0]
     calls = [

@@ -64,7 +64,7 @@ async def stream(http: httpx.AsyncClient, body: Mapping[str, Any]) -> dict[str, 
     """Return what a client makes of a stream: its choices, and the usage."""
     response = await http.post("/v1/chat/completions", json=body, timeout=120)
     assert response.status_code == 200, response.text
-    lines = response.text.removesuffix("data: [DONE]\n\n").strip().split("\n\n")
+    lines = [line for line in response.text.splitlines() if line.startswith("data: {")]
     choices: dict[int, list[Any]] = {}
     usage = None
     for chunk in (json.loads(line.removeprefix("data: ")) for line in lines):

@@ -475,6 +475,9 @@ class ServerConfig(BaseModel):
         gt=0,
         description="seconds without progress in sending after which the request is aborted",
     )
+    stream_ping_s: float = Field(
+        default=10.0, ge=0, description="longest silence of a stream, seconds; then it says that it lives; 0: no pings"
+    )
     shed_after_s: tuple[float, ...] = Field(
         default=(2.0, 5.0, 10.0, 20.0),
         description="seconds in the queue at which drafts get shorter, speculation stops, batch requests wait, and "

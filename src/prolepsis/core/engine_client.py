@@ -89,6 +89,20 @@ class EngineMember:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptProgress:
+    """How much of a request's prompt has been read."""
+
+    request_id: str
+    num_read: int
+    """Of its tokens, cached ones included."""
+    num_cached: int
+    num_tokens: int
+
+    def __str__(self) -> str:
+        return f"reading the prompt, {self.num_read:,} of {self.num_tokens:,} tokens"
+
+
+@dataclass(frozen=True, slots=True)
 class EngineHealth:
     """Liveness and readiness as the engine sees itself."""
 
@@ -108,6 +122,8 @@ class EngineHealth:
     """Requests that other front ends have in it."""
     not_begun: tuple[str, ...] = ()
     """Ids of the requests of which no pass has computed anything yet. Upstream engines do not say."""
+    reading: tuple[PromptProgress, ...] = ()
+    """Of the requests whose prompts are not read whole. Upstream engines and vLLM do not say."""
     members: tuple[EngineMember, ...] = ()
     """The engines behind this one, where it stands for several in other processes."""
 

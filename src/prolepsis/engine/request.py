@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from prolepsis.core.client_draft import ClientDraft
+from prolepsis.core.engine_client import PromptProgress
 from prolepsis.core.events import TokenLogprobs
 from prolepsis.core.kill_scope import kill_scope, tenant_scope
 from prolepsis.core.requests import BACKGROUND, GenerateRequest, SamplingParams
@@ -142,6 +143,14 @@ class Request:
     def live(self) -> list[SequenceState]:
         """Its sequences that have not ended."""
         return [sequence for sequence in self.sequences if not sequence.ended]
+
+    @property
+    def progress(self) -> PromptProgress | None:
+        """How far the prompt has been read; None: it was read whole."""
+        one = self.sequences[0]
+        if one.num_output_tokens or one.num_computed >= one.num_prompt_tokens:
+            return None
+        return PromptProgress(self.request_id, one.num_computed, self.stats.num_cached_tokens, one.num_prompt_tokens)
 
     @property
     def deadline(self) -> float | None:

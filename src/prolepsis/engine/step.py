@@ -187,6 +187,7 @@ class Engine:
     def health(self) -> EngineHealth:
         """Return the state of the engine, from any thread."""
         scheduler, dead = self.scheduler, self.dead
+        requests = list(scheduler.requests.values())
         detail = str(dead) if dead else self.watch.detail
         return EngineHealth(
             alive=dead is None,
@@ -196,7 +197,8 @@ class Engine:
             num_waiting=len(scheduler.waiting),
             kv_usage=scheduler.kv_usage,
             max_running=scheduler.max_running,
-            not_begun=tuple(one.request_id for one in list(scheduler.requests.values()) if not one.begun),
+            not_begun=tuple(one.request_id for one in requests if not one.begun),
+            reading=tuple(progress for one in requests if (progress := one.progress) is not None),
         )
 
     def abort_all(self, reason: str) -> list[Event]:

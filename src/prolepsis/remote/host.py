@@ -14,7 +14,7 @@ import structlog
 from msgspec import structs
 
 from prolepsis.core.config import HeadProposerName
-from prolepsis.core.engine_client import Demand, EngineClient
+from prolepsis.core.engine_client import Demand, EngineClient, EngineHealth
 from prolepsis.core.errors import EngineError, ProlepsisError
 from prolepsis.core.events import Terminal
 from prolepsis.core.figures import Figure
@@ -180,7 +180,7 @@ class Host:
         health, info, number = self.client.health(), self.client.info, self.num_requests
         for connection in self._connections:
             elsewhere = number - len(connection.work)
-            own = replace(health, is_leaving=self.is_leaving, num_elsewhere=elsewhere)
+            own = replace(connection.own(health), is_leaving=self.is_leaving, num_elsewhere=elsewhere)
             connection.send(Status(own, info, self._counts, self._memory))
 
     async def _end_earlier(self, front_end: bytes) -> None:
@@ -239,6 +239,13 @@ class _Connection:
         finally:
             await self.close()
             await self._ended()
+
+    def own(self, health: EngineHealth) -> EngineHealth:
+        """Return the health with this front end's requests, by the ids that it knows."""
+        known = {engines: engines.removeprefix(self._prefix) for engines in self._request_ids.values()}
+        reading = (replace(one, request_id=known[one.request_id]) for one in health.reading if one.request_id in known)
+        not_begun = (known[name] for name in health.not_begun if name in known)
+        return replace(health, not_begun=tuple(not_begun), reading=tuple(reading))
 
     async def close(self) -> None:
         for task in self.work.values():

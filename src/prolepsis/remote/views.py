@@ -17,6 +17,7 @@ def summed_health(found: Sequence[EngineHealth], *, alive: bool, absences: Seque
         kv_usage=sum(health.kv_usage for health in found) / len(found) if found else 0.0,
         max_running=sum(health.max_running for health in found),
         not_begun=tuple(name for health in found for name in health.not_begun),
+        reading=tuple(one for health in found for one in health.reading),
     )
 
 

@@ -27,7 +27,7 @@ from prolepsis.server.request_account import PromptAccount, RequestAccount, abou
 from prolepsis.server.services import Services
 from prolepsis.server.shown_tokens import ShownPrompt
 from prolepsis.server.stream import close, led, merged
-from prolepsis.server.tracing import ANNOUNCED, ANSWER_ID
+from prolepsis.server.tracing import ANNOUNCED, ANSWER_ID, FAILED
 
 Parts = AsyncGenerator[Delta | RequestStats, None]
 
@@ -59,6 +59,7 @@ async def answer(
             await services.intake.round_robin.turn(account.about.tenant)  # a full batch may end in one step
         except BaseException as error:
             account.fail(error)
+            http.scope["state"][FAILED] = True
             if isinstance(error, InvalidGrammar | GrammarFailed):
                 error.param = prepared.grammar_field or error.param
             raise

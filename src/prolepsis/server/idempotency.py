@@ -25,8 +25,8 @@ from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.telemetry.declare import counter, gauge
 from prolepsis.server.admission.controller import was_charged
 from prolepsis.server.openai.prepared import SPEC_MODE
-from prolepsis.server.stream import ClientDisconnected, never
-from prolepsis.server.tracing import ANSWER_ID, HTTP_REQUEST_ID, TRACE
+from prolepsis.server.stream import PING, ClientDisconnected, never
+from prolepsis.server.tracing import ANSWER_ID, FAILED, HTTP_REQUEST_ID, TRACE
 
 KEY_HEADER = "idempotency-key"
 REPLAYED_HEADER = "idempotency-replayed"
@@ -206,7 +206,8 @@ class Idempotency(Feature):
     def _ended(self, answer: RecordedReply, request: Request) -> None:
         """Keep the answer for retries if it was given or charged."""
         answer.expires = self._clock() + self._ttl_s
-        if answer.status != 200 and not was_charged(request):
+        is_given = answer.status == 200 and not request.scope["state"].get(FAILED)
+        if not is_given and not was_charged(request):
             self.answers.remove(answer)
 
     def _retry(self, request: Request, first: RecordedReply, fingerprint: bytes) -> Response:
@@ -258,7 +259,8 @@ class _Kept(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def take_and_send(message: Message) -> None:
-            self._take(message)
+            if not message.get(PING):
+                self._take(message)
             with suppress(ClientDisconnected):
                 await send(message)
 

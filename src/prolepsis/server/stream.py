@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from prolepsis.control.web.errors import describe_error, error_response, shape_of
+from prolepsis.core.engine_client import PromptProgress
 
 T = TypeVar("T")
 
@@ -101,29 +102,69 @@ class Framing:
 
     content_type: str
     frame: Callable[[Json], str]
-    nothing: bytes
-    """What readers skip, between two events."""
+    comment: Callable[[str], str]
+    """Returns what readers skip, between two events."""
     end: bytes = b""
     """After the last event, unless it is a failure."""
 
 
 _SSE_TYPE = "text/event-stream; charset=utf-8"
-SSE = Framing(_SSE_TYPE, lambda event: f"data: {_encode(event)}\n\n", b":\n\n", b"data: [DONE]\n\n")
+SSE = Framing(_SSE_TYPE, lambda event: f"data: {_encode(event)}\n\n", ": {}\n\n".format, b"data: [DONE]\n\n")
 UNENDED_SSE = replace(SSE, end=b"")
 """Without [DONE]: the last event itself says that it is the last, as llama.cpp has it."""
 NAMED_SSE = Framing(
-    _SSE_TYPE, lambda event: f"event: {event.get('type', 'error')}\ndata: {_encode(event)}\n\n", b":\n\n"
+    _SSE_TYPE, lambda event: f"event: {event.get('type', 'error')}\ndata: {_encode(event)}\n\n", ": {}\n\n".format
 )
 """Each event's `type` is its name, as at /v1/responses."""
-NDJSON = Framing("application/x-ndjson", lambda event: f"{_encode(event)}\n", b" ")
+NDJSON = Framing("application/x-ndjson", lambda event: f"{_encode(event)}\n", lambda text: " ")
+
+OPENS_AFTER_S = 0.25
+"""A stream begins with its first event, or so long after its request was taken, also while that waits in the queue."""
+PROGRESS_S = 1.0
+"""How often a client is shown the progress of its prompt, where it asked for that."""
+PING = "prolepsis.ping"
+"""In a message to the client: it is no part of the answer."""
+
+
+class Voice(Protocol):
+    """What an answer says while its client waits; by itself nothing, so that comments say that it lives."""
+
+    shows_progress: bool = False
+    """The client asked for the progress of its prompt."""
+
+    def opening(self) -> Sequence[Json]:
+        """Return the events that a stream begins with before the first token; none where they are out."""
+        return ()
+
+    def silence(self, progress: PromptProgress | None) -> Sequence[Json]:
+        """Return events in place of a comment; `progress`: of the prompt, as far as it is known."""
+        return ()
+
+
+class Comments(Voice):
+    """The voice of a stream without one."""
+
+
+COMMENTS = Comments()
+
+
+@dataclass(frozen=True, slots=True)
+class Pings:
+    """What a stream sends while it has no event."""
+
+    every_s: float = 0.0
+    """Longest silence; 0: there are no pings."""
+    voice: Voice = COMMENTS
+    progress: Callable[[], PromptProgress | None] = lambda: None
+    """Returns how far the prompt was read, if that is known and not all of it."""
 
 
 class AnswerStream(Response):
     """Sends `events` as they come and closes them when the client leaves.
 
-    The status line waits for the first event, so a failure before it is answered with its own status; a later failure
-    is sent as a last event, in the shape of the route's errors. A client that stops sending gets nothing that it has to
-    read, so that the connection finds out whether it is gone.
+    The status line waits for the first event, at most `OPENS_AFTER_S`. A failure before it is answered with its own
+    status; a later one is sent as a last event, in the shape of the route's errors. A client that stops sending gets
+    nothing that it has to read, so that the connection finds out whether it is gone.
     """
 
     def __init__(
@@ -132,43 +173,90 @@ class AnswerStream(Response):
         framing: Framing = SSE,
         *,
         headers: Mapping[str, str] | None = None,
+        pings: Pings = Pings(),
     ) -> None:
         own = {"content-type": framing.content_type, "cache-control": "no-cache", "x-accel-buffering": "no"}
         super().__init__(headers={**own, **(headers or {})})
         del self.headers["content-length"]
         self._events = events
         self._framing = framing
+        self._pings = pings
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        line = _Line(send, self.raw_headers)
+        nothing = self._framing.comment("").encode()
         with suppress(ClientDisconnected):
-            nothing = _part(self._framing.nothing)
-            await until_disconnect(receive, self._write(scope, receive, send), on_half_close=lambda: send(nothing))
+            work = self._write(line, scope, receive, send)
+            await until_disconnect(receive, work, on_half_close=lambda: line.send(nothing, is_ping=True))
 
-    async def _write(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with aclosing(self._events) as events:
-            try:
-                first = await anext(events)
-            except Exception as error:  # the HTTP edge: every failure becomes one reply
-                await error_response(error, scope)(scope, receive, send)
-                return
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            await send(_part(self._event(first)))
-            try:
-                async for event in events:
-                    await send(_part(self._event(event)))
-            except ClientDisconnected:  # it stopped reading, so an error event has no reader
-                raise
-            except Exception as error:  # the status is out: the stream itself says what failed
-                await send(_part(self._event(shape_of(scope).body(describe_error(error))), more=False))
-            else:
-                await send(_part(self._framing.end, more=False))
+    async def _write(self, line: "_Line", scope: Scope, receive: Receive, send: Send) -> None:
+        pinging, failure = asyncio.ensure_future(self._ping(line)), None
+        try:
+            async with aclosing(self._events) as events:
+                try:
+                    async for event in events:
+                        line.is_waiting = False
+                        await line.send(self._framed(event))
+                except ClientDisconnected:  # it stopped reading, so an error event has no reader
+                    raise
+                except Exception as error:  # the HTTP edge: every failure becomes one reply, or the last event of one
+                    failure = error
+                async with line.turn:  # a ping that is under way comes first, and none later
+                    pinging.cancel()
+                if failure is None:
+                    await line.send(self._framing.end, more=False)
+                elif line.has_begun:  # the status is out: the stream itself says what failed
+                    await line.send(self._framed(shape_of(scope).body(describe_error(failure))), more=False)
+                else:
+                    await error_response(failure, scope)(scope, receive, send)
+        finally:
+            pinging.cancel()
 
-    def _event(self, value: Json) -> bytes:
-        return self._framing.frame(value).encode()
+    async def _ping(self, line: "_Line") -> None:
+        """Begin the stream where no event does so in time, and then break its silences."""
+        every_s, voice = self._pings.every_s, self._pings.voice
+        await asyncio.sleep(OPENS_AFTER_S)
+        with suppress(ClientDisconnected):  # what the stream itself sends next says the same
+            if not line.has_begun and (opening := voice.opening()):
+                await line.send(self._framed(*opening))
+            while every_s or not line.has_begun:
+                due_s = min(PROGRESS_S, every_s) if voice.shows_progress and line.is_waiting else every_s
+                if line.quiet_s >= due_s or not line.has_begun:
+                    await line.send(self._silence(self._pings.progress()), is_ping=True)
+                await asyncio.sleep(max(0.001, due_s - line.quiet_s))
+
+    def _silence(self, progress: PromptProgress | None) -> bytes:
+        if events := self._pings.voice.silence(progress):
+            return self._framed(*events)
+        return self._framing.comment(str(progress or "ping")).encode()
+
+    def _framed(self, *events: Json) -> bytes:
+        return "".join(map(self._framing.frame, events)).encode()
 
 
-def _part(data: bytes, *, more: bool = True) -> dict[str, object]:
-    return {"type": "http.response.body", "body": data, "more_body": more}
+class _Line:
+    """Sends one stream, piece by piece; the status goes out with the first. Pings come from a task of their own."""
+
+    def __init__(self, send: Send, headers: Sequence[tuple[bytes, bytes]]) -> None:
+        self.has_begun = False
+        self.is_waiting = True
+        """There was no event so far."""
+        self._send = send
+        self._headers = headers
+        self.turn = asyncio.Lock()
+        self._sent_at = asyncio.get_running_loop().time()
+
+    @property
+    def quiet_s(self) -> float:
+        return asyncio.get_running_loop().time() - self._sent_at
+
+    async def send(self, data: bytes, *, more: bool = True, is_ping: bool = False) -> None:
+        async with self.turn:
+            if not self.has_begun:
+                self.has_begun = True
+                await self._send({"type": "http.response.start", "status": 200, "headers": self._headers})
+            await self._send({"type": "http.response.body", "body": data, "more_body": more, PING: is_ping})
+            self._sent_at = asyncio.get_running_loop().time()
 
 
 class ClientDisconnected(Exception):

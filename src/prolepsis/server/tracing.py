@@ -23,6 +23,8 @@ ARRIVED, TRACE = "arrived", "trace"
 """In the same place: when a request arrived (`time.monotonic`), and its `TraceContext`, if it has one."""
 ANNOUNCED = "announced"
 """In the same place: its end was announced to the features."""
+FAILED = "failed"
+"""In the same place: it failed, maybe in a stream whose status says nothing of that."""
 _ACCEPTED = re.compile(r"[\x21-\x7e]{1,128}")
 _QUIET = {"/metrics", "/health", "/health/live", "/health/ready", "/v1/verify/{stream_id}/drafts"}
 _NOT_SENT = 499

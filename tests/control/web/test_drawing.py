@@ -42,3 +42,10 @@ def test_a_band_goes_along_the_highest_values_and_back_along_the_lowest() -> Non
     chart = Chart(title="t", unit="ms", at=(), lines=lines)
     assert chart.span == (0.0, 4.0), "the scale shows all of the band"
     assert chart.bands() == ["M0.0 60.0 L600.0 0.0 L600.0 90.0 L0.0 120.0 Z", ""]
+
+
+def test_a_scale_of_nothing_but_zeros_ends_at_one() -> None:
+    """People read `Scale 0 to 0.000000001` on a server that had no request so far."""
+    chart = Chart(title="Output", unit="tokens/s", at=[0.0, 15.0], lines=[Line("tokens", [0.0, 0.0])])
+    assert chart.scale == "0 to 1"
+    assert chart.paths() == ["M0.0 120.0 h1 L600.0 120.0"]

@@ -16,8 +16,9 @@ import pytest
 from prolepsis.control.traffic.feature import TrafficFeature
 from prolepsis.control.web.caller import Role
 from prolepsis.core.ended import End, RequestEnded
-from prolepsis.core.engine_client import EngineMember
+from prolepsis.core.engine_client import EngineMember, PromptProgress
 from prolepsis.ops.console.dashboards import DASHBOARDS
+from prolepsis.ops.console.render import count
 from prolepsis.server.service_health import LEAST_REQUESTS
 from tests.core.telemetry.test_requests import ABOUT
 from tests.ops.console.browser import press, sign_in, token_of
@@ -379,3 +380,9 @@ async def test_another_replica_leads_to_its_own_console(open_scene: Scene, brows
     await open_scene.tick()
     page = (await browse(open_scene).get("/console/replicas")).text
     assert re.findall('href="(http[^"]*)"', page) == ["http://other.example.org:8000/console"]
+
+
+async def test_the_overview_says_how_far_prompts_were_read(open_scene: Scene, browse: Browse) -> None:
+    reading = (PromptProgress("r", 4096, 0, 7274),)
+    open_scene.engine.reported = replace(open_scene.engine.reported, reading=reading)
+    assert f"{count(4096)} of {count(7274)} tokens of a prompt read" in (await browse(open_scene).get("/console")).text

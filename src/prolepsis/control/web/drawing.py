@@ -55,7 +55,8 @@ class Chart:
         every = [values for line in self.lines for values in (line.values, *(line.band or ()))]
         known = [value for values in every for value in values if value is not None]
         low, high = min([0.0, *known]), max([0.0, *known])
-        return low, max(high if self.top is None else max(self.top, high), low + 1e-9)
+        high = high if self.top is None else max(self.top, high)
+        return low, high if high > low else low + 1.0
 
     @property
     def summary(self) -> str:

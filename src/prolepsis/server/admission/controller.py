@@ -17,7 +17,7 @@ from prolepsis.control.web.refusals import Refused
 from prolepsis.control.web.reply_headers import reply_headers
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.ended import Keep
-from prolepsis.core.engine_client import Demand, EngineClient, EngineHealth
+from prolepsis.core.engine_client import Demand, EngineClient, EngineHealth, PromptProgress
 from prolepsis.core.errors import ClientDeadlineExceeded, DeadlineExceeded, InvalidParameter
 from prolepsis.core.messages import ApplyPlan
 from prolepsis.core.plan import SpecPlan
@@ -83,6 +83,8 @@ class AdmissionController(Feature):
         self._config = config
         self._client = client
         self.metrics = metrics
+        self.reading: Mapping[str, PromptProgress] = {}
+        """By request, at the last tick: how far the prompts were read that are not read whole."""
         self._clock = clock
         self._places = config.max_in_engine or client.health().max_running or DEFAULT_IN_ENGINE
         self._taken = 0
@@ -167,6 +169,7 @@ class AdmissionController(Feature):
     async def tick(self) -> None:
         """Let the ladder see the age of what waits, start what may run, set the gauges."""
         demand = self.demand
+        self.reading = {one.request_id: one for one in self._client.health().reading}
         if not self._config.max_in_engine:  # replicas come and go
             self._places = self._client.health().max_running or self._places
         self._shed()

@@ -27,10 +27,10 @@ from prolepsis.server.openai import bodies
 from prolepsis.server.openai.completions import consumed
 from prolepsis.server.openai.prepare import prepare_chat, prepare_completion
 from prolepsis.server.openai.prepared import PreparedRequest, context_of
-from prolepsis.server.openai.routes import at_start, whole_reply
+from prolepsis.server.openai.routes import streamed, whole_reply
 from prolepsis.server.openai.usage import Json
 from prolepsis.server.services import Models, Services
-from prolepsis.server.stream import AnswerStream, Framing
+from prolepsis.server.stream import Framing, Voice
 
 UNBOUNDED = bodies.MOST_TOKENS
 
@@ -47,7 +47,7 @@ class ForeignRequest(ClientBody):
 B = TypeVar("B", bound=ForeignRequest)
 
 
-class Rendering(Protocol):
+class Rendering(Voice, Protocol):
     """The answer to one request as its dialect shows it."""
 
     def take(self, delta: Delta) -> Sequence[Json]:
@@ -89,7 +89,7 @@ async def _answered(body: B, services: Services, endpoint: Endpoint[B], request:
     prepared = replace(prepared, answer_id=answer_id, predict_s=body.predict_s)
     parts, rendering = answer(request, prepared, services), endpoint.render(body, prepared)
     if prepared.stream:
-        return AnswerStream(_events(parts, rendering), endpoint.framing, headers=at_start(prepared, services))
+        return streamed(_events(parts, rendering), prepared, services, endpoint.framing, rendering)
     return await whole_reply(request, prepared, services, _whole(parts, rendering))
 
 

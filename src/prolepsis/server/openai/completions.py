@@ -1,10 +1,11 @@
 """Chat and text completions put together: one JSON document, or a stream of chunks."""
 
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
 
+from prolepsis.core.engine_client import PromptProgress
 from prolepsis.core.stats import RequestStats
 from prolepsis.server.deltas import Delta
 from prolepsis.server.openai.bodies import ChatBody
@@ -12,7 +13,7 @@ from prolepsis.server.openai.formats import Format, prompt_logprobs
 from prolepsis.server.openai.prepared import PreparedRequest
 from prolepsis.server.openai.usage import Json, metrics, usage
 from prolepsis.server.services import Services
-from prolepsis.server.stream import padded
+from prolepsis.server.stream import Voice, padded
 
 Parts = AsyncGenerator[Delta | RequestStats, None]
 
@@ -46,47 +47,57 @@ async def consumed(parts: Parts, take: Callable[[Delta], object]) -> RequestStat
     return stats
 
 
-async def completion_chunks(
-    parts: Parts, prepared: PreparedRequest, services: Services, form: Format
-) -> AsyncGenerator[Json, None]:
-    """Yield a chunk per delta; the last one has no choices but the usage and metrics that were asked for."""
-    envelope = _envelope(prepared, services, form.chunk_object)
-    options = prepared.body.stream_options
-    shows_usage = bool(options and options.include_usage)
-    shows_running = bool(shows_usage and options and options.continuous_usage_stats)
-    ending: Json = {"usage": None} if shows_usage else {}
-    opening, running = _prompts(prepared), _RunningUsage(prepared)
-    async with aclosing(parts):
-        async for part in parts:
-            if isinstance(part, Delta):
-                choice = form.chunk_choice(part)
-                if shows_running:
-                    ending = {"usage": running.after(part)}
-                if choice is not None:
-                    chunk = {**envelope, "choices": [choice], **opening, **_scores(part, prepared), **ending}
-                    yield padded(chunk) if options and options.include_obfuscation else chunk
-                    opening = {}
-            elif shows_usage or prepared.speculation.requested.metrics:
-                accounts = await _accounts(prepared, services, part, form)
-                if not shows_usage:
-                    del accounts["usage"]
-                yield {**envelope, "choices": [], **accounts}
+class CompletionChunks(Voice):
+    """The chunks of one answer; the last one has no choices but the usage and metrics that were asked for."""
 
+    def __init__(self, prepared: PreparedRequest, services: Services, form: Format) -> None:
+        options = prepared.body.stream_options
+        self.shows_progress = prepared.speculation.requested.metrics
+        self._prepared = prepared
+        self._services = services
+        self._form = form
+        self._envelope = _envelope(prepared, services, form.chunk_object)
+        self._shows_usage = bool(options and options.include_usage)
+        self._shows_running = bool(self._shows_usage and options and options.continuous_usage_stats)
+        self._is_padded = bool(options and options.include_obfuscation)
+        self._of_first, self._num_tokens = _prompts(prepared), 0
 
-class _RunningUsage:
-    """The usage so far, for chunks that carry it."""
+    async def of(self, parts: Parts) -> AsyncGenerator[Json, None]:
+        """Yield a chunk per delta, and the last one."""
+        async with aclosing(parts):
+            async for part in parts:
+                if isinstance(part, Delta):
+                    self._num_tokens += part.num_tokens
+                    if (choice := self._form.chunk_choice(part)) is not None:
+                        yield self._chunk(choice, _scores(part, self._prepared))
+                elif self._shows_usage or self.shows_progress:
+                    accounts = await _accounts(self._prepared, self._services, part, self._form)
+                    if not self._shows_usage:
+                        del accounts["usage"]
+                    yield {**self._envelope, "choices": [], **accounts}
 
-    def __init__(self, prepared: PreparedRequest) -> None:
-        self._prompt_tokens = prepared.num_prompt_tokens
-        self._num_tokens = 0
+    def opening(self) -> Sequence[Json]:
+        return [self._chunk(choice, {}) for choice in self._form.opening()]
 
-    def after(self, delta: Delta) -> Json:
-        self._num_tokens += delta.num_tokens
-        return {
-            "prompt_tokens": self._prompt_tokens,
-            "completion_tokens": self._num_tokens,
-            "total_tokens": self._prompt_tokens + self._num_tokens,
-        }
+    def silence(self, progress: PromptProgress | None) -> Sequence[Json]:
+        if not self.shows_progress or progress is None:
+            return ()
+        prompt = {"read": progress.num_read, "of": progress.num_tokens}
+        return [{**self._envelope, "choices": [], "speculation": {"prompt": prompt}}]
+
+    def _chunk(self, choice: Json, scores: Json) -> Json:
+        """Return a chunk; the first one shows the prompt too."""
+        chunk = {**self._envelope, "choices": [choice], **self._of_first, **scores}
+        if self._shows_usage:
+            chunk["usage"] = self._usage if self._shows_running else None
+        self._of_first = {}
+        return padded(chunk) if self._is_padded else chunk
+
+    @property
+    def _usage(self) -> Json:
+        """The usage so far, for chunks that carry it."""
+        prompt, tokens = self._prepared.num_prompt_tokens, self._num_tokens
+        return {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens}
 
 
 def _envelope(prepared: PreparedRequest, services: Services, kind: str) -> Json:

@@ -25,6 +25,10 @@ class Format(Protocol):
     def choice(self, deltas: Sequence[Delta]) -> Json:
         """Return one sample as a whole, from all its deltas."""
 
+    def opening(self) -> Sequence[Json]:
+        """Return the choices of chunks before the first delta, if those do not begin the answer."""
+        return ()
+
     @property
     def reasoning(self) -> str:
         """Reasoning so far, over all samples."""
@@ -41,6 +45,8 @@ class ChatFormat:
         self._prepared = prepared
         self._answers: dict[int, ChatReader] = {}
         self._reasoning: list[str] = []
+        self._is_open = False
+        """The chunks that say who speaks are out."""
 
     @property
     def reasoning(self) -> str:
@@ -48,10 +54,11 @@ class ChatFormat:
 
     def chunk_choice(self, delta: Delta) -> Json | None:
         answer, pieces = self._take(delta)
-        shown: Json = {"role": "assistant"} if delta.first else {}
+        is_first = delta.first and not self._is_open
+        shown: Json = {"role": "assistant"} if is_first else {}
         for kind, name in (("content", "content"), ("reasoning", "reasoning_content")):
             text = "".join(piece.text for piece in pieces if piece.kind == kind)
-            if text or (delta.first and kind == "content"):
+            if text or (is_first and kind == "content"):
                 shown[name] = text
         calls = _call_deltas(pieces, answer)
         if calls:
@@ -59,6 +66,11 @@ class ChatFormat:
         if not shown and delta.finish_reason is None and not (delta.logprobs or self._shows_tokens):
             return None
         return {"index": delta.index, "delta": shown, **_chat_ending([delta], answer, self._prepared)}
+
+    def opening(self) -> Sequence[Json]:
+        self._is_open = True
+        said: Json = {"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
+        return [{"index": index, **said} for index in range(self._prepared.num_choices)]
 
     @property
     def _shows_tokens(self) -> bool:
@@ -87,7 +99,7 @@ class ChatFormat:
         return answer, pieces
 
 
-class CompletionFormat:
+class CompletionFormat(Format):
     object = "text_completion"
     chunk_object = "text_completion"
     reasoning = ""

@@ -21,7 +21,7 @@ from prolepsis.server.openai.replies import ResponseReply
 from prolepsis.server.openai.responses import items_of
 from prolepsis.server.openai.stored_responses import StoredResponses
 from prolepsis.server.openai.usage import Json
-from prolepsis.server.stream import NAMED_SSE, AnswerStream, padded
+from prolepsis.server.stream import NAMED_SSE, AnswerStream, Pings, padded
 
 
 class ResponseQuery(Body):
@@ -53,11 +53,11 @@ class ResponseDeletedReply(Reply):
 def feature(context: Context) -> StoredResponses:
     """Return the stored responses of a server, with their routes."""
     responses = StoredResponses(context)
-    responses.routes = _routes(responses, context.emit)
+    responses.routes = _routes(responses, context.emit, Pings(context.config.stream_ping_s))
     return responses
 
 
-def _routes(responses: StoredResponses, emit: Emit) -> Sequence[Route]:
+def _routes(responses: StoredResponses, emit: Emit, pings: Pings) -> Sequence[Route]:
     """Return the routes; what belongs to another tenant is not found."""
     routes, table = Routes(), responses.table
 
@@ -84,7 +84,7 @@ def _routes(responses: StoredResponses, emit: Emit) -> Sequence[Route]:
         await request.body()  # what comes behind it says that the client has left
         after = -1 if query.starting_after is None else query.starting_after
         events = responses.follow(caller.tenant, response_id, after)
-        return AnswerStream(_padded(events) if query.include_obfuscation else events, NAMED_SSE)
+        return AnswerStream(_padded(events) if query.include_obfuscation else events, NAMED_SSE, pings=pings)
 
     @routes.delete("/v1/responses/{response_id}", roles=CLIENTS, summary="Delete a stored response")
     async def delete(caller: SignedIn, response_id: str) -> ResponseDeletedReply:

@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias
 
 from prolepsis.control.store.responses import StoredResponse
 from prolepsis.control.web.errors import describe_error
+from prolepsis.core.engine_client import PromptProgress
 from prolepsis.core.errors import UserError
 from prolepsis.core.stats import RequestStats
 from prolepsis.server.deltas import Delta
@@ -21,7 +22,7 @@ from prolepsis.server.openai.response_items import ResponseItems
 from prolepsis.server.openai.responses_bodies import ResponsesBody, continued, renamed, to_chat, without_oldest
 from prolepsis.server.openai.usage import Json, metrics
 from prolepsis.server.services import Services
-from prolepsis.server.stream import padded
+from prolepsis.server.stream import Voice, padded
 from prolepsis.server.tokenizer import Tokenizer
 
 Keep: TypeAlias = Callable[[Json], Awaitable[Json]]
@@ -82,15 +83,18 @@ def _num_tokens(body: ResponsesBody, tokenizer: Tokenizer) -> int:
     return len(chat_tokens(chat, tool_use(chat.tools, chat.tool_choice, chat.parallel_tool_calls), tokenizer))
 
 
-class ResponseShape:
-    """The response object of one request, as far as it is known."""
+class ResponseShape(Voice):
+    """The response object of one request, as far as it is known, and the events that show it."""
 
     def __init__(
         self, body: ResponsesBody, prepared: PreparedRequest, services: Services, *, keep: Keep | None = None
     ) -> None:
         """`keep` stores the response when it has ended, and returns it as it is then."""
         self.items = ResponseItems(prepared, [named for named, _ in body.callable])
-        self.is_padded = bool(body.stream_options and body.stream_options.include_obfuscation)
+        self.has_begun = False
+        """The events that begin a stream are out."""
+        self._number = count()
+        self._is_padded = bool(body.stream_options and body.stream_options.include_obfuscation)
         self._keep = keep
         self._prepared = prepared
         self._services = services
@@ -121,6 +125,22 @@ class ResponseShape:
 
     def begun(self, status: Literal["queued", "in_progress"] = "in_progress") -> Json:
         return self._shown(status)
+
+    def numbered(self, event: Json) -> Json:
+        """Return the next event."""
+        numbered: Json = {**event, "sequence_number": next(self._number)}
+        return padded(numbered) if self._is_padded and str(event["type"]).endswith(".delta") else numbered
+
+    def opening(self) -> Sequence[Json]:
+        if self.has_begun:
+            return []
+        self.has_begun = True
+        kinds = ("response.created", "response.in_progress")
+        return [self.numbered({"type": kind, "response": self.begun()}) for kind in kinds]
+
+    def silence(self, progress: PromptProgress | None) -> Sequence[Json]:
+        """Return an event: clients that wait for one at most so long count no comments."""
+        return [self.numbered({"type": "response.in_progress", "response": self.begun()})]
 
     async def ended(self, stats: RequestStats) -> Json:
         cut = self.items.cut
@@ -161,24 +181,23 @@ async def whole_response(parts: Parts, shape: ResponseShape) -> tuple[Json, Requ
 async def response_events(parts: Parts, shape: ResponseShape) -> AsyncGenerator[Json, None]:
     """Yield the typed events, numbered; a failure after the first is the last event, `response.failed`.
 
-    A failure before the first delta is raised, so that it can have its own status.
+    A failure before it is raised, so that it can have its own status.
     """
-    number = count()
     async with aclosing(parts):
-        part = await anext(parts)
-        for kind in ("response.created", "response.in_progress"):
-            yield {"type": kind, "response": shape.begun(), "sequence_number": next(number)}
         try:
-            while isinstance(part, Delta):
-                for event in shape.items.take(part):
-                    numbered: Json = {**event, "sequence_number": next(number)}
-                    is_delta = str(event["type"]).endswith(".delta")
-                    yield padded(numbered) if shape.is_padded and is_delta else numbered
-                part = await anext(parts)
-            kind = "response.incomplete" if shape.items.cut else "response.completed"
-            yield {"type": kind, "response": await shape.ended(part), "sequence_number": next(number)}
+            async for part in parts:
+                for event in shape.opening():
+                    yield event
+                if isinstance(part, Delta):
+                    for taken in shape.items.take(part):
+                        yield shape.numbered(taken)
+                else:
+                    kind = "response.incomplete" if shape.items.cut else "response.completed"
+                    yield shape.numbered({"type": kind, "response": await shape.ended(part)})
         except Exception as error:  # the status is out: the stream itself says what failed
-            yield {"type": "response.failed", "response": shape.failed(error), "sequence_number": next(number)}
+            if not shape.has_begun:
+                raise
+            yield shape.numbered({"type": "response.failed", "response": shape.failed(error)})
 
 
 def _shown_format(body: ResponsesBody) -> Json:

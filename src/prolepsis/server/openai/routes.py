@@ -1,6 +1,6 @@
 """POST /v1/chat/completions, /v1/completions and /v1/responses."""
 
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Annotated, Any, TypeVar
@@ -18,7 +18,7 @@ from prolepsis.server.admission.controller import become_economy
 from prolepsis.server.answer import answer
 from prolepsis.server.idempotency import KEY_HEADER, KEY_SCHEMA
 from prolepsis.server.openai.bodies import ChatBody, CompletionBody, FillBody, SharedBody
-from prolepsis.server.openai.completions import completion_chunks, whole_completion
+from prolepsis.server.openai.completions import CompletionChunks, whole_completion
 from prolepsis.server.openai.facts import FILL_ROUTE
 from prolepsis.server.openai.formats import ChatFormat, CompletionFormat, MakeFormat
 from prolepsis.server.openai.prepare import prepare_chat, prepare_completion
@@ -36,7 +36,18 @@ from prolepsis.server.openai.speculation import decided_by, mode_at_start
 from prolepsis.server.openai.tokenization import tokenization_routes
 from prolepsis.server.openai.usage import Json
 from prolepsis.server.services import Models, Services
-from prolepsis.server.stream import NAMED_SSE, AnswerStream, ClientDisconnected, never, until_disconnect
+from prolepsis.server.stream import (
+    COMMENTS,
+    NAMED_SSE,
+    SSE,
+    AnswerStream,
+    ClientDisconnected,
+    Framing,
+    Pings,
+    Voice,
+    never,
+    until_disconnect,
+)
 
 CLIENT_CLOSED_REQUEST = 499
 """For logs and counters only: the client is gone and reads no status."""
@@ -125,7 +136,7 @@ async def _response(body: ResponsesBody, request: Request, services: Services) -
     keep = partial(responses.keep, body, request) if is_stored else None
     parts, shape = answer(request, prepared, services), ResponseShape(body, prepared, services, keep=keep)
     if prepared.stream:
-        return AnswerStream(response_events(parts, shape), NAMED_SSE, headers=at_start(prepared, services))
+        return streamed(response_events(parts, shape), prepared, services, NAMED_SSE, shape)
     return await whole_reply(request, prepared, services, whole_response(parts, shape))
 
 
@@ -139,7 +150,7 @@ async def _in_background(
     if not prepared.stream:
         return JSONResponse(document, headers=at_start(prepared, services))
     events = services.responses.follow(prepared.context.caller.tenant, prepared.answer_id, -1)
-    return AnswerStream(events, NAMED_SSE, headers=at_start(prepared, services))
+    return streamed(events, prepared, services, NAMED_SSE)
 
 
 GENERATING: Mapping[str, tuple[type[Body], Callable[[Any, Request, Services], Awaitable[Response]]]] = {
@@ -155,8 +166,22 @@ async def _completion(
 ) -> Response:
     parts, form = answer(request, prepared, services), make_form(prepared)
     if prepared.stream:
-        return AnswerStream(completion_chunks(parts, prepared, services, form), headers=at_start(prepared, services))
+        chunks = CompletionChunks(prepared, services, form)
+        return streamed(chunks.of(parts), prepared, services, SSE, chunks)
     return await whole_reply(request, prepared, services, whole_completion(parts, prepared, services, form))
+
+
+def streamed(
+    events: AsyncGenerator[Json, None],
+    prepared: PreparedRequest,
+    services: Services,
+    framing: Framing,
+    voice: Voice = COMMENTS,
+) -> Response:
+    """Return the events of an answer as they come, with what is said meanwhile."""
+    admission, request_id = services.admission, prepared.requests[0].request_id
+    pings = Pings(services.config.stream_ping_s, voice, lambda: admission.reading.get(request_id))
+    return AnswerStream(events, framing, headers=at_start(prepared, services), pings=pings)
 
 
 async def whole_reply(

@@ -22,9 +22,9 @@ from prolepsis.server.openai.bodies import ChatBody, CompletionBody
 from prolepsis.server.openai.facts import VERIFY_ROUTES
 from prolepsis.server.openai.prepare import prepare_chat, prepare_completion
 from prolepsis.server.openai.prepared import SPEC_MODE_HEADER, PreparedRequest, context_of
-from prolepsis.server.openai.routes import at_start, named
+from prolepsis.server.openai.routes import named, streamed
 from prolepsis.server.services import Models, Services
-from prolepsis.server.stream import NAMED_SSE, AnswerStream
+from prolepsis.server.stream import NAMED_SSE
 from prolepsis.server.verify.events import verify_events
 from prolepsis.server.verify.refusal import Refusal, check_supported, refusal_of
 from prolepsis.server.verify.streams import VerifyStream, VerifyStreams
@@ -58,7 +58,7 @@ def verify_routes(models: Models) -> Sequence[Route]:
         stream = VerifyStream(generated, caller_of(request), services.client, refusal)
         parts = answer(request, prepared, services, tells_start=True)
         events = verify_events(prepared, parts, stream, streams, services)
-        return AnswerStream(events, NAMED_SSE, headers=at_start(prepared, services))
+        return streamed(events, prepared, services, NAMED_SSE)
 
     @generating(chat_path, summary="Continue a conversation, and verify its client's drafts")
     async def chat(request: Request, body: Annotated[ChatBody, read_body(ChatBody)]) -> Response:

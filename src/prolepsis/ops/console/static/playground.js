@@ -18,22 +18,24 @@ function colourOf(proposer) {
 function show(pane, piece) {
   const span = document.createElement("span");
   span.textContent = piece.text;
-  if (piece.drafted_by) {
-    span.className = colourOf(piece.drafted_by);
-    span.title = `drafted by ${piece.drafted_by}`;
-  }
+  if (piece.drafted_by) Object.assign(span, { className: colourOf(piece.drafted_by), title: `drafted by ${piece.drafted_by}` });
   pane.append(span);
 }
 
-async function* chunksOf(reply) {
-  const reader = reply.body.pipeThrough(new TextDecoderStream()).getReader();
+async function* chunksOf(reply, status) {
+  const before = status.textContent, reader = reply.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
     const { value, done } = await reader.read();
     if (done) return;
     const lines = (rest + value).split("\n");
     rest = lines.pop();
-    for (const line of lines) if (line.startsWith("data: {")) yield JSON.parse(line.slice(6));
+    for (const line of lines.filter((line) => line.startsWith("data: {"))) {
+      const chunk = JSON.parse(line.slice(6)), prompt = chunk.speculation?.prompt;
+      if (chunk.error) throw new Error(chunk.error.message);
+      if (prompt) status.textContent = `${before}: ${prompt.read.toLocaleString("en")} of ${prompt.of.toLocaleString("en")} tokens read`;
+      else yield chunk;
+    }
   }
 }
 
@@ -43,23 +45,21 @@ async function ask(mode, seed, tokens) {
   const body = {
     model: part("model").value,
     messages: [{ role: "user", content: part("prompt").value }],
-    max_tokens: tokens,
-    temperature: Number(part("temperature").value),
-    seed, stream: true, stream_options: { include_usage: true },
+    max_tokens: tokens, temperature: Number(part("temperature").value), seed,
+    stream: true, stream_options: { include_usage: true },
     cache_salt: `playground-${crypto.getRandomValues(new Uint32Array(2)).join("-")}`,
     speculation: { mode, origins: true, metrics: true },
   };
   const reply = await fetch("/v1/chat/completions", { method: "POST", headers, body: JSON.stringify(body) });
-  if (!reply.ok) throw new Error((await reply.json()).error.message);
-  return reply;
+  if (reply.ok) return reply;
+  throw new Error((await reply.json()).error.message);
 }
 
 async function run(mode, seed) {
-  const pane = part(`${mode}-text`), figures = part(`${mode}-figures`);
-  const began = performance.now();
+  const pane = part(`${mode}-text`), figures = part(`${mode}-figures`), began = performance.now();
+  figures.textContent = "Waiting";
   let first = null, drafted = 0, usage = null, metrics = null;
-  for await (const chunk of chunksOf(await ask(mode, seed, Number(part("tokens").value)))) {
-    if (chunk.error) throw new Error(chunk.error.message);
+  for await (const chunk of chunksOf(await ask(mode, seed, Number(part("tokens").value)), figures)) {
     usage = chunk.usage ?? usage;
     metrics = chunk.metrics ?? metrics;
     for (const piece of chunk.choices.flatMap((choice) => choice.origins ?? [])) {
@@ -80,16 +80,15 @@ document.getElementById("play")?.addEventListener("submit", async (event) => {
   const button = event.target.querySelector("button"), state = part("state");
   const seed = crypto.getRandomValues(new Uint32Array(1))[0];
   button.disabled = true;
-  part("key-of-colours").replaceChildren();
   colours.clear();
-  for (const mode of ["off", "auto"]) { part(`${mode}-text`).replaceChildren(); part(`${mode}-figures`).textContent = "waiting"; }
+  for (const name of ["key-of-colours", "off-text", "auto-text", "off-figures", "auto-figures"]) part(name).replaceChildren();
+  state.textContent = "Warming up"; // the first answer after a pause is slower
   try {
-    await (await ask("off", seed, 1)).text(); // the first answer after a pause is slower
+    for await (const _ of chunksOf(await ask("off", seed, 1), state));
     state.textContent = "Plain decoding runs…";
     const plain = await run("off", seed);
     state.textContent = "Speculation runs…";
-    const drafting = await run("auto", seed);
-    const same = part("off-text").textContent === part("auto-text").textContent;
+    const drafting = await run("auto", seed), same = part("off-text").textContent === part("auto-text").textContent;
     state.textContent = `With speculation ${(drafting / plain).toFixed(2)}x as fast; the answers ${same ? "are the same" : "differ"}.`;
   } catch (error) {
     state.textContent = `Not possible: ${error.message}`;

@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 
+from prolepsis.core.engine_client import PromptProgress
 from prolepsis.core.stats import RequestStats
 from prolepsis.engine.models.answer_formats.call_reader import Piece
 from prolepsis.server.deltas import Delta
 from prolepsis.server.dialects.anthropic.parse import MessagesBody
-from prolepsis.server.dialects.dialect import arguments_of
+from prolepsis.server.dialects.dialect import Rendering, arguments_of
 from prolepsis.server.openai.chat_reader import ChatReader
 from prolepsis.server.openai.prepared import PreparedRequest
 from prolepsis.server.openai.usage import Json
@@ -20,7 +21,7 @@ _BLOCKS = {
 """By kind of a piece: the type of its block, and the type and the field of its delta."""
 
 
-class MessageRendering:
+class MessageRendering(Rendering):
     """Turns the deltas of one answer into blocks."""
 
     def __init__(self, body: MessagesBody, prepared: PreparedRequest) -> None:
@@ -34,7 +35,7 @@ class MessageRendering:
         self._is_begun = False
 
     def take(self, delta: Delta) -> Sequence[Json]:
-        events, self._is_begun = [] if self._is_begun else self._start(), True
+        events = [*self.opening()]
         for piece in self._reader.take(delta):
             events += self._piece(piece)
         if delta.finish_reason is not None:
@@ -49,10 +50,16 @@ class MessageRendering:
         content = [self._shown(block, block["text"]) for block in self._blocks]
         return {**self._frame, "content": content, **self._ending, "usage": _usage(stats)}
 
-    def _start(self) -> list[Json]:
+    def opening(self) -> Sequence[Json]:
+        if self._is_begun:
+            return []
+        self._is_begun = True
         usage = _usage(RequestStats(num_prompt_tokens=self._prepared.num_prompt_tokens))
         message: Json = {**self._frame, "content": [], **self._ending, "usage": usage}
         return [{"type": "message_start", "message": message}, {"type": "ping"}]
+
+    def silence(self, progress: PromptProgress | None) -> Sequence[Json]:
+        return [{"type": "ping"}]
 
     def _piece(self, piece: Piece) -> list[Json]:
         kind, delta, field = _BLOCKS[piece.kind]

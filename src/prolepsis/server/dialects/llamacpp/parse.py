@@ -44,6 +44,8 @@ class LlamaCppBody(ForeignRequest):
     ignore_eos: bool | None = None
     n_probs: TopLogprobs = 0
     return_tokens: bool = False
+    return_progress: bool = False
+    """A stream says how much of the prompt has been read."""
     grammar: str | None = None
     """GBNF."""
     json_schema: Schema | None = None

@@ -1,9 +1,12 @@
 """An answer as llama.cpp's: an event a delta, and a last one with what is known of the whole."""
 
+import time
 from collections.abc import Sequence
 
+from prolepsis.core.engine_client import PromptProgress
 from prolepsis.core.stats import RequestStats
 from prolepsis.server.deltas import Delta
+from prolepsis.server.dialects.dialect import Rendering
 from prolepsis.server.dialects.llamacpp.parse import LlamaCppBody
 from prolepsis.server.openai.prepared import PreparedRequest
 from prolepsis.server.openai.usage import Json
@@ -11,10 +14,12 @@ from prolepsis.server.shown_tokens import ShownToken
 from prolepsis.server.tokenizer import Tokenizer
 
 
-class LlamaCppRendering:
+class LlamaCppRendering(Rendering):
     """Turns the deltas of one answer into events."""
 
     def __init__(self, body: LlamaCppBody, prepared: PreparedRequest, tokenizer: Tokenizer) -> None:
+        self.shows_progress = body.return_progress
+        self._began_at = time.monotonic()
         self._body = body
         self._request = prepared.requests[0]
         self._tokenizer = tokenizer
@@ -43,6 +48,15 @@ class LlamaCppRendering:
             "tokens_evaluated": len(self._request.prompt_token_ids),
         }
         return [{**shown, **counts, **({"completion_probabilities": probs} if probs else {})}]
+
+    def silence(self, progress: PromptProgress | None) -> Sequence[Json]:
+        """Return a delta without text where the progress is asked for."""
+        if not self.shows_progress or progress is None:
+            return []
+        shown: Json = {"index": 0, "content": "", "tokens": [], "stop": False, "tokens_predicted": 0}
+        ms = round(1000 * (time.monotonic() - self._began_at))
+        read: Json = {"total": progress.num_tokens, "cache": progress.num_cached, "processed": progress.num_read}
+        return [{**shown, "tokens_evaluated": progress.num_read, "prompt_progress": {**read, "time_ms": ms}}]
 
     def last(self, stats: RequestStats) -> Sequence[Json]:
         return [_selected(self._end("", (), stats), self._body.response_fields)]

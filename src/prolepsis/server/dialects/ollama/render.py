@@ -4,9 +4,10 @@ import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
+from prolepsis.core.engine_client import PromptProgress
 from prolepsis.core.stats import RequestStats
 from prolepsis.server.deltas import Delta
-from prolepsis.server.dialects.dialect import arguments_of
+from prolepsis.server.dialects.dialect import Rendering, arguments_of
 from prolepsis.server.dialects.ollama.parse import OllamaBody
 from prolepsis.server.openai.chat_reader import ChatReader
 from prolepsis.server.openai.formats import chat_logprobs
@@ -14,7 +15,7 @@ from prolepsis.server.openai.prepared import PreparedRequest
 from prolepsis.server.openai.usage import Json
 
 
-class _OllamaRendering:
+class _OllamaRendering(Rendering):
     """Turns the deltas of one answer into lines."""
 
     def __init__(self, body: OllamaBody, prepared: PreparedRequest, place: Callable[[Json], Json]) -> None:
@@ -48,6 +49,10 @@ class _OllamaRendering:
         if not (calls or logprobs or any(shown.values())):
             return []
         return [{**self._line(shown, calls, logprobs), "done": False}]
+
+    def silence(self, progress: PromptProgress | None) -> Sequence[Json]:
+        """Return a line without text: clients read each line as JSON."""
+        return [{**self._line({"content": "", "reasoning": ""}, [], None), "done": False}]
 
     def last(self, stats: RequestStats) -> Sequence[Json]:
         return [{**self._line({"content": "", "reasoning": ""}, [], None), **self._end(stats)}]
