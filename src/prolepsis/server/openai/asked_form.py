@@ -4,10 +4,10 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from prolepsis.core.errors import InvalidParameter
+from prolepsis.core.errors import InvalidGrammar, InvalidParameter
 from prolepsis.core.requests import JSON_STYLE, GrammarSpec
-from prolepsis.engine.grammar.closed import closed
-from prolepsis.engine.grammar.relaxed import relaxed
+from prolepsis.engine.grammar.references import rooted
+from prolepsis.engine.grammar.relaxed import AT_THE_END, held_form, named
 from prolepsis.engine.grammar.source import as_lark
 from prolepsis.engine.models.answer_formats.tool_format import lark_quoted
 from prolepsis.server.openai.bodies import GenerationBody, ResponseFormat, SharedBody, StructuralTag, StructuredOutputs
@@ -15,7 +15,6 @@ from prolepsis.server.openai.conversation import read_json
 from prolepsis.server.openai.strict_schema import check_strict
 
 _ANY_OBJECT: Mapping[str, object] = {"type": "object"}
-_MOST_NAMED = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,15 +79,13 @@ def _read_schema(value: object) -> Mapping[str, object]:
 
 
 def _json(schema: Mapping[str, object], *, open_objects: bool) -> AskedForm:
-    held = relaxed(schema)
-    made = held.schema if open_objects else closed(held.schema)
-    warnings = [
-        f"{what}: {', '.join(places[:_MOST_NAMED])}{' and more' if len(places) > _MOST_NAMED else ''}"
-        for what, places in (("without effect", held.annotations), ("checked at the end", held.checked))
-        if places
-    ]
-    source = json.dumps(made, ensure_ascii=False)
-    return AskedForm(GrammarSpec("json_schema", source), schema if held.checked else None, tuple(warnings))
+    held = held_form(schema, open_objects=open_objects)
+    if held.unknown:
+        message = f"the json_schema has {held.unknown[0][:200]}, which can be neither held nor checked"
+        raise InvalidGrammar(f"{message}; allowed: references inside of it, and the keywords in the API's reference")
+    warnings = [*named("without effect", held.annotations), *named(AT_THE_END, held.checked)]
+    source = json.dumps(held.schema, ensure_ascii=False)
+    return AskedForm(GrammarSpec("json_schema", source), rooted(schema) if held.checked else None, tuple(warnings))
 
 
 def _tagged(wanted: StructuralTag) -> str:
@@ -100,7 +97,7 @@ def _tagged(wanted: StructuralTag) -> str:
             place = f"structured_outputs.structural_tag.structures[{i}].begin"
             message = f"{place} is {tag.begin[:64]!r}; allowed: a text that begins with one of the triggers"
             raise InvalidParameter(message, param=place)
-        schema = closed(tag.schema_ or {}) | {"x-guidance": JSON_STYLE}
+        schema = held_form(tag.schema_ or {}).schema | {"x-guidance": JSON_STYLE}
         rules += [
             f"trigger_{i}[lazy]: TEXT {lark_quoted(trigger)}",
             f"tag_{i}: trigger_{i} {lark_quoted(tag.begin.removeprefix(trigger))} "
