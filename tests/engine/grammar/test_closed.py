@@ -72,7 +72,8 @@ PLACES = {"items": "[%s]", "first": "[%s]", "old first": "[%s]", "deeper": '{"p"
     ("first", "second"),
     [
         *((one, one) for one in ("property", "pattern", "other", "items", "first", "old first", "deeper")),
-        ("property", "pattern"), ("property", "other"), ("pattern", "other"), ("items", "first"), ("items", "old first"),
+        ("property", "pattern"), ("property", "other"), ("pattern", "other"), ("items", "first"),
+        ("items", "old first"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("required", [True, False])
