@@ -49,7 +49,7 @@ class Judge:
     def judged(self, case: Case) -> Case:
         """Return why each way of taking the schema refuses it, and how often instances came to each end."""
         schema, ends, refused = case["schema"], Counter[str](), dict[str, str]()
-        source = LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=JSON_STYLE)
+        source = LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=JSON_STYLE)  # type: ignore[arg-type]
         raw = LLMatcher(self._plain, source, log_level=0)
         refused["raw"] = raw.get_error() if raw.is_error() else ""
         tests = [(bool(test["valid"]), json.dumps(test["data"], ensure_ascii=False)) for test in case["tests"]]

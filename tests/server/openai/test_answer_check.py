@@ -124,7 +124,12 @@ async def test_arguments_of_strict_tools_are_checked_at_the_end(strict: bool, to
 
 
 async def test_one_tool_cannot_end_a_request() -> None:
-    kinds = [{"pattern": r"^\bfoo\b$"}, {"pattern": r"(a)\1"}, {"$ref": "https://example.com/x.json"}, {"pattern": "("}]
+    kinds: list[dict[str, Any]] = [
+        {"pattern": r"^\bfoo\b$"},
+        {"pattern": r"(a)\1"},
+        {"$ref": "https://example.com/x.json"},
+        {"pattern": "("},
+    ]
     kinds += [{"unevaluatedItems": False}, {"$ref": "#/missing"}, {"patternProperties": {"^(?=a)": False}}]
     parameters = {"type": "object", "properties": {f"p{i}": kind for i, kind in enumerate(kinds)}}
     tools = {"tools": [{"type": "function", "function": {"name": "f", "parameters": parameters}}]}

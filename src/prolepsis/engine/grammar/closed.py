@@ -10,7 +10,7 @@ from itertools import count
 
 from prolepsis.engine.grammar.references import rooted
 from prolepsis.engine.grammar.satisfiable import placed
-from prolepsis.engine.grammar.values import OPEN, TooMany, groups, values
+from prolepsis.engine.grammar.values import OPEN, groups, values
 
 Schema = dict[str, object]
 MAX_INVENTED = 256
@@ -25,7 +25,7 @@ def closed(schema: Mapping[str, object]) -> Schema:
     made = rooted(schema)
     try:
         found, joined = values(made)
-    except TooMany:
+    except TimeoutError:
         return made
     found = [one for one in found if one.num_sources > 1 or id(one.held[0].schema) not in joined]
     sources = {id(one.schema): one.schema for value in found for one in value.held[: value.num_sources]}
@@ -58,7 +58,7 @@ def bounded(schema: Mapping[str, object]) -> Schema:
     made = rooted(schema)
     try:
         _, joined = values(made)
-    except TooMany:
+    except TimeoutError:
         return made
     given = made.get("$defs")
     defs: Schema = given if isinstance(given, dict) else {}
@@ -72,8 +72,8 @@ def bounded(schema: Mapping[str, object]) -> Schema:
             continue
         value = part.get("additionalProperties", True)
         if value is True or value == {}:
-            value = {"$ref": f"#/$defs/{name}"}
-            made["$defs"] = {**defs, name: _any_schema(value)}
+            inner: Schema = {"$ref": f"#/$defs/{name}"}
+            made["$defs"], value = {**defs, name: _any_schema(inner)}, inner
         part |= {"patternProperties": {_NAME: value}, "additionalProperties": False}
         required = part.get("required")
         part.setdefault("maxProperties", MAX_INVENTED + (len(required) if isinstance(required, list) else 0))

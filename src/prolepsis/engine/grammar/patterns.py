@@ -24,7 +24,7 @@ def is_held(pattern: str) -> bool:
         check_repetitions(pattern, "pattern")
     except InvalidGrammar:
         return False
-    source = LLMatcher.grammar_from_json_schema({"type": "string", "pattern": pattern})  # type: ignore[arg-type]
+    source = LLMatcher.grammar_from_json_schema({"type": "string", "pattern": pattern})
     error = LLMatcher(_BYTES, source, log_level=0).get_error()
     return not error or "is empty" in error
 
@@ -40,6 +40,14 @@ def is_checkable(patterns: Iterable[str]) -> bool:
 def matches(pattern: str, text: str) -> bool:
     """Return whether `pattern` is found in `text`; raises `TimeoutError`, or `regex.error` for what is no pattern."""
     return _compiled(pattern).search(text, timeout=PATTERN_S) is not None
+
+
+def is_found(pattern: str, name: str) -> bool:
+    """Return whether a name matches; what is no pattern matches none. Raises `TimeoutError`."""
+    try:
+        return matches(pattern, name)
+    except (regex.error, ValueError, RecursionError):
+        return False
 
 
 @lru_cache(256)

@@ -3,9 +3,7 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-import regex
-
-from prolepsis.engine.grammar.patterns import matches
+from prolepsis.engine.grammar.patterns import is_found
 from prolepsis.engine.grammar.satisfiable import is_local, placed, pointed
 
 Schema = dict[str, object]
@@ -17,9 +15,11 @@ _MOST_PARTS = 64
 """Schemas of one value that are looked at together."""
 _MOST_LOOKS = 100_000
 """Schemas that are looked at in all, each value's for itself."""
+MOST_MATCHES = 1_000_000
+"""Names that are matched with patterns of names."""
 
 
-class TooMany(Exception):
+class TooMany(TimeoutError):
     """More schemas hold together than are looked at."""
 
 
@@ -46,7 +46,7 @@ class Value:
 def values(root: Schema) -> tuple[list[Value], set[int]]:
     """Return the values inside of `root`, and the identities of schemas that hold with others that lead to them.
 
-    Raises `TooMany`.
+    Raises `TimeoutError` where that takes too long.
     """
     parts = [part for _, part in placed(root)]
     joined, looks = _joined(root, parts), 0
@@ -98,12 +98,9 @@ def groups(root: Schema, part: Schema) -> Iterator[tuple[str, list[object]]]:
             yield name, inner
     inner = part.get("allOf")
     yield from (("allOf", [one]) for one in (inner if isinstance(inner, list) else ()) if one not in (True, {}))
-    yield from ((name, [part[name]]) for name in _CONDITIONS if isinstance(part.get(name), dict))
-    for name in _DEPENDENT:
-        inner = part.get(name)
-        yield from (
-            (name, [one]) for one in (inner.values() if isinstance(inner, dict) else ()) if isinstance(one, dict)
-        )
+    others = [part[name] for name in _CONDITIONS if name in part]
+    others += [one for name in _DEPENDENT for one in _map(part, name).values()]
+    yield from (("if", [one]) for one in others if isinstance(one, dict))
 
 
 def _members(root: Schema, part: Schema) -> list[Schema]:
@@ -133,6 +130,8 @@ def _inner(held: tuple[Held, ...]) -> Iterator[list[Held]]:
         return
     names = dict.fromkeys(name for one in held for name in _map(one.schema, "properties"))
     patterns = dict.fromkeys(name for one in held for name in _map(one.schema, "patternProperties"))
+    if len(names) * len(patterns) > MOST_MATCHES:
+        raise TooMany
     length = max((len(_first(one.schema)) for one in held), default=0)
     for name in names:
         yield _dicts((one, inner) for one in held for inner in _of_name(one.schema, name))
@@ -152,13 +151,7 @@ def _of_name(schema: Schema, name: str) -> list[object]:
     """Return what a schema says of a property."""
     listed = _map(schema, "properties")
     found = [listed[name]] if name in listed else []
-    for pattern, inner in _map(schema, "patternProperties").items():
-        try:
-            found += [inner] if matches(pattern, name) else []
-        except TimeoutError as error:
-            raise TooMany from error
-        except (regex.error, ValueError, RecursionError):
-            continue
+    found += [inner for pattern, inner in _map(schema, "patternProperties").items() if is_found(pattern, name)]
     return found or [_rest(schema)]
 
 
