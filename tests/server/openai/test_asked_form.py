@@ -155,6 +155,8 @@ def test_formats_of_structural_tags(form: object, held: list[str], refused: list
         ({"type": "token"}, "format.type is 'token'; allowed: const_string, json_schema"),
         ({**ANY, "excludes": ["x"]}, r"format.excludes is .*allowed: a any_text with no more"),
         ({**WHOLE, "style": "qwen_xml"}, "format.style is 'qwen_xml'"),
+        ({"type": ["tag"]}, "format.type is "),
+        ({"type": "sequence", "elements": ["tag"]}, r"elements\[0\].type is 'None'"),
         ({"type": "const_string"}, "format.value is 'None'"),
         (sequence(ANY, WHOLE), r"elements\[0\] is 'free text'; allowed: before a const_string"),
         ({"type": "or", "elements": []}, r"elements is '\[\]'; allowed: a list of at least one"),
