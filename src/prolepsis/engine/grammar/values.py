@@ -98,9 +98,11 @@ def groups(root: Schema, part: Schema) -> Iterator[tuple[str, list[object]]]:
             yield name, inner
     inner = part.get("allOf")
     yield from (("allOf", [one]) for one in (inner if isinstance(inner, list) else ()) if one not in (True, {}))
-    others = [part[name] for name in _CONDITIONS if name in part]
+    others = [part.get(name) for name in _CONDITIONS]
     others += [one for name in _DEPENDENT for one in _map(part, name).values()]
-    yield from (("if", [one]) for one in others if isinstance(one, dict))
+    for one in others:
+        if isinstance(one, dict):
+            yield "if", [one]
 
 
 def _members(root: Schema, part: Schema) -> list[Schema]:

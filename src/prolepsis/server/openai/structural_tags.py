@@ -38,7 +38,7 @@ _PLAIN: Mapping[str, Callable[[Format], str]] = {
 
 def tagged(wanted: TagFields) -> str:
     """Return the grammar of what `wanted` describes; raises `InvalidParameter` for what cannot be kept."""
-    made, form = _Made(), wanted.format
+    made, form = _Items(), wanted.format
     if form is None:
         contents = [{"type": "json_schema", "json_schema": tag.schema_ or {}} for tag in wanted.structures or ()]
         given = zip(wanted.structures or (), contents, strict=True)
@@ -51,7 +51,7 @@ def tagged(wanted: TagFields) -> str:
     return "\n".join(["%llguidance {}", f"start: {start}", *made.rules, r"TEXT: /(.|\n)*/"]) + "\n"
 
 
-class _Made:
+class _Items:
     """Formats as items of lark, with their rules."""
 
     def __init__(self) -> None:
