@@ -7,6 +7,7 @@ import pytest
 from prolepsis.control.web.errors import RequestAborted, RequestRefused
 from prolepsis.core.ended import End
 from prolepsis.core.errors import (
+    AnswerBroken,
     ClientDeadlineExceeded,
     ContextTooLong,
     DeadlineExceeded,
@@ -27,6 +28,7 @@ from prolepsis.server.request_account import classified
         (GeneratorExit(), "left", None),
         (InvalidGrammar("no"), "refused", "invalid_grammar"),
         (GrammarFailed("gave up"), "refused", "grammar_failed"),
+        (AnswerBroken("no"), "broken", "answer_breaks_schema"),
         (ContextTooLong("long"), "refused", "context_length_exceeded"),
         (RequestRefused("no", code="queue_full", status=429), "refused", "queue_full"),
         (RequestRefused("no", code="server_full", status=503), "failed", "server_full"),

@@ -20,6 +20,7 @@ End = Literal[
     "aborted",  # by the server
     "left",  # the client went away
     "refused",  # by the engine, for a fault of the caller
+    "broken",  # its answer breaks what its schema asks for beyond its grammar
 ]
 FAILED: tuple[End, ...] = ("failed", "aborted")
 """What availability counts as a failure: other ends are finished, or were made by the client."""

@@ -24,6 +24,7 @@ ProlepsisError
     │   └── ClientDeadlineExceeded   the client had set it, and the server was at work
     ├── TokensOutOfPlace       a token of the answer would be repeated or skipped on its way to the client
     ├── GrammarFailed          a grammar that compiled gave up while the answer was matched
+    │   └── AnswerBroken       a whole answer breaks what its schema asks for beyond its grammar
     ├── NotFinite              the model computed no number for a token: its weights are damaged, or values overflowed
     ├── StepFailed             a step of the engine raised; the engine lives
     ├── UpstreamUnavailable    no upstream engine serves it, or continues with it
@@ -154,6 +155,16 @@ class GrammarFailed(EngineError):
 
     code = "grammar_failed"
     param: str | None = None
+
+
+class AnswerBroken(GrammarFailed):
+    """Neither the request's fault nor the server's: another answer might do. Some see no more than the message."""
+
+    code = "answer_breaks_schema"
+
+    @classmethod
+    def of(cls, fault: str, whose: str = "the") -> Self:
+        return cls(f"{whose} answer breaks its schema: {fault} ({cls.code})")
 
 
 class NotFinite(EngineError):

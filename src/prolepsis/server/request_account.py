@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from prolepsis.control.web.errors import RequestAborted, RequestRefused
 from prolepsis.core.ended import Answer, End, Keep, PromptEnded, RequestAbout, RequestEnded
-from prolepsis.core.errors import ClientDeadlineExceeded, GrammarFailed, ProlepsisError, UserError
+from prolepsis.core.errors import AnswerBroken, ClientDeadlineExceeded, GrammarFailed, ProlepsisError, UserError
 from prolepsis.core.events import Event, Tokens
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import RequestStats
@@ -33,6 +33,8 @@ def classified(error: BaseException) -> tuple[End, str | None]:
     code = error.code if isinstance(error, ProlepsisError) else type(error).__name__
     if isinstance(error, ClientDeadlineExceeded):
         return "expired", code
+    if isinstance(error, AnswerBroken):
+        return "broken", code
     is_servers = isinstance(error, RequestRefused) and error.status >= 500
     return ("refused" if isinstance(error, UserError | GrammarFailed) and not is_servers else "failed"), code
 
@@ -82,7 +84,7 @@ class PromptAccount:
     async def sending(self, delta: Delta) -> Delta:
         """Take in what is about to go to the client, and return it with the finish reason that all of us show.
 
-        Raises `GrammarFailed` for an answer that breaks its schema.
+        Raises `AnswerBroken` for an answer that breaks its schema.
         """
         self._sent_at = self._clock()
         if delta.index not in self._checks:

@@ -120,7 +120,14 @@ def test_a_stored_answer_shows_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("end", "values"),
-    [("failed", {"error": 1.0}), ("expired", {"error": 1.0}), ("aborted", {}), ("left", {}), ("refused", None)],
+    [
+        ("failed", {"error": 1.0}),
+        ("expired", {"error": 1.0}),
+        ("aborted", {}),
+        ("left", {}),
+        ("refused", None),
+        ("broken", None),
+    ],
 )
 def test_unfinished_requests_count_as_errors_or_not_at_all(end: End, values: dict[str, float] | None) -> None:
     assert observed(ended(end=end)) == values

@@ -6,6 +6,7 @@ from time import process_time
 import pytest
 
 from prolepsis.engine.grammar.closed import MAX_INVENTED, MAX_NAME, Schema, closed
+from prolepsis.engine.grammar.relaxed import relaxed
 from tests.engine.grammar.test_json_schema import takes
 
 WHOLE: Schema = {"type": "integer"}
@@ -43,6 +44,113 @@ def test_an_object_that_lists_names_has_no_others(schema: Schema, held: str, clo
     assert takes(closed(schema), held)
     assert not takes(closed(schema), closed_out)
     assert json.dumps(schema) == before
+
+
+def side(name: str, **more: object) -> Schema:
+    return {"type": "object", "properties": {name: WHOLE}, **more}
+
+
+def inside(place: str, schema: Schema) -> Schema:
+    """Return a schema of an object or array that holds `schema` at one place."""
+    kinds: dict[str, Schema] = {
+        "property": {"type": "object", "properties": {"p": schema}},
+        "pattern": {"type": "object", "patternProperties": {"^p$": schema}},
+        "other": {"type": "object", "additionalProperties": schema},
+        "items": {"type": "array", "items": schema},
+        "first": {"type": "array", "prefixItems": [schema]},
+        "old first": {"type": "array", "items": [schema]},
+        "deeper": {"type": "object", "properties": {"p": {"type": "array", "items": schema}}},
+    }
+    return kinds[place]
+
+
+AB, ABC = '{"a": 1, "b": 2}', '{"a": 1, "b": 2, "c": 3}'
+PLACES = {"items": "[%s]", "first": "[%s]", "old first": "[%s]", "deeper": '{"p": [%s]}'}
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        *((one, one) for one in ("property", "pattern", "other", "items", "first", "old first", "deeper")),
+        ("property", "pattern"), ("property", "other"), ("pattern", "other"), ("items", "first"),
+        ("items", "old first"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("required", [True, False])
+def test_what_holds_together_for_an_inner_object_is_closed_as_one(first: str, second: str, required: bool) -> None:
+    more = {"required": ["a"]} if required else {}
+    schema: Schema = {"allOf": [inside(first, side("a", **more)), inside(second, side("b"))]}
+    at = PLACES.get(first, '{"p": %s}')
+    made = closed(schema)
+    assert takes(made, at % AB)
+    assert not takes(made, at % ABC)
+
+
+BOTH: Schema = {"a": side("x"), "b": side("y")}
+XY, XYZ = '{"p": {"x": 1, "y": 2}}', '{"p": {"x": 1, "y": 2, "z": 3}}'
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"allOf": [{"$ref": "#/$defs/l"}, {"$ref": "#/$defs/r"}]},
+        {"$ref": "#/$defs/l", "properties": {"p": side("y")}},
+        {"properties": {"p": side("x")}, "anyOf": [{"properties": {"p": side("y")}}, {"required": ["q"]}]},
+        {"properties": {"p": side("x")}, "oneOf": [{"properties": {"p": side("y"), "k": {"const": 1}}}]},
+        {"properties": {"p": {"allOf": [side("x")]}}, "allOf": [{"properties": {"p": {"$ref": "#/$defs/y"}}}]},
+        {"properties": {"p": {"$ref": "#/$defs/x"}}, "patternProperties": {"p": {"$ref": "#/$defs/y"}}},
+        {"properties": {"p": side("x")}, "dependentSchemas": {"p": {"properties": {"p": side("y")}}}},
+        {"properties": {"p": side("x")}, "dependencies": {"p": {"properties": {"p": side("y")}}}},
+        {"properties": {"p": side("x")}, "if": {"required": ["p"]}, "then": {"properties": {"p": side("y")}}},
+        {"allOf": [{"allOf": [{"properties": {"p": side("x")}}]}, {"allOf": [{"properties": {"p": side("y")}}]}]},
+        {"properties": {"p": {"if": side("x"), "then": side("y"), "properties": {"x": WHOLE}}}},
+    ],
+)  # fmt: skip
+def test_each_way_of_holding_together_is_known(schema: Schema) -> None:
+    defs = {"x": side("x"), "y": side("y"), "l": inside("property", side("x")), "r": inside("property", side("y"))}
+    made = relaxed(closed({"type": "object", **schema, "$defs": defs})).schema
+    assert takes(made, XY)
+    assert not takes(made, XYZ)
+
+
+def test_each_of_several_choices_is_closed_to_its_own_names() -> None:
+    kinds = [{"properties": {"k": {"const": name}, "p": side(name)}, "required": ["k"]} for name in "ab"]
+    made = closed({"type": "object", "properties": {"k": True, "p": side("x")}, "anyOf": kinds})
+    for answer, held in (('{"k": "a", "p": {"x": 1, "a": 2}}', True), ('{"k": "a", "p": {"x": 1, "b": 2}}', False)):
+        assert takes(made, answer) == held
+
+
+def test_a_schema_that_others_share_takes_the_names_of_each() -> None:
+    base = {"properties": {"p": side("a")}}
+    one, two = ({"allOf": [{"$ref": "#/$defs/base"}, inside("property", side(name))]} for name in "xy")
+    made = closed({"$defs": {"base": base}, "type": "object", "properties": {"one": one, "two": two}})
+    for answer, held in (
+        ('{"one": {"p": {"a": 1, "x": 2}}, "two": {"p": {"a": 1, "y": 2}}}', True),
+        ('{"one": {"p": {"a": 1, "y": 2}}}', False),
+        ('{"two": {"p": {"a": 1, "z": 2}}}', False),
+    ):
+        assert takes(made, answer) == held
+
+
+def test_unevaluated_properties_close_too() -> None:
+    schema: Schema = {"allOf": [side("a"), side("b")], "unevaluatedProperties": False}
+    assert takes(relaxed(closed(schema)).schema, AB)
+    assert not takes(relaxed(closed(schema)).schema, ABC)
+
+
+@pytest.mark.parametrize("name", ["any-json-value", "x"])
+def test_bounds_of_invented_names_need_no_name_of_the_client(name: str) -> None:
+    schema: Schema = {"$defs": {name: WHOLE}, "type": "object", "properties": {"n": {"$ref": f"#/$defs/{name}"}}}
+    schema["properties"]["m"] = {"type": "object"}  # type: ignore[index]
+    assert takes(schema, '{"n": 1, "m": {"x": ["text"]}}')
+    assert not takes(schema, '{"n": "text"}')
+
+
+def test_maps_that_hold_together_keep_their_values() -> None:
+    grabs = {"type": "object", "additionalProperties": {}}
+    schema: Schema = {"properties": {"p": grabs}, "patternProperties": {"^[a-z]+$": grabs}, "type": "object"}
+    assert takes(schema, '{"p": {"x": [1, {"y": null}]}, "q": {"z": 1}}')
+    assert not takes(schema, '{"p": 1}')
 
 
 @pytest.mark.parametrize(

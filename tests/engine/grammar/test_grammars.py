@@ -1,6 +1,7 @@
 """What compiles, what is refused and why, and how long compiled grammars are kept."""
 
 import gc
+import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -43,6 +44,7 @@ SUBJECT = grammars(TOKENIZER)
         ("lark", 'begin: "a"', "with a rule named start"),
         ("lark", "start: /(/", "the lark cannot be compiled"),
         ("lark", 'start: %json {"$ref": "#/x"}', "the json_schema cannot be compiled: Pointer '/x' does not exist"),
+        ("lark", "start: " + '"a" ' * 16_400, "the lark has 65607 bytes; allowed: at most 65536"),
         ("regex", "a" * (source.MAX_SOURCE_BYTES["regex"] + 1), "bytes; allowed: at most"),
     ],
 )
@@ -52,6 +54,11 @@ def test_a_grammar_that_cannot_be_compiled_is_refused_with_a_reason(kind: Gramma
     assert says in str(caught.value)
     assert isinstance(caught.value, UserError)
     assert (caught.value.param, caught.value.code) == ("grammar", "invalid_grammar")
+
+
+def test_schemas_inside_of_a_grammar_have_the_bound_of_schemas() -> None:
+    wide = {"enum": ["x" * 1000 + str(i) for i in range(100)]}
+    assert SUBJECT.compile(GrammarSpec("lark", f"start: %json {json.dumps(wide)}"))
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,7 @@ def takes(schema: Mapping[str, object], value: str) -> bool:
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"properties": {"a" * 40 + "!": {}}, "patternProperties": {"^(a|aa)+$": {}}}, "too long to match with its names"),
     ({"type": "integer", "minimum": 2**53 + 1}, "minimum is 9007199254740993; allowed: finite numbers"),
     ({"properties": {"a": {"maximum": 2**64}}}, "properties.a.maximum is 18446744073709551616"),
     ({"type": "integer", "minimum": -(2**63), "maximum": -5}, "minimum is -9223372036854775808"),

@@ -220,6 +220,25 @@ def test_a_grammar_that_cannot_take_tokens_back_is_read_again(can_rollback: bool
         assert np.array_equal(matcher.mask(path[3 : 3 + end]), fresh.mask())
 
 
+def test_a_text_has_one_verdict_in_one_piece_and_token_by_token() -> None:
+    """A lexer that has spent what one step may fails every sample of the grammar, until its tables are new."""
+    many_states = GrammarSpec("regex", "(a|b)*a(a|b){40}c")
+    limits = LLParserLimits(step_lexer_fuel=3000, max_lexer_states=200_000)
+    subject = Grammars(BYTES.to_str, BYTES.get_vocab_size(), (EOS,), limits=limits)
+    text = "".join(random.Random(0).choices("ab", k=12_000)) + "a" * 41 + "c"
+    tokens = BYTES.encode(text, add_special_tokens=False).ids
+    whole, others = subject.compile(many_states).matcher(), subject.compile(many_states).matcher()
+    whole.advance(tokens)
+    assert whole.is_accepting()
+    others.advance(tokens[:100])
+    by_token = subject.compile(many_states).matcher()
+    for token in tokens[:2000]:
+        assert by_token.mask()[token]
+        by_token.advance([token])
+    others.advance(tokens[100:2000])
+    assert np.array_equal(others.mask(), by_token.mask())
+
+
 def test_no_sample_fails_for_what_others_made_the_lexer_learn() -> None:
     many_states = GrammarSpec("regex", "(a|b)*a(a|b){60}c")
     subject = Grammars(BYTES.to_str, BYTES.get_vocab_size(), (EOS,), limits=LLParserLimits(max_lexer_states=3000))

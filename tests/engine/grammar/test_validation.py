@@ -31,7 +31,16 @@ def doubling(depth: int) -> dict[str, Any]:
         ({"patternProperties": {"^a": {"type": "null"}}}, '{"ab": 1}', "$.ab: 1 is not of type 'null'"),
         ({"patternProperties": {"^a": True}, "additionalProperties": False}, '{"ab": 1, "b": 1}', "'b' is not listed"),
         ({"properties": {"a": {}}, "additionalProperties": {"type": "null"}}, '{"a": 1, "b": 1}', "$.b: 1 is not"),
-        ({"unevaluatedProperties": False}, "{}", "could not be checked: NotImplementedError"),
+        ({"properties": {"a": {}}, "unevaluatedProperties": False}, '{"a": 1}', None),
+        ({"properties": {"a": {}}, "unevaluatedProperties": False}, '{"b": 1}', "Unevaluated properties"),
+        (
+            {"unevaluatedProperties": False, "$defs": {"x": {"patternProperties": {"^a": True}}}},
+            "{}",
+            "could not be checked: NotImplementedError",
+        ),
+        ({"pattern": "^a$"}, json.dumps("a\n"), "does not match"),
+        ({"pattern": r"^\d$"}, json.dumps("٣"), "does not match"),
+        ({"pattern": r"^(?!x)(?<n>\p{L})\k<n>[^]$"}, json.dumps("éé\n"), None),
         ({"$schema": "http://json-schema.org/draft-04/schema#", "maximum": 1, "exclusiveMaximum": True}, "1", "1 is"),
         ({"$ref": "http://10.0.0.9/schema.json"}, "1", "could not be checked"),  # nothing is fetched
         ({"type": 7}, "1", "could not be checked"),

@@ -23,7 +23,15 @@ def test_the_share_is_that_of_opentelemetry(share: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("end", "kept"), [("finished", None), ("left", None), ("refused", None), ("failed", "error"), ("aborted", "error")]
+    ("end", "kept"),
+    [
+        ("finished", None),
+        ("left", None),
+        ("refused", None),
+        ("broken", None),
+        ("failed", "error"),
+        ("aborted", "error"),
+    ],
 )
 def test_errors_are_kept(end: End, kept: Kept | None) -> None:
     assert why_kept(request_ended(prompt_ended(end=end), end=end, trace=NOT_SAMPLED)) == kept

@@ -1,6 +1,7 @@
 """What counts as a call that is not whole, and as an answer that breaks its schema."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -18,6 +19,7 @@ from prolepsis.server.openai.answer_check import AnswerCheck
 from prolepsis.server.openai.bodies import ChatBody, FunctionBody
 from prolepsis.server.openai.constraint import ToolUse
 from prolepsis.server.openai.prepared import PreparedRequest, RequestContext
+from tests.fake_client import INFO
 from tests.server.application import build
 from tests.server.fakes import ByteTokenizer, FakeEngine
 
@@ -77,7 +79,9 @@ ASKED: dict[str, dict[str, Any]] = {
 
 
 async def post(route: str, text: str, **more: object) -> httpx.Response:
-    app = build(ServerConfig(), FakeEngine(text=text), ByteTokenizer(), Metrics())
+    app = build(
+        ServerConfig(), FakeEngine(info=replace(INFO, max_model_len=4096), text=text), ByteTokenizer(), Metrics()
+    )
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as http:
         return await http.post(route, json={"model": "tiny", "stream": False, **ASKED[route], **more})
 
@@ -85,15 +89,63 @@ async def post(route: str, text: str, **more: object) -> httpx.Response:
 @pytest.mark.parametrize("route", ASKED)
 async def test_an_answer_that_breaks_its_schema_is_an_error(route: str) -> None:
     broken = await post(route, "[1, 2, 1]")
-    assert broken.status_code == 400
-    assert "the answer breaks its schema: $: [1, 2, 1] has non-unique elements" in broken.text
+    assert broken.status_code == 422
+    text = "the answer breaks its schema: $: [1, 2, 1] has non-unique elements (answer_breaks_schema)"
+    error = broken.json()["error"]
+    shapes = {"/api/chat": text, "/v1/messages": {"type": "api_error", "message": text}}
+    param = error["param"] if isinstance(error, dict) and "param" in error else None
+    code = {"message": text, "type": "answer_error", "param": param, "code": "answer_breaks_schema"}
+    assert error == shapes.get(route, code)
     streamed = await post(route, "[1, 2, 1]", stream=True)
     assert streamed.status_code == 200
     assert "the answer breaks its schema" in streamed.text
+    assert "invalid_request" not in streamed.text
     kept = await post(route, "[1, 2, 3]")
     assert kept.status_code == 200, kept.text
     assert "[1, 2, 3]" in kept.text
     assert "checked at the end: uniqueItems" in kept.headers[WARNING]
+
+
+EMAIL = r"^(?!.*\.\.)[a-z.]+@[a-z]+\.[a-z]+$"
+SEND = {"type": "object", "properties": {"to": {"type": "string", "pattern": EMAIL}}}
+STRICT = {**SEND, "required": ["to"], "additionalProperties": False}
+
+
+@pytest.mark.parametrize(("strict", "to", "status"), [(True, "a..b", 422), (True, "a.b", 200), (False, "a..b", 200)])
+async def test_arguments_of_strict_tools_are_checked_at_the_end(strict: bool, to: str, status: int) -> None:
+    call = json.dumps({"name": "send", "arguments": {"to": f"{to}@c.de"}})
+    function = {"name": "send", "parameters": STRICT if strict else SEND, "strict": strict}
+    tools = {"tools": [{"type": "function", "function": function}], "response_format": None}
+    reply = await post("/v1/chat/completions", f"<tool_call>\n{call}\n</tool_call>", **tools)
+    assert reply.status_code == status, reply.text
+    assert "does not match" in reply.text or status == 200
+    what = "checked at the end" if strict else "without effect"
+    assert reply.headers[WARNING] == f'299 - "{what}: send: properties.to.pattern"'
+
+
+async def test_one_tool_cannot_end_a_request() -> None:
+    kinds: list[dict[str, Any]] = [
+        {"pattern": r"^\bfoo\b$"},
+        {"pattern": r"(a)\1"},
+        {"$ref": "https://example.com/x.json"},
+        {"pattern": "("},
+    ]
+    kinds += [{"unevaluatedItems": False}, {"$ref": "#/missing"}, {"patternProperties": {"^(?=a)": False}}]
+    parameters = {"type": "object", "properties": {f"p{i}": kind for i, kind in enumerate(kinds)}}
+    tools = {"tools": [{"type": "function", "function": {"name": "f", "parameters": parameters}}]}
+    reply = await post("/v1/chat/completions", "Hi", **tools, response_format=None)
+    assert reply.status_code == 200, reply.text
+    for i, kind in enumerate(kinds):
+        assert f"f: properties.p{i}.{next(iter(kind))}" in reply.headers[WARNING]
+    for kind in (kinds[2], kinds[3], kinds[4], kinds[5]):
+        form = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"properties": {"a": kind}}}}
+        refused = await post("/v1/chat/completions", "Hi", response_format=form)
+        assert refused.status_code == 400
+        assert refused.json()["error"] | {"message": ""} == {
+            **{"message": "", "type": "invalid_request_error"},
+            **{"param": "response_format", "code": "invalid_grammar"},
+        }
+        assert f"properties.a.{next(iter(kind))}" in refused.text
 
 
 async def test_an_answer_that_was_cut_is_not_checked() -> None:

@@ -96,8 +96,77 @@ def test_tags_stand_in_free_text() -> None:
             assert accepts(spec, text), text
         for text in ("<f=other>", "<f=now>{}</f>", '<f=now>{"city": "Ulm"} bye'):
             assert not accepts(spec, text), text
-    with pytest.raises(InvalidParameter, match=r"structures\[0\].begin is '<f=now>'"):
+    with pytest.raises(InvalidParameter, match=r"structural_tag.tags\[0\].begin is '<f=now>'"):
         asked_form(body(structural_tag={**asked, "triggers": ["<g="]}))
+
+
+def tag(begin: str, content: object, end: str = "") -> dict[str, object]:
+    return {"type": "tag", "begin": begin, "content": content, "end": end}
+
+
+WHOLE = {"type": "json_schema", "json_schema": {"type": "integer", "maximum": 9}}
+ANY: dict[str, object] = {"type": "any_text"}
+AB = [tag("<a>", WHOLE, "</a>"), tag("<b>", ANY, "</b>")]
+
+
+def const(value: str) -> dict[str, object]:
+    return {"type": "const_string", "value": value}
+
+
+def sequence(*elements: object) -> dict[str, object]:
+    return {"type": "sequence", "elements": list(elements)}
+
+
+@pytest.mark.parametrize(
+    ("form", "held", "refused"),
+    [
+        (const("yes"), ["yes"], ["no"]),
+        (WHOLE, ["7"], ["77", '"x"']),
+        ({"type": "regex", "pattern": "[ab]+"}, ["abba"], ["c"]),
+        ({"type": "grammar", "grammar": 'root ::= "x" | "y"'}, ["x"], ["z"]),
+        (ANY, ["", "any"], []),
+        (sequence(const("<t>"), ANY, const("</t>"), WHOLE), ["<t>why</t>3"], ["<t>why3", "<t>why</t>x"]),
+        (sequence(ANY, tag("<a>", WHOLE, "</a>")), ["so <a>1</a>"], ["so", "so <a>x</a>"]),
+        ({"type": "or", "elements": [const("a"), WHOLE]}, ["a", "3"], ["b"]),
+        (tag("<b>", ANY, "</b>"), ["<b>x</b>"], ["<b>x"]),
+        ({"type": "triggered_tags", "triggers": ["<"], "tags": AB}, ["", "t <a>1</a> u <b>v</b> w"],
+         ["<c>", "<a>x</a>"]),
+        ({"type": "triggered_tags", "triggers": ["<"], "tags": AB, "at_least_one": True}, ["t <a>1</a> u"], ["t"]),
+        ({"type": "triggered_tags", "triggers": ["<"], "tags": AB, "stop_after_first": True}, ["t", "t <a>1</a>"],
+         ["<a>1</a> u"]),
+        (sequence({"type": "triggered_tags", "triggers": ["<a"], "tags": AB[:1]}, const("END")), ["x <a>1</a> END"],
+         ["x <a>1</a>"]),
+        ({"type": "tags_with_separator", "tags": AB, "separator": ", "}, ["", "<a>1</a>, <b>x</b>"],
+         ["<a>1</a> <b></b>"]),
+        ({"type": "tags_with_separator", "tags": AB, "separator": ",", "at_least_one": True, "stop_after_first": True},
+         ["<a>1</a>"], ["", "<a>1</a>,<a>1</a>"]),
+    ],
+)  # fmt: skip
+def test_formats_of_structural_tags(form: object, held: list[str], refused: list[str]) -> None:
+    asked = {"type": "structural_tag", "format": form}
+    for given in ({"structured_outputs": {"structural_tag": asked}}, {"response_format": asked}):
+        spec = asked_form(body(**given)).grammar
+        assert [accepts(spec, text) for text in (*held, *refused)] == [True] * len(held) + [False] * len(refused)
+
+
+@pytest.mark.parametrize(
+    ("form", "named"),
+    [
+        ({"type": "token"}, "format.type is 'token'; allowed: const_string, json_schema"),
+        ({**ANY, "excludes": ["x"]}, r"format.excludes is .*allowed: a any_text with no more"),
+        ({**WHOLE, "style": "qwen_xml"}, "format.style is 'qwen_xml'"),
+        ({"type": ["tag"]}, "format.type is "),
+        ({"type": "sequence", "elements": ["tag"]}, r"elements\[0\].type is 'None'"),
+        ({"type": "const_string"}, "format.value is 'None'"),
+        (sequence(ANY, WHOLE), r"elements\[0\] is 'free text'; allowed: before a const_string"),
+        ({"type": "or", "elements": []}, r"elements is '\[\]'; allowed: a list of at least one"),
+        ({"type": "triggered_tags", "triggers": ["#"], "tags": AB}, r"tags\[0\].begin is '<a>'; allowed: a text"),
+        ({**AB[0], "end": ["</a>", "</b>"]}, "format.end is"),
+    ],
+)
+def test_formats_that_cannot_be_kept_are_named(form: object, named: str) -> None:
+    with pytest.raises(InvalidParameter, match=named):
+        asked_form(body(structured_outputs={"structural_tag": {"type": "structural_tag", "format": form}}))
 
 
 LISTED = {"type": "object", "properties": {"a": {"type": "integer"}}}

@@ -21,9 +21,9 @@ def observed(ended: RequestEnded) -> Mapping[str, float] | None:
     """Return what a request shows, by what is measured; None: it does not count.
 
     A request that its client left, or that a shutdown ended, counts for its arm and shows nothing. A request that was
-    refused does not count, nor does one with a stored answer.
+    refused, or whose answer is broken, does not count, nor does one with a stored answer.
     """
-    if ended.end == "refused":
+    if ended.end in ("refused", "broken"):
         return None
     if ended.end in ("failed", "expired"):  # else the requests of an arm that is too slow for them would be missing
         return {"error": 1.0}

@@ -13,6 +13,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Scope
 
 from prolepsis.core.errors import (
+    AnswerBroken,
     ContextTooLong,
     DeadlineExceeded,
     EngineDead,
@@ -145,6 +146,7 @@ _STATUS: tuple[tuple[type[ProlepsisError], int], ...] = (
     (DeadlineExceeded, 504),
     (EngineDead, 503),
     (UpstreamUnavailable, 503),
+    (AnswerBroken, 422),
     (GrammarFailed, 400),
     (UpstreamInvalid, 502),
     (RequestAborted, 503),
@@ -164,7 +166,8 @@ def describe_error(error: Exception) -> RequestRefused:
         status = next((status for kind, status in _STATUS if isinstance(error, kind)), None)
         if status is not None:
             param = getattr(error, "param", None)
-            return RequestRefused(str(error), code=error.code, param=param, status=status)
+            kind = "answer_error" if isinstance(error, AnswerBroken) else None
+            return RequestRefused(str(error), code=error.code, param=param, status=status, kind=kind)
     log.error("request_failed", error=type(error).__name__, frames=_frames(error))
     message = "The server failed to process the request; the error has been logged."
     return RequestRefused(message, code="internal_error", status=500)

@@ -10,8 +10,10 @@ from collections.abc import Callable, Collection, Iterator
 
 from prolepsis.core.errors import InvalidGrammar
 from prolepsis.engine.grammar.formats import PATTERNS
+from prolepsis.engine.grammar.patterns import is_found
 from prolepsis.engine.grammar.repetitions import check_repetitions
 from prolepsis.engine.grammar.satisfiable import DATA, MAPS, dead_references, is_local, loop, schemas
+from prolepsis.engine.grammar.values import MOST_MATCHES, TooMany
 
 GUIDANCE = "x-guidance"
 """llguidance's own key in a schema, which sets how strictly it is kept."""
@@ -159,19 +161,14 @@ def _fold_patterns(schema: Schema, covers_none: CoversNone) -> None:
     if not isinstance(patterns, dict) or not isinstance(properties, dict) or not isinstance(required, list):
         return
     names = dict.fromkeys([*properties, *(name for name in required if isinstance(name, str))])
+    if len(names) * len(patterns) > MOST_MATCHES:
+        raise TooMany
     for pattern, inner in list(patterns.items()):
-        matched = [name for name in names if _matches(pattern, name)]
+        matched = [name for name in names if is_found(pattern, name)]
         if matched and covers_none(pattern, matched):
             del patterns[pattern]
             properties = properties | {name: {"allOf": [properties.get(name, True), inner]} for name in matched}
             schema["properties"] = properties
-
-
-def _matches(pattern: str, name: str) -> bool:
-    try:
-        return re.search(pattern, name) is not None
-    except (re.error, RecursionError, OverflowError):
-        return False
 
 
 def _check_count(schema: Schema, *, lenient: bool) -> None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from prolepsis.core.errors import GrammarFailed
 from prolepsis.engine.grammar.finite_numbers import MAX_DIGITS, FiniteNumbers
-from prolepsis.engine.grammar.refusals import TABLES_FULL, plain
+from prolepsis.engine.grammar.refusals import SPENT, TABLES_FULL, plain
 
 log = structlog.get_logger(__name__)
 
@@ -26,6 +26,8 @@ STACK_BYTES = 256 << 20
 """Reserved, mostly unused: the longest chain within the limits of a source takes about a tenth of it."""
 
 _SPARE_RENEWALS = 8  # per sequence, beyond one per token: each compiles the grammar again while the engine waits
+_READ_AT_ONCE = 256
+"""Tokens between two masks: only these renew what the lexer may spend on states, and a text may spend all of it."""
 
 _sizing = threading.Lock()
 
@@ -115,6 +117,7 @@ class Matcher:
         self._ended = False  # by a committed ending token
         self._is_alone = False  # its tables were empty when the current query began
         self._num_renewals = 0
+        self._at_once = _READ_AT_ONCE
 
     def advance(self, tokens: Sequence[int]) -> None:
         """Commit `tokens`; tokens after the grammar's end are ignored."""
@@ -196,11 +199,13 @@ class Matcher:
             common += 1
         if common < len(ahead):
             self._go_back(len(ahead) - common)
-        for token in path[common:]:
+        for number, token in enumerate(path[common:], 1):
             if token in self._eos:
                 return True
             if self._parser.is_stopped():
                 break
+            if number % self._at_once == 0:
+                self._ask(lambda parser: parser.compute_bitmask())
             self._ask(lambda parser, token=token: parser.consume_token(token))  # type: ignore[misc]
             ahead.append(token)
         return False
@@ -233,11 +238,18 @@ class Matcher:
         self._check()
 
     def _renewed(self) -> bool:
-        """Start again if the parser failed because other sequences filled the shared tables; return whether it did."""
-        full = TABLES_FULL in self._parser.get_error()
-        if not full or self._is_alone or self._num_renewals >= _SPARE_RENEWALS + len(self._committed):
+        """Start again if the parser failed because other sequences filled the shared tables; return whether it did.
+
+        A parser may report the token at which its tables got full, so that another one is asked too.
+        """
+        probe = self._start.deep_copy()
+        probe.compute_bitmask()
+        error = self._parser.get_error() + probe.get_error()
+        is_full, is_spent = TABLES_FULL in error, SPENT in error
+        if not (is_full or is_spent) or self._is_alone or self._num_renewals >= _SPARE_RENEWALS + len(self._committed):
             return False
         self._num_renewals += 1
+        self._at_once = 1 if is_spent else self._at_once  # as it is generated
         self._is_alone = self._grammar.start is self._start  # then `renew` makes an unused one
         self._start = self._grammar.renew(self._start)
         self._read_again()
@@ -245,7 +257,11 @@ class Matcher:
 
     def _read_again(self) -> None:
         self._parser = self._start.deep_copy()
-        self._parser.consume_tokens([*self._committed, *self._ahead])
+        tokens = [*self._committed, *self._ahead]
+        for first in range(0, len(tokens), self._at_once):
+            if first:
+                self._parser.compute_bitmask()
+            self._parser.consume_tokens(tokens[first : first + self._at_once])
 
     def _only_ends(self) -> NDArray[np.bool_]:
         mask = np.zeros(self._vocab_size, np.bool_)

@@ -15,6 +15,8 @@ ALLOWED: dict[GrammarKind, str] = {
 }
 TABLES_FULL = "too many states"
 """The library's message when the lexer that a grammar's sequences share has reached its limit of states."""
+SPENT = "too many expressions"
+"""Its message when a step has spent what it may on new states; the shared lexer stays so too."""
 _EMBEDDED = "failed to compile JSON schema: "
 _TOO_COMPLEX = "its size, or the number of ways to read a text by it, is above the limits"
 _ABOUT = (

@@ -4,22 +4,32 @@ What can be written in other keywords is written so. What is left out makes the 
 """
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from prolepsis.engine.grammar.closed import closed
 from prolepsis.engine.grammar.formats import PATTERNS
-from prolepsis.engine.grammar.satisfiable import placed
+from prolepsis.engine.grammar.patterns import is_checkable, is_held
+from prolepsis.engine.grammar.references import leads_nowhere, rooted
+from prolepsis.engine.grammar.satisfiable import placed, schemas
 
 Schema = dict[str, object]
 FORMATS = frozenset({*PATTERNS, "email", "hostname", "ipv4", "ipv6", "uri", "uuid"})
 """Those that are kept; any other is an annotation, which JSON Schema 2020-12 lets a format be."""
-CHECKED = ("not", "if", "contains", "propertyNames", "uniqueItems", "minProperties", "maxProperties", "oneOf")
+CHECKED = (
+    *("not", "if", "contains", "propertyNames", "uniqueItems", "minProperties", "maxProperties", "oneOf"),
+    *("pattern", "patternProperties", "unevaluatedProperties"),
+)
 """Keywords of which only a whole answer shows whether it keeps them."""
-_WITHOUT_EFFECT = ("then", "else", "minContains", "maxContains")
+_UNKNOWN = ("unevaluatedItems", "$dynamicRef", "$recursiveRef")
+"""Keywords that are not even checked."""
+_WITHOUT_EFFECT = ("then", "else", "minContains", "maxContains", "$dynamicAnchor", "$recursiveAnchor")
 """Keywords that have an effect only with one that is left out."""
 _WORDS = ("title", "description", "$comment", "examples", "markdownDescription")
 """Keywords for readers; the grammar's size does not count them."""
 _DEPENDENT = ("dependencies", "dependentRequired", "dependentSchemas")
+AT_THE_END = "checked at the end"
+_MOST_NAMED = 8
 _LARGEST = 2**63 - 1
 _NEAR = 2**62
 _MAX_ONE_OF = 8
@@ -36,12 +46,27 @@ class Relaxed:
     """Places of formats that are not kept."""
     checked: tuple[str, ...] = ()
     """Places of keywords for which the whole answer is checked."""
+    unknown: tuple[str, ...] = ()
+    """Places of what can be neither held nor checked, such as references to other documents."""
+
+
+def held_form(schema: Mapping[str, object], *, open_objects: bool = False) -> Relaxed:
+    """Return a client's schema as a grammar holds it; closed, unless `open_objects`."""
+    return relaxed(rooted(schema) if open_objects else closed(schema))
+
+
+def named(what: str, places: Sequence[str]) -> list[str]:
+    """Return a warning that names places of a schema, if there are any."""
+    more = " and more" if len(places) > _MOST_NAMED else ""
+    return [f"{what}: {', '.join(places[:_MOST_NAMED])}{more}"] if places else []
 
 
 def relaxed(schema: Mapping[str, object]) -> Relaxed:
     """Return `schema` without what no grammar holds, and what that is."""
     made = copy.deepcopy(dict(schema))
-    annotations, checked = list[str](), list[str]()
+    annotations, checked, unknown = list[str](), list[str](), list[str]()
+    has_patterns = any("patternProperties" in part for part in schemas(made))
+    not_checked = (*_UNKNOWN, *(["unevaluatedProperties"] if has_patterns else []))
     for place, part in list(placed(made)):
         where = f"{place}." if place else ""
         for name in [name for name in _WORDS if isinstance(part.get(name), str | list)]:
@@ -54,12 +79,17 @@ def relaxed(schema: Mapping[str, object]) -> Relaxed:
         _spell_dependencies(part)
         _spell_not_required(part)
         _spell_one_of_required(part)
+        if leads_nowhere(schema, part.get("$ref")):
+            unknown.append(f"{where}$ref {part.pop('$ref')}")
+        for name in [name for name in part if name in not_checked or not is_checkable(_patterns(part, name))]:
+            _left_out(part, name)
+            unknown.append(where + name)
         for name in (*CHECKED, *_DEPENDENT):
             if name in part and _RELAX.get(name, _left_out)(part, name):
                 checked.append(where + name)
         for name in _WITHOUT_EFFECT:
             part.pop(name, None)
-    return Relaxed(made, tuple(annotations), tuple(checked))
+    return Relaxed(made, tuple(annotations), tuple(checked), tuple(unknown))
 
 
 def _bring_bounds_near(schema: Schema) -> None:
@@ -124,7 +154,19 @@ def _also(schema: Schema, more: Schema) -> None:
 
 def _left_out(schema: Schema, name: str) -> bool:
     del schema[name]
+    if name == "patternProperties":  # all that is left over would be any other name
+        schema.pop("additionalProperties", None)
     return True
+
+
+def _patterns(schema: Schema, name: str) -> list[str]:
+    given = schema[name]
+    found = [given] if name == "pattern" else given if name == "patternProperties" and isinstance(given, dict) else ()
+    return [one for one in found if isinstance(one, str)]
+
+
+def _not_held(schema: Schema, name: str) -> bool:
+    return not all(map(is_held, _patterns(schema, name))) and _left_out(schema, name)
 
 
 def _any_of(schema: Schema, name: str) -> bool:
@@ -162,5 +204,7 @@ _RELAX: Mapping[str, Callable[[Schema, str], bool]] = {
     "uniqueItems": _not_unique,
     "minProperties": _uncounted,
     "maxProperties": _uncounted,
+    "pattern": _not_held,
+    "patternProperties": _not_held,
 }
 """What is done about a keyword; whether the answer is checked then."""

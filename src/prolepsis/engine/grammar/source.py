@@ -15,12 +15,13 @@ from prolepsis.engine.grammar.repetitions import check_lark_repetitions, check_r
 from prolepsis.engine.grammar.scannerless import lark as lark_of
 
 MAX_SOURCE_BYTES: dict[GrammarKind, int] = {
-    "json_schema": 128 << 10,
+    "json_schema": 512 << 10,
     "choice": 128 << 10,
     "regex": 32 << 10,
     "lark": 64 << 10,
 }
-"""The library's time and stack grow with the longest chain of names that fits."""
+"""The library's time and stack grow with the longest chain of names that fits. The schemas in a lark grammar have the
+bound of schemas, all together."""
 MAX_CHOICES = 4096
 _GBNF = re.compile(r"^[ \t]*[A-Za-z][\w-]*[ \t]*::=", re.MULTILINE)
 """A definition of llama.cpp's grammars."""
@@ -33,8 +34,8 @@ def _not_known(pattern: str, names: object) -> bool:
 
 def llguidance_source(spec: GrammarSpec, covers_none: CoversNone = _not_known) -> str:
     """Return llguidance's form of `spec`; raises `InvalidGrammar` if the source does not have the form of its kind."""
-    _check_size(spec.source, spec.kind, spec.kind)
     try:
+        _check_size(spec.source, "json_schema" if spec.kind == "lark" else spec.kind, spec.kind)
         match spec.kind:
             case "json_schema":
                 return _json_schema(spec.source, covers_none)
@@ -48,6 +49,8 @@ def llguidance_source(spec: GrammarSpec, covers_none: CoversNone = _not_known) -
                 return LLMatcher.grammar_from_lark(_with_prepared_schemas(spec.source, covers_none))
     except ValueError as error:  # a lone surrogate, which UTF-8 cannot carry
         raise InvalidGrammar(f"the {spec.kind} is not usable text: {plain(str(error))}") from error
+    except TimeoutError as error:
+        raise InvalidGrammar(f"the {spec.kind}'s patternProperties take too long to match with its names") from error
     except RecursionError as error:
         raise InvalidGrammar(f"the {spec.kind} is nested too deeply; allowed: some hundred levels") from error
 
@@ -88,7 +91,7 @@ def _json_schema(source: str, covers_none: CoversNone) -> str:
 
 def _with_prepared_schemas(lark: str, covers_none: CoversNone) -> str:
     """Return a lark grammar with each schema that it embeds prepared; its own `x-guidance` stays."""
-    parts, done, decoder = list[str](), 0, json.JSONDecoder()
+    parts, plain_parts, done, decoder = list[str](), list[str](), 0, json.JSONDecoder()
     for found in _EMBEDDED.finditer(lark):
         if found.start() < done:
             continue
@@ -96,8 +99,10 @@ def _with_prepared_schemas(lark: str, covers_none: CoversNone) -> str:
             schema, end = decoder.raw_decode(lark, found.end())
         except ValueError:  # in a comment or a terminal, or for the library to refuse
             continue
-        parts += [lark[done : found.end()], json.dumps(_embedded(schema, covers_none), ensure_ascii=False)]
+        plain_parts.append(lark[done : found.end()])
+        parts += [plain_parts[-1], json.dumps(_embedded(schema, covers_none), ensure_ascii=False)]
         done = end
+    _check_size("".join([*plain_parts, lark[done:]]), "lark", "lark")
     return "".join([*parts, lark[done:]])
 
 

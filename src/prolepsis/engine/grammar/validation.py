@@ -5,16 +5,16 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import count
 from typing import Any
 
-import regex
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import ValidationError
 from jsonschema.validators import extend, validator_for
 from referencing import Registry
 
+from prolepsis.engine.grammar.patterns import matches
+from prolepsis.engine.grammar.satisfiable import schemas
+
 MOST_CHECKS = 100_000
 """Keywords that are looked at for one answer; a small schema may stand for a huge one."""
-PATTERN_S = 0.1
-"""Seconds for one pattern and one text."""
 _SHOWN = 120
 
 Keyword = Callable[[Any, Any, Any, Any], Iterator[ValidationError] | None]
@@ -51,26 +51,28 @@ def _validator(schema: Any) -> Any:
         return run
 
     keywords = {**draft.VALIDATORS, **_BOUNDED}
+    if any("patternProperties" in part for part in schemas(schema)):  # which the library would match without a limit
+        keywords["unevaluatedProperties"] = _unknown
     bounds = {name: bounded(check) for name, check in keywords.items()}
     return extend(draft, bounds)  # type: ignore[no-untyped-call]  # its stubs lack the types
 
 
 def _pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[ValidationError]:
-    if validator.is_type(instance, "string") and not _matches(pattern, instance):
+    if validator.is_type(instance, "string") and not matches(pattern, instance):
         yield ValidationError(f"{instance[:_SHOWN]!r} does not match {pattern[:_SHOWN]!r}")
 
 
 def _pattern_properties(validator: Any, patterns: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
     for name in instance if validator.is_type(instance, "object") else ():
         for pattern, inner in patterns.items():
-            if _matches(pattern, name):
+            if matches(pattern, name):
                 yield from validator.descend(instance[name], inner, path=name, schema_path=pattern)
 
 
 def _additional_properties(validator: Any, inner: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
     for name in instance if validator.is_type(instance, "object") else ():
         if name in schema.get("properties", {}) or any(
-            _matches(one, name) for one in schema.get("patternProperties", ())
+            matches(one, name) for one in schema.get("patternProperties", ())
         ):
             continue
         if inner is False:
@@ -80,17 +82,12 @@ def _additional_properties(validator: Any, inner: Any, instance: Any, schema: An
 
 
 def _unknown(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[ValidationError]:
-    raise NotImplementedError("unevaluated properties")
-
-
-def _matches(pattern: str, text: str) -> bool:
-    return regex.search(pattern, text, timeout=PATTERN_S) is not None
+    raise NotImplementedError("unevaluated properties beside patterns of names")
 
 
 _BOUNDED: Mapping[str, Keyword] = {
     "pattern": _pattern,
     "patternProperties": _pattern_properties,
     "additionalProperties": _additional_properties,
-    "unevaluatedProperties": _unknown,
 }
 """Keywords that jsonschema would match without a limit of time."""

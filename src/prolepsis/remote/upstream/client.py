@@ -14,11 +14,11 @@ import structlog
 from prolepsis.core.config import DRAFT_HEAD, HeadProposerName, UpstreamApi
 from prolepsis.core.engine_client import EngineHealth, EngineInfo, HeadSwapped, InstalledHead
 from prolepsis.core.errors import (
+    AnswerBroken,
     ContextTooLong,
     DeadlineExceeded,
     EngineDead,
     EngineError,
-    GrammarFailed,
     InvalidParameter,
     ProlepsisError,
     UpstreamInvalid,
@@ -302,7 +302,7 @@ class UpstreamClient:
             self._metrics.answered(pool.name, outcome)
 
     async def _check_answer(self, request: GenerateRequest, sample: UpstreamSample, last: Chunk) -> None:
-        """Raise `GrammarFailed` if a sample that ends by itself breaks its schema: llama.cpp may drop parts of that."""
+        """Raise `AnswerBroken` if a sample that ends by itself breaks its schema: llama.cpp may drop parts of that."""
         if request.grammar is None or request.grammar.kind != "json_schema" or sample.ended:
             return
         tokens = [*sample.tokens[len(request.prompt_token_ids) :], *last.token_ids]
@@ -310,7 +310,7 @@ class UpstreamClient:
         fault = await asyncio.to_thread(broken, json.loads(request.grammar.source), text)
         is_cut = bool(request.params.stop or request.params.stop_token_ids)
         if fault is not None and not is_cut:
-            raise GrammarFailed(f"the upstream engine's answer breaks its schema: {fault}")
+            raise AnswerBroken.of(fault, "the upstream engine's")
 
     def _watch(self) -> None:
         if self._watching is None and not self._closed:

@@ -5,9 +5,10 @@ A stop string, a stop token or an output policy may cut an answer where its gram
 
 import asyncio
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 
-from prolepsis.core.errors import GrammarFailed
+from prolepsis.core.errors import AnswerBroken
 from prolepsis.engine.grammar.validation import broken
 from prolepsis.engine.models.answer_formats.call_reader import Piece, is_json_object
 from prolepsis.server.deltas import Delta
@@ -25,6 +26,7 @@ class AnswerCheck:
         self._form = _Form(prepared)
         self._schema = prepared.checked_schema
         self._checks_calls = prepared.fits is not None
+        self._names: dict[int, str] = {}
         self._arguments: dict[int, str] = {}
         self._content: list[str] = []
         self._has_content = False
@@ -50,14 +52,22 @@ class AnswerCheck:
         return self.take(delta)
 
     async def whole(self, delta: Delta) -> None:
-        """Raise `GrammarFailed` if the answer that ends with `delta` breaks what its grammar does not hold."""
-        if self._schema is None or self._arguments or delta.finish_reason != "stop":
+        """Raise `AnswerBroken` if the answer that ends with `delta` breaks what its grammar does not hold."""
+        if delta.finish_reason != "stop":
             return
+        for schema, text in self._to_check():
+            fault = await asyncio.to_thread(broken, schema, text)
+            if fault is not None:
+                raise AnswerBroken.of(fault)
+
+    def _to_check(self) -> list[tuple[Mapping[str, object], str]]:
+        """Return each text that has to keep a schema: the arguments of calls, or the form asked for."""
+        if self._arguments or self._schema is None:
+            schemas = [self._tools.checked.get(self._names.get(call, "")) for call in self._arguments]
+            return [(one, text) for one, text in zip(schemas, self._arguments.values(), strict=True) if one is not None]
         text = "".join(self._content).lstrip()
         _, end = json.JSONDecoder().raw_decode(text)  # behind the form control tokens may be shown
-        fault = await asyncio.to_thread(broken, self._schema, text[:end])
-        if fault is not None:
-            raise GrammarFailed(f"the answer breaks its schema: {fault}")
+        return [(self._schema, text[:end])]
 
     @property
     def whole_calls(self) -> bool | None:
@@ -76,6 +86,7 @@ class AnswerCheck:
 
     def _see(self, piece: Piece) -> None:
         if piece.kind in ("call", "arguments"):
+            self._names.setdefault(piece.call, piece.text)
             text = piece.text if piece.kind == "arguments" else ""
             self._arguments[piece.call] = self._arguments.get(piece.call, "") + text
         elif piece.kind == "content":
@@ -101,7 +112,7 @@ class _Form:
         body = prepared.body
         wanted, response_format = body.structured_outputs, body.response_format
         self._choices = wanted.choice if wanted is not None else None
-        by_format = response_format is not None and response_format.type != "text"
+        by_format = response_format is not None and response_format.type not in ("text", "structural_tag")
         self._is_json = by_format or (wanted is not None and (wanted.json_ is not None or bool(wanted.json_object)))
 
     @property

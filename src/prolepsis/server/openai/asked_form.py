@@ -4,18 +4,17 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from prolepsis.core.errors import InvalidParameter
-from prolepsis.core.requests import JSON_STYLE, GrammarSpec
-from prolepsis.engine.grammar.closed import closed
-from prolepsis.engine.grammar.relaxed import relaxed
+from prolepsis.core.errors import InvalidGrammar, InvalidParameter
+from prolepsis.core.requests import GrammarSpec
+from prolepsis.engine.grammar.references import rooted
+from prolepsis.engine.grammar.relaxed import AT_THE_END, held_form, named
 from prolepsis.engine.grammar.source import as_lark
-from prolepsis.engine.models.answer_formats.tool_format import lark_quoted
-from prolepsis.server.openai.bodies import GenerationBody, ResponseFormat, SharedBody, StructuralTag, StructuredOutputs
+from prolepsis.server.openai.bodies import GenerationBody, ResponseFormat, SharedBody, StructuredOutputs
 from prolepsis.server.openai.conversation import read_json
 from prolepsis.server.openai.strict_schema import check_strict
+from prolepsis.server.openai.structural_tags import tagged
 
 _ANY_OBJECT: Mapping[str, object] = {"type": "object"}
-_MOST_NAMED = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +43,15 @@ def asked_form(body: SharedBody, *, open_objects: bool = False) -> AskedForm:
 
 
 def _of_response_format(wanted: ResponseFormat, *, open_objects: bool) -> AskedForm:
+    if wanted.type == "structural_tag":
+        return AskedForm(GrammarSpec("lark", tagged(wanted)))
     if wanted.json_schema is None:
-        return _json(_ANY_OBJECT if wanted.schema_ is None else wanted.schema_, open_objects=open_objects)
+        given = _ANY_OBJECT if wanted.schema_ is None else wanted.schema_
+        return _json(given, open_objects=open_objects, param="response_format")
     schema = wanted.json_schema.schema_
     if wanted.json_schema.strict:
         check_strict(schema or {}, "response_format.json_schema.schema")
-    return _json(_ANY_OBJECT if schema is None else schema, open_objects=open_objects)
+    return _json(_ANY_OBJECT if schema is None else schema, open_objects=open_objects, param="response_format")
 
 
 def _of_structured_outputs(wanted: StructuredOutputs, *, open_objects: bool) -> AskedForm:
@@ -60,7 +62,7 @@ def _of_structured_outputs(wanted: StructuredOutputs, *, open_objects: bool) -> 
     if wanted.grammar is not None:
         return AskedForm(GrammarSpec("lark", as_lark(wanted.grammar)))
     if wanted.structural_tag is not None:
-        return AskedForm(GrammarSpec("lark", _tagged(wanted.structural_tag)))
+        return AskedForm(GrammarSpec("lark", tagged(wanted.structural_tag)))
     if wanted.json_object:
         return _json(_ANY_OBJECT, open_objects=open_objects)
     closes = wanted.disable_additional_properties
@@ -79,32 +81,12 @@ def _read_schema(value: object) -> Mapping[str, object]:
     return value
 
 
-def _json(schema: Mapping[str, object], *, open_objects: bool) -> AskedForm:
-    held = relaxed(schema)
-    made = held.schema if open_objects else closed(held.schema)
-    warnings = [
-        f"{what}: {', '.join(places[:_MOST_NAMED])}{' and more' if len(places) > _MOST_NAMED else ''}"
-        for what, places in (("without effect", held.annotations), ("checked at the end", held.checked))
-        if places
-    ]
-    source = json.dumps(made, ensure_ascii=False)
-    return AskedForm(GrammarSpec("json_schema", source), schema if held.checked else None, tuple(warnings))
-
-
-def _tagged(wanted: StructuralTag) -> str:
-    """Return the grammar of free text in which each trigger begins a tag."""
-    rules = list[str]()
-    for i, tag in enumerate(wanted.structures):
-        trigger = next((one for one in wanted.triggers if tag.begin.startswith(one)), None)
-        if trigger is None:
-            place = f"structured_outputs.structural_tag.structures[{i}].begin"
-            message = f"{place} is {tag.begin[:64]!r}; allowed: a text that begins with one of the triggers"
-            raise InvalidParameter(message, param=place)
-        schema = closed(tag.schema_ or {}) | {"x-guidance": JSON_STYLE}
-        rules += [
-            f"trigger_{i}[lazy]: TEXT {lark_quoted(trigger)}",
-            f"tag_{i}: trigger_{i} {lark_quoted(tag.begin.removeprefix(trigger))} "
-            f"%json {json.dumps(schema, ensure_ascii=False)} {lark_quoted(tag.end)}",
-        ]
-    tags = " | ".join(f"tag_{i}" for i in range(len(wanted.structures)))
-    return "\n".join(["%llguidance {}", f"start: ({tags})* TEXT", *rules, r"TEXT: /(.|\n)*/"]) + "\n"
+def _json(schema: Mapping[str, object], *, open_objects: bool, param: str = "structured_outputs") -> AskedForm:
+    held = held_form(schema, open_objects=open_objects)
+    if held.unknown:
+        message = f"the json_schema has {held.unknown[0][:200]}, which can be neither held nor checked"
+        allowed = "references inside of it, and the keywords in the API's reference"
+        raise InvalidGrammar(f"{message}; allowed: {allowed}", param=param)
+    warnings = [*named("without effect", held.annotations), *named(AT_THE_END, held.checked)]
+    source = json.dumps(held.schema, ensure_ascii=False)
+    return AskedForm(GrammarSpec("json_schema", source), rooted(schema) if held.checked else None, tuple(warnings))

@@ -123,8 +123,28 @@ class JsonSchemaBody(Body):
     strict: bool | None = None
 
 
-class ResponseFormat(Body):
-    type: Literal["text", "json_object", "json_schema"]
+class TagBody(Body):
+    begin: Annotated[str, Field(min_length=1)]
+    schema_: Annotated[Schema | None, Field(alias="schema")] = None
+    end: str = ""
+
+
+class TagFields(Body):
+    """Free text in which a trigger begins a tag: its begin, JSON of its schema, its end; or a format."""
+
+    structures: Annotated[list[TagBody] | None, Field(min_length=1, max_length=MAX_TOOLS)] = None
+    triggers: Annotated[list[Annotated[str, Field(min_length=1)]] | None, Field(min_length=1, max_length=MAX_TOOLS)] = (
+        None
+    )
+    format: Schema | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        return all((given is None) != (self.format is None) for given in (self.structures, self.triggers))
+
+
+class ResponseFormat(TagFields):
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaBody | None = None
     schema_: Annotated[Schema | None, Field(alias="schema")] = None
     """Of a json_object, as llama.cpp has it."""
@@ -135,6 +155,8 @@ class ResponseFormat(Body):
             raise ValueError(f"type {self.type!r} takes no 'schema'")
         if (self.json_schema is not None) != (self.type == "json_schema"):
             raise ValueError(f"type {self.type!r} {'needs' if self.json_schema is None else 'takes no'} 'json_schema'")
+        if self.is_whole != (self.type == "structural_tag"):
+            raise ValueError("structures and triggers, or format, belong to type 'structural_tag'")
         return self
 
 
@@ -143,18 +165,14 @@ _SchemaOrText = Annotated[
 ]
 
 
-class TagBody(Body):
-    begin: Annotated[str, Field(min_length=1)]
-    schema_: Annotated[Schema | None, Field(alias="schema")] = None
-    end: str = ""
-
-
-class StructuralTag(Body):
-    """Free text in which a trigger begins a tag: its begin, JSON of its schema, its end."""
-
+class StructuralTag(TagFields):
     type: Literal["structural_tag"] = "structural_tag"
-    structures: Annotated[list[TagBody], Field(min_length=1, max_length=MAX_TOOLS)]
-    triggers: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=MAX_TOOLS)]
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if not self.is_whole:
+            raise ValueError("needs structures and triggers, or format")
+        return self
 
 
 def _read_text(value: object) -> object:

@@ -2,13 +2,14 @@
 
 import json
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.requests import JSON_STYLE, GrammarSpec
-from prolepsis.engine.grammar.closed import closed
-from prolepsis.engine.grammar.relaxed import relaxed
+from prolepsis.engine.grammar.references import rooted
+from prolepsis.engine.grammar.relaxed import AT_THE_END, Relaxed, held_form
+from prolepsis.engine.grammar.relaxed import named as warned
 from prolepsis.engine.grammar.source import lark_terminal
 from prolepsis.engine.models.answer_formats.call_grammar import call_rules
 from prolepsis.engine.models.answer_formats.formats import AnswerFormats, Thinking
@@ -36,6 +37,8 @@ class ToolUse:
     """Several calls in one answer are allowed."""
     warnings: tuple[str, ...] = ()
     """What is not kept of the schemas."""
+    checked: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    """By name the schemas of which a whole call's arguments have to hold more than a grammar does."""
 
     @property
     def functions(self) -> tuple[Function, ...]:
@@ -65,15 +68,28 @@ def tool_use(
     named = _named(choice, functions)
     mode = choice.allowed_tools.mode if isinstance(choice, AllowedChoice) else kind
     required = mode in ("required", "function")
-    held = [_held(one, open_objects=open_objects) for one in named]
-    lost = ", ".join(place for _, places in held for place in places)
+    held = [(one, held_form(one.parameters or {}, open_objects=open_objects)) for one in named]
     return ToolUse(
         functions,
-        tuple(one for one, _ in held),
+        tuple(one.model_copy(update={"parameters": one.parameters and form.schema}) for one, form in held),
         required=required,
         parallel=parallel is not False and kind != "function",
-        warnings=(f"without effect: {lost}",) if lost else (),
+        warnings=_warnings(held),
+        checked={one.name: rooted(one.parameters or {}) for one, form in held if one.strict and form.checked},
     )
+
+
+def _warnings(held: Sequence[tuple[FunctionBody, Relaxed]]) -> tuple[str, ...]:
+    """Return what is not held of schemas; raises `InvalidParameter` where that of a strict one is not even checked."""
+    lost, at_the_end = list[str](), list[str]()
+    for one, form in held:
+        if one.strict and form.unknown:
+            message = f"the strict parameters of {one.name!r} have {form.unknown[0][:200]}"
+            raise InvalidParameter(f"{message}; allowed: what can be held or checked", param="tools")
+        places = form.annotations if one.strict else (*form.annotations, *form.checked, *form.unknown)
+        lost += [f"{one.name}: {place}" for place in places]
+        at_the_end += [f"{one.name}: {place}" for place in form.checked if one.strict]
+    return (*warned("without effect", lost), *warned(AT_THE_END, at_the_end))
 
 
 def _check(functions: Sequence[FunctionBody]) -> None:
@@ -84,20 +100,6 @@ def _check(functions: Sequence[FunctionBody]) -> None:
     for i, function in enumerate(functions):
         if function.strict:
             check_strict(function.parameters or {}, f"tools[{i}].function.parameters")
-
-
-def _held(function: FunctionBody, *, open_objects: bool) -> tuple[FunctionBody, tuple[str, ...]]:
-    """Return a function with what a grammar holds of its parameters, and the formats that a strict one loses."""
-    parameters, annotations = function.parameters, tuple[str, ...]()
-    if function.strict and parameters:
-        held = relaxed(parameters)
-        if held.checked:
-            message = f"the strict parameters of {function.name!r} have {held.checked[0]}; allowed: without it"
-            raise InvalidParameter(message, param="tools")
-        parameters, annotations = held.schema, held.annotations
-    if parameters and not open_objects:
-        parameters = closed(parameters)
-    return function.model_copy(update={"parameters": parameters}), annotations
 
 
 def _named(choice: ToolChoice | None, functions: tuple[FunctionBody, ...]) -> tuple[FunctionBody, ...]:

@@ -131,7 +131,7 @@ def structured_output(body: GenerationBody) -> str:
         return {"json": "json_schema", "structural_tag": "grammar"}.get(form, form)
     if body.response_format is None or body.response_format.type == "text":
         return "none"
-    return body.response_format.type
+    return {"structural_tag": "grammar"}.get(body.response_format.type, body.response_format.type)
 
 
 def _max_tokens(body: GenerationBody) -> float:

@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 from prolepsis.control.store.responses import StoredResponse
 from prolepsis.control.web.errors import describe_error
 from prolepsis.core.engine_client import PromptProgress
-from prolepsis.core.errors import UserError
+from prolepsis.core.errors import AnswerBroken, UserError
 from prolepsis.core.stats import RequestStats
 from prolepsis.server.deltas import Delta
 from prolepsis.server.openai.completions import Parts, consumed, num_tokens
@@ -152,8 +152,8 @@ class ResponseShape(Voice):
         return await self._keep(shown) if self._keep else shown
 
     def failed(self, error: Exception) -> Json:
-        message = str(describe_error(error))
-        return {**self._shown("failed"), "error": {"code": "server_error", "message": message}}
+        code = error.code if isinstance(error, AnswerBroken) else "server_error"
+        return {**self._shown("failed"), "error": {"code": code, "message": str(describe_error(error))}}
 
     def _shown(self, status: str) -> Json:
         state: Json = {"status": status, "error": None, "incomplete_details": None, "usage": None}

@@ -28,6 +28,7 @@ _TYPES = {
     403: "permission_error",
     404: "not_found_error",
     413: "request_too_large",
+    422: "api_error",
     429: "rate_limit_error",
     503: "overloaded_error",
     504: "timeout_error",
