@@ -23,6 +23,8 @@ from prolepsis.server.services import Models
 from prolepsis.server.stream import never
 from prolepsis.server.tracing import ARRIVED, HTTP_REQUEST_ID, TRACE
 
+MOST_RESULT = 2**24
+"""Characters of a line's result."""
 LATER = (429, 503)
 """Statuses of a server that has no room now."""
 
@@ -52,6 +54,9 @@ async def run_line(line: LineBody, caller: Caller, models: Models) -> LineResult
     warning = reply_headers(request).get(WARNING)
     response = {"status_code": status, "request_id": name, "body": body}
     text = _text(name, line.custom_id, response, None, **({"warning": warning} if warning else {}))
+    if len(text) > MOST_RESULT:
+        message = f"The result has {len(text)} characters; allowed: {MOST_RESULT}, with fewer tokens or top_logprobs."
+        return not_run("result_too_large", message, line.custom_id)
     return LineResult("completed", text, _usage(body)) if status == 200 else LineResult("failed", text)
 
 

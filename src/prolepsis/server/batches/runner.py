@@ -148,11 +148,9 @@ class BatchRunner(Feature):
 
     async def _result(self, batch: StoredBatch, line: BatchLine) -> LineResult:
         try:
-            caller = self._keys.caller_of_id(batch.key_id)
-        except RequestRefused as error:  # its key was revoked or has expired
+            caller = self._keys.client_of(batch.key_id, batch.tenant)
+        except RequestRefused as error:  # its key was revoked, has expired or is no client's
             return not_run(error.code, str(error), line.custom_id)
-        if caller.tenant != batch.tenant:
-            return not_run("invalid_api_key", "The batch's key is another tenant's now.", line.custom_id)
         raw = await asyncio.to_thread(self.files.bytes_of, batch.input_file_id, line.start, line.length)
         return await run_line(parse_line(raw), caller, self._models)
 
@@ -187,7 +185,8 @@ class BatchRunner(Feature):
         large_work = next(iter(self._models.by_name.values())).intake.large_work
         while piece := await asyncio.to_thread(self.files.bytes_of, batch.input_file_id, start, PART_BYTES):
             lines = await large_work.off_loop(batch.tenant, partial(reader.take, piece))
-            await asyncio.to_thread(self.table.add_lines, batch_id, lines)
+            if not await asyncio.to_thread(self.table.add_lines, batch_id, lines):
+                return  # it was cancelled, or is deleted
             start += PART_BYTES
         await asyncio.to_thread(self.table.add_lines, batch_id, reader.end())
         if reader.faults:

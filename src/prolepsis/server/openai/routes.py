@@ -31,6 +31,7 @@ from prolepsis.server.openai.responses import (
 )
 from prolepsis.server.openai.responses_bodies import ResponsesBody
 from prolepsis.server.openai.speculation import decided_by, mode_at_start
+from prolepsis.server.openai.stored_responses import PAGES
 from prolepsis.server.openai.tokenization import tokenization_routes
 from prolepsis.server.openai.usage import Json
 from prolepsis.server.services import Models, Services
@@ -132,7 +133,7 @@ async def _in_background(
     if not prepared.stream:
         return JSONResponse(document, headers=at_start(prepared, services))
     events = services.responses.follow(prepared.context.caller.tenant, prepared.answer_id, -1)
-    return AnswerStream(events, NAMED_SSE, headers=at_start(prepared, services))
+    return AnswerStream(events, PAGES, headers=at_start(prepared, services))
 
 
 GENERATING: Mapping[str, tuple[type[Body], Callable[[Any, Request, Services], Awaitable[Response]]]] = {
