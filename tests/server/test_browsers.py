@@ -123,7 +123,12 @@ class TestCompressedBodies:
 
     async def test_what_is_no_gzip_or_ends_early_is_refused(self) -> None:
         whole = gzip.compress(json.dumps(BODY).encode())
-        for raw, words in ((json.dumps(BODY).encode(), "not valid gzip"), (whole[:-4], "ends inside")):
+        for raw, words in (
+            (json.dumps(BODY).encode(), "not valid gzip"),
+            (whole[:-4], "ends inside"),
+            (whole + whole, "behind the end"),
+            (whole + b"\0", "behind the end"),
+        ):
             answer = await self.answer(raw)
             assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_gzip")
             assert words in answer.json()["error"]["message"]

@@ -1,5 +1,6 @@
 """A request that has ended, as plain values: for records, audit, cost, rollouts, shadow mode, replays and metrics."""
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntFlag
@@ -117,6 +118,11 @@ class RequestAbout:
     """When it arrived, by `time.monotonic`."""
     trace: TraceContext | None = None
     """Trace context of its own span; None: it carried no trace, and none was begun."""
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since it arrived; 0 if that is not known."""
+        return time.monotonic() - self.arrived if self.arrived else 0.0
 
     @property
     def canary_share(self) -> float | None:

@@ -31,10 +31,24 @@ class InvalidFile(ConfigError):
         self.findings = tuple(findings)
 
 
+MOST_DEPTH = 100
+
+
 class _Loader(yaml.SafeLoader):
-    """YAML 1.2's scalars: `off`, `no` and `12:30` are texts, as people mean them."""
+    """YAML 1.2's scalars: `off`, `no` and `12:30` are texts, as people mean them. Values nest `MOST_DEPTH` deep."""
+
+    depth = 0
 
     yaml_implicit_resolvers = {}  # noqa: RUF012  # PyYAML's own way to declare them
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        self.depth += 1
+        if self.depth > MOST_DEPTH:
+            problem = f"values are nested more than {MOST_DEPTH} deep; allowed: fewer"
+            raise yaml.composer.ComposerError(None, None, problem, parent.start_mark if parent else None)
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[object, object]:
         seen: set[str] = set()
@@ -77,7 +91,7 @@ class Document:
         return None if line is None else line + 1
 
 
-MOST_VALUES = 100_000
+MOST_VALUES = 30_000
 """Most values of a document with its aliases expanded."""
 _MARKS = re.compile(r"[\[\]{},:\n]|[-?] ")
 _MARKS_A_VALUE = 3

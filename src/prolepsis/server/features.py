@@ -61,7 +61,7 @@ def services_of(context: Context, sources: Sources, tokenizer: Tokenizer, intake
     )
     records, service = recorder.feature(context, control.costs), service_health.feature(context)
     idempotency = Idempotency(config, context.registry, retried=records.retried)
-    stored = response_routes.feature(context)
+    stored = response_routes.feature(context, keys)
     output = OutputPolicies(sources.output, OutputMetrics(context.registry))
     corpora = Corpora(context, tokenizer, intake)
     features = (

@@ -247,8 +247,9 @@ async def test_entries_are_read_as_they_are_chained(connect: Any, store: Store) 
     assert (await reads.get(f"/admin/audit/{by_number['details']['subject']}")).json() == by_number
     for params in ({"last": "0"}, {"last": "many"}, {"newest": "1"}):
         assert (await reads.get("/admin/audit", params=params)).status_code == 400
-    for name in ("9", "nobody", "9" * 40, "a%00b"):
+    for name in ("9", "nobody", "9" * 40):
         assert (await reads.get(f"/admin/audit/{name}")).status_code == 404
+    assert (await reads.get("/admin/audit/a%00b")).status_code == 400
 
 
 async def test_a_recorded_request_is_decoded_again_by_hand(connect: Any, store: Store) -> None:

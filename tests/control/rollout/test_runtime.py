@@ -61,10 +61,10 @@ class FullDatabase(Database):
         super().__init__(URL.create("sqlite"), content=memory_database().serialized())
 
     @contextmanager
-    def write(self) -> Iterator[Connection]:
+    def write(self, *, urgent: bool = False) -> Iterator[Connection]:
         if self.full:
             raise StoreUnavailable("no space left on device")
-        with super().write() as connection:
+        with super().write(urgent=urgent) as connection:
             yield connection
 
 

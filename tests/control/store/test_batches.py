@@ -1,16 +1,25 @@
 """Batches in the store: each line leased by one server, settled once, and what ends a batch."""
 
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from threading import Barrier
 
 import pytest
-from sqlalchemy import Connection
+from sqlalchemy import Connection, func, select, update
 
+from prolepsis.control.audit.log import forget_tenant as forget_all
+from prolepsis.control.store import records
 from prolepsis.control.store.batches import LEASE_S, BatchLine, BatchTable, LineResult, StoredBatch, forget_tenant
 from prolepsis.control.store.database import Database
+from prolepsis.control.store.forgotten import not_forgotten
+from prolepsis.control.store.responses import ResponseNews, ResponseTable, StoredResponse
+from prolepsis.control.store.tables import batch_lines, batches, file_parts, response_events, responses
+from prolepsis.control.store.tables import files as files_table
 from prolepsis.control.store.tenant_files import PART_BYTES, FileTable, TenantFile
+from prolepsis.core.errors import StoreConflict
+from tests.control.store.fakes import record
 
 Connect = Callable[[], Database]
 DONE = LineResult("completed", '{"said":"Grüße"}', (5, 1, 3, 0))
@@ -245,3 +254,136 @@ def test_a_tenant_is_forgotten_with_all_it_has(database: Database) -> None:
     assert (table.get("acme", "batch_a"), files.get("acme", "file-a")) == (None, None)
     assert table.get("other", "batch_b") is not None
     assert files.get("other", "file-b") is not None
+
+
+def counted(database: Database) -> dict[str, int]:
+    """Return how many rows the tables of files, batches and responses have."""
+    tables = (files_table, file_parts, batches, batch_lines, responses, response_events)
+    with database.read() as connection:
+        return {
+            table.name: number
+            for table in tables
+            if (number := connection.scalar(select(func.count()).select_from(table)))
+        }
+
+
+def test_a_file_is_kept_and_deleted_in_small_transactions(database: Database) -> None:
+    files, other, seen = FileTable(database), BatchTable(database), list[object]()
+
+    def parts() -> Iterator[bytes]:
+        for i in range(3):
+            seen.append(files.get("acme", "file-a"))  # it is not there yet
+            seen.append(other.add(batch(f"batch_{i}", "other")))  # while others write
+            yield bytes([i]) * PART_BYTES
+
+    assert files.put(file("file-a"), parts(), most_bytes=3)
+    assert seen == [None, True] * 3
+    assert files.get("acme", "file-a") == file("file-a")
+    files.remove(file("file-a"))
+    assert counted(database) == {"batches": 3}
+
+
+def test_a_file_that_a_killed_server_left_is_forgotten(database: Database) -> None:
+    files, table = FileTable(database), BatchTable(database)
+    files.put(file("file-a"), [b"abc"])
+    with database.write() as connection:  # as it is before the last part
+        left = {"line_state": "unfinished", "expires_at": time.time() + 60.0}
+        connection.execute(update(files_table).values(left))
+    table.forget(before=0.0)
+    assert (files.get("acme", "file-a"), files.held_bytes("acme")) == (None, 3)
+    with database.write() as connection:
+        connection.execute(update(files_table).values(expires_at=time.time() - 1.0))
+    assert files.held_bytes("acme") == 0
+    table.forget(before=0.0)
+    assert counted(database) == {}
+
+
+def test_limits_hold_for_servers_that_take_at_once(connect: Connect) -> None:
+    """What is counted is taken in the same transaction: of 12 that come at once, as many as are allowed get in."""
+    databases = [connect() for _ in range(3)]
+    barrier = Barrier(12)
+
+    def take(number: int) -> list[bool]:
+        database = databases[number % 3]
+        barrier.wait()
+        return [
+            FileTable(database).put(file(f"file-{number}"), [b"abc"], most_bytes=12),
+            BatchTable(database).add(batch(f"batch_{number}"), most_running=4),
+            ResponseTable(database).add(running(f"resp_{number}"), most_bytes=10**9, most_running=4),
+        ]
+
+    with ThreadPoolExecutor(12) as threads:
+        taken = list(threads.map(take, range(12)))
+    assert [sum(one[kind] for one in taken) for kind in range(3)] == [4, 4, 4]
+    assert counted(databases[0]) == {"files": 4, "file_parts": 4, "batches": 4, "responses": 4}
+
+
+def running(name: str, tenant: str = "acme") -> StoredResponse:
+    return StoredResponse(
+        response_id=name,
+        tenant=tenant,
+        previous_id=None,
+        document={"id": name, "status": "in_progress", "output": []},
+        input=[],
+        num_bytes=9,
+        created_at=10.0,
+        expires_at=1e12,
+        began_at=time.time(),
+    )
+
+
+def test_a_tenant_that_is_forgotten_while_it_is_served_leaves_nothing(database: Database) -> None:
+    """A file arrives, a batch is read, a line and a response run, and records are written: before and after."""
+    table, files, answers = BatchTable(database), FileTable(database), ResponseTable(database)
+    begun(table, 2)
+    [line, _] = table.claim("batch_a", 2)
+    table.add(batch("batch_b"))
+    table.take_reading("batch_b")
+    answers.add(running("resp_a"), most_bytes=10**9, events=("0",))
+    of_before, late = record(), running("resp_late")
+
+    def parts() -> Iterator[bytes]:
+        yield b"abc"
+        with database.write() as connection:
+            items = not_forgotten(connection, [of_before, record("other")])
+            records.add(connection, items)
+        assert forget_all(database, "acme", "tester").num_records == 1
+        yield b"def"
+
+    with pytest.raises(StoreConflict, match="deleted"):
+        files.put(file("file-a"), parts())
+    assert not table.add_lines("batch_b", lines(2, "batch_b"))
+    assert table.settle([(line, DONE)]) == []
+    assert not table.finish("batch_a", "completed", "in_progress", 100.0)
+    assert answers.keep([ResponseNews("resp_a", None, [(1, "1")])]) == set()
+    answers.add(late, most_bytes=10**9)
+    assert counted(database) == {}
+    with database.write() as connection:
+        again = [of_before, record("other"), record()]
+        assert not_forgotten(connection, again) == again[1:], "what begins later is of a tenant that is there"
+
+
+@pytest.mark.parametrize("character", ["\x00", "\ud800"])
+def test_characters_that_no_database_holds_are_replaced(database: Database, character: str) -> None:
+    odd, files = f"a{character}b", FileTable(database)
+    files.put(replace(file("file-a"), filename=odd), [b"abc"])
+    found = files.get("acme", "file-a")
+    assert found is not None
+    assert found.filename == "a\ufffdb"
+    assert files.get("acme", odd) is None
+    table = BatchTable(database)
+    table.add(replace(batch(), document={"metadata": {odd: odd}}))
+    table.take_reading("batch_a")
+    table.add_lines("batch_a", [replace(lines(1)[0], custom_id=odd)])
+    table.begin("batch_a", odd)
+    assert [line.custom_id for line in table.claim("batch_a", 1)] == ["a\ufffdb"]
+
+
+def test_pages_of_results_are_bounded_by_bytes(database: Database) -> None:
+    table, files = BatchTable(database), FileTable(database)
+    begun(table, 5)
+    large = LineResult("completed", "x" * (PART_BYTES - 100))
+    table.settle([(line, large) for line in table.claim("batch_a", 5)])
+    assert table.finish("batch_a", "completed", "in_progress", 100.0)
+    [output] = files.newest("acme", purpose="batch_output", after=None, most=9)
+    assert [len(page) // PART_BYTES for page in files.pages(output)] == [1, 1, 0]

@@ -88,9 +88,7 @@ def test_a_running_response_gets_its_news_until_it_ends(database: Database) -> N
     assert table.events("", "resp_a", -1, 9) == ("in_progress", ['"0"', '"1"'])
     assert table.events("", "resp_a", 0, 1) == ("in_progress", ['"1"'])
     assert table.events("other", "resp_a", -1, 9) == (None, [])
-    assert table.num_running("") == 1
     assert table.keep([ResponseNews("resp_a", stored().document, [(2, '"2"')], 9)]) == {"resp_a"}
-    assert table.num_running("") == 0
     assert table.keep([ResponseNews("resp_a", running, [(3, '"3"')], 9), ResponseNews("resp_none", running)]) == set()
     assert table.events("", "resp_a", 0, 9) == ("completed", ['"1"', '"2"'])
     assert table.conversation("", "resp_a")[0].num_bytes == 9

@@ -83,11 +83,11 @@ class Failing(Database):
 
     num_failures = 0
 
-    def write(self):  # type: ignore[no-untyped-def]
+    def write(self, *, urgent: bool = False):  # type: ignore[no-untyped-def]
         if self.num_failures:
             self.num_failures -= 1
             raise StoreUnavailable("store test: gone")
-        return super().write()
+        return super().write(urgent=urgent)
 
 
 def test_an_act_is_made_once_however_often_it_is_tried_and_one_that_cannot_be_is_dropped_alone(setting: str) -> None:
@@ -156,12 +156,12 @@ class Gone(Database):
         self.may_fail = threading.Event()
         self.may_fail.set()
 
-    def write(self):  # type: ignore[no-untyped-def]
+    def write(self, *, urgent: bool = False):  # type: ignore[no-untyped-def]
         if self.away:
             self.asked.set()
             assert self.may_fail.wait(20.0)
             raise StoreUnavailable("store test: gone")
-        return super().write()
+        return super().write(urgent=urgent)
 
 
 def test_while_the_database_is_away_offers_go_on_and_what_is_lost_is_counted(empty: str) -> None:

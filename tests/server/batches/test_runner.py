@@ -1,15 +1,18 @@
 """How batches run: behind all others, over servers, with the rights of their key, within their time."""
 
 import time
+from collections.abc import Callable
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 
 import openai
+import pytest
 from sqlalchemy import update
 
 from prolepsis.control.store.tables import batches
 from prolepsis.core.requests import BACKGROUND
-from prolepsis.server.auth.key_file import KeyFile, new_key
+from prolepsis.server.auth.key_file import KeyFile, KeyRecord, new_key
 from prolepsis.server.auth.keys import Keys
 from tests.control.store.databases import opened
 from tests.server.batches.conftest import Serve, chat_line, ended, jsonl, made, results, serving
@@ -98,18 +101,32 @@ def client_of(server: Served, key: str) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0)
 
 
-def test_lines_of_a_revoked_key_do_not_run(serve: Serve, tmp_path: Path) -> None:
+LOSSES = [
+    (lambda record: None, "invalid_api_key"),
+    (lambda record: record.model_copy(update={"roles": ("viewer",)}), "insufficient_permissions"),
+    (lambda record: record.model_copy(update={"tenant": "else"}), "invalid_api_key"),
+    (lambda record: record.model_copy(update={"expires": datetime(2020, 1, 1, tzinfo=UTC)}), "expired_api_key"),
+]
+
+
+@pytest.mark.parametrize(("loss", "code"), LOSSES)
+def test_lines_of_a_key_that_may_no_longer_do_not_run(
+    serve: Serve, tmp_path: Path, loss: Callable[[KeyRecord], KeyRecord | None], code: str
+) -> None:
     keys, engine = KeyFile(tmp_path / "keys.json"), FakeEngine(delay_s=0.05)
     (key_id, key), (_, other) = add_keys(keys, "acme", "acme")
     server = serve(engine, Keys(keys), max_in_engine=2)
     with client_of(server, key) as first, client_of(server, other) as second:
         batch = made(first, jsonl(*(chat_line(f"{i}") for i in range(30))))
         wait_for(lambda: engine.requests)
+        [record] = [one for one in keys.read() if one.id == key_id]
         keys.remove(key_id)
+        if (changed := loss(record)) is not None:
+            keys.add(changed)
         done = ended(second, batch)
         assert done.status == "completed"
         faults = results(second, done.error_file_id)
-        assert {fault["error"]["code"] for fault in faults} == {"invalid_api_key"}
+        assert {fault["error"]["code"] for fault in faults} == {code}
         assert len(faults) + len(engine.requests) == 30
 
 

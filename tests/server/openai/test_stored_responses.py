@@ -15,6 +15,7 @@ from sqlalchemy import update
 
 from prolepsis.control.store import tables
 from prolepsis.control.store.responses import ResponseTable
+from prolepsis.control.web.caller import DEVELOPER
 from prolepsis.control.web.reply_headers import WARNING
 from prolepsis.core.errors import EngineError
 from prolepsis.server.auth.key_file import KeyFile
@@ -196,6 +197,55 @@ def test_a_background_response_runs_without_its_client(serve: Serve) -> None:
     assert client.create(model="tiny", input="More", previous_response_id=done.id).status == "completed"
 
 
+def test_a_response_of_a_key_that_is_revoked_ends(serve: Serve, tmp_path: Path) -> None:
+    keys, engine = KeyFile(tmp_path / "keys.json"), FakeEngine(delay_s=1.0, step=1)
+    (key_id, key), (_, other) = add_keys(keys, "acme", "acme")
+    server = serve(engine, Keys(keys))
+    with client_of(server, key) as first, client_of(server, other) as second:
+        name = first.responses.create(model="tiny", input="Hi", background=True).id
+        keys.remove(key_id)
+        failed = ended(second, name)
+    assert (failed.status, failed.error.message) == ("failed", "The API key is not valid here.")
+
+
+def test_a_tenant_follows_so_many_responses_at_once(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prolepsis.server.openai.stored_responses.MOST_FOLLOWERS", 2)
+    server = serve(FakeEngine(delay_s=0.2, step=1))
+    client: Any = server.openai().responses
+    with client.create(model="tiny", input="Hi", background=True, stream=True) as one:
+        name = next(one).response.id
+        with client.retrieve(name, stream=True), pytest.raises(openai.RateLimitError, match="2 streams") as refused:
+            client.retrieve(name, stream=True)
+        assert refused.value.response.headers["retry-after"] == "10"
+    wait_for(lambda: not server_follows(client, name))
+
+
+def server_follows(client: Any, name: str) -> bool:
+    """Return whether there is no room to follow a response."""
+    try:
+        client.retrieve(name, stream=True).close()
+    except openai.RateLimitError:
+        return True
+    return False
+
+
+def test_a_response_that_is_too_large_is_not_stored(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("prolepsis.server.openai.stored_responses.MOST_BYTES", 100)
+    client: Any = serve().openai().responses
+    raw = client.with_raw_response.create(model="tiny", input="Hi")
+    assert "the response is not stored, as it is too large" in raw.headers[WARNING]
+    assert raw.parse().to_dict()["store"] is False
+
+
+def test_a_conversation_that_is_too_large_is_refused(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    client: Any = serve().openai().responses
+    first = client.create(model="tiny", input="Hi")
+    monkeypatch.setattr("prolepsis.server.openai.stored_responses.MOST_BYTES", 1000)
+    with pytest.raises(openai.BadRequestError, match="more than 1000 bytes") as refused:
+        client.create(model="tiny", input="More", previous_response_id=first.id)
+    assert refused.value.param == "previous_response_id"
+
+
 def test_a_stream_goes_on_where_it_broke_off(serve: Serve) -> None:
     """What a client reads again after it has left equals what it would have read, event by event."""
     server = serve(FakeEngine(delay_s=0.02, step=1))
@@ -230,7 +280,7 @@ def test_only_a_stream_in_the_background_has_events(serve: Serve) -> None:
 
 def test_events_have_a_bound() -> None:
     """Those beyond it are not kept, and neither are smaller ones behind them: a log has no gap."""
-    running = BackgroundResponse({"status": "queued"}, 10, lambda error: {}, event_bytes=100)
+    running = BackgroundResponse(DEVELOPER, {"status": "queued"}, 10, lambda error: {}, event_bytes=100)
     for number, text in enumerate(("a", "b" * 100, "c"), 1):
         running.take({"type": "response.output_text.delta", "delta": text, "sequence_number": number})
     news = running.news("resp_a")

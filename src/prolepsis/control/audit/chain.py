@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, delete, insert, select, update
+from sqlalchemy import ColumnElement, Connection, and_, delete, func, insert, select, true, update
 
 from prolepsis.control.audit.entry import (
     HEAD_INVALID,
@@ -18,12 +18,13 @@ from prolepsis.control.audit.entry import (
     name_digest,
     redact,
 )
+from prolepsis.control.store.database import first_of
 from prolepsis.control.store.signing import SignedHead, keys_of, signed_columns, signed_row
 from prolepsis.control.store.tables import audit_entries, audit_head, audit_names
 from prolepsis.core.audit_event import SERVER, AuditEvent
 from prolepsis.core.json_value import canonical, whole_numbers
 
-_PAGE = 500
+_PAGE, _PAGE_BYTES = 500, 2**24
 _LONGEST_NUMBER = 19
 """One more digit than the largest number in the table."""
 _DETAILS = ("actor", "tenant", "subject", "before", "after", "salt")
@@ -106,9 +107,9 @@ def entries(connection: Connection, after: int = 0) -> Iterator[AuditEntry]:
     """Yield entries in their order, starting after number `after`."""
     while True:
         found = page(connection, after, _PAGE)
-        yield from found
-        if len(found) < _PAGE:
+        if not found:
             return
+        yield from found
         after = found[-1].seq
 
 
@@ -141,9 +142,8 @@ def _is_number(name: str) -> bool:
 
 
 def page(connection: Connection, after: int, limit: int) -> list[AuditEntry]:
-    """Return at most `limit` entries that follow number `after`."""
-    query = select(audit_entries).where(audit_entries.c.seq > after).order_by(audit_entries.c.seq).limit(limit)
-    return [_read(row) for row in connection.execute(query).mappings()]
+    """Return the next entries that follow number `after`: at most `limit`, and `_PAGE_BYTES`."""
+    return _some(connection, limit, audit_entries.c.seq > after)
 
 
 def written(connection: Connection, since: datetime, until: datetime) -> Iterator[AuditEntry]:
@@ -155,12 +155,11 @@ def written(connection: Connection, since: datetime, until: datetime) -> Iterato
 
 
 def written_page(connection: Connection, since: datetime, until: datetime, after: int, limit: int) -> list[AuditEntry]:
-    """Return at most `limit` entries of a period that follow number `after`, except those of served requests."""
+    """Return the next entries of a period that follow number `after`, except those of served requests, as `page`."""
     entries = audit_entries.c
     in_period = (entries.at >= _stored_time(since)) & (entries.at < _stored_time(until))
     which = in_period & (entries.seq > after) & (entries.action != SERVED)
-    query = select(audit_entries).where(which).order_by(entries.seq).limit(limit)
-    return [_read(row) for row in connection.execute(query).mappings()]
+    return _some(connection, limit, which)
 
 
 def last_before(connection: Connection, time: datetime) -> int:
@@ -214,8 +213,15 @@ def of_version(connection: Connection, area: str, version: str) -> AuditEntry | 
 
 
 def _newest(connection: Connection, limit: int, *which: ColumnElement[bool]) -> list[AuditEntry]:
-    query = select(audit_entries).where(*which).order_by(audit_entries.c.seq.desc()).limit(limit)
-    return [_read(row) for row in reversed(connection.execute(query).mappings().all())]
+    return _some(connection, limit, and_(true(), *which), last=True)
+
+
+def _some(connection: Connection, limit: int, which: ColumnElement[bool], *, last: bool = False) -> list[AuditEntry]:
+    """Return the first entries, or the last ones, in their order."""
+    of = audit_entries.c
+    size = func.coalesce(func.length(of.before), 0) + func.coalesce(func.length(of.after), 0)
+    some = first_of(of.seq, size, which, most_bytes=_PAGE_BYTES, most=limit, last=last)
+    return numbered(connection, connection.scalars(some))
 
 
 def of_tenant(connection: Connection, tenant: str) -> Sequence[int]:

@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 
-from prolepsis.control.redaction.values import redacted, redacted_text, storable
+from prolepsis.control.redaction.values import redacted, redacted_text
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.json_value import digest_of
+from prolepsis.core.stored_text import storable
 
 SERVED = "request.served"
 """Action of the entries of served requests."""

@@ -1,5 +1,6 @@
 """The audit log of one process: events are queued for the store's writer, and a tenant's details can be erased."""
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,7 +11,7 @@ from sqlalchemy import Connection
 from prolepsis.control.audit import chain
 from prolepsis.control.audit.entry import SERVED, AuditEntry, RedactedEvent, redact
 from prolepsis.control.audit.waiting import take
-from prolepsis.control.store import batches, records, responses
+from prolepsis.control.store import batches, forgotten, records, responses
 from prolepsis.control.store.database import Database
 from prolepsis.control.store.queue import QueueItem
 from prolepsis.control.store.writer import ItemWriter
@@ -26,10 +27,12 @@ class QueuedEvent(QueueItem):
     """An event that the writer's thread redacts and appends to the chain."""
 
     kind = "audit"
+    began_at = 0.0
 
-    def __init__(self, event: AuditEvent | Callable[[], AuditEvent]) -> None:
-        """`event`: a function makes it in the writer's thread."""
+    def __init__(self, event: AuditEvent | Callable[[], AuditEvent], age_s: float = 0.0) -> None:
+        """`event`: a function makes it in the writer's thread. `age_s`: how long ago what it is about began."""
         self._event = event
+        self.began_at = time.time() - age_s
         self.is_slow = not isinstance(event, AuditEvent)
         self._entry: AuditEntry | None = None
 
@@ -37,6 +40,10 @@ class QueuedEvent(QueueItem):
     def redacted(self) -> RedactedEvent:
         """The event, made and redacted once even if the write is tried again."""
         return redact(self._event if isinstance(self._event, AuditEvent) else self._event())
+
+    @property
+    def tenant(self) -> str:
+        return self.redacted.details.tenant
 
     def prepare(self) -> None:
         _ = self.redacted
@@ -73,17 +80,19 @@ class ForgottenTenant:
 
 
 def forget_tenant(database: Database, tenant: str, actor: str) -> ForgottenTenant:
-    """Delete a tenant's records, files, batches and responses, then erase the details of the audit entries about it.
+    """Delete a tenant's files, batches, responses and records, then erase the details of the audit entries about it.
 
-    The chain still verifies. Acts that wait for a server get their entries first. A running server writes its queue
-    afterwards. If this fails half way, it can be repeated from the start. Raises `StoreUnavailable`, and
-    `InvalidParameter` if the name is empty.
+    The chain still verifies. Acts that wait for a server get their entries first. Of requests that have begun before,
+    running servers write nothing afterwards. If this fails half way, it can be repeated from the start. Raises
+    `StoreUnavailable`, and `InvalidParameter` if the name is empty.
     """
     if not tenant:
         raise InvalidParameter("tenant is empty; allowed: the name of a tenant", param="tenant")
-    num_records = records.forget(database, tenant)
     batches.forget_tenant(database, tenant)
     responses.forget_tenant(database, tenant)
+    forgotten.note(database, tenant)  # what is written meanwhile is deleted below, and what comes later is not written
+    responses.forget_tenant(database, tenant)
+    num_records = records.forget(database, tenant)
     while take(database):
         pass
     event = AuditEvent(actor=actor, action="tenant.forgotten", after={"request_records": num_records})

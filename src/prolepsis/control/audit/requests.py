@@ -11,7 +11,7 @@ from hashlib import sha256
 from prolepsis.control.audit.entry import RECORDING, SERVED
 from prolepsis.control.audit.log import QueuedEvent
 from prolepsis.control.audit.routes import Replay, audit_routes
-from prolepsis.control.redaction.values import redacted, redacted_text, storable
+from prolepsis.control.redaction.values import redacted, redacted_text
 from prolepsis.control.store.store import Store
 from prolepsis.control.web.feature import Feature
 from prolepsis.core.audit_event import AuditEvent, Emit
@@ -22,6 +22,7 @@ from prolepsis.core.json_value import canonical
 from prolepsis.core.recording import Recording, plain, recording
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import RequestStats
+from prolepsis.core.stored_text import storable
 
 Decode = Callable[[Sequence[int]], str]
 """Returns the text of tokens, special ones included; called from the writer's thread."""
@@ -118,7 +119,7 @@ class AuditFeature(Feature):
         with self._lock:
             fits = self._pending + num_tokens <= self._max_pending
             self._pending += num_tokens if fits else 0
-        item = QueuedEvent(partial(self._make, served, content, self._info()))
+        item = QueuedEvent(partial(self._make, served, content, self._info()), served.about.age_s)
         if not fits:
             self._writer.drop(item)
         elif not self._writer.offer(item):

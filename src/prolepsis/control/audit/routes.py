@@ -15,7 +15,6 @@ from prolepsis.control.audit.changes import ChangesReply, RecentChanges
 from prolepsis.control.audit.entry import RECORDING, SERVED, AuditEntry
 from prolepsis.control.audit.lookup import FoundRequest, find_request
 from prolepsis.control.audit.verify import Anchor
-from prolepsis.control.redaction.values import storable
 from prolepsis.control.store.signing import SignedHead
 from prolepsis.control.store.store import Store
 from prolepsis.control.web.body_reader import read_body, read_query
@@ -27,6 +26,7 @@ from prolepsis.core.audit_event import AuditEvent, Emit
 from prolepsis.core.engine_client import EngineInfo
 from prolepsis.core.errors import InvalidParameter, StoreUnavailable
 from prolepsis.core.recording import Recording, Replayed, SampleDifference, parse
+from prolepsis.core.stored_text import storable
 
 _Read = TypeVar("_Read")
 MAX_ENTRIES = 500

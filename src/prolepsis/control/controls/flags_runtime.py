@@ -91,7 +91,7 @@ class FlagsFeature(Feature):
         """Reload the file if it changed, and evaluate the kill flag if that is due."""
         decision = self.operators.decide(KILL)
         is_new, self._kill_set = decision != self._kill_set, decision
-        if self._reload() or is_new or self._clock() >= self._kill_due:
+        if await self._reload() or is_new or self._clock() >= self._kill_due:
             self._kill_due = self._clock() + KILL_PERIOD_S
             await self._poll_kill(is_new=is_new)
 
@@ -115,12 +115,12 @@ class FlagsFeature(Feature):
             return self._file.value.decide(key, facts)
         return await self._provider.decide(key, facts) if self._provider is not None else None
 
-    def _reload(self) -> bool:
+    async def _reload(self) -> bool:
         """Return whether the flags changed."""
         if self._file is None:
             return False
         before = self._file.value
-        reload = self._file.poll()
+        reload = await to_thread.run_sync(self._file.poll)
         if reload.refused is not None:
             self._refused.inc()
             log.error("flags_not_reloaded", error=str(reload.refused), in_use=before.version)

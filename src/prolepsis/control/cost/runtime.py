@@ -176,7 +176,7 @@ class CostFeature(Feature):
         self.device_time.poll()
         await self._keep_periods()
         if self._prices is not None:
-            self._follow(self._prices)
+            await self._follow(self._prices)
             await self._keep(self._prices)
 
     async def close(self) -> None:
@@ -214,9 +214,9 @@ class CostFeature(Feature):
     def _compare(self) -> "tuple[ExperimentReply, ...]":
         return tuple(_experiment(one) for one in self._comparisons.newest.values())
 
-    def _follow(self, prices: PriceFile) -> None:
+    async def _follow(self, prices: PriceFile) -> None:
         before = prices.value
-        reload = prices.poll()
+        reload = await asyncio.to_thread(prices.poll)
         if reload.refused is not None:
             self._metrics.refused.inc()
             log.error("prices_not_reloaded", error=str(reload.refused), in_use=before.full_version)

@@ -168,7 +168,7 @@ class StoredPolicy:
     def _put(self, text: str, policy: Policy, change: PolicyChange, action: str) -> tuple[PolicyText, Policy]:
         """Store and audit a version in one transaction, or do neither."""
         reason = redacted_text(change.reason)
-        with self._database.write() as connection:
+        with self._database.write(urgent=True) as connection:
             before = versions.current(connection)
             stored = versions.put(connection, text, author=change.author, reason=reason, expect=change.expect)
             after = {"version": stored.version, "digest": stored.digest, "reason": reason, "content": policy.content()}

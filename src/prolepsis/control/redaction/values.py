@@ -14,6 +14,7 @@ from prolepsis.control.redaction.script_addresses import without_script_addresse
 from prolepsis.control.redaction.script_names import without_script_names
 from prolepsis.control.redaction.secrets import MARK, names_a_secret, without_secrets
 from prolepsis.control.redaction.wallets import without_wallets
+from prolepsis.core.stored_text import storable
 
 
 def redacted(value: object) -> object:
@@ -37,11 +38,6 @@ def redacted_text(text: str) -> str:
     text = without_birth_dates(without_national_ids(without_ips(text)))
     text = without_script_addresses(without_addresses(without_record_numbers(text)))
     return without_names(without_script_names(without_phones(text)))
-
-
-def storable(text: str) -> str:
-    """Return the text without the characters that a database cannot hold: NUL and lone surrogates."""
-    return text.replace("\x00", "\ufffd").encode("utf-8", "replace").decode()
 
 
 def _redacted_fields(fields: Mapping[object, object]) -> dict[str, object]:

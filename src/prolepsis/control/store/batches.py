@@ -11,9 +11,9 @@ from uuid import uuid4
 
 from sqlalchemy import ColumnElement, Connection, RowMapping, Select, delete, func, insert, select, update
 
-from prolepsis.control.store.database import Database, database_time
+from prolepsis.control.store.database import Database, database_time, hold
 from prolepsis.control.store.tables import batch_lines, batches, files
-from prolepsis.control.store.tenant_files import RUNNING, TenantFile, add_file, delete_files, page_of
+from prolepsis.control.store.tenant_files import RUNNING, FileTable, TenantFile, delete_lines, page_of
 
 Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
 LEASE_S = 6.0
@@ -76,9 +76,15 @@ class BatchTable:
         self._database = database
         self._now = now
 
-    def add(self, batch: StoredBatch) -> None:
+    def add(self, batch: StoredBatch, *, most_running: float = math.inf) -> bool:
+        """Keep a batch; returns False where this many of its tenant's have not ended."""
+        is_running = (batches.c.tenant == batch.tenant) & batches.c.status.in_(RUNNING)
         with self._database.write() as connection:
+            hold(connection, f"batches {batch.tenant}")
+            if (connection.scalar(select(func.count()).select_from(batches).where(is_running)) or 0) >= most_running:
+                return False
             connection.execute(insert(batches).values(_columns(batch)))
+        return True
 
     def get(self, tenant: str, batch_id: str) -> StoredBatch | None:
         found = self._rows(select(batches).where(batches.c.batch_id == batch_id, batches.c.tenant == tenant))
@@ -92,10 +98,6 @@ class BatchTable:
     def running(self) -> list[StoredBatch]:
         """Return all batches that have not ended, the oldest first."""
         return self._rows(select(batches).where(batches.c.status.in_(RUNNING)).order_by(batches.c.created_at))
-
-    def num_running(self, tenant: str) -> int:
-        """Return how many batches of a tenant have not ended."""
-        return sum(batch.tenant == tenant for batch in self.running())
 
     def _rows(self, query: Select[*tuple[object, ...]]) -> list[StoredBatch]:
         with self._database.read() as connection:
@@ -116,10 +118,12 @@ class BatchTable:
         of = batches.c
         with self._database.write() as connection:
             now = self._now(connection)
+            before = connection.scalar(select(of.leased_until).where(of.batch_id == batch_id))
             take = update(batches).where(of.batch_id == batch_id, of.status == "validating", of.leased_until <= now)
             if connection.execute(take.values(leased_until=now + LEASE_S)).rowcount == 0:
                 return False
-            connection.execute(delete(batch_lines).where(batch_lines.c.batch_id == batch_id))
+        if before:
+            delete_lines(self._database, batch_lines.c.batch_id == batch_id)
         return True
 
     def add_lines(self, batch_id: str, lines: Sequence[BatchLine]) -> bool:
@@ -211,7 +215,7 @@ class BatchTable:
                 size = select(func.sum(of.result_bytes)).where(of.batch_id == batch_id, of.state == state)
                 if num_bytes := connection.scalar(size):
                     file = _results(held, state, int(num_bytes), retention_s)
-                    add_file(connection, file)
+                    connection.execute(insert(files).values(asdict(file)))
                     after[name] = file.file_id
             _update(connection, held, status, after)
         return True
@@ -221,22 +225,26 @@ class BatchTable:
         of = batches.c
         in_use = select(of.input_file_id).where(of.status.in_(RUNNING))
         has_file = select(files.c.file_id).where(files.c.batch_id == of.batch_id).exists()
-        with self._database.write() as connection:
-            delete_files(connection, (files.c.expires_at <= time.time()) & files.c.file_id.not_in(in_use))
-            _delete(connection, (of.created_at < before) & of.status.not_in(RUNNING) & ~has_file)
+        FileTable(self._database).remove_all((files.c.expires_at <= time.time()) & files.c.file_id.not_in(in_use))
+        _delete(self._database, (of.created_at < before) & of.status.not_in(RUNNING) & ~has_file)
 
 
 def forget_tenant(database: Database, tenant: str) -> None:
     """Delete all files and batches of a tenant, those that run too; raises `StoreUnavailable`."""
-    with database.write() as connection:
-        delete_files(connection, files.c.tenant == tenant)
-        _delete(connection, batches.c.tenant == tenant)
+    with database.write() as connection:  # from here on no server adds lines or files to them
+        connection.execute(update(batches).where(batches.c.tenant == tenant).values(status="cancelled"))
+    _delete(database, batches.c.tenant == tenant)
+    FileTable(database).remove_all(files.c.tenant == tenant)
 
 
-def _delete(connection: Connection, which: ColumnElement[bool]) -> None:
-    ids = select(batches.c.batch_id).where(which)
-    connection.execute(delete(batch_lines).where(batch_lines.c.batch_id.in_(ids)))
-    connection.execute(delete(batches).where(which))
+def _delete(database: Database, which: ColumnElement[bool]) -> None:
+    """Delete batches that have ended, with their lines, in small transactions."""
+    with database.read() as connection:
+        ids = connection.scalars(select(batches.c.batch_id).where(which)).all()
+    for batch_id in ids:
+        delete_lines(database, batch_lines.c.batch_id == batch_id)
+        with database.write() as connection:
+            connection.execute(delete(batches).where(batches.c.batch_id == batch_id))
 
 
 def _place(line: BatchLine) -> tuple[str, int]:

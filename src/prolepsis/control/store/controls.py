@@ -13,6 +13,7 @@ from sqlalchemy.exc import DataError, IntegrityError
 from prolepsis.control.store.database import Database, insert_or_update
 from prolepsis.control.store.tables import controls
 from prolepsis.core.config import DAY_S
+from prolepsis.core.stored_text import UNSTORABLE
 
 ControlKey = str
 """Kind, such as 'kill', and name, with a space between (`control_key`)."""
@@ -70,10 +71,12 @@ class ControlTable:
 
     def _refusal(self, changes: Mapping[ControlKey, Control]) -> str:
         """Write the changes; return the kind of the error where their content is the reason of a failure, else ""."""
+        if any(UNSTORABLE.search(key) for key in changes):  # it would be kept under another name
+            return "UnstorableName"
         try:
-            with self._database.write() as connection:
+            with self._database.write(urgent=True) as connection:
                 _put(connection, changes)
-        except (DataError, IntegrityError, UnicodeError) as error:
+        except (DataError, IntegrityError) as error:
             return type(error).__name__
         return ""
 

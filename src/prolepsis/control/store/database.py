@@ -2,20 +2,25 @@
 
 import os
 import sqlite3
+import threading
 import time
+from bisect import insort
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import quote
 
 from sqlalchemy import (
     URL,
+    ColumnElement,
     Connection,
     Engine,
     NullPool,
     QueuePool,
+    Select,
     Table,
     create_engine,
     event,
@@ -61,6 +66,7 @@ def sqlite_url(path: Path) -> URL:
 
 
 LOCK_WAIT_S = 5.0
+_PAUSE_S = 0.005
 _STATEMENT_S = 30.0
 _WRITES = "prolepsis_writes"
 
@@ -91,15 +97,23 @@ class Database:
         self._engine = self._engine.execution_options(**(options or {}))
         self._writing = self._engine.execution_options(**{_WRITES: True})
         self._reading = self._engine if is_sqlite else self._engine.execution_options(isolation_level="REPEATABLE READ")
+        self._turns = WriteTurns(self.name) if is_sqlite else None
 
     @contextmanager
-    def write(self) -> Iterator[Connection]:
+    def write(self, *, urgent: bool = False) -> Iterator[Connection]:
         """Hold one transaction that may write: all of it is on disk when the block has been left, or none of it.
 
-        SQLite has one writer at a time, and waits for it. Raises `StoreUnavailable`.
+        SQLite has one writer at a time, and waits for it: those of this process in turn, `urgent` ones first. Raises
+        `StoreUnavailable`.
         """
-        with _failures(self.name, self.failing.get("write")), self._writing.begin() as connection:
+        turn = self._turns.turn(urgent=urgent) if self._turns else nullcontext()
+        with _failures(self.name, self.failing.get("write")), turn, self._writing.begin() as connection:
             yield connection
+
+    def give_way(self) -> None:
+        """Wait between two of many small transactions, so that other processes find SQLite unlocked."""
+        if self._turns:
+            time.sleep(_PAUSE_S)
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
@@ -129,6 +143,37 @@ class Database:
             return held.serialize()
 
 
+class WriteTurns:
+    """Lets the writers of a process have their turn one after another, urgent ones before all others."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._changed = threading.Condition()
+        self._numbers = count()
+        self._waiting: list[tuple[bool, int]] = []
+        """The first one holds the turn, or has it next."""
+        self._is_held = False
+
+    @contextmanager
+    def turn(self, *, urgent: bool = False) -> Iterator[None]:
+        """Hold the turn; raises `StoreUnavailable` where it does not come in `LOCK_WAIT_S`."""
+        with self._changed:
+            own = not urgent, next(self._numbers)
+            insort(self._waiting, own)
+            came = self._changed.wait_for(lambda: not self._is_held and self._waiting[0] == own, LOCK_WAIT_S)
+            self._waiting.remove(own)
+            if not came:
+                self._changed.notify_all()
+                raise StoreUnavailable(f"store {self._name}: other writers of this process come first")
+            self._is_held = True
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._is_held = False
+                self._changed.notify_all()
+
+
 def in_memory(content: bytes = b"") -> Database:
     """Return a SQLite database that ends with this process; `content` as `Database` takes it."""
     return Database(URL.create("sqlite"), content=content)
@@ -150,6 +195,30 @@ def insert_or_update(connection: Connection, table: Table) -> "postgresql.Insert
     from sqlalchemy.dialects import sqlite
 
     return sqlite.insert(table)
+
+
+def hold(connection: Connection, *names: str) -> None:
+    """Let the transactions that hold one of these names run one after another: what one counts, it may then take."""
+    if connection.dialect.name == "postgresql":  # SQLite's writers are alone anyway
+        for name in sorted(names):
+            connection.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(name, 0))))
+
+
+def first_of(
+    place: ColumnElement[int],
+    size: ColumnElement[int],
+    which: ColumnElement[bool],
+    *,
+    most_bytes: int,
+    most: int,
+    last: bool = False,
+) -> Select[tuple[int]]:
+    """Return the query of the places of the first or last rows: `most`, or fewer with `most_bytes` but for one."""
+    rows = select(place.label("place"), func.coalesce(size, 0).label("size")).where(which)
+    first = rows.order_by(place.desc() if last else place).limit(most).subquery().c
+    before = func.sum(first.size).over(order_by=first.place.desc() if last else first.place) - first.size
+    counted = select(first.place, before.label("before")).subquery().c
+    return select(counted.place).where(counted.before < most_bytes)
 
 
 @contextmanager

@@ -26,6 +26,16 @@ class QueueItem(ABC):
     is_slow: bool = False
     """Preparing it takes milliseconds, so a batch has few such items."""
 
+    @property
+    @abstractmethod
+    def tenant(self) -> str:
+        """The tenant that it is about; empty: none."""
+
+    @property
+    @abstractmethod
+    def began_at(self) -> float:
+        """Unix time at which what it is about began."""
+
     def prepare(self) -> None:  # noqa: B027  # most items need no preparation
         """Do the work that needs no database; called before the transaction."""
 

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import ClassVar, Self, get_args
 from uuid import uuid4
 
@@ -24,6 +24,11 @@ class RequestRecord(QueueItem):
     kind: ClassVar[Kind] = "request"
 
     row: Mapping[str, object]
+    began_at: float = field(default_factory=time.time)
+
+    @property
+    def tenant(self) -> str:
+        return str(self.row["tenant"])
 
     @classmethod
     def write(cls, connection: Connection, items: Sequence[Self]) -> None:
@@ -58,7 +63,8 @@ def request_record(about: RequestAbout, prompt: PromptEnded, *, prices_version: 
             **_named(stats, "num_prompt_tokens num_cached_tokens num_output_tokens num_steps num_preemptions"),
             **_named(stats, "num_drafts num_draft_tokens num_accepted queue_s compute_s first_token_s total_s"),
             **{f"device_{kind}_s": getattr(device, kind, None) for kind in get_args(DeviceKind)},
-        }
+        },
+        time.time() - about.age_s,
     )
 
 

@@ -1,6 +1,7 @@
 """Responses that tenants keep in the store: what was asked, the answer, and events of background ones."""
 
 import json
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -9,12 +10,16 @@ from typing import Literal
 from sqlalchemy import ColumnElement, Connection, RowMapping, delete, func, insert, select, update
 
 from prolepsis.control.store.batches import LEASE_S
-from prolepsis.control.store.database import Database, database_time
+from prolepsis.control.store.database import Database, database_time, first_of, hold
+from prolepsis.control.store.forgotten import is_forgotten
 from prolepsis.control.store.tables import response_events, responses
+from prolepsis.core.errors import InvalidParameter
 
 RUNNING = ("queued", "in_progress")
 MOST_STORED = 10_000
 """Responses of a tenant; the oldest ones make room."""
+_PAGE_BYTES = 2**18
+_RESPONSES_A_DELETION = 20
 Json = Mapping[str, object]
 
 
@@ -31,6 +36,8 @@ class StoredResponse:
     num_bytes: int
     created_at: float
     expires_at: float
+    began_at: float = math.inf
+    """Unix time of its request."""
 
     @property
     def status(self) -> str:
@@ -62,35 +69,71 @@ class ResponseTable:
         self._database = database
         self._now = now
 
-    def add(self, response: StoredResponse, *, most_bytes: int, events: Sequence[str] = ()) -> None:
-        """Keep a response, with the first events of one that runs; the tenant's oldest ones make room for it."""
+    def add(
+        self,
+        response: StoredResponse,
+        *,
+        most_bytes: int,
+        events: Sequence[str] = (),
+        most_running: float = math.inf,
+    ) -> bool:
+        """Keep a response, with the first events of one that runs; the tenant's oldest ones make room for it.
+
+        Returns False where this many of the tenant's have not ended. One that began before its tenant was forgotten is
+        not kept.
+        """
+        is_running = (responses.c.tenant == response.tenant) & responses.c.status.in_(RUNNING)
         with self._database.write() as connection:
+            hold(connection, f"responses {response.tenant}")
+            if response.tenant and is_forgotten(connection, response.tenant, response.began_at):
+                return True
+            if (connection.scalar(select(func.count()).select_from(responses).where(is_running)) or 0) >= most_running:
+                return False
             until = self._now(connection) + LEASE_S
             connection.execute(insert(responses).values({**_columns(response), "leased_until": until}))
             _add_events(connection, response.response_id, list(enumerate(events)))
             _make_room(connection, response.tenant, most_bytes)
+        return True
 
-    def conversation(self, tenant: str, response_id: str | None) -> list[StoredResponse]:
-        """Return a response and those that it continues, the oldest first; at a gap it ends."""
-        found = list[StoredResponse]()
+    def get(self, tenant: str, response_id: str) -> StoredResponse | None:
         with self._database.read() as connection:
-            while response_id is not None and (held := _held(connection, _there(tenant, response_id))):
+            return _held(connection, _there(tenant, response_id))
+
+    def conversation(self, tenant: str, response_id: str | None, most_bytes: float = math.inf) -> list[StoredResponse]:
+        """Return a response and those that it continues, the oldest first; at a gap it ends.
+
+        Raises `InvalidParameter` where they have more bytes.
+        """
+        of, found, size = responses.c, list[StoredResponse](), 0
+        num_bytes = func.length(of.input) + func.length(of.document)
+        with self._database.read() as connection:
+            while response_id is not None:
+                size += connection.scalar(select(num_bytes).where(_there(tenant, response_id))) or 0
+                if size > most_bytes:
+                    message = f"The conversation has more than {most_bytes} bytes; allowed: fewer."
+                    raise InvalidParameter(message, param="previous_response_id")
+                if (held := _held(connection, _there(tenant, response_id))) is None:
+                    break
                 found.append(held)
                 response_id = held.previous_id
         return found[::-1]
 
-    def events(self, tenant: str, response_id: str, after: int, most: int) -> tuple[str | None, list[str]]:
-        """Return the status of a response, None without one, and its events behind a sequence number."""
+    def events(self, tenant: str, response_id: str, after: int, most: int = 500) -> tuple[str | None, list[str]]:
+        """Return the status of a response, None without one, and the next events behind a sequence number.
+
+        The status says too where there is no event of that number.
+        """
         of = response_events.c
-        query = select(of.event).where(of.response_id == response_id, of.number > after).order_by(of.number)
+        left = (of.response_id == response_id) & (of.number > after)
+        page = first_of(of.number, func.length(of.event), left, most_bytes=_PAGE_BYTES, most=most)
+        query = select(of.event).where(of.response_id == response_id, of.number.in_(page)).order_by(of.number)
         with self._database.read() as connection:
             status = connection.scalar(select(responses.c.status).where(_there(tenant, response_id)))
-            return status, [] if status is None else list(connection.scalars(query.limit(most)))
-
-    def num_running(self, tenant: str) -> int:
-        is_running = (responses.c.tenant == tenant) & responses.c.status.in_(RUNNING)
-        with self._database.read() as connection:
-            return connection.scalar(select(func.count()).select_from(responses).where(is_running)) or 0
+            events = [] if status is None else list(connection.scalars(query))
+            is_kept = select(of.number).where(of.response_id == response_id, of.number == after)
+            if status is not None and not events and after >= 0 and connection.scalar(is_kept) is None:
+                status = f"{status}, and has no event {after}"
+            return status, events
 
     def keep(self, news: Sequence[ResponseNews]) -> set[str]:
         """Keep what has happened to responses that run, and their leases; return those that still run or ended so."""
@@ -139,9 +182,13 @@ class ResponseTable:
 
 
 def forget_tenant(database: Database, tenant: str) -> None:
-    """Delete all responses of a tenant, those that run too; raises `StoreUnavailable`."""
-    with database.write() as connection:
-        _delete(connection, responses.c.tenant == tenant)
+    """Delete all responses of a tenant, those that run too, in small transactions; raises `StoreUnavailable`."""
+    some = select(responses.c.response_id).where(responses.c.tenant == tenant).limit(_RESPONSES_A_DELETION)
+    is_left = True
+    while is_left:
+        with database.write() as connection:
+            is_left = _delete(connection, responses.c.response_id.in_(some)) > 0
+        database.give_way()
 
 
 def _there(tenant: str, response_id: str) -> ColumnElement[bool]:
@@ -198,9 +245,11 @@ def _make_room(connection: Connection, tenant: str, most_bytes: int) -> None:
 
 
 def _delete(connection: Connection, which: ColumnElement[bool]) -> int:
+    """Delete responses, and then their events: none is added to one that is not there."""
     ids = list(connection.scalars(select(responses.c.response_id).where(which)))
+    number = connection.execute(delete(responses).where(responses.c.response_id.in_(ids))).rowcount
     connection.execute(delete(response_events).where(response_events.c.response_id.in_(ids)))
-    return connection.execute(delete(responses).where(responses.c.response_id.in_(ids))).rowcount
+    return number
 
 
 def _shown(document: Json) -> dict[str, object]:
@@ -208,7 +257,9 @@ def _shown(document: Json) -> dict[str, object]:
 
 
 def _columns(response: StoredResponse) -> dict[str, object]:
-    return {**asdict(response), **_shown(response.document), "input": json.dumps(response.input)}
+    columns = {**asdict(response), **_shown(response.document), "input": json.dumps(response.input)}
+    del columns["began_at"]
+    return columns
 
 
 def _response(row: RowMapping) -> StoredResponse:

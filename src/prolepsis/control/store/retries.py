@@ -28,6 +28,10 @@ class RequestRetry(QueueItem):
     retried_at: float = field(default_factory=time.time)
     retry_id: str = field(default_factory=lambda: uuid4().hex)
 
+    @property
+    def began_at(self) -> float:
+        return self.retried_at
+
     @classmethod
     def write(cls, connection: Connection, items: Sequence[Self]) -> None:
         """Write retries; existing ones stay as they are, so a batch with an unknown outcome can be repeated."""

@@ -5,6 +5,7 @@ Times are seconds of Unix time, except for audit entries, whose time is hashed a
 
 from typing import Any
 
+import sqlalchemy
 from sqlalchemy import (
     JSON,
     BigInteger,
@@ -15,12 +16,31 @@ from sqlalchemy import (
     Integer,
     LargeBinary,
     MetaData,
-    String,
     Table,
-    Text,
+    TypeDecorator,
 )
+from sqlalchemy.engine import Dialect
+
+from prolepsis.core.stored_text import storable
 
 metadata = MetaData()
+
+
+class StoredString(TypeDecorator[str]):
+    """A text that every database takes, to be kept or to be looked for: of characters that none holds it has U+FFFD."""
+
+    impl = sqlalchemy.String
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        return None if value is None else storable(value)
+
+
+class StoredText(StoredString):
+    """One of any length."""
+
+    impl = sqlalchemy.Text
+    cache_ok = True
 
 
 def _columns(kind: Any, names: str, *, nullable: bool = False) -> list[Column[Any]]:
@@ -34,18 +54,20 @@ NAMES = ("request_id", "answer_id", "http_request_id", "trace_id")
 request_records = Table(
     "request_records",
     metadata,
-    Column("record_id", String(32), primary_key=True),
-    *_columns(Text, "request_id answer_id tenant key_id tier route model reason"),
-    *_columns(Text, "error policy_rule policy_version traffic_class rollout_run arm prices_version", nullable=True),
-    *_columns(String(16), "terminal mode"),
+    Column("record_id", StoredString(32), primary_key=True),
+    *_columns(StoredText, "request_id answer_id tenant key_id tier route model reason"),
+    *_columns(
+        StoredText, "error policy_rule policy_version traffic_class rollout_run arm prices_version", nullable=True
+    ),
+    *_columns(StoredString(16), "terminal mode"),
     *_columns(JSON, "flags proposers shadow"),
     *_columns(Integer, "plan_version num_prompt_tokens num_cached_tokens num_output_tokens num_steps num_preemptions"),
     *_columns(Integer, "num_drafts num_draft_tokens num_accepted"),
     *_columns(Double, "ended_at queue_s compute_s total_s"),
     *_columns(Double, "first_token_s device_prefill_s device_plain_s device_verify_s", nullable=True),
     *_columns(Double, "device_propose_s device_host_s predicted_plain_s canary_share", nullable=True),
-    Column("http_request_id", Text),
-    Column("trace_id", String(32)),
+    Column("http_request_id", StoredText),
+    Column("trace_id", StoredString(32)),
     Column("seed", BigInteger),
     Column("kept_form", Boolean),
     Index("ix_request_records_ended_at", "ended_at"),
@@ -60,9 +82,9 @@ Device seconds by purpose, the fields of `DeviceSeconds`, are null if the engine
 request_retries = Table(
     "request_retries",
     metadata,
-    Column("retry_id", String(32), primary_key=True),
-    *_columns(Text, "answer_id http_request_id tenant"),
-    Column("trace_id", String(32)),
+    Column("retry_id", StoredString(32), primary_key=True),
+    *_columns(StoredText, "answer_id http_request_id tenant"),
+    Column("trace_id", StoredString(32)),
     Column("retried_at", Double, nullable=False),
     *(Index(f"ix_request_retries_{name}", name) for name in ("http_request_id", "tenant", "trace_id", "retried_at")),
 )
@@ -72,11 +94,11 @@ record_chain = Table(
     "record_chain",
     metadata,
     Column("seq", BigInteger, primary_key=True, autoincrement=False),
-    Column("kind", String(8), nullable=False),
-    Column("record_id", String(32)),
-    Column("content_digest", String(64), nullable=False),
-    Column("deletes", Text, nullable=False),
-    Column("digest", String(64), nullable=False),
+    Column("kind", StoredString(8), nullable=False),
+    Column("record_id", StoredString(32)),
+    Column("content_digest", StoredString(64), nullable=False),
+    Column("deletes", StoredText, nullable=False),
+    Column("digest", StoredString(64), nullable=False),
     Index("ix_record_chain_record_id", "record_id"),
 )
 """A link for each request record, and one for each deletion; it stays when the record is deleted."""
@@ -86,10 +108,10 @@ record_head = Table(
     metadata,
     Column("id", Integer, primary_key=True, autoincrement=False),
     Column("seq", BigInteger, nullable=False),
-    Column("digest", String(64), nullable=False),
-    Column("signed_at", String(32)),
-    Column("key_id", String(16)),
-    Column("signature", String(88)),
+    Column("digest", StoredString(64), nullable=False),
+    Column("signed_at", StoredString(32)),
+    Column("key_id", StoredString(16)),
+    Column("signature", StoredString(88)),
 )
 """One row: the end of that chain, as `audit_head`."""
 
@@ -97,19 +119,19 @@ audit_entries = Table(
     "audit_entries",
     metadata,
     Column("seq", BigInteger, primary_key=True, autoincrement=False),
-    Column("uid", String(32), nullable=False, unique=True),
-    Column("at", String(32), nullable=False),
-    *_columns(Text, "action versions erases"),
-    *_columns(Text, "actor tenant subject before after", nullable=True),
-    Column("salt", String(64)),
-    *_columns(String(64), "details_digest previous digest"),
+    Column("uid", StoredString(32), nullable=False, unique=True),
+    Column("at", StoredString(32), nullable=False),
+    *_columns(StoredText, "action versions erases"),
+    *_columns(StoredText, "actor tenant subject before after", nullable=True),
+    Column("salt", StoredString(64)),
+    *_columns(StoredString(64), "details_digest previous digest"),
     Index("ix_audit_entries_tenant", "tenant"),
 )
 
 audit_names = Table(
     "audit_names",
     metadata,
-    Column("name_digest", String(64), primary_key=True),
+    Column("name_digest", StoredString(64), primary_key=True),
     Column("seq", BigInteger, primary_key=True, autoincrement=False),
     Index("ix_audit_names_seq", "seq"),
 )
@@ -120,18 +142,18 @@ audit_head = Table(
     metadata,
     Column("id", Integer, primary_key=True, autoincrement=False),
     Column("seq", BigInteger, nullable=False),
-    Column("digest", String(64), nullable=False),
-    Column("signed_at", String(32)),
-    Column("key_id", String(16)),
-    Column("signature", String(88)),
+    Column("digest", StoredString(64), nullable=False),
+    Column("signed_at", StoredString(32)),
+    Column("key_id", StoredString(16)),
+    Column("signature", StoredString(88)),
 )
 """One row: the end of the chain; a writer locks it while it appends. It is not signed if its writer has no key."""
 
 audit_waiting = Table(
     "audit_waiting",
     metadata,
-    Column("uid", String(32), primary_key=True),
-    Column("event", Text, nullable=False),
+    Column("uid", StoredString(32), primary_key=True),
+    Column("event", StoredText, nullable=False),
     Column("left_at", Double, nullable=False),
 )
 """Acts of commands without the audit key, until a server appends them to the chain; the fields of `AuditEvent`."""
@@ -140,8 +162,8 @@ policy_versions = Table(
     "policy_versions",
     metadata,
     Column("version", Integer, primary_key=True, autoincrement=False),
-    Column("digest", String(64), nullable=False),
-    *_columns(Text, "text author reason"),
+    Column("digest", StoredString(64), nullable=False),
+    *_columns(StoredText, "text author reason"),
     Column("created_at", Double, nullable=False),
 )
 
@@ -157,18 +179,18 @@ price_books = Table(
     "price_books",
     metadata,
     Column("number", Integer, primary_key=True, autoincrement=False),
-    *_columns(Text, "version content"),
+    *_columns(StoredText, "version content"),
     Column("taken_at", Double, nullable=False),
 )
 
 cost_periods = Table(
     "cost_periods",
     metadata,
-    Column("replica", String(32), primary_key=True),
+    Column("replica", StoredString(32), primary_key=True),
     Column("started_at", Double, primary_key=True, autoincrement=False),
     Column("ended_at", Double, nullable=False),
-    Column("price", Text),
-    Column("currency", String(3)),
+    Column("price", StoredText),
+    Column("currency", StoredString(3)),
     *_columns(Double, "held_s used_s"),
     Column("num_output_tokens", BigInteger, nullable=False),
     *_columns(Double, "amount_paid amount_used", nullable=True),
@@ -178,28 +200,28 @@ cost_periods = Table(
 rollout_states = Table(
     "rollout_states",
     metadata,
-    Column("rollout_id", String(128), primary_key=True),
+    Column("rollout_id", StoredString(128), primary_key=True),
     Column("version", Integer, nullable=False),
-    Column("state", Text, nullable=False),
+    Column("state", StoredText, nullable=False),
     Column("changed_at", Double, nullable=False),
 )
 
 rollout_events = Table(
     "rollout_events",
     metadata,
-    Column("rollout_id", String(128), primary_key=True),
+    Column("rollout_id", StoredString(128), primary_key=True),
     Column("version", Integer, primary_key=True, autoincrement=False),
     Column("number", Integer, primary_key=True, autoincrement=False),
-    Column("event", Text, nullable=False),
+    Column("event", StoredText, nullable=False),
     Column("stored_at", Double, nullable=False),
 )
 
 rollout_evidence = Table(
     "rollout_evidence",
     metadata,
-    Column("rollout_id", String(128), primary_key=True),
-    Column("replica", String(32), primary_key=True),
-    Column("evidence", Text, nullable=False),
+    Column("rollout_id", StoredString(128), primary_key=True),
+    Column("replica", StoredString(32), primary_key=True),
+    Column("evidence", StoredText, nullable=False),
     Column("kept_at", Double, nullable=False),
 )
 """Evidence of each replica for a rollout's stage, until the stage is over."""
@@ -207,10 +229,10 @@ rollout_evidence = Table(
 rollout_units = Table(
     "rollout_units",
     metadata,
-    Column("rollout_id", String(128), primary_key=True),
+    Column("rollout_id", StoredString(128), primary_key=True),
     Column("run", Integer, primary_key=True, autoincrement=False),
     Column("stage", Integer, primary_key=True, autoincrement=False),
-    Column("unit", String(16), primary_key=True),
+    Column("unit", StoredString(16), primary_key=True),
     Column("late", Boolean, primary_key=True),
     Column("counted_at", Double, nullable=False),
 )
@@ -219,11 +241,11 @@ rollout_units = Table(
 learned = Table(
     "learned",
     metadata,
-    Column("kind", String(16), primary_key=True),
-    Column("proposer", String(64), primary_key=True),
-    Column("traffic_class", String(256), primary_key=True),
-    Column("version", String(256), primary_key=True),
-    Column("state", Text, nullable=False),
+    Column("kind", StoredString(16), primary_key=True),
+    Column("proposer", StoredString(64), primary_key=True),
+    Column("traffic_class", StoredString(256), primary_key=True),
+    Column("version", StoredString(256), primary_key=True),
+    Column("state", StoredText, nullable=False),
     Column("kept_at", Double, nullable=False),
 )
 """What the server learned of a proposer in a traffic class, by version of head and target.
@@ -234,11 +256,11 @@ Kinds: `stream` (baselines), `figures` (recent drafts), `benefit` (of all versio
 controls = Table(
     "controls",
     metadata,
-    Column("kind", String(32), primary_key=True),
-    Column("name", String(400), primary_key=True),
-    Column("value", Text, nullable=False),
+    Column("kind", StoredString(32), primary_key=True),
+    Column("name", StoredString(400), primary_key=True),
+    Column("value", StoredText, nullable=False),
     Column("changed_at", Double, nullable=False),
-    *_columns(Text, "author reason"),
+    *_columns(StoredText, "author reason"),
 )
 """What operators set for all replicas (scopes of the kill switch, breakers, flags), and breakers that opened.
 
@@ -247,8 +269,8 @@ controls = Table(
 replicas = Table(
     "replicas",
     metadata,
-    Column("replica", String(128), primary_key=True),
-    Column("facts", Text, nullable=False),
+    Column("replica", StoredString(128), primary_key=True),
+    Column("facts", StoredText, nullable=False),
     *_columns(Double, "started_at seen_at"),
 )
 """The servers that use this database, as each describes itself in JSON, and when each was last seen."""
@@ -256,7 +278,7 @@ replicas = Table(
 turns = Table(
     "turns",
     metadata,
-    Column("work", String(128), primary_key=True),
+    Column("work", StoredString(128), primary_key=True),
     Column("taken_at", Double, nullable=False),
 )
 """Work that one of the replicas does, and when one last took it."""
@@ -264,8 +286,8 @@ turns = Table(
 allowances = Table(
     "allowances",
     metadata,
-    Column("kind", String(16), primary_key=True),
-    Column("owner", String(300), primary_key=True),
+    Column("kind", StoredString(16), primary_key=True),
+    Column("owner", StoredString(300), primary_key=True),
     *_columns(Double, "per_minute level filled_at"),
 )
 """What is left of rate limits, beyond what replicas have leased of it; an owner without a row has all of it."""
@@ -273,12 +295,12 @@ allowances = Table(
 files = Table(
     "files",
     metadata,
-    Column("file_id", String(64), primary_key=True),
-    *_columns(Text, "tenant purpose filename"),
+    Column("file_id", StoredString(64), primary_key=True),
+    *_columns(StoredText, "tenant purpose filename"),
     Column("num_bytes", BigInteger),
     *_columns(Double, "created_at expires_at"),
-    Column("batch_id", String(64)),
-    Column("line_state", String(16)),
+    Column("batch_id", StoredString(64)),
+    Column("line_state", StoredString(16)),
     Index("ix_files_tenant", "tenant"),
 )
 """Files of tenants. With a `batch_id` the content is the results of that batch's lines that are in `line_state`."""
@@ -286,7 +308,7 @@ files = Table(
 file_parts = Table(
     "file_parts",
     metadata,
-    Column("file_id", String(64), primary_key=True),
+    Column("file_id", StoredString(64), primary_key=True),
     Column("number", Integer, primary_key=True, autoincrement=False),
     Column("content", LargeBinary, nullable=False),
 )
@@ -295,9 +317,9 @@ file_parts = Table(
 batches = Table(
     "batches",
     metadata,
-    Column("batch_id", String(64), primary_key=True),
-    *_columns(Text, "tenant key_id model input_file_id document"),
-    Column("status", String(16), nullable=False),
+    Column("batch_id", StoredString(64), primary_key=True),
+    *_columns(StoredText, "tenant key_id model input_file_id document"),
+    Column("status", StoredString(16), nullable=False),
     *_columns(Double, "created_at expires_at leased_until"),
     Index("ix_batches_tenant", "tenant"),
     Index("ix_batches_status", "status"),
@@ -307,14 +329,14 @@ batches = Table(
 batch_lines = Table(
     "batch_lines",
     metadata,
-    Column("batch_id", String(64), primary_key=True),
+    Column("batch_id", StoredString(64), primary_key=True),
     Column("number", Integer, primary_key=True, autoincrement=False),
-    *_columns(Text, "custom_id prefix lease"),
+    *_columns(StoredText, "custom_id prefix lease"),
     Column("start", BigInteger, nullable=False),
     *_columns(Integer, "length result_bytes input_tokens cached_tokens output_tokens reasoning_tokens"),
-    Column("state", String(16), nullable=False),
+    Column("state", StoredString(16), nullable=False),
     Column("leased_until", Double, nullable=False),
-    Column("result", Text),
+    Column("result", StoredText),
     Index("ix_batch_lines_next", "batch_id", "state", "prefix", "number"),
 )
 """Lines of a batch's file, where they are in it, and their results. `state`: open, completed or failed.
@@ -325,13 +347,13 @@ batch_lines = Table(
 responses = Table(
     "responses",
     metadata,
-    Column("response_id", String(64), primary_key=True),
-    *_columns(Text, "tenant"),
-    Column("previous_id", String(64)),
-    *_columns(String(16), "status"),
+    Column("response_id", StoredString(64), primary_key=True),
+    *_columns(StoredText, "tenant"),
+    Column("previous_id", StoredString(64)),
+    *_columns(StoredString(16), "status"),
     *_columns(BigInteger, "num_bytes"),
     *_columns(Double, "created_at expires_at leased_until"),
-    *_columns(Text, "input document"),
+    *_columns(StoredText, "input document"),
     Index("ix_responses_tenant", "tenant", "created_at"),
     Index("ix_responses_status", "status"),
 )
@@ -342,8 +364,8 @@ responses = Table(
 response_events = Table(
     "response_events",
     metadata,
-    Column("response_id", String(64), primary_key=True),
+    Column("response_id", StoredString(64), primary_key=True),
     Column("number", Integer, primary_key=True, autoincrement=False),
-    *_columns(Text, "event"),
+    *_columns(StoredText, "event"),
 )
 """Events of a response in the background, as JSON, by their sequence numbers."""

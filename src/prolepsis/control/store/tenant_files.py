@@ -1,20 +1,29 @@
 """Files that tenants keep in the store: uploaded ones in parts, and those whose content is a batch's results."""
 
+import math
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, field
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
 from uuid import uuid4
 
 import sqlalchemy as sa
-from sqlalchemy import ColumnElement, Connection, Row, Select, Table, delete, insert, select, tuple_
+from sqlalchemy import ColumnElement, Connection, Row, Select, Table, delete, func, insert, select, tuple_, update
 
-from prolepsis.control.store.database import Database
+from prolepsis.control.store.database import Database, first_of, hold
 from prolepsis.control.store.tables import batch_lines, batches, file_parts, files
+from prolepsis.core.errors import StoreConflict, StoreUnavailable
 
 PART_BYTES = 2**20
+MOST_FILES = 10_000
+"""Files of a tenant."""
+_UNFINISHED = "unfinished"
+"""The `line_state` of a file that is not whole: it has room taken, and expires soon unless its writer goes on."""
+_UNFINISHED_S = 60.0
 RUNNING = ("validating", "in_progress", "cancelling")
 """States of batches that have not ended, and need their file; `finalizing` lasts for a transaction."""
 _LINES_OF_PAGE = 200
+_ROWS_A_DELETION = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,12 +47,40 @@ class FileTable:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def put(self, file: TenantFile, parts: Iterable[bytes]) -> None:
-        """Keep a file; each part but the last has `PART_BYTES`."""
+    def put(self, file: TenantFile, parts: Iterable[bytes], *, most_bytes: float = math.inf) -> bool:
+        """Keep a file; each part but the last has `PART_BYTES`. Returns False where the tenant's files have no room.
+
+        Each part has a transaction of its own, and the file is there when all are. Raises `StoreConflict` where it is
+        deleted meanwhile, with its tenant.
+        """
         with self._database.write() as connection:
-            add_file(connection, file)
-            for number, content in enumerate(parts):
+            hold(connection, f"files {file.tenant}")
+            size, number = _held(connection, file.tenant)
+            if number >= MOST_FILES or size + file.num_bytes > most_bytes:
+                return False
+            begun = replace(file, line_state=_UNFINISHED, expires_at=time.time() + _UNFINISHED_S)
+            connection.execute(insert(files).values(asdict(begun)))
+        try:
+            self._finish(file, parts)
+        except BaseException:
+            with suppress(StoreUnavailable):  # it expires
+                self.remove(file)
+            raise
+        return True
+
+    def _finish(self, file: TenantFile, parts: Iterable[bytes]) -> None:
+        own = (files.c.file_id == file.file_id) & (files.c.line_state == _UNFINISHED) & (files.c.expires_at > 0)
+        for number, content in enumerate(parts):
+            self._database.give_way()
+            with self._database.write() as connection:
+                self._go_on(connection, own, expires_at=time.time() + _UNFINISHED_S)
                 connection.execute(insert(file_parts).values(file_id=file.file_id, number=number, content=content))
+        with self._database.write() as connection:
+            self._go_on(connection, own, expires_at=file.expires_at, line_state=file.line_state)
+
+    def _go_on(self, connection: Connection, own: ColumnElement[bool], **values: object) -> None:
+        if connection.execute(update(files).where(own).values(values)).rowcount == 0:
+            raise StoreConflict("The file was deleted before it was whole.")
 
     def get(self, tenant: str, file_id: str) -> TenantFile | None:
         """Return a file that has not expired."""
@@ -65,7 +102,8 @@ class FileTable:
 
     def held_bytes(self, tenant: str) -> int:
         """Return the size of all files of a tenant."""
-        return sum(file.num_bytes for file in self._rows(_there(tenant)))
+        with self._database.read() as connection:
+            return _held(connection, tenant)[0]
 
     def _rows(self, query: Select[*tuple[object, ...]]) -> list[TenantFile]:
         with self._database.read() as connection:
@@ -95,32 +133,63 @@ class FileTable:
                 yield self.bytes_of(file.file_id, start, PART_BYTES)
             return
         of, rows = batch_lines.c, list[Row[tuple[int, str]]]()
-        query = select(of.number, of.result).where(of.batch_id == file.batch_id, of.state == file.line_state)
-        query = query.order_by(of.number).limit(_LINES_OF_PAGE)
         while True:
+            left = _results(file) & (of.number > (rows[-1].number if rows else 0))
+            page = first_of(of.number, of.result_bytes, left, most_bytes=PART_BYTES, most=_LINES_OF_PAGE)
+            query = select(of.number, of.result).where(_results(file), of.number.in_(page)).order_by(of.number)
             with self._database.read() as connection:
-                rows = list(connection.execute(query.where(of.number > (rows[-1].number if rows else 0))))
+                rows = list(connection.execute(query))
             if not rows:
                 return
             yield "".join(f"{row.result}\n" for row in rows).encode()
 
     def remove(self, file: TenantFile) -> None:
-        """Delete a file with its content."""
+        """Delete a file with its content, in small transactions; it is gone from the first one on."""
+        self.remove_all(files.c.file_id == file.file_id)
+
+    def remove_all(self, which: ColumnElement[bool]) -> None:
+        """Delete files as `remove` does."""
         with self._database.write() as connection:
-            delete_files(connection, files.c.file_id == file.file_id)
+            connection.execute(update(files).where(which).values(expires_at=0.0))
+        with self._database.read() as connection:
+            found = [TenantFile(**row) for row in connection.execute(select(files).where(which)).mappings()]
+        for file in found:
+            of = file_parts.c
+            delete_rows(self._database, file_parts, of.number, func.length(of.content), of.file_id == file.file_id)
+            if file.batch_id is not None:
+                delete_lines(self._database, _results(file))
+            with self._database.write() as connection:
+                connection.execute(delete(files).where(files.c.file_id == file.file_id))
 
 
-def add_file(connection: Connection, file: TenantFile) -> None:
-    connection.execute(insert(files).values(asdict(file)))
+def delete_lines(database: Database, which: ColumnElement[bool]) -> None:
+    """Delete lines of one batch with their results, in small transactions."""
+    delete_rows(database, batch_lines, batch_lines.c.number, batch_lines.c.result_bytes, which)
 
 
-def delete_files(connection: Connection, which: ColumnElement[bool]) -> None:
-    """Delete files with their content."""
-    ids = select(files.c.file_id).where(which)
-    results = select(files.c.batch_id, files.c.line_state).where(which, files.c.batch_id.is_not(None))
-    connection.execute(delete(file_parts).where(file_parts.c.file_id.in_(ids)))
-    connection.execute(delete(batch_lines).where(tuple_(batch_lines.c.batch_id, batch_lines.c.state).in_(results)))
-    connection.execute(delete(files).where(which))
+def delete_rows(
+    database: Database, table: Table, place: ColumnElement[int], size: ColumnElement[int], which: ColumnElement[bool]
+) -> None:
+    """Delete rows in small transactions."""
+    some = first_of(place, size, which, most_bytes=PART_BYTES, most=_ROWS_A_DELETION)
+    while True:
+        with database.write() as connection:
+            if connection.execute(delete(table).where(which, place.in_(some))).rowcount == 0:
+                return
+        database.give_way()
+
+
+def _results(file: TenantFile) -> ColumnElement[bool]:
+    """Return which lines are the content of a file."""
+    return (batch_lines.c.batch_id == file.batch_id) & (batch_lines.c.state == file.line_state)
+
+
+def _held(connection: Connection, tenant: str) -> tuple[int, int]:
+    """Return the size and the number of a tenant's files, of those too that are not whole yet."""
+    of = files.c
+    query = select(func.coalesce(func.sum(of.num_bytes), 0), func.count())
+    size, number = connection.execute(query.where(of.tenant == tenant, of.expires_at > time.time())).one()
+    return int(size), number
 
 
 def page_of(
@@ -142,5 +211,6 @@ def page_of(
 
 def _there(tenant: str | None) -> Select[*tuple[object, ...]]:
     """Return the query of the files of a tenant, or of all, that have not expired."""
-    query = select(files).where(files.c.expires_at > time.time())
+    of = files.c
+    query = select(files).where(of.expires_at > time.time(), func.coalesce(of.line_state, "") != _UNFINISHED)
     return query if tenant is None else query.where(files.c.tenant == tenant)

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from prolepsis.control.store import records
 from prolepsis.control.store.database import Database
+from prolepsis.control.store.forgotten import not_forgotten
 from prolepsis.control.store.migrate import upgrade
 from prolepsis.control.store.queue import KINDS, DropReason, Kind, QueueItem, StoreHealth, StoreMetrics
 from prolepsis.control.store.replicas import PeriodicWork
@@ -203,6 +204,7 @@ class Writer(ItemWriter):
         for item in batch:
             item.prepare()  # before the transaction, so that no other writer waits for it
         with self._database.write() as connection:
+            batch = not_forgotten(connection, batch)
             for kind in KINDS:
                 if items := [item for item in batch if item.kind == kind]:
                     items[0].write(connection, items)

@@ -17,10 +17,18 @@ from prolepsis.control.web.fields import Body, ClientBody, Holds, NoEffect, Serv
 from prolepsis.control.web.foreign_fields import FOREIGN_FIELDS, UNKNOWN, Ignored, replacement
 from prolepsis.control.web.intake import INLINE_BYTES, Intake
 from prolepsis.control.web.reply_headers import warn
+from prolepsis.core.stored_text import UNSTORABLE
 from prolepsis.core.validation import Path, first_problem, shown_path, shown_value, suggestion
 
 BODY_BYTES = "body_bytes"
 """Where the size of a request's body stands in its scope's state."""
+
+NAMES = frozenset(
+    {"model", "metadata", "user", "safety_identifier", "request_id", "previous_response_id"}
+    | {"prompt_cache_key", "cache_salt"}
+)
+"""Fields of a `ClientBody` that are kept, or looked for, as they are. Its other texts are for the model, and may have
+any character."""
 
 B = TypeVar("B", bound=Body)
 
@@ -94,6 +102,8 @@ def parse_texts(given: ImmutableMultiDict[str, Any], kind: type[B], what: Litera
         name = next(name for name in values if names.count(name) > 1)
         message = f"The {what} has '{name[:64]}' {names.count(name)} times; allowed: once."
         raise RequestRefused(message, code="invalid_value", param=name[:64])
+    for name, value in values.items():
+        _check_storable(name, name, getattr(value, "filename", value))
     try:
         return kind.model_validate(values, strict=False)
     except ValidationError as error:
@@ -141,11 +151,27 @@ def parse_body(raw: bytes, kind: type[B], ignored: Ignored | None = None) -> B:
         raise RequestRefused(f"The request body is not valid JSON: {reason[:200]}.", code="invalid_json") from None
     if not isinstance(value, dict):
         raise RequestRefused("The request body must be a JSON object.", code="invalid_type")
+    if rb"\u0000" in raw:
+        for name, item in value.items():
+            is_kept = name in NAMES if issubclass(kind, ClientBody) else name != "body"  # a batch's line holds a body
+            _check_storable(name[:64], name, item if is_kept else None)
     served = _served(value, kind, (), ignored if issubclass(kind, ClientBody) else None)
     try:
         return kind.model_validate(served)
     except ValidationError as error:
         raise _refusal(error, kind, served) from None
+
+
+def _check_storable(param: str, *values: object) -> None:
+    """Raise `RequestRefused` for a text that databases do not hold."""
+    for value in values:
+        if isinstance(value, str) and UNSTORABLE.search(value):
+            what = f"{value[:64]!r} has U+0000 or half a surrogate pair; allowed: neither"
+            raise RequestRefused(f"Invalid value for {param!r}: {what}.", code="invalid_value", param=param)
+        if isinstance(value, dict):
+            _check_storable(param, *value, *value.values())
+        if isinstance(value, list):
+            _check_storable(param, *value)
 
 
 @dataclass(frozen=True, slots=True)

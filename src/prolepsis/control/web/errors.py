@@ -140,7 +140,6 @@ _STATUS: tuple[tuple[type[ProlepsisError], int], ...] = (
     (RolloutConflict, 409),
     (OtherExactGroup, 409),
     (StoreConflict, 409),
-    (StoreUnavailable, 503),
     (ContextTooLong, 400),
     (UserError, 400),
     (DeadlineExceeded, 504),
@@ -162,6 +161,10 @@ def describe_error(error: Exception) -> RequestRefused:
         return RequestRefused("The client left.", code="client_closed_request", status=CLIENT_CLOSED_REQUEST)
     if isinstance(error, HTTPException):
         return RequestRefused(str(error.detail), code="http_error", status=error.status_code)
+    if isinstance(error, StoreUnavailable):  # its message names the database
+        log.error("store_unavailable", error=str(error))
+        message = "The store is busy or cannot be reached; send the request again."
+        return RequestRefused(message, code=error.code, status=503)
     if isinstance(error, ProlepsisError):
         status = next((status for kind, status in _STATUS if isinstance(error, kind)), None)
         if status is not None:

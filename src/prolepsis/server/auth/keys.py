@@ -9,7 +9,7 @@ from hashlib import blake2b
 import structlog
 
 from prolepsis.control.web.caller import DEVELOPER, Caller
-from prolepsis.control.web.refusals import not_authenticated
+from prolepsis.control.web.refusals import not_authenticated, wrong_role
 from prolepsis.core.errors import ConfigError
 from prolepsis.server.auth.key_file import KEY, KeyFile, KeyRecord, hash_of
 
@@ -79,11 +79,19 @@ class Keys:
         self._look()
         return self._owner(self._by_digest.get(signed_in)) if self._required else DEVELOPER
 
-    def caller_of_id(self, key_id: str) -> Caller:
-        """Return the caller of a key, for work that goes on without it; raises `RequestRefused` (401) as `holder`."""
+    def client_of(self, key_id: str, tenant: str) -> Caller:
+        """Return the caller of a key, for a tenant's work that goes on without it.
+
+        Raises `RequestRefused` where the key may not begin it now: 401 as `holder` does, 403 without the role.
+        """
         self._look()
         found = next((record for record in self._records if record.id == key_id), None)
-        return self._owner(found) if self._required else DEVELOPER
+        caller = self._owner(found) if self._required else DEVELOPER
+        if caller.tenant != tenant:
+            raise not_authenticated("The API key that began this work is another tenant's now.", "invalid_api_key")
+        if not caller.has("client"):
+            raise wrong_role(caller.roles, frozenset({"client"}))
+        return caller
 
     def name_of(self, key_id: str) -> str:
         """Return the note of a key, else its tenant; empty for what is no key here, or no longer one."""

@@ -15,6 +15,7 @@ from prolepsis.control.web.refusals import not_local, too_large, unknown_url, up
 from prolepsis.control.web.reply_headers import REPLY_HEADERS
 from prolepsis.control.web.routes import OPEN, Roles, Route
 from prolepsis.core.config import ServerConfig
+from prolepsis.core.stored_text import UNSTORABLE
 from prolepsis.server.admission.metrics import AdmissionMetrics
 from prolepsis.server.auth.keys import Keys
 from prolepsis.server.connections import is_loopback
@@ -148,6 +149,8 @@ class AuthMiddleware:
         caller = self._keys.caller(_given_key(headers))
         if not self._keys.required:
             check_local(headers, self._config.allow_origin if rule is not None and _is_for_clients(rule) else ())
+        if UNSTORABLE.search(scope["path"]):
+            raise RequestRefused("The path has the character U+0000; allowed: others.", code="invalid_path")
         if rule is None:
             raise unknown_url(method, scope["path"])
         if method not in rule.roles:

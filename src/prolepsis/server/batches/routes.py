@@ -14,7 +14,7 @@ from starlette.datastructures import FormData
 from starlette.formparsers import MultiPartException, MultiPartParser
 
 from prolepsis.control.store.batches import StoredBatch
-from prolepsis.control.store.tenant_files import PART_BYTES, RUNNING, TenantFile
+from prolepsis.control.store.tenant_files import MOST_FILES, PART_BYTES, RUNNING, TenantFile
 from prolepsis.control.web.body_reader import Reader, parse_texts, read_body, read_query
 from prolepsis.control.web.caller import Caller, SignedIn, caller_of
 from prolepsis.control.web.context import Context
@@ -43,6 +43,8 @@ MOST_RUNNING = 100
 """Batches of a tenant that have not ended."""
 _FilesQuery = Annotated[FilesQuery, read_query(FilesQuery)]
 _BatchesQuery = Annotated[BatchesQuery, read_query(BatchesQuery)]
+_FILES_OF_PAGE = 1000
+_NAME_LENGTH = 512
 _FORM_BYTES = 2**16
 """Room of a form besides its file."""
 
@@ -78,7 +80,7 @@ class UploadReader(Reader):
             if is_corpus(file):
                 await self._keep_corpus(file, given.file.file, caller)
             else:
-                await asyncio.to_thread(self._files.put, file, _parts(given.file.file))
+                await asyncio.to_thread(self._put, file, given.file.file)
         finally:
             await form.close()
         return file
@@ -90,20 +92,28 @@ class UploadReader(Reader):
         async with self._adding:  # two that are checked at once would both take the room that is left
             for one, ids in given.items():
                 await one.check(file, ids)
-            await asyncio.to_thread(self._files.put, file, _parts(content))
+            await asyncio.to_thread(self._put, file, content)
         self._emit(caller.act("corpus.added", file.file_id))
         for one, ids in given.items():
             one.take(file, ids)
             await one.tick()
 
+    def _put(self, file: TenantFile, content: BinaryIO) -> None:
+        """Keep a file, where its tenant has room for it. Waits for the database."""
+        if not self._files.put(file, _parts(content), most_bytes=self._most_of_tenant):
+            raise too_large("body", f"{self._most_of_tenant} bytes in {MOST_FILES} files of the tenant")
+
     def _file(self, form: UploadForm, caller: Caller, room: int) -> TenantFile:
-        now, size = time.time(), form.file.size or 0
+        now, size, name = time.time(), form.file.size or 0, form.file.filename or ""
         if size > room:
             raise _file_too_large(room)
+        if len(name) > _NAME_LENGTH:
+            message = f"The file's name has {len(name)} characters; allowed: {_NAME_LENGTH}."
+            raise RequestRefused(message, code="invalid_value", param="file")
         return TenantFile(
             tenant=caller.tenant,
             purpose=purpose_of(form.route, caller) if form.purpose == PURPOSE else form.purpose,
-            filename=form.file.filename or "",
+            filename=name,
             num_bytes=size,
             created_at=now,
             expires_at=now + min(self._retention_s, form.seconds or math.inf),
@@ -174,10 +184,10 @@ def _file_routes(context: Context, runner: BatchRunner, models: Models) -> Seque
             caller.tenant,
             purpose=query.purpose,
             after=query.after,
-            most=query.limit + 1,
+            most=min(query.limit, _FILES_OF_PAGE) + 1,
             ascending=query.order == "asc",
         )
-        return page([shown_file(row) for row in rows], query.limit)
+        return page([shown_file(row) for row in rows], min(query.limit, _FILES_OF_PAGE))
 
     @routes.get("/v1/files/{file_id}", roles=CLIENTS, summary="Show a file")
     async def shown(caller: SignedIn, file_id: str) -> FileReply:
@@ -221,11 +231,10 @@ def _batch_routes(context: Context, runner: BatchRunner, models: Models) -> Sequ
         if await asyncio.to_thread(runner.files.get, caller.tenant, body.input_file_id) is None:
             _not_found(f"No such File object: {body.input_file_id[:64]}", "input_file_id")
         await _check_model(runner, body.input_file_id, caller, models)
-        if await asyncio.to_thread(table.num_running, caller.tenant) >= MOST_RUNNING:
+        batch = _new_batch(body, caller)
+        if not await asyncio.to_thread(table.add, batch, most_running=MOST_RUNNING):
             message = f"{MOST_RUNNING} batches of this tenant have not ended; allowed: to wait for one or cancel one."
             raise RequestRefused(message, code="too_many_batches", status=429, headers={"retry-after": "60"})
-        batch = _new_batch(body, caller)
-        await asyncio.to_thread(table.add, batch)
         context.emit(caller.act("batch.created", batch.batch_id))
         runner.look()
         return shown_batch(batch, {})

@@ -25,6 +25,8 @@ from prolepsis.server.services import Models
 from prolepsis.server.stream import never
 from prolepsis.server.tracing import ARRIVED, HTTP_REQUEST_ID, TRACE
 
+MOST_RESULT = 2**24
+"""Characters of a line's result."""
 LATER = (429, 503)
 """Statuses of a server that has no room now."""
 
@@ -60,6 +62,9 @@ async def run_line(raw: bytes, custom_id: str, caller: Caller, models: Models) -
     response = {"status_code": status, "request_id": name, "body": body}
     write = partial(_text, name, custom_id, response, None, **({"warning": warning} if warning else {}))
     text = await work(len(answer), write)
+    if len(text) > MOST_RESULT:
+        message = f"The result has {len(text)} characters; allowed: {MOST_RESULT}, with fewer tokens or top_logprobs."
+        return not_run("result_too_large", message, custom_id)
     return LineResult("completed", text, _usage(body)) if status == 200 else LineResult("failed", text)
 
 

@@ -161,11 +161,9 @@ class BatchRunner(Feature):
 
     async def _result(self, batch: StoredBatch, line: BatchLine) -> LineResult:
         try:
-            caller = self._keys.caller_of_id(batch.key_id)
-        except RequestRefused as error:  # its key was revoked or has expired
+            caller = self._keys.client_of(batch.key_id, batch.tenant)
+        except RequestRefused as error:  # its key was revoked, has expired or is no client's
             return not_run(error.code, str(error), line.custom_id)
-        if caller.tenant != batch.tenant:
-            return not_run("invalid_api_key", "The batch's key is another tenant's now.", line.custom_id)
         raw = await asyncio.to_thread(self.files.bytes_of, batch.input_file_id, line.start, line.length)
         return await run_line(raw, line.custom_id, caller, self._models)
 

@@ -3,7 +3,8 @@
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import Annotated, Literal
+from functools import partial
+from typing import Annotated, Literal, NoReturn, cast
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
@@ -17,11 +18,12 @@ from prolepsis.control.web.errors import RequestRefused
 from prolepsis.control.web.fields import Body, JsonObject, Reply
 from prolepsis.control.web.routes import CLIENTS, Route, Routes
 from prolepsis.core.audit_event import Emit
+from prolepsis.server.auth.keys import Keys
 from prolepsis.server.openai.replies import ResponseReply
 from prolepsis.server.openai.responses import items_of
-from prolepsis.server.openai.stored_responses import StoredResponses
+from prolepsis.server.openai.stored_responses import MOST_BYTES, PAGES, StoredResponses
 from prolepsis.server.openai.usage import Json
-from prolepsis.server.stream import NAMED_SSE, AnswerStream, Pings, padded
+from prolepsis.server.stream import AnswerStream, Pings, padded
 
 
 class ResponseQuery(Body):
@@ -50,9 +52,9 @@ class ResponseDeletedReply(Reply):
     deleted: bool = True
 
 
-def feature(context: Context) -> StoredResponses:
+def feature(context: Context, keys: Keys) -> StoredResponses:
     """Return the stored responses of a server, with their routes."""
-    responses = StoredResponses(context)
+    responses = StoredResponses(context, keys)
     responses.routes = _routes(responses, context.emit, Pings(context.config.stream_ping_s))
     return responses
 
@@ -61,9 +63,8 @@ def _routes(responses: StoredResponses, emit: Emit, pings: Pings) -> Sequence[Ro
     """Return the routes; what belongs to another tenant is not found."""
     routes, table = Routes(), responses.table
 
-    async def found(tenant: str, response_id: str) -> list[StoredResponse]:
-        """Return a response behind those that it continues."""
-        return await asyncio.to_thread(table.conversation, tenant, response_id) or _not_found(response_id)
+    async def found(tenant: str, response_id: str) -> StoredResponse:
+        return await asyncio.to_thread(table.get, tenant, response_id) or _not_found(response_id)
 
     @routes.get(
         "/v1/responses/{response_id}",
@@ -78,13 +79,13 @@ def _routes(responses: StoredResponses, emit: Emit, pings: Pings) -> Sequence[Ro
         response_id: str,
         query: Annotated[ResponseQuery, read_query(ResponseQuery)],
     ) -> Response:
-        [*_, response] = await found(caller.tenant, response_id)
+        response = await found(caller.tenant, response_id)
         if not query.stream:
             return JSONResponse(response.document)
         await request.body()  # what comes behind it says that the client has left
         after = -1 if query.starting_after is None else query.starting_after
         events = responses.follow(caller.tenant, response_id, after)
-        return AnswerStream(_padded(events) if query.include_obfuscation else events, NAMED_SSE, pings=pings)
+        return AnswerStream(_padded(events) if query.include_obfuscation else events, PAGES, pings=pings)
 
     @routes.delete("/v1/responses/{response_id}", roles=CLIENTS, summary="Delete a stored response")
     async def delete(caller: SignedIn, response_id: str) -> ResponseDeletedReply:
@@ -101,7 +102,7 @@ def _routes(responses: StoredResponses, emit: Emit, pings: Pings) -> Sequence[Ro
         reply=ResponseReply,
     )
     async def cancel(caller: SignedIn, response_id: str) -> Response:
-        [*_, before] = await found(caller.tenant, response_id)
+        before = await found(caller.tenant, response_id)
         response = await asyncio.to_thread(table.cancel, caller.tenant, response_id) or before
         if response.status != "cancelled":
             message = f"The response is {response.status}; allowed: to cancel one in the background that has not ended"
@@ -115,7 +116,8 @@ def _routes(responses: StoredResponses, emit: Emit, pings: Pings) -> Sequence[Ro
     async def input_items(
         caller: SignedIn, response_id: str, query: Annotated[ItemsQuery, read_query(ItemsQuery)]
     ) -> ItemsReply:
-        [*earlier, response] = await found(caller.tenant, response_id)
+        read = partial(table.conversation, caller.tenant, response_id, MOST_BYTES)
+        [*earlier, response] = await asyncio.to_thread(read) or [_not_found(response_id)]
         items = [dict(item) for item in (*items_of(earlier), *response.input)]
         return _page(items if query.order == "asc" else items[::-1], query)
 
@@ -135,10 +137,11 @@ def _page(items: list[JsonObject], query: ItemsQuery) -> ItemsReply:
 
 async def _padded(events: AsyncGenerator[Json, None]) -> AsyncGenerator[Json, None]:
     async with aclosing(events):
-        async for event in events:
-            yield padded(event) if str(event["type"]).endswith(".delta") else event
+        async for item in events:
+            page = cast(Sequence[Json], item["page"])
+            yield {"page": [padded(event) if str(event["type"]).endswith(".delta") else event for event in page]}
 
 
-def _not_found(response_id: str) -> list[StoredResponse]:
+def _not_found(response_id: str) -> NoReturn:
     message = f"Response with id {response_id[:64]!r} not found; it was not stored, or is deleted."
     raise RequestRefused(message, code="not_found", status=404)

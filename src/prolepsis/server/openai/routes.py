@@ -33,6 +33,7 @@ from prolepsis.server.openai.responses import (
 )
 from prolepsis.server.openai.responses_bodies import ResponsesBody
 from prolepsis.server.openai.speculation import decided_by, mode_at_start
+from prolepsis.server.openai.stored_responses import PAGES
 from prolepsis.server.openai.tokenization import tokenization_routes
 from prolepsis.server.openai.usage import Json
 from prolepsis.server.services import Models, Services
@@ -150,7 +151,7 @@ async def _in_background(
     if not prepared.stream:
         return JSONResponse(document, headers=at_start(prepared, services))
     events = services.responses.follow(prepared.context.caller.tenant, prepared.answer_id, -1)
-    return streamed(events, prepared, services, NAMED_SSE)
+    return streamed(events, prepared, services, PAGES)
 
 
 GENERATING: Mapping[str, tuple[type[Body], Callable[[Any, Request, Services], Awaitable[Response]]]] = {

@@ -2,19 +2,22 @@
 
 import asyncio
 import json
+import math
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import aclosing, suppress
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager, suppress
+from dataclasses import replace
 from functools import partial
+from typing import cast
 
 import structlog
-from jiter import from_json
 from starlette.requests import Request
 
 from prolepsis.control.store.batches import LEASE_S
 from prolepsis.control.store.replicas import PeriodicWork
 from prolepsis.control.store.responses import RUNNING, ResponseNews, ResponseTable, StoredResponse
-from prolepsis.control.web.caller import caller_of
+from prolepsis.control.web.caller import Caller, caller_of
 from prolepsis.control.web.context import Context
 from prolepsis.control.web.errors import RequestAborted, RequestRefused
 from prolepsis.control.web.feature import Feature, contained_tick
@@ -22,20 +25,31 @@ from prolepsis.control.web.reply_headers import warn
 from prolepsis.control.web.skipped import apart
 from prolepsis.core.config import DAY_S
 from prolepsis.core.errors import InvalidParameter, StoreUnavailable
+from prolepsis.server.auth.keys import Keys
+from prolepsis.server.openai.followed_events import FollowedEvents
 from prolepsis.server.openai.responses_bodies import ResponsesBody, shown_items
 from prolepsis.server.openai.usage import Json
+from prolepsis.server.stream import NAMED_SSE
 
 MOST_RUNNING = 100
 """Responses of a tenant in the background that have not ended."""
+MOST_FOLLOWERS = 100
+"""Streams of a tenant that follow responses here."""
+MOST_BYTES = 2**24
+"""Size of a stored response, and of the conversation that a request continues."""
 MOST_EVENT_BYTES = 32 * 2**20
 """Size of a response's events."""
 _KEEP_S = 0.05
 """Time between two writes of what has happened."""
-_POLL_S = 0.25
-"""How often it is seen what a response has said that runs on another server."""
-_EVENTS_OF_PAGE = 500
+_PAUSE_S = 0.0025
+"""Between two pages of events, for each stream of the tenant that follows: together they send so many a second."""
 _HOUR_S = 3600.0
 log = structlog.get_logger(__name__)
+
+PAGES = replace(
+    NAMED_SSE, frame=lambda item: "".join(map(NAMED_SSE.frame, cast(Sequence[Json], item.get("page", (item,)))))
+)
+"""How pages of events are written: in one piece each."""
 Failed = Callable[[Exception], Json]
 """Returns a response as an error has ended it."""
 _LOST = {"code": "server_error", "message": "The server that ran this response has ended. Send the request again."}
@@ -44,14 +58,13 @@ _LOST = {"code": "server_error", "message": "The server that ran this response h
 class BackgroundResponse:
     """A response that runs here in the background."""
 
-    def __init__(self, document: Json, num_bytes: int, failed: Failed, *, event_bytes: int) -> None:
+    def __init__(self, caller: Caller, document: Json, num_bytes: int, failed: Failed, *, event_bytes: int) -> None:
         """`event_bytes`: room for events; those beyond it are not kept."""
+        self.caller = caller
         self.task: asyncio.Task[None]
         self.error: Exception | None = None
         """What refused it before it began."""
         self.document = document
-        self.is_kept = asyncio.Event()
-        """Set when what has happened is in the store; the next one is for what happens then."""
         self._kept_document: Mapping[str, object] = document
         self._unkept: list[tuple[int, str]] = []
         self._failed = failed
@@ -62,6 +75,9 @@ class BackgroundResponse:
     def take(self, event: Json) -> None:
         """Take the next event; one that shows the response changes it."""
         text = json.dumps(event)
+        if len(text) > MOST_BYTES:
+            message = f"The response has more than {MOST_BYTES} bytes; allowed: fewer tokens, or fewer top_logprobs."
+            raise RequestRefused(message, code="response_too_large")
         self._number += 1
         self._room -= len(text)
         if self._room > 0:
@@ -72,8 +88,13 @@ class BackgroundResponse:
             self.document = shown
 
     def fail(self, error: Exception) -> None:
-        event: Json = {"type": "response.failed", "response": self._failed(error)}
-        self.take({**event, "sequence_number": self._number + 1})
+        """End it; what it said so far stays, if it is not too large."""
+        event: Json = {"type": "response.failed", "sequence_number": self._number + 1}
+        shown = self._failed(error)
+        try:
+            self.take({**event, "response": shown})
+        except RequestRefused:
+            self.take({**event, "response": {**shown, "output": []}})
 
     def news(self, response_id: str) -> ResponseNews:
         """Return what is not in the store yet."""
@@ -84,8 +105,6 @@ class BackgroundResponse:
         """Drop what is in the store now."""
         del self._unkept[: len(news.events)]
         self._kept_document = news.document or self._kept_document
-        self.is_kept.set()
-        self.is_kept = asyncio.Event()
 
 
 class StoredResponses(Feature):
@@ -93,14 +112,17 @@ class StoredResponses(Feature):
 
     name = "responses"
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, keys: Keys) -> None:
         self.table = ResponseTable(context.database)
         self._retention_s = context.config.response_retention_days * DAY_S if context.database.is_kept else 0.0
         self._most_bytes = context.config.response_bytes
         self._is_kept = context.database.is_kept
         self._periodic_work = PeriodicWork(context.database)
         self._skipped = context.skipped
+        self._keys = keys
         self._running: dict[str, BackgroundResponse] = {}
+        self._followed: dict[tuple[str, str], FollowedEvents] = {}
+        self._followers = Counter[str]()
         self._wake = asyncio.Event()
         self._renewed = 0.0
 
@@ -117,7 +139,8 @@ class StoredResponses(Feature):
 
     async def conversation(self, tenant: str, previous_id: str | None) -> Sequence[StoredResponse]:
         """Return the responses that a request continues; raises `RequestRefused` where one is missing or has no end."""
-        found = await asyncio.to_thread(self.table.conversation, tenant, previous_id) if previous_id else []
+        read = partial(self.table.conversation, tenant, previous_id, MOST_BYTES)
+        found = await asyncio.to_thread(read) if previous_id else []
         missing = found[0].previous_id if found else previous_id
         if missing is not None:
             message = f"Previous response with id {missing[:64]!r} not found; it was not stored, or is deleted."
@@ -130,9 +153,11 @@ class StoredResponses(Feature):
     async def keep(self, body: ResponsesBody, request: Request, document: Json) -> Json:
         """Store an ended response and return it; without the store it says that it is not stored."""
         try:
-            await asyncio.to_thread(self._add, body, caller_of(request).tenant, document)
-        except StoreUnavailable:
-            warn(request, "store: the response is not stored, as the store is unavailable")
+            began_at = float(str(document["created_at"]))
+            await asyncio.to_thread(self._add, body, caller_of(request).tenant, document, began_at=began_at)
+        except (StoreUnavailable, RequestRefused) as error:
+            why = "it is too large" if isinstance(error, RequestRefused) else "the store is unavailable"
+            warn(request, f"store: the response is not stored, as {why}")
             return {**document, "store": False}
         return document
 
@@ -145,47 +170,58 @@ class StoredResponses(Feature):
         failed: Failed,
     ) -> None:
         """Let a response run to its end, of which `document` is the beginning; raises what refuses it at once."""
-        tenant = caller_of(request).tenant
-        if await asyncio.to_thread(self.table.num_running, tenant) >= MOST_RUNNING:
-            message = f"{MOST_RUNNING} background responses of this tenant have not ended; allowed: to wait for one."
-            raise RequestRefused(message, code="too_many_responses", status=429, headers={"retry-after": "10"})
-        name = str(document["id"])
+        caller, name = caller_of(request), str(document["id"])
         first = {"type": "response.created", "response": document, "sequence_number": 0}
         kept = [json.dumps(first)] if body.stream else []
-        num_bytes = await asyncio.to_thread(self._add, body, tenant, document, kept)
+        num_bytes = await asyncio.to_thread(self._add, body, caller.tenant, document, kept, most_running=MOST_RUNNING)
         room = MOST_EVENT_BYTES if body.stream else 0
-        running = self._running[name] = BackgroundResponse(document, num_bytes, failed, event_bytes=room)
+        running = self._running[name] = BackgroundResponse(caller, document, num_bytes, failed, event_bytes=room)
         running.task = asyncio.create_task(self._run(running, events))
         await asyncio.wait({running.task}, timeout=0)  # what refuses it at once has done so
         if running.error is not None:
             self._running.pop(name, None)
-            await asyncio.to_thread(self.table.remove, tenant, name)
+            await asyncio.to_thread(self.table.remove, caller.tenant, name)
             raise running.error
 
     async def follow(self, tenant: str, response_id: str, after: int) -> AsyncGenerator[Json, None]:
-        """Yield the events behind a sequence number, as they are kept; raises `RequestRefused` where there are none."""
+        """Yield pages of the events behind a sequence number, as they are kept, for `PAGES`.
+
+        Raises `RequestRefused` where there are none.
+        """
         kind = ""
-        while True:
-            running = self._running.get(response_id)
-            is_kept = running.is_kept if running else asyncio.Event()
-            read = partial(self.table.events, tenant, response_id, after, _EVENTS_OF_PAGE)
-            status, texts = await asyncio.to_thread(read)
-            for text in texts:
-                event: dict[str, object] = from_json(text.encode())
-                after, kind = after + 1, str(event["type"])
-                yield event
-            if kind in ("response.completed", "response.incomplete", "response.failed"):
-                return
-            if not texts and (status not in RUNNING or after < 0):  # the first one is kept from the beginning
-                message = (
-                    f"No event behind {after} is kept of this response, which is {status or 'deleted'}; "
-                    "allowed: one that was made with background and stream, and a number before its last."
-                )
-                raise RequestRefused(message, code="events_not_kept", param="starting_after")
-            if not texts:
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(_POLL_S):
-                        await is_kept.wait()
+        with self._following(tenant, response_id) as followed:
+            while True:
+                status, events = await followed.behind(after)
+                if events:
+                    after, kind = after + len(events), str(events[-1]["type"])
+                    yield {"page": events}
+                if kind in ("response.completed", "response.incomplete", "response.failed"):
+                    return
+                if not events and (status not in RUNNING or after < 0):  # the first one is kept from the beginning
+                    message = (
+                        f"No event behind {after} is kept of this response, which is {status or 'deleted'}; "
+                        "allowed: one that was made with background and stream, and a number of an event."
+                    )
+                    raise RequestRefused(message, code="events_not_kept", param="starting_after")
+                await (asyncio.sleep(_PAUSE_S * self._followers[tenant]) if events else followed.changed())
+
+    @contextmanager
+    def _following(self, tenant: str, response_id: str) -> Iterator[FollowedEvents]:
+        """Hold the events of a response, which all that follow it share."""
+        if self._followers[tenant] >= MOST_FOLLOWERS:
+            message = f"{MOST_FOLLOWERS} streams of this tenant follow responses; allowed: to wait for the end of one."
+            raise RequestRefused(message, code="too_many_followers", status=429, headers={"retry-after": "10"})
+        read, key = partial(self.table.events, tenant, response_id), (tenant, response_id)
+        followed = self._followed.setdefault(key, FollowedEvents(read, lambda: response_id in self._running))
+        self._followers[tenant] += 1
+        followed.num_followers += 1
+        try:
+            yield followed
+        finally:
+            followed.num_followers -= 1
+            self._followers -= Counter({tenant: 1})
+            if not followed.num_followers:
+                del self._followed[key]
 
     def look(self) -> None:
         """See at once what clients have changed in the store."""
@@ -205,6 +241,8 @@ class StoredResponses(Feature):
     async def tick(self) -> None:
         """Keep what has happened; without the store, whose writer reports it, that waits."""
         is_due = time.monotonic() > self._renewed + LEASE_S / 3
+        if is_due:
+            self._end_unsigned()
         with suppress(StoreUnavailable):
             await self._keep(everything=is_due)
             if is_due:
@@ -215,6 +253,16 @@ class StoredResponses(Feature):
                         await asyncio.to_thread(self.table.fail_lost, name, _LOST)
                 if await asyncio.to_thread(self._periodic_work.take, self.name, _HOUR_S):
                     await asyncio.to_thread(self.table.forget)
+
+    def _end_unsigned(self) -> None:
+        """End responses whose key is no longer a client's."""
+        for running in self._running.values():
+            try:
+                self._keys.client_of(running.caller.key_id, running.caller.tenant)
+            except RequestRefused as error:
+                running.task.cancel()
+                if running.document["status"] in RUNNING:
+                    running.fail(error)
 
     async def close(self) -> None:
         """Fail what runs here."""
@@ -251,15 +299,30 @@ class StoredResponses(Feature):
         held = await asyncio.to_thread(apart, self.table.keep, news, _not_kept)
         for one in news:
             running[one.response_id].kept(one)
+            events = one.events if one.response_id in held else ()
+            if followed := self._followed.get((running[one.response_id].caller.tenant, one.response_id)):
+                followed.add(events[0][0] if events else 0, [text for _, text in events])
             if one.response_id not in held:
                 running[one.response_id].task.cancel()
             if one.response_id not in held or (one.document and one.document["status"] not in RUNNING):
                 self._running.pop(one.response_id, None)
 
-    def _add(self, body: ResponsesBody, tenant: str, document: Json, events: Sequence[str] = ()) -> int:
-        """Store a response; returns its size. Waits for the database."""
+    def _add(
+        self,
+        body: ResponsesBody,
+        tenant: str,
+        document: Json,
+        events: Sequence[str] = (),
+        *,
+        most_running: float = math.inf,
+        began_at: float = math.inf,
+    ) -> int:
+        """Store a response; returns its size. Waits for the database. Raises `RequestRefused` without room for it."""
         now, items = time.time(), shown_items(body.input)
         num_bytes = len(json.dumps(items)) + len(json.dumps(document)) + sum(map(len, events))
+        if num_bytes > MOST_BYTES:
+            message = f"The response has {num_bytes} bytes with its input; allowed to be stored: {MOST_BYTES}."
+            raise RequestRefused(message, code="response_too_large", status=413)
         response = StoredResponse(
             response_id=str(document["id"]),
             tenant=tenant,
@@ -269,8 +332,11 @@ class StoredResponses(Feature):
             num_bytes=num_bytes,
             created_at=now,
             expires_at=now + self._retention_s,
+            began_at=began_at,
         )
-        self.table.add(response, most_bytes=self._most_bytes, events=events)
+        if not self.table.add(response, most_bytes=self._most_bytes, events=events, most_running=most_running):
+            message = f"{MOST_RUNNING} background responses of this tenant have not ended; allowed: to wait for one."
+            raise RequestRefused(message, code="too_many_responses", status=429, headers={"retry-after": "10"})
         return num_bytes
 
 

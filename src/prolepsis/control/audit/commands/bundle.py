@@ -11,10 +11,10 @@ import typer
 from prolepsis.control.audit.bundle import Bundle, Form, bundle_of, exported, is_replayable, read_bundle, to_json
 from prolepsis.control.audit.commands.acts import actor, record_act
 from prolepsis.control.audit.commands.log import ServerUrl
-from prolepsis.control.redaction.values import storable
 from prolepsis.control.store.configured import StoreOption, ready_database
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.files import read_text, write_whole
+from prolepsis.core.stored_text import storable
 from prolepsis.core.terminal.admin import Key, ask
 from prolepsis.core.terminal.output import UNPROVEN, note, warn
 

@@ -15,9 +15,9 @@ from prolepsis.control.audit.commands.log import ServerUrl, opened_log
 from prolepsis.control.audit.commands.verify import verify
 from prolepsis.control.audit.entry import SERVED, AuditEntry
 from prolepsis.control.audit.lookup import find_request
-from prolepsis.control.redaction.values import storable
 from prolepsis.control.store.configured import StoreOption, ready_database
 from prolepsis.core.errors import InvalidParameter
+from prolepsis.core.stored_text import storable
 from prolepsis.core.terminal.admin import Key, ask
 from prolepsis.core.terminal.documents import print_reply
 from prolepsis.core.terminal.flags import settings_here
