@@ -17,6 +17,7 @@ from prolepsis.control.web.fields import Body, ClientBody, Holds, NoEffect, Serv
 from prolepsis.control.web.foreign_fields import FOREIGN_FIELDS, UNKNOWN, Ignored, replacement
 from prolepsis.control.web.intake import INLINE_BYTES, Intake
 from prolepsis.control.web.reply_headers import warn
+from prolepsis.core.json_size import size_of
 from prolepsis.core.validation import Path, first_problem, shown_path, shown_value, suggestion
 
 BODY_BYTES = "body_bytes"
@@ -106,17 +107,6 @@ def parse_texts(given: ImmutableMultiDict[str, Any], kind: type[B], what: Litera
         return kind.model_validate(values, strict=False)
     except ValidationError as error:
         raise _refusal(error, kind, values) from None
-
-
-def size_of(raw: bytes) -> tuple[int, int]:
-    """Return how many fields, lists and objects a JSON document has, and how many commas between values.
-
-    They are what reading it takes time for; counting takes a fraction of that. A document that is no JSON gives some
-    numbers.
-    """
-    without_escapes = raw.replace(rb"\\", b"").replace(rb"\"", b"")
-    without_texts = b"".join(without_escapes.split(b'"')[::2])
-    return sum(map(without_texts.count, (b":", b"[", b"{"))), without_texts.count(b",")
 
 
 def parse_body(raw: bytes, kind: type[B], ignored: Ignored | None = None) -> B:
