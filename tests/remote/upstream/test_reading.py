@@ -91,7 +91,7 @@ def test_lines_are_cut_wherever_the_parts_end() -> None:
     for size in range(1, len(text) + 1):
         lines = Lines()
         found = [line for i in range(0, len(text), size) for line in lines.feed(text[i : i + size])]
-        assert [*found, *lines.end()] == ["data: a", "data: \u20ac", "last"]
+        assert [*found, *lines.feed(b"\n")] == ["data: a", "data: \u20ac", "last"]
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "{" + '"a":{' * 50_000, "9" * 10_000, "nothing"])

@@ -48,6 +48,8 @@ WATCH_S = 2.0
 _LOOKS_A_SCRAPE = 5
 _FIGURES_S = 5.0
 """For the figures that follow the end of a sample."""
+_WITHOUT_TOKEN = 5
+"""Times that a stream may be without a token as long as without a word: an engine may say that it is still there."""
 
 Outcome = Literal["finished", "left", "refused", "busy", "lost"]
 _OUTCOMES: Mapping[type[Exception], Outcome] = {
@@ -367,13 +369,12 @@ class UpstreamClient:
 
 async def _chunks(pool: Pool, sample: UpstreamSample, model: str) -> AsyncGenerator[Chunk, None]:
     """Yield what a pool says of a sample; raises `PoolLost` where its next token does not come in time."""
-    clock, until = asyncio.get_running_loop().time, math.inf
-    seen: tuple[int, bool] | None = None
+    clock, seen = asyncio.get_running_loop().time, (-1, False)
+    silent_s = until = math.inf if pool.silent_s is None else pool.silent_s
     async with aclosing(pool.stream(sample.ask(model))) as said:
         while True:
             if seen != (seen := (sample.num_output_tokens, sample.ended)):
-                silent_s = math.inf if pool.silent_s is None else pool.silent_s
-                until = clock() + (min(_FIGURES_S, silent_s) if sample.ended else silent_s)
+                until = clock() + (min(_FIGURES_S, silent_s) if sample.ended else _WITHOUT_TOKEN * silent_s)
             try:
                 async with asyncio.timeout_at(until):
                     chunk = await anext(said)
@@ -382,5 +383,5 @@ async def _chunks(pool: Pool, sample: UpstreamSample, model: str) -> AsyncGenera
             except TimeoutError:
                 if sample.ended:  # a stream may go on for ever after it
                     return
-                raise PoolLost(f"says no token for {pool.silent_s:g} s") from None
+                raise PoolLost(f"says no token for {_WITHOUT_TOKEN * silent_s:g} s") from None
             yield chunk

@@ -19,12 +19,7 @@ from prolepsis.core.requests import SamplingParams
 from prolepsis.remote.upstream.api import Api, Chunk, UpstreamCall, UpstreamFault, UpstreamMalformed, error_message
 from prolepsis.remote.upstream.meter import SharedTime
 from prolepsis.remote.upstream.metrics import DRAFT_COUNTERS
-from prolepsis.remote.upstream.reading import (
-    METRICS_BYTES,
-    PLAIN_ENCODING,
-    chunks_of,
-    start_of,
-)
+from prolepsis.remote.upstream.reading import METRICS_BYTES, PLAIN_ENCODING, chunks_of, start_of
 from prolepsis.remote.upstream.route import PoolName
 
 CONNECT_S = 5.0
@@ -87,7 +82,7 @@ class Pool:
         silent_s: float | None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`silent_s`: a stream that says no token for so many seconds is lost; None: never."""
+        """`silent_s`: a stream that says nothing for so many seconds is lost; None: never."""
         self.name: PoolName = name
         self.url = url.rstrip("/")
         self.facts: PoolFacts | None = None
@@ -99,7 +94,7 @@ class Pool:
         self._vocabulary = vocabulary
         self._headers = {**headers, **PLAIN_ENCODING}
         self.silent_s = silent_s
-        self._http = self._client()
+        self._http = self._client(silent_s)
 
     @property
     def is_up(self) -> bool:
@@ -123,7 +118,7 @@ class Pool:
 
     async def _checked(self) -> PoolFacts:
         try:
-            async with asyncio.timeout(CHECK_S), self._client() as http:
+            async with asyncio.timeout(CHECK_S), self._client(CHECK_S) as http:
                 async with http.stream("GET", f"{self.url}/v1/models") as listed:
                     body = await start_of(listed)
                 if listed.status_code != httpx.codes.OK:
@@ -138,9 +133,9 @@ class Pool:
             raise PoolLost(str(error)) from error
         return facts
 
-    def _client(self) -> httpx.AsyncClient:
-        """Return a client that keeps no cookies, and of which each use has a limit of its own for all that it reads."""
-        timeout = httpx.Timeout(CONNECT_S, read=None)
+    def _client(self, read_s: float | None) -> httpx.AsyncClient:
+        """Return a client that keeps no cookies; what an engine sets would go with the requests of others."""
+        timeout = httpx.Timeout(CONNECT_S, read=read_s)
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
         none = CookieJar(DefaultCookiePolicy(allowed_domains=()))
         return httpx.AsyncClient(headers=self._headers, timeout=timeout, limits=limits, cookies=none)

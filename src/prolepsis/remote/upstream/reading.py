@@ -33,7 +33,7 @@ class Lines:
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> Iterator[str]:
-        """Yield the lines that `data` completes."""
+        """Yield the lines that `data` completes, but for empty ones."""
         self._rest += data
         if b"\n" in data:
             *lines, rest = self._rest.split(b"\n")
@@ -43,11 +43,6 @@ class Lines:
                     yield line.decode(errors="replace").rstrip("\r")
         if len(self._rest) > LINE_BYTES:
             raise UpstreamMalformed(f"said a line of more than {LINE_BYTES} bytes")
-
-    def end(self) -> Iterator[str]:
-        """Yield what no line break followed."""
-        if self._rest:
-            yield self._rest.decode(errors="replace")
 
 
 def check_plain(response: httpx.Response) -> None:
@@ -70,7 +65,7 @@ async def chunks_of(response: httpx.Response, reader: ChunkReader) -> AsyncGener
             for line in lines.feed(part):
                 if (chunk := await _read(reader, line)) is not None:
                     yield chunk
-    for line in lines.end():
+    for line in lines.feed(b"\n"):
         if (chunk := await _read(reader, line)) is not None:
             yield chunk
 

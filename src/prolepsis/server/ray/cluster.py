@@ -65,8 +65,8 @@ def prepare(cluster: Cluster, environment: MutableMapping[str, str] = os.environ
 def noted_address(file: Path) -> str:
     """Return the address of the Ray that runs on this machine, from the file in which `ray start` notes it.
 
-    All users may replace a file in that folder, and who answers at the address runs code here: so raises
-    `ConnectionError` for a file of another user.
+    Any user may put a file there, and what answers at its address runs code here. Raises `ConnectionError` for a file
+    of another user, or without an address.
     """
     try:
         with open(os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), errors="replace") as noted:
