@@ -26,6 +26,8 @@ class Reply:
     headers: Mapping[str, str] = field(default_factory=dict)
     cut_after: int | None = None
     """The connection ends after so many bytes of the body."""
+    forever: bytes = b""
+    """Said behind the body, again and again, until the other side leaves."""
 
 
 @contextmanager
@@ -38,13 +40,16 @@ def serving(answer: Callable[[Request], Reply]) -> Iterator[str]:
             body = self.rfile.read(int(headers.get("content-length", "0")))
             reply = answer(Request(self.command, self.path, headers, body))
             self.send_response(reply.status)
-            self.send_header("content-length", str(len(reply.body)))
+            if not reply.forever:
+                self.send_header("content-length", str(len(reply.body)))
             for name, value in reply.headers.items():
                 self.send_header(name, value)
             self.end_headers()
             if self.command != "HEAD":
                 with suppress(ConnectionError):  # the other side may have left
                     self.wfile.write(reply.body[: reply.cut_after])
+                    while reply.forever:
+                        self.wfile.write(reply.forever)
 
         do_HEAD = do_POST = do_DELETE = do_GET  # noqa: N815
 

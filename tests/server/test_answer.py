@@ -1,6 +1,7 @@
 """What happens between the first byte and the last: disconnects, failures, request ids."""
 
 import asyncio
+import errno
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -57,6 +58,7 @@ def test_a_finished_request_is_not_aborted() -> None:
     [
         (ContextTooLong("needs 9 pages; the pool has 4", param="max_tokens"), 400, "context_length_exceeded"),
         (EngineDead("the engine thread ended"), 503, "engine_dead"),
+        (OSError(errno.ENOSPC, "secret detail"), 503, "disk_full"),
         (ValueError("secret detail"), 500, "internal_error"),
     ],
 )

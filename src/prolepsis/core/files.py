@@ -126,6 +126,8 @@ def sha256_of(path: Path) -> str:
         return file_digest(file, "sha256").hexdigest()
 
 
+NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+"""Numbers of an `OSError` where a disk, or a quota of it, is full."""
 MOST_BYTES = 2**26
 """Of a file that is read whole, such as a policy: a device or a wrong path must not fill the memory."""
 
@@ -156,7 +158,7 @@ def numbered_lines(text: str) -> Iterator[tuple[int, str]]:
 
 def disk_fault(error: OSError, folder: Path, needed: int | None = None) -> str:
     """Return what an `OSError` at writing means for the user."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+    if error.errno in NO_SPACE:
         wanted = f"; {needed / 1e6:.0f} MB are needed" if needed else ""
         return f"no space left in {folder}{wanted}"
     return str(error)

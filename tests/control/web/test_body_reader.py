@@ -1,11 +1,7 @@
-import json
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from starlette.requests import Request
 
-from prolepsis.control.web.body_reader import BodyReader, QueryReader, size_of
+from prolepsis.control.web.body_reader import BodyReader, QueryReader
 from prolepsis.control.web.errors import RequestRefused
 from prolepsis.control.web.fields import Body
 
@@ -26,37 +22,6 @@ async def test_a_parameter_given_twice_is_refused() -> None:
     with pytest.raises(RequestRefused, match="'limit' 2 times") as refused:
         await QueryReader(Asked)(request(b"limit=3&limit=4"))
     assert (refused.value.status, refused.value.param) == (400, "limit")
-
-
-DOCUMENTS = st.recursive(
-    st.none() | st.integers() | st.text(alphabet='":[{}],\\ \nü', max_size=6),
-    lambda inner: (
-        st.lists(inner, max_size=4) | st.dictionaries(st.text(alphabet='":[{\\a', max_size=4), inner, max_size=4)
-    ),
-    max_leaves=12,
-)
-
-
-def members_of(value: object) -> int:
-    if isinstance(value, dict):
-        return 1 + len(value) + sum(map(members_of, value.values()))
-    return 1 + sum(map(members_of, value)) if isinstance(value, list) else 0
-
-
-def commas_of(value: object) -> int:
-    inner = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
-    return max(0, len(inner) - 1) + sum(map(commas_of, inner))
-
-
-@given(DOCUMENTS, st.booleans())
-def test_what_takes_time_to_read_is_counted_and_nothing_in_texts(document: object, compact: bool) -> None:
-    written = json.dumps(document, ensure_ascii=False, separators=(",", ":") if compact else (" , ", " : "))
-    assert size_of(written.encode()) == (members_of(document), commas_of(document))
-
-
-def test_what_is_no_json_has_some_size() -> None:
-    for raw in (b"", b'"', b"\\", b'{"a', b"\xff:[" * 3):
-        assert min(size_of(raw)) >= 0
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Upstream engines on loopback that say what they are told, in the words of each API."""
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
@@ -115,6 +116,8 @@ class FakeUpstream:
     says_logprobs: bool = True
     raw: bytes | None = None
     """Its whole answer, for one that its API does not say."""
+    forever: bytes = b""
+    """What it says behind `raw` without an end."""
     fault: str = ""
     """What it says in the place of an answer, in its stream."""
 
@@ -134,7 +137,8 @@ class FakeUpstream:
             return Reply(body=lines(EVENTS[self.api](b"there was", None, finish="length")))
         self.asked.append(body)
         if self.raw is not None or self.status != 200:
-            return Reply(self.status, self.raw) if self.raw else _json(_NO_SUCH_THING, self.status)
+            said = Reply(self.status, self.raw, forever=self.forever) if self.raw else None
+            return said or _json(_NO_SUCH_THING, self.status)
         text = self.text[len(prompt) - len(PROMPT) :]
         failed = [{"error": {"message": self.fault}}]
         events = failed if self.fault else EVENTS[self.api](text, self.drafts)
@@ -180,16 +184,19 @@ def client_of(
 
 @asynccontextmanager
 async def two_pools(
-    plain: FakeUpstream, speculating: FakeUpstream, registry: CollectorRegistry | None = None
+    plain: FakeUpstream,
+    speculating: FakeUpstream,
+    registry: CollectorRegistry | None = None,
+    silent_s: float | None = 10.0,
 ) -> AsyncIterator[UpstreamClient]:
     """Yield a client of two pools that were checked."""
     with serving(plain) as plain_url, serving(speculating) as speculating_url:
         pools = [
-            pool_at(plain_url, "plain", plain.api),
-            pool_at(speculating_url, "speculating", speculating.api),
+            pool_at(plain_url, "plain", plain.api, silent_s),
+            pool_at(speculating_url, "speculating", speculating.api, silent_s),
         ]
         for pool in pools:
-            pool.up(pool.check())
+            pool.up(await asyncio.to_thread(pool.check))
         client = client_of(pools, plain.api, registry)
         yield client
         await client.close()

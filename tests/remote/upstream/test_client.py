@@ -1,7 +1,8 @@
 """Two pools seen as one engine: who serves a request, what it reports, and what happens when a pool is gone."""
 
+import asyncio
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -26,8 +27,19 @@ from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams
 from prolepsis.core.stats import RequestStats
 from prolepsis.remote.upstream.client import UpstreamClient
 from prolepsis.remote.upstream.metrics import UpstreamMetrics
-from tests.loopback import serving
-from tests.remote.upstream.fakes import APIS, DEPTH, FakeUpstream, client_of, pool_at, request, two_pools
+from prolepsis.remote.upstream.pool import PoolLost
+from tests.loopback import Reply, Request, serving
+from tests.remote.upstream.fakes import (
+    APIS,
+    DEPTH,
+    EVENTS,
+    FakeUpstream,
+    client_of,
+    lines,
+    pool_at,
+    request,
+    two_pools,
+)
 from tests.server.conftest import served
 from tests.server.fakes import FakeEngine
 
@@ -152,7 +164,7 @@ async def test_requests_of_a_pool_that_is_gone_go_to_the_other_one(
         urls = {"plain": plain_url, "speculating": speculating_url}
         pools = [pool_at(url, name) for name, url in urls.items()]  # type: ignore[arg-type]
         for pool in pools:
-            pool.up(pool.check())
+            pool.up(await asyncio.to_thread(pool.check))
         with serving(plain) as closed:
             pass
         lost = next(pool for pool in pools if pool.name == gone)
@@ -437,10 +449,63 @@ async def test_a_silent_pool_is_lost() -> None:
     engine = FakeEngine("hello world")
     with served(engine) as server:
         pool = pool_at(server.url, "plain", silent_s=0.2)
-        pool.up(pool.check())
+        pool.up(await asyncio.to_thread(pool.check))
         engine.hold_after = 1
         client = client_of([pool])
         last = end_of(await collect(client, request()))
         assert isinstance(last, Failed)
         assert "ReadTimeout" in str(last.error)
         await client.close()
+
+
+NOTHING = (b": still there\n\n", b"\n", b'data: {"choices": []}\n\n', b'data: {"choices": [{"token_ids": []}]}\n\n')
+
+
+@pytest.mark.parametrize("nothing", NOTHING[::2], ids=str)
+async def test_a_pool_that_says_no_token_is_lost_however_much_it_says(nothing: bytes) -> None:
+    endless = FakeUpstream(raw=b"\n", forever=nothing)
+    async with two_pools(endless, endless, silent_s=0.2) as client:
+        with pytest.raises(UpstreamUnavailable, match="says no token for 1 s"):
+            await collect(client, request())
+
+
+@pytest.mark.parametrize("nothing", NOTHING, ids=str)
+async def test_a_stream_that_goes_on_after_its_end_ends(nothing: bytes) -> None:
+    told = lines(EVENTS["vllm"](b"hello", (1, 4, 2)))
+    endless = FakeUpstream(raw=told, forever=nothing)
+    async with two_pools(endless, endless, silent_s=0.2) as client:
+        events = await collect(client, request())
+        assert client.health().detail == "", "it has served the request"
+    assert text_of(events) == b"hello"
+    assert stats_of(events).proposers[UPSTREAM].num_accepted == 2
+
+
+async def test_a_pool_that_never_comes_to_an_answer_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    for limit in ("CONNECT_S", "CHECK_S"):
+        monkeypatch.setattr(f"prolepsis.remote.upstream.pool.{limit}", 0.2)
+    with serving(lambda request: Reply(100, forever=b"HTTP/1.1 100 Continue\r\n\r\n")) as url:
+        pool = pool_at(url, "plain")
+        with pytest.raises(PoolLost, match=r"does not answer within 0\.2 s"):
+            await asyncio.to_thread(pool.check)
+        assert not await pool.is_alive()
+        assert await pool.draft_totals() == {}
+        await pool.close()
+
+
+async def test_no_cookie_of_a_pool_is_sent_to_it_again() -> None:
+    headers: list[Mapping[str, str]] = []
+    upstream = FakeUpstream()
+
+    def answer(asked: Request) -> Reply:
+        headers.append(asked.headers)
+        return replace(upstream(asked), headers={"set-cookie": f"c{len(headers)}=1"})
+
+    with serving(answer) as url:
+        pool = pool_at(url, "plain")
+        pool.up(await asyncio.to_thread(pool.check))
+        client = client_of([pool])
+        for number in range(2):
+            await collect(client, request(str(number)))
+        await client.close()
+    assert len(headers) >= 4
+    assert not any("cookie" in one for one in headers)

@@ -91,10 +91,33 @@ def test_lines_are_cut_wherever_the_parts_end() -> None:
     for size in range(1, len(text) + 1):
         lines = Lines()
         found = [line for i in range(0, len(text), size) for line in lines.feed(text[i : i + size])]
-        assert [*found, *lines.end()] == ["data: a", "", "data: \u20ac", "last"]
+        assert [*found, *lines.feed(b"\n")] == ["data: a", "data: \u20ac", "last"]
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, "{" + '"a":{' * 50_000, "9" * 10_000, "nothing"])
 def test_what_no_parser_takes_is_malformed(text: str) -> None:
     with pytest.raises(UpstreamMalformed):
         read_line(api_of("vllm").reader(), f"data: {text}")
+
+
+async def test_an_event_that_takes_long_to_read_is_not_read() -> None:
+    raw = b'data: {"choices": [' + b"[]," * 99_999 + b"[]]}\n\n"
+    async with two_pools(FakeUpstream(raw=raw), FakeUpstream(raw=raw)) as client:
+        with pytest.raises(UpstreamInvalid, match="an event of 100004 fields, lists and objects; allowed: 65536"):
+            _ = [event async for event in client.generate(request())]
+
+
+async def test_an_errors_text_can_be_written_whatever_it_is() -> None:
+    raw = b'data: {"error": {"message": "half a \\ud83d character"}}\n\n'
+    async with two_pools(FakeUpstream(raw=raw), FakeUpstream(raw=raw)) as client:
+        with pytest.raises(UpstreamUnavailable, match=r"half a \? character") as caught:
+            _ = [event async for event in client.generate(request())]
+    assert str(describe_error(caught.value)).encode()
+
+
+def test_text_that_no_tokens_follow_has_a_bound() -> None:
+    reader, text = api_of("sglang").reader(), "x" * (LINE_BYTES // 2)
+    for said in ("a", "b"):
+        read_line(reader, f"data: {json.dumps({'text': said + text[1:], 'output_ids': []})}")
+    with pytest.raises(UpstreamMalformed, match="said what its API does not"):
+        read_line(reader, f"data: {json.dumps({'text': 'c', 'output_ids': []})}")

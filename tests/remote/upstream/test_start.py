@@ -1,5 +1,6 @@
 """What is checked before upstream engines are used."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -95,7 +96,7 @@ async def test_a_client_knows_its_pools_and_its_tokenizer(folder: Path, tmp_path
     upstream = Spelled(folder)
     with serving(upstream) as url:
         config = config_of(folder, url, upstream_speculating=gone, upstream_key_file=key, num_speculative_tokens=3)
-        started = start_upstream(config)
+        started = await asyncio.to_thread(start_upstream, config)
         info, health = started.client.info, started.client.health()
         await started.client.close()
     assert (info.max_model_len, info.proposers, info.exactness) == (256, ("upstream",), "normal")

@@ -1,15 +1,18 @@
 """Which cluster replicas start on, and that a signal ends a server that waits for Ray."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from prolepsis.core.config import ServerConfig
-from prolepsis.server.ray.cluster import Cluster, prepare, started_aside
+from prolepsis.server.ray.cluster import Cluster, noted_address, prepare, started_aside
 
 WAITS = """
 import signal, sys, threading
@@ -21,15 +24,23 @@ started_aside(start, lambda: print("ended", flush=True))
 """
 
 
+@pytest.fixture(autouse=True)
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+
 def test_an_own_cluster_is_on_loopback_has_a_token_of_its_own_and_joins_no_other() -> None:
     environment = {"RAY_ADDRESS": "10.0.0.9:6379"}
     prepare(Cluster(), environment)
     assert "RAY_ADDRESS" not in environment
     assert environment["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] == "0"
     assert len(environment["RAY_AUTH_TOKEN"]) == 64
+    folder = Path(environment["RAY_TMPDIR"])
+    assert folder.stat().st_mode & 0o077 == 0, "Ray lets all users write what is in it, its sockets too"
     other: dict[str, str] = {}
     prepare(Cluster(), other)
     assert other["RAY_AUTH_TOKEN"] != environment["RAY_AUTH_TOKEN"]
+    assert other["RAY_TMPDIR"] != environment["RAY_TMPDIR"]
 
 
 @pytest.mark.parametrize("name", ["RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"])
@@ -40,10 +51,10 @@ def test_what_people_set_of_tokens_stays(name: str) -> None:
 
 
 def test_a_named_cluster_keeps_its_variables_and_servers_there_have_an_application_each() -> None:
-    environment = {"RAY_ADDRESS": "10.0.0.9:6379"}
+    environment = {"RAY_ADDRESS": "10.0.0.8:6379"}
     one, other = Cluster("10.0.0.9:6379"), Cluster("10.0.0.9:6379")
     prepare(one, environment)
-    assert environment.keys() == {"RAY_ADDRESS", "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS"}
+    assert environment.keys() == {"RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS"}, "Ray would follow RAY_ADDRESS"
     assert (one.is_own, Cluster().is_own) == (False, True)
     assert one.application != other.application
 
@@ -53,6 +64,46 @@ def test_an_address_that_is_none_is_refused(address: str) -> None:
     with pytest.raises(ValueError, match="ray_address"):
         ServerConfig(ray_address=address)
     assert ServerConfig(ray_address="auto").ray_address == "auto"
+
+
+def test_the_address_that_ray_start_noted_is_read(tmp_path: Path) -> None:
+    note = tmp_path / "ray_current_cluster"
+    note.write_text("10.0.0.9:6379\n")
+    note.chmod(0o644)
+    assert noted_address(note) == "10.0.0.9:6379"
+
+
+def give_away(note: Path) -> None:
+    if os.getuid() != 0:
+        pytest.skip("only root can give a file to another user")
+    os.chown(note, 4711, -1)
+
+
+def link(note: Path) -> None:
+    note.rename(note.parent / "other")
+    note.symlink_to(note.parent / "other")
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        (give_away, "is another user's"),
+        (lambda note: note.chmod(0o666), "others may write it"),
+        (link, "cannot be read"),
+        (Path.unlink, "allowed: after `ray start`"),
+        (lambda note: note.write_text("ray://10.0.0.9:10001"), "holds 'ray://"),
+        (lambda note: note.write_bytes(b"\xff" * 9999), "allowed: HOST:PORT"),
+    ],
+)
+def test_an_address_that_others_may_have_noted_is_not_followed(
+    tmp_path: Path, change: Callable[[Path], object], fault: str
+) -> None:
+    note = tmp_path / "ray_current_cluster"
+    note.write_text("10.0.0.9:6379")
+    note.chmod(0o644)
+    change(note)
+    with pytest.raises(ConnectionError, match=re.escape(fault)):
+        noted_address(note)
 
 
 def test_what_starts_is_returned_or_raised_and_its_thread_stays() -> None:

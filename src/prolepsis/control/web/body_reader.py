@@ -17,6 +17,7 @@ from prolepsis.control.web.fields import Body, ClientBody, Holds, NoEffect, Serv
 from prolepsis.control.web.foreign_fields import FOREIGN_FIELDS, UNKNOWN, Ignored, replacement
 from prolepsis.control.web.intake import INLINE_BYTES, Intake
 from prolepsis.control.web.reply_headers import warn
+from prolepsis.core.json_size import size_of
 from prolepsis.core.stored_text import UNSTORABLE
 from prolepsis.core.validation import Path, first_problem, shown_path, shown_value, suggestion
 
@@ -120,17 +121,6 @@ def check_size(raw: bytes, most_members: int) -> None:
         if given > allowed:
             message = f"The request body has {given} {what}; allowed: {allowed}."
             raise RequestRefused(message, code="too_many_fields")
-
-
-def size_of(raw: bytes) -> tuple[int, int]:
-    """Return how many fields, lists and objects a JSON document has, and how many commas between values.
-
-    They are what reading it takes time for; counting takes a fraction of that. A document that is no JSON gives some
-    numbers.
-    """
-    without_escapes = raw.replace(rb"\\", b"").replace(rb"\"", b"")
-    without_texts = b"".join(without_escapes.split(b'"')[::2])
-    return sum(map(without_texts.count, (b":", b"[", b"{"))), without_texts.count(b",")
 
 
 def parse_body(raw: bytes, kind: type[B], ignored: Ignored | None = None) -> B:

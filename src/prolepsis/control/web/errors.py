@@ -30,6 +30,7 @@ from prolepsis.core.errors import (
     UpstreamUnavailable,
     UserError,
 )
+from prolepsis.core.files import NO_SPACE
 
 CLIENT_CLOSED_REQUEST = 499
 """For logs and counters only: the client is gone and reads no status."""
@@ -171,6 +172,9 @@ def describe_error(error: Exception) -> RequestRefused:
             param = getattr(error, "param", None)
             kind = "answer_error" if isinstance(error, AnswerBroken) else None
             return RequestRefused(str(error), code=error.code, param=param, status=status, kind=kind)
+    if isinstance(error, OSError) and error.errno in NO_SPACE:
+        log.error("disk_full", frames=_frames(error))
+        return RequestRefused("No disk space is left for the request; try again later.", code="disk_full", status=503)
     log.error("request_failed", error=type(error).__name__, frames=_frames(error))
     message = "The server failed to process the request; the error has been logged."
     return RequestRefused(message, code="internal_error", status=500)

@@ -123,4 +123,4 @@ def error_message(data: Json) -> str:
     """Return the message of an error as OpenAI's API and its kin write it."""
     error = data.get("error", data)
     message = error.get("message") if isinstance(error, dict) else error
-    return str(message or data)[:500]
+    return str(message or data)[:500].encode(errors="replace").decode()

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
@@ -45,6 +46,10 @@ from prolepsis.remote.upstream.sample import UpstreamSample
 WATCH_S = 2.0
 """Between two looks at the pools."""
 _LOOKS_A_SCRAPE = 5
+_FIGURES_S = 5.0
+"""For the figures that follow the end of a sample."""
+_WITHOUT_TOKEN = 5
+"""Times that a stream may be without a token as long as without a word: an engine may say that it is still there."""
 
 Outcome = Literal["finished", "left", "refused", "busy", "lost"]
 _OUTCOMES: Mapping[type[Exception], Outcome] = {
@@ -276,7 +281,7 @@ class UpstreamClient:
         began, first = pool.time.enter(), None
         outcome: Outcome = "left"
         try:
-            async with aclosing(pool.stream(sample.ask(pool.facts.model))) as chunks:
+            async with aclosing(_chunks(pool, sample, pool.facts.model)) as chunks:
                 async for chunk in chunks:
                     if any(token >= self.info.vocab_size for token in chunk.token_ids):
                         raise PoolMalformed(f"says token {max(chunk.token_ids)}, which the model does not have")
@@ -360,3 +365,23 @@ class UpstreamClient:
     def _down(self, pool: Pool, detail: str) -> None:
         pool.down(detail)
         self._metrics.up(pool.name, is_up=False)
+
+
+async def _chunks(pool: Pool, sample: UpstreamSample, model: str) -> AsyncGenerator[Chunk, None]:
+    """Yield what a pool says of a sample; raises `PoolLost` where its next token does not come in time."""
+    clock, seen = asyncio.get_running_loop().time, (-1, False)
+    silent_s = until = math.inf if pool.silent_s is None else pool.silent_s
+    async with aclosing(pool.stream(sample.ask(model))) as said:
+        while True:
+            if seen != (seen := (sample.num_output_tokens, sample.ended)):
+                until = clock() + (min(_FIGURES_S, silent_s) if sample.ended else _WITHOUT_TOKEN * silent_s)
+            try:
+                async with asyncio.timeout_at(until):
+                    chunk = await anext(said)
+            except StopAsyncIteration:
+                return
+            except TimeoutError:
+                if sample.ended:  # a stream may go on for ever after it
+                    return
+                raise PoolLost(f"says no token for {_WITHOUT_TOKEN * silent_s:g} s") from None
+            yield chunk

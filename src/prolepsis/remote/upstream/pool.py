@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from itertools import islice
+from http.cookiejar import CookieJar, DefaultCookiePolicy
 from typing import Protocol
 
 import httpx
@@ -19,19 +19,12 @@ from prolepsis.core.requests import SamplingParams
 from prolepsis.remote.upstream.api import Api, Chunk, UpstreamCall, UpstreamFault, UpstreamMalformed, error_message
 from prolepsis.remote.upstream.meter import SharedTime
 from prolepsis.remote.upstream.metrics import DRAFT_COUNTERS
-from prolepsis.remote.upstream.reading import (
-    METRICS_BYTES,
-    PLAIN_ENCODING,
-    chunks_of,
-    chunks_of_check,
-    start_of,
-    start_of_check,
-)
+from prolepsis.remote.upstream.reading import METRICS_BYTES, PLAIN_ENCODING, chunks_of, start_of
 from prolepsis.remote.upstream.route import PoolName
 
 CONNECT_S = 5.0
 CHECK_S = 30.0
-"""For a short answer, when a pool is checked."""
+"""For all that is read when a pool is checked."""
 _CHECKED_TEXT = "Once upon a time"
 _CHECKED_TOKENS = 8
 _MOST_CHECKED = 64
@@ -100,9 +93,8 @@ class Pool:
         self._api = api
         self._vocabulary = vocabulary
         self._headers = {**headers, **PLAIN_ENCODING}
-        timeout = httpx.Timeout(CONNECT_S, read=silent_s)
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
-        self._http = httpx.AsyncClient(headers=self._headers, timeout=timeout, limits=limits)
+        self.silent_s = silent_s
+        self._http = self._client(silent_s)
 
     @property
     def is_up(self) -> bool:
@@ -122,19 +114,31 @@ class Pool:
 
         Raises `PoolLost`, and `VocabularyMismatch` if the answer's token ids do not spell its text.
         """
+        return asyncio.run(self._checked())
+
+    async def _checked(self) -> PoolFacts:
         try:
-            with httpx.Client(headers=self._headers, timeout=httpx.Timeout(CHECK_S, connect=CONNECT_S)) as http:
-                with http.stream("GET", f"{self.url}/v1/models") as listed:
-                    body = start_of_check(listed)
+            async with asyncio.timeout(CHECK_S), self._client(CHECK_S) as http:
+                async with http.stream("GET", f"{self.url}/v1/models") as listed:
+                    body = await start_of(listed)
                 if listed.status_code != httpx.codes.OK:
                     raise _refusal(listed.status_code, body)
                 facts = _facts(body)
-                self._check_vocabulary(http, facts)
+                await self._check_vocabulary(http, facts)
+        except TimeoutError as error:
+            raise PoolLost(f"does not answer within {CHECK_S:g} s") from error
         except (httpx.HTTPError, UpstreamFault) as error:
             raise PoolLost(_reason_of(error)) from error
         except (InvalidParameter, PoolBusy) as error:
             raise PoolLost(str(error)) from error
         return facts
+
+    def _client(self, read_s: float | None) -> httpx.AsyncClient:
+        """Return a client that keeps no cookies; what an engine sets would go with the requests of others."""
+        timeout = httpx.Timeout(CONNECT_S, read=read_s)
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
+        none = CookieJar(DefaultCookiePolicy(allowed_domains=()))
+        return httpx.AsyncClient(headers=self._headers, timeout=timeout, limits=limits, cookies=none)
 
     async def stream(self, ask: UpstreamCall) -> AsyncGenerator[Chunk, None]:
         """Yield what the pool says; closing it early ends the request there.
@@ -159,31 +163,36 @@ class Pool:
     async def is_alive(self) -> bool:
         """Ask for the pool's health."""
         try:
-            async with self._http.stream("GET", f"{self.url}/health", timeout=CONNECT_S) as response:
+            async with asyncio.timeout(CONNECT_S), self._http.stream("GET", f"{self.url}/health") as response:
                 return response.is_success
-        except httpx.HTTPError:
+        except (httpx.HTTPError, TimeoutError):
             return False
 
     async def draft_totals(self) -> dict[str, float]:
         """Return the totals of `DRAFT_COUNTERS` that the pool's own metrics have; empty without any."""
         try:
-            async with self._http.stream("GET", f"{self.url}/metrics", timeout=CONNECT_S) as response:
+            async with asyncio.timeout(CONNECT_S), self._http.stream("GET", f"{self.url}/metrics") as response:
                 text = await start_of(response, METRICS_BYTES) if response.is_success else b""
             return await asyncio.to_thread(_draft_totals, text)
-        except (httpx.HTTPError, UpstreamFault, ValueError):
+        except (httpx.HTTPError, TimeoutError, UpstreamFault, ValueError):
             return {}
 
     async def close(self) -> None:
         await self._http.aclose()
 
-    def _check_vocabulary(self, http: httpx.Client, facts: PoolFacts) -> None:
+    async def _check_vocabulary(self, http: httpx.AsyncClient, facts: PoolFacts) -> None:
         reader = self._api.reader()
         params = SamplingParams(temperature=0.0, max_tokens=_CHECKED_TOKENS, ignore_eos=True)
         ask = UpstreamCall(facts.model, tuple(self._vocabulary.encode(_CHECKED_TEXT)), params)
-        with http.stream("POST", f"{self.url}{self._api.path}", json=self._api.body(ask)) as response:
+        chunks: list[Chunk] = []
+        async with http.stream("POST", f"{self.url}{self._api.path}", json=self._api.body(ask)) as response:
             if response.status_code != httpx.codes.OK:
-                raise _refusal(response.status_code, start_of_check(response))
-            chunks = list(islice(chunks_of_check(response, reader), _MOST_CHECKED))
+                raise _refusal(response.status_code, await start_of(response))
+            async with aclosing(chunks_of(response, reader)) as said:
+                async for chunk in said:
+                    chunks.append(chunk)
+                    if len(chunks) == _MOST_CHECKED:
+                        break
         token_ids = [token for chunk in chunks for token in chunk.token_ids]
         if not token_ids:
             raise UpstreamFault("says no token ids: it is of another kind than upstream_api says, or too old")
@@ -222,7 +231,7 @@ def _facts(body: bytes) -> PoolFacts:
     try:
         model = json.loads(body)["data"][0]
         length = model.get("max_model_len") or model["meta"]["n_ctx"]
-        return PoolFacts(str(model["id"]), int(length))
+        return PoolFacts(str(model["id"]).encode().decode(), int(length))
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError, RecursionError) as error:
         raise UpstreamMalformed("lists no model with its context at /v1/models") from error
 

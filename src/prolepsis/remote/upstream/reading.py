@@ -8,6 +8,7 @@ from typing import cast
 
 import httpx
 
+from prolepsis.core.json_size import size_of
 from prolepsis.core.stats import ProposerCounts
 from prolepsis.remote.upstream.api import Chunk, ChunkReader, UpstreamMalformed, payload
 
@@ -18,6 +19,8 @@ LINE_BYTES = 2**23
 """Of one event of a stream: SGLang repeats all tokens so far in each."""
 THREAD_BYTES = 2**16
 """A longer event is parsed in a thread."""
+MOST_MEMBERS = 2**16
+"""Fields, lists and objects of such an event; a few bytes of them take long to read, and much memory."""
 PLAIN_ENCODING = {"accept-encoding": "identity"}
 """A header of each request: a few compressed bytes may be very many."""
 _MOST = 2**31
@@ -30,20 +33,16 @@ class Lines:
         self._rest = bytearray()
 
     def feed(self, data: bytes) -> Iterator[str]:
-        """Yield the lines that `data` completes."""
+        """Yield the lines that `data` completes, but for empty ones."""
         self._rest += data
         if b"\n" in data:
             *lines, rest = self._rest.split(b"\n")
             self._rest = bytearray(rest)
             for line in lines:
-                yield line.decode(errors="replace").rstrip("\r")
+                if line:
+                    yield line.decode(errors="replace").rstrip("\r")
         if len(self._rest) > LINE_BYTES:
             raise UpstreamMalformed(f"said a line of more than {LINE_BYTES} bytes")
-
-    def end(self) -> Iterator[str]:
-        """Yield what no line break followed."""
-        if self._rest:
-            yield self._rest.decode(errors="replace")
 
 
 def check_plain(response: httpx.Response) -> None:
@@ -66,28 +65,22 @@ async def chunks_of(response: httpx.Response, reader: ChunkReader) -> AsyncGener
             for line in lines.feed(part):
                 if (chunk := await _read(reader, line)) is not None:
                     yield chunk
-    for line in lines.end():
+    for line in lines.feed(b"\n"):
         if (chunk := await _read(reader, line)) is not None:
             yield chunk
 
 
 async def _read(reader: ChunkReader, line: str) -> Chunk | None:
     if len(line) > THREAD_BYTES:
-        return await asyncio.to_thread(read_line, reader, line)
+        return await asyncio.to_thread(_read_long, reader, line)
     return read_line(reader, line)
 
 
-def chunks_of_check(response: httpx.Response, reader: ChunkReader) -> Iterator[Chunk]:
-    """Yield the same of a stream that a thread reads."""
-    check_plain(response)
-    lines = Lines()
-    for part in response.iter_raw():
-        for line in lines.feed(part):
-            if (chunk := read_line(reader, line)) is not None:
-                yield chunk
-    for line in lines.end():
-        if (chunk := read_line(reader, line)) is not None:
-            yield chunk
+def _read_long(reader: ChunkReader, line: str) -> Chunk | None:
+    members, _ = size_of(line.encode())
+    if members > MOST_MEMBERS:
+        raise UpstreamMalformed(f"said an event of {members} fields, lists and objects; allowed: {MOST_MEMBERS}")
+    return read_line(reader, line)
 
 
 def read_line(reader: ChunkReader, line: str) -> Chunk | None:
@@ -138,15 +131,4 @@ async def start_of(response: httpx.Response, limit: int = BODY_BYTES) -> bytes:
             found += part
             if len(found) > limit:
                 break
-    return bytes(found[:limit])
-
-
-def start_of_check(response: httpx.Response, limit: int = BODY_BYTES) -> bytes:
-    """Return the same of an answer that a thread reads."""
-    check_plain(response)
-    found = bytearray()
-    for part in response.iter_raw():
-        found += part
-        if len(found) > limit:
-            break
     return bytes(found[:limit])

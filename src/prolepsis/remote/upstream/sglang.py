@@ -4,6 +4,7 @@ from typing import Any
 
 from prolepsis.core.stats import ProposerCounts
 from prolepsis.remote.upstream.api import Chunk, Json, UpstreamCall, UpstreamFault, finish_reason, sampling_fields
+from prolepsis.remote.upstream.reading import LINE_BYTES
 
 _DRAFTED = ("spec_num_proposed_drafts", "spec_draft_token_num")
 _ACCEPTED = ("spec_num_correct_drafts", "spec_accept_token_num")
@@ -63,6 +64,8 @@ class SglangReader:
     def _new_text(self, text: str) -> str:
         new = text.removeprefix(self._text)
         self._text = text if text.startswith(self._text) else self._text + text
+        if len(self._text) > LINE_BYTES:
+            raise ValueError(f"more than {LINE_BYTES} characters")
         return new
 
 

@@ -3,11 +3,13 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import ray
 import structlog
 from ray import serve
+from ray._common.utils import get_ray_address_file
 from ray.serve._private import replica as serve_replica
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 from ray.serve.handle import DeploymentHandle
@@ -24,7 +26,7 @@ from prolepsis.remote.host import KeptFigures
 from prolepsis.remote.messages import LogSettings
 from prolepsis.server.ray.arguments import DRAIN_S
 from prolepsis.server.ray.autoscaling import POLICY, Scaling
-from prolepsis.server.ray.cluster import LOOPBACK, Cluster
+from prolepsis.server.ray.cluster import LOOPBACK, Cluster, noted_address
 from prolepsis.server.ray.replica import EngineReplica
 
 log = structlog.get_logger(__name__)
@@ -189,7 +191,8 @@ def started(replicas: serve.Application, cluster: Cluster) -> ServeHandle:
     if cluster.is_own:
         ray.init(address="local", include_dashboard=False, configure_logging=False, _node_ip_address=LOOPBACK)
     else:
-        ray.init(address=cluster.address, configure_logging=False)
+        address = noted_address(Path(get_ray_address_file(None))) if cluster.address == "auto" else cluster.address
+        ray.init(address=address, configure_logging=False)
     serve.start(proxy_location="Disabled", logging_config=LoggingConfig(log_level="WARNING", enable_access_log=False))
     serve.run(replicas, name=cluster.application, route_prefix=None)
     return ServeHandle(serve.get_app_handle(cluster.application))
