@@ -149,7 +149,10 @@ def _read_completion(
     for text in body.prompt:
         given = _text_tokens(text, body, services.tokenizer, info)
         token_ids = _truncated(given, body.max_tokens, body, info)
-        asked = _clamped(_completion_max_tokens(body, len(token_ids), info), len(token_ids), params, context, services)
+        asked = body.max_tokens
+        if asked is None and not context.clamps:
+            asked = max(1, params.min_tokens, min(DEFAULT_COMPLETION_TOKENS, info.max_model_len - len(token_ids)))
+        asked = _clamped(asked, len(token_ids), params, context, services)
         max_tokens = _fitting(len(token_ids), asked, "prompt", params.min_tokens, info)
         requests.append(_request(body, token_ids, replace(params, max_tokens=max_tokens), form.grammar))
     return requests, form
@@ -174,12 +177,6 @@ def _text_tokens(text: str | list[int], body: CompletionBody, tokenizer: Tokeniz
     if isinstance(text, str):
         return tokenizer.encode(text, add_special_tokens=body.add_special_tokens is not False)
     return _checked_ids(text, info.vocab_size)
-
-
-def _completion_max_tokens(body: CompletionBody, length: int, info: EngineInfo) -> int:
-    if body.max_tokens is not None:
-        return body.max_tokens
-    return max(1, body.min_tokens or 0, min(DEFAULT_COMPLETION_TOKENS, info.max_model_len - length))
 
 
 def _check_common(body: GenerationBody, context: RequestContext, services: Services) -> SpeculationRequest:

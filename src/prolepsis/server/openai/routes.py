@@ -38,13 +38,12 @@ from prolepsis.server.openai.tokenization import tokenization_routes
 from prolepsis.server.openai.usage import Json
 from prolepsis.server.services import Models, Services
 from prolepsis.server.stream import (
-    COMMENTS,
     NAMED_SSE,
+    SILENT,
     SSE,
     AnswerStream,
     ClientDisconnected,
     Framing,
-    Pings,
     Voice,
     never,
     until_disconnect,
@@ -177,12 +176,18 @@ def streamed(
     prepared: PreparedRequest,
     services: Services,
     framing: Framing,
-    voice: Voice = COMMENTS,
+    voice: Voice = SILENT,
 ) -> Response:
     """Return the events of an answer as they come, with what is said meanwhile."""
     admission, request_id = services.admission, prepared.requests[0].request_id
-    pings = Pings(services.config.stream_ping_s, voice, lambda: admission.reading.get(request_id))
-    return AnswerStream(events, framing, headers=at_start(prepared, services), pings=pings)
+    return AnswerStream(
+        events,
+        framing,
+        headers=at_start(prepared, services),
+        ping_s=services.config.stream_ping_s,
+        voice=voice,
+        progress=lambda: admission.reading.get(request_id),
+    )
 
 
 async def whole_reply(

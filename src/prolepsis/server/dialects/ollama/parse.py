@@ -7,7 +7,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from prolepsis.control.web.fields import ClientBody, Schema, Seed, Stop, TopLogprobs
 from prolepsis.core.validation import Number
-from prolepsis.server.dialects.dialect import UNBOUNDED, ForeignRequest, call, form_of, tool
+from prolepsis.server.dialects.dialect import ForeignRequest, call, form_of, tool
 from prolepsis.server.openai.bodies import MAX_MESSAGES, MAX_TOOLS, ChatBody, CompletionBody, Message, ResponseFormat
 
 
@@ -153,7 +153,7 @@ def _shared(body: OllamaBody) -> dict[str, Any]:
     return {
         "model": body.model,
         "stream": body.stream is not False,
-        "max_tokens": limit if limit > 0 else UNBOUNDED if body.is_text else None,
+        "max_tokens": limit if limit > 0 else None,
         "seed": None if options.seed == -1 else options.seed,
         "repetition_penalty": options.repeat_penalty,
         "response_format": form_of(form) if isinstance(form, dict) else form and ResponseFormat(type="json_object"),
