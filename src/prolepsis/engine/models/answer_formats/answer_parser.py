@@ -37,10 +37,9 @@ class AnswerParser:
         self._functions = {function.name: function for function in functions}
         self._parallel = parallel
         self._required = required
-        self._fenced: FencedCalls | None = None
+        is_fenced = self._form is not None and self._form.fenced
+        self._fenced = FencedCalls(self._functions, fits, parallel=parallel) if fits is not None and is_fenced else None
         """Until the answer is something else."""
-        if fits is not None and self._form is not None and self._form.fenced:
-            self._fenced = FencedCalls(self._functions, fits, parallel=parallel)
         self._state: Literal["start", "text", "thought", "calls"] = "start"
         self._may_think = thinking is Thinking.POSSIBLE
         self._passes = thinking is Thinking.NONE and not functions and not self._frames

@@ -103,13 +103,9 @@ class LlamaCppRendering(Rendering):
 
 def _selected(reply: Json, paths: Sequence[str] | None) -> Json:
     """Return the values at `paths` under the whole path, as llama.cpp does; all fields where there are no paths."""
-    found: Json = {}
-    for path in paths or ():
-        value: object = reply
-        for name in path.split("/"):
-            value = value[name] if isinstance(value, dict) and name in value else None
-        found |= {} if value is None else {path: value}
-    return found if paths else reply
+    inner = ((name, part) for name, part in reply.items() if isinstance(part, dict))
+    found = {**reply, **{f"{name}/{key}": value for name, part in inner for key, value in part.items()}}
+    return {path: found[path] for path in paths if path in found} if paths else reply
 
 
 def _probabilities(token: ShownToken) -> Json:
