@@ -148,7 +148,7 @@ async def _in_background(
     document = shape.begun("queued")
     await services.responses.begin(body, request, document, response_events(parts, shape), shape.failed)
     if not prepared.stream:
-        return JSONResponse(document, headers=at_start(prepared, services))
+        return JSONResponse(document, headers=_headers(prepared, services))
     events = services.responses.follow(prepared.context.caller.tenant, prepared.answer_id, -1)
     return streamed(events, prepared, services, PAGES)
 
@@ -183,7 +183,7 @@ def streamed(
     return AnswerStream(
         events,
         framing,
-        headers=at_start(prepared, services),
+        headers=_headers(prepared, services),
         ping_s=services.config.stream_ping_s,
         voice=voice,
         progress=lambda: admission.reading.get(request_id),
@@ -205,17 +205,13 @@ async def whole_reply(
     effective = f"mode={mode.mode};reason={mode.reason};plan={mode.plan_version}{decided_by(prepared.speculation)}"
     size, tenant = prepared.reply_bytes(stats.num_output_tokens), prepared.context.caller.tenant
     content = await services.intake.large_work.run(tenant, size, partial(encode, reply))
-    return Response(content, headers=_headers(effective, prepared, services), media_type="application/json")
+    return Response(content, headers=_headers(prepared, services, effective), media_type="application/json")
 
 
-def at_start(prepared: PreparedRequest, services: Services) -> dict[str, str]:
-    """Return the headers of a stream: what is known before the first step."""
-    return _headers(mode_at_start(prepared.speculation), prepared, services)
-
-
-def _headers(effective: str, prepared: PreparedRequest, services: Services) -> dict[str, str]:
+def _headers(prepared: PreparedRequest, services: Services, effective: str = "") -> dict[str, str]:
+    """Return the headers of an answer; those of a stream say what is known before the first step."""
     return {
-        "x-spec-effective": effective,
+        "x-spec-effective": effective or mode_at_start(prepared.speculation),
         SEED: str(prepared.seed),
         EXACTNESS: services.client.info.exactness,
     }

@@ -91,11 +91,6 @@ class OllamaBody(OllamaRequest):
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
 
-    @property
-    def is_text(self) -> bool:
-        """Whether the model gets a text, not a conversation."""
-        return False
-
 
 class OllamaChatBody(OllamaBody):
     messages: Annotated[list[OllamaMessage], Field(max_length=MAX_MESSAGES, fail_fast=True)] | None = None
@@ -111,10 +106,6 @@ class OllamaGenerateBody(OllamaBody):
     template: NotServed = None
     context: NotServed = None
 
-    @property
-    def is_text(self) -> bool:
-        return bool(self.raw or self.suffix)
-
 
 def parse_chat(body: OllamaChatBody) -> ChatBody:
     """Return the chat that means the same."""
@@ -125,7 +116,7 @@ def parse_chat(body: OllamaChatBody) -> ChatBody:
 
 def parse_generate(body: OllamaGenerateBody) -> ChatBody | CompletionBody:
     """Return the chat of one question, or the completion of a raw prompt or of one with what follows it."""
-    if body.is_text:
+    if body.raw or body.suffix:
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         return CompletionBody.model_construct(
             prompt=[body.prompt], suffix=body.suffix, logprobs=logprobs, **_shared(body)
