@@ -145,7 +145,7 @@ async def _in_background(
 ) -> Response:
     shape = ResponseShape(body, prepared, services)
     parts = answer(Request(request.scope, never), prepared, services, tells_start=True)
-    document = shape.begun("queued")
+    document = shape.shown("queued")
     await services.responses.begin(body, request, document, response_events(parts, shape), shape.failed)
     if not prepared.stream:
         return JSONResponse(document, headers=_headers(prepared, services))
