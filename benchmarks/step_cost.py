@@ -68,6 +68,9 @@ class NoCache:
 
     def move(self, pages: Sequence[int], moves: Sequence[tuple[int, int]]) -> None: ...
 
+    def views(self, page: int) -> Sequence[Tensor]:
+        return ()
+
 
 class TableTarget:
     """Logits from a table: a few likely tokens in each row, among noise."""

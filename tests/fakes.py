@@ -70,6 +70,9 @@ class TableCache:
         for source, target in moves:
             self.slots[slot_of(pages, target)] = self.slots[slot_of(pages, source)]
 
+    def views(self, page: int) -> Sequence[Tensor]:
+        return [torch.tensor(self.slots[page * PAGE_SIZE : (page + 1) * PAGE_SIZE])]
+
 
 def slot_of(pages: Sequence[int], index: int) -> int:
     return pages[index // PAGE_SIZE] * PAGE_SIZE + index % PAGE_SIZE

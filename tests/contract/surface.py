@@ -20,13 +20,13 @@ from typer.main import get_command
 
 from prolepsis.control.store import tables
 from prolepsis.control.web.routes import Route
-from prolepsis.core.audit_event import ACTS
 from prolepsis.core.config import EngineConfig, ServerConfig
 from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.core.terminal import output
 from prolepsis.core.terminal.config import environment_name, field_names
 from prolepsis.ops.tracing import names
 from prolepsis.server.cli.main import COMMANDS, app, load_command
+from tests.contract.acts import ACTS
 from tests.core.telemetry.servers import server_with_everything
 from tests.paths import ROOT
 from tests.server.application import build

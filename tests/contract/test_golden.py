@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from prolepsis.core.audit_event import ACTS
+from tests.contract.acts import ACTS
 from tests.contract.surface import GOLDEN, LISTS, SOURCE, lines
 
 PACKAGES = "|".join(sorted(folder.parent.name for folder in SOURCE.glob("*/*/__init__.py")))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from prolepsis.core.page_size import PAGE_SIZE
-from prolepsis.engine.kept_prefixes import KeptPrefixes, forget_prefixes, prefix_folder
+from prolepsis.engine.kept_prefixes import FOLDER, KeptPrefixes, forget_prefixes
 from prolepsis.engine.kv.pages import PagePool, extend_hashes
 
 NUM_PAGES = 64
@@ -56,7 +56,7 @@ class Site:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PROLEPSIS_CACHE", str(tmp_path))
-    return prefix_folder("one")
+    return tmp_path / FOLDER / "one"
 
 
 def test_a_prompt_that_was_read_is_there_after_a_restart(folder: Path) -> None:
@@ -77,7 +77,7 @@ def test_another_forward_finds_nothing(folder: Path) -> None:
     before = Site(folder)
     hashes = before.read("acme", 1, 3)
     before.write_all()
-    assert Site(prefix_folder("two")).found(hashes) == 0
+    assert Site(folder.with_name("two")).found(hashes) == 0
 
 
 @pytest.mark.parametrize("harm", [lambda text: text[:-1], lambda text: text[:-1] + b"x", lambda _: b""])
@@ -130,7 +130,7 @@ def test_a_tenant_can_be_forgotten(folder: Path) -> None:
     site = Site(folder)
     hashes, others = site.read("acme", 1, 3), site.read("other", 50_000, 2)
     site.write_all()
-    assert forget_prefixes("acme") == 3
+    forget_prefixes("acme")
     after = Site(folder)
     assert (after.found(hashes), after.found(others)) == (0, 2)
 

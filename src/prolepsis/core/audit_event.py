@@ -4,44 +4,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from uuid import uuid4
 
-ACTS = frozenset(
-    f"{area}.{act}"
-    for area, acts in {
-        "audit": "act_unreadable head_invalid head_unsigned",
-        "batch": "cancelled completed created expired",
-        "breaker": "closed forced_closed forced_open half_open metrics_only open",
-        "console": "signed_in signed_out",
-        "corpus": "added removed",
-        "drift": "benefit_gone cliff divergence drift recovered reset",
-        "drill": "fault run",
-        "eligibility": "gained lost",
-        "exact": "failed passed",
-        "file": "deleted",
-        "flags": "loaded reloaded removed set",
-        "head": "alias_removed alias_set swapped",
-        "incident": "snapshot",
-        "key": "created revoked",
-        "keys": "loaded reloaded",
-        "kill": "off on",
-        "policy": "applied loaded reloaded rolled_back",
-        "prices": "loaded reloaded",
-        "recording": "downloaded started stopped",
-        "records": "pruned",
-        "rehearsal": "checked",
-        "replay": "near_tie structural",
-        "request": "exported replayed served",
-        "response": "cancelled deleted",
-        "rollout": "completed gate_reached held promoted resumed rolled_back silence_expired silenced started "
-        "stepped_back",
-        "server": "started stopped",
-        "store": "upgraded",
-        "tenant": "forgotten",
-        "texts": "erased",
-    }.items()
-    for act in acts.split()
-)
-"""All actions, by area. Readers of the log rely on these names."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditEvent:

@@ -20,6 +20,6 @@ class ModelFiles:
     modified: float = 0.0
     """Unix time in seconds."""
     facts: Mapping[str, str | int | float] = field(default_factory=dict)
-    """Numbers and texts of the model by the keys of GGUF: `general.parameter_count`, `qwen2.context_length`."""
+    """By the keys of GGUF: `general.parameter_count`, and of a GGUF file all of the model: `qwen2.context_length`."""
     digest: str = ""
     """Identity of the weights, 64 hexadecimal digits."""

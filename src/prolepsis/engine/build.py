@@ -45,7 +45,7 @@ from prolepsis.engine.drafting.window import DraftWindow
 from prolepsis.engine.exactness import Exactness, decide, passed_file
 from prolepsis.engine.grammar.grammars import Grammars
 from prolepsis.engine.hidden_states import HiddenStateRouter
-from prolepsis.engine.kept_prefixes import KeptPrefixes, prefix_folder
+from prolepsis.engine.kept_prefixes import FOLDER, KeptPrefixes
 from prolepsis.engine.kv.memory import MemoryUse, parse_bytes
 from prolepsis.engine.kv.pages import PagePool
 from prolepsis.engine.machine_cache import machine_file
@@ -55,7 +55,7 @@ from prolepsis.engine.models.heads.aliases import HeadAliases
 from prolepsis.engine.models.heads.base import DraftHead
 from prolepsis.engine.models.heads.registry import chosen_head, head_folder, head_for, list_heads, misfit_of
 from prolepsis.engine.models.load import LoadedModel, build_of, load_model, machine_of
-from prolepsis.engine.models.protocol import ArgmaxModel, KVCache, TargetModel, ThreadedModel, ViewedCache
+from prolepsis.engine.models.protocol import ArgmaxModel, KVCache, TargetModel, ThreadedModel
 from prolepsis.engine.models.targets.early_exit import EarlyExit, make_exit
 from prolepsis.engine.native.processor import default_threads
 from prolepsis.engine.paging import Paging
@@ -150,7 +150,7 @@ def assemble(
     speculation = _speculation(config, target, proposers, max_model_len)
     hidden_states = _hidden_states(model, [*([slot.head] if slot.head else []), *consumers])
     spec_plan = AppliedPlan(SpecPlan(num_speculative_tokens=config.num_speculative_tokens))
-    folder = prefix_folder(machine_file("prefixes", target.fingerprint, threads, build_of(model)).stem)
+    folder = machine_file(FOLDER, target.fingerprint, threads, build_of(model)).with_suffix("")
     pages, cost = _pages(config, folder, num_pages, cache, [*slots.values()]), speculation.proposers.cost
     log.info("engine_built", model=info.name, forward=info.forward, pages=num_pages, exactness=exactness.mode)
     parts = EngineParts(
@@ -281,7 +281,6 @@ def _pages(
     caches: tuple[KVCache | DraftHeadSlot, ...] = (cache, *slots)
     pool, kept = PagePool(num_pages, PAGE_SIZE, prefix_cache=config.prefix_cache), None
     if config.prefix_disk != "0" and config.prefix_cache:
-        assert isinstance(cache, ViewedCache), "the caches of our forwards show their pages"
         kept = KeptPrefixes(folder, parse_bytes(config.prefix_disk, name="prefix_disk"), pool, cache.views)
         kept.restore()
 

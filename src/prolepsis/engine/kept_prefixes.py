@@ -6,9 +6,10 @@ keys and values, then those. Pages are written while the engine is idle, and rea
 
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from hashlib import blake2b, sha256
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,22 +25,16 @@ if TYPE_CHECKING:  # tenants are forgotten where there is no engine, too
 LEAST_TOKENS = 512
 """Shorter prompts are read faster than it is worth to keep them."""
 _DIGEST_BYTES = 32
-_FOLDER = "prefixes"
+FOLDER = "prefixes"
+"""In the cache directory: has the folders of all exact forwards."""
 
 log = structlog.get_logger(__name__)
 
 
-def prefix_folder(name: str) -> Path:
-    """Return the folder of an exact forward, by a name that no other one has."""
-    return cache_directory() / _FOLDER / name
-
-
-def forget_prefixes(tenant: str) -> int:
-    """Delete what is kept of a tenant on this machine, for all models; return the number of pages."""
-    files = [*(cache_directory() / _FOLDER).glob(f"*/{_folder_of(tenant)}/*")]
-    for file in files:
+def forget_prefixes(tenant: str) -> None:
+    """Delete what is kept of a tenant on this machine, for all models."""
+    for file in (cache_directory() / FOLDER).glob(f"*/{_folder_of(tenant)}/*"):
         file.unlink(missing_ok=True)
-    return len(files)
 
 
 class KeptPrefixes:
@@ -59,8 +54,8 @@ class KeptPrefixes:
 
     def restore(self) -> None:
         """Put the pages that were in use last into the pool, at most half of it."""
-        began, files = time.monotonic(), sorted(self._folder.glob("*/*"), key=_used_at)
-        self._num_bytes = sum(_size(file) for file in files)
+        began, files = time.monotonic(), sorted(self._folder.glob("*/*"), key=_use_and_size)
+        self._num_bytes = sum(_use_and_size(file)[1] for file in files)
         num_restored = sum(map(self._read, files[-(self._pool.num_pages // 2) :]))
         if num_restored:
             seconds = round(time.monotonic() - began, 2)
@@ -83,16 +78,20 @@ class KeptPrefixes:
             if file.exists():
                 os.utime(file)
             elif page is not None:
-                self._write(file, b"".join(_bytes(view) for view in self._views(page)))
+                self._write(file, page)
         except OSError as error:
             log.warning("prefix_not_kept", folder=str(self._folder), error=str(error))
             self._due.clear()
         return bool(self._due)
 
-    def _write(self, file: Path, content: bytes) -> None:
+    def _write(self, file: Path, page: int) -> None:
+        import torch
+
+        views = [view.contiguous().cpu().flatten().view(torch.uint8).numpy() for view in self._views(page)]
+        content = b"".join(view.tobytes() for view in views)
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         part = file.with_name(f".{file.name}.{os.getpid()}")
-        part.write_bytes(blake2b(content, digest_size=_DIGEST_BYTES).digest() + content)  # torn: the digest differs
+        part.write_bytes(sha256(content).digest() + content)  # torn: the digest differs
         part.replace(file)
         self._num_bytes += _DIGEST_BYTES + len(content)
         if self._num_bytes > self._most_bytes:
@@ -100,16 +99,17 @@ class KeptPrefixes:
 
     def _make_room(self) -> None:
         """Delete the oldest pages of whom most is kept, until a tenth is free."""
-        tenants = {folder: sorted(folder.iterdir(), key=_used_at) for folder in self._folder.iterdir()}
-        sizes = {folder: sum(map(_size, files)) for folder, files in tenants.items()}
-        self._num_bytes = sum(sizes.values())
-        while self._num_bytes > 0.9 * self._most_bytes:
-            largest = max(sizes, key=lambda folder: sizes[folder])
-            file = tenants[largest].pop(0)
-            size = _size(file)
+        tenants = [
+            deque(sorted((*_use_and_size(file), file) for file in folder.iterdir()))
+            for folder in self._folder.iterdir()
+        ]
+        sizes = [sum(size for _, size, _ in files) for files in tenants]
+        while sum(sizes) > 0.9 * self._most_bytes:
+            largest = sizes.index(max(sizes))
+            _, size, file = tenants[largest].popleft()
             file.unlink(missing_ok=True)
             sizes[largest] -= size
-            self._num_bytes -= size
+        self._num_bytes = sum(sizes)
 
     def _read(self, file: Path) -> bool:
         import torch
@@ -121,7 +121,7 @@ class KeptPrefixes:
         content = bytearray(stored[_DIGEST_BYTES:])
         [page] = self._pool.allocate(1)
         views = self._views(page)
-        is_whole = blake2b(content, digest_size=_DIGEST_BYTES).digest() == stored[:_DIGEST_BYTES]
+        is_whole = sha256(content).digest() == stored[:_DIGEST_BYTES]
         usable = is_whole and len(content) == sum(view.nbytes for view in views)
         if usable:
             values, end = torch.frombuffer(content, dtype=torch.uint8), 0
@@ -141,19 +141,9 @@ def _folder_of(tenant: str) -> str:
     return sha256(tenant.encode("utf-8", "surrogatepass")).hexdigest()[:24]
 
 
-def _used_at(file: Path) -> float:
+def _use_and_size(file: Path) -> tuple[float, int]:
+    """Return when a file was in use last, and its bytes; zeros for one that is gone."""
     with suppress(OSError):
-        return file.stat().st_mtime
-    return 0.0
-
-
-def _size(file: Path) -> int:
-    with suppress(OSError):
-        return file.stat().st_size
-    return 0
-
-
-def _bytes(view: "Tensor") -> bytes:
-    import torch
-
-    return bytes(view.contiguous().cpu().flatten().view(torch.uint8).numpy())
+        stat = file.stat()
+        return stat.st_mtime, stat.st_size
+    return 0.0, 0

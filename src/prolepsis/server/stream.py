@@ -108,13 +108,15 @@ class Framing:
     """After the last event, unless it is a failure."""
 
 
-_SSE_TYPE = "text/event-stream; charset=utf-8"
-SSE = Framing(_SSE_TYPE, lambda event: f"data: {_encode(event)}\n\n", ": {}\n\n".format, b"data: [DONE]\n\n")
+SSE = Framing(
+    "text/event-stream; charset=utf-8",
+    lambda event: f"data: {_encode(event)}\n\n",
+    ": {}\n\n".format,
+    b"data: [DONE]\n\n",
+)
 UNENDED_SSE = replace(SSE, end=b"")
 """Without [DONE]: the last event itself says that it is the last, as llama.cpp has it."""
-NAMED_SSE = Framing(
-    _SSE_TYPE, lambda event: f"event: {event.get('type', 'error')}\ndata: {_encode(event)}\n\n", ": {}\n\n".format
-)
+NAMED_SSE = replace(UNENDED_SSE, frame=lambda event: f"event: {event.get('type', 'error')}\n{SSE.frame(event)}")
 """Each event's `type` is its name, as at /v1/responses."""
 NDJSON = Framing("application/x-ndjson", lambda event: f"{_encode(event)}\n", lambda text: " ")
 
@@ -126,7 +128,7 @@ PING = "prolepsis.ping"
 """In a message to the client: it is no part of the answer."""
 
 
-class Voice(Protocol):
+class Voice:
     """What an answer says while its client waits; by itself nothing, so that comments say that it lives."""
 
     shows_progress: bool = False
@@ -141,22 +143,7 @@ class Voice(Protocol):
         return ()
 
 
-class Comments(Voice):
-    """The voice of a stream without one."""
-
-
-COMMENTS = Comments()
-
-
-@dataclass(frozen=True, slots=True)
-class Pings:
-    """What a stream sends while it has no event."""
-
-    every_s: float = 0.0
-    """Longest silence; 0: there are no pings."""
-    voice: Voice = COMMENTS
-    progress: Callable[[], PromptProgress | None] = lambda: None
-    """Returns how far the prompt was read, if that is known and not all of it."""
+SILENT = Voice()
 
 
 class AnswerStream(Response):
@@ -173,14 +160,17 @@ class AnswerStream(Response):
         framing: Framing = SSE,
         *,
         headers: Mapping[str, str] | None = None,
-        pings: Pings = Pings(),
+        ping_s: float = 0.0,
+        voice: Voice = SILENT,
+        progress: Callable[[], PromptProgress | None] = lambda: None,
     ) -> None:
+        """`ping_s`: longest silence, 0: any; `progress` says how far the prompt was read, where that is known."""
         own = {"content-type": framing.content_type, "cache-control": "no-cache", "x-accel-buffering": "no"}
         super().__init__(headers={**own, **(headers or {})})
         del self.headers["content-length"]
         self._events = events
         self._framing = framing
-        self._pings = pings
+        self._ping_s, self._voice, self._progress = ping_s, voice, progress
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         line = _Line(send, self.raw_headers)
@@ -214,7 +204,7 @@ class AnswerStream(Response):
 
     async def _ping(self, line: "_Line") -> None:
         """Begin the stream where no event does so in time, and then break its silences."""
-        every_s, voice = self._pings.every_s, self._pings.voice
+        every_s, voice = self._ping_s, self._voice
         await asyncio.sleep(OPENS_AFTER_S)
         with suppress(ClientDisconnected):  # what the stream itself sends next says the same
             if not line.has_begun and (opening := voice.opening()):
@@ -222,11 +212,11 @@ class AnswerStream(Response):
             while every_s or not line.has_begun:
                 due_s = min(PROGRESS_S, every_s) if voice.shows_progress and line.is_waiting else every_s
                 if line.quiet_s >= due_s or not line.has_begun:
-                    await line.send(self._silence(self._pings.progress()), is_ping=True)
+                    await line.send(self._silence(self._progress()), is_ping=True)
                 await asyncio.sleep(max(0.001, due_s - line.quiet_s))
 
     def _silence(self, progress: PromptProgress | None) -> bytes:
-        if events := self._pings.voice.silence(progress):
+        if events := self._voice.silence(progress):
             return self._framed(*events)
         return self._framing.comment(str(progress or "ping")).encode()
 

@@ -127,6 +127,25 @@ def test_what_is_not_served_is_named_in_a_warning(path: str) -> None:
     assert "warning" not in none.headers
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/completion", {"prompt": "Hi"}),
+        ("/api/chat", {"model": "tiny", "messages": HI, "stream": False}),
+        ("/api/generate", {"model": "tiny", "prompt": "Hi", "raw": True, "stream": False}),
+        ("/v1/fim/completions", {"model": "tiny", "prompt": "Hi"}),
+    ],
+)
+def test_without_a_limit_an_answer_may_fill_the_context_and_nothing_is_warned_of(
+    path: str, body: dict[str, object]
+) -> None:
+    with served(FakeEngine()) as running:
+        reply = httpx.post(running.url + path, json=body)
+        [asked] = running.engine.requests
+    assert (reply.status_code, reply.headers.get("warning")) == (200, None)
+    assert asked.params.max_tokens == running.engine.info.max_model_len - len(asked.prompt_token_ids)
+
+
 @every
 async def test_a_client_that_leaves_ends_its_request(path: str) -> None:
     with served(FakeEngine(hold_after=1)) as running:

@@ -130,11 +130,6 @@ class KVCache(Protocol):
         This compacts the accepted path of a tree: targets ascend and are never above their sources.
         """
 
-
-@runtime_checkable
-class ViewedCache(KVCache, Protocol):
-    """A cache whose pages can be kept elsewhere."""
-
     def views(self, page: int) -> Sequence[Tensor]:
         """Return all that is stored of a page."""
 

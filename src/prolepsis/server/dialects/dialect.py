@@ -6,11 +6,12 @@ errors and its routes, of which those that generate end in `answered`. No other 
 """
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from fastapi import Request
 from fastapi.responses import Response
@@ -32,8 +33,6 @@ from prolepsis.server.openai.usage import Json
 from prolepsis.server.services import Models, Services
 from prolepsis.server.stream import Framing, Voice
 
-UNBOUNDED = bodies.MOST_TOKENS
-
 
 class ForeignRequest(ClientBody):
     model: str
@@ -47,15 +46,18 @@ class ForeignRequest(ClientBody):
 B = TypeVar("B", bound=ForeignRequest)
 
 
-class Rendering(Voice, Protocol):
+class Rendering(Voice, ABC):
     """The answer to one request as its dialect shows it."""
 
+    @abstractmethod
     def take(self, delta: Delta) -> Sequence[Json]:
         """Return the events of a delta."""
 
+    @abstractmethod
     def last(self, stats: RequestStats) -> Sequence[Json]:
         """Return the events after the last delta."""
 
+    @abstractmethod
     def whole(self, stats: RequestStats) -> Json:
         """Return the reply, after the last delta."""
 

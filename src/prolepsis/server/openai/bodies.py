@@ -73,8 +73,6 @@ class Message(Body):
 
 
 MAX_TOOLS = 128
-MOST_TOKENS = 2**31 - 1
-"""`max_tokens` of an answer that may fill the context."""
 MAX_DOCUMENTS = 1024
 MAX_MESSAGES = 2048
 
@@ -368,5 +366,4 @@ class FillBody(SharedBody):
         """Return the completion that means the same."""
         given = {name: value for name, value in self if name != "random_seed"}
         seed = self.seed if self.random_seed is None else self.random_seed
-        limit = MOST_TOKENS if self.max_tokens is None else self.max_tokens
-        return CompletionBody.model_construct(**{**given, "prompt": [self.prompt], "seed": seed, "max_tokens": limit})
+        return CompletionBody.model_construct(**{**given, "prompt": [self.prompt], "seed": seed})

@@ -89,15 +89,11 @@ class CompletionChunks(Voice):
         """Return a chunk; the first one shows the prompt too."""
         chunk = {**self._envelope, "choices": [choice], **self._of_first, **scores}
         if self._shows_usage:
-            chunk["usage"] = self._usage if self._shows_running else None
+            prompt, tokens = self._prepared.num_prompt_tokens, self._num_tokens
+            running = {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens}
+            chunk["usage"] = running if self._shows_running else None
         self._of_first = {}
         return padded(chunk) if self._is_padded else chunk
-
-    @property
-    def _usage(self) -> Json:
-        """The usage so far, for chunks that carry it."""
-        prompt, tokens = self._prepared.num_prompt_tokens, self._num_tokens
-        return {"prompt_tokens": prompt, "completion_tokens": tokens, "total_tokens": prompt + tokens}
 
 
 def _envelope(prepared: PreparedRequest, services: Services, kind: str) -> Json:

@@ -99,7 +99,7 @@ def request_facts(
         priority=body.priority or 0,
         n=body.n or 1,
         prompt_tokens=prompt_tokens,
-        max_tokens=_max_tokens(body),
+        max_tokens=_max_tokens(body, context),
         temperature=params.temperature,
         top_p=params.top_p,
         top_k=params.top_k,
@@ -134,13 +134,13 @@ def structured_output(body: GenerationBody) -> str:
     return {"structural_tag": "grammar"}.get(body.response_format.type, body.response_format.type)
 
 
-def _max_tokens(body: GenerationBody) -> float:
+def _max_tokens(body: GenerationBody, context: RequestContext) -> float:
     asked = body.max_tokens
     if isinstance(body, ChatBody) and body.max_completion_tokens is not None:
         asked = body.max_completion_tokens
     if asked is not None:
         return asked
-    if isinstance(body, CompletionBody):
+    if isinstance(body, CompletionBody) and not context.clamps:
         return max(DEFAULT_COMPLETION_TOKENS, body.min_tokens or 0)
     return math.inf
 

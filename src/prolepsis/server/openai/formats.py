@@ -165,7 +165,8 @@ def _chat_ending(deltas: Sequence[Delta], answer: ChatReader, prepared: Prepared
 
 def _tokens(deltas: Sequence[Delta], prepared: PreparedRequest) -> Json:
     """Return what is shown of single tokens, where it is asked for."""
-    return {**_token_ids(deltas, prepared), **_origins(deltas, prepared)}
+    ids = [token for delta in deltas for token in delta.token_ids]
+    return {**({"token_ids": ids} if prepared.body.return_token_ids else {}), **_origins(deltas, prepared)}
 
 
 def _origins(deltas: Sequence[Delta], prepared: PreparedRequest) -> Json:
@@ -177,12 +178,6 @@ def _origins(deltas: Sequence[Delta], prepared: PreparedRequest) -> Json:
     runs = groupby(tokens, key=itemgetter(0))
     pieces = ((by, "".join(text for _, text in run)) for by, run in runs)
     return {"origins": [{"text": text, "drafted_by": by or None} for by, text in pieces if text]}
-
-
-def _token_ids(deltas: Sequence[Delta], prepared: PreparedRequest) -> Json:
-    if not prepared.body.return_token_ids:
-        return {}
-    return {"token_ids": [token for delta in deltas for token in delta.token_ids]}
 
 
 def chat_logprobs(shown: ShownToken, *, as_ids: bool = False) -> Json:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from uuid import uuid4
 
 from prolepsis.control.policy.decision import SpeculationRequest
@@ -12,15 +12,16 @@ from prolepsis.core.errors import ContextTooLong, InvalidParameter
 from prolepsis.core.facts import traffic_class_of
 from prolepsis.core.kill_scope import request_scopes
 from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams
+from prolepsis.engine.grammar.validation import broken
 from prolepsis.engine.models.answer_formats.fenced import Fits, skeletons
 from prolepsis.engine.models.answer_formats.formats import AnswerFormats, Thinking
+from prolepsis.engine.models.answer_formats.json_arguments import object_schema
 from prolepsis.server.openai.asked_form import AskedForm, asked_form
 from prolepsis.server.openai.bodies import ChatBody, CompletionBody, GenerationBody
 from prolepsis.server.openai.constraint import ToolUse, constraint, tool_use
 from prolepsis.server.openai.conversation import prompt_tokens, thinking_of
 from prolepsis.server.openai.facts import DEFAULT_COMPLETION_TOKENS, request_facts, sampling_params
 from prolepsis.server.openai.fill import fill_prompt, fill_stop
-from prolepsis.server.openai.fitting_calls import FittingCalls
 from prolepsis.server.openai.prefix_hygiene import moved, without_attribution
 from prolepsis.server.openai.prepared import PreparedRequest, RequestContext
 from prolepsis.server.openai.speculation import check_allowed, requested_speculation
@@ -99,9 +100,14 @@ def _read_chat(body: ChatBody, context: RequestContext, services: Services) -> _
 
 
 def _fits(tools: ToolUse, formats: AnswerFormats) -> Fits | None:
-    """Return what decides on fenced calls; None where the model writes none, or the answer is calls anyway or never."""
-    writes_fenced = formats.tools is not None and formats.tools.fenced
-    return FittingCalls(tools.functions) if writes_fenced and tools.callable and not tools.required else None
+    """Return what decides on fenced calls; None where the model writes none, or the answer is calls anyway or never.
+
+    The first verdict on a call is work for a thread; it is known from then on.
+    """
+    if formats.tools is None or not formats.tools.fenced or not tools.callable or tools.required:
+        return None
+    schemas = {function.name: object_schema(function) for function in tools.functions}
+    return cache(lambda call: broken(schemas[call.name], call.arguments) is None)
 
 
 def chat_tokens(body: ChatBody, tools: ToolUse, tokenizer: Tokenizer) -> list[int]:
@@ -149,7 +155,10 @@ def _read_completion(
     for text in body.prompt:
         given = _text_tokens(text, body, services.tokenizer, info)
         token_ids = _truncated(given, body.max_tokens, body, info)
-        asked = _clamped(_completion_max_tokens(body, len(token_ids), info), len(token_ids), params, context, services)
+        asked = body.max_tokens
+        if asked is None and not context.clamps:
+            asked = max(1, params.min_tokens, min(DEFAULT_COMPLETION_TOKENS, info.max_model_len - len(token_ids)))
+        asked = _clamped(asked, len(token_ids), params, context, services)
         max_tokens = _fitting(len(token_ids), asked, "prompt", params.min_tokens, info)
         requests.append(_request(body, token_ids, replace(params, max_tokens=max_tokens), form.grammar))
     return requests, form
@@ -174,12 +183,6 @@ def _text_tokens(text: str | list[int], body: CompletionBody, tokenizer: Tokeniz
     if isinstance(text, str):
         return tokenizer.encode(text, add_special_tokens=body.add_special_tokens is not False)
     return _checked_ids(text, info.vocab_size)
-
-
-def _completion_max_tokens(body: CompletionBody, length: int, info: EngineInfo) -> int:
-    if body.max_tokens is not None:
-        return body.max_tokens
-    return max(1, body.min_tokens or 0, min(DEFAULT_COMPLETION_TOKENS, info.max_model_len - length))
 
 
 def _check_common(body: GenerationBody, context: RequestContext, services: Services) -> SpeculationRequest:

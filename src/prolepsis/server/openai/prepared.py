@@ -42,7 +42,7 @@ class RequestContext:
     warn: Callable[[str], None] = lambda text: None
     """Says what is not done as the client asked."""
     clamps: bool = False
-    """`max_tokens` past the room of the context means that room."""
+    """`max_tokens` past the room of the context means that room, and so does none."""
 
     @property
     def spec_mode(self) -> str | None:

@@ -23,7 +23,7 @@ from prolepsis.server.openai.replies import ResponseReply
 from prolepsis.server.openai.responses import items_of
 from prolepsis.server.openai.stored_responses import MOST_BYTES, PAGES, StoredResponses
 from prolepsis.server.openai.usage import Json
-from prolepsis.server.stream import AnswerStream, Pings, padded
+from prolepsis.server.stream import AnswerStream, padded
 
 
 class ResponseQuery(Body):
@@ -55,11 +55,11 @@ class ResponseDeletedReply(Reply):
 def feature(context: Context, keys: Keys) -> StoredResponses:
     """Return the stored responses of a server, with their routes."""
     responses = StoredResponses(context, keys)
-    responses.routes = _routes(responses, context.emit, Pings(context.config.stream_ping_s))
+    responses.routes = _routes(responses, context.emit, context.config.stream_ping_s)
     return responses
 
 
-def _routes(responses: StoredResponses, emit: Emit, pings: Pings) -> Sequence[Route]:
+def _routes(responses: StoredResponses, emit: Emit, ping_s: float) -> Sequence[Route]:
     """Return the routes; what belongs to another tenant is not found."""
     routes, table = Routes(), responses.table
 
@@ -85,7 +85,7 @@ def _routes(responses: StoredResponses, emit: Emit, pings: Pings) -> Sequence[Ro
         await request.body()  # what comes behind it says that the client has left
         after = -1 if query.starting_after is None else query.starting_after
         events = responses.follow(caller.tenant, response_id, after)
-        return AnswerStream(_padded(events) if query.include_obfuscation else events, PAGES, pings=pings)
+        return AnswerStream(_padded(events) if query.include_obfuscation else events, PAGES, ping_s=ping_s)
 
     @routes.delete("/v1/responses/{response_id}", roles=CLIENTS, summary="Delete a stored response")
     async def delete(caller: SignedIn, response_id: str) -> ResponseDeletedReply:

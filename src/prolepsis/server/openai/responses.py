@@ -6,7 +6,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from itertools import count
-from typing import Literal, TypeAlias
+from typing import TypeAlias
 
 from prolepsis.control.store.responses import StoredResponse
 from prolepsis.control.web.errors import describe_error
@@ -123,9 +123,6 @@ class ResponseShape(Voice):
             "user": body.user,
         }
 
-    def begun(self, status: Literal["queued", "in_progress"] = "in_progress") -> Json:
-        return self._shown(status)
-
     def numbered(self, event: Json) -> Json:
         """Return the next event."""
         numbered: Json = {**event, "sequence_number": next(self._number)}
@@ -136,15 +133,15 @@ class ResponseShape(Voice):
             return []
         self.has_begun = True
         kinds = ("response.created", "response.in_progress")
-        return [self.numbered({"type": kind, "response": self.begun()}) for kind in kinds]
+        return [self.numbered({"type": kind, "response": self.shown()}) for kind in kinds]
 
     def silence(self, progress: PromptProgress | None) -> Sequence[Json]:
         """Return an event: clients that wait for one at most so long count no comments."""
-        return [self.numbered({"type": "response.in_progress", "response": self.begun()})]
+        return [self.numbered({"type": "response.in_progress", "response": self.shown()})]
 
     async def ended(self, stats: RequestStats) -> Json:
         cut = self.items.cut
-        shown = self._shown("incomplete" if cut else "completed")
+        shown = self.shown("incomplete" if cut else "completed")
         shown["incomplete_details"] = {"reason": cut} if cut else None
         shown["usage"] = await self._usage(stats)
         if self._prepared.speculation.requested.metrics:
@@ -153,9 +150,10 @@ class ResponseShape(Voice):
 
     def failed(self, error: Exception) -> Json:
         code = error.code if isinstance(error, AnswerBroken) else "server_error"
-        return {**self._shown("failed"), "error": {"code": code, "message": str(describe_error(error))}}
+        return {**self.shown("failed"), "error": {"code": code, "message": str(describe_error(error))}}
 
-    def _shown(self, status: str) -> Json:
+    def shown(self, status: str = "in_progress") -> Json:
+        """Return the response as it is now."""
         state: Json = {"status": status, "error": None, "incomplete_details": None, "usage": None}
         return {**self._frame, **state, "output": list(self.items.output)}
 

@@ -38,13 +38,12 @@ from prolepsis.server.openai.tokenization import tokenization_routes
 from prolepsis.server.openai.usage import Json
 from prolepsis.server.services import Models, Services
 from prolepsis.server.stream import (
-    COMMENTS,
     NAMED_SSE,
+    SILENT,
     SSE,
     AnswerStream,
     ClientDisconnected,
     Framing,
-    Pings,
     Voice,
     never,
     until_disconnect,
@@ -146,10 +145,10 @@ async def _in_background(
 ) -> Response:
     shape = ResponseShape(body, prepared, services)
     parts = answer(Request(request.scope, never), prepared, services, tells_start=True)
-    document = shape.begun("queued")
+    document = shape.shown("queued")
     await services.responses.begin(body, request, document, response_events(parts, shape), shape.failed)
     if not prepared.stream:
-        return JSONResponse(document, headers=at_start(prepared, services))
+        return JSONResponse(document, headers=_headers(prepared, services))
     events = services.responses.follow(prepared.context.caller.tenant, prepared.answer_id, -1)
     return streamed(events, prepared, services, PAGES)
 
@@ -177,12 +176,18 @@ def streamed(
     prepared: PreparedRequest,
     services: Services,
     framing: Framing,
-    voice: Voice = COMMENTS,
+    voice: Voice = SILENT,
 ) -> Response:
     """Return the events of an answer as they come, with what is said meanwhile."""
     admission, request_id = services.admission, prepared.requests[0].request_id
-    pings = Pings(services.config.stream_ping_s, voice, lambda: admission.reading.get(request_id))
-    return AnswerStream(events, framing, headers=at_start(prepared, services), pings=pings)
+    return AnswerStream(
+        events,
+        framing,
+        headers=_headers(prepared, services),
+        ping_s=services.config.stream_ping_s,
+        voice=voice,
+        progress=lambda: admission.reading.get(request_id),
+    )
 
 
 async def whole_reply(
@@ -200,17 +205,13 @@ async def whole_reply(
     effective = f"mode={mode.mode};reason={mode.reason};plan={mode.plan_version}{decided_by(prepared.speculation)}"
     size, tenant = prepared.reply_bytes(stats.num_output_tokens), prepared.context.caller.tenant
     content = await services.intake.large_work.run(tenant, size, partial(encode, reply))
-    return Response(content, headers=_headers(effective, prepared, services), media_type="application/json")
+    return Response(content, headers=_headers(prepared, services, effective), media_type="application/json")
 
 
-def at_start(prepared: PreparedRequest, services: Services) -> dict[str, str]:
-    """Return the headers of a stream: what is known before the first step."""
-    return _headers(mode_at_start(prepared.speculation), prepared, services)
-
-
-def _headers(effective: str, prepared: PreparedRequest, services: Services) -> dict[str, str]:
+def _headers(prepared: PreparedRequest, services: Services, effective: str = "") -> dict[str, str]:
+    """Return the headers of an answer; those of a stream say what is known before the first step."""
     return {
-        "x-spec-effective": effective,
+        "x-spec-effective": effective or mode_at_start(prepared.speculation),
         SEED: str(prepared.seed),
         EXACTNESS: services.client.info.exactness,
     }

@@ -44,6 +44,9 @@ class FakeKV:
 
     def move(self, pages: object, moves: object) -> None: ...
 
+    def views(self, page: int) -> list[Tensor]:
+        return []
+
     def hold(self, sequence: FakeSequence) -> None:
         """Write what the target has computed of a sequence: all but its last token."""
         for i, token in enumerate(sequence.tokens[:-1]):

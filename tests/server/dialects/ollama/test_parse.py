@@ -65,7 +65,7 @@ def test_options_are_sampling_parameters() -> None:
 @pytest.mark.parametrize("limit", [None, 0, -1, -2])
 def test_without_a_limit_an_answer_may_fill_the_context(limit: int | None) -> None:
     assert chat(options={"num_predict": limit, "seed": -1}).max_tokens is None
-    assert generate(options={"num_predict": limit}, raw=True).max_tokens == 2**31 - 1
+    assert generate(options={"num_predict": limit}, raw=True).max_tokens is None
     assert chat(options={"seed": -1}).seed is None
 
 
@@ -144,7 +144,7 @@ def test_what_would_change_the_answer_is_refused_by_name(fields: dict[str, objec
 def test_a_prompt_with_what_follows_it_is_a_gap() -> None:
     made = generate(prompt="def f(", suffix="\n    return x", options={"stop": ["#"]})
     assert isinstance(made, CompletionBody)
-    assert (made.prompt, made.suffix, made.stop, made.max_tokens) == (["def f("], "\n    return x", ["#"], 2**31 - 1)
+    assert (made.prompt, made.suffix, made.stop, made.max_tokens) == (["def f("], "\n    return x", ["#"], None)
 
 
 @pytest.mark.parametrize("field", ["template", "context", "images"])

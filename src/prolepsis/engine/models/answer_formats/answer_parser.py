@@ -37,10 +37,9 @@ class AnswerParser:
         self._functions = {function.name: function for function in functions}
         self._parallel = parallel
         self._required = required
-        self._fenced: FencedCalls | None = None
+        is_fenced = self._form is not None and self._form.fenced
+        self._fenced = FencedCalls(self._functions, fits, parallel=parallel) if fits is not None and is_fenced else None
         """Until the answer is something else."""
-        if fits is not None and self._form is not None and self._form.fenced:
-            self._fenced = FencedCalls(self._functions, fits, parallel=parallel)
         self._state: Literal["start", "text", "thought", "calls"] = "start"
         self._may_think = thinking is Thinking.POSSIBLE
         self._passes = thinking is Thinking.NONE and not functions and not self._frames
@@ -137,7 +136,7 @@ class AnswerParser:
         found = min(((at, -len(mark), mark) for mark in marks if (at := self._held.find(mark)) >= 0), default=None)
         begun = len(self._held) - max((_begun(self._held, mark) for mark in marks), default=0)
         if found is not None and (ended or found[0] < begun):
-            return self._mark(pieces, kind, found[0], found[2], ended=ended)
+            return self._mark(pieces, kind, found[0], found[2])
         is_cut = ended and self._required and self._form is not None and self._call_mark in marks
         holds = bool(marks) and (is_cut or not ended)
         kept = len(self._held) - len(self._held[:begun].rstrip()) if holds else 0
@@ -145,7 +144,7 @@ class AnswerParser:
         self._held = self._held[len(self._held) - kept :]
         return False
 
-    def _mark(self, pieces: list[Piece], kind: PieceKind, at: int, mark: str, *, ended: bool) -> bool:
+    def _mark(self, pieces: list[Piece], kind: PieceKind, at: int, mark: str) -> bool:
         """Read a mark at a place of the held text."""
         before = self._held[:at].rstrip()
         self._add(pieces, kind, before)

@@ -17,29 +17,22 @@ if TYPE_CHECKING:
     from prolepsis.engine.models.files.gguf import GgufFile
     from prolepsis.engine.models.files.source import ModelSource
 
-_KEYS = {
-    "context_length": "max_position_embeddings",
-    "embedding_length": "hidden_size",
-    "block_count": "num_hidden_layers",
-    "feed_forward_length": "intermediate_size",
-    "attention.head_count": "num_attention_heads",
-    "attention.head_count_kv": "num_key_value_heads",
-    "vocab_size": "vocab_size",
-}
-"""Keys of GGUF, behind the architecture, and those of config.json that mean the same."""
-_Facts = dict[str, str | int | float]
-
 
 def described(source: "ModelSource", digest: str = "") -> ModelFiles:
     """Return what the files of a model say of it; `digest`: identity of its weights, where it is known."""
-    weights, files = Counter[str](), list[Path]()
+    weights, files, facts = Counter[str](), list[Path](), dict[str, str | int | float]()
     with suppress(ModelLoadError):  # a folder with a tokenizer and no weights, for an upstream engine
         weights = weights_by_format(source)
         files = weight_files(source) if isinstance(source, Path) else source.files
-    architecture, facts = _of_folder(source) if isinstance(source, Path) else _of_gguf(source)
+    if isinstance(source, Path):
+        stated = str(json_object(source / "config.json").get("model_type", "unknown"))
+        kind, architecture = "safetensors", stated.removesuffix("_text").replace("_", "")
+    else:
+        kind, architecture = "gguf", source.text("general.architecture", "unknown")
+        facts = _facts(source, architecture)
     stats, most = [file.stat() for file in files], max(weights, key=weights.__getitem__, default="")
     return ModelFiles(
-        format="" if not files else "safetensors" if isinstance(source, Path) else "gguf",
+        format=kind if files else "",
         architecture=architecture,
         parameter_size=str(facts.get("general.size_label") or _short(weights.total())),
         quantization=_file_type(facts.get("general.file_type")) or most,
@@ -50,16 +43,8 @@ def described(source: "ModelSource", digest: str = "") -> ModelFiles:
     )
 
 
-def _of_folder(folder: Path) -> tuple[str, _Facts]:
-    config = json_object(folder / "config.json")
-    architecture = str(config.get("model_type", "unknown")).removesuffix("_text").replace("_", "")
-    numbers = {f"{architecture}.{key}": config.get(name) for key, name in _KEYS.items()}
-    return architecture, {key: value for key, value in numbers.items() if isinstance(value, int)}
-
-
-def _of_gguf(file: "GgufFile") -> tuple[str, _Facts]:
-    architecture = file.text("general.architecture", "unknown")
-    return architecture, {
+def _facts(file: "GgufFile", architecture: str) -> dict[str, str | int | float]:
+    return {
         key: value
         for key, value in file.metadata.items()
         if key.startswith(("general.", f"{architecture}."))

@@ -60,7 +60,7 @@ def weights_by_format(source: "ModelSource") -> Counter[str]:
 
 def _tensors(source: "ModelSource") -> dict[str, _StoredSize]:
     if isinstance(source, Path) and not source.is_file():
-        return _of_folder(source)
+        return {name: _stored(entry) for file in weight_files(source) for name, entry in header(file).items()}
     from gguf.constants import GGMLQuantizationType
 
     from prolepsis.engine.models.files.gguf import GgufFile
@@ -70,10 +70,6 @@ def _tensors(source: "ModelSource") -> dict[str, _StoredSize]:
         name: _StoredSize(tensor.size, math.prod(tensor.shape), GGMLQuantizationType(tensor.kind).name)
         for name, tensor in file.tensors.items()
     }
-
-
-def _of_folder(folder: Path) -> dict[str, _StoredSize]:
-    return {name: _stored(entry) for file in weight_files(folder) for name, entry in header(file).items()}
 
 
 def _stored(entry: Mapping[str, Any]) -> _StoredSize:

@@ -7,7 +7,7 @@ from pydantic import BeforeValidator, Field
 
 from prolepsis.control.web.fields import ClientBody, LogitBias, NoEffect, Schema, Seed, Stop, TopK, TopLogprobs
 from prolepsis.core.validation import Number
-from prolepsis.server.dialects.dialect import UNBOUNDED, ForeignRequest, form_of
+from prolepsis.server.dialects.dialect import ForeignRequest, form_of
 from prolepsis.server.openai.bodies import CompletionBody, Messages, StructuredOutputs
 from prolepsis.server.openai.fill import Gap, fill_stop, gap_prompt
 from prolepsis.server.openai.tokenization import TemplatedBody
@@ -16,6 +16,7 @@ from prolepsis.server.tokenizer import Tokenizer
 _RANDOM = (None, -1, 2**32 - 1)
 """Seeds that stand for one that is drawn."""
 _NEVER = -100
+_MOST = 2**31 - 1
 
 
 def _pairs(value: object) -> object:
@@ -28,7 +29,7 @@ def _pairs(value: object) -> object:
 class LlamaCppBody(ForeignRequest):
     model: str = ""
     """Empty: the first model that the caller may use."""
-    n_predict: Annotated[int, Field(ge=-2, le=UNBOUNDED)] = -1
+    n_predict: Annotated[int, Field(ge=-2, le=_MOST)] = -1
     """Below 0: the answer may fill the context."""
     stream: bool | None = None
     temperature: Number | None = None
@@ -62,7 +63,7 @@ class LlamaCppBody(ForeignRequest):
         return limit / 1000 if limit > 0 else None
 
 
-Prompt: TypeAlias = str | list[Annotated[int, Field(ge=0, le=UNBOUNDED)] | str]
+Prompt: TypeAlias = str | list[Annotated[int, Field(ge=0, le=_MOST)] | str]
 """A text, tokens, or both in turn."""
 
 
@@ -99,7 +100,7 @@ def parse_infill(body: LlamaCppInfillBody, tokenizer: Tokenizer, room: int) -> C
     """
     files = [(file.filename, file.text) for file in body.input_extra or ()]
     gap = Gap(body.input_prefix, body.prompt, body.input_suffix, files)
-    prompt = gap_prompt(gap, tokenizer, room - min(_limit(body), room // 2))
+    prompt = gap_prompt(gap, tokenizer, room - min(_limit(body) or room, room // 2))
     own = {"stop": body.stop or list(fill_stop(body.input_suffix)), "repeat_penalty": body.repeat_penalty or 1.0}
     return _completion(body.model_copy(update=own), prompt)
 
@@ -112,8 +113,8 @@ def _tokens(parts: Sequence[int | str], tokenizer: Tokenizer) -> list[int]:
     return tokens
 
 
-def _limit(body: LlamaCppBody) -> int:
-    return UNBOUNDED if body.n_predict < 0 else max(1, body.n_predict)
+def _limit(body: LlamaCppBody) -> int | None:
+    return None if body.n_predict < 0 else max(1, body.n_predict)
 
 
 def _completion(body: LlamaCppBody, prompt: str | list[int]) -> CompletionBody:

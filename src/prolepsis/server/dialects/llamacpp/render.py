@@ -38,7 +38,7 @@ class LlamaCppRendering(Rendering):
             return []
         self._text += delta.text
         self._token_ids += delta.token_ids
-        probs = [_probabilities(one) for one in delta.logprobs or ()]
+        probs = [{**_token(one), "top_logprobs": [_token(top) for top in one.top]} for one in delta.logprobs or ()]
         self._probs += probs
         if not (delta.text or delta.token_ids):
             return []
@@ -103,18 +103,9 @@ class LlamaCppRendering(Rendering):
 
 def _selected(reply: Json, paths: Sequence[str] | None) -> Json:
     """Return the values at `paths` under the whole path, as llama.cpp does; all fields where there are no paths."""
-    found: Json = {}
-    for path in paths or ():
-        value: object = reply
-        for name in path.split("/"):
-            value = value[name] if isinstance(value, dict) and name in value else None
-        found |= {} if value is None else {path: value}
-    return found if paths else reply
-
-
-def _probabilities(token: ShownToken) -> Json:
-    """Return a token with the likeliest ones in its place."""
-    return {**_token(token), "top_logprobs": [_token(one) for one in token.top]}
+    inner = ((name, part) for name, part in reply.items() if isinstance(part, dict))
+    found = {**reply, **{f"{name}/{key}": value for name, part in inner for key, value in part.items()}}
+    return {path: found[path] for path in paths if path in found} if paths else reply
 
 
 def _token(token: ShownToken) -> Json:

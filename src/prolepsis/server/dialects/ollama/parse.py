@@ -7,7 +7,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from prolepsis.control.web.fields import ClientBody, Schema, Seed, Stop, TopLogprobs
 from prolepsis.core.validation import Number
-from prolepsis.server.dialects.dialect import UNBOUNDED, ForeignRequest, call, form_of, tool
+from prolepsis.server.dialects.dialect import ForeignRequest, call, form_of, tool
 from prolepsis.server.openai.bodies import MAX_MESSAGES, MAX_TOOLS, ChatBody, CompletionBody, Message, ResponseFormat
 
 
@@ -91,11 +91,6 @@ class OllamaBody(OllamaRequest):
     logprobs: bool | None = None
     top_logprobs: TopLogprobs | None = None
 
-    @property
-    def is_text(self) -> bool:
-        """Whether the model gets a text, not a conversation."""
-        return False
-
 
 class OllamaChatBody(OllamaBody):
     messages: Annotated[list[OllamaMessage], Field(max_length=MAX_MESSAGES, fail_fast=True)] | None = None
@@ -111,10 +106,6 @@ class OllamaGenerateBody(OllamaBody):
     template: NotServed = None
     context: NotServed = None
 
-    @property
-    def is_text(self) -> bool:
-        return bool(self.raw or self.suffix)
-
 
 def parse_chat(body: OllamaChatBody) -> ChatBody:
     """Return the chat that means the same."""
@@ -125,7 +116,7 @@ def parse_chat(body: OllamaChatBody) -> ChatBody:
 
 def parse_generate(body: OllamaGenerateBody) -> ChatBody | CompletionBody:
     """Return the chat of one question, or the completion of a raw prompt or of one with what follows it."""
-    if body.is_text:
+    if body.raw or body.suffix:
         logprobs = (body.top_logprobs or 0) if body.logprobs else None
         return CompletionBody.model_construct(
             prompt=[body.prompt], suffix=body.suffix, logprobs=logprobs, **_shared(body)
@@ -153,7 +144,7 @@ def _shared(body: OllamaBody) -> dict[str, Any]:
     return {
         "model": body.model,
         "stream": body.stream is not False,
-        "max_tokens": limit if limit > 0 else UNBOUNDED if body.is_text else None,
+        "max_tokens": limit if limit > 0 else None,
         "seed": None if options.seed == -1 else options.seed,
         "repetition_penalty": options.repeat_penalty,
         "response_format": form_of(form) if isinstance(form, dict) else form and ResponseFormat(type="json_object"),
