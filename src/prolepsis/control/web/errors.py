@@ -162,22 +162,29 @@ def describe_error(error: Exception) -> RequestRefused:
         return RequestRefused("The client left.", code="client_closed_request", status=CLIENT_CLOSED_REQUEST)
     if isinstance(error, HTTPException):
         return RequestRefused(str(error.detail), code="http_error", status=error.status_code)
-    if isinstance(error, StoreUnavailable):  # its message names the database
-        log.error("store_unavailable", error=str(error))
-        message = "The store is busy or cannot be reached; send the request again."
-        return RequestRefused(message, code=error.code, status=503)
+    if (refused := _not_now(error)) is not None:
+        return refused
     if isinstance(error, ProlepsisError):
         status = next((status for kind, status in _STATUS if isinstance(error, kind)), None)
         if status is not None:
             param = getattr(error, "param", None)
             kind = "answer_error" if isinstance(error, AnswerBroken) else None
             return RequestRefused(str(error), code=error.code, param=param, status=status, kind=kind)
-    if isinstance(error, OSError) and error.errno in NO_SPACE:
-        log.error("disk_full", frames=_frames(error))
-        return RequestRefused("No disk space is left for the request; try again later.", code="disk_full", status=503)
     log.error("request_failed", error=type(error).__name__, frames=_frames(error))
     message = "The server failed to process the request; the error has been logged."
     return RequestRefused(message, code="internal_error", status=500)
+
+
+def _not_now(error: Exception) -> RequestRefused | None:
+    """Return the refusal where store or disk take nothing now; the cause, which names places of theirs, is logged."""
+    if isinstance(error, StoreUnavailable):
+        log.error("store_unavailable", error=str(error))
+        message = "The store is busy or cannot be reached; send the request again."
+        return RequestRefused(message, code=error.code, status=503)
+    if isinstance(error, OSError) and error.errno in NO_SPACE:
+        log.error("disk_full", frames=_frames(error))
+        return RequestRefused("No disk space is left for the request; try again later.", code="disk_full", status=503)
+    return None
 
 
 def _frames(error: BaseException) -> list[str]:
