@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 from urllib.parse import unquote
 
 MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
@@ -79,39 +80,27 @@ def dead_references(root: Mapping[str, object]) -> frozenset[str]:
 
 def loop(root: Mapping[str, object]) -> str | None:
     """Return a local reference that comes back to itself without a step into a value: no validator can follow it."""
-    state = dict[str, bool]()
-    """Whether a reference has been followed to all its ends."""
-    for start in [str(schema["$ref"]) for schema in schemas(root) if is_local(schema.get("$ref"))]:
-        path = [(start, iter((start,)))]
-        while path:
-            name, following = path[-1]
-            found = next(following, None)
-            if found is None:
-                state[name] = True
-                path.pop()
-            elif found not in state:
-                state[found] = False
-                path.append((found, iter(_in_place(pointed(root, found)))))
-            elif not state[found]:
-                return found
-        state[start] = True
+    waiting = [str(schema["$ref"]) for schema in schemas(root) if is_local(schema.get("$ref"))]
+    in_place = dict[str, list[str]]()
+    while waiting:
+        if (name := waiting.pop()) not in in_place:
+            in_place[name] = _in_place(pointed(root, name))
+            waiting += in_place[name]
+    try:
+        TopologicalSorter(in_place).prepare()
+    except CycleError as error:
+        return str(error.args[1][0])
     return None
 
 
 def _in_place(schema: object) -> list[str]:
     """Return the local references that hold for the same value as `schema`."""
     names, waiting = list[str](), [schema]
-    while waiting:
-        part = waiting.pop()
+    for part in waiting:
         if isinstance(part, dict):
-            if is_local(part.get("$ref")):
-                names.append(str(part["$ref"]))
-            waiting += [
-                one
-                for name in ("allOf", "anyOf", "oneOf")
-                if isinstance(inner := part.get(name), list)
-                for one in inner
-            ]
+            names += [str(part["$ref"])] if is_local(part.get("$ref")) else []
+            for name in ("allOf", "anyOf", "oneOf"):
+                waiting += inner if isinstance(inner := part.get(name), list) else []
     return names
 
 

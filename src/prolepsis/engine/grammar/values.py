@@ -48,8 +48,8 @@ def values(root: Schema) -> tuple[list[Value], set[int]]:
 
     Raises `TimeoutError` where that takes too long.
     """
-    parts = [part for _, part in placed(root)]
-    joined, looks = _joined(root, parts), 0
+    parts, looks = [part for _, part in placed(root)], 0
+    joined = {id(one) for part in parts if _is_joint(root, part) for _, group in groups(root, part) for one in group}
     while True:
         num_joined, found, seen = len(joined), list[Value](), set[frozenset[int]]()
         for part in parts:
@@ -60,33 +60,21 @@ def values(root: Schema) -> tuple[list[Value], set[int]]:
                     continue
                 seen.add(key)
                 held = _together(root, sources)
-                looks += len(held) + 1
+                looks += len(held)
                 if looks > _MOST_LOOKS:
                     raise TooMany
-                if held:
-                    found.append(Value(held, len(sources)))
                 joined.update(id(one.schema) for one in held[len(sources) == 1 :])
-                waiting += [inner for inner in _inner(held) if len({id(one.schema) for one in inner}) > 1]
+                if len(held) <= _MOST_PARTS:
+                    found.append(Value(held, len(sources)))
+                    waiting += [inner for inner in _inner(held) if len({id(one.schema) for one in inner}) > 1]
         if len(joined) == num_joined:
             return found, joined
 
 
-def is_joint(root: Schema, part: Schema) -> bool:
+def _is_joint(root: Schema, part: Schema) -> bool:
     """Return whether several schemas hold for the values of `part`."""
     found = list(groups(root, part))
     return bool(found) and len(found) + any(word in part for word in ("properties", "required", *OPEN)) > 1
-
-
-def _joined(root: Schema, parts: list[Schema]) -> set[int]:
-    """Return which schemas hold in place, only together with another one."""
-    found = set[int]()
-    waiting = [one for part in parts if is_joint(root, part) for one in _members(root, part)]
-    while waiting:
-        one = waiting.pop()
-        if id(one) not in found:
-            found.add(id(one))
-            waiting += _members(root, one)
-    return found
 
 
 def groups(root: Schema, part: Schema) -> Iterator[tuple[str, list[object]]]:
@@ -105,14 +93,10 @@ def groups(root: Schema, part: Schema) -> Iterator[tuple[str, list[object]]]:
             yield "if", [one]
 
 
-def _members(root: Schema, part: Schema) -> list[Schema]:
-    return [one for _, group in groups(root, part) for one in group if isinstance(one, dict)]
-
-
 def _together(root: Schema, sources: list[Held]) -> tuple[Held, ...]:
-    """Return what holds with the sources, these first; none where they are too many."""
+    """Return what holds with the sources, these first."""
     found, seen = list(sources), {id(one.schema) for one in sources}
-    if len(sources) == 1 and not is_joint(root, sources[0].schema):
+    if len(sources) == 1 and not _is_joint(root, sources[0].schema):
         return tuple(found)
     for one in found:
         for name, group in groups(root, one.schema):
@@ -121,8 +105,6 @@ def _together(root: Schema, sources: list[Held]) -> tuple[Held, ...]:
                     seen.add(id(inner))
                     taken = {(id(one.schema), name): i} if len(group) > 1 else {}
                     found.append(Held(inner, {**one.choices, **taken}))
-        if len(found) > _MOST_PARTS:
-            return ()
     return tuple(found)
 
 
