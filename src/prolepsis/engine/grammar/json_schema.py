@@ -12,7 +12,17 @@ from prolepsis.core.errors import InvalidGrammar
 from prolepsis.engine.grammar.formats import PATTERNS
 from prolepsis.engine.grammar.patterns import is_found
 from prolepsis.engine.grammar.repetitions import check_repetitions
-from prolepsis.engine.grammar.satisfiable import DATA, MAPS, dead_references, is_local, loop, schemas
+from prolepsis.engine.grammar.satisfiable import (
+    DATA,
+    MAPS,
+    also,
+    dead_references,
+    is_local,
+    listed,
+    loop,
+    mapped,
+    schemas,
+)
 from prolepsis.engine.grammar.values import MOST_MATCHES, TooMany
 
 GUIDANCE = "x-guidance"
@@ -142,15 +152,14 @@ def _with_pattern(schema: Schema) -> Schema:
     rest = {name: part for name, part in schema.items() if name != "format"}
     if "pattern" not in rest:
         return {**rest, "pattern": pattern}
-    inner = rest.get("allOf")
-    return {**rest, "allOf": [*(inner if isinstance(inner, list) else []), {"pattern": pattern}]}
+    also(rest, {"pattern": pattern})
+    return rest
 
 
 def _check_patterns(schema: Schema) -> None:
-    given, named = schema.get("pattern"), schema.get("patternProperties")
-    if isinstance(given, str):
+    if isinstance(given := schema.get("pattern"), str):
         check_repetitions(given, "json_schema's pattern")
-    for pattern in named if isinstance(named, dict) else ():
+    for pattern in mapped(schema, "patternProperties"):
         check_repetitions(pattern, "json_schema's patternProperties")
 
 

@@ -49,6 +49,21 @@ def pointed(root: object, reference: str) -> object:
     return found
 
 
+def listed(schema: Mapping[str, object], name: str) -> list[object]:
+    """Return the list of a keyword; empty where it is none."""
+    return found if isinstance(found := schema.get(name), list) else []
+
+
+def mapped(schema: Mapping[str, object], name: str) -> dict[str, object]:
+    """Return the object of a keyword; empty where it is none."""
+    return found if isinstance(found := schema.get(name), dict) else {}
+
+
+def also(schema: dict[str, object], more: dict[str, object]) -> None:
+    """Let `more` hold too."""
+    schema["allOf"] = [*listed(schema, "allOf"), more]
+
+
 def is_local(reference: object) -> bool:
     return isinstance(reference, str) and (reference == "#" or reference.startswith("#/"))
 
@@ -99,8 +114,7 @@ def _in_place(schema: object) -> list[str]:
     for part in waiting:
         if isinstance(part, dict):
             names += [str(part["$ref"])] if is_local(part.get("$ref")) else []
-            for name in ("allOf", "anyOf", "oneOf"):
-                waiting += inner if isinstance(inner := part.get(name), list) else []
+            waiting += [one for name in ("allOf", "anyOf", "oneOf") for one in listed(part, name)]
     return names
 
 
@@ -131,7 +145,7 @@ class _Judge:
         while waiting:
             part = waiting.pop()
             parts.append(part)
-            reference, inner = part.get("$ref"), part.get("allOf")
+            reference, inner = part.get("$ref"), listed(part, "allOf")
             if is_local(reference):
                 name = str(reference)
                 if name not in self.alive:
@@ -141,31 +155,25 @@ class _Judge:
                 if isinstance(target, dict) and name not in followed and len(parts) < _MOST_PARTS and len(part) > 1:
                     followed.add(name)
                     waiting.append(target)
-            if isinstance(inner, list):
-                if any(one is False for one in inner):
-                    return None
-                waiting += [one for one in inner if isinstance(one, dict)]
+            if any(one is False for one in inner):
+                return None
+            waiting += [one for one in inner if isinstance(one, dict)]
         return parts
 
     def _has_option(self, part: dict[str, object]) -> bool:
-        options = [inner for name in ("anyOf", "oneOf") if isinstance(inner := part.get(name), list) and inner]
-        return all(any(map(self.may_have, inner)) for inner in options)
+        options = (listed(part, name) for name in ("anyOf", "oneOf"))
+        return all(any(map(self.may_have, inner)) for inner in options if inner)
 
     def _may_be_object(self, parts: list[dict[str, object]]) -> bool:
-        names = {name for part in parts if isinstance(part.get("required"), list) for name in _texts(part["required"])}
-        maps = [properties for part in parts if isinstance(properties := part.get("properties"), dict)]
+        names = {name for part in parts for name in listed(part, "required") if isinstance(name, str)}
+        maps = [mapped(part, "properties") for part in parts]
         return all(self.may_have(properties[name]) for properties in maps for name in names if name in properties)
 
     def _may_be_array(self, part: dict[str, object]) -> bool:
         least = part.get("minItems")
         if not isinstance(least, int) or least < 1:
             return True
-        given = part.get("prefixItems")
-        first = given if isinstance(given, list) else []
+        first = listed(part, "prefixItems")
         if not all(map(self.may_have, first[:least])):
             return False
         return least <= len(first) or isinstance(part.get("items"), list) or self.may_have(part.get("items", True))
-
-
-def _texts(values: object) -> list[str]:
-    return [value for value in values if isinstance(value, str)] if isinstance(values, list) else []

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from prolepsis.engine.grammar.patterns import is_found
-from prolepsis.engine.grammar.satisfiable import is_local, placed, pointed
+from prolepsis.engine.grammar.satisfiable import is_local, listed, mapped, placed, pointed
 
 Schema = dict[str, object]
 OPEN = ("additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames", "minProperties")
@@ -84,10 +84,9 @@ def groups(root: Schema, part: Schema) -> Iterator[tuple[str, list[object]]]:
     for name in ("anyOf", "oneOf"):
         if isinstance(inner := part.get(name), list):
             yield name, inner
-    inner = part.get("allOf")
-    yield from (("allOf", [one]) for one in (inner if isinstance(inner, list) else ()) if one not in (True, {}))
+    yield from (("allOf", [one]) for one in listed(part, "allOf") if one not in (True, {}))
     others = [part.get(name) for name in _CONDITIONS]
-    others += [one for name in _DEPENDENT for one in _map(part, name).values()]
+    others += [one for name in _DEPENDENT for one in mapped(part, name).values()]
     for one in others:
         if isinstance(one, dict):
             yield "if", [one]
@@ -112,15 +111,15 @@ def _inner(held: tuple[Held, ...]) -> Iterator[list[Held]]:
     """Yield for each value inside of a value the schemas that say what it is."""
     if len(held) == 1 and "patternProperties" not in held[0].schema:
         return
-    names = dict.fromkeys(name for one in held for name in _map(one.schema, "properties"))
-    patterns = dict.fromkeys(name for one in held for name in _map(one.schema, "patternProperties"))
+    names = dict.fromkeys(name for one in held for name in mapped(one.schema, "properties"))
+    patterns = dict.fromkeys(name for one in held for name in mapped(one.schema, "patternProperties"))
     if len(names) * len(patterns) > MOST_MATCHES:
         raise TooMany
     length = max((len(_first(one.schema)) for one in held), default=0)
     for name in names:
         yield _dicts((one, inner) for one in held for inner in _of_name(one.schema, name))
     for pattern in patterns:
-        yield _dicts((one, _map(one.schema, "patternProperties").get(pattern, _rest(one.schema))) for one in held)
+        yield _dicts((one, mapped(one.schema, "patternProperties").get(pattern, _rest(one.schema))) for one in held)
     for i in range(length):
         yield _dicts((one, [*_first(one.schema)[i : i + 1], _items(one.schema)][0]) for one in held)
     yield _dicts((one, _rest(one.schema)) for one in held)
@@ -133,9 +132,9 @@ def _dicts(found: Iterator[tuple[Held, object]]) -> list[Held]:
 
 def _of_name(schema: Schema, name: str) -> list[object]:
     """Return what a schema says of a property."""
-    listed = _map(schema, "properties")
+    listed = mapped(schema, "properties")
     found = [listed[name]] if name in listed else []
-    found += [inner for pattern, inner in _map(schema, "patternProperties").items() if is_found(pattern, name)]
+    found += [inner for pattern, inner in mapped(schema, "patternProperties").items() if is_found(pattern, name)]
     return found or [_rest(schema)]
 
 
@@ -143,15 +142,9 @@ def _rest(schema: Schema) -> object:
     return schema.get("additionalProperties")
 
 
-def _map(schema: Schema, name: str) -> dict[str, object]:
-    found = schema.get(name)
-    return found if isinstance(found, dict) else {}
-
-
 def _first(schema: Schema) -> list[object]:
     """Return the schemas of an array's first items."""
-    found = schema.get("prefixItems", schema.get("items"))
-    return found if isinstance(found, list) else []
+    return listed(schema, "prefixItems" if "prefixItems" in schema else "items")
 
 
 def _items(schema: Schema) -> object:
