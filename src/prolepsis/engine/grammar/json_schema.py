@@ -12,17 +12,7 @@ from prolepsis.core.errors import InvalidGrammar
 from prolepsis.engine.grammar.formats import PATTERNS
 from prolepsis.engine.grammar.patterns import is_found
 from prolepsis.engine.grammar.repetitions import check_repetitions
-from prolepsis.engine.grammar.satisfiable import (
-    DATA,
-    MAPS,
-    also,
-    dead_references,
-    is_local,
-    listed,
-    loop,
-    mapped,
-    schemas,
-)
+from prolepsis.engine.grammar.satisfiable import DATA, MAPS, also, dead_references, is_local, loop, mapped, schemas
 from prolepsis.engine.grammar.values import MOST_MATCHES, TooMany
 
 GUIDANCE = "x-guidance"
