@@ -21,6 +21,7 @@ _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _EXACT = 2**53
 _LARGEST = 2**63 - 1
 _MOST_MULTIPLE = 2**62
+_DATA_PATH = re.compile(r"(^|\.)(const|enum)\b")
 _CONTROL = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
 """Characters that JSON can write as \\u only."""
 
@@ -66,7 +67,7 @@ def _check_numbers(schema: Schema, *, lenient: bool) -> None:
             stack += [(f"{path}.{name}" if path else name, part) for name, part in value.items()]
         elif isinstance(value, list):
             stack += [(f"{path}[{i}]", part) for i, part in enumerate(value)]
-        elif _is_number(value) and _is_data(path) and not _is_exact(value):
+        elif _is_number(value) and _DATA_PATH.search(path) and not _is_exact(value):
             raise InvalidGrammar(f"the json_schema's {path[:200]} is {_shown(value)}; allowed: {_RANGE}")
 
 
@@ -109,10 +110,6 @@ def _is_exact(value: object) -> bool:
     if isinstance(value, int):
         return abs(value) <= _EXACT or value == _LARGEST or (abs(value) < _LARGEST and int(float(value)) == value)
     return isinstance(value, float) and math.isfinite(value) and abs(value) < _LARGEST
-
-
-def _is_data(path: str) -> bool:
-    return re.search(r"(^|\.)(const|enum)\b", path) is not None
 
 
 def _shown(value: object) -> str:

@@ -5,7 +5,6 @@ be lost so. Lexemes are as large as recursion allows at first; those that go on 
 """
 
 import json
-from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -80,16 +79,16 @@ class _Automaton:
     """The texts of one lexeme, without bounds of repetitions. A state is the places read last; none are the start."""
 
     def __init__(
-        self, part: Part, rules: Mapping[str, Part], mask_of: Callable[[Chars], int], count: Callable[[int], None]
+        self, part: Part, rules: Mapping[str, Part], masks: Mapping[Part, int], count: Callable[[int], None]
     ) -> None:
         self._masks = list[int]()
 
         def known(part: Part) -> _Ends | None:
             if isinstance(part, Named):
                 return links.ends(rules[part.name])
-            if not isinstance(part, Chars):
+            if part not in masks:
                 return None
-            self._masks.append(mask_of(part))
+            self._masks.append(masks[part])
             place = frozenset((len(self._masks) - 1,))
             return _Ends(False, place, place)
 
@@ -133,7 +132,12 @@ class _Lexing:
             raise InvalidGrammar(f"the grammar repeats inside of repetitions; allowed: {MAX_NESTED} times in all")
         self._rules = {name: self._grouped(part) for name, part in rules.items()}
         chars = [one for part in rules.values() for one in _all(part) if isinstance(one, Chars)]
-        self._edges = sorted({edge for one in chars for low, high in one.ranges for edge in (low, high + 1)})
+        edges = sorted({edge for one in chars for low, high in one.ranges for edge in (low, high + 1)})
+        bits = {edge: 1 << i for i, edge in enumerate(edges)}
+        self._masks: Mapping[Part, int] = {
+            one: sum(bits[high + 1] - bits[low] for low, high in one.ranges) for one in chars
+        }
+        """The characters of each class as bits; one bit is a range that no class divides."""
         self._automata, self._num_steps = dict[Part, _Automaton](), 0
         self._compared = dict[tuple[_Automaton, _Automaton], int]()
         self._terminals = dict[str, str]()
@@ -174,10 +178,6 @@ class _Lexing:
             made += [whole(parts)] if together and len(parts) > 1 else map(self._grouped, parts)
         return whole(tuple(made))
 
-    def _mask(self, chars: Chars) -> int:
-        spans = [(bisect_left(self._edges, low), bisect_left(self._edges, high + 1)) for low, high in chars.ranges]
-        return sum((1 << end) - (1 << start) for start, end in spans)
-
     def _going_on(self) -> set[Part]:
         """Return the lexemes that go on past the end of one."""
         parts, follows = self._followed()
@@ -208,7 +208,7 @@ class _Lexing:
 
     def _automaton(self, part: Part) -> _Automaton:
         if part not in self._automata:
-            self._automata[part] = _Automaton(part, self._rules, self._mask, self._count)
+            self._automata[part] = _Automaton(part, self._rules, self._masks, self._count)
         return self._automata[part]
 
     def _past(self, ended: _Automaton, other: _Automaton) -> int:
