@@ -24,10 +24,9 @@ def closed(schema: Mapping[str, object]) -> Schema:
     """Return `schema` with its objects closed that list names and say nothing of others."""
     made = rooted(schema)
     try:
-        found, joined = values(made)
+        found, _ = values(made)
     except TimeoutError:
         return made
-    found = [one for one in found if one.num_sources > 1 or id(one.held[0].schema) not in joined]
     sources = {id(one.schema): one.schema for value in found for one in value.held[: value.num_sources]}
     alone = {id(one.held[0].schema) for one in found if len(one.held) == 1}
     names, is_open = defaultdict[int, dict[str, object]](dict), set[int]()
