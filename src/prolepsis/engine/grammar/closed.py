@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from itertools import count
 
 from prolepsis.engine.grammar.references import rooted
-from prolepsis.engine.grammar.satisfiable import placed
+from prolepsis.engine.grammar.satisfiable import also, listed, mapped, placed
 from prolepsis.engine.grammar.values import OPEN, groups, values
 
 Schema = dict[str, object]
@@ -24,32 +24,29 @@ def closed(schema: Mapping[str, object]) -> Schema:
     """Return `schema` with its objects closed that list names and say nothing of others."""
     made = rooted(schema)
     try:
-        found, joined = values(made)
+        found, _ = values(made)
     except TimeoutError:
         return made
-    found = [one for one in found if one.num_sources > 1 or id(one.held[0].schema) not in joined]
     sources = {id(one.schema): one.schema for value in found for one in value.held[: value.num_sources]}
     alone = {id(one.held[0].schema) for one in found if len(one.held) == 1}
-    listed, is_open = defaultdict[int, dict[str, object]](dict), set[int]()
+    names, is_open = defaultdict[int, dict[str, object]](dict), set[int]()
     for value in found:
         for one in value.held:
             if id(one.schema) in sources:
                 beside = [other.schema for other in value.held if one.beside(other)]
-                listed[id(one.schema)] |= {name: True for other in beside for name in _names(other)}
+                names[id(one.schema)] |= {name: True for other in beside for name in _names(other)}
                 if any(other.get(word, False) is not False for other in beside for word in OPEN):
                     is_open.add(id(one.schema))
     for key, part in sources.items():
-        if key not in is_open and (names := listed[key]):
-            _close(part, names, alone=key in alone)
+        if key not in is_open and names[key]:
+            _close(part, names[key], alone=key in alone)
     return made
 
 
 def _close(part: Schema, names: Schema, *, alone: bool) -> None:
-    properties, before = part.get("properties"), part.get("allOf")
     if not alone:
-        close = {"properties": names, "additionalProperties": False}
-        part["allOf"] = [*(before if isinstance(before, list) else []), close]
-    elif isinstance(properties, dict) and properties and "additionalProperties" not in part:
+        also(part, {"properties": names, "additionalProperties": False})
+    elif (properties := mapped(part, "properties")) and "additionalProperties" not in part:
         part |= {"properties": names | properties, "additionalProperties": False}
 
 
@@ -60,8 +57,7 @@ def bounded(schema: Mapping[str, object]) -> Schema:
         _, joined = values(made)
     except TimeoutError:
         return made
-    given = made.get("$defs")
-    defs: Schema = given if isinstance(given, dict) else {}
+    defs = mapped(made, "$defs")
     name = next(one for i in count() if (one := f"any-json-value{i or ''}") not in defs)
     for _, part in list(placed(made)):
         kinds = part.get("type")
@@ -75,8 +71,7 @@ def bounded(schema: Mapping[str, object]) -> Schema:
             inner: Schema = {"$ref": f"#/$defs/{name}"}
             made["$defs"], value = {**defs, name: _any_schema(inner)}, inner
         part |= {"patternProperties": {_NAME: value}, "additionalProperties": False}
-        required = part.get("required")
-        part.setdefault("maxProperties", MAX_INVENTED + (len(required) if isinstance(required, list) else 0))
+        part.setdefault("maxProperties", MAX_INVENTED + len(listed(part, "required")))
     return made
 
 
@@ -89,6 +84,4 @@ def _any_schema(inner: Schema) -> Schema:
 
 def _names(part: Schema) -> list[str]:
     """Return the names that a schema lists."""
-    listed, required = part.get("properties"), part.get("required")
-    names = [str(name) for name in required if isinstance(name, str)] if isinstance(required, list) else []
-    return [*(listed if isinstance(listed, dict) else ()), *names]
+    return [*mapped(part, "properties"), *(name for name in listed(part, "required") if isinstance(name, str))]

@@ -12,7 +12,7 @@ from prolepsis.core.errors import InvalidGrammar
 from prolepsis.engine.grammar.formats import PATTERNS
 from prolepsis.engine.grammar.patterns import is_found
 from prolepsis.engine.grammar.repetitions import check_repetitions
-from prolepsis.engine.grammar.satisfiable import DATA, MAPS, dead_references, is_local, loop, schemas
+from prolepsis.engine.grammar.satisfiable import DATA, MAPS, also, dead_references, is_local, loop, mapped, schemas
 from prolepsis.engine.grammar.values import MOST_MATCHES, TooMany
 
 GUIDANCE = "x-guidance"
@@ -21,6 +21,7 @@ _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _EXACT = 2**53
 _LARGEST = 2**63 - 1
 _MOST_MULTIPLE = 2**62
+_DATA_PATH = re.compile(r"(^|\.)(const|enum)\b")
 _CONTROL = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
 """Characters that JSON can write as \\u only."""
 
@@ -66,7 +67,7 @@ def _check_numbers(schema: Schema, *, lenient: bool) -> None:
             stack += [(f"{path}.{name}" if path else name, part) for name, part in value.items()]
         elif isinstance(value, list):
             stack += [(f"{path}[{i}]", part) for i, part in enumerate(value)]
-        elif _is_number(value) and _is_data(path) and not _is_exact(value):
+        elif _is_number(value) and _DATA_PATH.search(path) and not _is_exact(value):
             raise InvalidGrammar(f"the json_schema's {path[:200]} is {_shown(value)}; allowed: {_RANGE}")
 
 
@@ -111,10 +112,6 @@ def _is_exact(value: object) -> bool:
     return isinstance(value, float) and math.isfinite(value) and abs(value) < _LARGEST
 
 
-def _is_data(path: str) -> bool:
-    return re.search(r"(^|\.)(const|enum)\b", path) is not None
-
-
 def _shown(value: object) -> str:
     text = str(value)
     return text if len(text) <= 40 else f"{text[:37]}..."
@@ -142,15 +139,14 @@ def _with_pattern(schema: Schema) -> Schema:
     rest = {name: part for name, part in schema.items() if name != "format"}
     if "pattern" not in rest:
         return {**rest, "pattern": pattern}
-    inner = rest.get("allOf")
-    return {**rest, "allOf": [*(inner if isinstance(inner, list) else []), {"pattern": pattern}]}
+    also(rest, {"pattern": pattern})
+    return rest
 
 
 def _check_patterns(schema: Schema) -> None:
-    given, named = schema.get("pattern"), schema.get("patternProperties")
-    if isinstance(given, str):
+    if isinstance(given := schema.get("pattern"), str):
         check_repetitions(given, "json_schema's pattern")
-    for pattern in named if isinstance(named, dict) else ():
+    for pattern in mapped(schema, "patternProperties"):
         check_repetitions(pattern, "json_schema's patternProperties")
 
 

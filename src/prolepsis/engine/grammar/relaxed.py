@@ -11,7 +11,7 @@ from prolepsis.engine.grammar.closed import closed
 from prolepsis.engine.grammar.formats import PATTERNS
 from prolepsis.engine.grammar.patterns import is_checkable, is_held
 from prolepsis.engine.grammar.references import leads_nowhere, rooted
-from prolepsis.engine.grammar.satisfiable import placed, schemas
+from prolepsis.engine.grammar.satisfiable import also, listed, mapped, placed, schemas
 
 Schema = dict[str, object]
 FORMATS = frozenset({*PATTERNS, "email", "hostname", "ipv4", "ipv6", "uri", "uuid"})
@@ -104,10 +104,7 @@ def _bring_bounds_near(schema: Schema) -> None:
 
 def _spell_dependencies(schema: Schema) -> None:
     """Write each dependency as a choice: the name is missing, or what depends on it holds too."""
-    found: list[tuple[str, object]] = []
-    for keyword in _DEPENDENT:
-        given = schema.get(keyword)
-        found += given.items() if isinstance(given, dict) else ()
+    found = [one for keyword in _DEPENDENT for one in mapped(schema, keyword).items()]
     if not 1 <= len(found) <= _MAX_DEPENDENT:
         return
     for keyword in _DEPENDENT:
@@ -117,22 +114,22 @@ def _spell_dependencies(schema: Schema) -> None:
         held: Schema = {"required": [name, *names]}
         if not isinstance(then, list):
             held["allOf"] = [then]
-        _also(schema, {"anyOf": [{"properties": {name: False}}, held]})
+        also(schema, {"anyOf": [{"properties": {name: False}}, held]})
 
 
 def _spell_not_required(schema: Schema) -> None:
     """Write the names that may not be there together as a choice of the one that is missing."""
-    given = schema.get("not")
-    names = given.get("required") if isinstance(given, dict) and given.keys() == {"required"} else None
-    if isinstance(names, list) and names and "properties" in schema:
+    given = mapped(schema, "not")
+    names = listed(given, "required") if given.keys() == {"required"} else []
+    if names and "properties" in schema:
         del schema["not"]
-        _also(schema, {"anyOf": [{"properties": {str(name): False}} for name in names]})
+        also(schema, {"anyOf": [{"properties": {str(name): False}} for name in names]})
 
 
 def _spell_one_of_required(schema: Schema) -> None:
     """Write `oneOf` of required names as a choice in which every other one lacks a name."""
-    options = schema.get("oneOf")
-    if not isinstance(options, list) or not 2 <= len(options) <= _MAX_ONE_OF:
+    options = listed(schema, "oneOf")
+    if not 2 <= len(options) <= _MAX_ONE_OF:
         return
     given = [one["required"] for one in options if isinstance(one, dict) and one.keys() == {"required"}]
     sets = [set(map(str, names)) for names in given if isinstance(names, list)]
@@ -144,12 +141,7 @@ def _spell_one_of_required(schema: Schema) -> None:
         missing = [sorted(others - names) for others in sets if others is not names]
         lacks = [{"anyOf": [{"properties": {name: False}} for name in one]} if one else False for one in missing]
         choices.append({"required": sorted(names), "allOf": lacks})
-    _also(schema, {"anyOf": choices})
-
-
-def _also(schema: Schema, more: Schema) -> None:
-    before = schema.get("allOf")
-    schema["allOf"] = [*(before if isinstance(before, list) else []), more]
+    also(schema, {"anyOf": choices})
 
 
 def _left_out(schema: Schema, name: str) -> bool:
@@ -160,8 +152,7 @@ def _left_out(schema: Schema, name: str) -> bool:
 
 
 def _patterns(schema: Schema, name: str) -> list[str]:
-    given = schema[name]
-    found = [given] if name == "pattern" else given if name == "patternProperties" and isinstance(given, dict) else ()
+    found = [schema[name]] if name == "pattern" else mapped(schema, name) if name == "patternProperties" else ()
     return [one for one in found if isinstance(one, str)]
 
 
@@ -173,7 +164,7 @@ def _any_of(schema: Schema, name: str) -> bool:
     """Allow several of the schemas; those that cannot overlap are the same so."""
     options = schema.pop(name)
     if "anyOf" in schema:
-        _also(schema, {"anyOf": options})
+        also(schema, {"anyOf": options})
     else:
         schema["anyOf"] = options
     return isinstance(options, list) and len(options) > 1
@@ -183,17 +174,15 @@ def _not_unique(schema: Schema, name: str) -> bool:
     """Leave it out; of a few listed values there are no more items than values."""
     if schema.pop(name) is not True:
         return False
-    items, most = schema.get("items"), schema.get("maxItems")
-    values = items.get("enum") if isinstance(items, dict) else None
-    if isinstance(values, list) and "prefixItems" not in schema and values:
+    values, most = listed(mapped(schema, "items"), "enum"), schema.get("maxItems")
+    if values and "prefixItems" not in schema:
         schema["maxItems"] = min(len(values), most) if isinstance(most, int) else len(values)
     return most != 1
 
 
 def _uncounted(schema: Schema, name: str) -> bool:
     """Leave a count out where it cannot be kept: names that the schema lists and does not require are not counted."""
-    listed, required = schema.get("properties", {}), schema.get("required", [])
-    if not isinstance(listed, dict) or not isinstance(required, list) or set(listed) <= set(map(str, required)):
+    if set(mapped(schema, "properties")) <= set(map(str, listed(schema, "required"))):
         return False
     del schema[name]
     return True

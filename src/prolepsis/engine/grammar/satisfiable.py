@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 from urllib.parse import unquote
 
 MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
@@ -48,6 +49,21 @@ def pointed(root: object, reference: str) -> object:
     return found
 
 
+def listed(schema: Mapping[str, object], name: str) -> list[object]:
+    """Return the list of a keyword; empty where it is none."""
+    return found if isinstance(found := schema.get(name), list) else []
+
+
+def mapped(schema: Mapping[str, object], name: str) -> dict[str, object]:
+    """Return the object of a keyword; empty where it is none."""
+    return found if isinstance(found := schema.get(name), dict) else {}
+
+
+def also(schema: dict[str, object], more: dict[str, object]) -> None:
+    """Let `more` hold too."""
+    schema["allOf"] = [*listed(schema, "allOf"), more]
+
+
 def is_local(reference: object) -> bool:
     return isinstance(reference, str) and (reference == "#" or reference.startswith("#/"))
 
@@ -79,39 +95,26 @@ def dead_references(root: Mapping[str, object]) -> frozenset[str]:
 
 def loop(root: Mapping[str, object]) -> str | None:
     """Return a local reference that comes back to itself without a step into a value: no validator can follow it."""
-    state = dict[str, bool]()
-    """Whether a reference has been followed to all its ends."""
-    for start in [str(schema["$ref"]) for schema in schemas(root) if is_local(schema.get("$ref"))]:
-        path = [(start, iter((start,)))]
-        while path:
-            name, following = path[-1]
-            found = next(following, None)
-            if found is None:
-                state[name] = True
-                path.pop()
-            elif found not in state:
-                state[found] = False
-                path.append((found, iter(_in_place(pointed(root, found)))))
-            elif not state[found]:
-                return found
-        state[start] = True
+    waiting = [str(schema["$ref"]) for schema in schemas(root) if is_local(schema.get("$ref"))]
+    in_place = dict[str, list[str]]()
+    while waiting:
+        if (name := waiting.pop()) not in in_place:
+            in_place[name] = _in_place(pointed(root, name))
+            waiting += in_place[name]
+    try:
+        TopologicalSorter(in_place).prepare()
+    except CycleError as error:
+        return str(error.args[1][0])
     return None
 
 
 def _in_place(schema: object) -> list[str]:
     """Return the local references that hold for the same value as `schema`."""
     names, waiting = list[str](), [schema]
-    while waiting:
-        part = waiting.pop()
+    for part in waiting:
         if isinstance(part, dict):
-            if is_local(part.get("$ref")):
-                names.append(str(part["$ref"]))
-            waiting += [
-                one
-                for name in ("allOf", "anyOf", "oneOf")
-                if isinstance(inner := part.get(name), list)
-                for one in inner
-            ]
+            names += [str(part["$ref"])] if is_local(part.get("$ref")) else []
+            waiting += [one for name in ("allOf", "anyOf", "oneOf") for one in listed(part, name)]
     return names
 
 
@@ -142,7 +145,7 @@ class _Judge:
         while waiting:
             part = waiting.pop()
             parts.append(part)
-            reference, inner = part.get("$ref"), part.get("allOf")
+            reference, inner = part.get("$ref"), listed(part, "allOf")
             if is_local(reference):
                 name = str(reference)
                 if name not in self.alive:
@@ -152,31 +155,25 @@ class _Judge:
                 if isinstance(target, dict) and name not in followed and len(parts) < _MOST_PARTS and len(part) > 1:
                     followed.add(name)
                     waiting.append(target)
-            if isinstance(inner, list):
-                if any(one is False for one in inner):
-                    return None
-                waiting += [one for one in inner if isinstance(one, dict)]
+            if any(one is False for one in inner):
+                return None
+            waiting += [one for one in inner if isinstance(one, dict)]
         return parts
 
     def _has_option(self, part: dict[str, object]) -> bool:
-        options = [inner for name in ("anyOf", "oneOf") if isinstance(inner := part.get(name), list) and inner]
-        return all(any(map(self.may_have, inner)) for inner in options)
+        options = (listed(part, name) for name in ("anyOf", "oneOf"))
+        return all(any(map(self.may_have, inner)) for inner in options if inner)
 
     def _may_be_object(self, parts: list[dict[str, object]]) -> bool:
-        names = {name for part in parts if isinstance(part.get("required"), list) for name in _texts(part["required"])}
-        maps = [properties for part in parts if isinstance(properties := part.get("properties"), dict)]
+        names = {name for part in parts for name in listed(part, "required") if isinstance(name, str)}
+        maps = [mapped(part, "properties") for part in parts]
         return all(self.may_have(properties[name]) for properties in maps for name in names if name in properties)
 
     def _may_be_array(self, part: dict[str, object]) -> bool:
         least = part.get("minItems")
         if not isinstance(least, int) or least < 1:
             return True
-        given = part.get("prefixItems")
-        first = given if isinstance(given, list) else []
+        first = listed(part, "prefixItems")
         if not all(map(self.may_have, first[:least])):
             return False
         return least <= len(first) or isinstance(part.get("items"), list) or self.may_have(part.get("items", True))
-
-
-def _texts(values: object) -> list[str]:
-    return [value for value in values if isinstance(value, str)] if isinstance(values, list) else []

@@ -5,7 +5,6 @@ be lost so. Lexemes are as large as recursion allows at first; those that go on 
 """
 
 import json
-from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
@@ -40,67 +39,67 @@ class _Ends:
     last: _Places = frozenset()
 
 
-class _Follows:
-    """Which place may follow which."""
+class _Links:
+    """The places of some parts, and which may follow which."""
 
-    def __init__(self, count: Callable[[int], None]) -> None:
-        self.of = defaultdict[int, set[int]](set)
+    def __init__(self, known: Callable[[Part], _Ends | None], count: Callable[[int], None]) -> None:
+        """`known`: the ends of parts that are not entered."""
+        self.follows = defaultdict[int, set[int]](set)
+        self._known = known
         self._count = count
 
-    def add(self, last: _Places, first: _Places) -> None:
+    def ends(self, part: Part) -> _Ends:
+        """Return the ends of a part, and note what follows what inside."""
+        if (found := self._known(part)) is not None:
+            return found
+        if isinstance(part, Repeat):
+            one = self.ends(part.part)
+            self._add(one.last if part.most != 1 else _Places(), one.first)
+            return _Ends(one.empty or not part.least, one.first, one.last)
+        assert isinstance(part, Either | Sequence), "all others are known"
+        ones = [self.ends(inner) for inner in part.parts]
+        if isinstance(part, Either):
+            firsts, lasts = [one.first for one in ones], [one.last for one in ones]
+            return _Ends(any(one.empty for one in ones), _Places().union(*firsts), _Places().union(*lasts))
+        whole = _Ends(empty=True)
+        for one in ones:
+            self._add(whole.last, one.first)
+            first = whole.first | one.first if whole.empty else whole.first
+            last = whole.last | one.last if one.empty else one.last
+            whole = _Ends(whole.empty and one.empty, first, last)
+        return whole
+
+    def _add(self, last: _Places, first: _Places) -> None:
         self._count(len(last) * len(first) // 25)
         for place in last:
-            self.of[place] |= first
-
-
-def _ends(part: Part, known: Callable[[Part], _Ends | None], follows: _Follows) -> _Ends:
-    """Return the ends of a part and add to `follows` what follows in it; `known` parts are not entered."""
-    if (found := known(part)) is not None:
-        return found
-    if isinstance(part, Either):
-        ones = [_ends(inner, known, follows) for inner in part.parts]
-        first, last = (
-            frozenset[int]().union(*sides) for sides in zip(*((one.first, one.last) for one in ones), strict=True)
-        )
-        return _Ends(any(one.empty for one in ones), first, last)
-    if isinstance(part, Repeat):
-        one = _ends(part.part, known, follows)
-        follows.add(one.last if part.most != 1 else frozenset(), one.first)
-        return _Ends(one.empty or not part.least, one.first, one.last)
-    assert isinstance(part, Sequence), "all others are known"
-    whole = _Ends(empty=True)
-    for one in (_ends(inner, known, follows) for inner in part.parts):
-        follows.add(whole.last, one.first)
-        first = whole.first | one.first if whole.empty else whole.first
-        last = whole.last | one.last if one.empty else one.last
-        whole = _Ends(whole.empty and one.empty, first, last)
-    return whole
+            self.follows[place] |= first
 
 
 class _Automaton:
     """The texts of one lexeme, without bounds of repetitions. A state is the places read last; none are the start."""
 
     def __init__(
-        self, part: Part, rules: Mapping[str, Part], mask_of: Callable[[Chars], int], follows: _Follows
+        self, part: Part, rules: Mapping[str, Part], masks: Mapping[Part, int], count: Callable[[int], None]
     ) -> None:
-        self._masks, self._follows = list[int](), follows.of
+        self._masks = list[int]()
 
         def known(part: Part) -> _Ends | None:
             if isinstance(part, Named):
-                return _ends(rules[part.name], known, follows)
-            if not isinstance(part, Chars):
+                return links.ends(rules[part.name])
+            if part not in masks:
                 return None
-            self._masks.append(mask_of(part))
+            self._masks.append(masks[part])
             place = frozenset((len(self._masks) - 1,))
             return _Ends(False, place, place)
 
-        self.ends = _ends(part, known, follows)
+        links = _Links(known, count)
+        self.ends, self._follows = links.ends(part), links.follows
         self._moves = dict[_Places, dict[_Places, int]]()
 
     def moves(self, state: _Places = frozenset()) -> dict[_Places, int]:
         """Return the states behind one, each with the characters that lead there, as bits."""
         if state not in self._moves:
-            places = frozenset[int]().union(*(self._follows[one] for one in state)) if state else self.ends.first
+            places = _Places().union(*(self._follows[one] for one in state)) if state else self.ends.first
             found = self._moves[state] = dict[_Places, int]()
             groups = [-1]
             for mask in {self._masks[place] for place in places}:
@@ -133,7 +132,12 @@ class _Lexing:
             raise InvalidGrammar(f"the grammar repeats inside of repetitions; allowed: {MAX_NESTED} times in all")
         self._rules = {name: self._grouped(part) for name, part in rules.items()}
         chars = [one for part in rules.values() for one in _all(part) if isinstance(one, Chars)]
-        self._edges = sorted({edge for one in chars for low, high in one.ranges for edge in (low, high + 1)})
+        edges = sorted({edge for one in chars for low, high in one.ranges for edge in (low, high + 1)})
+        bits = {edge: 1 << i for i, edge in enumerate(edges)}
+        self._masks: Mapping[Part, int] = {
+            one: sum(bits[high + 1] - bits[low] for low, high in one.ranges) for one in chars
+        }
+        """The characters of each class as bits; one bit is a range that no class divides."""
         self._automata, self._num_steps = dict[Part, _Automaton](), 0
         self._compared = dict[tuple[_Automaton, _Automaton], int]()
         self._terminals = dict[str, str]()
@@ -174,24 +178,19 @@ class _Lexing:
             made += [whole(parts)] if together and len(parts) > 1 else map(self._grouped, parts)
         return whole(tuple(made))
 
-    def _mask(self, chars: Chars) -> int:
-        spans = [(bisect_left(self._edges, low), bisect_left(self._edges, high + 1)) for low, high in chars.ranges]
-        return sum((1 << end) - (1 << start) for start, end in spans)
-
     def _going_on(self) -> set[Part]:
         """Return the lexemes that go on past the end of one."""
-        parts, follows = self._links()
+        parts, follows = self._followed()
         automata = {place: self._automaton(part) for place, part in enumerate(parts) if not isinstance(part, Token)}
         starts = {place: one.allowed() for place, one in automata.items()}
-        behind = {a: reduce(or_, (starts[b] for b in follows.of[a] & automata.keys()), 0) for a in automata}
+        behind = {a: reduce(or_, (starts[b] for b in follows[a] & automata.keys()), 0) for a in automata}
         self._count(len(automata) ** 2 // 50)
         pairs = ((a, b) for a in automata for b in automata if behind[a] and starts[a] & starts[b])
         return {parts[b] for a, b in pairs if behind[a] & self._past(automata[a], automata[b])}
 
-    def _links(self) -> tuple[list[Part], _Follows]:
+    def _followed(self) -> tuple[list[Part], Mapping[int, set[int]]]:
         """Return the lexemes and tokens, and which may follow which."""
-        places, follows = dict[Part, int](), _Follows(self._count)
-        known_ends, before = {"root": _Ends(empty=False)}, dict[str, _Ends]()
+        places, known_ends, before = dict[Part, int](), {"root": _Ends(empty=False)}, dict[str, _Ends]()
 
         def known(part: Part) -> _Ends | None:
             if isinstance(part, Token) or self._is_lexeme(part):
@@ -199,16 +198,17 @@ class _Lexing:
                 return _Ends(not isinstance(part, Token) and self._automaton(part).ends.empty, place, place)
             return known_ends.setdefault(part.name, _Ends(empty=False)) if isinstance(part, Named) else None
 
+        links = _Links(known, self._count)
         while known_ends != before:  # rules name each other: until nothing is added
             before = dict(known_ends)
             for name in reversed(before):
-                known_ends[name] = _ends(self._rules[name], known, follows)
+                known_ends[name] = links.ends(self._rules[name])
                 self._count(5)
-        return list(places), follows
+        return list(places), links.follows
 
     def _automaton(self, part: Part) -> _Automaton:
         if part not in self._automata:
-            self._automata[part] = _Automaton(part, self._rules, self._mask, _Follows(self._count))
+            self._automata[part] = _Automaton(part, self._rules, self._masks, self._count)
         return self._automata[part]
 
     def _past(self, ended: _Automaton, other: _Automaton) -> int:
@@ -283,15 +283,14 @@ def _times(part: Part, known: Mapping[str, int]) -> int:
 
 
 def _looped(name: str, part: Part) -> Part:
-    """Return a rule that names itself only at the ends, or only at the starts, of its ways as a repetition."""
-    ways = list(_ways(part, name))
-    for at, rest in ((-1, slice(None, -1)), (0, slice(1, None))):
-        again = [Sequence(way[rest]) for way in ways if way and _is(way[at], name)]
-        others = [Sequence(way) for way in ways if not way or not _is(way[at], name)]
-        if again and others and not any(_names(one, name) for one in (*again, *others)):
-            loop, once = Repeat(Either(tuple(again)), 0, None), Either(tuple(others))
-            return Sequence((loop, once) if at else (once, loop))
-    return part
+    """Return a rule that names itself only at the ends of its ways as a repetition: one item however long the text."""
+    again, others = list[Part](), list[Part]()
+    for way in _ways(part, name):
+        is_again = isinstance(way[-1] if way else None, Named) and _names(way[-1], name)
+        (again if is_again else others).append(Sequence(way[:-1] if is_again else way))
+    if not again or not others or any(_names(one, name) for one in again + others):
+        return part
+    return Sequence((Repeat(Either(tuple(again)), 0, None), Either(tuple(others))))
 
 
 def _ways(part: Part, name: str) -> Iterator[tuple[Part, ...]]:
@@ -308,9 +307,5 @@ def _ways(part: Part, name: str) -> Iterator[tuple[Part, ...]]:
         yield part.parts if isinstance(part, Sequence) else (part,)
 
 
-def _is(part: Part, name: str) -> bool:
-    return isinstance(part, Named) and part.name == name
-
-
 def _names(part: Part, name: str) -> bool:
-    return any(_is(one, name) for one in _all(part))
+    return any(isinstance(one, Named) and one.name == name for one in _all(part))

@@ -28,11 +28,7 @@ _GBNF = re.compile(r"^[ \t]*[A-Za-z][\w-]*[ \t]*::=", re.MULTILINE)
 _EMBEDDED = re.compile(r"%json\s*(?=\{)")
 
 
-def _not_known(pattern: str, names: object) -> bool:
-    return False
-
-
-def llguidance_source(spec: GrammarSpec, covers_none: CoversNone = _not_known) -> str:
+def llguidance_source(spec: GrammarSpec, covers_none: CoversNone = lambda pattern, names: False) -> str:
     """Return llguidance's form of `spec`; raises `InvalidGrammar` if the source does not have the form of its kind."""
     try:
         _check_size(spec.source, "json_schema" if spec.kind == "lark" else spec.kind, spec.kind)

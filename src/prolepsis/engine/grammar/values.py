@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from prolepsis.engine.grammar.patterns import is_found
-from prolepsis.engine.grammar.satisfiable import is_local, placed, pointed
+from prolepsis.engine.grammar.satisfiable import is_local, listed, mapped, placed, pointed
 
 Schema = dict[str, object]
 OPEN = ("additionalProperties", "patternProperties", "unevaluatedProperties", "propertyNames", "minProperties")
@@ -48,8 +48,8 @@ def values(root: Schema) -> tuple[list[Value], set[int]]:
 
     Raises `TimeoutError` where that takes too long.
     """
-    parts = [part for _, part in placed(root)]
-    joined, looks = _joined(root, parts), 0
+    parts, looks = [part for _, part in placed(root)], 0
+    joined = {id(one) for part in parts if _is_joint(root, part) for _, group in groups(root, part) for one in group}
     while True:
         num_joined, found, seen = len(joined), list[Value](), set[frozenset[int]]()
         for part in parts:
@@ -60,33 +60,21 @@ def values(root: Schema) -> tuple[list[Value], set[int]]:
                     continue
                 seen.add(key)
                 held = _together(root, sources)
-                looks += len(held) + 1
+                looks += len(held)
                 if looks > _MOST_LOOKS:
                     raise TooMany
-                if held:
-                    found.append(Value(held, len(sources)))
                 joined.update(id(one.schema) for one in held[len(sources) == 1 :])
-                waiting += [inner for inner in _inner(held) if len({id(one.schema) for one in inner}) > 1]
+                if len(held) <= _MOST_PARTS:
+                    found.append(Value(held, len(sources)))
+                    waiting += [inner for inner in _inner(held) if len({id(one.schema) for one in inner}) > 1]
         if len(joined) == num_joined:
             return found, joined
 
 
-def is_joint(root: Schema, part: Schema) -> bool:
+def _is_joint(root: Schema, part: Schema) -> bool:
     """Return whether several schemas hold for the values of `part`."""
     found = list(groups(root, part))
     return bool(found) and len(found) + any(word in part for word in ("properties", "required", *OPEN)) > 1
-
-
-def _joined(root: Schema, parts: list[Schema]) -> set[int]:
-    """Return which schemas hold in place, only together with another one."""
-    found = set[int]()
-    waiting = [one for part in parts if is_joint(root, part) for one in _members(root, part)]
-    while waiting:
-        one = waiting.pop()
-        if id(one) not in found:
-            found.add(id(one))
-            waiting += _members(root, one)
-    return found
 
 
 def groups(root: Schema, part: Schema) -> Iterator[tuple[str, list[object]]]:
@@ -96,23 +84,18 @@ def groups(root: Schema, part: Schema) -> Iterator[tuple[str, list[object]]]:
     for name in ("anyOf", "oneOf"):
         if isinstance(inner := part.get(name), list):
             yield name, inner
-    inner = part.get("allOf")
-    yield from (("allOf", [one]) for one in (inner if isinstance(inner, list) else ()) if one not in (True, {}))
+    yield from (("allOf", [one]) for one in listed(part, "allOf") if one not in (True, {}))
     others = [part.get(name) for name in _CONDITIONS]
-    others += [one for name in _DEPENDENT for one in _map(part, name).values()]
+    others += [one for name in _DEPENDENT for one in mapped(part, name).values()]
     for one in others:
         if isinstance(one, dict):
             yield "if", [one]
 
 
-def _members(root: Schema, part: Schema) -> list[Schema]:
-    return [one for _, group in groups(root, part) for one in group if isinstance(one, dict)]
-
-
 def _together(root: Schema, sources: list[Held]) -> tuple[Held, ...]:
-    """Return what holds with the sources, these first; none where they are too many."""
+    """Return what holds with the sources, these first."""
     found, seen = list(sources), {id(one.schema) for one in sources}
-    if len(sources) == 1 and not is_joint(root, sources[0].schema):
+    if len(sources) == 1 and not _is_joint(root, sources[0].schema):
         return tuple(found)
     for one in found:
         for name, group in groups(root, one.schema):
@@ -121,8 +104,6 @@ def _together(root: Schema, sources: list[Held]) -> tuple[Held, ...]:
                     seen.add(id(inner))
                     taken = {(id(one.schema), name): i} if len(group) > 1 else {}
                     found.append(Held(inner, {**one.choices, **taken}))
-        if len(found) > _MOST_PARTS:
-            return ()
     return tuple(found)
 
 
@@ -130,15 +111,15 @@ def _inner(held: tuple[Held, ...]) -> Iterator[list[Held]]:
     """Yield for each value inside of a value the schemas that say what it is."""
     if len(held) == 1 and "patternProperties" not in held[0].schema:
         return
-    names = dict.fromkeys(name for one in held for name in _map(one.schema, "properties"))
-    patterns = dict.fromkeys(name for one in held for name in _map(one.schema, "patternProperties"))
+    names = dict.fromkeys(name for one in held for name in mapped(one.schema, "properties"))
+    patterns = dict.fromkeys(name for one in held for name in mapped(one.schema, "patternProperties"))
     if len(names) * len(patterns) > MOST_MATCHES:
         raise TooMany
     length = max((len(_first(one.schema)) for one in held), default=0)
     for name in names:
         yield _dicts((one, inner) for one in held for inner in _of_name(one.schema, name))
     for pattern in patterns:
-        yield _dicts((one, _map(one.schema, "patternProperties").get(pattern, _rest(one.schema))) for one in held)
+        yield _dicts((one, mapped(one.schema, "patternProperties").get(pattern, _rest(one.schema))) for one in held)
     for i in range(length):
         yield _dicts((one, [*_first(one.schema)[i : i + 1], _items(one.schema)][0]) for one in held)
     yield _dicts((one, _rest(one.schema)) for one in held)
@@ -151,9 +132,9 @@ def _dicts(found: Iterator[tuple[Held, object]]) -> list[Held]:
 
 def _of_name(schema: Schema, name: str) -> list[object]:
     """Return what a schema says of a property."""
-    listed = _map(schema, "properties")
+    listed = mapped(schema, "properties")
     found = [listed[name]] if name in listed else []
-    found += [inner for pattern, inner in _map(schema, "patternProperties").items() if is_found(pattern, name)]
+    found += [inner for pattern, inner in mapped(schema, "patternProperties").items() if is_found(pattern, name)]
     return found or [_rest(schema)]
 
 
@@ -161,15 +142,9 @@ def _rest(schema: Schema) -> object:
     return schema.get("additionalProperties")
 
 
-def _map(schema: Schema, name: str) -> dict[str, object]:
-    found = schema.get(name)
-    return found if isinstance(found, dict) else {}
-
-
 def _first(schema: Schema) -> list[object]:
     """Return the schemas of an array's first items."""
-    found = schema.get("prefixItems", schema.get("items"))
-    return found if isinstance(found, list) else []
+    return listed(schema, "prefixItems" if "prefixItems" in schema else "items")
 
 
 def _items(schema: Schema) -> object:

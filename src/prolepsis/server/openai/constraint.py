@@ -115,7 +115,7 @@ def _named(choice: ToolChoice | None, functions: tuple[FunctionBody, ...]) -> tu
     return tuple(known[name] for name in dict.fromkeys(names))
 
 
-_TEXT = r"TEXT: /(.|\n)*/"
+TEXT = r"TEXT: /(.|\n)*/"
 _GAP = r"[ \n]{0,4}"
 """White space around marks, bounded: models that want another form than the asked one would write it for ever."""
 _SPACE = f"SPACE: /{_GAP}/"
@@ -149,7 +149,7 @@ def constraint(
         return GrammarSpec("lark", _free_text_and_calls(formats.tools, rules, thinking, reasoning, tools.parallel))
     answer = "calls"
     if form is not None and not tools.required:
-        rules.append(f"form: {_as_rule(form)}")
+        rules.append(f"form: {as_rule(form)}")
         answer = f"(calls | {lark_quoted(reasoning.content)} form)"
     return GrammarSpec("lark", _lark(answer, [*rules, _SPACE], thinking, reasoning))
 
@@ -162,17 +162,17 @@ def _free_text_and_calls(
     if form.at_start:
         rest, rules = "SPACE calls | NO_CALL", [_SPACE, f"NO_CALL: {_any_but(begins=(mark,))}"]
     elif several:
-        rest, rules = "(open opened)* TEXT", [f"open[lazy]: TEXT {lark_quoted(mark)}", _TEXT]
+        rest, rules = "(open opened)* TEXT", [f"open[lazy]: TEXT {lark_quoted(mark)}", TEXT]
     else:
         plain = f"PLAIN: {_any_but(holds=(mark,))}"
-        rest, rules = "PLAIN | open opened PLAIN", [f"open[lazy]: TEXT {lark_quoted(mark)}", _TEXT, plain]
+        rest, rules = "PLAIN | open opened PLAIN", [f"open[lazy]: TEXT {lark_quoted(mark)}", TEXT, plain]
     if thinking is Thinking.NONE:
-        return _grammar(rest, [*calls, *rules])
+        return as_grammar(rest, [*calls, *rules])
     start, end = reasoning.start, reasoning.end
-    rules += [f"rest: {rest}", *([] if _TEXT in rules else [_TEXT])]
+    rules += [f"rest: {rest}", *([] if TEXT in rules else [TEXT])]
     if thinking is Thinking.OPENED:
         think = [f"think[lazy]: TEXT {lark_quoted(end)}", f"UNENDED: {_any_but(holds=(end,))}"]
-        return _grammar("think rest | UNENDED", [*calls, *rules, *think])
+        return as_grammar("think rest | UNENDED", [*calls, *rules, *think])
     rules += [
         f"think[lazy]: /{_GAP}/ {lark_quoted(start)} TEXT {lark_quoted(end)}",
         f"UNENDED: {_any_but(holds=(end,), opens=start)}",
@@ -185,7 +185,7 @@ def _free_text_and_calls(
         follows = "rest" if several else "PLAIN"
         first = f"first opened {follows} | OTHER"
         rules += [f"first[lazy]: FREE {lark_quoted(mark)}", f"OTHER: {_any_but(begins=(start,), holds=(mark,))}"]
-    return _grammar(f"think rest | UNENDED | {first}", [*calls, *rules])
+    return as_grammar(f"think rest | UNENDED | {first}", [*calls, *rules])
 
 
 def _any_but(*, holds: Sequence[str] = (), begins: Sequence[str] = (), opens: str = "") -> str:
@@ -205,11 +205,11 @@ def _pattern(text: str) -> str:
 
 
 def _behind_thinking(form: GrammarSpec, thinking: Thinking, reasoning: ReasoningFormat) -> GrammarSpec:
-    rules = [f"form: {_as_rule(form)}", _SPACE]
+    rules = [f"form: {as_rule(form)}", _SPACE]
     return GrammarSpec("lark", _lark(f"{lark_quoted(reasoning.content)} form", rules, thinking, reasoning))
 
 
-def _as_rule(form: GrammarSpec) -> str:
+def as_rule(form: GrammarSpec) -> str:
     if form.kind == "json_schema":
         return f"%json {json.dumps({**json.loads(form.source), 'x-guidance': JSON_STYLE}, ensure_ascii=False)}"
     if form.kind == "choice":
@@ -226,8 +226,8 @@ def _lark(answer: str, rules: list[str], thinking: Thinking, reasoning: Reasonin
     elif thinking is Thinking.OPENED:
         start = f"think SPACE {turn} {answer}"
         rules = [*rules, f"think[lazy]: THOUGHT {lark_quoted(reasoning.end)}", _THOUGHT]
-    return _grammar(start, rules)
+    return as_grammar(start, rules)
 
 
-def _grammar(start: str, rules: Sequence[str]) -> str:
+def as_grammar(start: str, rules: Sequence[str]) -> str:
     return "\n".join(["%llguidance {}", f"start: {start}", *rules]) + "\n"

@@ -5,11 +5,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from prolepsis.core.errors import InvalidParameter
-from prolepsis.core.requests import JSON_STYLE
+from prolepsis.core.requests import GrammarSpec
 from prolepsis.engine.grammar.relaxed import held_form
-from prolepsis.engine.grammar.source import as_lark, lark_terminal
+from prolepsis.engine.grammar.satisfiable import mapped
+from prolepsis.engine.grammar.source import as_lark
 from prolepsis.engine.models.answer_formats.tool_format import lark_quoted
 from prolepsis.server.openai.bodies import TagFields
+from prolepsis.server.openai.constraint import TEXT, as_grammar, as_rule
 
 Format = Mapping[str, Any]
 _FIELDS: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
@@ -27,13 +29,13 @@ _FIELDS: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
 """The formats, and what each must have."""
 _MAY = ("type", "at_least_one", "stop_after_first")
 _FREE = ("any_text", "triggered_tags")
-_PLAIN: Mapping[str, Callable[[Format], str]] = {
-    "const_string": lambda form: lark_quoted(form["value"]),
-    "regex": lambda form: lark_terminal(form["pattern"]),
-    "grammar": lambda form: f"%lark {{\n{as_lark(form['grammar'])}\n}}",
-    "json_schema": lambda form: _schema(form["json_schema"]),
+_PLAIN: Mapping[str, Callable[[Format], GrammarSpec]] = {
+    "const_string": lambda form: GrammarSpec("choice", json.dumps([form["value"]])),
+    "regex": lambda form: GrammarSpec("regex", form["pattern"]),
+    "grammar": lambda form: GrammarSpec("lark", as_lark(form["grammar"])),
+    "json_schema": lambda form: GrammarSpec("json_schema", json.dumps(held_form(mapped(form, "json_schema")).schema)),
 }
-"""Formats without others inside, as items of lark."""
+"""Formats without others inside."""
 
 
 def tagged(wanted: TagFields) -> str:
@@ -48,7 +50,7 @@ def tagged(wanted: TagFields) -> str:
         start = made.item(form, None, "structural_tag.format" if wanted.format else "structural_tag")
     except RecursionError as error:
         raise _refused("structural_tag.format", "nested too deeply", "some hundred levels") from error
-    return "\n".join(["%llguidance {}", f"start: {start}", *made.rules, r"TEXT: /(.|\n)*/"]) + "\n"
+    return as_grammar(start, [*made.rules, TEXT])
 
 
 class _Items:
@@ -61,7 +63,7 @@ class _Items:
         """Return an item for a format with the text `end` behind it; None: nothing follows, empty: no fixed text."""
         form, behind = _checked(given, place), lark_quoted(end or "")
         if (plain := _PLAIN.get(form["type"])) is not None:
-            return f"{plain(form)} {behind}"
+            return f"{as_rule(plain(form))} {behind}"
         if form["type"] == "any_text":
             return self._text(end, place)
         if form["type"] == "tag":
@@ -120,11 +122,6 @@ class _Items:
             raise _refused(place, "free text", "before a const_string, a tag or the end, where it has to stop")
         self.rules.append(f"text_{len(self.rules)}[lazy]: TEXT {lark_quoted(end)}")
         return f"text_{len(self.rules) - 1}"
-
-
-def _schema(given: object) -> str:
-    made = held_form(given if isinstance(given, dict) else {}).schema
-    return f"%json {json.dumps({**made, 'x-guidance': JSON_STYLE}, ensure_ascii=False)}"
 
 
 def _any(items: Iterable[str]) -> str:
