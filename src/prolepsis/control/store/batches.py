@@ -78,10 +78,10 @@ class BatchTable:
 
     def add(self, batch: StoredBatch, *, most_running: float = math.inf) -> bool:
         """Keep a batch; returns False where this many of its tenant's have not ended."""
-        is_running = (batches.c.tenant == batch.tenant) & batches.c.status.in_(RUNNING)
+        running = select(func.count()).where(batches.c.tenant == batch.tenant, batches.c.status.in_(RUNNING))
         with self._database.write() as connection:
             hold(connection, f"batches {batch.tenant}")
-            if (connection.scalar(select(func.count()).select_from(batches).where(is_running)) or 0) >= most_running:
+            if connection.execute(running).scalar_one() >= most_running:
                 return False
             connection.execute(insert(batches).values(_columns(batch)))
         return True
@@ -118,12 +118,10 @@ class BatchTable:
         of = batches.c
         with self._database.write() as connection:
             now = self._now(connection)
-            before = connection.scalar(select(of.leased_until).where(of.batch_id == batch_id))
             take = update(batches).where(of.batch_id == batch_id, of.status == "validating", of.leased_until <= now)
             if connection.execute(take.values(leased_until=now + LEASE_S)).rowcount == 0:
                 return False
-        if before:
-            delete_lines(self._database, batch_lines.c.batch_id == batch_id)
+        delete_lines(self._database, batch_lines.c.batch_id == batch_id)  # of a server that did not read it to its end
         return True
 
     def add_lines(self, batch_id: str, lines: Sequence[BatchLine]) -> bool:

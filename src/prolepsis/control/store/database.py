@@ -5,7 +5,7 @@ import sqlite3
 import threading
 import time
 from bisect import insort
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import count
@@ -114,6 +114,17 @@ class Database:
         """Wait between two of many small transactions, so that other processes find SQLite unlocked."""
         if self._turns:
             time.sleep(_PAUSE_S)
+
+    def repeat(self, work: Callable[[Connection], int]) -> int:
+        """Call `work` in one small transaction after another until it changes no row; return how many it changed."""
+        total = 0
+        while True:
+            with self.write() as connection:
+                number = work(connection)
+            if not number:
+                return total
+            total += number
+            self.give_way()
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
