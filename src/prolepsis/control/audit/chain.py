@@ -18,7 +18,7 @@ from prolepsis.control.audit.entry import (
     name_digest,
     redact,
 )
-from prolepsis.control.store.database import first_of
+from prolepsis.control.store.pages import first_of
 from prolepsis.control.store.signing import SignedHead, keys_of, signed_columns, signed_row
 from prolepsis.control.store.tables import audit_entries, audit_head, audit_names
 from prolepsis.core.audit_event import SERVER, AuditEvent

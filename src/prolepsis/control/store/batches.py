@@ -12,8 +12,9 @@ from uuid import uuid4
 from sqlalchemy import ColumnElement, Connection, RowMapping, Select, delete, func, insert, select, update
 
 from prolepsis.control.store.database import Database, database_time, hold
+from prolepsis.control.store.pages import page_of
 from prolepsis.control.store.tables import batch_lines, batches, files
-from prolepsis.control.store.tenant_files import RUNNING, FileTable, TenantFile, delete_lines, page_of
+from prolepsis.control.store.tenant_files import RUNNING, FileTable, TenantFile, delete_lines
 
 Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
 LEASE_S = 6.0

@@ -10,8 +10,9 @@ from typing import Literal
 from sqlalchemy import ColumnElement, Connection, RowMapping, delete, func, insert, select, update
 
 from prolepsis.control.store.batches import LEASE_S
-from prolepsis.control.store.database import Database, database_time, first_of, hold
+from prolepsis.control.store.database import Database, database_time, hold
 from prolepsis.control.store.forgotten import not_forgotten
+from prolepsis.control.store.pages import first_of
 from prolepsis.control.store.tables import response_events, responses
 from prolepsis.core.errors import InvalidParameter
 

@@ -8,9 +8,10 @@ from dataclasses import asdict, dataclass, field, replace
 from uuid import uuid4
 
 import sqlalchemy as sa
-from sqlalchemy import ColumnElement, Connection, Row, Select, Table, delete, func, insert, select, tuple_, update
+from sqlalchemy import ColumnElement, Connection, Row, Select, Table, delete, func, insert, select, update
 
-from prolepsis.control.store.database import Database, first_of, hold
+from prolepsis.control.store.database import Database, hold
+from prolepsis.control.store.pages import first_of, page_of
 from prolepsis.control.store.tables import batch_lines, batches, file_parts, files
 from prolepsis.core.errors import StoreConflict, StoreUnavailable
 
@@ -183,23 +184,6 @@ def _held(connection: Connection, tenant: str) -> tuple[int, int]:
     query = select(func.coalesce(func.sum(of.num_bytes), 0), func.count())
     size, number = connection.execute(query.where(of.tenant == tenant, of.expires_at > time.time())).one()
     return int(size), number
-
-
-def page_of(
-    query: Select[*tuple[object, ...]],
-    table: Table,
-    name: ColumnElement[str],
-    after: str | None,
-    most: int,
-    *,
-    ascending: bool = False,
-) -> Select[*tuple[object, ...]]:
-    """Return the query of the next page of a list by time, from behind the row that is called `after`."""
-    place = (table.c.created_at, name)
-    if after is not None:
-        last = select(*place).where(name == after).scalar_subquery()
-        query = query.where(tuple_(*place) > last if ascending else tuple_(*place) < last)
-    return query.order_by(*(column.asc() if ascending else column.desc() for column in place)).limit(most)
 
 
 def _there(tenant: str | None) -> Select[*tuple[object, ...]]:

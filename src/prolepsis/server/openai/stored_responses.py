@@ -88,7 +88,9 @@ class BackgroundResponse:
             self.document = shown
 
     def fail(self, error: Exception) -> None:
-        """End it; what it said so far stays, if it is not too large."""
+        """End it, unless it has ended; what it said so far stays, if it is not too large."""
+        if self.document["status"] not in RUNNING:
+            return
         event: Json = {"type": "response.failed", "sequence_number": self._number + 1}
         shown = self._failed(error)
         try:
@@ -256,8 +258,7 @@ class StoredResponses(Feature):
                 self._keys.client_of(running.caller.key_id, running.caller.tenant)
             except RequestRefused as error:
                 running.task.cancel()
-                if running.document["status"] in RUNNING:
-                    running.fail(error)
+                running.fail(error)
 
     async def close(self) -> None:
         """Fail what runs here."""
@@ -265,8 +266,7 @@ class StoredResponses(Feature):
             running.task.cancel()
         await asyncio.gather(*(one.task for one in self._running.values()), return_exceptions=True)
         for running in self._running.values():
-            if running.document["status"] in RUNNING:
-                running.fail(RequestAborted("The server stopped before the response had ended."))
+            running.fail(RequestAborted("The server stopped before the response had ended."))
         with suppress(StoreUnavailable):
             await self._keep(everything=True)
 
