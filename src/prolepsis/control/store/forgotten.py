@@ -2,23 +2,14 @@
 
 from collections.abc import Sequence
 from hashlib import sha256
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from sqlalchemy import Connection, delete, select
 
 from prolepsis.control.store.database import Database, hold
+from prolepsis.control.store.queue import Begun
 from prolepsis.control.store.replicas import PeriodicWork
 from prolepsis.control.store.tables import allowances, turns
-
-
-class Begun(Protocol):
-    """What a tenant's request comes to."""
-
-    @property
-    def tenant(self) -> str: ...
-    @property
-    def began_at(self) -> float: ...
-
 
 Item = TypeVar("Item", bound=Begun)
 
