@@ -181,17 +181,18 @@ class BatchTable:
         """Settle lines that did not run, with what `result_of` says of their custom id; `running`: those too that some
         server runs now, which then settles nothing."""
         of = batch_lines.c
-        while True:
-            with self._database.write() as connection:
-                until = math.inf if running else self._now(connection)
-                is_left = (of.batch_id == batch_id) & (of.state == "open") & (of.leased_until <= until)
-                query = select(of.number, of.custom_id).where(is_left).order_by(of.number).limit(_CHUNK)
-                rows = connection.execute(query.with_for_update()).all()
-                for row in rows:
-                    at = (of.batch_id == batch_id) & (of.number == row.number)
-                    connection.execute(update(batch_lines).where(at).values(result_of(row.custom_id).row))
-            if len(rows) < _CHUNK:
-                return
+
+        def settle_some(connection: Connection) -> int:
+            until = math.inf if running else self._now(connection)
+            is_left = (of.batch_id == batch_id) & (of.state == "open") & (of.leased_until <= until)
+            query = select(of.number, of.custom_id).where(is_left).order_by(of.number).limit(_CHUNK)
+            rows = connection.execute(query.with_for_update()).all()
+            for row in rows:
+                at = (of.batch_id == batch_id) & (of.number == row.number)
+                connection.execute(update(batch_lines).where(at).values(result_of(row.custom_id).row))
+            return len(rows)
+
+        self._database.repeat(settle_some)
 
     def counts(self, batch_id: str) -> Mapping[str, object]:
         """Return `request_counts` and `usage` of a batch as its lines stand now."""
