@@ -2,6 +2,7 @@
 
 import asyncio
 from array import array
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,7 +16,6 @@ from prolepsis.control.web.feature import Feature
 from prolepsis.control.web.intake import Intake
 from prolepsis.control.web.refusals import too_large
 from prolepsis.control.web.routes import OPERATORS, READERS, Route, Routes
-from prolepsis.control.web.skipped import Skipped
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.errors import StoreUnavailable
 from prolepsis.core.facts import RequestFacts, traffic_class_of
@@ -53,8 +53,6 @@ class Corpora(Feature):
 
     name = "corpora"
     period_s = 2.0
-    _skipped = Skipped()
-    """Of corpora without a context."""
 
     def __init__(self, context: Context, tokenizer: Tokenizer, intake: Intake) -> None:
         self.routes = _routes(self, context)
@@ -88,26 +86,24 @@ class Corpora(Feature):
             raise too_large("body", f"{MOST_BYTES} bytes of a corpus")
         return await self._large_work.off_loop(file.tenant, lambda: self._token_ids(read()))
 
-    async def check(self, file: TenantFile, given: bytes | None = None) -> None:
-        """Raise `RequestRefused` if there are too many tokens with a file; `given`: its token ids if it is not kept."""
-        owner, given = owner_of(file), await self._tokenised(file) if given is None else given
-        others = {owner: 0}
+    async def check(self, file: TenantFile, given: bytes) -> None:
+        """Raise `RequestRefused` if there are too many tokens with those of a file that is not kept yet."""
+        held_by = Counter[str]()
         for other in await self._usable():
-            if other.file_id != file.file_id:
-                name = owner_of(other)
-                others[name] = others.get(name, 0) + _number(self._ids[other.file_id])
+            held_by[owner_of(other)] += _number(self._ids[other.file_id])
         for held, most, setting in (
-            (others[owner], self._most_of_owner, "corpus_tokens"),
-            (sum(others.values()), self._most, "corpus_tokens_in_all"),
+            (held_by[owner_of(file)], self._most_of_owner, "corpus_tokens"),
+            (held_by.total(), self._most, "corpus_tokens_in_all"),
         ):
             if _number(given) + held > most:
                 found = f"The corpus has {_number(given)} tokens, those before it {held}"
                 message = f"{found}; allowed: {most} together ({setting})."
                 raise RequestRefused(message, code="corpora_too_large", param="file", status=413)
 
-    def take(self, file: TenantFile, given: bytes) -> None:
-        """Take in the token ids of a file that is kept now."""
+    async def take(self, file: TenantFile, given: bytes) -> None:
+        """Let the engine draft from a file that is kept now, by its token ids."""
         self._ids[file.file_id] = given
+        await self.tick()
 
     async def all(self) -> list[TenantFile]:
         """Return the corpora of all owners, the oldest first."""
@@ -138,16 +134,10 @@ class Corpora(Feature):
         """Return the corpora of all owners that are tokenised, and tokenise those that are new."""
         files = await self.all()
         for file in self._skipped.due(self.name, files, lambda one: one.file_id):
-            with self._skipped.contained(self.name, file.file_id, file.tenant):
-                await self._tokenised(file)
+            if file.file_id not in self._ids:
+                with self._skipped.contained(self.name, file.file_id, file.tenant):
+                    self._ids[file.file_id] = await self.tokenise(file, partial(b"".join, self.files.pages(file)))
         return [file for file in files if file.file_id in self._ids]
-
-    async def _tokenised(self, file: TenantFile) -> bytes:
-        if (known := self._ids.get(file.file_id)) is None:
-            read = partial(b"".join, self.files.pages(file))
-            known = await self._large_work.off_loop(file.tenant, lambda: self._token_ids(read()))
-            self._ids[file.file_id] = known
-        return known
 
     def _token_ids(self, content: bytes) -> bytes:
         try:

@@ -1,7 +1,7 @@
 import pytest
 from starlette.requests import Request
 
-from prolepsis.control.web.body_reader import BodyReader, QueryReader
+from prolepsis.control.web.body_reader import QueryReader, parse_body
 from prolepsis.control.web.errors import RequestRefused
 from prolepsis.control.web.fields import Body
 
@@ -33,6 +33,6 @@ async def test_a_parameter_given_twice_is_refused() -> None:
 )
 def test_a_large_body_of_too_many_members_is_refused_before_it_is_read(body: bytes, what: str) -> None:
     with pytest.raises(RequestRefused, match=f"has {what}") as refused:
-        BodyReader(Asked).parse(body, 2000)
+        parse_body(body, Asked, most_members=2000)
     assert (refused.value.status, refused.value.code) == (400, "too_many_fields")
-    assert BodyReader(Asked).parse(b'{"limit": 3' + b" " * 5000 + b"}", 2) == Asked(limit=3)
+    assert parse_body(b'{"limit": 3' + b" " * 5000 + b"}", Asked, most_members=2) == Asked(limit=3)

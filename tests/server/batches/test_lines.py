@@ -65,10 +65,11 @@ def test_empty_lines_are_bounded_and_end_the_reading() -> None:
     assert [fault.code for fault in found.faults] == ["too_many_lines"]
 
 
-def test_a_line_that_does_not_end_is_given_up_as_soon_as_it_is_too_long() -> None:
+@pytest.mark.parametrize("byte", [b"x", b" "])
+def test_a_line_that_does_not_end_is_given_up_as_soon_as_it_is_too_long(byte: bytes) -> None:
     found, taken = reader(), 0
     while not found.is_over:
-        found.take(b"x" * 2**14)
+        found.take(byte * 2**14)
         taken += 2**14
     assert taken <= UPLOADS.most_bytes + 2**15
     assert [(fault.code, fault.line) for fault in found.faults] == [("line_too_large", 1)]

@@ -288,6 +288,14 @@ def test_events_have_a_bound() -> None:
     assert news.num_bytes == 10 + len(news.events[0][1])
 
 
+def test_a_response_ends_once() -> None:
+    running = BackgroundResponse(DEVELOPER, {"status": "queued"}, 10, lambda error: {"status": "x"}, event_bytes=999)
+    running.take({"type": "response.completed", "response": {"status": "completed"}})
+    running.fail(ValueError("late"))
+    assert running.document == {"status": "completed"}
+    assert len(running.news("resp_a").events) == 1
+
+
 def test_a_log_that_was_cut_says_so(serve: Serve, sqlite: str) -> None:
     server = serve()
     with closing(opened(sqlite)) as database:

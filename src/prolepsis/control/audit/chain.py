@@ -18,7 +18,7 @@ from prolepsis.control.audit.entry import (
     name_digest,
     redact,
 )
-from prolepsis.control.store.database import first_of
+from prolepsis.control.store.pages import first_of
 from prolepsis.control.store.signing import SignedHead, keys_of, signed_columns, signed_row
 from prolepsis.control.store.tables import audit_entries, audit_head, audit_names
 from prolepsis.core.audit_event import SERVER, AuditEvent
@@ -122,19 +122,19 @@ def find(connection: Connection, name: str, *, action: str | None = None) -> Aud
 def about(connection: Connection, name: str, limit: int, *, action: str | None = None) -> list[AuditEntry]:
     """Return the entry of a number, else the newest ones with that name or subject, in their order."""
     if _is_number(name):
-        return _newest(connection, limit, audit_entries.c.seq == int(name))
+        return _some(connection, limit, audit_entries.c.seq == int(name))
     found = named(connection, [name], limit, action=action)
     if found:
         return found
     is_about = audit_entries.c.subject == name  # has no index: a scan
-    return _newest(connection, limit, is_about if action is None else is_about & (audit_entries.c.action == action))
+    return _some(connection, limit, is_about if action is None else is_about & (audit_entries.c.action == action))
 
 
 def named(connection: Connection, names: Iterable[str], limit: int, *, action: str | None = None) -> list[AuditEntry]:
     """Return the newest entries that have one of these names, in their order."""
     digests = [name_digest(name) for name in names]
     has_name = audit_entries.c.seq.in_(select(audit_names.c.seq).where(audit_names.c.name_digest.in_(digests)))
-    return _newest(connection, limit, has_name if action is None else has_name & (audit_entries.c.action == action))
+    return _some(connection, limit, has_name if action is None else has_name & (audit_entries.c.action == action))
 
 
 def _is_number(name: str) -> bool:
@@ -143,7 +143,7 @@ def _is_number(name: str) -> bool:
 
 def page(connection: Connection, after: int, limit: int) -> list[AuditEntry]:
     """Return the next entries that follow number `after`: at most `limit`, and `_PAGE_BYTES`."""
-    return _some(connection, limit, audit_entries.c.seq > after)
+    return _some(connection, limit, audit_entries.c.seq > after, last=False)
 
 
 def written(connection: Connection, since: datetime, until: datetime) -> Iterator[AuditEntry]:
@@ -159,7 +159,7 @@ def written_page(connection: Connection, since: datetime, until: datetime, after
     entries = audit_entries.c
     in_period = (entries.at >= _stored_time(since)) & (entries.at < _stored_time(until))
     which = in_period & (entries.seq > after) & (entries.action != SERVED)
-    return _some(connection, limit, which)
+    return _some(connection, limit, which, last=False)
 
 
 def last_before(connection: Connection, time: datetime) -> int:
@@ -201,26 +201,22 @@ def newest(
 ) -> list[AuditEntry]:
     """Return the last entries, in their order; `action` and `tenant` restrict them."""
     given = {audit_entries.c.action: action, audit_entries.c.tenant: tenant}
-    return _newest(connection, limit, *(column == value for column, value in given.items() if value is not None))
+    return _some(connection, limit, *(column == value for column, value in given.items() if value is not None))
 
 
 def of_version(connection: Connection, area: str, version: str) -> AuditEntry | None:
     """Return the newest entry of an area's actions, such as `policy`, that has this version of it."""
     entries, fragment = audit_entries.c, canonical({area: version})[1:-1]
     of_area = entries.action.startswith(f"{area}.", autoescape=True)
-    found = _newest(connection, 1, of_area & entries.versions.contains(fragment, autoescape=True))
+    found = _some(connection, 1, of_area & entries.versions.contains(fragment, autoescape=True))
     return found[0] if found else None
 
 
-def _newest(connection: Connection, limit: int, *which: ColumnElement[bool]) -> list[AuditEntry]:
-    return _some(connection, limit, and_(true(), *which), last=True)
-
-
-def _some(connection: Connection, limit: int, which: ColumnElement[bool], *, last: bool = False) -> list[AuditEntry]:
-    """Return the first entries, or the last ones, in their order."""
+def _some(connection: Connection, limit: int, *which: ColumnElement[bool], last: bool = True) -> list[AuditEntry]:
+    """Return the last entries, or the first ones, in their order."""
     of = audit_entries.c
     size = func.coalesce(func.length(of.before), 0) + func.coalesce(func.length(of.after), 0)
-    some = first_of(of.seq, size, which, most_bytes=_PAGE_BYTES, most=limit, last=last)
+    some = first_of(of.seq, size, and_(true(), *which), most_bytes=_PAGE_BYTES, most=limit, last=last)
     return numbered(connection, connection.scalars(some))
 
 

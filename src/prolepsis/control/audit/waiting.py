@@ -33,7 +33,7 @@ def signing_fault(connection: Connection, found: FoundKeys) -> str:
     if found.keys is None:
         return found.fault if signed is not None or not chain.head(connection)[0] else ""
     if signed is not None and found.keys.public.fault(signed) is not None:
-        return f"audit key {found.keys.path} is not one that signs the log of this store"
+        return f"audit key {found.keys.path} is not one that signs the log of this store (see PROLEPSIS_AUDIT_KEY)"
     return ""
 
 

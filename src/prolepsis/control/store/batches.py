@@ -12,8 +12,9 @@ from uuid import uuid4
 from sqlalchemy import ColumnElement, Connection, RowMapping, Select, delete, func, insert, select, update
 
 from prolepsis.control.store.database import Database, database_time, hold
+from prolepsis.control.store.pages import page_of
 from prolepsis.control.store.tables import batch_lines, batches, files
-from prolepsis.control.store.tenant_files import RUNNING, FileTable, TenantFile, delete_lines, page_of
+from prolepsis.control.store.tenant_files import RUNNING, FileTable, TenantFile, delete_lines
 
 Status = Literal["validating", "failed", "in_progress", "finalizing", "completed", "expired", "cancelling", "cancelled"]
 LEASE_S = 6.0
@@ -78,10 +79,10 @@ class BatchTable:
 
     def add(self, batch: StoredBatch, *, most_running: float = math.inf) -> bool:
         """Keep a batch; returns False where this many of its tenant's have not ended."""
-        is_running = (batches.c.tenant == batch.tenant) & batches.c.status.in_(RUNNING)
+        running = select(func.count()).where(batches.c.tenant == batch.tenant, batches.c.status.in_(RUNNING))
         with self._database.write() as connection:
             hold(connection, f"batches {batch.tenant}")
-            if (connection.scalar(select(func.count()).select_from(batches).where(is_running)) or 0) >= most_running:
+            if connection.execute(running).scalar_one() >= most_running:
                 return False
             connection.execute(insert(batches).values(_columns(batch)))
         return True
@@ -118,12 +119,10 @@ class BatchTable:
         of = batches.c
         with self._database.write() as connection:
             now = self._now(connection)
-            before = connection.scalar(select(of.leased_until).where(of.batch_id == batch_id))
             take = update(batches).where(of.batch_id == batch_id, of.status == "validating", of.leased_until <= now)
             if connection.execute(take.values(leased_until=now + LEASE_S)).rowcount == 0:
                 return False
-        if before:
-            delete_lines(self._database, batch_lines.c.batch_id == batch_id)
+        delete_lines(self._database, batch_lines.c.batch_id == batch_id)  # of a server that did not read it to its end
         return True
 
     def add_lines(self, batch_id: str, lines: Sequence[BatchLine]) -> bool:
@@ -182,17 +181,18 @@ class BatchTable:
         """Settle lines that did not run, with what `result_of` says of their custom id; `running`: those too that some
         server runs now, which then settles nothing."""
         of = batch_lines.c
-        while True:
-            with self._database.write() as connection:
-                until = math.inf if running else self._now(connection)
-                is_left = (of.batch_id == batch_id) & (of.state == "open") & (of.leased_until <= until)
-                query = select(of.number, of.custom_id).where(is_left).order_by(of.number).limit(_CHUNK)
-                rows = connection.execute(query.with_for_update()).all()
-                for row in rows:
-                    at = (of.batch_id == batch_id) & (of.number == row.number)
-                    connection.execute(update(batch_lines).where(at).values(result_of(row.custom_id).row))
-            if len(rows) < _CHUNK:
-                return
+
+        def settle_some(connection: Connection) -> int:
+            until = math.inf if running else self._now(connection)
+            is_left = (of.batch_id == batch_id) & (of.state == "open") & (of.leased_until <= until)
+            query = select(of.number, of.custom_id).where(is_left).order_by(of.number).limit(_CHUNK)
+            rows = connection.execute(query.with_for_update()).all()
+            for row in rows:
+                at = (of.batch_id == batch_id) & (of.number == row.number)
+                connection.execute(update(batch_lines).where(at).values(result_of(row.custom_id).row))
+            return len(rows)
+
+        self._database.repeat(settle_some)
 
     def counts(self, batch_id: str) -> Mapping[str, object]:
         """Return `request_counts` and `usage` of a batch as its lines stand now."""

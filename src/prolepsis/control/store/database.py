@@ -5,7 +5,7 @@ import sqlite3
 import threading
 import time
 from bisect import insort
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from itertools import count
@@ -13,21 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import quote
 
-from sqlalchemy import (
-    URL,
-    ColumnElement,
-    Connection,
-    Engine,
-    NullPool,
-    QueuePool,
-    Select,
-    Table,
-    create_engine,
-    event,
-    func,
-    make_url,
-    select,
-)
+from sqlalchemy import URL, Connection, Engine, NullPool, QueuePool, Table, create_engine, event, func, make_url, select
 from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, IntegrityError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
@@ -114,6 +100,17 @@ class Database:
         """Wait between two of many small transactions, so that other processes find SQLite unlocked."""
         if self._turns:
             time.sleep(_PAUSE_S)
+
+    def repeat(self, work: Callable[[Connection], int]) -> int:
+        """Call `work` in one small transaction after another until it changes no row; return how many it changed."""
+        total = 0
+        while True:
+            with self.write() as connection:
+                number = work(connection)
+            if not number:
+                return total
+            total += number
+            self.give_way()
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
@@ -202,23 +199,6 @@ def hold(connection: Connection, *names: str) -> None:
     if connection.dialect.name == "postgresql":  # SQLite's writers are alone anyway
         for name in sorted(names):
             connection.execute(select(func.pg_advisory_xact_lock(func.hashtextextended(name, 0))))
-
-
-def first_of(
-    place: ColumnElement[int],
-    size: ColumnElement[int],
-    which: ColumnElement[bool],
-    *,
-    most_bytes: int,
-    most: int,
-    last: bool = False,
-) -> Select[tuple[int]]:
-    """Return the query of the places of the first or last rows: `most`, or fewer with `most_bytes` but for one."""
-    rows = select(place.label("place"), func.coalesce(size, 0).label("size")).where(which)
-    first = rows.order_by(place.desc() if last else place).limit(most).subquery().c
-    before = func.sum(first.size).over(order_by=first.place.desc() if last else first.place) - first.size
-    counted = select(first.place, before.label("before")).subquery().c
-    return select(counted.place).where(counted.before < most_bytes)
 
 
 @contextmanager

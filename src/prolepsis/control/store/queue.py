@@ -4,7 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import ClassVar, Literal, Self, get_args
+from typing import ClassVar, Literal, Protocol, Self, get_args
 
 from prometheus_client import CollectorRegistry
 from sqlalchemy import Connection
@@ -17,14 +17,10 @@ KINDS: tuple[Kind, ...] = ("request", "retry", "audit")
 DropReason = Literal["queue_full", "refused", "closed"]
 
 
-class QueueItem(ABC):
-    """An item that the writer's thread prepares, and then writes in one transaction with others of its kind."""
+class Begun(Protocol):
+    """What a tenant's request comes to."""
 
     __slots__ = ()
-
-    kind: ClassVar[Kind]
-    is_slow: bool = False
-    """Preparing it takes milliseconds, so a batch has few such items."""
 
     @property
     @abstractmethod
@@ -36,10 +32,20 @@ class QueueItem(ABC):
     def began_at(self) -> float:
         """Unix time at which what it is about began."""
 
-    def prepare(self) -> None:  # noqa: B027  # most items need no preparation
+
+class QueueItem(Begun, ABC):
+    """An item that the writer's thread prepares, and then writes in one transaction with others of its kind."""
+
+    __slots__ = ()
+
+    kind: ClassVar[Kind]
+    is_slow: bool = False
+    """Preparing it takes milliseconds, so a batch has few such items."""
+
+    def prepare(self) -> None:  # most items need no preparation
         """Do the work that needs no database; called before the transaction."""
 
-    def written(self) -> None:  # noqa: B027  # most items need nothing more
+    def written(self) -> None:  # most items need nothing more
         """Do what follows from being on disk; called after the transaction."""
 
     @classmethod

@@ -119,12 +119,11 @@ def forget(database: Database, tenant: str) -> int:
 def _delete(database: Database, which: ColumnElement[bool]) -> int:
     """Delete in short transactions, so that writers need not wait."""
     some = select(request_records.c.record_id).where(which).limit(DELETE_BATCH)
-    total = 0
-    while True:
-        with database.write() as connection:
-            record_ids = list(connection.scalars(some))
-            record_chain.append_deletion(connection, record_ids)
-            connection.execute(delete(request_records).where(request_records.c.record_id.in_(record_ids)))
-        total += len(record_ids)
-        if len(record_ids) < DELETE_BATCH:
-            return total
+
+    def delete_some(connection: Connection) -> int:
+        record_ids = list(connection.scalars(some))
+        record_chain.append_deletion(connection, record_ids)
+        connection.execute(delete(request_records).where(request_records.c.record_id.in_(record_ids)))
+        return len(record_ids)
+
+    return database.repeat(delete_some)

@@ -10,8 +10,9 @@ from typing import Literal
 from sqlalchemy import ColumnElement, Connection, RowMapping, delete, func, insert, select, update
 
 from prolepsis.control.store.batches import LEASE_S
-from prolepsis.control.store.database import Database, database_time, first_of, hold
-from prolepsis.control.store.forgotten import is_forgotten
+from prolepsis.control.store.database import Database, database_time, hold
+from prolepsis.control.store.forgotten import not_forgotten
+from prolepsis.control.store.pages import first_of
 from prolepsis.control.store.tables import response_events, responses
 from prolepsis.core.errors import InvalidParameter
 
@@ -79,15 +80,15 @@ class ResponseTable:
     ) -> bool:
         """Keep a response, with the first events of one that runs; the tenant's oldest ones make room for it.
 
-        Returns False where this many of the tenant's have not ended. One that began before its tenant was forgotten is
-        not kept.
+        Returns False for one that runs where this many of the tenant's have not ended. One that began before its tenant
+        was forgotten is not kept.
         """
-        is_running = (responses.c.tenant == response.tenant) & responses.c.status.in_(RUNNING)
+        running = select(func.count()).where(responses.c.tenant == response.tenant, responses.c.status.in_(RUNNING))
         with self._database.write() as connection:
             hold(connection, f"responses {response.tenant}")
-            if response.tenant and is_forgotten(connection, response.tenant, response.began_at):
+            if not not_forgotten(connection, [response]):
                 return True
-            if (connection.scalar(select(func.count()).select_from(responses).where(is_running)) or 0) >= most_running:
+            if response.status in RUNNING and connection.execute(running).scalar_one() >= most_running:
                 return False
             until = self._now(connection) + LEASE_S
             connection.execute(insert(responses).values({**_columns(response), "leased_until": until}))
@@ -104,18 +105,15 @@ class ResponseTable:
 
         Raises `InvalidParameter` where they have more bytes.
         """
-        of, found, size = responses.c, list[StoredResponse](), 0
-        num_bytes = func.length(of.input) + func.length(of.document)
+        found, size = list[StoredResponse](), 0
         with self._database.read() as connection:
-            while response_id is not None:
-                size += connection.scalar(select(num_bytes).where(_there(tenant, response_id))) or 0
+            while row := connection.execute(select(responses).where(_there(tenant, response_id))).mappings().first():
+                size += len(row["input"]) + len(row["document"])
                 if size > most_bytes:
                     message = f"The conversation has more than {most_bytes} bytes; allowed: fewer."
                     raise InvalidParameter(message, param="previous_response_id")
-                if (held := _held(connection, _there(tenant, response_id))) is None:
-                    break
-                found.append(held)
-                response_id = held.previous_id
+                found.append(_response(row))
+                response_id = row["previous_id"]
         return found[::-1]
 
     def events(self, tenant: str, response_id: str, after: int, most: int = 500) -> tuple[str | None, list[str]]:
@@ -177,21 +175,22 @@ class ResponseTable:
 
     def forget(self) -> None:
         """Delete what has expired."""
-        with self._database.write() as connection:
-            _delete(connection, (responses.c.expires_at <= time.time()) & responses.c.status.not_in(RUNNING))
+        is_over = (responses.c.expires_at <= time.time()) & responses.c.status.not_in(RUNNING)
+        _delete_all(self._database, is_over)
 
 
 def forget_tenant(database: Database, tenant: str) -> None:
-    """Delete all responses of a tenant, those that run too, in small transactions; raises `StoreUnavailable`."""
-    some = select(responses.c.response_id).where(responses.c.tenant == tenant).limit(_RESPONSES_A_DELETION)
-    is_left = True
-    while is_left:
-        with database.write() as connection:
-            is_left = _delete(connection, responses.c.response_id.in_(some)) > 0
-        database.give_way()
+    """Delete all responses of a tenant, those that run too; raises `StoreUnavailable`."""
+    _delete_all(database, responses.c.tenant == tenant)
 
 
-def _there(tenant: str, response_id: str) -> ColumnElement[bool]:
+def _delete_all(database: Database, which: ColumnElement[bool]) -> None:
+    """Delete responses in small transactions."""
+    some = select(responses.c.response_id).where(which).limit(_RESPONSES_A_DELETION)
+    database.repeat(lambda connection: _delete(connection, responses.c.response_id.in_(some)))
+
+
+def _there(tenant: str, response_id: str | None) -> ColumnElement[bool]:
     of = responses.c
     return (of.response_id == response_id) & (of.tenant == tenant) & (of.expires_at > time.time())
 

@@ -6,19 +6,7 @@ Times are seconds of Unix time, except for audit entries, whose time is hashed a
 from typing import Any
 
 import sqlalchemy
-from sqlalchemy import (
-    JSON,
-    BigInteger,
-    Boolean,
-    Column,
-    Double,
-    Index,
-    Integer,
-    LargeBinary,
-    MetaData,
-    Table,
-    TypeDecorator,
-)
+from sqlalchemy import JSON, BigInteger, Boolean, Column, Double, Index, Integer, MetaData, Table, TypeDecorator
 from sqlalchemy.engine import Dialect
 
 from prolepsis.core.stored_text import storable
@@ -310,7 +298,7 @@ file_parts = Table(
     metadata,
     Column("file_id", StoredString(64), primary_key=True),
     Column("number", Integer, primary_key=True, autoincrement=False),
-    Column("content", LargeBinary, nullable=False),
+    Column("content", sqlalchemy.LargeBinary, nullable=False),
 )
 """Parts of one size, but for the last of a file."""
 

@@ -8,9 +8,10 @@ from dataclasses import asdict, dataclass, field, replace
 from uuid import uuid4
 
 import sqlalchemy as sa
-from sqlalchemy import ColumnElement, Connection, Row, Select, Table, delete, func, insert, select, tuple_, update
+from sqlalchemy import ColumnElement, Connection, Row, Select, Table, delete, func, insert, select, update
 
-from prolepsis.control.store.database import Database, first_of, hold
+from prolepsis.control.store.database import Database, hold
+from prolepsis.control.store.pages import first_of, page_of
 from prolepsis.control.store.tables import batch_lines, batches, file_parts, files
 from prolepsis.core.errors import StoreConflict, StoreUnavailable
 
@@ -151,11 +152,9 @@ class FileTable:
         """Delete files as `remove` does."""
         with self._database.write() as connection:
             connection.execute(update(files).where(which).values(expires_at=0.0))
-        with self._database.read() as connection:
-            found = [TenantFile(**row) for row in connection.execute(select(files).where(which)).mappings()]
-        for file in found:
+        for file in self._rows(select(files).where(which)):
             of = file_parts.c
-            delete_rows(self._database, file_parts, of.number, func.length(of.content), of.file_id == file.file_id)
+            _delete_rows(self._database, file_parts, func.length(of.content), of.file_id == file.file_id)
             if file.batch_id is not None:
                 delete_lines(self._database, _results(file))
             with self._database.write() as connection:
@@ -164,19 +163,14 @@ class FileTable:
 
 def delete_lines(database: Database, which: ColumnElement[bool]) -> None:
     """Delete lines of one batch with their results, in small transactions."""
-    delete_rows(database, batch_lines, batch_lines.c.number, batch_lines.c.result_bytes, which)
+    _delete_rows(database, batch_lines, batch_lines.c.result_bytes, which)
 
 
-def delete_rows(
-    database: Database, table: Table, place: ColumnElement[int], size: ColumnElement[int], which: ColumnElement[bool]
-) -> None:
-    """Delete rows in small transactions."""
-    some = first_of(place, size, which, most_bytes=PART_BYTES, most=_ROWS_A_DELETION)
-    while True:
-        with database.write() as connection:
-            if connection.execute(delete(table).where(which, place.in_(some))).rowcount == 0:
-                return
-        database.give_way()
+def _delete_rows(database: Database, table: Table, size: ColumnElement[int], which: ColumnElement[bool]) -> None:
+    some = first_of(table.c.number, size, which, most_bytes=PART_BYTES, most=_ROWS_A_DELETION)
+    database.repeat(
+        lambda connection: connection.execute(delete(table).where(which, table.c.number.in_(some))).rowcount
+    )
 
 
 def _results(file: TenantFile) -> ColumnElement[bool]:
@@ -190,23 +184,6 @@ def _held(connection: Connection, tenant: str) -> tuple[int, int]:
     query = select(func.coalesce(func.sum(of.num_bytes), 0), func.count())
     size, number = connection.execute(query.where(of.tenant == tenant, of.expires_at > time.time())).one()
     return int(size), number
-
-
-def page_of(
-    query: Select[*tuple[object, ...]],
-    table: Table,
-    name: ColumnElement[str],
-    after: str | None,
-    most: int,
-    *,
-    ascending: bool = False,
-) -> Select[*tuple[object, ...]]:
-    """Return the query of the next page of a list by time, from behind the row that is called `after`."""
-    place = (table.c.created_at, name)
-    if after is not None:
-        last = select(*place).where(name == after).scalar_subquery()
-        query = query.where(tuple_(*place) > last if ascending else tuple_(*place) < last)
-    return query.order_by(*(column.asc() if ascending else column.desc() for column in place)).limit(most)
 
 
 def _there(tenant: str | None) -> Select[*tuple[object, ...]]:

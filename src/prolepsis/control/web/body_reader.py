@@ -1,5 +1,6 @@
 """Reads bodies and queries of requests into checked values; the one error of a bad one names the field."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
@@ -59,18 +60,11 @@ class BodyReader(Reader):
             request.scope["state"][BODY_BYTES] = len(raw)
             await intake.round_robin.turn(tenant)
             ignored = None if intake.strict_parameters else Ignored()
-            parse = partial(self.parse, raw, intake.uploads.most_members, ignored)
+            parse = partial(parse_body, raw, self.kind, ignored, most_members=intake.uploads.most_members)
             body = await intake.large_work.run(tenant, len(raw), parse, gives_way=False)
             if ignored:
                 warn(request, str(ignored))
             return body
-
-    def parse(self, raw: bytes, most_members: int, ignored: Ignored | None = None) -> Body:
-        """Parse a body with at most this many fields, lists and objects, and twice as many commas; raises
-        `RequestRefused`. `ignored` gets the fields that are dropped; None: they are refused.
-        """
-        check_size(raw, most_members)
-        return parse_body(raw, self.kind, ignored)
 
 
 class QueryReader(Reader):
@@ -111,8 +105,7 @@ def parse_texts(given: ImmutableMultiDict[str, Any], kind: type[B], what: Litera
         raise _refusal(error, kind, values) from None
 
 
-def check_size(raw: bytes, most_members: int) -> None:
-    """Raise `RequestRefused` for JSON with more fields, lists and objects than this, or twice as many commas."""
+def _check_size(raw: bytes, most_members: float) -> None:
     members, commas = size_of(raw) if len(raw) > INLINE_BYTES else (0, 0)
     for given, allowed, what in (
         (members, most_members, "fields, lists and objects"),
@@ -123,12 +116,13 @@ def check_size(raw: bytes, most_members: int) -> None:
             raise RequestRefused(message, code="too_many_fields")
 
 
-def parse_body(raw: bytes, kind: type[B], ignored: Ignored | None = None) -> B:
-    """Parse UTF-8 JSON into `kind`; raises `RequestRefused`.
+def parse_body(raw: bytes, kind: type[B], ignored: Ignored | None = None, *, most_members: float = math.inf) -> B:
+    """Parse UTF-8 JSON with at most this many fields, lists and objects, and twice as many commas, into `kind`.
 
     `ignored` gets the fields of a `ClientBody` that are dropped although they ask for something; they are refused
-    where it is None, and in any other body.
+    where it is None, and in any other body. Raises `RequestRefused`.
     """
+    _check_size(raw, most_members)
     try:
         raw.decode()
     except UnicodeDecodeError as error:

@@ -15,6 +15,8 @@ from prolepsis.core.clock import SteadyClock
 from prolepsis.core.errors import ProlepsisError, StoreUnavailable
 from prolepsis.core.telemetry.declare import gauge
 
+KINDS = ("corpora", "batches", "responses", "silences")
+"""What goes over items of all owners."""
 FIRST_WAIT_S, LONGEST_WAIT_S = 2.0, 3600.0
 T = TypeVar("T")
 R = TypeVar("R")
@@ -26,7 +28,7 @@ class SkippedItem:
     """Times are Unix times."""
 
     kind: str
-    """What goes over such items: corpora, batches, responses or silences."""
+    """One of `KINDS`."""
     item: str
     owner: str
     """Its tenant; of a silence the rollout's rule."""
@@ -47,10 +49,6 @@ class Skipped:
     def all(self) -> list[SkippedItem]:
         """The items, the first to fail first."""
         return sorted(self._items.values(), key=lambda one: one.since)
-
-    def counts(self) -> Counter[str]:
-        """Return the number of items by kind."""
-        return Counter(kind for kind, _ in self._items)
 
     def error_of(self, kind: str, item: str) -> str | None:
         found = self._items.get((kind, item))
@@ -105,7 +103,6 @@ class SkippedFeature(Feature):
 
     def __init__(self, skipped: Skipped, registry: CollectorRegistry) -> None:
         self._skipped = skipped
-        self._counted = Counter[str]()
         self._gauge = gauge(registry, "skipped_items", "Items that background work leaves out, as they failed", "kind")
         routes = Routes()
         self.routes = routes.all
@@ -115,8 +112,6 @@ class SkippedFeature(Feature):
             return skipped.all
 
     async def tick(self) -> None:
-        """Set the gauges, also of kinds of which none is left out any more."""
-        counts = self._skipped.counts()
-        for kind in self._counted | counts:
+        counts = Counter(one.kind for one in self._skipped.all)
+        for kind in KINDS:
             self._gauge.labels(kind).set(counts[kind])
-        self._counted |= counts

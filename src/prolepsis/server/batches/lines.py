@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from prolepsis.control.store.batches import BatchLine
-from prolepsis.control.web.body_reader import check_size, parse_body
+from prolepsis.control.web.body_reader import parse_body
 from prolepsis.control.web.errors import RequestRefused
 from prolepsis.control.web.fields import Body, JsonObject
 from prolepsis.control.web.intake import Uploads
@@ -73,19 +73,18 @@ class LineReader:
         """Return the lines that end in a piece of the file; an empty piece is its end."""
         if self._number + piece.count(b"\n") > 2 * MOST_LINES:  # counted before a million empty lines are made
             message = f"The file has more than {2 * MOST_LINES} lines with empty ones; allowed: {MOST_LINES} of each."
-            self._refuse("too_many_lines", message)
+            self.faults.append(LineFault("too_many_lines", message))
+            self._is_refused = True
             return []
         *lines, self._rest = (self._rest + piece).split(b"\n") if piece else (self._rest, b"")
         found = [line for raw in lines for line in self._read(raw)]
-        if len(self._rest) > _most_bytes(self._uploads):
-            self._refuse("line_too_large", _too_large(self._uploads), self._number + 1)
+        if len(self._rest) > self._uploads.most_bytes + _FRAME_BYTES:
+            self._number += 1
+            self._parsed(self._rest)  # refused, although its end is not there yet
+            self._is_refused = True
         if not piece and not self.num_lines and not self.faults:
-            self._refuse("empty_file", "The file has no lines; allowed: 1 to 50000.")
+            self.faults.append(LineFault("empty_file", "The file has no lines; allowed: 1 to 50000."))
         return found
-
-    def _refuse(self, code: str, message: str, line: int | None = None) -> None:
-        self.faults.append(LineFault(code, message, line))
-        self._rest, self._is_refused = b"", True
 
     def _read(self, raw: bytes) -> Iterator[BatchLine]:
         start = self._start
@@ -94,20 +93,24 @@ class LineReader:
         if not raw.strip() or self.is_over:
             return
         self.num_lines += 1
+        if line := self._parsed(raw):
+            yield BatchLine(
+                batch_id=self._batch_id,
+                number=self._number,
+                custom_id=line.custom_id,
+                prefix=prefix_of(line.body),
+                start=start,
+                length=len(raw),
+            )
+
+    def _parsed(self, raw: bytes) -> LineBody | None:
         try:
             line = parse_line(raw, self._uploads)
             self._check(line)
         except RequestRefused as error:
             self.faults.append(LineFault(error.code, str(error), self._number, error.param))
-            return
-        yield BatchLine(
-            batch_id=self._batch_id,
-            number=self._number,
-            custom_id=line.custom_id,
-            prefix=prefix_of(line.body),
-            start=start,
-            length=len(raw),
-        )
+            return None
+        return line
 
     def _check(self, line: LineBody) -> None:
         """Raise `RequestRefused` for what no line may be, alone or after those before it."""
@@ -133,21 +136,13 @@ class LineReader:
                 raise _refused("invalid_value", f"body.{name} is true; allowed in batches: false", f"body.{name}")
 
 
-def _most_bytes(uploads: Uploads) -> int:
-    return uploads.most_bytes + _FRAME_BYTES
-
-
-def _too_large(uploads: Uploads) -> str:
-    return f"The line has more than {_most_bytes(uploads)} bytes; allowed: fewer."
-
-
 def parse_line(raw: bytes, uploads: Uploads) -> LineBody:
     """Parse one line, whose body has the bounds of a request's; raises `RequestRefused`."""
-    if len(raw) > _most_bytes(uploads):
-        raise _refused("line_too_large", _too_large(uploads))
+    if len(raw) > (most := uploads.most_bytes + _FRAME_BYTES):
+        raise _refused("line_too_large", f"The line has more than {most} bytes; allowed: fewer.")
+    most_members = uploads.most_members + _FRAME_MEMBERS
     try:
-        check_size(raw, uploads.most_members + _FRAME_MEMBERS)
-        return parse_body(raw.removeprefix(b"\xef\xbb\xbf"), LineBody)
+        return parse_body(raw.removeprefix(b"\xef\xbb\xbf"), LineBody, most_members=most_members)
     except RequestRefused as error:
         code = "invalid_json_line" if error.code == "invalid_json" else error.code
         message = str(error).replace("The request body", "The line", 1)

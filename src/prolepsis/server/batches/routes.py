@@ -95,8 +95,7 @@ class UploadReader(Reader):
             await asyncio.to_thread(self._put, file, content)
         self._emit(caller.act("corpus.added", file.file_id))
         for one, ids in given.items():
-            one.take(file, ids)
-            await one.tick()
+            await one.take(file, ids)
 
     def _put(self, file: TenantFile, content: BinaryIO) -> None:
         """Keep a file, where its tenant has room for it. Waits for the database."""

@@ -31,7 +31,6 @@ _LOOK_S = 1.0
 _ROOM_S = 0.05
 """How often it is seen whether there is room, where lines wait."""
 _HOUR_S = 3600.0
-_KIND = "batches"
 _NOT_RUN = {
     "expired": ("batch_expired", "This request could not be executed before the completion window expired."),
     "cancelled": ("batch_cancelled", "This request was not executed, as its batch was cancelled."),
@@ -126,18 +125,18 @@ class BatchRunner(Feature):
     async def _look(self, now: float) -> None:
         """See which batches there are; begin, end and forget them."""
         found, served = await asyncio.to_thread(self.table.running), self._models.by_name
-        running = self._skipped.due(_KIND, found, lambda one: one.batch_id)
+        running = self._skipped.due(self.name, found, lambda one: one.batch_id)
         for batch in running:
             if batch.status != "validating" or batch.expires_at <= time.time():
-                with self._skipped.contained(_KIND, batch.batch_id, batch.tenant):
+                with self._skipped.contained(self.name, batch.batch_id, batch.tenant):
                     await asyncio.to_thread(self._end, batch)
             elif batch.tenant not in self._reading and await asyncio.to_thread(self.table.take_reading, batch.batch_id):
                 self._reading[batch.tenant] = asyncio.create_task(self._read(batch))
-        running = [batch for batch in running if self._skipped.error_of(_KIND, batch.batch_id) is None]
+        running = [batch for batch in running if self._skipped.error_of(self.name, batch.batch_id) is None]
         self._open = [batch for batch in running if batch.status == "in_progress" and batch.model in served]
         if now > self._forgot + _HOUR_S:
             self._forgot = now
-            if await asyncio.to_thread(self._periodic_work.take, "batches", _HOUR_S):
+            if await asyncio.to_thread(self._periodic_work.take, self.name, _HOUR_S):
                 await asyncio.to_thread(self.table.forget, before=time.time() - self.retention_s)
 
     async def _start(self) -> None:
@@ -150,7 +149,7 @@ class BatchRunner(Feature):
             if most <= 0:
                 continue
             lines = list[BatchLine]()
-            with self._skipped.contained(_KIND, batch.batch_id, batch.tenant):
+            with self._skipped.contained(self.name, batch.batch_id, batch.tenant):
                 lines = await asyncio.to_thread(self.table.claim, batch.batch_id, most)
             for line in lines:
                 task = asyncio.create_task(self._result(batch, line))
@@ -185,7 +184,7 @@ class BatchRunner(Feature):
     async def _read(self, batch: StoredBatch) -> None:
         """Read the file of a batch and keep its lines; a file with faults fails the batch."""
         try:
-            with self._skipped.contained(_KIND, batch.batch_id, batch.tenant):
+            with self._skipped.contained(self.name, batch.batch_id, batch.tenant):
                 await self._keep_lines(batch)
         except StoreUnavailable:  # it is read again when the lease has lapsed
             pass

@@ -21,7 +21,6 @@ class FollowedEvents:
 
     def __init__(self, read: Read, runs_here: Callable[[], bool]) -> None:
         """`runs_here`: whether `add` gets each event."""
-        self.num_followers = 0
         self._read = read
         self._runs_here = runs_here
         self._turn = asyncio.Lock()

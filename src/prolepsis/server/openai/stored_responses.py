@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import math
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
@@ -10,6 +9,7 @@ from contextlib import aclosing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from typing import cast
+from weakref import WeakValueDictionary
 
 import structlog
 from starlette.requests import Request
@@ -88,7 +88,9 @@ class BackgroundResponse:
             self.document = shown
 
     def fail(self, error: Exception) -> None:
-        """End it; what it said so far stays, if it is not too large."""
+        """End it, unless it has ended; what it said so far stays, if it is not too large."""
+        if self.document["status"] not in RUNNING:
+            return
         event: Json = {"type": "response.failed", "sequence_number": self._number + 1}
         shown = self._failed(error)
         try:
@@ -121,7 +123,8 @@ class StoredResponses(Feature):
         self._skipped = context.skipped
         self._keys = keys
         self._running: dict[str, BackgroundResponse] = {}
-        self._followed: dict[tuple[str, str], FollowedEvents] = {}
+        self._followed = WeakValueDictionary[tuple[str, str], FollowedEvents]()
+        """Those that some stream holds."""
         self._followers = Counter[str]()
         self._wake = asyncio.Event()
         self._renewed = 0.0
@@ -153,8 +156,7 @@ class StoredResponses(Feature):
     async def keep(self, body: ResponsesBody, request: Request, document: Json) -> Json:
         """Store an ended response and return it; without the store it says that it is not stored."""
         try:
-            began_at = float(str(document["created_at"]))
-            await asyncio.to_thread(self._add, body, caller_of(request).tenant, document, began_at=began_at)
+            await asyncio.to_thread(self._add, body, caller_of(request).tenant, document)
         except (StoreUnavailable, RequestRefused) as error:
             why = "it is too large" if isinstance(error, RequestRefused) else "the store is unavailable"
             warn(request, f"store: the response is not stored, as {why}")
@@ -173,7 +175,7 @@ class StoredResponses(Feature):
         caller, name = caller_of(request), str(document["id"])
         first = {"type": "response.created", "response": document, "sequence_number": 0}
         kept = [json.dumps(first)] if body.stream else []
-        num_bytes = await asyncio.to_thread(self._add, body, caller.tenant, document, kept, most_running=MOST_RUNNING)
+        num_bytes = await asyncio.to_thread(self._add, body, caller.tenant, document, kept)
         room = MOST_EVENT_BYTES if body.stream else 0
         running = self._running[name] = BackgroundResponse(caller, document, num_bytes, failed, event_bytes=room)
         running.task = asyncio.create_task(self._run(running, events))
@@ -211,17 +213,12 @@ class StoredResponses(Feature):
         if self._followers[tenant] >= MOST_FOLLOWERS:
             message = f"{MOST_FOLLOWERS} streams of this tenant follow responses; allowed: to wait for the end of one."
             raise RequestRefused(message, code="too_many_followers", status=429, headers={"retry-after": "10"})
-        read, key = partial(self.table.events, tenant, response_id), (tenant, response_id)
-        followed = self._followed.setdefault(key, FollowedEvents(read, lambda: response_id in self._running))
+        own = FollowedEvents(partial(self.table.events, tenant, response_id), lambda: response_id in self._running)
         self._followers[tenant] += 1
-        followed.num_followers += 1
         try:
-            yield followed
+            yield self._followed.setdefault((tenant, response_id), own)
         finally:
-            followed.num_followers -= 1
             self._followers -= Counter({tenant: 1})
-            if not followed.num_followers:
-                del self._followed[key]
 
     def look(self) -> None:
         """See at once what clients have changed in the store."""
@@ -261,8 +258,7 @@ class StoredResponses(Feature):
                 self._keys.client_of(running.caller.key_id, running.caller.tenant)
             except RequestRefused as error:
                 running.task.cancel()
-                if running.document["status"] in RUNNING:
-                    running.fail(error)
+                running.fail(error)
 
     async def close(self) -> None:
         """Fail what runs here."""
@@ -270,8 +266,7 @@ class StoredResponses(Feature):
             running.task.cancel()
         await asyncio.gather(*(one.task for one in self._running.values()), return_exceptions=True)
         for running in self._running.values():
-            if running.document["status"] in RUNNING:
-                running.fail(RequestAborted("The server stopped before the response had ended."))
+            running.fail(RequestAborted("The server stopped before the response had ended."))
         with suppress(StoreUnavailable):
             await self._keep(everything=True)
 
@@ -307,16 +302,7 @@ class StoredResponses(Feature):
             if one.response_id not in held or (one.document and one.document["status"] not in RUNNING):
                 self._running.pop(one.response_id, None)
 
-    def _add(
-        self,
-        body: ResponsesBody,
-        tenant: str,
-        document: Json,
-        events: Sequence[str] = (),
-        *,
-        most_running: float = math.inf,
-        began_at: float = math.inf,
-    ) -> int:
+    def _add(self, body: ResponsesBody, tenant: str, document: Json, events: Sequence[str] = ()) -> int:
         """Store a response; returns its size. Waits for the database. Raises `RequestRefused` without room for it."""
         now, items = time.time(), shown_items(body.input)
         num_bytes = len(json.dumps(items)) + len(json.dumps(document)) + sum(map(len, events))
@@ -332,9 +318,9 @@ class StoredResponses(Feature):
             num_bytes=num_bytes,
             created_at=now,
             expires_at=now + self._retention_s,
-            began_at=began_at,
+            began_at=float(str(document["created_at"])),
         )
-        if not self.table.add(response, most_bytes=self._most_bytes, events=events, most_running=most_running):
+        if not self.table.add(response, most_bytes=self._most_bytes, events=events, most_running=MOST_RUNNING):
             message = f"{MOST_RUNNING} background responses of this tenant have not ended; allowed: to wait for one."
             raise RequestRefused(message, code="too_many_responses", status=429, headers={"retry-after": "10"})
         return num_bytes
