@@ -32,7 +32,9 @@ def wheel(sdist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The wheel, built from the unpacked sdist."""
     folder = tmp_path_factory.mktemp("wheel")
     with tarfile.open(sdist) as archive:
-        archive.extractall(folder, filter="data")
+        if hasattr(tarfile, "data_filter"):  # the Python of Debian 12 has none
+            archive.extraction_filter = tarfile.data_filter
+        archive.extractall(folder)
     [unpacked] = folder.iterdir()
     return Path(ProjectBuilder(unpacked, runner=quiet_subprocess_runner).build("wheel", folder))
 

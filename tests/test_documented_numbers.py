@@ -122,8 +122,8 @@ STATED = {
         f"{BREAKER.late_in_row} calls in a row took longer",
     ),
     "how-to/batches.md": (
-        f"| lines of a file | {lines.MOST_LINES:,} |",
-        f"{lines.MOST_BYTES >> 20} MiB; that of a request",
+        f"| lines of a file | {lines.MOST_LINES:,}, and as many empty ones |",
+        f"| size of a file | {lines.MOST_BYTES >> 20} MiB |",
         f"`batch_file_bytes`, {ServerConfig().batch_file_bytes >> 30} GiB",
         f"| batches of a tenant that have not ended | {routes.MOST_RUNNING} |",
     ),

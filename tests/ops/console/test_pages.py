@@ -160,7 +160,8 @@ async def test_heads_are_swapped_and_breakers_set(open_scene: Scene, browse: Bro
     swapped = await press(http, "head", head="mine@1", proposer="draft_head", reason="compare")
     assert "draft_head drafts with mine@1 now." in swapped.text
     fields = {"proposer": "suffix", "traffic_class": CHAT}
-    await press(http, "breaker", state="forced_open", **fields)
+    assert "Type a reason" in (await press(http, "breaker", state="forced_open", **fields)).text
+    await press(http, "breaker", state="forced_open", reason="odd drafts", **fields)
     assert "forced open" in (await http.get("/console/proposers")).text
     assert f"Breaker of suffix in {CHAT} is forced open: an operator set it." in (await http.get("/console")).text
     reset = await press(http, "drift", "/console/quality", **fields)
@@ -184,7 +185,8 @@ async def test_a_request_is_shown_with_its_rounds_and_its_audit_entry(open_scene
     assert "request.served" in (await http.get(f"/console/audit/{entry}")).text
     replayed = await press(http, "replay", f"/console/audit/{entry}", entry=entry)
     assert f"Entry {entry} was decoded again: match." in replayed.text
-    assert "did not draw the request" in (await http.get(f"/console/requests/{plain['record']['request_id']}")).text
+    page = (await http.get(f"/console/requests/{plain['record']['request_id']}")).text
+    assert "the policy&#39;s rule says off" in page
     assert (await http.get("/console/requests/unknown")).status_code == 404
     for order in ("slowest", "least_accepted"):
         assert chat["record"]["request_id"] in (await http.get(f"/console/requests?order={order}")).text
@@ -282,7 +284,7 @@ async def test_an_engine_that_serves_without_a_part_needs_attention(open_scene: 
 async def test_needs_attention_names_alert_and_runbook(open_scene: Scene, browse: Browse) -> None:
     http = browse(open_scene)
     await open_scene.tick()
-    await press(http, "breaker", state="forced_open", proposer="suffix", traffic_class=CHAT)
+    await press(http, "breaker", state="forced_open", proposer="suffix", traffic_class=CHAT, reason="odd")
     page = (await http.get("/console")).text
     assert 'Alert BreakerOpen:</span> <a href="/console/runbooks/breaker">runbook</a>' in page
 

@@ -64,7 +64,7 @@ def test_what_is_missing_is_named(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelLoadError, match="does not exist"):
         open_checkpoint(tmp_path / "nowhere")
     (tmp_path / "model.bin").write_bytes(b"x")
-    with pytest.raises(ModelLoadError, match="not a model"):
+    with pytest.raises(ModelLoadError, match="not a whole GGUF file"):
         open_checkpoint(tmp_path / "model.bin")
 
 
