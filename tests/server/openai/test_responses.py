@@ -178,7 +178,7 @@ def test_the_response_repeats_the_parameters_of_the_body(shared: Served) -> None
         ({"max_output_tokens": 100000}, "input"),
         ({"extra_body": {"max_output_tokens": 0}}, "max_output_tokens"),
         ({"input": [{"type": "reasoning", "summary": []}]}, "input"),
-        ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0].call_id"),
+        ({"input": [{"type": "function_call_output", "output": "x"}]}, "input[0]"),
         ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}, "input[0].content"),
         ({"tools": [{"type": "web_search"}], "tool_choice": "required"}, "tool_choice"),
         ({"tools": [{"name": "f"}]}, "tools[0].type"),

@@ -6,7 +6,7 @@ import pytest
 
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.server.openai.bodies import MAX_MESSAGES
-from prolepsis.server.openai.responses_bodies import ResponsesBody, continued, shown_items, without_oldest
+from prolepsis.server.openai.responses_bodies import ResponsesBody, continued, shown_items, to_chat, without_oldest
 
 
 def call(name: str) -> dict[str, Any]:
@@ -58,6 +58,13 @@ def test_items_that_are_shown_are_read_as_the_same() -> None:
     again = continued(body(said("three")), shown).input
     unnamed = [item.model_copy(update={"id": None, "status": None}) for item in again]
     assert unnamed == [*given.input, *body(said("three")).input]
+
+
+def test_a_result_of_no_call_is_a_text_of_the_client() -> None:
+    added = {"type": "function_call_output", "name": "goal", "namespace": "agent", "output": "Be brief."}
+    messages = to_chat(body(said("hi"), call("a"), output("a"), added)).messages
+    assert [message.role for message in messages] == ["user", "assistant", "tool", "user"]
+    assert messages[-1].content == "Be brief."
 
 
 def test_a_conversation_has_a_bound() -> None:

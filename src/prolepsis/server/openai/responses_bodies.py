@@ -97,11 +97,19 @@ class InputCustomCall(_Item):
 
 
 class InputResult(_Item):
-    """Result of a call."""
+    """Result of a call. Without `call_id` it is a text that the client adds by itself, as Codex does with its goal."""
 
     type: Literal["function_call_output", "custom_tool_call_output"]
-    call_id: str
+    call_id: str | None = None
+    name: str | None = None
+    namespace: str | None = None
     output: Text
+
+    @model_validator(mode="after")
+    def _named(self) -> Self:
+        if self.call_id is None and self.name is None:
+            raise ValueError("'call_id' is needed, or the 'name' of what it is the result of")
+        return self
 
 
 class InputReasoning(_Item):
@@ -272,7 +280,8 @@ def _messages(body: ResponsesBody) -> list[Message]:
             else:
                 messages.append(Message(role="assistant", content="", tool_calls=[call]))
         elif isinstance(item, InputResult):
-            messages.append(Message(role="tool", content=item.output, tool_call_id=item.call_id))
+            role: Literal["tool", "user"] = "user" if item.call_id is None else "tool"
+            messages.append(Message(role=role, content=item.output, tool_call_id=item.call_id))
         elif isinstance(item, InputMessage):
             messages.append(Message(role=item.role, content=item.content))
     if not messages:
