@@ -16,6 +16,7 @@ from prolepsis.control.web.feature import Feature
 from prolepsis.control.web.intake import Intake
 from prolepsis.control.web.refusals import too_large
 from prolepsis.control.web.routes import OPERATORS, READERS, Route, Routes
+from prolepsis.control.web.skipped import Skipped
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.errors import StoreUnavailable
 from prolepsis.core.facts import RequestFacts, traffic_class_of
@@ -53,6 +54,8 @@ class Corpora(Feature):
 
     name = "corpora"
     period_s = 2.0
+    _skipped = Skipped()
+    """The application's, once it is put together."""
 
     def __init__(self, context: Context, tokenizer: Tokenizer, intake: Intake) -> None:
         self.routes = _routes(self, context)
@@ -86,8 +89,8 @@ class Corpora(Feature):
             raise too_large("body", f"{MOST_BYTES} bytes of a corpus")
         return await self._large_work.off_loop(file.tenant, lambda: self._token_ids(read()))
 
-    async def check(self, file: TenantFile, given: bytes) -> None:
-        """Raise `RequestRefused` if there are too many tokens with those of a file that is not kept yet."""
+    async def check(self, file: TenantFile, given: bytes = b"") -> None:
+        """Raise `RequestRefused` if there are too many tokens, with those `given` of a file that is not kept yet."""
         held_by = Counter[str]()
         for other in await self._usable():
             held_by[owner_of(other)] += _number(self._ids[other.file_id])

@@ -48,8 +48,8 @@ class LineFault:
 class LineReader:
     """Takes a file piece by piece; its lines may then run unless there are `faults`."""
 
-    def __init__(self, batch_id: str, endpoints: Sequence[str], uploads: Uploads) -> None:
-        """`uploads` has the bounds of a request's body, which are those of a line's."""
+    def __init__(self, batch_id: str, endpoints: Sequence[str], uploads: Uploads | None = None) -> None:
+        """`uploads` has the bounds of a request's body, which are those of a line's; None: those of a whole file."""
         self.faults: list[LineFault] = []
         self.model = ""
         """That of all lines."""
@@ -61,7 +61,7 @@ class LineReader:
         self._number = 0
         self._start = 0
         self._rest = b""
-        self._uploads = uploads
+        self._uploads = uploads or Uploads(MOST_BYTES)
         self._is_refused = False
 
     @property

@@ -69,12 +69,11 @@ class BatchFile:
     @classmethod
     def read(cls, file: Path) -> "BatchFile":
         """Read a file; prints the faults of its lines and exits where it has any. An empty one has no lines."""
-        from prolepsis.control.web.intake import Uploads
         from prolepsis.server.batches.lines import MOST_BYTES, LineReader
         from prolepsis.server.openai.facts import GENERATION_ROUTES
 
         content = read_text(file, "file", most_bytes=MOST_BYTES).encode()
-        reader = LineReader("", GENERATION_ROUTES, Uploads(MOST_BYTES))  # the model, which bounds bodies, comes later
+        reader = LineReader("", GENERATION_ROUTES)  # the model, which bounds bodies, comes later
         lines = reader.take(content) + reader.take(b"")
         faults = reader.faults if reader.num_lines else ()
         for fault in faults:
