@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 from prometheus_client import CollectorRegistry
 
+from prolepsis.core.request_figures import FIGURES
 from prolepsis.core.stats import RequestStats
 from prolepsis.core.telemetry.declare import TOKEN_BUCKETS, counter, gauge
 from prolepsis.core.telemetry.distribution import Distribution
@@ -54,14 +55,9 @@ class TokenCounts:
         text = "Requests of the engine by what speculation did"
         self._effective = counter(registry, "requests_effective", text, "mode", "reason")
         self._sums = {
-            counter(registry, name, text): field
-            for name, text, field in (
-                ("prompt_tokens", "Prompt tokens of ended requests", "num_prompt_tokens"),
-                ("generation_tokens", "Tokens generated for ended requests", "num_output_tokens"),
-                ("num_preemptions", "Preemptions of ended requests", "num_preemptions"),
-                ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache", "num_prompt_tokens"),
-                ("prefix_cache_hits", "Prompt tokens found in the prefix cache", "num_cached_tokens"),
-            )
+            counter(registry, name, text): figure.read
+            for figure in FIGURES
+            for name, text in (figure.counters or {}).items()
         }
         self._device = counter(registry, "device_seconds", "Device time charged to ended requests, by purpose", "kind")
         text = "Prompt tokens of a request"
@@ -72,8 +68,8 @@ class TokenCounts:
 
     def count(self, stats: RequestStats) -> None:
         self._effective.labels(stats.mode.mode, stats.mode.reason).inc()
-        for sums, name in self._sums.items():
-            sums.inc(getattr(stats, name))
+        for sums, read in self._sums.items():
+            sums.inc(read(stats))
         self._prompt.labels().add(stats.num_prompt_tokens)
         self._generation.labels().add(stats.num_output_tokens)
         for kind, seconds in stats.device.by_kind().items():
