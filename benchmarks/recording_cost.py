@@ -55,7 +55,7 @@ def measure(num_requests: int) -> dict[str, float]:
             "metrics of the engine": lambda each: metrics.observe(RequestDone(each.prompts[0].stats)),
             "metrics of requests": metrics.requests.ended,
             "cost": CostFeature(registry, store.database).on_request_end,
-            "traffic": TrafficFeature(lambda: EngineHealth(ready=True)).on_request_end,
+            "traffic": TrafficFeature(lambda: EngineHealth(alive=True, ready=True, detail="")).on_request_end,
             "recent": RecentFeature().on_request_end,
         }
         spent = {name: _microseconds(part, requests) for name, part in parts.items()}

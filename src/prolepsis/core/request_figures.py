@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
-from typing import Literal
+from typing import Any, Literal
 
 from msgspec import to_builtins
 
@@ -36,7 +36,7 @@ class RequestFigure:
     """Its column in `request_records`."""
     kind: Kind
     text: str
-    read: Callable[..., object]
+    read: Callable[..., Any]
     """From its source; None: it is not known."""
     at: tuple[Span, str] | None = None
     """The span that has it, and its attribute there."""

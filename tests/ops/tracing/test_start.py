@@ -6,8 +6,8 @@ import pytest
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.extras import Extra
-from prolepsis.ops.tracing import settings
-from prolepsis.ops.tracing.settings import TraceDestination, destination
+from prolepsis.ops.tracing import start
+from prolepsis.ops.tracing.start import TraceDestination, destination
 
 ENDPOINT = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4318"}
 
@@ -52,7 +52,7 @@ def test_the_environment_turns_an_address_off_too() -> None:
 
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(settings, "OTEL", Extra("otel", "OpenTelemetry", "opentelemetry.exporter.otlp.is_not_here"))
+    monkeypatch.setattr(start, "OTEL", Extra("otel", "OpenTelemetry", "opentelemetry.exporter.otlp.is_not_here"))
     with pytest.raises(ConfigError, match=r"pip install 'prolepsis\[otel\]'"):
         destination(ServerConfig(traces="http://collector:4318"), {})
     assert destination(ServerConfig(), ENDPOINT) is None
