@@ -23,7 +23,7 @@ from prolepsis.ops.tracing import attributes
 from prolepsis.ops.tracing.attributes import Attributes
 from prolepsis.ops.tracing.keep import Kept, is_error
 
-Interval = tuple[float, float]
+Times = tuple[float, float]
 """By `time.monotonic`."""
 SpanName = Literal["prompt", "queue", "prefill", "decode", "round", "later rounds", "replay"]
 """Those of requests are `{operation} {model}`, those of other HTTP requests `{method} {route}`."""
@@ -39,7 +39,7 @@ class Span:
     """Empty: it is the first of its trace."""
     name: str
     kind: Literal["server", "internal"]
-    times: Interval
+    times: Times
     attributes: Attributes
     failed: bool = False
 
@@ -73,7 +73,7 @@ def request_spans(ended: RequestEnded, trace: TraceContext, kept: Kept) -> Seque
     return [*below, server_span(trace, name, (first, last), found, failed=is_error(ended.end))]
 
 
-def server_span(trace: TraceContext, name: str, times: Interval, found: Attributes, *, failed: bool) -> Span:
+def server_span(trace: TraceContext, name: str, times: Times, found: Attributes, *, failed: bool) -> Span:
     """Return the span of an HTTP request."""
     return Span(
         trace_id=trace.trace_id,
@@ -87,7 +87,7 @@ def server_span(trace: TraceContext, name: str, times: Interval, found: Attribut
     )
 
 
-def replay_span(trace: TraceContext, request_id: str, replayed: Replayed, times: Interval) -> Span:
+def replay_span(trace: TraceContext, request_id: str, replayed: Replayed, times: Times) -> Span:
     """Return the span of a replay that had other tokens, below the request that it repeats."""
     found = attributes.of_replay(request_id, replayed)
     return _below(trace, trace.span_id, "replay", request_id, times=times, found=found, failed=True)
@@ -99,7 +99,7 @@ def _below(
     name: SpanName,
     key: str,
     *,
-    times: Interval,
+    times: Times,
     found: Attributes,
     failed: bool = False,
 ) -> Span:
@@ -116,7 +116,7 @@ def _below(
     )
 
 
-def _phases(prompt: PromptEnded, ended: RequestEnded) -> tuple[Interval, float | None, float]:
+def _phases(prompt: PromptEnded, ended: RequestEnded) -> tuple[Times, float | None, float]:
     """Return when a prompt was queued, had its first token, and ended, by the engine.
 
     Where the engine reported no figures: by the arrival of its events.
