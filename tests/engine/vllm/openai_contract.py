@@ -24,7 +24,7 @@ from prolepsis.core.messages import Abort, ApplyPlan, Control
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import RequestStats
-from prolepsis.engine.grammar.grammars import Grammars
+from prolepsis.engine.text.grammar.grammars import Grammars
 from prolepsis.engine.vllm.build import PlaneFacts, assemble
 from prolepsis.engine.vllm.client import VllmEngineClient
 from prolepsis.engine.vllm.data_plane import ComputedPass

@@ -7,8 +7,8 @@ import torch
 
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.engine_client import EngineInfo
-from prolepsis.engine.grammar.grammars import Grammars
 from prolepsis.engine.step import Engine
+from prolepsis.engine.text.grammar.grammars import Grammars
 from prolepsis.engine.vllm.build import PlaneFacts, assemble
 from prolepsis.engine.vllm.capabilities import EXACTNESS
 from prolepsis.engine.vllm.data_plane import ComputedPass, ComputedRow

@@ -4,7 +4,7 @@ import pytest
 
 from prolepsis.core.events import Tokens
 from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams
-from prolepsis.engine.text import StopStrings
+from prolepsis.engine.text.stream import StopStrings
 from prolepsis.remote.upstream.api import Chunk
 from prolepsis.remote.upstream.sample import UpstreamSample
 from tests.remote.upstream.fakes import PROMPT, request

@@ -29,6 +29,7 @@ from prolepsis.engine.build import build_engine
 from prolepsis.engine.drafting.cost import flat_cost
 from prolepsis.engine.models.load import load_model
 from prolepsis.engine.rehearsal.machine import Machine, ProposerCost
+from prolepsis.engine.text.tokenizer import Tokenizer
 from prolepsis.engine.thread import ThreadEngineClient
 from prolepsis.server.admission.group import Progress
 from prolepsis.server.cli.main import app
@@ -38,7 +39,6 @@ from prolepsis.server.rehearsal.rehearsal import RehearsedServer, rehearse
 from prolepsis.server.rehearsal.trace import Trace, TraceLine, read_trace
 from prolepsis.server.rehearsal.traffic_recording import RecordingBody, TrafficRecording
 from prolepsis.server.request_account import PromptAccount
-from prolepsis.server.tokenizer import Tokenizer
 from tests.server.application import build
 from tests.server.conftest import served
 from tests.server.fakes import ByteTokenizer, FakeEngine

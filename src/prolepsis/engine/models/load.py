@@ -22,7 +22,6 @@ from prolepsis.engine.models.files.recommended_sampling import default_sampling
 from prolepsis.engine.models.files.source import ModelSource, open_model
 from prolepsis.engine.models.files.store import resolve
 from prolepsis.engine.models.files.stored import Q4_1, Q8_0, quantised
-from prolepsis.engine.models.files.tokenizer import ModelTokenizer
 from prolepsis.engine.models.files.tokenizer_files import load_tokenizer
 from prolepsis.engine.models.files.weight_bytes import least_loaded_bytes
 from prolepsis.engine.models.files.weights import open_checkpoint
@@ -34,6 +33,7 @@ from prolepsis.engine.models.targets.lean_shape import LeanShape, check_layers, 
 from prolepsis.engine.models.targets.lean_weights import check_names
 from prolepsis.engine.models.targets.native import NativeModel
 from prolepsis.engine.native.processor import processor_name
+from prolepsis.engine.text.model_tokenizer import ModelTokenizer
 
 log = structlog.get_logger(__name__)
 

@@ -33,8 +33,8 @@ from prolepsis.core.plan import AppliedPlan, SpecPlan
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import ProposerMemory, TrafficClassCounts
 from prolepsis.engine.containment import Containment
-from prolepsis.engine.grammar.validation import broken
-from prolepsis.engine.text import Detokenizer, StopStrings
+from prolepsis.engine.text.grammar.validation import broken
+from prolepsis.engine.text.stream import Detokenizer, StopStrings
 from prolepsis.remote.upstream.answer import UpstreamAnswer
 from prolepsis.remote.upstream.api import Chunk
 from prolepsis.remote.upstream.capabilities import check_request

@@ -8,7 +8,8 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from prolepsis.engine.models.files.gguf import CONTROL, USER_DEFINED, GgufFile
 from prolepsis.engine.models.files.gguf_container import Value
-from prolepsis.engine.models.files.sentencepiece import BYTE, NORMAL, SPACE, UNKNOWN
+from prolepsis.engine.models.files.sentencepiece import BYTE, NORMAL, UNKNOWN
+from prolepsis.engine.text.token_bytes import SPACE
 
 Fields = dict[str, Value]
 """Metadata of a file by key."""

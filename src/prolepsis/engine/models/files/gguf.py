@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from prolepsis.core.errors import ModelLoadError
 from prolepsis.engine.models.files.checkpoint import Checkpoint, Config, unread_tensors
-from prolepsis.engine.models.files.end_tokens import named_ends
-from prolepsis.engine.models.files.fill_marks import FillMarks
 from prolepsis.engine.models.files.gguf_config import ARCHITECTURES, gguf_config, refuse_unread, transformers_name
 from prolepsis.engine.models.files.gguf_container import GgufTensor, Value
 from prolepsis.engine.models.files.gguf_parts import open_parts
 from prolepsis.engine.models.files.stored import BF16, PACKED, OnDemand, StoredMatrix
+from prolepsis.engine.text.end_tokens import named_ends
+from prolepsis.engine.text.fill_marks import FillMarks
 
 CONTROL, USER_DEFINED = 3, 4
 """Kinds of tokens in `tokenizer.ggml.token_type`: marks of a conversation, and texts that are always one token."""

@@ -14,11 +14,12 @@ from tokenizers.processors import ByteLevel, TemplateProcessing
 from tokenizers.processors import Sequence as SequenceProcessor
 
 from prolepsis.core.errors import ModelLoadError
-from prolepsis.engine.models.files.chat_template import one_template
 from prolepsis.engine.models.files.gguf import CONTROL, USER_DEFINED, GgufFile
-from prolepsis.engine.models.files.sentencepiece import BYTE, SPACE, SentencePieceVocabulary, sentencepiece
+from prolepsis.engine.models.files.sentencepiece import BYTE, SentencePieceVocabulary, sentencepiece
 from prolepsis.engine.models.files.text_splits import SPLITS, TextSplit
-from prolepsis.engine.models.files.tokenizer import TokenizerParts
+from prolepsis.engine.text.chat_template import one_template
+from prolepsis.engine.text.model_tokenizer import TokenizerParts
+from prolepsis.engine.text.token_bytes import SPACE
 
 SENTENCEPIECE, BYTE_PAIRS, GEMMA4 = "llama", "gpt2", "gemma4"
 KINDS = (SENTENCEPIECE, BYTE_PAIRS, GEMMA4)

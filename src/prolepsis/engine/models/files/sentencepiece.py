@@ -14,9 +14,10 @@ from tokenizers import AddedToken, decoders, normalizers
 from tokenizers import Tokenizer as Backend
 from tokenizers.models import BPE
 
+from prolepsis.engine.text.token_bytes import SPACE
+
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 """Kinds of tokens, by SentencePiece's number."""
-SPACE = "\u2581"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,12 @@ from tokenizers import Tokenizer as Backend
 
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.errors import ModelLoadError
-from prolepsis.engine.models.answer_formats.choose import AUTO, answer_formats
-from prolepsis.engine.models.files.chat_template import one_template
-from prolepsis.engine.models.files.end_tokens import named_ends
 from prolepsis.engine.models.files.generation_config import json_object
 from prolepsis.engine.models.files.source import ModelSource, open_model
-from prolepsis.engine.models.files.tokenizer import ModelTokenizer, TokenizerParts, template_of
+from prolepsis.engine.text.answer_formats.choose import AUTO, answer_formats
+from prolepsis.engine.text.chat_template import one_template
+from prolepsis.engine.text.end_tokens import named_ends
+from prolepsis.engine.text.model_tokenizer import ModelTokenizer, TokenizerParts, template_of
 
 
 def load_tokenizer(source: ModelSource, config: EngineConfig | None = None) -> ModelTokenizer:

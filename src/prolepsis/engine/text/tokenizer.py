@@ -1,0 +1,56 @@
+"""The interface of a tokenizer for the HTTP side."""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from prolepsis.engine.text.answer_formats.formats import AnswerFormats
+from prolepsis.engine.text.fill_marks import FillMarks
+
+
+class Tokenizer(Protocol):
+    """Text to token ids and back. Safe to use from several threads."""
+
+    @property
+    def chat_template(self) -> str | None: ...
+
+    @property
+    def formats(self) -> AnswerFormats:
+        """How the model writes calls and reasoning."""
+
+    @property
+    def special_tokens(self) -> Mapping[str, str]:
+        """The model's bos_token, eos_token, unk_token and pad_token, if it has them."""
+
+    @property
+    def fill_marks(self) -> FillMarks | None:
+        """None: the model fills no middle."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return a token's own bytes, which may be a part of a character; control tokens have those of their name."""
+
+    def shows_role(self, role: str) -> bool:
+        """Say whether the chat template shows messages of a role."""
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, object]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        variables: Mapping[str, object] | None = None,
+    ) -> list[int]: ...
+
+
+class Verbatim:
+    """A tokenizer's decoder that shows special tokens too."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def decode(self, token_ids: Sequence[int], /, *, skip_special_tokens: bool = False) -> str:
+        return self._tokenizer.decode(token_ids, skip_special_tokens=False)
