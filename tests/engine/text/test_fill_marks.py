@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from prolepsis.engine.models.files.gguf import CONTROL, GgufFile
+from prolepsis.engine.models.files.gguf_file import CONTROL, GgufFile
 from prolepsis.engine.models.files.gguf_tokenizer import gguf_parts
 from prolepsis.engine.text.fill_marks import FillMarks, named_marks
 from prolepsis.engine.text.model_tokenizer import ModelTokenizer

@@ -6,8 +6,8 @@ from pathlib import Path
 import gguf
 from tokenizers.pre_tokenizers import ByteLevel
 
-from prolepsis.engine.models.files.gguf import CONTROL, USER_DEFINED, GgufFile
 from prolepsis.engine.models.files.gguf_container import Value
+from prolepsis.engine.models.files.gguf_file import CONTROL, USER_DEFINED, GgufFile
 from prolepsis.engine.models.files.sentencepiece import BYTE, NORMAL, UNKNOWN
 from prolepsis.engine.text.token_bytes import SPACE
 

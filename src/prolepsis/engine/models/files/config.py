@@ -5,26 +5,13 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt
 
+from prolepsis.engine.models.families import FAMILIES
+
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-_LLAMA = {
-    "vocab_size": 32000,
-    "intermediate_size": 11008,
-    "max_position_embeddings": 2048,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-_MISTRAL = {"intermediate_size": 14336, "max_position_embeddings": 131072, "num_key_value_heads": 8}
-_QWEN2 = {"vocab_size": 151936, "intermediate_size": 22016, "max_position_embeddings": 32768, "num_key_value_heads": 32}
-_DEFAULTS: dict[str, dict[str, Any]] = {
-    "llama": _LLAMA,
-    "mistral": {**_LLAMA, **_MISTRAL, "sliding_window": 4096},
-    "qwen2": _QWEN2,
-    "qwen3": {**_QWEN2, "head_dim": 128},
-}
-KNOWN = frozenset(_DEFAULTS)
-"""Values of `model_type` that are read here."""
+READ_HERE = {kind: family.defaults for kind, family in FAMILIES.items() if family.defaults is not None}
+"""Defaults by the values of `model_type` that are read here, not by transformers."""
 _DERIVED = ("num_key_value_heads", "head_dim")
 """Fields that follow from others where they are missing or null."""
 _SCALED_FROM_LENGTH = ("llama3", "yarn")
@@ -73,9 +60,9 @@ def llama_shaped(stated: Mapping[str, Any]) -> LlamaShapedConfig:
     Raises `ValueError` for another type of model, and for a value that a field cannot take (pydantic's error).
     """
     kind = str(stated.get("model_type"))
-    if kind not in KNOWN:
-        raise ValueError(f"model_type {kind!r}; allowed: {', '.join(sorted(KNOWN))}")
-    fields = {**_DEFAULTS[kind], **stated}
+    if kind not in READ_HERE:
+        raise ValueError(f"model_type {kind!r}; allowed: {', '.join(sorted(READ_HERE))}")
+    fields = {**READ_HERE[kind], **stated}
     for name in _DERIVED:
         if fields.get(name) is None:
             fields.pop(name, None)

@@ -14,7 +14,7 @@ from tokenizers.processors import ByteLevel, TemplateProcessing
 from tokenizers.processors import Sequence as SequenceProcessor
 
 from prolepsis.core.errors import ModelLoadError
-from prolepsis.engine.models.files.gguf import CONTROL, USER_DEFINED, GgufFile
+from prolepsis.engine.models.files.gguf_file import CONTROL, USER_DEFINED, GgufFile
 from prolepsis.engine.models.files.sentencepiece import BYTE, SentencePieceVocabulary, sentencepiece
 from prolepsis.engine.models.files.text_splits import SPLITS, TextSplit
 from prolepsis.engine.text.chat_template import one_template

@@ -63,7 +63,7 @@ def _tensors(source: "ModelSource") -> dict[str, _StoredSize]:
         return {name: _stored(entry) for file in weight_files(source) for name, entry in header(file).items()}
     from gguf.constants import GGMLQuantizationType
 
-    from prolepsis.engine.models.files.gguf import GgufFile
+    from prolepsis.engine.models.files.gguf_file import GgufFile
 
     file = GgufFile(source) if isinstance(source, Path) else source
     return {
