@@ -15,7 +15,7 @@ from prolepsis.engine.models.files.weights import open_checkpoint
 from prolepsis.engine.models.heads.format import HeadConfig, target_fault
 from prolepsis.engine.models.load import identity_of
 from prolepsis.engine.models.targets.lean_shape import LeanShape
-from prolepsis.engine.models.targets.lean_weights import EndParts, lean_ends, output_rows
+from prolepsis.engine.models.targets.lean_weights import EndParts, output_rows, read_ends
 from prolepsis.engine.text.model_tokenizer import ModelTokenizer
 from prolepsis.engine.training.batches import TargetEnds
 from prolepsis.engine.training.prompts import turn_prefix
@@ -98,7 +98,7 @@ def open_target(name: str, model_dir: Path | None = None) -> Target:
         identity=identity_of(path),
         tokenizer=load_tokenizer(path),
         shape=shape,
-        ends=lean_ends(checkpoint, shape),
+        ends=read_ends(checkpoint, shape),
         config=checkpoint.config,
         eos_token_ids=checkpoint.eos_token_ids,
     )

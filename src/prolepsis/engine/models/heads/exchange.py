@@ -33,7 +33,7 @@ from prolepsis.engine.models.heads.registry import HeadEntry, check_checksum, fi
 from prolepsis.engine.models.load import identity_of
 from prolepsis.engine.models.provenance import KEY
 from prolepsis.engine.models.targets.lean_shape import LeanShape, rope_parameters
-from prolepsis.engine.models.targets.lean_weights import lean_ends, output_rows
+from prolepsis.engine.models.targets.lean_weights import output_rows, read_ends
 
 NAME = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*)(@(?P<version>[1-9]\d*))?")
 
@@ -113,7 +113,7 @@ def export_head(
 def rows_of(path: Path) -> OutputRows:
     """Return what reads rows of the output head of the model at `path`."""
     checkpoint = open_checkpoint(path)
-    return partial(output_rows, lean_ends(checkpoint, LeanShape.from_config(checkpoint.config)))
+    return partial(output_rows, read_ends(checkpoint, LeanShape.from_config(checkpoint.config)))
 
 
 def _unread(ids: Tensor) -> Tensor:

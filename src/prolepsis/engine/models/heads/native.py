@@ -160,14 +160,9 @@ def _layer(shape: LeanShape, weights: HeadWeights, kind: int) -> LayerParts[Stor
     return LayerParts(
         shape=shape.layers[0],
         qkv=(quantise(weights.q, kind), quantise(weights.k, kind), quantise(weights.v, kind)),
-        qkv_bias=None,
         o=quantise(weights.o, kind),
         gate_up=(quantise(weights.gate, kind), quantise(weights.up, kind)),
         down=quantise(weights.down, kind),
         before_attention=weights.embed_norm,
-        after_attention=None,
         before_feed_forward=weights.post_norm,
-        after_feed_forward=None,
-        q_norm=None,
-        k_norm=None,
     )

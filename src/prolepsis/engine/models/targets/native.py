@@ -18,7 +18,7 @@ from prolepsis.engine.models.files.checkpoint import Checkpoint
 from prolepsis.engine.models.files.stored import PACKED, StoredMatrix
 from prolepsis.engine.models.protocol import Batch, KVCache, ModelInfo
 from prolepsis.engine.models.targets.lean_shape import LeanShape, Rope
-from prolepsis.engine.models.targets.lean_weights import LayerParts, end_parts, layer_parts
+from prolepsis.engine.models.targets.lean_weights import LayerParts, WeightReader
 from prolepsis.engine.native.decoder import pick_decoder
 from prolepsis.engine.native.processor import default_threads
 
@@ -91,10 +91,11 @@ class NativeModel:
             kinds[PACKED[found.kind]] = None
             return found
 
-        for layer in layer_parts(checkpoint, shape, read):
+        reader = WeightReader(checkpoint, shape, read)
+        for layer in reader.layers():
             rotated = layer.shape.rope
             add_layer(self.module, self.decoder, layer, -1 if rotated is None else shape.ropes.index(rotated))
-        ends = end_parts(checkpoint, shape, read)
+        ends = reader.ends()
         self.decoder.set_ends(part(ends.embedding), ends.head and part(ends.head), ends.final_norm.float())
         rounding = computation(list(kinds), int8=int8_activations)
         self._info = ModelInfo(
