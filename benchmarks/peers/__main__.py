@@ -32,7 +32,7 @@ from prolepsis.engine.commands.downloads import ensure_model
 from prolepsis.engine.models.files.export import export_model
 from prolepsis.engine.models.files.store import resolve
 from prolepsis.engine.native.processor import default_threads
-from prolepsis.engine.text.chat_tokenizer import ChatTokenizer
+from prolepsis.engine.text.tokenizer import ChatTokenizer
 from prolepsis.engine.timings import Timings
 from prolepsis.lab.bench.command import BenchJob, check_folder, measure_arms, parse_levels
 from prolepsis.lab.bench.measure import Notify, Schedule

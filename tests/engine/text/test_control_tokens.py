@@ -11,14 +11,8 @@ from tokenizers import normalizers
 from tokenizers.models import Unigram
 
 from prolepsis.core.given_text import GivenText, given, plain
-from prolepsis.engine.models.files.sentencepiece import (
-    BYTE,
-    CONTROL,
-    NORMAL,
-    UNKNOWN,
-    SentencePieceVocabulary,
-    sentencepiece,
-)
+from prolepsis.engine.models.files.gguf_file import BYTE, CONTROL, NORMAL, UNKNOWN
+from prolepsis.engine.models.files.gguf_tokenizer import SentencePieceVocabulary, sentencepiece
 from prolepsis.engine.text.model_tokenizer import ModelTokenizer, TokenizerParts
 from tests.engine.models.files.byte_level import ADDED, NAMES, SPECIAL, STRIPPING, byte_level
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from prolepsis.engine.text.end_tokens import named_ends
+from prolepsis.engine.text.named_tokens import named_ends
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from prolepsis.engine.models.files.gguf_file import CONTROL, GgufFile
 from prolepsis.engine.models.files.gguf_tokenizer import gguf_parts
-from prolepsis.engine.text.fill_marks import FillMarks, named_marks
 from prolepsis.engine.text.model_tokenizer import ModelTokenizer
+from prolepsis.engine.text.named_tokens import FillMarks, named_marks
 from tests.engine.models.files.vocabularies import Fields, plain_fields, tokens_of, with_tokens, write_vocabulary
 
 QWEN = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")

@@ -8,8 +8,8 @@ import llguidance
 import pytest
 
 from prolepsis.core.requests import GrammarSpec
+from prolepsis.engine.text.answer_formats.formats import ROWS as REASONING
 from prolepsis.engine.text.answer_formats.formats import AnswerFormats, Thinking
-from prolepsis.engine.text.answer_formats.reasoning import ROWS as REASONING
 from prolepsis.engine.text.answer_formats.table import HERMES, ROWS
 from prolepsis.engine.text.answer_formats.tool_format import Call
 from prolepsis.engine.text.grammar.source import llguidance_source

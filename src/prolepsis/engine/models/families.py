@@ -36,8 +36,7 @@ class Scales:
     """Factors and caps of a model; defaults are Llama's."""
 
     embedding: float = 1.0
-    score: float | None = None
-    """None: one over the root of d."""
+    score: float | None = None  # None: one over the root of d
     score_cap: float | None = None
     residual: float = 1.0
     logits: float = 1.0
@@ -48,10 +47,8 @@ class Scales:
 class Family:
     """Differences of a family from Llama."""
 
-    model_type: str
-    """The transformers type."""
-    keys: str = ""
-    """Keys of config.json beyond `config_keys` that its forwards read or refuse themselves."""
+    model_type: str  # the transformers type
+    keys: str = ""  # keys of config.json beyond `config_keys` that its forwards read or refuse themselves
     defaults: Mapping[str, Any] | None = None
     """Of fields that config.json leaves out, where `LlamaShapedConfig` has others; None: transformers reads it."""
     norms: NormNames = field(default_factory=NormNames)
@@ -59,25 +56,20 @@ class Family:
     """Added to the weights of all norms, as config.json's files hold them; llama.cpp's converter has added it."""
     query_norm: QueryNorm | None = None
     qkv_bias: bool = False
-    fused: bool = False
-    """Whether q, k and v are one matrix in the files, and gate and up another."""
-    partial_rotary: bool = False
-    """Whether `partial_rotary_factor` counts: the part of a head that is rotated."""
+    fused: bool = False  # whether q, k and v are one matrix in the files, and gate and up another
+    partial_rotary: bool = False  # whether `partial_rotary_factor` counts: the part of a head that is rotated
     windows: bool = False
     """Whether `sliding_window` counts, in all layers or in the layers that `layer_types` names."""
     scales: Callable[[Any], Scales] = lambda config: Scales()
-    gguf: str = ""
-    """llama.cpp's architecture, where it is not `model_type`."""
+    gguf: str = ""  # llama.cpp's architecture, where it is not `model_type`
     permuted: bool = False
     """Whether q and k rows are interleaved in GGUF: pair (i, i + d/2) of a head is at (2i, 2i + 1)."""
     gguf_biases: bool = False
     """Whether a GGUF file has biases on all of attention, or on all of the feed-forward, without saying so."""
-    gguf_keys: str = ""
-    """Keys of its metadata beyond Llama's that `gguf_fields` reads."""
+    gguf_keys: str = ""  # keys of its metadata beyond Llama's that `gguf_fields` reads
     gguf_factors: frozenset[str] = frozenset({"rope_freqs.weight"})
     """GGUF tensors that belong to the configuration: what the frequencies of rotations are divided by."""
-    gguf_rope_base: float = 10000.0
-    """Base of rotations in a file that does not say."""
+    gguf_rope_base: float = 10000.0  # base of rotations in a file that does not say
     gguf_fields: Callable[["GgufFile", Fields], Fields] = lambda file, fields: {}
     """Configuration fields beyond Llama's, which are given."""
     gguf_complete: bool = False
@@ -262,7 +254,6 @@ _ROWS = (
         gguf_complete=True,
     ),
 )
-FAMILIES: Mapping[str, Family] = {family.model_type: family for family in _ROWS}
-"""By transformers' type."""
+FAMILIES: Mapping[str, Family] = {family.model_type: family for family in _ROWS}  # by transformers' type
 OF_GGUF: Mapping[str, Family] = {family.gguf or family.model_type: family for family in _ROWS}
 """By llama.cpp's architecture."""

@@ -39,8 +39,7 @@ class _Renamed:
 
     backend: Backend
     names: dict[int, str]
-    ids: dict[int, int]
-    """The ids of its added tokens in the original."""
+    ids: dict[int, int]  # the ids of its added tokens in the original
 
 
 class ControlTokens:

@@ -11,17 +11,15 @@ from tokenizers import Tokenizer as Backend
 
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.given_text import GivenText, joined
-from prolepsis.engine.text.answer_formats.formats import AnswerFormats
-from prolepsis.engine.text.answer_formats.reasoning import REASONING_FORMATS
+from prolepsis.engine.text.answer_formats.formats import REASONING_FORMATS, AnswerFormats
 from prolepsis.engine.text.answer_formats.table import TOOL_FORMATS
 from prolepsis.engine.text.chat_template import ChatTemplate, Message
 from prolepsis.engine.text.control_tokens import HELD_CHARACTERS, ControlTokens
-from prolepsis.engine.text.fill_marks import FillMarks, named_marks
+from prolepsis.engine.text.named_tokens import FillMarks, named_marks
 from prolepsis.engine.text.template_needs import FittingTemplate
 from prolepsis.engine.text.token_bytes import TokenBytes
 
-_HERE = "continue-7f3"
-"""Stands where a message is to be continued while its template is rendered."""
+_HERE = "continue-7f3"  # stands where a message is to be continued while its template is rendered
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,16 +37,14 @@ class TokenizerParts:
     """Tokens that the model calls special and that are text here, as answers are read by them."""
     formats: AnswerFormats = AnswerFormats()  # noqa: RUF009  # it is frozen
     """How the model writes calls and reasoning."""
-    fill_marks: FillMarks | None = None
-    """As a file states them; None: those of the vocabulary by their names."""
+    fill_marks: FillMarks | None = None  # as a file states them; None: those of the vocabulary by their names
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizerState:
     """A tokenizer in plain values, as it travels to other processes."""
 
-    backend: str
-    """JSON of the tokenizers library."""
+    backend: str  # JSON of the tokenizers library
     template: str | None
     special_tokens: dict[str, str]
     eos_token_ids: tuple[int, ...]
@@ -56,10 +52,8 @@ class TokenizerState:
     as_text: frozenset[str]
     tools: tuple[str, bool, str] | None
     """Of the form of calls: its name, `parallel` and `between`, in which a model differs from its family."""
-    reasoning: str | None
-    """Name of the form of reasoning."""
-    shows: tuple[bool, bool, bool]
-    """`shows_tools`, `shows_calls` and `shows_results` of the formats."""
+    reasoning: str | None  # name of the form of reasoning
+    shows: tuple[bool, bool, bool]  # `shows_tools`, `shows_calls` and `shows_results` of the formats
     fill_marks: FillMarks | None
 
 
@@ -85,12 +79,10 @@ class ModelTokenizer:
         self._digest = parts.digest
 
     def __reduce__(self) -> tuple[type["ModelTokenizer"], tuple[TokenizerParts]]:
-        """Travel to other processes as the parts that it was made of."""
         return ModelTokenizer, (self._parts,)
 
     @classmethod
     def of(cls, state: TokenizerState) -> Self:
-        """Return the tokenizer that has this state."""
         tools = None
         if state.tools is not None:
             name, parallel, between = state.tools
@@ -139,18 +131,15 @@ class ModelTokenizer:
         return encoding.ids
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Return the text of `token_ids`; bytes that are not whole UTF-8 characters become U+FFFD."""
         if len(token_ids) <= HELD_CHARACTERS:
             return self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         [text] = self._backend.decode_batch([list(token_ids)], skip_special_tokens=skip_special_tokens)
         return text
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return a token's bytes, which may be part of a character; control tokens have the bytes of their name."""
         return self._bytes.of(token_id)
 
     def shows_role(self, role: str) -> bool:
-        """Say whether the chat template shows messages of a role."""
         return self._template is not None and self._template.shows_role(role)
 
     def apply_chat_template(
@@ -195,7 +184,6 @@ class ModelTokenizer:
 
     @cached_property
     def fill_marks(self) -> FillMarks | None:
-        """The marks for filling the middle of a text, None if the model has none."""
         return self._parts.fill_marks or named_marks(self.vocab)
 
     @cached_property

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 _REPLACEMENT = "\ufffd"
-_PARTIAL = 3
-"""An incomplete UTF-8 character has at most this many bytes, and so at most this many tokens."""
+_PARTIAL = 3  # an incomplete UTF-8 character has at most this many bytes, and so at most this many tokens
 _MAX_PENDING = 8
 """Tokens without settled text after which all but a possible partial character are settled as they are."""
 
@@ -74,12 +73,20 @@ class StopStrings:
         """The longest other state with which each state's text ends."""
         self._strings = tuple(strings)
         for string in strings:
-            self._add(string)
+            state = 0
+            for length, character in enumerate(string, 1):
+                if character not in self._next[state]:
+                    self._next[state][character] = len(self._next)
+                    self._next.append({})
+                    self._length.append(length)
+                    self._found.append(None)
+                    self._shorter.append(0)
+                state = self._next[state][character]
+            self._found[state] = string
         self._link()
 
     @classmethod
     def of(cls, strings: Sequence[str]) -> "StopStrings | None":
-        """Return what finds `strings`; None if there are none."""
         return cls(strings) if strings else None
 
     def step(self, state: int, character: str) -> int:
@@ -89,7 +96,6 @@ class StopStrings:
         return self._next[state].get(character, 0)
 
     def name(self, text: str) -> bool:
-        """Return whether a stop string holds `text`."""
         return any(text in string for string in self._strings)
 
     def found(self, state: int) -> str | None:
@@ -99,18 +105,6 @@ class StopStrings:
     def length(self, state: int) -> int:
         """Return how many of the last characters may belong to a stop string."""
         return self._length[state]
-
-    def _add(self, string: str) -> None:
-        state = 0
-        for length, character in enumerate(string, 1):
-            if character not in self._next[state]:
-                self._next[state][character] = len(self._next)
-                self._next.append({})
-                self._length.append(length)
-                self._found.append(None)
-                self._shorter.append(0)
-            state = self._next[state][character]
-        self._found[state] = string
 
     def _link(self) -> None:
         """Link each state to the next shorter one, shorter ones first."""

@@ -28,20 +28,13 @@ _UNDESCRIBED = {"type": "function", "function": {"name": _NAME, "parameters": _P
 class TemplateNeeds:
     """How a template differs from one that takes all that clients send."""
 
-    no_system: bool = False
-    """It refuses system messages, or leaves them out."""
-    one_system: bool = False
-    """It refuses a second system message, or leaves one out."""
-    alternates: bool = False
-    """It refuses two messages of the user in a row, or leaves one out."""
-    parts: bool = False
-    """It takes contents only as lists of parts."""
-    text_arguments: bool = False
-    """It takes arguments of calls as JSON in a text, not as an object."""
-    null_content: bool = False
-    """It shows calls only in messages whose content is null."""
-    descriptions: bool = False
-    """It refuses functions without a description."""
+    no_system: bool = False  # it refuses system messages, or leaves them out
+    one_system: bool = False  # it refuses a second system message, or leaves one out
+    alternates: bool = False  # it refuses two messages of the user in a row, or leaves one out
+    parts: bool = False  # it takes contents only as lists of parts
+    text_arguments: bool = False  # it takes arguments of calls as JSON in a text, not as an object
+    null_content: bool = False  # it shows calls only in messages whose content is null
+    descriptions: bool = False  # it refuses functions without a description
 
 
 class FittingTemplate:
@@ -71,7 +64,6 @@ class FittingTemplate:
         )
 
     def shows_role(self, role: str) -> bool:
-        """Say whether messages of a role are shown."""
         asked = [{"role": "user", "content": _ASKED}, {"role": role, "content": _VALUE}]
         return _shows(self._template, fitted(asked, self._needs), _ASKED, _VALUE)
 
@@ -189,7 +181,6 @@ def _without_system(messages: Sequence[Message]) -> list[Message]:
 
 
 def _joined(messages: Sequence[Message]) -> list[Message]:
-    """Return messages of one role as one."""
     if len(messages) < 2:
         return list(messages)
     return [{**messages[0], "content": joined([one["content"] for one in messages], "\n\n")}]

@@ -7,8 +7,7 @@ from functools import cached_property
 from tokenizers import Tokenizer as Backend
 from tokenizers import pre_tokenizers
 
-SPACE = "\u2581"
-"""Stands for a space in SentencePiece's tokens."""
+SPACE = "\u2581"  # stands for a space in SentencePiece's tokens
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
@@ -39,7 +38,6 @@ class TokenBytes:
 
     @cached_property
     def _decoders(self) -> frozenset[str]:
-        """The types of the decoder and of its parts."""
         return frozenset(_types(json.loads(self._backend.to_str())["decoder"]))
 
 

@@ -1,10 +1,11 @@
-"""The interface of a tokenizer for the HTTP side."""
+"""The interfaces of a tokenizer for the HTTP side and for commands, and a conversation's first turn as tokens."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from prolepsis.core.errors import InvalidParameter
 from prolepsis.engine.text.answer_formats.formats import AnswerFormats
-from prolepsis.engine.text.fill_marks import FillMarks
+from prolepsis.engine.text.named_tokens import FillMarks
 
 
 class Tokenizer(Protocol):
@@ -54,3 +55,33 @@ class Verbatim:
 
     def decode(self, token_ids: Sequence[int], /, *, skip_special_tokens: bool = False) -> str:
         return self._tokenizer.decode(token_ids, skip_special_tokens=False)
+
+
+class ChatTokenizer(Protocol):
+    """The part of a tokenizer that commands take."""
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]: ...
+
+    @property
+    def chat_template(self) -> str | None: ...
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+
+    def apply_chat_template(self, messages: Sequence[Mapping[str, object]]) -> list[int]: ...
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str: ...
+
+
+def encode_message(text: str, tokenizer: ChatTokenizer, *, system: str | None = None) -> list[int]:
+    """Apply the model's chat template to a user's message; a model that has none gets the text to continue it.
+
+    Raises `InvalidParameter` for a system message that no template can take.
+    """
+    if tokenizer.chat_template is None:
+        if system is not None:
+            message = "the model has no chat template, so it takes no system message; allowed: a prompt to continue"
+            raise InvalidParameter(message, param="system")
+        return tokenizer.encode(text)
+    messages = [] if system is None else [{"role": "system", "content": system}]
+    return tokenizer.apply_chat_template([*messages, {"role": "user", "content": text}])

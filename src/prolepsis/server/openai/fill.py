@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.given_text import given
-from prolepsis.engine.text.fill_marks import FillMarks
+from prolepsis.engine.text.named_tokens import FillMarks
 from prolepsis.engine.text.tokenizer import Tokenizer
 
 _SHORTEST_LINE = 4

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from prolepsis.engine.text.answer_formats.answer_parser import AnswerParser
 from prolepsis.engine.text.answer_formats.call_reader import Piece
-from prolepsis.engine.text.answer_formats.formats import AnswerFormats, Thinking
-from prolepsis.engine.text.answer_formats.reasoning import REASONING_FORMATS, THINK
+from prolepsis.engine.text.answer_formats.formats import REASONING_FORMATS, THINK, AnswerFormats, Thinking
 from prolepsis.engine.text.answer_formats.table import TOOL_FORMATS
 from prolepsis.engine.text.answer_formats.tool_format import Call, Function
 from tests.engine.text.answer_formats.reading import read_all

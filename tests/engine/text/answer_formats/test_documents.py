@@ -1,6 +1,6 @@
 """The reference of forms names every row."""
 
-from prolepsis.engine.text.answer_formats.reasoning import REASONING_FORMATS
+from prolepsis.engine.text.answer_formats.formats import REASONING_FORMATS
 from prolepsis.engine.text.answer_formats.table import TOOL_FORMATS
 from tests.paths import ROOT
 

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from prolepsis.core.requests import GrammarSpec
 from prolepsis.engine.text.answer_formats.answer_parser import AnswerParser
-from prolepsis.engine.text.answer_formats.formats import AnswerFormats, Thinking
-from prolepsis.engine.text.answer_formats.reasoning import ROWS as REASONING
-from prolepsis.engine.text.answer_formats.reasoning import ReasoningFormat
+from prolepsis.engine.text.answer_formats.formats import ROWS as REASONING
+from prolepsis.engine.text.answer_formats.formats import AnswerFormats, ReasoningFormat, Thinking
 from prolepsis.engine.text.answer_formats.table import ROWS
 from prolepsis.engine.text.answer_formats.tool_format import Call, ToolFormat
 from prolepsis.server.openai.bodies import ToolBody

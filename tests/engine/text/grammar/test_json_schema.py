@@ -11,8 +11,8 @@ import pytest
 
 from prolepsis.core.errors import InvalidGrammar
 from prolepsis.core.requests import GrammarSpec
-from prolepsis.engine.text.grammar.formats import PATTERNS
 from prolepsis.engine.text.grammar.matcher import Matcher
+from prolepsis.engine.text.grammar.patterns import PATTERNS
 from tests.engine.text.grammar.tiny import all_bytes, grammars, json_schema, token_id
 
 TOKENIZER = all_bytes()

@@ -10,8 +10,7 @@ from typing import Any
 
 from prolepsis.core.errors import ModelLoadError
 
-Stated = Mapping[str, Any]
-"""The object in config.json."""
+Stated = Mapping[str, Any]  # the object in config.json
 
 LIMITS: Mapping[str, int] = {
     "num_hidden_layers": 1 << 12,

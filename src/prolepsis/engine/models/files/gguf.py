@@ -248,17 +248,14 @@ class GgufWeights:
 
     @property
     def tensors(self) -> Mapping[str, Tensor]:
-        """All of them, dequantised."""
         return OnDemand(self._names, self.tensor)
 
     @property
     def matrices(self) -> Mapping[str, StoredMatrix]:
-        """Those that the native forward reads as they are."""
         kinds = {to: self._file.tensors[name].kind for to, name in self._names.items()}
         return OnDemand([name for name, kind in kinds.items() if kind in PACKED and kind != BF16], self.stored)
 
     def tensor(self, name: str) -> Tensor:
-        """Return tensor `name`, dequantised."""
         found = self._in_order(name, self._file.load(self._names[name]))
         return (found - self._norm_offset if name.endswith("norm.weight") else found).to(self._dtype)
 

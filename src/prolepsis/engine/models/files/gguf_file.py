@@ -16,20 +16,16 @@ from torch import Tensor
 
 from prolepsis.core.errors import ModelLoadError
 from prolepsis.engine.models.files.gguf_container import GgufContainer, GgufTensor, Value
-from prolepsis.engine.text.end_tokens import named_ends
-from prolepsis.engine.text.fill_marks import FillMarks
+from prolepsis.engine.text.named_tokens import FillMarks, named_ends
 
-CONTROL, USER_DEFINED = 3, 4
-"""Kinds of tokens in `tokenizer.ggml.token_type`: marks of a conversation, and texts that are always one token."""
-LARGEST_SIZE = 1 << 24
-"""No size of a model is beyond it; a file that says so is broken."""
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
+"""Kinds of tokens in `tokenizer.ggml.token_type`: CONTROL marks a conversation, USER_DEFINED is always one token."""
+LARGEST_SIZE = 1 << 24  # no size of a model is beyond it; a file that says so is broken
 _STATED_ENDS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
-_NO_TOKEN = (-1, 2**32 - 1)
-"""Ids with which some files say that there is none."""
+_NO_TOKEN = (-1, 2**32 - 1)  # ids with which some files say that there is none
 _NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf", re.IGNORECASE | re.DOTALL)
 _COUNT, _NUMBER, _TENSORS = "split.count", "split.no", "split.tensors.count"
-_OWN = frozenset({_NUMBER})
-"""Metadata that differ between parts of one model."""
+_OWN = frozenset({_NUMBER})  # metadata that differ between parts of one model
 
 
 class GgufFile:
@@ -49,7 +45,6 @@ class GgufFile:
 
     @property
     def files(self) -> list[Path]:
-        """The file, or all parts in their order."""
         return [one.path for one in self._containers]
 
     @property
@@ -57,21 +52,18 @@ class GgufFile:
         return len(self._containers) > 1
 
     def text(self, key: str, default: str = "") -> str:
-        """Return the string under `key`, or `default` if it is missing."""
         value = self.metadata.get(key, default)
         if not isinstance(value, str):
             raise ModelLoadError(f"{self.path}: {key} is not a string")
         return value
 
     def integer(self, key: str) -> int | None:
-        """Return the integer under `key`, or None if it is missing."""
         value = self.metadata.get(key)
         if value is not None and not isinstance(value, int):
             raise ModelLoadError(f"{self.path}: {key} is {value!r}; expected an integer")
         return value
 
     def strings(self, key: str) -> list[str]:
-        """Return the list of strings under `key`, empty if it is missing."""
         value = self.metadata.get(key, [])
         strings = [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
         if not isinstance(value, list) or len(strings) < len(value):
@@ -79,7 +71,6 @@ class GgufFile:
         return strings
 
     def integers(self, key: str) -> list[int]:
-        """Return the list of integers under `key`, empty if it is missing."""
         numbers = self._numbers(key)
         whole = [number for number in numbers if isinstance(number, int)]
         if len(whole) < len(numbers):
@@ -87,7 +78,6 @@ class GgufFile:
         return whole
 
     def floats(self, key: str) -> list[float]:
-        """Return the list of numbers under `key`, empty if it is missing."""
         return [float(number) for number in self._numbers(key)]
 
     def _numbers(self, key: str) -> list[int | float]:
@@ -121,11 +111,9 @@ class GgufFile:
         return FillMarks(before, after, middle, self.token("fim_rep"), self.token("fim_sep"))
 
     def own_key(self, key: str) -> str:
-        """Return the whole name of a key of the file's architecture."""
         return f"{self.text('general.architecture')}.{key}"
 
     def optional_size(self, key: str) -> int | None:
-        """Return the integer under a key of the architecture, None if it is missing."""
         return self.integer(self.own_key(key))
 
     def size(self, key: str) -> int:
@@ -138,7 +126,6 @@ class GgufFile:
         return value
 
     def float32(self, key: str, default: float) -> float:
-        """Return the number under a key of the architecture."""
         value = self.metadata.get(self.own_key(key), default)
         if not isinstance(value, int | float) or not math.isfinite(value):
             raise ModelLoadError(f"{self.path}: {self.own_key(key)} is {value!r:.40}; expected a number")
@@ -167,7 +154,6 @@ class GgufFile:
         return self._homes[name].raw(name)
 
     def load(self, name: str) -> Tensor:
-        """Return tensor `name`, dequantised to float32."""
         from gguf import GGMLQuantizationType
         from gguf.quants import dequantize
 

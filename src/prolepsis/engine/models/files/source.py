@@ -9,8 +9,7 @@ from prolepsis.core.extras import ENGINE
 if TYPE_CHECKING:
     from prolepsis.engine.models.files.gguf_file import GgufFile
 
-ModelSource: TypeAlias = "Path | GgufFile"
-"""A model's folder or GGUF file; an open file is not read again."""
+ModelSource: TypeAlias = "Path | GgufFile"  # a model's folder or GGUF file; an open file is not read again
 
 
 def open_model(path: Path) -> ModelSource:

@@ -24,8 +24,7 @@ class _StoredSize:
 
     num_bytes: int
     num_weights: int
-    format: str
-    """Q4_1, BF16."""
+    format: str  # Q4_1, BF16
 
 
 def bytes_per_pass(path: Path) -> int:

@@ -133,7 +133,6 @@ class NativeHead:
     def logits(
         self, batch: Batch, cache: KVCache, features: Tensor | None, states: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """Return logits [L, draft vocabulary] and states [L, hidden], float32, of `batch.logit_rows`."""
         logits, after = self._decoder.draft(*operands(batch, cache), features, states)
         return logits, after
 

@@ -61,17 +61,14 @@ class LeanModel:
         return self._info
 
     def make_cache(self, num_pages: int) -> PlainCache:
-        """Allocate zeroed KV pages."""
         return PlainCache(self._kv, num_pages, self.dtype, self.device)
 
     @torch.no_grad()
     def forward(self, batch: Batch, cache: KVCache) -> Tensor:  # [L, vocab] float32
-        """Write the K/V of `batch` into `cache` and return the logits of its `logit_rows`."""
         return self.forward_features(batch, cache, ())[0]
 
     @torch.no_grad()
     def forward_features(self, batch: Batch, cache: KVCache, aux_layers: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Do `forward` and return its logits and the hidden states entering `aux_layers` (`FeatureModel`)."""
         assert isinstance(cache, PlainCache), "a cache made by this model"
         entering = self.hidden_states(batch, cache, len(self.layers))
         x = entering[-1]
@@ -92,11 +89,9 @@ class LeanModel:
         return entering
 
     def output_rows(self, ids: Tensor) -> Tensor:  # [n, hidden]
-        """Return rows of the output head, `ids` [n] int64."""
         return output_rows(self.ends, ids)
 
     def embed(self, token_ids: Tensor) -> Tensor:  # [T, hidden]
-        """Return what enters the first layer."""
         x = self.ends.embedding[token_ids]
         return x if self.shape.embedding_scale == 1.0 else x * self.shape.embedding_scale
 
@@ -113,7 +108,6 @@ class LeanModel:
 
 
 def scoring(layer: LayerShape) -> Scoring:
-    """Return how a layer of this shape scores keys."""
     return Scoring(scale=layer.score_scale, window=layer.window, softcap=layer.score_cap)
 
 
@@ -173,7 +167,6 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def optional_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    """Return `rms_norm`, or `x` without a weight."""
     return x if weight is None else rms_norm(x, weight, eps)
 
 
@@ -203,8 +196,6 @@ def fused(layer: LayerParts[Tensor]) -> LayerParts[Tensor]:
 
 
 def parts_to(parts: Parts, device: torch.device) -> Parts:
-    """Return weights on `device`."""
-
     def moved(value: Any) -> Any:
         if isinstance(value, tuple):
             return tuple(map(moved, value))

@@ -23,8 +23,7 @@ class Rope:
 
     inv_freq: tuple[float, ...]
     """[r / 2] float32 values: the angle per position of each pair (i, i + r / 2) of a head."""
-    scaling: float = 1.0
-    """Factor on both cosine and sine."""
+    scaling: float = 1.0  # factor on both cosine and sine
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +31,11 @@ class LayerShape:
     """Computation of one layer; the model has its sizes."""
 
     rope: Rope | None
-    score_scale: float
-    """Factor on the products of queries and keys."""
-    score_cap: float | None = None
-    """Scores s become cap * tanh(s / cap)."""
-    window: int | None = None
-    """A token sees this many positions, its own included; None: all before it."""
+    score_scale: float  # factor on the products of queries and keys
+    score_cap: float | None = None  # scores s become cap * tanh(s / cap)
+    window: int | None = None  # a token sees this many positions, its own included; None: all before it
     activation: str = "silu"
-    residual_scale: float = 1.0
-    """Factor on what attention and feed-forward add to the hidden state."""
+    residual_scale: float = 1.0  # factor on what attention and feed-forward add to the hidden state
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,19 +51,15 @@ class LeanShape:
     eps: float
     max_positions: int
     vocab: int
-    tied: bool = False
-    """Whether the output head is the embedding."""
+    tied: bool = False  # whether the output head is the embedding
     norms: NormNames = field(default_factory=NormNames)
-    norm_offset: float = 0.0
-    """Added to the weights of all norms, as the files hold them."""
+    norm_offset: float = 0.0  # added to the weights of all norms, as the files hold them
     query_norm: QueryNorm | None = None
     qkv_bias: bool = False
-    fused: bool = False
-    """Whether q, k and v are one matrix in the files, and gate and up another."""
+    fused: bool = False  # whether q, k and v are one matrix in the files, and gate and up another
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
-    logit_cap: float | None = None
-    """Scaled logits x become cap * tanh(x / cap)."""
+    logit_cap: float | None = None  # scaled logits x become cap * tanh(x / cap)
 
     @property
     def token_bytes(self) -> int:
@@ -113,7 +104,6 @@ class LeanShape:
 
     @property
     def ropes(self) -> tuple[Rope, ...]:
-        """The rotations of the layers, each once."""
         return tuple(dict.fromkeys(layer.rope for layer in self.layers if layer.rope is not None))
 
     @property
@@ -216,7 +206,6 @@ def rope_parameters(config: Config, kind: str = FULL) -> dict[str, Any]:
 
 
 def _rope(config: Config, kind: str) -> Rope:
-    """Return the rotation of layers of this kind."""
     rope = rope_parameters(config, kind)
     if rope.get("rope_type") == "longrope" and rope.get("factor") is None:
         rope = rope | {"factor": config.max_position_embeddings / rope["original_max_position_embeddings"]}

@@ -177,6 +177,5 @@ def read_ends(checkpoint: Checkpoint, shape: LeanShape) -> EndParts[Tensor]:
 
 
 def output_rows(ends: EndParts[Tensor], ids: Tensor) -> Tensor:  # [n, hidden]
-    """Return rows of the output head, `ids` [n] int64."""
     rows = ends.embedding if ends.head is None else ends.head
     return rows[ids.to(rows.device)]

@@ -59,7 +59,6 @@ class AnswerParser:
 
     @property
     def _may_be_calls(self) -> bool:
-        """Whether the answer may be calls as a whole."""
         return self._at_start or self._fenced is not None
 
     def push(self, text: str) -> list[Piece]:
@@ -145,7 +144,6 @@ class AnswerParser:
         return False
 
     def _mark(self, pieces: list[Piece], kind: PieceKind, at: int, mark: str) -> bool:
-        """Read a mark at a place of the held text."""
         before = self._held[:at].rstrip()
         self._add(pieces, kind, before)
         self._space = self._held[len(before) : at]
@@ -192,7 +190,6 @@ def _begun(text: str, mark: str) -> int:
 
 
 def _joined(pieces: list[Piece]) -> list[Piece]:
-    """Join neighbours that belong together."""
     joined: list[Piece] = []
     for piece in pieces:
         last = joined[-1] if joined else None

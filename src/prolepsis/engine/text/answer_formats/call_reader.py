@@ -26,20 +26,16 @@ class Piece:
 
     kind: PieceKind
     text: str
-    call: int = 0
-    """Number of the call in the answer, from 0."""
+    call: int = 0  # number of the call in the answer, from 0
 
 
 @dataclass(frozen=True, slots=True)
 class _Patterns:
     """What the texts of one form match."""
 
-    first: re.Pattern[str]
-    """From the mark to the first call's arguments."""
-    another: re.Pattern[str] | None
-    """From a call's arguments to the next ones, in the same group."""
-    closing: re.Pattern[str] | None
-    """The end of what the mark opened; None: it has no text of its own."""
+    first: re.Pattern[str]  # from the mark to the first call's arguments
+    another: re.Pattern[str] | None  # from a call's arguments to the next ones, in the same group
+    closing: re.Pattern[str] | None  # the end of what the mark opened; None: it has no text of its own
 
 
 @lru_cache
@@ -88,7 +84,13 @@ class CallReader:
             if self._state == "head":
                 text = self._head(text, pieces, ended=ended)
             elif self._state == "arguments":
-                text = self._read_arguments(text, pieces)
+                assert self._arguments is not None, "a call begins before its arguments"
+                written, end = self._arguments.read(text)
+                if written:
+                    pieces.append(Piece("arguments", written, self.num_calls - 1))
+                if self._arguments.ended:
+                    self._state = "tail"
+                text = text[end:]
             elif self._state == "tail":
                 text = self._tail(text, pieces, ended=ended)
             if self.done or (self._state, len(text)) == before:
@@ -120,15 +122,6 @@ class CallReader:
         self._arguments = self._form.arguments.reader(function, self._form.tail)
         self._state = "arguments"
 
-    def _read_arguments(self, text: str, pieces: list[Piece]) -> str:
-        assert self._arguments is not None, "a call begins before its arguments"
-        written, end = self._arguments.read(text)
-        if written:
-            pieces.append(Piece("arguments", written, self.num_calls - 1))
-        if self._arguments.ended:
-            self._state = "tail"
-        return text[end:]
-
     def _tail(self, text: str, pieces: list[Piece], *, ended: bool) -> str:
         """Skip what is left of a call, up to the next one or the end."""
         patterns = self._patterns
@@ -158,7 +151,6 @@ class JsonCall:
     arguments: str
 
     def pieces(self, number: int) -> tuple[Piece, Piece]:
-        """Return the call as the answer's `number`-th."""
         return Piece("call", self.name, number), Piece("arguments", self.arguments, number)
 
 
@@ -176,7 +168,6 @@ def json_call(text: str) -> JsonCall | None:
 
 
 def is_json_object(text: str) -> bool:
-    """Return whether a call's arguments are whole."""
     try:
         return isinstance(json.loads(text), dict)
     except (ValueError, RecursionError):

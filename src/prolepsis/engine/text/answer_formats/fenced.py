@@ -14,8 +14,7 @@ from prolepsis.engine.text.answer_formats.call_reader import JsonCall, json_call
 from prolepsis.engine.text.answer_formats.schemas import named_properties
 from prolepsis.engine.text.answer_formats.tool_format import Function
 
-Fits = Callable[[JsonCall], bool]
-"""Says whether a call's arguments keep to its function's schema."""
+Fits = Callable[[JsonCall], bool]  # says whether a call's arguments keep to its function's schema
 _OBJECT = "{}"
 _FRAME = regex.compile(r"\s*(?:(?:```(?:json)?\s*(?:\{\}\s*)+```|\{\}|\{\{\}\})\s*)+")
 """An answer with each of its objects as `{}`; models whose template shows a call in doubled braces write them too."""

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from prolepsis.core.requests import JSON_STYLE
 from prolepsis.engine.text.answer_formats.tool_format import Function
 
-_INDENTED = r"( |\n {0,64})?"
-"""White space between the parts of an indented object, bounded."""
+_INDENTED = r"( |\n {0,64})?"  # white space between the parts of an indented object, bounded
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,8 +15,7 @@ class JsonArguments:
     """The object as `json.dumps` spaces it, or indented by four spaces."""
 
     is_indented: bool = False
-    margin: int = 0
-    """Spaces before each further line of an indented object."""
+    margin: int = 0  # spaces before each further line of an indented object
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -62,7 +60,12 @@ class JsonObject:
     def _end(self, text: str) -> int:
         for i, char in enumerate(text):
             if self._in_string:
-                self._string(char)
+                if self._escaped:
+                    self._escaped = False
+                elif char == "\\":
+                    self._escaped = True
+                elif char == '"':
+                    self._in_string = False
             elif char == '"':
                 self._in_string = True
             elif char in "{[":
@@ -76,14 +79,6 @@ class JsonObject:
                 self.ended = True
                 return i
         return len(text)
-
-    def _string(self, char: str) -> None:
-        if self._escaped:
-            self._escaped = False
-        elif char == "\\":
-            self._escaped = True
-        elif char == '"':
-            self._in_string = False
 
 
 JSON = JsonArguments()

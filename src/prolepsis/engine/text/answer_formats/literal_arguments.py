@@ -29,17 +29,12 @@ class Notation:
     true: str
     false: str
     null: str
-    quotes: tuple[str, ...]
-    """Marks around a text; the first is the one that is written."""
-    escapes: bool
-    """Texts hold escapes, as Python's do; otherwise they are as they are up to the next mark."""
-    quoted_keys: bool
-    """Keys of objects inside of arguments are texts."""
-    separator: str
-    """Text between two values of a list or object."""
+    quotes: tuple[str, ...]  # marks around a text; the first is the one that is written
+    escapes: bool  # texts hold escapes, as Python's do; otherwise they are as they are up to the next mark
+    quoted_keys: bool  # keys of objects inside of arguments are texts
+    separator: str  # text between two values of a list or object
     colon: str
-    is_sorted: bool = False
-    """Keys come in the order of their names."""
+    is_sorted: bool = False  # keys come in the order of their names
 
     def write(self, value: object) -> str:
         if value is None or isinstance(value, bool):
@@ -77,8 +72,7 @@ class LiteralArguments:
     """Arguments by name, such as `city='Rome', days=2`."""
 
     notation: Notation
-    equals: str
-    """Text between an argument's name and its value."""
+    equals: str  # text between an argument's name and its value
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -115,12 +109,16 @@ class LiteralRules:
         """Rules of texts by their bounds."""
 
     def value(self, schema: object) -> str:
-        """Return an item for a value of `schema`."""
         if not isinstance(schema, dict) or not schema:
             return self._any_value()
         reference = schema.get("$ref")
         if isinstance(reference, str):
-            return self._referred(reference)
+            known = self._by_reference.get(reference)
+            if known is None:
+                known = self._by_reference[reference] = self._name()
+                target = resolved({"$ref": reference}, self._root)
+                self.made.append(f"{known}: {self.value(target)}")
+            return known
         if (values := values_of(schema)) is not None:
             written = [self._notation.write(one) for one in values if self._notation.holds(one)]
             return "(" + " | ".join(map(lark_quoted, checked_choices(written, values))) + ")"
@@ -142,7 +140,14 @@ class LiteralRules:
         if kind in ("integer", "number"):
             return "%json " + json.dumps({**schema, "x-guidance": {**JSON_STYLE, "lenient": True}})
         if kind == "array":
-            return self._array(schema)
+            item = self._rule(self.value(schema.get("items")))
+            least, most = schema.get("minItems", 0), schema.get("maxItems")
+            if most == 0:
+                return '"[]"'
+            least = least if isinstance(least, int) else 0
+            last = most - 1 if isinstance(most, int) else ""
+            rest = f"({lark_quoted(self._notation.separator)} {item}){{{max(least - 1, 0)},{last}}}"
+            return f'("[" {item} {rest} "]")' if least else f'("[" ({item} {rest})? "]")'
         if kind == "object":
             inner = self.pairs(schema, notation.colon, quoted=notation.quoted_keys, of="")
             return f'("{{" {inner} "}}")'
@@ -169,16 +174,6 @@ class LiteralRules:
         self.made += rules
         return whole
 
-    def _array(self, schema: Schema) -> str:
-        item = self._rule(self.value(schema.get("items")))
-        least, most = schema.get("minItems", 0), schema.get("maxItems")
-        if most == 0:
-            return '"[]"'
-        least = least if isinstance(least, int) else 0
-        last = most - 1 if isinstance(most, int) else ""
-        rest = f"({lark_quoted(self._notation.separator)} {item}){{{max(least - 1, 0)},{last}}}"
-        return f'("[" {item} {rest} "]")' if least else f'("[" ({item} {rest})? "]")'
-
     def text(self, bound: str = "*") -> str:
         """Return an item for a text; `bound` is how often a regex repeats a character of it."""
         if bound not in self._texts:
@@ -204,14 +199,6 @@ class LiteralRules:
             entries = f'"{{" ({pair} ({between} {pair})*)? "}}"'
             self.made.append(f"{self._any}: {simple} | {array} | {entries}")
         return self._any
-
-    def _referred(self, reference: str) -> str:
-        known = self._by_reference.get(reference)
-        if known is None:
-            known = self._by_reference[reference] = self._name()
-            target = resolved({"$ref": reference}, self._root)
-            self.made.append(f"{known}: {self.value(target)}")
-        return known
 
     def _rule(self, body: str, attributes: str = "") -> str:
         name = self._name()
@@ -284,7 +271,18 @@ class _Parser:
                 return meaning
         for quote in notation.quotes:
             if text.startswith(quote, self.at):
-                return self._string(quote)
+                if not self._notation.escapes:
+                    start = self.at + len(quote)
+                    end = self._text.find(quote, start)
+                    if end < 0:
+                        raise _Incomplete
+                    self.at = end + len(quote)
+                    return self._text[start:end]
+                found = re.compile(rf"{quote}(?:[^{quote}\\\n]|\\.)*{quote}").match(self._text, self.at)
+                if found is None:
+                    raise _Incomplete
+                self.at = found.end()
+                return str(ast.literal_eval(found[0]))
         if text.startswith("[", self.at):
             return self._list()
         if text.startswith("{", self.at):
@@ -304,20 +302,6 @@ class _Parser:
             values.append(self.value())
         self._take(end)
         return values
-
-    def _string(self, quote: str) -> str:
-        if not self._notation.escapes:
-            start = self.at + len(quote)
-            end = self._text.find(quote, start)
-            if end < 0:
-                raise _Incomplete
-            self.at = end + len(quote)
-            return self._text[start:end]
-        found = re.compile(rf"{quote}(?:[^{quote}\\\n]|\\.)*{quote}").match(self._text, self.at)
-        if found is None:
-            raise _Incomplete
-        self.at = found.end()
-        return str(ast.literal_eval(found[0]))
 
     def _take(self, pattern: re.Pattern[str]) -> str:
         found = pattern.match(self._text, self.at)

@@ -8,8 +8,7 @@ from prolepsis.core.errors import InvalidParameter
 Schema = Mapping[str, object]
 _KEY = re.compile(r"""[^\s<>"'=\[\](){}|\\]+""")
 KEY_PATTERN = _KEY.pattern
-_MOST_COUNTED = 2000
-"""Longer limits of a text's length are not enforced."""
+_MOST_COUNTED = 2000  # longer limits of a text's length are not enforced
 _ALL = frozenset({"string", "number", "integer", "boolean", "object", "array", "null"})
 _OF_TYPE = {str: "string", bool: "boolean", int: "integer", float: "number", dict: "object", list: "array"}
 
@@ -26,7 +25,6 @@ def values_of(part: Schema) -> list[object] | None:
 
 
 def choices_of(part: Schema) -> list[object]:
-    """Return the schemas of which a value has to fit one."""
     return [*listed(part.get("anyOf")), *listed(part.get("oneOf"))]
 
 

@@ -33,11 +33,9 @@ _CDATA, _CDATA_END, _MARKUP = "<![CDATA[", "]]>", re.compile("[<>&\n]")
 class TaggedArguments:
     """Texts stand as they are, all else as JSON. Without a sign for texts, the schema decides."""
 
-    parameter: str
-    """One argument with its places."""
+    parameter: str  # one argument with its places
     between: str = ""
-    is_cdata: bool = False
-    """Texts with markup stand in a CDATA section."""
+    is_cdata: bool = False  # texts with markup stand in a CDATA section
     python_too: bool = False
     """Other values may also stand as Python writes them: templates of the family do that to calls of a conversation."""
 
@@ -83,7 +81,6 @@ class TaggedArguments:
         return whole, rules + more
 
     def _any(self, rule: str) -> tuple[str, list[str]]:
-        """Return the grammar of arguments of any name."""
         before, after = self.opening.split(KEY)
         key = f"{lark_quoted(before)} /[A-Za-z_][A-Za-z0-9_.-]*/ {lark_quoted(_PLACE.sub('string', after))}"
         if IS_STRING in after:
@@ -94,7 +91,6 @@ class TaggedArguments:
         return f"({rule}_any {rest})?", [one, value]
 
     def _parameter(self, name: str, key: str, part: Schema, root: Schema) -> list[str]:
-        """Return the rules of one argument."""
         part = resolved(part, root)
         kinds = kinds_of(part, root)
         text, values = lark_quoted(self.close), []

@@ -20,8 +20,7 @@ class Function:
     """A function that may be called."""
 
     name: str
-    parameters: Schema | None = None
-    """JSON schema of its arguments; None: it takes none."""
+    parameters: Schema | None = None  # JSON schema of its arguments; None: it takes none
     strict: bool = False
 
 
@@ -71,21 +70,16 @@ class ToolFormat:
     """
 
     name: str
-    call: str
-    """One call with its places; the id is the model's own, which clients do not see."""
+    call: str  # one call with its places; the id is the model's own, which clients do not see
     mark: str
     """The text at which calls begin, with which `begin` and the call begin; in free text it opens a call."""
     arguments: Arguments
-    also: str = ""
-    """Another text that may stand between name and arguments."""
+    also: str = ""  # another text that may stand between name and arguments
     begin: str = ""
-    between: str = "\n"
-    """Text between two calls."""
+    between: str = "\n"  # text between two calls
     end: str = ""
-    parallel: bool = True
-    """One answer may hold several calls."""
-    at_start: bool = False
-    """Calls are the whole answer: in a text, the mark opens none."""
+    parallel: bool = True  # one answer may hold several calls
+    at_start: bool = False  # calls are the whole answer: in a text, the mark opens none
     fenced: bool = False
     """Models with it often write fenced JSON instead: an answer that is nothing else is calls too."""
     ids: Literal["any", "nine", "numbered"] = "any"
@@ -95,17 +89,14 @@ class ToolFormat:
 
     @property
     def head(self) -> str:
-        """What stands before a call's name."""
         return self.call.partition(NAME)[0]
 
     @property
     def middle(self) -> str:
-        """What stands between name and arguments."""
         return self.call.partition(NAME)[2].partition(ARGUMENTS)[0]
 
     @property
     def tail(self) -> str:
-        """What stands behind the arguments."""
         return self.call.partition(ARGUMENTS)[2]
 
     @property
@@ -114,7 +105,6 @@ class ToolFormat:
 
     @property
     def texts(self) -> tuple[str, ...]:
-        """All fixed texts of the form."""
         whole = (self.begin, *_PLACE.split(self.call)[::2], self.also, self.between, self.end, *self.arguments.texts)
         return tuple(text for text in whole if text)
 
@@ -161,7 +151,6 @@ def lark_text(text: str) -> list[str]:
 
 
 LARK_PLACES = {"CALL_ID": "CALL_ID: /[A-Za-z0-9]{9}/", "CALL_INDEX": "CALL_INDEX: /[0-9]{1,3}/"}
-"""The terminals of places."""
 
 
 def lark_quoted(text: str) -> str:
@@ -188,3 +177,34 @@ def lark_sequence(items: Sequence[str], between: str, rule: str) -> tuple[str, l
             starts.append(one + follows)
     is_optional = all(item.endswith("?") for item in items)
     return f"({' | '.join(starts)}){'?' if is_optional else ''}", rules
+
+
+def call_rules(form: ToolFormat, functions: Sequence[Function], *, parallel: bool) -> list[str]:
+    """Return the rules `calls`, the calls of a whole answer, and `opened`, a group behind its mark in free text.
+
+    Without `parallel` both are one call. Raises `InvalidParameter` for functions that the form cannot call.
+    """
+    parallel = parallel and form.parallel
+    rules, names = list[str](), list[str]()
+    for i, function in enumerate(functions):
+        arguments, more = form.arguments.grammar(function, f"arguments_{i}")
+        names.append(f"call_{i}")
+        rules += [f"call_{i}: {_text(function.name)} {_middle(form)} {arguments} {_text(form.tail)}", *more]
+    rules.append(f"named: {' | '.join(names)}")
+    another = f" ({_text(form.between + form.head)} named)*" if parallel else ""
+    group = another if form.is_group else ""
+    lead = form.begin + form.head
+    rules += [
+        f"calls: {_text(lead)} named{another} {_text(form.end)}",
+        f"opened: {_text(lead.removeprefix(form.mark))} named{group} {_text(form.end)}",
+    ]
+    written = "\n".join(rules)
+    return [*rules, *(rule for name, rule in LARK_PLACES.items() if name in written)]
+
+
+def _middle(form: ToolFormat) -> str:
+    return f"({_text(form.middle)} | {_text(form.also)})" if form.also else _text(form.middle)
+
+
+def _text(text: str) -> str:
+    return " ".join(lark_text(text))

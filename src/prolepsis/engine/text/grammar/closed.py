@@ -15,8 +15,7 @@ from prolepsis.engine.text.grammar.values import OPEN, groups, values
 Schema = dict[str, object]
 MAX_INVENTED = 256
 """Names that an object may have besides those that it requires, where the schema states no number."""
-MAX_NAME = 128
-"""Characters of such a name."""
+MAX_NAME = 128  # characters of such a name
 _NAME = f"^(?s:.{{0,{MAX_NAME}}})$"
 
 
@@ -83,5 +82,4 @@ def _any_schema(inner: Schema) -> Schema:
 
 
 def _names(part: Schema) -> list[str]:
-    """Return the names that a schema lists."""
     return [*mapped(part, "properties"), *(name for name in listed(part, "required") if isinstance(name, str))]

@@ -14,8 +14,7 @@ _RUN = re.compile(rb"[0-9eE.+-]+")
 _TAIL = re.compile(rb"(?:([eE][+-]?)([0-9]*)|([0-9]+))\Z")
 _LONG_EXPONENT = re.compile(rb"[eE][+-]?[0-9]{3}")
 _DIGITS = re.compile(rb"[+-]?([0-9]*)")
-MAX_DIGITS = 200
-"""Digits in a row; with `MAX_EXPONENT_DIGITS` the largest number is less than 1e300."""
+MAX_DIGITS = 200  # digits in a row; with `MAX_EXPONENT_DIGITS` the largest number is less than 1e300
 MAX_EXPONENT_DIGITS = 2
 
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from prolepsis.core.errors import InvalidGrammar
 
-MOST_TIMES = 2000
-"""A larger least count is refused and a larger bound is none, as in llama.cpp."""
+MOST_TIMES = 2000  # a larger least count is refused and a larger bound is none, as in llama.cpp
 LAST_CHAR = 0x10FFFF
 _SURROGATES = (0xD800, 0xDFFF)
 _ITEM = re.compile(

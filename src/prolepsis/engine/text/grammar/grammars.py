@@ -1,6 +1,7 @@
 """Compiles grammar specs for one tokenizer with llguidance, each spec once."""
 
 import json
+import random
 import threading
 import time
 from collections import OrderedDict
@@ -16,10 +17,9 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from prolepsis.core.errors import InvalidGrammar
 from prolepsis.core.requests import JSON_STYLE, GrammarSpec
-from prolepsis.engine.text.grammar.dead_ends import Walks
 from prolepsis.engine.text.grammar.finite_numbers import FiniteNumbers
 from prolepsis.engine.text.grammar.matcher import CompiledGrammar, is_panic, on_deep_stack
-from prolepsis.engine.text.grammar.refusals import ALLOWED, plain, refusal
+from prolepsis.engine.text.grammar.refusals import ALLOWED, TABLES_FULL, plain, refusal
 from prolepsis.engine.text.grammar.source import llguidance_source
 from prolepsis.engine.text.grammar.vocabulary import GrammarVocabulary
 
@@ -131,7 +131,12 @@ class Grammars:
             text, error = failed
             where = f"behind {text!r}" if text else "at its start"
             raise InvalidGrammar(f"the {spec.kind} cannot be compiled: {where} {plain(error)}; {ALLOWED[spec.kind]}")
-        compiled.can_rollback = _can_rollback(start.deep_copy())
+        probe = start.deep_copy()  # on which rolling back is tried
+        mask = np.unpackbits(np.frombuffer(probe.compute_bitmask(), np.uint8), bitorder="little")
+        allowed = np.flatnonzero(mask)
+        compiled.can_rollback = (
+            not len(allowed) or probe.try_consume_tokens([int(allowed[-1])]) == 0 or probe.rollback(1)
+        )
         return compiled
 
     def _covers_none(self, tokenizer: LLTokenizer, pattern: str, names: Collection[str]) -> bool:
@@ -167,8 +172,61 @@ class Grammars:
             return self._numbers
 
 
-def _can_rollback(probe: LLMatcher) -> bool:
-    """Say whether the grammar can roll back tokens, by a trial on `probe`, which is not used afterwards."""
-    mask = np.unpackbits(np.frombuffer(probe.compute_bitmask(), np.uint8), bitorder="little")
-    allowed = np.flatnonzero(mask)
-    return not len(allowed) or probe.try_consume_tokens([int(allowed[-1])]) == 0 or probe.rollback(1)
+NUM_WALKS = 12
+MAX_STEPS = 96  # tokens of a walk
+MAX_MASKS = 48  # places of all walks at which every token is looked at; that takes up to a millisecond
+_LIKELY = b'"}],: 0123456789truefalsn-.e'
+"""Bytes that bring an answer of JSON to its end; of others there are too many."""
+
+
+class Walks:
+    """Finds places of a grammar behind which nothing can follow, by walks from its start to an end, always the same."""
+
+    def __init__(self, tokenizer: LLTokenizer, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        self._vocab_size = vocab_size
+        self._eos = list(eos_token_ids)
+        single = {bytes([byte]): tokenizer.tokenize_bytes(bytes([byte])) for byte in _LIKELY}
+        self._likely = [tokens[0] for tokens in single.values() if len(tokens) == 1]
+
+    def failed(self, start: LLMatcher) -> tuple[str, str] | None:
+        """Return the text of a walk on which the grammar gave up or had no token left, and the error; None: none."""
+        rng, num_masks = random.Random(0), 0
+        for number in range(NUM_WALKS):
+            stops = 0.02 if number % 3 == 0 else 0.3
+            walk, tokens = start.deep_copy(), list[int]()
+            for _ in range(MAX_STEPS):
+                if walk.is_stopped() or walk.is_error() or (walk.is_accepting() and rng.random() < stops):
+                    break
+                token = self._likely_next(walk, rng)
+                if token is None:
+                    if num_masks == MAX_MASKS:
+                        break
+                    num_masks += 1
+                    bits = np.frombuffer(walk.compute_bitmask(), np.uint8)
+                    mask = np.unpackbits(bits, count=self._vocab_size, bitorder="little")
+                    mask[self._eos] = 0
+                    allowed = np.flatnonzero(mask)
+                    token = int(rng.choice(allowed)) if len(allowed) and not walk.is_error() else None
+                if token is None and not walk.is_error():
+                    if walk.is_accepting():
+                        break
+                    return self._text(tokens), "nothing can follow"
+                if token is None:
+                    break
+                walk.consume_token(token)
+                tokens.append(token)
+            if walk.is_error():
+                error = walk.get_error()
+                # walks share the lexer's tables, which sequences renew
+                return None if TABLES_FULL in error else (self._text(tokens), error)
+        return None
+
+    def _likely_next(self, walk: LLMatcher, rng: random.Random) -> int | None:
+        for token in rng.sample(self._likely, len(self._likely)):
+            if walk.validate_tokens([token]):
+                return token
+        return None
+
+    def _text(self, tokens: Sequence[int]) -> str:
+        return self._tokenizer.decode_str(list(tokens))[-80:]

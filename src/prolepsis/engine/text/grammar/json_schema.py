@@ -9,21 +9,17 @@ import re
 from collections.abc import Callable, Collection, Iterator
 
 from prolepsis.core.errors import InvalidGrammar
-from prolepsis.engine.text.grammar.formats import PATTERNS
-from prolepsis.engine.text.grammar.patterns import is_found
-from prolepsis.engine.text.grammar.repetitions import check_repetitions
+from prolepsis.engine.text.grammar.patterns import PATTERNS, check_repetitions, is_found
 from prolepsis.engine.text.grammar.satisfiable import DATA, MAPS, also, dead_references, is_local, loop, mapped, schemas
 from prolepsis.engine.text.grammar.values import MOST_MATCHES, TooMany
 
-GUIDANCE = "x-guidance"
-"""llguidance's own key in a schema, which sets how strictly it is kept."""
+GUIDANCE = "x-guidance"  # llguidance's own key in a schema, which sets how strictly it is kept
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
 _EXACT = 2**53
 _LARGEST = 2**63 - 1
 _MOST_MULTIPLE = 2**62
 _DATA_PATH = re.compile(r"(^|\.)(const|enum)\b")
-_CONTROL = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")
-"""Characters that JSON can write as \\u only."""
+_CONTROL = re.compile(r"[\x00-\x07\x0b\x0e-\x1f\x7f]")  # characters that JSON can write as \u only
 
 Schema = dict[str, object]
 CoversNone = Callable[[str, Collection[str]], bool]
@@ -44,7 +40,10 @@ def prepared(schema: Schema, *, lenient: bool, covers_none: CoversNone) -> Schem
     made = _rewritten(schema, dead)
     assert isinstance(made, dict), "only references become something else"
     for part in schemas(made):
-        _check_patterns(part)
+        if isinstance(given := part.get("pattern"), str):
+            check_repetitions(given, "json_schema's pattern")
+        for pattern in mapped(part, "patternProperties"):
+            check_repetitions(pattern, "json_schema's patternProperties")
         _fold_patterns(part, covers_none)
         _check_count(part, lenient=lenient)
         _bound_multiples(part)
@@ -141,13 +140,6 @@ def _with_pattern(schema: Schema) -> Schema:
         return {**rest, "pattern": pattern}
     also(rest, {"pattern": pattern})
     return rest
-
-
-def _check_patterns(schema: Schema) -> None:
-    if isinstance(given := schema.get("pattern"), str):
-        check_repetitions(given, "json_schema's pattern")
-    for pattern in mapped(schema, "patternProperties"):
-        check_repetitions(pattern, "json_schema's patternProperties")
 
 
 def _fold_patterns(schema: Schema, covers_none: CoversNone) -> None:

@@ -82,7 +82,6 @@ class CompiledGrammar:
         self._make = make
 
     def matcher(self, *, ignore_eos: bool = False) -> "Matcher":
-        """Return a matcher at the start of an answer."""
         return Matcher(self, ignore_eos=ignore_eos)
 
     def renew(self, used: LLMatcher) -> LLMatcher:
@@ -157,9 +156,6 @@ class Matcher:
             mask[list(self._eos)] = False
             if not mask.any():
                 mask[list(self._eos)] = ends
-        return self._with_finite_numbers(mask, path)
-
-    def _with_finite_numbers(self, mask: NDArray[np.bool_], path: Sequence[int]) -> NDArray[np.bool_]:
         last = path[-1:] or self._committed[-1:]
         if self._numbers is None or not last or not self._numbers.concern(last[0]):
             return mask
@@ -198,7 +194,15 @@ class Matcher:
         while common < min(len(ahead), len(path)) and ahead[common] == path[common]:
             common += 1
         if common < len(ahead):
-            self._go_back(len(ahead) - common)
+            num_tokens = len(ahead) - common
+            del self._ahead[-num_tokens:]
+            if self._grammar.can_rollback:
+                self._parser.rollback(num_tokens)
+            else:
+                self._read_again()
+            while self._parser.is_error() and self._renewed():
+                pass
+            self._check()
         for number, token in enumerate(path[common:], 1):
             if token in self._eos:
                 return True
@@ -209,14 +213,6 @@ class Matcher:
             self._ask(lambda parser, token=token: parser.consume_token(token))  # type: ignore[misc]
             ahead.append(token)
         return False
-
-    def _go_back(self, num_tokens: int) -> None:
-        del self._ahead[-num_tokens:]
-        if self._grammar.can_rollback:
-            self._parser.rollback(num_tokens)
-        else:
-            self._read_again()
-        self._recover()
 
     def _ask(self, question: Callable[[LLMatcher], T]) -> T:
         """Return the parser's answer; if it fails because of full tables, the answer of a parser with empty ones."""
@@ -231,11 +227,6 @@ class Matcher:
         self._check()
         self._is_alone = False
         return answer
-
-    def _recover(self) -> None:
-        while self._parser.is_error() and self._renewed():
-            pass
-        self._check()
 
     def _renewed(self) -> bool:
         """Start again if the parser failed because other sequences filled the shared tables; return whether it did.

@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from prolepsis.engine.text.grammar.closed import closed
-from prolepsis.engine.text.grammar.formats import PATTERNS
-from prolepsis.engine.text.grammar.patterns import is_checkable, is_held
+from prolepsis.engine.text.grammar.patterns import PATTERNS, is_checkable, is_held
 from prolepsis.engine.text.grammar.references import leads_nowhere, rooted
 from prolepsis.engine.text.grammar.satisfiable import also, listed, mapped, placed, schemas
 
@@ -21,8 +20,7 @@ CHECKED = (
     *("pattern", "patternProperties", "unevaluatedProperties"),
 )
 """Keywords of which only a whole answer shows whether it keeps them."""
-_UNKNOWN = ("unevaluatedItems", "$dynamicRef", "$recursiveRef")
-"""Keywords that are not even checked."""
+_UNKNOWN = ("unevaluatedItems", "$dynamicRef", "$recursiveRef")  # keywords that are not even checked
 _WITHOUT_EFFECT = ("then", "else", "minContains", "maxContains", "$dynamicAnchor", "$recursiveAnchor")
 """Keywords that have an effect only with one that is left out."""
 _WORDS = ("title", "description", "$comment", "examples", "markdownDescription")
@@ -33,8 +31,7 @@ _MOST_NAMED = 8
 _LARGEST = 2**63 - 1
 _NEAR = 2**62
 _MAX_ONE_OF = 8
-_MAX_DEPENDENT = 6
-"""Names that others depend on in one object: each doubles what the grammar has to follow."""
+_MAX_DEPENDENT = 6  # names that others depend on in one object: each doubles what the grammar has to follow
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +39,8 @@ class Relaxed:
     """A schema that admits every value of another."""
 
     schema: Schema
-    annotations: tuple[str, ...] = ()
-    """Places of formats that are not kept."""
-    checked: tuple[str, ...] = ()
-    """Places of keywords for which the whole answer is checked."""
+    annotations: tuple[str, ...] = ()  # places of formats that are not kept
+    checked: tuple[str, ...] = ()  # places of keywords for which the whole answer is checked
     unknown: tuple[str, ...] = ()
     """Places of what can be neither held nor checked, such as references to other documents."""
 

@@ -7,8 +7,7 @@ from urllib.parse import unquote
 
 MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies")
 """Keywords whose value holds schemas by names that are free."""
-DATA = ("const", "enum", "default", "examples")
-"""Keywords whose value is no schema."""
+DATA = ("const", "enum", "default", "examples")  # keywords whose value is no schema
 _MOST_PARTS = 64
 """Parts of one schema that are looked at together; a longer chain of references is judged link by link."""
 
@@ -60,7 +59,6 @@ def mapped(schema: Mapping[str, object], name: str) -> dict[str, object]:
 
 
 def also(schema: dict[str, object], more: dict[str, object]) -> None:
-    """Let `more` hold too."""
     schema["allOf"] = [*listed(schema, "allOf"), more]
 
 

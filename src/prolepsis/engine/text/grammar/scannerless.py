@@ -16,12 +16,10 @@ from operator import or_
 
 from prolepsis.core.errors import InvalidGrammar
 from prolepsis.engine.text.grammar.gbnf import Chars, Either, Named, Part, Repeat, Sequence, Token
-from prolepsis.engine.text.grammar.repetitions import MAX_NESTED
+from prolepsis.engine.text.grammar.patterns import MAX_NESTED
 
-MOST_PLACES = 10_000
-"""Characters that one lexeme has states for."""
-MOST_STEPS = 20_000
-"""Of the search for lexemes that go on; that takes up to some seconds."""
+MOST_PLACES = 10_000  # characters that one lexeme has states for
+MOST_STEPS = 20_000  # of the search for lexemes that go on; that takes up to some seconds
 _Places = frozenset[int]
 
 
@@ -189,7 +187,6 @@ class _Lexing:
         return {parts[b] for a, b in pairs if behind[a] & self._past(automata[a], automata[b])}
 
     def _followed(self) -> tuple[list[Part], Mapping[int, set[int]]]:
-        """Return the lexemes and tokens, and which may follow which."""
         places, known_ends, before = dict[Part, int](), {"root": _Ends(empty=False)}, dict[str, _Ends]()
 
         def known(part: Part) -> _Ends | None:
@@ -266,7 +263,6 @@ def _class(chars: Chars) -> str:
 
 
 def _all(part: Part) -> list[Part]:
-    """Return a part and all inside."""
     found = [part]
     for one in found:
         found += [one.part] if isinstance(one, Repeat) else one.parts if isinstance(one, Sequence | Either) else []

@@ -10,8 +10,8 @@ from prolepsis.core.requests import JSON_STYLE, GrammarKind, GrammarSpec
 from prolepsis.engine.text.grammar.closed import bounded
 from prolepsis.engine.text.grammar.gbnf import read
 from prolepsis.engine.text.grammar.json_schema import GUIDANCE, CoversNone, Schema, allowed_escapes, prepared
+from prolepsis.engine.text.grammar.patterns import check_lark_repetitions, check_repetitions
 from prolepsis.engine.text.grammar.refusals import plain
-from prolepsis.engine.text.grammar.repetitions import check_lark_repetitions, check_repetitions
 from prolepsis.engine.text.grammar.scannerless import lark as lark_of
 
 MAX_SOURCE_BYTES: dict[GrammarKind, int] = {
@@ -23,8 +23,7 @@ MAX_SOURCE_BYTES: dict[GrammarKind, int] = {
 """The library's time and stack grow with the longest chain of names that fits. The schemas in a lark grammar have the
 bound of schemas, all together."""
 MAX_CHOICES = 4096
-_GBNF = re.compile(r"^[ \t]*[A-Za-z][\w-]*[ \t]*::=", re.MULTILINE)
-"""A definition of llama.cpp's grammars."""
+_GBNF = re.compile(r"^[ \t]*[A-Za-z][\w-]*[ \t]*::=", re.MULTILINE)  # a definition of llama.cpp's grammars
 _EMBEDDED = re.compile(r"%json\s*(?=\{)")
 
 
@@ -34,7 +33,16 @@ def llguidance_source(spec: GrammarSpec, covers_none: CoversNone = lambda patter
         _check_size(spec.source, "json_schema" if spec.kind == "lark" else spec.kind, spec.kind)
         match spec.kind:
             case "json_schema":
-                return _json_schema(spec.source, covers_none)
+                schema = _parsed(spec.source, "json_schema")
+                if schema is True:
+                    schema = {}
+                if not isinstance(schema, dict):
+                    raise InvalidGrammar(
+                        f"the json_schema is {_shown(schema)}; allowed: a JSON object, or true for any JSON"
+                    )
+                style = {**JSON_STYLE, "json_allowed_escapes": allowed_escapes(schema)}
+                made = prepared(bounded(schema), lenient=False, covers_none=covers_none)
+                return LLMatcher.grammar_from_json_schema(made, overrides=style)  # type: ignore[arg-type]
             case "choice":
                 return _choice(spec.source)
             case "regex":
@@ -72,17 +80,6 @@ def _check_size(source: str, kind: GrammarKind, name: str) -> None:
     size, limit = len(source.encode(errors="surrogatepass")), MAX_SOURCE_BYTES[kind]
     if size > limit:
         raise InvalidGrammar(f"the {name} has {size} bytes; allowed: at most {limit}")
-
-
-def _json_schema(source: str, covers_none: CoversNone) -> str:
-    schema = _parsed(source, "json_schema")
-    if schema is True:
-        schema = {}
-    if not isinstance(schema, dict):
-        raise InvalidGrammar(f"the json_schema is {_shown(schema)}; allowed: a JSON object, or true for any JSON")
-    style = {**JSON_STYLE, "json_allowed_escapes": allowed_escapes(schema)}
-    made = prepared(bounded(schema), lenient=False, covers_none=covers_none)
-    return LLMatcher.grammar_from_json_schema(made, overrides=style)  # type: ignore[arg-type]
 
 
 def _with_prepared_schemas(lark: str, covers_none: CoversNone) -> str:

@@ -13,8 +13,7 @@ from referencing import Registry
 from prolepsis.engine.text.grammar.patterns import matches
 from prolepsis.engine.text.grammar.satisfiable import schemas
 
-MOST_CHECKS = 100_000
-"""Keywords that are looked at for one answer; a small schema may stand for a huge one."""
+MOST_CHECKS = 100_000  # keywords that are looked at for one answer; a small schema may stand for a huge one
 _SHOWN = 120
 
 Keyword = Callable[[Any, Any, Any, Any], Iterator[ValidationError] | None]

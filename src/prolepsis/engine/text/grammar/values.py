@@ -11,12 +11,9 @@ OPEN = ("additionalProperties", "patternProperties", "unevaluatedProperties", "p
 """Keywords that say which other names there may or must be."""
 _CONDITIONS = ("if", "then", "else")
 _DEPENDENT = ("dependencies", "dependentSchemas")
-_MOST_PARTS = 64
-"""Schemas of one value that are looked at together."""
-_MOST_LOOKS = 100_000
-"""Schemas that are looked at in all, each value's for itself."""
-MOST_MATCHES = 1_000_000
-"""Names that are matched with patterns of names."""
+_MOST_PARTS = 64  # schemas of one value that are looked at together
+_MOST_LOOKS = 100_000  # schemas that are looked at in all, each value's for itself
+MOST_MATCHES = 1_000_000  # names that are matched with patterns of names
 
 
 class TooMany(TimeoutError):
@@ -31,7 +28,6 @@ class Held:
     choices: Mapping[tuple[int, str], int]
 
     def beside(self, other: "Held") -> bool:
-        """Return whether both may hold for one value."""
         return all(other.choices.get(key, taken) == taken for key, taken in self.choices.items())
 
 
@@ -72,7 +68,6 @@ def values(root: Schema) -> tuple[list[Value], set[int]]:
 
 
 def _is_joint(root: Schema, part: Schema) -> bool:
-    """Return whether several schemas hold for the values of `part`."""
     found = list(groups(root, part))
     return bool(found) and len(found) + any(word in part for word in ("properties", "required", *OPEN)) > 1
 
@@ -131,7 +126,6 @@ def _dicts(found: Iterator[tuple[Held, object]]) -> list[Held]:
 
 
 def _of_name(schema: Schema, name: str) -> list[object]:
-    """Return what a schema says of a property."""
     listed = mapped(schema, "properties")
     found = [listed[name]] if name in listed else []
     found += [inner for pattern, inner in mapped(schema, "patternProperties").items() if is_found(pattern, name)]
@@ -143,10 +137,8 @@ def _rest(schema: Schema) -> object:
 
 
 def _first(schema: Schema) -> list[object]:
-    """Return the schemas of an array's first items."""
     return listed(schema, "prefixItems" if "prefixItems" in schema else "items")
 
 
 def _items(schema: Schema) -> object:
-    """Return the schema of all others."""
     return schema.get("additionalItems" if isinstance(schema.get("items"), list) else "items")
