@@ -16,6 +16,7 @@ from prolepsis.control.web.feature import Feature
 from prolepsis.control.web.intake import Intake
 from prolepsis.control.web.skipped import SkippedFeature
 from prolepsis.core.extras import named
+from prolepsis.engine.text.tokenizer import Tokenizer
 from prolepsis.ops.console import alerts
 from prolepsis.ops.tracing import start as tracing
 from prolepsis.server import recorder, service_health
@@ -30,7 +31,6 @@ from prolepsis.server.output.pipeline import OutputMetrics, OutputPolicies
 from prolepsis.server.services import Services
 from prolepsis.server.sources import Sources
 from prolepsis.server.speculation_control import speculation_control
-from prolepsis.server.tokenizer import Tokenizer
 
 FEATURES: Sequence[Callable[[Context], Feature]] = (
     audit.waiting_acts,

@@ -29,6 +29,7 @@ from prolepsis.core.network import end_unacknowledged, url_of
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.telemetry.logs import LibraryLines, configure_logs
 from prolepsis.core.telemetry.metrics import Metrics
+from prolepsis.engine.text.tokenizer import Tokenizer
 from prolepsis.remote.engines import Engines
 from prolepsis.remote.member import FailoverSettings, Member, StartClient
 from prolepsis.server.admission.controller import AdmissionController
@@ -38,7 +39,6 @@ from prolepsis.server.listener import Listener
 from prolepsis.server.protocol import gateway_protocol
 from prolepsis.server.services import Services
 from prolepsis.server.sources import read_sources
-from prolepsis.server.tokenizer import Tokenizer
 
 READINESS_POLL_S = 0.2
 _DRAIN_POLL_S = 0.05

@@ -11,6 +11,7 @@ from prolepsis.control.web.refusals import model_not_allowed
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.engine_client import EngineClient
 from prolepsis.core.errors import ConfigError, ModelNotFound
+from prolepsis.engine.text.tokenizer import Tokenizer
 from prolepsis.ops.tracing.traces import Traces
 from prolepsis.server.admission.controller import AdmissionController
 from prolepsis.server.auth.keys import Keys
@@ -21,7 +22,6 @@ from prolepsis.server.output.pipeline import OutputPolicies
 from prolepsis.server.recorder import Recorder
 from prolepsis.server.service_health import ServiceHealth
 from prolepsis.server.speculation_control import SpeculationControl
-from prolepsis.server.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

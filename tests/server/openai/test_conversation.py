@@ -8,7 +8,7 @@ import pytest
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.marks import RESULT
 from prolepsis.core.telemetry.metrics import Metrics
-from prolepsis.engine.models.answer_formats.table import HERMES
+from prolepsis.engine.text.answer_formats.table import HERMES
 from prolepsis.server.openai.bodies import FunctionBody, Message
 from prolepsis.server.openai.conversation import explanation, prompt_tokens
 from tests.engine.models.files.byte_level import byte_level

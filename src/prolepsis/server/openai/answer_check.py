@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from prolepsis.core.errors import AnswerBroken
-from prolepsis.engine.grammar.validation import broken
-from prolepsis.engine.models.answer_formats.call_reader import Piece, is_json_object
+from prolepsis.engine.text.answer_formats.call_reader import Piece, is_json_object
+from prolepsis.engine.text.grammar.validation import broken
 from prolepsis.server.deltas import Delta
 from prolepsis.server.openai.chat_reader import ChatReader
 from prolepsis.server.openai.prepared import PreparedRequest

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from prolepsis.core.errors import InvalidGrammar, InvalidParameter
 from prolepsis.core.requests import GrammarSpec
-from prolepsis.engine.grammar.references import rooted
-from prolepsis.engine.grammar.relaxed import AT_THE_END, held_form, named
-from prolepsis.engine.grammar.source import as_lark
+from prolepsis.engine.text.grammar.references import rooted
+from prolepsis.engine.text.grammar.relaxed import AT_THE_END, held_form, named
+from prolepsis.engine.text.grammar.source import as_lark
 from prolepsis.server.openai.bodies import GenerationBody, ResponseFormat, SharedBody, StructuredOutputs
 from prolepsis.server.openai.conversation import read_json
 from prolepsis.server.openai.strict_schema import check_strict

@@ -7,14 +7,12 @@ from dataclasses import dataclass, field
 
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.requests import JSON_STYLE, GrammarSpec
-from prolepsis.engine.grammar.references import rooted
-from prolepsis.engine.grammar.relaxed import AT_THE_END, Relaxed, held_form
-from prolepsis.engine.grammar.relaxed import named as warned
-from prolepsis.engine.grammar.source import lark_terminal
-from prolepsis.engine.models.answer_formats.call_grammar import call_rules
-from prolepsis.engine.models.answer_formats.formats import AnswerFormats, Thinking
-from prolepsis.engine.models.answer_formats.reasoning import THINK, ReasoningFormat
-from prolepsis.engine.models.answer_formats.tool_format import Function, ToolFormat, lark_quoted
+from prolepsis.engine.text.answer_formats.formats import THINK, AnswerFormats, ReasoningFormat, Thinking
+from prolepsis.engine.text.answer_formats.tool_format import Function, ToolFormat, call_rules, lark_quoted
+from prolepsis.engine.text.grammar.references import rooted
+from prolepsis.engine.text.grammar.relaxed import AT_THE_END, Relaxed, held_form
+from prolepsis.engine.text.grammar.relaxed import named as warned
+from prolepsis.engine.text.grammar.source import lark_terminal
 from prolepsis.server.openai.bodies import (
     AllowedChoice,
     FunctionBody,

@@ -11,12 +11,12 @@ from jiter import from_json
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.given_text import given, joined, plain
 from prolepsis.core.marks import RESULT, RESULT_END
-from prolepsis.engine.models.answer_formats.formats import AnswerFormats, Thinking
-from prolepsis.engine.models.answer_formats.json_arguments import JsonArguments
-from prolepsis.engine.models.answer_formats.table import HERMES
-from prolepsis.engine.models.answer_formats.tool_format import Call, ToolFormat
+from prolepsis.engine.text.answer_formats.formats import AnswerFormats, Thinking
+from prolepsis.engine.text.answer_formats.json_arguments import JsonArguments
+from prolepsis.engine.text.answer_formats.table import HERMES
+from prolepsis.engine.text.answer_formats.tool_format import Call, ToolFormat
+from prolepsis.engine.text.tokenizer import Tokenizer
 from prolepsis.server.openai.bodies import ROLES, FunctionBody, Message, ToolCallBody
-from prolepsis.server.tokenizer import Tokenizer
 
 MAX_DEPTH = 200
 """The parser's own limit; it holds for the body itself too."""

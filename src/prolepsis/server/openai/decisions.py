@@ -17,6 +17,7 @@ from prolepsis.control.web.routes import CLIENTS, Route, Routes
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.given_text import given
 from prolepsis.core.stats import RequestStats
+from prolepsis.engine.text.tokenizer import Tokenizer
 from prolepsis.server.answer import answer
 from prolepsis.server.deltas import Delta
 from prolepsis.server.openai.bodies import CompletionBody
@@ -29,7 +30,6 @@ from prolepsis.server.openai.tokenization import TemplatedBody, templated
 from prolepsis.server.openai.usage import Json, usage
 from prolepsis.server.services import Models, Services
 from prolepsis.server.shown_tokens import LOWEST_LOGPROB
-from prolepsis.server.tokenizer import Tokenizer
 
 MAX_CANDIDATES = 64
 

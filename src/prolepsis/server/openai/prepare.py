@@ -12,10 +12,11 @@ from prolepsis.core.errors import ContextTooLong, InvalidParameter
 from prolepsis.core.facts import traffic_class_of
 from prolepsis.core.kill_scope import request_scopes
 from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams
-from prolepsis.engine.grammar.validation import broken
-from prolepsis.engine.models.answer_formats.fenced import Fits, skeletons
-from prolepsis.engine.models.answer_formats.formats import AnswerFormats, Thinking
-from prolepsis.engine.models.answer_formats.json_arguments import object_schema
+from prolepsis.engine.text.answer_formats.fenced import Fits, skeletons
+from prolepsis.engine.text.answer_formats.formats import AnswerFormats, Thinking
+from prolepsis.engine.text.answer_formats.json_arguments import object_schema
+from prolepsis.engine.text.grammar.validation import broken
+from prolepsis.engine.text.tokenizer import Tokenizer
 from prolepsis.server.openai.asked_form import AskedForm, asked_form
 from prolepsis.server.openai.bodies import ChatBody, CompletionBody, GenerationBody
 from prolepsis.server.openai.constraint import ToolUse, constraint, tool_use
@@ -26,7 +27,6 @@ from prolepsis.server.openai.prefix_hygiene import moved, without_attribution
 from prolepsis.server.openai.prepared import PreparedRequest, RequestContext
 from prolepsis.server.openai.speculation import check_allowed, requested_speculation
 from prolepsis.server.services import Services
-from prolepsis.server.tokenizer import Tokenizer
 
 FITTING = -1
 """As number of a prompt's tokens: as many as the context has room for."""

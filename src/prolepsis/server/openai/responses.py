@@ -13,6 +13,7 @@ from prolepsis.control.web.errors import describe_error
 from prolepsis.core.engine_client import PromptProgress
 from prolepsis.core.errors import AnswerBroken, UserError
 from prolepsis.core.stats import RequestStats
+from prolepsis.engine.text.tokenizer import Tokenizer
 from prolepsis.server.deltas import Delta
 from prolepsis.server.openai.completions import Parts, consumed, num_tokens
 from prolepsis.server.openai.constraint import tool_use
@@ -23,7 +24,6 @@ from prolepsis.server.openai.responses_bodies import ResponsesBody, continued, r
 from prolepsis.server.openai.usage import Json, metrics
 from prolepsis.server.services import Services
 from prolepsis.server.stream import Voice, padded
-from prolepsis.server.tokenizer import Tokenizer
 
 Keep: TypeAlias = Callable[[Json], Awaitable[Json]]
 

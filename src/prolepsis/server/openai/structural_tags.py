@@ -6,10 +6,10 @@ from typing import Any
 
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.requests import GrammarSpec
-from prolepsis.engine.grammar.relaxed import held_form
-from prolepsis.engine.grammar.satisfiable import mapped
-from prolepsis.engine.grammar.source import as_lark
-from prolepsis.engine.models.answer_formats.tool_format import lark_quoted
+from prolepsis.engine.text.answer_formats.tool_format import lark_quoted
+from prolepsis.engine.text.grammar.relaxed import held_form
+from prolepsis.engine.text.grammar.satisfiable import mapped
+from prolepsis.engine.text.grammar.source import as_lark
 from prolepsis.server.openai.bodies import TagFields
 from prolepsis.server.openai.constraint import TEXT, as_grammar, as_rule
 

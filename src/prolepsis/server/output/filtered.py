@@ -8,8 +8,7 @@ from prolepsis.core.stats import LossReason
 from prolepsis.server.deltas import Delta, OutputToken
 from prolepsis.server.output.pipeline import FilterPipeline, SourceSpan, text_of
 
-Range = tuple[int, int]
-"""Characters of the sample's own text, the second excluded."""
+Range = tuple[int, int]  # characters of the sample's own text, the second excluded
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,13 +5,13 @@ from collections.abc import Sequence
 
 from prolepsis.core.engine_client import PromptProgress
 from prolepsis.core.stats import RequestStats
+from prolepsis.engine.text.tokenizer import Tokenizer
 from prolepsis.server.deltas import Delta
 from prolepsis.server.dialects.dialect import Rendering
 from prolepsis.server.dialects.llamacpp.parse import LlamaCppBody
 from prolepsis.server.openai.prepared import PreparedRequest
 from prolepsis.server.openai.usage import Json
 from prolepsis.server.shown_tokens import ShownToken
-from prolepsis.server.tokenizer import Tokenizer
 
 
 class LlamaCppRendering(Rendering):
