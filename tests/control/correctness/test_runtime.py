@@ -68,7 +68,7 @@ class Served:
         return dict(reply.json())
 
     async def correctness(self) -> dict[str, Any]:
-        return dict((await self.http.get("/admin/correctness")).json())
+        return dict((await self.http.get("/admin/health")).json()["correctness"])
 
     async def until(self, num_replayed: int) -> dict[str, Any]:
         """Return what is said once so many replays have ended."""

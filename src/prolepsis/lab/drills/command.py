@@ -113,10 +113,10 @@ class Site:
 
     def _close_breakers(self) -> None:
         """Close what an earlier drill opened."""
-        for one in self._call("GET", "/admin/breakers")["breakers"]:
+        for one in self._call("GET", "/admin/health")["breakers"]["breakers"]:
             if one["state"] in ("open", "half_open"):
                 body = {"proposer": one["proposer"], "traffic_class": one["traffic_class"], "state": "closed"}
-                self._call("PUT", "/admin/breakers", body)
+                self._call("PUT", "/admin/health", body)
 
     def _metrics(self) -> str:
         headers = {"authorization": f"Bearer {self._key}"} if self._key else {}
