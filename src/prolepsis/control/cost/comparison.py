@@ -22,7 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from prolepsis.control.cost.meter import DIMENSIONS, NO_PROPOSER, OTHER, Dimension, Experiment, RequestCost, UsageTotals
+from prolepsis.control.cost.meter import DIMENSIONS, NO_PROPOSER, OTHER, Dimension, Experiment, RequestCost
 from prolepsis.control.statistics.adjusted import AdjustedRatio, reach_after
 from prolepsis.control.statistics.arms import Arm
 from prolepsis.core.traffic_sums import Interval
@@ -73,33 +73,40 @@ class _Prices:
         return self.prompt * num_prompt_tokens + self.output * num_output_tokens
 
 
+@dataclass(slots=True)
 class _ArmTotals:
     """Sums over the requests of one arm."""
 
-    def __init__(self) -> None:
-        self.usage = UsageTotals()
-        self.num_prompt_tokens = 0
-        self.seconds = self.predicted_seconds = 0.0
-        """All requests, and the requests with a prediction."""
+    num_requests: int = 0
+    num_prompt_tokens: int = 0
+    num_output_tokens: int = 0
+    prefill_s: float = 0.0
+    seconds: float = 0.0
+    predicted_plain_s: float = 0.0
+    predicted_seconds: float = 0.0
+    """Of the requests with a prediction."""
 
     def add(self, cost: RequestCost) -> None:
-        self.usage.add(cost)
+        self.num_requests += 1
         self.num_prompt_tokens += cost.num_computed_tokens
+        self.num_output_tokens += cost.num_output_tokens
+        self.prefill_s += cost.device.prefill
         self.seconds += _seconds(cost)
+        self.predicted_plain_s += cost.device.predicted_plain
         self.predicted_seconds += cost.device.total if cost.device.predicted_plain > 0.0 else 0.0
 
     @property
     def prices(self) -> _Prices | None:
         """None before there are output tokens."""
-        if not self.usage.num_output_tokens:
+        if not self.num_output_tokens:
             return None
-        prefill = self.usage.device.prefill if self.num_prompt_tokens else 0.0
+        prefill = self.prefill_s if self.num_prompt_tokens else 0.0
         prompt = prefill / self.num_prompt_tokens if self.num_prompt_tokens else 0.0
-        return _Prices(prompt, (self.seconds - prefill) / self.usage.num_output_tokens)
+        return _Prices(prompt, (self.seconds - prefill) / self.num_output_tokens)
 
     def at(self, prices: _Prices) -> float:
         """Return what these requests cost at some prices, in seconds."""
-        return prices.of(self.num_prompt_tokens, self.usage.num_output_tokens)
+        return prices.of(self.num_prompt_tokens, self.num_output_tokens)
 
 
 class _Group:
@@ -139,7 +146,7 @@ class Comparison:
             group.arms[cost.arm].add(cost)
         self._waiting.append((cost, groups))
         control = self._all.arms["control"]
-        if control.usage.num_requests >= CALIBRATION and control.seconds > 0.0:
+        if control.num_requests >= CALIBRATION and control.seconds > 0.0:
             for waiting, its_groups in self._waiting:
                 self._score(waiting, its_groups)
             self._waiting.clear()
@@ -170,7 +177,7 @@ class Comparison:
         control = self._all.arms["control"]
         prices = control.prices
         assert prices is not None, "control requests have output tokens"
-        typical = control.at(prices) / control.usage.num_requests
+        typical = control.at(prices) / control.num_requests
         for group in groups:
             group.score(cost, prices, typical, reach_after(self._num_scored))
         self._num_scored += 1
@@ -179,21 +186,19 @@ class Comparison:
         self, by: Dimension | Literal["all"], value: str, group: _Group, control: _ArmTotals
     ) -> ArmComparison:
         canary, randomised = group.arms["canary"], by != "proposer"
-        tokens, prices = canary.usage.num_output_tokens, control.prices
+        tokens, prices = canary.num_output_tokens, control.prices
         plain_s = canary.at(prices) if prices is not None else 0.0
         return ArmComparison(
             by=by,
             value=value,
-            num_speculating=canary.usage.num_requests,
-            num_control=control.usage.num_requests,
+            num_speculating=canary.num_requests,
+            num_control=control.num_requests,
             device_s_per_token=canary.seconds / tokens if tokens else None,
             control_device_s_per_token=plain_s / tokens if tokens and plain_s else None,
-            predicted_device_s_per_token=canary.usage.device.predicted_plain / tokens if tokens else None,
+            predicted_device_s_per_token=canary.predicted_plain_s / tokens if tokens else None,
             saved=_saving(canary.seconds, plain_s, group.to_control if randomised else None),
             randomised=randomised,
-            saved_by_prediction=_saving(
-                canary.predicted_seconds, canary.usage.device.predicted_plain, group.to_prediction
-            ),
+            saved_by_prediction=_saving(canary.predicted_seconds, canary.predicted_plain_s, group.to_prediction),
         )
 
 
@@ -214,6 +219,17 @@ def _saving(seconds: float, plain_s: float, ratio: AdjustedRatio | None) -> Inte
 
 def _seconds(cost: RequestCost) -> float:
     return cost.device.total - (cost.device.speculation if cost.arm == "control" else 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class ComparedExperiment:
+    """The newest stage of a rollout."""
+
+    rollout: str
+    run: int
+    stage_number: int
+    share: float
+    groups: tuple[ArmComparison, ...]
 
 
 class Comparisons:
@@ -242,6 +258,19 @@ class Comparisons:
     def newest(self) -> Mapping[str, Comparison]:
         """By rollout; the one whose stage began last is last."""
         return dict(self._by_rollout)
+
+    def compared(self) -> tuple[ComparedExperiment, ...]:
+        """Return all groups of all rollouts, some tenths of a second each."""
+        return tuple(
+            ComparedExperiment(known.rollout_id, known.run, known.stage, known.share, tuple(comparison.compared()))
+            for comparison in self.newest.values()
+            for known in (comparison.experiment,)
+        )
+
+    def savings(self) -> Mapping[str, Interval]:
+        """Return what each rule's rollout saves, some milliseconds each."""
+        newest = self.newest.items()
+        return {rollout_id.rpartition("@")[0]: next(one.compared()).saved for rollout_id, one in newest}
 
 
 def _order(experiment: Experiment) -> tuple[int, int, float]:

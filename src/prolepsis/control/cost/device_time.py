@@ -12,20 +12,12 @@ from itertools import pairwise
 
 from pydantic import computed_field
 
+from prolepsis.control.cost.prices import PriceInUse
+
 PERIOD_S = 3600.0
 MAX_PERIODS = 168
 """Periods that are shown and wait for the store: a week of hours."""
 _MAX_PRICES = 1000
-
-
-@dataclass(frozen=True, slots=True)
-class DevicePrice:
-    """A price in force."""
-
-    name: str
-    """Version of the book and name of the price."""
-    currency: str
-    per_second: float
 
 
 class PricesOverTime:
@@ -118,13 +110,13 @@ class DeviceTime:
         """The periods that are over, the oldest first."""
         return tuple(self._closed)
 
-    def price(self, price: DevicePrice) -> None:
+    def price(self, price: PriceInUse) -> None:
         """Use a price from now on; the period ends if it had another one."""
         if self._period.price is not None:
             self.close()
         self._prices.use(self._clock(), price.per_second)
         self._period = replace(
-            self._period, price=price.name, currency=price.currency, amount_paid=0.0, amount_used=0.0
+            self._period, price=price.label, currency=price.currency, amount_paid=0.0, amount_used=0.0
         )
 
     def charge(self, device_s: float, took_s: float, num_output_tokens: int) -> float | None:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, computed_field, model_validator
 
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.files import LastGood, read_text
@@ -51,6 +51,24 @@ class Price(Part):
     def memory_per_hour(self, num_bytes: int) -> float | None:
         """Return the hourly cost of this much memory, None if the device's memory is not known."""
         return None if self.memory_gib is None else self.per_hour * num_bytes / (self.memory_gib * 2**30)
+
+
+class PriceInUse(Price):
+    """The price in use, with its book."""
+
+    currency: str
+    version: str
+    """Version of the price book."""
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def per_hour(self) -> float:
+        return self.per_device_hour + sum(self.overheads.values())
+
+    @property
+    def label(self) -> str:
+        """Its name in request records."""
+        return f"{self.version}/{self.name}"
 
 
 class PriceBook(VersionedPart):
