@@ -34,8 +34,8 @@ from prolepsis.core.engine_client import EngineClient
 from prolepsis.core.extras import RAY
 from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.remote.host import KeptFigures
-from prolepsis.server.auth.keys import Keys
 from prolepsis.server.cli.bench.provenance import provenance
+from prolepsis.server.front.keys import Keys
 from prolepsis.server.ray.autoscaling import Scaling
 from prolepsis.server.ray.hosts import RayHosts
 from prolepsis.server.ray.replica import EngineReplica

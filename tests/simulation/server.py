@@ -29,7 +29,7 @@ from prolepsis.core.messages import ApplyPlan, Control, StopRun
 from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.engine.step import Engine
 from prolepsis.engine.thread import ThreadEngineClient
-from prolepsis.server.tokenizer import Tokenizer
+from prolepsis.server.text.tokenizer import Tokenizer
 from tests.server.application import build, feature_of
 
 ROUTE = "/v1/completions"

@@ -33,12 +33,12 @@ from prolepsis.remote.engines import Engines
 from prolepsis.remote.member import FailoverSettings, Member, StartClient
 from prolepsis.server.admission.controller import AdmissionController
 from prolepsis.server.app import build
-from prolepsis.server.connections import announce, check_tls
-from prolepsis.server.listener import Listener
-from prolepsis.server.protocol import gateway_protocol
+from prolepsis.server.front.connections import announce, check_tls
+from prolepsis.server.front.listener import Listener
+from prolepsis.server.front.protocol import gateway_protocol
 from prolepsis.server.services import Services
 from prolepsis.server.sources import read_sources
-from prolepsis.server.tokenizer import Tokenizer
+from prolepsis.server.text.tokenizer import Tokenizer
 
 READINESS_POLL_S = 0.2
 _DRAIN_POLL_S = 0.05

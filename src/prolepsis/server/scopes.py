@@ -4,8 +4,8 @@ from prolepsis.control.controls.known_scopes import KnownScopes
 from prolepsis.control.policy.runtime import Policies
 from prolepsis.core.engine_client import EngineClient
 from prolepsis.core.facts import RequestFacts, traffic_class_of
-from prolepsis.server.auth.keys import Keys
-from prolepsis.server.openai.facts import KNOWN
+from prolepsis.server.front.keys import Keys
+from prolepsis.server.preparing.facts import KNOWN
 
 _ROUTES = tuple(KNOWN.route or ())
 _NAMED_ROUTES = tuple(traffic_class_of(RequestFacts(route=route)).partition("/")[0] for route in _ROUTES)

@@ -13,15 +13,15 @@ from prolepsis.core.engine_client import EngineClient
 from prolepsis.core.errors import ConfigError, ModelNotFound
 from prolepsis.ops.tracing.traces import Traces
 from prolepsis.server.admission.controller import AdmissionController
-from prolepsis.server.auth.keys import Keys
+from prolepsis.server.answering.idempotency import Idempotency
 from prolepsis.server.corpora import Corpora
-from prolepsis.server.idempotency import Idempotency
+from prolepsis.server.front.keys import Keys
 from prolepsis.server.openai.stored_responses import StoredResponses
 from prolepsis.server.output.pipeline import OutputPolicies
-from prolepsis.server.recorder import Recorder
-from prolepsis.server.service_health import ServiceHealth
 from prolepsis.server.speculation_control import SpeculationControl
-from prolepsis.server.tokenizer import Tokenizer
+from prolepsis.server.status.recorder import Recorder
+from prolepsis.server.status.service_health import ServiceHealth
+from prolepsis.server.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

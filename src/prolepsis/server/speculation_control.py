@@ -17,7 +17,7 @@ from prolepsis.control.rollout.runtime import Rollouts
 from prolepsis.control.web.context import Context
 from prolepsis.control.web.feature import Feature
 from prolepsis.core.facts import RequestFacts
-from prolepsis.server.openai.facts import KNOWN
+from prolepsis.server.preparing.facts import KNOWN
 from prolepsis.server.scopes import known_scopes
 from prolepsis.server.sources import Sources
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from prolepsis.core.config import EngineConfig, ServerConfig
-from prolepsis.server.auth.key_file import KeyFile, new_key
 from prolepsis.server.cli.main import COMMANDS
 from prolepsis.server.doctor.checks import BY_NAME, TESTS, Check, all_checks
+from prolepsis.server.front.key_file import KeyFile, new_key
 from tests.paths import ROOT
 from tests.server.doctor.documented import table
 from tests.server.doctor.site import Site, age, environment, good_site, replica, rule

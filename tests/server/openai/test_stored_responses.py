@@ -18,8 +18,8 @@ from prolepsis.control.store.responses import ResponseTable
 from prolepsis.control.web.caller import DEVELOPER
 from prolepsis.control.web.reply_headers import WARNING
 from prolepsis.core.errors import EngineError
-from prolepsis.server.auth.key_file import KeyFile
-from prolepsis.server.auth.keys import Keys
+from prolepsis.server.front.key_file import KeyFile
+from prolepsis.server.front.keys import Keys
 from prolepsis.server.openai.stored_responses import MOST_RUNNING, BackgroundResponse
 from tests.control.store.databases import opened
 from tests.control.store.test_responses import stored

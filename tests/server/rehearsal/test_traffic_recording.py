@@ -31,14 +31,14 @@ from prolepsis.engine.models.load import load_model
 from prolepsis.engine.rehearsal.machine import Machine, ProposerCost
 from prolepsis.engine.thread import ThreadEngineClient
 from prolepsis.server.admission.group import Progress
+from prolepsis.server.answering.account import PromptAccount
 from prolepsis.server.cli.main import app
 from prolepsis.server.cli.rehearse import record
 from prolepsis.server.rehearsal import traffic_recording
 from prolepsis.server.rehearsal.rehearsal import RehearsedServer, rehearse
 from prolepsis.server.rehearsal.trace import Trace, TraceLine, read_trace
 from prolepsis.server.rehearsal.traffic_recording import RecordingBody, TrafficRecording
-from prolepsis.server.request_account import PromptAccount
-from prolepsis.server.tokenizer import Tokenizer
+from prolepsis.server.text.tokenizer import Tokenizer
 from tests.server.application import build
 from tests.server.conftest import served
 from tests.server.fakes import ByteTokenizer, FakeEngine

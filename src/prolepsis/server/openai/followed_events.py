@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from jiter import from_json
 
-from prolepsis.server.openai.usage import Json
+from prolepsis.server.answering.usage import Json
 
 _POLL_S = 0.25
 """How often it is seen what a response has said that runs on another server."""

@@ -25,11 +25,11 @@ from prolepsis.control.web.reply_headers import warn
 from prolepsis.control.web.skipped import apart
 from prolepsis.core.config import DAY_S
 from prolepsis.core.errors import InvalidParameter, StoreUnavailable
-from prolepsis.server.auth.keys import Keys
+from prolepsis.server.answering.stream import NAMED_SSE
+from prolepsis.server.answering.usage import Json
+from prolepsis.server.front.keys import Keys
 from prolepsis.server.openai.followed_events import FollowedEvents
 from prolepsis.server.openai.responses_bodies import ResponsesBody, shown_items
-from prolepsis.server.openai.usage import Json
-from prolepsis.server.stream import NAMED_SSE
 
 MOST_RUNNING = 100
 """Responses of a tenant in the background that have not ended."""

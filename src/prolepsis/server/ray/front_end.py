@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.telemetry.logs import configure_logs
 from prolepsis.core.telemetry.metrics import Metrics
+from prolepsis.server.front.tracing import behind_repeating_proxy
 from prolepsis.server.multi_model import MultiModelApp
 from prolepsis.server.ray.arguments import ServeArguments, checked
 from prolepsis.server.ray.hosts import RayHosts
@@ -22,7 +23,6 @@ from prolepsis.server.ray.serve import ServeHandle, engine_deployment
 from prolepsis.server.ray.start import engines_at
 from prolepsis.server.run import StartedEngine, StartEngine, application
 from prolepsis.server.services import Services
-from prolepsis.server.tracing import behind_repeating_proxy
 
 _MOST_ONGOING = 4096
 """Requests in a front end: its own admission says which of them wait, and which are refused."""

@@ -19,8 +19,8 @@ from prolepsis.engine.models.answer_formats.answer_parser import AnswerParser
 from prolepsis.engine.models.answer_formats.formats import AnswerFormats
 from prolepsis.engine.models.answer_formats.table import ROWS, TOOL_FORMATS
 from prolepsis.engine.models.answer_formats.tool_format import Call, ToolFormat
-from prolepsis.server.openai.bodies import ToolBody
-from prolepsis.server.openai.constraint import ToolUse, constraint, tool_use
+from prolepsis.server.preparing.bodies import ToolBody
+from prolepsis.server.preparing.constraint import ToolUse, constraint, tool_use
 from tests.engine.models.answer_formats.reading import read_all
 
 BYTES = llguidance.LLTokenizer("byte")
