@@ -18,6 +18,7 @@ from prolepsis.server.batches.routes import batch_routes
 from prolepsis.server.batches.runner import BatchRunner
 from prolepsis.server.dialects.anthropic.routes import messages_routes
 from prolepsis.server.dialects.llamacpp.routes import llamacpp_routes
+from prolepsis.server.dialects.models import model_routes
 from prolepsis.server.dialects.ollama.routes import ollama_routes
 from prolepsis.server.features import services_of
 from prolepsis.server.front.browsers import MethodsMiddleware, OtherOriginsMiddleware, check_origins
@@ -59,7 +60,14 @@ def build(
         *llamacpp_routes(models),
         *verify_routes(models),
         *batch_routes(context, runner, models),
-        *status_routes(models, services),
+        *model_routes(models),
+        *status_routes(
+            context.client,
+            admission,
+            services.service_health,
+            services.recorder,
+            services.speculation.controls.kill_switch,
+        ),
         *_feature_routes(context, services, models.names, lambda: app.openapi()),  # noqa: PLW0108  it is made below
     )
     rules = RouteRules(routes)

@@ -22,7 +22,7 @@ from prolepsis.core.errors import StoreUnavailable
 from prolepsis.core.facts import RequestFacts, traffic_class_of
 from prolepsis.core.messages import SetCorpora, owners
 from prolepsis.core.telemetry.declare import gauge
-from prolepsis.server.preparing.facts import KNOWN
+from prolepsis.server.known import KNOWN
 from prolepsis.server.text.tokenizer import Tokenizer
 
 PURPOSE = "corpus"

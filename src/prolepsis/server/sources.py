@@ -17,9 +17,9 @@ from prolepsis.server.admission.rate_limits import Limits
 from prolepsis.server.front.connections import check_exposure
 from prolepsis.server.front.key_file import KeyFile, default_key_file
 from prolepsis.server.front.keys import Keys
+from prolepsis.server.known import KNOWN
 from prolepsis.server.output.file import read_output_policies
 from prolepsis.server.output.pipeline import LoadedPolicy
-from prolepsis.server.preparing.facts import KNOWN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,9 +18,9 @@ from prolepsis.control.store.responses import ResponseTable
 from prolepsis.control.web.caller import DEVELOPER
 from prolepsis.control.web.reply_headers import WARNING
 from prolepsis.core.errors import EngineError
+from prolepsis.server.answering.stored_responses import MOST_RUNNING, BackgroundResponse
 from prolepsis.server.front.key_file import KeyFile
 from prolepsis.server.front.keys import Keys
-from prolepsis.server.openai.stored_responses import MOST_RUNNING, BackgroundResponse
 from tests.control.store.databases import opened
 from tests.control.store.test_responses import stored
 from tests.fake_client import INFO
@@ -209,7 +209,7 @@ def test_a_response_of_a_key_that_is_revoked_ends(serve: Serve, tmp_path: Path) 
 
 
 def test_a_tenant_follows_so_many_responses_at_once(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prolepsis.server.openai.stored_responses.MOST_FOLLOWERS", 2)
+    monkeypatch.setattr("prolepsis.server.answering.stored_responses.MOST_FOLLOWERS", 2)
     server = serve(FakeEngine(delay_s=0.2, step=1))
     client: Any = server.openai().responses
     with client.create(model="tiny", input="Hi", background=True, stream=True) as one:
@@ -230,7 +230,7 @@ def server_follows(client: Any, name: str) -> bool:
 
 
 def test_a_response_that_is_too_large_is_not_stored(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prolepsis.server.openai.stored_responses.MOST_BYTES", 100)
+    monkeypatch.setattr("prolepsis.server.answering.stored_responses.MOST_BYTES", 100)
     client: Any = serve().openai().responses
     raw = client.with_raw_response.create(model="tiny", input="Hi")
     assert "the response is not stored, as it is too large" in raw.headers[WARNING]
@@ -240,7 +240,7 @@ def test_a_response_that_is_too_large_is_not_stored(serve: Serve, monkeypatch: p
 def test_a_conversation_that_is_too_large_is_refused(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     client: Any = serve().openai().responses
     first = client.create(model="tiny", input="Hi")
-    monkeypatch.setattr("prolepsis.server.openai.stored_responses.MOST_BYTES", 1000)
+    monkeypatch.setattr("prolepsis.server.answering.stored_responses.MOST_BYTES", 1000)
     with pytest.raises(openai.BadRequestError, match="more than 1000 bytes") as refused:
         client.create(model="tiny", input="More", previous_response_id=first.id)
     assert refused.value.param == "previous_response_id"

@@ -24,8 +24,8 @@ from prolepsis.server.answering.usage import summed
 from prolepsis.server.front.tracing import ANNOUNCED, ANSWER_ID, FAILED
 from prolepsis.server.output.filtered import FilteredSample
 from prolepsis.server.output.policy import AnswerFacts
+from prolepsis.server.preparing.model_parts import ModelParts
 from prolepsis.server.preparing.prepared import PreparedRequest
-from prolepsis.server.services import Services
 from prolepsis.server.text.deltas import ChoiceText, Delta, Positions
 from prolepsis.server.text.shown_tokens import ShownPrompt
 
@@ -33,7 +33,7 @@ Parts = AsyncGenerator[Delta | RequestStats, None]
 
 
 async def answer(
-    http: HTTPConnection, prepared: PreparedRequest, services: Services, *, tells_start: bool = False
+    http: HTTPConnection, prepared: PreparedRequest, model: ModelParts, *, tells_start: bool = False
 ) -> Parts:
     """Yield the deltas of all samples, last the stats of the whole request; ending it early aborts the request.
 
@@ -44,9 +44,9 @@ async def answer(
     """
     http.scope["state"][ANSWER_ID] = prepared.answer_id
     account = RequestAccount(about(prepared), whole=not prepared.stream, check=partial(AnswerCheck.of, prepared))
-    answering = _Answering(prepared, services, account, tells_start)
+    answering = _Answering(prepared, model, account, tells_start)
     stats, positions = list[RequestStats](), Positions()
-    with services.admission.admit(http, prepared.requests, deterministic=prepared.may_be_stored) as group:
+    with model.admission.admit(http, prepared.requests, deterministic=prepared.may_be_stored) as group:
         streams = [answering.prompt(group, number) for number in range(len(prepared.requests))]
         parts = led(streams) if prepared.one_prefix else merged(streams)
         try:
@@ -56,7 +56,7 @@ async def answer(
                     yield part
                 else:
                     stats.append(part)
-            await services.intake.round_robin.turn(account.about.tenant)  # a full batch may end in one step
+            await model.intake.round_robin.turn(account.about.tenant)  # a full batch may end in one step
         except BaseException as error:
             account.fail(error)
             http.scope["state"][FAILED] = True
@@ -68,7 +68,7 @@ async def answer(
                 await parts.aclose()
             finally:
                 http.scope["state"][ANNOUNCED] = True
-                announce_end(services.features, account.ended())
+                announce_end(model.features, account.ended())
     yield summed(stats)
 
 
@@ -92,14 +92,14 @@ class _Answering:
     """One HTTP request that is answered."""
 
     prepared: PreparedRequest
-    services: Services
+    model: ModelParts
     account: RequestAccount
     tells_start: bool
 
     async def prompt(self, group: RequestGroup, number: int) -> Parts:
         """Yield one prompt's deltas, last its stats: everything that the engine generates for clients passes here."""
-        client = self.services.client
-        async with self.services.admission.start(group, number) as request:
+        client = self.model.client
+        async with self.model.admission.start(group, number) as request:
             prompt = self.account.begin(request, group.items[number])
             samples, events = self._samples(number, request, prompt), self._events(request, prompt)
             try:
@@ -130,22 +130,20 @@ class _Answering:
                 await close(events)
 
     def _samples(self, number: int, request: GenerateRequest, prompt: PromptAccount) -> Sequence[_Sample]:
-        services, body = self.services, self.prepared.body
+        model, body = self.model, self.prepared.body
         first, samples, shown = number * request.n, list[_Sample](), None
         skips = body.skip_special_tokens is not False
         if self.prepared.echoes or request.params.prompt_logprobs is not None:
             has_text = self.prepared.echoes
-            shown = ShownPrompt(
-                request.prompt_token_ids, services.tokenizer, has_text=has_text, skip_special_tokens=skips
-            )
+            shown = ShownPrompt(request.prompt_token_ids, model.tokenizer, has_text=has_text, skip_special_tokens=skips)
         stop = StopStrings.of(request.params.stop)
         for index in range(first, first + request.n):
-            pipeline = services.output.pipeline(self._facts(request, index)) if services.output.loaded else None
+            pipeline = model.output.pipeline(self._facts(request, index)) if model.output.loaded else None
             filtered = FilteredSample(pipeline, prompt.delivery.lost)
             choice = ChoiceText(
                 index,
                 request,
-                services.tokenizer,
+                model.tokenizer,
                 stop,
                 skip_special_tokens=skips,
                 include_stop=bool(body.include_stop_str_in_output),
@@ -170,11 +168,11 @@ class _Answering:
 
     def _events(self, request: GenerateRequest, prompt: PromptAccount) -> AsyncIterator[Event]:
         """Return the engine's events, or the stored answer's; paced events are observed when they arrive."""
-        stored, services = prompt.progress.stored, self.services
+        stored, model = prompt.progress.stored, self.model
         if stored is not None:
             events: AsyncIterator[Event] = _stored(stored, request.request_id)
         else:
-            events = services.client.generate(prompt.keep(most_kept(services.features, self.account.about, request)))
+            events = model.client.generate(prompt.keep(most_kept(model.features, self.account.about, request)))
         return Paced(events, prompt.see) if request.paced else events
 
 

@@ -19,11 +19,11 @@ from prolepsis.core.given_text import given
 from prolepsis.core.stats import RequestStats
 from prolepsis.server.answering.answer import answer
 from prolepsis.server.answering.usage import Json, usage
+from prolepsis.server.known import DECISIONS_ROUTE
 from prolepsis.server.openai.completions import consumed
 from prolepsis.server.openai.routes import whole_reply
 from prolepsis.server.openai.tokenization import TemplatedBody, templated
 from prolepsis.server.preparing.bodies import CompletionBody
-from prolepsis.server.preparing.facts import DECISIONS_ROUTE
 from prolepsis.server.preparing.prepare import prepare_completion
 from prolepsis.server.preparing.prepared import PreparedRequest, context_of
 from prolepsis.server.services import Models, Services

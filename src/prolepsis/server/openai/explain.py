@@ -27,9 +27,10 @@ from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.facts import RequestFacts
 from prolepsis.core.requests import SamplingDefaults
 from prolepsis.server.admission.load_shedding import DEFAULT_TIER, TierName
+from prolepsis.server.known import GENERATION_ROUTES
 from prolepsis.server.openai.responses_bodies import ResponsesBody, to_chat
 from prolepsis.server.preparing.bodies import ChatBody, CompletionBody, GenerationBody
-from prolepsis.server.preparing.facts import GENERATION_ROUTES, request_facts, sampling_params
+from prolepsis.server.preparing.facts import request_facts, sampling_params
 from prolepsis.server.preparing.prepared import RequestContext
 from prolepsis.server.preparing.speculation import requested_speculation
 

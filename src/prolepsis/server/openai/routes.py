@@ -18,6 +18,7 @@ from prolepsis.core.stats import RequestStats
 from prolepsis.server.admission.controller import become_economy
 from prolepsis.server.answering.answer import answer
 from prolepsis.server.answering.idempotency import KEY_HEADER, KEY_SCHEMA
+from prolepsis.server.answering.stored_responses import PAGES
 from prolepsis.server.answering.stream import (
     NAMED_SSE,
     SILENT,
@@ -29,6 +30,7 @@ from prolepsis.server.answering.stream import (
     until_disconnect,
 )
 from prolepsis.server.answering.usage import Json
+from prolepsis.server.known import FILL_ROUTE
 from prolepsis.server.openai.completions import CompletionChunks, whole_completion
 from prolepsis.server.openai.formats import ChatFormat, CompletionFormat, MakeFormat
 from prolepsis.server.openai.replies import ChatCompletion, Completion, InputTokens, ResponseReply
@@ -39,11 +41,9 @@ from prolepsis.server.openai.responses import (
     response_events,
     whole_response,
 )
-from prolepsis.server.openai.responses_bodies import ResponsesBody
-from prolepsis.server.openai.stored_responses import PAGES
+from prolepsis.server.openai.responses_bodies import ResponsesBody, shown_items
 from prolepsis.server.openai.tokenization import tokenization_routes
 from prolepsis.server.preparing.bodies import ChatBody, CompletionBody, FillBody, SharedBody
-from prolepsis.server.preparing.facts import FILL_ROUTE
 from prolepsis.server.preparing.prepare import prepare_chat, prepare_completion
 from prolepsis.server.preparing.prepared import SPEC_MODE_HEADER, PreparedRequest, context_of
 from prolepsis.server.preparing.speculation import decided_by, mode_at_start
@@ -128,12 +128,12 @@ async def _fill(body: FillBody, request: Request, services: Services) -> Respons
 
 async def _response(body: ResponsesBody, request: Request, services: Services) -> Response:
     responses, context = services.responses, context_of(request)
-    is_stored, tenant = responses.stores(body), context.caller.tenant
+    is_stored, tenant = responses.stores(store=body.store, background=bool(body.background)), context.caller.tenant
     earlier = await responses.conversation(tenant, body.previous_response_id)
     prepared = await prepare_response(body, earlier, context, services, stored=is_stored)
     if body.background:
         return await _in_background(body, request, prepared, services)
-    keep = partial(responses.keep, body, request) if is_stored else None
+    keep = partial(responses.keep, partial(shown_items, body.input), request) if is_stored else None
     parts, shape = answer(request, prepared, services), ResponseShape(body, prepared, services, keep=keep)
     if prepared.stream:
         return streamed(response_events(parts, shape), prepared, services, NAMED_SSE, shape)
@@ -146,11 +146,13 @@ async def _in_background(
     shape = ResponseShape(body, prepared, services)
     parts = answer(Request(request.scope, never), prepared, services, tells_start=True)
     document = shape.shown("queued")
-    await services.responses.begin(body, request, document, response_events(parts, shape), shape.failed)
+    events = response_events(parts, shape)
+    given = partial(shown_items, body.input)
+    await services.responses.begin(given, request, document, events, shape.failed, keeps_events=prepared.stream)
     if not prepared.stream:
         return JSONResponse(document, headers=_headers(prepared, services))
-    events = services.responses.follow(prepared.context.caller.tenant, prepared.answer_id, -1)
-    return streamed(events, prepared, services, PAGES)
+    pages = services.responses.follow(prepared.context.caller.tenant, prepared.answer_id, -1)
+    return streamed(pages, prepared, services, PAGES)
 
 
 GENERATING: Mapping[str, tuple[type[Body], Callable[[Any, Request, Services], Awaitable[Response]]]] = {

@@ -22,10 +22,10 @@ from prolepsis.server.preparing.constraint import ToolUse, constraint, tool_use
 from prolepsis.server.preparing.conversation import prompt_tokens, thinking_of
 from prolepsis.server.preparing.facts import DEFAULT_COMPLETION_TOKENS, request_facts, sampling_params
 from prolepsis.server.preparing.fill import fill_prompt, fill_stop
+from prolepsis.server.preparing.model_parts import ModelParts
 from prolepsis.server.preparing.prefix_hygiene import moved, without_attribution
 from prolepsis.server.preparing.prepared import PreparedRequest, RequestContext
 from prolepsis.server.preparing.speculation import check_allowed, requested_speculation
-from prolepsis.server.services import Services
 from prolepsis.server.text.tokenizer import Tokenizer
 
 FITTING = -1
@@ -33,34 +33,34 @@ FITTING = -1
 
 
 async def prepare_chat(
-    body: ChatBody, context: RequestContext, services: Services, *, field: str = "messages"
+    body: ChatBody, context: RequestContext, model: ModelParts, *, field: str = "messages"
 ) -> PreparedRequest:
     """Check `body` against the engine and tokenise it; raises `UserError`. `field` is where the messages came from."""
-    speculation = _check_common(body, context, services)
+    speculation = _check_common(body, context, model)
     if body.top_logprobs and not body.logprobs:
         raise InvalidParameter("top_logprobs is given; allowed: only where logprobs is true", param="top_logprobs")
     params = sampling_params(
-        body, services.client.info.default_sampling, (body.top_logprobs or 0) if body.logprobs else None
+        body, model.client.info.default_sampling, (body.top_logprobs or 0) if body.logprobs else None
     )
     max_tokens = _chat_max_tokens(body)
-    _check_params(params, max_tokens, services.client.info)
-    turn = partial(services.intake.large_work.run, context.caller.tenant, context.num_bytes)
-    chat = await turn(lambda: _read_chat(body, context, services))
+    _check_params(params, max_tokens, model.client.info)
+    turn = partial(model.intake.large_work.run, context.caller.tenant, context.num_bytes)
+    chat = await turn(lambda: _read_chat(body, context, model))
     for warning in (*chat.form.warnings, *chat.tools.warnings):
         context.warn(warning)
-    token_ids = _truncated(chat.token_ids, max_tokens, body, services.client.info)
+    token_ids = _truncated(chat.token_ids, max_tokens, body, model.client.info)
     length = len(token_ids)
-    max_tokens = _clamped(max_tokens, length, params, context, services)
-    max_tokens = _fitting(length, max_tokens, field, params.min_tokens, services.client.info)
+    max_tokens = _clamped(max_tokens, length, params, context, model)
+    max_tokens = _fitting(length, max_tokens, field, params.min_tokens, model.client.info)
     request = _request(body, token_ids, replace(params, max_tokens=max_tokens), chat.grammar)
     request = replace(request, prediction_token_ids=chat.predicted)
-    prepared = await _decided(body, [request], context, speculation, services)
+    prepared = await _decided(body, [request], context, speculation, model)
     grammar_field = _grammar_field(body, has_tools=bool(chat.tools.callable))
     return replace(
         prepared,
         thinking=chat.thinking,
         tools=chat.tools,
-        formats=services.tokenizer.formats,
+        formats=model.tokenizer.formats,
         checked_schema=chat.form.checked,
         fits=chat.fits,
         grammar_field=grammar_field,
@@ -80,12 +80,12 @@ class _Chat:
     fits: Fits | None
 
 
-def _read_chat(body: ChatBody, context: RequestContext, services: Services) -> _Chat:
+def _read_chat(body: ChatBody, context: RequestContext, model: ModelParts) -> _Chat:
     """Do all of a chat's preparation that grows with its body."""
-    tokenizer, open_objects = services.tokenizer, services.config.open_objects
+    tokenizer, open_objects = model.tokenizer, model.config.open_objects
     tools = tool_use(body.tools, body.tool_choice, body.parallel_tool_calls, open_objects=open_objects)
     form = asked_form(body, open_objects=open_objects)
-    messages, lines = moved(body.messages, services.config.move_lines)
+    messages, lines = moved(body.messages, model.config.move_lines)
     if lines:
         context.warn(f"moved from the system text to the end of the conversation: {', '.join(lines)} (move_lines)")
     token_ids = chat_tokens(body.model_copy(update={"messages": messages}), tools, tokenizer)
@@ -94,7 +94,7 @@ def _read_chat(body: ChatBody, context: RequestContext, services: Services) -> _
     fits = None if form.grammar or begun else _fits(tools, tokenizer.formats)
     expected = body.prediction.content if body.prediction else skeletons(tools.functions) if fits else ""
     predicted = tokenizer.encode(expected, add_special_tokens=False) if expected else []
-    most = services.client.info.max_model_len  # no answer is longer
+    most = model.client.info.max_model_len  # no answer is longer
     grammar = constraint(form.grammar, tools, thinking, tokenizer.formats)
     return _Chat(tuple(token_ids), tools, thinking, form, grammar, tuple(predicted[:most]), fits)
 
@@ -123,42 +123,42 @@ def chat_tokens(body: ChatBody, tools: ToolUse, tokenizer: Tokenizer) -> list[in
     )
 
 
-async def prepare_completion(body: CompletionBody, context: RequestContext, services: Services) -> PreparedRequest:
+async def prepare_completion(body: CompletionBody, context: RequestContext, model: ModelParts) -> PreparedRequest:
     """Check `body` against the engine and tokenise it; raises `UserError`."""
-    speculation = _check_common(body, context, services)
+    speculation = _check_common(body, context, model)
     if len(body.prompt) * (body.n or 1) > MAX_SAMPLES:
         message = f"n is {body.n} for {len(body.prompt)} prompts; allowed: {MAX_SAMPLES} answers a request"
         raise InvalidParameter(message, param="n")
-    info = services.client.info
+    info = model.client.info
     if body.best_of not in (None, 1, body.n):
         allowed = f"{body.n or 1}, the value of n, or null"
         raise InvalidParameter(f"best_of is {body.best_of}; allowed: {allowed}", param="best_of")
     params = sampling_params(body, info.default_sampling, body.logprobs)
     _check_params(params, body.max_tokens, info)
-    turn = partial(services.intake.large_work.run, context.caller.tenant, context.num_bytes)
-    requests, form = await turn(lambda: _read_completion(body, params, context, services))
+    turn = partial(model.intake.large_work.run, context.caller.tenant, context.num_bytes)
+    requests, form = await turn(lambda: _read_completion(body, params, context, model))
     for warning in form.warnings:
         context.warn(warning)
-    prepared = await _decided(body, requests, context, speculation, services)
+    prepared = await _decided(body, requests, context, speculation, model)
     return replace(prepared, grammar_field=_grammar_field(body, has_tools=False), checked_schema=form.checked)
 
 
 def _read_completion(
-    body: CompletionBody, params: SamplingParams, context: RequestContext, services: Services
+    body: CompletionBody, params: SamplingParams, context: RequestContext, model: ModelParts
 ) -> tuple[list[GenerateRequest], AskedForm]:
     """Do all of a completion's preparation that grows with its body: return what it asks for each prompt, and how."""
-    info, requests = services.client.info, list[GenerateRequest]()
-    form = asked_form(body, open_objects=services.config.open_objects)
+    info, requests = model.client.info, list[GenerateRequest]()
+    form = asked_form(body, open_objects=model.config.open_objects)
     if body.suffix:
         penalty = 1.0 if body.repetition_penalty is None else params.repetition_penalty  # what follows may repeat
         params = replace(params, stop=params.stop or fill_stop(body.suffix), repetition_penalty=penalty)
     for text in body.prompt:
-        given = _text_tokens(text, body, services.tokenizer, info)
+        given = _text_tokens(text, body, model.tokenizer, info)
         token_ids = _truncated(given, body.max_tokens, body, info)
         asked = body.max_tokens
         if asked is None and not context.clamps:
             asked = max(1, params.min_tokens, min(DEFAULT_COMPLETION_TOKENS, info.max_model_len - len(token_ids)))
-        asked = _clamped(asked, len(token_ids), params, context, services)
+        asked = _clamped(asked, len(token_ids), params, context, model)
         max_tokens = _fitting(len(token_ids), asked, "prompt", params.min_tokens, info)
         requests.append(_request(body, token_ids, replace(params, max_tokens=max_tokens), form.grammar))
     return requests, form
@@ -185,13 +185,13 @@ def _text_tokens(text: str | list[int], body: CompletionBody, tokenizer: Tokeniz
     return _checked_ids(text, info.vocab_size)
 
 
-def _check_common(body: GenerationBody, context: RequestContext, services: Services) -> SpeculationRequest:
+def _check_common(body: GenerationBody, context: RequestContext, model: ModelParts) -> SpeculationRequest:
     if body.stream_options is not None and not body.stream:
         raise InvalidParameter("stream_options is given; allowed: only where stream is true", param="stream_options")
     speculation = requested_speculation(
-        body.speculation, context.spec_mode, context.caller, services.client.info.proposers
+        body.speculation, context.spec_mode, context.caller, model.client.info.proposers
     )
-    services.admission.check_open(context.caller)
+    model.admission.check_open(context.caller)
     return speculation
 
 
@@ -245,14 +245,14 @@ async def _decided(
     requests: Sequence[GenerateRequest],
     context: RequestContext,
     requested: SpeculationRequest,
-    services: Services,
+    model: ModelParts,
 ) -> PreparedRequest:
     """Give the requests their ids, their scope and the decision on speculation."""
     prefix, own = "chatcmpl" if isinstance(body, ChatBody) else "cmpl", uuid4().hex
     longest = max(len(request.prompt_token_ids) for request in requests)
-    now, params = services.speculation.policies.now(), requests[0].params
+    now, params = model.speculation.policies.now(), requests[0].params
     facts = request_facts(body, params, context, prompt_tokens=longest, time=now, targeting_key=own)
-    decision = check_allowed(await services.speculation.decision(requested, facts))
+    decision = check_allowed(await model.speculation.decision(requested, facts))
     traffic_class = traffic_class_of(facts, decision.class_rule)
     decided = tuple(
         replace(
@@ -276,12 +276,12 @@ def scope(tenant: str, salt: str | None) -> str:
 
 
 def _clamped(
-    max_tokens: int | None, length: int, params: SamplingParams, context: RequestContext, services: Services
+    max_tokens: int | None, length: int, params: SamplingParams, context: RequestContext, model: ModelParts
 ) -> int | None:
     """Return `max_tokens`, shortened to the room behind a prompt of this length where that is allowed."""
-    room = services.client.info.max_model_len - length
+    room = model.client.info.max_model_len - length
     is_over = max_tokens is not None and max_tokens > room >= max(1, params.min_tokens)
-    if not is_over or not (context.clamps or services.config.clamp_max_tokens):
+    if not is_over or not (context.clamps or model.config.clamp_max_tokens):
         return max_tokens
     context.warn(f"max_tokens is {max_tokens}, and the context has less room: the answer may fill it")
     return room

@@ -8,15 +8,15 @@ from fastapi.responses import JSONResponse, PlainTextResponse, RedirectResponse,
 from pydantic import Field
 
 from prolepsis import __version__
-from prolepsis.control.web.body_reader import parse_texts
-from prolepsis.control.web.caller import Known, SignedIn
+from prolepsis.control.controls.kill_switch_runtime import KillSwitch
+from prolepsis.control.web.caller import Known
 from prolepsis.control.web.fields import Reply
 from prolepsis.control.web.routes import ANY_ROLE, OPEN, PUBLIC, WATCHERS, Route, Routes
-from prolepsis.server.dialects.anthropic.models import ModelQuery, is_anthropic, model_info, model_page
-from prolepsis.server.openai.replies import Model, ModelList
-from prolepsis.server.services import Models, Services
+from prolepsis.core.engine_client import EngineClient
+from prolepsis.server.admission.controller import AdmissionController
 from prolepsis.server.status.deep_check import DeepHealth
-from prolepsis.server.status.recorder import StoreState
+from prolepsis.server.status.recorder import Recorder, StoreState
+from prolepsis.server.status.service_health import ServiceHealth
 
 
 class Live(Reply):
@@ -58,25 +58,35 @@ class Version(Reply):
     version: str
 
 
-def status_routes(all_models: Models, services: Services) -> Sequence[Route]:
-    """Return the routes that list the models, and those about the health of one, `services`."""
+def status_routes(
+    client: EngineClient, gate: AdmissionController, service: ServiceHealth, records: Recorder, kill_switch: KillSwitch
+) -> Sequence[Route]:
     routes = Routes()
 
-    @routes.get("/v1/models", roles=ANY_ROLE, summary="Served models", reply=ModelList)
-    async def models(request: Request, caller: SignedIn) -> Response | ModelList:
-        found = [_model(name, one) for name, one in all_models.allowed(caller).items()]
-        if not is_anthropic(request):
-            return ModelList(object="list", data=found)
-        return JSONResponse(model_page(found, parse_texts(request.query_params, ModelQuery, "query")))
-
-    @routes.get("/v1/models/{name:path}", roles=ANY_ROLE, summary="One model", reply=Model)
-    async def model(request: Request, name: str, caller: SignedIn) -> Response | Model:
-        anthropic, found = is_anthropic(request), _model(name, all_models.of(name, caller))
-        return JSONResponse(model_info(found)) if anthropic else found
+    def readiness() -> Ready:
+        health, info, draining = gate.health(), client.info, gate.draining
+        is_ready, failing = health.alive and health.ready, service.detail
+        return Ready(
+            ready=is_ready and not draining and not failing,
+            detail="shutting down" if draining else failing if is_ready and failing else health.detail,
+            model=info.model,
+            forward=info.forward,
+            exactness=info.exactness,
+            exactness_reason=info.exactness_reason,
+            proposers=info.proposers,
+            draft_head=info.draft_head,
+            draft_head_reason=info.draft_head_reason,
+            paying_loads=info.paying_loads,
+            num_running=health.num_running,
+            num_waiting=health.num_waiting,
+            kv_usage=health.kv_usage,
+            store=records.readiness(),
+            killed_by=kill_switch.status.sources,
+        )
 
     @routes.get("/health/live", roles=PUBLIC, summary="Whether the process lives", may_fail=True)
     async def live(response: Response) -> Live:
-        health = services.client.health()
+        health = client.health()
         response.status_code = 200 if health.alive else 503
         return Live(live=health.alive, detail=health.detail)
 
@@ -84,19 +94,19 @@ def status_routes(all_models: Models, services: Services) -> Sequence[Route]:
     @routes.get("/health", roles=OPEN, summary="Whether the engine is ready", may_fail=True)
     @routes.get("/health/ready", roles=OPEN, summary="Whether the engine is ready", may_fail=True)
     async def ready(response: Response, caller: Known) -> Ready | Readiness:
-        ready = _readiness(services)
+        ready = readiness()
         response.status_code = 200 if ready.ready else 503
         return ready if caller is not None else Readiness(ready=ready.ready)
 
     @routes.get("/health/deep", roles=WATCHERS, summary="Whether the engine generates tokens", may_fail=True)
     async def deep(response: Response) -> DeepHealth:
-        health = await services.service_health.deep_check.result()
+        health = await service.deep_check.result()
         response.status_code = 200 if health.healthy else 503
         return health
 
     @routes.get("/load", roles=ANY_ROLE, summary="Requests that run or wait")
     async def load() -> ServerLoad:
-        health = services.client.health()
+        health = client.health()
         return ServerLoad(server_load=health.num_running + health.num_waiting)
 
     @routes.get("/", roles=PUBLIC, summary="The console, for a browser", documented=False)
@@ -118,38 +128,3 @@ def status_routes(all_models: Models, services: Services) -> Sequence[Route]:
         return JSONResponse(request.app.openapi())
 
     return routes.all
-
-
-def _model(name: str, services: Services) -> Model:
-    info = services.client.info
-    return Model(
-        id=name,
-        object="model",
-        created=services.started,
-        owned_by="prolepsis",
-        root=info.model,
-        max_model_len=info.max_model_len,
-        default_sampling=info.default_sampling,
-    )
-
-
-def _readiness(services: Services) -> Ready:
-    health, info, draining = services.admission.health(), services.client.info, services.admission.draining
-    is_ready, failing = health.alive and health.ready, services.service_health.detail
-    return Ready(
-        ready=is_ready and not draining and not failing,
-        detail="shutting down" if draining else failing if is_ready and failing else health.detail,
-        model=info.model,
-        forward=info.forward,
-        exactness=info.exactness,
-        exactness_reason=info.exactness_reason,
-        proposers=info.proposers,
-        draft_head=info.draft_head,
-        draft_head_reason=info.draft_head_reason,
-        paying_loads=info.paying_loads,
-        num_running=health.num_running,
-        num_waiting=health.num_waiting,
-        kv_usage=health.kv_usage,
-        store=services.recorder.readiness(),
-        killed_by=services.speculation.controls.kill_switch.status.sources,
-    )

@@ -19,9 +19,9 @@ from prolepsis.control.web.routes import CLIENTS, Route, Routes
 from prolepsis.core.client_draft import MAX_CLIENT_DRAFT_TOKENS, ClientDraft
 from prolepsis.server.answering.answer import answer
 from prolepsis.server.answering.stream import NAMED_SSE
+from prolepsis.server.known import VERIFY_ROUTES
 from prolepsis.server.openai.routes import named, streamed
 from prolepsis.server.preparing.bodies import ChatBody, CompletionBody
-from prolepsis.server.preparing.facts import VERIFY_ROUTES
 from prolepsis.server.preparing.prepare import prepare_chat, prepare_completion
 from prolepsis.server.preparing.prepared import SPEC_MODE_HEADER, PreparedRequest, context_of
 from prolepsis.server.services import Models, Services

@@ -16,9 +16,9 @@ from prolepsis.server.answering.usage import Json
 from prolepsis.server.dialects.anthropic.parse import CountTokensBody, MessagesBody, to_chat
 from prolepsis.server.dialects.anthropic.render import MessageRendering
 from prolepsis.server.dialects.dialect import Endpoint, answered, refuse_others
+from prolepsis.server.known import MESSAGES_ROUTE
 from prolepsis.server.openai.routes import HEADERS
 from prolepsis.server.preparing.constraint import tool_use
-from prolepsis.server.preparing.facts import MESSAGES_ROUTE
 from prolepsis.server.preparing.prepare import chat_tokens
 from prolepsis.server.services import Models, Services
 

@@ -23,9 +23,9 @@ from prolepsis.server.dialects.llamacpp.parse import (
     parse_infill,
 )
 from prolepsis.server.dialects.llamacpp.render import LlamaCppRendering
+from prolepsis.server.known import LLAMACPP_ROUTES
 from prolepsis.server.openai.routes import HEADERS
 from prolepsis.server.openai.tokenization import templated
-from prolepsis.server.preparing.facts import LLAMACPP_ROUTES
 from prolepsis.server.services import Models, Services
 
 

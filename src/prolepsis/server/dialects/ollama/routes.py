@@ -23,8 +23,8 @@ from prolepsis.server.dialects.ollama.parse import (
     parse_generate,
 )
 from prolepsis.server.dialects.ollama.render import OllamaChatRendering, OllamaGenerateRendering, loaded, shown_time
+from prolepsis.server.known import OLLAMA_ROUTES
 from prolepsis.server.openai.routes import HEADERS
-from prolepsis.server.preparing.facts import OLLAMA_ROUTES
 from prolepsis.server.services import Models, Services
 
 VERSION = "0.34.0"

@@ -25,11 +25,10 @@ from prolepsis.control.web.reply_headers import warn
 from prolepsis.control.web.skipped import apart
 from prolepsis.core.config import DAY_S
 from prolepsis.core.errors import InvalidParameter, StoreUnavailable
+from prolepsis.server.answering.followed_events import FollowedEvents
 from prolepsis.server.answering.stream import NAMED_SSE
 from prolepsis.server.answering.usage import Json
 from prolepsis.server.front.keys import Keys
-from prolepsis.server.openai.followed_events import FollowedEvents
-from prolepsis.server.openai.responses_bodies import ResponsesBody, shown_items
 
 MOST_RUNNING = 100
 """Responses of a tenant in the background that have not ended."""
@@ -50,6 +49,8 @@ PAGES = replace(
     NAMED_SSE, frame=lambda item: "".join(map(NAMED_SSE.frame, cast(Sequence[Json], item.get("page", (item,)))))
 )
 """How pages of events are written: in one piece each."""
+GivenItems = Callable[[], Sequence[Json]]
+"""Returns the items that were given with a request, as clients see them."""
 Failed = Callable[[Exception], Json]
 """Returns a response as an error has ended it."""
 _LOST = {"code": "server_error", "message": "The server that ran this response has ended. Send the request again."}
@@ -129,16 +130,16 @@ class StoredResponses(Feature):
         self._wake = asyncio.Event()
         self._renewed = 0.0
 
-    def stores(self, body: ResponsesBody) -> bool:
-        """Return whether the answer to `body` is stored; raises `InvalidParameter` where it has to be and is not."""
-        field = "background" if body.background else "store" if body.store else None
+    def stores(self, *, store: bool | None, background: bool) -> bool:
+        """Return whether an answer is stored; raises `InvalidParameter` where it has to be and is not."""
+        field = "background" if background else "store" if store else None
         if field and not self._retention_s:
             message = f"{field} is true; allowed: false, as this server stores no responses (response_retention_days)"
             raise InvalidParameter(message, param=field)
-        if body.background and body.store is False:
+        if background and store is False:
             message = "store is false, and background can only be used when `store` is true; allowed: true or null"
             raise InvalidParameter(message, param="store")
-        return body.store is not False and self._retention_s > 0
+        return store is not False and self._retention_s > 0
 
     async def conversation(self, tenant: str, previous_id: str | None) -> Sequence[StoredResponse]:
         """Return the responses that a request continues; raises `RequestRefused` where one is missing or has no end."""
@@ -153,10 +154,10 @@ class StoredResponses(Feature):
             raise RequestRefused(message, code="previous_response_not_ended", param="previous_response_id")
         return found
 
-    async def keep(self, body: ResponsesBody, request: Request, document: Json) -> Json:
+    async def keep(self, given: GivenItems, request: Request, document: Json) -> Json:
         """Store an ended response and return it; without the store it says that it is not stored."""
         try:
-            await asyncio.to_thread(self._add, body, caller_of(request).tenant, document)
+            await asyncio.to_thread(self._add, given, caller_of(request).tenant, document)
         except (StoreUnavailable, RequestRefused) as error:
             why = "it is too large" if isinstance(error, RequestRefused) else "the store is unavailable"
             warn(request, f"store: the response is not stored, as {why}")
@@ -165,18 +166,20 @@ class StoredResponses(Feature):
 
     async def begin(
         self,
-        body: ResponsesBody,
+        given: GivenItems,
         request: Request,
         document: Json,
         events: AsyncGenerator[Json, None],
         failed: Failed,
+        *,
+        keeps_events: bool,
     ) -> None:
         """Let a response run to its end, of which `document` is the beginning; raises what refuses it at once."""
         caller, name = caller_of(request), str(document["id"])
         first = {"type": "response.created", "response": document, "sequence_number": 0}
-        kept = [json.dumps(first)] if body.stream else []
-        num_bytes = await asyncio.to_thread(self._add, body, caller.tenant, document, kept)
-        room = MOST_EVENT_BYTES if body.stream else 0
+        kept = [json.dumps(first)] if keeps_events else []
+        num_bytes = await asyncio.to_thread(self._add, given, caller.tenant, document, kept)
+        room = MOST_EVENT_BYTES if keeps_events else 0
         running = self._running[name] = BackgroundResponse(caller, document, num_bytes, failed, event_bytes=room)
         running.task = asyncio.create_task(self._run(running, events))
         await asyncio.wait({running.task}, timeout=0)  # what refuses it at once has done so
@@ -302,9 +305,9 @@ class StoredResponses(Feature):
             if one.response_id not in held or (one.document and one.document["status"] not in RUNNING):
                 self._running.pop(one.response_id, None)
 
-    def _add(self, body: ResponsesBody, tenant: str, document: Json, events: Sequence[str] = ()) -> int:
+    def _add(self, given: GivenItems, tenant: str, document: Json, events: Sequence[str] = ()) -> int:
         """Store a response; returns its size. Waits for the database. Raises `RequestRefused` without room for it."""
-        now, items = time.time(), shown_items(body.input)
+        now, items, previous_id = time.time(), given(), document["previous_response_id"]
         num_bytes = len(json.dumps(items)) + len(json.dumps(document)) + sum(map(len, events))
         if num_bytes > MOST_BYTES:
             message = f"The response has {num_bytes} bytes with its input; allowed to be stored: {MOST_BYTES}."
@@ -312,7 +315,7 @@ class StoredResponses(Feature):
         response = StoredResponse(
             response_id=str(document["id"]),
             tenant=tenant,
-            previous_id=body.previous_response_id,
+            previous_id=None if previous_id is None else str(previous_id),
             document=document,
             input=items,
             num_bytes=num_bytes,
