@@ -34,9 +34,9 @@ from prolepsis.remote.engines import Engines
 from prolepsis.remote.member import FailoverSettings, Member, StartClient
 from prolepsis.server.admission.controller import AdmissionController
 from prolepsis.server.app import build
-from prolepsis.server.connections import announce, check_tls
-from prolepsis.server.listener import Listener
-from prolepsis.server.protocol import gateway_protocol
+from prolepsis.server.front.connections import announce, check_tls
+from prolepsis.server.front.listener import Listener
+from prolepsis.server.front.protocol import gateway_protocol
 from prolepsis.server.services import Services
 from prolepsis.server.sources import read_sources
 

@@ -37,8 +37,8 @@ from prolepsis.lab.rehearsal.traffic_recording import RecordingBody, TrafficReco
 from prolepsis.lab.rehearse import record
 from prolepsis.lab.virtual_engine.machine import Machine, ProposerCost
 from prolepsis.server.admission.group import Progress
+from prolepsis.server.answering.account import PromptAccount
 from prolepsis.server.cli.main import app
-from prolepsis.server.request_account import PromptAccount
 from tests.server.application import build
 from tests.server.conftest import served
 from tests.server.fakes import ByteTokenizer, FakeEngine
