@@ -174,15 +174,15 @@ def test_explain_asks_the_flags_that_rules_name(here: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "body", "said"),
     [
-        (("--at", "2026-11-20T23:30"), CHAT, "an ISO time with its zone"),
-        (("--at", "noon"), CHAT, "an ISO time with its zone"),
+        (("--at", "2026-11-20T23:30"), CHAT, "a date and time with its zone"),
+        (("--at", "2026-11-20 at noon"), CHAT, "a date and time with its zone"),
         (("--header", "X"), CHAT, "'NAME: VALUE'"),
         (("--tier", "gold"), CHAT, "premium, standard, economy, batch"),
         (("--role", "root"), CHAT, "client, viewer, operator"),
         (("--route", "/v2"), CHAT, "/v1/completions"),
         ((), CHAT | {"n_predict": 1}, "use 'max_tokens'"),
         ((), {"model": "m", "messages": [], "speculation": {"proposer": "magic"}}, "messages"),
-        ((), 3, "must be a JSON object"),
+        ((), 3, "a mapping"),
     ],
 )
 def test_bad_input_is_status_2(flags: tuple[str, ...], body: object, said: str) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from prolepsis.control.policy.decision import UNSTATED, Conflict, Decision, SpeculationRequest, conflict, decide
 from prolepsis.control.policy.model import DEFAULT_RULE, Policy, Rule, Terms, mismatch, plain_match, plain_terms
@@ -151,7 +151,7 @@ class ExplainedRequest:
     terms: dict[str, object]
     refused: dict[str, str] | None
     """Parameter and message of the refusal."""
-    in_effect: dict[str, object] | None
+    in_effect: dict[str, Any] | None
     """None: the request is refused."""
     facts: dict[str, object]
     """Facts of the request that rules may use; an unlimited length is null."""
