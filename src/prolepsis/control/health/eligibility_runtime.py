@@ -100,12 +100,9 @@ class EligibilityRuntime:
         """Return what is left of a request's terms, which would verify drafts."""
         found, changed = self.eligibility.limits(traffic_class, proposers, terms, start)
         for judged in changed:
-            self._report(judged)
+            write = log.info if judged.eligible else log.warning
+            write("eligibility_changed", **asdict(judged))
+            self._changes.labels(judged.traffic_class, judged.condition, str(judged.eligible).lower()).inc()
+            action = f"eligibility.{'gained' if judged.eligible else 'lost'}"
+            self._emit(AuditEvent(actor=SERVER, action=action, subject=judged.traffic_class, after=asdict(judged)))
         return found
-
-    def _report(self, judged: Judged) -> None:
-        write = log.info if judged.eligible else log.warning
-        write("eligibility_changed", **asdict(judged))
-        self._changes.labels(judged.traffic_class, judged.condition, str(judged.eligible).lower()).inc()
-        action = f"eligibility.{'gained' if judged.eligible else 'lost'}"
-        self._emit(AuditEvent(actor=SERVER, action=action, subject=judged.traffic_class, after=asdict(judged)))

@@ -134,7 +134,13 @@ def explain(  # noqa: PLR0917  # typer names its options after parameters
     from prolepsis.server.openai.explain import explained, sample_of
 
     policy = _usable(file)
-    given = {"tenant": tenant, "tier": tier, "key": key, "roles": role or ["client"], "headers": _headers(header or ())}
+    given: dict[str, object] = {
+        "tenant": tenant,
+        "tier": tier,
+        "key": key,
+        "roles": role or ["client"],
+        "headers": _headers(header or ()),
+    }
     optional = {"route": route, "at": at, "prompt_tokens": prompt_tokens, "request_id": request_id}
     given |= {name: value for name, value in optional.items() if value is not None}
     body = _explain_body(request, given)

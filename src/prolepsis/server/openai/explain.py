@@ -74,7 +74,8 @@ def sample_of(given: PolicyExplainBody, defaults: SamplingDefaults) -> Sample:
     route = given.route or next((_SHAPES[field] for field in _SHAPES if field in given.request), GENERATION_ROUTES[0])
     if route not in GENERATION_ROUTES:
         raise InvalidParameter(f"route is {route!r}; allowed: {', '.join(GENERATION_ROUTES)}", param="route")
-    raw, body = json.dumps(given.request).encode(), None
+    raw = json.dumps(given.request).encode()
+    body: GenerationBody
     if route == "/v1/responses":
         body = to_chat(parse_body(raw, ResponsesBody, Ignored()))
     else:
