@@ -30,16 +30,12 @@ class KnownScopes:
         if scope == EVERYTHING or found is None:
             return ""
         known = sorted(found())
-        if _belongs(kind, name, known):
+        # requests decide form and context of traffic classes, so ROUTE/TIER is enough
+        if name in known or (kind == "traffic_class" and "/".join(name.split("/")[:2]) in known):
             return ""
         plural = next(plural for one, plural in _PLURALS.items() if one == kind)
         listed = ", ".join(known[:_SHOWN]) + (f" and {len(known) - _SHOWN} more" if len(known) > _SHOWN else "")
         return f"nothing on this server has the scope {scope} now; its {plural}: {listed or 'none'}"
-
-
-def _belongs(kind: str, name: str, known: Collection[str]) -> bool:
-    """Return whether a name is known; of traffic classes ROUTE/TIER is, whose requests decide form and context."""
-    return name in known or (kind == "traffic_class" and "/".join(name.split("/")[:2]) in known)
 
 
 ANYTHING = KnownScopes(names={})

@@ -25,9 +25,10 @@ from prolepsis.core.config import ServerConfig
 from prolepsis.core.ended import Assignment, Keep, RequestAbout, RequestEnded
 from prolepsis.core.engine_client import EngineClient, EngineInfo
 from prolepsis.core.errors import DeadlineExceeded, ProlepsisError
+from prolepsis.core.reasons import EffectiveReason
 from prolepsis.core.recording import Outcome, Recording, Replayed, SampleDifference, recording
 from prolepsis.core.requests import GenerateRequest
-from prolepsis.core.stats import EffectiveReason, Mode
+from prolepsis.core.stats import Mode
 from prolepsis.core.telemetry.declare import counter
 
 POLL_PERIOD_S = 0.05
@@ -60,8 +61,6 @@ class ReplayMismatch(SampleDifference):
 
 Report = Callable[[RequestEnded, str, Replayed, float], None]
 """Receives an HTTP request, the id of its part that was replayed, the replay, and when it began."""
-
-
 REPLAYS = "replays"
 """The actor that engages the kill switch for replays."""
 
@@ -187,7 +186,17 @@ class ReplayFeature(Feature):
         await self._wait_for_capacity()
         served = self.queue.pop()
         try:
-            await self._replay(served)
+            began = time.monotonic()
+            replayed = await self._attempt(served.recorded)
+            if replayed is not None:
+                self._judge(served, replayed)
+                if self._report is not None and not self._is_right(replayed.outcome):
+                    self._report(served.ended, served.request_id, replayed, began)
+            elif served.num_tries + 1 < MAX_TRIES:
+                self._interrupted.inc()
+                self.queue.put(replace(served, num_tries=served.num_tries + 1))
+            else:
+                self.queue.drop("interrupted")
         except asyncio.CancelledError:
             self.queue.drop("closed")
             raise
@@ -197,19 +206,6 @@ class ReplayFeature(Feature):
         except Exception:  # contained: one failed replay must not end the others
             log.exception("replay_failed", request_id=served.request_id)
             self._ended("failed")
-
-    async def _replay(self, served: ServedRequest) -> None:
-        began = time.monotonic()
-        replayed = await self._attempt(served.recorded)
-        if replayed is not None:
-            self._judge(served, replayed)
-            if self._report is not None and not self._is_right(replayed.outcome):
-                self._report(served.ended, served.request_id, replayed, began)
-        elif served.num_tries + 1 < MAX_TRIES:
-            self._interrupted.inc()
-            self.queue.put(replace(served, num_tries=served.num_tries + 1))
-        else:
-            self.queue.drop("interrupted")
 
     async def _wait_for_capacity(self) -> None:
         while not self._has_capacity():  # noqa: ASYNC110
@@ -231,27 +227,22 @@ class ReplayFeature(Feature):
         assignment = served.about.assignment
         if self._count is not None and served.counts and assignment is not None:
             self._count(assignment, self._is_right(outcome))
-        if replayed.shown:
-            first = min(replayed.shown, key=lambda one: (one.kind != "structural", one.sample))
-            self._differed(_mismatch(served, first), served.about.tenant)
-
-    def _is_right(self, outcome: Outcome) -> bool:
-        """In strict mode all tokens are identical; in normal mode rounding may decide between nearly tied tokens."""
-        return outcome == "match" or (outcome == "near_tie" and self.client.info.exactness == "normal")
-
-    def _differed(self, mismatch: ReplayMismatch, tenant: str) -> None:
+        if not replayed.shown:
+            return
+        first = min(replayed.shown, key=lambda difference: (difference.kind != "structural", difference.sample))
+        mismatch = _mismatch(served, first)
         self.mismatches.append(mismatch)
         write = log.error if mismatch.kind == "structural" else log.warning
         write("replay_mismatch", kind=mismatch.kind, request_id=mismatch.request_id, position=mismatch.position)
         if mismatch.kind == "structural":
-            self._emit(_audit_event(mismatch, tenant, self.client.info))
-            self._trip_if_due(mismatch.request_id)
+            self._emit(_audit_event(mismatch, served.about.tenant, self.client.info))
+            number, every = self.outcomes["structural"], self.config.replay_trip_after
+            if self._trip is not None and every and number % every == 0:
+                self._trip(f"{number} replayed requests had other tokens, the last was {mismatch.request_id}")
 
-    def _trip_if_due(self, request_id: str) -> None:
-        number = self.outcomes["structural"]
-        every = self.config.replay_trip_after
-        if self._trip is not None and every and number % every == 0:
-            self._trip(f"{number} replayed requests had other tokens, the last was {request_id}")
+    def _is_right(self, outcome: Outcome) -> bool:
+        """In strict mode all tokens are identical; in normal mode rounding may decide between nearly tied tokens."""
+        return outcome == "match" or (outcome == "near_tie" and self.client.info.exactness == "normal")
 
     def _ended(self, outcome: ReplayOutcome) -> None:
         self.outcomes[outcome] += 1

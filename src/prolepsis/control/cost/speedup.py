@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from prolepsis.control.cost.comparison import MIN_REQUESTS, ArmComparison, Bounded
 from prolepsis.core.kill_scope import EVERYTHING
-from prolepsis.core.stats import IN_WORDS, EffectiveMode, EffectiveReason
+from prolepsis.core.reasons import IN_WORDS, EffectiveReason
+from prolepsis.core.stats import EffectiveMode
 
 LATEST = 100
 """Requests of a route by which it is told whether speculation is on."""

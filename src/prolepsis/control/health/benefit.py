@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from prolepsis.control.health.drift import DriftAlarm, Key
 from prolepsis.control.statistics.change import MeanState, MeanWatch
 from prolepsis.core.ended import PromptEnded, RequestEnded
-from prolepsis.core.stats import EffectiveReason
+from prolepsis.core.reasons import STOPPED
 
 _LEAST = 0.05  # of the tokens: below, there is no benefit that could go
 _GONE = 0.5  # of the benefit
@@ -21,18 +21,7 @@ _LATEST = 50
 """Requests by which a benefit that is gone is judged."""
 _LEAST_LATEST, _LATEST_S = 20, 900.0
 """Of them so many in so many seconds: a proposer of less traffic harms little, and nothing is known of it."""
-_STOPPED: tuple[EffectiveReason, ...] = (
-    "killed",
-    "plan_off",
-    "rolled_back",
-    "overload_plain",
-    "overload_batch_waits",
-    "overload_low_refused",
-    "no_decode",
-    "not_reported",
-    "pool_down",
-)
-"""Reasons that have nothing to do with the proposer."""
+_STOPPED = STOPPED | {"rolled_back", "no_decode", "not_reported"}
 
 
 @dataclass(slots=True)

@@ -6,12 +6,13 @@ two thresholds a class that has become eligible stays so until it falls below th
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal, Self
+from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
 from prolepsis.core.ended import RequestEnded
 from prolepsis.core.json_value import JsonValue
+from prolepsis.core.reasons import LimitReason
 from prolepsis.core.stats import ProposerCounts, RequestStats
 from prolepsis.core.validation import Number, Part
 
@@ -67,13 +68,6 @@ MIN_DRAFTS = 64
 HALF_LIFE = 256.0
 """Drafts after which a draft has half its weight."""
 
-LimitReason = Literal[
-    "unmeasured",  # too few drafts were seen
-    "unmeasured_experts",  # so it is, for a mixture-of-experts target under a rule without terms
-    "low_acceptance",
-    "no_saving",
-    "conservative_start",
-]
 _RATE, _SAVING = "acceptance_rate", "saving_per_million_tokens"
 _LOW: Mapping[str, LimitReason] = {_RATE: "low_acceptance", _SAVING: "no_saving"}
 

@@ -4,11 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from prolepsis.control.health.eligibility import UNLIMITED, DraftLimits, LimitReason
+from prolepsis.control.health.eligibility import UNLIMITED, DraftLimits
 from prolepsis.control.policy.model import DEFAULT_RULE, Emit, Mode, Terms
 from prolepsis.core.ended import Assignment
 from prolepsis.core.facts import FlagDecision, position
-from prolepsis.core.requests import OffReason, SpecMode, SpeculationChoice
+from prolepsis.core.reasons import LimitReason, OffReason
+from prolepsis.core.requests import SpecMode, SpeculationChoice
 
 Source = Literal["policy", "caller", "shadow_percentage", "eligibility", "start"]
 

@@ -144,7 +144,9 @@ def step(state: RolloutState, evidence: Evidence | None, now: float, settings: R
     verdict = verdict_on(state, evidence, settings)
     if verdict is not None and verdict.outcome == "fail":
         if state.phase == "on" and settings.on_harm == "last_stage":
-            return _step_back(state, stage, now, ", ".join(verdict.failed), verdict)
+            reason = ", ".join(verdict.failed)  # as another run: drafting stops in flight, and evidence begins again
+            after = state.changed("running").at_stage(state.stage, now, run=state.run + 1)
+            return change("stepped_back", state, after, stage=stage.name, now=now, reason=reason, verdict=verdict)
         return _roll_back(state, stage, now, ", ".join(verdict.failed), verdict)
     return _run(state, verdict, now, settings) if state.phase == "running" else (state, ())
 
@@ -223,12 +225,6 @@ def _pass(state: RolloutState, verdict: Verdict, now: float, settings: RolloutSe
 def _roll_back(state: RolloutState, stage: Stage, now: float, reason: str, verdict: Verdict | None) -> Transition:
     after = state.changed("rolled_back")
     return change("rolled_back", state, after, stage=stage.name, now=now, reason=reason, verdict=verdict)
-
-
-def _step_back(state: RolloutState, stage: Stage, now: float, reason: str, verdict: Verdict) -> Transition:
-    """Return to the last stage, as another run: requests in flight stop drafting, and evidence begins again."""
-    after = state.changed("running").at_stage(state.stage, now, run=state.run + 1)
-    return change("stepped_back", state, after, stage=stage.name, now=now, reason=reason, verdict=verdict)
 
 
 def _hold(state: RolloutState, stage: Stage, now: float, reason: str, verdict: Verdict | None) -> Transition:

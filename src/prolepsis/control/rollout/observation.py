@@ -4,17 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from prolepsis.core.ended import PromptEnded, RequestEnded
-from prolepsis.core.stats import EffectiveReason, ProposerCounts
-
-_STOPPED: tuple[EffectiveReason, ...] = (
-    "killed",
-    "plan_off",
-    "overload_plain",
-    "overload_batch_waits",
-    "overload_low_refused",
-    "pool_down",
-)
-"""Reasons that have nothing to do with the rule: how far drafts would have got is not known."""
+from prolepsis.core.reasons import STOPPED
+from prolepsis.core.stats import ProposerCounts
 
 
 def observed(ended: RequestEnded) -> Mapping[str, float] | None:
@@ -63,7 +54,7 @@ def values_of(prompts: Sequence[PromptEnded]) -> dict[str, float]:
     if drafted:
         values["acceptance"] = sum(c.num_accepted for c in counts) / drafted
     num_steps = sum(s.num_steps for s in stats)
-    if num_steps and not any(s.mode.reason in _STOPPED for s in stats):
+    if num_steps and not any(s.mode.reason in STOPPED for s in stats):
         values["acceptance_length"] = sum(s.num_output_tokens for s in stats) / num_steps
     firsts = [s.first_token_s for s in stats if s.first_token_s is not None]
     if firsts:

@@ -9,7 +9,7 @@ from prolepsis.control.web.routes import READERS, Route, Routes
 from prolepsis.core.config import CANDIDATE_HEAD, DRAFT_HEAD
 from prolepsis.core.ended import RequestEnded
 from prolepsis.core.engine_client import EngineInfo
-from prolepsis.core.stats import EffectiveReason
+from prolepsis.core.reasons import EffectiveReason
 
 _CONCLUSIVE: tuple[EffectiveReason, ...] = (
     "compared",

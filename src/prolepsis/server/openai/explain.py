@@ -47,9 +47,9 @@ class PolicyExplainBody(Body):
     tenant: Annotated[str, Field(max_length=64)] = ""
     tier: TierName = DEFAULT_TIER
     key: Annotated[str, Field(max_length=64)] = ""
-    roles: Annotated[list[Role], Field(default_factory=lambda: ["client"])]
+    roles: list[Role] = Field(default=["client"])
     headers: dict[str, str] = Field(default_factory=dict)
-    flags: list[str] = Field(default_factory=list)
+    flags: list[str] = Field(default=[])
     """Feature flags that are true; the others are false."""
     at: Annotated[AwareDatetime, Field(strict=False)] | None = None
     """null: now."""
