@@ -2,7 +2,7 @@ import socket
 
 import pytest
 
-from prolepsis.control.rollout.deployment import deployment_id, instances_of, matchers_of
+from prolepsis.control.rollout.silences import deployment_id, instances_of, matchers_of
 from prolepsis.control.store.controls import ControlTable
 from tests.control.rollout.stores import memory_database
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from prolepsis.control.rollout.machine import verdict_on
-from prolepsis.control.rollout.outlook import outlook
+from prolepsis.control.rollout.promotion import outlook
 from tests.control.rollout.rollout import SETTINGS, counts, running_in
 
 HALF = running_in(2)

@@ -28,7 +28,8 @@ def observed(ended: RequestEnded) -> Mapping[str, float] | None:
     if None not in forms:
         values["validity"] = float(all(forms))
     calls = [whole for prompt in prompts for whole in prompt.whole_calls]
-    if calls and not _is_stopped(prompts):
+    is_stopped = any("content_filter" in prompt.finish_reasons for prompt in prompts)  # by an output policy
+    if calls and not is_stopped:
         values["tool_calls"] = float(all(calls))
     return values
 
@@ -38,11 +39,6 @@ def _shown(prompt: PromptEnded) -> PromptEnded:
     if prompt.num_shown_tokens is None:
         return prompt
     return replace(prompt, stats=replace(prompt.stats, num_output_tokens=prompt.num_shown_tokens))
-
-
-def _is_stopped(prompts: Sequence[PromptEnded]) -> bool:
-    """Return whether an output policy ended an answer."""
-    return any("content_filter" in prompt.finish_reasons for prompt in prompts)
 
 
 def values_of(prompts: Sequence[PromptEnded]) -> dict[str, float]:
