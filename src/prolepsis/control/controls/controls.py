@@ -33,10 +33,8 @@ from prolepsis.core.kill_scope import EVERYTHING
 
 PATIENCE_S = 1.0
 """How long the start and the end wait for the store; a slower exchange continues after it."""
-TICKS_PER_EXCHANGE = 4
-"""The file is looked at in every tick."""
-Origin = Literal["start", "act", "file", "store"]
-"""Where a change came from."""
+TICKS_PER_EXCHANGE = 4  # the file is looked at in every tick
+Origin = Literal["start", "act", "file", "store"]  # where a change came from
 
 log = structlog.get_logger(__name__)
 
@@ -50,21 +48,17 @@ class Controls(Feature):
 
     def __init__(self, file: ControlsFile, table: ControlTable, *, now: Callable[[], float] = time.time) -> None:
         """A damaged file may have held a stop, so it stops everything."""
-        self.is_shared = table.is_shared
-        """Whether other machines follow."""
+        self.is_shared = table.is_shared  # whether other machines follow
         self.fault: str | None = None
         """Reason why the file cannot be used; its last good content then holds."""
         self.file = file
         self._table = table
         self._now = now
         self._followers: dict[str, Callable[[Origin], None]] = {}
-        self._refused: Section = {}
-        """Acts that the store refused."""
-        self._unsaved: Section = {}
-        """Acts for this machine that the file lacks."""
+        self._refused: Section = {}  # acts that the store refused
+        self._unsaved: Section = {}  # acts for this machine that the file lacks
         self._save_fault = ""
-        self._overdue: dict[str, Origin] = {}
-        """Kinds whose follower failed at their last change."""
+        self._overdue: dict[str, Origin] = {}  # kinds whose follower failed at their last change
         self._running: asyncio.Task[None] | None = None
         self._is_failing = False
         self._num_ticks = 0

@@ -23,8 +23,7 @@ from prolepsis.core.yaml_document import read_yaml
 
 ENABLED = "speculation.enabled"
 """Boolean; false: the request is decoded plainly, regardless of policy and caller."""
-KILL = "speculation.kill"
-"""Boolean, evaluated without a request; true: no speculation anywhere."""
+KILL = "speculation.kill"  # boolean, evaluated without a request; true: no speculation anywhere
 DEFAULTS: Mapping[str, bool] = {ENABLED: True, KILL: False}
 """The value of a flag that is missing or fails."""
 
@@ -59,10 +58,8 @@ class FlagSet:
 
     core: FlagdCore
     keys: frozenset[str]
-    version: str
-    """`metadata.version` if the file has one, and a digest of the content."""
-    content: Mapping[str, object]
-    """The file as plain values."""
+    version: str  # `metadata.version` if the file has one, and a digest of the content
+    content: Mapping[str, object]  # the file as plain values
 
     def decide(self, key: str, facts: RequestFacts | None = None) -> FlagDecision:
         """Return the value of a boolean flag, for a request or for all; where it is missing or fails, its default."""

@@ -16,8 +16,7 @@ from prolepsis.core.config import ServerConfig
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.facts import FlagDecision, RequestFacts
 
-TIMEOUT_S = 0.1
-"""How long a request waits for a provider."""
+TIMEOUT_S = 0.1  # how long a request waits for a provider
 
 
 class ProviderFlags:

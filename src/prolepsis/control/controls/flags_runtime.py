@@ -65,8 +65,7 @@ class FlagsFeature(Feature):
         self._clock = clock
         self._kill_due = float("-inf")
         self._kill_set: FlagDecision | None = None
-        self._kill_provided: FlagDecision | None = None
-        """The last good answer of file or provider."""
+        self._kill_provided: FlagDecision | None = None  # the last good answer of file or provider
         text, labels = "Flags evaluated for requests", ("flag", "variant", "reason", "error")
         self._evaluations = counter(registry, "flag_evaluations", text, *labels)
         self._refused = counter(registry, "flag_file_refused", "Edits of the flag file that were refused")
@@ -162,10 +161,8 @@ class FlagRemovedBody(Body):
 @dataclass(frozen=True, slots=True)
 class FlagsReply:
     flags: list[SetFlag]
-    not_saved: str | None = None
-    """Reason why the setting is lost when the server ends."""
-    warnings: list[str] = field(default_factory=list)
-    """Flags among these that nothing reads."""
+    not_saved: str | None = None  # reason why the setting is lost when the server ends
+    warnings: list[str] = field(default_factory=list)  # flags among these that nothing reads
 
 
 def flag_routes(operators: OperatorFlags, of_policy: Callable[[], Sequence[str]], emit: Emit) -> Sequence[Route]:

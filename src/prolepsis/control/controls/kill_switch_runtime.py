@@ -23,8 +23,7 @@ from prolepsis.core.facts import FlagDecision
 from prolepsis.core.kill_scope import EVERYTHING, check_scope
 from prolepsis.core.telemetry.declare import gauge
 
-FLAG: Literal["flag"] = "flag"
-"""The actor where the flag turns the switch."""
+FLAG: Literal["flag"] = "flag"  # the actor where the flag turns the switch
 
 log = structlog.get_logger(__name__)
 

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 from prolepsis.core.kill_scope import EVERYTHING, Kind
 
-_SHOWN = 12
-"""Names that a warning lists."""
+_SHOWN = 12  # names that a warning lists
 _PLURALS: Mapping[Kind, str] = {
     "route": "routes",
     "rule": "rules",
@@ -20,8 +19,7 @@ _PLURALS: Mapping[Kind, str] = {
 class KnownScopes:
     """Names by kind of scope as they are now: policies and keys change while a server runs."""
 
-    names: Mapping[Kind, Callable[[], Collection[str]]]
-    """A kind that is absent is not checked."""
+    names: Mapping[Kind, Callable[[], Collection[str]]]  # a kind that is absent is not checked
 
     def warning(self, scope: str) -> str:
         """Return a sentence if nothing here has the scope now, else ""."""
@@ -38,5 +36,4 @@ class KnownScopes:
         return f"nothing on this server has the scope {scope} now; its {plural}: {listed or 'none'}"
 
 
-ANYTHING = KnownScopes(names={})
-"""Checks nothing."""
+ANYTHING = KnownScopes(names={})  # checks nothing

@@ -33,8 +33,7 @@ from prolepsis.core.telemetry.declare import counter
 
 POLL_PERIOD_S = 0.05
 """How often a replay checks for other requests; meanwhile its priority keeps it behind them."""
-MAX_TRIES = 3
-"""Times that a replay may make way before it is dropped."""
+MAX_TRIES = 3  # times that a replay may make way before it is dropped
 MAX_MISMATCHES = 50
 
 ReplayOutcome = Literal["match", "near_tie", "structural", "failed"]
@@ -47,8 +46,7 @@ log = structlog.get_logger(__name__)
 class ReplayMismatch(SampleDifference):
     """A request whose replay had other tokens, and its first difference; margin and tolerance in logits."""
 
-    at: float
-    """Unix time in seconds."""
+    at: float  # Unix time in seconds
     request_id: str
     route: str
     rule: str | None
@@ -61,8 +59,7 @@ class ReplayMismatch(SampleDifference):
 
 Report = Callable[[RequestEnded, str, Replayed, float], None]
 """Receives an HTTP request, the id of its part that was replayed, the replay, and when it began."""
-REPLAYS = "replays"
-"""The actor that engages the kill switch for replays."""
+REPLAYS = "replays"  # the actor that engages the kill switch for replays
 
 
 class Share:
@@ -112,8 +109,7 @@ class ReplayFeature(Feature):
         self.routes = correctness_routes(self)
         self.outcomes: Counter[ReplayOutcome] = Counter()
         """Replays since the start; match rate = match / (match + near_tie + structural)."""
-        self.mismatches: deque[ReplayMismatch] = deque(maxlen=MAX_MISMATCHES)
-        """The last ones."""
+        self.mismatches: deque[ReplayMismatch] = deque(maxlen=MAX_MISMATCHES)  # the last ones
         self.client = client
         text = "Requests decoded again without speculation, by outcome"
         self._replays = counter(registry, "replays", text, "outcome")
@@ -127,8 +123,7 @@ class ReplayFeature(Feature):
         self._trip = trip
         self._report = report
         self._share = Share(config.replay_sample)
-        self._drawn: set[str] = set()
-        """Requests that run and are to be replayed."""
+        self._drawn: set[str] = set()  # requests that run and are to be replayed
         self._running = asyncio.Lock()
 
     @property

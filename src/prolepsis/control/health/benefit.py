@@ -17,8 +17,7 @@ from prolepsis.core.reasons import STOPPED
 
 _LEAST = 0.05  # of the tokens: below, there is no benefit that could go
 _GONE = 0.5  # of the benefit
-_LATEST = 50
-"""Requests by which a benefit that is gone is judged."""
+_LATEST = 50  # requests by which a benefit that is gone is judged
 _LEAST_LATEST, _LATEST_S = 20, 900.0
 """Of them so many in so many seconds: a proposer of less traffic harms little, and nothing is known of it."""
 _STOPPED = STOPPED | {"rolled_back", "no_decode", "not_reported"}

@@ -41,8 +41,7 @@ Reason = (
 )
 Why = TripReason | Literal["operator"] | None
 """Why a breaker is in its state: what opened it, or an operator; None where it is closed or only measures."""
-Key = tuple[str, str]
-"""Proposer and traffic class."""
+Key = tuple[str, str]  # proposer and traffic class
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,16 +199,13 @@ class BreakerEvent(BreakerFigures):
     before: State
     after: State
     reason: Reason
-    open_s: float
-    """Seconds until it is probed, if it opened."""
-    by: str = ""
-    """The operator, if one set it."""
+    open_s: float  # seconds until it is probed, if it opened
+    by: str = ""  # the operator, if one set it
 
 
 _SOUND: tuple[TripReason, ...] = ("acceptance", "cost", "cliff")
 """Reasons to leave out a proposer that works: its drafts are too bad, and a few of them are still compared."""
-Transition = tuple[Breaker, tuple[BreakerEvent, ...]]
-"""The breaker afterwards, and its events."""
+Transition = tuple[Breaker, tuple[BreakerEvent, ...]]  # the breaker afterwards, and its events
 
 
 def step(breaker: Breaker, counts: TrafficClassCounts, now: float, settings: BreakerSettings) -> Transition:

@@ -33,8 +33,7 @@ from prolepsis.core.telemetry.declare import counter, gauge
 
 OVERRIDDEN, OPENED = "breaker", "breaker_opened"
 """Kinds of controls: breakers that operators set, and breakers that opened by themselves."""
-NEWS_S = 60.0
-"""A breaker that opened on another replica longer ago is left to judge by itself."""
+NEWS_S = 60.0  # a breaker that opened on another replica longer ago is left to judge by itself
 _QUIET = ("backoff_elapsed", "recovered", "operator", "replaced")
 """Reasons that are not logged as warnings."""
 
@@ -46,10 +45,8 @@ class BreakerReply(BreakerFigures):
     """A breaker now, with its figures."""
 
     state: State
-    reason: Why
-    """Why it is in its state; null where it is closed."""
-    by: str
-    """The operator who set its state; empty: it decides itself."""
+    reason: Why  # why it is in its state; null where it is closed
+    by: str  # the operator who set its state; empty: it decides itself
     probed_in_s: float | None
 
 

@@ -31,16 +31,13 @@ class DraftFiguresReply:
     version: str
     num_drafts: int
     acceptance_rate: float | None
-    saved_s_per_million_tokens: float | None
-    """Device seconds."""
+    saved_s_per_million_tokens: float | None  # device seconds
 
 
 @dataclass(frozen=True, slots=True)
 class EligibilityReply:
-    min_drafts: int
-    """Drafts by which a condition is judged at first."""
-    conditions: list[Judged]
-    """Those that requests asked for so far."""
+    min_drafts: int  # drafts by which a condition is judged at first
+    conditions: list[Judged]  # those that requests asked for so far
     figures: list[DraftFiguresReply]
 
 
@@ -58,8 +55,7 @@ class EligibilityRuntime:
         """`conditions`: version of the policy in use, empty without one, and the conditions that count."""
         self.eligibility = eligibility
         self._conditions = conditions
-        self._version = ""
-        """Version of the policy whose conditions are judged."""
+        self._version = ""  # version of the policy whose conditions are judged
         self._emit = emit
         by = ("traffic_class", "condition", "eligible")
         text = "Traffic classes that became eligible, or lost it"

@@ -19,8 +19,7 @@ from prolepsis.control.web.feature import Feature
 from prolepsis.core.errors import StoreUnavailable
 from prolepsis.core.json_value import JsonValue, digest_of
 
-KEEP_EVERY_S = 60.0
-"""Seconds between two writes of what was learned."""
+KEEP_EVERY_S = 60.0  # seconds between two writes of what was learned
 _STREAM, _BENEFIT, _FIGURES, _CONDITION = "stream", "benefit", "figures", "condition"
 _Value = TypeVar("_Value", bound=JsonValue)
 

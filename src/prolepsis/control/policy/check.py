@@ -16,8 +16,7 @@ from prolepsis.core.yaml_document import Document, InvalidFile, located, read_sh
 
 Keys = tuple[int | str, ...]
 _error, _warning = partial(Finding, "error"), partial(Finding, "warning")
-MAX_FLAGS = 8
-"""Feature flags that a policy may ask of every request."""
+MAX_FLAGS = 8  # feature flags that a policy may ask of every request
 _POSSIBLE: dict[str, tuple[float, float]] = {
     "priority": (-(2**31), 2**31 - 1),
     "n": (1, 128),
@@ -39,18 +38,14 @@ class Known:
     """Names that exist where the policy is to be used; None: not known, so none is refused."""
 
     proposers: Collection[str] | None = None
-    loaded: Collection[str] | None = None
-    """Proposers that the engine has loaded."""
+    loaded: Collection[str] | None = None  # proposers that the engine has loaded
     tier: Collection[str] | None = None
     roles: Collection[str] | None = None
     route: Collection[str] | None = None
     model: Collection[str] | None = None
-    flags: bool | None = None
-    """Feature flags are asked there."""
-    replays: bool = True
-    """Requests are decoded again, so there is something to say of correctness."""
-    bills_time: bool = True
-    """Device time is billed there, so drafts can save money."""
+    flags: bool | None = None  # feature flags are asked there
+    replays: bool = True  # requests are decoded again, so there is something to say of correctness
+    bills_time: bool = True  # device time is billed there, so drafts can save money
 
 
 NOTHING_KNOWN = Known()

@@ -18,8 +18,7 @@ DAYS: tuple[Day, ...] = get_args(Day)
 _HOURS = re.compile(r"([01][0-9]|2[0-4]):([0-5][0-9])-([01][0-9]|2[0-4]):([0-5][0-9])")
 _DAY_MINUTES = 24 * 60
 _MONDAYS = (datetime(2024, 1, 1), datetime(2024, 7, 1))  # of any time zone
-_ANY = "\uffff"
-"""Stands for any text in a witness: no pattern has it."""
+_ANY = "\uffff"  # stands for any text in a witness: no pattern has it
 
 
 def _days(value: object) -> object:
@@ -45,10 +44,8 @@ class TimeWindow(Part):
     """Hours on some days; hours that pass midnight belong to the day they begin on."""
 
     days: Annotated[tuple[Day, ...], BeforeValidator(_days), Field(min_length=1)] = DAYS
-    hours: str = "00:00-24:00"
-    """HH:MM-HH:MM, the end not included."""
-    time_zone: str = "UTC"
-    """A name of the IANA database, such as Europe/Berlin."""
+    hours: str = "00:00-24:00"  # HH:MM-HH:MM, the end not included
+    time_zone: str = "UTC"  # a name of the IANA database, such as Europe/Berlin
 
     @field_validator("hours")
     @classmethod
@@ -280,8 +277,7 @@ class HeaderMatch(Part):
 
     exact: str | None = None
     prefix: str | None = None
-    present: bool | None = None
-    """true: any value will do; false: the header is not there."""
+    present: bool | None = None  # true: any value will do; false: the header is not there
 
     @model_validator(mode="before")
     @classmethod

@@ -91,8 +91,7 @@ class Decision:
         return replace(self, choice=off, flag=flag)
 
 
-ALONE = Terms(mode="on")
-"""Terms of a server without a policy."""
+ALONE = Terms(mode="on")  # terms of a server without a policy
 
 
 def decide_alone(requested: SpeculationRequest, limits: DraftLimits = UNLIMITED) -> Decision:

@@ -123,8 +123,7 @@ class Tried:
 
     rule: str
     outcome: Outcome
-    why: str = ""
-    """The first condition that does not hold."""
+    why: str = ""  # the first condition that does not hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,11 +132,9 @@ class Explanation:
 
     policy_version: str
     tried: tuple[Tried, ...]
-    rule: str
-    """The rule that matched, or the default."""
+    rule: str  # the rule that matched, or the default
     terms: Terms
-    conflict: Conflict | None
-    """The request would be refused, so there is no decision."""
+    conflict: Conflict | None  # the request would be refused, so there is no decision
     decision: Decision | None
 
 
@@ -149,12 +146,9 @@ class ExplainedRequest:
     rules: list[Tried]
     rule: str
     terms: dict[str, object]
-    refused: dict[str, str] | None
-    """Parameter and message of the refusal."""
-    in_effect: dict[str, Any] | None
-    """None: the request is refused."""
-    facts: dict[str, object]
-    """Facts of the request that rules may use; an unlimited length is null."""
+    refused: dict[str, str] | None  # parameter and message of the refusal
+    in_effect: dict[str, Any] | None  # None: the request is refused
+    facts: dict[str, object]  # facts of the request that rules may use; an unlimited length is null
 
 
 def explain(policy: Policy, facts: RequestFacts, requested: SpeculationRequest = UNSTATED) -> Explanation:

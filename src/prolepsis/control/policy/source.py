@@ -107,8 +107,7 @@ class StoredPolicy:
         """None: the store has no version yet, so callers decide alone."""
         self.version: int | None = None
         """The version of `policy`, `NO_VERSION` before the first; None: not known yet."""
-        self.fault = ""
-        """Reason why the version in the store is not known, or not in use here."""
+        self.fault = ""  # reason why the version in the store is not known, or not in use here
         self._database = database
         self._known = known
         self._refused: int | None = None

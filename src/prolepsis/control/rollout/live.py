@@ -29,8 +29,7 @@ from prolepsis.core.ended import AssignedArm, Assignment, run_name
 from prolepsis.core.facts import position
 from prolepsis.core.stats import Mode
 
-Histories = Mapping[str, Histogram]
-"""Values of plain requests since the stage began, by metric."""
+Histories = Mapping[str, Histogram]  # values of plain requests since the stage began, by metric
 _DIGEST_LENGTH = 8
 _NO_HISTORY = Histogram()
 

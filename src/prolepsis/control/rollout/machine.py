@@ -13,8 +13,7 @@ from prolepsis.core.json_value import JsonValue
 Phase = Literal["off", "running", "gate", "held", "on", "rolled_back"]
 ACTIVE: tuple[Phase, ...] = ("running", "gate", "held")
 """Phases in which requests go to the canary of a stage."""
-JUDGED: tuple[Phase, ...] = (*ACTIVE, "on")
-"""Phases in which harm takes the rollout back."""
+JUDGED: tuple[Phase, ...] = (*ACTIVE, "on")  # phases in which harm takes the rollout back
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +126,7 @@ def change(
 
 
 Result = TypeVar("Result")
-_UNFIT = ("measurement_errors", "uneven_arms")
-"""Reasons that no further evidence will change."""
+_UNFIT = ("measurement_errors", "uneven_arms")  # reasons that no further evidence will change
 
 
 def step(state: RolloutState, evidence: Evidence | None, now: float, settings: RolloutSettings) -> Transition:

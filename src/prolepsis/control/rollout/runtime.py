@@ -40,8 +40,7 @@ from prolepsis.core.ended import Assignment, RequestEnded
 from prolepsis.core.errors import InvalidParameter, RolloutConflict, RolloutNotFound, StoreUnavailable
 from prolepsis.core.messages import Control, StopRun
 
-MAX_LEFT = 32
-"""Rollouts of earlier policies that are kept in memory, in case their rules return."""
+MAX_LEFT = 32  # rollouts of earlier policies that are kept in memory, in case their rules return
 
 log = structlog.get_logger(__name__)
 
@@ -119,8 +118,7 @@ class Rollouts(Feature):
         self._weights_of = weights_of
         self._has_head = has_head
         self._clock = clock or SteadyClock()
-        self._live: dict[str, LiveRollout] = {}
-        """By rule."""
+        self._live: dict[str, LiveRollout] = {}  # by rule
         self._left: tuple[LiveRollout, ...] = ()
         """The last rollouts whose rules the policy lost: if a rule returns, its rollout continues with its evidence."""
         self._exchange = ReplicaExchange(store, self._clock)

@@ -7,10 +7,8 @@ from math import sqrt
 from prolepsis.core.facts import rule_of_class
 from prolepsis.core.stats import ProposerCounts, RequestStats
 
-Z = 1.96
-"""Standard errors of a 95 % interval."""
-LEAST_REQUESTS = 20
-"""With fewer requests there is no interval."""
+Z = 1.96  # standard errors of a 95 % interval
+LEAST_REQUESTS = 20  # with fewer requests there is no interval
 
 
 @dataclass(frozen=True, slots=True)

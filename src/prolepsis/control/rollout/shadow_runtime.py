@@ -44,10 +44,8 @@ class ShadowFigures:
 
     num_requests: int
     num_tokens: int
-    expected_speedup: Estimate | None
-    """Tokens per second with speculation over without."""
-    cost: Estimate | None
-    """Share of the requests' time that drafting in shadow took."""
+    expected_speedup: Estimate | None  # tokens per second with speculation over without
+    cost: Estimate | None  # share of the requests' time that drafting in shadow took
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,14 +56,12 @@ class ShadowTrafficClass(ShadowFigures):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShadowRule(ShadowFigures):
-    rule: str
-    """`default`: no rule matched."""
+    rule: str  # `default`: no rule matched
 
 
 @dataclass(frozen=True, slots=True)
 class ShadowReply:
-    version: str
-    """Version of draft heads and policy that all figures belong to."""
+    version: str  # version of draft heads and policy that all figures belong to
     traffic_classes: list[ShadowTrafficClass]
     rules: list[ShadowRule]
 

@@ -32,8 +32,7 @@ MUTED: Mapping[str, str] = {"cause": "acceptance", "severity": "ticket"}
 """Labels of the alerts that a stage explains. Pages always get through."""
 BEGINS: frozenset[Kind] = frozenset({"started", "promoted", "resumed"})
 """Changes that begin a stage. All others end it, and with it the silence."""
-MOST_S = 4 * 3600.0
-"""Longest silence: a stage that has no verdict by then deserves a look."""
+MOST_S = 4 * 3600.0  # longest silence: a stage that has no verdict by then deserves a look
 TRIES = 5
 TIMEOUT_S = 5.0
 _PATH = "api/v2/silence"
@@ -112,8 +111,7 @@ class Silences(Feature):
         self._deployment = deployment
         self._labels = labels
         self._skipped = skipped or Skipped()
-        self._due: dict[str, _Due] = {}
-        """By rollout: the last change that was made here."""
+        self._due: dict[str, _Due] = {}  # by rollout: the last change that was made here
         text = "Silences of rollouts in Alertmanager: posted, expired, failed (given up)"
         self._results = counter(registry, "rollout_silences", text, "result")
         for result in ("posted", "expired", "failed"):

@@ -48,8 +48,7 @@ _STATUS_OF = {"match": OK, "equal": OK, "cannot": UNPROVEN}
 
 app = command_group("Verify, show, export and replay the audit log.")
 
-REPLAY_TIMEOUT_S = 90.0
-"""Longer than a replay may take on a server."""
+REPLAY_TIMEOUT_S = 90.0  # longer than a replay may take on a server
 
 app.command(epilog=EPILOG)(verify)
 app.command(epilog=EPILOG)(export)

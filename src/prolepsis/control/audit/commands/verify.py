@@ -55,8 +55,7 @@ class KnownKeys:
 
     keys: PublicKeys | None
     heads: Sequence[SignedHead]
-    anchors: Sequence[Anchor]
-    """Given by hand."""
+    anchors: Sequence[Anchor]  # given by hand
 
     @property
     def forged(self) -> list[str]:
