@@ -98,7 +98,9 @@ class Controls(Feature):
         if self.file.changed():
             self._follow_file()
         key = control_key(kind, name)
-        control = Control(value, self._time_of_act(key), by, reason)
+        known = [section[key].at for section in (self._local, self._stored, self._pending) if key in section]
+        at = max([self._now(), *(math.nextafter(at, math.inf) for at in known)])  # after all that is known of it
+        control = Control(value, at, by, reason)
         with self._notifying("act"):
             if not self.is_shared or (value is None and key in self._local):
                 self._local = {**self._local, key: control}
@@ -134,11 +136,6 @@ class Controls(Feature):
         """Store what was set here, if the store takes it soon."""
         if self._pending:
             await self.share()
-
-    def _time_of_act(self, key: ControlKey) -> float:
-        """Return a time after all that is known of a control."""
-        known = [section[key].at for section in (self._local, self._stored, self._pending) if key in section]
-        return max([self._now(), *(math.nextafter(at, math.inf) for at in known)])
 
     def _read(self) -> ControlsContent | None:
         """Return what the file holds, None for a damaged one."""

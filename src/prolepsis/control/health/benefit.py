@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from prolepsis.control.health.drift import DriftAlarm, Key
 from prolepsis.control.statistics.change import MeanState, MeanWatch
-from prolepsis.core.ended import PromptEnded, RequestEnded
+from prolepsis.core.ended import RequestEnded
 from prolepsis.core.reasons import STOPPED
 
 _LEAST = 0.05  # of the tokens: below, there is no benefit that could go
@@ -73,8 +73,14 @@ class Benefits:
         return known.watch.baseline if known is not None else None
 
     def see(self, ended: RequestEnded, now: float) -> list[DriftAlarm]:
-        """Process a request that ended; return the benefits that are gone."""
-        prompts = [prompt for prompt in ended.prompts if _counts(prompt)]
+        """Process a request that ended, if it was free to speculate; return the benefits that are gone."""
+        prompts = [
+            prompt
+            for prompt in ended.prompts
+            if prompt.answer in ("complete", "cut")
+            and prompt.request.speculation.mode in ("auto", "always")
+            and prompt.stats.mode.reason not in _STOPPED
+        ]
         num_tokens = sum(prompt.stats.num_output_tokens for prompt in prompts)
         if not num_tokens:
             return []
@@ -112,10 +118,3 @@ def _seen(one: _Benefit, key: Key, score: float, now: float) -> list[DriftAlarm]
 
 def _tolerance(baseline: float) -> float:
     return _GONE * baseline if baseline >= _LEAST else 1.0
-
-
-def _counts(prompt: PromptEnded) -> bool:
-    """Return whether the prompt's answer was free to speculate."""
-    is_answered = prompt.answer in ("complete", "cut")
-    may = prompt.request.speculation.mode in ("auto", "always")
-    return is_answered and may and prompt.stats.mode.reason not in _STOPPED

@@ -25,7 +25,6 @@ from prolepsis.control.health.breaker import (
     TripReason,
     Why,
 )
-from prolepsis.control.store.controls import Control
 from prolepsis.core.audit_event import SERVER, AuditEvent, Emit, discard
 from prolepsis.core.plan import DisabledProposer
 from prolepsis.core.stats import TrafficClassCounts
@@ -147,7 +146,10 @@ class BreakerRuntime:
         for name, control in self._opened.items():
             is_news = before.get(name) != control and control.by != self._replica
             if is_news and self._now() - control.at < NEWS_S:
-                self._report(breakers, breakers.trip(_key(name), "shared", self._clock(), _tenants(control)))
+                tenants = frozenset[str]()  # for all
+                with suppress(ValueError):
+                    tenants = frozenset(map(str, json.loads(control.value or "[]")))
+                self._report(breakers, breakers.trip(_key(name), "shared", self._clock(), tenants))
 
     def _set(self, breakers: Breakers, key: Key, state: OperatorState, by: str, because: str = "") -> None:
         self._report(breakers, breakers.set(key, state, self._clock(), by), because)
@@ -173,10 +175,3 @@ class BreakerRuntime:
 def _key(name: str) -> Key:
     proposer, _, traffic_class = name.partition(" ")
     return proposer, traffic_class
-
-
-def _tenants(control: Control) -> frozenset[str]:
-    """Return for which tenants a breaker opened; none: for all."""
-    with suppress(ValueError):
-        return frozenset(map(str, json.loads(control.value or "[]")))
-    return frozenset()

@@ -181,7 +181,7 @@ class Languages(Listed[Tag]):
     """Any of these languages; `de` stands for de-AT too (basic filtering, RFC 4647, section 3.3.1)."""
 
     def holds(self, fact: object) -> bool:
-        return isinstance(fact, str) and any(_is_in_language(fact, wanted) for wanted in self.root)
+        return isinstance(fact, str) and f"{fact.lower()}-".startswith(tuple(f"{tag.lower()}-" for tag in self.root))
 
 
 class Kinds(Listed[StructuredKind]):
@@ -336,8 +336,3 @@ class Headers(RootModel[Annotated[dict[str, HeaderMatch], Field(min_length=1)]])
 
     def __str__(self) -> str:
         return ", ".join(f"{name}: {match}" for name, match in self.root.items())
-
-
-def _is_in_language(tag: str, wanted: str) -> bool:
-    tag, wanted = tag.lower(), wanted.lower()
-    return tag == wanted or tag.startswith(wanted + "-")

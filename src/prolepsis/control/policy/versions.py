@@ -43,7 +43,11 @@ def put(connection: Connection, text: str, *, author: str, reason: str = "", exp
         created_at=time.time(),
         text=text,
     )
-    _use(connection, stored.version, expect)
+    change = update(policy_current).where(policy_current.c.version == expect).values(version=stored.version)
+    if not connection.execute(change).rowcount:
+        now = current(connection)
+        winner = f"version {now.version} by {now.author}" if now else "none"
+        raise StoreConflict(f"the policy in use is {winner}, not version {expect}: review it and decide again")
     connection.execute(insert(policy_versions), [asdict(stored)])
     return stored
 
@@ -77,12 +81,3 @@ def history(connection: Connection, limit: int) -> list[PolicyVersion]:
 
 def _newest(connection: Connection) -> int:
     return connection.scalar(select(func.max(policy_versions.c.version))) or NO_VERSION
-
-
-def _use(connection: Connection, version: int, expect: int) -> None:
-    change = update(policy_current).where(policy_current.c.version == expect).values(version=version)
-    if connection.execute(change).rowcount:
-        return
-    now = current(connection)
-    winner = f"version {now.version} by {now.author}" if now else "none"
-    raise StoreConflict(f"the policy in use is {winner}, not version {expect}: review it and decide again")

@@ -30,7 +30,7 @@ from prolepsis.control.rollout.promotion import check, missing, outlook
 from prolepsis.control.rollout.replicas import ReplicaExchange
 from prolepsis.control.rollout.store import RolloutStore
 from prolepsis.control.rollout.units import UnitKey, Units
-from prolepsis.control.statistics.guardrail import GuardrailResult, Outcome
+from prolepsis.control.statistics.guardrail import Outcome
 from prolepsis.control.statistics.judge import Verdict
 from prolepsis.control.statistics.window import MINUTE_S, WINDOW_MINUTES
 from prolepsis.control.web.feature import Feature
@@ -379,7 +379,17 @@ class Rollouts(Feature):
                 reason=event.reason,
                 by=event.by or SERVER,
                 policy=event.policy_version,
-                guardrails=[_logged(one) for one in event.verdict.guardrails] if event.verdict else [],
+                guardrails=[
+                    {
+                        "guardrail": result.name,
+                        "outcome": result.outcome,
+                        "estimate": round(result.estimate, 4),
+                        "allowed": round(result.allowed, 4),
+                        "canary": result.num_canary,
+                        "control": result.num_control,
+                    }
+                    for result in (event.verdict.guardrails if event.verdict else ())
+                ],
             )
 
     def _ours(self, state: RolloutState) -> RolloutState:
@@ -413,17 +423,6 @@ async def _contained(event: str, work: Awaitable[None]) -> None:
         await work
     except Exception as error:  # contained: a failure of control must not affect requests
         log.error(event, error=f"{type(error).__name__}: {error}")
-
-
-def _logged(result: GuardrailResult) -> dict[str, object]:
-    return {
-        "guardrail": result.name,
-        "outcome": result.outcome,
-        "estimate": round(result.estimate, 4),
-        "allowed": round(result.allowed, 4),
-        "canary": result.num_canary,
-        "control": result.num_control,
-    }
 
 
 def audit_event(event: RolloutEvent) -> AuditEvent:
