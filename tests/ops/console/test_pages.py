@@ -141,7 +141,7 @@ async def test_a_pasted_request_is_explained(open_scene: Scene, browse: Browse) 
     http = browse(open_scene)
     token = token_of(await http.get("/console/policy/explain"))
     request = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "Hi"}]})
-    fields = {"csrf": token, "request": request}
+    fields = {"csrf": token, "request": request, "roles": "client, viewer", "flags": "new-drafts"}
     page = await http.post("/console/policy/explain", data=fields)
     assert "Mode on" in page.text
     assert "by rule chat" in page.text

@@ -11,7 +11,8 @@ from prolepsis.control.web.routes import READERS, Routes
 from prolepsis.core.config import UPSTREAM
 from prolepsis.core.ended import DeliveredDrafts, RequestEnded
 from prolepsis.core.events import Tokens
-from prolepsis.core.stats import LossReason, ProposerCounts, RequestStats
+from prolepsis.core.reasons import LossReason
+from prolepsis.core.stats import ProposerCounts, RequestStats
 from prolepsis.core.telemetry.declare import counter
 from prolepsis.server.output.filtered import LostDrafts
 from prolepsis.server.output.pipeline import OnFault, OutputPolicies
