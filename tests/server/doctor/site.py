@@ -14,7 +14,7 @@ from urllib.parse import parse_qs, urlsplit
 from prolepsis import __version__
 from prolepsis.control.audit.entry import AuditEntry, Details
 from prolepsis.core.config import DAY_S, EngineConfig, ServerConfig
-from prolepsis.ops.monitoring.rules import alert_groups
+from prolepsis.ops.monitoring.files import alert_groups
 from prolepsis.server.auth.key_file import KeyFile, new_key
 from prolepsis.server.doctor.facts import Facts
 from tests.loopback import Reply, Request, serving

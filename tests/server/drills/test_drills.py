@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from prolepsis.ops.monitoring.rules import alert_groups
+from prolepsis.ops.monitoring.files import alert_groups
 from prolepsis.server.drills.drills import BY_NAME, DRILLS, Sign
 
 RULES: dict[str, Any] = {

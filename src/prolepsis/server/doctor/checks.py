@@ -17,7 +17,7 @@ from prolepsis.core.files import cache_directory
 from prolepsis.core.terminal.documents import shown
 from prolepsis.core.terminal.flags import settings_here
 from prolepsis.core.units import duration, size
-from prolepsis.ops.monitoring.rules import alert_groups
+from prolepsis.ops.monitoring.files import alert_groups
 from prolepsis.server.auth.key_file import KeyFile, default_key_file
 from prolepsis.server.connections import is_loopback
 from prolepsis.server.doctor.facts import Facts, known
