@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from prolepsis.engine.text import StopStrings, TextStream
@@ -28,14 +28,12 @@ def stream(stop: Sequence[str], blocks: Sequence[Sequence[int]]) -> tuple[str, T
     return shown + text.finish(), text
 
 
-@settings(max_examples=100)
 @given(TEXTS, st.integers(1, 7))
 def test_stream_equals_decoding_at_once(text: str, size: int) -> None:
     tokens = list(text.encode())
     assert stream((), [tokens[i : i + size] for i in range(0, len(tokens), size)])[0] == text
 
 
-@settings(max_examples=200)
 @given(
     TEXTS, st.lists(st.sampled_from(["STOP", "OP", "a", "世", "TO b", "🙂", "bb"]), min_size=1, max_size=3), st.data()
 )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from llguidance import LLParserLimits, LLTokenizer
 from tokenizers import Tokenizer
@@ -57,7 +57,6 @@ def walk(matcher: Matcher, rng: random.Random, limit: int = 60) -> list[int]:
     return path
 
 
-@settings(max_examples=60)
 @given(which=st.integers(0, len(SPECS) - 1), seed=st.integers(0, 2**32), data=st.data())
 def test_answers_depend_on_the_tokens_and_not_on_the_questions_before(
     which: int, seed: int, data: st.DataObject
@@ -115,7 +114,6 @@ def test_masks_of_a_finite_language_equal_those_by_enumeration(tokenizer: Tokeni
     assert len(seen) >= len(choices) - 2
 
 
-@settings(max_examples=30)
 @given(seed=st.integers(0, 2**32))
 def test_accepted_prefix_of_a_chain(seed: int) -> None:
     rng = random.Random(seed)

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -271,7 +271,6 @@ LIKELY = st.sampled_from(
 )  # fmt: skip
 
 
-@settings(max_examples=150)
 @given(
     base=st.sampled_from([CHAT, TEXT]),
     changes=st.dictionaries(st.sampled_from(FIELDS) | st.text(max_size=5), LIKELY | VALUES, max_size=4),
@@ -287,7 +286,6 @@ async def test_no_body_is_a_server_error(app: FastAPI, base: dict[str, Any], cha
         assert isinstance(response.json()["error"]["code"], str)
 
 
-@settings(max_examples=60)
 @given(raw=st.binary(max_size=60))
 async def test_no_bytes_are_a_server_error(app: FastAPI, raw: bytes) -> None:
     async with connect(app) as http:

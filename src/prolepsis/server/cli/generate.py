@@ -23,7 +23,7 @@ from prolepsis.core.terminal.output import print_facts, print_json, print_table,
 from prolepsis.core.traffic_sums import ratio
 from prolepsis.engine.models.files.chat_tokenizer import ChatTokenizer, encode_message
 from prolepsis.engine.text import StopStrings, TextStream
-from prolepsis.server.cli.bench.ask import ask as ask_engine
+from prolepsis.server.cli.ask import ask as ask_engine
 
 
 def figures(stats: RequestStats) -> dict[str, object]:

@@ -9,7 +9,7 @@ from msgspec import UNSET, to_builtins
 from prolepsis.core.client_draft import MAX_CLIENT_DRAFT_TOKENS
 from prolepsis.core.config import CLIENT
 from prolepsis.core.stats import ProposerCounts, RequestStats
-from prolepsis.remote.edge.events import Corrected, Done, DraftCounts, Drafting, Emitted, Started
+from prolepsis.remote.verify_events import Corrected, Done, DraftCounts, Drafting, Emitted, Started
 from prolepsis.server.answer import Parts
 from prolepsis.server.deltas import Delta
 from prolepsis.server.openai.prepared import PreparedRequest

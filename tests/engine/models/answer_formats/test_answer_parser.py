@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from prolepsis.engine.models.answer_formats.answer_parser import AnswerParser
@@ -97,7 +97,6 @@ FRAGMENTS = st.sampled_from(
 )  # fmt: skip
 
 
-@settings(max_examples=600)
 @given(
     text=st.lists(FRAGMENTS, max_size=14).map("".join),
     cuts=st.lists(st.integers(0, 200), max_size=12),
@@ -140,7 +139,6 @@ def test_marks_that_hold_or_begin_others_are_read_alike_in_any_split(
     assert all(found([text[:i], text[i:]]) == whole for i in range(len(text)))
 
 
-@settings(max_examples=300)
 @given(text=st.lists(FRAGMENTS, max_size=14).map("".join))
 def test_text_without_calls_is_not_lost(text: str) -> None:
     result = parse([text])

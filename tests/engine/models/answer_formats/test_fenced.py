@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from prolepsis.engine.models.answer_formats.answer_parser import AnswerParser
@@ -109,7 +109,6 @@ def test_splits_do_not_matter_and_text_is_let_go(text: str, rest: str) -> None:
         assert held <= 1, "the space at the end may belong to a mark"
 
 
-@settings(max_examples=200)
 @given(
     parts=st.lists(
         st.sampled_from(["```", "json", "\n", " ", "{", "}", ROME, OSLO, '"name"', "x", "<tool_call>", "<think>", "`"]),

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import llguidance
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from prolepsis.core.requests import GrammarSpec
@@ -152,7 +152,6 @@ def test_reasoning_before_a_call(
 
 
 @pytest.mark.parametrize("form", ROWS, ids=lambda row: row.name)
-@settings(max_examples=40)
 @given(data=st.data())
 def test_any_split_gives_the_same_answer(form: ToolFormat, data: st.DataObject) -> None:
     written = form.write(CALLS if form.parallel else CALLS[:1])
