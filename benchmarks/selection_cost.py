@@ -27,7 +27,7 @@ from prolepsis.engine.drafting.draft import Draft, best_first, chain
 from prolepsis.engine.drafting.proposer import SequenceView
 from prolepsis.engine.drafting.window import DraftWindow, StepLoad
 from prolepsis.engine.grammar.matcher import Matcher
-from prolepsis.lab.bench.provenance import provenance
+from prolepsis.lab.measure.provenance import provenance
 from tests.fake_proposer import Script, Scripted
 
 VOCAB = 49_152

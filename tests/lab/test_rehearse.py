@@ -14,11 +14,11 @@ from prolepsis.core.terminal.output import BAD_INPUT, UNPROVEN
 from prolepsis.engine.build import build_engine
 from prolepsis.engine.models.load import load_model
 from prolepsis.engine.thread import ThreadEngineClient
-from prolepsis.lab.bench.prompts import EncodedPrompt
-from prolepsis.lab.rehearsal.load import load_of
+from prolepsis.lab import rehearse
+from prolepsis.lab.measure.arrivals import load_of
+from prolepsis.lab.measure.prompts import EncodedPrompt
+from prolepsis.lab.rehearsal.calibrate import Calibration, LoadRecording, OfferedLoad, record
 from prolepsis.lab.rehearsal.trace import Trace, TraceLine, read_trace, write_trace
-from prolepsis.lab.rehearse import command
-from prolepsis.lab.rehearse.calibrate import Calibration, LoadRecording, OfferedLoad, record
 from prolepsis.lab.virtual_engine.machine import BANDS, Machine
 from prolepsis.server.cli.main import app
 
@@ -182,7 +182,7 @@ def test_what_measure_writes_was_checked(
         loads = {"off": calibration.plain, "auto": calibration.auto}
         return calibration.machine, [LoadRecording(load_of("3"), mode, trace) for mode, trace in loads.items()]  # type: ignore[arg-type]
 
-    monkeypatch.setattr(command, "_measured", measured)
+    monkeypatch.setattr(rehearse, "_measured", measured)
     result = run_command("rehearse", "measure", "--output", str(tmp_path))
     assert result.exit_code == 0, result.stderr
     checks = Machine.from_json((tmp_path / "machine.json").read_text()).checks

@@ -8,7 +8,7 @@ from prolepsis.core.events import Event, Finished, Tokens
 from prolepsis.core.plan import SpecPlan
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.core.stats import ProposerCounts, RequestStats
-from prolepsis.lab.bench.prompts import Prompt
+from prolepsis.lab.measure.prompts import Prompt
 from tests.fake_client import FakeEngineClient
 
 PROPOSERS = ("suffix", "prompt_lookup")

@@ -6,24 +6,23 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import count, islice, takewhile
+from itertools import count, islice
 
 from prolepsis.core.messages import ApplyPlan
 from prolepsis.core.plan import SpecPlan
-from prolepsis.core.recorded_draft import RecordedDraft
 from prolepsis.core.requests import GenerateRequest, SamplingParams, SpecMode, SpeculationChoice
 from prolepsis.engine.models.protocol import TargetModel
 from prolepsis.engine.profile import measure
 from prolepsis.engine.step import Engine
 from prolepsis.engine.thread import ThreadEngineClient
-from prolepsis.lab.bench.measure import Notify
-from prolepsis.lab.bench.prompts import EncodedPrompt
-from prolepsis.lab.rehearsal.load import TrafficLoad
+from prolepsis.lab.measure.arrivals import TrafficLoad, arriving, in_flight
+from prolepsis.lab.measure.contenders import Notify
+from prolepsis.lab.measure.prompts import EncodedPrompt
 from prolepsis.lab.rehearsal.record import BlockNumbers, trace_line
 from prolepsis.lab.rehearsal.trace import Trace, TraceLine
 from prolepsis.lab.virtual_engine.machine import Machine
 from prolepsis.lab.virtual_engine.measure import MeasuredSteps, StepMeter
-from prolepsis.server.cli.ask import ask, in_flight
+from prolepsis.server.cli.ask import ask
 
 PASS_TOKENS = (1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33, 64, 128, 256, 512)
 """The engine's own profile ends with 64: it need not predict how long prompts take."""
@@ -72,27 +71,16 @@ class OfferedLoad:
 
 async def record(client: ThreadEngineClient, offered: OfferedLoad, mode: SpecMode, name: str) -> Trace:
     """Ask for the requests of a load when their time comes; return what was answered."""
-    loop, blocks, lines = asyncio.get_running_loop(), BlockNumbers(), dict[int, TraceLine]()
-    begin, requests = loop.time(), enumerate(offered.requests(mode, name))
+    loop, blocks = asyncio.get_running_loop(), BlockNumbers()
+    begin = loop.time()
 
-    async def answered(number: int, request: GenerateRequest) -> None:
+    async def answered(request: GenerateRequest) -> TraceLine:
         at, answer = loop.time() - begin, await ask(client, request)
-        lines[number] = trace_line(request, answer.token_ids, answer.stats, blocks, at)
+        return trace_line(request, answer.token_ids, answer.stats, blocks, at)
 
-    async def one_by_one() -> None:
-        while loop.time() < begin + offered.seconds:
-            number, (_, request) = next(requests)
-            await answered(number, request)
-
-    async with asyncio.TaskGroup() as tasks:
-        for _ in range(offered.load.at_once or 0):
-            tasks.create_task(one_by_one())
-        if offered.load.per_second:
-            for number, (at, request) in takewhile(lambda one: one[1][0] < offered.seconds, requests):
-                await asyncio.sleep(begin + at - loop.time())
-                tasks.create_task(answered(number, request))
-    ordered = tuple(lines[number] for number in sorted(lines))
-    return Trace(lines=ordered, machine=client.info.fingerprint, at_once=offered.load.at_once)
+    jobs = ((at, partial(answered, request)) for at, request in offered.requests(mode, name))
+    lines = await arriving(jobs, at_once=offered.load.at_once, seconds=offered.seconds)
+    return Trace(lines=tuple(lines), machine=client.info.fingerprint, at_once=offered.load.at_once)
 
 
 async def surveyed(client: ThreadEngineClient, offered: OfferedLoad, trace: Trace) -> Trace:
@@ -104,12 +92,11 @@ async def surveyed(client: ThreadEngineClient, offered: OfferedLoad, trace: Trac
     client.send(ApplyPlan(SpecPlan(num_speculative_tokens=most, fixed_depth=most)))
     requests = islice(offered.requests("always", "survey"), len(trace.lines))
     answers = await in_flight([partial(ask, client, request) for _, request in requests], trace.at_once or _AT_ONCE)
-    drafts = [{name: tuple(made) for name, made in answer.stats.drafts.items()} for answer in answers]
-    return replace(trace, lines=tuple(map(_with_drafts, trace.lines, drafts)))
-
-
-def _with_drafts(line: TraceLine, drafts: dict[str, tuple[RecordedDraft, ...]]) -> TraceLine:
-    return replace(line, drafts=drafts)
+    lines = [
+        replace(line, drafts={name: tuple(drafts) for name, drafts in answer.stats.drafts.items()})
+        for line, answer in zip(trace.lines, answers, strict=True)
+    ]
+    return replace(trace, lines=tuple(lines))
 
 
 @dataclass(frozen=True, slots=True)

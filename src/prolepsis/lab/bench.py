@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,14 +19,11 @@ from prolepsis.core.terminal.flags import configured
 from prolepsis.core.terminal.output import FAILED, note
 from prolepsis.engine.models.files.chat_tokenizer import ChatTokenizer
 from prolepsis.engine.timings import Timings
-from prolepsis.lab.bench.arms import ArmSetup, EngineArm, parse_arms
-from prolepsis.lab.bench.gates import judged, parse_gates
-from prolepsis.lab.bench.measure import Contender, Notify, Run, Schedule, measure
-from prolepsis.lab.bench.prompts import DEFAULT_PROMPTS, Prompt, encode_prompts, load_prompts
-from prolepsis.lab.bench.provenance import hardware, provenance
-from prolepsis.lab.bench.quote import quote
-from prolepsis.lab.bench.report import Figures, Setting, document
-from prolepsis.lab.bench.tables import print_report, print_sentence
+from prolepsis.lab.measure.contenders import Contender, EngineArm, Notify, Run, Schedule, measure, parse_arms
+from prolepsis.lab.measure.prompts import DEFAULT_PROMPTS, Prompt, encode_prompts, load_prompts
+from prolepsis.lab.measure.provenance import hardware, provenance
+from prolepsis.lab.measure.report import Figures, Setting, document, print_report, print_sentence
+from prolepsis.lab.measure.verdicts import judged, parse_gates, quote
 
 READY_S = 1800.0
 """Longest wait for an engine that is not ready yet."""
@@ -67,8 +65,8 @@ def bench(
     """Measure decoding with and without speculation side by side."""
     params = SamplingParams(temperature=temperature, top_p=top_p, max_tokens=max_tokens, seed=seed)
     params.validate(vocab_size=1)
-    parsed, gates = parse_arms(arms, _proposers(settings.engine)), parse_gates(gate)  # before the model is loaded
-    if gates and len(parsed) == 1:
+    plans, gates = parse_arms(arms, _proposers(settings.engine)), parse_gates(gate)  # before the model is loaded
+    if gates and len(plans) == 1:
         raise ConfigError(f"gate is {gate!r} with the arm plain alone; allowed: with an arm that drafts", param="gate")
     check_folder(as_json)
     job = BenchJob(
@@ -79,21 +77,21 @@ def bench(
         params=params,
         num_speculative_tokens=settings.engine.num_speculative_tokens,
     )
-    report = asyncio.run(_run(job, settings))
+
+    async def measured() -> dict[str, object]:
+        from prolepsis.server.cli.engine import running
+
+        async with running(settings) as engine:
+            return await run_bench(job, engine.client, engine.tokenizer, engine.client.engine.timings)
+
+    report = asyncio.run(measured())
     report["gates"] = results = list(judged(gates, report))
     if as_json is not None:
         as_json.write_text(json.dumps(report, indent=1) + "\n")
     print_report(report)
     print_sentence(report)
-    if not all(one["passed"] for one in results):
+    if not all(result["passed"] for result in results):
         raise typer.Exit(FAILED)
-
-
-async def _run(job: BenchJob, settings: Settings) -> dict[str, object]:
-    from prolepsis.server.cli.engine import running
-
-    async with running(settings) as engine:
-        return await run_bench(job, engine.client, engine.tokenizer, engine.client.engine.timings)
 
 
 async def run_bench(
@@ -113,40 +111,32 @@ async def measure_arms(  # noqa: PLR0917  # the engine with its tokenizer and ti
     notify: Notify = note,
     others: Sequence[Contender] = (),
 ) -> tuple[Setting, list[Run]]:
-    """Run the arms of `job`, in turns with `others`."""
-    arms = parse_arms(job.arms, client.info.proposers, job.num_speculative_tokens)
+    """Run the arms of `job`, in turns with `others`, once the engine is ready: no arm is charged for its warm-up."""
+    plans = parse_arms(job.arms, client.info.proposers, job.num_speculative_tokens)
     prompts = encode_prompts(job.prompts, tokenizer)
     seeds = {prompt.id: job.params.seed + i for i, prompt in enumerate(prompts)}
-    setup = ArmSetup(client, job.params, seeds, times)
-    await _ready(client, notify)
-    contenders: list[Contender] = [*(EngineArm(arm, setup) for arm in arms), *others]
-    runs = await measure(contenders, prompts, job.schedule, notify)
-    setting = Setting(job.prompts_file, prompts, job.schedule, job.params, tuple(arm.name for arm in arms))
-    return setting, runs
-
-
-async def _ready(client: EngineClient, notify: Notify) -> None:
-    """Wait until the engine has warmed up, so that no arm is charged for it."""
+    arms = [EngineArm(name, plan, client, job.params, seeds, times) for name, plan in plans.items()]
     if detail := client.health().detail:
         notify(f"waiting for the engine: {detail}")
-    for _ in range(int(READY_S / 0.1)):
-        health = client.health()
+    end = time.monotonic() + READY_S
+    while not (health := client.health()).ready or not health.alive:
         if not health.alive:
             raise EngineDead(f"the engine ended: {health.detail}")
-        if health.ready:
-            return
+        if time.monotonic() > end:
+            raise EngineDead(f"the engine is not ready after {READY_S:.0f} s: {health.detail}")
         await asyncio.sleep(0.1)
-    raise EngineDead(f"the engine is not ready after {READY_S:.0f} s: {client.health().detail}")
+    runs = await measure([*arms, *others], prompts, job.schedule, notify)
+    return Setting(job.prompts_file, prompts, job.schedule, job.params, tuple(plans)), runs
 
 
 def _proposers(config: EngineConfig) -> tuple[str, ...]:
     """Return the proposers that the engine may have; whether a head fits the model is known once it is loaded."""
-    others = (
-        ("draft_model", config.draft_model is not None),
-        ("draft_head", config.draft_head != "none"),
-        ("remote", config.remote_proposer is not None),
-    )
-    return tuple(dict.fromkeys((*config.proposers, *(name for name, there in others if there))))
+    others = {
+        "draft_model": config.draft_model is not None,
+        "draft_head": config.draft_head != "none",
+        "remote": config.remote_proposer is not None,
+    }
+    return tuple(dict.fromkeys((*config.proposers, *(name for name, there in others.items() if there))))
 
 
 def parse_levels(text: str) -> tuple[int, ...]:

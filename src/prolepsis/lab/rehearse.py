@@ -1,6 +1,7 @@
 """`prolepsis rehearse`: recorded traffic on a virtual clock, by the scheduler and the policy that will run."""
 
 import asyncio
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -12,7 +13,8 @@ from prolepsis.control.audit.commands.acts import actor, record_act
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.config import EngineConfig, ServerConfig
 from prolepsis.core.errors import ConfigError
-from prolepsis.core.files import read_text, write_output
+from prolepsis.core.files import read_text, write_output, write_whole
+from prolepsis.core.terminal.admin import HERE, Key, Url, ask
 from prolepsis.core.terminal.config import Settings, listed
 from prolepsis.core.terminal.documents import print_reply
 from prolepsis.core.terminal.flags import configured
@@ -27,29 +29,62 @@ from prolepsis.core.terminal.output import (
     print_table,
     quiet_logs,
     shown_time,
+    stderr,
     warn,
 )
-from prolepsis.lab.rehearsal.goal import GoalFirstMs, GoalTokenMs
-from prolepsis.lab.rehearse.record import record
+from prolepsis.lab.measure.arrivals import GoalFirstMs, GoalTokenMs
 
 if TYPE_CHECKING:
     from prolepsis.control.policy.model import Policy
+    from prolepsis.lab.measure.arrivals import TrafficLoad
+    from prolepsis.lab.rehearsal.calibrate import LoadRecording
     from prolepsis.lab.rehearsal.check import Compared
     from prolepsis.lab.rehearsal.control import ControlChange
     from prolepsis.lab.rehearsal.forecast import LoadForecast, Pair
-    from prolepsis.lab.rehearsal.load import TrafficLoad
     from prolepsis.lab.rehearsal.page import ForecastPage
     from prolepsis.lab.rehearsal.trace import Trace
-    from prolepsis.lab.rehearse.calibrate import LoadRecording
     from prolepsis.lab.virtual_engine.machine import Machine
 
 app = command_group("Rehearse traffic: what speculation would do to it, by the scheduler and policy that will run.")
-app.command("record", epilog=EPILOG)(record)
 
 TraceFile = Annotated[
     Path, typer.Argument(help="a recording, or a trace of Mooncake, Azure, BurstGPT, AIPerf or GuideLLM")
 ]
 MachineFile = Annotated[Path, typer.Option("--machine", help="a measured one, or a name of `rehearse machines`")]
+
+
+_RECORDING, _POLL_S = "/admin/recording", 0.5
+
+
+@app.command("record", epilog=EPILOG)
+def record(
+    *,
+    output: Annotated[Path, typer.Option("--output", "-o", help="file of the trace: JSON lines in gzip")],
+    seconds: Annotated[float, typer.Option(min=0.1, help="requests that arrive in this time")] = 600.0,
+    requests: Annotated[int, typer.Option(min=1, help="most requests")] = 1000,
+    share: Annotated[float, typer.Option(min=0, max=1, help="share of the requests whose drafts are recorded")] = 1.0,
+    url: Url = HERE,
+    key: Key = None,
+) -> None:
+    """Record a running server's traffic: times, lengths, shapes of drafts, no text. Needs the role admin."""
+    from rich.progress import BarColumn, Progress, TimeRemainingColumn
+
+    if output.suffix != ".gz" or not output.parent.is_dir():
+        raise ConfigError(f"output is {output}; allowed: a name that ends with .gz, in a folder", param="output")
+    ask(url, key, "POST", _RECORDING, {"seconds": seconds, "requests": requests, "share": share})
+    try:
+        with Progress("{task.description}", BarColumn(), TimeRemainingColumn(), console=stderr()) as progress:
+            bar, is_over = progress.add_task("", total=seconds), False
+            while not is_over:
+                now = ask(url, key, "GET", _RECORDING)
+                text = f"{now['num_requests']} requests recorded, {now['num_running']} running"
+                progress.update(bar, description=text, completed=seconds - now["remaining_s"])
+                is_over = not now["remaining_s"] and not now["num_running"]
+                time.sleep(0.0 if is_over else _POLL_S)
+    finally:  # interrupted too: the file has what ended so far
+        write_whole(output, ask(url, key, "GET", f"{_RECORDING}/file", read=lambda reply: reply.content))
+        last = ask(url, key, "DELETE", _RECORDING)
+        print_facts([("recording", output), ("requests", last["num_requests"]), ("left out", last["num_left_out"])])
 
 
 @app.command("measure", epilog=EPILOG)
@@ -65,8 +100,8 @@ def measure(
     max_tokens: Annotated[int, typer.Option(min=2, help="most tokens of an answer")] = 192,
 ) -> None:
     """Measure this machine under load, record what it does at other loads, and check the forecasts of those."""
+    from prolepsis.lab.measure.arrivals import load_of
     from prolepsis.lab.rehearsal.check import checked
-    from prolepsis.lab.rehearsal.load import load_of
     from prolepsis.lab.rehearsal.rehearsal import RehearsedServer
     from prolepsis.lab.rehearsal.trace import write_trace
 
@@ -97,8 +132,8 @@ async def _measured(
     from prolepsis.engine.build import build_engine
     from prolepsis.engine.models.load import load_model
     from prolepsis.engine.start import loading
-    from prolepsis.lab.bench.prompts import encode_prompts, load_prompts
-    from prolepsis.lab.rehearse.calibrate import Calibration, OfferedLoad
+    from prolepsis.lab.measure.prompts import encode_prompts, load_prompts
+    from prolepsis.lab.rehearsal.calibrate import Calibration, OfferedLoad
 
     with loading():
         target = load_model(settings.engine)
@@ -187,9 +222,9 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Forecast a trace at several loads, plain and by the policy, and say where speculation stops paying."""
+    from prolepsis.lab.measure.arrivals import LatencyGoal
     from prolepsis.lab.rehearsal.control import without_rollouts
     from prolepsis.lab.rehearsal.forecast import forecasts
-    from prolepsis.lab.rehearsal.goal import LatencyGoal
     from prolepsis.lab.rehearsal.page import ForecastPage
     from prolepsis.lab.rehearsal.rehearsal import RehearsedServer
     from prolepsis.lab.rehearsal.trace import read_trace
@@ -203,7 +238,7 @@ def run(
     given = policy_of(policy)
     given = without_rollouts(given) if given is not None and fully_on else given
     setting = RehearsedServer(machine=measured, server=ServerConfig(flags=flags), policy=given)
-    goal = LatencyGoal(first_token_s=goal_first_ms / 1000.0, per_token_s=goal_token_ms / 1000.0)
+    goal = LatencyGoal.of_ms(goal_first_ms, goal_token_ms)
 
     def seeded(number: int) -> "Sequence[Pair]":
         drawn = played if donors is None else played.with_drafts_of(donors, number)

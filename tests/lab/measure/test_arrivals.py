@@ -3,7 +3,7 @@
 import pytest
 
 from prolepsis.core.errors import ConfigError
-from prolepsis.lab.rehearsal.load import TrafficLoad, load_of
+from prolepsis.lab.measure.arrivals import TrafficLoad, load_of
 
 
 def test_a_load_is_a_number_at_once_or_a_rate() -> None:

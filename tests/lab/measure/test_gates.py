@@ -16,11 +16,11 @@ from typer.testing import CliRunner
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.core.terminal.output import BAD_INPUT, FAILED, OK
-from prolepsis.lab.bench.command import BenchJob, run_bench
-from prolepsis.lab.bench.gates import judged, parse_gates
-from prolepsis.lab.bench.measure import Schedule
+from prolepsis.lab.bench import BenchJob, run_bench
+from prolepsis.lab.measure.contenders import Schedule
+from prolepsis.lab.measure.verdicts import judged, parse_gates
 from prolepsis.server.cli.main import app
-from tests.lab.bench.fakes import ByteTokenizer, table_client, tokens_of, two_prompts, write_prompts
+from tests.lab.measure.fakes import ByteTokenizer, table_client, tokens_of, two_prompts, write_prompts
 from tests.paths import ROOT
 
 JOB = BenchJob("file", two_prompts(), "auto", Schedule((1, 2), 2), SamplingParams(temperature=0.0, max_tokens=6))

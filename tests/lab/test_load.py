@@ -13,10 +13,9 @@ from typer.testing import CliRunner, Result
 from prolepsis.core.config import SYNTHETIC, ServerConfig
 from prolepsis.core.errors import ConfigError, EngineError
 from prolepsis.engine.drafting.proposers.synthetic import SyntheticProposer
-from prolepsis.lab.bench.prompts import Prompt
-from prolepsis.lab.load.command import figures, requests, warnings
-from prolepsis.lab.load.traffic import LoadAnswer, arrivals, send
-from prolepsis.lab.rehearsal.goal import LatencyGoal
+from prolepsis.lab.load import LoadAnswer, arrivals, figures, requests, send, warnings
+from prolepsis.lab.measure.arrivals import LatencyGoal
+from prolepsis.lab.measure.prompts import Prompt
 from prolepsis.lab.rehearsal.trace import Trace, TraceLine, write_trace
 from prolepsis.server.cli.main import app
 from tests.fake_client import INFO

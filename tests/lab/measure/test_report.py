@@ -12,13 +12,12 @@ from prolepsis.core.engine_client import EngineHealth
 from prolepsis.core.errors import EngineDead, EngineError
 from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.core.terminal.output import BAD_INPUT
-from prolepsis.lab.bench.command import BenchJob, run_bench
-from prolepsis.lab.bench.measure import Outcome, Run, Schedule
-from prolepsis.lab.bench.provenance import commit, provenance
-from prolepsis.lab.bench.report import NOT_LOOPING, Figures
-from prolepsis.lab.bench.tables import print_report
+from prolepsis.lab.bench import BenchJob, run_bench
+from prolepsis.lab.measure.contenders import Outcome, Run, Schedule
+from prolepsis.lab.measure.provenance import commit, provenance
+from prolepsis.lab.measure.report import NOT_LOOPING, Figures, print_report
 from prolepsis.server.cli.main import app
-from tests.lab.bench.fakes import ByteTokenizer, table_client, tokens_of, two_prompts, write_prompts
+from tests.lab.measure.fakes import ByteTokenizer, table_client, tokens_of, two_prompts, write_prompts
 
 JOB = BenchJob(
     "file", two_prompts(), "auto,suffix@4", Schedule((1, 2), 2), SamplingParams(temperature=0.0, max_tokens=6)

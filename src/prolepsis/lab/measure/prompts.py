@@ -44,10 +44,19 @@ def load_prompts(path: Path | None, categories: Sequence[str] = ()) -> tuple[Pro
     Raises `ConfigError` that names the file and line at fault, or the known categories.
     """
     text = read_text(path, "prompts") if path else (files(__package__) / DEFAULT_PROMPTS).read_text(encoding="utf-8")
-    name = str(path) if path else "the shipped prompt set"
-    prompts = [_prompt(line, f"{name}, line {number}") for number, line in numbered_lines(text)]
-    _check_unique(prompts, name)
-    return _of_categories(prompts, categories, name)
+    name, prompts = str(path) if path else "the shipped prompt set", dict[str, Prompt]()
+    for number, line in numbered_lines(text):
+        prompt = _prompt(line, f"{name}, line {number}")
+        if prompt.id in prompts:
+            raise ConfigError(f"{name} has the id {prompt.id!r} twice", param="prompts")
+        prompts[prompt.id] = prompt
+    if not prompts:
+        raise ConfigError(f"{name} holds no prompts", param="prompts")
+    known = dict.fromkeys(prompt.category for prompt in prompts.values())
+    for category in categories:
+        if category not in known:
+            raise ConfigError(f"{name} has no category {category!r}; it has {', '.join(known)}", param="categories")
+    return tuple(prompt for prompt in prompts.values() if not categories or prompt.category in categories)
 
 
 def encode_prompts(prompts: Sequence[Prompt], tokenizer: ChatTokenizer) -> tuple[EncodedPrompt, ...]:
@@ -68,27 +77,8 @@ def _prompt(line: str, where: str) -> Prompt:
         if not isinstance(record.get(key), str) or not record[key]:
             raise ConfigError(f"{where} has no text under {key!r}; needed: id, category, prompt", param="prompts")
     if record["category"] == "all":
-        raise ConfigError(
-            f"{where} has the category 'all', which is reserved for all prompts together", param="prompts"
-        )
+        reserved = "which is reserved for all prompts together"
+        raise ConfigError(f"{where} has the category 'all', {reserved}", param="prompts")
     if not isinstance(is_synthetic := record.get("synthetic", False), bool):
         raise ConfigError(f"{where} has {is_synthetic!r} under 'synthetic'; allowed: true, false", param="prompts")
     return Prompt(record["id"], record["category"], record["prompt"], is_synthetic)
-
-
-def _check_unique(prompts: Sequence[Prompt], name: str) -> None:
-    if not prompts:
-        raise ConfigError(f"{name} holds no prompts", param="prompts")
-    seen: set[str] = set()
-    for prompt in prompts:
-        if prompt.id in seen:
-            raise ConfigError(f"{name} has the id {prompt.id!r} twice", param="prompts")
-        seen.add(prompt.id)
-
-
-def _of_categories(prompts: Sequence[Prompt], categories: Sequence[str], name: str) -> tuple[Prompt, ...]:
-    known = list(dict.fromkeys(p.category for p in prompts))
-    for category in categories:
-        if category not in known:
-            raise ConfigError(f"{name} has no category {category!r}; it has {', '.join(known)}", param="categories")
-    return tuple(p for p in prompts if not categories or p.category in categories)

@@ -1,13 +1,45 @@
-"""The sentence at the end of a measurement: what a person can quote, with machine and model, or why nothing can be."""
+"""Verdicts on a measurement: gates, so that a build can fail, and a sentence to quote, or why there is none."""
 
+import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from prolepsis.core.config import SYNTHETIC
 from prolepsis.core.engine_client import EngineInfo
-from prolepsis.lab.bench.arms import AUTO, PLAIN
-from prolepsis.lab.bench.report import ALL, NOT_LOOPING, Figure, Figures, Setting
+from prolepsis.core.errors import ConfigError
+from prolepsis.core.terminal.config import listed
+from prolepsis.lab.measure.contenders import AUTO, PLAIN
+from prolepsis.lab.measure.report import ALL, NOT_LOOPING, Figure, Figures, Setting
+
+FIGURES = ("acceptance", "speedup", "tokens_a_pass", "p95_ms")
+_GATE = re.compile(rf"({'|'.join(FIGURES)})(>=|<=)(\d+(\.\d+)?)|exact")
+
+
+def parse_gates(text: str) -> Sequence[str]:
+    """Return the gates of a comma-separated list; raises `ConfigError`."""
+    for gate in (gates := listed(text)):
+        if not _GATE.fullmatch(gate):
+            allowed = f"exact, or one of {', '.join(FIGURES)} with >= or <= and a number, such as speedup>=1.1"
+            raise ConfigError(f"gate is {gate!r}; allowed: {allowed}", param="gate")
+    return gates
+
+
+def judged(gates: Sequence[str], report: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield what came of each gate for every arm but `plain`, at each concurrency.
+
+    That of `exact` is the share of prompts with the tokens of plain decoding.
+    """
+    for level, of_level in report["concurrency"].items():
+        for arm in (name for name in of_level["arms"] if name != PLAIN):
+            outputs = report["outputs"][arm]["concurrency"][level]
+            same = 1.0 - outputs["num_different"] / outputs["num_prompts"]
+            for gate in gates:
+                name, sign, bound = re.split("(>=|<=)", gate if gate != "exact" else "exact>=1")
+                value = same if name == "exact" else of_level["arms"][arm][name]["median"]
+                passed = value is not None and (value >= float(bound) if sign == ">=" else value <= float(bound))
+                yield {"gate": gate, "arm": arm, "concurrency": level, "value": value, "passed": passed}
 
 
 def quote(figures: Figures, setting: Setting, info: EngineInfo, hardware: Mapping[str, object]) -> str:

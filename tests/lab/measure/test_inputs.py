@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from prolepsis.core.errors import ConfigError
-from prolepsis.lab.bench.arms import parse_arms
-from prolepsis.lab.bench.prompts import Prompt, encode_prompts, load_prompts
-from tests.lab.bench.fakes import PROPOSERS, ByteTokenizer, two_prompts, write_prompts
+from prolepsis.lab.measure.contenders import parse_arms
+from prolepsis.lab.measure.prompts import Prompt, encode_prompts, load_prompts
+from tests.lab.measure.fakes import PROPOSERS, ByteTokenizer, two_prompts, write_prompts
 
 
 def test_prompts_are_read_and_filtered(tmp_path: Path) -> None:
@@ -63,8 +63,8 @@ def test_a_model_without_a_template_continues_the_prompts() -> None:
 
 def test_arms_become_plans_and_plain_is_always_first() -> None:
     arms = parse_arms("auto, suffix@8,prompt_lookup,auto", PROPOSERS)
-    assert [arm.name for arm in arms] == ["plain", "auto", "suffix@8", "prompt_lookup"]
-    plans = [arm.plan for arm in arms]
+    assert list(arms) == ["plain", "auto", "suffix@8", "prompt_lookup"]
+    plans = list(arms.values())
     assert plans[0].num_speculative_tokens == 0
     assert (plans[1].proposers, plans[1].fixed_depth) == (None, None)
     assert (plans[2].proposers, plans[2].fixed_depth) == (("suffix",), 8)
@@ -73,7 +73,7 @@ def test_arms_become_plans_and_plain_is_always_first() -> None:
 
 
 def test_a_fixed_depth_above_the_ceiling_raises_the_ceiling() -> None:
-    assert parse_arms("suffix@24", PROPOSERS, 16)[1].plan.num_speculative_tokens == 24
+    assert parse_arms("suffix@24", PROPOSERS, 16)["suffix@24"].num_speculative_tokens == 24
 
 
 @pytest.mark.parametrize("name", ["sufix", "plain@4", "suffix@0", "suffix@x", "suffix@", "@3"])

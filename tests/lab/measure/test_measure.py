@@ -13,13 +13,21 @@ from prolepsis.core.events import Aborted, Failed
 from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.core.stats import RequestStats
 from prolepsis.engine.timings import StepTiming, Timings
-from prolepsis.lab.bench.arms import ArmSetup, EngineArm, parse_arms
-from prolepsis.lab.bench.measure import Outcome, Run, Schedule, Turn, measure, rotated
-from prolepsis.lab.bench.prompts import EncodedPrompt
-from prolepsis.lab.bench.report import Figures, rate, spread
-from prolepsis.server.cli.ask import ask, in_flight
+from prolepsis.lab.measure.arrivals import in_flight
+from prolepsis.lab.measure.contenders import (
+    EngineArm,
+    Outcome,
+    Run,
+    Schedule,
+    measure,
+    parse_arms,
+    rotated,
+)
+from prolepsis.lab.measure.prompts import EncodedPrompt
+from prolepsis.lab.measure.report import Figures, rate, spread
+from prolepsis.server.cli.ask import ask
 from tests.fake_client import FakeEngineClient
-from tests.lab.bench.fakes import NUM_TOKENS, PROPOSERS, table_client
+from tests.lab.measure.fakes import NUM_TOKENS, PROPOSERS, table_client
 from tests.virtual_time import virtual_time
 
 PROMPTS = (EncodedPrompt("p1", "code", (5, 6, 7)), EncodedPrompt("p2", "chat", (5,)))
@@ -37,12 +45,12 @@ class LoggingContender:
     async def begin(self, round_name: str) -> None:
         self._log.append(f"{self.name} begins {round_name}")
 
-    async def run(self, prompts: Sequence[EncodedPrompt], concurrency: int) -> Turn:
+    async def answer(self, prompts: Sequence[EncodedPrompt], run: Run) -> None:
         self._turns += 1
         if self._turns == self._fails_at:
             raise EngineError("broke")
-        self._log.append(f"{self.name} {'+'.join(p.id for p in prompts)} x{concurrency}")
-        return Turn([Outcome(p.id, p.category, (1, 2), 0.5) for p in prompts])
+        self._log.append(f"{self.name} {'+'.join(p.id for p in prompts)} x{run.concurrency}")
+        run.outcomes += [Outcome(p.id, p.category, (1, 2), 0.5) for p in prompts]
 
 
 async def test_contenders_alternate_prompt_by_prompt_and_the_first_rotates() -> None:
@@ -75,14 +83,16 @@ def test_rotation() -> None:
 async def test_an_arm_applies_its_plan_and_has_a_fresh_scope_each_round() -> None:
     client = table_client()
     plain, suffix = (
-        EngineArm(arm, ArmSetup(client, SamplingParams(), {"p1": 7})) for arm in parse_arms("suffix", PROPOSERS)
+        EngineArm(name, plan, client, SamplingParams(), {"p1": 7})
+        for name, plan in parse_arms("suffix", PROPOSERS).items()
     )
     await plain.begin("r0")
-    slow = await plain.run(PROMPTS[:1], 1)
+    slow, quick = Run("plain", 1), Run("suffix", 2)
+    await plain.answer(PROMPTS[:1], slow)
     await suffix.begin("r0")
-    quick = await suffix.run(PROMPTS, 2)
+    await suffix.answer(PROMPTS, quick)
     await suffix.begin("r1")
-    await suffix.run(PROMPTS[:1], 1)
+    await suffix.answer(PROMPTS[:1], Run("suffix", 1))
     assert [plan.num_speculative_tokens for plan in client.plans] == [0, 24, 24]
     assert [request.cache_salt for request in client.requests] == [
         *("bench plain r0", "bench suffix r0", "bench suffix r0", "bench suffix r1"),
@@ -108,10 +118,13 @@ async def test_time_outside_the_forward_is_the_growth_of_the_engines_sums() -> N
                 yield event
 
     inner = table_client()
-    arm = parse_arms("plain", PROPOSERS)[0]
-    contender = EngineArm(arm, ArmSetup(Stepping(lambda request: []), SamplingParams(), {}, times))
-    turn = await contender.run(PROMPTS, 1)
-    assert (turn.num_passes, turn.forward_s, turn.outside_forward_s) == (2, 4.0, 1.0)
+    plan = parse_arms("plain", PROPOSERS)["plain"]
+    contender, run = (
+        EngineArm("plain", plan, Stepping(lambda request: []), SamplingParams(), {}, times),
+        Run("plain", 1),
+    )
+    await contender.answer(PROMPTS, run)
+    assert (run.num_passes, run.forward_s, run.outside_forward_s) == (2, 4.0, 1.0)
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,12 @@ import pytest
 
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.requests import SamplingParams
-from prolepsis.lab.bench.command import BenchJob, run_bench
-from prolepsis.lab.bench.measure import Outcome, Run, Schedule
-from prolepsis.lab.bench.prompts import EncodedPrompt, encode_prompts, load_prompts
-from prolepsis.lab.bench.quote import quote
-from prolepsis.lab.bench.report import Figures, Setting
-from prolepsis.lab.bench.tables import print_report, print_sentence
-from tests.lab.bench.fakes import INFO, ByteTokenizer, table_client, two_prompts
+from prolepsis.lab.bench import BenchJob, run_bench
+from prolepsis.lab.measure.contenders import Outcome, Run, Schedule
+from prolepsis.lab.measure.prompts import EncodedPrompt, encode_prompts, load_prompts
+from prolepsis.lab.measure.report import Figures, Setting, print_report, print_sentence
+from prolepsis.lab.measure.verdicts import quote
+from tests.lab.measure.fakes import INFO, ByteTokenizer, table_client, two_prompts
 
 HARDWARE: dict[str, object] = {"processor": "Zen 9", "cores": 2}
 PROMPTS = (EncodedPrompt("p1", "code", (1, 2)), EncodedPrompt("p2", "chat", (3,)))
