@@ -28,7 +28,7 @@ from prolepsis.engine.drafting.proposers.prompt_lookup import PromptLookupPropos
 from prolepsis.engine.drafting.proposers.suffix import SuffixProposer
 from prolepsis.engine.drafting.window import DraftWindow
 from prolepsis.engine.text.grammar.matcher import Matcher
-from prolepsis.lab.bench.provenance import provenance
+from prolepsis.lab.measure.provenance import provenance
 
 CONTEXTS = (256, 1024, 2048)
 VOCAB = 49_152
