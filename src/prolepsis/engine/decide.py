@@ -208,25 +208,15 @@ class Decisions:
             return Compare(self._request(sequence, choice, plan, room)) if is_free else _PLAIN
         if sequence.key not in self._paused:
             return Ask(self._request(sequence, choice, plan, room))
-        reason = self._pause_reason(sequence, plan)
-        if self._is_sample(sequence):
-            return Compare(self._sample(sequence, choice, plan, room), reason)
-        return Plain(reason)
-
-    def _pause_reason(self, sequence: SequenceState, plan: SpecPlan) -> PlainReason:
         reason = self.barred(sequence, plan) if plan.disabled or plan.killed else None
-        return reason or "too_costly"
-
-    def _is_sample(self, sequence: SequenceState) -> bool:
+        reason = reason or "too_costly"
         request = sequence.request
         admission = self._admissions[request.request_id]
-        return admission.num_samples > 0 and sequence is request.sequences[0] and sequence.shadow is None
-
-    def _sample(self, sequence: SequenceState, choice: SpeculationChoice, plan: SpecPlan, room: int) -> DraftRequest:
-        """Ask for a draft of all proposers, whether or not it pays."""
-        limit = self._limit(sequence, choice, plan, room)
-        allowed = self._allowed(sequence, plan, compared=True)
-        return DraftRequest(sequence, limit, allowed, always_verify=True, insists_on=allowed)
+        if admission.num_samples > 0 and sequence is request.sequences[0] and sequence.shadow is None:
+            limit = self._limit(sequence, choice, plan, room)
+            allowed = self._allowed(sequence, plan, compared=True)
+            return Compare(DraftRequest(sequence, limit, allowed, always_verify=True, insists_on=allowed), reason)
+        return Plain(reason)
 
     def _request(self, sequence: SequenceState, choice: SpeculationChoice, plan: SpecPlan, room: int) -> DraftRequest:
         allowed = self._allowed(sequence, plan)

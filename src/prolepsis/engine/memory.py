@@ -84,16 +84,6 @@ def check_head(head: HeadInfo, device: str, num_pages: int, max_requests: int) -
 def _room(config: EngineConfig, loaded: Loaded, reserved: Sequence[MemoryUse]) -> Room:
     """Return the room of the KV cache; the host's is checked too where the model is on another device."""
     device, host = loaded.target.device, host_memory()
-    on_device, on_host = _model_uses(config, loaded), [*_index_uses(config), *reserved]
-    if device != CPU:
-        Room(host.place, host.free, on_host).check()
-        memory = memory_of(device)
-        return Room(memory.place, memory.free + memory.held, on_device)
-    rest = host.held - sum(each.weight_bytes for each in (loaded.target, loaded.draft, loaded.head) if each)
-    return Room(host.place, host.free + host.held, [*on_device, *on_host, MemoryUse("program", max(0, rest))])
-
-
-def _model_uses(config: EngineConfig, loaded: Loaded) -> list[MemoryUse]:
     target, draft, head = loaded.target, loaded.draft, loaded.head
     uses = [
         MemoryUse(f"weights of {Path(target.name).name}", target.weight_bytes),
@@ -107,7 +97,13 @@ def _model_uses(config: EngineConfig, loaded: Loaded) -> list[MemoryUse]:
         uses.append(MemoryUse("workspace of the draft head", scratch + MAX_DEFERRED_BYTES, "max_requests"))
     exit_pages = SCRATCH_PAGES * loaded.exit_sequences
     uses.append(MemoryUse("workspace of the early exit", exit_pages * target.page_bytes, "max_requests"))
-    return uses
+    on_device, on_host = uses, [*_index_uses(config), *reserved]
+    if device != CPU:
+        Room(host.place, host.free, on_host).check()
+        memory = memory_of(device)
+        return Room(memory.place, memory.free + memory.held, on_device)
+    rest = host.held - sum(each.weight_bytes for each in (loaded.target, loaded.draft, loaded.head) if each)
+    return Room(host.place, host.free + host.held, [*on_device, *on_host, MemoryUse("program", max(0, rest))])
 
 
 def _index_uses(config: EngineConfig) -> list[MemoryUse]:

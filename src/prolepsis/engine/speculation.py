@@ -76,7 +76,10 @@ class Speculation:
                 self._commit(rows[i].sequence)  # tokens from before it might draft
                 if rows[i].sequence.request.source.records_drafts:
                     self.proposers.records.begin(rows[i].sequence)
-            load = self._load(rows, room)
+            number = sum(row.decodes for row in rows)
+            correction = self.payback.correction(number) if self.payback is not None else AS_PREDICTED
+            num_tokens, num_context = sum(row.num_tokens for row in rows), sum(row.start for row in rows)
+            load = StepLoad(num_tokens, num_context, room, correction, number)
             self._verify(drafted, asked, verdicts, plan, load)
             self._compare(drafted, compared, verdicts, plan, load)
             for i in compared:
@@ -153,13 +156,6 @@ class Speculation:
                 num_new = len(sequence.tokens) - (known or 0)
             if known is not None or num_new:
                 self.proposers.forget(sequence, num_new)
-
-    def _load(self, rows: Sequence[Row], room: int) -> StepLoad:
-        """Return what the pass carries before any draft."""
-        number = sum(row.decodes for row in rows)
-        correction = self.payback.correction(number) if self.payback is not None else AS_PREDICTED
-        num_tokens, num_context = sum(row.num_tokens for row in rows), sum(row.start for row in rows)
-        return StepLoad(num_tokens, num_context, room, correction, number)
 
     def _verify(
         self, rows: list[Row], places: Sequence[int], verdicts: Sequence[Verdict], plan: SpecPlan, load: StepLoad

@@ -74,7 +74,16 @@ class StopStrings:
         """The longest other state with which each state's text ends."""
         self._strings = tuple(strings)
         for string in strings:
-            self._add(string)
+            state = 0
+            for length, character in enumerate(string, 1):
+                if character not in self._next[state]:
+                    self._next[state][character] = len(self._next)
+                    self._next.append({})
+                    self._length.append(length)
+                    self._found.append(None)
+                    self._shorter.append(0)
+                state = self._next[state][character]
+            self._found[state] = string
         self._link()
 
     @classmethod
@@ -99,18 +108,6 @@ class StopStrings:
     def length(self, state: int) -> int:
         """Return how many of the last characters may belong to a stop string."""
         return self._length[state]
-
-    def _add(self, string: str) -> None:
-        state = 0
-        for length, character in enumerate(string, 1):
-            if character not in self._next[state]:
-                self._next[state][character] = len(self._next)
-                self._next.append({})
-                self._length.append(length)
-                self._found.append(None)
-                self._shorter.append(0)
-            state = self._next[state][character]
-        self._found[state] = string
 
     def _link(self) -> None:
         """Link each state to the next shorter one, shorter ones first."""

@@ -101,7 +101,13 @@ class ThreadEngineClient:
                     turn.release()
                     raise
                 work.add_done_callback(partial(_end_turn, turn))  # a client that leaves does not end the thread's work
-                return await _result(work)
+                try:
+                    return await asyncio.shield(work)
+                except asyncio.CancelledError:
+                    waiter = asyncio.current_task()
+                    if work.cancelled() and not (waiter and waiter.cancelling()):
+                        raise EngineDead("the engine is closed") from None
+                    raise
         except TimeoutError:
             message = f"its grammar was not compiled in {request.deadline_s:.3f} s"
             raise DeadlineExceeded(message) from None
@@ -225,17 +231,6 @@ class ThreadEngineClient:
         for request_id, stream in self._streams.items():
             stream.put(Aborted(request_id, RequestStats(), "shutdown"))
         self._stopped.set()
-
-
-async def _result(work: "asyncio.Future[object]") -> object:
-    """Wait for work that continues without its waiter; raises `EngineDead` where `close` has put it off for good."""
-    try:
-        return await asyncio.shield(work)
-    except asyncio.CancelledError:
-        waiter = asyncio.current_task()
-        if work.cancelled() and not (waiter and waiter.cancelling()):
-            raise EngineDead("the engine is closed") from None
-        raise
 
 
 def _end_turn(turn: asyncio.Lock, work: "asyncio.Future[object]") -> None:

@@ -34,36 +34,31 @@ class Verification:
         logits = computed.logits
         first_row = 0
         for row in rows:
-            scores.append(self._scores(row, first_row, logits))
+            top, tokens = row.sequence.params.prompt_logprobs or 0, row.sequence.tokens
+            places = enumerate(row.scored, first_row)
+            scores.append(tuple(self._sampler.logprobs(logits[place], tokens[i + 1], top) for place, i in places))
             first_row += row.num_kept
             if row.samples_next:
-                steps.append(self._step(row, first_row - 1))
+                sequence = row.sequence
+                steps.append(
+                    SequenceStep(
+                        row.draft,
+                        sequence.params,
+                        sequence.noise_key,
+                        sequence.num_output_tokens,
+                        first_row - 1,
+                        sequence.history,
+                        self._max_model_len - len(sequence.tokens),
+                        sequence.matcher,
+                        sequence.bias,
+                    )
+                )
                 first_row += len(row.draft.tokens) if row.draft else 0
         assert first_row == logits.shape[0], f"{first_row} rows of logits expected, {logits.shape[0]} given"
         results = verify_batch(steps, logits, self._sampler, computed.argmax)
         found = zip(results, num_usable(results, logits, self._sampler), strict=True)
         sampled = [self._sampled(row.sequence, *next(found), logits) if row.samples_next else None for row in rows]
         return [_with_scores(*pair) if pair[1] else pair[0] for pair in zip(sampled, scores, strict=True)]
-
-    def _scores(self, row: Row, first_row: int, logits: Tensor) -> tuple[TokenLogprobs, ...]:
-        """Return the log-probabilities of the tokens of the prompt that the row scores, one row of logits at a time."""
-        top, tokens = row.sequence.params.prompt_logprobs or 0, row.sequence.tokens
-        places = enumerate(row.scored, first_row)
-        return tuple(self._sampler.logprobs(logits[place], tokens[i + 1], top) for place, i in places)
-
-    def _step(self, row: Row, first_row: int) -> SequenceStep:
-        sequence = row.sequence
-        return SequenceStep(
-            row.draft,
-            sequence.params,
-            sequence.noise_key,
-            sequence.num_output_tokens,
-            first_row,
-            sequence.history,
-            self._max_model_len - len(sequence.tokens),
-            sequence.matcher,
-            sequence.bias,
-        )
 
     def _sampled(self, sequence: SequenceState, result: VerifyResult, usable: int, logits: Tensor) -> SampledTokens:
         if result.fault is not None and not result.tokens:

@@ -98,7 +98,6 @@ class Host:
 
     @property
     def num_requests(self) -> int:
-        """Requests of all front ends."""
         return sum(len(connection.work) for connection in self._connections)
 
     @property
@@ -109,7 +108,8 @@ class Host:
     def demand(self) -> Demand:
         """What waits at all front ends; any thread may ask."""
         oldest = self.clock() - _DEMAND_S
-        demands = [one.demand for one in list(self._connections) if one.demanded_at >= oldest]
+        connections = list(self._connections)
+        demands = [connection.demand for connection in connections if connection.demanded_at >= oldest]
         waiting = sum(demand.num_waiting for demand in demands)
         return Demand(max((demand.queue_age_s for demand in demands), default=0.0), waiting)
 
@@ -120,7 +120,11 @@ class Host:
         """
         if self._reporting is None:
             self._reporting = asyncio.create_task(self._keep_reporting())
-        await self._end_earlier(front_end)
+        earlier = [connection for connection in self._connections if front_end and connection.front_end == front_end]
+        for connection in earlier:  # which it has lost, and this host has not; their requests end with them
+            connection.abort()
+        while any(connection in self._connections for connection in earlier):
+            await self._change()
         connection = _Connection(self, channel, front_end, next(self._numbers))
         self._connections[connection] = None
         try:
@@ -145,7 +149,11 @@ class Host:
         with self._contained.of("figures"):
             self._memory = tuple(self.client.proposer_memory())
         with self._contained.of("figures"):
-            self._send_status()
+            health, info, number = self.client.health(), self.client.info, self.num_requests
+            for connection in self._connections:
+                elsewhere = number - len(connection.work)
+                own = replace(connection.own(health), is_leaving=self.is_leaving, num_elsewhere=elsewhere)
+                connection.send(Status(own, info, self._counts, self._memory))
         self.send_figures()
 
     def send_figures(self) -> None:
@@ -175,21 +183,6 @@ class Host:
 
     def wake(self) -> None:
         self._changed.set()
-
-    def _send_status(self) -> None:
-        health, info, number = self.client.health(), self.client.info, self.num_requests
-        for connection in self._connections:
-            elsewhere = number - len(connection.work)
-            own = replace(connection.own(health), is_leaving=self.is_leaving, num_elsewhere=elsewhere)
-            connection.send(Status(own, info, self._counts, self._memory))
-
-    async def _end_earlier(self, front_end: bytes) -> None:
-        """End the connections, with their requests, that a front end has lost and this host has not."""
-        earlier = [one for one in self._connections if front_end and one.front_end == front_end]
-        for connection in earlier:
-            connection.abort()
-        while any(connection in self._connections for connection in earlier):
-            await self._change()
 
     async def _change(self) -> None:
         """Wait until a request or a connection has ended."""
@@ -233,7 +226,9 @@ class _Connection:
                     for message in batch:
                         self._take(message)
                 await asyncio.sleep(0)  # the first turn of a request that came just before
-                await self._end_requests()
+                for request_id in self._request_ids.values():  # the engine ends them, with its figures
+                    self._client.send(Abort(request_id, "shutdown"))
+                await self._ended()
         except Exception:  # contained: a message that cannot be read ends this connection, not the others
             log.exception("front_end_misunderstood")
         finally:
@@ -243,9 +238,10 @@ class _Connection:
     def own(self, health: EngineHealth) -> EngineHealth:
         """Return the health with this front end's requests, by the ids that it knows."""
         known = {engines: engines.removeprefix(self._prefix) for engines in self._request_ids.values()}
-        reading = (replace(one, request_id=known[one.request_id]) for one in health.reading if one.request_id in known)
-        not_begun = (known[name] for name in health.not_begun if name in known)
-        return replace(health, not_begun=tuple(not_begun), reading=tuple(reading))
+        own = [progress for progress in health.reading if progress.request_id in known]
+        reading = tuple(replace(progress, request_id=known[progress.request_id]) for progress in own)
+        not_begun = tuple(known[name] for name in health.not_begun if name in known)
+        return replace(health, not_begun=not_begun, reading=reading)
 
     async def close(self) -> None:
         for task in self.work.values():
@@ -312,12 +308,6 @@ class _Connection:
         result = await self._client.swap_head(name, proposer)
         self._host.report()  # first: the facts are there before the answer
         self.send(HeadLoaded(number, result))
-
-    async def _end_requests(self) -> None:
-        """Have the engine end the requests, with its figures."""
-        for request_id in self._request_ids.values():
-            self._client.send(Abort(request_id, "shutdown"))
-        await self._ended()
 
     async def _ended(self) -> None:
         """Wait for the requests and questions to end."""

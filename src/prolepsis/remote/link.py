@@ -160,14 +160,14 @@ class HostLink:
         self._channel.send(control)
 
     async def heads(self) -> Sequence[InstalledHead]:
-        found = await self._ask(ListHeads(next(self._numbers)))
-        assert isinstance(found, Heads)
-        return found.heads
+        answer = await self._ask(ListHeads(next(self._numbers)))
+        assert isinstance(answer, Heads)
+        return answer.heads
 
     async def swap_head(self, name: str, proposer: HeadProposerName = DRAFT_HEAD) -> HeadSwapped:
-        found = await self._ask(LoadHead(next(self._numbers), name, proposer))
-        assert isinstance(found, HeadLoaded)
-        return found.result
+        answer = await self._ask(LoadHead(next(self._numbers), name, proposer))
+        assert isinstance(answer, HeadLoaded)
+        return answer.result
 
     def health(self) -> EngineHealth:
         """Return the last known state of the engine, or that its host has ended or is silent."""
@@ -225,7 +225,17 @@ class HostLink:
             log.exception("host_misunderstood")
             self._give_up()
         self._dead = EngineDead("the connection to the engine's host ended")
-        self._end(EngineDead(await self._exit_of(self.process)) if self.process is not None else self._dead)
+        error = EngineDead(await self._exit_of(self.process)) if self.process is not None else self._dead
+        self._dead = error
+        if self._closing is None:
+            log.error("engine_host_lost", detail=str(error))
+        now = time.monotonic()
+        for stream in self._streams.values():
+            stream.fail(error, now) if self._closing is None else stream.abort("shutdown", now)
+        self._streams.clear()
+        for question in self._questions.values():
+            if not question.done():
+                question.set_exception(error)
         await self._channel.close()
 
     async def _watch(self) -> None:
@@ -312,16 +322,3 @@ class HostLink:
         code = exiting.result()
         how = f"by signal {signal.Signals(-code).name}" if code < 0 else f"with status {code}"
         return f"the engine's process ended {how}"
-
-    def _end(self, error: EngineDead) -> None:
-        """End the requests of a host that is gone."""
-        self._dead = error
-        if self._closing is None:
-            log.error("engine_host_lost", detail=str(error))
-        now = time.monotonic()
-        for stream in self._streams.values():
-            stream.fail(error, now) if self._closing is None else stream.abort("shutdown", now)
-        self._streams.clear()
-        for question in self._questions.values():
-            if not question.done():
-                question.set_exception(error)

@@ -195,24 +195,19 @@ class Scoreboard:
         parents, tokens = entry.draft.parents, sequence.tokens
         while entry.next_index < len(tokens):
             if entry.depth == 0:
-                follower = self._first_trials(entry, sequence, tokens[entry.next_index])
+                draft, follower = entry.draft, self._trials(entry, tokens[entry.next_index])
+                right = follower is not None
+                self.ledger.judge(draft.proposer, entry.origin, right=right)
+                num_judged = self._num_judged[sequence.key]
+                if num_judged[draft.proposer] < FIRST_JUDGED:
+                    num_judged[draft.proposer] += 1
+                    self._first_judged.append((draft.proposer, JudgedDraft(right, draft.first_chance)))
             else:
                 follower = self._trials(entry, tokens[entry.next_index])
             if follower is None or follower not in parents:
                 return False
             entry.node, entry.depth, entry.next_index = follower, entry.depth + 1, entry.next_index + 1
         return True
-
-    def _first_trials(self, entry: _Pending, sequence: SequenceView, token: int) -> int | None:
-        """Do `_trials` for the first token of a draft, and count them in the ledger."""
-        draft, follower = entry.draft, self._trials(entry, token)
-        right = follower is not None
-        self.ledger.judge(draft.proposer, entry.origin, right=right)
-        num_judged = self._num_judged[sequence.key]
-        if num_judged[draft.proposer] < FIRST_JUDGED:
-            num_judged[draft.proposer] += 1
-            self._first_judged.append((draft.proposer, JudgedDraft(right, draft.first_chance)))
-        return follower
 
     def _trials(self, entry: _Pending, token: int) -> int | None:
         """Record a trial for each child of the entry's node; return the child that was committed."""

@@ -52,7 +52,9 @@ class CostCurve:
         """
         if num_tokens <= _TABLE_TOKENS:
             return self.table(num_tokens, num_context)[num_tokens]
-        return self._predict(num_tokens, _rounded(num_context) * _CONTEXT_STEP)
+        first = max(0, min(bisect_left(self.tokens, num_tokens) - 1, len(self.tokens) - 2))
+        near = slice(first, first + 2)
+        return self._at(self._column(_rounded(num_context) * _CONTEXT_STEP, near), num_tokens, near)
 
     def table(self, num_tokens: int, num_context: int) -> list[float]:
         """Return a list, indexed by tokens up to at least `num_tokens`, of milliseconds at about `num_context`."""
@@ -62,7 +64,9 @@ class CostCurve:
             if len(self._tables) >= _MAX_TABLES:
                 self._tables.clear()
             size = max(_TABLE_TOKENS, 1 << num_tokens.bit_length())
-            table = self._tables[step] = self._build(size, step * _CONTEXT_STEP)
+            column = self._column(step * _CONTEXT_STEP)
+            ms = [self._at(column, tokens) for tokens in range(1, size + 1)]
+            table = self._tables[step] = list(accumulate([ms[0], *ms], max))
         return table
 
     def to_json(self) -> str:
@@ -78,17 +82,6 @@ class CostCurve:
             return cls(tokens, contexts, [[float(x) for x in line] for line in data["ms"]])
         except (KeyError, TypeError, AssertionError) as error:
             raise ValueError(f"not a stored cost curve: {error}") from error
-
-    def _build(self, size: int, context: int) -> list[float]:
-        column = self._column(context)
-        ms = [self._at(column, tokens) for tokens in range(1, size + 1)]
-        return list(accumulate([ms[0], *ms], max))
-
-    def _predict(self, num_tokens: int, num_context: int) -> float:
-        """Return the value of the whole column, from the two profiled points around `num_tokens`."""
-        first = max(0, min(bisect_left(self.tokens, num_tokens) - 1, len(self.tokens) - 2))
-        near = slice(first, first + 2)
-        return self._at(self._column(num_context, near), num_tokens, near)
 
     def _column(self, num_context: int, lines: slice = _ALL) -> list[float]:
         """Return the milliseconds of each of these profiled numbers of tokens at `num_context`."""

@@ -96,7 +96,13 @@ class Effort:
         nets = [(sum(_at(each, depth) for each in gains) - self._tokens(depth, costs), -depth) for depth in depths]
         net, depth = max(nets, default=(0.0, 0))
         if net <= 0.0:
-            return self._retry(len(expected), costs)
+            num_sequences = len(expected)
+            if not self._explore.grant("retry", self._tokens(RETRY_DEPTH, costs)):
+                return DepthDecision(0, (False,) * num_sequences)
+            first, number = self._num_retries * _RETRIED, min(_RETRIED, num_sequences)
+            self._num_retries += 1
+            retried = {(first + i) % num_sequences for i in range(number)}
+            return DepthDecision(RETRY_DEPTH, tuple(i in retried for i in range(num_sequences)))
         return DepthDecision(-depth, tuple(_at(each, -depth) > 0.0 for each in gains))
 
     def threshold(self, num_sequences: int, costs: MarginalCost) -> float:
@@ -110,15 +116,6 @@ class Effort:
     def _tokens(self, depth: int, costs: MarginalCost) -> float:
         """Return what a call of this depth costs."""
         return self.paid(depth) * self.cost.ms * costs.ms
-
-    def _retry(self, num_sequences: int, costs: MarginalCost) -> DepthDecision:
-        """Return a call for a few sequences, others each time, if the budget lets there be one."""
-        if not self._explore.grant("retry", self._tokens(RETRY_DEPTH, costs)):
-            return DepthDecision(0, (False,) * num_sequences)
-        first, number = self._num_retries * _RETRIED, min(_RETRIED, num_sequences)
-        self._num_retries += 1
-        retried = {(first + i) % num_sequences for i in range(number)}
-        return DepthDecision(RETRY_DEPTH, tuple(i in retried for i in range(num_sequences)))
 
 
 def _gains(expected: ExpectedDraft, token_cost: float) -> list[float]:

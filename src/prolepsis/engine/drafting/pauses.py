@@ -146,7 +146,9 @@ class Pauses:
         loss_limit = _LOSS_LIMIT_ALONE if band == 0 else _LOSS_LIMIT
         if history.trial <= _TRIAL - _LEAST_STEPS and history.net + new.prior < -loss_limit:
             self._settle(history)
-            self._pause(history)
+            history.until = -(-(self._step + history.pause) // _FIRST_PAUSE) * _FIRST_PAUSE
+            history.paused, history.band = True, self._band
+            history.pause = min(_LONGEST_PAUSE, 2 * history.pause)
         elif history.is_charged and not history.trial:
             self._settle(history)
             history.pause = _FIRST_PAUSE
@@ -183,9 +185,3 @@ class Pauses:
         if history.is_charged:
             self._explore.charge("trial", -history.charged)
             history.is_charged = False
-
-    def _pause(self, history: _History) -> None:
-        """Pause; pauses end together, as steps without any drafts are the cheapest."""
-        history.until = -(-(self._step + history.pause) // _FIRST_PAUSE) * _FIRST_PAUSE
-        history.paused, history.band = True, self._band
-        history.pause = min(_LONGEST_PAUSE, 2 * history.pause)

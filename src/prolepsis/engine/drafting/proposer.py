@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from prolepsis.core.client_draft import ClientDraft
@@ -65,6 +65,24 @@ class SequenceView(Protocol):
     @property
     def noise_key(self) -> int:
         """64-bit key of the sequence's keyed noise (`engine.sampling.noise`), for proposers that share it."""
+
+
+@dataclass(slots=True)
+class SequenceFields:
+    """A `SequenceView` of plain values, for sequences of engines elsewhere; what is not known of them is empty."""
+
+    key: str
+    tokens: list[int]
+    num_prompt_tokens: int
+    params: SamplingParams = field(default_factory=SamplingParams)
+    noise_key: int = 0
+    cache_salt: str = ""
+    tenant: str = ""
+    traffic_class: str = ""
+    pages: Sequence[int] = ()
+    prediction: Sequence[int] = ()
+    client_draft: ClientDraft | None = None
+    matcher: "Matcher | None" = None
 
 
 @dataclass(frozen=True, slots=True)

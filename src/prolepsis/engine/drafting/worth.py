@@ -182,7 +182,7 @@ class _Load:
         predicted, drafting = step.verifying_ms / step.plain_ms, step.drafting_ms / plain_ms
         verifying = self.verifying
         expected = 1.0 + drafting + verifying.ratio * predicted + verifying.token * step.num_draft_tokens
-        time = _within(step.ms / plain_ms, expected)
+        time = min(_OUTLIER * expected, max(expected / _OUTLIER, step.ms / plain_ms))
         self.fade()
         self._excess += time - 1.0 - drafting - predicted
         self._predicted += predicted
@@ -198,7 +198,3 @@ class _Load:
         self._num_drafted *= _DECAY
         self._time *= _DECAY
         self._tokens *= _DECAY
-
-
-def _within(value: float, expected: float) -> float:
-    return min(_OUTLIER * expected, max(expected / _OUTLIER, value))

@@ -13,7 +13,7 @@ from prolepsis.core.extras import RAY
 from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.engine.models.files.tokenizer import ModelTokenizer
 from prolepsis.remote.engines import Engines
-from prolepsis.remote.member import FailoverSettings
+from prolepsis.remote.members import FailoverSettings
 from prolepsis.remote.messages import LogSettings
 from prolepsis.server.ray.autoscaling import Scaling
 from prolepsis.server.ray.cluster import Cluster, prepare, started_aside

@@ -143,7 +143,11 @@ class HeadSlots:
             self._tails = new.features.new_zeros(self._size)
         state = self._states.get(new.sequence.key)
         if state is None or not self._goes_on(state, new):
-            state = self._begin(new, self._tails)
+            state = self._resumed(new, self._tails) or self._fresh(new, self._tails)
+            if state is None:
+                self._states.pop(new.sequence.key, None)
+            else:
+                self._states[new.sequence.key] = state
         pages, end = new.sequence.pages, new.start + len(new.tokens)
         if state is None:
             self._fill(pages, new.start, end, _STALE)
@@ -241,15 +245,6 @@ class HeadSlots:
             self._valid_from[page], self._full[page] = valid_from, False
             self._deferred.pop(page)
             self._forks.pop(page, None)
-
-    def _begin(self, new: HiddenStates, tails: Tensor) -> HeadState | None:
-        """Return a state that continues from earlier slots, or starts at the next page; None if there is none."""
-        state = self._resumed(new, tails) or self._fresh(new, tails)
-        if state is None:
-            self._states.pop(new.sequence.key, None)
-        else:
-            self._states[new.sequence.key] = state
-        return state
 
     def _resumed(self, new: HiddenStates, tails: Tensor) -> HeadState | None:
         """Return a state that continues earlier pages, or inside a page the sequence that it was copied from."""

@@ -165,7 +165,10 @@ def grow_by_passes(head: DraftHead, scratch: Scratch, trees: Sequence[HeadTree],
     while growing := [(tree, *at) for tree, at in zip(trees, slots, strict=True) if tree.select()]:
         expanding = [tree for tree, _, _ in growing]
         batch = pack([tree.input(cached, pages) for tree, cached, pages in growing])  # K/V of earlier nodes again
-        found = head.drafted(batch, first.cache, _stack(expanding), CANDIDATES)
+        given = [tree.nodes[i].given for tree in expanding for i in tree.expanded]
+        found = head.drafted(
+            batch, first.cache, torch.stack([state for state in given if state is not None]), CANDIDATES
+        )
         _grow(expanding, found.tokens, found.logprobs, found.states)
     return [tree.draft() for tree in trees]
 
@@ -183,9 +186,3 @@ def _grow(trees: Sequence[HeadTree], tokens: Tensor, logprobs: Tensor, states: T
         rows = slice(first, first + (tree.num_expanding or 1))
         tree.grow(tokens[rows], logprobs[rows], None if states is None else states[rows])
         first = rows.stop
-
-
-def _stack(trees: Sequence[HeadTree]) -> Tensor:  # [sum of expanded, hidden] float32
-    """Return the states from which the expanded nodes of all trees start."""
-    given = [tree.nodes[i].given for tree in trees for i in tree.expanded]
-    return torch.stack([state for state in given if state is not None])

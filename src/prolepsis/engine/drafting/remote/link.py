@@ -148,14 +148,11 @@ class Link:
         """Return the connection; if there is none, begin an attempt when it is time."""
         made = self._made
         if made is None and self._attempt is None and self._clock() >= self._not_before:
-            self._begin()
+            with self._lock:
+                if self._made is None and not self._is_closed:  # no attempt has ended well meanwhile
+                    self._attempt = threading.Thread(target=self._try, name="prolepsis-remote-proposer", daemon=True)
+                    self._attempt.start()
         return made
-
-    def _begin(self) -> None:
-        with self._lock:
-            if self._made is None and not self._is_closed:  # no attempt has ended well meanwhile
-                self._attempt = threading.Thread(target=self._try, name="prolepsis-remote-proposer", daemon=True)
-                self._attempt.start()
 
     def lose(self, reason: object) -> None:
         """Close the connection, which was lost or must not be used any longer."""
