@@ -18,8 +18,7 @@ class Paging:
         kept: KeptPrefixes | None = None,
     ) -> None:
         self.pool = pool
-        self.kept = kept
-        """Keeps pages of prompts over restarts."""
+        self.kept = kept  # keeps pages of prompts over restarts
         self._copy_page = copy_page
         self._clear_page = clear_page
 

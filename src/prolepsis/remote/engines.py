@@ -46,10 +46,8 @@ class RemoteControls:
 
     def __init__(self) -> None:
         self.plan: SpecPlan | None = None
-        self.stopped: dict[str, None] = {}
-        """Runs of rollouts, in order."""
-        self.corpora: dict[str, SetCorpora] = {}
-        """By owner."""
+        self.stopped: dict[str, None] = {}  # runs of rollouts, in order
+        self.corpora: dict[str, SetCorpora] = {}  # by owner
         self.heads: dict[HeadProposerName, str] = {}
         """Draft heads by proposer; empty: the heads that the engines start with."""
         self.swapping = asyncio.Lock()

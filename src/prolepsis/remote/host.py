@@ -40,14 +40,10 @@ from prolepsis.remote.messages import (
     WaitingLoad,
 )
 
-STATUS_S = 0.25
-"""Seconds between two statuses."""
-MOST_FIGURES = 20_000
-"""Figures kept while no front end is connected: minutes of steps."""
-_DEMAND_S = 5.0
-"""Older demand does not count: its front end is silent."""
-_END_S = 2.0
-"""Longest wait for the engine to end the requests of a front end that closes."""
+STATUS_S = 0.25  # seconds between two statuses
+MOST_FIGURES = 20_000  # figures kept while no front end is connected: minutes of steps
+_DEMAND_S = 5.0  # older demand does not count: its front end is silent
+_END_S = 2.0  # longest wait for the engine to end the requests of a front end that closes
 
 log = structlog.get_logger(__name__)
 
@@ -80,14 +76,12 @@ class Host:
 
     def __init__(self, client: EngineClient, figures: KeptFigures, clock: Callable[[], float] = time.monotonic) -> None:
         self.client = client
-        self.is_leaving = False
-        """It ends once its requests have ended."""
+        self.is_leaving = False  # it ends once its requests have ended
         self._figures = figures
         self.clock = clock
         self._connections: dict[_Connection, None] = {}
         """The one that has been there for the longest comes first."""
-        self._plans: dict[_Connection, SpecPlan] = {}
-        """The most recent one is the last."""
+        self._plans: dict[_Connection, SpecPlan] = {}  # the most recent one is the last
         self._reporting: asyncio.Task[None] | None = None
         self._contained = Containment()
         """Faults of reporting: a front end that hears nothing would take the host for lost."""
@@ -185,7 +179,6 @@ class Host:
         self._changed.set()
 
     async def _change(self) -> None:
-        """Wait until a request or a connection has ended."""
         self._changed.clear()
         await self._changed.wait()
 
@@ -212,8 +205,7 @@ class _Connection:
         self._prefix = f"{number}/"
         self._host = host
         self._client = host.client
-        self._request_ids: dict[int, str] = {}
-        """The engine's ids of requests, likewise."""
+        self._request_ids: dict[int, str] = {}  # the engine's ids of requests, likewise
 
     async def run(self) -> None:
         """Do what the front end asks until it closes or is gone."""
@@ -310,7 +302,6 @@ class _Connection:
         self.send(HeadLoaded(number, result))
 
     async def _ended(self) -> None:
-        """Wait for the requests and questions to end."""
         if self.work:
             await asyncio.wait(self.work.values(), timeout=_END_S)
 

@@ -42,14 +42,10 @@ from prolepsis.remote.messages import (
 
 _DEADLINE_GRACE_S = 0.1
 """The host's engine ends a request at its deadline, with all its figures; later it is ended without them."""
-TICK_S = 0.5
-"""Seconds between two looks whether a host is silent."""
-_SILENT_S = 3.0
-"""Seconds without a message after which the engine is not ready."""
-_EXIT_TICKS = 2
-"""For a process to exit whose connection has ended; then it is killed."""
-_CLOSE_S = 10.0
-"""Longest wait for a host to end its requests, and itself where it is this process's own."""
+TICK_S = 0.5  # seconds between two looks whether a host is silent
+_SILENT_S = 3.0  # seconds without a message after which the engine is not ready
+_EXIT_TICKS = 2  # for a process to exit whose connection has ended; then it is killed
+_CLOSE_S = 10.0  # longest wait for a host to end its requests, and itself where it is this process's own
 
 log = structlog.get_logger(__name__)
 
@@ -304,7 +300,6 @@ class HostLink:
             stream.fail(error, time.monotonic())
 
     def _give_up(self) -> None:
-        """End the connection at once, and the process if it is this one's own."""
         if self.process is not None:
             self.process.kill()
         else:

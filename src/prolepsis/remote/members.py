@@ -21,8 +21,7 @@ from prolepsis.remote.views import summed_health
 
 log = structlog.get_logger(__name__)
 
-_CLOSE_S = 15.0
-"""Longest wait for a lost engine to close; a process takes 10 s until it is killed."""
+_CLOSE_S = 15.0  # longest wait for a lost engine to close; a process takes 10 s until it is killed
 _LONGEST_BACKOFF_S = 8.0
 _MOST_DOUBLINGS = 20
 
@@ -45,21 +44,17 @@ class FailoverSettings:
     """Defaults suit engines of one machine."""
 
     outside_group: OutsideGroup = "refuse"
-    max_losses: int = 3
-    """Engines that one request may lose and continue: the request may be what ends them."""
+    max_losses: int = 3  # engines that one request may lose and continue: the request may be what ends them
     max_failed_steps: int = 1
     """How many of these losses may be failed steps: the engine lives on, and gives up after several in a row."""
-    wait_s: float = 60.0
-    """Longest wait of a request for an engine."""
+    wait_s: float = 60.0  # longest wait of a request for an engine
     check_s: float = 0.25
     """Between two checks of the engines' health; an engine that is not alive at two in a row is lost."""
-    list_s: float = 0.5
-    """Between two looks at the directory."""
+    list_s: float = 0.5  # between two looks at the directory
     max_restarts: int = 5
     """Starts in a row of one engine, each ended within `steady_s`; after them it stays away."""
     steady_s: float = 60.0
-    backoff_s: float = 0.5
-    """Before the second start in a row; it doubles, up to 8 s."""
+    backoff_s: float = 0.5  # before the second start in a row; it doubles, up to 8 s
 
 
 class Member:
@@ -71,14 +66,10 @@ class Member:
         self.start = start
         self.listed_as = listed_as
         self.streams: set[KeptStream] = set()
-        self.is_suspect = False
-        """Its engine was not alive at the last check."""
-        self.detail = ""
-        """Reason why the place is empty."""
-        self.num_starts = 0
-        """Starts in a row."""
-        self.serves_since = -float("inf")
-        """Since when it had its engine."""
+        self.is_suspect = False  # its engine was not alive at the last check
+        self.detail = ""  # reason why the place is empty
+        self.num_starts = 0  # starts in a row
+        self.serves_since = -float("inf")  # since when it had its engine
 
     @property
     def engine(self) -> EngineClient:
@@ -174,11 +165,9 @@ class Members:
         `directory`: where further engines are found. `router`: default: by prefixes and load.
         """
         self.all = list(members)
-        self.info = info
-        """Facts about an engine that was there, used while there is none."""
+        self.info = info  # facts about an engine that was there, used while there is none
         self.is_closing = False
-        self._tokenizer = info.tokenizer
-        """What the front end's token ids mean, whichever engines come later."""
+        self._tokenizer = info.tokenizer  # what the front end's token ids mean, whichever engines come later
         self._settings = settings
         self._metrics = metrics
         self._prepare = prepare
@@ -188,8 +177,7 @@ class Members:
         self._sleep = sleep
         self._changed = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._lost: list[EngineClient] = []
-        """Lost engines that are not closed."""
+        self._lost: list[EngineClient] = []  # lost engines that are not closed
 
     def follow(self) -> None:
         """Look for engines in the directory from now on, if there is one."""

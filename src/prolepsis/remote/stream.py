@@ -64,20 +64,16 @@ class KeptStream:
     def __init__(self, source: GenerateRequest, clock: Callable[[], float]) -> None:
         self.source = source
         self.arrival = clock()
-        self.is_aborted = False
-        """By its consumer, so it is not continued."""
+        self.is_aborted = False  # by its consumer, so it is not continued
         self.scope: asyncio.Timeout | None = None
         """The timeout around the wait for its next event; ended to leave an engine that no longer answers."""
         self.losses: list[EngineLoss] = []
         self.info: EngineInfo | None = None
         """Facts about the engine that emitted its last tokens: its group, and its context length, where an answer may
         end. None: there are no tokens."""
-        self.is_interrupted = False
-        """Its engine no longer answers: events that were not read yet are dropped."""
-        self.member: Member | None = None
-        """The place of the engine that served it last."""
-        self.client: EngineClient | None = None
-        """The engine that serves it now."""
+        self.is_interrupted = False  # its engine no longer answers: events that were not read yet are dropped
+        self.member: Member | None = None  # the place of the engine that served it last
+        self.client: EngineClient | None = None  # the engine that serves it now
         self.differences: tuple[str, ...] = ()
         """Reasons why that engine's tokens may differ from those that were to come."""
         self._clock = clock
@@ -88,8 +84,7 @@ class KeptStream:
         self._not_exact: dict[str, None] = {}
         self._first_token_s: float | None = None
         self._lost: EngineLoss | None = None
-        self._shown_at = self.arrival
-        """When its consumer got the last tokens."""
+        self._shown_at = self.arrival  # when its consumer got the last tokens
 
     @property
     def num_tokens(self) -> int:

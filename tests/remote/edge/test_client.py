@@ -14,7 +14,7 @@ import pytest
 
 from prolepsis.engine.drafting.draft import Draft, chain
 from prolepsis.engine.drafting.proposer import Proposer, SequenceView
-from prolepsis.engine.drafting.proposers.client import ClientProposer
+from prolepsis.engine.drafting.proposers.expected_text import ClientProposer
 from prolepsis.engine.drafting.proposers.suffix import SuffixProposer
 from prolepsis.remote.edge.client import EdgeClient, Shown
 from prolepsis.remote.edge.events import ServerError

@@ -39,7 +39,10 @@ class CostCurve:
         self.tokens = tuple(tokens)
         self.contexts = tuple(contexts)
         self.profiled = tuple(tuple(line) for line in ms)
-        self._grid = _monotone(self.profiled)
+        lines = [list(accumulate(line, max)) for line in self.profiled]
+        self._grid = [
+            list(line) for line in accumulate(lines, lambda a, b: [max(x, y) for x, y in zip(a, b, strict=True)])
+        ]
         self._token_slope = statistics.mean(_slope(tokens, column) for column in zip(*self._grid, strict=True))
         self._context_slope = statistics.mean(_slope(contexts, line) for line in self._grid)
         self._tables: dict[int, list[float]] = {}
@@ -70,7 +73,6 @@ class CostCurve:
         return table
 
     def to_json(self) -> str:
-        """Return the profiled points."""
         return json.dumps({"tokens": self.tokens, "contexts": self.contexts, "ms": self.profiled})
 
     @classmethod
@@ -123,17 +125,11 @@ def profile_cost(
 
 
 def _rounded(num_context: int) -> int:
-    """Return a context in steps of tables."""
     return (num_context + _CONTEXT_STEP // 2) // _CONTEXT_STEP
 
 
 def _ascends(values: Sequence[int]) -> bool:
     return bool(values) and all(a < b for a, b in pairwise(values))
-
-
-def _monotone(ms: Sequence[Sequence[float]]) -> list[list[float]]:
-    lines = [list(accumulate(line, max)) for line in ms]
-    return [list(line) for line in accumulate(lines, lambda a, b: [max(x, y) for x, y in zip(a, b, strict=True)])]
 
 
 def _slope(knots: Sequence[int], values: Sequence[float]) -> float:

@@ -44,8 +44,7 @@ class LevelCost:
         self._ms = _LEVEL_DECAY * self._ms + ms
 
 
-RETRY_DEPTH = 3
-"""Levels of a draft whose gain is not known to pay."""
+RETRY_DEPTH = 3  # levels of a draft whose gain is not known to pay
 _RETRIED = 4  # sequences at most: a head reads the whole prompt of each that it never drafted for
 
 
@@ -53,20 +52,16 @@ _RETRIED = 4  # sequences at most: a head reads the whole prompt of each that it
 class MarginalCost:
     """Cost of a step's time, in emitted tokens."""
 
-    token: float
-    """One more token in the pass: the survival at which verifying it just pays."""
-    ms: float
-    """One millisecond: the tokens that the step emits in it."""
+    token: float  # one more token in the pass: the survival at which verifying it just pays
+    ms: float  # one millisecond: the tokens that the step emits in it
 
 
 @dataclass(frozen=True, slots=True)
 class ExpectedDraft:
     """Expected draft of a proposer for one sequence, by depth, up to its limit."""
 
-    survivals: Sequence[float]
-    """Chance that the likeliest node at a depth is accepted."""
-    free: Sequence[float] = ()
-    """Chance that some node of the sequence's free draft is accepted there."""
+    survivals: Sequence[float]  # chance that the likeliest node at a depth is accepted
+    free: Sequence[float] = ()  # chance that some node of the sequence's free draft is accepted there
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +109,6 @@ class Effort:
         return min(depth, 1) if self._one_pass else depth
 
     def _tokens(self, depth: int, costs: MarginalCost) -> float:
-        """Return what a call of this depth costs."""
         return self.paid(depth) * self.cost.ms * costs.ms
 
 

@@ -90,8 +90,7 @@ class HiddenStates:
     """The target's hidden states of one sequence in one step, at tokens that stand."""
 
     sequence: SequenceView
-    start: int
-    """Position of the first of `tokens` in the sequence."""
+    start: int  # position of the first of `tokens` in the sequence
     tokens: Sequence[int]
     """Prompt tokens, the last committed token and accepted draft tokens; `sequence.tokens` lacks the accepted ones."""
     features: "Tensor"  # [len(tokens), aux_layers * hidden] bfloat16
@@ -120,8 +119,7 @@ class Proposer(ABC):
     name: str
     free: bool = False
     """A draft costs next to nothing: the proposer drafts every step and is judged on every committed token."""
-    one_pass: bool = False
-    """A draft costs the same however deep it is."""
+    one_pass: bool = False  # a draft costs the same however deep it is
     shares_target: bool = False
     """It computes with the target's threads, cache or device, so no pass may run meanwhile: a call that is late is
     waited for. Calls of other proposers are left to themselves when they are late (`engine.drafting.call_watch`)."""

@@ -20,10 +20,10 @@ from prolepsis.engine.paging import Paging
 from prolepsis.engine.rehearsal.machine import Machine, RehearsedSettings, VirtualClock
 from prolepsis.engine.rehearsal.replay import KnownAnswers, KnownRequests, RecordedProposer, TimedPass
 from prolepsis.engine.rehearsal.traced_request import VOCAB_SIZE
-from prolepsis.engine.runner import PassRunner
+from prolepsis.engine.runner import PassRunner, StepVerifier
 from prolepsis.engine.scheduler import Scheduler, SchedulerLimits
 from prolepsis.engine.speculation import Speculation
-from prolepsis.engine.step import Engine, EngineParts, StepVerifier
+from prolepsis.engine.step import Engine, EngineParts
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,10 +45,8 @@ log = structlog.get_logger(__name__)
 _MOST_WAITING = 4096
 _MOST_WAITING_BYTES = 16 << 20
 """Messages of one engine that wait for the proposer, and their bytes; beyond, nothing more is read of it."""
-_MOST_UNSENT = 16 << 20
-"""Bytes of answers that an engine does not read: beyond, it is given up."""
-_LEAVE_S = 5.0
-"""Longest wait for an engine that is given up to read what was sent."""
+_MOST_UNSENT = 16 << 20  # bytes of answers that an engine does not read: beyond, it is given up
+_LEAVE_S = 5.0  # longest wait for an engine that is given up to read what was sent
 _OTHER_VOCABULARY = "the engine's tokenizer has other tokens or ids than this server's model"
 
 
@@ -57,30 +55,23 @@ class ServedModel:
     """The proposer of a server, and the vocabulary that it drafts for."""
 
     proposer: Proposer
-    vocabulary: bytes
-    """Digest of the tokens and their ids (`vocabulary_digest`)."""
-    vocab_size: int
-    """Token ids are below it; a sequence with others gets no drafts."""
+    vocabulary: bytes  # digest of the tokens and their ids (`vocabulary_digest`)
+    vocab_size: int  # token ids are below it; a sequence with others gets no drafts
 
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    most_engines: int = 64
-    """Engines at once, which have proven that they have the key."""
-    terms: ProposeLimits = field(default_factory=ProposeLimits)
-    """Limits that each engine gets."""
-    most_strangers: int = 64
-    """Connections at once in the handshake; beyond, the oldest is closed for a new one."""
+    most_engines: int = 64  # engines at once, which have proven that they have the key
+    terms: ProposeLimits = field(default_factory=ProposeLimits)  # limits that each engine gets
+    most_strangers: int = 64  # connections at once in the handshake; beyond, the oldest is closed for a new one
 
 
 @dataclass(slots=True, kw_only=True)
 class _ServedSequence(SequenceFields):
     """A sequence of an engine, as the proposer sees it."""
 
-    number: int
-    """Number that its engine gave it."""
-    is_unfit: bool = False
-    """It has tokens that the proposer does not know."""
+    number: int  # number that its engine gave it
+    is_unfit: bool = False  # it has tokens that the proposer does not know
 
 
 class ProposeServer:
@@ -93,8 +84,7 @@ class ProposeServer:
         assert self.limits.terms.most_draft_tokens <= MOST_NODES, "an engine takes no larger drafts"
         self.proposer = ContainedProposer(model.proposer, model.vocab_size)
         self.engines: set[_Engine] = set()
-        self.strangers: dict[_Engine, None] = {}
-        """Connections in the handshake, the oldest first."""
+        self.strangers: dict[_Engine, None] = {}  # connections in the handshake, the oldest first
         self.numbers = count()
         self.arrived = asyncio.Event()
         self.gone: deque[_ServedSequence] = deque()
@@ -153,8 +143,7 @@ class _Engine(asyncio.Protocol):
         self._waiting: deque[FromEngine] = deque()
         self._waiting_bytes = 0
         self._sequences: dict[int, _ServedSequence] = {}
-        self._num_tokens: dict[int, int] = {}
-        """Tokens of each sequence, those that wait included."""
+        self._num_tokens: dict[int, int] = {}  # tokens of each sequence, those that wait included
         self._total_tokens = 0
         self._last_opened = 0
         self._round = 0
