@@ -31,7 +31,7 @@ import httpx
 
 from prolepsis.control.statistics.percentile import percentile
 from prolepsis.core.config import DEFAULT_MODEL
-from prolepsis.server.cli.bench.provenance import provenance
+from prolepsis.lab.bench.provenance import provenance
 from tests.commands import free_port, prolepsis, serving
 
 WARM_S = 5.0

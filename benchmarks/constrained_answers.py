@@ -31,8 +31,8 @@ import jsonschema
 import referencing.exceptions
 
 from benchmarks.structured_schemas import BY_PROMPT, Schema, generated
-from prolepsis.server.cli.bench.ask import in_flight
-from prolepsis.server.cli.bench.provenance import provenance
+from prolepsis.lab.bench.provenance import provenance
+from prolepsis.server.cli.ask import in_flight
 
 WAYS = ("off", "auto", "always", "off-stream", "auto-stream", "always-stream")
 NUM_GENERATED = 50

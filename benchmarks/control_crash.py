@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from prolepsis.server.cli.bench.provenance import provenance
+from prolepsis.lab.bench.provenance import provenance
 from tests.commands import prolepsis
 from tests.simulation.crash import killed_under_load
 from tests.simulation.rollouts import shown

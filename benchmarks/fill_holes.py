@@ -21,7 +21,7 @@ from pathlib import Path
 
 import httpx
 
-from prolepsis.server.cli.bench.provenance import provenance
+from prolepsis.lab.bench.provenance import provenance
 
 LONGEST = 5
 """Lines of a gap."""

@@ -21,7 +21,7 @@ from prolepsis.core.config import EngineConfig
 from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.engine.models.load import load_model
 from prolepsis.engine.models.protocol import SequenceInput, pack
-from prolepsis.server.cli.bench.provenance import provenance
+from prolepsis.lab.bench.provenance import provenance
 
 REST_S = 0.05
 ROWS = (1, 2, 4, 8, 12, 16, 24, 32)

@@ -43,8 +43,8 @@ from prolepsis.engine.drafting.draft import Draft
 from prolepsis.engine.drafting.proposer import Proposer, SequenceView
 from prolepsis.engine.models.load import LoadedModel, load_model
 from prolepsis.engine.thread import ThreadEngineClient
-from prolepsis.server.cli.bench.prompts import encode_prompts, load_prompts
-from prolepsis.server.cli.bench.provenance import provenance
+from prolepsis.lab.bench.prompts import encode_prompts, load_prompts
+from prolepsis.lab.bench.provenance import provenance
 
 BAD = "prediction"
 """The name that the bad proposer takes."""

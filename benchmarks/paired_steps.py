@@ -31,7 +31,7 @@ from prolepsis.engine.build import assemble
 from prolepsis.engine.models.heads.registry import head_for
 from prolepsis.engine.models.load import LoadedModel, load_model
 from prolepsis.engine.step import Engine
-from prolepsis.server.cli.bench.prompts import encode_prompts, load_prompts
+from prolepsis.lab.bench.prompts import encode_prompts, load_prompts
 
 CONFIG = EngineConfig(max_model_len=2048, kv_memory="192MiB")
 BARE = CONFIG.model_copy(update={"num_speculative_tokens": 0})

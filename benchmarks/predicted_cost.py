@@ -22,9 +22,9 @@ from prolepsis.core.engine_client import EngineClient
 from prolepsis.core.requests import GenerateRequest, SamplingParams, SpeculationChoice
 from prolepsis.core.stats import RequestStats
 from prolepsis.engine.start import start_engine
-from prolepsis.server.cli.bench.ask import ask, in_flight
-from prolepsis.server.cli.bench.prompts import encode_prompts, load_prompts
-from prolepsis.server.cli.bench.provenance import provenance
+from prolepsis.lab.bench.prompts import encode_prompts, load_prompts
+from prolepsis.lab.bench.provenance import provenance
+from prolepsis.server.cli.ask import ask, in_flight
 
 KINDS = ("prefill", "plain", "verify", "propose", "host")
 Round = dict[str, float]

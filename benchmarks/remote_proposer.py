@@ -35,10 +35,10 @@ from prolepsis.core.rounds import RemoteOutcome
 from prolepsis.core.telemetry.logs import configure_logs
 from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.engine.start import start_engine
-from prolepsis.server.cli.bench.arms import AUTO, PLAIN, Arm, ArmSetup, EngineArm
-from prolepsis.server.cli.bench.measure import Run, Schedule, Turn, measure
-from prolepsis.server.cli.bench.prompts import EncodedPrompt, encode_prompts, load_prompts
-from prolepsis.server.cli.bench.provenance import provenance
+from prolepsis.lab.bench.arms import AUTO, PLAIN, Arm, ArmSetup, EngineArm
+from prolepsis.lab.bench.measure import Run, Schedule, Turn, measure
+from prolepsis.lab.bench.prompts import EncodedPrompt, encode_prompts, load_prompts
+from prolepsis.lab.bench.provenance import provenance
 from tests.commands import prolepsis, running
 
 REMOTE, BOTH = "remote", "auto+remote"

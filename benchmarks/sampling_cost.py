@@ -23,7 +23,7 @@ from prolepsis.engine.native.processor import default_threads
 from prolepsis.engine.sampling.noise import native_kernel, noise_key
 from prolepsis.engine.sampling.processors import TokenHistory
 from prolepsis.engine.sampling.sampler import Sampler
-from prolepsis.server.cli.bench.provenance import provenance
+from prolepsis.lab.bench.provenance import provenance
 from tests.engine.models.kernels import team
 
 GREEDY = SamplingParams(temperature=0.0)

@@ -24,7 +24,7 @@ from prolepsis.engine.drafting.cost import flat_cost
 from prolepsis.engine.drafting.draft import Draft, best_first, chain
 from prolepsis.engine.drafting.proposer import SequenceFields, SequenceView
 from prolepsis.engine.drafting.window import DraftWindow, StepLoad
-from prolepsis.server.cli.bench.provenance import provenance
+from prolepsis.lab.bench.provenance import provenance
 from tests.fake_proposer import Script, Scripted
 
 VOCAB = 49_152

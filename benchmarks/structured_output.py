@@ -26,9 +26,9 @@ from prolepsis.core.config import DEFAULT_MODEL, EngineConfig
 from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams, SpeculationChoice
 from prolepsis.core.terminal.output import quiet_logs
 from prolepsis.engine.start import Running, start_engine
-from prolepsis.server.cli.bench.ask import TimedAnswer, ask
-from prolepsis.server.cli.bench.prompts import load_prompts
-from prolepsis.server.cli.bench.provenance import provenance
+from prolepsis.lab.bench.prompts import load_prompts
+from prolepsis.lab.bench.provenance import provenance
+from prolepsis.server.cli.ask import TimedAnswer, ask
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,8 @@ from typing import Any
 
 from prolepsis.core.errors import ConfigError, EngineError, ProlepsisError
 from prolepsis.core.terminal.config import listed
-from prolepsis.server.cli.bench.measure import Outcome, Turn
-from prolepsis.server.cli.bench.prompts import EncodedPrompt
+from prolepsis.lab.bench.measure import Outcome, Turn
+from prolepsis.lab.bench.prompts import EncodedPrompt
 
 VARIANTS = {
     "transformers": ("plain", "lookup"),

@@ -6,12 +6,12 @@ from typing import Any
 from benchmarks.peers.process import Peer
 from prolepsis.core.engine_client import EngineInfo
 from prolepsis.core.terminal.output import print_table, warn
-from prolepsis.server.cli.bench.arms import PLAIN
-from prolepsis.server.cli.bench.measure import Run
-from prolepsis.server.cli.bench.provenance import hardware
-from prolepsis.server.cli.bench.quote import quote
-from prolepsis.server.cli.bench.report import ALL, Figures, Setting, document, outputs
-from prolepsis.server.cli.bench.tables import print_report, print_sentence, ranged
+from prolepsis.lab.bench.arms import PLAIN
+from prolepsis.lab.bench.measure import Run
+from prolepsis.lab.bench.provenance import hardware
+from prolepsis.lab.bench.quote import quote
+from prolepsis.lab.bench.report import ALL, Figures, Setting, document, outputs
+from prolepsis.lab.bench.tables import print_report, print_sentence, ranged
 
 FAIRNESS = (
     " Peers empty their caches at the same points, and their processes are stopped while others run. `against` is our"

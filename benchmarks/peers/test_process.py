@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.peers.process import LOOP, PeerLimits, PeerProcess, PeerSpec, peer_environment
 from prolepsis.core.errors import ConfigError, EngineError
-from prolepsis.server.cli.bench.prompts import EncodedPrompt
+from prolepsis.lab.bench.prompts import EncodedPrompt
 
 LIMITS = PeerLimits(threads=1, max_tokens=3, max_model_len=64, max_num_seqs=4, eos_token_ids=(0,))
 PROMPTS = [EncodedPrompt("p1", "code", (5, 6)), EncodedPrompt("p2", "chat", (7,))]

@@ -16,13 +16,13 @@ from prolepsis.engine.build import assemble, build_engine, proposer_names
 from prolepsis.engine.drafting.cost import flat_cost
 from prolepsis.engine.drafting.remote.link import RemoteAddress
 from prolepsis.engine.kv.memory import MemoryUse
-from prolepsis.engine.models.files.tokenizer import ModelTokenizer
 from prolepsis.engine.models.load import LoadedModel
 from prolepsis.engine.native.processor import default_threads
 from prolepsis.engine.profile import curve_file
 from prolepsis.engine.runner import Runner
 from prolepsis.engine.sampling.noise import noise_key
 from prolepsis.engine.start import start_engine
+from prolepsis.engine.text.model_tokenizer import ModelTokenizer
 from prolepsis.engine.watchdog import processor_clock
 from tests.fakes import Letters, TableModel, outputs, reference, request, run
 

@@ -44,7 +44,6 @@ from prolepsis.engine.drafting.remote.link import Link, RemoteAddress
 from prolepsis.engine.drafting.remote.proposer import RemoteProposer, RemoteSettings
 from prolepsis.engine.drafting.window import DraftWindow, paying_loads
 from prolepsis.engine.exactness import Exactness, decide, passed_file
-from prolepsis.engine.grammar.grammars import Grammars
 from prolepsis.engine.hidden_states import HiddenStateRouter
 from prolepsis.engine.kept_prefixes import FOLDER, KeptPrefixes
 from prolepsis.engine.kv.memory import MemoryUse, parse_bytes
@@ -65,6 +64,7 @@ from prolepsis.engine.sampling.sampler import Sampler
 from prolepsis.engine.scheduler import Scheduler, SchedulerLimits
 from prolepsis.engine.speculation import Speculation
 from prolepsis.engine.step import Engine, EngineParts
+from prolepsis.engine.text.grammar.grammars import Grammars
 from prolepsis.engine.verification import Verification
 from prolepsis.engine.watchdog import processor_clock
 

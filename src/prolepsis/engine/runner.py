@@ -29,7 +29,7 @@ class Computed:
 
 
 class PassRunner(Protocol):
-    """Computes the rows of a step; `Runner` on our targets, `prolepsis.engine.vllm.runner` in vLLM."""
+    """Computes the rows of a step; `Runner` on our targets, `prolepsis.adapters.vllm.runner` in vLLM."""
 
     def forward(self, rows: Sequence[Row], aux_layers: tuple[int, ...] = ()) -> Computed: ...
 

@@ -38,14 +38,14 @@ from prolepsis.engine.accounting import (
 from prolepsis.engine.chunks import MOST_READ, ChunkLimit, ReadingTurns
 from prolepsis.engine.containment import Containment
 from prolepsis.engine.ending import Ending, find_ending
-from prolepsis.engine.grammar.grammars import Grammars
-from prolepsis.engine.grammar.matcher import CompiledGrammar
 from prolepsis.engine.kv.pages import PagePool
 from prolepsis.engine.paging import Paging
 from prolepsis.engine.request import Request, SequenceState, check_continuation, open_request, take_up
 from prolepsis.engine.rows import Row, SampledTokens
 from prolepsis.engine.shares import BackgroundTurns, LargeRequestGate, mark_spare
-from prolepsis.engine.text import Detokenizer
+from prolepsis.engine.text.grammar.grammars import Grammars
+from prolepsis.engine.text.grammar.matcher import CompiledGrammar
+from prolepsis.engine.text.stream import Detokenizer
 
 _by_rank = attrgetter("rank")
 _MOST_OVERTAKEN = 8  # so many younger sequences start before one that is lower by one only; then it comes next

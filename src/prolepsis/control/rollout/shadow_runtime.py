@@ -3,13 +3,14 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from prolepsis.control.rollout.shadow import Estimate, ShadowEvidence, TrafficClassEvidence
+from prolepsis.control.rollout.shadow import ShadowEvidence, TrafficClassEvidence
 from prolepsis.control.web.feature import Feature
 from prolepsis.control.web.routes import READERS, Route, Routes
 from prolepsis.core.config import CANDIDATE_HEAD, DRAFT_HEAD
 from prolepsis.core.ended import RequestEnded
 from prolepsis.core.engine_client import EngineInfo
 from prolepsis.core.stats import EffectiveReason
+from prolepsis.core.traffic_sums import Interval
 
 _CONCLUSIVE: tuple[EffectiveReason, ...] = (
     "compared",
@@ -32,8 +33,8 @@ class ShadowProposer:
     num_draft_tokens: int
     num_accepted: int
     """Draft tokens that verification would have accepted."""
-    acceptance_rate: Estimate | None
-    saved: Estimate | None
+    acceptance_rate: Interval | None
+    saved: Interval | None
     """Share of the requests' time: accepted tokens, less the cost of drafting and verifying, over emitted tokens."""
 
 
@@ -44,9 +45,9 @@ class ShadowTrafficClass:
     traffic_class: str
     num_requests: int
     num_tokens: int
-    expected_speedup: Estimate | None
+    expected_speedup: Interval | None
     """Tokens per second with speculation over without."""
-    cost: Estimate | None
+    cost: Interval | None
     """Share of the requests' time that drafting in shadow took."""
     proposers: list[ShadowProposer]
 
@@ -66,9 +67,9 @@ class ShadowRule:
     rule: str
     num_requests: int
     num_tokens: int
-    expected_speedup: Estimate | None
+    expected_speedup: Interval | None
     """Tokens per second with speculation over without."""
-    cost: Estimate | None
+    cost: Interval | None
     """Share of the requests' time that drafting in shadow took."""
 
 
@@ -102,7 +103,7 @@ class ShadowFeature(Feature):
         """The evidence so far."""
         classes = sorted(self.evidence.traffic_classes.items())
         rules = [
-            ShadowRule(rule, one.saved.number, one.num_tokens, one.speedup, one.drafting.estimate)
+            ShadowRule(rule, one.saved.number, one.num_tokens, one.speedup, one.drafting.interval)
             for rule, one in sorted(self.evidence.rules.items())
         ]
         return ShadowReply(self.evidence.version, [_shown(name, one) for name, one in classes], rules)
@@ -114,15 +115,15 @@ def _shown(name: str, one: TrafficClassEvidence) -> ShadowTrafficClass:
         num_requests=one.saved.number,
         num_tokens=one.num_tokens,
         expected_speedup=one.speedup,
-        cost=one.drafting.estimate,
+        cost=one.drafting.interval,
         proposers=[
             ShadowProposer(
                 proposer=proposer,
                 num_drafts=known.counts.num_drafts,
                 num_draft_tokens=known.counts.num_draft_tokens,
                 num_accepted=known.counts.num_accepted,
-                acceptance_rate=known.accepted.estimate,
-                saved=known.saved.estimate,
+                acceptance_rate=known.accepted.interval,
+                saved=known.saved.interval,
             )
             for proposer, known in sorted(one.proposers.items())
         ],

@@ -9,8 +9,8 @@ from prolepsis.engine.drafting.acceptance import Scoreboard, survivals
 from prolepsis.engine.drafting.draft import ROOT, Draft, principal_first
 from prolepsis.engine.drafting.effort import value
 from prolepsis.engine.drafting.proposer import SequenceView
-from prolepsis.engine.grammar.matcher import Matcher
 from prolepsis.engine.native.build import draft_kernel
+from prolepsis.engine.text.grammar.matcher import Matcher
 
 
 @dataclass(frozen=True, slots=True)

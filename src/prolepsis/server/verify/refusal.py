@@ -6,7 +6,7 @@ from prolepsis.core.config import CLIENT
 from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.kill_scope import EVERYTHING, kill_scope
 from prolepsis.core.requests import GenerateRequest, OffReason
-from prolepsis.server.openai.bodies import ChatBody, CompletionBody
+from prolepsis.server.preparing.bodies import ChatBody, CompletionBody
 from prolepsis.server.services import Services
 
 Refusal = (

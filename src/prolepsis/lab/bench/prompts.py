@@ -1,0 +1,94 @@
+"""Prompts of a measurement: JSON lines with `id`, `category` and `prompt` (a user's message).
+
+`"synthetic": true` says that a prompt was made by rule or at random; figures of such text are not to be quoted.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+from prolepsis.core.errors import ConfigError
+from prolepsis.core.files import numbered_lines, read_text
+from prolepsis.engine.text.tokenizer import ChatTokenizer, encode_message
+
+DEFAULT_PROMPTS = "prompts.jsonl"
+"""The set shipped inside the package."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A user's message before the chat template."""
+
+    id: str
+    category: str
+    text: str
+    is_synthetic: bool = False
+    """Made by rule or at random, not written for a reader."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedPrompt:
+    """A prompt as token ids, the same for every contender."""
+
+    id: str
+    category: str
+    token_ids: tuple[int, ...]
+    is_synthetic: bool = False
+
+
+def load_prompts(path: Path | None, categories: Sequence[str] = ()) -> tuple[Prompt, ...]:
+    """Read the prompts of `path` (None: the shipped set), of `categories` only if there are any.
+
+    Raises `ConfigError` that names the file and line at fault, or the known categories.
+    """
+    text = read_text(path, "prompts") if path else (files(__package__) / DEFAULT_PROMPTS).read_text(encoding="utf-8")
+    name = str(path) if path else "the shipped prompt set"
+    prompts = [_prompt(line, f"{name}, line {number}") for number, line in numbered_lines(text)]
+    _check_unique(prompts, name)
+    return _of_categories(prompts, categories, name)
+
+
+def encode_prompts(prompts: Sequence[Prompt], tokenizer: ChatTokenizer) -> tuple[EncodedPrompt, ...]:
+    """Apply the model's chat template to each prompt as one user message."""
+    return tuple(
+        EncodedPrompt(p.id, p.category, tuple(encode_message(p.text, tokenizer)), p.is_synthetic) for p in prompts
+    )
+
+
+def _prompt(line: str, where: str) -> Prompt:
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise ConfigError(f"{where} is not JSON: {error}", param="prompts") from error
+    if not isinstance(record, dict):
+        raise ConfigError(f"{where} is not a JSON object", param="prompts")
+    for key in ("id", "category", "prompt"):
+        if not isinstance(record.get(key), str) or not record[key]:
+            raise ConfigError(f"{where} has no text under {key!r}; needed: id, category, prompt", param="prompts")
+    if record["category"] == "all":
+        raise ConfigError(
+            f"{where} has the category 'all', which is reserved for all prompts together", param="prompts"
+        )
+    if not isinstance(is_synthetic := record.get("synthetic", False), bool):
+        raise ConfigError(f"{where} has {is_synthetic!r} under 'synthetic'; allowed: true, false", param="prompts")
+    return Prompt(record["id"], record["category"], record["prompt"], is_synthetic)
+
+
+def _check_unique(prompts: Sequence[Prompt], name: str) -> None:
+    if not prompts:
+        raise ConfigError(f"{name} holds no prompts", param="prompts")
+    seen: set[str] = set()
+    for prompt in prompts:
+        if prompt.id in seen:
+            raise ConfigError(f"{name} has the id {prompt.id!r} twice", param="prompts")
+        seen.add(prompt.id)
+
+
+def _of_categories(prompts: Sequence[Prompt], categories: Sequence[str], name: str) -> tuple[Prompt, ...]:
+    known = list(dict.fromkeys(p.category for p in prompts))
+    for category in categories:
+        if category not in known:
+            raise ConfigError(f"{name} has no category {category!r}; it has {', '.join(known)}", param="categories")
+    return tuple(p for p in prompts if not categories or p.category in categories)
