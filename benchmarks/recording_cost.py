@@ -26,7 +26,7 @@ from prolepsis.core.engine_client import EngineHealth
 from prolepsis.core.figures import RequestDone
 from prolepsis.core.stats import DeviceSeconds, ProposerCounts
 from prolepsis.core.telemetry.metrics import Metrics
-from prolepsis.server.recorder import Recorder
+from prolepsis.server.status.recorder import Recorder
 from tests.ops.tracing.ended import prompt_ended, request_ended
 
 ROUTES = ("/v1/chat/completions", "/v1/completions", "/v1/messages", "/api/chat")

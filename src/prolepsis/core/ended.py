@@ -7,8 +7,9 @@ from enum import IntFlag
 from typing import Literal
 
 from prolepsis.core.events import Tokens
+from prolepsis.core.reasons import LossReason
 from prolepsis.core.requests import GenerateRequest, SpecMode
-from prolepsis.core.stats import LossReason, Mode, RequestStats
+from prolepsis.core.stats import Mode, RequestStats
 from prolepsis.core.token_intervals import TokenIntervals
 from prolepsis.core.trace_context import TraceContext
 

@@ -6,7 +6,8 @@ import pytest
 
 from prolepsis.control.cost.comparison import ArmComparison
 from prolepsis.control.cost.speedup import LATEST, LatestModes, RouteSpeedup, speedups
-from prolepsis.core.stats import EffectiveMode, EffectiveReason
+from prolepsis.core.reasons import EffectiveReason
+from prolepsis.core.stats import EffectiveMode
 from prolepsis.core.traffic_sums import Interval
 
 CHAT = "/v1/chat/completions"

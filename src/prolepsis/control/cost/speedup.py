@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 from prolepsis.control.cost.comparison import MIN_REQUESTS, ArmComparison
 from prolepsis.core.kill_scope import EVERYTHING
-from prolepsis.core.stats import IN_WORDS, EffectiveMode, EffectiveReason
+from prolepsis.core.reasons import IN_WORDS, EffectiveReason
+from prolepsis.core.stats import EffectiveMode
 from prolepsis.core.traffic_sums import Interval
 
 LATEST = 100

@@ -10,11 +10,12 @@ from prolepsis.control.web.fields import Reply
 from prolepsis.core.config import UPSTREAM
 from prolepsis.core.ended import DeliveredDrafts, RequestEnded
 from prolepsis.core.events import Tokens
-from prolepsis.core.stats import LossReason, ProposerCounts, RequestStats
+from prolepsis.core.reasons import LossReason
+from prolepsis.core.stats import ProposerCounts, RequestStats
 from prolepsis.core.telemetry.declare import counter
-from prolepsis.server.deltas import Delta
 from prolepsis.server.output.filtered import LostDrafts
 from prolepsis.server.output.pipeline import OnFault, OutputPolicies
+from prolepsis.server.text.deltas import Delta
 
 
 @dataclass(slots=True)
