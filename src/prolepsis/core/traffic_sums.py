@@ -9,8 +9,7 @@ from pydantic import Field, computed_field
 
 from prolepsis.core.stats import DeviceSeconds, RequestStats
 
-LEAST_REQUESTS = 20
-"""With fewer requests a ratio has no bounds, and a saving is not shown: it would be luck."""
+LEAST_REQUESTS = 20  # with fewer requests a ratio has no bounds, and a saving is not shown: it would be luck
 _Z = 1.96  # standard errors of a 95 % interval
 
 
@@ -80,8 +79,7 @@ class Drafted:
         return ratio(self.num_accepted, self.num_draft_tokens)
 
 
-_Hidden = Annotated[float, Field(exclude=True)]
-"""No part of replies."""
+_Hidden = Annotated[float, Field(exclude=True)]  # no part of replies
 
 
 @dataclass(slots=True)
@@ -93,8 +91,7 @@ class TrafficSums(Drafted):
     num_steps: int = 0
     device_s: float = 0.0
     predicted_plain_s: float = 0.0
-    device_squares: _Hidden = 0.0
-    """Squares and products by request, for the interval of what is saved."""
+    device_squares: _Hidden = 0.0  # squares and products by request, for the interval of what is saved
     predicted_squares: _Hidden = 0.0
     products: _Hidden = 0.0
 

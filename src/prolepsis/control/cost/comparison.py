@@ -29,12 +29,9 @@ from prolepsis.core.traffic_sums import Interval
 
 CALIBRATION = 20
 """Control requests that give the first prices; they, and the canary's until then, are counted with these."""
-MIN_REQUESTS = 20
-"""On each arm before there are bounds."""
-MAX_GROUPS = 8
-"""Values of a dimension with a comparison of their own."""
-_MAX_WAITING = 2000
-"""Requests that wait for the first prices; of more, the oldest are left out of the bounds."""
+MIN_REQUESTS = 20  # on each arm before there are bounds
+MAX_GROUPS = 8  # values of a dimension with a comparison of their own
+_MAX_WAITING = 2000  # requests that wait for the first prices; of more, the oldest are left out of the bounds
 _TAIL = 0.025  # of each bound: 95 % together
 
 
@@ -46,8 +43,7 @@ class ArmComparison:
     value: str
     num_speculating: int
     num_control: int
-    device_s_per_token: float | None
-    """All device seconds over all output tokens of the speculating requests."""
+    device_s_per_token: float | None  # all device seconds over all output tokens of the speculating requests
     control_device_s_per_token: float | None
     """The same tokens at the prices of the control: `saved` is 1 - the figure above / this one."""
     predicted_device_s_per_token: float | None
@@ -83,8 +79,7 @@ class _ArmTotals:
     prefill_s: float = 0.0
     seconds: float = 0.0
     predicted_plain_s: float = 0.0
-    predicted_seconds: float = 0.0
-    """Of the requests with a prediction."""
+    predicted_seconds: float = 0.0  # of the requests with a prediction
 
     def add(self, cost: RequestCost) -> None:
         self.num_requests += 1

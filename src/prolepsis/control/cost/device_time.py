@@ -15,8 +15,7 @@ from pydantic import computed_field
 from prolepsis.control.cost.prices import PriceInUse
 
 PERIOD_S = 3600.0
-MAX_PERIODS = 168
-"""Periods that are shown and wait for the store: a week of hours."""
+MAX_PERIODS = 168  # periods that are shown and wait for the store: a week of hours
 _MAX_PRICES = 1000
 
 
@@ -50,21 +49,15 @@ class PricesOverTime:
 class DeviceCost:
     """The device in one period. Amounts are null without a price book."""
 
-    started_at: float
-    """Unix time in seconds, as `ended_at`."""
+    started_at: float  # Unix time in seconds, as `ended_at`
     ended_at: float
-    price: str | None
-    """Version of the book and name of the price; of several: the last one."""
+    price: str | None  # version of the book and name of the price; of several: the last one
     currency: str | None
-    held_s: float
-    """While the server ran."""
-    used_s: float
-    """Charged to requests that ended."""
+    held_s: float  # while the server ran
+    used_s: float  # charged to requests that ended
     num_output_tokens: int
-    amount_paid: float | None
-    """For the time that the device was held."""
-    amount_used: float | None
-    """For the time that requests used."""
+    amount_paid: float | None  # for the time that the device was held
+    amount_used: float | None  # for the time that requests used
 
     @computed_field  # type: ignore[prop-decorator]
     @property

@@ -20,12 +20,9 @@ class StoredPrices:
     """A price book in the history. Numbers count up from 1; a version that comes into use again gets a new one."""
 
     number: int
-    version: str
-    """Version of the book's content; request records name it."""
-    content: str
-    """JSON."""
-    taken_at: float
-    """Unix time in seconds."""
+    version: str  # version of the book's content; request records name it
+    content: str  # JSON
+    taken_at: float  # Unix time in seconds
 
 
 def store_prices(connection: Connection, version: str, content: str) -> StoredPrices:
@@ -64,8 +61,7 @@ def stored_periods(connection: Connection, limit: int) -> list[DeviceCost]:
     return [DeviceCost(**row) for row in connection.execute(query).mappings()]
 
 
-KEPT_EVERY_S = 60.0
-"""The store has the period that is not over yet up to so many seconds ago."""
+KEPT_EVERY_S = 60.0  # the store has the period that is not over yet up to so many seconds ago
 
 
 class PeriodKeeper:

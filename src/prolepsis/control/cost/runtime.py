@@ -40,8 +40,7 @@ from prolepsis.core.stats import ProposerMemory, RequestStats
 from prolepsis.core.telemetry.declare import counter, gauge
 from prolepsis.core.telemetry.labels import NO_TENANT
 
-COMPARED_FOR_S = 30.0
-"""A comparison is computed at most this often: its bounds take some tenths of a second."""
+COMPARED_FOR_S = 30.0  # a comparison is computed at most this often: its bounds take some tenths of a second
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,23 +59,19 @@ class MemoryCost(ProposerMemory):
 class CostReport:
     """What the requests since the server's start cost and saved."""
 
-    price: PriceInUse | None
-    """null: no price book; device seconds only."""
+    price: PriceInUse | None  # null: no price book; device seconds only
     total: UsageTotals
-    device: DeviceCost
-    """Since the server started."""
+    device: DeviceCost  # since the server started
     periods: list[DeviceCost]
     """An hour each, or less where the price changed, the newest first; `prolepsis cost history` has earlier ones."""
     by_route: list[UsageTotals]
     by_tenant: list[UsageTotals]
     by_rule: list[UsageTotals]
     by_proposer: list[UsageTotals]
-    routes: list[RouteSpeedup]
-    """What speculation brings on each route that had requests, in one sentence."""
+    routes: list[RouteSpeedup]  # what speculation brings on each route that had requests, in one sentence
     rollouts: list[ComparedExperiment]
     memory: list[MemoryCost]
-    forecast: CostForecast | None
-    """Forecast of a month; null in the first hour."""
+    forecast: CostForecast | None  # forecast of a month; null in the first hour
 
 
 class CostFeature(Feature):

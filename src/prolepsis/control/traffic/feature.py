@@ -30,8 +30,7 @@ class TrafficClass(TrafficSums):
     """One traffic class since the server started; null: not known yet."""
 
     traffic_class: str = field(kw_only=True)
-    modes: Counter[Mode] = field(default_factory=Counter)
-    """Requests by what speculation really did."""
+    modes: Counter[Mode] = field(default_factory=Counter)  # requests by what speculation really did
     reasons: Counter[EffectiveReason] = field(default_factory=Counter)
     plain_steps: Counter[PlainReason] = field(default_factory=Counter)
     """Steps that might have speculated and did not."""
@@ -62,8 +61,7 @@ class RuleTraffic(TrafficSums):
     """All classes of one rule of the policy since the server started; `default`: no rule matched."""
 
     rule: str = field(kw_only=True)
-    minutes: list[TimelineSpan] = field(default_factory=list)
-    """The last hour."""
+    minutes: list[TimelineSpan] = field(default_factory=list)  # the last hour
 
 
 @dataclass(slots=True)
@@ -73,22 +71,16 @@ class ClientPrompts:
     client: str
     num_requests: int = 0
     num_prompt_tokens: int = 0
-    num_cached_tokens: int = 0
-    """Of them in the prefix cache."""
+    num_cached_tokens: int = 0  # of them in the prefix cache
 
 
 @dataclass(frozen=True, slots=True)
 class TrafficReply:
-    classes: list[TrafficClass]
-    """The busiest first."""
-    rules: list[RuleTraffic]
-    """The busiest first; rules beyond the first 16 of a policy are `other`."""
-    spans: list[TimelineSpan]
-    """The last hour of all traffic, in spans of 15 seconds."""
-    service: ServiceReply
-    """What clients got in the last five minutes."""
-    clients: list[ClientPrompts]
-    """By name."""
+    classes: list[TrafficClass]  # the busiest first
+    rules: list[RuleTraffic]  # the busiest first; rules beyond the first 16 of a policy are `other`
+    spans: list[TimelineSpan]  # the last hour of all traffic, in spans of 15 seconds
+    service: ServiceReply  # what clients got in the last five minutes
+    clients: list[ClientPrompts]  # by name
 
 
 class TrafficFeature(Feature):

@@ -19,25 +19,20 @@ Kind = Literal["counter", "gauge", "histogram", "info"]
 
 LATENCY_BUCKETS = (0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 """Seconds until something of a request has happened; the limits of latency objectives are among them."""
-TOKEN_BUCKETS = (0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.25)
-"""Seconds of one token."""
+TOKEN_BUCKETS = (0.0025, 0.005, 0.01, 0.015, 0.02, 0.03, 0.05, 0.1, 0.25)  # seconds of one token
 
 
 @dataclass(frozen=True, slots=True)
 class MetricFamily:
     """The declaration of one family of series."""
 
-    name: str
-    """As it is queried; without the suffixes of a histogram."""
+    name: str  # as it is queried; without the suffixes of a histogram
     kind: Kind
     text: str
     labels: tuple[str, ...] = ()
-    most: int | None = None
-    """Bound on its label sets; None: that of the values of its labels."""
-    usual: str = ""
-    """Value of the last label in most label sets (`LabelSets`)."""
-    size: int = 1
-    """Series of a label set."""
+    most: int | None = None  # bound on its label sets; None: that of the values of its labels
+    usual: str = ""  # value of the last label in most label sets (`LabelSets`)
+    size: int = 1  # series of a label set
 
     def sets(self, values: LabelValues) -> LabelSets | None:
         if not self.labels or self.kind == "info":
@@ -58,8 +53,7 @@ class _Bounded(MetricWrapperBase):
     """A family whose label sets are bounded. The child of a set that was seen before costs one look in a dictionary."""
 
     sets: LabelSets | None = None
-    children: dict[tuple[object, ...], Self]
-    """By label values that are counted as they are."""
+    children: dict[tuple[object, ...], Self]  # by label values that are counted as they are
 
     def bounded(self, sets: LabelSets | None) -> Self:
         """Bound the label sets, None: there are no labels; return this family."""

@@ -12,16 +12,14 @@ from math import prod
 from threading import Lock
 
 OTHER = "other"
-NO_TENANT = "default"
-"""The tenant of callers without one."""
+NO_TENANT = "default"  # the tenant of callers without one
 
 
 @dataclass(frozen=True, slots=True)
 class Label:
     """The bound on one label's values."""
 
-    most: int
-    """In all families together if it is open, else in one."""
+    most: int  # in all families together if it is open, else in one
     is_open: bool = False
     """Its values come from traffic, policies or files; values of other labels are listed in the code."""
 
@@ -90,12 +88,10 @@ class LabelValues:
         return {name: len(known) for name, known in self._known.items() if known}
 
 
-DEFAULT_SETS = 64
-"""Label sets of a family that declares no bound of its own."""
+DEFAULT_SETS = 64  # label sets of a family that declares no bound of its own
 
 
-NUM_UNUSUAL = 20
-"""Label sets of a family with an unusual value that keep their names."""
+NUM_UNUSUAL = 20  # label sets of a family with an unusual value that keep their names
 
 
 class LabelSets:

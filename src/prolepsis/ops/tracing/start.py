@@ -34,8 +34,7 @@ _PATH = "/v1/traces"
 
 @dataclass(frozen=True, slots=True)
 class TraceDestination:
-    endpoint: str | None
-    """None: where the environment says."""
+    endpoint: str | None  # None: where the environment says
 
 
 def destination(config: ServerConfig, environment: Mapping[str, str]) -> TraceDestination | None:
