@@ -71,7 +71,6 @@ class Assignment:
 
 
 def run_name(rollout_id: str, run: int) -> str:
-    """Return the name of one run of a rollout."""
     return f"{rollout_id}#{run}"
 
 

@@ -150,7 +150,6 @@ class ProposerCounts:
             self.per_position[j][1] += j < accepted
 
     def add(self, other: "ProposerCounts") -> None:
-        """Add what was counted for another request."""
         self.num_drafts += other.num_drafts
         self.num_draft_tokens += other.num_draft_tokens
         self.num_accepted += other.num_accepted

@@ -241,7 +241,7 @@ class Comparisons:
             return
         known = self._by_rollout.get(experiment.rollout_id)
         if known is None or known.experiment != experiment:
-            if known is not None and _order(experiment) < _order(known.experiment):
+            if known is not None and experiment < known.experiment:
                 return  # the request arrived in an earlier stage
             self._by_rollout.pop(experiment.rollout_id, None)
             if len(self._by_rollout) >= self._MAX:
@@ -266,7 +266,3 @@ class Comparisons:
         """Return what each rule's rollout saves, some milliseconds each."""
         newest = self.newest.items()
         return {rollout_id.rpartition("@")[0]: next(one.compared()).saved for rollout_id, one in newest}
-
-
-def _order(experiment: Experiment) -> tuple[int, int, float]:
-    return experiment.run, experiment.stage, experiment.share

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 from pydantic import computed_field
 
@@ -141,7 +142,6 @@ class DeviceTime:
         return _sum(self._past, self.current())
 
     def close(self) -> None:
-        """End the period."""
         period = self.current()
         self._past = _sum(self._past, period)
         self._closed.append(period)
@@ -150,19 +150,14 @@ class DeviceTime:
         self._period = DeviceCost(at, at, period.price, period.currency, 0.0, 0.0, 0, amount, amount)
 
 
+_SUMS = ("held_s", "used_s", "num_output_tokens", "amount_paid", "amount_used")
+
+
 def _sum(past: DeviceCost, period: DeviceCost) -> DeviceCost:
-    return DeviceCost(
-        started_at=past.started_at,
-        ended_at=period.ended_at,
-        price=period.price,
-        currency=period.currency,
-        held_s=past.held_s + period.held_s,
-        used_s=past.used_s + period.used_s,
-        num_output_tokens=past.num_output_tokens + period.num_output_tokens,
-        amount_paid=_added(past.amount_paid, period.amount_paid),
-        amount_used=_added(past.amount_used, period.amount_used),
-    )
+    """Return both together, with the price of the latter; an amount counts from the first price on."""
+    added = {name: _added(getattr(past, name), getattr(period, name)) for name in _SUMS}
+    return replace(period, started_at=past.started_at, **added)
 
 
-def _added(past: float | None, amount: float | None) -> float | None:
-    return None if amount is None else (past or 0.0) + amount
+def _added(past: float | None, amount: float | None) -> Any:
+    return None if amount is None else (past or 0) + amount

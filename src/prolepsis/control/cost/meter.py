@@ -21,9 +21,9 @@ DIMENSIONS: tuple[Dimension, ...] = ("route", "tenant", "rule", "proposer")
 NO_PROPOSER = "none"  # the proposer of requests without a verified draft
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class Experiment:
-    """A stage of a rollout in which chance assigns requests to the canary with one probability."""
+    """A stage of a rollout in which chance assigns requests to the canary with one probability; later ones are more."""
 
     rollout_id: str
     run: int

@@ -195,7 +195,6 @@ class CostFeature(Feature):
                     self._saved.labels(rule, bound).set(value)
 
     async def close(self) -> None:
-        """End the period and save it."""
         self.device_time.close()
         await self._periods.keep()
 
@@ -263,7 +262,6 @@ class PilotQuery(Body):
 
 
 def cost_routes(costs: CostFeature) -> Sequence[Route]:
-    """Return the routes that show costs, and what speculation brings."""
     routes = Routes()
 
     @routes.get("/admin/pilot", roles=READERS, summary="Speculating against control requests since a time")

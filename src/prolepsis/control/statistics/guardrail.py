@@ -25,7 +25,6 @@ class Guardrail:
     dry_run: bool = False
 
     def empty(self) -> ArmScores:
-        """Return the scores of no requests."""
         return ArmScores.empty(self.measure.num_points)
 
     def observe(self, scores: ArmScores, arm: Arm, value: float) -> ArmScores:
@@ -95,7 +94,6 @@ def enough(guardrail: Guardrail, scores: ArmScores, contrast: Contrast) -> bool:
 def evaluate(
     guardrail: Guardrail, scores: Scores, share: float, *, fail_alpha: float, pass_alpha: float
 ) -> GuardrailResult:
-    """Return the outcome with its numbers."""
     outcome, harm, safety = decide(guardrail, scores, share, fail_alpha=fail_alpha, pass_alpha=pass_alpha)
     measure = guardrail.measure
     alphas = (fail_alpha, pass_alpha) if guardrail.better == "lower" else (pass_alpha, fail_alpha)

@@ -110,7 +110,6 @@ class TrafficFeature(Feature):
         return self.now()  # which may be replaced
 
     async def tick(self) -> None:
-        """Read the engine's load."""
         health, span = self._health(), self.all.current()
         span.num_running, span.num_waiting, span.kv_usage = health.num_running, health.num_waiting, health.kv_usage
 

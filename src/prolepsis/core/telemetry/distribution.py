@@ -67,7 +67,6 @@ class Distribution(Collector):
         return counts
 
     def collect(self) -> Iterable[Metric]:
-        """Yield the family, for the registry."""
         family = HistogramMetricFamily(self._name, self._text, labels=self._labels)
         bounds = [*map(floatToGoString, self._buckets), "+Inf"]
         for key, counts in list(self._counts.items()):
@@ -75,5 +74,4 @@ class Distribution(Collector):
         yield family
 
     def describe(self) -> Iterable[Metric]:
-        """Yield the family without values, for the registry's check of names."""
         yield HistogramMetricFamily(self._name, self._text, labels=self._labels)

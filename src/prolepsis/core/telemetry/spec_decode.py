@@ -58,7 +58,6 @@ class SpecDecodeCounters:
         }
 
     def count(self, stats: RequestStats) -> None:
-        """Add one request's counts."""
         for reason, count in stats.plain_steps.items():
             self._plain_steps.labels(reason).inc(count)
         if stats.num_steps:

@@ -72,7 +72,6 @@ def request_spans(ended: RequestEnded, trace: TraceContext, kept: Kept) -> Seque
 
 
 def server_span(trace: TraceContext, name: str, times: Times, found: Attributes, *, failed: bool) -> Span:
-    """Return the span of an HTTP request."""
     return Span(
         trace_id=trace.trace_id,
         span_id=trace.span_id,

@@ -17,7 +17,6 @@ log = structlog.get_logger(__name__)
 
 
 def feature(context: Context) -> Traces:
-    """Return what traces requests."""
     receiver = destination(context.config, os.environ)
     if receiver is None:
         return Traces()
