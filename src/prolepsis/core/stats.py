@@ -226,6 +226,19 @@ class RequestStats:
     mode: EffectiveMode = EffectiveMode("off", "no_decode", 0)
     traffic_class: str = ""  # the traffic class for which its drafts are counted
 
+    def add(self, other: "RequestStats") -> None:
+        """Add what was counted in another engine, or for another prompt: all but its tokens and wall times."""
+        for name in ("num_steps", "num_preemptions", "prediction_accepted", "prediction_rejected"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.device.add(other.device)
+        for mine, theirs in ((self.proposers, other.proposers), (self.shadow, other.shadow)):
+            for proposer, counts in theirs.items():
+                mine.setdefault(proposer, ProposerCounts()).add(counts)
+        for reason, steps in other.plain_steps.items():
+            self.plain_steps[reason] = self.plain_steps.get(reason, 0) + steps
+        for loss, number in other.lost.items():
+            self.lost[loss] = self.lost.get(loss, 0) + number
+
     @property
     def num_drafts(self) -> int:
         return sum(c.num_drafts for c in self.proposers.values())

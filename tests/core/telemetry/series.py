@@ -1,6 +1,7 @@
 """Reads series of a registry, and bounds them."""
 
-from prolepsis.core.telemetry.declare import MetricFamily, MetricsRegistry
+from prolepsis.core.telemetry.declare import MetricsRegistry
+from prolepsis.core.telemetry.labels import MetricFamily
 from prolepsis.core.telemetry.metrics import Metrics
 
 

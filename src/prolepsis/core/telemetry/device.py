@@ -9,7 +9,8 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from prolepsis.core.telemetry.declare import PREFIX, MetricFamily, declared
+from prolepsis.core.telemetry.declare import PREFIX, declared
+from prolepsis.core.telemetry.labels import MetricFamily
 
 log = structlog.get_logger(__name__)
 

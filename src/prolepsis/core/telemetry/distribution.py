@@ -9,7 +9,8 @@ from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from prolepsis.core.telemetry.declare import PREFIX, MetricFamily, checked, declared, series_of
+from prolepsis.core.telemetry.declare import PREFIX, checked, declared, series_of
+from prolepsis.core.telemetry.labels import MetricFamily
 
 
 class Counts:
