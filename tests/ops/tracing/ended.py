@@ -9,8 +9,6 @@ from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.core.rounds import Round
 from prolepsis.core.stats import EffectiveMode, ProposerCounts, RequestStats
 from prolepsis.core.trace_context import TraceContext
-from prolepsis.ops.tracing.spans import Span
-from tests.ops.tracing.receiver import ReceivedSpan
 
 TRACE = TraceContext("4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7", sampled=True)
 NOT_SAMPLED = replace(TRACE, sampled=False)
@@ -77,13 +75,3 @@ def request_ended(*prompts: PromptEnded, end: End = "finished", trace: TraceCont
     )
     error = "engine_error" if end == "failed" else None
     return RequestEnded(about=about, end=end, error=error, prompts=prompts, ended_at=ARRIVAL + 1.25)
-
-
-def tree(spans: Sequence[Span] | Sequence[ReceivedSpan]) -> dict[str, list[str]]:
-    """Return the names of the spans below each span, in order, by its name; of a span that is not here by its id."""
-    names = {span.span_id: span.name for span in spans}
-    assert len(names) == len(spans), "ids differ"
-    below: dict[str, list[str]] = {}
-    for span in spans:
-        below.setdefault(names.get(span.parent_id, span.parent_id), []).append(span.name)
-    return below

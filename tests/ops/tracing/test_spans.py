@@ -8,7 +8,8 @@ from prolepsis.core.recording import Replayed
 from prolepsis.core.rounds import MAX_ROUNDS
 from prolepsis.core.stats import ProposerCounts, RequestStats
 from prolepsis.ops.tracing.spans import Span, replay_span, request_spans
-from tests.ops.tracing.ended import ARRIVAL, TRACE, prompt_ended, request_ended, round_at, tree
+from tests.ops.tracing.ended import ARRIVAL, TRACE, prompt_ended, request_ended, round_at
+from tests.ops.tracing.receiver import tree
 
 
 def by_name(spans: Sequence[Span], name: str) -> Span:

@@ -23,8 +23,7 @@ from tests.control.correctness.test_runtime import table
 from tests.fake_proposer import Scripted
 from tests.fakes import EngineSetup, KeyedVerifier, draft_chain
 from tests.load.server import TableServer, serving
-from tests.ops.tracing.ended import tree
-from tests.ops.tracing.receiver import ReceivedSpan, Receiver, receiving
+from tests.ops.tracing.receiver import ReceivedSpan, Receiver, receiving, tree
 from tests.waiting import wait_for
 
 CALLER = "00f067aa0ba902b7"
