@@ -1,9 +1,5 @@
 """What health learned, in a database: it outlives the server, and each replica reads what another learned."""
 
-from collections.abc import Iterator
-from contextlib import closing
-
-import pytest
 from sqlalchemy import update
 from structlog.testing import capture_logs
 
@@ -13,11 +9,10 @@ from prolepsis.control.health.eligibility import DraftFigures, Judged
 from prolepsis.control.health.learned import KEEP_EVERY_S, Keeper, Learned, LearnedStore
 from prolepsis.control.store.database import Database
 from prolepsis.control.store.learned import LearnedTable
-from prolepsis.control.store.tables import learned as table
+from prolepsis.control.store.tables import documents as table
 from prolepsis.core.errors import StoreUnavailable
 from prolepsis.core.stats import JudgedDraft, TrafficClassCounts
 from tests.control.health.ended import TRAFFIC_CLASS, ended
-from tests.control.store.databases import opened
 
 KEY = ("draft_head", TRAFFIC_CLASS)
 FIGURES = {(*KEY, "head@1"): DraftFigures(64, 600.0, 400.0, 1.5, 900.0)}
@@ -31,12 +26,6 @@ HELD = Judged(
     eligible=True,
     versions={"draft_head": "head@1"},
 )
-
-
-@pytest.fixture
-def database(setting: str) -> Iterator[Database]:
-    with closing(opened(setting)) as made:
-        yield made
 
 
 def store_in(database: Database) -> LearnedStore:
@@ -61,35 +50,35 @@ def everything() -> Learned:
     return Learned(streams.states(), benefits.states(), FIGURES, [HELD])
 
 
-def test_one_server_reads_what_another_learned(database: Database) -> None:
+def test_one_server_reads_what_another_learned(sqlite_database: Database) -> None:
     learned = everything()
-    store_in(database).write(learned)
-    assert store_in(database).read() == learned
+    store_in(sqlite_database).write(learned)
+    assert store_in(sqlite_database).read() == learned
 
 
-def test_the_version_that_was_used_last_is_read_last(database: Database) -> None:
-    store = store_in(database)
+def test_the_version_that_was_used_last_is_read_last(sqlite_database: Database) -> None:
+    store = store_in(sqlite_database)
     for versions in (("b@1",), ("b@1", "c@1"), ("b@1", "c@1", "a@1")):
         store.write(Learned(streams_of(*versions).states()))
-    assert [version for _, version in store_in(database).read().streams][-1] == "a@1"
+    assert [version for _, version in store_in(sqlite_database).read().streams][-1] == "a@1"
 
 
-def test_conditions_that_are_gone_and_what_is_out_of_use_are_dropped(database: Database) -> None:
-    store = store_in(database)
+def test_conditions_that_are_gone_and_what_is_out_of_use_are_dropped(sqlite_database: Database) -> None:
+    store = store_in(sqlite_database)
     store.write(everything())
     store.write(Learned(figures=FIGURES))
-    assert store_in(database).read().conditions == []
-    with database.write() as connection:
-        connection.execute(update(table).values(kept_at=1.0))
+    assert store_in(sqlite_database).read().conditions == []
+    with sqlite_database.write() as connection:
+        connection.execute(update(table).values(at=1.0))
     store.write(Learned(streams_of("head@2").states()))
-    assert store_in(database).read() == Learned(streams_of("head@2").states(), conditions=[])
+    assert store_in(sqlite_database).read() == Learned(streams_of("head@2").states(), conditions=[])
 
 
-def test_a_row_of_another_format_is_learned_again(database: Database) -> None:
-    store_in(database).write(everything())
-    with database.write() as connection:
-        connection.execute(update(table).values(state='{"older": true}'))
-    assert store_in(database).read() == Learned(conditions=[])
+def test_a_row_of_another_format_is_learned_again(sqlite_database: Database) -> None:
+    store_in(sqlite_database).write(everything())
+    with sqlite_database.write() as connection:
+        connection.execute(update(table).values(value='{"older": true}'))
+    assert store_in(sqlite_database).read() == Learned(conditions=[])
 
 
 class Away(LearnedStore):

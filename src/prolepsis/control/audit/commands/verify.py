@@ -11,12 +11,12 @@ from prolepsis.control.audit.commands.log import ServerUrl, exported, opened_log
 from prolepsis.control.audit.verify import (
     Anchor,
     ChainEvidence,
-    RecordsVerified,
     Verified,
     parse_anchor,
     verify_records,
 )
 from prolepsis.control.audit.verify import verify as verify_entries
+from prolepsis.control.store import records
 from prolepsis.control.store.configured import StoreOption, ready_database
 from prolepsis.control.store.database import Database, store_url
 from prolepsis.control.store.signing import PublicKeys, SignedHead, key_file
@@ -107,15 +107,15 @@ def verify(
             if public_key is None:
                 known = _without_other_keys(known, log.signed)
             verified = verify_entries(log.entries(), known.evidence(log.head, log.signed))
-    records = _records(store, known) if local else None
-    _show(verified, records, known.forged, as_json=as_json)
+    recorded = _records(store, known) if local else None
+    _show(verified, recorded, known.forged, as_json=as_json)
 
 
-def _records(store: str | None, known: KnownKeys) -> RecordsVerified:
-    """Verify the store's request records too: they are in a chain of their own."""
+def _records(store: str | None, known: KnownKeys) -> tuple[int, Verified]:
+    """Verify the store's request records too, which are in a chain of their own; return their number as well."""
     anchors = [Anchor(head.seq, head.digest) for head in known.heads if head.chain == "requests"]
     with ready_database(store) as database, database.read() as connection:
-        return verify_records(connection, anchors, known.keys)
+        return records.count(connection), verify_records(connection, anchors, known.keys)
 
 
 def _keys(given: Path | None, *, local: bool) -> PublicKeys | None:
@@ -174,14 +174,14 @@ def _configured(store: str | None) -> list[Path]:
     return [place.path for place in kept if isinstance(place, AnchorFile) and place.path.exists()]
 
 
-def _show(verified: Verified, records: RecordsVerified | None, forged: Sequence[str], *, as_json: bool) -> None:
+def _show(verified: Verified, recorded: tuple[int, Verified] | None, forged: Sequence[str], *, as_json: bool) -> None:
     faults = [("entry", fault) for fault in verified.faults]
-    faults += [("record link", fault) for fault in (records.faults if records else ())]
+    faults += [("record link", fault) for fault in (recorded[1].faults if recorded else ())]
     facts: list[tuple[str, object]] = [
         ("entries", verified.num_entries),
         ("erased", verified.num_erased),
         ("anchored", verified.anchored),
-        *([("records", records.num_records), ("records_anchored", records.anchored)] if records else []),
+        *([("records", recorded[0]), ("records_anchored", recorded[1].anchored)] if recorded else []),
         ("faults", len(faults) + len(forged)),
         ("head", verified.head),
     ]
