@@ -1,4 +1,4 @@
-# make help | setup | serve | replicas | check | test | bench | docs
+# make help | setup | serve | replicas | check | test | night | bench | docs
 #
 # PYTHON       the Python (3.11 or later) the virtual environment is made with
 # VENV         where the virtual environment is
@@ -28,7 +28,7 @@ RAY := $(VENV)/.prolepsis-ray
 TORCH_FLAGS := $(if $(filter-out none,$(TORCH_INDEX)),--extra-index-url $(TORCH_INDEX) --retries 1 --timeout 20)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup model serve replicas check types lint layers site test bench docs
+.PHONY: help setup model serve replicas check types lint layers site test night bench docs
 
 help: ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -80,7 +80,10 @@ site:
 
 test: setup ## run the tests; those of the real model fetch it first
 	@$(BIN)/prolepsis models pull || echo "the default model cannot be had: its tests will be skipped" >&2
-	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4 $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4 --durations 30 $(ARGS)
+
+night: ## run all tests, those too that take long, with many more examples of each property
+	@$(MAKE) --no-print-directory test ARGS="--hypothesis-profile night $(ARGS)"
 
 bench: model ## measure plain decoding and speculation side by side on the shipped prompts
 	$(BIN)/prolepsis bench $(ARGS)

@@ -30,7 +30,7 @@ from sqlalchemy import func, select
 from prolepsis.control.store.migrate import upgrade
 from prolepsis.control.store.tables import request_records
 from prolepsis.core.kill_scope import EVERYTHING
-from prolepsis.server.cli.bench.provenance import provenance
+from prolepsis.lab.measure.provenance import provenance
 from tests.commands import free_port, prolepsis, serving
 from tests.control.store.databases import opened, postgresql_setting
 from tests.control.store.proxy import Proxy, proxied
@@ -110,7 +110,7 @@ def front_ends(setting: str, folder: Path, number: int) -> Iterator[str]:
     }
     application = {
         "name": "prolepsis",
-        "import_path": "prolepsis.server.ray:app",
+        "import_path": "prolepsis.adapters.ray:app",
         "route_prefix": "/",
         "args": arguments,
     }

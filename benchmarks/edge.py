@@ -35,6 +35,7 @@ from pathlib import Path
 import httpx
 import uvicorn
 
+from prolepsis.adapters.edge.client import EdgeClient
 from prolepsis.control.store.store import unrecorded
 from prolepsis.control.web.context import Context
 from prolepsis.core.audit_event import discard
@@ -47,10 +48,9 @@ from prolepsis.engine.drafting.proposer import Proposer, SequenceView
 from prolepsis.engine.drafting.proposers.prompt_lookup import PromptLookupProposer
 from prolepsis.engine.models.load import load_model
 from prolepsis.engine.thread import ThreadEngineClient
-from prolepsis.remote.edge.client import EdgeClient
+from prolepsis.lab.measure.provenance import provenance
 from prolepsis.server.app import build
-from prolepsis.server.cli.bench.provenance import provenance
-from prolepsis.server.protocol import gateway_protocol
+from prolepsis.server.front.protocol import gateway_protocol
 from prolepsis.server.run import bind
 
 MODEL = EngineConfig().model

@@ -21,7 +21,7 @@ from typing import cast
 
 import httpx
 
-from prolepsis.server.cli.bench.provenance import provenance
+from prolepsis.lab.measure.provenance import provenance
 
 PROMPTS = (
     "List the planets of the solar system.",

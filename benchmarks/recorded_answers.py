@@ -15,7 +15,7 @@ from prolepsis.core.messages import Submit
 from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.engine.build import assemble
 from prolepsis.engine.models.load import LoadedModel
-from prolepsis.engine.training.synthesis import FeatureRecorder, plain
+from prolepsis.training.synthesis import FeatureRecorder, plain
 
 LENGTH = 2048
 """Longest sequence."""

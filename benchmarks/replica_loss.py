@@ -32,8 +32,8 @@ from pathlib import Path
 
 import httpx
 
-from prolepsis.server.cli.bench.provenance import provenance
-from tests.server.ray.processes import replica_processes
+from prolepsis.lab.measure.provenance import provenance
+from tests.adapters.ray.processes import replica_processes
 
 SCHEMA = {
     "type": "object",

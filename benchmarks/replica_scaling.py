@@ -37,11 +37,11 @@ from prolepsis.engine.drafting.cost import CostCurve
 from prolepsis.engine.models.load import load_model
 from prolepsis.engine.profile import measure
 from prolepsis.engine.timings import PHASES
+from prolepsis.lab.measure.provenance import provenance
 from prolepsis.remote.channel import TO_FRONT_END
 from prolepsis.remote.host import STATUS_S
 from prolepsis.remote.messages import Status
 from prolepsis.remote.prefixes import PrefixRouter, ReplicaRouter
-from prolepsis.server.cli.bench.provenance import provenance
 from tests.control.store.fakes import STATS, record
 from tests.fake_client import INFO
 from tests.simulation.replicas import Door, Machine, Outcome, RoundRobin, simulate

@@ -27,20 +27,20 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from prolepsis.adapters.ray.autoscaling import Scaling
+from prolepsis.adapters.ray.hosts import RayHosts
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.engine_client import EngineClient
 from prolepsis.core.events import Event, Finished, Tokens
 from prolepsis.core.page_size import PAGE_SIZE
 from prolepsis.core.requests import GenerateRequest, SamplingParams
 from prolepsis.engine.start import start_engine
+from prolepsis.lab.measure.provenance import provenance
 from prolepsis.remote.engines import Engines
 from prolepsis.remote.prefixes import PrefixRouter, ReplicaRouter, page_hashes
-from prolepsis.server.cli.bench.provenance import provenance
-from prolepsis.server.ray.autoscaling import Scaling
-from prolepsis.server.ray.hosts import RayHosts
-from tests.engine.training.targets import config_of, save_target
 from tests.simulation.replicas import RoundRobin
 from tests.simulation.shared_prefixes import SMALL_VOCABULARY, Conversations, User, mooncake
+from tests.training.targets import config_of, save_target
 
 CONTEXT = 8192
 ROUTERS = ROUND_ROBIN, PREFIX = "round robin", "prefix"
@@ -187,10 +187,10 @@ def engines_here(arguments: argparse.Namespace) -> Iterator[tuple[Generate, Mapp
 @contextmanager
 def engines_on_ray(arguments: argparse.Namespace) -> Iterator[tuple[Generate, Mapping[str, Counter[str]]]]:
     """Start engines of the model on Ray Serve; yield how to ask them, and what was sent to each."""
-    from prolepsis.server.ray.cluster import Cluster, prepare
+    from prolepsis.adapters.ray.cluster import Cluster, prepare
 
     prepare(cluster := Cluster())  # before Ray is imported
-    from prolepsis.server.ray.serve import engine_deployment, sharing_machine, started, stop_on
+    from prolepsis.adapters.ray.serve import engine_deployment, sharing_machine, started, stop_on
 
     config = EngineConfig(model=arguments.model, kv_memory=arguments.kv_memory)
     shared, scaling = (

@@ -29,20 +29,20 @@ from pathlib import Path
 from shutil import which
 
 from benchmarks.http_overhead import Connection, alternate, body, connect, engine, running, serve, serve_client, summary
+from prolepsis.adapters.ray.autoscaling import Scaling
+from prolepsis.adapters.ray.hosts import RayHosts
+from prolepsis.adapters.ray.replica import EngineReplica
+from prolepsis.adapters.ray.start import engines_at
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.engine_client import EngineClient
 from prolepsis.core.extras import RAY
 from prolepsis.core.telemetry.metrics import Metrics
+from prolepsis.lab.measure.provenance import provenance
 from prolepsis.remote.host import KeptFigures
-from prolepsis.server.auth.keys import Keys
-from prolepsis.server.cli.bench.provenance import provenance
-from prolepsis.server.ray.autoscaling import Scaling
-from prolepsis.server.ray.hosts import RayHosts
-from prolepsis.server.ray.replica import EngineReplica
-from prolepsis.server.ray.start import engines_at
+from prolepsis.server.front.keys import Keys
 from tests import commands
+from tests.adapters.ray.processes import replica_processes
 from tests.commands import free_port
-from tests.server.ray.processes import replica_processes
 
 HAPROXY = """
 global
@@ -92,10 +92,10 @@ class ScriptedReplica(EngineReplica):
 def serve_replicas(listener: socket.socket, num_replicas: int) -> None:
     """Run our front end over so many scripted engines until it is ended."""
 
-    from prolepsis.server.ray.cluster import Cluster, prepare
+    from prolepsis.adapters.ray.cluster import Cluster, prepare
 
     prepare(cluster := Cluster())  # before Ray is imported
-    from prolepsis.server.ray.serve import replicas_of, started, stop_on
+    from prolepsis.adapters.ray.serve import replicas_of, started, stop_on
 
     handle = started(replicas_of(ScriptedReplica, Scaling(least=num_replicas, most=num_replicas)).bind(), cluster)
     info = handle.handle.info.remote().result()

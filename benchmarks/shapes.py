@@ -35,8 +35,8 @@ from prolepsis.engine.models.protocol import SequenceInput, TargetModel, pack
 from prolepsis.engine.native.bandwidth import read_bandwidth
 from prolepsis.engine.native.processor import default_threads
 from prolepsis.engine.start import EngineStart
-from prolepsis.server.cli.bench.ask import TimedAnswer, ask
-from prolepsis.server.cli.bench.provenance import provenance
+from prolepsis.lab.measure.provenance import provenance
+from prolepsis.server.cli.ask import TimedAnswer, ask
 from tests.commands import prolepsis, serving
 
 Figures = dict[str, object]

@@ -19,8 +19,8 @@ from pathlib import Path
 
 import httpx
 
-from prolepsis.server.cli.bench.prompts import load_prompts
-from prolepsis.server.cli.bench.provenance import provenance
+from prolepsis.lab.measure.prompts import load_prompts
+from prolepsis.lab.measure.provenance import provenance
 from tests.commands import free_port, prolepsis, serving
 
 KINDS = ("stream", "whole")

@@ -30,8 +30,9 @@ SHARED_MODELS = (DEFAULT_MODEL, "test_coder_model")
 AUTHORITY = Path(__file__).with_name("authority.pem")
 """The only authority whose certificates clients take: to read the system's would take 30 ms for each client."""
 
-settings.register_profile("suite", deadline=None, suppress_health_check=[HealthCheck.too_slow])  # no test is timed
-settings.load_profile("suite")
+for profile, number in (("quick", 25), ("night", 300)):  # no test is timed
+    settings.register_profile(profile, deadline=None, max_examples=number, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("quick")  # `make night` names the other
 gc.disable()  # until all tests are imported: each full collection takes longer than the one before, and finds nothing
 sys.dont_write_bytecode = False
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # each process that a test starts would compile the package again
@@ -58,8 +59,13 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item._id = item.id.with_params(operation)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Start with the default model: the slowest tests, which would keep one worker busy at the end."""
+    if config.getoption("--hypothesis-profile") != "night":
+        skip_night = pytest.mark.skip(reason="takes long and seldom finds something: make night")
+        for item in items:
+            if item.get_closest_marker("night"):
+                item.add_marker(skip_night)
     items.sort(key=lambda item: DEFAULT_MODEL not in item.nodeid)
     same = [name for name, count in Counter(item.nodeid for item in items).items() if count > 1]
     assert not same, f"of tests with the same id, parallel runs leave out all but one: {same}"

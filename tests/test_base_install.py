@@ -13,12 +13,12 @@ import httpx
 import pytest
 from packaging.requirements import Requirement
 
+from tests.adapters.upstream.test_start import Spelled
 from tests.commands import free_port, prolepsis
 from tests.commands import serving as running_server
-from tests.engine.training.targets import save_target
 from tests.loopback import serving
 from tests.paths import ROOT
-from tests.remote.upstream.test_start import Spelled
+from tests.training.targets import save_target
 
 
 def closure(needs: Iterable[str]) -> Iterator[str]:

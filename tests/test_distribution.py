@@ -15,8 +15,8 @@ from build import ProjectBuilder
 from pyproject_hooks import quiet_subprocess_runner
 
 from tests.commands import free_port, serving
-from tests.engine.training.targets import save_target
 from tests.paths import ROOT
+from tests.training.targets import save_target
 
 SOURCE = ROOT / "src" / "prolepsis"
 

@@ -20,8 +20,8 @@ from typer.exceptions import TyperException
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from prolepsis.server.auth.key_file import KeyFile, new_key
 from prolepsis.server.cli.main import app
+from prolepsis.server.front.key_file import KeyFile, new_key
 from tests.loopback import Reply, Request, serving
 from tests.ops.console.scene import POLICY
 from tests.ops.console.served import served_scene, traffic
@@ -41,9 +41,9 @@ CANNOT_RUN = {
     "cd": "the folder of the next lines, which need a container engine",
     "echo": "a setting of the next lines, which need a container engine",
     "kubectl": "needs a cluster",
-    "ray": "makes a cluster of Ray; tests/server/ray",
+    "ray": "makes a cluster of Ray; tests/adapters/ray",
     "export": "a setting of the next lines, which need a cluster of Ray",
-    "serve": "needs a cluster of Ray; tests/server/ray",
+    "serve": "needs a cluster of Ray; tests/adapters/ray",
     "helm": "needs a cluster",
     "cp": "changes the machine",
     "systemd-run": "changes the machine",
@@ -51,19 +51,19 @@ CANNOT_RUN = {
     "/opt/prolepsis/venv/bin/pip": "installs",
     "prometheus": "serves until it is stopped; tests/ops/monitoring checks its files",
     "prometheus-alertmanager": "serves until it is stopped; tests/ops/monitoring checks its file",
-    "llama-server": "another engine; tests/remote/upstream runs it where it is installed",
-    "vllm": "another engine; tests/engine/vllm runs it where it is installed",
+    "llama-server": "another engine; tests/adapters/upstream runs it where it is installed",
+    "vllm": "another engine; tests/adapters/vllm runs it where it is installed",
     "vllm-env/bin/pip": "installs",
-    "vllm-env/bin/prolepsis": "needs an environment with vLLM; tests/engine/vllm",
+    "vllm-env/bin/prolepsis": "needs an environment with vLLM; tests/adapters/vllm",
     "prolepsis serve": "serves until it is stopped; tests/server/cli/test_serve.py",
     "prolepsis propose-server": "serves until it is stopped; tests/server/cli/test_propose_server.py",
-    "prolepsis doctor": "ends with the status of what it finds; tests/server/cli/test_doctor.py",
+    "prolepsis doctor": "ends with the status of what it finds; tests/lab/doctor/test_command.py",
     "prolepsis exact": "takes minutes with the default model; tests/exact",
-    "prolepsis profile": "measures for a minute; tests/server/cli/test_profile.py",
-    "prolepsis drill run": "needs a server that allows drills; tests/server/cli/test_drill.py",
-    "prolepsis bench": "takes minutes; tests/server/cli/test_bench_measure.py",
-    "prolepsis rehearse": "loads a model, or needs what was measured; tests/server/cli/test_rehearse.py",
-    "prolepsis tune": "needs what was measured; tests/server/cli/test_tune.py",
+    "prolepsis profile": "measures for a minute; tests/lab/test_profile.py",
+    "prolepsis drill run": "needs a server that allows drills; tests/lab/drills/test_command.py",
+    "prolepsis bench": "takes minutes; tests/lab/measure/test_measure.py",
+    "prolepsis rehearse": "loads a model, or needs what was measured; tests/lab/rehearse/test_command.py",
+    "prolepsis tune": "needs what was measured; tests/lab/test_tune.py",
     "prolepsis batch run": "loads a model; tests/server/cli/test_batch.py",
     "prolepsis models": "needs files of a head; tests/server/cli/test_models.py",
     "prolepsis heads swap": "needs the heads that it names; tests/control/drafts",

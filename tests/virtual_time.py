@@ -5,7 +5,7 @@ import functools
 from collections.abc import Callable, Coroutine
 from typing import ParamSpec
 
-from prolepsis.engine.rehearsal.virtual_time import VirtualTime
+from prolepsis.lab.virtual_engine.virtual_time import VirtualTime
 
 P = ParamSpec("P")
 

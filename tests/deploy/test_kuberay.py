@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from prolepsis.server.ray.arguments import ServeArguments
+from prolepsis.adapters.ray.arguments import ServeArguments
 from tests.deploy.written import DEPLOY, image_variables, read_yaml
 from tests.paths import ROOT
 

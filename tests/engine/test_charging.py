@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from prolepsis.core.events import Event, Terminal
@@ -96,7 +96,6 @@ def test_plain_requests_are_predicted_to_cost_what_they_cost() -> None:
     ),
     phases=st.lists(st.floats(0.0, 2.0), min_size=6, max_size=6),
 )
-@settings(max_examples=200)
 def test_charges_add_up_to_the_measured_time(rows: list[tuple[int, int, str]], phases: list[float]) -> None:
     made: list[Row] = []
     for context, size, kind in rows:

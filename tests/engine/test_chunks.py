@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -97,7 +97,6 @@ def test_one_pass_that_others_disturbed_changes_nothing() -> None:
     assert chunks.token_ms(0) == pytest.approx(1.0, rel=0.01)
 
 
-@settings(max_examples=60)
 @given(
     st.lists(
         st.tuples(

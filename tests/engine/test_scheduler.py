@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from prolepsis.core.events import Aborted, Event, Finished
@@ -114,7 +114,6 @@ def rooms(draw: st.DrawFn) -> EngineSetup:
     )
 
 
-@settings(max_examples=60)
 @given(arrivals(), rooms(), st.sampled_from([0, 2, 7]))
 def test_every_request_ends_once_with_the_reference_output(
     asked: list[Arrival], setup: EngineSetup, depth: int

@@ -19,7 +19,7 @@ from prolepsis.engine.models.load import LoadedModel
 from prolepsis.engine.thread import ThreadEngineClient
 from prolepsis.remote.propose.served import served_model
 from prolepsis.remote.propose.server import ProposeServer
-from prolepsis.server.cli.bench.ask import TimedAnswer, ask
+from prolepsis.server.cli.ask import TimedAnswer, ask
 from tests.coder_model import CONFIG, SLOW_S, needs_coder
 from tests.remote.propose.servers import serving
 

@@ -12,7 +12,7 @@ from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams
 from prolepsis.engine.build import assemble
 from prolepsis.engine.models.load import LoadedModel
 from prolepsis.engine.thread import ThreadEngineClient
-from prolepsis.server.cli.bench.ask import TimedAnswer, ask
+from prolepsis.server.cli.ask import TimedAnswer, ask
 from tests.default_model import CONFIG
 
 pytestmark = pytest.mark.real_model

@@ -12,8 +12,8 @@ from prolepsis.core.config import EngineConfig, ServerConfig
 from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.engine.start import start_engine
 from prolepsis.server.run import StartedEngine, serve
-from tests.engine.training.targets import config_of, save_target
 from tests.server_process import serve_fake, started
+from tests.training.targets import config_of, save_target
 from tests.waiting import wait_for
 
 

@@ -5,15 +5,15 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
+from prolepsis.adapters.ray.hosts import RayHosts
+from prolepsis.adapters.ray.replica import EngineReplica
 from prolepsis.core.engine_client import Demand, EngineClient
 from prolepsis.core.figures import EngineObserver
 from prolepsis.core.requests import GenerateRequest
 from prolepsis.engine.thread import ThreadEngineClient
 from prolepsis.remote.engines import Engines
 from prolepsis.remote.host import KeptFigures
-from prolepsis.remote.member import FailoverSettings
-from prolepsis.server.ray.hosts import RayHosts
-from prolepsis.server.ray.replica import EngineReplica
+from prolepsis.remote.members import FailoverSettings
 from tests.fakes import EngineSetup, build
 
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams
 from prolepsis.remote.engines import Engines
-from prolepsis.remote.member import Member
+from prolepsis.remote.members import Member
 from prolepsis.remote.process import EngineSpawn
 from tests.engine.models.kernels import NEEDS_KERNELS
-from tests.engine.training.targets import config_of, save_target
 from tests.exact.cuts import answers_of
 from tests.remote.killable_engines import ProcessKiller, check, serve
+from tests.training.targets import config_of, save_target
 
 pytestmark = NEEDS_KERNELS
 

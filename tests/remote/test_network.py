@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from prolepsis.adapters.ray.hosts import tls
 from prolepsis.core.codec import ProtocolError
 from prolepsis.core.engine_client import EngineHealth
 from prolepsis.core.errors import EngineDead
@@ -20,7 +21,6 @@ from prolepsis.remote.channel import front_end_channel, host_channel
 from prolepsis.remote.link import HostLink
 from prolepsis.remote.messages import PROTOCOL, Status
 from prolepsis.remote.network import MOST_STRANGERS, Address, connect
-from prolepsis.server.ray.hosts import tls
 from tests.fake_client import INFO, FakeEngineClient
 from tests.fakes import request
 from tests.remote.replicas import replica, replica_of, until

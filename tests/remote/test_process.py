@@ -15,8 +15,8 @@ from prolepsis.core.events import Event, Failed, Finished
 from prolepsis.core.requests import GenerateRequest, GrammarSpec, SamplingParams
 from prolepsis.engine.start import start_engine
 from prolepsis.remote.process import EngineSpawn
-from tests.engine.training.targets import config_of, save_target
 from tests.fakes import outputs
+from tests.training.targets import config_of, save_target
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,9 @@ from dataclasses import replace
 import pytest
 from structlog.testing import capture_logs
 
+from prolepsis.adapters.ray.autoscaling import IN_FLIGHT, QUEUE_AGE_S, WAITING
+from prolepsis.adapters.ray.hosts import RayHosts
+from prolepsis.adapters.ray.replica import EngineReplica
 from prolepsis.core.config import DRAFT_HEAD, HeadProposerName
 from prolepsis.core.engine_client import Demand, EngineClient, EngineHealth, HeadSwapped
 from prolepsis.core.errors import (
@@ -28,9 +31,6 @@ from prolepsis.engine.sampling.noise import noise_key
 from prolepsis.engine.thread import ThreadEngineClient
 from prolepsis.remote.host import MOST_FIGURES, KeptFigures
 from prolepsis.remote.network import connect
-from prolepsis.server.ray.autoscaling import IN_FLIGHT, QUEUE_AGE_S, WAITING
-from prolepsis.server.ray.hosts import RayHosts
-from prolepsis.server.ray.replica import EngineReplica
 from tests.fake_client import FakeEngineClient, answer
 from tests.fakes import outputs, reference, request
 from tests.remote.replicas import TurnsHandle, connected, front_end, replica, replica_of, until

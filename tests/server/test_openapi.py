@@ -25,8 +25,8 @@ from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.server.dialects.anthropic.routes import MessagesReply
 from prolepsis.server.dialects.llamacpp.routes import LlamaCppReply
 from prolepsis.server.dialects.ollama.routes import OllamaReply
+from prolepsis.server.known import VERIFY_ROUTES
 from prolepsis.server.openai import replies
-from prolepsis.server.openai.facts import VERIFY_ROUTES
 from tests.server.application import build
 from tests.server.conftest import Served, served
 from tests.server.fakes import ByteTokenizer, FakeEngine
@@ -97,7 +97,7 @@ def examples(number: int) -> settings:
 
 
 @writes.parametrize()
-@examples(40)
+@examples(20)
 def test_requests_made_from_the_document(
     case: schemathesis.Case[Any], served_here: Served, session: requests.Session
 ) -> None:
@@ -105,7 +105,7 @@ def test_requests_made_from_the_document(
 
 
 @same_bodies.parametrize()
-@examples(40)
+@examples(20)
 def test_requests_whose_clients_draft(
     case: schemathesis.Case[Any], served_here: Served, session: requests.Session
 ) -> None:

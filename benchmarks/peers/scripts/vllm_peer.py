@@ -9,11 +9,11 @@ SPECULATION: dict[str, dict[str, Any] | None] = {
     "suffix": {"method": "suffix"},
     "plugin": {
         "method": "custom_class",
-        "model": "prolepsis.engine.vllm.plugin_v0_32.Proposer",
+        "model": "prolepsis.adapters.vllm.plugin_v0_32.Proposer",
         "num_speculative_tokens": 24,  # as many as `suffix` may draft
     },
 }
-WORKERS = {"plugin": "prolepsis.engine.vllm.plugin_v0_32.Worker"}
+WORKERS = {"plugin": "prolepsis.adapters.vllm.plugin_v0_32.Worker"}
 
 
 class Peer:

@@ -1,7 +1,9 @@
-"""Optional packages, which come with the extras of this package."""
+"""Optional packages, which come with extras, and rooms that the middle reaches by name only."""
 
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.util import find_spec
+from typing import Any
 
 from prolepsis.core.errors import ConfigError
 
@@ -38,6 +40,13 @@ GPU = Extra("gpu", "NVIDIA's nvidia-ml-py", "pynvml")
 OTEL = Extra("otel", "OpenTelemetry", "opentelemetry.exporter.otlp.proto.http")
 POSTGRES = Extra("postgres", "psycopg", "psycopg")
 RAY = Extra("ray", "Ray Serve", "ray.serve")
+
+
+def named(place: str) -> Any:
+    """Import what a list names as `module:attribute`, its module below `prolepsis`."""
+    module, _, attribute = place.partition(":")
+    return getattr(import_module(f"prolepsis.{module}"), attribute)
+
 
 _OF_ENGINE = ("torch", "transformers", "safetensors", "gguf", "numpy")
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from fastapi import FastAPI
 
+from prolepsis.adapters.upstream.metrics import UpstreamMetrics
 from prolepsis.control.controls.flag_file import FlagFile
 from prolepsis.control.cost.prices import PriceFile
 from prolepsis.control.store.store import opened_store
@@ -13,8 +14,7 @@ from prolepsis.core.config import ServerConfig
 from prolepsis.core.telemetry.device import DeviceCollector, DeviceReading
 from prolepsis.core.telemetry.metrics import Metrics
 from prolepsis.remote.engines import Engines
-from prolepsis.remote.member import Member
-from prolepsis.remote.upstream.metrics import UpstreamMetrics
+from prolepsis.remote.members import Member
 from tests.control.controls.flag_files import flag, write
 from tests.control.store.databases import migrated_setting
 from tests.server.application import build

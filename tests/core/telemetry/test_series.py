@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from prolepsis.adapters.vllm.served import ARGUMENTS
 from prolepsis.core.ended import AssignedArm, Assignment, RequestAbout, RequestEnded
 from prolepsis.core.figures import RequestDone
 from prolepsis.core.stats import Mode, ProposerCounts, RequestStats
 from prolepsis.core.telemetry.declare import MetricsRegistry
 from prolepsis.core.telemetry.labels import LABELS, OTHER
 from prolepsis.core.telemetry.metrics import Metrics
-from prolepsis.engine.vllm.served import ARGUMENTS
 from tests.core.telemetry.bounds import most_series
 from tests.core.telemetry.servers import server_with_everything
 from tests.core.telemetry.test_requests import ended, prompt, stats

@@ -1,7 +1,7 @@
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from prolepsis.engine.drafting.acceptance import AcceptanceEstimator, Scoreboard, survivals
@@ -45,7 +45,6 @@ def test_the_proposers_own_estimate_is_the_prior_of_its_buckets() -> None:
     assert survivals(draft, estimator.rates(draft))[0] > 0.95
 
 
-@settings(max_examples=50)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9), st.booleans()), max_size=200))
 def test_survival_never_rises_and_stays_a_probability(trials: list[tuple[int, int, bool]]) -> None:
     estimator = AcceptanceEstimator()

@@ -5,7 +5,7 @@ from typing import cast
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from prolepsis.core.errors import GrammarFailed
@@ -21,12 +21,12 @@ from prolepsis.engine.drafting.candidate import (
     within_grammar,
 )
 from prolepsis.engine.drafting.draft import ROOT, Draft, chain
-from prolepsis.engine.drafting.kernel import draft_kernel
 from prolepsis.engine.drafting.verify import verify
-from prolepsis.engine.grammar.matcher import Matcher
+from prolepsis.engine.native.build import draft_kernel
+from prolepsis.engine.text.grammar.matcher import Matcher
 from tests.engine.drafting.drafts import paths, rates, trees
 from tests.engine.drafting.sequences import VOCAB
-from tests.engine.grammar.tiny import EOS, few_tokens, grammars, token_id
+from tests.engine.text.grammar.tiny import EOS, few_tokens, grammars, token_id
 
 Pair = tuple[Draft, list[float], Draft, list[float]]
 pairs = st.tuples(trees("a"), trees("b")).flatmap(
@@ -45,7 +45,6 @@ def _verdict(draft: Draft, truth: list[int]) -> tuple[int, ...]:
     return tuple(draft.tokens[node] for node in verify(draft, lambda node: truth[depth[node + 1]]).path)
 
 
-@settings(max_examples=200)
 @given(pairs)
 def test_the_union_holds_both_and_nothing_else(pair: Pair) -> None:
     first, _, second, _ = pair
@@ -57,7 +56,6 @@ def test_the_union_holds_both_and_nothing_else(pair: Pair) -> None:
         assert union.sources[node] == ("a" if path in paths(first) else "b")
 
 
-@settings(max_examples=200)
 @given(pairs, st.lists(st.integers(1, 3), min_size=9, max_size=9))
 def test_verification_accepts_the_longer_of_both_accepted_paths(pair: Pair, truth: list[int]) -> None:
     first, _, second, _ = pair
@@ -65,7 +63,6 @@ def test_verification_accepts_the_longer_of_both_accepted_paths(pair: Pair, trut
     assert _verdict(_merge(*pair, limit=100), truth) == max(alone, key=len)
 
 
-@settings(max_examples=200)
 @given(pairs, st.integers(1, 9))
 def test_the_likeliest_nodes_stay_with_their_parents_and_the_principal_chain_is_in_front(
     pair: Pair, limit: int
@@ -85,7 +82,6 @@ def test_the_likeliest_nodes_stay_with_their_parents_and_the_principal_chain_is_
         at, node = node, node + 1
 
 
-@settings(max_examples=100)
 @given(pairs)
 def test_a_shared_node_takes_the_better_rate(pair: Pair) -> None:
     first, first_rates, second, second_rates = pair
@@ -106,7 +102,6 @@ def test_buckets_tell_agreement_from_contest_and_who_stands_alone() -> None:
     assert [bucket // 17 for bucket in alone.buckets] == [0, 1]
 
 
-@settings(max_examples=200)
 @given(pairs, st.lists(st.integers(1, 3), min_size=9, max_size=9), st.integers(1, 9))
 def test_a_merged_draft_counts_once_each_position_with_who_brought_it(pair: Pair, truth: list[int], limit: int) -> None:
     union = _merge(*pair, limit=limit)
@@ -146,7 +141,6 @@ def test_three_drafts_keep_their_proposers() -> None:
     }
 
 
-@settings(max_examples=100)
 @given(pairs)
 def test_merging_keeps_the_nodes_that_may_survive(pair: Pair) -> None:
     first, first_rates, second, second_rates = pair
@@ -164,7 +158,6 @@ ZERO, A, B, AB = (token_id(TOKENIZER, text) for text in ("0", "a", "b", "ab"))
 GRAMMAR = grammars(TOKENIZER).compile(GrammarSpec("regex", "(ab|a[01])*"))
 
 
-@settings(max_examples=300)
 @given(pairs, pairs, st.integers(1, 9))
 def test_the_native_merge_is_that_of_the_reference(pair: Pair, other: Pair, limit: int) -> None:
     """Also of a draft that is merged already, whose nodes have several proposers."""
@@ -185,7 +178,6 @@ def below(draft: Draft, node: int) -> list[int]:
     return [] if node == ROOT else [*below(draft, draft.parents[node]), draft.tokens[node]]
 
 
-@settings(max_examples=60)
 @given(seed=st.integers(0, 2**32), size=st.integers(1, 14))
 def test_the_nodes_kept_are_those_every_mask_above_allows(seed: int, size: int) -> None:
     rng = random.Random(seed)

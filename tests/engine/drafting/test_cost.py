@@ -1,7 +1,7 @@
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from prolepsis.engine.drafting.cost import CostCurve, profile_cost
@@ -9,7 +9,6 @@ from prolepsis.engine.drafting.cost import CostCurve, profile_cost
 positive = st.floats(0.1, 100.0)
 
 
-@settings(max_examples=50)
 @given(st.lists(st.lists(positive, min_size=3, max_size=3), min_size=4, max_size=4))
 def test_never_falls_in_rows_or_context_for_any_measurement(ms: list[list[float]]) -> None:
     curve = CostCurve((1, 4, 8, 16), (0, 512, 1024), ms)
@@ -21,7 +20,6 @@ def test_never_falls_in_rows_or_context_for_any_measurement(ms: list[list[float]
         assert all(a <= b + 1e-9 for a, b in pairwise(by_context))
 
 
-@settings(max_examples=50)
 @given(
     st.lists(st.lists(positive, min_size=3, max_size=3), min_size=4, max_size=4),
     st.integers(0, 200),

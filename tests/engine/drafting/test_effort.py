@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from prolepsis.engine.drafting.effort import (
@@ -62,7 +62,6 @@ falling = st.lists(st.floats(0.01, 1.0), max_size=4).map(lambda chances: tuple(s
 costs_of_steps = st.builds(MarginalCost, st.floats(0.0, 0.4), st.floats(0.01, 1.0))
 
 
-@settings(max_examples=200)
 @given(
     st.lists(st.builds(ExpectedDraft, falling, falling), min_size=1, max_size=4),
     costs_of_steps,

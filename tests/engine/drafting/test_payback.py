@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from prolepsis.engine.drafting.payback import Payback
@@ -162,7 +162,6 @@ def test_steps_that_read_prompts_leave_out_no_drafts_to_be_compared_with() -> No
 _MS = st.sampled_from([0.0, 1e-9, 0.1, 2.0, 3.0, 500.0, math.nan, math.inf])
 
 
-@settings(max_examples=300)
 @given(
     st.lists(
         st.tuples(

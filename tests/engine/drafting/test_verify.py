@@ -1,6 +1,6 @@
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from prolepsis.core.requests import SamplingParams
@@ -135,7 +135,6 @@ def drafts(draw: st.DrawFn) -> Draft:
     return Draft(tuple(token for token, _ in nodes), tuple(parent for _, parent in nodes), "test")
 
 
-@settings(max_examples=80)
 @given(st.lists(drafts(), min_size=1, max_size=4), st.integers(0, 10**6), st.sampled_from([0.0, 0.5]), st.booleans())
 def test_a_batch_equals_each_sequence_alone(
     batch: list[Draft],
@@ -163,7 +162,6 @@ def test_a_batch_equals_each_sequence_alone(
         assert 0 not in result.tokens[:-1]
 
 
-@settings(max_examples=150)
 @given(
     st.lists(drafts(), min_size=1, max_size=5),
     st.integers(0, 10**6),

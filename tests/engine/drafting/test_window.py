@@ -2,7 +2,7 @@ import math
 from itertools import accumulate
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from prolepsis.engine.drafting.acceptance import survivals
@@ -38,7 +38,6 @@ def batches(draw: st.DrawFn) -> tuple[list[Draft | None], list[tuple[float, ...]
     return drafts, alive
 
 
-@settings(max_examples=150)
 @given(batches(), increments, st.integers(0, 12), st.integers(0, 5), st.floats(0.0, 5.0))
 def test_finds_the_best_of_all_choices(
     batch: tuple[list[Draft | None], list[tuple[float, ...]]],

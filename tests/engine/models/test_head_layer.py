@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from tests.engine.training.documents import SHAPE, tiny_head
+from tests.training.documents import SHAPE, tiny_head
 
 
 def _norm(values: list[float], weight: list[float]) -> list[float]:

@@ -1,5 +1,5 @@
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from prolepsis.engine.sampling.processors import TokenHistory
@@ -14,7 +14,6 @@ def as_dict(history: TokenHistory, prefix: tuple[int, ...] = ()) -> dict[int, fl
     return dict(zip(ids.tolist(), counts.tolist(), strict=True))
 
 
-@settings(max_examples=60)
 @given(TOKENS, st.lists(TOKENS, max_size=5), TOKENS)
 def test_counts_equal_counting_by_hand(prompt: list[int], blocks: list[list[int]], prefix: list[int]) -> None:
     history = TokenHistory(prompt)

@@ -2,7 +2,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from prolepsis.core.requests import SamplingParams
@@ -62,7 +62,6 @@ PENALTIES = st.builds(
 TOKENS = st.lists(st.integers(0, 4), max_size=6)
 
 
-@settings(max_examples=100)
 @given(PENALTIES, TOKENS, TOKENS, TOKENS)
 def test_edits_equal_brute_force(
     params: SamplingParams, prompt: list[int], output: list[int], prefix: list[int]

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from prolepsis.core.requests import SamplingParams
@@ -41,7 +41,6 @@ PARAMS = st.builds(
 
 
 @pytest.mark.parametrize("native", BACKENDS)
-@settings(max_examples=80)
 @given(
     params=PARAMS,
     vocab_size=st.sampled_from([3, 5, 64, 65, 200]),
@@ -74,7 +73,6 @@ def mask_of(allowed: frozenset[int] | None, vocab_size: int) -> np.ndarray[tuple
     return None if allowed is None else np.isin(np.arange(vocab_size), list(allowed))
 
 
-@settings(max_examples=80)
 @given(
     params=PARAMS,
     vocab_size=st.sampled_from([2, 5, 63, 64, 1000, 5000]),

@@ -28,7 +28,7 @@ from tests.engine.models.files.gguf_files import write_gguf
 from tests.engine.models.files.web import Web, serve
 from tests.engine.models.random_heads import save_random_head
 from tests.engine.models.tiny import save_tiny
-from tests.engine.training.targets import save_target
+from tests.training.targets import save_target
 
 TINY = Manifest("owner/tiny", "hub:owner/tiny@abc", "tiny.gguf", 3_000_000, {"tiny.gguf": "00ff"}, "mit", "2026-01-01")
 

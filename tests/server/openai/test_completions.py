@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
+from prolepsis.adapters.upstream.vllm import VllmReader
 from prolepsis.core.events import TokenLogprobs
 from prolepsis.core.requests import GenerateRequest
-from prolepsis.remote.upstream.vllm import VllmReader
 from tests.server.conftest import Served, served
 from tests.server.fakes import FakeEngine
 

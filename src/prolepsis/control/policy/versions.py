@@ -10,8 +10,7 @@ from prolepsis.control.store import documents as of
 from prolepsis.control.store.documents import Documents, StoredDocument
 from prolepsis.core.errors import InvalidParameter, StoreConflict
 
-NO_VERSION = 0
-"""The version in use before the first."""
+NO_VERSION = 0  # the version in use before the first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,12 +18,10 @@ class PolicyVersion:
     """One version of the policy; versions count up from 1 and are never changed or used twice."""
 
     version: int
-    digest: str
-    """SHA-256 of the text."""
+    digest: str  # SHA-256 of the text
     author: str
     reason: str
-    created_at: float
-    """Unix time in seconds."""
+    created_at: float  # Unix time in seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

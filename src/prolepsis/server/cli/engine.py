@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from prolepsis.core.config import EngineConfig
 from prolepsis.core.errors import ConfigError
+from prolepsis.core.extras import named
 from prolepsis.core.terminal.config import Settings
 from prolepsis.core.terminal.output import quiet_logs, stderr
 from prolepsis.engine.commands.downloads import ensure_model
@@ -23,9 +24,8 @@ def start_configured(
 ) -> "Running":
     """Load the model and start what the configuration names as engine; raises what that raises."""
     if config.engine == "vllm":
-        from prolepsis.engine.vllm.start import start_vllm
-
-        return start_vllm(config, observer)
+        engine: Running = named("adapters.vllm.start:start_vllm")(config, observer)
+        return engine
     if config.engine == "upstream":
         message = "engine is 'upstream'; allowed with this command: prolepsis, vllm; `prolepsis serve` takes upstream"
         raise ConfigError(message, param="engine")

@@ -21,9 +21,9 @@ from prolepsis.core.terminal.config import Settings
 from prolepsis.core.terminal.flags import configured, with_settings
 from prolepsis.core.terminal.output import print_facts, print_json, print_table, stderr
 from prolepsis.core.traffic_sums import ratio
-from prolepsis.engine.models.files.chat_tokenizer import ChatTokenizer, encode_message
-from prolepsis.engine.text import StopStrings, TextStream
-from prolepsis.server.cli.bench.ask import ask as ask_engine
+from prolepsis.engine.text.stream import StopStrings, TextStream
+from prolepsis.engine.text.tokenizer import ChatTokenizer, encode_message
+from prolepsis.server.cli.ask import ask as ask_engine
 
 
 def figures(stats: RequestStats) -> dict[str, object]:

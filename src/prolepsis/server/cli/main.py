@@ -2,7 +2,6 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -10,7 +9,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from prolepsis import __version__
 from prolepsis.core.errors import ProlepsisError
-from prolepsis.core.extras import not_installed
+from prolepsis.core.extras import named, not_installed
 from prolepsis.core.memory_failures import memory_failure
 from prolepsis.core.terminal.output import EPILOG, HELP_FLAGS, INTERRUPTED, exit_status, print_error
 
@@ -27,15 +26,18 @@ PANELS: dict[str, dict[str, tuple[str, str]]] = {
         "propose-server": ("server.cli.propose_server:propose_server", "Draft for engines in other processes."),
     },
     "Check and measure": {
-        "exact": ("server.cli.exact:exact", "Check on your own prompts that speculation changes no token."),
-        "bench": ("server.cli.bench.command:bench", "Measure decoding with and without speculation side by side."),
-        "profile": ("server.cli.profile:profile", "Measure what a forward pass costs here; show the self-check."),
-        "load": ("server.cli.load.command:load", "Put load on a server, with and without speculation side by side."),
-        "drill": ("server.cli.drill:app", "Inject faults into a drained server, and judge how it takes them."),
-        "rehearse": ("server.cli.rehearse.command:app", "Forecast what speculation would do to recorded traffic."),
-        "doctor": ("server.cli.doctor:doctor", "Check whether a machine, its settings and its server are ready."),
-        "tune": ("server.cli.tune:tune", "Search a policy and settings for a goal, in rehearsals of traffic."),
-        "workload": ("server.cli.workload:workload", "Show what requests are like, and what proposers may gain by it."),
+        "exact": ("lab.exact:exact", "Check on your own prompts that speculation changes no token."),
+        "bench": ("lab.bench:bench", "Measure decoding with and without speculation side by side."),
+        "profile": ("lab.profile:profile", "Measure what a forward pass costs here; show the self-check."),
+        "load": ("lab.load:load", "Put load on a server, with and without speculation side by side."),
+        "drill": ("lab.drills.command:app", "Inject faults into a drained server, and judge how it takes them."),
+        "rehearse": ("lab.rehearse:app", "Forecast what speculation would do to recorded traffic."),
+        "doctor": ("lab.doctor.command:doctor", "Check whether a machine, its settings and its server are ready."),
+        "tune": ("lab.tune:tune", "Search a policy and settings for a goal, in rehearsals of traffic."),
+        "workload": (
+            "lab.workload.command:workload",
+            "Show what requests are like, and what proposers may gain by it.",
+        ),
     },
     "Control speculation": {
         "policy": ("server.cli.policy:app", "Check, compare, explain, apply and roll back policies."),
@@ -68,13 +70,13 @@ PANELS: dict[str, dict[str, tuple[str, str]]] = {
         "monitoring": ("ops.monitoring.commands:app", "Write rules, alerts and dashboards for a monitoring system."),
     },
     "Keys and records": {
-        "keys": ("server.auth.commands:app", "Create, list and revoke API keys."),
+        "keys": ("server.front.key_commands:app", "Create, list and revoke API keys."),
         "store": ("server.cli.store:app", "Maintain the database of records, policies and the audit log."),
         "audit": ("control.audit.commands.group:app", "Verify, show, export and replay the audit log."),
     },
     "Models and training": {
         "models": ("server.cli.models:app", "Download, list, export and import models and draft heads."),
-        "train": ("engine.training.commands.group:app", "Train draft heads and draft models on the target's own text."),
+        "train": ("training.commands.group:app", "Train draft heads and draft models on the target's own text."),
     },
 }
 """Commands by the panel of the help: name -> (module of prolepsis:function or Typer application, one line of help)."""
@@ -177,8 +179,7 @@ for _panel, _commands in PANELS.items():
 def load_command(name: str) -> Any:
     """Import the module of a command and return the command."""
     target, _ = COMMANDS[name]
-    module, _, attribute = target.partition(":")
-    value = getattr(import_module(f"prolepsis.{module}"), attribute)
+    value = named(target)
     if not isinstance(value, typer.Typer):
         single = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
         single.command(name, cls=Command, epilog=EPILOG, context_settings=HELP_FLAGS)(value)

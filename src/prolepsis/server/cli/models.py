@@ -9,6 +9,7 @@ import typer
 from prolepsis.control.audit.commands.acts import actor, record_act
 from prolepsis.core.audit_event import AuditEvent
 from prolepsis.core.errors import InvalidParameter, ModelLoadError, ModelNotFound, ProlepsisError
+from prolepsis.core.extras import named
 from prolepsis.core.terminal.config import Settings
 from prolepsis.core.terminal.documents import print_reply
 from prolepsis.core.terminal.flags import settings_here
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from prolepsis.engine.models.draft_models import DraftModelEntry
     from prolepsis.engine.models.files.store import Manifest, ModelStore
     from prolepsis.engine.models.heads.registry import HeadEntry
-    from prolepsis.server.cli.head_trial import Trial
+    from prolepsis.lab.head_trial import Trial
 
 _COLUMNS = {
     "models": ("name", "size=size:bytes", "licence", "source"),
@@ -166,10 +167,11 @@ def _trial(head: str, model: str, model_dir: Path | None) -> "Trial | None":
     """Return what the head's drafts come to; None where that cannot be seen: it is imported all the same."""
     import asyncio
 
-    from prolepsis.server.cli.head_trial import tried
-
     try:
-        return asyncio.run(tried(settings_here(model=model, draft_head=head, model_dir=model_dir)))
+        trial: Trial = asyncio.run(
+            named("lab.head_trial:tried")(settings_here(model=model, draft_head=head, model_dir=model_dir))
+        )
+        return trial
     except ProlepsisError as error:
         note(f"not tried with {model}: {error}")
         return None

@@ -7,16 +7,16 @@ import typer
 
 from prolepsis.core.config import EngineConfig, ServerConfig
 from prolepsis.core.errors import ConfigError, EngineDead
-from prolepsis.core.extras import ENGINE
+from prolepsis.core.extras import ENGINE, named
 from prolepsis.core.terminal.config import Settings
 from prolepsis.core.terminal.flags import configured
 from prolepsis.core.terminal.output import NOT_SERVED, print_error
 
 if TYPE_CHECKING:
+    from prolepsis.adapters.ray.autoscaling import Scaling
     from prolepsis.core.telemetry.metrics import Metrics
     from prolepsis.engine.kv.memory import MemoryUse
     from prolepsis.remote.messages import LogSettings
-    from prolepsis.server.ray.autoscaling import Scaling
     from prolepsis.server.run import StartedEngine
 
 ADDRESS_FIELDS = ("host", "port")
@@ -42,9 +42,7 @@ def serve(
 
     server = settings.server
     if settings.engine.engine == "upstream":
-        from prolepsis.remote.upstream.capabilities import server_config
-
-        server = server_config(server, settings.origins)
+        server = named("adapters.upstream.capabilities:server_config")(server, settings.origins)
 
     try:
         run.serve(settings.engine, server, partial(_start_engine, settings, LogSettings(log_level, log_json)))
@@ -58,12 +56,11 @@ def serve(
 def _start_engine(settings: Settings, logs: "LogSettings", config: EngineConfig, metrics: "Metrics") -> "StartedEngine":
     """Start what computes: upstream engines, replicas, an engine in its own process, or one in this process."""
     from prolepsis.engine.commands.downloads import ensure_model
-    from prolepsis.server.ray.autoscaling import Scaling
 
     ensure_model(settings)
     if config.engine == "upstream":
         return _upstream(config, metrics)
-    scaling = Scaling.of(settings.server)
+    scaling: Scaling = named("adapters.ray.autoscaling:Scaling").of(settings.server)
     if scaling.most > 1:
         return _replicas(config, scaling, metrics, settings.server.ray_address, logs)
     reserved = _reserved(settings.server)
@@ -73,20 +70,18 @@ def _start_engine(settings: Settings, logs: "LogSettings", config: EngineConfig,
 
 
 def _upstream(config: EngineConfig, metrics: "Metrics") -> "StartedEngine":
-    from prolepsis.remote.upstream.start import start_upstream
     from prolepsis.server.run import StartedEngine
 
-    upstream = start_upstream(config, metrics.registry, metrics)
+    upstream = named("adapters.upstream.start:start_upstream")(config, metrics.registry, metrics)
     return StartedEngine(upstream.client, upstream.tokenizer)
 
 
 def _replicas(
     config: EngineConfig, scaling: "Scaling", metrics: "Metrics", address: str, logs: "LogSettings"
 ) -> "StartedEngine":
-    from prolepsis.server.ray.start import start_replicas
     from prolepsis.server.run import StartedEngine
 
-    replicas = start_replicas(config, scaling, metrics, address, logs)
+    replicas = named("adapters.ray.start:start_replicas")(config, scaling, metrics, address, logs)
     return StartedEngine(replicas.client, replicas.tokenizer, follow=replicas.follow)
 
 

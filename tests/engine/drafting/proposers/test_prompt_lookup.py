@@ -1,4 +1,4 @@
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from prolepsis.engine.drafting.proposers.prompt_lookup import PromptLookupProposer
@@ -16,7 +16,6 @@ def _reference(tokens: list[int], limit: int) -> tuple[tuple[int, ...], int] | N
     return None
 
 
-@settings(max_examples=200)
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=50), st.lists(st.integers(1, 5), max_size=6), st.integers(1, 8))
 def test_equals_a_search_from_the_end(tokens: list[int], steps: list[int], limit: int) -> None:
     proposer, sequence = PromptLookupProposer(), FakeSequence([])

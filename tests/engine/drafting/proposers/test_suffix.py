@@ -1,11 +1,11 @@
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from prolepsis.engine.drafting.kernel import draft_kernel
 from prolepsis.engine.drafting.proposers import suffix_index
 from prolepsis.engine.drafting.proposers.suffix import SuffixProposer
 from prolepsis.engine.drafting.proposers.suffix_index import SEPARATOR
+from prolepsis.engine.native.build import draft_kernel
 from tests.engine.drafting.sequences import VOCAB, FakeSequence
 
 WAYS = pytest.mark.parametrize("native", [True, False], ids=["native", "reference"])
@@ -38,7 +38,6 @@ def test_disagreeing_continuations_become_branches_likelier_first(native: bool) 
 
 
 @WAYS
-@settings(max_examples=200)
 @given(
     st.lists(st.integers(0, 3), min_size=1, max_size=80),
     st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=30), max_size=4),
@@ -115,7 +114,6 @@ def test_scopes_stay_apart_when_the_ring_overflows(native: bool) -> None:
 TOKENS = st.lists(st.integers(0, 4), max_size=60)
 
 
-@settings(max_examples=300)
 @given(
     st.lists(st.tuples(st.sampled_from("ab"), st.lists(st.integers(0, 3), min_size=1, max_size=80)), max_size=6),
     st.lists(st.integers(0, 4), min_size=1, max_size=80),
@@ -139,7 +137,6 @@ def test_native_drafts_are_those_of_the_reference(
         assert native == reference
 
 
-@settings(max_examples=300)
 @given(st.booleans(), st.booleans(), TOKENS, TOKENS, st.data())
 def test_native_places_are_followed_as_the_reference_follows_them(
     searches_own: bool, follows: bool, text: list[int], given_text: list[int], data: st.DataObject

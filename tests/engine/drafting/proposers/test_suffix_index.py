@@ -1,4 +1,4 @@
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from prolepsis.engine.drafting.proposers.suffix_index import MAX_MATCH, SequenceIndex, SharedIndex
@@ -19,7 +19,6 @@ def _occurrences(text: list[int], context: list[int]) -> dict[int, int]:
     return {place: match for place, match in places.items() if match}
 
 
-@settings(max_examples=150)
 @given(words, st.lists(st.integers(1, 7), max_size=8))
 def test_local_finds_true_occurrences_and_the_longest(text: list[int], steps: list[int]) -> None:
     index, known = SequenceIndex(), 0
@@ -58,7 +57,6 @@ def test_local_follows_a_loop_beyond_its_end() -> None:
     assert index.find(8)[0].tokens == [5, 6, 7, 5, 6, 7, 5, 6]
 
 
-@settings(max_examples=100)
 @given(st.lists(words, min_size=1, max_size=6), words)
 def test_shared_finds_true_occurrences_and_the_longest(outputs: list[list[int]], context: list[int]) -> None:
     index = SharedIndex(1 << 16)
@@ -71,7 +69,6 @@ def test_shared_finds_true_occurrences_and_the_longest(outputs: list[list[int]],
     assert bool(found) == bool(truth)
 
 
-@settings(max_examples=60)
 @given(st.lists(st.tuples(st.sampled_from("ab"), words), max_size=12), words)
 def test_scopes_stay_apart(outputs: list[tuple[str, list[int]]], context: list[int]) -> None:
     """Every output of scope b ends with a token that a never has, so a continuation shows where it is from."""
@@ -91,7 +88,6 @@ def test_scopes_are_kept_apart_where_ngrams_collide() -> None:
         assert {c.tokens[0] for c in index.find(scope, [1, 2, 3, 4], 1)} == {5 + scope}
 
 
-@settings(max_examples=50)
 @given(st.lists(st.lists(st.integers(0, 3), min_size=1, max_size=200), max_size=8), words)
 def test_memory_is_bounded_and_what_is_found_is_still_there(outputs: list[list[int]], context: list[int]) -> None:
     index = SharedIndex(100 * 60)

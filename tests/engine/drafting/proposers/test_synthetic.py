@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from prolepsis.adapters.vllm.capabilities import check
 from prolepsis.core.config import SYNTHETIC, EngineConfig
 from prolepsis.core.errors import ConfigError
 from prolepsis.core.events import Finished
@@ -20,7 +21,6 @@ from prolepsis.engine.build import proposer_names
 from prolepsis.engine.drafting.draft import Draft
 from prolepsis.engine.drafting.proposers import synthetic
 from prolepsis.engine.drafting.proposers.synthetic import SyntheticProposer
-from prolepsis.engine.vllm.capabilities import check
 from tests.engine.drafting.sequences import VOCAB, FakeSequence, accepted
 from tests.fakes import EngineSetup, build, drain, outputs, request, submit
 

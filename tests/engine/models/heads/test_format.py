@@ -27,7 +27,7 @@ from prolepsis.engine.models.heads.format import (
     weights_checksum,
 )
 from tests.engine.models.random_heads import save_random_head
-from tests.engine.training.documents import SHAPE
+from tests.training.documents import SHAPE
 
 
 @pytest.fixture

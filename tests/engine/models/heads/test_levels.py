@@ -10,7 +10,7 @@ from prolepsis.core.errors import ModelLoadError
 from prolepsis.engine.models.heads.format import CONFIG, WEIGHTS
 from prolepsis.engine.models.heads.levels import LEVELS, load_levels, save_levels
 from tests.engine.models.random_heads import levels_report, random_levels, save_random_head
-from tests.engine.training.documents import SHAPE
+from tests.training.documents import SHAPE
 
 
 @pytest.fixture

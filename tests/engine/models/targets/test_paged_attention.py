@@ -37,7 +37,6 @@ def one_row(query: Tensor, keys: Tensor, values: Tensor, scoring: Scoring) -> Te
 trees = st.integers(1, 9).flatmap(lambda n: st.tuples(*[st.integers(-1, i - 1) for i in range(n)]))
 
 
-@settings(max_examples=30)
 @given(trees, st.integers(0, 70), st.sampled_from([None, 1, 5, 40]), st.booleans())
 def test_each_row_sees_context_and_ancestors(
     parents: tuple[int, ...], cached: int, window: int | None, full: bool

@@ -3,7 +3,7 @@
 from multiprocessing import get_context
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from prolepsis.core.page_size import PAGE_SIZE
@@ -59,7 +59,6 @@ def test_clear_page_fills_one_page_with_zeros() -> None:
         assert torch.equal(tensor[[0, 2]], old[[0, 2]])
 
 
-@settings(max_examples=30)
 @given(st.lists(st.integers(0, 2 * PAGE_SIZE - 1), unique=True, min_size=1, max_size=8).map(sorted), st.integers(0, 9))
 def test_move_equals_copying_in_order(sources: list[int], first: int) -> None:
     pages = [3, 1]

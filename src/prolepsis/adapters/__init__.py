@@ -1,0 +1,1 @@
+"""Engines and front ends of others: vLLM, servers behind the API, Ray Serve, drafts from the edge."""

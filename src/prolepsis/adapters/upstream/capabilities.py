@@ -1,0 +1,181 @@
+"""What upstream engines can do.
+
+What neither pool can do is refused by name; what drafts cannot be combined with is decoded by the plain pool.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from prolepsis.adapters.upstream.schema import not_held
+from prolepsis.core.config import EngineConfig, ServerConfig, UpstreamApi
+from prolepsis.core.errors import ConfigError, InvalidGrammar, InvalidParameter
+from prolepsis.core.requests import WHOLE_VOCABULARY, GenerateRequest, GrammarKind
+
+EXACTNESS = (
+    "the pools are engines of others: their drafts change no distribution, as far as they verify exactly, and the same "
+    "request need not get the same answer"
+)
+"""Why the exactness is normal."""
+
+_ALL: tuple[UpstreamApi, ...] = ("vllm", "sglang", "llama.cpp")
+
+
+@dataclass(frozen=True, slots=True)
+class Capability:
+    """Something that a request may ask for, and which engines can do it."""
+
+    name: str
+    """As the client calls it."""
+    is_asked: Callable[[GenerateRequest], bool]
+    apis: tuple[UpstreamApi, ...] = _ALL
+    with_drafts: tuple[UpstreamApi, ...] = _ALL
+    """Those that can do it while they speculate."""
+    why: str = ""
+    """They cannot."""
+
+
+CAPABILITIES = (
+    Capability(
+        "top_logprobs",
+        lambda r: r.params.logprobs == WHOLE_VOCABULARY,
+        apis=(),
+        why="at -1: all of a vocabulary are not read from upstreams",
+    ),
+    Capability(
+        "logprobs", lambda r: r.params.logprobs is not None, apis=("vllm",), why="they are not read from such upstreams"
+    ),
+    Capability(
+        "prompt_logprobs",
+        lambda r: r.params.prompt_logprobs is not None,
+        apis=(),
+        why="they are not read from upstreams",
+    ),
+    Capability(
+        "logprob_token_ids",
+        lambda r: bool(r.params.logprob_token_ids),
+        apis=(),
+        why="they are not read from upstreams",
+    ),
+    Capability(
+        "allowed_token_ids", lambda r: bool(r.params.allowed_token_ids), apis=(), why="they are not passed to upstreams"
+    ),
+    Capability("max_tokens", lambda r: not r.params.max_tokens, apis=(), why="at 0: they generate one token at least"),
+    Capability(
+        "min_tokens",
+        lambda r: r.params.min_tokens > 0,
+        apis=("vllm", "sglang"),
+        why="it cannot ban the end of sequence for a while",
+    ),
+    Capability(
+        "presence_penalty",
+        lambda r: r.params.presence_penalty != 0.0,
+        apis=("vllm", "sglang"),
+        why="it counts tokens of the prompt too",
+    ),
+    Capability(
+        "frequency_penalty",
+        lambda r: r.params.frequency_penalty != 0.0,
+        apis=("vllm", "sglang"),
+        why="it counts tokens of the prompt too",
+    ),
+    Capability(
+        "repetition_penalty",
+        lambda r: r.params.repetition_penalty > 2.0,
+        apis=("vllm", "llama.cpp"),
+        why="it takes at most 2",
+    ),
+    Capability("min_p", lambda r: r.params.min_p > 0.0, with_drafts=("sglang", "llama.cpp")),
+    Capability("logit_bias", lambda r: bool(r.params.logit_bias), with_drafts=("sglang", "llama.cpp")),
+    Capability("continue_from", lambda r: r.continue_from is not None, apis=(), why="no pool is of an exact group"),
+    Capability("replay", lambda r: r.is_replay, apis=(), why="no pool gives the same answer twice"),
+)
+"""What is not here works with all of them."""
+
+GRAMMARS: Mapping[UpstreamApi, tuple[GrammarKind, ...]] = {
+    "vllm": ("json_schema", "regex", "choice", "lark"),
+    "sglang": ("json_schema", "regex"),
+    "llama.cpp": ("json_schema",),
+}
+"""Kinds of constraints. Tools are constrained by a lark grammar."""
+
+
+def check_request(request: GenerateRequest, api: UpstreamApi) -> None:
+    """Raise `InvalidParameter` or `InvalidGrammar` for the first thing asked for that the engines cannot do."""
+    for one in CAPABILITIES:
+        if api not in one.apis and one.is_asked(request):
+            allowed = f"with upstream_api {' or '.join(one.apis)}" if one.apis else "without it"
+            message = f"{one.name} is given, which {api} cannot do here ({one.why}); allowed: {allowed}"
+            raise InvalidParameter(message, param=one.name)
+    if request.grammar is not None and request.grammar.kind not in GRAMMARS[api]:
+        kinds = ", ".join(GRAMMARS[api])
+        message = (
+            f"the answer is constrained by a {request.grammar.kind} grammar; allowed with upstream_api {api}: {kinds}"
+        )
+        raise InvalidGrammar(message)
+    if api == "llama.cpp" and request.grammar is not None:
+        _check_schema(request.grammar.source)
+
+
+def _check_schema(source: str) -> None:
+    """Raise `InvalidGrammar` for a schema of which llama.cpp would drop a part without a word."""
+    try:
+        dropped = not_held(json.loads(source))
+    except (ValueError, RecursionError) as error:
+        raise InvalidGrammar(f"the json_schema is not JSON: {error}") from error
+    if dropped:
+        raise InvalidGrammar(f"the json_schema has what llama.cpp drops: {dropped}")
+
+
+def may_speculate(request: GenerateRequest, api: UpstreamApi) -> bool:
+    """Return whether the engine can do what the request asks for while it speculates."""
+    return not any(api not in one.with_drafts and one.is_asked(request) for one in CAPABILITIES)
+
+
+USED = (
+    *("model", "model_dir", "engine", "max_model_len", "max_requests", "num_speculative_tokens", "stuck_after_s"),
+    *("default_sampling", "upstream_api", "upstream_plain", "upstream_speculating", "upstream_key_file"),
+)
+"""The settings of an engine that mean something here; the others are those of the pools' own servers."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Fixed:
+    """A setting of the server that has one value here, and why."""
+
+    value: object
+    why: str
+
+
+SERVER: Mapping[str, _Fixed] = {
+    "replicas": _Fixed(1, "the pools are replicas of their own"),
+    "max_replicas": _Fixed(None, "the pools are replicas of their own"),
+    "engine_process": _Fixed("off", "the engines are in other processes already"),
+    "replay_sample": _Fixed(0.0, "no pool gives the same answer twice"),
+    "start_drafts": _Fixed(0, "a pool drafts as far as its own settings say"),
+}
+
+
+def check_config(config: EngineConfig) -> None:
+    """Raise `ConfigError` for the first setting that has no meaning for upstream engines."""
+    defaults = EngineConfig()
+    for name in type(config).model_fields:
+        given = getattr(config, name)
+        if name not in USED and given != getattr(defaults, name):
+            message = (
+                f"{name} is {given!r}; allowed with engine upstream: unset, as the pools have settings of their own"
+            )
+            raise ConfigError(message, param=name)
+
+
+def server_config(config: ServerConfig, given: Mapping[str, object]) -> ServerConfig:
+    """Return the settings of a server before upstream engines; `given` has the names of those that are no defaults.
+
+    Raises `ConfigError` for the first one that these engines cannot follow.
+    """
+    for name, fixed in SERVER.items():
+        value = getattr(config, name)
+        if name in given and value != fixed.value:
+            message = f"{name} is {value!r}; allowed with engine upstream: {fixed.value} ({fixed.why})"
+            raise ConfigError(message, param=name)
+    return config.model_copy(update={name: fixed.value for name, fixed in SERVER.items()})

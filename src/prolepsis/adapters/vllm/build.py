@@ -1,0 +1,104 @@
+"""Puts an engine of ours around a data plane: our scheduler, drafts and sampler, its passes and K/V."""
+
+from dataclasses import dataclass, replace
+
+from prolepsis.adapters.vllm.chains import ChainProposer
+from prolepsis.adapters.vllm.data_plane import DataPlane
+from prolepsis.adapters.vllm.runner import DataPlaneRunner
+from prolepsis.core.config import EngineConfig
+from prolepsis.core.engine_client import EngineInfo
+from prolepsis.core.figures import EngineObserver
+from prolepsis.core.plan import AppliedPlan, SpecPlan
+from prolepsis.engine.build import FREE_PROPOSERS, proposer_names
+from prolepsis.engine.drafting.acceptance import AcceptanceEstimator
+from prolepsis.engine.drafting.call_watch import CallWatch
+from prolepsis.engine.drafting.choose import ProposerSet
+from prolepsis.engine.drafting.cost import flat_cost
+from prolepsis.engine.drafting.payback import Payback
+from prolepsis.engine.drafting.window import DraftWindow
+from prolepsis.engine.kv.pages import PagePool
+from prolepsis.engine.paging import Paging
+from prolepsis.engine.sampling.sampler import Sampler
+from prolepsis.engine.scheduler import Scheduler, SchedulerLimits
+from prolepsis.engine.speculation import Speculation
+from prolepsis.engine.step import Engine, EngineParts
+from prolepsis.engine.text.grammar.grammars import Grammars
+from prolepsis.engine.text.stream import Detokenizer
+from prolepsis.engine.verification import Verification
+
+
+@dataclass(frozen=True, slots=True)
+class PlaneFacts:
+    """What the engine must know of a data plane."""
+
+    info: EngineInfo
+    """Without proposers."""
+    eos_token_ids: tuple[int, ...]
+    num_blocks: int
+    """Blocks of K/V, `block_size` tokens each."""
+    block_size: int
+
+
+def assemble(
+    config: EngineConfig,
+    plane: DataPlane,
+    facts: PlaneFacts,
+    *,
+    tokenizer: Detokenizer | None = None,
+    grammars: Grammars | None = None,
+    observer: EngineObserver | None = None,
+) -> Engine:
+    """Return an engine whose passes run in `plane`.
+
+    The pages of our scheduler are an account of the plane's blocks, so that it never runs more sequences than have
+    room there. The prefix cache is the plane's.
+    """
+    info, max_model_len = facts.info, facts.info.max_model_len
+    proposers = _proposers(config, info.vocab_size)
+    plan = AppliedPlan(SpecPlan(num_speculative_tokens=config.num_speculative_tokens))
+    limits = SchedulerLimits(
+        config.max_requests,
+        config.max_step_tokens,
+        max_model_len,
+        info.vocab_size,
+        facts.eos_token_ids,
+        scores_prompts=False,
+    )
+    paging = Paging(PagePool(facts.num_blocks, facts.block_size, prefix_cache=False), _no_copy, _no_clearing)
+    scheduler = Scheduler(limits, paging, plan, tokenizer, grammars)
+    sampler = Sampler(info.vocab_size, facts.eos_token_ids)
+    parts = EngineParts(
+        info=replace(info, proposers=proposers.names),
+        plan=plan,
+        scheduler=scheduler,
+        speculation=Speculation(
+            proposers,
+            max_step_tokens=config.max_step_tokens,
+            max_model_len=max_model_len,
+            shadow_cost=config.shadow_cost,
+            payback=Payback(proposers.explore),
+        ),
+        runner=DataPlaneRunner(plane, lambda: scheduler.running),
+        verifier=Verification(sampler, max_model_len=max_model_len),
+        observer=observer,
+        stuck_after_s=config.stuck_after_s or None,
+    )
+    return Engine(parts)
+
+
+def _proposers(config: EngineConfig, vocab_size: int) -> ProposerSet:
+    return ProposerSet(
+        [ChainProposer(FREE_PROPOSERS[name](config, None)) for name in proposer_names(config)],
+        DraftWindow(flat_cost(), token_overhead_ms=0.01),
+        AcceptanceEstimator(),
+        vocab_size,
+        watch=CallWatch(config.propose_limit_ms / 1000.0 if config.propose_limit_ms else None),
+    )
+
+
+def _no_copy(source: int, target: int) -> None:
+    """The data plane copies for itself."""
+
+
+def _no_clearing(page: int) -> None:
+    """The data plane's blocks are its own: its attention answers for what they store."""

@@ -1,0 +1,174 @@
+"""The checks: checks.md says what each looks at, why, and how to mend it; here is how each looks."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from email.utils import parsedate_to_datetime
+from importlib.resources import files
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from prolepsis.core.config import DAY_S
+from prolepsis.core.errors import ProlepsisError
+from prolepsis.core.files import cache_directory
+from prolepsis.core.terminal.documents import shown
+from prolepsis.core.terminal.flags import settings_here
+from prolepsis.core.units import duration, size
+from prolepsis.lab.doctor.facts import Facts, known
+from prolepsis.ops.monitoring.files import alert_groups
+from prolepsis.server.front.connections import is_loopback
+from prolepsis.server.front.key_file import KeyFile, default_key_file
+
+Found = tuple[bool, str]
+"""Whether a check passes, and what it saw."""
+Test = Callable[[Facts], Found]
+_NOT_ENOUGH: tuple[object, ...] = (None, 0, [], {}, "off", "none", "metrics_only", ["auto"], ["none"], "tokens")
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """A row of checks.md. Settings and acts are tested by the names in `looks_at`, all else by `TESTS`."""
+
+    id: str
+    level: str
+    looks_at: str
+    what: str
+    why: str
+    fix: str
+
+    def examined(self, facts: Facts) -> dict[str, str]:
+        """Return the row with what was found; what cannot be told is unknown, with the reason."""
+        kind, _, names = self.looks_at.partition(": ")
+        try:
+            passes, finding = (BY_NAME[kind](*names.split(", ")) if kind in BY_NAME else TESTS[self.id])(facts)
+            state = "pass" if passes else "fail"
+        except Exception as error:  # a source that fails, or replies as another version does, costs only its checks
+            reason = str(error) if isinstance(error, ProlepsisError) else f"{type(error).__name__}: {error}"
+            state, finding = "unknown", reason
+        return {**asdict(self), "state": state, "finding": finding}
+
+
+def all_checks() -> list[Check]:
+    lines = (files(__package__) / "checks.md").read_text(encoding="utf-8").splitlines()
+    return [Check(*line.strip("| ").split(" | ")) for line in lines[2:]]
+
+
+def _none_of(what: str, found: Iterable[str]) -> Found:
+    names = ", ".join(found)
+    return not names, f"{what}: {names or 'none'}"
+
+
+def _roles(_: Facts) -> Found:
+    keys = KeyFile(settings_here().server.keys_file or default_key_file()).read()
+    wide = [key.id for key in keys if "client" in key.roles and len(key.roles) > 1]
+    return bool(keys) and not wide, f"{len(keys)} keys; of clients with further roles: {', '.join(wide) or 'none'}"
+
+
+def _recent(what: str, times: Iterable[float], facts: Facts, most_s: float = 90 * DAY_S) -> Found:
+    age = facts.now() - max(times, default=-inf)
+    return age <= most_s, f"time since {what}: {duration(age)}"
+
+
+def _file(path: Path, facts: Facts, most_s: float = 90 * DAY_S) -> Found:
+    times = (file.stat().st_mtime for file in (path, *path.rglob("*")) if file.is_file())
+    return _recent(f"the last change in {path}", times, facts, most_s)
+
+
+def _did(action: str) -> Test:
+    return lambda facts: _recent(
+        f"the last {action}", (datetime.fromisoformat(entry.at).timestamp() for entry in facts.acts(action)), facts
+    )
+
+
+def _on(*names: str) -> Test:
+    def test(facts: Facts) -> Found:
+        values = {name: facts.settings[name] for name in names}
+        finding = ", ".join(f"{name}: {shown(name, value)}" for name, value in values.items())
+        return all(value not in _NOT_ENOUGH for value in values.values()), finding
+
+    return test
+
+
+def _said(path: str, read: Callable[[Any], Found]) -> Test:
+    return lambda facts: read(facts.server.document(path))
+
+
+def _closed(facts: Facts) -> Found:
+    found = {path: httpx.get(f"{facts.server.url}{path}").status_code for path in ("/v1/models", "/console")}
+    finding = ", ".join(f"{path} replies with {status} without a key" for path, status in found.items())
+    return all(300 <= status < 400 or status in (401, 403) for status in found.values()), finding
+
+
+def _replays(reply: Any) -> Found:
+    known(reply["match_rate"], "no request has been replayed since the start")
+    return not reply["outcomes"]["structural"], f"replays: {shown('', reply['outcomes'])}"
+
+
+def _misfits(reply: Any) -> Found:
+    labels = (reply["draft_head"], reply["candidate_head"])
+    used = [head for head in reply["heads"] if f"{head['name']}@{head['version']}" in labels]
+    return _none_of(f"{len(used)} heads in use; misfits", (head["misfit"] for head in used if head["misfit"]))
+
+
+def _rules(policy: Any) -> Found:
+    content = known(policy["content"], "no policy is in use")
+    on = [rule for rule in ({"name": "default", **content["default"]}, *content["rules"]) if rule["mode"] == "on"]
+    bare = (rule["name"] for rule in on if not (rule["guardrails"] and (rule["rollout"] or {}).get("holdout")))
+    return _none_of(f"of {len(on)} rules that speculate, those without", bare)
+
+
+def _clock(facts: Facts) -> Found:
+    there = parsedate_to_datetime(facts.server.reply("/health/live").headers["date"]).timestamp()
+    return abs(there - facts.now()) <= 5, f"the clocks differ by {abs(there - facts.now()):.0f} s"
+
+
+def _alike(reply: Any) -> Found:
+    kinds = {f"{one['version']} {one['exact_group']}" for one in reply["replicas"] if one["state"] != "lost"}
+    return len(kinds) == 1, f"version and exact group: {', '.join(sorted(kinds))}"
+
+
+def _alerts(facts: Facts) -> Found:
+    groups: Any = alert_groups()
+    shipped = {rule["alert"] for group in groups for rule in group["rules"] if "alert" in rule}
+    return _none_of("not loaded", sorted(shipped - {rule["name"] for rule in facts.alerts}))
+
+
+def _runbooks(facts: Facts) -> Found:
+    urls = {rule["annotations"].get("runbook_url", "") for rule in facts.alerts} - {""}
+    gone = sorted(url for url in urls if httpx.get(url).status_code >= 400)
+    return bool(urls) and not gone, f"of {len(urls)} runbooks, not found: {', '.join(gone) or 'none'}"
+
+
+BY_NAME: Mapping[str, Callable[..., Test]] = {"settings": _on, "act": _did}
+TESTS: Mapping[str, Test] = {
+    "native-kernels": lambda facts: facts.machine["kernels"],
+    "cost-curve": lambda facts: _file(cache_directory() / "profiles", facts),
+    "self-check": lambda facts: _file(cache_directory() / "self-checks", facts),
+    "memory": lambda facts: (facts.machine["free_memory"] >= 2**30, f"{size(facts.machine['free_memory'])} free"),
+    "disk": lambda facts: (facts.machine["free_disk"] >= 5 * 2**30, f"{size(facts.machine['free_disk'])} free"),
+    "open-files": lambda facts: (facts.machine["open_files"] >= 4096, f"{facts.machine['open_files']} at once"),
+    "key-roles": _roles,
+    "backup": lambda facts: _file(known(facts.backup, "no backup is named: --backup PATH"), facts, 1.5 * DAY_S),
+    "ready": _said("/health/ready", lambda ready: (ready["ready"], ready["detail"] or "the engine is ready")),
+    "deep": _said("/health/deep", lambda deep: (deep["healthy"], deep["detail"])),
+    "keys": _closed,
+    "tls": lambda facts: (
+        bool(facts.settings["tls_certificate"]) or is_loopback(facts.settings["host"]) or "https:" in (facts.url or ""),
+        f"host: {facts.settings['host']}, tls_certificate: {facts.settings['tls_certificate'] or 'none'}",
+    ),
+    "store": _said("/health/ready", lambda now: (bool(now["store"]) and now["store"]["ok"], shown("", now["store"]))),
+    "exactness": _said("/health/ready", lambda ready: (ready["exactness"] == "strict", ready["exactness_reason"])),
+    "replays-match": _said("/admin/health", lambda health: _replays(health["correctness"])),
+    "head-fits": _said("/admin/heads", _misfits),
+    "chat-template": _said("/tokenizer_info", lambda info: (bool(info["chat_template"]), "by /tokenizer_info")),
+    "kill-off": _said("/admin/kill", lambda kill: _none_of("stopped", kill["killed"])),
+    "guardrails": _said("/admin/policy", _rules),
+    "clock": _clock,
+    "replicas": _said("/admin/replicas", _alike),
+    "objectives": lambda facts: (any("sloth_slo" in rule["labels"] for rule in facts.alerts), "by the label sloth_slo"),
+    "alerts-loaded": _alerts,
+    "runbooks": _runbooks,
+}

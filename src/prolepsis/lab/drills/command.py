@@ -1,0 +1,152 @@
+"""`prolepsis drill`: injects faults into a drained server, and judges how it takes them."""
+
+import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import cycle, islice
+from typing import Annotated
+
+import httpx
+import typer
+
+from prolepsis.core.config import DRAFT_HEAD
+from prolepsis.core.errors import InvalidParameter
+from prolepsis.core.terminal.admin import HERE, Key, NoServer, ask
+from prolepsis.core.terminal.documents import print_reply
+from prolepsis.core.terminal.output import EPILOG, FAILED, UNPROVEN, AsJson, command_group, note
+from prolepsis.lab.drills.drills import BY_NAME, DRILLS, NOT_HERE, Drill
+from prolepsis.server.cli.chat import Conversation
+
+PROMPTS = ("Repeat: the old mill stands by the river.", "Count from one to twenty.", "Tell a story.", "Add 2 to 3.")
+MOST_S = 240.0
+"""Longest time of a fault."""
+Answers = list[tuple[str, str | None]]
+"""Prompt and text; None: the request was refused, or did not end once and without an error."""
+app = command_group("Inject faults on purpose into a drained server, and judge how it takes them.")
+
+
+@dataclass(slots=True)
+class DrillVerdict:
+    """How a server took a fault; times in seconds since the fault."""
+
+    drill: str
+    verdict: str = "broken off"
+    outputs_equal: bool | None = None
+    asked: int = 0
+    lost: int = 0
+    alert: str | None = None
+    alarm_s: float | None = None
+    safe_mode_s: float | None = None
+
+
+class Site:
+    """A server while it is drilled."""
+
+    def __init__(self, server: str, key: str | None, drill: Drill, *, drain: bool, look_s: float = 0.25) -> None:
+        """`look_s`: seconds between two looks at the metrics."""
+        self._drill, self._drain, self._look_s = drill, drain, look_s
+        self._server, self._key, self._call = server, key, partial(ask, server, key)
+        self._prompts = [f"{prompt} {drill.poison}".strip() for prompt in PROMPTS]
+        self._signs = {name: sign for name, sign in (("alarm_s", drill.alarm), ("safe_mode_s", drill.safe)) if sign}
+        self._model = ""
+
+    def judge(self) -> DrillVerdict:
+        """Run the drill; raises `InvalidParameter` where the server refuses it."""
+        verdict = DrillVerdict(self._drill.name)
+        try:
+            while self._hold():
+                time.sleep(self._look_s)
+            self._model = self._call("GET", "/v1/models")["data"][0]["id"]
+            for one in self._call("GET", "/admin/health")["breakers"]["breakers"]:
+                if one["state"] in ("open", "half_open"):
+                    body = {"proposer": one["proposer"], "traffic_class": one["traffic_class"], "state": "closed"}
+                    self._call("PUT", "/admin/health", body)
+            answers, during = self._round(), self._with_fault(verdict)
+            self._hold()
+            answers += self._round()
+            told = {*answers, *(during if self._drill.fault != "differ" else ())}
+            verdict.asked = len(answers) + len(during)
+            verdict.lost = sum(text is None for _, text in answers + during)
+            verdict.outputs_equal = sum(text is not None for _, text in told) <= len(self._prompts)
+            is_noticed = all(getattr(verdict, name) is not None for name in self._signs)
+            verdict.verdict = "passed" if verdict.outputs_equal and not verdict.lost and is_noticed else "failed"
+        finally:
+            self._hold(verdict=asdict(verdict))
+        return verdict
+
+    def _with_fault(self, verdict: DrillVerdict) -> Answers:
+        """Return what was answered until the signs of the fault held; note in the verdict when that was."""
+        places, prompts, metrics, waiting = self._drill.at_once, cycle(self._prompts), self._metrics(), {**self._signs}
+        work: list[tuple[str, Future[str | None]]] = []
+        began = time.monotonic() + self._look_s  # the first requests are there before
+        with ThreadPoolExecutor(places) as pool:
+            while len(work) <= places or (waiting and time.monotonic() - began < MOST_S):
+                num_free = places - sum(not asked.done() for _, asked in work)
+                work += [(one, pool.submit(self._ask, one)) for one in islice(prompts, num_free)]
+                time.sleep(self._look_s)
+                self._hold(inject=True)
+                now = self._metrics()
+                for name in [name for name, sign in waiting.items() if sign.holds(metrics, now)]:
+                    setattr(verdict, name, round(time.monotonic() - began, 2))
+                    sign = waiting.pop(name)
+                    verdict.alert = sign.alert if name == "alarm_s" else verdict.alert
+        return [(prompt, asked.result()) for prompt, asked in work]
+
+    def _round(self) -> Answers:
+        answers: Answers = []
+        for prompt in self._prompts:
+            answers.append((prompt, self._ask(prompt)))
+            self._hold()
+        return answers
+
+    def _ask(self, prompt: str) -> str | None:
+        asked = Conversation(self._server, self._key, self._model, max_tokens=48, temperature=0.0)
+        asked.proposer = DRAFT_HEAD if self._drill.fault == "damage" else None
+        with suppress(InvalidParameter, NoServer):
+            text = "".join(piece.text for piece in asked.say(prompt))
+            return text if asked.usage else None
+        return None
+
+    def _hold(self, **more: object) -> int:
+        """Hold the drill on, and return how many requests are inside."""
+        body = {"drill": self._drill.name, "drain": self._drain, **more}
+        return int(self._call("PUT", "/admin/drills", body)["num_inside"])
+
+    def _metrics(self) -> str:
+        headers = {"authorization": f"Bearer {self._key}"} if self._key else {}
+        return httpx.get(f"{self._server.rstrip('/')}/metrics", headers=headers, timeout=30.0).text
+
+
+@app.command("list", epilog=EPILOG)
+def list_drills(*, as_json: AsJson = False) -> None:
+    """List the drills: what fails, which kind of fault of Chaos Mesh that is, and the alert that has to fire."""
+    columns = ("drill=name", "fails", "chaos_mesh", "alert=alarm.alert")
+    print_reply({"drills": list(map(asdict, DRILLS))}, {"drills": columns}, as_json=as_json)
+
+
+@app.command("run", epilog=EPILOG)
+def run(
+    name: Annotated[str, typer.Argument(help="a drill, or all")],
+    *,
+    server: Annotated[str, typer.Option(help="address of the server")] = HERE,
+    key: Key = None,
+    drain: Annotated[bool, typer.Option("--drain", help="have the server refuse all other requests")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run a drill, or all of them, with a key of the role admin; exit status 1 if one fails, 6 if none can be here."""
+    if name not in (*BY_NAME, "all"):
+        raise InvalidParameter(f"drill is {name!r}; allowed: all, {', '.join(BY_NAME)}", param="name")
+    verdicts = []
+    for drill in DRILLS if name == "all" else [BY_NAME[name]]:
+        try:
+            note(f"{drill.name}: {drill.fails}")
+            verdicts.append(Site(server, key, drill, drain=drain).judge())
+        except InvalidParameter as refusal:
+            if NOT_HERE not in str(refusal):
+                raise
+            verdicts.append(DrillVerdict(drill.name, str(refusal).partition(": ")[2]))
+    print_reply({"verdicts": list(map(asdict, verdicts))}, as_json=as_json)
+    if (found := {one.verdict for one in verdicts} & {"passed", "failed"}) != {"passed"}:
+        raise typer.Exit(FAILED if found else UNPROVEN)

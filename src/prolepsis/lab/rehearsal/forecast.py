@@ -1,0 +1,119 @@
+"""Forecasts over several loads: what a policy would bring against plain decoding, and where it stops paying."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from prolepsis.control.statistics.percentile import percentile
+from prolepsis.core.facts import traffic_class_of
+from prolepsis.lab.measure.arrivals import LatencyGoal
+from prolepsis.lab.rehearsal.check import SHARES, WHOLE, times
+from prolepsis.lab.rehearsal.control import ControlChange
+from prolepsis.lab.rehearsal.rehearsal import Rehearsal, RehearsedServer, rehearse
+from prolepsis.lab.rehearsal.trace import Trace
+
+PAYS = 0.99
+"""Share of the plain time per request at which speculation still counts as paying."""
+
+
+class ClassGain(NamedTuple):
+    """What speculation brings to the requests of one traffic class."""
+
+    num_requests: int
+    share: float
+    """Of these requests, those that it makes faster."""
+    speedup: float
+    """Median over them: end to end, the plain time over the time with speculation."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadForecast:
+    """The forecast of one load, mode and seed."""
+
+    mode: str
+    load: str
+    seed: int
+    per_second: float
+    """Requests that arrive in a second."""
+    num_at_once: float
+    """Requests in the system, on average (Little's law)."""
+    num_refused: int
+    tokens_per_second: float
+    tokens_a_pass: float
+    """Of a sequence."""
+    device_s_per_token: float
+    """That requests use; the rest of the time the device is idle."""
+    goodput: float
+    """Requests a second that keep the goal."""
+    percentiles: Mapping[str, Mapping[str, float]]
+    """Seconds, by time, in the order of `times`, and percentile."""
+    extrapolated: float
+    """Share of drafts that are not known where they were made, or as far as they would have gone."""
+    classes: Mapping[str, ClassGain] = field(default_factory=dict)
+    """Against plain decoding of the same load, by traffic class."""
+    changes: Sequence[ControlChange] = ()
+    """What the control did."""
+
+
+Pair = tuple[LoadForecast, LoadForecast]
+
+
+def forecasts(loads: Sequence[tuple[str, Trace]], setting: RehearsedServer, goal: LatencyGoal) -> list[Pair]:
+    """Return what plain decoding, and the setting, would do with each trace; its name is of a load, such as "2x"."""
+    found, off = [], replace(setting, mode="off", policy=None)  # what a policy pins is to be compared too
+    for load in loads:
+        plain, own = (rehearse(load[1], one) for one in (off, setting))
+        speculating = replace(_forecast(load, own, setting, goal), classes=_gains(plain, own))
+        found.append((_forecast(load, plain, off, goal), speculating))
+    return found
+
+
+def stops_paying(pairs: Sequence[Pair]) -> LoadForecast | None:
+    """Return the lightest load at which speculation no longer makes the median request faster; None: nowhere here."""
+    for plain, own in sorted(pairs, key=lambda pair: pair[0].num_at_once):
+        before, now = (one.percentiles[WHOLE].get("p50", 0.0) for one in (plain, own))
+        if now > PAYS * before:
+            return own
+    return None
+
+
+def _gains(plain: Rehearsal, own: Rehearsal) -> Mapping[str, ClassGain]:
+    """Compare each request with itself; one that was refused in either is left out."""
+    found: dict[str, list[float]] = {}
+    for before, one in zip(plain.outcomes, own.outcomes, strict=True):
+        if before.total_s and one.total_s:
+            found.setdefault(traffic_class_of(one.line.facts()), []).append(before.total_s / one.total_s)
+    return {
+        name: ClassGain(len(each), sum(PAYS * one >= 1.0 for one in each) / len(each), percentile(each, 0.5) or 1.0)
+        for name, each in found.items()
+    }
+
+
+def _forecast(
+    load: tuple[str, Trace], rehearsal: Rehearsal, setting: RehearsedServer, goal: LatencyGoal
+) -> LoadForecast:
+    name, trace = load
+    served = rehearsal.served
+    kept = [one for one in served if goal.is_kept(one.first_token_s, one.per_token_s)]
+    seconds = max(rehearsal.seconds, 1e-9)
+    drafts = [counts for counts in rehearsal.replayed.values() if counts]
+    known = sum(counts.get("exact", 0) - counts.get("cut", 0) for counts in drafts)
+    made = sum(counts.get("exact", 0) + counts.get("moved", 0) for counts in drafts)
+    return LoadForecast(
+        mode=setting.mode,
+        load=name,
+        seed=setting.seed,
+        per_second=len(trace.lines) / (seconds if trace.at_once else trace.lines[-1].at or seconds),
+        num_at_once=sum(one.total_s or 0.0 for one in served) / seconds,
+        num_refused=sum(one.error is not None for one in rehearsal.outcomes),
+        tokens_per_second=rehearsal.tokens_per_second,
+        tokens_a_pass=rehearsal.tokens_a_pass,
+        device_s_per_token=sum(one.stats.device.total for one in served) / max(1, rehearsal.num_tokens),
+        goodput=len(kept) / seconds,
+        percentiles={
+            what: {f"p{round(100 * share)}": percentile(values, share) or 0.0 for share in SHARES}
+            for what, values in times(served).items()
+        },
+        extrapolated=1.0 - known / made if made else 0.0,
+        changes=rehearsal.changes,
+    )

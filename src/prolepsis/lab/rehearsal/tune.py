@@ -1,0 +1,186 @@
+"""Searches the terms of a policy, and the engine's settings, for a goal: every trial is a rehearsal of the trace."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from typing import Literal
+
+from prolepsis.control.policy.model import DEFAULT_RULE, GivenTerms, Policy, Terms
+from prolepsis.lab.measure.arrivals import LatencyGoal
+from prolepsis.lab.rehearsal.control import without_rollouts
+from prolepsis.lab.rehearsal.rehearsal import RehearsedServer, rehearse
+from prolepsis.lab.rehearsal.trace import Trace
+from prolepsis.lab.virtual_engine.machine import Machine
+
+TuningGoal = Literal["latency", "cost", "goodput"]
+CEILINGS = (None, 1, 2, 4, 8, 16)
+"""Drafted tokens a step that are tried; None: as many as the engine drafts."""
+SETTINGS: Mapping[str, tuple[float, ...]] = {
+    "max_requests": (0.25, 0.5, 2.0),
+    "max_step_tokens": (0.5, 2.0, 4.0),
+    "chunk_limit_ms": (0.5, 2.0),
+}
+"""Settings of the engine that are tried, in multiples of their values."""
+LEAST_GAIN = 0.02
+"""Share of the goal that a change has to gain: less may be chance."""
+_LEAST_SHARE = 0.02
+"""Share of the requests that a rule needs to be tuned."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuningTrial:
+    """One rehearsal of the search."""
+
+    changed: str
+    """What differs from the best before; empty: nothing, it is the beginning."""
+    latency_s: float
+    """Mean time of a request, end to end."""
+    machine_s_per_million: float
+    """Seconds that the engine steps, for a million tokens."""
+    goodput: float
+    """Requests a second that keep the goal."""
+    num_refused: int
+    policy: Policy = field(repr=False)
+    machine: Machine = field(repr=False)
+
+    def worth(self, goal: TuningGoal) -> float:
+        """Return what the goal makes of it: more is better."""
+        if goal == "goodput":
+            return self.goodput
+        return 1.0 / max(1e-9, self.latency_s if goal == "latency" else self.machine_s_per_million)
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """All trials in order, and the one that is best for the goal."""
+
+    trials: Sequence[TuningTrial]
+    best: TuningTrial
+
+    @property
+    def frontier(self) -> list[TuningTrial]:
+        """The trials that no other one beats in both latency and machine time, the fastest first."""
+        found: list[TuningTrial] = []
+        for one in sorted(self.trials, key=lambda trial: (trial.latency_s, trial.machine_s_per_million)):
+            if not found or one.machine_s_per_million < found[-1].machine_s_per_million:
+                found.append(one)
+        return found
+
+    @property
+    def settings(self) -> dict[str, float]:
+        """The engine's settings that changed."""
+        before, after = self.trials[0].machine.engine, self.best.machine.engine
+        return {name: getattr(after, name) for name in SETTINGS if getattr(after, name) != getattr(before, name)}
+
+
+def tune(
+    trace: Trace,
+    setting: RehearsedServer,
+    goal: TuningGoal,
+    within: LatencyGoal,
+    notify: Callable[[TuningTrial], object] = lambda trial: None,
+) -> Tuning:
+    """Change one thing after the other, each as it is best after those before: the rules' terms, then settings.
+
+    A change that refuses more requests is never taken.
+    """
+    policy = setting.policy or Policy(default=GivenTerms(mode="on"))
+    best = _tried("", trace, replace(setting, policy=policy), within)
+    trials = [best]
+    notify(best)
+    shares = _shares(trace, policy)
+    for step in (*(_terms_of(name) for name, share in shares.items() if share >= _LEAST_SHARE), _settings):
+        for changed, tried_policy, tried_machine in step(best):
+            tried = replace(setting, policy=tried_policy, machine=tried_machine)
+            trials.append(_tried(changed, trace, tried, within))
+            notify(trials[-1])
+        allowed = [one for one in trials if one.num_refused <= best.num_refused]
+        leading = max(allowed, key=lambda one: one.worth(goal))
+        best = leading if leading.worth(goal) > (1.0 + LEAST_GAIN) * best.worth(goal) else best
+    return Tuning(trials, best)
+
+
+_Change = tuple[str, Policy, Machine]
+
+
+def _terms_of(name: str) -> Callable[[TuningTrial], Iterator[_Change]]:
+    def changes(best: TuningTrial) -> Iterator[_Change]:
+        terms = dict(best.policy.named_terms())[name]
+        if terms.pinned or terms.mode == "shadow":
+            return
+        for words, tried in _alternatives(terms, best.machine):
+            if any(getattr(terms, field) != value for field, value in tried.items()):
+                yield f"{name}: {words}", _changed(best.policy, name, tried), best.machine
+
+    return changes
+
+
+def _alternatives(terms: Terms, machine: Machine) -> Iterator[tuple[str, dict[str, object]]]:
+    yield "off", {"mode": "off"}
+    among = {"the proposers it has": terms.proposers}
+    free = tuple(sorted(name for name, cost in machine.proposers.items() if cost.free))
+    if 0 < len(free) < len(machine.proposers):
+        among["the free proposers"] = free
+    for (by, proposers), ceiling in product(among.items(), CEILINGS):
+        words = f"{by}, at most {ceiling} tokens" if ceiling else f"{by}, as many tokens as the engine drafts"
+        yield words, {"mode": "on", "proposers": proposers, "num_speculative_tokens": ceiling}
+
+
+def _settings(best: TuningTrial) -> Iterator[_Change]:
+    for name, factors in SETTINGS.items():
+        now = getattr(best.machine.engine, name)
+        for factor in factors:
+            value = type(now)(max(1, now * factor))
+            engine = replace(best.machine.engine, **{name: value})
+            yield f"{name} {value:g}", best.policy, replace(best.machine, engine=engine)
+
+
+def _shares(trace: Trace, policy: Policy) -> dict[str, float]:
+    rules = [policy.rule_for(line.facts()) for line in trace.lines]
+    names = [rule.name if rule else DEFAULT_RULE for rule in rules]
+    return {name: names.count(name) / len(names) for name, _ in policy.named_terms()}
+
+
+def _tried(changed: str, trace: Trace, setting: RehearsedServer, within: LatencyGoal) -> TuningTrial:
+    assert setting.policy is not None, "each trial has a policy"
+    rehearsal = rehearse(trace, replace(setting, policy=without_rollouts(setting.policy)))
+    served = rehearsal.served
+    return TuningTrial(
+        changed=changed,
+        latency_s=sum(one.total_s or 0.0 for one in served) / max(1, len(served)),
+        machine_s_per_million=1e6 * rehearsal.busy_s / max(1, rehearsal.num_tokens),
+        goodput=sum(within.is_kept(one.first_token_s, one.per_token_s) for one in served)
+        / max(rehearsal.seconds, 1e-9),
+        num_refused=len(rehearsal.outcomes) - len(served),
+        policy=setting.policy,
+        machine=setting.machine,
+    )
+
+
+GUARDRAILS = (
+    {"name": "latency", "metric": "latency_p95_ms", "margin": 0.1},
+    {"name": "errors", "metric": "error_rate", "margin": 0.01},
+)
+"""Of rules that have none: a rehearsal is no proof."""
+_TUNED = ("mode", "proposers", "num_speculative_tokens")
+
+
+def rolled_out(before: Policy, after: Policy) -> Policy:
+    """Return `after` with a rollout of each rule that drafts differently: a canary against the terms before."""
+    old = dict(before.named_terms())
+    for name, terms in after.named_terms():
+        was = {field: getattr(old[name], field) for field in _TUNED}
+        differs = {field: value for field, value in was.items() if value != getattr(terms, field)}
+        if differs and terms.mode == "on":
+            against = {field: value for field, value in differs.items() if field != "mode"}
+            guarded = {} if terms.guardrails else {"guardrails": list(GUARDRAILS)}
+            after = _changed(after, name, {**guarded, "rollout": {"against": against} if was["mode"] == "on" else {}})
+    return after
+
+
+def _changed(policy: Policy, name: str, changes: Mapping[str, object]) -> Policy:
+    """Return the policy with changes of the rule, or the default, of this name."""
+    plain = policy.model_dump(mode="json", exclude_unset=True)
+    parts = [plain.setdefault("default", {}), *plain.get("rules", ())]
+    next(part for part in parts if part.get("name", DEFAULT_RULE) == name).update(changes)
+    return Policy.model_validate(plain)

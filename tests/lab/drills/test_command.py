@@ -1,0 +1,145 @@
+"""`prolepsis drill` against servers in this process: each drill gives the verdict that the documentation says."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+from typer.testing import CliRunner
+
+from prolepsis.control.store.store import opened_store
+from prolepsis.core.config import DRAFT_HEAD, ServerConfig
+from prolepsis.core.telemetry.metrics import Metrics
+from prolepsis.core.terminal.output import BAD_INPUT, OK, UNPROVEN
+from prolepsis.engine.drafting.call_watch import CallWatch
+from prolepsis.engine.drafting.proposer import Proposer
+from prolepsis.engine.sampling.sampler import Sampler
+from prolepsis.engine.verification import Verification
+from prolepsis.lab.drills import command as drill
+from prolepsis.lab.drills.command import DrillVerdict, Site
+from prolepsis.lab.drills.drills import BY_NAME, DRILLS
+from prolepsis.server.cli.main import app
+from prolepsis.server.run import bind
+from tests.control.store.databases import migrated_setting
+from tests.engine.test_faults import right
+from tests.fakes import EOS, VOCAB, EngineSetup
+from tests.faults.test_engine_lost import RestartingServer
+from tests.load.server import TableServer, serving
+from tests.server.application import build
+from tests.server.fakes import ByteTokenizer, FakeEngine
+from tests.server_thread import running
+
+
+def config(folder: Path) -> ServerConfig:
+    return ServerConfig(allow_drills=True, replay_sample=1.0, controls_file=folder / "controls.json")
+
+
+def setup() -> EngineSetup:
+    """Its drafts are right, so that breakers open for faults only."""
+    head: Proposer = right(DRAFT_HEAD)
+    head.free = False
+    return EngineSetup(
+        max_model_len=1024,
+        num_pages=512,
+        proposers=(right("suffix"), head),
+        verifier=Verification(Sampler(VOCAB, (EOS,)), max_model_len=1024),
+        watch=CallWatch(0.05),
+    )
+
+
+def judged(url: str, name: str) -> DrillVerdict:
+    return Site(url, None, BY_NAME[name], drain=True, look_s=0.05).judge()
+
+
+@pytest.mark.parametrize(
+    ("name", "alert", "is_safe"),
+    [
+        ("proposer-hang", "ProposerFails", True),
+        ("proposer-slow", "ProposerFails", True),
+        ("proposer-raise", "ProposerFails", True),
+        ("head-damage", "BreakerOpen", True),
+        ("poisoned-prompts", None, False),
+        ("burst", None, False),
+        ("mismatch", "OutputsDiffer", False),
+    ],
+)
+def test_a_fault_of_an_engine_is_noticed_and_costs_no_answer(
+    tmp_path: Path, name: str, alert: str | None, is_safe: bool
+) -> None:
+    server = TableServer(config=config(tmp_path), setup=setup())
+    server.engine.info = replace(server.engine.info, draft_head="letters@1")
+    with serving(server):
+        verdict = judged(server.url, name)
+        server.check_ended_once()
+        assert all(one.fault is None for one in server.engine.speculation.proposers.contained)
+    assert (verdict.verdict, verdict.outputs_equal, verdict.lost) == ("passed", True, 0), verdict
+    assert (verdict.alert, verdict.safe_mode_s is not None) == (alert, is_safe)
+    assert verdict.asked > 8
+
+
+def test_an_engine_that_is_killed_is_started_again(tmp_path: Path) -> None:
+    server = RestartingServer(config=config(tmp_path), setup=setup())
+    server.may_start.set()
+    with serving(server):
+        verdict = judged(server.url, "engine-kill")
+    assert (verdict.verdict, verdict.alert, verdict.lost) == ("passed", "EngineRestarted", 0), verdict
+    assert len(server.engines) == 2
+
+
+@contextmanager
+def kept(folder: Path) -> Iterator[str]:
+    """Give the URL of a server that keeps a store, and shows it in its metrics."""
+    metrics, own = Metrics(), config(folder)
+    with opened_store(ServerConfig(store=migrated_setting(folder)), metrics.registry) as store:
+        listener = bind(ServerConfig(port=0))
+        application = build(own, FakeEngine(), ByteTokenizer(), metrics, store=store)
+        with running(uvicorn.Config(application, log_config=None, lifespan="on"), listener):
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        assert store.database.failing == {}
+        assert store.writer.health().dropped == {}
+
+
+@pytest.mark.parametrize("name", ["store-away", "disk-full"])
+def test_a_store_that_fails_is_noticed_and_costs_no_answer(tmp_path: Path, name: str) -> None:
+    with kept(tmp_path) as url:
+        verdict = judged(url, name)
+    assert (verdict.verdict, verdict.alert, verdict.lost) == ("passed", "StoreDown", 0), verdict
+
+
+def test_a_fault_that_is_not_noticed_fails_the_drill(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where breakers are off, the proposer is not left out."""
+    monkeypatch.setattr(drill, "MOST_S", 0.2)
+    server = TableServer(config=config(tmp_path).model_copy(update={"breaker": "off"}), setup=setup())
+    with serving(server):
+        verdict = judged(server.url, "proposer-raise")
+    assert (verdict.verdict, verdict.safe_mode_s, verdict.outputs_equal) == ("failed", None, True), verdict
+
+
+def run(*words: str) -> tuple[int, dict[str, Any]]:
+    result = CliRunner().invoke(app, ["drill", *words, "--json"])
+    return result.exit_code, json.loads(result.stdout or "{}")
+
+
+def test_what_cannot_be_here_is_no_success(tmp_path: Path) -> None:
+    with kept(tmp_path) as url:
+        status, reply = run("run", "network-partition", "--server", url, "--drain")
+    assert status == UNPROVEN
+    [verdict] = reply["verdicts"]
+    assert verdict["verdict"].startswith("not here, because the server lacks a way to do it")
+
+
+def test_a_refusal_ends_the_run(tmp_path: Path) -> None:
+    with kept(tmp_path) as url:
+        assert run("run", "all", "--server", url) == (BAD_INPUT, {})
+    assert run("run", "none such") == (BAD_INPUT, {})
+
+
+def test_the_list_names_every_drill() -> None:
+    status, reply = run("list")
+    assert status == OK
+    assert [one["name"] for one in reply["drills"]] == [one.name for one in DRILLS]
+    assert "proposer-hang" in CliRunner().invoke(app, ["drill", "list"]).stdout

@@ -1,0 +1,88 @@
+"""The page of a forecast: complete in itself, with a band where seeds differ."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from prolepsis.engine.drafting.cost import flat_cost
+from prolepsis.lab.measure.arrivals import LatencyGoal
+from prolepsis.lab.rehearsal.forecast import LoadForecast, forecasts
+from prolepsis.lab.rehearsal.page import ForecastPage
+from prolepsis.lab.rehearsal.rehearsal import RehearsedServer
+from prolepsis.lab.rehearsal.trace import Trace, TraceLine
+from prolepsis.lab.virtual_engine.machine import LastCheck, Machine, ProposerCost
+
+MACHINE = Machine(
+    passes=flat_cost(),
+    expected=flat_cost(),
+    scatter=((0.9, 1.0, 1.3),) * 5,
+    proposers={"suffix": ProposerCost(free=True)},
+)
+LINES = tuple(TraceLine(at=0.05 * i, prompt=8, output=9) for i in range(6))
+
+
+@pytest.fixture(scope="module")
+def page() -> ForecastPage:
+    loads = [("1x", Trace(lines=LINES)), ("<b>2x</b>", Trace(lines=LINES).scaled(rate=2.0))]
+    setting, goal = RehearsedServer(machine=MACHINE), LatencyGoal()
+    by_seed = [forecasts(loads, replace(setting, seed=seed), goal) for seed in (1, 2, 3)]
+    return ForecastPage(
+        by_seed=by_seed,
+        trace="hour.jsonl",
+        machine_name="machine.json",
+        policy=None,
+        requests=LINES,
+        machine=MACHINE,
+        goal=goal,
+        price_per_hour=3.6,
+    )
+
+
+def test_the_page_needs_nothing_else_and_escapes_names(page: ForecastPage) -> None:
+    html = page.html()
+    assert not re.search(r"<script|<link|src=|url\(|@import", html)
+    assert "<b>2x</b>" not in html
+    assert "&lt;b&gt;2x&lt;/b&gt;" in html
+    for text in ("Forecast of hour.jsonl", "never checked", "lowest to highest of 3 seeds", "Rules to turn on"):
+        assert text in html
+    assert html.count('class="band b1"') == len(page.figures)
+
+
+def test_what_is_not_measured_or_was_checked_is_said(page: ForecastPage) -> None:
+    checks = {"auto": LastCheck(at=0.0, num_requests=9, errors={"a": 0.01, "b": -0.04, "c": 0.12})}
+    html = replace(page, machine=replace(MACHINE, published="an H100, by a table", checks=checks)).html()
+    assert "Not measured: an H100, by a table" in html
+    assert "4.0 % in the median figure, at most 12 %" in html
+    assert "Rules to turn on" not in replace(page, policy="policy.yaml").html()
+
+
+def test_a_chart_has_the_lowest_and_the_highest_of_all_seeds(page: ForecastPage) -> None:
+    whole = next(one for one in page.charts() if one.title == "end to end 50 %")
+    plain, _ = whole.lines
+    assert plain.band is not None
+    lowest, highest = plain.band
+    values = [1000.0 * pairs[0][0].percentiles["end to end"]["p50"] for pairs in page.by_seed]
+    assert (lowest[0], plain.values[0], highest[0]) == tuple(sorted(values))
+
+
+def test_the_table_has_ranges_and_what_a_million_tokens_cost(page: ForecastPage) -> None:
+    heading, rows = page.table()
+    assert [row[:2] for row in rows][::2] == [[rows[0][0], "off"], [rows[2][0], "off"]]
+    assert all(len(row) == len(heading) for row in rows)
+    first = page.by_seed[0][0][0]
+    paid, used = page.figures[-2:]
+    assert paid.read(first) == pytest.approx(1000.0 / first.tokens_per_second), "3.6 an hour are 0.001 a second"
+    assert used.read(first) == pytest.approx(1000.0 * first.device_s_per_token)
+    assert "\u00a0– " in rows[0][heading.index("end to end 50 % ms")]
+    assert replace(page, price_per_hour=None).table()[0][-2] == "a pass tokens"
+
+
+def test_seeds_that_disagree_where_it_stops_paying_are_both_named(page: ForecastPage) -> None:
+    def slower(one: LoadForecast) -> LoadForecast:
+        return replace(one, percentiles={"end to end": {"p50": 99.0}})
+
+    (plain, own), *rest = page.by_seed[0]
+    pays = [(plain, replace(own, percentiles={"end to end": {"p50": 1e-3}}))]
+    stops = [(plain, slower(own)), *rest]
+    assert replace(page, by_seed=[pays, stops]).end == "at none of these loads or 1x"

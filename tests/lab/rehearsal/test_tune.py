@@ -1,0 +1,84 @@
+"""A policy is tuned in rehearsals, and what is found goes through a rollout."""
+
+from dataclasses import replace
+
+import pytest
+
+from prolepsis.control.policy.check import check
+from prolepsis.control.policy.model import Policy
+from prolepsis.engine.drafting.cost import flat_cost
+from prolepsis.lab.measure.arrivals import LatencyGoal
+from prolepsis.lab.rehearsal.rehearsal import RehearsedServer
+from prolepsis.lab.rehearsal.trace import Trace
+from prolepsis.lab.rehearsal.tune import rolled_out, tune
+from prolepsis.lab.virtual_engine.machine import RehearsedSettings
+from tests.lab.rehearsal.test_rehearsal import MACHINE, line
+
+TRACE = Trace(lines=(line(0.0, tenant="a"), line(0.0, tenant="b"), line(0.1, tenant="b")))
+OFF = Policy.model_validate(
+    {
+        "default": {"mode": "off"},
+        "rules": [
+            {"name": "a", "match": {"tenant": "a"}, "mode": "off", "pinned": True},
+            {"name": "b", "match": {"tenant": "b"}, "mode": "off"},
+            {"name": "rare", "match": {"tenant": "c"}, "mode": "off"},
+        ],
+    }
+)
+
+
+def test_drafts_that_are_right_are_turned_on_but_not_where_a_rule_is_pinned() -> None:
+    tuning = tune(TRACE, RehearsedServer(machine=MACHINE, policy=OFF), "latency", LatencyGoal())
+    modes = {name: terms.mode for name, terms in tuning.best.policy.named_terms()}
+    assert modes == {"a": "off", "b": "on", "rare": "off", "default": "off"}
+    assert tuning.best.latency_s < tuning.trials[0].latency_s
+    assert not any(one.changed.startswith(("a:", "rare:", "default:")) for one in tuning.trials)
+
+
+def test_what_is_found_goes_through_a_rollout() -> None:
+    tuning = tune(TRACE, RehearsedServer(machine=MACHINE, policy=OFF), "latency", LatencyGoal())
+    policy = rolled_out(OFF, tuning.best.policy)
+    terms = dict(policy.named_terms())
+    assert terms["b"].rollout is not None
+    assert terms["b"].rollout.against is None, "it is compared with plain decoding"
+    assert [one.metric for one in terms["b"].guardrails] == ["latency_p95_ms", "error_rate"]
+    assert terms["a"].rollout is terms["default"].rollout is None
+    assert not [one for one in check(policy) if one.severity == "error"]
+
+
+def test_other_drafts_are_compared_with_those_before() -> None:
+    before = Policy.model_validate({"default": {"mode": "on", "num_speculative_tokens": 1}})
+    tuning = tune(TRACE, RehearsedServer(machine=MACHINE, policy=before), "latency", LatencyGoal())
+    terms = rolled_out(before, tuning.best.policy).default_terms
+    assert terms.num_speculative_tokens != 1
+    assert terms.rollout is not None
+    assert terms.rollout.against is not None
+    assert terms.rollout.against.changes == {"num_speculative_tokens": 1}
+
+
+@pytest.mark.parametrize("goal", ["latency", "cost", "goodput"])
+def test_drafts_that_cost_more_than_they_bring_are_turned_off(goal: str) -> None:
+    wrong = tuple(
+        replace(one, drafts={"suffix": tuple(draft._replace(path=()) for draft in one.drafts["suffix"])})
+        for one in TRACE.lines
+    )
+    slow = replace(MACHINE, passes=flat_cost(10.0, 8.0))  # and the engine expects drafts to cost nothing
+    tuning = tune(replace(TRACE, lines=wrong), RehearsedServer(machine=slow), goal, LatencyGoal(per_token_s=0.02))  # type: ignore[arg-type]
+    assert tuning.best.worth(goal) >= tuning.trials[0].worth(goal)  # type: ignore[arg-type]
+    assert "off" in {one.changed.removeprefix("default: ") for one in tuning.frontier} or goal != "latency"
+
+
+def test_more_places_are_found_where_requests_wait_for_one() -> None:
+    narrow = replace(MACHINE, engine=RehearsedSettings(max_requests=1))
+    crowd = Trace(lines=tuple(line(0.0, drafts=False) for _ in range(4)))
+    tuning = tune(crowd, RehearsedServer(machine=narrow), "latency", LatencyGoal())
+    assert tuning.settings["max_requests"] == 2
+
+
+def test_the_frontier_has_no_trial_that_another_one_beats() -> None:
+    tuning = tune(TRACE, RehearsedServer(machine=MACHINE, policy=OFF), "cost", LatencyGoal())
+    for one in tuning.frontier:
+        assert not any(
+            other.latency_s < one.latency_s and other.machine_s_per_million < one.machine_s_per_million
+            for other in tuning.trials
+        )

@@ -1,0 +1,59 @@
+"""What `prolepsis profile` shows of a curve."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from prolepsis.core.requests import SamplingDefaults
+from prolepsis.core.terminal.output import print_json
+from prolepsis.engine.commands.profile import Profile
+from prolepsis.engine.drafting.cost import CostCurve
+from prolepsis.engine.models.files.quality import MeasuredQuality
+from prolepsis.lab.profile import document, show
+
+SAMPLING = SamplingDefaults(temperature=0.2, top_p=0.9, source="catalogue")
+
+
+QUALITY = MeasuredQuality("m.gguf", "00ff", "int8", 0.012, 0.951, 12.34, 12.3, 20480, "texts", None)
+
+
+def found(fallback: str | None = None, quality: MeasuredQuality | None = None) -> Profile:
+    curve = CostCurve((1, 8), (64, 512), ((8.0, 10.0), (10.0, 11.0)))
+    return Profile(
+        "tiny", "lean (torch)", fallback, 2, "strict", "self-check", SAMPLING, Path("curve.json"), curve, quality
+    )
+
+
+def test_document_is_json_with_one_time_for_each_point(capsys: pytest.CaptureFixture[str]) -> None:
+    print_json(document(found()))
+    read = json.loads(capsys.readouterr().out)
+    assert read["curve"] == {"tokens": [1, 8], "contexts": [64, 512], "ms": [[8.0, 10.0], [10.0, 11.0]]}
+    assert (read["default_sampling"]["temperature"], read["default_sampling"]["source"]) == (0.2, "catalogue")
+    assert read["paying_loads"]["most"] == [4, 4]
+    assert (read["exactness"], read["fallback"], read["file"]) == ("strict", None, "curve.json")
+
+
+def test_show_gives_times_and_ratios(capsys: pytest.CaptureFixture[str]) -> None:
+    show(found("no C++ compiler on this machine"))
+    text = capsys.readouterr().out
+    for part in (
+        "lean (torch)",
+        "no C++ compiler",
+        "strict",
+        "8.00 (1.00x)",
+        "10.00 (1.25x)",
+        "11.00 (1.10x)",
+        "temperature 0.2",
+        "drafts can pay at all measured sizes: 4 at once, 512 tokens of context",
+    ):
+        assert part in text
+
+
+def test_quality_is_shown_if_it_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    show(found())
+    assert "not measured for this model file" in capsys.readouterr().out
+    show(found(quality=QUALITY))
+    assert "same likeliest token 95.1%" in capsys.readouterr().out
+    assert json.loads(json.dumps(document(found(quality=QUALITY)), default=str))["quality"]["kl"] == 0.012
+    assert document(found())["quality"] is None

@@ -1,0 +1,54 @@
+"""A machine that is fitted to steps takes what they took."""
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from prolepsis.engine.drafting.cost import CostCurve, flat_cost
+from prolepsis.lab.virtual_engine.machine import Machine, PassWork, ProposerCost
+from prolepsis.lab.virtual_engine.measure import MeasuredSteps, StepSample, fitted_machine
+
+TRUE = Machine(
+    passes=CostCurve((1, 8, 64, 512), (0, 8192), [(5.0, 9.0), (6.0, 10.0), (20.0, 24.0), (140.0, 144.0)]),
+    expected=flat_cost(),
+    logits_ms=0.05,
+    first_ms=2.0,
+    step_ms=0.3,
+    row_ms=0.02,
+    token_ms=0.03,
+    draft_ms=0.2,
+)
+
+
+def works(number: int) -> Iterator[PassWork]:
+    chance = random.Random(0)
+    for _ in range(number):
+        sequences = chance.randint(1, 24)
+        drafts = chance.randint(0, sequences)
+        prompt = chance.choice((0, 0, 0, 16, 100, 300))
+        logits = sequences + chance.randint(1, 8) * drafts
+        yield PassWork(logits + prompt, 200 * sequences, sequences, logits, drafts, prompt, chance.random() < 0.1)
+
+
+def test_passes_and_steps_are_found_again_behind_the_work_of_others() -> None:
+    chance, head = random.Random(1), ProposerCost(states_ms=0.4, state_ms=0.002, takes_states=True)
+    steps = []
+    for work in works(3000):
+        disturbed = 8.0 if chance.random() < 0.03 else 1.0
+        taken_ms = (head.states_ms + head.state_ms * work.num_fed) if work.num_fed else 0.0
+        pass_ms, host_ms = disturbed * TRUE.expected_pass_ms(work), TRUE.host_ms(work) + taken_ms
+        steps.append(StepSample(work, pass_ms, pass_ms + host_ms))
+    kinds = {"draft_head": ProposerCost(takes_states=True)}
+    machine = fitted_machine(replace(TRUE, proposers=kinds), flat_cost(4.0, 0.3), MeasuredSteps(steps))
+    for work in works(50):
+        mean = sum(machine.pass_ms(work, chance) for _ in range(2000)) / 2000
+        assert mean == pytest.approx(TRUE.expected_pass_ms(work) * (0.97 + 0.03 * 8.0), rel=0.2), "others' work counts"
+        assert machine.host_ms(work) == pytest.approx(TRUE.host_ms(work), rel=0.05)
+    assert machine.proposers["draft_head"].states_ms == pytest.approx(0.4, rel=0.05)
+
+
+def test_a_machine_that_served_nothing_takes_what_its_passes_do() -> None:
+    machine = fitted_machine(TRUE, TRUE.passes, MeasuredSteps())
+    assert machine.expected_pass_ms(PassWork(64, 0, 1, 64, 0, 0)) == pytest.approx(20.0, rel=0.1)
