@@ -8,11 +8,12 @@ from dataclasses import asdict, dataclass, fields
 from uuid import uuid4
 
 from sqlalchemy import Connection, delete, insert, select
-from sqlalchemy.exc import IntegrityError
 
 from prolepsis.control.cost.device_time import DeviceCost, DeviceTime
+from prolepsis.control.store import documents as of
+from prolepsis.control.store.documents import Documents, StoredDocument
+from prolepsis.control.store.tables import cost_periods
 from prolepsis.control.store.database import Database
-from prolepsis.control.store.tables import cost_periods, price_books
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,9 @@ class StoredPrices:
     taken_at: float  # Unix time in seconds
 
 
+_PRICES = Documents.of("prices", StoredPrices)
+
+
 def store_prices(connection: Connection, version: str, content: str) -> StoredPrices:
     """Store a book that is in use from now on, unless it is the newest already."""
     while True:
@@ -32,18 +36,13 @@ def store_prices(connection: Connection, version: str, content: str) -> StoredPr
         if newest is not None and newest.version == version:
             return newest
         stored = StoredPrices(newest.number + 1 if newest else 1, version, content, time.time())
-        try:
-            with connection.begin_nested():
-                connection.execute(insert(price_books), [asdict(stored)])
-        except IntegrityError:  # another replica was faster
-            continue
-        return stored
+        if _PRICES.add(connection, [StoredDocument(str(stored.number), stored, stored.taken_at, stored.number)]):
+            return stored  # else another replica was faster
 
 
 def stored_prices(connection: Connection, limit: int) -> list[StoredPrices]:
     """Return the price books, newest first."""
-    query = select(price_books).order_by(price_books.c.number.desc()).limit(limit)
-    return [StoredPrices(**row) for row in connection.execute(query).mappings()]
+    return [found.value for found in _PRICES.list(connection, order=of.version.desc(), limit=limit)]
 
 
 def store_periods(connection: Connection, replica: str, periods: Sequence[DeviceCost]) -> None:
