@@ -103,14 +103,13 @@ def test_a_text_whose_field_is_not_declared_is_left_out() -> None:
 
 def fields_of_logs() -> set[str]:
     """Return the names of the fields of our log lines."""
-    calls = (
-        node
-        for file in (ROOT / "src" / "prolepsis").rglob("*.py")
-        for node in ast.walk(ast.parse(file.read_text()))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
-    )
-    logged = (call for call in calls if isinstance(call.func.value, ast.Name) and call.func.value.id == "log")
-    return {keyword.arg for call in logged for keyword in call.keywords if keyword.arg and keyword.arg != "exc_info"}
+    found: set[str] = set()
+    for file in (ROOT / "src" / "prolepsis").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            match node:
+                case ast.Call(func=ast.Attribute(value=ast.Name(id="log")), keywords=keywords):
+                    found.update(keyword.arg for keyword in keywords if keyword.arg not in (None, "exc_info"))
+    return found
 
 
 def texts_of(schema: Any, described: Any, field: str, seen: set[str]) -> Iterator[str]:
