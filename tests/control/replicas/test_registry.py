@@ -121,7 +121,7 @@ async def test_engines_behind_a_front_door_are_shown_beneath_it() -> None:
     await theirs.registry.tick()
     store.time += 1.0
     await ours.registry.tick()
-    assert [one.engines for one in ours.registry.shown().replicas] == [[engine], []]
+    assert [one.engines for one in ours.registry.shown().replicas] == [(engine,), ()]
 
 
 async def test_a_row_of_another_version_of_the_software_is_left_out() -> None:

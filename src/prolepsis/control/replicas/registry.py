@@ -5,19 +5,20 @@ import os
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal, get_args
 from uuid import uuid4
 
 import structlog
 from prometheus_client import CollectorRegistry
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter, ValidationError, computed_field
 
 from prolepsis import __version__
+from prolepsis.control.replicas.commands import REPLICAS
 from prolepsis.control.store.replicas import ReplicaTable, SeenReplica
 from prolepsis.control.web.context import Context
 from prolepsis.control.web.feature import Feature
-from prolepsis.control.web.routes import WATCHERS, Route, Routes
+from prolepsis.control.web.routes import WATCHERS, shown
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.engine_client import EngineClient, EngineMember
 from prolepsis.core.errors import StoreUnavailable
@@ -55,24 +56,21 @@ class ReplicaFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaReply:
+class ReplicaReply(ReplicaFacts):
     """A server of this store."""
 
     replica: str
     here: bool
     """It is the one that answers."""
-    state: State
-    address: str
-    region: str
-    model: str
-    version: str
-    exact_group: str
-    """Replicas of one group continue each other's streams to the bit."""
-    group: ExactGroup
     started_at: float
     """Unix time in seconds, by the clock of the store."""
     seen_s_ago: float
-    engines: list[EngineMember]
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def exact_group(self) -> str:
+        """Replicas of one group continue each other's streams to the bit."""
+        return self.group.digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +83,7 @@ class ReplicasReply:
 
 
 _FACTS = TypeAdapter(ReplicaFacts)
+_NAMES = [field.name for field in fields(ReplicaFacts)]
 
 
 class ReplicaRegistry(Feature):
@@ -107,7 +106,7 @@ class ReplicaRegistry(Feature):
         """`clock`: Unix time in seconds."""
         self.replica = f"{socket.gethostname()}-{os.getpid()}-{uuid4().hex[:4]}"
         """Its name, which ends with it."""
-        self.routes = replica_routes(self)
+        self.routes = shown(REPLICAS.path, WATCHERS, REPLICAS.help, self.shown)
         self._table = table
         self._client = client
         self._address = address_of(config)
@@ -140,7 +139,9 @@ class ReplicaRegistry(Feature):
         found = [one for one in listed if one is not None]
         if not any(one.here for one in found):
             facts = self._facts()
-            found.append(_reply(self.replica, facts, facts.state, here=True, started_at=self._started, seen_s_ago=0.0))
+            known = {name: getattr(facts, name) for name in _NAMES}
+            here = ReplicaReply(**known, replica=self.replica, here=True, started_at=self._started, seen_s_ago=0.0)
+            found.append(here)
         return ReplicasReply(self._table.is_shared, found, self._fault)
 
     async def tick(self) -> None:
@@ -192,31 +193,14 @@ class ReplicaRegistry(Feature):
             return None
         seen_s_ago = 0.0 if here else seen.seen_s_ago + age_s
         state: State = "lost" if seen_s_ago >= LOST_S else facts.state
-        return _reply(seen.replica, facts, state, here=here, started_at=seen.started_at, seen_s_ago=seen_s_ago)
+        known = {**{name: getattr(facts, name) for name in _NAMES}, "state": state}
+        at = seen.started_at
+        return ReplicaReply(**known, replica=seen.replica, here=here, started_at=at, seen_s_ago=seen_s_ago)
 
     def _count(self) -> None:
         self._number.clear()
         for one in self.shown().replicas:
             self._number.labels(one.exact_group, one.state).inc()
-
-
-def _reply(
-    replica: str, facts: ReplicaFacts, state: State, *, here: bool, started_at: float, seen_s_ago: float
-) -> ReplicaReply:
-    return ReplicaReply(
-        replica=replica,
-        here=here,
-        state=state,
-        address=facts.address,
-        region=facts.region,
-        model=facts.model,
-        version=facts.version,
-        exact_group=facts.group.digest,
-        group=facts.group,
-        started_at=started_at,
-        seen_s_ago=seen_s_ago,
-        engines=list(facts.engines),
-    )
 
 
 def address_of(config: ServerConfig) -> str:
@@ -231,14 +215,3 @@ def feature(context: Context, is_draining: Callable[[], bool]) -> ReplicaRegistr
     return ReplicaRegistry(
         table, context.client, context.config, context.registry, is_draining=is_draining, clock=context.wall
     )
-
-
-def replica_routes(registry: ReplicaRegistry) -> Sequence[Route]:
-    """Return the route that shows the replicas."""
-    routes = Routes()
-
-    @routes.get("/admin/replicas", roles=WATCHERS, summary="Servers that share the store, and the engines behind them")
-    async def replicas() -> ReplicasReply:
-        return registry.shown()
-
-    return routes.all

@@ -1,12 +1,13 @@
 """Evidence from requests in shadow mode while serving, and /admin/shadow."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from prolepsis.control.rollout.commands import SHADOW
 from prolepsis.control.rollout.shadow import Estimate, ShadowEvidence, TrafficClassEvidence
 from prolepsis.control.web.feature import Feature
-from prolepsis.control.web.routes import READERS, Route, Routes
+from prolepsis.control.web.routes import READERS, shown
 from prolepsis.core.config import CANDIDATE_HEAD, DRAFT_HEAD
 from prolepsis.core.ended import RequestEnded
 from prolepsis.core.engine_client import EngineInfo
@@ -38,18 +39,29 @@ class ShadowProposer:
     """Share of the requests' time: accepted tokens, less the cost of drafting and verifying, over emitted tokens."""
 
 
-@dataclass(frozen=True, slots=True)
-class ShadowTrafficClass:
-    """All requests in shadow mode of one traffic class."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShadowFigures:
+    """All requests in shadow mode of a group."""
 
-    traffic_class: str
     num_requests: int
     num_tokens: int
     expected_speedup: Estimate | None
     """Tokens per second with speculation over without."""
     cost: Estimate | None
     """Share of the requests' time that drafting in shadow took."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShadowTrafficClass(ShadowFigures):
+    traffic_class: str
     proposers: list[ShadowProposer]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShadowRule(ShadowFigures):
+    """Of one rule of the policy; `default`: no rule matched."""
+
+    rule: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,20 +69,7 @@ class ShadowReply:
     version: str
     """Version of draft heads and policy that all figures belong to."""
     traffic_classes: list[ShadowTrafficClass]
-    rules: list["ShadowRule"]
-
-
-@dataclass(frozen=True, slots=True)
-class ShadowRule:
-    """All requests in shadow mode of one rule of the policy; `default`: no rule matched."""
-
-    rule: str
-    num_requests: int
-    num_tokens: int
-    expected_speedup: Estimate | None
-    """Tokens per second with speculation over without."""
-    cost: Estimate | None
-    """Share of the requests' time that drafting in shadow took."""
+    rules: list[ShadowRule]
 
 
 class ShadowFeature(Feature):
@@ -81,7 +80,7 @@ class ShadowFeature(Feature):
     def __init__(self, info: Callable[[], EngineInfo], policy: Callable[[], str] = str) -> None:
         """`info` names the draft heads, `policy` is the version in use: the evidence belongs to one of each."""
         self.evidence = ShadowEvidence()
-        self.routes = _routes(self)
+        self.routes = shown(SHADOW.path, READERS, SHADOW.help, self.shown)
         self._info = info
         self._policy = policy
 
@@ -98,43 +97,34 @@ class ShadowFeature(Feature):
             if is_measured and is_current and stats.mode.reason in _CONCLUSIVE:
                 self.evidence.add(request.traffic_class, stats, version)
 
-    @property
     def shown(self) -> ShadowReply:
-        """The evidence so far."""
-        classes = sorted(self.evidence.traffic_classes.items())
-        rules = [
-            ShadowRule(rule, one.saved.number, one.num_tokens, one.speedup, one.drafting.estimate)
-            for rule, one in sorted(self.evidence.rules.items())
-        ]
-        return ShadowReply(self.evidence.version, [_shown(name, one) for name, one in classes], rules)
-
-
-def _shown(name: str, one: TrafficClassEvidence) -> ShadowTrafficClass:
-    return ShadowTrafficClass(
-        traffic_class=name,
-        num_requests=one.saved.number,
-        num_tokens=one.num_tokens,
-        expected_speedup=one.speedup,
-        cost=one.drafting.estimate,
-        proposers=[
-            ShadowProposer(
-                proposer=proposer,
-                num_drafts=known.counts.num_drafts,
-                num_draft_tokens=known.counts.num_draft_tokens,
-                num_accepted=known.counts.num_accepted,
-                acceptance_rate=known.accepted.estimate,
-                saved=known.saved.estimate,
+        """Return the evidence so far."""
+        classes = [
+            ShadowTrafficClass(
+                **_figures(one),
+                traffic_class=name,
+                proposers=[
+                    ShadowProposer(
+                        proposer=proposer,
+                        num_drafts=known.counts.num_drafts,
+                        num_draft_tokens=known.counts.num_draft_tokens,
+                        num_accepted=known.counts.num_accepted,
+                        acceptance_rate=known.accepted.estimate,
+                        saved=known.saved.estimate,
+                    )
+                    for proposer, known in sorted(one.proposers.items())
+                ],
             )
-            for proposer, known in sorted(one.proposers.items())
-        ],
-    )
+            for name, one in sorted(self.evidence.traffic_classes.items())
+        ]
+        rules = [ShadowRule(**_figures(one), rule=rule) for rule, one in sorted(self.evidence.rules.items())]
+        return ShadowReply(self.evidence.version, classes, rules)
 
 
-def _routes(feature: ShadowFeature) -> Sequence[Route]:
-    routes = Routes()
-
-    @routes.get(SHADOW.path, roles=READERS, summary=SHADOW.help)
-    async def shadow() -> ShadowReply:
-        return feature.shown
-
-    return routes.all
+def _figures(one: TrafficClassEvidence) -> dict[str, Any]:
+    return {
+        "num_requests": one.saved.number,
+        "num_tokens": one.num_tokens,
+        "expected_speedup": one.speedup,
+        "cost": one.drafting.estimate,
+    }
