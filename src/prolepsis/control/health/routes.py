@@ -12,8 +12,7 @@ from prolepsis.control.health.breaker import Key, OperatorState, State
 from prolepsis.control.health.breaker_runtime import BreakerReply, BreakerRuntime, BreakersReply
 from prolepsis.control.health.drift import Status
 from prolepsis.control.health.drift_runtime import DriftReply, DriftRuntime, DriftStreamReply
-from prolepsis.control.health.eligibility import Judged
-from prolepsis.control.health.eligibility_runtime import EligibilityReply, EligibilityRuntime
+from prolepsis.control.health.eligibility import Eligibility, EligibilityReply, Judged
 from prolepsis.control.web.body_reader import read_body
 from prolepsis.control.web.caller import SignedIn
 from prolepsis.control.web.errors import RequestRefused
@@ -62,7 +61,7 @@ class HealthReply:
 def health_routes(
     breakers: BreakerRuntime,
     drift: DriftRuntime,
-    eligibility: EligibilityRuntime,
+    eligibility: Eligibility,
     proposers: Callable[[], Sequence[str]],
 ) -> Sequence[Route]:
     """Return the routes; `proposers` of the engine are those whose breakers may be set."""
@@ -72,8 +71,8 @@ def health_routes(
     async def health() -> HealthReply:
         states = {key: one.state for key, one in breakers.breakers.all.items()} if breakers.breakers is not None else {}
         streams = {key: one.status for key, one in drift.streams.all.items()} if drift.streams is not None else {}
-        gone, judged = drift.gone, eligibility.eligibility.judged
-        counted = {place[:2] for place in eligibility.eligibility.figures}
+        gone, judged = drift.gone, eligibility.judged
+        counted = {place[:2] for place in eligibility.figures}
         return HealthReply(
             [
                 ProposerHealth(
