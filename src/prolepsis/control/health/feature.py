@@ -71,15 +71,15 @@ class HealthFeature(Feature):
         return Keeper(LearnedTable(database, now), restore=self._restore, learned=self._learned, clock=self._clock)
 
     def _restore(self, learned: Learned) -> None:
-        if self.drift.streams is not None:
+        if self.drift.enabled:
             self.drift.streams.restore(learned.streams, self._clock())
             self.drift.benefits.restore(learned.benefits)
         self.eligibility.restore(learned.figures, learned.conditions)
         self.eligibility.follow_policy(again=True)
 
     def _learned(self) -> Learned:
-        streams = self.drift.streams.states() if self.drift.streams is not None else {}
-        return Learned(streams, self.drift.benefits.states(), self.eligibility.learned(), self.eligibility.judged)
+        streams, benefits = self.drift.streams.states(), self.drift.benefits.states()
+        return Learned(streams, benefits, self.eligibility.learned(), self.eligibility.judged)
 
 
 def _each(*verdicts: Callable[[], None]) -> None:
@@ -116,11 +116,17 @@ def feature(
     config, client, registry, emit = context.config, context.client, context.registry, context.emit
     version_of, least = partial(weights_of, client), config.breaker_min_acceptance
     settings = BreakerSettings(min_acceptance=least, acceptance_to_close=1.5 * least)
-    breakers = Breakers(settings, metrics_only=config.breaker == "metrics_only") if config.breaker != "off" else None
     breaker = BreakerRuntime(
-        breakers, plan.disable, registry, controls=controls, emit=emit, clock=context.monotonic, now=context.wall
+        Breakers(settings, metrics_only=config.breaker == "metrics_only"),
+        plan.disable,
+        registry,
+        controls=controls,
+        enabled=config.breaker != "off",
+        emit=emit,
+        clock=context.monotonic,
+        now=context.wall,
     )
-    streams = DriftStreams(version_of) if config.drift == "on" else None
+
     on_cliff = partial(breaker.trip, reason="cliff") if config.drift_cliff == "open_breaker" else None
     eligibility = Eligibility(
         version_of,
@@ -133,7 +139,14 @@ def feature(
     return HealthFeature(
         client.proposer_counts,
         breaker,
-        DriftRuntime(streams, registry, emit=emit, on_cliff=on_cliff, clock=context.monotonic),
+        DriftRuntime(
+            DriftStreams(version_of),
+            registry,
+            enabled=config.drift == "on",
+            emit=emit,
+            on_cliff=on_cliff,
+            clock=context.monotonic,
+        ),
         eligibility,
         proposers=lambda: client.info.proposers,
         clock=context.monotonic,

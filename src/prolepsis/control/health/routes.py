@@ -69,8 +69,8 @@ def health_routes(
 
     @routes.get("/admin/health", roles=READERS, summary="All verdicts on proposers, by proposer and traffic class")
     async def health() -> HealthReply:
-        states = {key: one.state for key, one in breakers.breakers.all.items()} if breakers.breakers is not None else {}
-        streams = {key: one.status for key, one in drift.streams.all.items()} if drift.streams is not None else {}
+        states = {key: breaker.state for key, breaker in breakers.breakers.all.items()}
+        streams = {key: stream.status for key, stream in drift.streams.all.items()}
         gone, judged = drift.gone, eligibility.judged
         counted = {place[:2] for place in eligibility.figures}
         return HealthReply(
@@ -93,7 +93,7 @@ def health_routes(
 
     @routes.put("/admin/breakers", roles=OPERATORS, summary="Set a breaker manually")
     async def set_breaker(body: Annotated[BreakerBody, read_body(BreakerBody)], caller: SignedIn) -> BreakerSetReply:
-        if breakers.breakers is None:
+        if not breakers.enabled:
             message = "Breakers are disabled; start the server with --breaker on or metrics_only."
             raise RequestRefused(message, code="breakers_off")
         known = proposers()
