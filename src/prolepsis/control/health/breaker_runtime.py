@@ -32,8 +32,7 @@ from prolepsis.core.telemetry.declare import counter, gauge
 OVERRIDDEN, OPENED = "breaker", "breaker_opened"
 """Kinds of controls: breakers that operators set, and breakers that opened by themselves."""
 NEWS_S = 60.0  # a breaker that opened on another replica longer ago is left to judge by itself
-_QUIET = ("backoff_elapsed", "recovered", "operator", "replaced")
-"""Reasons that are not logged as warnings."""
+_QUIET = ("backoff_elapsed", "recovered", "operator", "replaced")  # reasons that are not logged as warnings
 
 log = structlog.get_logger(__name__)
 

@@ -22,8 +22,7 @@ class Threshold(Part):
     """Bounds of a figure: from `min` on a traffic class becomes eligible, below `until` it no longer is."""
 
     min: Number
-    until: Number | None = None
-    """The class stays eligible until the figure is below this; None: `min`."""
+    until: Number | None = None  # the class stays eligible until the figure is below this; None: `min`
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -90,8 +89,7 @@ class DraftFigures(JsonValue):
     num_drafts: int
     drafted: float = 0.0
     accepted: float = 0.0
-    saved_s: float = 0.0
-    """Device time that the requests saved in which it drafted, over `tokens` output tokens."""
+    saved_s: float = 0.0  # device time that the requests saved in which it drafted, over `tokens` output tokens
     tokens: float = 0.0
 
     def add(self, counts: ProposerCounts, saved_s: float, num_tokens: int) -> None:
@@ -112,16 +110,13 @@ class Judged(JsonValue):
     """One condition for one traffic class: whether it holds now, and by which figure."""
 
     traffic_class: str
-    proposers: tuple[str, ...] | None
-    """Proposers of the rules that ask for it; None: all that are loaded."""
+    proposers: tuple[str, ...] | None  # proposers of the rules that ask for it; None: all that are loaded
     condition: str
     min: float
     until: float
-    value: float | None
-    """None: too few drafts were seen."""
+    value: float | None  # None: too few drafts were seen
     eligible: bool
-    versions: Mapping[str, str]
-    """Versions of the proposers by whose drafts it was judged."""
+    versions: Mapping[str, str]  # versions of the proposers by whose drafts it was judged
 
     @property
     def asked(self) -> "Asked":
@@ -129,8 +124,7 @@ class Judged(JsonValue):
         return self.proposers, self.condition, self.min, self.until
 
 
-Asked = tuple[tuple[str, ...] | None, str, float, float]
-"""Proposers, name of the condition, and its thresholds."""
+Asked = tuple[tuple[str, ...] | None, str, float, float]  # proposers, name of the condition, and its thresholds
 Conditions = Iterable[tuple[tuple[str, ...] | None, EligibilityTerms | None]]
 """Proposers and terms of the rules of a policy."""
 

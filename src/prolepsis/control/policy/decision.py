@@ -18,13 +18,11 @@ Source = Literal["policy", "caller", "shadow_percentage", "eligibility", "start"
 class SpeculationRequest:
     """The caller's request about speculation, which the caller's roles allow."""
 
-    mode: SpecMode = "auto"
-    """auto: as the policy says; always: verify every draft, whether or not it pays."""
+    mode: SpecMode = "auto"  # auto: as the policy says; always: verify every draft, whether or not it pays
     max_depth: int | None = None
     proposer: str | None = None
     emit: Emit | None = None
-    metrics: bool = False
-    """The reply shows figures of the request."""
+    metrics: bool = False  # the reply shows figures of the request
 
     @property
     def leaves_drafts_open(self) -> bool:

@@ -116,8 +116,7 @@ class LiveRollout:
         self.target = target
         self.others: tuple[StageEvidence | WindowEvidence, ...] = ()
         """Evidence of other replicas, and of earlier starts of this one."""
-        self.weights = ""
-        """Versions of the draft heads in use, among the heads that the rule may use."""
+        self.weights = ""  # versions of the draft heads in use, among the heads that the rule may use
         self._begin(state)
         self.take(state)
 

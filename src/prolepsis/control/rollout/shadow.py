@@ -125,8 +125,7 @@ class ShadowEvidence:
     def __init__(self) -> None:
         self.version = ""
         self.traffic_classes: dict[str, TrafficClassEvidence] = {}
-        self.rules: dict[str, TrafficClassEvidence] = {}
-        """By rule of the policy, all of its classes together."""
+        self.rules: dict[str, TrafficClassEvidence] = {}  # by rule of the policy, all of its classes together
 
     def add(self, traffic_class: str, stats: RequestStats, version: str) -> None:
         """Process a request in shadow that has ended; another version of draft heads or policy starts afresh."""

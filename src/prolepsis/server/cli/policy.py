@@ -46,8 +46,7 @@ app = command_group("Check, compare, explain, apply and roll back policies: whic
 
 PolicyPath = Annotated[Path, typer.Argument(metavar="FILE", help="policy in YAML")]
 _COLUMNS = {"findings": FINDINGS, "rollouts": ("rule", "stage", "expected")}
-_BOUNDS = ("shadow_percentage", "pinned", "guardrails", "rollout", "audit")
-"""Terms that callers cannot change."""
+_BOUNDS = ("shadow_percentage", "pinned", "guardrails", "rollout", "audit")  # terms that callers cannot change
 
 
 @app.command(epilog=EPILOG)
