@@ -27,7 +27,7 @@ from prolepsis.engine.drafting.proposers.prediction import PredictionProposer
 from prolepsis.engine.drafting.proposers.prompt_lookup import PromptLookupProposer
 from prolepsis.engine.drafting.proposers.suffix import SuffixProposer
 from prolepsis.engine.drafting.window import DraftWindow
-from prolepsis.engine.grammar.matcher import Matcher
+from prolepsis.engine.text.grammar.matcher import Matcher
 from prolepsis.lab.bench.provenance import provenance
 
 CONTEXTS = (256, 1024, 2048)

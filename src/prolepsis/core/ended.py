@@ -121,6 +121,15 @@ class RequestAbout:
     """Trace context of its own span; None: it carried no trace, and none was begun."""
 
     @property
+    def rollout_run(self) -> str:
+        """Empty without a rollout, as is the arm."""
+        return self.assignment.rollout_run if self.assignment else ""
+
+    @property
+    def arm(self) -> str:
+        return self.assignment.arm if self.assignment else ""
+
+    @property
     def age_s(self) -> float:
         """Seconds since it arrived; 0 if that is not known."""
         return time.monotonic() - self.arrived if self.arrived else 0.0

@@ -1,4 +1,4 @@
-"""Requests to the engine: prompt, sampling parameters, constraints (compiled by `engine.grammar`), speculation."""
+"""Requests to the engine: prompt, sampling parameters, constraints (compiled by `engine.text.grammar`), speculation."""
 
 import math
 from collections.abc import Callable

@@ -21,7 +21,7 @@ from prolepsis.core.terminal.config import Settings, listed
 from prolepsis.core.terminal.documents import print_reply
 from prolepsis.core.terminal.flags import configured
 from prolepsis.core.terminal.output import FAILED, OK, AsJson, note, stdout
-from prolepsis.engine.models.files.chat_tokenizer import ChatTokenizer
+from prolepsis.engine.text.tokenizer import ChatTokenizer
 from prolepsis.lab.bench.prompts import EncodedPrompt, Prompt, encode_prompts, load_prompts
 from prolepsis.server.cli.ask import TimedAnswer, ask, in_flight
 

@@ -12,8 +12,8 @@ from prolepsis.control.rollout.routes import RolloutsReply
 from prolepsis.control.rollout.runtime import RolloutView, audit_event
 from prolepsis.core.config import ServerConfig
 from prolepsis.core.telemetry.metrics import Metrics
-from prolepsis.server.auth.key_file import KeyFile, new_key
-from prolepsis.server.auth.keys import Keys
+from prolepsis.server.front.key_file import KeyFile, new_key
+from prolepsis.server.front.keys import Keys
 from tests.server.application import build
 from tests.server.documents import read
 from tests.server.fakes import ByteTokenizer, FakeEngine

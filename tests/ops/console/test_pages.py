@@ -19,7 +19,7 @@ from prolepsis.core.ended import End, RequestEnded
 from prolepsis.core.engine_client import EngineMember, PromptProgress
 from prolepsis.ops.console.dashboards import DASHBOARDS
 from prolepsis.ops.console.render import count
-from prolepsis.server.service_health import LEAST_REQUESTS
+from prolepsis.server.status.service_health import LEAST_REQUESTS
 from tests.core.telemetry.test_requests import ABOUT
 from tests.ops.console.browser import press, sign_in, token_of
 from tests.ops.console.scene import CHAT, POLICY, Scene, add_replica, key_with, scene

@@ -9,7 +9,7 @@ from prolepsis.control.rollout.routes import RolloutsReply
 from prolepsis.control.rollout.runtime import RolloutView
 from prolepsis.control.statistics.guardrail import GuardrailResult
 from prolepsis.control.traffic.feature import TrafficReply
-from prolepsis.control.web.drawing import Interval, interval
+from prolepsis.control.web.drawing import IntervalPlaces, interval
 from prolepsis.control.web.page import Act, FeaturePages, Page, PageRoute, Visit
 
 STATUS: Mapping[Phase, tuple[str, str]] = {
@@ -43,7 +43,7 @@ class GuardrailView:
     """One guardrail with its numbers and their places in a drawing."""
 
     result: GuardrailResult
-    places: Interval
+    places: IntervalPlaces
 
 
 async def _rollouts(visit: Visit) -> Page:

@@ -4,13 +4,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from prolepsis.control.rollout.shadow import Estimate, ShadowEvidence, TrafficClassEvidence
+from prolepsis.control.rollout.shadow import ShadowEvidence, TrafficClassEvidence
 from prolepsis.control.web.feature import Feature
 from prolepsis.control.web.routes import READERS, Route, Routes
 from prolepsis.core.config import CANDIDATE_HEAD, DRAFT_HEAD
 from prolepsis.core.ended import RequestEnded
 from prolepsis.core.engine_client import EngineInfo
 from prolepsis.core.reasons import EffectiveReason
+from prolepsis.core.traffic_sums import Interval
 
 _CONCLUSIVE: tuple[EffectiveReason, ...] = (
     "compared",
@@ -33,8 +34,8 @@ class ShadowProposer:
     num_draft_tokens: int
     num_accepted: int
     """Draft tokens that verification would have accepted."""
-    acceptance_rate: Estimate | None
-    saved: Estimate | None
+    acceptance_rate: Interval | None
+    saved: Interval | None
     """Share of the requests' time: accepted tokens, less the cost of drafting and verifying, over emitted tokens."""
 
 
@@ -44,8 +45,8 @@ class ShadowFigures:
 
     num_requests: int
     num_tokens: int
-    expected_speedup: Estimate | None  # tokens per second with speculation over without
-    cost: Estimate | None  # share of the requests' time that drafting in shadow took
+    expected_speedup: Interval | None  # tokens per second with speculation over without
+    cost: Interval | None  # share of the requests' time that drafting in shadow took
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +108,7 @@ class ShadowFeature(Feature):
 def _figures(seen: TrafficClassEvidence) -> dict[str, Any]:
     """Return the fields of `ShadowFigures`."""
     counts = {"num_requests": seen.saved.number, "num_tokens": seen.num_tokens}
-    return {**counts, "expected_speedup": seen.speedup, "cost": seen.drafting.estimate}
+    return {**counts, "expected_speedup": seen.speedup, "cost": seen.drafting.interval}
 
 
 def _proposers(seen: TrafficClassEvidence) -> list[ShadowProposer]:
@@ -117,8 +118,8 @@ def _proposers(seen: TrafficClassEvidence) -> list[ShadowProposer]:
             num_drafts=known.counts.num_drafts,
             num_draft_tokens=known.counts.num_draft_tokens,
             num_accepted=known.counts.num_accepted,
-            acceptance_rate=known.accepted.estimate,
-            saved=known.saved.estimate,
+            acceptance_rate=known.accepted.interval,
+            saved=known.saved.interval,
         )
         for proposer, known in sorted(seen.proposers.items())
     ]

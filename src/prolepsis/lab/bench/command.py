@@ -16,7 +16,7 @@ from prolepsis.core.requests import SamplingParams
 from prolepsis.core.terminal.config import Settings, listed
 from prolepsis.core.terminal.flags import configured
 from prolepsis.core.terminal.output import FAILED, note
-from prolepsis.engine.models.files.chat_tokenizer import ChatTokenizer
+from prolepsis.engine.text.tokenizer import ChatTokenizer
 from prolepsis.engine.timings import Timings
 from prolepsis.lab.bench.arms import ArmSetup, EngineArm, parse_arms
 from prolepsis.lab.bench.gates import judged, parse_gates

@@ -280,7 +280,7 @@ def show(
 
 
 def _findings(policy: Policy, document: Document) -> list[Finding]:
-    from prolepsis.server.openai.facts import KNOWN
+    from prolepsis.server.known import KNOWN
 
     return located(check_policy(policy, KNOWN), document)
 

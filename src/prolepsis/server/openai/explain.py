@@ -27,11 +27,12 @@ from prolepsis.core.errors import InvalidParameter
 from prolepsis.core.facts import RequestFacts
 from prolepsis.core.requests import SamplingDefaults
 from prolepsis.server.admission.load_shedding import DEFAULT_TIER, TierName
-from prolepsis.server.openai.bodies import ChatBody, CompletionBody, GenerationBody
-from prolepsis.server.openai.facts import GENERATION_ROUTES, request_facts, sampling_params
-from prolepsis.server.openai.prepared import RequestContext
+from prolepsis.server.known import GENERATION_ROUTES
 from prolepsis.server.openai.responses_bodies import ResponsesBody, to_chat
-from prolepsis.server.openai.speculation import requested_speculation
+from prolepsis.server.preparing.bodies import ChatBody, CompletionBody, GenerationBody
+from prolepsis.server.preparing.facts import request_facts, sampling_params
+from prolepsis.server.preparing.prepared import RequestContext
+from prolepsis.server.preparing.speculation import requested_speculation
 
 _SHAPES = dict(zip(("messages", "prompt", "input"), GENERATION_ROUTES, strict=True))
 """Endpoint by the field that only its bodies have."""
