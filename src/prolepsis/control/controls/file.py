@@ -31,8 +31,6 @@ class StoreCopy:
 
 @dataclass(frozen=True, slots=True, config=ConfigDict(extra="forbid"))
 class ControlsContent:
-    """The sections of the file."""
-
     local: Section = field(default_factory=dict)
     """Set on this machine, for its servers: by commands, and by servers without a store."""
     stores: Mapping[str, StoreCopy] = field(default_factory=dict)

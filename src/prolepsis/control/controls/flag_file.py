@@ -56,8 +56,6 @@ class _File(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class FlagSet:
-    """Flags that can be evaluated."""
-
     core: FlagdCore
     keys: frozenset[str]
     version: str  # `metadata.version` if the file has one, and a digest of the content
@@ -161,8 +159,6 @@ def _operators(rule: object) -> Iterator[str]:
 
 
 class FlagFile(LastGood[FlagSet]):
-    """Holds the last good set of flags of a file."""
-
     what = "flags"
 
     def _parse(self, text: str) -> FlagSet:

@@ -112,7 +112,6 @@ class FlagsFeature(Feature):
         return await self._provider.decide(key, facts) if self._provider is not None else None
 
     async def _reload(self) -> bool:
-        """Return whether the flags changed."""
         if self._file is None:
             return False
         before = self._file.value

@@ -256,7 +256,6 @@ async def _task_of(work: Coroutine[object, object, Replayed]) -> AsyncIterator[a
 
 
 def _mismatch(served: ServedRequest, first: SampleDifference) -> ReplayMismatch:
-    """Return the mismatch of a request, from the difference to report."""
     about = served.about
     return ReplayMismatch(
         at=time.time(),

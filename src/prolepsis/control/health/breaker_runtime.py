@@ -39,8 +39,6 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BreakerReply(BreakerFigures):
-    """A breaker now, with its figures."""
-
     state: State
     reason: Why  # why it is in its state; null where it is closed
     by: str  # the operator who set its state; empty: it decides itself

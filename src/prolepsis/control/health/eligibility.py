@@ -316,7 +316,6 @@ class Eligibility:
         return all(self._version_of(proposer) == version for proposer, version in judged.versions.items())
 
     def _current(self, traffic_class: str, proposers: tuple[str, ...] | None) -> Mapping[str, DraftFigures]:
-        """Return the figures of these proposers in a traffic class, of the versions in use."""
         return {
             name: figures
             for (name, version), figures in self._figures.get(traffic_class, {}).items()

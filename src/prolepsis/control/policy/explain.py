@@ -106,8 +106,6 @@ Outcome = Literal["matched", "no_match", "not_reached"]
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """The outcome of one rule."""
-
     rule: str
     outcome: Outcome
     why: str = ""  # the first condition that does not hold

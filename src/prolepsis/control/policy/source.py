@@ -22,8 +22,6 @@ SourceKind = Literal["file", "store", "none"]
 
 
 class PolicyFile(LastGood[Policy]):
-    """Holds the last good policy of a file."""
-
     what = "policy"
     kind: SourceKind = "file"
 

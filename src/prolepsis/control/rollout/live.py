@@ -51,8 +51,6 @@ def arm_of(key: str, rollout_id: str, canary: float, holdout: float = 0.05) -> A
 
 @dataclass(frozen=True, slots=True)
 class RolloutTarget:
-    """A rule that is rolled out."""
-
     rollout_id: str
     """RULE@DIGEST, of its conditions, its terms and the model: an edited rule is another rollout, and a rule that is
     put back continues its own."""

@@ -88,8 +88,6 @@ Kind = Literal[
 
 @dataclass(frozen=True, slots=True)
 class RolloutEvent(JsonValue):
-    """One change of a rollout."""
-
     at: float
     rollout_id: str
     policy_version: str

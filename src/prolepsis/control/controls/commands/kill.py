@@ -30,8 +30,6 @@ Reason = Annotated[str, typer.Option(help="shown in the log and by `kill status`
 
 
 def _add_turn(name: str, text: str, *, on: bool) -> None:
-    """Add the command that turns the switch on, or off."""
-
     @app.command(name, help=text, epilog=EPILOG)
     def turn(
         *,
