@@ -10,6 +10,7 @@ from prolepsis.control.policy.model import DEFAULT_RULE, Terms
 from prolepsis.core.ended import AssignedArm, Assignment
 from prolepsis.core.reasons import OffReason
 from prolepsis.core.requests import SpecMode
+from prolepsis.core.stats import Mode
 
 
 @pytest.mark.parametrize(
